@@ -212,8 +212,8 @@ pub trait Backend:
         rows: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Adds to each token's row that of its position: `rows[t] += table[positions[t]]`; `table: [positions,
-    /// width]`, longer than any sequence.
+    /// Adds to each token's row that of its position: `rows[t] += table[positions[t]]`;
+    /// `table: [positions, width]`, longer than any sequence.
     fn add_positions(
         &mut self,
         table: &Self::Vector,
@@ -272,9 +272,9 @@ pub trait Backend:
     /// Rotates the heads of each token's row by its position, in place: `heads: [T, row_width]`, a multiple
     /// of `rope.head_dim`.
     ///
-    /// With `angle(i) = position * inv_freqs[i]`, for the position that `rope.axes` selects, the pair `(a,
-    /// b)` becomes `magnitude * (a cos - b sin, a sin + b cos)`. Values of a head beyond `2 *
-    /// inv_freqs.len()` are unchanged.
+    /// With `angle(i) = position * inv_freqs[i]`, for the position that `rope.axes` selects, the pair
+    /// `(a, b)` becomes `magnitude * (a cos - b sin, a sin + b cos)`. Values of a head beyond
+    /// `2 * inv_freqs.len()` are unchanged.
     fn rope(
         &mut self,
         rope: &Rope<Self::Vector>,
@@ -390,8 +390,8 @@ pub trait Backend:
         Ok(())
     }
 
-    /// Computes the first half of a gated feed-forward network: `gate.output = f(gate * input) * (up *
-    /// input)`; `up.output` is scratch.
+    /// Computes the first half of a gated feed-forward network:
+    /// `gate.output = f(gate * input) * (up * input)`; `up.output` is scratch.
     fn linear_gated(
         &mut self,
         activation: Activation,

@@ -40,8 +40,8 @@ pub trait ExpertOperations: Memory {
         Ok(false)
     }
 
-    /// Multiplies each choice's row by the matrix of the chosen expert and adds that expert's bias: `output:
-    /// [n_choices, n_out]`. Weights of experts without rows are not read.
+    /// Multiplies each choice's row by the matrix of the chosen expert and adds that expert's bias:
+    /// `output: [n_choices, n_out]`. Weights of experts without rows are not read.
     fn experts_linear(
         &mut self,
         experts: &Linear<Self::Matrix, Self::Vector>,
@@ -50,8 +50,8 @@ pub trait ExpertOperations: Memory {
         output: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Sums the experts' outputs for each row, in the order of their rank: `output[r] = carried[r] + sum_i
-    /// weight[r][i] * choices[r, i]`; `choices: [n_choices, width]`, `output: [n_rows, width]`.
+    /// Sums the experts' outputs for each row, in the order of their rank:
+    /// `output[r] = carried[r] + sum_i weight[r][i] * choices[r, i]`; `choices: [n_choices, width]`, `output: [n_rows, width]`.
     fn combine(
         &mut self,
         routed: Routed<'_, Self>,
@@ -64,8 +64,8 @@ pub trait ExpertOperations: Memory {
 
 /// How the experts of a row are selected and weighted, given the row's logits `l[e]`.
 ///
-/// Scores are `s = softmax(l)` or `s[e] = sigmoid(l[e])`. The `n_used` experts with the largest `s[e] +
-/// choice_bias[e]` are selected, the first among equals, within the selected groups if there are groups. The
+/// Scores are `s = softmax(l)` or `s[e] = sigmoid(l[e])`. The `n_used` experts with the largest
+/// `s[e] + choice_bias[e]` are selected, the first among equals, within the selected groups if there are groups. The
 /// weight of a selected expert is `scale * expert_scales[e] * s[e]`, divided by the sum of the selected
 /// scores if `is_normalized`. A softmax over the selected logits alone equals the normalized softmax over
 /// all.

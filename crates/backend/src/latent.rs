@@ -17,8 +17,8 @@ use crate::{BackendError, Linear, Memory};
 )]
 pub trait LatentOperations: Memory {
     /// Multiplies each head's part of each row by the head's matrix; `heads` has `n_heads` of them,
-    /// concatenated: `output[r][h] = matrix[h] * input[r][h]`; `input: [n_rows, n_heads, n_in]`, `output:
-    /// [n_rows, n_heads, n_out]`. There is no bias.
+    /// concatenated: `output[r][h] = matrix[h] * input[r][h]`; `input: [n_rows, n_heads, n_in]`,
+    /// `output: [n_rows, n_heads, n_out]`. There is no bias.
     fn heads_linear(
         &mut self,
         heads: &Linear<Self::Matrix, Self::Vector>,

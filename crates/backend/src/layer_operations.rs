@@ -28,8 +28,8 @@ pub trait LayerOperations: Memory {
         rows: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Keeps only the part of each row above `cutoff` standard deviations over its mean, in place: `x =
-    /// max(x - (mean + cutoff * sqrt(variance)), 0)`, `[n_rows, width]`. The variance is the mean of the squared
+    /// Keeps only the part of each row above `cutoff` standard deviations over its mean, in place:
+    /// `x = max(x - (mean + cutoff * sqrt(variance)), 0)`, `[n_rows, width]`. The variance is the mean of the squared
     /// distances from the mean.
     fn cut_below(
         &mut self,
@@ -48,8 +48,8 @@ pub trait LayerOperations: Memory {
     ) -> Result<(), BackendError>;
 }
 
-/// An activation with learned parameters: `alpha_p x^2 + beta x` above 0, `alpha_n (exp(min(x, eps)) - 1 -
-/// x) + beta x` elsewhere.
+/// An activation with learned parameters: `alpha_p x^2 + beta x` above 0,
+/// `alpha_n (exp(min(x, eps)) - 1 - x) + beta x` elsewhere.
 ///
 /// Source: "Deriving Activation Functions Using Integration", Huang and Schlag 2024.
 #[derive(Clone, Copy, Debug, PartialEq)]

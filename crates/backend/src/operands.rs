@@ -119,8 +119,8 @@ pub struct Rope<V> {
     pub axes: RopeAxes,
 }
 
-/// The growth of a token's queries with its position `p`: by `1 + scale * ln(1 + floor((p + offset) /
-/// interval))`.
+/// The growth of a token's queries with its position `p`: by
+/// `1 + scale * ln(1 + floor((p + offset) / interval))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Temperature {
     /// Factor of the logarithm.
@@ -141,9 +141,9 @@ impl Temperature {
 /// Attention of one layer.
 ///
 /// For query position `p`, head `h` and its KV head `g = h / (n_heads / n_kv_heads)`, over positions `j` from
-/// `max(0, p + 1 - window)`, with chunks from `p - p % window`, to `p`: `s[j] = scale * dot(q[h], k[j][g]) -
-/// slopes[h] * |p - j|`, capped to `softcap * tanh(s / softcap)`; weights are `exp(s[j] - m) / (sum_j
-/// exp(s[j] - m) + exp(sinks[h] - m))`; the output is the weighted sum of `v[j][g]`. If the step sets
+/// `max(0, p + 1 - window)`, with chunks from `p - p % window`, to `p`:
+/// `s[j] = scale * dot(q[h], k[j][g]) - slopes[h] * |p - j|`, capped to `softcap * tanh(s / softcap)`; weights are
+/// `exp(s[j] - m) / (sum_j exp(s[j] - m) + exp(sinks[h] - m))`; the output is the weighted sum of `v[j][g]`. If the step sets
 /// [`ForwardBatch::last_seen`](crate::ForwardBatch::last_seen), causal attention ends at that position
 /// instead of `p`; [`ForwardBatch::window_seen`](crate::ForwardBatch::window_seen) replaces the window.
 /// Non-causal attention also sees positions after `p`: up to `p + window - 1`, or the last of the sequence.

@@ -101,8 +101,8 @@ pub enum DeltaDecays {
 
 /// The gated delta rule of one layer.
 ///
-/// For value head `h` with key head `g`, at each token, with `q` and `k` scaled to length 1 (`x /
-/// sqrt(sum(x^2) + 1e-6)`) and `q` divided by `sqrt(head_dim_k)`:
+/// For value head `h` with key head `g`, at each token, with `q` and `k` scaled to length 1
+/// (`x / sqrt(sum(x^2) + 1e-6)`) and `q` divided by `sqrt(head_dim_k)`:
 ///
 /// ```text
 /// decay = exp(a[h] * softplus(alpha[h] + dt_bias[h]))      rate = sigmoid(beta[h])

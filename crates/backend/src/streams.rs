@@ -23,8 +23,8 @@ pub trait StreamOperations: Memory {
         output: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Scales each other stream to the magnitude of the first: `others[r][i] *= sqrt(mean(first[r]^2)) /
-    /// sqrt(max(mean(others[r][i]^2), 1e-5))`.
+    /// Scales each other stream to the magnitude of the first:
+    /// `others[r][i] *= sqrt(mean(first[r]^2)) / sqrt(max(mean(others[r][i]^2), 1e-5))`.
     fn match_magnitudes(
         &mut self,
         shape: StreamsShape,
@@ -42,9 +42,9 @@ pub trait StreamOperations: Memory {
         others: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Corrects all streams by the result of a layer, which is in `first`. With the error `e = first[r] -
-    /// predicted[r]`: `first[r] = predicted[r] + (1 + factors[r][0]) * e` and `others[r][i] += (1 +
-    /// factors[r][1 + i]) * e`; `factors: [T, n + 1]`.
+    /// Corrects all streams by the result of a layer, which is in `first`. With the error
+    /// `e = first[r] - predicted[r]`: `first[r] = predicted[r] + (1 + factors[r][0]) * e` and
+    /// `others[r][i] += (1 + factors[r][1 + i]) * e`; `factors: [T, n + 1]`.
     fn correct_streams(
         &mut self,
         shape: StreamsShape,

@@ -207,8 +207,8 @@ impl Adding<'_> {
         });
     }
 
-    /// Adds the changes of the adapters to the sums of one or two tiles of a product, `[n_tokens,
-    /// PAIR_ROWS]`.
+    /// Adds the changes of the adapters to the sums of one or two tiles of a product,
+    /// `[n_tokens, PAIR_ROWS]`.
     pub(crate) fn add(
         &self,
         host: &Host,

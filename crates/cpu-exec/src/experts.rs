@@ -264,8 +264,8 @@ fn gather_blocks(host: &Host, routes: &Routes, from: &[ActivationBlock], to: &mu
 }
 
 /// Sums the choices of each row in the order of their rank; see
-/// [`ExpertOperations::combine`](tokenmill_backend::ExpertOperations::combine). `choices`: `[n_choices,
-/// width]`, sorted by expert; `out`: `[n_rows, width]`.
+/// [`ExpertOperations::combine`](tokenmill_backend::ExpertOperations::combine). `choices`:
+/// `[n_choices, width]`, sorted by expert; `out`: `[n_rows, width]`.
 ///
 /// # Panics
 /// If the shapes contradict each other.

@@ -43,8 +43,8 @@ impl<'a> LinearTarget<'a> {
     }
 }
 
-/// Writes `x` times the transpose of `matrix` to `out`: `x`: `[n_tokens, n_cols]`, `out`: `[n_tokens,
-/// n_rows]`.
+/// Writes `x` times the transpose of `matrix` to `out`: `x`: `[n_tokens, n_cols]`, `out`:
+/// `[n_tokens, n_rows]`.
 ///
 /// # Panics
 /// If the shapes contradict each other.
@@ -229,8 +229,8 @@ impl GatedProducts<'_> {
     }
 }
 
-/// Computes the first half of a gated feed-forward layer: `out = activation(x gateᵀ) * (x upᵀ)`, `[n_tokens,
-/// n_rows]`.
+/// Computes the first half of a gated feed-forward layer: `out = activation(x gateᵀ) * (x upᵀ)`,
+/// `[n_tokens, n_rows]`.
 ///
 /// # Panics
 /// If the shapes contradict each other.

@@ -7,9 +7,9 @@ use tokenmill_quant::CpuFeatures;
 
 use crate::simd::{Kernel, Simd, dispatch};
 
-/// Multiplies each `block` numbers of `row` with the Hadamard matrix, `h[i][j] = (-1)^popcount(i & j) /
-/// sqrt(block)`: the fast transform, `block * log2(block)` additions. The rotation is its own inverse, except
-/// for rounding.
+/// Multiplies each `block` numbers of `row` with the Hadamard matrix,
+/// `h[i][j] = (-1)^popcount(i & j) / sqrt(block)`: the fast transform, `block * log2(block)` additions.
+/// The rotation is its own inverse, except for rounding.
 ///
 /// # Panics
 /// If `block` is no power of two, or the row is no whole number of blocks.

@@ -61,8 +61,8 @@ impl Rgb {
         &self.bytes
     }
 
-    /// Returns its values, scaled to 0..1, minus the channel's mean, divided by its deviation: `[height,
-    /// width, 3]`.
+    /// Returns its values, scaled to 0..1, minus the channel's mean, divided by its deviation:
+    /// `[height, width, 3]`.
     pub fn normalized(&self, mean: [f32; 3], std: [f32; 3]) -> Vec<f32> {
         let channels = (0..3).cycle();
         let normalize =

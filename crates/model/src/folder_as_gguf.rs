@@ -34,7 +34,7 @@ impl FolderAsGguf {
         Self::open_with(folder, &HfConfig::open(&folder.join("config.json"))?)
     }
 
-    /// As [`Self::open`], with a configuration that was already read.
+    /// Does the same as [`Self::open`], with a configuration that was already read.
     pub(crate) fn open_with(folder: &Path, config: &HfConfig) -> Result<Self, LoadError> {
         let HfNetwork {
             descriptor,

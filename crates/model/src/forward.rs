@@ -416,7 +416,7 @@ impl<B: Backend> Halves<'_, B> {
         Ok(true)
     }
 
-    /// As [`Self::project_add_norm`], for [`Self::feed_forward`].
+    /// Does the same as [`Self::project_add_norm`], for [`Self::feed_forward`].
     fn feed_forward_add_norm(
         &self,
         backend: &mut B,

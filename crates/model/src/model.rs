@@ -274,7 +274,7 @@ pub fn build<B: Backend>(
     build_sharing(descriptor, source, backend, options, None, on_progress)
 }
 
-/// As [`build`], sharing weights that another network has loaded.
+/// Does the same as [`build`], sharing weights that another network has loaded.
 pub(crate) fn build_sharing<B: Backend>(
     descriptor: &Descriptor,
     source: &dyn WeightSource,
@@ -313,7 +313,7 @@ pub(crate) fn plan(
     plan_sharing(descriptor, source, backend, options, false)
 }
 
-/// As [`plan`], for a network that uses another one's embedding and head if it `shares` them.
+/// Does the same as [`plan`], for a network that uses another one's embedding and head if it `shares` them.
 pub(crate) fn plan_sharing(
     descriptor: &Descriptor,
     source: &dyn WeightSource,

@@ -265,8 +265,8 @@ impl RopeDescriptor {
         }
     }
 
-    /// Returns the divisors that converters write for [`RopeScaling::Llama3`], one per frequency, `[n_dims /
-    /// 2]`, computed in single precision as there. Empty for another scaling.
+    /// Returns the divisors that converters write for [`RopeScaling::Llama3`], one per frequency,
+    /// `[n_dims / 2]`, computed in single precision as there. Empty for another scaling.
     pub(crate) fn llama3_divisors(&self) -> Vec<f32> {
         let RopeScaling::Llama3 {
             factor,

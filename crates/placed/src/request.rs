@@ -96,7 +96,7 @@ impl PlacementRequest {
         self.placement_but(network, |_, _| {})
     }
 
-    /// As [`Self::placement`], with changes to single layers.
+    /// Does the same as [`Self::placement`], with changes to single layers.
     pub(crate) fn placement_but(
         &self,
         network: &NetworkShape,

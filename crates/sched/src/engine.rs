@@ -93,7 +93,7 @@ impl Engine {
         Self::start_both(config, move || Ok((make()?, None)))
     }
 
-    /// As [`Self::start_with`], with an optional draft model.
+    /// Does the same as [`Self::start_with`], with an optional draft model.
     fn start_both<X: Executor + 'static, E: Send + 'static>(
         config: EngineConfig,
         make: impl FnOnce() -> Result<(X, Option<Box<dyn Executor>>), E> + Send + 'static,
@@ -173,7 +173,7 @@ impl Engine {
         self.submit_buffered(tokens, params, self.inner.config.stream_buffer)
     }
 
-    /// As [`Self::submit`], for the first of several prompts: the queue must have room for all of them.
+    /// Does the same as [`Self::submit`], for the first of several prompts: the queue must have room for all of them.
     /// `n_further` is the number of other prompts, each with as many samples as this one, and
     /// `n_further_tokens` is the number of their tokens. They follow with [`Self::submit_further`].
     ///

@@ -136,14 +136,14 @@ impl Core {
         fetch.followers
     }
 
-    /// As [`Self::end_fetch`]; requests that waited with it look up their missing pages again.
+    /// Does the same as [`Self::end_fetch`]; requests that waited with it look up their missing pages again.
     fn end_and_look_again(&mut self, id: u64, now_us: u64) {
         for follower in self.end_fetch(id) {
             self.look_outside(follower, now_us);
         }
     }
 
-    /// As [`Self::end_fetch`]; requests that waited with it start too.
+    /// Does the same as [`Self::end_fetch`]; requests that waited with it start too.
     fn end_and_begin(&mut self, id: u64) {
         for follower in self.end_fetch(id) {
             self.accept(follower);

@@ -168,7 +168,7 @@ impl Arrival {
 }
 
 impl Arrival {
-    /// As [`LateMask::wait`], for the mask after `n_guessed` draft tokens. After a draft token that is not
+    /// Does the same as [`LateMask::wait`], for the mask after `n_guessed` draft tokens. After a draft token that is not
     /// allowed or ends the text, it returns an earlier token's mask: nothing in that row counts.
     fn wait_behind(&self, n_guessed: usize, words: &mut Vec<u32>) -> bool {
         let mut parcel = self.parcel.lock().expect(NOT_POISONED);

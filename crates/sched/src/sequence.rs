@@ -1,7 +1,7 @@
 //! [`Sequence`]: one row of text on its way through the scheduler.
 //!
-//! Facts about what a sequence still needs are derived here instead of stored. Invariant: `n_committed <=
-//! n_planned <= n_inputs()`, and its page tables reach `n_planned`.
+//! Facts about what a sequence still needs are derived here instead of stored. Invariant:
+//! `n_committed <= n_planned <= n_inputs()`, and its page tables reach `n_planned`.
 
 use std::{cmp::Reverse, ops::Range, sync::Arc};
 

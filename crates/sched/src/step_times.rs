@@ -41,7 +41,7 @@ struct Average {
 }
 
 impl Average {
-    /// As [`Average::add`], but once the average is trusted, a value counts at most as twice the average: a
+    /// Does the same as [`Average::add`], but once the average is trusted, a value counts at most as twice the average: a
     /// step that lost its processor for a while may take many times as long, which says nothing about the
     /// next one.
     ///

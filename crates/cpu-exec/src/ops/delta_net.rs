@@ -23,8 +23,8 @@ const EPS: f32 = 1e-6;
 /// queries and keys.
 const N_GROUPS: usize = 2;
 
-/// Applies the rule to each sequence's rows; see [`DeltaNet`]. `output`: `[n_tokens, n_v_heads *
-/// head_dim_v]`.
+/// Applies the rule to each sequence's rows; see [`DeltaNet`]. `output`:
+/// `[n_tokens, n_v_heads * head_dim_v]`.
 ///
 /// # Panics
 /// If the shapes contradict each other.

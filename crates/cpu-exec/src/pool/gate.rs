@@ -154,8 +154,8 @@ impl Gate {
 }
 
 /// The protocol under loom. Loom runs it in every order of its steps and with every value that the orderings
-/// allow a load to return: `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p
-/// tokenmill-cpu-exec --lib model`.
+/// allow a load to return:
+/// `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p tokenmill-cpu-exec --lib model`.
 ///
 /// The models failed for each of these mistakes, planted one at a time: a relaxed order in `publish`,
 /// `try_enter`, `leave` or the loop of `close`; either fence left out; no wake, or one without the lock; a

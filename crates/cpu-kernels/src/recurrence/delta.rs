@@ -24,8 +24,8 @@ pub struct DeltaRun<'a> {
     pub k: StridedRows<'a>,
     /// The columns of the values, `[n_tokens, n_groups * n_lanes]`.
     pub v: StridedRows<'a>,
-    /// The factors of the state's decay: one factor, or one for each row, `[n_tokens, 1]` or `[n_tokens,
-    /// head_dim_k]`.
+    /// The factors of the state's decay: one factor, or one for each row, `[n_tokens, 1]` or
+    /// `[n_tokens, head_dim_k]`.
     pub decays: StridedRows<'a>,
     /// The fraction of a value's error that is written, `[n_tokens, 1]`.
     pub rates: StridedRows<'a>,

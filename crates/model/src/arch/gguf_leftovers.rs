@@ -28,7 +28,7 @@ const KEYS: &[(&str, &[f64])] = &[
     ("decision.block_count", &[0.0]),
 ];
 
-/// As [`KEYS`], for networks with experts.
+/// Like [`KEYS`], for networks with experts.
 const EXPERT_KEYS: &[(&str, &[f64])] = &[
     ("interleave_moe_layer_step", &[0.0, 1.0]),
     ("leading_dense_block_count", &[0.0]),

@@ -294,7 +294,7 @@ impl HfConfig {
         Ok(())
     }
 
-    /// As [`Self::set_windows`], for configurations that must enable windows and give the first layer that
+    /// Does the same as [`Self::set_windows`], for configurations that must enable windows and give the first layer that
     /// has one.
     pub(super) fn set_windows_if_used(&self, descriptor: &mut Descriptor) -> Result<(), LoadError> {
         if !self.uses_windows(descriptor.layers.len())? {
@@ -493,7 +493,7 @@ impl HfConfig {
         Err(self.wrong(key.unwrap_or("hidden_act"), name))
     }
 
-    /// As [`Self::require_activation`], for classes that read only `hidden_activation` and ignore
+    /// Does the same as [`Self::require_activation`], for classes that read only `hidden_activation` and ignore
     /// `hidden_act`.
     pub(super) fn require_hidden_activation(
         &self,

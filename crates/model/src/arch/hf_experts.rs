@@ -143,7 +143,7 @@ impl HfConfig {
         Ok(())
     }
 
-    /// As [`Self::set_experts_behind_dense`], unless `mlp_layer_types` lists the kind of each layer.
+    /// Does the same as [`Self::set_experts_behind_dense`], unless `mlp_layer_types` lists the kind of each layer.
     pub(super) fn set_experts_by_kind(
         &self,
         descriptor: &mut Descriptor,

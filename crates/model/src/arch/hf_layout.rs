@@ -63,7 +63,7 @@ pub(crate) enum Change {
     /// Transposes the matrices of experts, which have inputs as rows unless they are quantized; outputs
     /// become the rows.
     TransposeExperts,
-    /// As [`Self::TransposeExperts`], if the matrices have that orientation: published folders and folders
+    /// Like [`Self::TransposeExperts`], if the matrices have that orientation: published folders and folders
     /// saved by transformers differ.
     TransposeExpertsIfNeeded,
     /// Separates the rows of each expert's gate and up, which alternate; all rows of the gate come first.

@@ -6,8 +6,9 @@
 //! y += shared(x), or sigmoid(w_shared x) * shared(x)
 //! ```
 //!
-//! If weights multiply the input, the sum is over `W_down[e] (f(weight[e] * W_gate[e] x) * (weight[e] *
-//! W_up[e] x))`. The weight of the linear factor can then be applied to the result, as above.
+//! If weights multiply the input, the sum is over
+//! `W_down[e] (f(weight[e] * W_gate[e] x) * (weight[e] * W_up[e] x))`. The weight of the linear
+//! factor can then be applied to the result, as above.
 //!
 //! If experts have narrower rows of their own, `x` is `W_latent_down x` for them, and their output is
 //! multiplied by `W_latent_up` before the shared network's part is added.

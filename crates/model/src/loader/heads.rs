@@ -31,7 +31,7 @@ impl<M: Memory> Loader<'_, M> {
         })
     }
 
-    /// As [`Self::heads`], with the rows of each head transposed. If they are quantized, the result is F32.
+    /// Does the same as [`Self::heads`], with the rows of each head transposed. If they are quantized, the result is F32.
     pub(crate) fn heads_transposed(
         &mut self,
         name: &str,

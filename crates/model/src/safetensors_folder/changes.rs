@@ -171,7 +171,7 @@ pub(super) fn map(entry: Entry, function: Box<dyn Fn(usize, f32) -> f32 + Send +
     Entry { info, bytes }
 }
 
-/// As [`map`], for the parts of a tensor.
+/// Does the same as [`map`], for the parts of a tensor.
 pub(crate) fn mapped(
     mut info: WeightInfo,
     bytes: Box<dyn ReadAt>,

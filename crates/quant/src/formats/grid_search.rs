@@ -55,8 +55,8 @@ impl<const D: usize> Grid<D> {
     /// Number of bits of a digit in a code.
     const BITS: usize = if D == 8 { 2 } else { 3 };
 
-    /// Builds the tables of a grid from its points as codes, with digit `i` in [`Self::BITS`] bits from `i *
-    /// BITS` on. The points nearby a code off the grid are those at its `n_distances` smallest distances.
+    /// Builds the tables of a grid from its points as codes, with digit `i` in [`Self::BITS`] bits from
+    /// `i * BITS` on. The points nearby a code off the grid are those at its `n_distances` smallest distances.
     pub(super) fn new(codes: &[u16], max_digit: u8, n_distances: usize) -> Self {
         let digits =
             |code: usize| std::array::from_fn(|i| (code >> (Self::BITS * i) & ((1 << Self::BITS) - 1)) as u8);

@@ -14,8 +14,8 @@ use crate::{Block, BlockParts, F16Bits, QuantBlock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockTQ1_0 {
-    /// Digit `k` of byte `i` is quant `32 * k + i` for the first 32 bytes (160 quants), and quant `160 + 16 *
-    /// k + i` for the last 16.
+    /// Digit `k` of byte `i` is quant `32 * k + i` for the first 32 bytes (160 quants), and quant
+    /// `160 + 16 * k + i` for the last 16.
     pub fives: [u8; 48],
     /// Digit `k` of byte `i` is quant `240 + 4 * k + i`.
     pub fours: [u8; 4],

@@ -244,7 +244,7 @@ impl PagePool {
         }
     }
 
-    /// As [`Self::release`], for a page that the sequence's next token does not see. Only a prompt that
+    /// Does the same as [`Self::release`], for a page that the sequence's next token does not see. Only a prompt that
     /// diverges from this one nearby can use it again, so it is evicted before pages at the end of sequences.
     pub(crate) fn release_left(&mut self, page: u32, ends_prompt: bool) {
         self.release(page);

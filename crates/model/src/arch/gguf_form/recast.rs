@@ -24,11 +24,11 @@ pub(crate) enum Recast {
     FourDims,
     /// Reorders the rows of the queries so that rope pairs are adjacent.
     NeighbouringQueries,
-    /// As [`Self::NeighbouringQueries`], for keys.
+    /// Like [`Self::NeighbouringQueries`], for keys.
     NeighbouringKeys,
     /// Splits each matrix: the first and the second half of its rows become separate tensors.
     Halves([&'static str; 2]),
-    /// As [`Self::Halves`], for the shared network, or for the dense network of a layer without experts.
+    /// Like [`Self::Halves`], for the shared network, or for the dense network of a layer without experts.
     SharedGateAndUp,
     /// Names the down matrix of such a network.
     SharedDown,
@@ -39,7 +39,7 @@ pub(crate) enum Recast {
     /// Reorders rows so that value heads sharing a key head are no longer adjacent. If there are rows beyond
     /// those of the values, the rows of queries and keys come first and stay.
     TiledRows,
-    /// As [`Self::TiledRows`], for columns.
+    /// Like [`Self::TiledRows`], for columns.
     TiledColumns,
     /// Multiplies by the embedding scale, for which files of the architecture have no key.
     EmbeddingScale,
@@ -180,7 +180,7 @@ pub(super) const DRAFT_NAMES: &[(&str, &str)] = &[
     ("shared_head.norm", "nextn.shared_head_norm"),
 ];
 
-/// As [`DRAFT_NAMES`], for folders that store the MTP layers as a separate network, `mtp`.
+/// Like [`DRAFT_NAMES`], for folders that store the MTP layers as a separate network, `mtp`.
 pub(super) const MTP_NAMES: &[(&str, &str)] = &[
     ("fc", "nextn.eh_proj"),
     ("embed_tokens", "nextn.embed_tokens"),
