@@ -10,6 +10,7 @@
 //! generation, and health answers without asking the engine.
 #![forbid(unsafe_code)]
 
+mod accept_queue;
 mod answer_body;
 pub mod anthropic;
 mod app;

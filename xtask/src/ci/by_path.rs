@@ -33,6 +33,7 @@ pub(super) const OF_SYSTEMS: &[&str] = &[
     "crates/hub/src/",
     "crates/quant/src/cpu_features.rs",
     "crates/quant/src/simd.rs",
+    "crates/server/src/accept_queue.rs",
     "crates/server/src/config.rs",
     "crates/server/src/endpoints/adapters.rs",
     "crates/server/src/kv_events/",
