@@ -131,7 +131,7 @@ pub fn document() -> String {
         ("POST /api/generate", ollama_generate()),
         (
             "`options` of /api/chat, /api/generate, /api/embed",
-            ollama::options::OPTIONS,
+            ollama::options::options(),
         ),
         ("POST /api/embed", ollama_embed()),
         ("POST /api/embeddings", ollama::embed::OLDER_FIELDS),
