@@ -149,7 +149,7 @@ pub(crate) async fn show(models: Models, mut call: Call) -> Result<Response, Api
         None => json!({
             "modelfile": format!("FROM {}", card.name),
             "parameters": "",
-            "license": "",
+            "license": license(card.facts),
             "template": "",
             "details": details(card.facts),
             "model_info": model_info(card.facts, None),
@@ -164,7 +164,7 @@ fn shown(app: &App) -> Value {
     json!({
         "modelfile": format!("FROM {}", app.model.model().name()),
         "parameters": "",
-        "license": "",
+        "license": license(app.model.model().facts()),
         "template": app.model.chat_template().unwrap_or_default(),
         "details": details(app.model.model().facts()),
         "model_info": model_info(app.model.model().facts(), Some(app.engine().limits())),
@@ -245,6 +245,12 @@ fn details(facts: Option<&ModelFacts>) -> Value {
     })
 }
 
+fn license(facts: Option<&ModelFacts>) -> &str {
+    facts
+        .and_then(|facts| facts.license.as_deref())
+        .unwrap_or_default()
+}
+
 /// A count of parameters as people write it.
 fn parameter_size(n_params: u64) -> String {
     match n_params as f64 {
@@ -271,6 +277,9 @@ fn model_info(facts: Option<&ModelFacts>, limits: Option<&ExecutorLimits>) -> Va
         let of_arch = |name: &str| format!("{}.{name}", facts.arch);
         info.insert("general.architecture".to_owned(), facts.arch.clone().into());
         info.insert("general.parameter_count".to_owned(), facts.n_params.into());
+        if let Some(license) = &facts.license {
+            info.insert("general.license".to_owned(), license.clone().into());
+        }
         let n_ctx = limits.map_or(facts.n_ctx_train, |limits| limits.n_ctx);
         info.insert(of_arch("context_length"), n_ctx.into());
         if let Some(limits) = limits {
