@@ -23,6 +23,7 @@ mod earlier_calls;
 mod effort;
 mod encoder_queue;
 mod endpoints;
+mod engine_error;
 mod error;
 mod error_table;
 pub mod fields;
