@@ -32,6 +32,7 @@ pub enum SamplerStep {
 }
 
 /// Describes a step as llama.cpp does.
+#[derive(Clone, Copy)]
 struct Described {
     step: SamplerStep,
     letter: char,
@@ -119,8 +120,8 @@ impl SamplerStep {
         self.described().letter
     }
 
-    fn described(self) -> &'static Described {
-        &STEPS[self as usize]
+    fn described(self) -> Described {
+        STEPS[self as usize]
     }
 }
 

@@ -21,6 +21,8 @@ pub(crate) fn generation_settings(params: &TextParams, n_ctx: usize, end_ids: &[
         .iter()
         .map(|(token, bias)| json!({ "token": token, "bias": bias }));
     let mut settings = of_sampling(sampling);
+    let steps = sampling.order.as_deref().unwrap_or(&SamplerStep::DEFAULT_ORDER);
+    settings["samplers"] = steps.iter().map(|step| step.name()).collect();
     settings["logit_bias"] = biases.collect();
     settings["n_ctx"] = n_ctx.into();
     settings["n_predict"] = params.max_tokens.map_or(-1, i64::from).into();
@@ -62,9 +64,6 @@ fn of_sampling(sampling: &SamplingParams) -> Value {
         "mirostat": mirostat.map_or(0, |mirostat| mirostat.version.number()),
         "mirostat_tau": mirostat.map_or(Mirostat::DEFAULT_TARGET, |mirostat| mirostat.target),
         "mirostat_eta": mirostat.map_or(Mirostat::DEFAULT_RATE, |mirostat| mirostat.rate),
-        "samplers": (sampling.order.as_deref().unwrap_or(&SamplerStep::DEFAULT_ORDER).iter())
-            .map(|step| step.name())
-            .collect::<Vec<_>>(),
         "n_keep": 0,
         "n_discard": 0,
         "n_probs": sampling.n_logprobs.unwrap_or(0),
@@ -104,6 +103,10 @@ mod tests {
             json!([])
         );
         let settings = generation_settings(&params(true), 8, &[2]);
+        assert_eq!(
+            (&settings["samplers"][0], &settings["dry_base"]),
+            (&json!("penalties"), &json!(1.75))
+        );
         assert_eq!(settings["logit_bias"], json!([{ "token": 2, "bias": null }]));
         assert_eq!(
             (&settings["n_predict"], &settings["n_ctx"]),
