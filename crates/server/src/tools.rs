@@ -175,6 +175,7 @@ impl Tools {
         ignored: &IgnoredTools,
     ) -> Result<Self, ApiError> {
         let mut names = HashSet::new();
+        let mut values = ValueBudget::default();
         let mut list = Vec::new();
         for (path, value) in tools {
             if value.is_null() {
