@@ -137,6 +137,7 @@ pub fn document() -> String {
         ("POST /api/embeddings", ollama::embed::OLDER_FIELDS),
         ("POST /api/show", ollama::embed::SHOW_FIELDS),
         ("POST /api/pull", ollama::embed::PULL_FIELDS),
+        ("DELETE /api/delete", ollama::embed::DELETE_FIELDS),
     ] {
         page.push_str("\n## ");
         page.push_str(title);
