@@ -65,6 +65,19 @@ pub struct Dry {
     pub breakers: Vec<u32>,
 }
 
+/// Returns DRY as it is off, with llama.cpp's base, length and window, and without breakers.
+impl Default for Dry {
+    fn default() -> Self {
+        Self {
+            multiplier: 0.0,
+            base: 1.75,
+            allowed_length: 2,
+            last_n: u32::MAX,
+            breakers: Vec::new(),
+        }
+    }
+}
+
 impl Default for SamplingParams {
     fn default() -> Self {
         Self {
@@ -91,6 +104,19 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
+    /// Returns llama.cpp's defaults.
+    ///
+    /// Source: llama.cpp, `common/common.h`.
+    pub fn llama_cpp() -> Self {
+        Self {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            ..Self::default()
+        }
+    }
+
     /// Returns whether the likeliest token is always taken.
     pub fn is_greedy(&self) -> bool {
         !self.goes_by_steps() && (self.temperature == 0.0 || self.top_k == 1)

@@ -535,6 +535,12 @@ pub enum Error {
         /// Why.
         source: SessionError,
     },
+    /// The system starts no further thread.
+    #[error("cannot start a thread: {source}")]
+    Thread {
+        /// Cause of the error.
+        source: io::Error,
+    },
     /// The engine refused the request or failed at it.
     #[error(transparent)]
     Engine(#[from] EngineError),

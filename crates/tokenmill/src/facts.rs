@@ -58,6 +58,8 @@ pub struct ModelFacts {
     pub n_ctx_train: usize,
     /// What it was made for.
     pub task: Task,
+    /// Its license, as `general.license` says it: most often an SPDX identifier.
+    pub license: Option<String>,
 }
 
 impl ModelFacts {
@@ -90,8 +92,15 @@ impl ModelFacts {
             main_type: said_type(network).unwrap_or(most),
             n_ctx_train: descriptor.n_ctx_train,
             task: Task::of(network),
+            license: said_license(network),
         }
     }
+}
+
+/// Reads `general.license`.
+fn said_license(network: &Network) -> Option<String> {
+    let license = network.gguf()?.metadata().str("general.license").ok()?;
+    Some(license.to_owned())
 }
 
 /// The kind of file that `general.file_type` says.

@@ -33,6 +33,7 @@ pub(super) const OF_SYSTEMS: &[&str] = &[
     "crates/hub/src/",
     "crates/quant/src/cpu_features.rs",
     "crates/quant/src/simd.rs",
+    "crates/server/src/accept_queue.rs",
     "crates/server/src/config.rs",
     "crates/server/src/endpoints/adapters.rs",
     "crates/server/src/kv_events/",
@@ -186,6 +187,17 @@ pub(super) const STEPS: &[Step] = &[
         needs: &[PYTHON, Need::Program("npm", "npm")],
         run: || end_to_end("agents"),
     },
+    // The suite comes out of a source package on PyPI; without it the step says that it was skipped.
+    Step {
+        name: "llama.cpp's server tests",
+        paths: &[
+            "crates/cli/src/commands/serve*",
+            "crates/server/src/",
+            "tests/e2e/llama_cpp/",
+        ],
+        needs: &[PYTHON],
+        run: || script("tests/e2e/llama_cpp/run", &[]),
+    },
     Step {
         name: "Python package",
         paths: &[
@@ -260,11 +272,16 @@ fn lab(args: &[&str]) -> anyhow::Result<()> {
 
 /// Runs a part of the end-to-end tests with the program that the tests were built with.
 pub(super) fn end_to_end(part: &str) -> anyhow::Result<()> {
-    let status = Command::new(crate::workspace_root().join("tests/e2e/run"))
-        .arg(part)
+    script("tests/e2e/run", &[part])
+}
+
+/// Runs a script of the repository.
+fn script(path: &str, args: &[&str]) -> anyhow::Result<()> {
+    let status = Command::new(crate::workspace_root().join(path))
+        .args(args)
         .status()
-        .context("cannot run tests/e2e/run")?;
-    ensure!(status.success(), "the end-to-end tests of {part} failed");
+        .with_context(|| format!("cannot run {path}"))?;
+    ensure!(status.success(), "{path} {} failed", args.join(" "));
     Ok(())
 }
 

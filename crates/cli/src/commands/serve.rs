@@ -40,6 +40,7 @@ mod model_flags;
 mod models;
 mod models_file;
 mod models_folder;
+mod pulled_models;
 mod request_defaults;
 mod running;
 mod seats;

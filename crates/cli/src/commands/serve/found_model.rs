@@ -118,7 +118,7 @@ impl NamedLoader {
 }
 
 /// A text in which paths are their last part alone.
-fn without_folders(text: String, paths: &[PathBuf]) -> String {
+pub(super) fn without_folders(text: String, paths: &[PathBuf]) -> String {
     let folders = paths.iter().filter_map(|path| path.parent());
     let folders = folders.filter(|folder| folder.components().next().is_some());
     folders.fold(text, |text, folder| {

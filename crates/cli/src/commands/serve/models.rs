@@ -17,7 +17,7 @@ use tokenmill::{
     text::without_mark,
 };
 use tokenmill_server::{
-    KeepAlive, ModelLimits, ModelSpec, Models, ServerConfig,
+    KeepAlive, Listen, ModelLimits, ModelSpec, Models, ServerConfig,
     models::{ModelFolder, Role},
     near_names,
 };
@@ -46,6 +46,9 @@ pub(super) struct SeveralArgs {
     /// list or an unknown name is asked for
     #[arg(long, value_name = "DIR")]
     models_dir: Option<PathBuf>,
+    /// Let clients of Ollama's API download models into --models-dir (`/api/pull`) and remove models of it (`/api/delete`)
+    #[arg(long, requires = "models_dir")]
+    manage_models: bool,
     /// Serve a model that makes embeddings next to the others; requests for embeddings that name no model are for it
     #[arg(long, value_name = "MODEL")]
     embedding_model: Option<PathBuf>,
@@ -70,6 +73,11 @@ impl SeveralArgs {
     /// Whether a file or a folder says which models there are.
     pub(super) fn lists_models(&self) -> bool {
         self.models.is_some() || self.models_dir.is_some()
+    }
+
+    /// Whether clients may download and remove models.
+    pub(super) fn is_managed(&self) -> bool {
+        self.manage_models
     }
 
     /// Whether models are to come and go.
@@ -148,6 +156,15 @@ pub(super) fn several(
     }
     // What is of one model is not of those that come.
     let is_for_any = args.served_model_name.is_empty() && flags_of_one(args).all(|(is_given, ..)| !is_given);
+    if several.manage_models && !is_for_any {
+        return Err(
+            Failure::usage("`--manage-models` cannot be used with options for one model")
+                .hint("leave out --served-model-name, and options that name a file of one model"),
+        );
+    }
+    if several.manage_models {
+        warn_of_managers(&config);
+    }
     let watched = folder.filter(|_| is_for_any);
     let watched = watched.map(|folder| -> Box<dyn ModelFolder> { Box::new(folder.knowing(&specs)) });
     let budget = limits.budget_bytes;
@@ -172,6 +189,23 @@ pub(super) fn several(
         "models come and go"
     );
     Ok(models)
+}
+
+/// Warns if others than the users of this machine may download and remove models.
+fn warn_of_managers(config: &ServerConfig) {
+    let is_local = match &config.listen {
+        Listen::Tcp(address) => address.ip().is_loopback(),
+        #[cfg(unix)]
+        Listen::Unix(_) => true,
+    };
+    if !is_local {
+        let who = if config.api_keys.is_open() {
+            "anybody who reaches this address"
+        } else {
+            "whoever has a key"
+        };
+        tracing::warn!("{who} may download models and remove those of --models-dir");
+    }
 }
 
 /// Has a model loaded at the start and stay.
