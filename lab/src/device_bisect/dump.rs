@@ -11,6 +11,8 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokenmill_cuda_exec::{LaunchShape, RecordedArgument, RecordedBuffer, RecordedLaunch};
 
+use crate::ptx::hex;
+
 /// Room for the line of JSON.
 const HEAD_BYTES: usize = 1 << 16;
 
@@ -40,7 +42,7 @@ pub(super) fn write(path: &Path, launch: &RecordedLaunch, most_bytes: usize) -> 
         json!({
             "bytes": contents[index].len(),
             "is_here": is_kept[index],
-            "sha256": format!("{:x}", Sha256::digest(contents[index])),
+            "sha256": hex(&Sha256::digest(contents[index])),
         })
     };
     let buffers = launch.buffers.iter().enumerate().map(|(index, buffer)| {
