@@ -16,25 +16,26 @@ use crate::{
 /// A finished sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// Its text; neither a stop string nor an end-of-text token is part of it, and neither reasoning nor calls.
+    /// The text, without reasoning, calls, stop strings and end-of-text tokens.
     pub text: String,
-    /// What the model thought before, where its format tells.
+    /// The reasoning before the text, if the model's format marks it.
     pub reasoning: String,
-    /// Tools that it calls.
+    /// The tool calls.
     pub calls: Vec<ToolCall>,
-    /// The call within which a limit of tokens, or its reader, cut it. Its arguments are the beginning of a JSON object, or empty.
+    /// The call that a token limit or the reader cut off. Its arguments are the beginning of a JSON object,
+    /// or empty.
     pub cut_call: Option<ToolCall>,
     /// The tokens of that text.
     pub tokens: Vec<ScoredToken>,
     /// Why it ended.
     pub finish: FinishReason,
-    /// The stop string that ended it, as its place in the request's list.
+    /// The stop string that ended it, as an index into the request's list.
     pub stopped_by: Option<usize>,
-    /// What it took.
+    /// The tokens that the request used.
     pub usage: Usage,
     /// Tokens of the reasoning, which `usage` counts too.
     pub reasoning_tokens: usize,
-    /// How long that took.
+    /// How long the request took.
     pub timings: Timings,
 }
 
@@ -56,7 +57,7 @@ impl Answer {
 /// A call of a tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolCall {
-    /// What its result is sent back with.
+    /// The id that the caller sends back with the result.
     pub id: String,
     /// The tool.
     pub name: String,
@@ -180,7 +181,7 @@ impl TextStream {
     }
 }
 
-/// What came of each sample so far, for callers that read the events of a stream themselves.
+/// Collects the events of each sample so far, for callers that read a stream themselves.
 #[derive(Debug)]
 pub struct Gathered(Vec<SoFar>);
 

@@ -23,7 +23,7 @@ const MAX_TOKENS: usize = 256;
 /// Steps between the ids of neighbouring tokens: spread over the vocabulary, so that they choose different experts.
 const ID_STRIDE: usize = 7919;
 
-/// What a step that is measured is made of.
+/// The composition of a measured step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// A token for each of so many sequences.

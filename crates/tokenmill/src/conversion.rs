@@ -31,7 +31,7 @@ pub struct Conversion {
     importance: Option<ImportanceMatrix>,
 }
 
-/// What of a folder becomes a file.
+/// The part of a folder that becomes a file.
 enum Source {
     /// The network that writes.
     Network {
@@ -86,7 +86,7 @@ const PROBES: [(&str, &str); 6] = [
     ("line breaks and tabs", "done.\n\n\tx = 1;\r\nend"),
 ];
 
-/// What tokenizers may cut differently where each of [`PROBES`] comes out the same.
+/// Texts that tokenizers may still cut differently if they agree on all of [`PROBES`].
 const MIXED_PROBES: [&str; 2] = [
     "Hello world! It's 12345 apples, naïve café — 東京 \u{1f600}  done.\n\n\tx = 1;",
     " leading space, UPPER lower 3.14 ''quotes''\r\nend ",
@@ -95,7 +95,7 @@ const MIXED_PROBES: [&str; 2] = [
 /// Texts that a file's tokenizer cuts otherwise than the folder's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenDifferences {
-    /// What is in the texts, in words.
+    /// The contents of the texts, in words.
     pub texts: Vec<&'static str>,
     /// Whether another pre-tokenizer may cut them rightly: of other kinds of tokenizers a file says everything but these texts.
     pub depends_on_pre: bool,

@@ -22,11 +22,11 @@ pub struct DraftFacts {
     pub is_own_layer: bool,
 }
 
-/// What guesses tokens, loaded next to its model.
+/// A loaded draft model or layer, which guesses tokens for a model.
 pub struct LoadedGuesser {
-    /// What computes it.
+    /// Computes the guesses.
     pub(crate) executor: Box<dyn Executor + Send>,
-    /// What is told of it.
+    /// The facts that are reported about it.
     pub(crate) facts: DraftFacts,
 }
 

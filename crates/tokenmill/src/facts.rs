@@ -9,7 +9,7 @@ use tokenmill_convert::Preset;
 use tokenmill_gguf::GgufFile;
 use tokenmill_model::{Model as Network, PooledOutput};
 
-/// What a model was made for.
+/// The task that a model was made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
     /// To continue texts.
@@ -40,7 +40,7 @@ fn has_rank_prompt(network: &Network) -> bool {
     metadata.is_some_and(|metadata| metadata.get("tokenizer.chat_template.rerank").is_some())
 }
 
-/// What a model's files say of it.
+/// The facts that a model's files state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ModelFacts {
@@ -56,7 +56,7 @@ pub struct ModelFacts {
     pub main_type: &'static str,
     /// Positions that it was made for.
     pub n_ctx_train: usize,
-    /// What it was made for.
+    /// The task that it was made for.
     pub task: Task,
     /// Its license, as `general.license` says it: most often an SPDX identifier.
     pub license: Option<String>,

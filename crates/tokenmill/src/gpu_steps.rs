@@ -33,7 +33,7 @@ impl GpuSteps {
         }
     }
 
-    /// What [`Self::from_json`] reads.
+    /// Writes the thresholds in the form that [`Self::from_json`] reads.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn to_json(self) -> Value {
         json!({ "decode": self.decode, "prompts": self.prompts })

@@ -36,7 +36,7 @@ pub enum ModelSource {
     Folder(PathBuf),
 }
 
-/// What a chat needs besides tokens, from a GGUF file's metadata or a folder's JSON files.
+/// The inputs of a chat besides tokens, from a GGUF file's metadata or a folder's JSON files.
 #[derive(Debug, Default)]
 pub struct ChatFiles {
     /// The chat template.
@@ -188,7 +188,7 @@ impl ModelSource {
         Ok(Some(text))
     }
 
-    /// What a chat needs; `gguf` is the file of this source, where it is one.
+    /// Reads the inputs of a chat; `gguf` is the file of this source, if it has one.
     ///
     /// # Errors
     /// Metadata of the wrong type, or a file that is not JSON.
@@ -246,8 +246,9 @@ impl ModelSource {
         }
     }
 
-    /// What to call it. A folder of Hugging Face's cache is named for a commit, so its repository is its name; a file of Ollama's folder
-    /// for its bytes, so it has Ollama's name where that can be found (with the feature `hub`).
+    /// Returns the model's display name. A folder of Hugging Face's cache is named for a commit, so this
+    /// returns the name of its repository. A file in Ollama's folder is named for its bytes, so this returns
+    /// Ollama's name if it can be found (with the feature `hub`).
     pub fn name(&self) -> String {
         let path = self.path();
         if let Some(repository) = repository_of_snapshot(path) {

@@ -25,11 +25,11 @@ pub(crate) struct Mtp<'a> {
     path: Option<&'a Path>,
 }
 
-/// What is known of a network's layer for further tokens before it is loaded.
+/// The facts about a network's MTP layer that are known before it is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MtpPlan {
-    /// What it takes on the CPU, next to the network.
+    /// The memory that it takes on the CPU, next to the network.
     pub memory: MemoryPlan,
     /// The file next to the model that has it; `None` where the model's own file has it.
     pub file: Option<PathBuf>,
@@ -90,18 +90,18 @@ impl<'a> Mtp<'a> {
         })
     }
 
-    /// What it takes next to a network with `options` on the CPU.
+    /// Returns the memory that the layer takes on the CPU, next to a network with `options`.
     ///
     /// # Errors
-    /// [`Error::Load`]: what is wrong with its weights.
+    /// [`Error::Load`] if something is wrong with the weights.
     pub(crate) fn plan(&self, options: &ModelOptions, compute: &Compute) -> Result<MemoryPlan, Error> {
         Ok(self.plan_apart(&compute.cpu_backend()?, options)?)
     }
 
-    /// What it takes next to a network with `options`, on a backend of its own.
+    /// Returns the memory that the layer takes on a backend of its own, next to a network with `options`.
     ///
     /// # Errors
-    /// [`LoadError`]: what is wrong with its weights.
+    /// [`LoadError`] if something is wrong with the weights.
     pub(crate) fn plan_apart<B: Backend>(
         &self,
         backend: &B,
@@ -113,7 +113,8 @@ impl<'a> Mtp<'a> {
         )
     }
 
-    /// What it takes with options of its own: the layer, and the network's hidden states that are kept for it in the machine's memory.
+    /// Returns the memory that the layer takes with options of its own: its weights, and the network's hidden
+    /// states that the machine's memory keeps for it.
     fn plan_on<B: Backend>(&self, backend: &B, own: &ModelOptions) -> Result<MemoryPlan, LoadError> {
         let mut plan = self.layer.plan(backend, own)?;
         let descriptor = self.layer.descriptor();

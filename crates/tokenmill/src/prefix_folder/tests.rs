@@ -128,7 +128,7 @@ fn a_conversation_goes_on_after_a_restart_to_the_bit() {
                 "{name}"
             );
             assert_eq!(second.figures().hits, 1, "{name}");
-            // What is in memory is not read again.
+            // Pages that are in memory are not read again.
             second.generate(&turn, 1);
             assert_eq!(second.figures().hits, 1, "{name}");
             second.wait_until(|second| second.stats().n_pages_in_use == 0);
@@ -216,7 +216,7 @@ fn cut_and_damaged_files_are_removed_and_the_prompt_is_computed() {
         let again: Vec<Vec<u8>> = whole.iter().map(|file| fs::read(file).unwrap()).collect();
         assert!(again == contents);
     }
-    // What is not ours stays, and what was half written goes.
+    // Files of others stay, and half-written files are deleted.
     let notes = whole[0].with_file_name("notes.txt");
     fs::write(&notes, "mine").unwrap();
     let half = whole[0].with_extension(UNFINISHED);
@@ -423,7 +423,7 @@ fn a_disk_that_hangs_is_not_waited_for_without_end() {
     store.end_within(Duration::from_millis(50));
     assert!(store.is_writing());
     drop(hangs);
-    // What was begun is ended, and the rest is left out.
+    // The write that has begun is completed, and the rest is dropped.
     let began = Instant::now();
     while store.is_writing() {
         assert!(began.elapsed() < Duration::from_secs(10));
@@ -452,7 +452,7 @@ fn memory_that_cannot_be_read_is_told_of() {
     );
 }
 
-/// What is in the way is left alone, and the rest is used.
+/// Things in the way are left alone, and the other files are used.
 #[test]
 fn things_of_other_kinds_do_not_keep_a_folder_from_opening() {
     let folder = tempfile::tempdir().unwrap();

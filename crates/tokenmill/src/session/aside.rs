@@ -38,7 +38,7 @@ pub(crate) fn write_aside<E: From<io::Error>>(
 
 fn create_aside(path: &Path) -> io::Result<(File, PathBuf)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    // What a killed process left may have the number that this one has, as in a container.
+    // A file left by a killed process may have the id of this process, as in a container.
     let mut n_taken = 0;
     loop {
         let aside = path.with_file_name(format!(".{name}.{}-{n_taken}{UNFINISHED}", process::id()));
