@@ -28,9 +28,10 @@ const WIDE_STRIP_ROWS: usize = 16;
 const UNSPLIT_ROWS: usize = 32;
 /// The same at least; with fewer, low bands are faster.
 const MIN_SPLIT_BLOCKS: usize = 96;
-/// What a thread block may ask for on compute capability 8.6 and 8.9.
+/// The most shared memory of a thread block on compute capability 8.6 and 8.9, in bytes.
 const MAX_SHARED_BYTES: usize = 99 << 10;
-/// What a thread block of bands of bytes asks for: a multiprocessor of compute capability 8.0 has two.
+/// The shared memory of a thread block of byte bands, in bytes: a multiprocessor of compute capability 8.0
+/// has room for two.
 const MAX_BYTES_SHARED: usize = 81 << 10;
 
 /// How weights of a type are multiplied by more than a few rows.
@@ -225,7 +226,7 @@ impl Bands {
     /// Rows of gate and up that a thread block takes, whose band is a high one with 64 of each.
     pub const GATED_ROWS: usize = 64;
 
-    /// Those of a type, if it has any.
+    /// Returns the bands of a type, if it has any.
     pub fn of(ty: TensorType) -> Option<Self> {
         let weights = match ty {
             TensorType::Q4_K => Weights::Strips { high_bytes: 0 },
@@ -238,7 +239,8 @@ impl Bands {
         Some(Self { weights })
     }
 
-    /// Those of a type for rows of `n_in` weights: bands of F16 and BF16 copy 16 bytes at a time, others runs of 256 weights.
+    /// Returns the bands of a type for rows of `n_in` weights. Bands of F16 and BF16 copy 16 bytes at a time,
+    /// others runs of 256 weights.
     pub(crate) fn of_rows(ty: TensorType, n_in: usize) -> Option<Self> {
         let run = |bands: &Self| match bands.weights {
             Weights::Words => 8,
@@ -275,7 +277,7 @@ impl Bands {
             }
         };
         let stage = n_strips * (2048 + 8 * 16 * high_bytes) + columns * 256 + 16 * (columns * 4 + 32);
-        // What a superblock of each row has once is copied for two at a time.
+        // The values that a superblock has once per row are copied for two superblocks at a time.
         let bytes = |n_stages: usize| n_stages * stage + (n_stages / 2 + 1) * n_strips * 512;
         (3..=6)
             .rev()

@@ -7,7 +7,7 @@ use tokenmill_gguf::TensorType;
 
 use crate::{Buffer, Device, error::Result};
 
-/// What a thread block may ask for on compute capability 8.6 and 8.9.
+/// The most shared memory of a thread block on compute capability 8.6 and 8.9, in bytes.
 const MAX_SHARED_BYTES: usize = 99 << 10;
 
 /// How weights of a type are multiplied in f16.
@@ -29,7 +29,7 @@ impl HalfBands {
     /// Rows of x from which on bands in int8 give way: those by 32 rows and fewer have kernels that compute less.
     pub const MIN_ROWS: usize = 33;
 
-    /// Those of a type, if it has any.
+    /// Returns the bands of a type, if it has any.
     pub fn of(ty: TensorType) -> Option<Self> {
         let (high_bytes, has_halves) = match ty {
             TensorType::Q4_K => (0, false),

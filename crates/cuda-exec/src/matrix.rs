@@ -49,7 +49,7 @@ pub(crate) struct MatrixKernels {
     pub(crate) joined: Option<JoinedKernels>,
     /// For more rows, the smaller tile first.
     pub(crate) matmul: Option<[Tiled; 2]>,
-    /// Of F32, for matrices that are few of these tiles.
+    /// For matrices of F32 that have few of these tiles.
     pub(crate) narrow: Option<Tiled>,
     pub(crate) experts: Option<ExpertKernels>,
 }
@@ -81,9 +81,9 @@ impl JoinedKernels {
 pub(crate) struct BandKernels {
     high: [Kernel; 3],
     low: [Kernel; 2],
-    /// Of types whose gate and up can be one launch.
+    /// For types whose gate and up can be one launch.
     pub(crate) gated: Option<[Kernel; 3]>,
-    /// Of the same types: high bands by 64 rows of x whose columns thread blocks share.
+    /// For the same types: high bands of 64 rows of x, with columns split among thread blocks.
     pub(crate) split: Option<Kernel>,
 }
 
@@ -127,7 +127,7 @@ impl BandKernels {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HalfKernels {
     pub(crate) plain: Kernel,
-    /// Of bands whose columns thread blocks share.
+    /// For bands with columns split among thread blocks.
     pub(crate) split: Kernel,
     pub(crate) gated: Kernel,
 }

@@ -12,7 +12,7 @@ const NIBBLE_BYTES: usize = 2048;
 const GROUPS: usize = 8 * 16;
 /// A superblock of a row of x, with its scales.
 const X_BYTES: usize = 320;
-/// What two superblocks of each row of a strip have once.
+/// The bytes that the rows of a strip have once per superblock, for two superblocks.
 const TAIL_BYTES: usize = 512;
 /// Rows from which on a matrix is tall, as heads are: 2,048 strips, about two for each warp of its thread blocks.
 const TALL_ROWS: usize = 32_768;

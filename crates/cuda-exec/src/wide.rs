@@ -16,7 +16,7 @@ use crate::{
 pub(crate) const WIDE_THREADS: u32 = 256;
 /// Rows of a tile of x.
 const WIDE_TILE_ROWS: usize = 64;
-/// What a thread block does before its first and behind its last sum, in the units of [`WideCut::cost`].
+/// The cost of a thread block before its first sum and after its last, in the units of [`WideCut::cost`].
 const FIXED: usize = 100;
 /// The bits of f16 numbers: 1, and the largest below a half.
 const ONE: u16 = 0x3c00;
@@ -32,7 +32,7 @@ pub struct Wide {
     block_bytes: usize,
     /// The scale of a block.
     scale: Limit,
-    /// What is added to its numbers, or taken away, where that is a number of its own.
+    /// The number added to the block's numbers or subtracted from them, if the format stores one.
     offset: Option<Limit>,
 }
 
@@ -78,7 +78,7 @@ impl Wide {
     /// Rows of x from which on these kernels are used: fewer have kernels of their own.
     pub const MIN_ROWS: usize = 9;
 
-    /// Those of a type, if it has any.
+    /// Returns the limits of a type, if it has any.
     pub fn of(ty: TensorType) -> Option<Self> {
         let magnitude = |at, largest| Limit::Magnitude { at, largest };
         let positive = |at, largest| Limit::Positive { at, largest };

@@ -17,7 +17,7 @@ use super::{CudaBackend, prepared};
 /// Words of which tiles begin at a multiple.
 const TILE_ALIGN: usize = 4;
 
-/// What a product multiplies with.
+/// The weight of a product.
 type Weight = Linear<crate::Matrix, crate::Buffer<f32>>;
 
 /// The adapters, and what products with them need.
@@ -50,7 +50,7 @@ struct Kind {
 struct Loaded {
     id: AdapterId,
     table: crate::AdapterTable,
-    /// What the table points to.
+    /// Keeps the matrices that the table points to.
     _matrices: Arc<AdapterMatrices<crate::Matrix>>,
 }
 

@@ -87,7 +87,7 @@ impl CudaBuffer {
         }));
     }
 
-    /// What was left to a product. Whoever takes it makes the values and the twin.
+    /// Takes the norm that was left to a product. The caller must compute the values and the twin.
     pub(super) fn take_norm(&self) -> Option<(LeftNorm, RefMut<'_, crate::QuantizedRows>)> {
         let left = self.norm.take()?;
         let twin = (self.quantized.as_ref()).expect("a norm is left where there is a twin alone");

@@ -24,7 +24,7 @@ fn product<'a>(job: &'a mut LinearJob<'_, CudaBackend>) -> crate::Product<'a> {
     }
 }
 
-/// What a product takes of a norm that was left to it.
+/// Returns the input of a product that also computes the norm left to it.
 fn normed<'a>(left: &'a mut LeftNorm, twin: &'a mut crate::QuantizedRows) -> crate::NormedInput<'a> {
     crate::NormedInput {
         hidden: left.hidden.view(),
@@ -92,7 +92,7 @@ impl CudaBackend {
         jobs: &mut [LinearJob<'_, Self>],
     ) -> Result<(), BackendError> {
         if let Some((mut left, mut twin)) = input.take_norm() {
-            // What adapters add is made of the normed rows.
+            // The changes of adapters need the normed rows.
             let is_changed = self.adapters.change_any(jobs);
             let mut products = jobs.iter_mut().map(product);
             let is_done = !is_changed
@@ -173,7 +173,7 @@ impl CudaBackend {
             }
             self.make_left(left, &mut twin)?;
         }
-        // What adapters change is added before the activation.
+        // The changes of adapters are added before the activation.
         if self.adapters.change([gate.linear, up.linear])
             || !(self.ops).can_gate(&gate.linear.matrix, &up.linear.matrix, n_rows)
         {

@@ -222,7 +222,7 @@ fn best_group(equal: &[usize], first: usize, end: usize) -> Option<Group> {
     let rank = |group: &Group| (group.n_saved(), Reverse(group.first), Reverse(group.last));
     let mut best: Option<Group> = None;
     let mut begun: Vec<(usize, usize)> = Vec::new();
-    // What each row shares with the next one.
+    // The number of pages that each row shares with the next one.
     let with_next = equal
         .iter()
         .copied()

@@ -68,10 +68,11 @@ macro_rules! nccl_functions {
             /// Takes the functions from wherever `find` finds them by NCCL's names: a simulated NCCL, say.
             ///
             /// # Errors
-            /// [`CudaExecError::Failed`] where a function is missing, or the library is too old.
+            /// [`CudaExecError::Failed`] if a function is missing or the library is too old.
             ///
             /// # Safety
-            /// What `find` gives are functions that keep the contract of NCCL's function of that name, for as long as the process lives.
+            /// `find` returns functions that keep the contract of NCCL's function of that name, for as long
+            /// as the process lives.
             pub unsafe fn from_symbols(find: &dyn Fn(&str) -> Option<*const c_void>) -> Result<Self> {
                 let missing = |name: &str| not_loaded(format!("it has no function `{name}`"));
                 let api = Self {
@@ -121,7 +122,7 @@ impl NcclApi {
         let library = LOADED.get_or_init(|| {
             // SAFETY: the library is NCCL by its name, whose initializers may run at any time.
             unsafe { Library::new(LIBRARY) }.map_err(|error| match error.source() {
-                // What the system's loader said, with the library's name.
+                // The message of the system's loader, with the library's name.
                 Some(source) => source.to_string(),
                 None => format!("{LIBRARY}: {error}"),
             })
@@ -370,7 +371,7 @@ impl Communicator {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What NCCL noticed meanwhile.
+    /// Returns the error that NCCL found asynchronously, if any.
     fn async_error(&self) -> Option<String> {
         let mut code = SUCCESS;
         // SAFETY: the communicator is not aborted, as the caller saw under the lock that it holds; the pointer is to a local.

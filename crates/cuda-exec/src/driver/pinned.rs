@@ -60,10 +60,10 @@ impl<T: Pod> Pinned<T> {
         self.len == 0
     }
 
-    /// Waits for the newest copies and gives the elements.
+    /// Waits for the newest copies and returns the elements.
     ///
     /// # Errors
-    /// What the device says while it is waited for.
+    /// Returns an error if the device fails while the host waits.
     pub fn host(&mut self) -> Result<&mut [T]> {
         self.wait()?;
         // SAFETY: the memory holds `len` elements of a plain type, was zeroed, is aligned to a page, and no copy uses it.
@@ -112,7 +112,7 @@ impl<T: Pod> Pinned<T> {
     /// them knows which of them use the same elements.
     ///
     /// # Errors
-    /// What `queue` gives, or the driver's.
+    /// Returns the error of `queue`, or the driver's.
     pub fn copies(
         &mut self,
         stream: Stream,

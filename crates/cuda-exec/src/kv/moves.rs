@@ -19,16 +19,16 @@ pub(super) enum Way {
     ToHost = 1,
 }
 
-/// What moves come after.
+/// The earlier work that moves have to wait for.
 #[derive(Clone, Copy, Debug)]
 enum Before {
-    /// All that is queued.
+    /// All queued work.
     Now,
-    /// What was queued before the newest step.
+    /// The work queued before the newest step.
     NewestStep,
 }
 
-/// What a direction has done.
+/// The state of one direction.
 #[derive(Debug)]
 struct Direction {
     /// Set behind its newest moves.
@@ -112,7 +112,8 @@ impl Moves {
                 is_held[direction] = true;
             }
             queued = self.queue_run(direction, run);
-            // What was queued before a failure runs, and the steps that touch its pages wait for it.
+            // Moves that were queued before a failure still run, and the steps that touch their pages wait
+            // for them.
             self.directions[direction].after.record(STREAMS[direction])?;
             if queued.is_err() {
                 break;
@@ -156,7 +157,8 @@ impl Moves {
         queued
     }
 
-    /// What moves of some pages come after. Of pages that the newest step did not name it is the steps before that one.
+    /// Returns the work that moves of some pages have to wait for. If the newest step did not name these
+    /// pages, that is the work before it.
     fn before(&self, mut pages: impl Iterator<Item = usize>) -> Result<Before> {
         let is_of_newest = |page: usize| self.last_step.get(page) == Some(&self.n_steps);
         if self.has_steps && !pages.any(is_of_newest) {

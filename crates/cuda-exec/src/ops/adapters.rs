@@ -1,4 +1,4 @@
-//! What adapters add to products. Kernels: `lora.cu`.
+//! Adds the changes of adapters to products. Kernels: `lora.cu`.
 //!
 //! The kernels follow addresses: a tile's to the table of its adapter, a table's to the matrices of each change. Invariant: a table lies on the
 //! device for as long as its adapter's matrices do, and whoever removes an adapter waits until no step names it.
@@ -29,7 +29,7 @@ pub(super) struct AdapterKernels {
     up: Kernel,
 }
 
-/// What an adapter changes of one weight: `scale * b * a` is added to it.
+/// The change that an adapter makes to one weight: it adds `scale * b * a`.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'a> {
     /// `[rank, n_in]`, F32, F16 or BF16.

@@ -40,7 +40,7 @@ pub struct AttentionStep<'a> {
     pub is_one_each: bool,
     /// Where sequences have several tokens each, for the kernels that take them as runs.
     pub runs: Option<TokenRuns<'a>>,
-    /// What of the pages of a step with one token a sequence is attended to once for several.
+    /// The pages of a step with one token per sequence that several sequences read once.
     pub shared: Option<SharedPages<'a>>,
 }
 
@@ -71,7 +71,7 @@ pub struct AttentionScratch {
     pub(super) counters: Buffer<u32>,
 }
 
-/// What the attention of a network needs of the scratch, the most of its layers.
+/// The scratch memory that a network's attention needs, as the maximum over its layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScratchNeeds {
     /// Numbers of a token's partial results.
@@ -83,8 +83,8 @@ pub struct ScratchNeeds {
 }
 
 impl ScratchNeeds {
-    /// Those of layers of these shapes, with contexts of up to `max_pages` pages. A shape comes with whether it is that of latent
-    /// rows.
+    /// Returns the needs of layers of these shapes, with contexts of up to `max_pages` pages. The flag of a
+    /// shape says whether it has latent rows.
     pub fn of(layers: impl Iterator<Item = (AttentionShape, bool)>, max_pages: usize) -> Self {
         let none = Self {
             token_len: 1,
@@ -151,7 +151,7 @@ pub(super) fn window_of(attention: &Attention<Buffer<f32>>) -> usize {
     attention.window.unwrap_or(0).min(MAX_COUNT)
 }
 
-/// What a token of a step sees at most.
+/// Returns the positions that a token of a step sees at most.
 pub(super) fn visible_of(attention: &Attention<Buffer<f32>>, step: &AttentionStep<'_>) -> Visible {
     Visible {
         context: step.max_pages * PAGE_TOKENS,

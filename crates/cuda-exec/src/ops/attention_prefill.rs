@@ -45,7 +45,7 @@ pub(super) fn attends_by_runs(n_tokens: usize, n_blocks_x: usize, visible: Visib
     visible.n_tokens() <= SHORT_CONTEXT || n_tokens * n_blocks_x >= READS_OF_A_WALK
 }
 
-/// What a thread block of a kernel for runs has in shared memory, and how many query rows it takes.
+/// The shared memory of a thread block in a kernel for runs, and its number of query rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefillTiles {
     types: [KvType; 2],
@@ -61,7 +61,7 @@ pub(super) fn attends_wide(n_rows: usize, has_cap: bool, has_slopes: bool) -> bo
 }
 
 impl PrefillTiles {
-    /// Those of each kernel by matrix operations of warpgroups, the narrowest heads first.
+    /// Returns the tiles of each kernel with matrix operations of warpgroups, narrowest heads first.
     pub fn wide() -> impl Iterator<Item = Self> {
         WIDE_DIMS.into_iter().map(|dim| Self {
             types: [KvType::F16; 2],
@@ -70,7 +70,7 @@ impl PrefillTiles {
         })
     }
 
-    /// Those of each kernel for keys and values of these types, the narrowest heads first.
+    /// Returns the tiles of each kernel for keys and values of these types, narrowest heads first.
     pub fn all(types: [KvType; 2]) -> impl Iterator<Item = Self> {
         let dims: &[usize] = if types == [KvType::F16; 2] {
             &HALF_DIMS
@@ -84,12 +84,12 @@ impl PrefillTiles {
         })
     }
 
-    /// Those for heads of up to `dim` values; `None` where no kernel takes such wide ones.
+    /// Returns the tiles for heads of up to `dim` values; `None` if no kernel takes heads that wide.
     pub fn of(types: [KvType; 2], dim: usize) -> Option<Self> {
         Self::all(types).find(|tiles| tiles.takes(dim))
     }
 
-    /// Whether heads may have up to so many values.
+    /// Returns whether heads may have up to `dim` values.
     pub fn takes(self, dim: usize) -> bool {
         dim <= self.dim
     }

@@ -13,7 +13,7 @@ pub(super) fn code(style: RopeStyle) -> usize {
     }
 }
 
-/// What is said of values that a layer has no room for.
+/// Returns the error for values that a layer has no room for.
 pub(super) fn values_in_keys() -> CudaExecError {
     CudaExecError::Unsupported {
         feature: "a store of values where they are in the keys".to_owned(),
@@ -43,7 +43,7 @@ pub struct StepPlaces<'a> {
     pub slots: View<'a, u32>,
 }
 
-/// What [`Ops::rope_kv`] works on.
+/// The inputs and outputs of [`Ops::rope_kv`].
 #[derive(Debug)]
 pub struct RopeTargets<'a> {
     /// `[T, n_heads, dim_k]`, rotated in place.
@@ -54,7 +54,7 @@ pub struct RopeTargets<'a> {
     pub v: View<'a, f32>,
     /// RMS norm of each query and key head before the rotation, `[dim_k]` each.
     pub norms: [Option<View<'a, f32>>; 2],
-    /// Of those norms.
+    /// The epsilon of those norms.
     pub eps: f32,
 }
 
