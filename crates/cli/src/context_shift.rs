@@ -7,7 +7,7 @@ use tokenmill::{LoadOptions, load::ContextShift};
 
 use crate::{failure::Failure, kept_session::SessionArgs, numbers::Limit};
 
-/// What becomes of a text that fills its context.
+/// How a text continues after it has filled its context.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Context")]
 pub(crate) struct ContextShiftArgs {

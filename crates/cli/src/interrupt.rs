@@ -36,12 +36,12 @@ struct State {
     running: Mutex<Option<Canceller>>,
 }
 
-/// What a press asks for.
+/// The effect of pressing Ctrl-C.
 #[derive(Debug, PartialEq, Eq)]
 enum Press {
-    /// The end of the generation that runs.
+    /// Ends the running generation.
     Cancel,
-    /// The end of the program: an earlier press still waits for a step to end.
+    /// Ends the program, because a step has not ended since an earlier press.
     Exit,
 }
 

@@ -28,16 +28,16 @@ pub(crate) struct SessionArgs {
 #[derive(Debug)]
 pub(crate) struct KeptSession {
     path: PathBuf,
-    /// The tokens that the file held.
+    /// The tokens in the file.
     tokens: Vec<u32>,
-    /// What the file holds besides tokens and memory.
+    /// The notes of the file, besides tokens and memory.
     pub(crate) notes: Vec<u8>,
 }
 
-/// What becomes of a conversation whose memory cannot be used.
+/// The treatment of a conversation whose memory cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unusable {
-    /// Its notes continue: it is computed again, and saved with the memory of this model.
+    /// Its notes continue: it is computed again and saved with the memory of this model.
     GoesOn,
     /// The file stays as it is, and nothing is saved.
     Stays,

@@ -73,12 +73,12 @@ pub(crate) fn generate(
     stream.read(on_piece)
 }
 
-/// What a sample took.
+/// The tokens and times of a sample.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Report {
-    /// Why it ended.
+    /// The reason why it ended.
     pub(crate) finish: FinishReason,
-    /// How many tokens it might have had, where that number ended it; else the context did.
+    /// The token limit, if it ended the sample; else the context ended it.
     pub(crate) cut_at: Option<usize>,
     /// Tokens of the prompt that were computed.
     n_prompt: usize,
@@ -100,7 +100,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Of an answer to a request of at most `max_tokens` tokens.
+    /// Creates the report of an answer to a request of at most `max_tokens` tokens.
     pub(crate) fn new(answer: &Answer, max_tokens: Option<u32>) -> Self {
         let (usage, timings) = (&answer.usage, &answer.timings);
         let max_tokens = max_tokens.map(|max| max as usize);

@@ -36,7 +36,7 @@ pub(crate) fn spec_max() -> RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=MAX_DRAFT as i64)
 }
 
-/// What guesses tokens.
+/// The source of guessed tokens.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Drafter {
     /// What is likely to be right, `ngram`, `draft` or `mtp`, where the measured times say that it pays.
@@ -65,7 +65,8 @@ impl Drafter {
 }
 
 impl SpeculationArgs {
-    /// One of several kinds that are compared. What is said of drafts is for those that make some, and a model for those that ask one.
+    /// Selects one of several kinds for a comparison. The options of drafts apply only to kinds that make
+    /// drafts, and the model only to kinds that ask one.
     pub(crate) fn of_list(spec: Drafter, spec_max: Option<u32>, draft: Option<&Path>) -> Self {
         let asks_model = matches!(spec, Drafter::Auto | Drafter::Draft);
         Self {

@@ -64,7 +64,7 @@ pub(crate) fn refuse_prompt_as_model(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What to say to the command `run` with a file for the prompt, and without a model.
+/// Returns the answer to the command `run` with a prompt file and without a model.
 pub(crate) fn file_without_model(command: &str, args: &[OsString]) -> Option<Failure> {
     if command != "run" {
         return None;

@@ -10,10 +10,10 @@ pub(crate) struct Wrap {
     /// Columns of the terminal; `None` breaks nothing.
     n_columns: Option<usize>,
     column: usize,
-    /// Spaces before the word that is being read.
+    /// The number of spaces before the current word.
     n_spaces: usize,
     word: String,
-    /// What the line begins with, as far as it says whether the line is code.
+    /// The beginning of the line, until it is clear whether the line is code.
     line_start: String,
     is_fenced: bool,
 }

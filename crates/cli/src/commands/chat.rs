@@ -216,7 +216,7 @@ impl LeftOut {
     }
 }
 
-/// What to do about a context that is full.
+/// The hint for a full context.
 const MAKE_ROOM: &str =
     "/drop forgets the oldest exchange, /undo the last, /clear all; -c N at the start gives more";
 
@@ -245,7 +245,7 @@ struct Chat {
     is_blind: bool,
     /// How a model that does not see gets its encoder, where that is known.
     encoder_hint: Option<String>,
-    /// What the last answer took.
+    /// The tokens and times of the last answer.
     last: Option<Report>,
     params: SamplingParams,
     has_fixed_seed: bool,
@@ -253,7 +253,7 @@ struct Chat {
     reasoning_budget: Limit,
     shows_reasoning: bool,
     adapter: Option<String>,
-    /// What every answer may be.
+    /// The constraint on every answer.
     constraint: Option<Constraint>,
     /// Tokens of the last prompt and its answer.
     computed: Vec<u32>,

@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         note!("{text}");
     }
     let n_ctx = n_ctx.min(n_ctx_most);
-    // What an encoder's texts begin and end with.
+    // The tokens around an encoder's texts.
     let frame = tokenizer.encode("", EncodeOptions::default());
     let ids = tokenizer.encode(&text, EncodeOptions::default());
     let n_chunks_max = ids.len() / n_ctx;
@@ -112,7 +112,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         run.add(chunk)?;
         if chunk_idx == 0 {
-            // What was measured has its size now, so a full disk is told before the long part of the work.
+            // The sums have their final size now, so a full disk is reported before the long part of the
+            // work.
             (run.sums()).check_room(&args.output, &dataset, n_chunks as u32, n_ctx as u32)?;
         }
         bar.inc(1);

@@ -232,7 +232,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         tell_about_size(&summary);
         return output::print_sentence(&format!("{} would be {}", args.preset, sizes(&summary)));
     }
-    // What makes a person stop is said before the work.
+    // Warnings that may make a person stop are printed before the work.
     let plan = quantizer.plan()?;
     tell_about(&plan);
     tell_about_size(&plan);
@@ -271,7 +271,7 @@ fn tell_about_size(summary: &QuantizeSummary) {
     }
 }
 
-/// What is said of a file that gains nothing.
+/// Returns the warning about a file that gains nothing.
 fn about_size(summary: &QuantizeSummary) -> Option<String> {
     if summary.n_changed == 0 {
         return Some("no tensor gets another type: the weights are those of the input".to_owned());

@@ -158,7 +158,7 @@ pub(crate) struct Args {
     lora_dir: Option<PathBuf>,
 }
 
-/// What the server bears.
+/// The limits of the server.
 #[derive(clap::Args, Debug, Clone)]
 #[command(next_help_heading = "Limits")]
 struct Limits {

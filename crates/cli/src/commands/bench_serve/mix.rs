@@ -1,7 +1,9 @@
-//! `--mix`: streams of several kinds side by side, what each kind feels, and what the mix costs against plain streams.
+//! `--mix`: streams of several kinds side by side, the latency of each kind, and the cost of the mix against
+//! plain streams.
 //!
-//! Separate from the load of completions because each client keeps to a kind, and chats. Invariant: answers of all kinds have
-//! the same number of tokens, so that loads compare; schemas of constrained answers ask for more than fits.
+//! Separate from the load of completions because each client keeps to a kind, and chats. Invariant: answers
+//! of all kinds have the same number of tokens, so that loads compare; schemas of constrained answers ask for
+//! more than fits.
 
 use std::{
     fmt::Write as _,
@@ -22,7 +24,7 @@ use crate::{note::note, signals::Signals};
 /// Where chats are asked for.
 const CHAT: &str = "/v1/chat/completions";
 
-/// What a stream asks for.
+/// The kind of a stream's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     /// Text.
@@ -129,7 +131,7 @@ pub(super) enum Bound {
     Requests(u32),
 }
 
-/// What a run gave.
+/// The results of a run.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) wall: Duration,
@@ -138,7 +140,7 @@ pub(super) struct Run {
     pub(super) is_whole: bool,
 }
 
-/// What the streams of a kind did since the last line.
+/// The pieces that the streams of a kind received since the last line.
 #[derive(Clone, Copy, Debug, Default)]
 struct Live {
     n_pieces: u32,
@@ -369,7 +371,7 @@ impl Run {
     }
 }
 
-/// What the streams of a kind felt.
+/// The latencies of the streams of a kind.
 #[derive(Debug)]
 struct Figures {
     n_answers: usize,

@@ -22,7 +22,7 @@ const MAX_DEPTH: f32 = 16.0;
 /// Bytes before the tokens.
 const HEADER_BYTES: u64 = 20;
 
-/// What a file says of itself.
+/// The header of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Header {
     pub(super) n_ctx: usize,

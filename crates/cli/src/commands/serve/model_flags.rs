@@ -63,7 +63,7 @@ impl ModelFlags {
     }
 }
 
-/// A setting of a file: its name and its values. What is on or off has the value `true` or `false`.
+/// A setting of a file: its name and its values. A switch has the value `true` or `false`.
 pub(super) type Setting = (String, Vec<OsString>);
 
 /// The options of the command line, and which of them were given.

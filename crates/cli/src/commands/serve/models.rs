@@ -154,7 +154,7 @@ pub(super) fn several(
     for name in &several.pin {
         pin(&mut specs, name)?;
     }
-    // What is of one model is not of those that come.
+    // Flags for one model do not apply to models that appear later.
     let is_for_any = args.served_model_name.is_empty() && flags_of_one(args).all(|(is_given, ..)| !is_given);
     if several.manage_models && !is_for_any {
         return Err(
@@ -296,7 +296,7 @@ fn named(args: &Args, kept: Option<&PrefixFolder>, model: &Path) -> Result<Found
     let wanted = besides::of_generating(&flags.vision, &flags.speculation, &flags.load)?;
     let path = flags.load.fetch.resolve_with(model, wanted)?;
     ModelSource::find(&path)?.check()?;
-    // What is named on the command line is there, its draft model too.
+    // A model named on the command line must exist, and so must its draft model.
     let mut options = flags.load_options()?;
     options.prefix_folder = kept.cloned();
     Ok(FoundModel {

@@ -29,7 +29,7 @@ use crate::{
     model_name::{FetchArgs, served_name},
 };
 
-/// What `general.type` says of files that stand next to a model.
+/// Values of `general.type` in files that accompany a model.
 const OTHER_TYPES: [&str; 4] = ["adapter", "imatrix", "mmproj", "clip-vision"];
 
 /// A folder of models.
@@ -42,14 +42,14 @@ pub(super) struct ModelsFolder {
     known: Mutex<Known>,
 }
 
-/// What was found out before.
+/// The results of earlier looks at the folder.
 #[derive(Debug, Default)]
 struct Known {
-    /// What each path is called.
+    /// The name of each path.
     names: HashMap<PathBuf, String>,
-    /// The names that are given away, and what else models are called by.
+    /// The names in use, and other identifiers of models.
     taken: HashSet<String>,
-    /// The paths that were said to have no name.
+    /// The paths that were reported to have no name.
     nameless: HashSet<PathBuf>,
     /// The models that clients have downloaded, by the names that they are served under.
     pulled: HashMap<String, SourceName>,
@@ -130,8 +130,8 @@ impl ModelsFolder {
 }
 
 impl Known {
-    /// What a path is called: as it was before, else as its file, with the folder above before it where that name is given away. `None`
-    /// where both are, which is warned of once.
+    /// Returns the name of a path: its earlier name, else the name of its file, with its folder's name before
+    /// it if that is taken. Returns `None` if both are taken, and warns of it once.
     fn name(&mut self, path: &Path) -> Option<String> {
         if let Some(name) = self.names.get(path) {
             return Some(name.clone());
@@ -245,7 +245,7 @@ fn models_in(folder: &Path, headers: &mut Headers) -> Result<Vec<PathBuf>, Failu
             }
         }
     }
-    // What is gone is forgotten.
+    // Files that no longer exist are forgotten.
     *headers = seen;
     Ok(found)
 }
@@ -302,7 +302,8 @@ fn inode(_metadata: &fs::Metadata) -> Option<u64> {
     None
 }
 
-/// Whether a file is a model by its name, or the first part of one. What stands next to a model is none, nor is a hidden file.
+/// Returns whether a file is a model, or the first part of one, by its name. Files that accompany a model and
+/// hidden files are not.
 fn is_model_file(path: &Path) -> bool {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
         return false;
@@ -422,7 +423,7 @@ mod tests {
         let mut headers = Headers::new();
         let expected = ["broken", "model", "old"];
         assert_eq!(names_in(folder.path(), &mut headers), expected);
-        // What was found out is kept as long as the file is the same.
+        // The results are kept as long as the file is the same.
         assert_eq!(headers.len(), 8);
         for (_, is_model) in headers.values_mut() {
             *is_model = !*is_model;

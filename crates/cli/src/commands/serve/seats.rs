@@ -100,7 +100,7 @@ pub(crate) struct Seats<'a> {
     pub(crate) prefix_folder: Option<PrefixFolder>,
     /// Whether tokens are guessed ahead.
     pub(crate) speculation: &'a SpeculationArgs,
-    /// What becomes of texts that fill their context, where that can be chosen.
+    /// The treatment of texts that fill their context, if it can be chosen.
     pub(crate) context_shift: Option<&'a ContextShiftArgs>,
 }
 
