@@ -39,11 +39,12 @@ pub(crate) fn spec_max() -> RangedI64ValueParser<u32> {
 /// The source of guessed tokens.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Drafter {
-    /// What is likely to be right, `ngram`, `draft` or `mtp`, where the measured times say that it pays.
+    /// Whichever of `ngram`, `draft` and `mtp` is likely to be right, where the measured times say that it
+    /// pays.
     Auto,
     /// Nothing.
     Off,
-    /// What followed the newest tokens where they occurred before in prompt or answer.
+    /// The tokens that followed the newest ones where these occurred before in prompt or answer.
     Ngram,
     /// The model of `--draft`, as far as its guesses are likely.
     Draft,

@@ -34,7 +34,7 @@ pub(crate) struct Args {
     input: PathBuf,
     /// The GGUF file to write; it appears when it is whole
     output: PathBuf,
-    /// What to make, a type from the list below
+    /// The type to make, from the list below
     #[arg(value_name = "TYPE", value_parser = preset(), hide_possible_values = true)]
     preset: Preset,
     #[command(flatten)]

@@ -42,8 +42,8 @@ pub(super) struct SeveralArgs {
     /// Serve the models of a TOML file, each with settings of its own; docs/serving.md has an example
     #[arg(long, value_name = "FILE")]
     models: Option<PathBuf>,
-    /// Serve the models in a folder: the GGUF files in it, and those of the folders in it. Those that come later are found when a
-    /// list or an unknown name is asked for
+    /// Serve the models in a folder: the GGUF files in it, and those of the folders in it. Later additions
+    /// are found when a list or an unknown name is asked for
     #[arg(long, value_name = "DIR")]
     models_dir: Option<PathBuf>,
     /// Let clients of Ollama's API download models into --models-dir (`/api/pull`) and remove models of it (`/api/delete`)
