@@ -167,7 +167,7 @@ impl ChatPrompt {
         let mut done = 0;
         while let Some(foreign) = self.next_foreign(text, done, trusted) {
             encode(&text[done..foreign.start], true);
-            // What looks like a token here may end in the beginning of a true one.
+            // Text that only looks like a token may end with the beginning of a real one.
             let own = self.next_own(text, &foreign, trusted);
             let plain_end = own.as_ref().map_or(foreign.end, |own| own.start);
             encode(&text[foreign.start..plain_end], false);

@@ -18,7 +18,7 @@ use crate::{Tokenizer, TokenizerError};
 
 use super::byte_level;
 
-/// The files of a folder that describe its tokenizer. What is null is not there.
+/// The files of a folder that describe its tokenizer. A null value means that the file is missing.
 #[derive(Clone, Debug, Default)]
 pub struct VocabularyFiles {
     /// `tokenizer.json`.
@@ -100,7 +100,7 @@ impl VocabularyFiles {
                 let tokens = self.with_added(self.tokens_of(vocab, |_| kind::NORMAL)?, &json)?;
                 write_tokens(&tokens, false, &mut metadata)?;
                 merges = Some(merge_list(model)?);
-                // Of an encoder, whose readers ask for it.
+                // The key is for encoders, whose readers ask for it.
                 if self.config["type_vocab_size"].is_u64() {
                     self.count_token_types(&mut metadata)?;
                 }
