@@ -150,7 +150,7 @@ pub const EXPERT_VARIANTS: &[Variant] = &[
     }),
 ];
 
-/// What needs operations that few networks need.
+/// Variants with operations that few networks need.
 pub(crate) const EXPERT_LAYER_VARIANTS: &[Variant] = &[("experts whose input is weighed", |d| {
     d.layers = tiny_experts().layers;
     all(d, |moe| {

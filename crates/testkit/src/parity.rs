@@ -26,7 +26,7 @@ pub struct ParityDevice {
 /// Loads a model on a device.
 pub type LoadFn = fn(&Model, &ModelOptions) -> Result<Box<dyn Executor>, LoadError>;
 
-/// What quantized weights are multiplied with.
+/// The type of activations that quantized weights are multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActivationKind {
     /// f32.
@@ -66,7 +66,7 @@ pub struct Comparison {
     pub top1: f64,
     /// Greedy tokens compared and how many of them agree up to the first that differs.
     pub greedy: Option<(usize, usize)>,
-    /// What exceeded its limit; empty when all is well.
+    /// The figures that exceeded their limits; empty if none did.
     pub failures: Vec<String>,
 }
 
@@ -368,7 +368,7 @@ impl Difference {
         self.add(f64::from(expected), log_sum_exp(found));
     }
 
-    /// What was added, held to limits.
+    /// Returns the comparison of all added values, checked against limits.
     pub(crate) fn judged(&self, limits: Limits, n_equal_top: usize, n_positions: usize) -> Comparison {
         let mut comparison = Comparison {
             max_abs: self.max_abs,

@@ -234,7 +234,7 @@ pub const VARIANTS: &[Variant] = &[
     ("capped logits", |d| d.logit_softcap = Some(1.0)),
 ];
 
-/// What needs operations that few networks need.
+/// Variants with operations that few networks need.
 pub(crate) const LAYER_VARIANTS: &[Variant] = &[
     ("embeddings of each layer", |d| {
         d.layer_embeddings = Some(LayerEmbeddingsDescriptor {

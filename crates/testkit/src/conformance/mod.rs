@@ -113,11 +113,13 @@ pub fn rounded_types_agree_with_the_oracle(subject: &Subject) {
         layer.attention_mut().scale = 0.125;
         layer.dense_mut().n_ff = 512;
     }
-    // Limits on the root mean square difference, relative to that of the logits. Both sides round K and V, and differ
-    // only where a value lies between two neighbours: rare steps of 2^-11, 1/127, of E4M3 1/16 of the value or, of 4 bits, 1/8. Of keys in q8_0 the CPU also
-    // rounds queries, to steps of 1/127 of the block's largest, which moves scores by about as much as rounding keys did. An activation in a block of 32 to
-    // 256 of 8 bits is off by about 0.7 % of the block's deviation; over the products of two layers that adds up to a
-    // few percent, while a wrong scale or a swapped nibble would be of order 1.
+    // Limits on the root mean square difference, relative to that of the logits. Both sides round K and V,
+    // and differ only where a value lies between two neighbours. These rare steps are 2^-11, or 1/127, or
+    // 1/16 of the value for E4M3, or 1/8 for 4 bits. For keys in q8_0 the CPU also rounds queries, to steps
+    // of 1/127 of the block's largest value, which moves scores by about as much as the rounding of keys. An
+    // activation in an 8-bit block of 32 to 256 is off by about 0.7 % of the block's deviation; over the
+    // products of two layers that adds up to a few percent, while a wrong scale or a swapped nibble would be
+    // of order 1.
     let (half, byte, eight_bits, nibble, activations) = (1e-3, 2e-2, 3e-2, 5e-2, 0.1);
     let types = [
         (TensorType::F16, [KvType::F16, KvType::F16], half),

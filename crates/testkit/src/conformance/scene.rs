@@ -64,9 +64,9 @@ pub(super) fn on_with(
 #[derive(Clone, Debug)]
 pub(super) struct Scene {
     pub(super) sequences: Vec<Vec<u32>>,
-    /// Of each group, the pages of each sequence.
+    /// The pages of each sequence, for each group.
     pages: [Vec<Vec<u32>>; PageGroup::ALL.len()],
-    /// For each step, how many tokens of which sequences.
+    /// The number of tokens and the sequences of each step.
     steps: Vec<Vec<(usize, usize)>>,
 }
 

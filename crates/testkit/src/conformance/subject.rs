@@ -21,7 +21,7 @@ pub struct Subject {
     pub features: Features,
     /// Random networks, of which a slice is tried besides those.
     pub n_random_networks: usize,
-    /// What a row may differ by, depending on the other rows of its step.
+    /// The difference that other rows of a step may make to a row.
     pub company: Company,
     /// Whether it stores keys and values in these types; what it does not is left out.
     pub stores: fn([KvType; 2]) -> bool,
@@ -54,11 +54,11 @@ impl Subject {
     }
 }
 
-/// What a row may differ by, depending on the other rows of its step.
+/// The difference that other rows of a step may make to a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Company {
-    /// Nothing.
+    /// No difference.
     Bits,
-    /// This much in a logit.
+    /// At most this difference in a logit.
     Within(f32),
 }

@@ -44,8 +44,8 @@ fn nearest_e4m3(x: f32) -> f32 {
     e4m3::decode((0..0x7e).fold(0x7e, better)).copysign(x)
 }
 
-/// Rounds a row of heads to what the KV store can hold. What is rotated is rotated back: a query that is not rotated has the same
-/// products with it.
+/// Rounds a row of heads to numbers that the KV store can hold. A row that is rotated for the store is
+/// rotated back, since its products with a query that is not rotated are the same.
 pub(super) fn round_to(ty: KvType, head_dim: usize, rotation: usize, row: &mut [f32]) {
     match ty {
         KvType::F32 => {}
