@@ -68,7 +68,7 @@ pub struct Panel<'a> {
     pub x: Axis,
     /// Upwards, with a line across the panel at each tick.
     pub y: Axis,
-    /// What is drawn.
+    /// The curves to draw.
     pub curves: &'a [Curve<'a>],
 }
 

@@ -41,7 +41,7 @@ enum Argument {
     Buffer { bytes: u64, offset: u64, kept: u64 },
 }
 
-/// What makes launches alike.
+/// The properties that make two launches alike.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     text: u64,
