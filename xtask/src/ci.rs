@@ -56,7 +56,7 @@ struct Cargo {
     env: Option<(&'static str, &'static str)>,
 }
 
-/// What the code must pass everywhere, but for format and tidy.
+/// The cargo checks that the code must pass everywhere; format and tidy are separate.
 const CARGO: [Cargo; 4] = [
     Cargo {
         name: "lints",

@@ -29,7 +29,7 @@ fn target_dir() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace_root().join("target"), PathBuf::from)
 }
 
-/// What `cargo metadata` says.
+/// Returns the output of `cargo metadata`.
 fn metadata(args: &[&str]) -> anyhow::Result<serde_json::Value> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1"])

@@ -12,14 +12,15 @@ use super::{emulated, grids, needs::Need, windows};
 /// A step, and when it is due.
 pub(super) struct Step {
     pub(super) name: &'static str,
-    /// What can break its claim.
+    /// The paths whose changes can break its claim.
     pub(super) paths: &'static [&'static str],
-    /// What it takes besides Rust.
+    /// The tools that it needs besides Rust.
     pub(super) needs: &'static [Need],
     pub(super) run: fn() -> anyhow::Result<()>,
 }
 
-/// What a target of another system depends on: code that asks for the system, and the packages of others.
+/// The paths that a target of another system depends on: code that asks for the system, and the packages of
+/// others.
 pub(super) const OF_SYSTEMS: &[&str] = &[
     "Cargo.lock",
     "crates/*/Cargo.toml",
@@ -48,7 +49,7 @@ pub(super) const OF_SYSTEMS: &[&str] = &[
     "crates/tokenmill/src/session/",
 ];
 
-/// What decides the numbers of a model on any device.
+/// The paths that determine a model's numbers on any device.
 macro_rules! network {
     ($($more:literal),* $(,)?) => {
         &[
@@ -245,7 +246,8 @@ pub(super) const STEPS: &[Step] = &[
 /// The library is checked there, since the server's TLS needs Apple's compiler.
 const MACOS: &str = "aarch64-apple-darwin";
 
-/// What a rehearsal of the device pack may take. Parts that do not fit into it are named.
+/// The time limit of a rehearsal of the device pack, in seconds. The rehearsal names the parts that do not
+/// fit.
 const REHEARSAL_S: &str = "120";
 
 /// Packages that are never published.

@@ -41,7 +41,7 @@ struct Last {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     steps: BTreeMap<String, Last>,
-    /// Those that ran now.
+    /// The steps that ran now.
     ran: Vec<&'static str>,
 }
 
@@ -145,10 +145,10 @@ impl Record {
     }
 }
 
-/// Refuses a work tree that differs from its commit: what ran there is no statement about the commit.
+/// Refuses a work tree that differs from its commit: a run there proves nothing about the commit.
 ///
 /// # Errors
-/// What differs.
+/// Returns an error that lists the differences.
 pub(super) fn refuse_changes() -> anyhow::Result<()> {
     let changes = git(&["status", "--porcelain", "--untracked-files=all"])?.unwrap_or_default();
     ensure!(
@@ -158,13 +158,13 @@ pub(super) fn refuse_changes() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// When a commit was made, in seconds; `None` where this clone does not have it.
+/// Returns the time of a commit, in seconds; `None` if this clone does not have it.
 fn seconds(commit: &str) -> anyhow::Result<Option<i64>> {
     let said = git(&["show", "--no-patch", "--format=%ct", commit])?;
     Ok(said.and_then(|text| text.parse().ok()))
 }
 
-/// What git says, without the end of the last line; `None` where it says nothing or fails.
+/// Returns the output of git without the last line break; `None` if there is none or git fails.
 fn git(args: &[&str]) -> anyhow::Result<Option<String>> {
     let output = Command::new("git")
         .args(args)

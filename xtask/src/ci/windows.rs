@@ -15,7 +15,7 @@ const COMPILER: &str = "x86_64-w64-mingw32-gcc";
 /// Debian does not put it on the path.
 const WINE: &str = "/usr/lib/wine/wine64";
 
-/// What this takes.
+/// The tools that this step needs.
 pub(super) const NEEDS: &[Need] = &[
     Need::Target(TARGET),
     Need::Program(COMPILER, "gcc-mingw-w64-x86-64"),

@@ -30,7 +30,7 @@ const PHRASES: [(&str, &str); 12] = [
 ];
 /// Macros and attributes that mean the same, in code.
 const FORBIDDEN_CODE: [&str; 5] = ["todo!", "unimplemented!", "dbg!", "#[ignore", "#![ignore"];
-/// What a library may not do: print.
+/// The macros that a library must not use, because it does not print.
 const PRINTING: [&str; 4] = ["println!", "print!", "eprintln!", "eprint!"];
 
 /// Where `unsafe` may stand: the file map, SIMD kernels, the thread pool, the CUDA driver layer.
