@@ -1,5 +1,5 @@
-//! What guesses are worth where two steps are in flight, in times of the test's own: the host's work hides behind the device's, unless a step
-//! waits for the newest tokens. So steps wait where drafts pay, and nowhere else.
+//! The gain of drafts with two steps in flight, in times of the test's own: the host's work hides behind the
+//! device's, unless a step waits for the newest tokens. So steps wait only if drafts pay.
 
 use std::collections::VecDeque;
 
@@ -90,7 +90,7 @@ impl Overlap {
         Self::start_with(speculation, times, n_vocab, 0)
     }
 
-    /// Of a model with recurrent states, and so many slots for them.
+    /// Starts an engine of a model with recurrent states, with `n_states` slots for them.
     fn start_with(speculation: Speculation, times: Times, n_vocab: usize, n_states: usize) -> Self {
         let limits = ExecutorLimits {
             n_vocab,
@@ -180,7 +180,7 @@ fn steps_wait_for_the_newest_tokens_where_a_draft_behind_them_pays() {
         let [off, auto] = [Speculation::Off, AUTO].map(|speculation| {
             let mut overlap = Overlap::start(speculation, TIMES, 1 << 20);
             let first = overlap.answers(prompts);
-            // What is asked for again is guessed by the earlier answer.
+            // Text that is requested again is drafted from the earlier answer.
             let again = overlap.answers(prompts);
             assert_eq!(first.1, again.1);
             (first, again, overlap.n_accepted())
@@ -225,7 +225,7 @@ fn steps_do_not_wait_for_drafts_that_get_no_place() {
     let [off, auto] = [Speculation::Off, AUTO].map(|speculation| {
         let mut overlap = Overlap::start_with(speculation, TIMES, 1 << 20, 1);
         let first = overlap.answers(&[1]);
-        // What is asked for again would be guessed by the earlier answer.
+        // Text that is requested again would be drafted from the earlier answer.
         let again = overlap.answers(&[1]);
         assert_eq!((first.1 == again.1, overlap.n_accepted()), (true, 0));
         (first.0, again.0)

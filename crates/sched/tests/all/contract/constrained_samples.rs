@@ -292,7 +292,8 @@ fn a_constraint_that_fails_or_panics_ends_its_own_sample_only() {
     }
 }
 
-/// Of four tokens, three are given: the steps of an answer are half of its tokens at most, and those tokens are the same.
+/// Three of every four tokens are forced: an answer takes at most half as many steps as tokens, and its
+/// tokens are the same.
 #[test]
 fn what_a_constraint_forces_is_guessed() {
     struct Forced(u32);
@@ -329,7 +330,7 @@ fn what_a_constraint_forces_is_guessed() {
                 speculation,
                 ..EngineConfig::default()
             };
-            // What comes while a step runs is looked at then.
+            // Steps take time, so that the host looks at masks that arrive during a step.
             let mut executor = executor(64, takes_late_masks);
             executor.on_step = Box::new(|_| std::thread::sleep(Duration::from_millis(2)));
             let engine = Engine::start(executor, config);

@@ -76,8 +76,8 @@ fn layer_for_further_tokens() -> TinyModel {
     TinyModel::random(descriptor, TensorType::F32, 48)
 }
 
-/// Of every five tokens, the first is one of a third of the vocabulary and the others are given. It may end, and it may be unable to
-/// take tokens back.
+/// Phrases of five tokens: the first is one of a third of the vocabulary, the others are forced. The
+/// constraint may end, and it may be unable to take tokens back.
 struct Phrases {
     n_tokens: u32,
     len: u32,
@@ -196,7 +196,7 @@ fn request(random: &mut Random, shared: &[u32]) -> Request {
     }
 }
 
-/// What a sample gives: its tokens with their log-probabilities, as bits, and how it ends.
+/// The output of a sample: its tokens with their log-probabilities, as bits, and its end.
 type Given = (Vec<Vec<u32>>, Option<Result<FinishReason, EngineError>>);
 
 fn bits(token: &Token) -> Vec<u32> {
@@ -370,14 +370,15 @@ fn a_draft_that_is_the_model_is_never_wrong() {
         let requests: Vec<Request> = (0..24)
             .map(|_| {
                 let mut request = request(&mut random, &shared);
-                // What ends early, and what is sampled otherwise than the draft knows, is left out.
+                // Requests that end early or that are sampled in a way unknown to the draft model are left
+                // out.
                 request.params.stop_tokens.clear();
                 request.params.min_tokens = 0;
                 request.params.constraint = None;
                 request
             })
             .collect();
-        // The drafting model takes pages away from its own sequences, and computes them again.
+        // The draft model preempts its own sequences, and computes them again.
         for n_draft_pages in [100, 12] {
             let engine = engine_with(&model, 100, DRAFT, &model, n_draft_pages);
             run(&engine, &requests, false);
