@@ -37,7 +37,7 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// Allocates `n_bytes` ahead. What is left of an earlier reservation is given up.
+    /// Allocates `n_bytes` ahead. The rest of an earlier reservation can no longer be used.
     pub(super) fn reserve(
         &mut self,
         driver: &Arc<Driver>,
