@@ -384,13 +384,13 @@ enum Call {
     Close,
 }
 
-/// A rank that computes nothing, and meets none.
+/// A rank that computes nothing and meets no other rank.
 struct Scripted {
     limits: ExecutorLimits,
     fails_in: Option<Call>,
-    /// As of a driver that hangs.
+    /// The call in which it hangs, like a driver.
     hangs_in: Option<Call>,
-    /// What it samples.
+    /// The token that it samples.
     token: u32,
     n_submitted: u64,
 }

@@ -109,7 +109,7 @@ fn a_head_stays_whole_where_it_is_the_embedding() {
     }
 }
 
-/// What adds up in the host's memory has no way for it, and says so.
+/// A group that sums in the host's memory cannot gather the parts of a head, and returns an error.
 #[test]
 fn a_divided_head_is_refused_where_the_host_adds_up() {
     let model = TinyModel::random(tiny_llama(), TensorType::F16, 11);
