@@ -1,5 +1,5 @@
-//! The texts of the fake executor's model: hashes of the visible tokens, computed again without pages,
-//! batches or reuse.
+//! The output of the fake executor's model: hashes of all that a token sees, and the same output computed
+//! without pages, batches or reuse.
 //!
 //! Separate from the executor because it is the oracle that a scheduler is compared with. Invariant: it knows
 //! no page.

@@ -1,7 +1,7 @@
 //! Checks whether a [`Guesser`] fits on a GPU next to its model, and loads it.
 //!
-//! These methods have a file of their own because a build without CUDA has none of them. Invariant: a guesser
-//! that nobody asked for and that does not fit never prevents a model from loading.
+//! These methods have a file of their own because a build without CUDA has none of them. Invariant: an
+//! optional guesser that does not fit never prevents a model from loading.
 
 use tokenmill_backend::{Backend, Executor, MemoryPlan};
 use tokenmill_model::{LoadError, LoadProgress, ModelExecutor, ModelOptions};
