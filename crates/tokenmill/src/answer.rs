@@ -149,10 +149,10 @@ impl TextStream {
         Ok(samples.into_iter().map(Answer::from).collect())
     }
 
-    /// As [`Self::answers`], and shows every event as it comes.
+    /// Does the same as [`Self::answers`], and passes every event to `on_event` as it arrives.
     ///
     /// # Errors
-    /// As [`Self::answers`].
+    /// The same as for [`Self::answers`].
     pub async fn gather(mut self, mut on_event: impl FnMut(&TextEvent)) -> Result<Vec<Sample>, Error> {
         let mut gathered = Gathered::new(self.n_samples());
         while let Some(event) = self.next_event().await {
@@ -162,10 +162,10 @@ impl TextStream {
         gathered.samples()
     }
 
-    /// Waits on this thread for every sample, and hands over each piece as it comes.
+    /// Waits on this thread for every sample, and passes on each piece as it arrives.
     ///
     /// # Errors
-    /// As [`Self::answers`], and what `on_piece` returns, which cancels all samples.
+    /// The same as for [`Self::answers`], and the error of `on_piece`, which cancels all samples.
     pub fn read<E: From<Error>>(
         mut self,
         mut on_piece: impl FnMut(&Delta) -> Result<(), E>,

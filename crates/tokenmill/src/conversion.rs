@@ -102,11 +102,11 @@ pub struct TokenDifferences {
 }
 
 impl Conversion {
-    /// Opens a folder with `config.json`, safetensors files and a tokenizer, and checks that all its network needs is there. `pre`
-    /// names the pre-tokenizer where it is not to be found out.
+    /// Opens a folder with `config.json`, safetensors files and a tokenizer, and checks that it has
+    /// everything its network needs. `pre` names the pre-tokenizer if it cannot be detected.
     ///
     /// # Errors
-    /// [`Error`]: what is missing, is damaged, or has no place in a GGUF file.
+    /// [`Error`] if something is missing, is damaged, or has no place in a GGUF file.
     pub fn open(folder: impl AsRef<Path>, pre: Option<&str>) -> Result<Self, Error> {
         let folder = folder.as_ref();
         let source = ModelSource::Folder(folder.to_owned());
@@ -272,7 +272,7 @@ impl Conversion {
         for (key, value) in self.source.keys().iter() {
             metadata.insert(key, value.clone())?;
         }
-        // Whoever quantizes a file writes the keys of its type behind the others.
+        // A quantizer writes the keys of its type after the others.
         let is_preset = matches!(out, OutType::Preset(_));
         if !is_preset {
             metadata.insert("general.file_type", writer.file_type())?;

@@ -30,7 +30,8 @@ pub struct LoadedGuesser {
     pub(crate) facts: DraftFacts,
 }
 
-/// The options of a load next to one with `options`: room for as many sequences, of as many tokens as it was made for.
+/// Returns the options of a draft next to a model with `options`: for as many sequences, and at most
+/// `n_ctx_train` tokens.
 pub(crate) fn options_next_to(n_ctx_train: usize, options: &ModelOptions) -> ModelOptions {
     let n_ctx = options.n_ctx.unwrap_or(n_ctx_train).min(n_ctx_train);
     let n_full = n_ctx.div_ceil(PAGE_TOKENS);

@@ -39,7 +39,7 @@ impl GpuSteps {
         json!({ "decode": self.decode, "prompts": self.prompts })
     }
 
-    /// Reads what was kept; `None` where it is none.
+    /// Reads stored thresholds; `None` if the value has another form.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn from_json(values: &Value) -> Option<Self> {
         let steps = |name: &str| match values.get(name)? {

@@ -69,7 +69,7 @@ pub enum LoadedDevice {
         gpu_steps: GpuSteps,
         /// How that is known.
         steps_known: MeasuredWhen,
-        /// How the bandwidths are known that it was chosen by; `None` where it is as it was asked for.
+        /// When the bandwidths behind the choice were measured; `None` if the placement was requested.
         bandwidths_known: Option<MeasuredWhen>,
     },
     /// On a backend of the caller's own.

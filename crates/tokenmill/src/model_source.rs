@@ -131,10 +131,10 @@ impl ModelSource {
         })
     }
 
-    /// The tokenizer; `gguf` is the file of this source, where it is one.
+    /// Reads the tokenizer; `gguf` is the file of this source, if it has one.
     ///
     /// # Errors
-    /// A vocabulary that cannot be used.
+    /// Fails if the vocabulary cannot be used.
     pub fn tokenizer(&self, gguf: Option<&GgufFile>) -> Result<Tokenizer, Error> {
         match (self, gguf) {
             (Self::Folder(folder), None) => {
@@ -169,7 +169,7 @@ impl ModelSource {
         Ok(tokenizer)
     }
 
-    /// Reads the chat template; base models have none. `gguf` is the file of this source, where it is one.
+    /// Reads the chat template; base models have none. `gguf` is the file of this source, if it has one.
     ///
     /// # Errors
     /// Fails on metadata of the wrong type, and on a file that is not JSON or not UTF-8.

@@ -1,7 +1,7 @@
-//! [`Mtp`]: the model's own layer that guesses further tokens, from its file to what computes it.
+//! [`Mtp`]: the model's own layer that guesses further tokens, from its file to its executor.
 //!
-//! Separate from a second model that guesses, which computes by itself. Invariant: without it the same is loaded, and the same is
-//! generated.
+//! Separate from a draft model, which computes alone. Invariant: without the layer the same model is loaded,
+//! and generates the same.
 
 use std::path::{Path, PathBuf};
 
@@ -60,17 +60,17 @@ pub fn mtp_plan(
 }
 
 impl<'a> Mtp<'a> {
-    /// Finds the layer in a network's own file that is to guess: where `speculation` asks for it, and where it may take what there is.
+    /// Finds the layer in a network's own file, if `speculation` asks for it or may use an existing one.
     ///
     /// # Errors
-    /// [`Error::NoMtp`] and [`Error::Load`], where it is asked for.
+    /// [`Error::NoMtp`] and [`Error::Load`], if the caller asked for it.
     pub(crate) fn find(network: &'a Network, speculation: Speculation) -> Result<Option<Self>, Error> {
         match speculation {
             Speculation::Mtp { .. } => match network.nextn()? {
                 Some(layer) => Ok(Some(Self { layer, path: None })),
                 None => Err(Error::NoMtp),
             },
-            // A layer that is not asked for, and cannot be described, is left out as it was before anyone read it.
+            // An optional layer that cannot be described is ignored, as if it were not in the file.
             Speculation::Auto { .. } => {
                 let layer = network.nextn().ok().flatten();
                 Ok(layer.map(|layer| Self { layer, path: None }))

@@ -1,7 +1,7 @@
-//! How a model's answers are read: what stands in its chat template, worked out once.
+//! Reads a model's answers, by facts that are derived once from its chat template.
 //!
-//! Separate from the words because it looks at answers, not at prompts. Invariant: a control token is part of an answer's
-//! text only where it is a mark of the model's own format; the parser takes it out again.
+//! Separate from the words because it looks at answers, not at prompts. Invariant: a control token is part of
+//! an answer's text only if it is a mark of the model's own format; the parser takes it out again.
 
 use std::sync::Arc;
 

@@ -40,7 +40,7 @@ pub(crate) const INSTRUCTION: &str =
 #[derive(Debug)]
 pub struct Scores {
     passes: ForwardPasses,
-    /// The two tokens whose logits decide, where it is not a classification head.
+    /// The two tokens whose logits decide, if the model has no classification head.
     yes_no: Option<[u32; 2]>,
     score: f32,
 }

@@ -58,7 +58,7 @@ impl Guesser<'_> {
             Err(_) => return Ok(Self::Nothing),
         };
         let model_bytes = of_model.device_bytes();
-        // A model that does not fit by itself is refused by what loads it.
+        // A model that does not fit alone is refused by its own load.
         let is_too_much = model_bytes as u64 <= room_bytes && (own + model_bytes) as u64 > room_bytes;
         match is_too_much {
             false => Ok(self),

@@ -341,14 +341,14 @@ impl Shared {
                 Ok(())
             }
             Err(error) => {
-                // There may be nothing, and the error that led here is told.
+                // The file may not exist, and the caller reports the first error.
                 let _ = fs::remove_file(&aside);
                 Err(error)
             }
         }
     }
 
-    /// Removes what was used longest ago, until so many more bytes fit.
+    /// Removes the least recently used files, until `n_bytes` more fit.
     fn make_room(&self, n_bytes: u64) -> io::Result<()> {
         loop {
             let oldest = (self.folder.index()).oldest_beyond(self.folder.max_bytes - n_bytes);

@@ -24,7 +24,7 @@ fn open(path: &Path) -> PrefixFolder {
     PrefixFolder::open(path, 1 << 30, |line| panic!("{line}")).unwrap()
 }
 
-/// An engine, and its pages in the folder where it has one.
+/// An engine, and its pages in the folder if it has one.
 struct Running {
     engine: Engine,
     store: Option<Arc<ModelStore>>,
@@ -416,7 +416,7 @@ fn a_disk_that_hangs_is_not_waited_for_without_end() {
         bytes: vec![1; 64],
     };
     let mut store = of_folder.store_of(IDENTITY, &format);
-    // As long as it is held, nothing is written.
+    // While the lock is held, nothing is written.
     let hangs = of_folder.folder.writing.lock().unwrap();
     store.keep(page_of(1));
     store.keep(page_of(2));

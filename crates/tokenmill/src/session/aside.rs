@@ -30,7 +30,7 @@ pub(crate) fn write_aside<E: From<io::Error>>(
         Ok(sync_folder(path)?)
     });
     if written.is_err() {
-        // There may be nothing any more, and the error that led here is told.
+        // The file may no longer exist, and the caller reports the first error.
         let _ = fs::remove_file(&aside);
     }
     written
@@ -59,7 +59,7 @@ fn create_private(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// Gives a file the mode of the one that it replaces, where there is one.
+/// Gives a file the mode of the file that it replaces, if there is one.
 #[cfg(unix)]
 fn keep_mode(replaced: &Path, file: &File) -> io::Result<()> {
     match fs::metadata(replaced) {
