@@ -63,7 +63,8 @@ impl BandHeight {
     /// Both.
     pub const ALL: [Self; 2] = [Self::High, Self::Low];
 
-    /// The height for matrices with `n_out` rows in all, by so many rows of x: high where that makes enough thread blocks.
+    /// Returns the height for matrices with `n_out` rows in total, by `n_rows` rows of x: high if that makes
+    /// enough thread blocks.
     pub fn of(n_out: usize, n_rows: usize) -> Self {
         let n_tiles = n_rows.div_ceil(64);
         let many = if n_tiles > 1 {
@@ -95,14 +96,15 @@ impl BandHeight {
         }
     }
 
-    /// Which of [`Self::columns`] takes so many rows of x; more are further thread blocks.
+    /// Returns the index of the entry of [`Self::columns`] for `n_rows` rows of x; more rows are further
+    /// thread blocks.
     pub fn variant_of(self, n_rows: usize) -> usize {
         let all = self.columns();
         let variant = all.iter().position(|&columns| n_rows <= columns);
         variant.unwrap_or(all.len() - 1)
     }
 
-    /// The name of the kernel for so many rows of x.
+    /// Returns the name of the kernel for `columns` rows of x.
     pub fn kernel(self, columns: usize) -> String {
         match self {
             Self::High => format!("matmul_band_n{columns}"),
@@ -118,9 +120,10 @@ pub enum ManyRows {
     Strips,
     /// In bands.
     Bands(BandHeight),
-    /// In high bands, whose columns so many thread blocks share.
+    /// In high bands, whose columns are split among this number of thread blocks.
     Splits(usize),
-    /// In bands in f16, whose columns so many thread blocks share; 1 where each has all of them.
+    /// In bands in f16, whose columns are split among this number of thread blocks; 1 if each has all
+    /// columns.
     Halves(usize),
     /// By matrix operations of warpgroups.
     Wide(WideCut),
@@ -164,7 +167,7 @@ impl ManyRows {
     /// Thread blocks that share a band at most. The last of them adds all parts up.
     pub const MAX_SPLITS: usize = 8;
 
-    /// The launch for matrices of so many rows of `n_in` weights, by so many rows of x.
+    /// Returns the launch for matrices of `n_outs` rows of `n_in` weights, by `n_rows` rows of x.
     pub fn of(ty: TensorType, n_outs: &[usize], n_in: usize, n_rows: usize, room: ProductRoom) -> Self {
         let height = BandHeight::of(n_outs.iter().sum(), n_rows);
         let wide = Wide::of(ty).filter(|_| room.has_tiles && n_rows >= Wide::MIN_ROWS);

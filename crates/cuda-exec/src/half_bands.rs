@@ -88,12 +88,12 @@ impl HalfRows {
             .saturating_add(crate::buffer_bytes::<f32>(len / 256))
     }
 
-    /// Values of so many rows: whole thread blocks of them.
+    /// Returns the number of values of `n_rows` rows, padded to whole thread blocks.
     pub(crate) fn len(n_rows: usize, width: usize) -> usize {
         Self::padded(n_rows).saturating_mul(width.div_ceil(256).saturating_mul(256))
     }
 
-    /// Rows that are written for so many.
+    /// Returns the number of rows that are written for `n_rows`.
     pub(crate) fn padded(n_rows: usize) -> usize {
         n_rows
             .div_ceil(HalfBands::COLUMNS)

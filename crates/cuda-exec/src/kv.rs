@@ -200,10 +200,10 @@ impl KvStore {
         }
     }
 
-    /// Queues copies, in order, behind the steps that touched their pages.
+    /// Queues copies, in order, after the steps that touched their pages.
     ///
     /// # Errors
-    /// [`CudaExecError::Bounds`] for a page that there is not, before anything is copied; or the driver's.
+    /// [`CudaExecError::Bounds`] for a page that does not exist, before anything is copied; or the driver's.
     pub fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<()> {
         self.moves.queue(copies)
     }

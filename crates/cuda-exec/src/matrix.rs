@@ -113,7 +113,7 @@ impl BandKernels {
         })
     }
 
-    /// The kernel for bands of a height by so many rows of x.
+    /// Returns the kernel for bands of a height by `n_rows` rows of x.
     pub(crate) fn plain_of(&self, height: BandHeight, n_rows: usize) -> Kernel {
         let variant = height.variant_of(n_rows);
         match height {
@@ -468,7 +468,8 @@ struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// Reads the rows, into `read` where they are in a file, and repacks them. Says whether matrix operations of warpgroups can multiply them.
+    /// Reads the rows, into `read` if they are in a file, and repacks them. Returns whether matrix operations
+    /// of warpgroups can multiply them.
     fn repack(self, layout: &MatrixLayout, bytes: TensorBytes<'_>, read: &mut Vec<u8>) -> Result<bool> {
         let row_bytes = layout.file_row_bytes();
         let source = bytes

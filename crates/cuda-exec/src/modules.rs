@@ -57,7 +57,8 @@ impl Target {
         }
     }
 
-    /// Why a GPU that this crate opens, with this driver, cannot have such modules; `None` where it can.
+    /// Returns the reason why a GPU that this crate opens, with this driver, cannot have such modules; `None`
+    /// if it can.
     pub fn refusal(self, capability: (u32, u32), cuda_version: (u32, u32)) -> Option<String> {
         let ((major, minor), (cuda_major, cuda_minor)) = (capability, cuda_version);
         if self == Self::All {

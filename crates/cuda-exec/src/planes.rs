@@ -161,7 +161,7 @@ enum PlaneKind {
     Bits { shift: u8 },
     /// Whole bytes of the first or the last 16 weights, 16 bytes a group.
     Bytes { upper: bool },
-    /// Scales of the groups, so many bytes a group.
+    /// Scales of the groups, with this number of bytes per group.
     GroupScales(usize),
     /// The values that the block has once: up to 16 bytes.
     Header(usize),

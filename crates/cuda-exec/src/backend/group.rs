@@ -50,7 +50,7 @@ impl CudaBackend {
         matches!(self.group_end, Some(GroupEnd::Host { .. }))
     }
 
-    /// Makes the memory for the sums of steps of up to so many tokens.
+    /// Allocates the memory for the sums of the longest step.
     pub(super) fn make_sums(&mut self, limits: &ExecutorLimits) -> Result<(), BackendError> {
         if let Some(GroupEnd::Host { sums, .. }) = &mut self.group_end {
             let n_values = limits.max_batch_tokens * limits.n_embd;

@@ -77,7 +77,8 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Says whether the memory is there that a plan with so many pages takes; gives its size without what is loaded later.
+    /// Checks that the memory for a plan with `n_pages` pages is available; returns its size without the
+    /// parts that are loaded later.
     ///
     /// # Errors
     /// [`BackendError::DoesNotFit`], and the driver's.

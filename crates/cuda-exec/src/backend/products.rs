@@ -1,8 +1,10 @@
-//! Products, as [`CudaBackend`] launches them: several of one input at once, and with what stands between them where there is one row.
+//! Products, as [`CudaBackend`] launches them: several of one input at once, and, for a single row, together
+//! with the operations between them.
 //!
-//! Separate from the other operations because of the norm that one product leaves to the next: [`CudaBuffer::leave_norm`]. Invariant: a norm is left
-//! only where the operations that follow are known ([`Backend::linear_add_norm`]), and the product that finds one makes its rows, by itself or by a launch
-//! ahead of it.
+//! Separate from the other operations because of the norm that one product leaves to the next:
+//! [`CudaBuffer::leave_norm`]. Invariant: a norm is left only if the operations that follow are known
+//! ([`Backend::linear_add_norm`]), and the product that finds one computes its rows, either itself or in a
+//! launch ahead of it.
 
 use tokenmill_backend::{Activation, Backend, BackendError, LinearAddNorm, LinearJob, Norm, NormKind};
 

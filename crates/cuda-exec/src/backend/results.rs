@@ -189,7 +189,7 @@ impl Results {
         self.sources.clone().expect("every forward pass ends in sampling")
     }
 
-    /// Queues the copies of the begun step's results, behind it.
+    /// Queues the copies of the begun step's results after it.
     pub(super) fn queue(&mut self, picked: &crate::Buffer<u32>) -> Result<(), BackendError> {
         let step = &self.current;
         let sources = self.sources();

@@ -78,7 +78,7 @@ impl<K: Copy + Hash + Eq, G, V> SegmentCache<K, G, V> {
         }
     }
 
-    /// A graph of a step, where there is one.
+    /// Returns a graph of a step, if there is one.
     pub(super) fn graph_mut(&mut self, shape: &K, segment: usize) -> Option<&mut G> {
         let (graphs, _) = self.entries.get_mut(shape)?.recorded.as_mut()?;
         graphs.get_mut(segment)

@@ -315,7 +315,7 @@ impl StepInputs {
             if self.limits.n_states > 0 {
                 return padded;
             }
-            // Attention takes each token by itself.
+            // Attention computes each token separately.
             padded.longest = StepShape::MAX_VERIFIED;
         }
         let of_seqs = bucket(shape.n_seqs);

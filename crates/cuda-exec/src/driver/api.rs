@@ -32,7 +32,7 @@ macro_rules! driver_functions {
             $(pub(super) $field: unsafe extern "C" fn($($ty),*) -> Code,)*
             /// `cuLaunchKernelEx`, which drivers have from CUDA 11.8 on.
             pub(super) launch_with_attributes: Option<LaunchWithAttributes>,
-            /// `cuDeviceGetUuid`, without which cards are told apart by their numbers.
+            /// `cuDeviceGetUuid`; without it, cards are identified by their numbers.
             pub(super) device_uuid: Option<DeviceUuid>,
         }
 

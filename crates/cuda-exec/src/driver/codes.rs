@@ -19,7 +19,7 @@ pub(super) const NOT_READY: Code = 600;
 pub(super) enum Meaning {
     /// It does nothing any more.
     Lost,
-    /// It refused a call, and is as it was.
+    /// The context refused a call and is unchanged.
     Refused,
     /// Neither is known.
     Unexpected,

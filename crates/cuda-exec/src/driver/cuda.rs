@@ -326,7 +326,7 @@ impl Driver {
         }
     }
 
-    /// Host memory that the device copies from and to by itself; zeroed.
+    /// Allocates zeroed host memory that the device can copy from and to directly.
     pub(super) fn alloc_pinned(&self, n_bytes: usize) -> Result<NonNull<u8>> {
         self.enter("pinning memory")?;
         let mut memory = ptr::null_mut();

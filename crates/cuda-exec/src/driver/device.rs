@@ -162,7 +162,8 @@ impl Device {
         self.shared.driver.free_bytes()
     }
 
-    /// Bytes of its memory that the driver has taken by itself, for modules and graphs, since this was first asked of the device.
+    /// Returns the bytes of its memory that the driver has taken for modules and graphs since the first call
+    /// of this function.
     ///
     /// # Errors
     /// The driver's.
@@ -263,7 +264,8 @@ impl Device {
         &self.shared.options
     }
 
-    /// Why modules for these GPUs are not loaded, as far as the device, its driver and the options say; `None` where they are.
+    /// Returns the reason why modules for these GPUs are not loaded, by the device, its driver and the
+    /// options; `None` if they are.
     pub(crate) fn refusal(&self, target: Target) -> Option<String> {
         let info = self.info();
         let off = || {
@@ -378,7 +380,8 @@ impl Device {
         (n_loaded, took)
     }
 
-    /// Thread blocks of a kernel that a multiprocessor runs at a time, with so many threads and so much dynamic shared memory each.
+    /// Returns the number of thread blocks of a kernel that a multiprocessor runs at a time, each with this
+    /// number of threads and this much dynamic shared memory.
     ///
     /// # Errors
     /// The driver's.

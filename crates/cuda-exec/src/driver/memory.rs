@@ -184,7 +184,7 @@ impl<T: Pod> Buffer<T> {
         }
     }
 
-    /// A view to read that keeps the memory alive by itself.
+    /// Returns a view to read that keeps the memory alive.
     pub fn share(&self) -> SharedView<T> {
         SharedView(self.alias())
     }

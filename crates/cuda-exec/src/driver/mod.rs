@@ -79,7 +79,8 @@ pub struct DeviceOptions {
     pub launches: Launches,
     /// Whether matrix operations of warpgroups are used.
     pub wide: WideProducts,
-    /// Whether rows of a decode step that begin with the same pages read these each for itself, not once for all.
+    /// Whether each row of a decode step reads the pages that it shares with others separately, instead of
+    /// one read for all.
     pub reads_apart: bool,
     /// Split of a multiprocessor's memory between shared memory and L1 cache.
     pub carveout: Carveout,

@@ -12,7 +12,7 @@ use std::{
 
 use super::{Handle, Kernel, LaunchShape};
 
-/// A launch, as it was queued.
+/// A queued launch.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NotedLaunch {

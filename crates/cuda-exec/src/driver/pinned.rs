@@ -1,4 +1,4 @@
-//! [`Pinned`]: host memory that the device copies by itself.
+//! [`Pinned`]: host memory that the device can copy directly.
 //!
 //! Separate because the host and a copy in flight must never touch it at the same time. Invariant: the host reaches the
 //! bytes through [`Pinned::host`] alone, which waits for the last copies that use them, of each stream.
@@ -108,8 +108,8 @@ impl<T: Pod> Pinned<T> {
         Ok((unsafe { self.memory.add(offset) }, n_bytes))
     }
 
-    /// Queues copies on one stream, which are waited for as one. They are not ordered behind the copies of other streams: whoever queues
-    /// them knows which of them use the same elements.
+    /// Queues copies on one stream, with one wait for all. They are not ordered after the copies of other
+    /// streams: the caller must know which copies use the same elements.
     ///
     /// # Errors
     /// Returns the error of `queue`, or the driver's.
@@ -138,7 +138,7 @@ impl<T: Pod> Pinned<T> {
         Ok(())
     }
 
-    /// The event of a stream, made where it has none.
+    /// Returns the event of a stream, and creates it if there is none.
     fn event(&mut self, stream: Stream) -> Result<Handle> {
         let event = match self.events[stream as usize] {
             Some(event) => event,

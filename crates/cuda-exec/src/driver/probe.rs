@@ -25,7 +25,8 @@ pub struct DeviceReport {
     pub ordinal: usize,
     /// The description of the device.
     pub info: DeviceInfo,
-    /// Bytes of its memory that are free; `None` where the GPU cannot be used, and for those behind the first that can.
+    /// The free bytes of its memory; `None` if the GPU cannot be used, and for all usable GPUs after the
+    /// first.
     pub free_bytes: Option<u64>,
     /// Why it cannot be used, where it cannot.
     pub problem: Option<CudaExecError>,

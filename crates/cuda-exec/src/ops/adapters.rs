@@ -19,7 +19,8 @@ const RANKS: usize = 16;
 const UP_OUTPUTS: usize = 128;
 /// Products of one launch.
 const MAX_JOBS: usize = 3;
-/// Rows up to which products share launches; of more, each has enough thread blocks by itself, and what lies between the two kernels stays small.
+/// The most rows whose products share launches; with more rows, each product has enough thread blocks, and
+/// the values between the two kernels stay few.
 const MAX_JOINED_ROWS: usize = 256;
 
 /// The kernels.

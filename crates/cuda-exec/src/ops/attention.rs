@@ -161,12 +161,14 @@ pub(super) fn visible_of(attention: &Attention<Buffer<f32>>, step: &AttentionSte
 }
 
 impl Ops {
-    /// Attends from each token's query to its sequence's stored keys and values, up to its own position where it is causal:
-    /// `q: [T, n_heads, dim_k]`, `output: [T, n_heads, dim_v]`, quantized too where asked: a row is a token, and a head of one where
-    /// the values are in the keys, since a matrix of each head reads it.
+    /// Computes attention of each token's query to its sequence's stored keys and values, up to its own
+    /// position if it is causal: `q: [T, n_heads, dim_k]`, `output: [T, n_heads, dim_v]`. The output is
+    /// quantized too on request: a row is a token, or a head of a token if the values are part of the keys,
+    /// since a matrix of each head reads it.
     ///
     /// # Errors
-    /// A [`CudaExecError`](crate::CudaExecError): `Unsupported` where a head is too wide, `Bounds`, or the driver's.
+    /// A [`CudaExecError`](crate::CudaExecError): `Unsupported` if a head is too wide, `Bounds`, or the
+    /// driver's.
     pub fn attention(
         &self,
         attention: &Attention<Buffer<f32>>,
@@ -267,7 +269,7 @@ impl Ops {
         self.attention_of_tokens(&both_ways, step, tokens, kv, q, output, quantized, scratch)
     }
 
-    /// Attends as [`Self::attention`] does, for some tokens, each by itself.
+    /// Computes the same as [`Self::attention`] for some tokens, one by one.
     fn attention_of_tokens(
         &self,
         attention: &Attention<Buffer<f32>>,

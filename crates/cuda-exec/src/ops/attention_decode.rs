@@ -124,7 +124,7 @@ fn split_bits(n_kv_heads: usize) -> u32 {
     (WANTED_BLOCKS / n_kv_heads).clamp(16, 64).ilog2()
 }
 
-/// Positions of each split of so many, as the kernel computes them.
+/// Returns the positions of each split of a context of `n_tokens`, as the kernel computes them.
 fn split_len(n_tokens: usize, split_bits: u32) -> usize {
     let excess = ((n_tokens - 1) / MIN_SPLIT) >> split_bits;
     let longer = excess.checked_ilog2().map_or(0, |bits| bits + 1);

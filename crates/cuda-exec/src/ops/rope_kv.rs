@@ -25,7 +25,7 @@ const HEADS_OF_WARP: usize = 8;
 /// Tokens from which on these are enough warps.
 const MANY_TOKENS: usize = 256;
 
-/// Warps for each token with so many heads.
+/// Returns the number of warps for each token with `n_heads` heads.
 fn n_warps(n_heads: usize, n_tokens: usize) -> usize {
     if n_tokens < MANY_TOKENS {
         n_heads

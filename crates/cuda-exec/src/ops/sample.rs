@@ -51,7 +51,7 @@ impl SamplePlan {
     /// a winner of each part, 4,096 listed tokens, counts of the buckets, and the cut.
     pub const MANY_WORDS: usize = 512 + 128 + 4096 + 256 + 5;
 
-    /// Plans rows of so many logits.
+    /// Plans rows of `n_vocab` logits.
     pub fn of(n_vocab: usize) -> Self {
         Self {
             n_parts: n_vocab.div_ceil(PART_LOGITS).max(1),
@@ -91,7 +91,7 @@ impl SampleScratch {
 pub struct SampleRecord {
     /// Seed of the generator.
     pub seed: u64,
-    /// Position that the token takes in its sequence.
+    /// The position of the token in its sequence.
     pub position: u32,
     /// The sum of the constants below.
     pub flags: u32,
