@@ -1,6 +1,7 @@
-//! [`ContextShiftArgs`]: what becomes of a text that fills its context.
+//! [`ContextShiftArgs`]: how a text continues after it has filled its context.
 //!
-//! Separate because every command that generates takes them. Invariant: nothing is dropped unless it was asked for.
+//! Separate because every command that generates takes them. Invariant: nothing is dropped unless the caller
+//! asks for it.
 
 use clap::Args;
 use tokenmill::{LoadOptions, load::ContextShift};

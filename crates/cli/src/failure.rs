@@ -1,7 +1,8 @@
-//! [`Failure`]: why a command did not succeed, as the user is told and as the exit code says.
+//! [`Failure`]: why a command did not succeed, as a message for the user and an exit code.
 //!
-//! Here is the type; the modules below make one of each library's errors. Separate from the libraries' errors because hints speak of
-//! this program's options. Invariant: a failure prints one line, what is wrong first and then what to do.
+//! This file has the type; the modules below convert the errors of each library. Separate from the libraries'
+//! errors because hints name this program's options. Invariant: a failure prints one line: the problem first,
+//! then the hint.
 
 mod gpu;
 mod memory;

@@ -1,7 +1,7 @@
-//! [`FetchArgs`]: from what stands for MODEL to a path, with a download in between where it is a name.
+//! [`FetchArgs`]: finds the path of a MODEL, with a download in between if it is a name.
 //!
-//! Separate because every command that takes a model takes names. Invariants: what exists as a file or a folder is never taken for a
-//! name; nothing is downloaded without a yes, on the terminal or as an option.
+//! Separate because every command that takes a model takes names. Invariants: an existing file or folder is
+//! never taken for a name; nothing is downloaded without a yes, on the terminal or as an option.
 
 use std::{
     env,

@@ -12,17 +12,17 @@ pub(crate) fn rounded(value: f64, n_digits: i32) -> f64 {
     (value * scale).round() / scale + 0.0
 }
 
-/// At most so many of something, or, written as -1, as many as there are.
+/// An upper limit for a number of things; -1 stands for no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Limit {
     /// No bound of its own.
     Unbounded,
-    /// At most so many.
+    /// At most this number.
     AtMost(usize),
 }
 
 impl Limit {
-    /// The bound, where there is one.
+    /// Returns the bound, if there is one.
     pub(crate) fn bound(self) -> Option<usize> {
         match self {
             Self::Unbounded => None,

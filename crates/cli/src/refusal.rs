@@ -254,7 +254,8 @@ fn name_and_value(option: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// An option as it was typed, which may be a short flag that the parser does not know.
+/// Returns an option in the form in which it was typed, which may be a short flag that the parser does not
+/// know.
 fn typed_name<'a>(option: &'a str, args: &[OsString]) -> &'a str {
     argv::typed_for(option, args).unwrap_or(option)
 }

@@ -90,10 +90,10 @@ impl SpeculationArgs {
         Ok(())
     }
 
-    /// As [`Self::add_to`], with the draft model as it was named, which may be missing.
+    /// Does the same as [`Self::add_to`], but leaves the draft model unresolved, so it may be missing.
     ///
     /// # Errors
-    /// A length or a model of what is not guessed.
+    /// Fails if a length or a model is given for tokens that are not guessed.
     pub(crate) fn add_unresolved(&self, options: &mut LoadOptions) -> Result<(), Failure> {
         options.speculation = self.speculation()?;
         options.draft = match &self.draft {

@@ -16,7 +16,7 @@ const MAGIC: &[u8] = b"GGUF";
 /// Bytes that tell what a file is.
 const TELLING_BYTES: u64 = 512;
 
-/// The beginning of a file, where it is one.
+/// Returns the beginning of a file, if the path is one.
 fn beginning(path: &Path) -> Option<Vec<u8>> {
     let file = RegularFile::open(path).ok()?;
     let mut bytes = vec![0; file.n_bytes().min(TELLING_BYTES) as usize];

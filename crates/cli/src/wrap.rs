@@ -96,7 +96,7 @@ impl Wrap {
         self.n_spaces = 0;
     }
 
-    /// Shows the word, on the next line where it does not fit on this one.
+    /// Shows the word, on the next line if it does not fit on this one.
     fn flush(&mut self, out: &mut String, n_columns: usize) {
         if self.word.is_empty() {
             return;

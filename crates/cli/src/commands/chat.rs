@@ -1,7 +1,7 @@
 //! `chat`: a conversation, turn by turn, through the model's chat template.
 //!
-//! Here are the turns; what a line of the user means is in `chat/line.rs`. Invariant: a turn that fails leaves the
-//! conversation as it was.
+//! This file has the turns; `chat/line.rs` parses the user's lines. Invariant: a turn that fails leaves the
+//! conversation unchanged.
 
 mod completion;
 mod line;
@@ -174,7 +174,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Err(failure) => Err(failure),
         };
         if let Err(failure) = result {
-            // A person can try again; a program that pipes its questions in is told by the exit code.
+            // A person can try again; a program that pipes its questions in sees the exit code.
             if !reader.is_terminal() && !is_command {
                 return Err(failure);
             }

@@ -60,7 +60,7 @@ pub(crate) struct Args {
     load: LoadArgs,
 }
 
-/// The outcome of a check.
+/// The result of a check.
 struct Row {
     what: String,
     outcome: Outcome,

@@ -1,6 +1,7 @@
 //! `imatrix`: which weights matter most, measured on a text, for `quantize --imatrix`.
 //!
-//! The text is cut into chunks of the context's length, each computed by itself. Source: `imatrix` in llama.cpp, `tools/imatrix`.
+//! The text is cut into chunks of the context's length, each computed separately. Source: `imatrix` in
+//! llama.cpp, `tools/imatrix`.
 
 use std::path::{Path, PathBuf};
 
@@ -70,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         None | Some(0) => DEFAULT_CTX,
         Some(n_ctx) => n_ctx,
     };
-    // An encoder was made for texts of so many tokens, each in one piece.
+    // An encoder was made for texts of this length, each in one piece.
     let n_ctx_most = if is_encoder {
         network.descriptor().n_ctx_train
     } else {

@@ -165,8 +165,8 @@ impl Args {
         output::refuse_input(&self.output, &beside)
     }
 
-    /// Refuses names of tensors that the model has none of: a typo would make another file than was meant. Names of a file may be for
-    /// several models, and are told only.
+    /// Refuses tensor names that the model does not have: a typo would make another file than intended. Names
+    /// from a file may be for several models, and only cause a note.
     fn check_names(&self, recipe: &Recipe, file: &GgufFile) -> Result<(), Failure> {
         for (idx, pattern) in recipe.unused_tensor_types(file.tensors().map(|info| &*info.name)) {
             let message = format!("no tensor of the model has `{pattern}` in its name");

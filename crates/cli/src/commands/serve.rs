@@ -1,7 +1,7 @@
 //! `serve`: answers OpenAI's, Anthropic's, Ollama's and llama.cpp's APIs over HTTP until it is stopped.
 //!
-//! Here are the options and the log; the running server is in `running`, and everything on the wire in the server crate. Invariant: what
-//! is wrong with the options is told before a model is loaded.
+//! This file has the options and the log; the running server is in `running`, and everything on the wire in
+//! the server crate. Invariant: errors in the options are reported before a model is loaded.
 
 use std::{
     env,

@@ -28,13 +28,13 @@ pub(super) struct Results {
 
 /// How a request ended.
 pub(super) enum Ending {
-    /// The API answered, be it with a refusal.
+    /// The API answered, possibly with a refusal.
     Response {
         status_code: u16,
         request_id: Option<String>,
         body: Value,
     },
-    /// It never came to that.
+    /// The API gave no answer.
     Error { code: &'static str, message: String },
 }
 

@@ -153,7 +153,8 @@ impl Target {
     }
 }
 
-/// Sends a request and measures its answer. `on_gap` is told the time since the piece before, as each piece comes.
+/// Sends a request and measures its answer. Calls `on_gap` for each piece, with the time since the piece
+/// before.
 pub(super) async fn measure(
     target: &Target,
     path: &str,

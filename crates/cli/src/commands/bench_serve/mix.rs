@@ -162,7 +162,7 @@ pub(super) fn body(kind: Kind, model: &str, words: &str, max_tokens: u32, seed: 
         "seed": seed,
         "stream": true,
         "stream_options": {"include_usage": true},
-        // So that a gap in the text is told from one between tokens.
+        // Token ids distinguish a gap in the text from a gap between tokens.
         "return_token_ids": true,
     });
     match kind {
@@ -379,8 +379,9 @@ struct Figures {
     p50_ms: f64,
     p99_ms: f64,
     longest_ms: f64,
-    /// Tokens that came from behind the beginning of the longest gap to its end: more than one where text was held back, since a character or a
-    /// mark was not complete. `None` where the server does not tell of tokens.
+    /// The tokens that arrived during the longest gap, up to and including its end. More than one means that
+    /// text was held back because a character or a mark was incomplete. `None` if the server reports no
+    /// tokens.
     tokens_in_longest: Option<usize>,
     /// The longest time between two tokens; `None` where the server does not tell of tokens.
     between_tokens_ms: Option<f64>,

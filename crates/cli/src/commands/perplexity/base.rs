@@ -37,7 +37,7 @@ impl Header {
         8 + 2 * self.n_vocab.next_multiple_of(2)
     }
 
-    /// Bytes of a file of so many chunks.
+    /// Returns the bytes of a file of `n_chunks` chunks.
     fn file_bytes(&self, n_chunks: u64) -> u64 {
         let n_rows = n_chunks.saturating_mul(n_scored(self.n_ctx as u64));
         HEADER_BYTES

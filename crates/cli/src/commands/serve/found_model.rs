@@ -1,7 +1,7 @@
-//! [`FoundModel`]: a model that is to be served with others, and [`NamedLoader`], how it is loaded.
+//! [`FoundModel`]: a model to serve with others, and [`NamedLoader`], which loads it.
 //!
-//! Separate from which models there are. Invariant: clients are told why a model cannot be loaded without the folders of this machine, which are
-//! in the log.
+//! Separate from the list of models. Invariant: clients learn why a model cannot be loaded, but not the
+//! folders of this machine, which are in the log.
 
 use std::{
     path::{MAIN_SEPARATOR, PathBuf},

@@ -49,10 +49,10 @@ impl ModelFlags {
         Ok(options)
     }
 
-    /// The options of its load, with the draft model as it was named, which may be missing.
+    /// Returns the options of its load, with the draft model unresolved, so it may be missing.
     ///
     /// # Errors
-    /// Options that cannot be granted.
+    /// Fails on options that cannot be granted.
     pub(super) fn unresolved_options(&self) -> Result<LoadOptions, Failure> {
         let mut options = self.load.options()?;
         self.seats().add_unresolved(&mut options)?;

@@ -1,8 +1,8 @@
-//! Several models: which there are, by the command line, a folder and a file, and how each is loaded.
+//! Several models: the list of them, from the command line, a folder and a file, and the way each is loaded.
 //!
-//! Separate from the server of one model, which is loaded before it listens. Invariants: what is named on the command line is there, or
-//! the program does not start; what a folder or a file lists may be missing, and then its requests are told why. Nothing is downloaded
-//! while requests wait.
+//! Separate from the server of one model, which is loaded before it listens. Invariants: a model named on the
+//! command line exists, or the program does not start; a model in a folder or a file may be missing, and then
+//! its requests get the reason. Nothing is downloaded while requests wait.
 
 use std::{
     fs,

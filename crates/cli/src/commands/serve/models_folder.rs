@@ -2,8 +2,9 @@
 //!
 //! Models that clients have downloaded lie in hidden folders of it, as `pull` stores them elsewhere.
 //!
-//! Separate from the models that are named, which are there and keep their names. Invariants: a path keeps the name that it had once; what is
-//! known to be no model by its name or its header is not shown, and what cannot be read is, so that its requests are told why.
+//! Separate from the named models, which exist and keep their names. Invariants: a path keeps its first name;
+//! a file that is no model by its name or its header is not listed, but an unreadable file is, so that its
+//! requests get the reason.
 
 use std::{
     collections::{HashMap, HashSet},
