@@ -54,7 +54,7 @@ enum State {
     BeforeValue,
     /// A value that is read when it is complete.
     Value,
-    /// At the beginning of a text that goes out as it comes.
+    /// At the beginning of a text that is passed on as it arrives.
     TextStart,
     Text,
     /// After a call.

@@ -1,9 +1,9 @@
 //! [`VocabularyFiles`]: the tokenizer of a Hugging Face folder as the keys of a GGUF file.
 //!
-//! Separate from the readers, which make a tokenizer that runs: a file keeps what a folder says, token by token. Invariant: a list
-//! of tokens is as long as the embeddings have rows, and every id lies inside it.
+//! Separate from the readers, which make a tokenizer that runs: a file keeps the contents of a folder, token
+//! by token. Invariant: a list of tokens is as long as the embeddings have rows, and every id lies inside it.
 //!
-//! Source: llama.cpp, `convert_hf_to_gguf.py`, and gguf-py's `SpecialVocab`, for what becomes of what.
+//! Source: llama.cpp, `convert_hf_to_gguf.py`, and gguf-py's `SpecialVocab`, for the mapping of keys.
 
 mod pre_names;
 mod roles;
@@ -35,7 +35,7 @@ pub struct VocabularyFiles {
     pub chat_template: Option<String>,
     /// Rows of the embeddings.
     pub n_vocab: usize,
-    /// `tokenizer.ggml.pre`, where it is not to be found out.
+    /// `tokenizer.ggml.pre`, if it cannot be detected.
     pub pre: Option<String>,
     /// Whether a vocabulary of characters with merges keeps them, as Gemma 4's does; others get scores in their place.
     pub keeps_merges: bool,

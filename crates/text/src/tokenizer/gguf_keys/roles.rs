@@ -22,7 +22,7 @@ const ROLES: [(&str, &str); 8] = [
     ("eom", "eom_token_id"),
 ];
 
-/// Roles that a text may get a token of by itself.
+/// The roles whose token may be added to a text automatically.
 const ADDED: [&str; 3] = ["bos", "eos", "sep"];
 
 #[derive(Debug, Default)]

@@ -139,7 +139,7 @@ impl WordRule {
 #[derive(Clone, Copy, Default)]
 struct SpaceRun {
     end: usize,
-    /// Behind its last line break; 0 where it has none.
+    /// The position after its last line break; 0 if it has none.
     newline_end: usize,
 }
 
