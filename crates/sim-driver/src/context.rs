@@ -356,7 +356,7 @@ impl Context {
         self.queue(stream, Operation::Record { event, nth })
     }
 
-    /// Lets a stream wait for an event, as it was last recorded.
+    /// Lets a stream wait for the newest record of an event.
     pub(crate) fn wait(&mut self, stream: u64, event: u64) -> Outcome {
         self.check()?;
         self.refuse_on_captured(stream, code::STREAM_CAPTURE_ISOLATION)?;
@@ -484,7 +484,7 @@ impl State {
         Ok(())
     }
 
-    /// Runs what an event waits for, as it was last recorded.
+    /// Runs the work before the newest record of an event.
     pub(crate) fn synchronize(&mut self, event: u64) -> Outcome {
         self.context.check()?;
         self.context.refuse_in_capture()?;

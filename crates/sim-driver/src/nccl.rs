@@ -1,8 +1,9 @@
-//! [`Communicator`]: simulated GPUs that add up and gather, by NCCL's rules.
+//! [`Communicator`]: simulated GPUs that sum and gather, by NCCL's rules.
 //!
-//! Separate from the GPUs, of which it has several. Invariants: the n-th call of one rank meets the n-th of every other, whatever streams and
-//! graphs they come from; parts are added, or stand, in the order of the ranks, so all have the same bits; a call that does not match the others' ends
-//! never, as a kernel of NCCL would not, and is told to whoever asks for the communicator's state.
+//! Separate from the GPUs, of which it has several. Invariants: the n-th call of one rank meets the n-th of
+//! every other, whatever streams and graphs they come from; parts are summed, or placed, in the order of the
+//! ranks, so all have the same bits; a call that does not match the others' never ends, like a kernel of
+//! NCCL, and the communicator's state reports it.
 
 use std::{
     collections::VecDeque,

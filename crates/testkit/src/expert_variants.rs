@@ -38,7 +38,7 @@ pub fn tiny_experts() -> Descriptor {
     descriptor
 }
 
-/// Every feature by itself.
+/// Variants with one feature each.
 pub const EXPERT_VARIANTS: &[Variant] = &[
     ("weights that are not normalized", |d| {
         all(d, |moe| moe.router.is_normalized = false);

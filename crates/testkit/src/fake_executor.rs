@@ -199,7 +199,7 @@ impl FakeExecutor {
             .collect()
     }
 
-    /// Checks the hidden state before a token, where they are read.
+    /// Checks the hidden state before a token, if the executor reads them.
     fn check_hidden(&self, batch: &ForwardBatch, seq_idx: usize, token_idx: usize) {
         let stored = |group: PageGroup, at: usize| {
             let page = batch.table_of(seq_idx, group)[at / PAGE_TOKENS];

@@ -24,10 +24,10 @@ pub enum HiddenReader {
 }
 
 impl HiddenReader {
-    /// Checks the state before a token, of `width` numbers; `expected` gives the one behind a position.
+    /// Checks the state before a token, of `width` numbers; `expected` returns the state after a position.
     ///
     /// # Panics
-    /// When it is another.
+    /// If the states differ.
     pub(crate) fn check(
         &self,
         batch: &ForwardBatch,

@@ -196,10 +196,10 @@ impl Reference {
         Ok(tensors.tensor(name).is_ok())
     }
 
-    /// The numbers of a tensor, whatever their type.
+    /// Returns the numbers of a tensor, whatever their type.
     ///
     /// # Errors
-    /// [`ReferenceError::Tensors`] where it is missing.
+    /// [`ReferenceError::Tensors`] if it is missing.
     pub fn numbers(&self, name: &str) -> Result<Vec<f32>, ReferenceError> {
         let wrong = |source| ReferenceError::Tensors {
             path: self.path.clone(),

@@ -1,7 +1,9 @@
-//! The conformance suite: what every [`Backend`](tokenmill_backend::Backend) must do, checked through whole tiny networks.
+//! The conformance suite: the claims that every [`Backend`](tokenmill_backend::Backend) must fulfil, checked
+//! through whole tiny networks.
 //!
-//! Through networks rather than operation by operation, so that a backend may fuse as it likes. Each function is one
-//! claim and panics where it does not hold; a backend's test file calls them all. The naive backend is the oracle.
+//! The suite checks networks rather than single operations, so that a backend may fuse operations freely.
+//! Each function is one claim and panics if it does not hold; a backend's test file calls them all. The naive
+//! backend is the oracle.
 
 mod compare;
 mod encoders;

@@ -13,9 +13,10 @@ pub const RANDOM_NETWORKS: usize = 30;
 
 /// A backend under test.
 pub struct Subject {
-    /// Loads a network on the backend, with a number of threads where it has any.
+    /// Loads a network on the backend, with a number of threads if it has any.
     pub load: fn(n_threads: usize, model: &TinyModel, options: &ModelOptions) -> Box<dyn Executor>,
-    /// Numbers of threads that nothing depends on. Each is tried with another company, so a backend without threads lists as many as it is to be tried.
+    /// Numbers of threads that must not affect results. Each is tried with other rows in the batch, so a
+    /// backend without threads lists as many as the number of tries.
     pub n_threads: &'static [usize],
     /// Which of the networks with a feature of their own are tried.
     pub features: Features,

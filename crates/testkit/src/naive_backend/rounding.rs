@@ -1,7 +1,8 @@
-//! [`round_to`]: what is left of keys and values in a store of few bits.
+//! [`round_to`]: rounds keys and values like a store of few bits.
 //!
-//! Separate from the backend, whose stores hold f32. Invariant: a head is rounded by itself: the types of blocks by the quantizer of files, E4M3 by a search
-//! of its codes that shares no code with the product's encoder.
+//! Separate from the backend, whose stores hold f32. Invariant: each head is rounded separately: for block
+//! types by the quantizer of files, for E4M3 by a search of its codes that shares no code with the product's
+//! encoder.
 
 use std::cmp::Ordering;
 
