@@ -46,10 +46,10 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Reads the file; nothing ran where there is none.
+    /// Reads the file; without a file no step has run.
     ///
     /// # Errors
-    /// A line that is not as it is written.
+    /// Fails on a line of another form.
     pub(super) fn read() -> anyhow::Result<Self> {
         match fs::read_to_string(crate::workspace_root().join(PATH)) {
             Ok(text) => Self::parse(&text),

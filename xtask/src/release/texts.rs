@@ -31,7 +31,7 @@ const MORE: &str = "## More\n\n\
 /// Writes the texts to an archive's folder: README, changelog, licences, the pages that `--help` refers to, and INSTALL.txt.
 ///
 /// # Errors
-/// A text of the source tree that is not as it is expected here, and what the system says.
+/// Fails if a text of the source tree differs from the expected form, and on errors of the system.
 pub(super) fn write(folder: &Path, instructions: &str) -> anyhow::Result<()> {
     let root = crate::workspace_root();
     for file in ["LICENSE-APACHE", "LICENSE-MIT", "CHANGELOG.md"] {

@@ -1,7 +1,7 @@
-//! The rules that one file can break by itself.
+//! The rules that concern a single file.
 //!
-//! Each rule is a function from a file to findings, so that each has its own test. Invariant: what a file is (library,
-//! test, island) is decided here from its path alone.
+//! Each rule is a function from a file to findings, so that each has its own test. Invariant: the kind of a
+//! file (library, test, island) is decided here from its path alone.
 
 use super::{
     Finding,
