@@ -279,8 +279,9 @@ impl Ops {
         Ok(())
     }
 
-    /// Multiplies each head's part of each row by the head's matrix: `output[r][h] = matrix[h] * input[r][h]`; `input: [n_rows, n_heads,
-    /// n_in]`, in both forms where both are there, `output: [n_rows, n_heads, n_out]`.
+    /// Multiplies each head's part of each row by the head's matrix:
+    /// `output[r][h] = matrix[h] * input[r][h]`;
+    /// `input: [n_rows, n_heads, n_in]`, in both forms if both exist, `output: [n_rows, n_heads, n_out]`.
     ///
     /// # Errors
     /// [`CudaExecError::Shape`], [`CudaExecError::Bounds`], or the driver's.
