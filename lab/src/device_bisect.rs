@@ -55,6 +55,8 @@ pub struct Args {
 /// Longest wait for the device: a kernel that does not end is a finding.
 const WAIT_LIMIT: Duration = Duration::from_secs(20);
 
+/// Times that a step is launched in each way: an order that is not kept need not show each time.
+const N_REPEATS: usize = 8;
 /// The simulated device that repeats dumps: it has the kernels of all others.
 const DUMPS_CAPABILITY: (u32, u32) = (9, 0);
 
@@ -191,7 +193,7 @@ fn search(
     if let Some(culprit) = steps::search(&mut executor, &mut repeater)? {
         return Ok(Some(culprit));
     }
-    ways::search(&mut executor)
+    ways::search(&mut executor, N_REPEATS)
 }
 
 /// The first row that fails, and which of its launches is to blame.

@@ -217,10 +217,10 @@ mod tests {
         let (_, is_right) =
             deviation("f32", &before, &floats(&[f32::NAN, 2.0, 3.0, 0.0]), &expected).unwrap();
         assert!(!is_right);
-        assert_eq!(
-            deviation("u32", &[0; 4], &[1, 0, 0, 0], &[2, 0, 0, 0]).unwrap().1,
-            false
-        );
+        let is_right = |element, before: &[u8], after: &[u8], expected: &[u8]| {
+            deviation(element, before, after, expected).unwrap().1
+        };
+        assert!(!is_right("u32", &[0; 4], &[1, 0, 0, 0], &[2, 0, 0, 0]));
         assert_eq!(
             deviation("u32", &[0; 4], &[2, 0, 0, 0], &[2, 0, 0, 0]),
             Some((0.0, true))
@@ -229,9 +229,9 @@ mod tests {
         let many = [100u8; 64];
         let mut found = many;
         found[7] = 101;
-        assert_eq!(deviation("i8", &[0; 64], &found, &many).unwrap().1, true);
+        assert!(is_right("i8", &[0; 64], &found, &many));
         found[7] = 36;
-        assert_eq!(deviation("i8", &[0; 64], &found, &many).unwrap().1, false);
+        assert!(!is_right("i8", &[0; 64], &found, &many));
     }
 
     #[test]
@@ -241,6 +241,6 @@ mod tests {
         let before = large.clone();
         large[3] = 50;
         // One byte of many, all of what was changed.
-        assert_eq!(deviation("i8", &before, &large, &before).unwrap().1, false);
+        assert!(!deviation("i8", &before, &large, &before).unwrap().1);
     }
 }

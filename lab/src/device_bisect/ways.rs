@@ -13,9 +13,6 @@ use super::{
     steps::{N_PROMPT, prompt, step},
 };
 
-/// Times that a step is launched in each way, since an order that is not kept need not show each time.
-const N_REPEATS: usize = 8;
-
 /// A decode step behind a prompt.
 struct Scene<'a> {
     executor: &'a mut ModelExecutor<CudaBackend>,
@@ -25,6 +22,8 @@ struct Scene<'a> {
     before: Snapshot,
     /// The launches of a step.
     n_launches: usize,
+    /// Times that a step is launched in each way, since an order that is not kept need not show each time.
+    n_repeats: usize,
 }
 
 const IN_ORDER: Way = Way {
@@ -33,7 +32,7 @@ const IN_ORDER: Way = Way {
 };
 
 impl<'a> Scene<'a> {
-    fn new(executor: &'a mut ModelExecutor<CudaBackend>) -> anyhow::Result<Self> {
+    fn new(executor: &'a mut ModelExecutor<CudaBackend>, n_repeats: usize) -> anyhow::Result<Self> {
         let device = executor.backend().device().clone();
         executor.backend_mut().set_graphs(IN_ORDER.uses_graphs);
         device.set_launches(IN_ORDER.launches);
@@ -48,6 +47,7 @@ impl<'a> Scene<'a> {
             device,
             token: prompt[0],
             n_launches: launches.len(),
+            n_repeats,
         })
     }
 
@@ -65,7 +65,7 @@ impl<'a> Scene<'a> {
     /// Memory behind the first `n` launches in a way, if it is other than with launches in order.
     fn difference(&mut self, way: Way, n: usize) -> anyhow::Result<Option<Snapshot>> {
         let expected = self.play(IN_ORDER, n)?;
-        for _ in 0..N_REPEATS {
+        for _ in 0..self.n_repeats {
             let found = self.play(way, n)?;
             if found != expected {
                 return Ok(Some(found));
@@ -85,12 +85,15 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// The first launch behind which memory is other than with launches in order.
+/// The first launch behind which memory is other than with launches in order, each way being tried `n_repeats` times.
 ///
 /// # Errors
 /// A device that fails with launches in order, or steps that are other each time.
-pub(super) fn search(executor: &mut ModelExecutor<CudaBackend>) -> anyhow::Result<Option<Culprit>> {
-    let mut scene = Scene::new(executor)?;
+pub(super) fn search(
+    executor: &mut ModelExecutor<CudaBackend>,
+    n_repeats: usize,
+) -> anyhow::Result<Option<Culprit>> {
+    let mut scene = Scene::new(executor, n_repeats)?;
     let n_launches = scene.n_launches;
     ensure!(
         scene.difference(IN_ORDER, n_launches)?.is_none(),
@@ -162,7 +165,7 @@ mod tests {
         if let Some(defect) = defect {
             simulator.plant(defect);
         }
-        search(&mut executor).unwrap()
+        search(&mut executor, 1).unwrap()
     }
 
     #[test]
