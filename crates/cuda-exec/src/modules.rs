@@ -5,14 +5,17 @@
 //! modules of [`all`], in their order.
 
 mod archive;
+mod text;
 mod variant;
 
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
 
+pub(crate) use self::text::text;
 pub(crate) use self::variant::EARLY_CAPABILITY;
 pub use self::{
     archive::{Cubins, Entry},
+    text::keep_texts,
     variant::{early_variant, text_for, waiting_kernels},
 };
 

@@ -18,7 +18,7 @@ use std::{
     },
 };
 
-use tokenmill_ptx_sim::{Arguments, DeviceMemory, DevicePtr, LaunchConfig, MemoryError, Module, Written};
+use tokenmill_ptx_sim::{Arguments, DeviceMemory, DevicePtr, LaunchConfig, MemoryError, Written};
 
 use crate::{
     card::{Bounds, Card},
@@ -26,6 +26,7 @@ use crate::{
     counts::Counts,
     fault::{Defect, Fault},
     host_memory::HostMemory,
+    loaded::Loaded,
     machine::GpuSpec,
     nccl::{Call, RankEnd},
     rows::Rows,
@@ -132,7 +133,9 @@ pub(crate) struct Context {
     takes_ptx: bool,
     has_compiler: bool,
     capability: (i32, i32),
-    modules: Vec<Module>,
+    modules: Vec<Loaded>,
+    /// Kernels are decoded when they are used.
+    decodes_late: bool,
     /// Memory that the driver takes for each.
     module_bytes: u64,
     card: Card,
@@ -185,6 +188,8 @@ impl Context {
             has_compiler: spec.has_compiler,
             capability: spec.capability,
             modules: Vec::new(),
+            // A test of this process shares decoded modules, and finds what is not understood as it loads them.
+            decodes_late: !spec.is_added,
             module_bytes: spec.module_bytes,
             card: spec.card(),
             texts: Vec::new(),

@@ -49,7 +49,7 @@ pub mod text_mutation;
 mod tiny_model;
 mod variants;
 
-pub use cases::cases;
+pub use cases::{cases, sizes};
 pub use clocked_backend::{Clock, ClockedBackend, ProductTime, SharedClock};
 pub use comparisons::{Comparisons, skip, take_report, test_data};
 pub use expert_variants::{EXPERT_VARIANTS, tiny_experts};

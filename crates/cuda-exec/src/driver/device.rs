@@ -4,7 +4,6 @@
 //! where there are several modules; clones are one device.
 
 use std::{
-    borrow::Cow,
     collections::{BTreeSet, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -429,18 +428,10 @@ impl Device {
         // Only the table is locked while a module is compiled, so that others are at the same time.
         let slot = Arc::clone(lock(&self.shared.modules).entry(found.name).or_default());
         let loaded = slot.get_or_init(|| {
-            let ptx = found.ptx().expect("the archive is as `cargo lab ptx` wrote it");
             let capability = self.info().capability;
             // Code for these GPUs waits too, but the driver may be too old for early launches.
-            let text = if self.begins_early() {
-                modules::text_for(&ptx, capability)
-            } else {
-                Cow::Borrowed(ptx.as_str())
-            };
-            let waiting = || match &text {
-                Cow::Owned(early) => modules::waiting_kernels(early),
-                Cow::Borrowed(_) => BTreeSet::new(),
-            };
+            let is_early = self.begins_early() && capability >= modules::EARLY_CAPABILITY;
+            let text = modules::text(&found, is_early);
             let driver = &self.shared.driver;
             let cubins = self.shared.options.cubins.as_ref();
             let exact =
@@ -451,7 +442,7 @@ impl Device {
                 Some(Ok(loaded)) => (loaded, true),
                 Some(Err(lost @ CudaExecError::Lost { .. })) => return Err(lost),
                 // There is no code, or the driver refuses it: compile the PTX.
-                _ => match driver.load_module(found.name, text.as_bytes()) {
+                _ => match driver.load_module(found.name, text.ptx.as_bytes()) {
                     Err(
                         refused @ (CudaExecError::NoJitCompiler { .. } | CudaExecError::DriverTooOld { .. }),
                     ) => {
@@ -461,13 +452,12 @@ impl Device {
                     loaded => (loaded?, false),
                 },
             };
-            let waiting = waiting();
             Ok(LoadedModule {
                 handle,
                 log,
                 is_ahead,
                 took: begun.elapsed(),
-                waiting,
+                waiting: text.waiting.clone(),
             })
         });
         match loaded {

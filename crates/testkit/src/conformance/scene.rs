@@ -30,12 +30,7 @@ fn options([keys, values]: [KvType; 2]) -> ModelOptions {
     }
 }
 
-/// A network on the naive backend, with keys and values of one type.
-pub(super) fn oracle(model: &TinyModel, kv_type: KvType) -> Box<dyn Executor> {
-    oracle_with(model, [kv_type; 2])
-}
-
-/// As [`oracle`], with a type for keys and one for values.
+/// A network on the naive backend, with a type for keys and one for values.
 pub(super) fn oracle_with(model: &TinyModel, kv_types: [KvType; 2]) -> Box<dyn Executor> {
     Box::new(model.load_on(NaiveBackend::new(), &options(kv_types)))
 }
