@@ -1,7 +1,8 @@
 //! `conformance`: the suite that every backend must pass, on a device of choice, outside of the test runner.
 //!
 //! Separate from the tests, which run it on the CPU and on the simulated device everywhere, because a real GPU is met on
-//! machines without a compiler. Invariant: a claim that panics fails alone; the others are still checked.
+//! machines without a compiler. A GPU promises equal bits where its steps are batch-invariant, so there the claims about company are checked
+//! once more, by their bits; elsewhere results may differ by a tolerance. Invariant: a claim that panics fails alone; the others are still checked.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -11,8 +12,11 @@ use std::{
 
 use anyhow::{Context, ensure};
 use serde_json::json;
+use tokenmill_backend::Executor;
 use tokenmill_cuda_exec::{CudaBackend, KvStore};
+use tokenmill_model::ModelOptions;
 use tokenmill_testkit::{
+    TinyModel,
     conformance::{self, Company, Features, RANDOM_NETWORKS, Subject},
     engines,
 };
@@ -42,13 +46,18 @@ enum DeviceChoice {
     Cuda,
 }
 
-/// What a row may differ by on a GPU: products of few and of many rows add in different orders, and an activation may then round
+/// Largest difference of a row on a GPU: products of few and of many rows add in different orders, and an activation may then round
 /// to the neighbouring byte, a step of 1/127 of its block's peak; logits are of size 10 here.
 const GPU_COMPANY: Company = Company::Within(0.1);
+
+/// The claims that batch-invariant steps keep to the bit: on the other rows of a step, the chunks of a prompt and the pages.
+const OF_COMPANY: &str = "company";
 
 /// A claim's name, and whether it held.
 struct Outcome {
     claim: &'static str,
+    /// Whether results were compared by their bits.
+    is_exact: bool,
     failure: Option<String>,
     seconds: f64,
 }
@@ -70,32 +79,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             },
             &args.filter,
         ),
-        DeviceChoice::Sim => check(
-            &Subject {
-                load: |_, model, options| engines::tiny(model, engines::gpu(), options),
-                n_threads: &[1, 1],
-                features: Features::All,
-                n_random_networks: RANDOM_NETWORKS,
-                company: GPU_COMPANY,
-                stores: KvStore::takes,
-            },
+        DeviceChoice::Sim => check_gpu(
+            |_, model, options| engines::tiny(model, engines::gpu(), options),
+            |_, model, options| engines::tiny(model, engines::gpu().with_batch_invariance(true), options),
             &args.filter,
         ),
         DeviceChoice::Cuda => {
             crate::gpu::open()?;
-            check(
-                &Subject {
-                    load: |_, model, options| {
-                        let device = crate::gpu::open().expect("the GPU was opened before");
-                        let backend = CudaBackend::new(device).expect("the driver loads the kernels");
-                        engines::tiny(model, backend, options)
-                    },
-                    n_threads: &[1, 1],
-                    features: Features::All,
-                    n_random_networks: RANDOM_NETWORKS,
-                    company: GPU_COMPANY,
-                    stores: KvStore::takes,
-                },
+            check_gpu(
+                |_, model, options| engines::tiny(model, gpu(), options),
+                |_, model, options| engines::tiny(model, gpu().with_batch_invariance(true), options),
                 &args.filter,
             )
         }
@@ -108,7 +101,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.json {
         let rows: Vec<_> = (outcomes.iter())
             .map(|outcome| {
-                json!({ "claim": outcome.claim, "failure": outcome.failure, "seconds": outcome.seconds })
+                json!({
+                    "claim": outcome.claim,
+                    "by_bits": outcome.is_exact,
+                    "failure": outcome.failure,
+                    "seconds": outcome.seconds,
+                })
             })
             .collect();
         let report = json!({ "claims": outcomes.len(), "failed": n_failed, "rows": rows });
@@ -124,7 +122,38 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The first GPU, which was opened before.
+fn gpu() -> CudaBackend {
+    let device = crate::gpu::open().expect("the GPU was opened before");
+    CudaBackend::new(device).expect("the driver loads the kernels")
+}
+
+/// How a network is loaded.
+type Load = fn(usize, &TinyModel, &ModelOptions) -> Box<dyn Executor>;
+
+/// Checks a GPU: all claims with the tolerance of products that add in different orders, and those about company by their bits where steps are
+/// batch-invariant.
+fn check_gpu(load: Load, load_invariant: Load, filter: &str) -> Vec<Outcome> {
+    let subject = |load, company| Subject {
+        load,
+        n_threads: &[1, 1],
+        features: Features::All,
+        n_random_networks: RANDOM_NETWORKS,
+        company,
+        stores: KvStore::takes,
+    };
+    let mut outcomes = check(&subject(load, GPU_COMPANY), filter);
+    outcomes.extend(check_claims(&subject(load_invariant, Company::Bits), |name| {
+        name.contains(filter) && name.contains(OF_COMPANY)
+    }));
+    outcomes
+}
+
 fn check(subject: &Subject, filter: &str) -> Vec<Outcome> {
+    check_claims(subject, |name| name.contains(filter))
+}
+
+fn check_claims(subject: &Subject, is_wanted: impl Fn(&str) -> bool) -> Vec<Outcome> {
     type Claim = fn(&Subject);
     macro_rules! claims {
         ($($claim:ident),* $(,)?) => {
@@ -133,7 +162,7 @@ fn check(subject: &Subject, filter: &str) -> Vec<Outcome> {
     }
     let claims = tokenmill_testkit::conformance_claims!(claims);
     (claims.into_iter())
-        .filter(|(name, _)| name.contains(filter))
+        .filter(|(name, _)| is_wanted(name))
         .map(|(claim, run)| {
             let started = Instant::now();
             let failure = catch_unwind(AssertUnwindSafe(|| run(subject)))
@@ -146,9 +175,12 @@ fn check(subject: &Subject, filter: &str) -> Vec<Outcome> {
                 });
             let seconds = started.elapsed().as_secs_f64();
             let verdict = failure.as_deref().unwrap_or("holds");
-            println!("{claim:<46} {seconds:>7.2} s  {verdict}");
+            let is_exact = subject.company == Company::Bits;
+            let compared = if is_exact { "by bits" } else { "" };
+            println!("{claim:<46} {compared:<8} {seconds:>7.2} s  {verdict}");
             Outcome {
                 claim,
+                is_exact,
                 failure,
                 seconds,
             }

@@ -1,4 +1,4 @@
-//! `device-pack`: everything that a machine with a GPU needs to check and to measure this project, in one folder, in one call.
+//! `device-pack`: everything that a machine with a GPU needs to check and to measure this project, in one folder, for two calls.
 //!
 //! Such machines are met for minutes, without a compiler or a network. The folder has the binaries without symbols and a few fixtures (an archive,
 //! since they make up most of it), the kernels as code of one GPU generation for drivers without a compiler, what the timing model
@@ -9,6 +9,8 @@
 mod cut_off;
 mod others_tools;
 mod rehearsal;
+mod results;
+mod travel;
 
 use std::{
     fs,
@@ -76,13 +78,20 @@ impl Args {
     }
 }
 
-/// What a machine takes: those that are lent for a command copy a work tree to them first, and have a bound for it.
-const TAKEN_BYTES: u64 = 64 << 20;
 /// What is packed of `bin` and `fixtures`, and the kernels that are cut out of the binaries.
 const ARCHIVE: &str = "pack.tar.gz";
 const KERNELS: &str = "kernels.z";
-/// The script.
-const SCRIPT: &str = include_str!("device_pack/run.sh");
+/// The script, and the files that it reads.
+const SCRIPT: &str = include_str!("device_pack/script/run.sh");
+const SCRIPTS: [(&str, &str); 7] = [
+    ("rows.sh", include_str!("device_pack/script/rows.sh")),
+    ("limits.sh", include_str!("device_pack/script/limits.sh")),
+    ("models.sh", include_str!("device_pack/script/models.sh")),
+    ("serving.sh", include_str!("device_pack/script/serving.sh")),
+    ("checks.sh", include_str!("device_pack/script/checks.sh")),
+    ("figures.sh", include_str!("device_pack/script/figures.sh")),
+    ("others.sh", include_str!("device_pack/script/others.sh")),
+];
 /// What times torch, where a machine has it.
 const TORCH: &str = include_str!("device_pack/torch_baseline.py");
 /// The binaries.
@@ -152,25 +161,36 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         predictions::write(device, args.extent, &commit(root), &path)?;
     }
     fs::write(out.join("torch_baseline.py"), TORCH).context("cannot write torch_baseline.py")?;
-    let script = out.join("run.sh");
-    fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
-    make_executable(&script)?;
+    write_scripts(&out)?;
+    if let Some(load) = travel::Load::of(root, &out)? {
+        println!("device-pack: {}", load.told()?);
+    }
     if let Some(seconds) = args.rehearse {
         let late = if args.allow_late {
-            rehearsal::Late::Allowed
+            results::Late::Allowed
         } else {
-            rehearsal::Late::Refused
+            results::Late::Refused
         };
-        rehearsal::run(&out, &root.join(&args.binaries), seconds, late)?;
+        rehearsal::run(root, &out, &root.join(&args.binaries), seconds, late)?;
     }
-    let n_bytes = size_of(&out)?;
-    let mib = n_bytes as f64 / f64::from(1 << 20);
+    let mib = size_of(&out)? as f64 / f64::from(1 << 20);
     println!("device-pack: {mib:.1} MiB in {}", out.display());
-    if let Some(tree) = tree_bytes(root) {
-        println!("device-pack: {}", with_tree(n_bytes, tree));
-    }
-    println!("on a GPU machine: ./run.sh [RESULTS_FOLDER [SECONDS]]");
+    print!("{}", travel::how_to_run(travel::carried(root, &out)));
+    println!("on a GPU machine of your own: ./run.sh [RESULTS_FOLDER [SECONDS]]");
     Ok(())
+}
+
+/// Writes the script and the files that it reads.
+fn write_scripts(out: &Path) -> anyhow::Result<()> {
+    let folder = out.join("script");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    for (name, text) in SCRIPTS {
+        let path = folder.join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let script = out.join("run.sh");
+    fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
+    make_executable(&script)
 }
 
 /// What git says, without the space around it; `None` where it says nothing.
@@ -205,33 +225,6 @@ fn about(root: &Path, cubins: &str, out: &Path) -> anyhow::Result<String> {
         "compared_model": compared,
     });
     Ok(format!("{about:#}\n"))
-}
-
-/// What travels where a machine takes the pack with the whole work tree, and what to do where that is too much.
-fn with_tree(n_bytes: u64, tree: u64) -> String {
-    let mib = |n_bytes: u64| n_bytes as f64 / f64::from(1 << 20);
-    let all = format!("{:.1} MiB with the files of the work tree", mib(n_bytes + tree));
-    if n_bytes + tree <= TAKEN_BYTES {
-        return all;
-    }
-    format!(
-        "{all}: more than the {} MiB of a machine that takes them all; `git sparse-checkout set docs` leaves out what the pack does not need, \
-         `git sparse-checkout disable` brings it back",
-        TAKEN_BYTES >> 20
-    )
-}
-
-/// Bytes of the work tree's files that git does not ignore; `None` without git.
-fn tree_bytes(root: &Path) -> Option<u64> {
-    let listed = git(
-        root,
-        &["ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-    )?;
-    // What a sparse work tree leaves out is not there.
-    let sizes = listed
-        .split('\0')
-        .filter_map(|name| fs::metadata(root.join(name)).ok());
-    Some(sizes.filter(fs::Metadata::is_file).map(|file| file.len()).sum())
 }
 
 fn build(root: &Path) -> anyhow::Result<()> {
@@ -371,19 +364,5 @@ mod tests {
         fs::write(&binary, b"of another tree").unwrap();
         let error = cut_kernels_out(&binary, b"KERNELS").unwrap_err().to_string();
         assert!(error.contains("other kernels"), "{error}");
-    }
-
-    #[test]
-    fn more_than_a_machine_takes_is_said_with_a_way_out() {
-        assert_eq!(
-            with_tree(20 << 20, 44 << 20),
-            "64.0 MiB with the files of the work tree"
-        );
-        let said = with_tree(21 << 20, 44 << 20);
-        assert!(
-            said.starts_with("65.0 MiB with the files of the work tree: more than the 64 MiB")
-                && said.contains("git sparse-checkout set docs"),
-            "{said}"
-        );
     }
 }

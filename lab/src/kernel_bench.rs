@@ -3,7 +3,7 @@
 //! Separate from `bench device`, which measures steps: here a kernel is launched alone, many times in one graph between two events, and
 //! each launch takes another copy of its weights, so that no cache holds them. Before it is timed its results are compared with those of a plain
 //! loop. The prediction of the timing model stands next to the measurement where a file of predictions is given. The parts: `rows` lists what is
-//! measured, `work`, `products`, `attention` and `sampling` make it, `twin` has the plain loops, `predict` asks the timing model. Invariant: a
+//! measured, `work`, `products`, `attention` and `sampling` make it, `twin` has the plain loops, `predict` asks the timing model, `suspects` serves the search for a wrong kernel. Invariant: a
 //! simulated device shows that every row runs and is right, and gives no times.
 
 mod attention;
@@ -11,6 +11,7 @@ mod predict;
 mod products;
 mod rows;
 mod sampling;
+mod suspects;
 mod twin;
 mod work;
 
@@ -28,7 +29,10 @@ use self::{
 };
 use crate::predictions::Predictions;
 
-pub(crate) use self::predict::{Predictor, rows as predicted_rows};
+pub(crate) use self::{
+    predict::{Predictor, rows as predicted_rows},
+    suspects::{SMALL_SLICE, Suspects},
+};
 
 /// Measure every kernel of a step of an 8B model on a GPU, next to what the timing model predicts
 #[derive(clap::Args)]
@@ -39,6 +43,12 @@ pub struct Args {
     /// Only rows whose name contains this.
     #[arg(long, default_value = "")]
     filter: String,
+    /// Only rows of this model.
+    #[arg(long, value_enum, default_value_t = Model::All)]
+    model: Model,
+    /// Launch each row once and compare its results; measure nothing.
+    #[arg(long)]
+    check: bool,
     /// Launches of a row [default: 200, or 1 on a simulated device].
     #[arg(long)]
     launches: Option<usize>,
@@ -60,6 +70,16 @@ enum DeviceChoice {
     Sim,
     /// The first GPU.
     Cuda,
+}
+
+/// Which rows there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Model {
+    /// Every row.
+    All,
+    /// Rows of an 8B in Q4_K_M.
+    #[value(name = "q4_k_m")]
+    Q4KM,
 }
 
 /// Where rows are made: on the GPU as it is, and on the same without matrix operations of warpgroups.
@@ -96,7 +116,9 @@ impl Shops {
 /// # Errors
 /// No GPU, a file that cannot be read or written, predictions of other kernels, or rows that failed, after all others were measured.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    run_rows(args, ROWS.iter().filter(|row| row.name.contains(&args.filter)))
+    let of_model = |row: &&RowSpec| args.model == Model::All || row.is_of_q4_k_m();
+    let rows = ROWS.iter().filter(|row| row.name.contains(&args.filter));
+    run_rows(args, rows.filter(of_model))
 }
 
 fn run_rows<'a>(args: &Args, specs: impl Iterator<Item = &'a RowSpec>) -> anyhow::Result<()> {
@@ -106,13 +128,14 @@ fn run_rows<'a>(args: &Args, specs: impl Iterator<Item = &'a RowSpec>) -> anyhow
         DeviceChoice::Cuda => crate::gpu::open_with(wide),
     };
     let device = open(WideProducts::WhereThere)?;
-    let is_measured = device.info().name != Simulator::DEVICE_NAME;
+    let is_real = device.info().name != Simulator::DEVICE_NAME;
+    let is_measured = is_real && !args.check;
     let predictions = match &args.predictions {
         Some(path) => Predictions::read(path)?,
         None => Predictions::default(),
     };
     let n_launches = args.launches.unwrap_or(if is_measured { 200 } else { 1 }).max(1);
-    let slice = args.slice.unwrap_or(if is_measured { 1 } else { 64 }).max(1);
+    let slice = args.slice.unwrap_or(if is_real { 1 } else { 64 }).max(1);
     let copy_bytes_per_s = if is_measured {
         Some(crate::bench::copy_bandwidth(&device)?)
     } else {
@@ -134,7 +157,11 @@ fn run_rows<'a>(args: &Args, specs: impl Iterator<Item = &'a RowSpec>) -> anyhow
     );
     let mut shops = Shops::new(open, slice, if is_measured { n_launches } else { 1 }, Data::Made)?;
     let (mut rows, mut failed, mut logs) = (Vec::new(), Vec::new(), BTreeMap::new());
-    let write = |rows: &[Value], logs: &BTreeMap<String, String>| -> anyhow::Result<()> {
+    let mut modules = BTreeMap::new();
+    let write = |rows: &[Value],
+                 logs: &BTreeMap<String, String>,
+                 modules: &BTreeMap<&str, Value>|
+     -> anyhow::Result<()> {
         let Some(path) = &args.json else {
             return Ok(());
         };
@@ -147,6 +174,7 @@ fn run_rows<'a>(args: &Args, specs: impl Iterator<Item = &'a RowSpec>) -> anyhow
             "kernels": rows,
             // What the driver's compiler said of the modules that were launched.
             "compiler": logs,
+            "modules": modules,
         });
         fs::write(path, format!("{report:#}\n")).with_context(|| format!("cannot write {}", path.display()))
     };
@@ -157,7 +185,11 @@ fn run_rows<'a>(args: &Args, specs: impl Iterator<Item = &'a RowSpec>) -> anyhow
         let found = (shop.make(spec))
             .map_err(|error| error.context("it cannot be made"))
             .and_then(|mut work| {
-                let row = measure(&device, spec, &mut work, n_launches, slice == 1)?;
+                let row = if args.check {
+                    check(&device, spec, &mut work, slice == 1)?
+                } else {
+                    measure(&device, spec, &mut work, n_launches, slice == 1)?
+                };
                 let log = |module: &String| Some((module.clone(), device.module_log(module)?));
                 logs.extend(row.launches.iter().filter_map(|launch| log(&launch.module)));
                 row.to_json(
@@ -180,8 +212,14 @@ fn run_rows<'a>(args: &Args, specs: impl Iterator<Item = &'a RowSpec>) -> anyhow
             }
         };
         rows.push(row);
+        if is_real {
+            for (module, took, is_ahead) in device.module_times() {
+                let loaded = json!({ "seconds": took.as_secs_f64(), "is_compiled_ahead": is_ahead });
+                modules.entry(module).or_insert(loaded);
+            }
+        }
         // What is there stays there if the next row ends the program.
-        write(&rows, &logs)?;
+        write(&rows, &logs, &modules)?;
     }
     ensure!(!rows.is_empty(), "no row has `{}` in its name", args.filter);
     ensure!(failed.is_empty(), "rows failed: {}", failed.join("; "));
@@ -198,6 +236,26 @@ struct Measured<'a> {
     main: usize,
 }
 
+/// Launches once and compares the results.
+fn check<'a>(
+    device: &Device,
+    spec: &'a RowSpec,
+    work: &mut Work<'_>,
+    is_whole: bool,
+) -> anyhow::Result<Measured<'a>> {
+    let (done, launches) = device.launches_of(|| (work.launch)(0));
+    done?;
+    let main = main_launch(spec, &launches, is_whole)?;
+    let check = work.check.take().context("a row is checked once")?;
+    Ok(Measured {
+        spec,
+        us: 0.0,
+        checked: check()?,
+        launches,
+        main,
+    })
+}
+
 /// Launches once and compares the results, then all of them in one graph, replayed twice, the second time between two events.
 fn measure<'a>(
     device: &Device,
@@ -206,11 +264,7 @@ fn measure<'a>(
     n_launches: usize,
     is_whole: bool,
 ) -> anyhow::Result<Measured<'a>> {
-    let (done, launches) = device.launches_of(|| (work.launch)(0));
-    done?;
-    let main = main_launch(spec, &launches, is_whole)?;
-    let check = work.check.take().context("a row is checked once")?;
-    let checked = check()?;
+    let checked = check(device, spec, work, is_whole)?;
     let capture = tokenmill_cuda_exec::Capture::begin(device)?;
     for index in 0..n_launches {
         (work.launch)(index)?;
@@ -223,11 +277,8 @@ fn measure<'a>(
     ended.record(Stream::Compute)?;
     ended.synchronize()?;
     Ok(Measured {
-        spec,
         us: f64::from(begun.elapsed_ms(&ended)?) * 1e3 / n_launches as f64,
-        checked,
-        launches,
-        main,
+        ..checked
     })
 }
 
@@ -363,6 +414,8 @@ mod tests {
         let args = Args {
             device: DeviceChoice::Sim,
             filter: String::new(),
+            model: Model::All,
+            check: false,
             launches: None,
             slice: Some(512),
             predictions: Some(predictions),

@@ -6,9 +6,11 @@
 
 pub mod bench;
 pub mod conformance;
+pub mod device_bisect;
 pub mod device_compare;
 pub mod device_pack;
 pub mod device_report;
+pub mod device_ways;
 pub mod fuzz_seeds;
 mod gpu;
 pub mod inspect_ptx;

@@ -25,9 +25,11 @@ macro_rules! commands {
 commands! {
     Bench => bench;
     Conformance => conformance;
+    DeviceBisect => device_bisect;
     DeviceCompare => device_compare;
     DevicePack => device_pack;
     DeviceReport => device_report;
+    DeviceWays => device_ways;
     FuzzSeeds => fuzz_seeds;
     InspectPtx => inspect_ptx;
     KernelBench => kernel_bench;

@@ -28,6 +28,7 @@ use self::bar::Bar;
 use crate::{
     kernel_bench::{self, Predictor},
     kernel_estimate::{self, StepAsked},
+    ptx::hex,
 };
 
 /// Steps of a model behind a prompt, as a part of the pack measures them.
@@ -394,7 +395,7 @@ fn key(extent: Extent) -> anyhow::Result<String> {
         ));
         hasher.update(fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?);
     }
-    Ok(format!("{:x}", hasher.finalize()))
+    Ok(hex(&hasher.finalize()))
 }
 
 /// All files below a folder.

@@ -21,6 +21,7 @@ use tokenmill_cuda_exec::{
 };
 use tokenmill_gguf::TensorType;
 
+pub(crate) use self::lock::hex;
 use self::{
     code::Code,
     lock::{ARCHITECTURES, HOPPER, Lock, LockedModule, Resources, sha256},
@@ -375,7 +376,7 @@ fn assemble(
 }
 
 /// Returns the PTX of a module for a GPU; `None` if the module is not for it.
-fn text_for<'a>(module: &KernelModule, ptx: &'a str, architecture: &str) -> Option<Cow<'a, str>> {
+pub(crate) fn text_for<'a>(module: &KernelModule, ptx: &'a str, architecture: &str) -> Option<Cow<'a, str>> {
     if module.target == Target::Hopper && architecture != HOPPER {
         return None;
     }

@@ -14,6 +14,8 @@ from selenium.webdriver.support.ui import Select
 from chromium import accessible, answers, ask, browser, color, find, is_answered, is_idle, shots, until
 from server import ROOT, Server
 
+BASE = ROOT / "tests/data/networks/minicpm/model-BF16.gguf"
+ENCODER = ROOT / "tests/data/encoders/nomic_bert/model-Q4_K_M.gguf"
 DEMO = (ROOT / "crates/tokenmill/assets/tokenmill-demo-Q8_0.gguf").read_bytes()
 MODELS = """
 [models.anna]
@@ -23,6 +25,17 @@ model = "broken.gguf"
 [models.a-model-with-a-very-long-name-as-files-of-the-hub-have-them-Q4_K_M]
 model = "anna.gguf"
 ctx-size = 256
+"""
+UNFIT = f"""
+[models.base]
+model = "{BASE}"
+[models.vectors]
+model = "{ENCODER}"
+[models.with-template]
+model = "{BASE}"
+template = "plain.jinja"
+[models.zoe]
+model = "anna.gguf"
 """
 LONG = "a-model-with-a-very-long-name-as-files-of-the-hub-have-them-Q4_K_M"
 
@@ -173,6 +186,38 @@ def alone(page, url):
     assert not answers(page)[0].find_element(By.CSS_SELECTOR, ".note").text.startswith("anna: ")
 
 
+def unfit(page, url):
+    """Models that cannot chat are marked before they are loaded, are not what is asked first, and say what they are for."""
+    page.get(url)
+    # Other tests chose other models.
+    page.execute_script("localStorage.removeItem('tokenmill.model')")
+    page.refresh()
+    states(page, "base (base model, not loaded)", "vectors (embeddings, not loaded)", "with-template (not loaded)", "zoe (not loaded)")
+    assert find(page, "#chooser").get_attribute("value") == "with-template"
+    assert "the next message loads it" in state(page), state(page)
+    for width, scheme in [(390, "light"), (1280, "dark")]:
+        metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+        page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        color(page, scheme)
+        for name, words in [("base", "This is a base model: it continues text"), ("vectors", "This model turns texts into vectors")]:
+            chooser(page).select_by_value(name)
+            until(page, "it is said", lambda: state(page).startswith(words) and state(page).endswith("cannot chat. Choose another."))
+            assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out"
+            accessible(page)
+            page.save_screenshot(shots / f"models-{name}-{width}-{scheme}.png")
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    color(page, "light")
+    chooser(page).select_by_value("base")
+    ask(page, "What is 3 + 4?", Keys.ENTER)
+    until(page, "it is refused", lambda: find(page, "#error").text == state(page))
+    find(page, "#about summary").click()
+    assert "continuing text" in find(page, "#card").text, find(page, "#card").text
+    find(page, "#about summary").click()
+    chooser(page).select_by_value("zoe")
+    ask(page, "", Keys.ENTER)
+    is_answered(page, 1)
+
+
 with tempfile.TemporaryDirectory() as folder:
     folder = pathlib.Path(folder)
     (folder / "one").mkdir()
@@ -200,6 +245,10 @@ with tempfile.TemporaryDirectory() as folder:
             alone(page, server.url)
         with Server() as server:
             one(page, server.url)
+        (folder / "unfit.toml").write_text(UNFIT)
+        (folder / "plain.jinja").write_text("{{ messages[0].content }}")
+        with Server("--models", folder / "unfit.toml", model=None) as server:
+            unfit(page, server.url)
     finally:
         page.quit()
 print(f"the chooser of models in Chromium: all passed; screenshots in {shots.relative_to(ROOT)}")

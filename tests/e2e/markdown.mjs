@@ -124,7 +124,7 @@ const EXAMPLES = [
   ["- [ ] a\n- [x] **b**\n- [y] c", "<ul><li>☐ a</li><li>☑ <strong>b</strong></li><li>[y] c</li></ul>"],
   ["See https://x.example/a_b_c?d=(e). And (https://y.example/)!", '<p>See <a href="https://x.example/a_b_c?d=(e)">https://x.example/a_b_c?d=(e)</a>. And (<a href="https://y.example/">https://y.example/</a>)!</p>'],
   ["<https://x.example/> **https://y.example** xhttps://z https://", '<p><a href="https://x.example/">https://x.example/</a> <strong><a href="https://y.example">https://y.example</a></strong> xhttps://z https://</p>'],
-  ["![a photo](https://x.example/a.png) ![b](data:x) !", '<p><a href="https://x.example/a.png">🖼 a photo</a> ![b](data:x) !</p>'],
+  ["![a photo](https://x.example/a.png) ![b](data:x) !", '<p><a href="https://x.example/a.png">Image: a photo</a> ![b](data:x) !</p>'],
   ["[https://x.example](https://x.example 'title')", '<p><a href="https://x.example">https://x.example</a></p>'],
   ["&amp; &lt;b&gt; &#65;&#x42; &unknown; &#0; &constructor; AT&T", "<p>&amp; &lt;b> AB &amp;unknown; &amp;#0; &amp;constructor; AT&amp;T</p>"],
   ["a\\\nb\\", "<p>a<br>b\\</p>"],

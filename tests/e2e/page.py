@@ -276,7 +276,7 @@ def tools(page):
     script(page, [], "refused")
     find(page, ".results textarea").send_keys("7")
     press(page, "Send results")
-    until(page, "the refusal is shown", lambda: "busy" in find(page, "#error").text and is_idle(page))
+    until(page, "the refusal is shown", lambda: find(page, "#error").text.startswith("busy.") and is_idle(page))
     assert find(page, ".results textarea").get_attribute("value") == "7"
     accessible(page)
     page.save_screenshot(shots / "call-dark.png")
@@ -286,7 +286,7 @@ def tools(page):
     assert "7" in find(page, ".message.tool").text
     page.execute_script("arguments[0].value = '{'", find(page, "#tools"))
     ask(page, "Hm?", Keys.ENTER)
-    until(page, "the tools are refused", lambda: "not JSON" in find(page, "#error").text)
+    until(page, "the tools are refused", lambda: find(page, "#error").text.startswith("The tools are not valid JSON."))
     assert find(page, "#prompt").get_attribute("value") == "Hm?"
     page.execute_script("arguments[0].value = ''", find(page, "#tools"))
     code = {"content": "```py\nif a: # b\n```\n"}
@@ -326,7 +326,7 @@ def cut_answers(page):
     ask(page, "Think.", Keys.ENTER)
     is_answered(page, 3)
     note = answers(page)[2].text
-    assert "longest length" in note and "at once" not in note, note
+    assert "limit of tokens" in note and "at once" not in note, note
     script(page, [], "stop")
     ask(page, "Nothing?", Keys.ENTER)
     is_answered(page, 4)

@@ -17,6 +17,7 @@ cpSync(fileURLToPath(new URL("../../crates/server/web/", import.meta.url)), fold
 writeFileSync(join(folder, "package.json"), '{"type":"module"}');
 const load = (name) => import(pathToFileURL(join(folder, name)));
 const [{ everyMessage, replaced, switched, versionOf }, { backupOf, conversationsOf }] = [await load("versions.js"), await load("transfer.js")];
+const { sortOut } = await load("copies.js");
 rmSync(folder, { recursive: true });
 
 /** A repeatable source of numbers (mulberry32). */
@@ -77,9 +78,27 @@ for (let round = 0; round < count; round += 1) {
     }
   }
   // A backup brings back the same, as far as it ends with an answer.
-  const entry = { title: `round ${round}`, system: "s", updated: 1 + round, messages };
+  const entry = { id: `id-${round}`, title: `round ${round}`, system: "s", updated: 1 + round, messages };
   const [back] = conversationsOf(await backupOf([entry]), "backup.json");
   assert.deepEqual(back, entry);
+  // It is here already, whichever versions are shown and under whichever id; with one word more it is a copy.
+  const sorted = (taken, here) => sortOut(taken, new Map(here.map(({ id, ...rest }) => [id, rest])), { titleOf: ({ title }) => title, urlOf: () => null });
+  const at = messages.findIndex(({ versions }) => versions);
+  const shown = at < 0 ? messages : switched(messages, at, next(messages[at].versions.tails.length));
+  for (const id of [entry.id, "other", ""]) {
+    assert.deepEqual(await sorted([{ ...back, id }, back], [{ ...entry, messages: shown }]), { added: [], known: [entry.id, entry.id] });
+  }
+  const changed = structuredClone(back);
+  everyMessage(changed.messages)[next(everyMessage(changed.messages).length)].content += "!";
+  const { added, known } = await sorted([changed, changed, back], [entry]);
+  assert.deepEqual([known, added], [["", entry.id], [{ ...changed, id: "", title: `round ${round} (imported copy)` }]]);
+  assert.deepEqual((await sorted([back], [])).added, [back]);
+}
+
+// An id that is none, as in backups of earlier versions, is left out.
+for (const id of [undefined, null, 7, "../x", "A", "a".repeat(41), ["abc"]]) {
+  const [{ id: taken }] = conversationsOf(JSON.stringify({ conversations: [{ id, messages: turnOf(1) }] }), "ids.json");
+  assert.equal(taken, "", String(id));
 }
 
 // Versions of versions deeper than anybody makes them end somewhere.
@@ -87,4 +106,27 @@ let deep = [{ role: "assistant", content: "a" }];
 for (let level = 0; level < 500; level += 1) deep = [{ role: "assistant", content: "b", versions: { at: 0, tails: [null, deep] } }];
 const [{ messages: shallow }] = conversationsOf(JSON.stringify({ conversations: [{ messages: deep }] }), "deep.json");
 assert.equal(everyMessage(shallow).length, 51);
+// What a file in the form of requests does not say does not make another conversation of it; its images do.
+const image = (key) => ({ key, name: key, length: 3 });
+const request = (texts, key) => {
+  const messages = texts.map((text, i) => ({ role: i % 2 ? "assistant" : "user", content: text, ...(i === 0 && key && { images: [image(key)] }) }));
+  return { id: "", title: "", system: "s ", updated: 1, messages, isRequest: true };
+};
+const mine = { id: "mine", title: "Mine", system: "s", updated: 1 };
+mine.messages = [
+  { role: "user", content: "words", files: [{ name: "a.txt", text: "text\n" }], images: [image("red")] },
+  { role: "assistant", content: "b", note: "9 tokens", n_tokens: 9, ended: "length", versions: { at: 1, tails: [[{ role: "assistant", content: "a" }], null] } },
+];
+const urls = { red: "data:1", redAgain: "data:1", blue: "data:2" };
+const asked = (entry) => sortOut([entry], new Map([["mine", mine]]), { titleOf: () => "Title", urlOf: async (key) => urls[key] });
+for (const answer of ["a", "b"]) assert.deepEqual(await asked(request(["text\n\nwords", answer], "redAgain")), { added: [], known: ["mine"] });
+for (const [texts, key, title] of [
+  [["text\n\nwords", "b"], "blue", "Title (imported copy)"],
+  [["text\n\nwords", "b", "c", "d"], "redAgain", "Title (imported copy)"],
+  [["text\n\nwords", "c"], "redAgain", ""],
+]) {
+  const { added, known } = await asked(request(texts, key));
+  assert.deepEqual([added.length, added[0].title, known], [1, title, []]);
+  assert(!("isRequest" in added[0]), "that is not stored");
+}
 console.log(`the page's conversations: ${count} of random turns, edits and versions`);

@@ -177,12 +177,13 @@ def transfer(page, url, folder):
     assert sorted(titles(page)) == before
     page.refresh()
     until(page, "all are kept", lambda: find(page, "#n-conversations").text == str(count))
-    one = titles(page).index("One")
-    entries(page)[one][0].click()
+    entries(page)[titles(page).index("One")][0].click()
     assert "Second answer." in answers(page)[0].text and find(page, "#system-here").get_attribute("value") == "You are old."
     assert page.find_elements(By.XPATH, "//button[text()='Continue']")
     find(page, ".versions button").click()
     until(page, "the other version is there too", lambda: "First answer." in shown(page))
+
+    again_and_changed(page, folder, backup, one, count)
 
     # A conversation of the terminal comes in with what it has.
     call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"x": 3}'}}
@@ -199,13 +200,62 @@ def transfer(page, url, folder):
     take_in(page, folder / "chat.json")
     until(page, "it is shown", lambda: asked(page) == ["What is 3 + 4?"])
     assert find(page, "#system-here").get_attribute("value") == "You add."
-    assert "calls add" in answers(page)[0].text and "Result of add: 7" in find(page, ".message.tool").text
+    assert "Calls add" in answers(page)[0].text and "Result of add: 7" in find(page, ".message.tool").text
     again = json.loads(saved(page, "export", "conversation.json"))["messages"]
     assert again == [messages[0], {"role": "user", "content": "What is 3 + 4?"}, *messages[2:5]], again
     file = ROOT / "target/e2e-conversation-imported.json"
     file.write_text(json.dumps({"messages": again}))
     chat = subprocess.run([BINARY, "chat", "demo"], input=f"/load {file}\n/bye\n", capture_output=True, text=True, timeout=60)
     assert chat.returncode == 0 and "exchange loaded" in chat.stderr, (chat.returncode, chat.stderr)
+
+
+def again_and_changed(page, folder, backup, one, count):
+    """A conversation that is here already is kept once; a changed one becomes a copy that says so, once too."""
+
+    def told(file, words):
+        take_in(page, folder / file)
+        until(page, f"it is said: {words}", lambda: find(page, "#told").text == words)
+
+    # Another version is shown now; that changes nothing.
+    told("all.json", f"{count} conversations were here already.")
+    told("one.json", "1 conversation was here already.")
+    assert "Second answer." in shown(page) or "First answer." in shown(page)
+    assert find(page, "#n-conversations").text == str(count)
+    accessible(page)
+    page.save_screenshot(shots / "imported-again-light.png")
+    changed = json.loads(backup)
+    for entry in changed["conversations"]:
+        if entry["messages"][0]["content"] == "One":
+            entry["messages"][-1]["content"] = "Another answer."
+    (folder / "changed.json").write_text(json.dumps(changed))
+    one["messages"] += [{"role": "user", "content": "More?"}, {"role": "assistant", "content": "More."}]
+    (folder / "longer.json").write_text(json.dumps({"messages": one["messages"]}))
+    old = json.loads(backup)
+    for entry in old["conversations"]:
+        del entry["id"]
+    (folder / "without-ids.json").write_text(json.dumps(old))
+    here = lambda n: f"{n} conversation{' was' if n == 1 else 's were'} here already."
+    told("changed.json", f"1 conversation imported. {here(count - 1)}")
+    assert page.title == "One (imported copy) – tokenmill" and "Another answer." in shown(page), page.title
+    told("changed.json", here(count))
+    told("longer.json", "1 conversation imported.")
+    assert page.title == "One (imported copy) – tokenmill" and "More." in shown(page), page.title
+    told("longer.json", here(1))
+    told("without-ids.json", here(count))
+    assert find(page, "#n-conversations").text == str(count + 2)
+    # One that was deleted comes back, also where a new answer is added to it.
+    erase = entries(page)[titles(page).index("Renamed")][2]
+    erase.click()
+    erase.click()
+    close(page)
+    told("all.json", f"1 conversation imported. {here(count - 1)}")
+    assert page.title == "Renamed – tokenmill", page.title
+    script(page, [{"content": "It is back."}], "stop")
+    ask(page, "Is it back?", Keys.ENTER)
+    until(page, "it is answered", lambda: "It is back." in shown(page))
+    page.refresh()
+    until(page, "the answer is kept", lambda: "It is back." in shown(page))
+    page.execute_script(CATCH)
 
 
 def refused(page, url, folder):

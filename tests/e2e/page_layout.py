@@ -171,15 +171,57 @@ def phone(page, url):
             page.save_screenshot(shots / f"layout-{name}-{scheme}.png")
             accessible(page)
         color(page, "light")
+    # With a keyboard the header scrolls with the page; its menus open below it.
+    for height in [480, 844]:
+        size(page, 390, height, is_phone=True)
+        page.execute_script("scrollTo(0, 0)")
+        for fold in ["history", "settings", "about"]:
+            find(page, f"#{fold} summary").click()
+            nothing_sticks_out(page)
+            menu = find(page, f"#{fold} .menu").rect
+            assert menu["x"] >= 0 and menu["x"] + menu["width"] <= 390, menu
+            assert 60 < menu["y"] < 120 and menu["y"] + menu["height"] <= height, menu
+            accessible(page)
+            page.save_screenshot(shots / f"phone-{height}-{fold}-light.png")
+        find(page, "#about summary").click()
+
+
+def narrow(page):
+    """On a phone the row below the box cuts nothing, and a wide formula scrolls by keys too."""
     size(page, 390, 844, is_phone=True)
-    for fold in ["history", "settings", "about"]:
-        find(page, f"#{fold} summary").click()
+    wide = "$$" + " + ".join(f"x_{{{i}}}^{{2}}" for i in range(40)) + "$$"
+    script(page, [{"content": f"{wide}\n\n![a photo](https://example.org/a.png)"}], "stop")
+    ask(page, "Wide?")
+    count = len(answers(page))
+    find(page, "#send").click()
+    is_answered(page, count + 1)
+    nothing_sticks_out(page)
+    formula = answers(page)[-1].find_element(By.CSS_SELECTOR, "math")
+    assert page.execute_script("return arguments[0].scrollWidth > arguments[0].clientWidth", formula), "it scrolls"
+    assert answers(page)[-1].find_element(By.TAG_NAME, "a").text == "Image: a photo"
+    page.execute_script("for (const id of ['thinking-choice', 'thinking-most']) document.getElementById(id).hidden = false")
+    page.execute_script("import('/web/model.js').then(({ model, showContext }) => { model.nContext = 131072; showContext(130000); })")
+    until(page, "the share is shown", lambda: find(page, "#context").text == "100 % full")
+    for selector in ["#attach", "#thinking", "#context-words .short", "#send"]:
+        place = find(page, selector).rect
+        assert place["x"] >= 0 and place["x"] + place["width"] <= 390 and place["height"] < 45, (selector, place)
+    figures, words = find(page, ".figures").rect, find(page, "#context-words .short").rect
+    assert words["x"] >= figures["x"], (words, figures)
+    accessible(page)
+    page.save_screenshot(shots / "phone-thinking-light.png")
+
+
+def engine(page):
+    """The figures are one row where there is room, else rows of two."""
+    find(page, "#show-engine").click()
+    until(page, "the figures are there", lambda: len(page.find_elements(By.CSS_SELECTOR, "#figures div")) == 5)
+    for width, n_rows in [(390, 3), (768, 1), (1280, 1)]:
+        size(page, width, 844, is_phone=width < 500)
         nothing_sticks_out(page)
-        menu = find(page, f"#{fold} .menu").rect
-        assert menu["x"] >= 0 and menu["x"] + menu["width"] <= 390, menu
-        accessible(page)
-        page.save_screenshot(shots / f"phone-{fold}-light.png")
-    find(page, "#about summary").click()
+        tops = page.execute_script("return [...document.querySelectorAll('#figures div')].map((node) => node.getBoundingClientRect().top)")
+        assert len(set(tops)) == n_rows, (width, tops)
+        page.save_screenshot(shots / f"engine-{width}-light.png")
+    find(page, "#show-chat").click()
 
 
 try:
@@ -195,6 +237,8 @@ try:
         ways(page)
         formulas(page)
         phone(page, server.url)
+        narrow(page)
+        engine(page)
     severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
     assert not severe, severe
 finally:

@@ -2,7 +2,8 @@
 //!
 //! Format and tidy answer in seconds, then come lints, tests and documentation, all of one build of the workspace. Steps whose claim
 //! depends on few paths come last (`by_path`): they run where one of these changed, and whole once a day (`record`). A step that
-//! is left out says so at the end, and why. A machine of CI builds once and has little room: nothing incremental is kept, and
+//! is left out says so at the end, and why. None starts once the run is old, so that they cannot make a run exceed the time that a
+//! machine of CI gives it: the one whose last run is the oldest comes first, and the others stay due. A machine of CI builds once and has little room: nothing incremental is kept, and
 //! what the build for another system leaves is removed.
 
 mod binaries;
@@ -13,15 +14,23 @@ mod needs;
 mod record;
 mod windows;
 
-use std::{fs, path::Path, process::Command, time::Instant};
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, bail, ensure};
-use clap::{Arg, ArgAction, ArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, value_parser};
 
 use self::{
-    by_path::STEPS,
+    by_path::{STEPS, Step},
     record::{Due, Record},
 };
+
+/// How old a run is, in minutes, when no further step by path starts. A machine of CI stops a run after 90, and no step takes 35.
+const YOUNG_MINUTES: u64 = 55;
 
 /// The options of this command.
 pub fn command() -> clap::Command {
@@ -41,6 +50,13 @@ pub fn command() -> clap::Command {
         ))
         .arg(flag("list", "Say which steps by path are due, and run nothing"))
         .arg(
+            Arg::new("minutes")
+                .long("minutes")
+                .value_name("N")
+                .value_parser(value_parser!(u64))
+                .help("Start no step by path once the run is N minutes old [default: 55, no limit for steps that are asked for]"),
+        )
+        .arg(
             Arg::new("only")
                 .long("only")
                 .value_name("STEP")
@@ -56,8 +72,8 @@ struct Cargo {
     env: Option<(&'static str, &'static str)>,
 }
 
-/// What the code must pass everywhere, but for format and tidy.
-const CARGO: [Cargo; 4] = [
+/// The cargo checks that the code must pass everywhere; format and tidy are separate.
+const CARGO: [Cargo; 5] = [
     Cargo {
         name: "lints",
         args: &[
@@ -71,9 +87,15 @@ const CARGO: [Cargo; 4] = [
         ],
         env: None,
     },
+    // Without a choice of targets it would link the examples too, which no test runs; lints check them.
     Cargo {
         name: "tests",
-        args: &["test", "--workspace", "--locked"],
+        args: &["test", "--workspace", "--lib", "--bins", "--tests", "--locked"],
+        env: None,
+    },
+    Cargo {
+        name: "doctests",
+        args: &["test", "--workspace", "--doc", "--locked"],
         env: None,
     },
     // With the examples, features are those of lints and tests, so that what others wrote is checked once.
@@ -116,6 +138,7 @@ const LISTED: [&str; 2] = ["crates/quant/src/formats", "crates/cpu-kernels/src/t
 /// # Errors
 /// The step that failed.
 pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
+    let began = Instant::now();
     let only: Vec<&String> = args.get_many("only").into_iter().flatten().collect();
     if let Some(unknown) = only
         .iter()
@@ -131,10 +154,13 @@ pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
     if args.get_flag("record") {
         record::refuse_changes()?;
     }
+    let is_asked_for = !only.is_empty() || args.get_flag("whole");
+    let minutes = args.get_one("minutes").copied();
+    let minutes = minutes.or((!is_asked_for).then_some(YOUNG_MINUTES));
     let mut due = Vec::new();
     let mut skipped = Vec::new();
     for step in STEPS {
-        let verdict = if only.is_empty() && !args.get_flag("whole") {
+        let verdict = if !is_asked_for {
             record.due(step.name, step.paths)?
         } else if only.is_empty() || only.iter().any(|name| *name == step.name) {
             Due::Now("it was asked for".to_owned())
@@ -146,6 +172,7 @@ pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
             Due::Not(reason) => skipped.push(format!("{}: {reason}", step.name)),
         }
     }
+    due.sort_by_key(|(step, _)| record.last_ran(step.name).map(str::to_owned));
     if args.get_flag("list") {
         for (step, reason) in due {
             println!("due: {}: {reason}", step.name);
@@ -167,15 +194,22 @@ pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
         let needs = due.iter().flat_map(|(step, _)| step.needs).collect::<Vec<_>>();
         timed("tools", || needs::install(&needs))?;
     }
-    for (step, reason) in due {
-        if let Some(missing) = needs::missing(step.needs)? {
-            skipped.push(format!("{}: {missing}", step.name));
-            continue;
-        }
-        println!("{}: {reason}", step.name);
-        timed(step.name, step.run)?;
-        record.ran(step.name);
-    }
+    let late = run_while_young(
+        due,
+        minutes,
+        || began.elapsed(),
+        |step, reason| {
+            if let Some(missing) = needs::missing(step.needs)? {
+                skipped.push(format!("{}: {missing}", step.name));
+                return Ok(());
+            }
+            println!("{}: {reason}", step.name);
+            timed(step.name, step.run)?;
+            record.ran(step.name);
+            Ok(())
+        },
+    )?;
+    skipped.extend(late);
     if args.get_flag("record") {
         record.write()?;
     }
@@ -184,6 +218,28 @@ pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
         println!("== skipped: {line}");
     }
     Ok(())
+}
+
+/// Runs steps in order while the run is younger than so many minutes; returns a line for each that was not started.
+fn run_while_young(
+    due: Vec<(&Step, String)>,
+    minutes: Option<u64>,
+    age: impl Fn() -> Duration,
+    mut run: impl FnMut(&Step, &str) -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<String>> {
+    let mut late = Vec::new();
+    for (step, reason) in due {
+        let limit = minutes.filter(|minutes| age() >= Duration::from_secs(minutes * 60));
+        if let Some(limit) = limit {
+            late.push(format!(
+                "{}: {reason}, but the run was {limit} minutes old when its turn came; it stays due",
+                step.name
+            ));
+        } else {
+            run(step, &reason)?;
+        }
+    }
+    Ok(late)
 }
 
 /// Runs a step between its name and its time.
@@ -235,4 +291,46 @@ fn say_what_was_compared() {
 /// Removes what the build for another system left. A folder that cannot be removed costs room only.
 fn remove_build(target: &str) {
     let _ = fs::remove_dir_all(Path::new(&crate::target_dir()).join(target));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn no_step_starts_once_the_run_is_old() {
+        let due = || -> Vec<_> {
+            let named = |(at, step): (usize, &'static Step)| (step, format!("reason {at}"));
+            STEPS.iter().take(3).enumerate().map(named).collect()
+        };
+        // Each step takes half an hour.
+        let run = |minutes| {
+            let now = Cell::new(20);
+            let mut ran = Vec::new();
+            let late = run_while_young(
+                due(),
+                minutes,
+                || Duration::from_secs(now.get() * 60),
+                |step, _| {
+                    now.set(now.get() + 30);
+                    ran.push(step.name);
+                    Ok(())
+                },
+            );
+            (ran, late.unwrap())
+        };
+        let names: Vec<_> = STEPS.iter().take(3).map(|step| step.name).collect();
+        let (ran, late) = run(Some(55));
+        assert_eq!(ran, names[..2]);
+        let expected = format!(
+            "{}: reason 2, but the run was 55 minutes old when its turn came; it stays due",
+            names[2]
+        );
+        assert_eq!(late, [expected]);
+        assert_eq!(run(Some(50)).0, names[..1]);
+        assert_eq!(run(Some(0)).0, [""; 0]);
+        assert_eq!(run(None), (names, Vec::new()));
+    }
 }

@@ -29,7 +29,7 @@ fn target_dir() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace_root().join("target"), PathBuf::from)
 }
 
-/// What `cargo metadata` says.
+/// Returns the output of `cargo metadata`.
 fn metadata(args: &[&str]) -> anyhow::Result<serde_json::Value> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1"])
@@ -45,12 +45,12 @@ fn metadata(args: &[&str]) -> anyhow::Result<serde_json::Value> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// The entries of a list in what cargo says; none where it is none.
+/// Returns the entries of a list in cargo's output; empty if it is no list.
 fn entries(value: &serde_json::Value) -> &[serde_json::Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A text in what cargo says; empty where it is none.
+/// Returns a text in cargo's output; empty if it is no text.
 fn text(value: &serde_json::Value) -> &str {
     value.as_str().unwrap_or_default()
 }

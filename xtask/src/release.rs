@@ -1,8 +1,9 @@
 //! `release`: archives of the program for other machines, one for each target.
 //!
-//! Separate from `ci`, which proves the code: this builds what people download. What an archive needs of the machine that it is built
-//! on (the target's standard library, a C compiler) is checked before anything is built. Invariants: an archive is written once
-//! the program in it has run, where this machine can run it; the same sources, versions and time give the same archive.
+//! Separate from `ci`, which proves the code: this builds what people download. Before it builds anything, it
+//! checks that the machine has what an archive needs (the target's standard library, a C compiler).
+//! Invariants: an archive is written only after the program in it has run, if this machine can run it; the
+//! same sources, versions and time give the same archive.
 
 mod licenses;
 mod links;
@@ -58,15 +59,16 @@ pub fn command() -> clap::Command {
 /// How a target is built on Linux.
 struct Platform {
     target: &'static str,
-    /// What the archive is called for people.
+    /// The archive's name for people.
     label: &'static str,
-    /// A program of its own memory cannot load the GPU's driver, so the static ones compute on the CPU alone.
+    /// Whether the program can load the GPU's driver. A static program cannot, so it computes on the CPU
+    /// alone.
     has_gpu: bool,
-    /// The C compiler of what is not Rust, and the Debian package that has it.
+    /// The C compiler for the parts that are not Rust, and the Debian package that has it.
     c_compiler: (&'static str, &'static str),
-    /// What links it, where that is not the C compiler.
+    /// The linker, if it is not the C compiler.
     linker: Option<&'static str>,
-    /// What runs it elsewhere.
+    /// The emulator that runs the program on other processors.
     emulator: &'static str,
 }
 
@@ -103,7 +105,7 @@ const PLATFORMS: [Platform; 3] = [
 /// Builds the archives.
 ///
 /// # Errors
-/// What a target lacks here, a build that fails, or a program that does not run.
+/// Fails if this machine lacks a part, if a build fails, or if a program does not run.
 pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
     let targets: Vec<String> = args.get_many("target").into_iter().flatten().cloned().collect();
     let is_list = args.get_flag("list");
@@ -190,7 +192,7 @@ impl Platform {
         (PLATFORMS.iter()).find(|other| other.has_gpu && processor(other) == processor(self))
     }
 
-    /// What this machine lacks, and how it gets it.
+    /// Returns the missing part of this machine, with a hint on how to install it.
     fn missing(&self) -> Option<String> {
         let printed = Command::new("rustc")
             .args(["--print", "target-libdir", "--target", self.target])
@@ -230,7 +232,7 @@ impl Platform {
             .join("tokenmill"))
     }
 
-    /// What its programs are run with here, where they can be.
+    /// Returns the way to run its programs here, if there is one.
     fn runner(&self) -> Option<Runner> {
         if self.target.starts_with(env::consts::ARCH) && env::consts::OS == "linux" {
             return Some(Runner::Machine);
@@ -239,7 +241,7 @@ impl Platform {
         is_there.then_some(Runner::Emulator(self.emulator))
     }
 
-    /// Runs its program; `None` where this machine cannot.
+    /// Runs its program; `None` if this machine cannot run it.
     fn run(&self, program: &Path, args: &[&str]) -> anyhow::Result<Option<String>> {
         let Some(runner) = self.runner() else {
             return Ok(None);
@@ -264,16 +266,16 @@ impl Platform {
     }
 }
 
-/// What runs a program here.
+/// A way to run a program here.
 #[derive(Clone, Copy)]
 enum Runner {
-    /// The machine is of its kind.
+    /// The machine itself.
     Machine,
-    /// This program.
+    /// This emulator.
     Emulator(&'static str),
 }
 
-/// What is the same in all archives.
+/// The files that are the same in all archives.
 struct Manual {
     folder: PathBuf,
 }
@@ -359,7 +361,7 @@ fn pack(platform: &Platform, program: &Path, manual: &Manual, out: &Path) -> any
     Ok(archive)
 }
 
-/// What stands in an archive for people.
+/// Returns the instructions in an archive, for people.
 fn instructions(platform: &Platform, linkage: &Linkage) -> String {
     let needs = match linkage {
         Linkage::Static => "It needs nothing but the kernel.".to_owned(),

@@ -22,13 +22,13 @@ pub fn command() -> clap::Command {
         .about("Checks module docs, layering, unsafe islands, forbidden words and file sizes")
 }
 
-/// What tidy has to say about one place.
+/// A finding of tidy about one place.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
-    /// The file, relative to the workspace root, with a line number where there is one.
+    /// The file, relative to the workspace root, with a line number if there is one.
     place: String,
     message: String,
-    /// Whether it is only worth a look.
+    /// Whether it is only a note.
     is_note: bool,
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn report() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The number of files, and what is to be said about them.
+/// Returns the number of files, and the findings.
 fn check(root: &Path) -> anyhow::Result<(usize, Vec<Finding>)> {
     let mut findings = layers::check()?;
     let paths = tracked_files(root)?;

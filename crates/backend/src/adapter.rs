@@ -1,7 +1,7 @@
-//! [`Adapter`]: low-rank changes of a network's weights (LoRA), as they come from a file.
+//! [`Adapter`]: low-rank changes of a network's weights (LoRA), as read from a file.
 //!
-//! Separate from the network because adapters come and go while it stays. Invariant: an [`AdapterId`] is never used twice, so
-//! what was computed with one adapter is never taken for what another computes.
+//! Adapters are added and removed while the network stays. Invariant: an [`AdapterId`] is never reused, so
+//! results of one adapter are never mistaken for another's.
 //!
 //! ```text
 //! y = W x + strength * scale * B (A x)        A: [rank, n_in], B: [n_out, rank]
@@ -15,17 +15,17 @@ use tokenmill_gguf::TensorType;
 
 use crate::BackendError;
 
-/// Names an adapter for as long as an executor lives.
+/// Identifies an adapter for the lifetime of an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AdapterId(NonZeroU32);
 
 impl AdapterId {
-    /// The adapter of this number, counted from 1.
+    /// Creates the id with this number, counted from 1.
     pub fn new(number: NonZeroU32) -> Self {
         Self(number)
     }
 
-    /// Its number.
+    /// Returns the id's number.
     pub fn number(self) -> u32 {
         self.0.get()
     }
@@ -37,10 +37,10 @@ impl fmt::Display for AdapterId {
     }
 }
 
-/// An adapter as it comes from a file: changes of some weights of a network.
+/// An adapter as read from a file: changes of some weights of a network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adapter {
-    /// The changes, each of another weight.
+    /// The changes, at most one per weight.
     pub weights: Vec<AdapterWeight>,
 }
 
@@ -49,13 +49,13 @@ pub struct Adapter {
 pub struct AdapterWeight {
     /// The weight's GGUF name.
     pub tensor: String,
-    /// Multiplies the change: alpha over the rank, or what the file has in its place.
+    /// Factor of the change: alpha divided by the rank, or the file's own value.
     pub scale: f32,
-    /// Rows of `a`, columns of `b`; at least 1.
+    /// Number of rows of `a` and columns of `b`; at least 1.
     pub rank: usize,
-    /// Columns of `a`.
+    /// Number of columns of `a`.
     pub n_in: usize,
-    /// Rows of `b`.
+    /// Number of rows of `b`.
     pub n_out: usize,
     /// `[rank, n_in]`.
     pub a: FloatMatrix,
@@ -63,7 +63,7 @@ pub struct AdapterWeight {
     pub b: FloatMatrix,
 }
 
-/// The numbers of a matrix, rows one after the other.
+/// The numbers of a matrix, row after row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FloatMatrix {
     /// F32, F16 or BF16.
@@ -73,42 +73,42 @@ pub struct FloatMatrix {
 }
 
 impl Adapter {
-    /// Bytes of all matrices.
+    /// Returns the size of all matrices, in bytes.
     pub fn n_bytes(&self) -> usize {
         (self.weights.iter())
             .map(|weight| weight.a.bytes.len() + weight.b.bytes.len())
             .sum()
     }
 
-    /// The largest rank of its changes.
+    /// Returns the largest rank of its changes.
     pub fn max_rank(&self) -> usize {
         self.weights.iter().map(|weight| weight.rank).max().unwrap_or(0)
     }
 }
 
-/// Why an adapter cannot be used with a network.
+/// The reason why an adapter cannot be used with a network.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdapterError {
-    /// What computes has no operation for adapters.
+    /// The device has no operation for adapters.
     #[error("{device} computes no adapters; load all of the model on the CPU, or on one GPU, to use them")]
     Unsupported {
         /// The device.
         device: &'static str,
     },
-    /// A weight that the network does not have, or that is none of a linear map's.
+    /// The network does not have the weight, or the weight does not belong to a linear map.
     #[error("the adapter changes `{tensor}`, which is no weight of this model that an adapter can change")]
     UnknownWeight {
         /// The weight.
         tensor: String,
     },
-    /// A weight that two changes are of.
+    /// Two changes apply to the same weight.
     #[error("the adapter changes `{tensor}` twice")]
     Twice {
         /// The weight.
         tensor: String,
     },
-    /// A weight of another shape.
+    /// The weight has another shape.
     #[error(
         "the adapter changes `{tensor}` as a matrix of {} by {}, but it is one of {} by {}",
         found[0], found[1], expected[0], expected[1]
@@ -116,24 +116,24 @@ pub enum AdapterError {
     Shape {
         /// The weight.
         tensor: String,
-        /// Its outputs and inputs.
+        /// Number of outputs and inputs of the weight.
         expected: [usize; 2],
-        /// Those of the adapter.
+        /// Number of outputs and inputs of the adapter.
         found: [usize; 2],
     },
-    /// A scale that is no finite number once it is multiplied by the adapter's strength.
+    /// A scale is not finite after multiplication by the adapter's strength.
     #[error("the adapter's strength makes a change infinite; give it a smaller one")]
     Strength,
-    /// An adapter that is not there.
+    /// The adapter is not loaded.
     #[error("adapter {id} is not loaded")]
     NotLoaded {
-        /// Its name.
+        /// Its id.
         id: AdapterId,
     },
-    /// The device refused.
+    /// The device reported an error.
     #[error("{reason}")]
     Device {
-        /// What it said.
+        /// The device's message.
         reason: String,
     },
 }

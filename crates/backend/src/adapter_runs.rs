@@ -1,13 +1,13 @@
-//! [`AdapterRuns`]: which rows of a step have which adapter.
+//! [`AdapterRuns`]: the adapter of each row of a step.
 //!
-//! Separate from the batch because products see rows of three kinds: of all tokens, of the outputs, and of the logits.
-//! Invariant: runs ascend and do not overlap; rows between them have no adapter.
+//! Products see three kinds of rows: of all tokens, of the outputs, and of the logits. Invariant: runs ascend
+//! and do not overlap; rows between them have no adapter.
 
 use std::ops::Range;
 
 use crate::{AdapterId, ForwardBatch};
 
-/// Neighbouring rows that have one adapter.
+/// Consecutive rows with the same adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdapterRun {
     /// The adapter.
@@ -31,7 +31,7 @@ struct Runs {
 }
 
 impl AdapterRuns {
-    /// Takes the rows of a step whose output rows are these tokens, ascending.
+    /// Sets the runs of a step with these output tokens, ascending.
     pub fn set(&mut self, batch: &ForwardBatch, outputs: &[u32]) {
         for runs in [&mut self.tokens, &mut self.outputs, &mut self.logits] {
             runs.n_rows = 0;
@@ -58,16 +58,16 @@ impl AdapterRuns {
         );
     }
 
-    /// Whether no row of the step has an adapter.
+    /// Returns whether no row of the step has an adapter.
     pub fn is_empty(&self) -> bool {
         self.tokens.runs.is_empty()
     }
 
-    /// The runs of a product of `n_rows` rows: those of all tokens, of the outputs or of the logits. Where two of these are
-    /// equally many they are the same rows.
+    /// Returns the runs of a product of `n_rows` rows: those of all tokens, of the outputs or of the logits.
+    /// If two of these have the same number of rows, they are the same rows.
     ///
     /// # Panics
-    /// When the step has adapters, and none of the three are so many.
+    /// If the step has adapters, and `n_rows` is none of the three numbers.
     pub fn of(&self, n_rows: usize) -> &[AdapterRun] {
         if self.is_empty() {
             return &[];

@@ -1,11 +1,11 @@
 //! [`Backend`]: the fine seam, the operations that the one forward pass is made of.
 //!
-//! It is separate from the forward pass so that a device is an implementation of this trait and nothing else.
-//! Invariant: an operation sees buffers, weights and counts ([`StepShape`]), never the values of a step (ids, positions,
-//! slots, page tables). Values reach the device in [`Backend::begin_step`] alone, into buffers that stay where they
-//! are; so everything inside [`Backend::run_step`] can be captured once and replayed.
+//! A device is an implementation of this trait and nothing else. Invariant: an operation sees buffers,
+//! weights and counts ([`StepShape`]), never the values of a step (ids, positions, slots, page tables).
+//! Values reach the device in [`Backend::begin_step`] alone, into buffers that never move; so everything
+//! inside [`Backend::run_step`] can be captured once and replayed.
 //!
-//! What the buffers hold, with `T` tokens, `O` output rows, `L` logit rows:
+//! The buffers, with `T` tokens, `O` output rows, `L` logit rows:
 //!
 //! | buffer | shape |
 //! |---|---|
@@ -17,8 +17,8 @@
 //! | channels of a convolution | `[T, n_channels]` |
 //! | logits | `[L, n_vocab]` |
 //!
-//! Every operation is row-wise (attention: row-wise given the KV store). A host backend gives a row the same bits
-//! whatever the other rows are; a device may choose kernels by [`StepShape`].
+//! Every operation is row-wise (attention: row-wise given the KV store). On a host backend, a row has the
+//! same bits whatever the other rows are; a device may choose kernels by [`StepShape`].
 
 use tokenmill_gguf::TensorType;
 
@@ -51,18 +51,19 @@ pub trait Backend:
     /// The device's name, for errors.
     const NAME: &'static str;
 
-    /// Whether matrices of this type can be computed.
+    /// Returns whether it can compute matrices of this type.
     fn supports(&self, ty: TensorType) -> bool;
 
-    /// Device memory that an allocation takes; `usize::MAX` where it is beyond that.
+    /// Returns the device memory of an allocation; `usize::MAX` on overflow.
     fn bytes_of(&self, allocation: &Allocation<'_>) -> usize;
 
-    /// Whether the backend is made of two, of which each has some parts of the network.
+    /// Returns whether the backend combines two backends that divide the network between them.
     fn is_split(&self) -> bool {
         false
     }
 
-    /// Memory that an allocation of a part takes on a side. A backend that is not split has everything on [`Side::Device`].
+    /// Returns the memory of an allocation for a part on one side. A backend that is not split has everything
+    /// on [`Side::Device`].
     fn bytes_at(&self, side: Side, part: NetworkPart, allocation: &Allocation<'_>) -> usize {
         let _ = part;
         match side {
@@ -71,8 +72,8 @@ pub trait Backend:
         }
     }
 
-    /// Called once, before anything else is asked of the backend: with the widths of the network, the largest step, the
-    /// KV store, and the memory planned for all of them.
+    /// Prepares the backend, before anything else is called: with the widths of the network, the largest
+    /// step, the KV store, and the memory planned for all of them.
     ///
     /// # Errors
     /// A device error, such as too little memory.
@@ -93,47 +94,52 @@ pub trait Backend:
     /// A device error.
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError>;
 
-    /// Allocates the store of recurrent states. Called once, after the KV store, where the network has recurrent layers.
+    /// Allocates the store of recurrent states. Called once, after the KV store, if the network has recurrent
+    /// layers.
     ///
     /// # Errors
     /// A device error.
     fn alloc_states(&mut self, layout: &StateLayout) -> Result<(), BackendError>;
 
-    /// Whether the device works apart from the host's threads, so that a second step is worth submitting while one runs.
+    /// Returns whether the device works independently of the host's threads, so that submitting a second step
+    /// while one runs pays.
     fn works_apart(&self) -> bool {
         false
     }
 
-    /// Whether [`RowMask::Late`](crate::RowMask::Late) is waited for where rows are sampled, not in [`Self::begin_step`].
+    /// Returns whether [`RowMask::Late`](crate::RowMask::Late) is awaited when rows are sampled, not in
+    /// [`Self::begin_step`].
     fn takes_late_masks(&self) -> bool {
         false
     }
 
-    /// Whether steps may have inputs that are no tokens, and tokens that see those after them
+    /// Returns whether steps may have non-token inputs, and tokens that see later ones
     /// ([`ForwardBatch::input_rows`], [`ForwardBatch::last_seen`]).
     fn takes_rows(&self) -> bool {
         false
     }
 
-    /// What the time of the steps read so far went to; `None` where the device does not measure it, or was not asked to.
+    /// Returns how the steps read so far spent their time; `None` if the device does not measure it, or was
+    /// not asked to.
     fn trace(&self) -> Option<StepTrace> {
         None
     }
 
-    /// Takes the values of a validated step into the device's input buffers and says its shape, which may be padded.
+    /// Uploads the values of a validated step into the device's input buffers and returns its shape, which
+    /// may be padded.
     ///
-    /// A [`TokenSource::SampledRow`](crate::TokenSource::SampledRow) names a row sampled in the step that began before
-    /// this one, whose results may not have been read yet.
+    /// A [`TokenSource::SampledRow`](crate::TokenSource::SampledRow) refers to a row sampled in the previous
+    /// step, whose results may not have been read yet.
     ///
     /// # Errors
     /// A device error.
     fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError>;
 
-    /// Runs `body`, the forward pass of one step. Overridden to capture and replay, or to enter a thread pool once. `body`
-    /// may be run again where its first run was only a capture that failed.
+    /// Runs `body`, the forward pass of one step. Overridden to capture and replay, or to enter a thread pool
+    /// once. `body` may run again if its first run was only a failed capture.
     ///
     /// # Errors
-    /// What `body` returned, or a device error.
+    /// The error of `body`, or a device error.
     fn run_step(
         &mut self,
         shape: StepShape,
@@ -142,22 +148,22 @@ pub trait Backend:
         body(self, shape)
     }
 
-    /// Waits for the oldest step that was not read yet and writes its results: sampled rows, log-probabilities, raw
-    /// logits and hidden states that its batch asked for.
+    /// Waits for the oldest unread step and writes its results: the sampled rows, log-probabilities, raw
+    /// logits and hidden states that its batch requested.
     ///
     /// # Errors
     /// A device error of that step.
     fn read(&mut self, output: &mut StepOutput) -> Result<(), BackendError>;
 
-    /// Copies whole KV pages of a group in order, after the steps begun before and ahead of those begun later. The pages are in
-    /// range.
+    /// Copies whole KV pages of a group in order, between the steps begun earlier and those begun later. The
+    /// pages are in range.
     ///
     /// # Errors
     /// A device error.
     fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), BackendError>;
 
-    /// Looks up the step's tokens: `output[t] = scale * table[tokens[t]]`, `[T, n_embd]`. Where an input is a row, it is
-    /// that row, not scaled.
+    /// Looks up the step's tokens: `output[t] = scale * table[tokens[t]]`, `[T, n_embd]`. A non-token input
+    /// is copied instead, not scaled.
     fn embed(
         &mut self,
         table: &Self::Matrix,
@@ -166,10 +172,10 @@ pub trait Backend:
         output: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Takes the step's [`ForwardBatch::hidden_inputs`]: `output[t] = hidden_inputs[t]`, `[T, n_embd]`.
+    /// Copies the step's [`ForwardBatch::hidden_inputs`]: `output[t] = hidden_inputs[t]`, `[T, n_embd]`.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] where the device takes none, or a device error.
+    /// [`BackendError::Unsupported`] if the device accepts none, or a device error.
     fn take_hidden_inputs(
         &mut self,
         n_tokens: usize,
@@ -183,8 +189,9 @@ pub trait Backend:
         })
     }
 
-    /// Adds to the rows of inputs that are no tokens what these have for the stream behind a layer: columns `part * width` and
-    /// following of [`ForwardBatch::input_rows`]; `rows: [T, width]`. Backends without such inputs do nothing.
+    /// Adds a part of the non-token inputs to their rows after a layer: the `width` columns of
+    /// [`ForwardBatch::input_rows`] from `part * width` on; `rows: [T, width]`. Backends without such inputs
+    /// do nothing.
     fn add_input_rows(
         &mut self,
         part: usize,
@@ -205,8 +212,8 @@ pub trait Backend:
         rows: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Adds to each token's row that of its position: `rows[t] += table[positions[t]]`; `table: [positions, width]`, longer than
-    /// any sequence.
+    /// Adds to each token's row that of its position: `rows[t] += table[positions[t]]`;
+    /// `table: [positions, width]`, longer than any sequence.
     fn add_positions(
         &mut self,
         table: &Self::Vector,
@@ -242,9 +249,9 @@ pub trait Backend:
         output: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Normalizes in place every run of `norm.width` values of each row `[row_width]`: with the width of a head, each
-    /// head by itself; with the width of a row, the row. All runs of a row have the norm's
-    /// weight `[width]` in common, or each has its own where the weight is as long as a row.
+    /// Normalizes in place every run of `norm.width` values of each row `[row_width]`: each head separately
+    /// if the width is a head's, or the whole row. All runs of a row share the norm's weight `[width]`,
+    /// unless the weight is as long as a row.
     fn norm_in_place(
         &mut self,
         norm: &Norm<Self::Vector>,
@@ -262,11 +269,12 @@ pub trait Backend:
         output: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Rotates the heads of each token's row by its position, in place: `heads: [T, row_width]`, a multiple of
-    /// `rope.head_dim`.
+    /// Rotates the heads of each token's row by its position, in place: `heads: [T, row_width]`, a multiple
+    /// of `rope.head_dim`.
     ///
-    /// With `angle(i) = position * inv_freqs[i]`, where `rope.axes` says which position that is, the pair `(a, b)` becomes
-    /// `magnitude * (a cos - b sin, a sin + b cos)`. Values beyond `2 * inv_freqs.len()` of a head stay.
+    /// With `angle(i) = position * inv_freqs[i]`, for the position that `rope.axes` selects, the pair
+    /// `(a, b)` becomes `magnitude * (a cos - b sin, a sin + b cos)`. Values of a head beyond
+    /// `2 * inv_freqs.len()` are unchanged.
     fn rope(
         &mut self,
         rope: &Rope<Self::Vector>,
@@ -314,8 +322,9 @@ pub trait Backend:
         delta: &Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Adds up the rows over the ranks of a group that compute parts of one network together, `[n_rows, width]`: each has its part of
-    /// the sum before, and the sum afterwards. A backend that has a network for itself leaves them as they are.
+    /// Sums the rows over the ranks of a group that compute parts of one network, `[n_rows, width]`: each
+    /// holds its term before and the sum afterwards. A backend that has a whole network leaves them
+    /// unchanged.
     fn all_reduce(
         &mut self,
         n_rows: usize,
@@ -326,8 +335,8 @@ pub trait Backend:
         Ok(())
     }
 
-    /// Gives every rank of a group the rows whose columns the ranks have computed a part of each. A backend whose networks are whole is
-    /// never asked.
+    /// Gives every rank of a group the whole rows from the columns that each rank has computed. Never called
+    /// on a backend with a whole network.
     fn all_gather(&mut self, gather: ColumnGather<'_, Self::Buffer>) -> Result<(), BackendError> {
         let _ = gather;
         Err(BackendError::Unsupported {
@@ -336,7 +345,7 @@ pub trait Backend:
         })
     }
 
-    /// Copies the rows that `rows` names, `[T or O, width]`, to the front of `output`.
+    /// Copies the rows selected by `rows`, `[T or O, width]`, to the front of `output`.
     fn gather(
         &mut self,
         rows: RowSet,
@@ -356,9 +365,9 @@ pub trait Backend:
         logits: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Ends the step's computation: samples from, or keeps, the logits `[L, n_vocab]` as the batch asked per row (present
-    /// where `L > 0`), and keeps the hidden rows among `outputs: [O, n_embd]` that it asked for. The results wait for
-    /// [`Backend::read`].
+    /// Ends the step's computation: samples from, or keeps, the logits `[L, n_vocab]` as the batch requests
+    /// per row (present if `L > 0`), and keeps the requested hidden rows of `outputs: [O, n_embd]`.
+    /// [`Backend::read`] returns the results.
     fn sample(
         &mut self,
         shape: &StepShape,
@@ -381,8 +390,8 @@ pub trait Backend:
         Ok(())
     }
 
-    /// The first half of a gated feed-forward network: `gate.output = f(gate * input) * (up * input)`; `up.output` is
-    /// scratch.
+    /// Computes the first half of a gated feed-forward network:
+    /// `gate.output = f(gate * input) * (up * input)`; `up.output` is scratch.
     fn linear_gated(
         &mut self,
         activation: Activation,
@@ -403,8 +412,8 @@ pub trait Backend:
         )
     }
 
-    /// [`Backend::linear_gated`] of experts: `gate.output = f(gate * input) * (up * input)`, `[n_choices, n_out]`; `up.output` is
-    /// scratch.
+    /// Computes [`Backend::linear_gated`] for experts: `gate.output = f(gate * input) * (up * input)`,
+    /// `[n_choices, n_out]`; `up.output` is scratch.
     fn experts_gated(
         &mut self,
         activation: Activation,
@@ -419,7 +428,7 @@ pub trait Backend:
         self.activation(activation, n_choices, n_out, gate.output, Some(up.output))
     }
 
-    /// A residual addition and the norm that follows it: `hidden += scale * delta; normed = norm(hidden)`.
+    /// Adds to the residual and applies the next norm: `hidden += scale * delta; normed = norm(hidden)`.
     fn add_norm(
         &mut self,
         scale: f32,
@@ -433,17 +442,19 @@ pub trait Backend:
         self.norm(norm, hidden, n_rows, normed)
     }
 
-    /// A product that is added to the stream, and the norm behind it: `hidden += scale * (matrix * input + bias)`, of a shard the sum over all ranks;
-    /// `normed = norm(hidden)`. A product of `normed` ([`Backend::linear`], [`Backend::linear_group`] or
-    /// [`Backend::linear_gated`]) with as many rows is next: before it nothing writes `hidden`, and nothing reads or writes `normed`. So the norm may be
-    /// left to that.
+    /// Adds a product to the stream and applies the next norm: `hidden += scale * (matrix * input + bias)`,
+    /// in a shard the sum over all ranks; then `normed = norm(hidden)`. A product of `normed`
+    /// ([`Backend::linear`], [`Backend::linear_group`] or [`Backend::linear_gated`]) with the same number of
+    /// rows follows. Until then nothing writes `hidden`, and nothing reads or writes `normed`, so the norm
+    /// may be deferred to that product.
     fn linear_add_norm(&mut self, job: LinearAddNorm<'_, Self>, n_rows: usize) -> Result<(), BackendError> {
         self.linear(job.linear, job.input, n_rows, job.delta)?;
         self.all_reduce(n_rows, job.linear.n_out, job.delta)?;
         self.add_norm(job.scale, job.delta, job.norm, n_rows, job.hidden, job.normed)
     }
 
-    /// Everything between the projections and attention: norms of q and k, rotation of both, the store of k and v.
+    /// Does everything between the projections and attention: norms of q and k, rotation of both, the store
+    /// of k and v.
     fn rope_store_kv(&mut self, job: RopeStoreKv<'_, Self>, n_tokens: usize) -> Result<(), BackendError> {
         if let Some(norm) = job.q_norm {
             self.norm_in_place(norm, n_tokens, job.q_width, job.q)?;
@@ -458,7 +469,8 @@ pub trait Backend:
         self.store_kv(job.layer_idx, n_tokens, job.k, job.v)
     }
 
-    /// [`Backend::rope_store_kv`] and [`Backend::attention`] of the same layer. What queries and keys are afterwards is left open.
+    /// Runs [`Backend::rope_store_kv`] and [`Backend::attention`] of the same layer. The contents of queries
+    /// and keys are undefined afterwards.
     fn rope_attention(
         &mut self,
         job: RopeStoreKv<'_, Self>,

@@ -1,24 +1,25 @@
 //! [`ForwardBatch`]: one step's work for any number of sequences, flat and ragged.
 //!
-//! It is separate from the executor because the scheduler builds it and every backend reads it. Invariant: it holds
-//! plain numbers only; no tensor, no device, no clock.
+//! The scheduler builds it and every backend reads it. Invariant: it holds plain numbers only; no tensor, no
+//! device, no clock.
 
 use std::{ops::Range, sync::Arc};
 
 use crate::{AdapterId, PageGroup, RowMask, SamplingParams};
 
-/// Tokens in one page of KV memory.
+/// Number of tokens in one page of KV memory.
 pub const PAGE_TOKENS: usize = 16;
 
-/// Where an input token's id comes from.
+/// The source of an input token's id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenSource {
     /// The id is known when the batch is built.
     Id(u32),
-    /// The id is the one sampled in this logit row of the step submitted before this one. It lets the host plan step
-    /// `n + 1` while the device still runs step `n`.
+    /// The id is the token sampled in this logit row of the previous step. It lets the host plan step `n + 1`
+    /// while the device still runs step `n`.
     SampledRow(u32),
-    /// There is no token: the input is this row of [`ForwardBatch::input_rows`], as it is, in the place of an embedding.
+    /// There is no token: the input is this row of [`ForwardBatch::input_rows`], used unscaled in place of an
+    /// embedding.
     Row(u32),
 }
 
@@ -27,29 +28,30 @@ pub enum TokenSource {
 pub enum RowOutput {
     /// The raw logits, `[n_vocab]` f32, read back to the host.
     Logits,
-    /// A token sampled where the logits are; only the id and the asked-for log-probabilities come back.
+    /// A token sampled on the device; only its id and the requested log-probabilities are returned.
     Sample(SampleRow),
 }
 
 /// The sampling record of one logit row.
 ///
-/// The random number that picks the token is a function of `params.seed` and the position the token will take
-/// (`positions[row] + 1`), nothing else; so a token depends neither on its batch nor on earlier draws.
+/// The random number that picks the token is a function of `params.seed` and the position that the token will
+/// take (`positions[row] + 1`) only; so a token depends neither on its batch nor on earlier draws.
 #[derive(Clone, Debug)]
 pub struct SampleRow {
     /// Sampling parameters.
     pub params: Arc<SamplingParams>,
-    /// The sequence's tokens so far that penalties look at, oldest first, as a range of [`ForwardBatch::history`].
-    /// Empty when `params` has no penalty. A token that comes from [`TokenSource::SampledRow`] is not in it; the
-    /// executor appends it.
+    /// The sequence's tokens so far that penalties count, oldest first, as a range of
+    /// [`ForwardBatch::history`]. Empty if `params` has no penalty. A token from [`TokenSource::SampledRow`]
+    /// is not included; the executor appends it.
     pub history: Range<u32>,
-    /// How many tokens at the start of that range are prompt tokens; the presence and frequency penalties do not count them.
+    /// Number of prompt tokens at the start of that range; the presence and frequency penalties do not count
+    /// them.
     pub n_prompt: u32,
-    /// The tokens that it may pick.
+    /// The tokens that may be picked.
     pub mask: RowMask,
 }
 
-/// One step's work: prefill chunks and decode tokens of many sequences, one after the other.
+/// One step's work: prefill chunks and decode tokens of many sequences, concatenated.
 ///
 /// With `T` tokens, `S` sequences, `L` logit rows and `H` hidden rows:
 ///
@@ -57,22 +59,22 @@ pub struct SampleRow {
 /// |---|---|---|
 /// | `tokens` | `[T]` | input tokens, sequence after sequence |
 /// | `positions` | `[T]` | each token's position in its sequence |
-/// | `slots` | `[T]` | where its K and V are stored: `page * PAGE_TOKENS + position % PAGE_TOKENS`; all differ |
+/// | `slots` | `[T]` | the slot of each K and V: `page * PAGE_TOKENS + position % PAGE_TOKENS`; all differ |
 /// | `seq_starts` | `[S + 1]` | tokens of sequence `s` are `seq_starts[s]..seq_starts[s + 1]` |
 /// | `page_starts` | `[S + 1]` | pages of sequence `s` are `pages[page_starts[s]..page_starts[s + 1]]` |
 /// | `pages` | ragged | entry `p` of a sequence holds its positions `p * PAGE_TOKENS ..` |
-/// | `window_slots` | `[T]` | as `slots`, of the layers with a window where these are a group of their own; else empty |
-/// | `window_pages` | ragged | as `pages`, likewise |
-/// | `logit_rows` | `[L]` | token indices whose logits are wanted, ascending |
+/// | `window_slots` | `[T]` | as `slots`, for the separate group of layers with a window; empty if there is none |
+/// | `window_pages` | ragged | as `pages`, for that group |
+/// | `logit_rows` | `[L]` | token indices with requested logits, ascending |
 /// | `outputs` | `[L]` | output of each logit row |
-/// | `hidden_rows` | `[H]` | token indices whose final hidden state is wanted, ascending |
-/// | `states` | `[S]` | where each sequence's recurrent state is; empty for a model without one |
-/// | `adapters` | up to `[S]` | each sequence's adapter; sequences after the end have none |
+/// | `hidden_rows` | `[H]` | token indices with requested final hidden states, ascending |
+/// | `states` | `[S]` | the slots of each sequence's recurrent state; empty for a model without one |
+/// | `adapters` | up to `[S]` | each sequence's adapter; missing entries mean none |
 /// | `hidden_inputs` | `[T, n_embd]` or empty | the hidden state of the token before each, for networks that read it too |
-/// | `input_rows` | `[R, input_width]` | inputs that are no tokens, such as an image's |
-/// | `rope_positions` | `[T]` or empty | the positions that rope turns by: time, row and column; where it is empty, all are `positions` |
-/// | `last_seen` | `[T]` or empty | the last position that each token sees; where it is empty, each sees up to its own |
-/// | `window_seen` | `[T]` or empty | the first and last positions that each token sees in layers with a window; where it is empty, the window says |
+/// | `input_rows` | `[R, input_width]` | non-token inputs, such as an image's |
+/// | `rope_positions` | `[T]` or empty | rope positions: time, row and column; if empty, all equal `positions` |
+/// | `last_seen` | `[T]` or empty | the last position that each token sees; if empty, each sees up to its own |
+/// | `window_seen` | `[T]` or empty | first and last position that each token sees in layers with a window; if empty, the window applies |
 ///
 /// The page table is ragged rather than padded: one long sequence among short ones costs nothing.
 /// Positions within a sequence are consecutive. Buffers are reused from step to step with [`ForwardBatch::clear`].
@@ -84,57 +86,60 @@ pub struct ForwardBatch {
     pub positions: Vec<u32>,
     /// KV slots, `[T]`.
     pub slots: Vec<u32>,
-    /// Offsets of the sequences in `tokens`, `[S + 1]` (empty when there is no sequence).
+    /// Offsets of the sequences in `tokens`, `[S + 1]` (empty if there is no sequence).
     pub seq_starts: Vec<u32>,
-    /// Offsets of the sequences in `pages`, `[S + 1]` (empty when there is no sequence).
+    /// Offsets of the sequences in `pages`, `[S + 1]` (empty if there is no sequence).
     pub page_starts: Vec<u32>,
-    /// Page tables of all sequences, one after the other.
+    /// Page tables of all sequences, concatenated.
     pub pages: Vec<u32>,
-    /// KV slots of the group [`PageGroup::Window`], `[T]`; empty where there is one group.
+    /// KV slots of the group [`PageGroup::Window`], `[T]`; empty if there is only one group.
     pub window_slots: Vec<u32>,
-    /// Page tables of the group [`PageGroup::Window`], divided as `pages` are; empty where there is one group.
+    /// Page tables of the group [`PageGroup::Window`], with the offsets of `pages`; empty if there is only
+    /// one group.
     pub window_pages: Vec<u32>,
-    /// Token indices whose logits are wanted, `[L]`.
+    /// Token indices with requested logits, `[L]`.
     pub logit_rows: Vec<u32>,
     /// Output of each logit row, `[L]`.
     pub outputs: Vec<RowOutput>,
-    /// Token indices whose hidden state (after the final norm) is wanted, `[H]`.
+    /// Token indices with requested hidden states (after the final norm), `[H]`.
     pub hidden_rows: Vec<u32>,
-    /// Where each sequence's recurrent state is, `[S]`; empty for a model without recurrent layers.
+    /// The slots of each sequence's recurrent state, `[S]`; empty for a model without recurrent layers.
     pub states: Vec<SeqState>,
-    /// Adapter of each sequence, `[S]` or fewer; sequences after the end have none.
+    /// Adapter of each sequence, `[S]` or fewer; missing entries mean none.
     pub adapters: Vec<Option<AdapterId>>,
-    /// Inputs that are no tokens, `[R, input_width]`; [`TokenSource::Row`] names them. Only executors that say so take any.
+    /// Non-token inputs, `[R, input_width]`; [`TokenSource::Row`] refers to them. Only some executors accept
+    /// any.
     pub input_rows: Vec<f32>,
-    /// The hidden state of the token before each input, `[T, n_embd]`, for networks that guess from it; empty for all others
-    /// ([`Executor::reads_hidden`](crate::Executor::reads_hidden)).
+    /// The hidden state of the token before each input, `[T, n_embd]`, for networks that predict from it;
+    /// empty for all others ([`Executor::reads_hidden`](crate::Executor::reads_hidden)).
     pub hidden_inputs: Vec<f32>,
-    /// Width of an input that is not a token: the width of a hidden state, once for the embedding that it replaces, and once for each layer
-    /// after which it is added to the stream.
+    /// Width of a non-token input: the hidden width, once for the embedding that it replaces, and once for
+    /// each layer after which it is added to the stream.
     pub input_width: usize,
-    /// The positions that rope turns by, `[T]`: time, row and column; empty where all three are the token's position.
+    /// Rope positions, `[T]`: time, row and column; empty if all three are the token's position.
     pub rope_positions: Vec<[u32; 3]>,
-    /// The last position that each token sees where attention is causal, `[T]`; empty where each sees up to its own. It never
-    /// falls within a sequence, and lies in this step: rows that see each other, such as an image's, come in one step.
+    /// The last position that each token sees if attention is causal, `[T]`; empty if each sees up to its
+    /// own. It never decreases within a sequence, and lies in this step: rows that see each other, such as an
+    /// image's, come in one step.
     pub last_seen: Vec<u32>,
-    /// The first and the last position that each token sees in layers with a window, `[T]`; empty where the layer's window says.
-    /// Neither falls within a sequence, and the token's own position is among them.
+    /// The first and the last position that each token sees in layers with a window, `[T]`; empty if the
+    /// layer's window applies. Neither decreases within a sequence, and the token's own position is included.
     pub window_seen: Vec<[u32; 2]>,
-    /// Penalty histories that [`SampleRow::history`] points into.
+    /// Penalty histories, to which [`SampleRow::history`] refers.
     pub history: Vec<u32>,
-    /// Vocabulary masks that [`RowMask::Words`] points into.
+    /// Vocabulary masks, to which [`RowMask::Words`] refers.
     pub mask_words: Vec<u32>,
 }
 
-/// Where a sequence's recurrent state is in a step: slots of the pool of states.
+/// A sequence's recurrent state in a step: slots of the pool of states.
 ///
-/// A sequence whose first token is at position 0 begins with a state of zeros, and `from` is not looked at. No slot is
-/// written twice in a step, and none is written that another sequence reads.
+/// A sequence whose first token is at position 0 begins with a zero state, and `from` is ignored. No slot is
+/// written twice in a step, and no written slot is read by another sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeqState {
-    /// The state after the tokens before this step: the sequence's own slot, or a snapshot that it continues from.
+    /// The slot of the state before this step: the sequence's own slot, or a snapshot to continue from.
     pub from: u32,
-    /// Takes the state after the sequence's last token of this step.
+    /// The slot for the state after the sequence's last token of this step.
     pub to: u32,
     /// A snapshot to keep.
     pub save: Option<StateSave>,
@@ -143,14 +148,14 @@ pub struct SeqState {
 /// A snapshot of a sequence's state between two of its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSave {
-    /// Tokens of the sequence, from position 0 on, that the state has seen; the last of them is in this step.
+    /// Number of tokens that the state has seen, from position 0 on; the last of them is in this step.
     pub n_tokens: u32,
-    /// Takes the snapshot.
+    /// The slot for the snapshot.
     pub slot: u32,
 }
 
 impl SeqState {
-    /// A sequence that stays in its slot and keeps no snapshot.
+    /// Returns the state of a sequence that stays in its slot and keeps no snapshot.
     pub fn own(slot: u32) -> Self {
         Self {
             from: slot,
@@ -164,7 +169,7 @@ impl ForwardBatch {
     /// The entry of `pages` for a page that fell out of the attention window and was freed.
     pub const UNMAPPED_PAGE: u32 = u32::MAX;
 
-    /// Empties the batch and keeps its memory.
+    /// Clears the batch and keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.positions.clear();
@@ -189,7 +194,7 @@ impl ForwardBatch {
         self.mask_words.clear();
     }
 
-    /// Becomes equal to `other` and keeps its memory.
+    /// Copies `other` into the batch and keeps its memory.
     pub fn copy_from(&mut self, other: &Self) {
         let Self {
             tokens,
@@ -237,11 +242,11 @@ impl ForwardBatch {
         mask_words.clone_from(&other.mask_words);
     }
 
-    /// Appends a sequence: its next tokens, the position of the first of them, and its page table, which must reach
-    /// to the last of them.
+    /// Appends a sequence: its next tokens, the position of the first of them, and its page table, which must
+    /// cover the last of them.
     ///
     /// # Panics
-    /// Where `pages` does not cover a token's position: the caller allocates pages before it plans tokens.
+    /// If `pages` does not cover a token's position: the caller allocates pages before it plans tokens.
     pub fn push_sequence(
         &mut self,
         tokens: impl IntoIterator<Item = TokenSource>,
@@ -269,11 +274,11 @@ impl ForwardBatch {
         self.page_starts.push(self.pages.len() as u32);
     }
 
-    /// Gives the newest sequence its pages of the layers with a window, where these are a group of their own: as many as
+    /// Sets the newest sequence's pages in the separate group of layers with a window: as many as
     /// [`Self::push_sequence`] was given.
     ///
     /// # Panics
-    /// Where there is no sequence, or the table has another length.
+    /// If there is no sequence, or the table has another length.
     pub fn push_window_pages(&mut self, pages: &[u32]) {
         let newest = self.n_seqs().checked_sub(1).expect("a batch with a sequence");
         assert_eq!(pages.len(), self.pages_of(newest).len(), "pages of both groups");
@@ -283,7 +288,7 @@ impl ForwardBatch {
         self.window_pages.extend_from_slice(pages);
     }
 
-    /// Gives the newest sequence an adapter, or none.
+    /// Sets the newest sequence's adapter.
     pub fn set_adapter(&mut self, adapter: Option<AdapterId>) {
         if adapter.is_some() {
             self.adapters.resize(self.n_seqs().saturating_sub(1), None);
@@ -291,10 +296,11 @@ impl ForwardBatch {
         }
     }
 
-    /// Lets the newest sequence's tokens of a range of positions see each other, where they are in this step.
+    /// Makes the newest sequence's tokens in a range of positions see each other, as far as they are in this
+    /// step.
     ///
     /// # Panics
-    /// Where there is no sequence.
+    /// If there is no sequence.
     pub fn see_each_other(&mut self, positions: Range<u32>) {
         let newest = self.n_seqs().checked_sub(1).expect("a batch with a sequence");
         let n_known = self.last_seen.len();
@@ -306,10 +312,10 @@ impl ForwardBatch {
         }
     }
 
-    /// Lets rope turn the newest sequence's tokens by other positions than their own: `position` gives time, row and column.
+    /// Sets the rope positions of the newest sequence's tokens: `position` returns time, row and column.
     ///
     /// # Panics
-    /// Where there is no sequence.
+    /// If there is no sequence.
     pub fn turn_by(&mut self, mut position: impl FnMut(u32) -> [u32; 3]) {
         let newest = self.n_seqs().checked_sub(1).expect("a batch with a sequence");
         self.take_rope_positions();
@@ -318,44 +324,44 @@ impl ForwardBatch {
         }
     }
 
-    /// Gives those tokens their own positions whose rope positions are not known yet.
+    /// Sets tokens without rope positions to their own positions.
     fn take_rope_positions(&mut self) {
         let n_known = self.rope_positions.len();
         let own = self.positions[n_known..].iter().map(|&position| [position; 3]);
         self.rope_positions.extend(own);
     }
 
-    /// Asks for the logits of the newest token; call it after [`Self::push_sequence`].
+    /// Requests the output of the newest token; call it after [`Self::push_sequence`].
     ///
     /// # Panics
-    /// When the batch holds no token.
+    /// If the batch holds no token.
     pub fn want_last(&mut self, output: RowOutput) {
         let row = self.tokens.len().checked_sub(1).expect("a batch with a token");
         self.logit_rows.push(row as u32);
         self.outputs.push(output);
     }
 
-    /// Number of input tokens, `T`.
+    /// Returns the number of input tokens, `T`.
     pub fn n_tokens(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Number of sequences, `S`.
+    /// Returns the number of sequences, `S`.
     pub fn n_seqs(&self) -> usize {
         self.seq_starts.len().saturating_sub(1)
     }
 
-    /// Token indices of sequence `seq_idx`.
+    /// Returns the token indices of sequence `seq_idx`.
     pub fn tokens_of(&self, seq_idx: usize) -> Range<usize> {
         self.seq_starts[seq_idx] as usize..self.seq_starts[seq_idx + 1] as usize
     }
 
-    /// The page table of sequence `seq_idx`.
+    /// Returns the page table of sequence `seq_idx`.
     pub fn pages_of(&self, seq_idx: usize) -> &[u32] {
         self.table_of(seq_idx, PageGroup::Main)
     }
 
-    /// KV slots of a group, `[T]`.
+    /// Returns the KV slots of a group, `[T]`.
     pub fn slots_in(&self, group: PageGroup) -> &[u32] {
         match group {
             PageGroup::Main => &self.slots,
@@ -363,7 +369,7 @@ impl ForwardBatch {
         }
     }
 
-    /// Page tables of a group, which [`Self::page_starts`] divides.
+    /// Returns the page tables of a group, concatenated with the offsets in [`Self::page_starts`].
     pub fn pages_in(&self, group: PageGroup) -> &[u32] {
         match group {
             PageGroup::Main => &self.pages,
@@ -371,12 +377,12 @@ impl ForwardBatch {
         }
     }
 
-    /// The page table of sequence `seq_idx` in a group.
+    /// Returns the page table of sequence `seq_idx` in a group.
     pub fn table_of(&self, seq_idx: usize, group: PageGroup) -> &[u32] {
         &self.pages_in(group)[self.page_starts[seq_idx] as usize..self.page_starts[seq_idx + 1] as usize]
     }
 
-    /// Tokens that sequence `seq_idx` has in the KV store once the step is done.
+    /// Returns the number of tokens that sequence `seq_idx` has in the KV store after the step.
     pub fn context_len(&self, seq_idx: usize) -> usize {
         self.tokens_of(seq_idx)
             .next_back()
@@ -384,7 +390,7 @@ impl ForwardBatch {
     }
 }
 
-/// The slot of a position, given the sequence's page table.
+/// Returns the slot of a position, given the sequence's page table.
 fn slot_of(pages: &[u32], position: u32) -> u32 {
     let page = pages[position as usize / PAGE_TOKENS];
     page.wrapping_mul(PAGE_TOKENS as u32)

@@ -1,20 +1,23 @@
-//! [`ForwardBatch::validate`]: whether a batch may reach a device.
+//! [`ForwardBatch::validate`]: checks whether a batch may reach a device.
 //!
-//! Separate from the batch because only executors check it. Invariant: no number of a batch that passes can make a backend
-//! read or write out of bounds, and nothing else decides that.
+//! Only executors check batches. Invariant: no number of a valid batch can make a backend read or write out
+//! of bounds, and this is the only check.
 
 use crate::{
     BatchError, ExecutorLimits, ForwardBatch, PAGE_TOKENS, RowMask, RowOutput, SeqState, TokenSource,
 };
 
 impl ForwardBatch {
-    /// Checks everything a backend relies on, so that no number of a batch can make it read or write out of bounds.
+    /// Checks everything that a backend relies on, so that no number of a batch can make it read or write out
+    /// of bounds.
     ///
-    /// That no two tokens share a slot is the caller's duty and is not checked, which would take a table of all slots
-    /// in every step: sequences may share pages that they only read, but a page that a step writes belongs to one of
-    /// them. Where two tokens do share a slot, one of them is read in the other's place; nothing else is harmed.
+    /// That no two tokens share a slot is the caller's duty. It is not checked, because a check would need a
+    /// table of all slots in every step. Sequences may share pages that they only read, but a page that a
+    /// step writes belongs to one of them. If two tokens do share a slot, one is read in place of the other;
+    /// nothing else is harmed.
     ///
-    /// `n_sampled_before` is the number of logit rows of the step before, which [`TokenSource::SampledRow`] names.
+    /// `n_sampled_before` is the number of logit rows of the previous step, to which
+    /// [`TokenSource::SampledRow`] refers.
     ///
     /// # Errors
     /// The first [`BatchError`] found.
@@ -119,7 +122,7 @@ impl ForwardBatch {
         }
         for (group, group_limits) in limits.groups() {
             let pages = self.table_of(seq_idx, group);
-            // The oldest position that any of the step's tokens may still look at.
+            // The oldest position that any of the step's tokens may still see.
             let oldest_visible =
                 (group_limits.window).map_or(0, |window| (first_position + 1).saturating_sub(window));
             for page_idx in oldest_visible / PAGE_TOKENS..context_len.div_ceil(PAGE_TOKENS) {
@@ -186,7 +189,8 @@ impl ForwardBatch {
                     return wrong(save.slot);
                 }
             }
-            // What this one writes, no other reads or writes. There are few sequences: no table is needed.
+            // No slot that this sequence writes may be read or written by another. There are few sequences,
+            // so no table is needed.
             for (other_idx, other) in self.states.iter().enumerate() {
                 let touched = [Some(other.from), Some(other.to), save_of(other)];
                 let written = [Some(state.to), save_of(state)];
@@ -228,7 +232,7 @@ impl ForwardBatch {
     }
 }
 
-/// Checks that `offsets` rises from 0 to `end` (or is empty where `end` is 0).
+/// Checks that `offsets` increases from 0 to `end` (or is empty if `end` is 0).
 fn check_offsets(what: &'static str, offsets: &[u32], end: usize) -> Result<(), BatchError> {
     let is_empty = offsets.is_empty() && end == 0;
     let rises = offsets.first() == Some(&0)
@@ -447,7 +451,7 @@ mod tests {
             assert_eq!(batch.validate(&limits, 0), expected, "{states:?}");
         };
         check(&[state(0, 0, None), state(1, 1, None)], None);
-        // Two may read one snapshot.
+        // Two sequences may read one snapshot.
         check(&[state(2, 0, Some((16, 3))), state(2, 1, None)], None);
         check(&[state(0, 4, None), state(1, 1, None)], Some((0, 4)));
         check(&[state(0, 0, None), state(1, 0, None)], Some((0, 0)));

@@ -1,23 +1,23 @@
-//! [`BatchError`]: why a batch may not reach a device.
+//! [`BatchError`]: the reason why a batch may not reach a device.
 //!
-//! Separate from the checks because executors and callers name it without them. Invariant: each kind says where in the batch it is.
+//! Executors and their callers share it. Invariant: each variant says where in the batch the error is.
 
 use crate::AdapterId;
 #[cfg(doc)]
 use crate::ForwardBatch;
 
-/// Why a [`ForwardBatch`] was refused before anything was computed.
+/// The reason why a [`ForwardBatch`] was refused before anything was computed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
-    /// More of something than the executor was built for.
+    /// The batch exceeds a limit of the executor.
     #[error("the batch has {found} {what}, the executor takes at most {maximum}")]
     TooMany {
-        /// What there is too much of.
+        /// The limited quantity.
         what: &'static str,
-        /// How many the batch has.
+        /// The batch's number.
         found: usize,
-        /// How many the executor takes.
+        /// The executor's limit.
         maximum: usize,
     },
     /// Two arrays that belong together differ in length.
@@ -25,12 +25,12 @@ pub enum BatchError {
     Length {
         /// The array.
         what: &'static str,
-        /// Its length if it fitted.
+        /// The expected length.
         expected: usize,
         /// Its length.
         found: usize,
     },
-    /// An offset array does not rise from zero to the length of what it indexes.
+    /// An offset array does not increase from zero to the length of the indexed array.
     #[error("`{what}` does not rise from 0 to the end of what it divides")]
     Offsets {
         /// The array.
@@ -46,38 +46,39 @@ pub enum BatchError {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
-    /// A token refers to a logit row that the step before did not have.
+    /// A token refers to a logit row that the previous step did not have.
     #[error("token {index} wants sampled row {row}, but the step before had {n_rows} rows")]
     SampledRowOutOfRange {
         /// Index in the batch.
         index: usize,
-        /// The row it names.
+        /// The referenced row.
         row: u32,
-        /// Rows of the step before.
+        /// Number of rows of the previous step.
         n_rows: usize,
     },
-    /// A token refers to a row of inputs that the batch does not have, or the executor takes none.
+    /// A token refers to a missing row of inputs, or the executor accepts none.
     #[error("token {index} is input row {row}, but there are {n_rows} rows")]
     InputRow {
         /// Index in the batch.
         index: usize,
-        /// The row it names.
+        /// The referenced row.
         row: u32,
-        /// Rows there are.
+        /// Number of rows.
         n_rows: usize,
     },
-    /// The last position that a token sees lies before its own, before that of the token ahead of it, or behind the step.
+    /// The last position that a token sees is before its own, before that of the preceding token, or beyond
+    /// the step.
     #[error("token {token_idx} sees up to a position that its step does not give it")]
     LastSeen {
         /// Index in the batch.
         token_idx: usize,
     },
-    /// A token refers to a logit row of the step before that asked for raw logits.
+    /// A token refers to a logit row of the previous step that requested raw logits.
     #[error("token {index} wants sampled row {row}, but the step before sampled no token there")]
     RowNotSampled {
         /// Index in the batch.
         index: usize,
-        /// The row it names.
+        /// The referenced row.
         row: u32,
     },
     /// A sequence has no token in this step.
@@ -86,7 +87,7 @@ pub enum BatchError {
         /// Index in the batch.
         seq_idx: usize,
     },
-    /// A sequence of an encoder does not begin at position 0, or not its pooled row alone is asked for.
+    /// A sequence of an encoder does not begin at position 0, or requests other rows than its pooled one.
     #[error("sequence {seq_idx} of the batch must be whole, with its pooled row and no other")]
     NotWhole {
         /// Index in the batch.
@@ -97,9 +98,9 @@ pub enum BatchError {
     ContextExceeded {
         /// Index in the batch.
         seq_idx: usize,
-        /// Positions it needs.
+        /// Number of positions needed.
         provided: usize,
-        /// Positions there are.
+        /// Number of positions available.
         maximum: usize,
     },
     /// A page that the step reads or writes is missing or outside the pool.
@@ -118,7 +119,8 @@ pub enum BatchError {
         /// Index in the batch.
         token_idx: usize,
     },
-    /// A state's slot is outside the pool, is written twice or both written and read, or a snapshot is not of this step.
+    /// A state's slot is outside the pool, is written twice or both written and read, or a snapshot does not
+    /// belong to this step.
     #[error("sequence {seq_idx}: slot {slot} of its state is outside the pool, taken, or not of this step")]
     State {
         /// Index in the batch.
@@ -132,7 +134,7 @@ pub enum BatchError {
         /// The array.
         what: &'static str,
     },
-    /// A sequence has an adapter that is not loaded.
+    /// A sequence uses an adapter that is not loaded.
     #[error("sequence {seq_idx} of the batch has adapter {adapter}, which is not loaded")]
     UnknownAdapter {
         /// Index in the batch.

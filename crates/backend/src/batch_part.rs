@@ -1,19 +1,19 @@
-//! A part of a batch's tokens as a batch of its own: steps that are computed one part after the other.
+//! Splits a batch into parts that are computed one after the other.
 //!
-//! Separate from the batch because few need it. Invariant: the parts of a batch, in order, compute what the batch does, where no token
-//! sees those behind it and no token is named by a row of the step before.
+//! Few executors need it. Invariant: the parts of a batch, in order, compute the same as the batch, if no
+//! token sees later ones and no token refers to a row of the previous step.
 
 use std::ops::Range;
 
 use crate::{ForwardBatch, PAGE_TOKENS, RowOutput, SeqState, TokenSource};
 
 impl ForwardBatch {
-    /// Becomes the part of `whole` that has the tokens of a range, and keeps its memory. A sequence may be in two parts: the later
-    /// continues where the earlier left its keys and values, or its state.
+    /// Becomes the part of `whole` with a range of its tokens, and keeps its memory. A sequence may be in two
+    /// parts: the later one continues from the keys and values, or the state, that the earlier one stored.
     ///
     /// # Panics
-    /// Where tokens see others behind them ([`Self::last_seen`], [`Self::window_seen`]): such tokens come in one step. In debug builds also where a
-    /// token is named by a row of the step before.
+    /// If tokens see later ones ([`Self::last_seen`], [`Self::window_seen`]): such tokens come in one step.
+    /// In debug builds also if a token refers to a row of the previous step.
     pub fn take_part(&mut self, whole: &Self, tokens: Range<usize>) {
         assert!(
             whole.last_seen.is_empty() && whole.window_seen.is_empty(),
@@ -56,7 +56,7 @@ impl ForwardBatch {
             self.seq_starts.push((own.end - tokens.start) as u32);
             let last = whole.positions[own.end - 1] as usize;
             let start = whole.page_starts[seq_idx] as usize;
-            // The pages up to the last token; all of them where these are not as many.
+            // The pages up to the last token, or all of them if there are fewer.
             let end = (whole.page_starts[seq_idx + 1] as usize).min(start + last / PAGE_TOKENS + 1);
             self.pages.extend_from_slice(&whole.pages[start..end]);
             if !whole.window_pages.is_empty() {
@@ -101,8 +101,9 @@ impl ForwardBatch {
         }
     }
 
-    /// Replaces the tokens that rows of the step before name by their ids, as `id_of` gives them, also in the histories of rows that
-    /// sample. Gives `None`, and leaves the batch as it may be, where `id_of` does.
+    /// Replaces tokens that refer to rows of the previous step by their ids, from `id_of`, also in the
+    /// histories of sampling rows. If `id_of` returns `None`, so does this, and the batch's contents are
+    /// unspecified.
     pub fn name_tokens(&mut self, id_of: impl Fn(u32) -> Option<u32>) -> Option<()> {
         let is_named = |token: &TokenSource| matches!(token, TokenSource::SampledRow(_));
         let named: Vec<bool> = self.tokens.iter().map(is_named).collect();
@@ -150,7 +151,7 @@ mod tests {
         })
     }
 
-    /// Two sequences, of 20 tokens from position 30 on and of 5.
+    /// Two sequences: 20 tokens from position 30 on, and 5 tokens.
     fn whole() -> ForwardBatch {
         let mut batch = ForwardBatch::default();
         batch.push_sequence((0..20).map(TokenSource::Id), 30, &[4, 5, 6, 7]);

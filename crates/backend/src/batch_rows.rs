@@ -1,14 +1,14 @@
-//! Checks of inputs that are no tokens, and of what tokens see after themselves.
+//! Checks non-token inputs, and the later positions that tokens see.
 //!
-//! A part of [`ForwardBatch::validate`] that stands apart because few batches have any. Invariant: no row is named that is not there,
-//! and no token sees a position that its step does not store.
+//! Part of [`ForwardBatch::validate`]; few batches have any. Invariant: no missing row is referenced, and no
+//! token sees a position that its step does not store.
 
 use std::ops::Range;
 
 use crate::{BatchError, ForwardBatch, TokenSource};
 
 impl ForwardBatch {
-    /// The lists of a number for each token that may be empty: how long they are.
+    /// Returns the lengths of the optional per-token lists.
     pub(crate) fn lengths_of_places(&self) -> [(&'static str, usize); 3] {
         [
             ("last_seen", self.last_seen.len()),
@@ -17,7 +17,8 @@ impl ForwardBatch {
         ]
     }
 
-    /// Checks that every row of inputs that is named is there, of a network that takes such, `width` wide.
+    /// Checks that every referenced input row exists, that the network accepts such inputs, and that they are
+    /// `width` wide.
     ///
     /// # Errors
     /// [`BatchError::InputRow`] or [`BatchError::Length`].
@@ -58,7 +59,8 @@ impl ForwardBatch {
         Ok(())
     }
 
-    /// Checks that there is a hidden state for each token of a network `n_embd` wide that reads them, and none for another.
+    /// Checks that there is one hidden state per token if the network reads them, `n_embd` wide, and none
+    /// otherwise.
     ///
     /// # Errors
     /// [`BatchError::Length`].
@@ -74,7 +76,8 @@ impl ForwardBatch {
         })
     }
 
-    /// Checks the last positions that the tokens of a sequence see, whose context has `context_len` positions after the step.
+    /// Checks the last positions that the tokens of a sequence see; its context has `context_len` positions
+    /// after the step.
     pub(crate) fn validate_last_seen(
         &self,
         tokens: Range<usize>,

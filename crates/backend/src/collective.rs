@@ -1,7 +1,8 @@
-//! [`Collective`]: how the ranks of a group add up what each has computed a part of; [`HostGroup`], which does it in the host's memory.
+//! [`Collective`]: how the ranks of a group sum partial results; and [`HostGroup`], which does it in host
+//! memory.
 //!
-//! Separate from the devices, since ranks meet outside of any of them. Invariants: every rank gets the same bits, added in the order of
-//! the ranks; a rank that fails releases those that wait for it, and none waits for ever.
+//! Ranks meet outside of any device. Invariants: every rank gets the same bits, summed in rank order; a
+//! failing rank releases those that wait for it, and none waits forever.
 
 use std::{
     sync::{
@@ -13,34 +14,35 @@ use std::{
 
 use crate::BackendError;
 
-/// A rank's end of a group. All ranks make the same calls in the same order.
+/// A rank's endpoint of a group. All ranks make the same calls in the same order.
 pub trait Collective: Send {
-    /// Replaces `values` by their sum over the ranks, of which each has as many.
+    /// Replaces `values` by their sum over the ranks. All ranks have the same number of values.
     ///
     /// # Errors
-    /// [`BackendError::Failed`] with [`GroupError`] as its source, where another rank failed or did not come.
+    /// [`BackendError::Failed`] with [`GroupError`] as its source, if another rank failed or did not come.
     fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), BackendError>;
 }
 
-/// Rows whose columns the ranks of a group have computed a part of each: rank 0 the first `part_width`, the next rank those behind them, the
-/// last one the last `part_width`, of which the rank before it may have some too.
+/// Rows whose columns are divided among the ranks of a group: rank 0 has the first `part_width`, the next
+/// rank the following ones, and the last rank the last `part_width`, which may overlap those of the rank
+/// before it.
 #[derive(Debug)]
 pub struct ColumnGather<'a, T> {
-    /// Rows.
+    /// Number of rows.
     pub n_rows: usize,
-    /// Columns of a whole row.
+    /// Number of columns of a whole row.
     pub width: usize,
-    /// Columns of each rank.
+    /// Number of columns per rank.
     pub part_width: usize,
-    /// The rank's own columns, `[n_rows, part_width]`.
+    /// This rank's columns, `[n_rows, part_width]`.
     pub part: &'a mut T,
-    /// Room for the parts of all ranks, one behind the other.
+    /// Buffer for the parts of all ranks, concatenated.
     pub parts: &'a mut T,
     /// The whole rows, `[n_rows, width]`.
     pub rows: &'a mut T,
 }
 
-/// Why ranks could not add up.
+/// The reason why ranks could not combine their results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
@@ -53,25 +55,26 @@ pub enum GroupError {
     /// Some rank did not come in time.
     #[error("a rank of the group did not come within {waited_s} s")]
     RankMissing {
-        /// How long it was waited for.
+        /// How long the others waited for it.
         waited_s: u64,
     },
     /// The ranks do not compute the same step.
     #[error("the ranks of the group add up {found} and {expected} values")]
     LengthsDiffer {
-        /// Values of one rank.
+        /// Number of values of one rank.
         expected: usize,
-        /// Values of another.
+        /// Number of values of another.
         found: usize,
     },
 }
 
 /// How long a rank waits for the others: longer than any step takes.
 const PATIENCE: Duration = Duration::from_mins(2);
-/// How often a rank looks whether the others have come before it sleeps.
+/// Number of polls before a waiting rank sleeps.
 const N_LOOKS: u32 = 2_000;
 
-/// Ranks that meet in the host's memory: each lays its values down, adds up a slice of all, and takes the sums of the others.
+/// Ranks that meet in host memory: each deposits its values, sums a slice of all, and copies the sums of the
+/// others.
 #[derive(Clone, Debug)]
 pub struct HostGroup {
     shared: Arc<Shared>,
@@ -88,13 +91,13 @@ pub struct HostRank {
 struct Shared {
     patience: Duration,
     meeting: Mutex<Meeting>,
-    /// Is told when all have come, or one has failed.
+    /// Notified when all ranks have come, or one has failed.
     changed: Condvar,
-    /// Counts meetings that all came to; as in `meeting`, to be looked at without a lock.
+    /// Number of completed meetings; a copy of the one in `meeting` that can be read without a lock.
     n_met: AtomicU64,
-    /// What each rank laid down.
+    /// The values of each rank.
     parts: Vec<RwLock<Vec<f32>>>,
-    /// The slice of the sum that each rank made.
+    /// The slice of the sum computed by each rank.
     sums: Vec<RwLock<Vec<f32>>>,
 }
 
@@ -106,18 +109,18 @@ struct Meeting {
 }
 
 impl HostGroup {
-    /// A group of so many ranks.
+    /// Creates a group of `n_ranks` ranks.
     ///
     /// # Panics
-    /// If there are none.
+    /// If `n_ranks` is 0.
     pub fn new(n_ranks: usize) -> Self {
         Self::with_patience(n_ranks, PATIENCE)
     }
 
-    /// A group whose ranks wait so long for each other.
+    /// Creates a group whose ranks wait for each other up to `patience`.
     ///
     /// # Panics
-    /// If there are none.
+    /// If `n_ranks` is 0.
     pub fn with_patience(n_ranks: usize, patience: Duration) -> Self {
         assert!(n_ranks > 0, "a group has ranks");
         let rooms = || (0..n_ranks).map(|_| RwLock::default()).collect();
@@ -133,20 +136,20 @@ impl HostGroup {
         }
     }
 
-    /// Ranks there are.
+    /// Returns the number of ranks.
     pub fn n_ranks(&self) -> usize {
         self.shared.parts.len()
     }
 
-    /// How long a rank waits for the others.
+    /// Returns how long a rank waits for the others.
     pub fn patience(&self) -> Duration {
         self.shared.patience
     }
 
-    /// The end of a rank, which has one.
+    /// Returns the endpoint of a rank; each rank has one.
     ///
     /// # Panics
-    /// If there is no such rank.
+    /// If the rank does not exist.
     pub fn rank(&self, rank: usize) -> HostRank {
         assert!(rank < self.n_ranks(), "a rank of the group");
         HostRank {
@@ -155,17 +158,17 @@ impl HostGroup {
         }
     }
 
-    /// Says that a rank failed: those that wait for it, and come to meet it, fail too.
+    /// Records that a rank failed: ranks that wait for it, or will meet it, fail too.
     pub fn fail(&self, rank: usize) {
         self.shared.fail(GroupError::RankFailed { rank });
     }
 
-    /// What went wrong first since the group was mended.
+    /// Returns the first failure since the group was last mended.
     pub fn failure(&self) -> Option<GroupError> {
         self.shared.lock().failure
     }
 
-    /// Lets the ranks meet again after a failure. None of them may be on its way.
+    /// Allows the ranks to meet again after a failure. No rank may be in a call.
     pub fn mend(&self) {
         let mut meeting = self.shared.lock();
         meeting.n_arrived = 0;
@@ -200,7 +203,7 @@ impl Shared {
         }
         let until = meeting.n_met;
         drop(meeting);
-        // Ranks come within microseconds of each other, and waking a thread takes longer.
+        // Ranks arrive within microseconds of each other, and waking a thread takes longer.
         for _ in 0..N_LOOKS {
             if self.n_met.load(Ordering::Acquire) != until {
                 return Ok(());
@@ -264,7 +267,8 @@ impl HostRank {
                 }
             }
         }
-        // From here on no rank reads parts. Sums are written again once all have read them and come to the next meeting.
+        // From here on no rank reads parts. Sums are overwritten only after all ranks have read them and come
+        // to the next meeting.
         self.shared.meet()?;
         for (rank, sum) in sums.iter().enumerate() {
             let sum = sum.read().unwrap_or_else(PoisonError::into_inner);
@@ -289,7 +293,7 @@ mod tests {
 
     use super::*;
 
-    /// Every rank adds up some lists one after the other; what each has then.
+    /// Runs ranks that sum some lists one after the other, and returns each rank's results.
     fn run(
         group: &HostGroup,
         lists: impl Fn(usize) -> Vec<Vec<f32>> + Sync,
@@ -313,7 +317,7 @@ mod tests {
     #[test]
     fn every_rank_has_the_sum_in_the_order_of_the_ranks() {
         for n_ranks in [1, 2, 3, 8] {
-            // Numbers whose sum depends on the order, of lengths that the ranks do not divide.
+            // Numbers whose sum depends on the order, with lengths that the ranks do not divide.
             let list = |rank: usize, len: usize| -> Vec<f32> {
                 (0..len)
                     .map(|idx| [1e8, 1.0, -1e8, 0.5, 3.0][(rank + idx) % 5])

@@ -1,14 +1,14 @@
-//! [`BackendError`]: why an operation of a backend failed.
+//! [`BackendError`]: the reason why an operation of a backend failed.
 //!
-//! Separate from the traits because both seams and the memory give it. Invariant: what a device says is kept as the source.
+//! Both seams and the memory return it. Invariant: the device's own error is kept as the source.
 
 use std::error::Error;
 
-/// Why an operation of a backend failed.
+/// The reason why an operation of a backend failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
-    /// No kernel for a tensor's type.
+    /// There is no kernel for a tensor's type.
     #[error(
         "tensor `{tensor}` has type {ty}, which {device} cannot compute; convert the model to another type"
     )]
@@ -25,21 +25,21 @@ pub enum BackendError {
     ReadTensor {
         /// The tensor.
         tensor: String,
-        /// What the system said, and of which file.
+        /// The I/O error, which names the file.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// A tensor that stays in its file is not there any more as it was loaded; nothing will work any more.
+    /// A tensor read from its file on demand has changed since the load; every later operation fails too.
     #[error("{source} (tensor `{tensor}` is read from it)")]
     WeightsChanged {
         /// The tensor.
         tensor: String,
-        /// What happened to which file.
+        /// The error, which names the file.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// Something else that the model needs and the backend has not.
+    /// The model needs another feature that the backend does not have.
     #[error("{device} does not support {feature}")]
     Unsupported {
-        /// What is needed.
+        /// The feature.
         feature: String,
         /// The device.
         device: &'static str,
@@ -60,7 +60,7 @@ pub enum BackendError {
         what_fits([*needed_bytes, *free_bytes, *states_bytes], *kv_tokens, *fitting_kv_tokens)
     )]
     DoesNotFit {
-        /// Bytes of the plan, and what the driver needs in addition.
+        /// Bytes of the plan, including the driver's reserve.
         needed_bytes: u64,
         /// Bytes free.
         free_bytes: u64,
@@ -68,9 +68,9 @@ pub enum BackendError {
         weights_bytes: u64,
         /// Bytes of the recurrent states of all sequences, snapshots included.
         states_bytes: u64,
-        /// Tokens whose keys and values were to be stored.
+        /// Number of tokens to store keys and values for.
         kv_tokens: usize,
-        /// Tokens for which there would be room.
+        /// Number of tokens that would fit.
         fitting_kv_tokens: usize,
     },
     /// Memory ran out at load.
@@ -78,7 +78,7 @@ pub enum BackendError {
         "{device} is out of memory: {needed_bytes} bytes are needed for {purpose}, {free_bytes} are free; use a smaller context or a smaller type"
     )]
     OutOfMemory {
-        /// What the memory was for.
+        /// The purpose of the memory.
         purpose: &'static str,
         /// Bytes needed.
         needed_bytes: u64,
@@ -92,15 +92,15 @@ pub enum BackendError {
     Failed {
         /// The operation.
         operation: &'static str,
-        /// What the device said.
+        /// The device's error.
         source: Box<dyn Error + Send + Sync>,
     },
     /// The device is gone.
     #[error("the device is lost ({operation}: {source})")]
     Lost {
-        /// The operation that noticed.
+        /// The operation that detected it.
         operation: &'static str,
-        /// What the device said.
+        /// The device's error.
         source: Box<dyn Error + Send + Sync>,
     },
 }

@@ -1,42 +1,44 @@
 //! The coarse seam: [`Executor`] runs one step for a whole batch.
 //!
-//! It is all that an engine sees of a model and a device. Invariant: nothing here names a sequence, a queue or a
-//! particular device, so a CPU backend, captured CUDA graphs and a whole-model kernel fit behind it alike.
+//! It is all that an engine sees of a model and a device. Invariant: nothing here refers to a sequence, a
+//! queue or a particular device, so a CPU backend, captured CUDA graphs and a whole-model kernel all fit
+//! this interface.
 
 use crate::{
     Adapter, AdapterError, AdapterId, BackendError, BatchError, ExecutorLimits, ForwardBatch, MemoryFormat,
     MemoryPlace, PageGroup, StepTrace,
 };
 
-/// Runs the forward pass and the sampling of one batch per step. Object-safe; called by one thread, which owns it.
+/// Runs the forward pass and the sampling of one batch per step. Object-safe; called by one thread, which
+/// owns it.
 ///
 /// A step is `submit`, then `wait`. An engine may submit step `n + 1` before it waits for step `n`
-/// ([`TokenSource::SampledRow`](crate::TokenSource::SampledRow) names a token it does not know yet); steps and page
-/// copies take effect in the order of the calls. At most two tickets are open at a time.
+/// ([`TokenSource::SampledRow`](crate::TokenSource::SampledRow) refers to a token not known yet); steps and
+/// page copies take effect in the order of the calls. At most two tickets are open at a time.
 pub trait Executor {
-    /// Says what batches this executor takes. Constant over its life.
+    /// Returns the limits for batches. Constant over the executor's lifetime.
     fn limits(&self) -> &ExecutorLimits;
 
-    /// Steps that are worth having in flight: 2 where the executor works apart from the thread that calls it, so that the
-    /// next step is planned and submitted while one runs.
+    /// Returns the useful number of steps in flight: 2 if the executor works independently of the calling
+    /// thread, so that the next step is planned and submitted while one runs.
     fn steps_in_flight(&self) -> usize {
         1
     }
 
-    /// Whether rows that sample wait for [`RowMask::Late`](crate::RowMask::Late) at the end of a step, when all else is computed. An
-    /// executor that says no waits in `submit`, so that such a mask gains nothing.
+    /// Returns whether sampling rows wait for [`RowMask::Late`](crate::RowMask::Late) at the end of a step,
+    /// after everything else. Otherwise the executor waits in `submit`, and a late mask gains nothing.
     fn takes_late_masks(&self) -> bool {
         false
     }
 
-    /// The width of inputs that are no tokens, such as an image's rows ([`ForwardBatch::input_rows`]); `None` where all
-    /// inputs are tokens.
+    /// Returns the width of non-token inputs, such as an image's rows ([`ForwardBatch::input_rows`]); `None`
+    /// if all inputs are tokens.
     fn input_row_width(&self) -> Option<usize> {
         None
     }
 
-    /// Whether each token comes with the hidden state of the one before it
-    /// ([`ForwardBatch::hidden_inputs`]), as a layer that guesses further tokens reads it.
+    /// Returns whether each token needs the hidden state of the one before it
+    /// ([`ForwardBatch::hidden_inputs`]), as an MTP layer does.
     fn reads_hidden(&self) -> bool {
         false
     }
@@ -47,26 +49,26 @@ pub trait Executor {
     /// [`StepError::InvalidBatch`] before anything was computed or stored; device errors may also come from `wait`.
     fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError>;
 
-    /// Waits for a step and writes its results into `output`, whose memory is reused. Tickets are waited for in the
-    /// order of their submission, each once.
+    /// Waits for a step and writes its results into `output`, reusing its memory. Tickets are awaited in the
+    /// order of submission, each once.
     ///
     /// # Errors
-    /// [`StepError::Device`] when this step failed: its sequences' new KV slots are undefined, all others are intact.
-    /// [`StepError::DeviceLost`] or [`StepError::WeightsChanged`] when nothing will work any more.
+    /// [`StepError::Device`] if this step failed: its sequences' new KV slots are undefined, all others are
+    /// intact. [`StepError::DeviceLost`] or [`StepError::WeightsChanged`] if every later step fails too.
     fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), StepError>;
 
-    /// Copies whole KV pages of a group (all its layers) in the order given, after the steps submitted before and ahead of those
-    /// submitted later.
+    /// Copies whole KV pages of a group (all its layers) in the given order, between the steps submitted
+    /// earlier and those submitted later.
     ///
     /// # Errors
     /// [`StepError::PageOutOfRange`] before anything was copied, or a device error.
     fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError>;
 
-    /// Uploads the change that an adapter makes to one of its weights ahead of [`Self::add_adapter`] with the same id, so that steps
-    /// can run in between. Where that is never called, [`Self::remove_adapter`] forgets what was uploaded.
+    /// Uploads an adapter's change of one weight before [`Self::add_adapter`] with the same id, so that steps
+    /// can run in between. If that is never called, [`Self::remove_adapter`] discards the upload.
     ///
     /// # Errors
-    /// [`AdapterError`]; what was uploaded before is still there.
+    /// [`AdapterError`]; earlier uploads are kept.
     fn prepare_adapter(
         &mut self,
         id: AdapterId,
@@ -77,10 +79,10 @@ pub trait Executor {
         Ok(())
     }
 
-    /// Takes an adapter, whose changes are multiplied by `strength`. Batches name it from then on.
+    /// Adds an adapter; its changes are multiplied by `strength`. Batches may refer to it from then on.
     ///
     /// # Errors
-    /// [`AdapterError`]; nothing has changed then.
+    /// [`AdapterError`]; then nothing has changed.
     fn add_adapter(&mut self, id: AdapterId, adapter: &Adapter, strength: f32) -> Result<(), AdapterError> {
         let _ = (id, adapter, strength);
         Err(AdapterError::Unsupported {
@@ -88,26 +90,26 @@ pub trait Executor {
         })
     }
 
-    /// Takes the adapter `from` once more as `id`, with a strength of its own; its matrices are shared.
+    /// Adds the adapter `from` a second time as `id`, with its own strength; the matrices are shared.
     ///
     /// # Errors
-    /// [`AdapterError`]; nothing has changed then.
+    /// [`AdapterError`]; then nothing has changed.
     fn copy_adapter(&mut self, from: AdapterId, id: AdapterId, strength: f32) -> Result<(), AdapterError> {
         let _ = (id, strength);
         Err(AdapterError::NotLoaded { id: from })
     }
 
-    /// Forgets an adapter, which no later batch names.
+    /// Removes an adapter that no later batch uses.
     fn remove_adapter(&mut self, id: AdapterId) {
         let _ = id;
     }
 
-    /// How the memory of sequences is arranged; `None` where it can be neither read nor written as bytes.
+    /// Returns the memory layout of sequences; `None` if it can be neither read nor written as bytes.
     fn memory_format(&self) -> Option<MemoryFormat> {
         None
     }
 
-    /// Gives the bytes of places to `take`, in their order, as the steps and copies submitted before leave them.
+    /// Passes the bytes of places to `take`, in order, after the steps and copies submitted before.
     ///
     /// # Errors
     /// [`StepError::PlaceOutOfRange`] before anything was read, or a device error.
@@ -118,7 +120,7 @@ pub trait Executor {
             .map_or(Ok(()), |&place| Err(StepError::PlaceOutOfRange { place }))
     }
 
-    /// Writes the bytes of places, after the steps and copies submitted before and ahead of those submitted later.
+    /// Writes the bytes of places, between the steps and copies submitted earlier and those submitted later.
     ///
     /// # Errors
     /// [`StepError::PlaceOutOfRange`] before anything was written, also for a wrong number of bytes; or a device error.
@@ -128,7 +130,7 @@ pub trait Executor {
             .map_or(Ok(()), |&(place, _)| Err(StepError::PlaceOutOfRange { place }))
     }
 
-    /// What the time of the steps waited for so far went to, where the device measures it.
+    /// Returns how the awaited steps spent their time, if the device measures it.
     fn trace(&self) -> Option<StepTrace> {
         None
     }
@@ -212,11 +214,11 @@ pub struct Ticket(pub u64);
 /// A copy of one KV page, all layers of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageCopy {
-    /// Within the pool: the copy of a copy-on-write.
+    /// Within the pool: a copy-on-write.
     Duplicate {
-        /// Page to read.
+        /// Source page.
         from: u32,
-        /// Page to write.
+        /// Destination page.
         to: u32,
     },
     /// From the pool to the host tier.
@@ -244,7 +246,7 @@ pub struct TokenLogprob {
     pub logprob: f32,
 }
 
-/// What one [`RowOutput::Sample`](crate::RowOutput::Sample) row yields.
+/// The result of one [`RowOutput::Sample`](crate::RowOutput::Sample) row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampledToken {
     /// The sampled id.
@@ -253,7 +255,7 @@ pub struct SampledToken {
     pub logprob: Option<f32>,
 }
 
-/// Why one row has no token although the step as a whole succeeded.
+/// The reason why one row has no token although the step succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RowError {
@@ -268,21 +270,21 @@ pub enum RowError {
 /// The results of one step. Reused from step to step.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
-    /// A result for each logit row, `[L]`; `None` for rows that asked for raw logits.
+    /// The result of each logit row, `[L]`; `None` for rows that requested raw logits.
     pub sampled: Vec<Option<Result<SampledToken, RowError>>>,
-    /// The most likely tokens of the rows that asked for them, most likely first; row `r` has
+    /// The most likely tokens of the rows that requested them, most likely first; row `r` has
     /// `top_starts[r]..top_starts[r + 1]`.
     pub top: Vec<TokenLogprob>,
     /// Offsets of the rows in `top`, `[L + 1]`.
     pub top_starts: Vec<u32>,
-    /// Raw logits of the rows that asked for them, in row order: `[n, n_vocab]`.
+    /// Raw logits of the rows that requested them, in row order: `[n, n_vocab]`.
     pub logits: Vec<f32>,
-    /// Hidden states after the final norm, or what the network pools them to, of the rows asked for: `[H, n_embd]`.
+    /// Requested hidden states after the final norm, or pooled rows: `[H, n_embd]`.
     pub hidden: Vec<f32>,
 }
 
 impl StepOutput {
-    /// Empties the results and keeps their memory.
+    /// Clears the results and keeps their memory.
     pub fn clear(&mut self) {
         self.sampled.clear();
         self.top.clear();
@@ -291,7 +293,7 @@ impl StepOutput {
         self.hidden.clear();
     }
 
-    /// Appends the results of the rows behind these, as of the next part of a step.
+    /// Appends the results of the next part of a step.
     pub fn append(&mut self, next: &Self) {
         self.sampled.extend_from_slice(&next.sampled);
         let n_before = self.top.len() as u32;
@@ -304,20 +306,20 @@ impl StepOutput {
         self.hidden.extend_from_slice(&next.hidden);
     }
 
-    /// The most likely tokens of logit row `row`.
+    /// Returns the most likely tokens of logit row `row`.
     pub fn top_of(&self, row: usize) -> &[TokenLogprob] {
         &self.top[self.top_starts[row] as usize..self.top_starts[row + 1] as usize]
     }
 }
 
-/// Why a step failed as a whole.
+/// The reason why a step failed as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StepError {
     /// The batch was refused; nothing was computed.
     #[error("invalid batch: {0}")]
     InvalidBatch(#[from] BatchError),
-    /// A ticket that is not the oldest open one.
+    /// The ticket is not the oldest open one.
     #[error("ticket {found} is not the oldest open step")]
     UnexpectedTicket {
         /// The ticket's number.
@@ -326,17 +328,17 @@ pub enum StepError {
     /// Two steps are already open.
     #[error("two steps are already in flight; wait for one first")]
     TooManyInFlight,
-    /// A page copy names a page outside the pool or the host tier.
+    /// A page copy refers to a page outside the pool or the host tier.
     #[error("page copy {copy:?} is outside the pool of {n_pages} pages or the host tier of {n_host_pages}")]
     PageOutOfRange {
         /// The copy.
         copy: PageCopy,
-        /// Pages of the pool.
+        /// Number of pages in the pool.
         n_pages: usize,
-        /// Pages of the host tier.
+        /// Number of pages in the host tier.
         n_host_pages: usize,
     },
-    /// A read or a write of memory that is not there, or of another number of bytes than it has.
+    /// A read or write is out of range, or has the wrong number of bytes.
     #[error("{place:?} is no memory of this executor, or has another size")]
     PlaceOutOfRange {
         /// The place.
@@ -347,27 +349,27 @@ pub enum StepError {
     Device {
         /// The operation that failed.
         operation: &'static str,
-        /// What the device said.
+        /// The device's message.
         reason: String,
     },
-    /// Weights that stay in their file were changed there; every later call fails the same way.
+    /// Weights read from their file on demand have changed; every later call fails the same way.
     #[error("{reason}")]
     WeightsChanged {
-        /// Which tensor, and what happened to which file.
+        /// The tensor, the file and the error.
         reason: String,
     },
     /// The device is gone; every later call fails the same way.
     #[error("the device is lost ({operation}: {reason}); restart the process")]
     DeviceLost {
-        /// The operation that noticed.
+        /// The operation that detected it.
         operation: &'static str,
-        /// What the device said.
+        /// The device's message.
         reason: String,
     },
 }
 
 impl StepError {
-    /// Whether every later step fails too.
+    /// Returns whether every later step fails too.
     pub fn is_final(&self) -> bool {
         matches!(self, Self::DeviceLost { .. } | Self::WeightsChanged { .. })
     }

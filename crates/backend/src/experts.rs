@@ -1,11 +1,11 @@
-//! [`ExpertOperations`] and their arguments: how experts are chosen, and the rows that go to them.
+//! [`ExpertOperations`] and their arguments: the selection of experts, and the rows that go to them.
 //!
-//! Separate from the other operands because only networks with experts have them. Invariant: which experts a row goes to is
-//! known to the device alone, in its [`Memory::Routes`], so a step with experts is captured like any other.
+//! Only networks with experts use them. Invariant: the experts of a row are known to the device alone, in its
+//! [`Memory::Routes`], so a step with experts can be captured like any other.
 //!
-//! The experts of a layer are one matrix, `[n_experts * n_out, n_in]`, one expert's rows after the other's. A row that goes to
-//! `n_used` experts makes as many *choices*; buffers of choices have `n_rows * n_used` rows, in an order of the
-//! backend's own that lasts from one [`ExpertOperations::route`] to the next.
+//! The experts of a layer are one matrix, `[n_experts * n_out, n_in]`, the rows of all experts concatenated.
+//! A row that goes to `n_used` experts has as many *choices*; buffers of choices have `n_rows * n_used` rows,
+//! in a backend-specific order that stays valid from one [`ExpertOperations::route`] to the next.
 
 use crate::{BackendError, Linear, Memory, NetworkPart};
 
@@ -15,7 +15,7 @@ use crate::{BackendError, Linear, Memory, NetworkPart};
     reason = "the operations fail alike, which the trait's documentation says"
 )]
 pub trait ExpertOperations: Memory {
-    /// Chooses the experts of each row by its logits, `[n_rows, router.n_experts]`; see [`Router`].
+    /// Selects the experts of each row by its logits, `[n_rows, router.n_experts]`; see [`Router`].
     fn route(
         &mut self,
         router: &Router<Self::Vector>,
@@ -24,9 +24,10 @@ pub trait ExpertOperations: Memory {
         routes: &mut Self::Routes,
     ) -> Result<(), BackendError>;
 
-    /// Prepares that a device computes `part` while the host computes the experts entered last, and says whether it will: then the
-    /// caller queues the operations of `part` first, and those of the experts behind them. `rows`, `[n_rows, width]`, is what the experts
-    /// read; where the answer is yes it is copied to the host, since a copy behind what is queued would wait for that.
+    /// Prepares to compute `part` on the device while the host computes the experts entered last. Returns
+    /// whether it will: then the caller queues the operations of `part` first, followed by those of the
+    /// experts. `rows`, `[n_rows, width]`, is the experts' input. If the result is true, it is copied to the
+    /// host, since a copy queued later would wait for `part`.
     fn begin_next_to(
         &mut self,
         part: NetworkPart,
@@ -34,13 +35,13 @@ pub trait ExpertOperations: Memory {
         n_rows: usize,
         width: usize,
     ) -> Result<bool, BackendError> {
-        // One device computes one after the other.
+        // One device computes them one after the other.
         let _ = (part, rows, n_rows, width);
         Ok(false)
     }
 
-    /// Multiplies each choice's row by the matrix of the chosen expert and adds that expert's bias: `output: [n_choices, n_out]`.
-    /// Weights of experts that no row goes to are not read.
+    /// Multiplies each choice's row by the matrix of the chosen expert and adds that expert's bias:
+    /// `output: [n_choices, n_out]`. Weights of experts without rows are not read.
     fn experts_linear(
         &mut self,
         experts: &Linear<Self::Matrix, Self::Vector>,
@@ -49,8 +50,8 @@ pub trait ExpertOperations: Memory {
         output: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Adds up what the experts of each row gave, in the order of their rank: `output[r] = carried[r] + sum_i weight[r][i] *
-    /// choices[r, i]`; `choices: [n_choices, width]`, `output: [n_rows, width]`.
+    /// Sums the experts' outputs for each row, in the order of their rank:
+    /// `output[r] = carried[r] + sum_i weight[r][i] * choices[r, i]`; `choices: [n_choices, width]`, `output: [n_rows, width]`.
     fn combine(
         &mut self,
         routed: Routed<'_, Self>,
@@ -61,34 +62,35 @@ pub trait ExpertOperations: Memory {
     ) -> Result<(), BackendError>;
 }
 
-/// How the experts of a row are chosen and weighed, given the row's logits `l[e]`.
+/// How the experts of a row are selected and weighted, given the row's logits `l[e]`.
 ///
-/// Scores are `s = softmax(l)` or `s[e] = sigmoid(l[e])`. The `n_used` experts with the largest `s[e] + choice_bias[e]` are
-/// chosen, of equal ones the first, within the groups where there are groups. The weight of a chosen expert is
-/// `scale * expert_scales[e] * s[e]`, divided by the sum of the chosen scores if `is_normalized`. A softmax over the chosen
-/// logits alone is the softmax over all, normalized.
+/// Scores are `s = softmax(l)` or `s[e] = sigmoid(l[e])`. The `n_used` experts with the largest
+/// `s[e] + choice_bias[e]` are selected, the first among equals, within the selected groups if there are groups. The
+/// weight of a selected expert is `scale * expert_scales[e] * s[e]`, divided by the sum of the selected
+/// scores if `is_normalized`. A softmax over the selected logits alone equals the normalized softmax over
+/// all.
 #[derive(Clone, Copy, Debug)]
 pub struct Router<V> {
-    /// Experts there are.
+    /// Number of experts.
     pub n_experts: usize,
-    /// Experts that a row goes to.
+    /// Number of experts per row.
     pub n_used: usize,
-    /// From logits to scores.
+    /// The function from logits to scores.
     pub score: ExpertScore,
-    /// Added to the scores for the choice alone, `[n_experts]`.
+    /// Bias of the scores for the selection only, `[n_experts]`.
     pub choice_bias: Option<V>,
-    /// The groups that a row may choose from are chosen first.
+    /// The groups of experts, which are selected first.
     pub groups: Option<ExpertGroups>,
     /// Whether the weights of a row are divided by their sum.
     pub is_normalized: bool,
-    /// Multiplies the weights.
+    /// Factor of the weights.
     pub scale: f32,
-    /// Multiplies the weights of each expert, `[n_experts]`.
+    /// Factors of each expert's weights, `[n_experts]`.
     pub expert_scales: Option<V>,
 }
 
 impl<V> Router<V> {
-    /// The same router with its vectors as `view` shows them.
+    /// Returns the same router with its vectors mapped by `view`.
     pub fn map<'a, W>(&'a self, view: impl Fn(&'a V) -> W) -> Router<W> {
         Router {
             n_experts: self.n_experts,
@@ -103,50 +105,50 @@ impl<V> Router<V> {
     }
 }
 
-/// What is added to the sum of a row's scores before it divides them, so that it is never 0.
+/// Added to the sum of a row's scores before dividing by it, so that it is never 0.
 pub const MIN_SCORE_SUM: f32 = 1e-20;
 
-/// From logits to scores.
+/// The function from logits to scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertScore {
-    /// Scores that add up to 1.
+    /// Softmax: scores add up to 1.
     Softmax,
-    /// Each logit by itself.
+    /// Sigmoid of each logit.
     Sigmoid,
 }
 
-/// Neighbouring experts form groups of one size; a row chooses among those of its best groups.
+/// Groups of consecutive experts, all of one size. A row selects only from its best groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
-    /// Groups there are; they divide the experts.
+    /// Number of groups; it divides the number of experts.
     pub n_groups: usize,
-    /// Groups that a row chooses from.
+    /// Number of groups from which a row selects.
     pub n_used: usize,
-    /// How a group is measured, by its experts' scores with their bias.
+    /// How a group is scored, from its experts' biased scores.
     pub measure: GroupMeasure,
 }
 
-/// How a group of experts is measured.
+/// How a group of experts is scored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupMeasure {
-    /// By its best expert.
+    /// The score of its best expert.
     Best,
-    /// By the sum of its two best experts.
+    /// The sum of its two best experts' scores.
     TwoBest,
 }
 
-/// Rows that were routed.
+/// Routed rows.
 pub struct Routed<'a, B: Memory> {
-    /// Where each goes.
+    /// The routes of all rows.
     pub routes: &'a B::Routes,
-    /// Rows.
+    /// Number of rows.
     pub n_rows: usize,
-    /// Experts that each goes to.
+    /// Number of experts per row.
     pub n_used: usize,
 }
 
 impl<B: Memory> Routed<'_, B> {
-    /// Choices of all rows.
+    /// Returns the number of choices of all rows.
     pub fn n_choices(&self) -> usize {
         self.n_rows * self.n_used
     }
@@ -160,11 +162,11 @@ impl<B: Memory> Clone for Routed<'_, B> {
 
 impl<B: Memory> Copy for Routed<'_, B> {}
 
-/// What the experts read.
+/// The input of the experts.
 pub enum ExpertInput<'a, T: ?Sized> {
     /// `[n_rows, n_in]`: all choices of a row read the row.
     Rows(&'a T),
-    /// `[n_choices, n_in]`: each choice has a row of its own.
+    /// `[n_choices, n_in]`: each choice has its own row.
     Choices(&'a T),
 }
 
@@ -176,12 +178,13 @@ impl<T: ?Sized> Clone for ExpertInput<'_, T> {
 
 impl<T: ?Sized> Copy for ExpertInput<'_, T> {}
 
-/// What [`ExpertOperations::combine`] keeps of the output's rows, where the result of a network shared by all tokens stands.
+/// The initial value of [`ExpertOperations::combine`]'s output rows, which hold the result of the shared
+/// network.
 pub enum Carried<'a, T: ?Sized> {
-    /// Nothing: they are overwritten.
+    /// Zero: the rows are overwritten.
     Nothing,
-    /// The rows as they are.
+    /// The rows unchanged.
     Whole,
-    /// The rows times the sigmoid of a value each, `[n_rows, 1]`.
+    /// The rows times the sigmoid of one value each, `[n_rows, 1]`.
     Gated(&'a T),
 }

@@ -1,7 +1,7 @@
-//! [`HostStep`]: the values of a step for backends whose memory is the host's.
+//! [`HostStep`]: the values of a step, for backends with host memory.
 //!
-//! Separate because every such backend needs the same: token ids resolved, rows picked, tokens sampled, results kept
-//! until they are read. Invariant: once the buffers have grown to the largest batch, nothing is allocated.
+//! All of them resolve token ids, pick rows, sample tokens and keep results until they are read. Invariant:
+//! once the buffers have grown to the largest batch, nothing is allocated.
 
 use std::collections::VecDeque;
 
@@ -10,10 +10,11 @@ use crate::{
     StepOutput, StepShape, TokenLogprob, TokenSource,
 };
 
-/// Gives the token that a device picked for a row, and appends the row's likeliest tokens where it reports them.
+/// Returns the token that a device picked for a row, and appends the row's likeliest tokens if it reports
+/// them.
 pub type PickRow<'a> = dyn FnMut(usize, &mut Vec<TokenLogprob>) -> Result<SampledToken, RowError> + 'a;
 
-/// The values of the current step, the sampler, and the results that wait to be read.
+/// The values of the current step, the sampler, and the unread results.
 #[derive(Debug, Default)]
 pub struct HostStep {
     batch: ForwardBatch,
@@ -22,31 +23,31 @@ pub struct HostStep {
     logits_of_outputs: Vec<u32>,
     adapter_runs: AdapterRuns,
     sampler: RowSampler,
-    /// Tokens sampled by the step before, which this step's tokens may name.
+    /// Tokens sampled by the previous step, to which this step's tokens may refer.
     sampled: Vec<u32>,
     unread: VecDeque<StepOutput>,
     spare: Vec<StepOutput>,
 }
 
-/// Samples rows of a step; threads that share a step have one each.
+/// Samples rows of a step; each thread that works on a step has its own.
 #[derive(Debug, Default)]
 pub struct RowSampler {
     sampler: Sampler,
-    /// Tokens that the host did not know when it wrote the history.
+    /// Tokens that were unknown when the history was written.
     newest: Vec<u32>,
-    /// A mask that came while the step ran.
+    /// A mask that arrived while the step ran.
     late_words: Vec<u32>,
 }
 
 impl RowSampler {
-    /// Picks the token of a logit row, `logits: [n_vocab]`, and appends its likeliest tokens to `top` where the row reports
-    /// them. The result depends only on the row.
+    /// Picks the token of a logit row, `logits: [n_vocab]`, and appends its likeliest tokens to `top` if the
+    /// row reports them. The result depends only on the row.
     ///
     /// # Errors
     /// Returns the errors of [`Sampler::sample`].
     ///
     /// # Panics
-    /// When the row does not sample.
+    /// If the row does not sample.
     pub fn sample(
         &mut self,
         step: &HostStep,
@@ -99,7 +100,7 @@ impl HostStep {
         self.tokens.extend(batch.tokens.iter().map(|token| match *token {
             TokenSource::Id(id) => id,
             TokenSource::SampledRow(row) => self.sampled[row as usize],
-            // Looked up like any, and replaced by `take_input_rows`.
+            // Looked up like any token, and overwritten by `take_input_rows`.
             TokenSource::Row(_) => 0,
         }));
         self.output_rows.clear();
@@ -119,13 +120,13 @@ impl HostStep {
         StepShape::of(batch)
     }
 
-    /// Says whether rows must be sampled one after the other, because a draw affects the next draw of its sequence.
+    /// Returns whether rows must be sampled in order, because a draw affects the next draw of its sequence.
     pub fn samples_in_order(&self) -> bool {
         let mut outputs = self.batch.outputs.iter();
         outputs.any(|output| matches!(output, RowOutput::Sample(sample) if sample.params.mirostat.is_some()))
     }
 
-    /// Writes the inputs that are no tokens over what was looked up for them, `rows: [T, width]`.
+    /// Writes the non-token inputs over the embeddings looked up for them, `rows: [T, width]`.
     pub fn take_input_rows(&self, width: usize, rows: &mut [f32]) {
         self.for_input_rows(0, width, rows, |out, row| out.copy_from_slice(row));
     }
@@ -140,7 +141,7 @@ impl HostStep {
         });
     }
 
-    /// Calls `change` with each row of a step whose input is no token, and a part of that input.
+    /// Calls `change` with each row that has a non-token input, and a part of that input.
     fn for_input_rows(
         &self,
         part: usize,
@@ -160,22 +161,22 @@ impl HostStep {
         }
     }
 
-    /// Token ids, `[T]`; 0 for an input that is none.
+    /// Returns the token ids, `[T]`; 0 for non-token inputs.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// The step's batch: positions, slots, page tables.
+    /// Returns the step's batch: positions, slots, page tables.
     pub fn batch(&self) -> &ForwardBatch {
         &self.batch
     }
 
-    /// Which rows have which adapter.
+    /// Returns the adapter of each row.
     pub fn adapter_runs(&self) -> &AdapterRuns {
         &self.adapter_runs
     }
 
-    /// The row indices that [`Backend::gather`](crate::Backend::gather) picks.
+    /// Returns the row indices that [`Backend::gather`](crate::Backend::gather) picks.
     pub fn rows(&self, rows: crate::RowSet) -> &[u32] {
         match rows {
             crate::RowSet::Outputs => &self.output_rows,
@@ -183,7 +184,7 @@ impl HostStep {
         }
     }
 
-    /// Whether a logit row samples.
+    /// Returns whether a logit row samples.
     pub fn samples(&self, row: usize) -> bool {
         matches!(self.batch.outputs[row], RowOutput::Sample(_))
     }
@@ -195,10 +196,11 @@ impl HostStep {
         self.finish(logits, n_vocab, outputs, n_embd, None);
     }
 
-    /// Keeps the results of a step whose tokens a device may have `picked` already. It is asked row by row, in order, for those
-    /// that sample.
+    /// Keeps the results of a step; a device may have `picked` its tokens already. `picked` is called for
+    /// each sampling row, in order.
     ///
-    /// `logits: [L, n_vocab]`, empty where no row needs them; `outputs: [O, n_embd]`, empty where no row wants them.
+    /// `logits: [L, n_vocab]`, empty if no row needs them; `outputs: [O, n_embd]`, empty if no row requests
+    /// them.
     pub fn finish(
         &mut self,
         logits: &[f32],
@@ -228,7 +230,7 @@ impl HostStep {
                     let mut sampler = std::mem::take(&mut self.sampler);
                     let token = sampler.sample(self, row, logits_of_row(), &mut result.top);
                     self.sampler = sampler;
-                    // A row without a token may still be named by a step planned ahead, whose result then goes unused.
+                    // A step planned ahead may refer to a row without a token; its result is then unused.
                     self.sampled.push(token.map_or(0, |token| token.id));
                     result.sampled.push(Some(token));
                 }
@@ -247,12 +249,12 @@ impl HostStep {
         self.unread.push_back(result);
     }
 
-    /// The tokens of the step finished last, one for each logit row; 0 where there is none.
+    /// Returns the tokens of the last finished step, one per logit row; 0 if there is none.
     pub fn sampled(&self) -> &[u32] {
         &self.sampled
     }
 
-    /// Whether a finished step was not read.
+    /// Returns whether a finished step is unread.
     pub fn has_unread(&self) -> bool {
         !self.unread.is_empty()
     }
@@ -260,7 +262,7 @@ impl HostStep {
     /// Moves the oldest step's results to `output`. Implements [`Backend::read`](crate::Backend::read).
     ///
     /// # Panics
-    /// Where no step is unread.
+    /// If no step is unread.
     pub fn read(&mut self, output: &mut StepOutput) {
         let mut result = self.unread.pop_front().expect("a step that was not read");
         std::mem::swap(output, &mut result);

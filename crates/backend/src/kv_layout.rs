@@ -1,6 +1,6 @@
-//! [`KvLayout`]: what a KV store must hold.
+//! [`KvLayout`]: the contents of a KV store.
 //!
-//! Separate because the plan of the memory needs it before there is a store.
+//! The memory plan needs it before there is a store.
 
 use std::{fmt, str::FromStr};
 
@@ -16,9 +16,11 @@ pub enum KvType {
     F16,
     /// Blocks of 32 signed bytes with an f16 scale, along a head.
     Q8_0,
-    /// Floats of 8 bits, of which four are exponent and three are mantissa, without a scale: numbers beyond 448 become 448.
+    /// Floats of 8 bits, with four exponent and three mantissa bits, without a scale: numbers beyond 448
+    /// become 448.
     E4M3,
-    /// Blocks of 32 integers of 4 bits with an f16 scale, along a head whose columns are [rotated](KvLayerShape::key_rotation) first.
+    /// Blocks of 32 4-bit integers with an f16 scale, along a head whose columns are first
+    /// [rotated](KvLayerShape::key_rotation).
     Q4_0,
 }
 
@@ -26,7 +28,7 @@ impl KvType {
     /// All types, exact ones first.
     pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Q8_0, Self::E4M3, Self::Q4_0];
 
-    /// Its name, as GGUF, where that has the type, and command lines write it.
+    /// Returns its name, as used by GGUF, if it has the type, and by command lines.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -37,7 +39,7 @@ impl KvType {
         }
     }
 
-    /// Other names that it is read from: those that vLLM has.
+    /// Returns other accepted names: those of vLLM.
     pub fn aliases(self) -> &'static [&'static str] {
         match self {
             Self::E4M3 => &["fp8", "fp8_e4m3"],
@@ -45,7 +47,7 @@ impl KvType {
         }
     }
 
-    /// Bytes of a head of `head_dim` numbers.
+    /// Returns the bytes of a head of `head_dim` numbers.
     pub fn head_bytes(self, head_dim: usize) -> usize {
         match self {
             Self::F32 => head_dim * 4,
@@ -56,7 +58,8 @@ impl KvType {
         }
     }
 
-    /// Numbers that share a scale, of which a head must have whole blocks; 1 where each stands by itself.
+    /// Returns the number of values that share a scale; a head must be a multiple of it. 1 for types without
+    /// scales.
     pub fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::E4M3 => 1,
@@ -64,8 +67,8 @@ impl KvType {
         }
     }
 
-    /// Whether heads are rotated before they are rounded: few numbers of a head are far larger than the others, and take the precision of
-    /// those that share their scale; the rotation spreads them over all.
+    /// Returns whether heads are rotated before they are rounded. A few outliers of a head take precision
+    /// from the numbers that share their scale; the rotation spreads them over all.
     pub fn is_rotated(self) -> bool {
         self == Self::Q4_0
     }
@@ -77,7 +80,7 @@ impl fmt::Display for KvType {
     }
 }
 
-/// A text that names no type of stored keys and values.
+/// The text is not the name of a KV type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{found}` is no type of stored keys and values; it is `f32`, `f16`, `q8_0`, `e4m3` or `q4_0`")]
 pub struct KvTypeError {
@@ -95,20 +98,20 @@ impl FromStr for KvType {
     }
 }
 
-/// What the KV store must hold.
+/// The contents of a KV store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     /// Shape of each layer.
     pub layers: Vec<KvLayerShape>,
     /// Group of each layer.
     pub groups: Vec<PageGroup>,
-    /// Pages of the pool, of the main group where there are two.
+    /// Number of pages in the pool; in the main group's, if there are two.
     pub n_pages: usize,
-    /// Pages of the host tier, of the main group where there are two.
+    /// Number of pages in the host tier; in the main group's, if there are two.
     pub n_host_pages: usize,
-    /// Pages of the pool of the layers with a window, where these are a group.
+    /// Number of pages in the pool of the layers with a window, if they have a separate group.
     pub n_window_pages: usize,
-    /// Pages of their host tier.
+    /// Number of pages in the host tier of that group.
     pub n_window_host_pages: usize,
     /// Type of the stored keys.
     pub key_type: KvType,
@@ -117,7 +120,8 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
-    /// The layouts of the groups that there are, each as if it were the only one, in the order of [`PageGroup::ALL`].
+    /// Returns the layout of each existing group as if it were the only one, in the order of
+    /// [`PageGroup::ALL`].
     pub fn by_group(&self) -> impl Iterator<Item = Self> {
         let is_present = |group: &PageGroup| *group == PageGroup::Main || self.groups.contains(group);
         (PageGroup::ALL.into_iter().filter(is_present)).map(|group| {
@@ -142,7 +146,7 @@ impl KvLayout {
         })
     }
 
-    /// Bytes of one page, all layers, when numbers are packed without gaps.
+    /// Returns the bytes of one page, all layers, with numbers packed without gaps.
     pub fn page_bytes(&self) -> usize {
         let token_bytes: usize = (self.layers.iter())
             .map(|layer| {
@@ -158,18 +162,18 @@ impl KvLayout {
 /// One layer's row in the KV store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayerShape {
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub n_kv_heads: usize,
     /// Width of a key head.
     pub head_dim_k: usize,
     /// Width of a value head.
     pub head_dim_v: usize,
-    /// Whether a head's value is the beginning of its key, and not stored by itself.
+    /// Whether a head's value is the beginning of its key, and not stored separately.
     pub has_values_in_keys: bool,
 }
 
 impl KvLayerShape {
-    /// Numbers of a value that are stored by themselves.
+    /// Returns the number of a value's numbers that are stored separately.
     pub fn own_value_dim(&self) -> usize {
         if self.has_values_in_keys {
             0
@@ -178,11 +182,13 @@ impl KvLayerShape {
         }
     }
 
-    /// Columns of a key that are rotated together where its type [asks for it](KvType::is_rotated): the largest power of two, up to
-    /// [`MAX_ROTATION`], that divides the head, and where values are in keys, their width too.
+    /// Returns the number of columns of a key that are rotated together if its type [needs
+    /// it](KvType::is_rotated): the largest power of two, up to [`MAX_ROTATION`], that divides the head width
+    /// and, if values are in keys, their width too.
     ///
-    /// A rotation is the Hadamard matrix `h[i][j] = (-1)^popcount(i & j) / sqrt(n)`, which is its own inverse. Queries are rotated as keys are,
-    /// which leaves their products as they were, and sums of values are rotated back.
+    /// A rotation is the Hadamard matrix `h[i][j] = (-1)^popcount(i & j) / sqrt(n)`, which is its own
+    /// inverse. Queries are rotated like keys, which preserves their products, and sums of values are rotated
+    /// back.
     pub fn key_rotation(&self) -> usize {
         let values = if self.has_values_in_keys {
             self.head_dim_v
@@ -192,7 +198,7 @@ impl KvLayerShape {
         rotation_of(self.head_dim_k | values)
     }
 
-    /// Columns of a value that are rotated together, in the same way.
+    /// Returns the number of columns of a value that are rotated together, by the same rule.
     pub fn value_rotation(&self) -> usize {
         if self.has_values_in_keys {
             self.key_rotation()
@@ -202,7 +208,7 @@ impl KvLayerShape {
     }
 }
 
-/// The most columns that are rotated together.
+/// Maximum number of columns that are rotated together.
 pub const MAX_ROTATION: usize = 256;
 
 fn rotation_of(width: usize) -> usize {

@@ -1,11 +1,11 @@
-//! [`KvStores`]: the stores of keys and values of a backend, one for each group of pages.
+//! [`KvStores`]: a backend's stores of keys and values, one per group of pages.
 //!
-//! Separate from the layout because every backend has stores of its own kind. Invariant: a store knows nothing of groups; its
-//! layers are numbered as if it were the only one.
+//! Every backend has its own kind of store. Invariant: a store knows nothing about groups; its layers are
+//! numbered as if it were the only one.
 
 use crate::{KvLayout, PageGroup};
 
-/// One store for each group of pages, and where each layer is in them.
+/// One store per group of pages, and the place of each layer in them.
 #[derive(Debug)]
 pub struct KvStores<S> {
     stores: Vec<S>,
@@ -13,10 +13,10 @@ pub struct KvStores<S> {
 }
 
 impl<S> KvStores<S> {
-    /// Makes a store for each group of `layout`.
+    /// Creates a store for each group of `layout`.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// The errors of `make`.
     pub fn new<E>(layout: &KvLayout, make: impl FnMut(KvLayout) -> Result<S, E>) -> Result<Self, E> {
         let mut n_layers = [0; PageGroup::ALL.len()];
         let places = (layout.groups.iter())
@@ -32,27 +32,27 @@ impl<S> KvStores<S> {
         })
     }
 
-    /// The group of a layer, and the layer's number in the store of that group.
+    /// Returns the group of a layer, and the layer's index in that group's store.
     pub fn place(&self, layer_idx: usize) -> (PageGroup, usize) {
         self.places[layer_idx]
     }
 
-    /// The store of a group that there is.
+    /// Returns the store of an existing group.
     pub fn group(&self, group: PageGroup) -> &S {
         &self.stores[group.index()]
     }
 
-    /// The store of a group that there is, to write.
+    /// Returns the store of an existing group, mutably.
     pub fn group_mut(&mut self, group: PageGroup) -> &mut S {
         &mut self.stores[group.index()]
     }
 
-    /// The stores with their groups.
+    /// Returns the stores with their groups.
     pub fn iter(&self) -> impl Iterator<Item = (PageGroup, &S)> {
         PageGroup::ALL.into_iter().zip(&self.stores)
     }
 
-    /// The stores with their groups, to write.
+    /// Returns the stores with their groups, mutably.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (PageGroup, &mut S)> {
         PageGroup::ALL.into_iter().zip(&mut self.stores)
     }

@@ -1,10 +1,10 @@
-//! [`LatentOperations`]: what attention over latent rows needs beyond attention.
+//! [`LatentOperations`]: the operations that latent attention needs beyond ordinary attention.
 //!
-//! Separate because only networks with latent attention have them. Such a network stores one row for each token, from which
-//! all heads' keys and values follow: `[latent, rotated]`, a key whose first numbers are the value too
-//! ([`KvLayerShape::has_values_in_keys`](crate::KvLayerShape::has_values_in_keys)). Queries are brought into the latent space
-//! by a matrix of each head, and what attention gives out of it by another. Invariant: no row of any head's keys or
-//! values is ever made.
+//! A network with latent attention stores one row for each token, from which the keys and values of all heads
+//! are computed: `[latent, rotated]`, a key whose first numbers are also the value
+//! ([`KvLayerShape::has_values_in_keys`](crate::KvLayerShape::has_values_in_keys)). A matrix per head maps
+//! queries into the latent space, and another maps attention's output out of it. Invariant: the keys and
+//! values of single heads are never materialized.
 //!
 //! Source: "DeepSeek-V2", 2024, section 2.1, with the matrices of keys and values absorbed.
 
@@ -16,9 +16,9 @@ use crate::{BackendError, Linear, Memory};
     reason = "the operations fail alike, which the trait's documentation says"
 )]
 pub trait LatentOperations: Memory {
-    /// Multiplies each head's part of each row by the head's matrix, of which `heads` has `n_heads`, one after the other:
-    /// `output[r][h] = matrix[h] * input[r][h]`; `input: [n_rows, n_heads, n_in]`, `output: [n_rows, n_heads, n_out]`. There is
-    /// no bias.
+    /// Multiplies each head's part of each row by the head's matrix; `heads` has `n_heads` of them,
+    /// concatenated: `output[r][h] = matrix[h] * input[r][h]`; `input: [n_rows, n_heads, n_in]`,
+    /// `output: [n_rows, n_heads, n_out]`. There is no bias.
     fn heads_linear(
         &mut self,
         heads: &Linear<Self::Matrix, Self::Vector>,
@@ -37,8 +37,8 @@ pub trait LatentOperations: Memory {
         output: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Stores each token's row in its slot of layer `layer_idx` of the KV store, whose values are in its keys, rounded to
-    /// the type of keys.
+    /// Stores each token's row in its slot of layer `layer_idx` of the KV store, which has values in keys,
+    /// rounded to the type of keys.
     fn store_latent(
         &mut self,
         layer_idx: usize,
@@ -47,11 +47,11 @@ pub trait LatentOperations: Memory {
     ) -> Result<(), BackendError>;
 }
 
-/// Rows that become a part of longer ones.
+/// Rows that become a part of wider ones.
 #[derive(Debug)]
 pub struct JoinedRows<'a, T> {
     /// `[n_rows, width]`.
     pub rows: &'a T,
-    /// Numbers of a row.
+    /// Number of values per row.
     pub width: usize,
 }

@@ -1,10 +1,10 @@
 //! [`LayerOperations`]: operations that few networks need.
 //!
-//! Separate from the operations of every network. Invariant: rows do not depend on each other.
+//! Invariant: rows do not depend on each other.
 
 use crate::{BackendError, Columns, Memory, Routed};
 
-/// Operations that a network has to ask for.
+/// Operations that only some networks use.
 #[expect(
     clippy::missing_errors_doc,
     reason = "the operations fail alike, which the documentation of `Backend` says"
@@ -28,8 +28,9 @@ pub trait LayerOperations: Memory {
         rows: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Takes from each row what lies above `cutoff` standard deviations over its mean, in place: `x = max(x - (mean + cutoff *
-    /// sqrt(variance)), 0)`, `[n_rows, width]`. The variance is the mean of the squared distances from the mean.
+    /// Keeps only the part of each row above `cutoff` standard deviations over its mean, in place:
+    /// `x = max(x - (mean + cutoff * sqrt(variance)), 0)`, `[n_rows, width]`. The variance is the mean of the squared
+    /// distances from the mean.
     fn cut_below(
         &mut self,
         cutoff: f32,
@@ -47,23 +48,24 @@ pub trait LayerOperations: Memory {
     ) -> Result<(), BackendError>;
 }
 
-/// An activation with learned numbers: `alpha_p x^2 + beta x` above 0, `alpha_n (exp(min(x, eps)) - 1 - x) + beta x` elsewhere.
+/// An activation with learned parameters: `alpha_p x^2 + beta x` above 0,
+/// `alpha_n (exp(min(x, eps)) - 1 - x) + beta x` elsewhere.
 ///
 /// Source: "Deriving Activation Functions Using Integration", Huang and Schlag 2024.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Xielu {
-    /// Multiplies the square of what is above 0.
+    /// Factor of the square above 0.
     pub alpha_p: f32,
-    /// Multiplies the exponential part of what is not.
+    /// Factor of the exponential part elsewhere.
     pub alpha_n: f32,
-    /// Multiplies the linear part.
+    /// Factor of the linear part.
     pub beta: f32,
-    /// Bounds the argument of the exponential.
+    /// Upper bound of the exponential's argument.
     pub eps: f32,
 }
 
 impl Xielu {
-    /// Takes the numbers that are trained, which `softplus` keeps above 0.
+    /// Converts trained parameters, which `softplus` makes positive.
     pub fn from_trained(alpha_p: f32, alpha_n: f32, beta: f32, eps: f32) -> Self {
         let softplus = |x: f32| x.max(0.0) + (-x.abs()).exp().ln_1p();
         Self {
@@ -74,7 +76,7 @@ impl Xielu {
         }
     }
 
-    /// The function.
+    /// Applies the function.
     pub fn apply(&self, x: f32) -> f32 {
         if x > 0.0 {
             self.alpha_p * x * x + self.beta * x

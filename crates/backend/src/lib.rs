@@ -1,14 +1,15 @@
 //! The seam between a network and a device: what a step of inference is, and what a device must do for it.
 //!
-//! A leaf: the network above and the devices below both import it, and neither imports the other. Two traits meet here:
+//! A leaf crate: the network above and the devices below both import it, and neither imports the other. It
+//! has two traits:
 //!
 //! - [`Executor`] is coarse, object-safe and called once per step. It is all that an engine sees of a model and its
 //!   device: a [`ForwardBatch`] goes in, ragged, with tokens of any number of sequences, and a [`StepOutput`] comes out.
 //! - [`Backend`] is fine, dispatched statically and called once per operation. It is all that the forward pass sees of a
 //!   device.
 //!
-//! The types that both sides speak of stand here once: activation functions, norms, ropes, the KV layout, page copies,
-//! sampling parameters. The [`Sampler`] stands here too, because every backend samples some rows on the host.
+//! Types that both sides share are defined here: activation functions, norms, ropes, the KV layout, page
+//! copies, sampling parameters. So is the [`Sampler`], because every backend samples some rows on the host.
 //!
 //! **The key decision:** the forward pass sees counts only ([`StepShape`]), never a token or a position, so a device can
 //! capture a step once and replay it. Values reach a device in [`Backend::begin_step`] alone.

@@ -1,67 +1,69 @@
-//! [`ExecutorLimits`]: what batches an executor takes.
+//! [`ExecutorLimits`]: the limits of an executor's batches.
 //!
-//! Separate because batches are checked against it before there is a step. Invariant: it is constant over an executor's
-//! life.
+//! Batches are checked against it before there is a step. Invariant: it is constant over an executor's
+//! lifetime.
 
 use crate::{PAGE_TOKENS, PageGroup, Pooling};
 
-/// What batches an executor takes: it allocates for these numbers when it is built, and never afterwards.
+/// The limits of an executor's batches: it allocates for these numbers when it is built, and never
+/// afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecutorLimits {
-    /// Tokens in the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub n_vocab: usize,
-    /// Width of a hidden row that a step gives.
+    /// Width of a hidden row that a step returns.
     pub n_embd: usize,
-    /// Positions a sequence may have.
+    /// Maximum positions of a sequence.
     pub n_ctx: usize,
-    /// KV pages in the pool, [`PAGE_TOKENS`](crate::PAGE_TOKENS) tokens each.
+    /// Number of KV pages in the pool, [`PAGE_TOKENS`](crate::PAGE_TOKENS) tokens each.
     pub n_pages: usize,
-    /// Pages of the host tier; 0 where the executor has none.
+    /// Number of pages in the host tier; 0 if the executor has none.
     pub n_host_pages: usize,
-    /// Tokens a batch may have.
+    /// Maximum tokens of a batch.
     pub max_batch_tokens: usize,
-    /// Sequences a batch may have.
+    /// Maximum sequences of a batch.
     pub max_batch_seqs: usize,
-    /// Logit rows a batch may have.
+    /// Maximum logit rows of a batch.
     pub max_logit_rows: usize,
-    /// Where every layer's attention has a sliding window: the width of the widest. Pages wholly older are never read
-    /// again and may be freed.
+    /// The width of the widest sliding window, if every layer's attention has one. Pages that are entirely
+    /// older are never read again and may be freed.
     pub kv_window: Option<usize>,
-    /// Where only some layers have a sliding window, and these have pages of their own.
+    /// The separate pages of layers with a sliding window, if only some layers have one.
     pub window_group: Option<WindowGroup>,
-    /// How the network makes one row of a sequence; `None` where its hidden rows are those of tokens.
+    /// How the network pools a sequence to one row; `None` if its hidden rows belong to tokens.
     pub pooling: Option<Pooling>,
-    /// Whether tokens see those after them too. Then a sequence is computed in one step, from its first token to its last,
-    /// gives one hidden row, and nothing can be generated; its pages are working memory of that step.
+    /// Whether tokens see later ones too. Then a sequence is computed in one step, from its first token to
+    /// its last, and yields one hidden row; nothing can be generated, and its pages are working memory of that
+    /// step.
     pub is_encoder: bool,
-    /// Slots of the pool of recurrent states; 0 where the model has no recurrent layer.
+    /// Number of slots for recurrent states; 0 if the model has no recurrent layer.
     pub n_states: usize,
 }
 
-/// The pages of the layers with a sliding window, where other layers have none.
+/// The pages of the layers with a sliding window, if other layers have none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowGroup {
     /// The width of the widest window.
     pub window: usize,
-    /// Pages in their pool.
+    /// Number of pages in their pool.
     pub n_pages: usize,
-    /// Pages of their host tier.
+    /// Number of pages in their host tier.
     pub n_host_pages: usize,
 }
 
 /// The pages of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupLimits {
-    /// The widest window of its layers, where every one has a window.
+    /// The widest window of its layers, if all have one.
     pub window: Option<usize>,
-    /// Pages in its pool.
+    /// Number of pages in its pool.
     pub n_pages: usize,
-    /// Pages of its host tier.
+    /// Number of pages in its host tier.
     pub n_host_pages: usize,
 }
 
 impl ExecutorLimits {
-    /// The pages of a group; `None` for one that there is not.
+    /// Returns the pages of a group; `None` if the group does not exist.
     pub fn group(&self, group: PageGroup) -> Option<GroupLimits> {
         match group {
             PageGroup::Main => Some(GroupLimits {
@@ -77,23 +79,23 @@ impl ExecutorLimits {
         }
     }
 
-    /// Tokens that the pools hold of all sequences of a batch together.
+    /// Returns the number of tokens that the pools hold for all sequences of a batch together.
     pub fn kv_tokens(&self) -> usize {
         match self.kv_window {
-            // What has left the window takes no page.
+            // Tokens outside the window take no page.
             Some(_) => self.n_ctx.saturating_mul(self.max_batch_seqs),
             None => self.n_pages.saturating_mul(PAGE_TOKENS),
         }
     }
 
-    /// The groups that there are.
+    /// Returns the existing groups.
     pub fn groups(&self) -> impl Iterator<Item = (PageGroup, GroupLimits)> {
         let limits = |group| Some((group, self.group(group)?));
         PageGroup::ALL.into_iter().filter_map(limits)
     }
 
-    /// Of the tokens of a sequence in a step, `first..=last`, the one whose hidden row stands for it where the network
-    /// pools.
+    /// Returns the token, among a sequence's tokens `first..=last` in a step, whose hidden row represents the
+    /// sequence if the network pools.
     pub fn pooled_row(&self, first: u32, last: u32) -> u32 {
         match self.pooling {
             Some(Pooling::First) => first,

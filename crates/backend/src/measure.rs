@@ -1,7 +1,7 @@
-//! [`Measure`]: weighs a load without allocating.
+//! [`Measure`]: computes the memory of a load without allocating.
 //!
-//! Separate from the memory that it stands for because it asks a backend what things take. It asks through [`Weigh`], so that a
-//! network's dry load is compiled once and not for each backend. Invariant: it counts what the load asks for and nothing else.
+//! It asks a backend through [`Weigh`] how much each allocation takes, so that a network's dry load is
+//! compiled once and not for each backend. Invariant: it counts exactly the load's requests.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,18 @@ use tokenmill_gguf::TensorType;
 
 use crate::{Allocation, Backend, BackendError, MatrixData, Memory, NetworkPart, Side};
 
-/// Says what a load would take. Object-safe; every [`Backend`] does.
+/// Reports the memory of a load. Object-safe; every [`Backend`] implements it.
 pub trait Weigh {
-    /// The device's name, for errors.
+    /// Returns the device's name, for errors.
     fn device(&self) -> &'static str;
 
-    /// Whether matrices of this type can be computed.
+    /// Returns whether it can compute matrices of this type.
     fn supports(&self, ty: TensorType) -> bool;
 
-    /// Whether the backend is made of two, of which each has some parts of the network.
+    /// Returns whether the backend combines two backends that divide the network between them.
     fn is_split(&self) -> bool;
 
-    /// Memory that an allocation of a part takes on a side.
+    /// Returns the memory of an allocation for a part on one side.
     fn bytes_at(&self, side: Side, part: NetworkPart, allocation: &Allocation<'_>) -> usize;
 }
 
@@ -42,7 +42,7 @@ impl<B: Backend> Weigh for B {
     }
 }
 
-/// Adds up what a load would take on a backend.
+/// Sums the memory of a load on a backend.
 pub struct Measure<'a> {
     backend: &'a dyn Weigh,
     side: Side,
@@ -52,7 +52,7 @@ pub struct Measure<'a> {
 }
 
 impl<'a> Measure<'a> {
-    /// Begins with nothing, to weigh what a side of the backend gets.
+    /// Creates an empty sum for one side of the backend.
     pub fn new(backend: &'a dyn Weigh, side: Side) -> Self {
         Self {
             backend,
@@ -63,12 +63,12 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Bytes of each part that there is.
+    /// Returns the bytes of each part.
     pub fn by_part(&self) -> &BTreeMap<NetworkPart, usize> {
         &self.by_part
     }
 
-    /// Bytes so far; `usize::MAX` where the sum is beyond it.
+    /// Returns the bytes so far; `usize::MAX` on overflow.
     pub fn n_bytes(&self) -> usize {
         self.n_bytes
     }

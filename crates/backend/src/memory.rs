@@ -1,35 +1,35 @@
-//! [`Memory`]: what a load asks of a device.
+//! [`Memory`]: the allocations of a load on a device.
 //!
-//! Separate from [`Backend`](crate::Backend) because a load runs twice: first against [`Measure`](crate::Measure), for the
-//! plan of the memory, then against the device. Invariant: both take the same path, so the plan counts what the load allocates and nothing else.
+//! A load runs twice: first against [`Measure`](crate::Measure), for the memory plan, then against the
+//! device. Invariant: both take the same path, so the plan counts exactly what the load allocates.
 
 use tokenmill_gguf::{TensorBytes, TensorType};
 
 use crate::{BackendError, ExecutorLimits, KvLayout, NetworkPart, NetworkShape, StateLayout};
 
-/// Where a network's weights and buffers are: a device, or a scale.
+/// The memory of a network's weights and buffers: a device, or a measurement.
 pub trait Memory: Sized {
-    /// A weight matrix in the form that the operations read.
+    /// A weight matrix in the form that operations read.
     type Matrix;
     /// A weight vector, f32: norms, biases, rope frequencies, attention sinks.
     type Vector;
     /// An activation buffer `[max_rows, width]` f32.
     type Buffer;
-    /// Which experts each row of a step goes to, with what weight, and what the operations on experts need to know of it.
+    /// The experts and weights of each row of a step, with the data that the operations on experts need.
     type Routes;
 
-    /// Says which part of the network the next allocations, or the next operations, belong to.
+    /// Sets the part of the network to which the next allocations, or the next operations, belong.
     fn enter(&mut self, part: NetworkPart) {
         let _ = part;
     }
 
-    /// Takes a weight matrix `[n_out, n_in]`, rows contiguous, in the file's type.
+    /// Uploads a weight matrix `[n_out, n_in]`, rows contiguous, in the file's type.
     ///
     /// # Errors
-    /// [`BackendError::UnsupportedType`] where the type cannot be computed, or a device error.
+    /// [`BackendError::UnsupportedType`] if the type cannot be computed, or a device error.
     fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<Self::Matrix, BackendError>;
 
-    /// Takes a weight vector.
+    /// Uploads a weight vector.
     ///
     /// # Errors
     /// A device error.
@@ -41,10 +41,11 @@ pub trait Memory: Sized {
     /// A device error.
     fn alloc(&mut self, max_rows: usize, width: usize) -> Result<Self::Buffer, BackendError>;
 
-    /// Allocates room for the routes of `max_rows` rows to `n_used` of `n_experts` experts each.
+    /// Allocates the routes of `max_rows` rows, each to `n_used` of `n_experts` experts.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] where there are more experts than the device can route to, or a device error.
+    /// [`BackendError::Unsupported`] if there are more experts than the device can route to, or a device
+    /// error.
     fn alloc_routes(
         &mut self,
         max_rows: usize,
@@ -53,24 +54,24 @@ pub trait Memory: Sized {
     ) -> Result<Self::Routes, BackendError>;
 }
 
-/// A weight matrix as it comes from a file.
+/// A weight matrix as read from a file.
 #[derive(Clone, Copy, Debug)]
 pub struct MatrixData<'a> {
     /// The tensor's name, for errors.
     pub name: &'a str,
     /// Its type.
     pub ty: TensorType,
-    /// Rows, the width of the output.
+    /// Number of rows, the width of the output.
     pub n_out: usize,
-    /// Columns, the width of the input: contiguous in memory.
+    /// Number of columns, the width of the input; contiguous in memory.
     pub n_in: usize,
     /// `n_out` rows of `ty.row_bytes(n_in)` bytes.
     pub bytes: TensorBytes<'a>,
-    /// Which operations will read it.
+    /// The operations that will read it.
     pub usage: MatrixUsage,
 }
 
-/// Which operations read a matrix, so that a backend can choose how to hold it.
+/// The operations that read a matrix, so that a backend can choose its form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MatrixUsage {
     /// [`Backend::linear`](crate::Backend::linear) alone.
@@ -80,53 +81,55 @@ pub enum MatrixUsage {
     /// Both: the token embedding of a model whose output head is tied to it.
     Tied,
     /// [`ExpertOperations::experts_linear`](crate::ExpertOperations::experts_linear) or
-    /// [`LatentOperations::heads_linear`](crate::LatentOperations::heads_linear) alone: the matrices of so many experts or
-    /// heads, each of as many rows, one after the other.
+    /// [`LatentOperations::heads_linear`](crate::LatentOperations::heads_linear) alone: the matrices of this
+    /// number of experts or heads, each with the same number of rows, concatenated.
     Experts(usize),
     /// One of the two matrices of an adapter's change ([`LowRank`](crate::LowRank)).
     Adapter,
 }
 
-/// Something that a load allocates on a device.
+/// An allocation of a load on a device.
 #[derive(Clone, Copy, Debug)]
 pub enum Allocation<'a> {
     /// By [`Memory::upload_matrix`].
     Matrix {
         /// The file's type, one that the device supports.
         ty: TensorType,
-        /// Rows.
+        /// Number of rows.
         n_out: usize,
-        /// Columns.
+        /// Number of columns.
         n_in: usize,
-        /// Which operations will read it.
+        /// The operations that will read it.
         usage: MatrixUsage,
-        /// Whether its rows can be read from an open file later, as [`TensorBytes::keep`] gives them.
+        /// Whether its rows can be read from an open file later, through [`TensorBytes::keep`].
         is_in_file: bool,
     },
     /// By [`Memory::upload_vector`].
     Vector {
-        /// Numbers.
+        /// Number of values.
         len: usize,
     },
     /// By [`Memory::alloc`].
     Buffer {
-        /// Rows.
+        /// Number of rows.
         max_rows: usize,
-        /// Numbers of a row.
+        /// Number of values per row.
         width: usize,
     },
     /// By [`Memory::alloc_routes`].
     Routes {
-        /// Rows.
+        /// Number of rows.
         max_rows: usize,
-        /// Experts there are.
+        /// Number of experts.
         n_experts: usize,
-        /// Experts that a row goes to.
+        /// Number of experts per row.
         n_used: usize,
     },
-    /// One page of the store that [`Backend::alloc_kv`](crate::Backend::alloc_kv) makes for a group, all layers of it.
+    /// One page of a group, all its layers, in the store that [`Backend::alloc_kv`](crate::Backend::alloc_kv)
+    /// creates.
     KvPage(&'a KvLayout),
-    /// One slot of the store that [`Backend::alloc_states`](crate::Backend::alloc_states) makes, all layers.
+    /// One slot, all layers, of the store that [`Backend::alloc_states`](crate::Backend::alloc_states)
+    /// creates.
     State(&'a StateLayout),
     /// By [`Backend::prepare`](crate::Backend::prepare).
     Workspace(&'a NetworkShape, &'a ExecutorLimits),

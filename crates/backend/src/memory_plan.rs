@@ -1,47 +1,47 @@
-//! [`MemoryPlan`]: the memory that a load will take, by what it is for.
+//! [`MemoryPlan`]: the memory that a load will take, by purpose.
 //!
-//! Separate because it is known before anything is allocated: it can be printed, and refused.
+//! It is known before anything is allocated, so it can be printed, and refused.
 
-/// The memory a load will take, on the device where there is one.
+/// The memory that a load will take, on the device if there is one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// Weights, in the form the backend holds them.
     pub weights_bytes: usize,
     /// The KV store.
     pub kv_bytes: usize,
-    /// Of it, one page of the main group.
+    /// One page of the main group.
     pub kv_page_bytes: usize,
-    /// Pages of the main group, the host tier's included.
+    /// Number of pages of the main group, including the host tier.
     pub n_pages: usize,
-    /// Of it, one page of the layers with a window, where these are a group of their own; else 0.
+    /// One page of the separate group of layers with a window; 0 if there is none.
     pub window_page_bytes: usize,
-    /// Pages of theirs, the host tier's included.
+    /// Number of pages of that group, including the host tier.
     pub n_window_pages: usize,
-    /// Of `kv_bytes`, the host tier's pages: the machine's memory wherever the others are.
+    /// The host tier's part of `kv_bytes`, which is always host memory.
     pub host_tier_bytes: usize,
-    /// The recurrent states, snapshots included.
+    /// The recurrent states, including snapshots.
     pub states_bytes: usize,
-    /// Of it, one state.
+    /// One recurrent state.
     pub state_bytes: usize,
-    /// Slots for states and snapshots.
+    /// Number of slots for states and snapshots.
     pub n_states: usize,
-    /// Activation buffers, logits included.
+    /// Activation buffers, including logits.
     pub activations_bytes: usize,
-    /// What the backend needs besides these.
+    /// The backend's other needs.
     pub workspace_bytes: usize,
-    /// Adapters that are loaded when the rest is there, in pieces of their own.
+    /// Adapters that are loaded afterwards, in separate allocations.
     pub adapters_bytes: usize,
-    /// Of a backend made of two, the host's memory, which none of these counts.
+    /// The host memory of a split backend, which the other fields do not count.
     pub on_host: Option<Box<MemoryPlan>>,
 }
 
 impl MemoryPlan {
-    /// What of it is the memory of the device that computes: all but the host tier.
+    /// Returns the part in the computing device's memory: everything except the host tier.
     pub fn device_bytes(&self) -> usize {
         self.total_bytes().saturating_sub(self.host_tier_bytes)
     }
 
-    /// All of it; `usize::MAX` where the sum is beyond it.
+    /// Returns the total; `usize::MAX` on overflow.
     pub fn total_bytes(&self) -> usize {
         [
             self.weights_bytes,

@@ -1,6 +1,6 @@
-//! [`NetworkShape`]: the widths of a network that a backend's working memory depends on.
+//! [`NetworkShape`]: the widths of a network that determine a backend's working memory.
 //!
-//! Separate because a backend prepares for a network before it has any weight of it. Invariant: numbers only, so that a
+//! A backend prepares for a network before it has any of its weights. Invariant: numbers only, so that a
 //! backend knows no architecture.
 
 use crate::StateLayerShape;
@@ -14,7 +14,7 @@ pub struct NetworkShape {
     pub layers: Vec<LayerShape>,
     /// Whether it needs [`StreamOperations`](crate::StreamOperations).
     pub has_streams: bool,
-    /// Whether each token comes with the hidden state of the one before it
+    /// Whether each token needs the hidden state of the one before it
     /// ([`ForwardBatch::hidden_inputs`](crate::ForwardBatch::hidden_inputs)).
     pub reads_hidden: bool,
 }
@@ -24,7 +24,7 @@ pub struct NetworkShape {
 pub struct LayerShape {
     /// Its attention, if it has one.
     pub attention: Option<AttentionShape>,
-    /// The matrices that each head has for itself, if there are any.
+    /// The shape of its per-head matrices, if there are any.
     pub heads: Option<HeadsShape>,
     /// Width of the widest row, other than a hidden state, that one of its matrices reads.
     pub widest_input: usize,
@@ -32,49 +32,49 @@ pub struct LayerShape {
     pub has_latent_rows: bool,
     /// The layer of the KV store that it reads, if it reads any.
     pub kv: Option<KvStoreOfLayer>,
-    /// What a sequence's state holds for it, where it is recurrent.
+    /// The shape of a sequence's state for it, if it is recurrent.
     pub state: Option<StateLayerShape>,
     /// Its experts, if it has any.
     pub experts: Option<ExpertsShape>,
 }
 
-/// Which layer of the KV store a layer of the network reads.
+/// The layer of the KV store that a layer of the network reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvStoreOfLayer {
     /// Its index in the store.
     pub idx: usize,
-    /// Whether the layer writes it, and does not only read what another one wrote.
+    /// Whether the layer writes it instead of only reading what another layer wrote.
     pub is_owner: bool,
 }
 
 /// The sizes of a layer's experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertsShape {
-    /// Experts there are.
+    /// Number of experts.
     pub n_experts: usize,
-    /// Experts that a row goes to.
+    /// Number of experts per row.
     pub n_used: usize,
-    /// Width inside each.
+    /// Inner width of each expert.
     pub n_ff: usize,
 }
 
-/// The sizes of matrices that each head has for itself.
+/// The sizes of per-head matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadsShape {
-    /// Heads.
+    /// Number of heads.
     pub n_heads: usize,
-    /// Columns of the widest.
+    /// Largest number of columns.
     pub widest_input: usize,
-    /// Rows of the highest.
+    /// Largest number of rows.
     pub widest_output: usize,
 }
 
 /// The widths of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionShape {
-    /// Query heads.
+    /// Number of query heads.
     pub n_heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub n_kv_heads: usize,
     /// Width of a query and key head.
     pub head_dim_k: usize,

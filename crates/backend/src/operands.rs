@@ -1,30 +1,31 @@
-//! Arguments of a [`Backend`](crate::Backend)'s operations other than buffers: matrices, norms, ropes, attention, activations.
+//! Arguments of a [`Backend`](crate::Backend)'s operations other than buffers: matrices, norms, ropes,
+//! attention, activations.
 //!
-//! Separate from the trait because a network is made of these. They are generic over the device's matrices `M` and vectors
-//! `V`. Invariant: they hold weights and numbers of the network, nothing of a step.
+//! A network is made of these. They are generic over the device's matrices `M` and vectors `V`. Invariant:
+//! they hold weights and numbers of the network, and nothing of a step.
 
 use crate::Memory;
 
-/// Which rows [`Backend::gather`](crate::Backend::gather) picks.
+/// The rows that [`Backend::gather`](crate::Backend::gather) picks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowSet {
-    /// Of `T` token rows the `O` that yield an output: the union of logit and hidden rows, ascending.
+    /// From `T` token rows, the `O` rows that yield an output: the union of logit and hidden rows, ascending.
     Outputs,
-    /// Of `O` output rows the `L` that are logit rows.
+    /// From `O` output rows, the `L` logit rows.
     LogitsOfOutputs,
 }
 
-/// A matrix with its optional bias, or those of experts, one after the other.
+/// A matrix with its optional bias, or the concatenated matrices of experts.
 pub struct Linear<M, V> {
-    /// `[n_out, n_in]`, of experts `[n_experts * n_out, n_in]`.
+    /// `[n_out, n_in]`, for experts `[n_experts * n_out, n_in]`.
     pub matrix: M,
-    /// `[n_out]`, of experts `[n_experts * n_out]`.
+    /// `[n_out]`, for experts `[n_experts * n_out]`.
     pub bias: Option<V>,
     /// Width of the output.
     pub n_out: usize,
     /// Width of the input.
     pub n_in: usize,
-    /// Its place among the weights that adapters change; `None` for those that none can change.
+    /// Its index among the weights that adapters can change; `None` if adapters cannot change it.
     pub adapter_place: Option<u32>,
 }
 
@@ -50,40 +51,43 @@ pub enum NormKind {
 pub struct Norm<V> {
     /// RMS or layer norm.
     pub kind: NormKind,
-    /// Values normalized together.
+    /// Number of values normalized together.
     pub width: usize,
-    /// `[width]`, or as [`Backend::norm_in_place`](crate::Backend::norm_in_place) says; absent means 1.
+    /// `[width]`, or as described at [`Backend::norm_in_place`](crate::Backend::norm_in_place); absent means
+    /// 1.
     pub weight: Option<V>,
     /// `[width]`; absent means 0.
     pub bias: Option<V>,
-    /// Added under the square root.
+    /// Epsilon, added under the square root.
     pub eps: f32,
 }
 
-/// Which values of a head form the pairs that rope rotates.
+/// The values of a head that form a rotated pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeStyle {
-    /// Neighbours: `(x[2i], x[2i + 1])`.
+    /// Adjacent values: `(x[2i], x[2i + 1])`.
     Norm,
-    /// Halves: `(x[i], x[i + n_dims / 2])`.
+    /// Values half a head apart: `(x[i], x[i + n_dims / 2])`.
     Neox,
 }
 
-/// Which of a token's three positions, time, row and column, turns a pair of a head. They differ for the inputs of an image, see
-/// [`ForwardBatch::rope_positions`](crate::ForwardBatch::rope_positions).
+/// The position (time, row or column) that rotates a pair of a head. The three differ only for the inputs of
+/// an image, see [`ForwardBatch::rope_positions`](crate::ForwardBatch::rope_positions).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RopeAxes {
-    /// The position in the sequence turns all.
+    /// The position in the sequence rotates all pairs.
     #[default]
     One,
-    /// So many pairs are turned by time, then so many by row, then so many by column.
+    /// Consecutive sections: these numbers of pairs rotate by time, then by row, then by column.
     Sections([usize; 3]),
-    /// The axes take turns, row and column until each has so many pairs; time turns the others.
+    /// Alternating axes: row and column alternate until each has its number of pairs; time rotates the
+    /// others.
     Interleaved([usize; 3]),
 }
 
 impl RopeAxes {
-    /// The axis that turns a pair: 0 for time, 1 for row, 2 for column; `None` for the position in the sequence.
+    /// Returns the axis that rotates a pair: 0 for time, 1 for row, 2 for column; `None` for the position in
+    /// the sequence.
     pub fn of_pair(self, pair: usize) -> Option<usize> {
         match self {
             Self::One => None,
@@ -101,33 +105,34 @@ impl RopeAxes {
 /// A rotary embedding. Every scaling (linear, llama3, YaRN) is folded into the frequencies and the magnitude at load.
 #[derive(Clone, Copy, Debug)]
 pub struct Rope<V> {
-    /// Which values form a pair.
+    /// The values that form a pair.
     pub style: RopeStyle,
     /// Width of a head.
     pub head_dim: usize,
-    /// Values of a head that are rotated, even; the rest stays.
+    /// Number of rotated values per head, even; the rest is unchanged.
     pub n_dims: usize,
     /// Radians per position, `[n_dims / 2]`.
     pub inv_freqs: V,
-    /// Multiplies the rotated values.
+    /// Factor of the rotated values.
     pub magnitude: f32,
-    /// Which position turns which pair.
+    /// The position that rotates each pair.
     pub axes: RopeAxes,
 }
 
-/// How much a token's queries grow with its position `p`: by `1 + scale * ln(1 + floor((p + offset) / interval))`.
+/// The growth of a token's queries with its position `p`: by
+/// `1 + scale * ln(1 + floor((p + offset) / interval))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Temperature {
-    /// Multiplies the logarithm.
+    /// Factor of the logarithm.
     pub scale: f32,
-    /// Positions between one factor and the next.
+    /// Number of positions with the same factor.
     pub interval: usize,
-    /// Added to the position.
+    /// Offset of the position.
     pub offset: usize,
 }
 
 impl Temperature {
-    /// The factor of a position.
+    /// Returns the factor at a position.
     pub fn factor(&self, position: usize) -> f32 {
         1.0 + self.scale * (1.0 + ((position + self.offset) / self.interval) as f32).ln()
     }
@@ -136,39 +141,39 @@ impl Temperature {
 /// Attention of one layer.
 ///
 /// For query position `p`, head `h` and its KV head `g = h / (n_heads / n_kv_heads)`, over positions `j` from
-/// `max(0, p + 1 - window)`, in chunks from `p - p % window`, to `p`: `s[j] = scale * dot(q[h], k[j][g]) - slopes[h] * |p - j|`, capped to
-/// `softcap * tanh(s / softcap)`;
-/// weights are `exp(s[j] - m) / (sum_j exp(s[j] - m) + exp(sinks[h] - m))`; the output is their sum over `v[j][g]`.
-/// Where the step says so ([`ForwardBatch::last_seen`](crate::ForwardBatch::last_seen)), causal attention goes up to another
-/// position than `p`, and a window is other positions ([`ForwardBatch::window_seen`](crate::ForwardBatch::window_seen)).
-/// Where attention is not causal, positions after `p` are seen too: up to `p + window - 1`, or the last of the sequence.
+/// `max(0, p + 1 - window)`, with chunks from `p - p % window`, to `p`:
+/// `s[j] = scale * dot(q[h], k[j][g]) - slopes[h] * |p - j|`, capped to `softcap * tanh(s / softcap)`; weights are
+/// `exp(s[j] - m) / (sum_j exp(s[j] - m) + exp(sinks[h] - m))`; the output is the weighted sum of `v[j][g]`. If the step sets
+/// [`ForwardBatch::last_seen`](crate::ForwardBatch::last_seen), causal attention ends at that position
+/// instead of `p`; [`ForwardBatch::window_seen`](crate::ForwardBatch::window_seen) replaces the window.
+/// Non-causal attention also sees positions after `p`: up to `p + window - 1`, or the last of the sequence.
 ///
 /// The KV store knows the number of KV heads, which divides `n_heads`, and the widths of heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<V> {
     /// Index of the layer in the KV store.
     pub layer_idx: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub n_heads: usize,
-    /// Multiplies the scores.
+    /// Factor of the scores.
     pub scale: f32,
     /// Whether a query sees nothing after its own position. Otherwise all of its sequence is in the step.
     pub is_causal: bool,
-    /// How many positions a query sees to either side that it sees, its own included; `None` sees all.
+    /// Number of positions that a query sees on each side, its own included; `None` sees all.
     pub window: Option<usize>,
-    /// Whether windows lie one after the other as chunks, and a query sees its own from the beginning on, instead of one window
-    /// ending at each query. Causal attention alone has chunks.
+    /// Whether windows are fixed chunks, with a query seeing its chunk from the start, instead of ending at
+    /// each query. Only causal attention has chunks.
     pub is_chunked: bool,
-    /// Caps the scores.
+    /// Cap of the scores.
     pub softcap: Option<f32>,
-    /// A score per head that takes weight and adds nothing, `[n_heads]`.
+    /// A score per head that takes weight and contributes no value, `[n_heads]`.
     pub sinks: Option<V>,
-    /// How much less a position weighs for each step of its distance (ALiBi), `[n_heads]`.
+    /// The slopes of ALiBi: how much the score falls per position of distance, `[n_heads]`.
     pub slopes: Option<V>,
 }
 
 impl<V> Rope<V> {
-    /// The same rope with its frequencies as `view` shows them.
+    /// Returns the same rope with its frequencies mapped by `view`.
     pub fn map<'a, W>(&'a self, view: impl Fn(&'a V) -> W) -> Rope<W> {
         Rope {
             style: self.style,
@@ -182,7 +187,7 @@ impl<V> Rope<V> {
 }
 
 impl<V> Attention<V> {
-    /// The same attention with its vectors as `view` shows them.
+    /// Returns the same attention with its vectors mapped by `view`.
     pub fn map<'a, W>(&'a self, view: impl Fn(&'a V) -> W) -> Attention<W> {
         Attention {
             layer_idx: self.layer_idx,
@@ -220,18 +225,18 @@ pub struct RopeStoreKv<'a, B: Memory> {
     pub v: &'a B::Buffer,
 }
 
-/// The arguments of [`Backend::linear_add_norm`](crate::Backend::linear_add_norm): the product that ends a half of a layer, and the norm that the next
-/// half begins with.
+/// The arguments of [`Backend::linear_add_norm`](crate::Backend::linear_add_norm): the product that ends half
+/// a layer, and the norm at the start of the next half.
 pub struct LinearAddNorm<'a, B: Memory> {
     /// The product.
     pub linear: &'a Linear<B::Matrix, B::Vector>,
-    /// What it multiplies, `[n_rows, n_in]`.
+    /// Its input, `[n_rows, n_in]`.
     pub input: &'a B::Buffer,
-    /// Multiplies what is added.
+    /// Factor of the product.
     pub scale: f32,
     /// Scratch, `[n_rows, n_out]`.
     pub delta: &'a mut B::Buffer,
-    /// The stream, which is added to.
+    /// The stream, to which the product is added.
     pub hidden: &'a mut B::Buffer,
     /// The norm of the stream.
     pub norm: &'a Norm<B::Vector>,
@@ -239,7 +244,7 @@ pub struct LinearAddNorm<'a, B: Memory> {
     pub normed: &'a mut B::Buffer,
 }
 
-/// The function inside a feed-forward network.
+/// The activation of a feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// `x / (1 + exp(-x))`.
@@ -256,16 +261,18 @@ pub enum Activation {
     Sigmoid,
     /// `x`: with an `up`, a product.
     Identity,
-    /// `x / (1 + exp(-1.702 x))`. Only encoders of images have it, so devices without rows of inputs need not.
+    /// `x / (1 + exp(-1.702 x))`. Only image encoders use it, so devices without non-token inputs need not
+    /// support it.
     GeluQuick,
-    /// `min(x, 7)` by the sigmoid of 1.702 times itself, and the other factor of a gated pair is `clamp(up, -7, 7) + 1`
-    /// instead of `up`: SwiGLU with the limits of gpt-oss. Without a pair it is the first factor alone.
+    /// SwiGLU with the limits of gpt-oss: `min(x, 7)` times the sigmoid of 1.702 times itself; the other
+    /// factor of a gated pair is `clamp(up, -7, 7) + 1` instead of `up`. Without a pair it is the first
+    /// factor alone.
     ClippedSwiglu,
 }
 
 impl Activation {
-    /// Multiplies the argument of the sigmoid of [`Activation::ClippedSwiglu`].
+    /// Factor inside the sigmoid of [`Activation::ClippedSwiglu`].
     pub const CLIPPED_ALPHA: f32 = 1.702;
-    /// Where [`Activation::ClippedSwiglu`] clips.
+    /// Limit of [`Activation::ClippedSwiglu`].
     pub const CLIPPED_LIMIT: f32 = 7.0;
 }

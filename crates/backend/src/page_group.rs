@@ -1,15 +1,16 @@
-//! [`PageGroup`]: layers that keep their keys and values for equally long share pages.
+//! [`PageGroup`]: layers that keep keys and values for equally long share pages.
 //!
-//! Separate because the batch, the plan of the memory and every store number pages by group. Invariant: there are two groups
-//! at most, and a model whose layers all see equally far has one.
+//! The batch, the memory plan and every store number pages by group. Invariant: there are at most two groups,
+//! and a model whose layers all see equally far has one.
 
-/// Which layers' keys and values a page holds. Each group has a pool of pages and page tables of its own.
+/// The layers whose keys and values a page holds. Each group has its own pool of pages and its own page
+/// tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PageGroup {
-    /// The layers that see all tokens before; or all layers, where there is one group.
+    /// The layers that see all earlier tokens; or all layers, if there is one group.
     #[default]
     Main,
-    /// The layers with a sliding window, of a model that has both kinds.
+    /// The layers with a sliding window, in a model with both kinds.
     Window,
 }
 
@@ -17,7 +18,7 @@ impl PageGroup {
     /// All groups, in the order of [`Self::index`].
     pub const ALL: [Self; 2] = [Self::Main, Self::Window];
 
-    /// Its place in [`Self::ALL`].
+    /// Returns its index in [`Self::ALL`].
     pub fn index(self) -> usize {
         self as usize
     }

@@ -1,18 +1,20 @@
 //! [`NetworkPart`]: the parts of a network that a backend may keep in different memories.
 //!
-//! Separate because a load and a step name them alike: [`Memory::enter`](crate::Memory::enter) says which part the next
-//! allocations, or the next operations, belong to. Invariant: a part lies as a whole in one memory, or as a whole in both.
+//! Loads and steps both use it: [`Memory::enter`](crate::Memory::enter) sets the part to which the next
+//! allocations, or the next operations, belong. Invariant: a part is entirely in one memory, or entirely in
+//! both.
 
 /// A part of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum NetworkPart {
-    /// What several parts use: frequencies of ropes, rows of tokens.
+    /// Shared data: frequencies of ropes, rows of tokens.
     Common,
-    /// What makes rows of tokens: the token embedding and what stands next to it.
+    /// The input: the token embedding and related weights.
     Input,
-    /// The mixer of a layer, its norms included.
+    /// The mixer of a layer, including its norms.
     Mixer(usize),
-    /// The feed-forward network of a layer, its norms and its router included, without the matrices of experts.
+    /// The feed-forward network of a layer, including its norms and its router, without the matrices of
+    /// experts.
     Ffn(usize),
     /// The matrices of a layer's experts.
     Experts(usize),
@@ -27,17 +29,17 @@ pub enum NetworkPart {
 /// One of the two memories that a network can be split over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Side {
-    /// The host's. Of a backend that is not split, nothing is there.
+    /// The host. A backend that is not split has nothing there.
     Host,
-    /// The device's. Of a backend that is not split, everything is there, also where that is the host.
+    /// The device. A backend that is not split has everything there, even if the device is the host.
     Device,
 }
 
 impl Side {
-    /// Both.
+    /// Both sides.
     pub const ALL: [Self; 2] = [Self::Host, Self::Device];
 
-    /// The other one.
+    /// Returns the other side.
     #[must_use]
     pub fn other(self) -> Self {
         match self {

@@ -1,6 +1,6 @@
 //! [`Pooling`]: how the rows of a sequence become one.
 //!
-//! Separate because the network does it, and whoever plans steps must know which row of a sequence to ask for.
+//! The network pools, and planners of steps must know which row of a sequence to request.
 
 /// How the final hidden states of a sequence become one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

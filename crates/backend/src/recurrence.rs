@@ -1,10 +1,11 @@
 //! [`RecurrentOperations`], which carry a state from token to token, and their arguments: short convolution, gated delta
 //! rule, state space models.
 //!
-//! Separate from the other operands because each reads and writes its layer of the sequences' states. Where a state is, the
-//! device knows from the step's values ([`SeqState`](crate::SeqState)): it is read before a sequence's first token (zeros at
-//! position 0) and written after its last, and after the token that a snapshot asks for. Invariant: a step computes what
-//! its tokens would give one at a time, so results do not depend on how a prompt was cut into steps.
+//! Each operation reads and writes its layer of the sequences' states. The device knows the slots of states
+//! from the step's values ([`SeqState`](crate::SeqState)): a state is read before a sequence's first token
+//! (zeros at position 0) and written after its last, and after the token of a requested snapshot. Invariant:
+//! a step computes what its tokens would give one at a time, so results do not depend on how a prompt was cut
+//! into steps.
 
 use crate::{BackendError, Memory, StepShape};
 
@@ -14,8 +15,8 @@ use crate::{BackendError, Memory, StepShape};
     reason = "the operations fail alike, which the trait's documentation says"
 )]
 pub trait RecurrentOperations: Memory {
-    /// Convolves each sequence's rows with its own earlier ones, channel by channel. See [`ShortConv`] for the formula and for
-    /// what the state holds. `input`, `output`: `[T, n_channels]`.
+    /// Convolves each sequence's rows with its own earlier ones, channel by channel. See [`ShortConv`] for
+    /// the formula and the state. `input`, `output`: `[T, n_channels]`.
     fn short_conv(
         &mut self,
         conv: &ShortConv<Self::Vector>,
@@ -24,8 +25,8 @@ pub trait RecurrentOperations: Memory {
         output: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Runs the gated delta rule over each sequence's rows. See [`DeltaNet`] for the formula and [`DeltaNetRows`] for the
-    /// rows, which are changed. `output`: `[T, n_v_heads * head_dim_v]`.
+    /// Runs the gated delta rule over each sequence's rows. See [`DeltaNet`] for the formula and
+    /// [`DeltaNetRows`] for the rows, which are modified. `output`: `[T, n_v_heads * head_dim_v]`.
     fn delta_net(
         &mut self,
         net: &DeltaNet<Self::Vector>,
@@ -34,8 +35,8 @@ pub trait RecurrentOperations: Memory {
         output: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Runs a selective state space model over each sequence's rows. See [`SsmScan`] for the formula and [`SsmRows`] for the
-    /// rows, of which `dt` is changed. `output`: `[T, n_heads * head_dim]`.
+    /// Runs a selective state space model over each sequence's rows. See [`SsmScan`] for the formula and
+    /// [`SsmRows`] for the rows; `dt` is modified. `output`: `[T, n_heads * head_dim]`.
     fn ssm_scan(
         &mut self,
         scan: &SsmScan<Self::Vector>,
@@ -45,18 +46,18 @@ pub trait RecurrentOperations: Memory {
     ) -> Result<(), BackendError>;
 }
 
-/// A causal convolution of each channel by itself.
+/// A causal convolution of each channel separately.
 ///
-/// With `x[t]` a sequence's rows, those before the step from the state and zeros before position 0:
-/// `y[t][c] = bias[c] + sum_j weight[c][j] * x[t - (n_taps - 1) + j][c]`, then SiLU where `has_silu`. The state is the last
-/// `n_taps - 1` rows of `x`.
+/// With `x[t]` a sequence's rows, taken from the state before the step, and zero before position 0:
+/// `y[t][c] = bias[c] + sum_j weight[c][j] * x[t - (n_taps - 1) + j][c]`, then SiLU if `has_silu`. The state is the
+/// last `n_taps - 1` rows of `x`.
 #[derive(Clone, Copy, Debug)]
 pub struct ShortConv<V> {
     /// Index of the layer in the store of states.
     pub state_idx: usize,
-    /// Channels.
+    /// Number of channels.
     pub n_channels: usize,
-    /// Rows that a value is made of, its own included; 2 to 16.
+    /// Number of rows per output value, its own included; 2 to 16.
     pub n_taps: usize,
     /// `[n_channels, n_taps]`, the newest row's factor last.
     pub weight: V,
@@ -67,7 +68,7 @@ pub struct ShortConv<V> {
 }
 
 impl<V> ShortConv<V> {
-    /// The same convolution with its vectors as `view` shows them.
+    /// Returns the same convolution with its vectors mapped by `view`.
     pub fn map<'a, W>(&'a self, view: impl Fn(&'a V) -> W) -> ShortConv<W> {
         ShortConv {
             state_idx: self.state_idx,
@@ -80,28 +81,28 @@ impl<V> ShortConv<V> {
     }
 }
 
-/// Which key head a value head goes with.
+/// The mapping from value heads to key heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyHeads {
-    /// Neighbours share one: `h / (n_v_heads / n_k_heads)`.
+    /// Consecutive value heads share one: `h / (n_v_heads / n_k_heads)`.
     Grouped,
-    /// They take turns: `h % n_k_heads`.
+    /// Key heads alternate: `h % n_k_heads`.
     Tiled,
 }
 
-/// What of a delta net's state decays by itself.
+/// The granularity of a delta net's decays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeltaDecays {
-    /// The state of a head as a whole.
+    /// One decay for the state of a head.
     OfHeads,
-    /// Each of its rows: what belongs to one channel of a key (KDA).
+    /// One decay per row of the state, that is, per channel of a key (KDA).
     OfChannels,
 }
 
 /// The gated delta rule of one layer.
 ///
-/// For value head `h` with key head `g`, at each token, with `q`, `k` scaled to length 1 (`x / sqrt(sum(x^2) + 1e-6)`) and
-/// `q` divided by `sqrt(head_dim_k)`:
+/// For value head `h` with key head `g`, at each token, with `q` and `k` scaled to length 1
+/// (`x / sqrt(sum(x^2) + 1e-6)`) and `q` divided by `sqrt(head_dim_k)`:
 ///
 /// ```text
 /// decay = exp(a[h] * softplus(alpha[h] + dt_bias[h]))      rate = sigmoid(beta[h])
@@ -116,31 +117,31 @@ pub enum DeltaDecays {
 pub struct DeltaNet<V> {
     /// Index of the layer in the store of states.
     pub state_idx: usize,
-    /// Query and key heads.
+    /// Number of query and key heads.
     pub n_k_heads: usize,
-    /// Value heads, a multiple of them.
+    /// Number of value heads, a multiple of the key heads.
     pub n_v_heads: usize,
     /// Width of a query and key head.
     pub head_dim_k: usize,
     /// Width of a value head.
     pub head_dim_v: usize,
-    /// Which of the key heads a value head goes with.
+    /// The mapping from value heads to key heads.
     pub key_heads: KeyHeads,
-    /// What decays by itself.
+    /// The granularity of decays.
     pub decays: DeltaDecays,
-    /// Below zero, `[n_v_heads]`.
+    /// Negative decay rates, `[n_v_heads]`.
     pub a: V,
-    /// `[n_v_heads]`, or `[n_v_heads, head_dim_k]` with decays of channels.
+    /// `[n_v_heads]`, or `[n_v_heads, head_dim_k]` with a decay per channel.
     pub dt_bias: V,
 }
 
 impl<V> DeltaNet<V> {
-    /// Width of a token's queries, keys and values.
+    /// Returns the width of a token's queries, keys and values.
     pub fn qkv_width(&self) -> usize {
         2 * self.n_k_heads * self.head_dim_k + self.n_v_heads * self.head_dim_v
     }
 
-    /// Decays of a value head.
+    /// Returns the number of decays of a value head.
     pub fn decays_of_head(&self) -> usize {
         match self.decays {
             DeltaDecays::OfHeads => 1,
@@ -148,7 +149,7 @@ impl<V> DeltaNet<V> {
         }
     }
 
-    /// The key head of a value head.
+    /// Returns the key head of a value head.
     pub fn key_head(&self, v_head: usize) -> usize {
         match self.key_heads {
             KeyHeads::Grouped => v_head / (self.n_v_heads / self.n_k_heads),
@@ -156,7 +157,7 @@ impl<V> DeltaNet<V> {
         }
     }
 
-    /// The same with its vectors as `view` shows them.
+    /// Returns the same rule with its vectors mapped by `view`.
     pub fn map<'a, W>(&'a self, view: impl Fn(&'a V) -> W) -> DeltaNet<W> {
         DeltaNet {
             state_idx: self.state_idx,
@@ -172,19 +173,19 @@ impl<V> DeltaNet<V> {
     }
 }
 
-/// The rows that [`RecurrentOperations::delta_net`] reads. They are its scratch too.
+/// The rows that [`RecurrentOperations::delta_net`] reads. They also serve as scratch.
 #[derive(Debug)]
 pub struct DeltaNetRows<'a, T: ?Sized> {
     /// Queries, keys and values: `[T, 2 * n_k_heads * head_dim_k + n_v_heads * head_dim_v]`.
     pub qkv: &'a mut T,
-    /// `[T, n_v_heads]`, or `[T, n_v_heads, head_dim_k]` with decays of channels.
+    /// `[T, n_v_heads]`, or `[T, n_v_heads, head_dim_k]` with a decay per channel.
     pub alpha: &'a mut T,
     /// `[T, n_v_heads]`.
     pub beta: &'a mut T,
 }
 
-/// A selective state space model of one layer: Mamba 2, and Mamba as the case of heads of width 1 whose decay depends on
-/// the state's index.
+/// A selective state space model of one layer: Mamba 2, and Mamba as the special case of heads of width 1
+/// with a decay per state index.
 ///
 /// For head `h` with group `g = h / (n_heads / n_groups)`, at each token, with `dt = softplus(dt[h] + dt_bias[h])`:
 ///
@@ -199,17 +200,17 @@ pub struct DeltaNetRows<'a, T: ?Sized> {
 pub struct SsmScan<V> {
     /// Index of the layer in the store of states.
     pub state_idx: usize,
-    /// Heads.
+    /// Number of heads.
     pub n_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Groups of heads that share `b` and `c`, a divisor of `n_heads`.
+    /// Number of groups of heads that share `b` and `c`, a divisor of `n_heads`.
     pub n_groups: usize,
     /// Width of the state.
     pub n_state: usize,
     /// Whether each index of the state has its own decay.
     pub has_own_decays: bool,
-    /// Below zero: `[n_heads]`, or `[n_state, n_heads]`.
+    /// Negative decay rates: `[n_heads]`, or `[n_state, n_heads]`.
     pub a: V,
     /// `[n_heads]`.
     pub skip: V,
@@ -218,7 +219,7 @@ pub struct SsmScan<V> {
 }
 
 impl<V> SsmScan<V> {
-    /// The same with its vectors as `view` shows them.
+    /// Returns the same model with its vectors mapped by `view`.
     pub fn map<'a, W>(&'a self, view: impl Fn(&'a V) -> W) -> SsmScan<W> {
         SsmScan {
             state_idx: self.state_idx,
@@ -243,23 +244,23 @@ pub struct SsmRows<'a, T: ?Sized> {
     pub b: Columns<'a, T>,
     /// `[T, n_groups * n_state]`.
     pub c: Columns<'a, T>,
-    /// `[T, n_heads]`; scratch too.
+    /// `[T, n_heads]`; also scratch.
     pub dt: &'a mut T,
 }
 
-/// Some neighbouring columns of a buffer's rows.
+/// Some adjacent columns of a buffer's rows.
 #[derive(Debug)]
 pub struct Columns<'a, T: ?Sized> {
     /// The buffer.
     pub rows: &'a T,
-    /// Values of a row.
+    /// Number of values per row.
     pub row_width: usize,
     /// The first column.
     pub first: usize,
 }
 
 impl<'a, T: ?Sized> Columns<'a, T> {
-    /// All columns.
+    /// Returns all columns.
     pub fn all(rows: &'a T, row_width: usize) -> Self {
         Self {
             rows,
@@ -268,7 +269,7 @@ impl<'a, T: ?Sized> Columns<'a, T> {
         }
     }
 
-    /// The same columns of the buffer as `view` shows it.
+    /// Returns the same columns of the buffer mapped by `view`.
     pub fn map<W: ?Sized>(&self, view: impl Fn(&'a T) -> &'a W) -> Columns<'a, W> {
         Columns {
             rows: view(self.rows),
@@ -279,10 +280,10 @@ impl<'a, T: ?Sized> Columns<'a, T> {
 }
 
 impl Columns<'_, [f32]> {
-    /// `len` of row `row_idx`'s values, from column `start` of these on.
+    /// Returns `len` values of row `row_idx`, from column `start` of these on.
     ///
     /// # Panics
-    /// When the buffer has none there.
+    /// If the buffer does not have them.
     pub fn part(&self, row_idx: usize, start: usize, len: usize) -> &[f32] {
         &self.rows[row_idx * self.row_width + self.first + start..][..len]
     }

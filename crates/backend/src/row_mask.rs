@@ -1,27 +1,28 @@
-//! [`RowMask`]: which tokens a row may sample, and [`LateMask`]: how it says so while the step runs already.
+//! [`RowMask`]: the tokens that a row may sample; and [`LateMask`]: a mask that arrives while the step
+//! already runs.
 //!
-//! Separate from the batch because a mask that is late is no plain number. Invariant: whoever promises a late mask keeps the promise
-//! or takes it back; a step waits only for masks that a thread computes.
+//! A late mask is no plain number, unlike the rest of a batch. Invariant: a promised late mask is delivered
+//! or cancelled; a step waits only for masks that a thread is computing.
 
 use std::{fmt, sync::Arc};
 
-/// Which tokens a row may sample.
+/// The tokens that a row may sample.
 #[derive(Clone, Debug, Default)]
 pub enum RowMask {
-    /// All.
+    /// All tokens.
     #[default]
     Any,
-    /// Those of a bit mask over the vocabulary, `ceil(n_vocab / 32)` words of
-    /// [`ForwardBatch::mask_words`](crate::ForwardBatch::mask_words) from this one on: bit `id % 32` of word `id / 32`; a clear bit
-    /// forbids the token.
+    /// The tokens of a bit mask over the vocabulary: `ceil(n_vocab / 32)` words of
+    /// [`ForwardBatch::mask_words`](crate::ForwardBatch::mask_words) from this one on. Bit `id % 32` of word
+    /// `id / 32` belongs to a token; a clear bit forbids it.
     Words(u32),
-    /// Those of a mask that is still being computed when the step begins, and that is waited for where the row samples.
+    /// The tokens of a mask still being computed when the step begins; the row waits for it when it samples.
     Late(Arc<dyn LateMask>),
 }
 
 /// A mask that is computed while a step runs.
 pub trait LateMask: fmt::Debug + Send + Sync {
-    /// Waits for the mask and writes its words to `words`, whatever was there before. Returns whether there is one: where the
-    /// sequence has ended meanwhile there is none, and the row's result is of no interest.
+    /// Waits for the mask and writes its words to `words`, replacing the previous contents. Returns whether
+    /// there is one: if the sequence has ended meanwhile there is none, and the row's result is ignored.
     fn wait(&self, words: &mut Vec<u32>) -> bool;
 }

@@ -1,14 +1,13 @@
 //! The order of sampling steps, and the samplers XTC, dynamic temperature and mirostat, as llama.cpp and KoboldCpp name them.
 //!
-//! Separate from the sampling parameters, which hold these types. Invariant: values that sample alike compare equal, so equality ignores
-//! mirostat's progress in a sequence.
+//! Invariant: values that sample alike compare equal, so equality ignores mirostat's progress in a sequence.
 
 use std::{
     fmt,
     sync::{Mutex, PoisonError},
 };
 
-/// Names one step between the logit bias and the draw.
+/// A step between the logit bias and the draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SamplerStep {
     /// Applies the repetition, presence and frequency penalties.
@@ -31,72 +30,97 @@ pub enum SamplerStep {
     Temperature,
 }
 
+/// Describes a step as llama.cpp does.
+#[derive(Clone, Copy)]
+struct Described {
+    step: SamplerStep,
+    letter: char,
+    name: &'static str,
+    /// Further names, without `_` and `-`.
+    others: &'static [&'static str],
+}
+
+const fn described(
+    step: SamplerStep,
+    letter: char,
+    name: &'static str,
+    others: &'static [&'static str],
+) -> Described {
+    Described {
+        step,
+        letter,
+        name,
+        others,
+    }
+}
+
+/// Describes the steps in the order of [`SamplerStep`], which is llama.cpp's default order.
+///
+/// Source: llama.cpp, `common/sampling.cpp`.
+const STEPS: [Described; 9] = [
+    described(SamplerStep::Penalties, 'e', "penalties", &[]),
+    described(SamplerStep::Dry, 'd', "dry", &[]),
+    described(SamplerStep::TopNSigma, 's', "top_n_sigma", &[]),
+    described(SamplerStep::TopK, 'k', "top_k", &[]),
+    described(
+        SamplerStep::Typical,
+        'y',
+        "typ_p",
+        &["typ", "typical", "typicalp"],
+    ),
+    described(SamplerStep::TopP, 'p', "top_p", &["nucleus"]),
+    described(SamplerStep::MinP, 'm', "min_p", &[]),
+    described(SamplerStep::Xtc, 'x', "xtc", &[]),
+    described(SamplerStep::Temperature, 't', "temperature", &["temp"]),
+];
+
 impl SamplerStep {
     /// Lists the steps in llama.cpp's default order.
-    pub const DEFAULT_ORDER: [Self; 9] = [
-        Self::Penalties,
-        Self::Dry,
-        Self::TopNSigma,
-        Self::TopK,
-        Self::Typical,
-        Self::TopP,
-        Self::MinP,
-        Self::Xtc,
-        Self::Temperature,
-    ];
+    pub const DEFAULT_ORDER: [Self; STEPS.len()] = {
+        let mut order = [Self::Penalties; STEPS.len()];
+        let mut at = 0;
+        while at < STEPS.len() {
+            order[at] = STEPS[at].step;
+            at += 1;
+        }
+        order
+    };
+
+    /// Lists the names and letters of llama.cpp's samplers that change nothing here: the one of `/infill`, which prefers endings, and one
+    /// that is off.
+    pub const IDLE: [(&'static str, char); 2] = [("infill", 'i'), ("adaptive_p", 'a')];
 
     /// Finds a step by llama.cpp's name for it, in any spelling that llama.cpp accepts.
-    ///
-    /// Source: llama.cpp, `common/sampling.cpp`.
     pub fn from_name(name: &str) -> Option<Self> {
-        let name: String = name
-            .chars()
-            .filter(|sign| !matches!(sign, '_' | '-'))
-            .map(|sign| sign.to_ascii_lowercase())
-            .collect();
-        Some(match name.as_str() {
-            "penalties" => Self::Penalties,
-            "dry" => Self::Dry,
-            "topnsigma" => Self::TopNSigma,
-            "topk" => Self::TopK,
-            "typp" | "typ" | "typical" | "typicalp" => Self::Typical,
-            "topp" | "nucleus" => Self::TopP,
-            "minp" => Self::MinP,
-            "xtc" => Self::Xtc,
-            "temperature" | "temp" => Self::Temperature,
-            _ => return None,
-        })
+        let plain = |name: &str| -> String {
+            let signs = name.chars().filter(|sign| !matches!(sign, '_' | '-'));
+            signs.map(|sign| sign.to_ascii_lowercase()).collect()
+        };
+        let wanted = plain(name);
+        let found = STEPS
+            .iter()
+            .find(|row| plain(row.name) == wanted || row.others.contains(&wanted.as_str()));
+        found.map(|row| row.step)
     }
 
     /// Finds a step by llama.cpp's letter for it.
     pub fn from_letter(letter: char) -> Option<Self> {
-        Some(match letter {
-            'e' => Self::Penalties,
-            'd' => Self::Dry,
-            's' => Self::TopNSigma,
-            'k' => Self::TopK,
-            'y' => Self::Typical,
-            'p' => Self::TopP,
-            'm' => Self::MinP,
-            'x' => Self::Xtc,
-            't' => Self::Temperature,
-            _ => return None,
-        })
+        let found = STEPS.iter().find(|row| row.letter == letter);
+        found.map(|row| row.step)
     }
 
     /// Returns llama.cpp's name of the step.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Penalties => "penalties",
-            Self::Dry => "dry",
-            Self::TopNSigma => "top_n_sigma",
-            Self::TopK => "top_k",
-            Self::Typical => "typ_p",
-            Self::TopP => "top_p",
-            Self::MinP => "min_p",
-            Self::Xtc => "xtc",
-            Self::Temperature => "temperature",
-        }
+        self.described().name
+    }
+
+    /// Returns llama.cpp's letter of the step.
+    pub fn letter(self) -> char {
+        self.described().letter
+    }
+
+    fn described(self) -> Described {
+        STEPS[self as usize]
     }
 }
 
@@ -111,6 +135,16 @@ pub struct Xtc {
     pub threshold: f32,
 }
 
+/// Returns XTC as it is off, with llama.cpp's threshold.
+impl Default for Xtc {
+    fn default() -> Self {
+        Self {
+            probability: 0.0,
+            threshold: 0.1,
+        }
+    }
+}
+
 /// Varies the temperature between `temperature - range` and `temperature + range`; it rises with the entropy of the tokens.
 ///
 /// Source: the dynamic temperature of kalomaze (KoboldCpp); llama.cpp, `src/llama-sampler.cpp`.
@@ -120,6 +154,16 @@ pub struct DynamicTemperature {
     pub range: f32,
     /// Exponent of the normalized entropy.
     pub exponent: f32,
+}
+
+/// Returns the dynamic temperature as it is off, with llama.cpp's exponent.
+impl Default for DynamicTemperature {
+    fn default() -> Self {
+        Self {
+            range: 0.0,
+            exponent: 1.0,
+        }
+    }
 }
 
 /// Keeps the surprise of tokens near a target: it removes tokens above a bound, which it moves after each drawn token. Mirostat replaces
@@ -142,12 +186,31 @@ pub struct Mirostat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MirostatVersion {
     /// Turns the bound into a top-k, by an estimate of how steeply probabilities fall.
-    One,
+    One = 1,
     /// Bounds the surprise of each token.
-    Two,
+    Two = 2,
+}
+
+impl MirostatVersion {
+    /// Finds a version by its number.
+    pub fn from_number(number: u8) -> Option<Self> {
+        [Self::One, Self::Two]
+            .into_iter()
+            .find(|version| version.number() == number)
+    }
+
+    /// Returns the version's number.
+    pub fn number(self) -> u8 {
+        self as u8
+    }
 }
 
 impl Mirostat {
+    /// llama.cpp's target surprise, in bits.
+    pub const DEFAULT_TARGET: f32 = 5.0;
+    /// llama.cpp's learning rate.
+    pub const DEFAULT_RATE: f32 = 0.1;
+
     /// Creates mirostat for a new sequence.
     pub fn new(version: MirostatVersion, target: f32, rate: f32) -> Self {
         Self {
@@ -158,7 +221,7 @@ impl Mirostat {
         }
     }
 
-    /// Returns the bound of surprise for the token at a position, in bits.
+    /// Returns the bound on the surprise of the token at a position, in bits.
     pub(crate) fn bound(&self, position: u32) -> f32 {
         let bounds = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = bounds.iter().rev().find(|(at, _)| *at <= position);
@@ -187,7 +250,7 @@ impl PartialEq for Mirostat {
     }
 }
 
-/// Holds the bounds of a sequence, each with the position of its token.
+/// The bounds of a sequence, each with the position of its token.
 #[derive(Default)]
 struct Progress(Mutex<Vec<(u32, f32)>>);
 
@@ -210,9 +273,29 @@ mod tests {
             assert_eq!(SamplerStep::from_name(name), Some(SamplerStep::TopK));
         }
         assert_eq!(SamplerStep::from_name("infill"), None);
-        let letters: Vec<_> = "edskypmxt".chars().filter_map(SamplerStep::from_letter).collect();
-        assert_eq!(letters, SamplerStep::DEFAULT_ORDER);
+        for (idx, step) in SamplerStep::DEFAULT_ORDER.into_iter().enumerate() {
+            assert_eq!(
+                (step as usize, STEPS[idx].step),
+                (idx, step),
+                "the table is in order"
+            );
+        }
+        assert_eq!(
+            SamplerStep::DEFAULT_ORDER.map(SamplerStep::letter),
+            ['e', 'd', 's', 'k', 'y', 'p', 'm', 'x', 't']
+        );
+        for step in SamplerStep::DEFAULT_ORDER {
+            assert_eq!(SamplerStep::from_letter(step.letter()), Some(step));
+        }
         assert_eq!(SamplerStep::from_letter('?'), None);
+        for name in ["typ", "typical", "typ-p", "typical_p"] {
+            assert_eq!(SamplerStep::from_name(name), Some(SamplerStep::Typical));
+        }
+        let numbers = [0, 1, 2, 3].map(MirostatVersion::from_number);
+        assert_eq!(
+            numbers,
+            [None, Some(MirostatVersion::One), Some(MirostatVersion::Two), None]
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use crate::{DynamicTemperature, Mirostat, SamplerStep, Xtc};
 
-/// Selects how a token is chosen from a row of logits. The default is greedy with nothing else applied.
+/// Parameters for choosing a token from a row of logits. The default is greedy with nothing else applied.
 ///
 /// The logit bias and the mask come first, the draw last. Between them, unless [`Self::order`] differs, come the penalties, DRY and
 /// top-n-sigma, then the greedy choice or top-k, typical, top-p, min-p, XTC and temperature.
@@ -37,7 +37,7 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Subtracted from the logit of a token once per occurrence in the history.
     pub frequency_penalty: f32,
-    /// Number of newest tokens that the three penalties look at.
+    /// Number of newest tokens that the three penalties count.
     pub penalty_last_n: u32,
     /// Penalizes tokens that would continue a repeated run.
     pub dry: Option<Dry>,
@@ -63,6 +63,19 @@ pub struct Dry {
     pub last_n: u32,
     /// Tokens that end a run (sequence breakers).
     pub breakers: Vec<u32>,
+}
+
+/// Returns DRY as it is off, with llama.cpp's base, length and window, and without breakers.
+impl Default for Dry {
+    fn default() -> Self {
+        Self {
+            multiplier: 0.0,
+            base: 1.75,
+            allowed_length: 2,
+            last_n: u32::MAX,
+            breakers: Vec::new(),
+        }
+    }
 }
 
 impl Default for SamplingParams {
@@ -91,12 +104,26 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Says whether the likeliest token is always taken.
+    /// Returns llama.cpp's defaults.
+    ///
+    /// Source: llama.cpp, `common/common.h`.
+    pub fn llama_cpp() -> Self {
+        Self {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            ..Self::default()
+        }
+    }
+
+    /// Returns whether the likeliest token is always taken.
     pub fn is_greedy(&self) -> bool {
         !self.goes_by_steps() && (self.temperature == 0.0 || self.top_k == 1)
     }
 
-    /// Says whether the host runs the steps one after the other, which other orders and some samplers need.
+    /// Returns whether the host runs the steps one after the other, which other orders and some samplers
+    /// need.
     pub fn goes_by_steps(&self) -> bool {
         self.order.is_some()
             || self.mirostat.is_some()
@@ -111,7 +138,7 @@ impl SamplingParams {
     /// are turned off.
     #[must_use]
     pub fn with_steps(mut self, steps: &[SamplerStep]) -> Self {
-        // Mirostat takes the place of all steps but the temperature.
+        // Mirostat replaces all steps except the temperature.
         if self.mirostat.is_some() {
             return self;
         }
@@ -161,17 +188,17 @@ impl SamplingParams {
         penalty_last_n.max(self.dry.as_ref().map_or(0, |dry| dry.last_n)) as usize
     }
 
-    /// Whether the repetition, presence or frequency penalty is on.
+    /// Returns whether the repetition, presence or frequency penalty is on.
     pub fn penalizes_tokens(&self) -> bool {
         self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
-    /// Whether the choice is made from other logits than the model's: by a bias, a penalty or DRY.
+    /// Returns whether the choice uses other logits than the model's, because of a bias, a penalty or DRY.
     pub fn changes_logits(&self) -> bool {
         !self.logit_bias.is_empty() || self.penalizes_tokens() || self.dry.is_some()
     }
 
-    /// Whether the likeliest token of the model's own logits is taken and nothing else is reported.
+    /// Returns whether the likeliest token of the model's own logits is taken and nothing else is reported.
     pub fn is_plain_argmax(&self) -> bool {
         self.is_greedy() && !self.changes_logits() && self.n_logprobs.is_none()
     }
@@ -179,7 +206,7 @@ impl SamplingParams {
     /// Checks that every number is in its range and every token in the vocabulary.
     ///
     /// # Errors
-    /// The first parameter that is not, with its value and range.
+    /// The first invalid parameter, with its value and range.
     pub fn validate(&self, n_vocab: usize) -> Result<(), SamplingParamsError> {
         let in_range = |name, value: f32, minimum: f32, maximum: f32| {
             if (minimum..=maximum).contains(&value) {
@@ -235,11 +262,11 @@ impl SamplingParams {
     }
 }
 
-/// Why sampling parameters were refused.
+/// The reason why sampling parameters were refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplingParamsError {
-    /// A number outside its range (NaN included).
+    /// A number is outside its range (including NaN).
     #[error("`{name}` is {value}, expected {}", range_text(*minimum, *maximum))]
     OutOfRange {
         /// The parameter.
@@ -259,7 +286,7 @@ pub enum SamplingParamsError {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
-    /// A bias that is NaN or positive infinity.
+    /// A bias is NaN or positive infinity.
     #[error("`logit_bias` of token {id} is {bias}, expected a number or negative infinity")]
     Bias {
         /// The token.
@@ -267,7 +294,7 @@ pub enum SamplingParamsError {
         /// The bias.
         bias: f32,
     },
-    /// More log-probabilities than there are tokens.
+    /// More log-probabilities are requested than there are tokens.
     #[error("{asked} log-probabilities were asked for, but the vocabulary has {n_vocab} tokens")]
     TooManyLogprobs {
         /// Requested number.
@@ -278,7 +305,8 @@ pub enum SamplingParamsError {
 }
 
 impl SamplingParamsError {
-    /// Returns the range that a number should have been in, such as `a number from 0 to 1`; `None` for other errors.
+    /// Returns the range that a number should have been in, such as `a number from 0 to 1`; `None` for other
+    /// errors.
     pub fn expected_range(&self) -> Option<String> {
         match *self {
             Self::OutOfRange { minimum, maximum, .. } => Some(range_text(minimum, maximum)),
@@ -287,7 +315,7 @@ impl SamplingParamsError {
     }
 }
 
-/// A range in words. The ends of the type are no bounds that anybody has in mind.
+/// Describes a range. The ends of the type are omitted, because they are no meaningful bounds.
 fn range_text(minimum: f32, maximum: f32) -> String {
     match (minimum, maximum) {
         (f32::MIN, f32::MAX) => "a finite number".to_owned(),

@@ -1,11 +1,12 @@
-//! [`SequenceMemory`]: keys, values and states of sequences as bytes, to keep them outside of the device.
+//! [`SequenceMemory`]: transfers keys, values and states of sequences as bytes, to keep them outside of the
+//! device.
 //!
-//! Separate from the copies of pages, which stay on the device. Invariant: bytes that were read from one backend and are written to
-//! another of an equal [`MemoryFormat`] are the same keys, values and states there, to the bit.
+//! Page copies, in contrast, stay on the device. Invariant: bytes read from one backend and written to
+//! another with an equal [`MemoryFormat`] are the same keys, values and states there, to the bit.
 
 use crate::{BackendError, KvType, PageGroup};
 
-/// A place in the memory that sequences have on a device.
+/// A place in the memory of sequences on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryPlace {
     /// A page of the pool of keys and values, all layers of its group.
@@ -22,23 +23,24 @@ pub enum MemoryPlace {
     },
 }
 
-/// How a backend arranges the memory of sequences.
+/// The memory layout of sequences in a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryFormat {
-    /// A name for the order of the numbers in a page and in a state. A backend that changes the order changes the name.
+    /// A name for the order of numbers in a page and in a state. A backend that changes the order changes the
+    /// name.
     pub arrangement: &'static str,
     /// Type of the stored keys.
     pub key_type: KvType,
     /// Type of the stored values.
     pub value_type: KvType,
-    /// Bytes of a page of each group, in the order of [`PageGroup::ALL`]; 0 for a group that there is not.
+    /// Bytes of a page of each group, in the order of [`PageGroup::ALL`]; 0 for a missing group.
     pub page_bytes: [usize; PageGroup::ALL.len()],
-    /// Bytes of a state; 0 where the network has none.
+    /// Bytes of a state; 0 if the network has none.
     pub state_bytes: usize,
 }
 
 impl MemoryFormat {
-    /// Bytes of a place.
+    /// Returns the bytes of a place.
     pub fn bytes_of(&self, place: MemoryPlace) -> usize {
         match place {
             MemoryPlace::Page { group, .. } => self.page_bytes[group.index()],
@@ -47,14 +49,16 @@ impl MemoryFormat {
     }
 }
 
-/// Reads and writes the memory of sequences as bytes. A backend that does not is used as ever, but sessions cannot be kept.
+/// Reads and writes the memory of sequences as bytes. A backend without it works as usual, but sessions
+/// cannot be saved.
 pub trait SequenceMemory {
-    /// How the memory is arranged, once it is allocated; `None` where it can be neither read nor written.
+    /// Returns the memory layout, once it is allocated; `None` if memory can be neither read nor written.
     fn memory_format(&self) -> Option<MemoryFormat> {
         None
     }
 
-    /// Gives the bytes of places to `take`, in their order, as the steps and copies begun before leave them. The places are in range.
+    /// Passes the bytes of places to `take`, in order, after the steps and copies begun before. The places
+    /// are in range.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`], or a device error.
@@ -67,8 +71,8 @@ pub trait SequenceMemory {
         Err(unsupported())
     }
 
-    /// Writes the bytes of places, after the steps and copies begun before and ahead of those begun later. The places are in range,
-    /// and the bytes of each are as many as [`MemoryFormat::bytes_of`] says.
+    /// Writes the bytes of places, between the steps and copies begun earlier and those begun later. The
+    /// places are in range, and each has the number of bytes of [`MemoryFormat::bytes_of`].
     ///
     /// # Errors
     /// [`BackendError::Unsupported`], or a device error.

@@ -1,20 +1,20 @@
-//! [`SplitOperations`]: what a backend offers to be one of two that compute a network together.
+//! [`SplitOperations`]: the operations of a backend that computes a network together with another one.
 //!
-//! Separate because a backend that has a network for itself needs none of it. Invariant: a step begins and ends on both, and
-//! between the two each is asked for some of the operations only.
+//! A backend with a whole network needs none of it. Invariant: a step begins and ends on both backends, and
+//! each runs only some of the operations in between.
 
 use std::ops::Range;
 
 use crate::{Backend, BackendError, ForwardBatch, StepShape};
 
-/// What is known of recording steps of a shape.
+/// Whether steps of a shape are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recorded {
-    /// They were recorded.
+    /// They are recorded.
     Yes,
-    /// They can be.
+    /// They can be recorded.
     NotYet,
-    /// They run as they are.
+    /// They cannot be recorded and run directly.
     CannotBe,
 }
 
@@ -24,20 +24,21 @@ pub enum Recorded {
     reason = "the operations fail alike, which the trait's documentation says"
 )]
 pub trait SplitOperations: Backend {
-    /// Keeps a backend ready for a step as long as it lives.
+    /// Keeps a backend ready for a step as long as it exists.
     type Entered;
 
-    /// Takes the values of a validated step, as [`Backend::begin_step`] does, and pads no counts.
+    /// Uploads the values of a validated step, as [`Backend::begin_step`] does, without padding counts.
     fn begin_part(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError>;
 
-    /// Makes the backend ready for the operations of a step that was begun.
+    /// Prepares the backend for the operations of a begun step.
     fn enter_step(&mut self, shape: &StepShape) -> Self::Entered;
 
-    /// Ends a step's operations. `samples` says whether [`Backend::sample`] was among them; then its results wait for
-    /// [`Backend::read`].
+    /// Ends a step's operations. `samples` says whether [`Backend::sample`] was among them; then
+    /// [`Backend::read`] returns its results.
     fn end_part(&mut self, shape: &StepShape, samples: bool) -> Result<(), BackendError>;
 
-    /// Whether the device's operations of steps of this shape were recorded. If so, the step that was begun is one that replays them.
+    /// Returns whether the device's operations for steps of this shape are recorded. If so, the begun step
+    /// replays them.
     fn recorded(&mut self, shape: &StepShape) -> Recorded {
         let _ = shape;
         Recorded::CannotBe
@@ -48,32 +49,32 @@ pub trait SplitOperations: Backend {
         Ok(())
     }
 
-    /// Ends what [`Self::begin_segment`] began.
+    /// Ends the segment begun by [`Self::begin_segment`].
     fn end_segment(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// Keeps the segments recorded since the last call for steps of this shape, or, where they are not all, notes that it cannot be
-    /// recorded.
+    /// Keeps the segments recorded since the last call for steps of this shape or, if they are incomplete,
+    /// marks the shape as not recordable.
     fn keep_segments(&mut self, shape: &StepShape, is_whole: bool) {
         let _ = (shape, is_whole);
     }
 
-    /// Forgets all segments: the borders of steps change.
+    /// Drops all segments, because the borders of steps change.
     fn forget_segments(&mut self) {}
 
-    /// Runs a recorded segment, by its number in the step.
+    /// Runs a recorded segment, by its index in the step.
     fn replay_segment(&mut self, shape: &StepShape, segment: usize) -> Result<(), BackendError> {
         let _ = (shape, segment);
         Ok(())
     }
 
-    /// Notes while recording that [`Self::fill_values`] will have written a buffer here.
+    /// Notes, while recording, that [`Self::fill_values`] writes a buffer here.
     fn will_be_filled(&mut self, buffer: &mut Self::Buffer) {
         let _ = buffer;
     }
 
-    /// Shows some values of a buffer to the host, after the operations before.
+    /// Shows some values of a buffer to the host, after the preceding operations.
     fn show_values(
         &mut self,
         buffer: &Self::Buffer,
@@ -81,7 +82,8 @@ pub trait SplitOperations: Backend {
         see: &mut dyn FnMut(&[f32]) -> Result<(), BackendError>,
     ) -> Result<(), BackendError>;
 
-    /// Lets the host write some values of a buffer, ahead of the operations that follow. Those it does not write are undefined.
+    /// Lets the host write some values of a buffer, before the following operations. Unwritten values are
+    /// undefined.
     fn fill_values(
         &mut self,
         buffer: &mut Self::Buffer,

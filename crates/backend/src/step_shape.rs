@@ -1,46 +1,45 @@
 //! [`StepShape`]: the counts of a step, all that the forward pass may branch on.
 //!
-//! Separate because it is the key of captured steps. Invariant: it holds no value of a step, only how many there are and of
-//! what kind.
+//! It is the key of captured steps. Invariant: it holds no value of a step, only counts and kinds.
 
 use crate::{ForwardBatch, RowMask, RowOutput};
 
-/// How many of everything a step has, and its phase. A key for captured steps: equal shapes run the same operations.
+/// The counts of a step, and its phase. A key for captured steps: equal shapes run the same operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepShape {
-    /// Input tokens, `T`.
+    /// Number of input tokens, `T`.
     pub n_tokens: usize,
-    /// Sequences, `S`.
+    /// Number of sequences, `S`.
     pub n_seqs: usize,
-    /// Tokens that are a logit row, a hidden row or both, `O`.
+    /// Number of tokens that are a logit row, a hidden row or both, `O`.
     pub n_outputs: usize,
-    /// Logit rows, `L`.
+    /// Number of logit rows, `L`.
     pub n_logits: usize,
-    /// Hidden rows, `H`.
+    /// Number of hidden rows, `H`.
     pub n_hidden: usize,
-    /// Pages of the longest page table.
+    /// Length of the longest page table.
     pub max_pages: usize,
-    /// Tokens of the sequence that has most.
+    /// Number of tokens of the sequence with the most.
     pub longest: usize,
-    /// What kind of tokens it has.
+    /// The kind of its tokens.
     pub phase: Phase,
-    /// What the logit rows ask for.
+    /// The requests of its logit rows.
     pub sampling: SamplingMode,
 }
 
-/// What kind of tokens a step has.
+/// The kind of tokens in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// One token for each sequence.
+    /// One token per sequence.
     Decode,
-    /// At least one sequence has several, up to [`StepShape::MAX_VERIFIED`], and a token is sampled after each: the newest token and the
-    /// guesses behind it.
+    /// At least one sequence has several, up to [`StepShape::MAX_VERIFIED`], and a token is sampled after
+    /// each: the newest token and its draft tokens.
     Verify,
-    /// Anything else: parts of prompts.
+    /// Anything else, such as parts of prompts.
     Mixed,
 }
 
-/// The most general thing that a step's logit rows ask for.
+/// The most general request of a step's logit rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SamplingMode {
     /// Raw logits only, or nothing.
@@ -52,7 +51,7 @@ pub enum SamplingMode {
 }
 
 impl StepShape {
-    /// Tokens that a sequence has in a step of [`Phase::Verify`] at most.
+    /// Maximum tokens per sequence in a step of [`Phase::Verify`].
     pub const MAX_VERIFIED: usize = 40;
 
     /// Counts a batch, without padding.
@@ -88,7 +87,7 @@ impl StepShape {
     }
 }
 
-/// Whether a token is sampled after each of a step, none of which sees what comes after it.
+/// Returns whether a token is sampled after each token of a step, and none sees later ones.
 fn samples_all(batch: &ForwardBatch) -> bool {
     batch.logit_rows.len() == batch.n_tokens()
         && (batch.outputs.iter()).all(|output| matches!(output, RowOutput::Sample(_)))
@@ -183,7 +182,7 @@ mod tests {
         assert_eq!(of(3, true, &sampled), Phase::Verify);
         assert_eq!(of(1, true, &sampled), Phase::Decode);
         assert_eq!(of(40, true, &sampled), Phase::Verify);
-        // A prompt, whatever is read of it.
+        // A prompt, regardless of the rows read.
         assert_eq!(of(41, true, &sampled), Phase::Mixed);
         assert_eq!(of(3, false, &sampled), Phase::Mixed);
         assert_eq!(of(3, true, &RowOutput::Logits), Phase::Mixed);

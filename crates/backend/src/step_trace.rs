@@ -1,29 +1,29 @@
-//! [`StepTrace`]: what the time of steps on a device went to.
+//! [`StepTrace`]: how steps on a device spent their time.
 //!
-//! Separate from the device that measures it, so that a program can show it. Invariant: the times are the device's own, not the
+//! The device measures it, and a program can show it. Invariant: the times are the device's own, not the
 //! host's.
 
-/// Where the time of steps went, by phase.
+/// The time of steps, by phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTrace {
     /// Steps with parts of prompts.
     pub prefill: DeviceTimes,
-    /// Steps with guesses behind the newest tokens, and nothing of a prompt.
+    /// Steps with draft tokens and without parts of prompts.
     pub verify: DeviceTimes,
-    /// Steps with one token of each sequence.
+    /// Steps with one token per sequence.
     pub decode: DeviceTimes,
 }
 
-/// Sums over steps, in milliseconds of the device.
+/// Sums over steps, in milliseconds of device time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DeviceTimes {
-    /// Steps.
+    /// Number of steps.
     pub n_steps: u64,
-    /// Tokens of these steps, padding included.
+    /// Number of tokens in these steps, including padding.
     pub n_tokens: u64,
-    /// Getting the step's values.
+    /// Uploading the step's values.
     pub upload_ms: f64,
-    /// The forward pass, with sampling where that is the device's.
+    /// The forward pass, including sampling if the device does it.
     pub compute_ms: f64,
     /// Copying the results to the host.
     pub download_ms: f64,

@@ -1,9 +1,9 @@
-//! [`StreamOperations`]: what networks need that carry several streams of hidden states (AltUp).
+//! [`StreamOperations`]: operations for networks with several streams of hidden states (AltUp).
 //!
-//! Separate because only such networks have them. A layer works on the first stream alone. Before it, all streams are predicted
-//! from one another; behind it, they are corrected by how far the layer's result is from the prediction. The first stream is in
-//! a buffer of its own, `[T, width]`, and the `n` others in one, `[T, n, width]`. Invariant: a row's streams depend on each
-//! other alone.
+//! A layer works on the first stream alone. Before it, all streams are predicted from one another; after it,
+//! they are corrected by the difference between the layer's result and the prediction. The first stream has
+//! its own buffer, `[T, width]`, and the `n` others share one, `[T, n, width]`. Invariant: a row's streams
+//! depend only on each other.
 //!
 //! Source: "Alternating Updates for Efficient Transformers", Baykal et al. 2023.
 
@@ -15,7 +15,7 @@ use crate::{BackendError, Memory};
     reason = "the operations fail alike, which the trait's documentation says"
 )]
 pub trait StreamOperations: Memory {
-    /// Makes each row `n` rows: `output[r][i] = rows[r]`.
+    /// Repeats each row `n` times: `output[r][i] = rows[r]`.
     fn repeat_rows(
         &mut self,
         shape: StreamsShape,
@@ -23,8 +23,8 @@ pub trait StreamOperations: Memory {
         output: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Brings each of the others to the magnitude of its first stream: `others[r][i] *= sqrt(mean(first[r]^2)) /
-    /// sqrt(max(mean(others[r][i]^2), 1e-5))`.
+    /// Scales each other stream to the magnitude of the first:
+    /// `others[r][i] *= sqrt(mean(first[r]^2)) / sqrt(max(mean(others[r][i]^2), 1e-5))`.
     fn match_magnitudes(
         &mut self,
         shape: StreamsShape,
@@ -32,8 +32,8 @@ pub trait StreamOperations: Memory {
         others: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Predicts all streams, `s[0]` being the first: `s[i] += sum_j factors[r][i][j] * s[j]`, of the old `s`; `factors: [T, n + 1,
-    /// n + 1]`.
+    /// Predicts all streams, with `s[0]` the first: `s[i] += sum_j factors[r][i][j] * s[j]`, using the old
+    /// `s`; `factors: [T, n + 1, n + 1]`.
     fn predict_streams(
         &mut self,
         shape: StreamsShape,
@@ -42,8 +42,9 @@ pub trait StreamOperations: Memory {
         others: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Corrects all streams by the result of a layer, which stands in `first`. With the error `e = first[r] - predicted[r]`:
-    /// `first[r] = predicted[r] + (1 + factors[r][0]) * e` and `others[r][i] += (1 + factors[r][1 + i]) * e`; `factors: [T, n + 1]`.
+    /// Corrects all streams by the result of a layer, which is in `first`. With the error
+    /// `e = first[r] - predicted[r]`: `first[r] = predicted[r] + (1 + factors[r][0]) * e` and
+    /// `others[r][i] += (1 + factors[r][1 + i]) * e`; `factors: [T, n + 1]`.
     fn correct_streams(
         &mut self,
         shape: StreamsShape,
@@ -53,7 +54,7 @@ pub trait StreamOperations: Memory {
         others: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Adds a row to each of the others: `others[r][i] += rows[r]`.
+    /// Adds a row to each other stream: `others[r][i] += rows[r]`.
     fn add_to_others(
         &mut self,
         shape: StreamsShape,
@@ -73,16 +74,16 @@ pub trait StreamOperations: Memory {
 /// The sizes of an operation on streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamsShape {
-    /// Rows, each with all its streams.
+    /// Number of rows, each with all its streams.
     pub n_rows: usize,
-    /// Streams other than the first.
+    /// Number of streams besides the first.
     pub n_others: usize,
-    /// Values of a stream.
+    /// Width of a stream.
     pub width: usize,
 }
 
-/// The least mean of squares that [`StreamOperations::match_magnitudes`] divides by the root of.
+/// Lower bound of the mean square under the root in [`StreamOperations::match_magnitudes`].
 pub const MIN_MEAN_SQUARE: f32 = 1e-5;
 
-/// Streams, the first with the others, that a network has at most: more than any that was published.
+/// Maximum number of streams including the first: more than any published network has.
 pub const MAX_STREAMS: usize = 16;

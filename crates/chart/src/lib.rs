@@ -68,18 +68,18 @@ pub struct Panel<'a> {
     pub x: Axis,
     /// Upwards, with a line across the panel at each tick.
     pub y: Axis,
-    /// What is drawn.
+    /// The curves to draw.
     pub curves: &'a [Curve<'a>],
 }
 
-/// A bar with what it stands for behind it.
+/// A bar and the value after it.
 #[derive(Clone, Debug)]
 pub struct Bar<'a> {
     /// As SVG has it.
     pub color: &'a str,
     /// Length in the drawing's units.
     pub length: f64,
-    /// Stands behind the bar.
+    /// The text after the bar.
     pub value: String,
 }
 
@@ -92,7 +92,8 @@ impl Axis {
         }
     }
 
-    /// An axis to `max`, labelled at both ends and between `n_parts` equal parts, with so many decimals.
+    /// Creates an axis to `max`, labelled at both ends and between `n_parts` equal parts, with `n_decimals`
+    /// decimals.
     pub fn in_parts(max: f64, n_parts: usize, n_decimals: usize) -> Self {
         let tick = |part: usize| {
             let value = max * part as f64 / n_parts as f64;

@@ -11,7 +11,7 @@ use tokenmill::Constraint;
 
 use crate::{failure::Failure, input::read_text};
 
-/// What an answer may be.
+/// The constraint on an answer.
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Shape of the answer")]
 #[group(multiple = false)]

@@ -1,13 +1,14 @@
-//! [`ContextShiftArgs`]: what becomes of a text that fills its context.
+//! [`ContextShiftArgs`]: how a text continues after it has filled its context.
 //!
-//! Separate because every command that generates takes them. Invariant: nothing is dropped unless it was asked for.
+//! Separate because every command that generates takes them. Invariant: nothing is dropped unless the caller
+//! asks for it.
 
 use clap::Args;
 use tokenmill::{LoadOptions, load::ContextShift};
 
 use crate::{failure::Failure, kept_session::SessionArgs, numbers::Limit};
 
-/// What becomes of a text that fills its context.
+/// How a text continues after it has filled its context.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Context")]
 pub(crate) struct ContextShiftArgs {

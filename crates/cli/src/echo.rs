@@ -20,7 +20,7 @@ mod unix {
         unistd::{getpgrp, tcgetpgrp},
     };
 
-    /// Holds the terminal and how it was; `None` while it is as it was.
+    /// Holds the terminal and its former settings; `None` while they are unchanged.
     static BEFORE: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
 
     /// A terminal without echo, until it is dropped.
@@ -63,7 +63,7 @@ mod unix {
         }
     }
 
-    /// Gives the terminal back as it was.
+    /// Restores the terminal's settings.
     pub(crate) fn restore() {
         let before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some((terminal, was)) = before.filter(|(terminal, _)| !is_in_background(terminal)) {

@@ -1,7 +1,8 @@
-//! [`Failure`]: why a command did not succeed, as the user is told and as the exit code says.
+//! [`Failure`]: why a command did not succeed, as a message for the user and an exit code.
 //!
-//! Here is the type; the modules below make one of each library's errors. Separate from the libraries' errors because hints speak of
-//! this program's options. Invariant: a failure prints one line, what is wrong first and then what to do.
+//! This file has the type; the modules below convert the errors of each library. Separate from the libraries'
+//! errors because hints name this program's options. Invariant: a failure prints one line: the problem first,
+//! then the hint.
 
 mod gpu;
 mod memory;
@@ -16,7 +17,7 @@ use std::{fmt::Display, io, path::Path, process::ExitCode};
 use crate::{note::note, numbers::size_of, visible::visible};
 pub(crate) use of_model::first_few;
 
-/// What to do about a full disk.
+/// The hint for a full disk.
 pub(crate) const MAKE_ROOM: &str = "make room, or write to another disk";
 
 /// Exit code after Ctrl-C, as a shell reports it.
@@ -81,7 +82,7 @@ impl Failure {
         Self::input(format!("cannot read {}: {}", path.display(), reason(error)))
     }
 
-    /// What was to be written cannot be; `target` names it.
+    /// Creates the failure of a write; `target` names the output.
     pub(crate) fn unwritable(target: impl Display, error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self::new(FailureKind::ReaderGone, "the reader went away");
@@ -164,17 +165,17 @@ impl Failure {
         }
     }
 
-    /// What is wrong, without what to do.
+    /// Returns the message without the hint.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }
 
-    /// What to do, where that is said.
+    /// Returns the hint, if there is one.
     pub(crate) fn what_to_do(&self) -> Option<&str> {
         self.hint.as_deref()
     }
 
-    /// The line that is printed.
+    /// Returns the line to print.
     pub(crate) fn line(&self) -> String {
         let message = self.message_line();
         match &self.hint {
@@ -183,10 +184,10 @@ impl Failure {
         }
     }
 
-    /// What failed, in one line without a hint.
+    /// Returns the message in one line, without the hint.
     pub(crate) fn message_line(&self) -> String {
-        // Some messages quote a file; a line break in it would make two lines of one error, and an escape would reach the
-        // terminal.
+        // Some messages quote a file; a line break in it would split one error into two lines, and an escape
+        // would reach the terminal.
         let message = self.message.replace(['\n', '\r'], " ");
         visible(&message).into()
     }
@@ -209,7 +210,7 @@ impl Failure {
     }
 }
 
-/// What the system said, without Rust's error number.
+/// Returns the system's message, without Rust's error number.
 fn reason(error: &io::Error) -> String {
     let text = error.to_string();
     match text.split_once(" (os error") {

@@ -56,8 +56,8 @@ fn is_model(word: &str) -> bool {
         || path.extension().is_some_and(|extension| extension == "gguf")
 }
 
-/// What to answer to a command that does not exist; `None` where the parser's own answer, which may name a similar command,
-/// is as good.
+/// Returns the answer to a command that does not exist; `None` if the parser's own answer, which may name a
+/// similar command, is as good.
 pub(crate) fn refusal(command: &str, has_suggestion: bool) -> Option<Failure> {
     let row = COMMANDS.iter().find(|(names, _)| names.contains(&command));
     let hint = match row {

@@ -175,7 +175,7 @@ const LLAMA_CPP: &[Row] = &[
             "--sampler-seq",
             "--sampling-seq",
         ],
-        "`run` and `chat` have this; in a request to `serve` it is a field",
+        "`run`, `chat` and `serve` have this",
     ),
     (
         &["--ignore-eos"],

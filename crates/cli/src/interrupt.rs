@@ -1,8 +1,8 @@
-//! Ctrl-C as a flag that work looks at, and as the end of the generation that runs.
+//! Ctrl-C as a flag that work looks at, and as the end of the running generation.
 //!
-//! Separate because a process has one handler, whose action each part of a command sets for itself. Invariant: the first press of an
-//! [`Interrupt`] only sets the flag and cancels, and what that means is decided where work can stop; a second press while nothing has
-//! stopped ends the program at once.
+//! Separate because a process has one handler, whose action each part of a command sets. Invariant: the first
+//! press of an [`Interrupt`] only sets the flag and cancels, and the work decides at its next stopping point
+//! what that means; a second press before anything has stopped ends the program at once.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -36,12 +36,12 @@ struct State {
     running: Mutex<Option<Canceller>>,
 }
 
-/// What a press asks for.
+/// The effect of pressing Ctrl-C.
 #[derive(Debug, PartialEq, Eq)]
 enum Press {
-    /// The end of the generation that runs.
+    /// Ends the running generation.
     Cancel,
-    /// The end of the program: an earlier press still waits for a step to end.
+    /// Ends the program, because a step has not ended since an earlier press.
     Exit,
 }
 

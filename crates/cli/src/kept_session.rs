@@ -1,7 +1,7 @@
 //! [`SessionArgs`]: `--session FILE`, a conversation that continues at the next start.
 //!
-//! Separate because `run` and `chat` keep their conversations alike. Invariant: a file that cannot be used is left as it is, and what
-//! was to be asked is computed.
+//! Separate because `run` and `chat` keep their conversations in the same way. Invariant: a file that cannot
+//! be used is not changed, and the request is computed without it.
 
 use std::{
     io,
@@ -28,18 +28,18 @@ pub(crate) struct SessionArgs {
 #[derive(Debug)]
 pub(crate) struct KeptSession {
     path: PathBuf,
-    /// The tokens that the file held.
+    /// The tokens in the file.
     tokens: Vec<u32>,
-    /// What the file holds besides tokens and memory.
+    /// The notes of the file, besides tokens and memory.
     pub(crate) notes: Vec<u8>,
 }
 
-/// What becomes of a conversation whose memory cannot be used.
+/// The treatment of a conversation whose memory cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unusable {
-    /// Its notes continue: it is computed again, and saved with the memory of this model.
+    /// Its notes continue: it is computed again and saved with the memory of this model.
     GoesOn,
-    /// The file stays as it is, and nothing is saved.
+    /// The file is not changed, and nothing is saved.
     Stays,
 }
 
@@ -170,7 +170,7 @@ impl KeptSession {
     /// Writes the conversation, with the notes, to the file.
     ///
     /// # Errors
-    /// A file that cannot be written; the one that was there is as it was.
+    /// Fails if the file cannot be written; an existing file is then unchanged.
     pub(crate) fn save(&self, model: &Model, tokens: Vec<u32>) -> Result<(), Failure> {
         let session = Session {
             tokens,

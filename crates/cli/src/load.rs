@@ -215,7 +215,7 @@ impl LoadArgs {
         })
     }
 
-    /// The context as it was given.
+    /// Returns the context size of the command line.
     pub(crate) fn n_ctx_given(&self) -> Option<usize> {
         self.ctx_size
     }

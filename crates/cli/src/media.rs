@@ -16,16 +16,16 @@ pub(crate) struct MediaArgs {
 }
 
 impl MediaArgs {
-    /// The folder, if one is given.
+    /// Returns the folder, if one is given.
     ///
     /// # Errors
-    /// What is no folder.
+    /// Fails if the path is not a folder.
     pub(crate) fn folder(&self) -> Result<Option<PathBuf>, Failure> {
         existing_folder("--media-path", self.media_path.as_deref())
     }
 }
 
-/// A folder that requests may read, which is there.
+/// Checks that the folder that requests may read exists.
 pub(crate) fn existing_folder(option: &str, path: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
     match path {
         Some(path) if !path.is_dir() => Err(Failure::usage(format!(

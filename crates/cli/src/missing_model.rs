@@ -1,12 +1,13 @@
-//! What to do where MODEL is a path to nothing: people write what other programs take.
+//! Hints for a MODEL whose path does not exist: people write names in the forms of other programs.
 //!
-//! Separate from the opening of models because it only looks at the name. Invariant: nothing is opened or fetched here.
+//! Separate from the opening of models because it only looks at the name. Invariant: nothing is opened or
+//! fetched here.
 
 use std::path::Path;
 
 use tokenmill::hub::ollama::OllamaName;
 
-/// What may stand for MODEL.
+/// The forms that MODEL may have.
 pub(crate) const WHAT_MODEL_IS: &str =
     "MODEL is a .gguf file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY of the Hub, or `demo`";
 
@@ -14,10 +15,10 @@ pub(crate) const WHAT_MODEL_IS: &str =
 pub(crate) const HOW_TO_FETCH: &str =
     "`tokenmill pull OWNER/REPOSITORY` downloads from the Hugging Face Hub; `demo` is built in";
 
-/// What a command says that takes files, and no names of models.
+/// The hint of a command that takes only files, not names of models.
 const ONLY_FILES: &str = "a file is expected here; `tokenmill pull OWNER/REPOSITORY` downloads a model and prints where its file is";
 
-/// What to do where `path` does not exist.
+/// Returns the hint for a `path` that does not exist.
 pub(crate) fn hint(path: &Path) -> String {
     let name = path.to_string_lossy();
     let scheme = name.split_once(':').map(|(scheme, _)| scheme);

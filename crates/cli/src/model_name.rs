@@ -1,7 +1,7 @@
-//! [`FetchArgs`]: from what stands for MODEL to a path, with a download in between where it is a name.
+//! [`FetchArgs`]: finds the path of a MODEL, with a download in between if it is a name.
 //!
-//! Separate because every command that takes a model takes names. Invariants: what exists as a file or a folder is never taken for a
-//! name; nothing is downloaded without a yes, on the terminal or as an option.
+//! Separate because every command that takes a model takes names. Invariants: an existing file or folder is
+//! never taken for a name; nothing is downloaded without a yes, on the terminal or as an option.
 
 use std::{
     env,
@@ -37,7 +37,7 @@ use crate::{
     visible::visible,
 };
 
-/// What may be downloaded for a command.
+/// The permissions to download for a command.
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Models by name")]
 pub(crate) struct FetchArgs {
@@ -49,7 +49,8 @@ pub(crate) struct FetchArgs {
     offline: bool,
 }
 
-/// What is downloaded besides a model that is named and not here. One that is here without them is taken as it is.
+/// Files to download besides a named model that is not on this machine. A model that is there without them is
+/// used as it is.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Besides {
     /// Its encoder of images.
@@ -128,7 +129,8 @@ impl FetchArgs {
         }
     }
 
-    /// What stands for a model in a file that is in `folder`: a path relative to it, unless it is a name or `demo`.
+    /// Returns the path of a model that a file in `folder` names: relative to the folder, unless it is a name
+    /// or `demo`.
     pub(crate) fn below(folder: &Path, model: &Path) -> PathBuf {
         let below = folder.join(model);
         if model == Path::new("demo") || (!below.exists() && Self::is_name(model)) {
@@ -137,7 +139,7 @@ impl FetchArgs {
         below
     }
 
-    /// Whether it is a name rather than a path.
+    /// Returns whether it is a name rather than a path.
     pub(crate) fn is_name(model: &Path) -> bool {
         SourceName::of_path(model).is_ok_and(|name| name.is_some())
     }
@@ -150,8 +152,8 @@ impl FetchArgs {
     }
 }
 
-/// What a model is called that was given as `model` and lies at `found`: as it was named, or as its file without `.gguf` and without the
-/// number of its part.
+/// Returns the display name of a model that was given as `model` and lies at `found`: the name that was
+/// given, or the name of its file without `.gguf` and without the part's number.
 pub(crate) fn served_name(model: &Path, found: &Path) -> String {
     if let Ok(Some(name)) = SourceName::of_path(model) {
         return name.shown();
@@ -170,7 +172,8 @@ pub(crate) fn served_name(model: &Path, found: &Path) -> String {
     part_of_name(stem).map_or(stem, |(begin, ..)| begin).to_owned()
 }
 
-/// What tells a model that was given as `model` and lies at `found` apart in its repository of the Hub; nothing for others.
+/// Returns the variants that identify a model, given as `model` and found at `found`, in its repository of
+/// the Hub; nothing for other sources.
 pub(crate) fn variants(model: &Path, found: &Path) -> Vec<String> {
     match SourceName::of_path(model) {
         Ok(Some(SourceName::Hub(_))) => variants_of_file(&found.to_string_lossy()),
@@ -178,7 +181,7 @@ pub(crate) fn variants(model: &Path, found: &Path) -> Vec<String> {
     }
 }
 
-/// What a model of Ollama is called, where it was named: its file is called by its bytes.
+/// Returns the name of a model of Ollama if it was given by name: its file is named after its bytes.
 pub(crate) fn ollama_name(model: &Path) -> Option<String> {
     match SourceName::of_path(model) {
         Ok(Some(name @ SourceName::Ollama(_))) => Some(name.shown()),
@@ -201,7 +204,7 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok()
 }
 
-/// What of a repository is wished on this machine.
+/// Returns the parts of a repository to keep on this machine.
 pub(crate) fn wishes() -> PullWishes {
     let mut wishes = PullWishes::default();
     wishes.memory_bytes = machine_bytes();
@@ -230,7 +233,8 @@ fn ask_for(plan: &SourcePlan) -> Result<(), Failure> {
     )
 }
 
-/// What a download takes, in words: the model, and what its encoder of images and its layers for further tokens add.
+/// Returns the sizes of a download in words: the size of the model, and the text for its encoder of images
+/// and its MTP layers.
 fn sizes(plan: &SourcePlan) -> (String, String) {
     let encoder_bytes = plan.missing_projector_bytes();
     let nextn_bytes = plan.missing_nextn_bytes();
@@ -256,7 +260,7 @@ pub(crate) fn is_agreed(question: &str) -> Result<bool, Failure> {
     if !io::stdin().is_terminal() || !stderr.is_terminal() {
         return Ok(false);
     }
-    // What cannot be shown is not answered either.
+    // A question that cannot be shown gets no answer.
     let question = hanging(&visible(question), columns(&Term::stderr()));
     let _unwritten = write!(stderr, "{question} [y/N] ");
     let mut answer = String::new();
@@ -296,7 +300,7 @@ pub(crate) struct Watcher {
     arrived: Arc<Arrived>,
 }
 
-/// What has arrived of a download, in bytes.
+/// The bytes of a download that have arrived.
 #[derive(Debug, Default)]
 struct Arrived {
     done: AtomicU64,

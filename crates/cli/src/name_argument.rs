@@ -1,6 +1,7 @@
-//! [`of_argument`]: what is expected to be a name of a model, for `pull` and `rm`.
+//! [`of_argument`]: reads the name of a model, for `pull` and `rm`.
 //!
-//! Separate from MODEL, which is a path as well. Invariant: what is on this machine, and no name, is said to be so.
+//! Separate from MODEL, which may also be a path. Invariant: a file on this machine that is not a name gets
+//! an error that says so.
 
 use std::path::Path;
 
@@ -14,7 +15,7 @@ use crate::{failure::Failure, missing_model};
 /// Reads a name that is an argument of its own.
 ///
 /// # Errors
-/// What is no name, with the name that may be meant.
+/// Fails if the text is not a name, and suggests the name that may be meant.
 pub(crate) fn of_argument(text: &str, settings: &HubSettings) -> Result<SourceName, Failure> {
     let path = Path::new(text);
     if text == "demo" {

@@ -5,24 +5,24 @@
 
 use std::{fmt, str::FromStr};
 
-/// A number as it is shown with so many digits behind the point. What rounds to zero has no sign.
+/// Rounds a number to `n_digits` digits after the point, for output. Zero has no sign.
 pub(crate) fn rounded(value: f64, n_digits: i32) -> f64 {
     let scale = 10_f64.powi(n_digits);
     // Adding zero makes the negative zero positive.
     (value * scale).round() / scale + 0.0
 }
 
-/// At most so many of something, or, written as -1, as many as there are.
+/// An upper limit for a number of things; -1 stands for no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Limit {
     /// No bound of its own.
     Unbounded,
-    /// At most so many.
+    /// At most this number.
     AtMost(usize),
 }
 
 impl Limit {
-    /// The bound, where there is one.
+    /// Returns the bound, if there is one.
     pub(crate) fn bound(self) -> Option<usize> {
         match self {
             Self::Unbounded => None,
@@ -102,10 +102,10 @@ impl FromStr for ByteSize {
     }
 }
 
-/// What random numbers begin with.
+/// The seed of random numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seed {
-    /// Another one every time, written as -1.
+    /// A new one every time, written as -1.
     Random,
     /// This one.
     Fixed(u64),
@@ -135,16 +135,16 @@ impl fmt::Display for Seed {
 /// Reads a number of things.
 ///
 /// # Errors
-/// What was expected.
+/// Returns a text that names the expected form.
 pub(crate) fn count(text: &str) -> Result<usize, String> {
     text.parse()
         .map_err(|_| "expected a whole number, 0 or more".to_owned())
 }
 
-/// Reads a number of things of which there is one at least.
+/// Reads a number of things, at least one.
 ///
 /// # Errors
-/// What was expected.
+/// Returns a text that names the expected form.
 pub(crate) fn positive(text: &str) -> Result<usize, String> {
     (text.parse().ok())
         .filter(|&n| n > 0)

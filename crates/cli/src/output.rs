@@ -17,7 +17,7 @@ use crate::{
     visible::{is_obeyed, visible_lines},
 };
 
-/// Opens a file for writing and leaves it as it is, so that no measured work is lost.
+/// Opens a file for writing and leaves it unchanged, so that no measured work is lost.
 pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
     if OutputFile::is_in_place(path) {
         return Ok(());
@@ -76,8 +76,8 @@ pub(crate) fn is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// Writes generated text. A terminal gets it without what it would obey, since a model may generate any character; a file
-/// or a pipe gets it as it is.
+/// Writes generated text. A terminal gets it without the characters that control it, since a model may
+/// generate any character; a file or a pipe gets it unchanged.
 pub(crate) fn print_generated(text: &str) -> Result<(), Failure> {
     if is_terminal() {
         print(&visible_lines(text))
@@ -104,7 +104,7 @@ pub(crate) fn print_sentence(text: &str) -> Result<(), Failure> {
     print_wrapped(&format!("{text}\n"))
 }
 
-/// Writes a line as it is.
+/// Writes a line unchanged.
 pub(crate) fn print_line(text: &str) -> Result<(), Failure> {
     print(&format!("{text}\n"))
 }
@@ -114,8 +114,8 @@ pub(crate) fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
     print_line(&escape_json(&format!("{value:#}")))
 }
 
-/// Escapes what JSON lets stand as it is and a terminal obeys: DEL, the second set of control characters, and marks of
-/// writing direction. They can only be in strings, where the escape means the same.
+/// Escapes the characters that JSON allows unescaped and a terminal obeys: DEL, the second set of control
+/// characters, and marks of writing direction. They occur only in strings, where the escape means the same.
 fn escape_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {

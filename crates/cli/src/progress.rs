@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// What is shown of bytes whose number is known: how many, how fast, and how long the rest will take.
+/// The template of a bar with a known number of bytes: how many, how fast, and how long the rest will take.
 const KNOWN_BYTES: &str = "{msg} {wide_bar:.cyan} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
 
 /// A bar that counts bytes. Until it is known how many there are, it shows only what is done and for how long.

@@ -1,7 +1,7 @@
-//! What to say where the parser refuses the command line: the words that were typed, and what to do instead.
+//! Answers to command lines that the parser refuses: they quote the typed words and suggest the right ones.
 //!
-//! Separate from the table of commands because the parser's own errors speak of its grammar. Invariant: every answer is one line
-//! with the name that was typed.
+//! Separate from the table of commands because the parser's own errors speak of its grammar. Invariant: every
+//! answer is one line with the name that was typed.
 
 use std::{error::Error as _, ffi::OsString};
 
@@ -11,7 +11,8 @@ use tokenmill_server::near_names;
 
 use crate::{argv, failure::Failure, foreign_commands, foreign_flags, swapped};
 
-/// What to say to an error of the parser, in the words that were typed; `None` where it is none: help and versions are asked for.
+/// Returns the answer to an error of the parser, in the words that were typed; `None` for requests of help
+/// and versions, which are no errors.
 pub(crate) fn of(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Option<Failure> {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return None;
@@ -19,7 +20,7 @@ pub(crate) fn of(error: &clap::Error, parser: &clap::Command, args: &[OsString])
     Some(of_kind(error, parser, args).unwrap_or_else(|| parsers_own(error)))
 }
 
-/// What to say to the kinds of errors that people make; `None` for others.
+/// Returns the answer to the kinds of errors that people make; `None` for others.
 fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Option<Failure> {
     let text_of = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -115,7 +116,7 @@ fn parsers_own(error: &clap::Error) -> Failure {
     Failure::usage(line.strip_prefix("error: ").unwrap_or(line))
 }
 
-/// What an error says of a kind of context.
+/// Returns the texts of an error for one kind of context.
 fn texts_of(error: &clap::Error, kind: ContextKind) -> Vec<String> {
     match error.get(kind) {
         Some(ContextValue::String(text)) => vec![text.clone()],
@@ -124,7 +125,7 @@ fn texts_of(error: &clap::Error, kind: ContextKind) -> Vec<String> {
     }
 }
 
-/// What to say to a value that its option or argument refuses for a reason.
+/// Returns the answer to a value that its option or argument refuses for a reason.
 fn wrong_value(option: &str, value: &str, reason: &str, args: &[OsString]) -> Failure {
     let (name, _) = name_and_value(option);
     let is_option = name.starts_with('-');
@@ -141,8 +142,9 @@ fn wrong_value(option: &str, value: &str, reason: &str, args: &[OsString]) -> Fa
     })
 }
 
-/// What was expected where the parser says of a number that it is out of its range, or none; other reasons as they are. What a type can
-/// hold at most is no bound that a person below the range asked for.
+/// Returns the expected form if the parser says that a number is out of range or is not a number; other
+/// reasons stay as they are. The largest value of a type is not shown as a bound to a person who is below the
+/// range.
 fn of_number(reason: &str) -> String {
     match reason {
         "invalid digit found in string" => return "expected a whole number".to_owned(),
@@ -179,7 +181,7 @@ fn of_number(reason: &str) -> String {
     bounds.unwrap_or_else(|| reason.to_owned())
 }
 
-/// What to say to an option that is given twice, or to two that cannot be together.
+/// Returns the answer to an option that is given twice, or to two options that exclude each other.
 fn conflict(option: &str, others: &[String], args: &[OsString]) -> Failure {
     let shown = |option: &str| {
         let (name, _) = name_and_value(option);
@@ -204,7 +206,7 @@ fn conflict(option: &str, others: &[String], args: &[OsString]) -> Failure {
 /// A small model of the Hub that chats; docs/models-by-memory.md names others.
 const EXAMPLE_MODEL: &str = "ggml-org/gemma-3-1b-it-GGUF";
 
-/// What to say where an argument is missing: which one, and how the command is called.
+/// Returns the answer to a missing argument: its name, and the usage of the command.
 fn missing_argument(error: &clap::Error, command: &clap::Command) -> Option<Failure> {
     let missing = texts_of(error, ContextKind::InvalidArg);
     let missing: Vec<&str> = missing.iter().map(|name| name.trim_matches(['<', '>'])).collect();
@@ -252,12 +254,14 @@ fn name_and_value(option: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// An option as it was typed, which may be a short flag that the parser does not know.
+/// Returns an option in the form in which it was typed, which may be a short flag that the parser does not
+/// know.
 fn typed_name<'a>(option: &'a str, args: &[OsString]) -> &'a str {
     argv::typed_for(option, args).unwrap_or(option)
 }
 
-/// What to say to an option at the end of the line, or before another one, that takes a value.
+/// Returns the answer to an option that takes a value and is followed by the end of the line or another
+/// option.
 fn option_without_value(option: &str, args: &[OsString]) -> Failure {
     let (name, value) = name_and_value(option);
     let name = typed_name(name, args);
@@ -267,7 +271,7 @@ fn option_without_value(option: &str, args: &[OsString]) -> Failure {
     }
 }
 
-/// What to say to an argument behind the last one that a command takes.
+/// Returns the answer to an argument after the last one that a command takes.
 fn word_too_many(word: &str, command: &clap::Command) -> Option<Failure> {
     let name = command.get_name();
     let last = command.get_positionals().last()?;
@@ -285,7 +289,7 @@ fn word_too_many(word: &str, command: &clap::Command) -> Option<Failure> {
     }))
 }
 
-/// What to say to options that need another one; `None` where arguments are missing.
+/// Returns the answer to options that need another one; `None` if arguments are missing.
 fn missing_option(
     error: &clap::Error,
     command: &clap::Command,
@@ -334,7 +338,8 @@ fn needing_option(
     })
 }
 
-/// What to say to a flag of no program that is known: which of this program's commands have it, or which flags are near it.
+/// Returns the answer to a flag that no known program has: it names the commands of this program with the
+/// flag, or similar flags.
 fn unknown_option(typed: &str, flag: &str, parser: &clap::Command, args: &[OsString]) -> Failure {
     let Some(command) = command_of(parser, args) else {
         return Failure::usage(format!("`{typed}` is not an option"))

@@ -127,7 +127,8 @@ impl ReplyView {
     }
 }
 
-/// Writes a piece of reasoning to standard error, dimmed on a terminal. What cannot be written is dropped, as notes are.
+/// Writes a piece of reasoning to standard error, dimmed on a terminal. A failed write is ignored, as for
+/// notes.
 fn write_reasoning(text: &str, is_terminal: bool) {
     let text = if is_terminal {
         style(visible_lines(text)).for_stderr().dim().to_string()

@@ -21,16 +21,16 @@ use crate::{
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
     /// Temperature; 0 always takes the likeliest token
-    #[arg(long, alias = "temperature", value_name = "T", default_value_t = 0.8)]
+    #[arg(long, alias = "temperature", value_name = "T", default_value_t = SamplingParams::llama_cpp().temperature)]
     pub(crate) temp: f32,
     /// Keep the K likeliest tokens; 0 keeps all
-    #[arg(long, value_name = "K", default_value_t = 40)]
+    #[arg(long, value_name = "K", default_value_t = SamplingParams::llama_cpp().top_k)]
     pub(crate) top_k: u32,
     /// Keep the likeliest tokens up to this probability; 1 keeps all
-    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    #[arg(long, value_name = "P", default_value_t = SamplingParams::llama_cpp().top_p)]
     pub(crate) top_p: f32,
     /// Keep tokens at least this many times as likely as the likeliest; 0 keeps all
-    #[arg(long, value_name = "P", default_value_t = 0.05)]
+    #[arg(long, value_name = "P", default_value_t = SamplingParams::llama_cpp().min_p)]
     pub(crate) min_p: f32,
     /// Locally typical sampling: keep the tokens nearest to the expected surprise, up to this probability; 1 keeps all
     #[arg(long, alias = "typical-p", value_name = "P", default_value_t = 1.0)]
@@ -48,22 +48,22 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub(crate) xtc_probability: f32,
     /// Lowest probability of a token that XTC may remove
-    #[arg(long, value_name = "P", default_value_t = 0.1)]
+    #[arg(long, value_name = "P", default_value_t = Xtc::default().threshold)]
     pub(crate) xtc_threshold: f32,
     /// Vary the temperature with the entropy of the tokens, by up to this much to either side; 0 is off
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     pub(crate) dynatemp_range: f32,
     /// Exponent of the dynamic temperature
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    #[arg(long, value_name = "X", default_value_t = DynamicTemperature::default().exponent)]
     pub(crate) dynatemp_exp: f32,
     /// Version of mirostat (1 or 2), which keeps the surprise of tokens near a target in place of filters and penalties; 0 is off
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
     pub(crate) mirostat: u8,
     /// Learning rate of mirostat (eta)
-    #[arg(long, value_name = "X", default_value_t = 0.1)]
+    #[arg(long, value_name = "X", default_value_t = Mirostat::DEFAULT_RATE)]
     pub(crate) mirostat_lr: f32,
     /// Target surprise of mirostat, in bits (tau)
-    #[arg(long, value_name = "X", default_value_t = 5.0)]
+    #[arg(long, value_name = "X", default_value_t = Mirostat::DEFAULT_TARGET)]
     pub(crate) mirostat_ent: f32,
     /// Sampling steps in order, separated by `;`; other steps are skipped [default:
     /// penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature]
@@ -82,16 +82,16 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     pub(crate) frequency_penalty: f32,
     /// How many of the newest tokens the penalties look at; -1 looks at the context
-    #[arg(long, value_name = "N", default_value_t = Limit::AtMost(64))]
+    #[arg(long, value_name = "N", default_value_t = Limit::AtMost(SamplingParams::llama_cpp().penalty_last_n as usize))]
     pub(crate) repeat_last_n: Limit,
     /// Strength of DRY, which weakens the continuation of repeated passages; 0 turns it off
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     pub(crate) dry_multiplier: f32,
     /// Base of DRY's growth
-    #[arg(long, value_name = "X", default_value_t = 1.75)]
+    #[arg(long, value_name = "X", default_value_t = Dry::default().base)]
     pub(crate) dry_base: f32,
     /// Repetitions up to this length cost nothing in DRY
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = Dry::default().allowed_length)]
     pub(crate) dry_allowed_length: u32,
     /// How many of the newest tokens DRY searches; -1 searches the context
     #[arg(long, value_name = "N", default_value_t = Limit::Unbounded)]
@@ -136,12 +136,8 @@ impl SamplingArgs {
                 range: self.dynatemp_range,
                 exponent: self.dynatemp_exp,
             }),
-            mirostat: match self.mirostat {
-                0 => None,
-                1 => Some(MirostatVersion::One),
-                _ => Some(MirostatVersion::Two),
-            }
-            .map(|version| Mirostat::new(version, self.mirostat_ent, self.mirostat_lr)),
+            mirostat: MirostatVersion::from_number(self.mirostat)
+                .map(|version| Mirostat::new(version, self.mirostat_ent, self.mirostat_lr)),
             order: None,
             repeat_penalty: self.repeat_penalty,
             presence_penalty: self.presence_penalty,
@@ -173,23 +169,31 @@ fn refusal(error: &SamplingParamsError) -> Failure {
     else {
         return Failure::usage(error.to_string());
     };
-    let flag = match *name {
+    Failure::usage(format!("`--{}` is {value}, expected {expected}", flag_of(name)))
+}
+
+/// Returns the option for a parameter, both as llama.cpp names them.
+pub(crate) fn flag_of(parameter: &str) -> String {
+    match parameter {
         "temperature" => "temp".to_owned(),
         "typical_p" => "typical".to_owned(),
         "dynatemp_exponent" => "dynatemp-exp".to_owned(),
         "mirostat_tau" => "mirostat-ent".to_owned(),
         "mirostat_eta" => "mirostat-lr".to_owned(),
+        "dry_sequence_breakers" => "dry-sequence-breaker".to_owned(),
         name => name.replace('_', "-"),
-    };
-    Failure::usage(format!("`--{flag}` is {value}, expected {expected}"))
+    }
 }
 
 /// Holds sampling steps, in order.
 #[derive(Clone, Debug)]
-pub(crate) struct Steps(Vec<SamplerStep>);
+pub(crate) struct Steps(pub(crate) Vec<SamplerStep>);
 
 /// Parses names of steps.
-fn parse_steps(text: &str) -> Result<Steps, String> {
+///
+/// # Errors
+/// Fails on a name that no step has.
+pub(crate) fn parse_steps(text: &str) -> Result<Steps, String> {
     let steps = text.split(';').filter(|name| !name.is_empty()).map(|name| {
         SamplerStep::from_name(name.trim()).ok_or_else(|| {
             let known = SamplerStep::DEFAULT_ORDER.map(SamplerStep::name).join(", ");
@@ -200,10 +204,18 @@ fn parse_steps(text: &str) -> Result<Steps, String> {
 }
 
 /// Parses letters of steps.
-fn parse_letters(text: &str) -> Result<Steps, String> {
+///
+/// # Errors
+/// Fails on a letter that no step has.
+pub(crate) fn parse_letters(text: &str) -> Result<Steps, String> {
     let steps = text.chars().map(|letter| {
-        SamplerStep::from_letter(letter)
-            .ok_or_else(|| format!("unknown sampling step `{letter}`; the letters are edskypmxt"))
+        SamplerStep::from_letter(letter).ok_or_else(|| {
+            let known: String = SamplerStep::DEFAULT_ORDER
+                .map(SamplerStep::letter)
+                .iter()
+                .collect();
+            format!("unknown sampling step `{letter}`; the letters are {known}")
+        })
     });
     steps.collect::<Result<_, _>>().map(Steps)
 }

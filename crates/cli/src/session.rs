@@ -47,11 +47,12 @@ pub(crate) fn open(
     load(path, &options)
 }
 
-/// Generates text behind a prompt and hands its pieces to `on_piece` as they come. The answers are in the order of the
-/// samples.
+/// Generates text after a prompt and passes its pieces to `on_piece` as they arrive. Returns the answers in
+/// the order of the samples.
 ///
 /// # Errors
-/// A prompt that is empty or too long before anything is computed; a step that fails; what `on_piece` returns.
+/// Fails before anything is computed if the prompt is empty or too long; also fails if a step fails or
+/// `on_piece` returns an error.
 pub(crate) fn generate(
     model: &Model,
     prompt: &[u32],
@@ -73,12 +74,12 @@ pub(crate) fn generate(
     stream.read(on_piece)
 }
 
-/// What a sample took.
+/// The tokens and times of a sample.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Report {
-    /// Why it ended.
+    /// The reason why it ended.
     pub(crate) finish: FinishReason,
-    /// How many tokens it might have had, where that number ended it; else the context did.
+    /// The token limit, if it ended the sample; else the context ended it.
     pub(crate) cut_at: Option<usize>,
     /// Tokens of the prompt that were computed.
     n_prompt: usize,
@@ -100,7 +101,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Of an answer to a request of at most `max_tokens` tokens.
+    /// Creates the report of an answer to a request of at most `max_tokens` tokens.
     pub(crate) fn new(answer: &Answer, max_tokens: Option<u32>) -> Self {
         let (usage, timings) = (&answer.usage, &answer.timings);
         let max_tokens = max_tokens.map(|max| max as usize);
@@ -119,7 +120,7 @@ impl Report {
         }
     }
 
-    /// The same behind a prompt whose images took so long to be read; nothing where it has none.
+    /// Adds the time that the images of a prompt took; nothing changes if it has none.
     pub(crate) fn after_images(self, image_time: Duration, prompt: &Prompt) -> Self {
         if prompt.media.is_empty() {
             return self;
@@ -127,7 +128,7 @@ impl Report {
         Self { image_time, ..self }
     }
 
-    /// Tokens of prompt and answer: what the context holds behind it.
+    /// Returns the tokens of prompt and answer, which the context then holds.
     pub(crate) fn n_tokens(&self) -> usize {
         self.n_prompt + self.n_cached + self.n_generated - self.n_dropped
     }
@@ -157,7 +158,7 @@ impl Report {
             };
             return format!("[prompt {prompt}{cached}; {what}{reason}]");
         }
-        // Tokens behind a stop string may have been guessed too; they are no part of the answer.
+        // Tokens after a stop string may have been guessed too; they are no part of the answer.
         let guessed = match self.n_accepted.min(self.n_generated) {
             0 => String::new(),
             n => format!(" ({n} guessed ahead)"),
@@ -223,7 +224,7 @@ fn n_tokens(n: usize) -> String {
     counted(n, "token")
 }
 
-/// Tokens in a second, behind a comma; nothing where there were none.
+/// Returns the tokens per second, after a comma; empty if there were none.
 fn rate(n: usize, time: Duration) -> String {
     if n == 0 || time.is_zero() {
         return String::new();

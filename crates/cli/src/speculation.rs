@@ -36,14 +36,15 @@ pub(crate) fn spec_max() -> RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=MAX_DRAFT as i64)
 }
 
-/// What guesses tokens.
+/// The source of guessed tokens.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Drafter {
-    /// What is likely to be right, `ngram`, `draft` or `mtp`, where the measured times say that it pays.
+    /// Whichever of `ngram`, `draft` and `mtp` is likely to be right, where the measured times say that it
+    /// pays.
     Auto,
     /// Nothing.
     Off,
-    /// What followed the newest tokens where they occurred before in prompt or answer.
+    /// The tokens that followed the newest ones where these occurred before in prompt or answer.
     Ngram,
     /// The model of `--draft`, as far as its guesses are likely.
     Draft,
@@ -65,7 +66,8 @@ impl Drafter {
 }
 
 impl SpeculationArgs {
-    /// One of several kinds that are compared. What is said of drafts is for those that make some, and a model for those that ask one.
+    /// Selects one of several kinds for a comparison. The options of drafts apply only to kinds that make
+    /// drafts, and the model only to kinds that ask one.
     pub(crate) fn of_list(spec: Drafter, spec_max: Option<u32>, draft: Option<&Path>) -> Self {
         let asks_model = matches!(spec, Drafter::Auto | Drafter::Draft);
         Self {
@@ -88,10 +90,10 @@ impl SpeculationArgs {
         Ok(())
     }
 
-    /// As [`Self::add_to`], with the draft model as it was named, which may be missing.
+    /// Does the same as [`Self::add_to`], but leaves the draft model unresolved, so it may be missing.
     ///
     /// # Errors
-    /// A length or a model of what is not guessed.
+    /// Fails if a length or a model is given for tokens that are not guessed.
     pub(crate) fn add_unresolved(&self, options: &mut LoadOptions) -> Result<(), Failure> {
         options.speculation = self.speculation()?;
         options.draft = match &self.draft {

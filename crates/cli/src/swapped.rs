@@ -16,7 +16,7 @@ const MAGIC: &[u8] = b"GGUF";
 /// Bytes that tell what a file is.
 const TELLING_BYTES: u64 = 512;
 
-/// The beginning of a file, where it is one.
+/// Returns the beginning of a file, if the path is one.
 fn beginning(path: &Path) -> Option<Vec<u8>> {
     let file = RegularFile::open(path).ok()?;
     let mut bytes = vec![0; file.n_bytes().min(TELLING_BYTES) as usize];
@@ -64,7 +64,7 @@ pub(crate) fn refuse_prompt_as_model(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What to say to the command `run` with a file for the prompt, and without a model.
+/// Returns the answer to the command `run` with a prompt file and without a model.
 pub(crate) fn file_without_model(command: &str, args: &[OsString]) -> Option<Failure> {
     if command != "run" {
         return None;

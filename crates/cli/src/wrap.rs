@@ -10,10 +10,10 @@ pub(crate) struct Wrap {
     /// Columns of the terminal; `None` breaks nothing.
     n_columns: Option<usize>,
     column: usize,
-    /// Spaces before the word that is being read.
+    /// The number of spaces before the current word.
     n_spaces: usize,
     word: String,
-    /// What the line begins with, as far as it says whether the line is code.
+    /// The beginning of the line, until it is clear whether the line is code.
     line_start: String,
     is_fenced: bool,
 }
@@ -96,7 +96,7 @@ impl Wrap {
         self.n_spaces = 0;
     }
 
-    /// Shows the word, on the next line where it does not fit on this one.
+    /// Shows the word, on the next line if it does not fit on this one.
     fn flush(&mut self, out: &mut String, n_columns: usize) {
         if self.word.is_empty() {
             return;

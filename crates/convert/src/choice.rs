@@ -1,7 +1,8 @@
-//! [`choose`]: which type each tensor of a model gets.
+//! [`choose`]: the type of each tensor in a quantized model.
 //!
-//! Apart from the work on files, because a model is also quantized while it loads. Invariant: tensors are looked at in the order in
-//! which the reference writes them, since some rules count them, and what is chosen here is what it chooses.
+//! It does not work on files, because a model is also quantized while it loads. Invariant: tensors are
+//! processed in the order in which llama.cpp writes them, since some rules count them, and the choices are
+//! the same.
 //!
 //! Source: ggml-org/llama.cpp, `src/llama-quant.cpp` (`llama_tensor_get_type`, `tensor_type_fallback`, `tensor_requires_imatrix`).
 
@@ -12,18 +13,19 @@ use crate::{
     role::{self, Role},
 };
 
-/// Holds the type that a tensor is written in.
+/// The chosen type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TypeChoice {
-    /// Its new type.
+    /// The chosen type.
     pub ty: TensorType,
-    /// The type it should have had, where its rows are not whole blocks of that.
+    /// The type that the rules give it, if its rows are not whole blocks of that type.
     pub instead_of: Option<TensorType>,
-    /// Whether it is worth nothing without an importance matrix.
+    /// Whether the type is useless without an importance matrix.
     pub needs_importance: bool,
 }
 
-/// The order of tensors in a quantized file: by layer, what is in none first, then by name.
+/// Returns the sort key of tensors in a quantized file: tensors outside layers first, then by layer, then by
+/// name.
 pub(crate) fn reference_order(name: &str) -> (Option<usize>, &str) {
     (layer_of(name), name)
 }
@@ -72,12 +74,12 @@ pub fn choose(
         .collect())
 }
 
-/// The rules, with what they count.
+/// The rules, with their counters.
 struct Rules<'a> {
     model: &'a ModelShape,
     recipe: &'a Recipe,
     has_importance: bool,
-    /// Whether the embeddings are the output projection, too.
+    /// Whether the embeddings are also the output projection.
     is_tied: bool,
     n_values: usize,
     value_idx: usize,
@@ -86,7 +88,7 @@ struct Rules<'a> {
     up_idx: usize,
 }
 
-/// The layers that get more bits: the first and the last eighth, and every third between.
+/// Returns whether a layer gets more bits: the first and the last eighth do, and every third layer between.
 fn gets_more_bits(layer_idx: usize, n_layers: usize) -> bool {
     let eighth = n_layers / 8;
     layer_idx < eighth || layer_idx >= n_layers.saturating_mul(7) / 8 || (layer_idx - eighth) % 3 == 2
@@ -137,7 +139,7 @@ impl Rules<'_> {
         })
     }
 
-    /// The type that the recipe gives to a tensor, whatever the length of its rows.
+    /// Returns the type that the recipe gives to a tensor, regardless of the length of its rows.
     fn wanted(
         &mut self,
         tensor: &TensorShape<'_>,
@@ -168,7 +170,7 @@ impl Rules<'_> {
         }
     }
 
-    /// The type that the preset's mixture gives to a tensor.
+    /// Returns the type that the preset's mixture gives to a tensor.
     fn mixed(
         &mut self,
         tensor: &TensorShape<'_>,
@@ -221,7 +223,7 @@ impl Rules<'_> {
         })
     }
 
-    /// The number of a tensor's layer: where there are experts it is in the name, else tensors are counted.
+    /// Returns the layer of a tensor. With experts it is taken from the name, otherwise tensors are counted.
     fn layer_idx(&self, name: &str, counted: usize) -> Result<usize, ConvertError> {
         if self.model.n_experts <= 1 {
             return Ok(counted);
@@ -303,7 +305,7 @@ impl Rules<'_> {
             _ => default,
         };
         match ty {
-            // A matter of a hundred megabytes where there are eight experts.
+            // It costs about a hundred megabytes with eight experts.
             _ if self.model.n_experts == 8 => T::Q8_0,
             T::Q3_K | T::Q4_K if self.model.is_70b() => T::Q5_K,
             _ => ty,
@@ -407,12 +409,12 @@ fn is_below_three_bits(preset: Preset) -> bool {
     )
 }
 
-/// Whether a type is a plain number.
+/// Returns whether a type is a plain float.
 pub(crate) fn is_float(ty: TensorType) -> bool {
     ty.block_len() == 1
 }
 
-/// Whether a tensor is one that importance matrices have no entry for.
+/// Returns whether importance matrices have no entry for a tensor.
 pub(crate) fn is_embedding(name: &str) -> bool {
     matches!(name, "token_embd.weight" | "per_layer_token_embd.weight")
 }

@@ -1,17 +1,18 @@
-//! [`check_is_of_model`]: whether an importance matrix was measured on the model that is quantized.
+//! [`check_is_of_model`]: checks whether an importance matrix was measured on the model being quantized.
 //!
-//! Separate from the matrix, which knows no model: shapes alone do not tell models of one width apart. Invariant: what measuring a model
-//! itself leaves out is not missed.
+//! The matrix itself knows no model, and shapes alone do not distinguish models of the same width. Invariant:
+//! tensors that measuring skips are not reported as missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{ConvertError, ImportanceMatrix, planned::Planned};
 
-/// Tensors of layers that measuring leaves out: factors that are multiplied head by head.
+/// Tensors of layers that measuring skips, because they are multiplied head by head.
 const NEVER_MEASURED: [&str; 3] = ["attn_kv_b.weight", "attn_k_b.weight", "attn_v_b.weight"];
 
-/// Refuses a matrix of another model: one that has nothing for any tensor that there is, and, unless that is allowed, one that lacks all
-/// tensors of a kind, such as all experts, or of a layer, or has kinds that there are none of, or more layers.
+/// Refuses a matrix of another model: one without an entry for any tensor. Unless a partial matrix is
+/// allowed, also refuses one that lacks all tensors of a kind, such as all experts, or of a layer, or that
+/// has additional kinds or layers.
 ///
 /// # Errors
 /// [`ConvertError::OtherModel`], [`ConvertError::ImportanceLacks`], [`ConvertError::ImportanceKinds`] and [`ConvertError::ImportanceLayers`].
@@ -30,7 +31,7 @@ pub(crate) fn check_is_of_model(
     check_kinds_and_layers(matrix, planned)
 }
 
-/// Layers that predict further tokens are not computed while a matrix is measured.
+/// Checks kinds and layers. MTP layers are not computed while a matrix is measured.
 fn check_kinds_and_layers(matrix: &ImportanceMatrix, planned: &[Planned<'_>]) -> Result<(), ConvertError> {
     let of_layers = planned
         .iter()
@@ -40,7 +41,7 @@ fn check_kinds_and_layers(matrix: &ImportanceMatrix, planned: &[Planned<'_>]) ->
         .filter(|((_, kind), _)| is_of_nextn(kind))
         .map(|((layer_idx, _), _)| *layer_idx)
         .collect();
-    // Of each kind and of each layer: tensors that are quantized, and how many of them have importance.
+    // For each kind and each layer: the number of quantized tensors, and how many of them have importance.
     let mut kinds: BTreeMap<&str, [usize; 2]> = BTreeMap::new();
     let mut layers: BTreeMap<usize, [usize; 2]> = BTreeMap::new();
     for &((layer_idx, kind), tensor) in &of_layers {
@@ -105,13 +106,13 @@ fn check_kinds_and_layers(matrix: &ImportanceMatrix, planned: &[Planned<'_>]) ->
     }
 }
 
-/// The layer of a tensor, and its name without it.
+/// Returns the layer of a tensor, and its name without it.
 fn layer_and_kind(name: &str) -> Option<(usize, &str)> {
     let (layer, kind) = name.strip_prefix("blk.")?.split_once('.')?;
     Some((layer.parse().ok()?, kind))
 }
 
-/// Whether a tensor is of a layer that predicts further tokens.
+/// Returns whether a tensor belongs to an MTP layer.
 fn is_of_nextn(kind: &str) -> bool {
     kind.starts_with("nextn.")
 }

@@ -1,17 +1,17 @@
-//! [`ConvertError`]: everything that can be wrong with a model that is converted, or with how.
+//! [`ConvertError`]: every error in a model to be converted, or in the options.
 
 use std::{cmp::Ordering, io, path::PathBuf};
 
 use tokenmill_gguf::{GgufError, TensorType};
 use tokenmill_quant::QuantError;
 
-/// Why a model was not converted. No output file was left behind.
+/// The reason why a model was not converted. No output file was left behind.
 ///
-/// A message is whole: where an error has another below it, the message includes that one's.
+/// Messages are complete: the message of an error with a source includes that of the source.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvertError {
-    /// A name that is no preset.
+    /// The name is not a preset.
     #[error("`{name}` is no type of file; known are {}", known.join(", "))]
     UnknownPreset {
         /// The name.
@@ -19,23 +19,23 @@ pub enum ConvertError {
         /// The names of all presets.
         known: Vec<&'static str>,
     },
-    /// A pattern for names of tensors that is no regular expression.
+    /// A pattern for tensor names is not a regular expression.
     #[error("`{pattern}` is no regular expression: {source}")]
     BadPattern {
         /// The pattern.
         pattern: String,
-        /// Why.
+        /// The error in the pattern.
         source: Box<regex::Error>,
     },
-    /// A GGUF file that cannot be read or written.
+    /// A GGUF file cannot be read or written.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// Rows that cannot be decoded or encoded.
+    /// Rows cannot be decoded or encoded.
     #[error("tensor `{name}`: {source}")]
     Quant {
         /// The tensor.
         name: String,
-        /// Why.
+        /// The error.
         source: QuantError,
     },
     /// A tensor's bytes could not be read.
@@ -43,36 +43,36 @@ pub enum ConvertError {
     ReadTensor {
         /// The tensor.
         name: String,
-        /// What the system said.
+        /// The I/O error.
         source: io::Error,
     },
     /// Another file could not be read or written.
     #[error("cannot {what} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The I/O error.
         source: io::Error,
     },
-    /// Too little room on the disk.
+    /// The disk has too little room.
     #[error("{} has room for {free_bytes} bytes, and {needed_bytes} are needed", folder.display())]
     NoRoom {
-        /// Where the files go.
+        /// The folder of the output.
         folder: PathBuf,
-        /// What the files take.
+        /// Bytes that the files need.
         needed_bytes: u64,
-        /// What is free.
+        /// Bytes that are free.
         free_bytes: u64,
     },
-    /// The input is to be overwritten.
+    /// The output would overwrite the input.
     #[error("{path} is the input; write to another file")]
     SameFile {
         /// The file.
         path: PathBuf,
     },
-    /// A weight that is no number.
+    /// A weight is NaN or infinite.
     #[error(
         "tensor `{name}` has {value} at row {row}; the file's weights are damaged, fetch or convert it again"
     )]
@@ -81,10 +81,10 @@ pub enum ConvertError {
         name: String,
         /// The row.
         row: usize,
-        /// What stands there.
+        /// The value.
         value: f32,
     },
-    /// Weights that are too large for a type's scales.
+    /// Weights are too large for a type's scales.
     #[error("tensor `{name}` has weights at row {row} that are too large for {ty}; use BF16 or F32 for it")]
     TooLarge {
         /// The tensor.
@@ -94,7 +94,7 @@ pub enum ConvertError {
         /// The type.
         ty: TensorType,
     },
-    /// A tensor that has lost precision already.
+    /// A tensor is already quantized.
     #[error(
         "tensor `{name}` is quantized already, as {ty}{}; take the original file, or say that quantizing again is allowed",
         gain(*ty, *to)
@@ -104,18 +104,18 @@ pub enum ConvertError {
         name: String,
         /// Its type.
         ty: TensorType,
-        /// What it was to be.
+        /// The requested type.
         to: TensorType,
     },
-    /// A tensor whose layer is not in its name, or is none of the model.
+    /// A tensor's name does not give its layer, or the layer does not exist.
     #[error("tensor `{name}` belongs to none of the {n_layers} layers of the model")]
     NoLayer {
         /// The tensor.
         name: String,
-        /// Layers of the model.
+        /// Number of layers of the model.
         n_layers: usize,
     },
-    /// Rows that are not whole blocks of a type, which has no substitute.
+    /// Rows are not whole blocks of a type that has no substitute.
     #[error(
         "tensor `{name}` has rows of {row_len}, which are not whole blocks of {ty}, and nothing stands in for it; choose another type"
     )]
@@ -127,7 +127,7 @@ pub enum ConvertError {
         /// Length of its rows.
         row_len: usize,
     },
-    /// Rows that are not whole blocks of a type that was asked for by name.
+    /// Rows are not whole blocks of a type requested by name.
     #[error(
         "tensor `{name}` has rows of {row_len}, which are not whole blocks of {ty}; choose another type for it"
     )]
@@ -139,7 +139,7 @@ pub enum ConvertError {
         /// Length of its rows.
         row_len: usize,
     },
-    /// A type of few bits without an importance matrix.
+    /// A type of few bits is requested without an importance matrix.
     #[error(
         "tensor `{name}` is to be {ty}, which is worth nothing without an importance matrix; give one, or choose a larger type"
     )]
@@ -149,23 +149,23 @@ pub enum ConvertError {
         /// The type.
         ty: TensorType,
     },
-    /// A file that is no importance matrix.
+    /// The file is not an importance matrix.
     #[error("{path} is no importance matrix: {reason}")]
     NoImportanceMatrix {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// An importance matrix of another model.
+    /// The importance matrix belongs to another model.
     #[error(
         "the importance matrix belongs to another model: none of its {n_entries} entries has the name of a tensor"
     )]
     OtherModel {
-        /// Entries of the matrix.
+        /// Number of entries in the matrix.
         n_entries: usize,
     },
-    /// An importance matrix for a type that weighs no errors.
+    /// An importance matrix is given for a type that does not weigh errors.
     #[error(
         "an importance matrix changes nothing in {out}; give a type that `quantize` lists, such as q4_k_m"
     )]
@@ -173,59 +173,59 @@ pub enum ConvertError {
         /// The type.
         out: String,
     },
-    /// An entry of an importance matrix that does not fit its tensor.
+    /// An entry of the importance matrix does not fit its tensor.
     #[error(
         "the importance matrix belongs to another model: tensor `{name}` needs {expected} numbers and has {found}"
     )]
     ImportanceShape {
         /// The tensor.
         name: String,
-        /// Numbers it needs.
+        /// Number of values needed.
         expected: usize,
-        /// Numbers there are.
+        /// Number of values found.
         found: usize,
     },
-    /// An importance matrix without any entry for tensors of a kind, or for a layer.
+    /// The importance matrix has no entry for any tensor of some kind, or of some layer.
     #[error(
         "the importance matrix was measured on another model, or on too little text: it has nothing for any {}, {n_lacking} of \
          {n_quantized} tensors in all",
         lacking(kinds, layers)
     )]
     ImportanceLacks {
-        /// Names of tensors, without their layer, that have no entry in any layer.
+        /// Tensor names, without their layer, that have no entry in any layer.
         kinds: Vec<String>,
-        /// Layers that have no entry.
+        /// Layers without an entry.
         layers: Vec<usize>,
-        /// Tensors of layers that are to be quantized and have no entry.
+        /// Number of tensors in layers that are to be quantized and have no entry.
         n_lacking: usize,
-        /// Tensors of layers that are to be quantized.
+        /// Number of tensors in layers that are to be quantized.
         n_quantized: usize,
     },
-    /// An importance matrix with tensors that the model has none of.
+    /// The importance matrix has kinds of tensors that the model does not have.
     #[error(
         "the importance matrix was measured on another model: it has entries for {}, and this model has no such tensors",
         lacking(kinds, &[]).replace(" or ", " and ")
     )]
     ImportanceKinds {
-        /// Names of tensors, without their layer.
+        /// Tensor names, without their layer.
         kinds: Vec<String>,
     },
-    /// An importance matrix of a model with more layers.
+    /// The importance matrix belongs to a model with more layers.
     #[error(
         "the importance matrix was measured on another model: it has entries for {n_measured} layers, and this model has {n_layers}"
     )]
     ImportanceLayers {
-        /// Layers of the matrix.
+        /// Number of layers in the matrix.
         n_measured: usize,
-        /// Layers of the model.
+        /// Number of layers in the model.
         n_layers: usize,
     },
-    /// The work was stopped by its caller.
+    /// The caller stopped the work.
     #[error("stopped before the end; nothing was written")]
     Stopped,
 }
 
-/// What another type would give that is no smaller.
+/// Describes the consequence if the requested type is no smaller.
 fn gain(ty: TensorType, to: TensorType) -> String {
     let block_bytes = |ty: TensorType| ty.row_bytes(ty.block_len());
     let bytes_of =
@@ -238,7 +238,7 @@ fn gain(ty: TensorType, to: TensorType) -> String {
     format!(", and as {to} it would be {what} and no better")
 }
 
-/// What an importance matrix lacks, in words: kinds of tensors, or else layers.
+/// Describes what an importance matrix lacks: kinds of tensors, or else layers.
 fn lacking(kinds: &[String], layers: &[usize]) -> String {
     const MAX_SHOWN: usize = 4;
     let (mut shown, n, what): (Vec<String>, _, _) = if kinds.is_empty() {

@@ -1,7 +1,8 @@
-//! [`ImportanceMatrix`]: how much each input of each matrix matters, measured on a text.
+//! [`ImportanceMatrix`]: the importance of each input of each matrix, measured on a text.
 //!
-//! Separate from the work because it comes from a file of its own, in llama.cpp's GGUF form or its older one. Invariant: all numbers
-//! are finite and not negative, and of an entry there are as many as the file has for it; whether they fit a model is for the work to say.
+//! It is read from its own file, in llama.cpp's GGUF form or its older one. Invariant: all numbers are finite
+//! and not negative, and each entry has exactly the file's numbers; whether they fit a model is checked by
+//! the quantizer.
 //!
 //! Source: ggml-org/llama.cpp, `tools/imatrix/README.md`, `tools/quantize/quantize.cpp`.
 
@@ -16,27 +17,27 @@ use tokenmill_gguf::{
 
 use crate::{ConvertError, TypeChoice, choice::is_embedding, planned::n_matrices};
 
-/// Larger files than this are taken for nonsense: the largest models' have some hundred megabytes.
+/// Largest accepted file: the largest models need some hundred megabytes.
 const MAX_BYTES: u64 = 4 << 30;
 
-/// Longest text that llama.cpp keeps of the matrix's names.
+/// Longest part of the matrix's file name that llama.cpp stores, in bytes.
 const MAX_NAME_BYTES: usize = 127;
 
 /// The mean squares of the inputs of a model's matrices.
 #[derive(Clone, Debug)]
 pub struct ImportanceMatrix {
-    /// By the tensor's name: a number for each column, of all experts one after the other.
+    /// By tensor name: one number per column, for all experts in turn.
     entries: HashMap<String, Vec<f32>>,
-    /// The texts that it was measured on.
+    /// The texts used for the measurement.
     datasets: Vec<String>,
     n_chunks: Option<u32>,
-    /// The model that it was measured on, where the file says so.
+    /// The measured model, if the file states it.
     model: MeasuredModel,
     path: PathBuf,
     is_partial_allowed: bool,
 }
 
-/// What a model calls itself. Shapes alone do not tell two models of one make apart.
+/// A model's names for itself. Shapes alone do not distinguish two models of the same design.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MeasuredModel {
     /// `general.architecture`.
@@ -46,17 +47,18 @@ pub(crate) struct MeasuredModel {
 }
 
 impl MeasuredModel {
-    /// The keys of a file with an importance matrix that have them. They are this project's own, and other programs pass over them.
+    /// Keys of the measured model in an importance matrix file. They are specific to this project; other
+    /// programs ignore them.
     pub(crate) const ARCHITECTURE_KEY: &str = "tokenmill.imatrix.architecture";
     pub(crate) const NAME_KEY: &str = "tokenmill.imatrix.name";
 
-    /// What a model's file says.
+    /// Reads the names from a model's metadata.
     pub(crate) fn of_model(metadata: &Metadata) -> Self {
         Self::read(metadata, ["general.architecture", "general.name"])
     }
 
     fn read(metadata: &Metadata, keys: [&str; 2]) -> Self {
-        // What has another type says nothing.
+        // A value of another type counts as missing.
         let [architecture, name] = keys.map(|key| metadata.opt_str(key).ok().flatten().map(str::to_owned));
         Self { architecture, name }
     }
@@ -114,39 +116,41 @@ impl ImportanceMatrix {
         })
     }
 
-    /// Lets the matrix lack all tensors of a kind or of a layer. Else it is taken for that of another model.
+    /// Allows the matrix to lack all tensors of a kind or of a layer. By default that means another model's
+    /// matrix.
     #[must_use]
     pub fn allow_partial(mut self) -> Self {
         self.is_partial_allowed = true;
         self
     }
 
-    /// The numbers of a tensor.
+    /// Returns the numbers of a tensor.
     pub fn get(&self, name: &str) -> Option<&[f32]> {
         self.entries.get(name).map(Vec::as_slice)
     }
 
-    /// The names of the tensors that have numbers, in no order.
+    /// Returns the names of the tensors with numbers, in arbitrary order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// How many tensors have numbers.
+    /// Returns the number of tensors with numbers.
     pub fn n_entries(&self) -> usize {
         self.entries.len()
     }
 
-    /// The texts that it was measured on.
+    /// Returns the texts used for the measurement.
     pub fn datasets(&self) -> &[String] {
         &self.datasets
     }
 
-    /// The chunks of text that it was measured on, where the file says so.
+    /// Returns the number of measured chunks of text, if the file states it.
     pub fn n_chunks(&self) -> Option<u32> {
         self.n_chunks
     }
 
-    /// The model that it was measured on, in words, where it says one, and the model with this metadata says that it is another.
+    /// Returns the name of the measured model, if the file states one and it differs from the model with this
+    /// metadata.
     pub(crate) fn other_model(&self, metadata: &Metadata) -> Option<String> {
         let own = MeasuredModel::of_model(metadata);
         let differs = |measured: &Option<String>, own: &Option<String>| match (measured, own) {
@@ -165,16 +169,16 @@ impl ImportanceMatrix {
         }
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The numbers of a tensor that is quantized from `before`: a number for each column of each of its matrices. `None` where there are
-    /// none, or its type stays.
+    /// Returns the numbers of a tensor to be quantized from type `before`: one per column of each of its
+    /// matrices. `None` if there are none, or if the type does not change.
     ///
     /// # Errors
-    /// [`ConvertError::ImportanceShape`]: the tensor of another model.
+    /// [`ConvertError::ImportanceShape`], if the tensor belongs to another model.
     pub(crate) fn of_tensor(
         &self,
         info: &TensorInfo,
@@ -201,12 +205,12 @@ impl ImportanceMatrix {
         }
     }
 
-    /// Whether it may lack all tensors of a kind or of a layer.
+    /// Returns whether the matrix may lack all tensors of a kind or of a layer.
     pub(crate) fn is_partial_allowed(&self) -> bool {
         self.is_partial_allowed
     }
 
-    /// What a quantized file says of the matrix.
+    /// Returns the keys that describe the matrix in a quantized file.
     pub(crate) fn keys(&self) -> Vec<(&'static str, Value)> {
         let path = self.path.to_string_lossy();
         let mut keys = vec![("quantize.imatrix.file", Value::from(cut(&path)))];
@@ -221,15 +225,15 @@ impl ImportanceMatrix {
     }
 }
 
-/// The beginning of a text, as much as the reference keeps.
+/// Returns the beginning of a text, limited as in llama.cpp.
 fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_NAME_BYTES)]
 }
 
-/// Entries, texts, chunks and the model.
+/// Entries, texts, number of chunks, and the model.
 type Contents = (HashMap<String, Vec<f32>>, Vec<String>, Option<u32>, MeasuredModel);
 
-/// Reads sums of squares and how many there were: `NAME.in_sum2` and `NAME.counts`.
+/// Reads sums of squares and their counts: `NAME.in_sum2` and `NAME.counts`.
 fn read_gguf(file: &GgufFile) -> Result<Contents, String> {
     const SUMS: &str = ".in_sum2";
     let metadata = file.metadata();
@@ -276,7 +280,7 @@ fn read_gguf(file: &GgufFile) -> Result<Contents, String> {
         }
         for (sums, &count) in sums.chunks_exact_mut(dims[0]).zip(&counts) {
             for sum in sums {
-                // An expert that no token came to: all its inputs count alike.
+                // No token reached this expert, so all its inputs count alike.
                 *sum = if count > 0.0 { *sum / count } else { 1.0 };
             }
         }
@@ -289,8 +293,8 @@ fn read_gguf(file: &GgufFile) -> Result<Contents, String> {
     Ok((entries, datasets, n_chunks, MeasuredModel::read(metadata, keys)))
 }
 
-/// Reads the older form: a number of entries, of each its name, the number of calls, and numbers multiplied by it; then perhaps the
-/// chunks and the name of the text.
+/// Reads the older form: the number of entries; for each its name, the number of calls, and numbers
+/// multiplied by that; then optionally the number of chunks and the name of the text.
 fn read_old(bytes: &[u8]) -> Result<Contents, String> {
     let mut rest = bytes;
     let short = || "it ends too early".to_owned();
@@ -371,7 +375,7 @@ mod tests {
             (matrix.n_chunks(), matrix.datasets()),
             (Some(7), &["wiki".to_owned()][..])
         );
-        // Without the text and the chunks it is whole, too; with less it is not.
+        // The text and the chunks are optional; with less the file is incomplete.
         let n_needed = bytes.len() - 12;
         for len in 0..bytes.len() {
             std::fs::write(&path, &bytes[..len]).unwrap();

@@ -1,7 +1,7 @@
-//! [`ImportanceSums`]: what an importance matrix is made of while a text is computed.
+//! [`ImportanceSums`]: accumulates an importance matrix while a text is computed.
 //!
-//! Separate from the matrix that is read: this one grows. Invariant: sums are kept in double precision, so that the order of a long
-//! text's tokens does not matter, and an entry keeps its shape.
+//! Invariant: sums are kept in double precision, so that the order of a long text's tokens does not matter,
+//! and an entry keeps its shape.
 //!
 //! Source: ggml-org/llama.cpp, `tools/imatrix/imatrix.cpp` (the form of the file).
 
@@ -11,10 +11,10 @@ use tokenmill_gguf::{GgufError, GgufWriter, Metadata, StringArray, TensorType};
 
 use crate::{ConvertError, importance::MeasuredModel, output_file::OutputFile};
 
-/// Sums of the squares of what each matrix is multiplied with.
+/// Sums of the squared inputs of each matrix.
 #[derive(Clone, Debug, Default)]
 pub struct ImportanceSums {
-    /// By the tensor's name.
+    /// Sums by tensor name.
     entries: BTreeMap<String, Entry>,
     model: MeasuredModel,
 }
@@ -29,7 +29,7 @@ struct Entry {
     counts: Vec<f64>,
 }
 
-/// Names a matrix whose inputs are measured.
+/// Identifies a matrix whose inputs are measured.
 #[derive(Clone, Copy, Debug)]
 pub struct MeasuredMatrix<'a> {
     /// Name of the tensor.
@@ -50,7 +50,7 @@ impl ImportanceSums {
         Self::default()
     }
 
-    /// Keeps what the model that is measured calls itself: its file's `general.architecture` and `general.name`.
+    /// Stores the names of the measured model: its file's `general.architecture` and `general.name`.
     #[must_use]
     pub fn measured_on(mut self, metadata: &Metadata) -> Self {
         self.model = MeasuredModel::of_model(metadata);
@@ -94,7 +94,7 @@ impl ImportanceSums {
             for (sum, &x) in sums.iter_mut().zip(row) {
                 *sum += f64::from(x) * f64::from(x) * scale;
             }
-            // Matrices that share all rows are counted by the first.
+            // Matrices that share all rows use the first one's count.
             if is_chosen {
                 entry.counts[matrix_idx] += 1.0;
             } else if matrix_idx == 0 {
@@ -108,14 +108,15 @@ impl ImportanceSums {
         self.entries.len()
     }
 
-    /// The first tensor whose sums are no numbers.
+    /// Returns the first tensor with sums that are not finite.
     pub fn not_finite(&self) -> Option<&str> {
         let mut entries = self.entries.iter();
         let found = entries.find(|(_, entry)| entry.sums.iter().any(|sum| !sum.is_finite()));
         found.map(|(name, _)| name.as_str())
     }
 
-    /// Writes the importance matrix, in GGUF form: measured on `n_chunks` of `chunk_tokens` tokens of a text called `dataset`.
+    /// Writes the importance matrix in GGUF form, as measured on `n_chunks` of `chunk_tokens` tokens of a
+    /// text called `dataset`.
     ///
     /// # Errors
     /// [`ConvertError::Io`] and [`ConvertError::Gguf`].
@@ -133,11 +134,11 @@ impl ImportanceSums {
         self.write_to(file, writer, path)
     }
 
-    /// Looks whether there is room for the file that [`Self::write`] writes. The sums of one chunk have the size of those of all, so
-    /// it can be asked before a long run.
+    /// Checks that there is room for the file that [`Self::write`] writes. The sums of one chunk have the
+    /// same size as those of all, so this can be called before a long run.
     ///
     /// # Errors
-    /// [`ConvertError::NoRoom`], and a file that cannot be written.
+    /// [`ConvertError::NoRoom`], or an error that the file cannot be written.
     pub fn check_room(
         &self,
         path: impl AsRef<Path>,
@@ -153,7 +154,7 @@ impl ImportanceSums {
         OutputFile::create(path)?.check_room(n_bytes)
     }
 
-    /// The metadata and the list of tensors.
+    /// Returns the metadata and the list of tensors.
     fn header(&self, dataset: &str, n_chunks: u32, chunk_tokens: u32) -> Result<GgufWriter, ConvertError> {
         let mut writer = GgufWriter::new();
         let metadata = writer.metadata_mut();
@@ -267,7 +268,7 @@ mod tests {
             (read.n_chunks(), read.datasets()),
             (Some(3), &["wiki.txt".to_owned()][..])
         );
-        // Without a model in the file nothing is another one.
+        // If the file names no model, no model counts as another one.
         let mut other = Metadata::new();
         other.insert("general.name", "B").unwrap();
         assert_eq!(read.other_model(&other), None);

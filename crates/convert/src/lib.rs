@@ -1,14 +1,14 @@
 //! The mill: from a model file to a smaller one.
 //!
-//! [`Quantizer`] reads a GGUF file and writes another whose tensors have fewer bits. A [`Recipe`] says which: a [`Preset`] such as
-//! `Q4_K_M`, and exceptions by tensor. An [`ImportanceMatrix`] says which weights matter most. [`choose`] is the choice of types alone,
-//! for models that are quantized while they load.
+//! [`Quantizer`] reads a GGUF file and writes another whose tensors have fewer bits. A [`Recipe`] determines
+//! their types: a [`Preset`] such as `Q4_K_M`, and exceptions by tensor. An [`ImportanceMatrix`] states which
+//! weights matter most. [`choose`] only chooses types, for models that are quantized while they load.
 //!
-//! [`Writer`] makes a file of tensors that come from elsewhere, such as a Hugging Face folder, in an [`OutType`]. An [`OutputFile`] is
-//! there whole or not at all.
+//! [`Writer`] writes a file of tensors from elsewhere, such as a Hugging Face folder, in an [`OutType`]. An
+//! [`OutputFile`] exists completely or not at all.
 //!
-//! The key decision: what llama.cpp does, to the byte. Types, fallbacks, the order of tensors and the numbers in them are the same as
-//! there, so that whoever knows a file's name knows the file.
+//! The key decision: the output equals llama.cpp's, byte for byte. Types, fallbacks, the order of tensors and
+//! the numbers in them are the same, so a file's name means the same file.
 //!
 //! ```
 //! use tokenmill_convert::{ModelShape, Preset, Recipe, TensorShape, choose};

@@ -1,6 +1,6 @@
-//! [`OutType`]: the type of a converted file, and what each of its tensors gets.
+//! [`OutType`]: the type of a converted file, and of each of its tensors.
 //!
-//! Separate from the presets, which begin with such a file. Source: llama.cpp, `conversion/base.py`, for the tensors that stay F32.
+//! Presets begin with such a file. Source: llama.cpp, `conversion/base.py`, for the tensors that stay F32.
 
 use std::{fmt, str::FromStr};
 
@@ -12,7 +12,7 @@ use crate::{ConvertError, Preset, TensorShape};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OutType {
-    /// The 16-bit type of the weights: F16 where a matrix has it or all are F32, else BF16.
+    /// The 16-bit type of the weights: F16 if some matrix has it or all are F32, else BF16.
     #[default]
     Auto,
     /// Single precision.
@@ -23,7 +23,8 @@ pub enum OutType {
     Bf16,
     /// Eight bits.
     Q8_0,
-    /// What `quantize` makes of a file in F32 where a matrix is, else of one in the 16-bit type of the weights.
+    /// The output of `quantize` for a file in F32 if some matrix is F32, else for one in the 16-bit type of
+    /// the weights.
     Preset(Preset),
 }
 
@@ -55,7 +56,7 @@ impl fmt::Display for OutType {
     }
 }
 
-/// Ends of names whose tensors stay F32 whatever is asked for.
+/// Name suffixes of tensors that are always F32.
 const ALWAYS_F32: [&str; 11] = [
     "ffn_gate_inp.weight",
     "ffn_gate_inp_shexp.weight",
@@ -70,7 +71,8 @@ const ALWAYS_F32: [&str; 11] = [
     "altup_predict_coef.weight",
 ];
 
-/// The type of a tensor in a file whose matrices are `wanted`, one of F32, F16, BF16 and Q8_0. What is quantized already stays.
+/// Returns the type of a tensor in a file with matrices of type `wanted`, one of F32, F16, BF16 and Q8_0.
+/// Quantized tensors keep their type.
 pub(crate) fn type_of(tensor: &TensorShape<'_>, wanted: TensorType) -> TensorType {
     if tensor.ty.block_len() > 1 {
         return tensor.ty;

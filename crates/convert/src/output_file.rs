@@ -1,8 +1,9 @@
-//! [`OutputFile`]: a file that is there whole or not at all.
+//! [`OutputFile`]: a file that exists completely or not at all.
 //!
-//! Separate because everything that is written goes this way. Invariants: the name that was asked for never names a part of a file; what
-//! is not finished is removed, at the latest by the next process that writes a file of the same name; a link stays a link, also one to a
-//! file that is not there yet; a file that is written over keeps its mode and its owner, as far as the system allows.
+//! All output is written through it. Invariants: the requested name never refers to a partial file;
+//! unfinished files are removed, at the latest by the next process that writes a file with the same name; a
+//! link stays a link, even one to a missing file; an overwritten file keeps its mode and its owner, as far as
+//! the system allows.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -15,33 +16,35 @@ use tokenmill_gguf::free_bytes;
 
 use crate::ConvertError;
 
-/// Names that are tried where others are taken.
+/// Maximum number of names to try if others are taken.
 const MAX_TAKEN: u32 = 1000;
-/// The end of the names of files that are being written.
+/// Suffix of unfinished files.
 const END: &str = ".incomplete";
-/// Links that are followed one after the other, as many as Linux follows.
+/// Maximum number of links to follow, the same as in Linux.
 const MAX_LINKS: u32 = 40;
 
-/// A file that is written under another name and gets its own at the end. A device or a pipe is written to as it is.
+/// A file that is written under a temporary name and renamed at the end. A device or a pipe is written
+/// directly.
 #[derive(Debug)]
 pub struct OutputFile {
     file: File,
     path: PathBuf,
-    /// Where it lies until it is finished; `None` afterwards.
+    /// The temporary path; `None` once it is finished.
     aside: Option<PathBuf>,
 }
 
 impl OutputFile {
-    /// Whether what lies at a path is written to as it is: a device or a pipe. There is no room to look for, and a pipe that is opened and
-    /// closed has ended for its reader.
+    /// Returns whether a path is written directly, because it is a device or a pipe. There is no room to
+    /// check, and opening and closing a pipe would end it for its reader.
     pub fn is_in_place(path: &Path) -> bool {
         fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
     }
 
-    /// Begins a file next to where it will lie. What a process that was killed left of one of this name is removed.
+    /// Creates a temporary file next to the final path. Leftovers of killed processes with the same name are
+    /// removed.
     ///
     /// # Errors
-    /// [`ConvertError::Io`] where it cannot be made.
+    /// [`ConvertError::Io`] if it cannot be created.
     pub fn create(path: &Path) -> Result<Self, ConvertError> {
         let io_error = |source| ConvertError::Io {
             what: "create",
@@ -59,7 +62,7 @@ impl OutputFile {
         }
         remove_abandoned(&path);
         let start = start_of_names(&path);
-        // What a killed process left may have the number that this one has, as in a container.
+        // A killed process may have had the same process number, as in a container.
         let mut n_taken = 0;
         loop {
             let aside = path.with_file_name(format!("{start}{}-{n_taken}{END}", process::id()));
@@ -82,7 +85,8 @@ impl OutputFile {
         }
     }
 
-    /// Looks whether the disk has room for so many bytes. Where the system does not say it, it has, and so has what is no file.
+    /// Checks that the disk has room for this many bytes. If the system does not report it, or for devices
+    /// and pipes, the check passes.
     ///
     /// # Errors
     /// [`ConvertError::NoRoom`].
@@ -100,15 +104,15 @@ impl OutputFile {
         }
     }
 
-    /// The folder that it lies in.
+    /// Returns the folder of the file.
     pub(crate) fn folder(&self) -> &Path {
         folder_of(&self.path)
     }
 
-    /// Brings the bytes to the disk and gives the file its name.
+    /// Flushes the bytes to the disk and gives the file its name.
     ///
     /// # Errors
-    /// [`ConvertError::Io`]; no file is left then.
+    /// [`ConvertError::Io`]; then no file is left.
     pub fn finish(mut self) -> Result<(), ConvertError> {
         let io_error = |source| ConvertError::Io {
             what: "write",
@@ -125,7 +129,7 @@ impl OutputFile {
     }
 }
 
-/// What a path leads to, which need not be there: a link is not replaced.
+/// Resolves a path through links, even to a missing file, so that a link is not replaced.
 fn target_of(path: &Path) -> io::Result<PathBuf> {
     if let Ok(path) = fs::canonicalize(path) {
         return Ok(path);
@@ -133,7 +137,7 @@ fn target_of(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..MAX_LINKS {
         match fs::read_link(&path) {
-            // Relative to the folder of the link; an absolute target stands alone.
+            // Relative to the folder of the link; an absolute target replaces it.
             Ok(target) => path = path.parent().unwrap_or(Path::new("")).join(target),
             Err(_) => return Ok(path),
         }
@@ -141,7 +145,8 @@ fn target_of(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other("too many levels of links"))
 }
 
-/// Makes a file that will replace another, where there is one: it is the writer's alone until it has that one's mode.
+/// Creates a file that will replace another, if there is one: only the writer can access it until it has the
+/// other's mode.
 #[cfg(unix)]
 fn create_aside(aside: &Path, replaced: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt as _;
@@ -159,12 +164,13 @@ fn create_aside(aside: &Path, _: &Path) -> io::Result<File> {
     File::create_new(aside)
 }
 
-/// Gives a new file the mode and the owner of the one that it will replace, where there is one, as far as the system allows that: no one
-/// can read this one who could not read that one, but for the one who writes it. Access that lists of its own grant or take away (ACLs) is not taken over.
+/// Copies the mode and the owner of the replaced file, if there is one, as far as the system allows: apart
+/// from the writer, the new file is readable only by those who could read the old one. Access control lists
+/// are not copied.
 #[cfg(unix)]
 fn take_over_mode(file: &File, replaced: &Path) {
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, fchown};
-    /// Reading, writing and starting, without the bits that lend an owner's rights.
+    /// Permission bits for reading, writing and executing, without the setuid, setgid and sticky bits.
     const MODE_BITS: u32 = 0o777;
     let (Ok(old), Ok(new)) = (fs::metadata(replaced), file.metadata()) else {
         return;
@@ -173,7 +179,8 @@ fn take_over_mode(file: &File, replaced: &Path) {
         return;
     }
     if (old.uid(), old.gid()) != (new.uid(), new.gid())
-        // Only a privileged process may give files away, but to another of its groups.
+        // Only a privileged process may change a file's owner; others may change its group to one of their
+        // own.
         && fchown(file, Some(old.uid()), Some(old.gid())).is_err()
     {
         let _kept = fchown(file, None, Some(old.gid()));
@@ -184,8 +191,9 @@ fn take_over_mode(file: &File, replaced: &Path) {
     let _kept = file.set_permissions(fs::Permissions::from_mode(mode));
 }
 
-/// The mode of a file that replaces one of mode `old`. Where it could not get that one's group, its own group is among those who were others
-/// before, and that one's is now: both may do what both might.
+/// Returns the mode of a file that replaces one of mode `old`. If the group could not be copied, members of
+/// the new group were "others" before, and members of the old group are now; so both get only the permissions
+/// that group and others had in common.
 #[cfg(unix)]
 fn mode_for(old: u32, has_group: bool) -> u32 {
     const GROUP_BITS: u32 = 0o070;
@@ -201,26 +209,26 @@ fn mode_for(old: u32, has_group: bool) -> u32 {
 #[cfg(not(unix))]
 fn take_over_mode(_: &File, _: &Path) {}
 
-/// The folder of a file, which is the one that the process works in for a name alone.
+/// Returns the folder of a file; the current directory for a bare name.
 fn folder_of(path: &Path) -> &Path {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     folder.unwrap_or(Path::new("."))
 }
 
-/// How the names begin that a file has until it is finished.
+/// Returns the prefix of a file's temporary names.
 fn start_of_names(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     format!(".{name}.")
 }
 
-/// Locks a file that was made just now. The lock says that a process writes it, and ends with the process. `false` where another process
-/// took it for an abandoned one before.
+/// Locks a newly created file. The lock shows that a process is writing it, and ends with the process.
+/// Returns `false` if another process has removed it as abandoned before.
 fn is_held(file: &File, aside: &Path) -> bool {
-    // Where the file system has no locks, no process removes what another may write.
+    // Without lock support in the file system, no process removes files that another may be writing.
     !matches!(file.try_lock(), Err(TryLockError::WouldBlock)) && aside.exists()
 }
 
-/// Removes what killed processes left of a file: parts that no process holds.
+/// Removes leftovers of killed processes: partial files that no process has locked.
 fn remove_abandoned(path: &Path) {
     let start = start_of_names(path);
     let is_part = |name: &str| {
@@ -234,9 +242,9 @@ fn remove_abandoned(path: &Path) {
         if entry.file_name().to_str().is_some_and(is_part) {
             let part = entry.path();
             let Ok(file) = File::open(&part) else { continue };
-            // The lock is held until the file is gone, so that no process takes it meanwhile for its own.
+            // The lock is held until the file is gone, so that no process claims it meanwhile.
             if file.try_lock().is_ok() {
-                // What cannot be removed is in no one's way: the next name is taken.
+                // If removal fails, the next name is used.
                 let _left = fs::remove_file(&part);
             }
         }
@@ -256,7 +264,7 @@ impl Write for OutputFile {
 impl Drop for OutputFile {
     fn drop(&mut self) {
         if let Some(aside) = &self.aside {
-            // There is no caller to tell here, and the error that led here is told.
+            // There is no caller to report to here, and the original error is reported.
             let _ = fs::remove_file(aside);
         }
     }
@@ -290,7 +298,7 @@ mod tests {
         let mut file = OutputFile::create(&path).unwrap();
         file.write_all(b"part").unwrap();
         assert!(!path.exists());
-        // Another of the same name and process.
+        // Another file with the same name in the same process.
         drop(OutputFile::create(&path).unwrap());
         drop(file);
         assert_eq!(n_files(), 0);
@@ -368,7 +376,7 @@ mod tests {
         for mode in [0o600, 0o664, 0o444] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             let mut file = OutputFile::create(&path).unwrap();
-            // What is private is private while it is written.
+            // A private file stays private while it is written.
             assert_eq!(file.file.metadata().unwrap().mode() & 0o777, mode);
             file.write_all(b"new").unwrap();
             file.finish().unwrap();

@@ -1,7 +1,7 @@
-//! [`Planned`]: a tensor and what it becomes, and [`BegunFile`], which writes a file of them.
+//! [`Planned`]: a tensor with its conversion; and [`BegunFile`], which writes a file of them.
 //!
-//! Separate because files come from files and from folders. Invariants: at most some tens of megabytes of a tensor are in memory at
-//! a time, whatever its size; the output is there whole or not at all.
+//! Tensors come from files and from folders. Invariants: at most some tens of megabytes of a tensor are in
+//! memory at a time, whatever its size; the output exists completely or not at all.
 
 use std::{
     io::{BufWriter, Write},
@@ -18,24 +18,25 @@ use crate::{
     rows::Conversion,
 };
 
-/// Bytes of a tensor that are converted at a time: some seconds of the slowest type, after which the work can be stopped.
+/// Bytes of a tensor converted at a time: some seconds of the slowest type, after which the work can be
+/// stopped.
 const SLAB_BYTES: usize = 8 << 20;
 
-/// The version of the blocks' layouts that llama.cpp counts.
+/// The version of the block layouts, as counted by llama.cpp.
 pub(crate) const QUANTIZATION_VERSION: u32 = 2;
 
-/// A tensor and what it becomes.
+/// A tensor with its conversion.
 pub(crate) struct Planned<'a> {
     pub(crate) view: TensorView<'a>,
     pub(crate) choice: TypeChoice,
     pub(crate) importance: Option<&'a [f32]>,
-    /// Its type in the file that is quantized, which may exist in thought only.
+    /// Its type in the file to be quantized, which may be hypothetical.
     pub(crate) before: TensorType,
-    /// Whether floats are checked also where their type stays.
+    /// Whether floats are checked even if their type does not change.
     pub(crate) rewrites: bool,
 }
 
-/// A file that is begun: it lies aside and has no bytes yet.
+/// A file that has a temporary name and no bytes yet.
 pub(crate) struct BegunFile<'p, 'a> {
     path: &'p Path,
     output: OutputFile,
@@ -43,7 +44,7 @@ pub(crate) struct BegunFile<'p, 'a> {
     tensors: Vec<&'p Planned<'a>>,
 }
 
-/// Selects the dimensions that a tensor has in the file.
+/// The dimensions that a tensor has in the file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WrittenDims {
     /// Dimensions of the source, as llama.cpp's converter writes them.
@@ -82,7 +83,7 @@ impl<'p, 'a> BegunFile<'p, 'a> {
         })
     }
 
-    /// Writes it. It gets its name when it is finished.
+    /// Writes the file. It gets its name when it is finished.
     pub(crate) fn write(
         self,
         n_threads: usize,
@@ -125,7 +126,7 @@ impl<'p, 'a> BegunFile<'p, 'a> {
     }
 }
 
-/// Looks whether all files have room, before the first byte of any is written.
+/// Checks that there is room for all files before the first byte of any is written.
 ///
 /// # Errors
 /// [`ConvertError::NoRoom`].
@@ -133,14 +134,15 @@ pub(crate) fn check_room(files: &[BegunFile<'_, '_>]) -> Result<(), ConvertError
     let n_bytes = files.iter().map(|file| file.writer.n_file_bytes());
     let n_bytes: Vec<u64> = n_bytes.collect::<Result<_, _>>()?;
     for BegunFile { output, .. } in files {
-        // Links may lead parts to several places.
+        // Links may lead parts to different places.
         let beside = (files.iter().zip(&n_bytes)).filter(|(file, _)| file.output.folder() == output.folder());
         output.check_room(beside.map(|(_, n_bytes)| n_bytes).sum())?;
     }
     Ok(())
 }
 
-/// The tensors that are quantized without the importance that others have. Matrices have no entry for embeddings.
+/// Returns the tensors that are quantized without importance although others have it. Matrices have no entry
+/// for embeddings.
 pub(crate) fn without_importance(planned: &[Planned<'_>]) -> Vec<String> {
     let lacking = planned.iter().filter(|tensor| {
         let info = tensor.view.info;
@@ -150,7 +152,7 @@ pub(crate) fn without_importance(planned: &[Planned<'_>]) -> Vec<String> {
 }
 
 impl Planned<'_> {
-    /// Refuses what cannot be done, before any weight is read.
+    /// Refuses impossible conversions before any weight is read.
     pub(crate) fn check(&self, allows_requantize: bool) -> Result<(), ConvertError> {
         let info = self.view.info;
         if self.choice.ty == info.ty {
@@ -228,7 +230,7 @@ impl Planned<'_> {
     }
 }
 
-/// Matrices of a tensor: one for each expert.
+/// Returns the number of matrices of a tensor: one per expert.
 pub(crate) fn n_matrices(info: &TensorInfo) -> usize {
     info.dims.iter().skip(2).product()
 }

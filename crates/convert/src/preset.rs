@@ -1,7 +1,7 @@
-//! [`Preset`]: the kinds of quantized files, by the names that people know them by.
+//! [`Preset`]: the kinds of quantized files, by their usual names.
 //!
-//! Apart from the choice of each tensor's type, because names, help texts and metadata need the list only. Invariant: names, numbers
-//! and default types are llama.cpp's, so that a file made here is called what the same file made there is called.
+//! Names, help texts and metadata need only this list. Invariant: names, numbers and default types are
+//! llama.cpp's, so a file made here has the same name as the same file made there.
 //!
 //! Source: ggml-org/llama.cpp, `include/llama.h` (`enum llama_ftype`), `tools/quantize/quantize.cpp`.
 
@@ -11,10 +11,10 @@ use tokenmill_gguf::TensorType;
 
 use crate::ConvertError;
 
-/// Writes the enum and its lookups from one table, so that a preset is one row.
+/// Defines the enum and its lookups from one table, so that a preset is one row.
 macro_rules! presets {
     ($($name:ident = $file_type:literal: $default:ident, $about:literal;)*) => {
-        /// A kind of quantized file: which types its tensors have.
+        /// A kind of quantized file, which determines the types of its tensors.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[expect(non_camel_case_types, reason = "the names that every listing of models shows")]
         #[non_exhaustive]
@@ -26,28 +26,28 @@ macro_rules! presets {
             /// Every preset, roughly from the fewest bits to the most.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// Its name.
+            /// Returns its name.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => stringify!($name),)*
                 }
             }
 
-            /// What it is for.
+            /// Returns a short description.
             pub const fn about(self) -> &'static str {
                 match self {
                     $(Self::$name => $about,)*
                 }
             }
 
-            /// The type of tensors that no rule gives another.
+            /// Returns the type of tensors without a rule of their own.
             pub const fn default_type(self) -> TensorType {
                 match self {
                     $(Self::$name => TensorType::$default,)*
                 }
             }
 
-            /// The number in `general.file_type`.
+            /// Returns the number for `general.file_type`.
             pub const fn file_type(self) -> u32 {
                 match self {
                     $(Self::$name => $file_type,)*
@@ -95,7 +95,7 @@ presets! {
     F32 = 0: F32, "32 bits";
 }
 
-/// Short names, and what they stand for.
+/// Short names with their presets.
 const ALIASES: [(&str, Preset); 3] = [
     ("Q3_K", Preset::Q3_K_M),
     ("Q4_K", Preset::Q4_K_M),
@@ -105,7 +105,7 @@ const ALIASES: [(&str, Preset); 3] = [
 impl FromStr for Preset {
     type Err = ConvertError;
 
-    /// Reads a name, in upper or lower case, or a short one: `q4_k` is `Q4_K_M`.
+    /// Parses a name, in upper or lower case, or a short one: `q4_k` is `Q4_K_M`.
     fn from_str(name: &str) -> Result<Self, ConvertError> {
         let aliases = ALIASES.iter().map(|&(alias, preset)| (alias, preset));
         (Self::ALL.iter().map(|&preset| (preset.name(), preset)))

@@ -1,6 +1,6 @@
 //! [`Quantizer`]: a GGUF file in, a GGUF file out.
 //!
-//! Here file and choice meet. Invariant: what can be refused is refused before the first weight is read.
+//! Invariant: everything that can be refused is refused before the first weight is read.
 
 use std::{
     fs,
@@ -30,46 +30,48 @@ pub struct Quantizer<'a> {
     n_threads: usize,
 }
 
-/// How far the work has come.
+/// The progress of the work.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizeProgress<'a> {
     /// Bytes of the input that are done.
     pub n_bytes_done: usize,
-    /// Bytes of all its tensors.
+    /// Total bytes of its tensors.
     pub n_bytes_total: usize,
-    /// The tensor that is worked on.
+    /// The current tensor.
     pub tensor: &'a str,
 }
 
-/// What was written, or would be.
+/// A summary of the written files, or of those that would be written.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct QuantizeSummary {
-    /// The files.
+    /// Paths of the files.
     pub paths: Vec<PathBuf>,
-    /// Tensors.
+    /// Number of tensors.
     pub n_tensors: usize,
-    /// Bytes of all tensors before.
+    /// Total bytes of the tensors before.
     pub n_bytes_before: usize,
-    /// Bytes of all tensors after.
+    /// Total bytes of the tensors after.
     pub n_bytes_after: usize,
-    /// Values of all tensors.
+    /// Total values of the tensors.
     pub n_values: usize,
-    /// Tensors that get another type.
+    /// Number of tensors that change their type.
     pub n_changed: usize,
-    /// Tensors that got another type because their rows are not whole blocks, with their choice.
+    /// Tensors with a fallback type because their rows are not whole blocks, with the choice.
     pub fallbacks: Vec<(String, TypeChoice)>,
-    /// Tensors that were quantized without the importance that the matrix has for others. Embeddings are not among them: matrices
-    /// have no entry for them.
+    /// Tensors quantized without importance although the matrix has it for others. Embeddings are excluded,
+    /// because matrices have no entry for them.
     pub without_importance: Vec<String>,
-    /// The model that the importance matrix was measured on, in words, where it says one and this is another.
+    /// The name of the model that the importance matrix was measured on, if it states one and this model is
+    /// another.
     pub measured_on: Option<String>,
-    /// A tensor that becomes ternary though its values are not, by some of its rows: most of what the model has learned is lost.
+    /// A tensor that becomes ternary although its values are not, judging by some of its rows: most of the
+    /// model's knowledge would be lost.
     pub not_ternary: Option<String>,
 }
 
 impl QuantizeSummary {
-    /// Adds up tensors and the types that were chosen for them.
+    /// Sums up tensors and their chosen types.
     pub(crate) fn of<'t>(planned: impl Iterator<Item = (&'t TensorInfo, TypeChoice)>) -> Self {
         let mut summary = Self::default();
         for (info, choice) in planned {
@@ -88,7 +90,7 @@ impl QuantizeSummary {
 }
 
 impl<'a> Quantizer<'a> {
-    /// Begins with a file and what it shall become, on as many threads as there are processors.
+    /// Creates a quantizer for a file and a recipe, with one thread per processor.
     pub fn new(file: &'a GgufFile, recipe: Recipe) -> Self {
         Self {
             file,
@@ -100,38 +102,39 @@ impl<'a> Quantizer<'a> {
         }
     }
 
-    /// Weighs errors by an importance matrix.
+    /// Sets the importance matrix that weighs errors.
     #[must_use]
     pub fn importance(mut self, matrix: &'a ImportanceMatrix) -> Self {
         self.importance = Some(matrix);
         self
     }
 
-    /// Lets tensors that are quantized already be quantized again, which loses more than doing it once.
+    /// Allows quantized tensors to be quantized again, which loses more than quantizing once.
     #[must_use]
     pub fn allow_requantize(mut self) -> Self {
         self.allows_requantize = true;
         self
     }
 
-    /// Writes as many parts as the input has, each with its tensors.
+    /// Writes as many parts as the input has, with the same tensors in each.
     #[must_use]
     pub fn keep_split(mut self) -> Self {
         self.keeps_split = true;
         self
     }
 
-    /// Sets the threads.
+    /// Sets the number of threads.
     #[must_use]
     pub fn threads(mut self, n_threads: usize) -> Self {
         self.n_threads = n_threads.max(1);
         self
     }
 
-    /// Says what would be written, without doing it. All that can be refused before the first weight is read is refused here.
+    /// Returns a summary without writing. Everything that can be refused before the first weight is read is
+    /// refused here.
     ///
     /// # Errors
-    /// [`ConvertError`]: what does not go together.
+    /// [`ConvertError`] for incompatible options or input.
     pub fn plan(&self) -> Result<QuantizeSummary, ConvertError> {
         let planned = self.planned()?;
         let mut summary = QuantizeSummary::of(planned.iter().map(|tensor| (tensor.view.info, tensor.choice)));
@@ -143,11 +146,12 @@ impl<'a> Quantizer<'a> {
         Ok(summary)
     }
 
-    /// Writes the file, or its parts, next to it and renames it at the end. `on_progress` may stop the work.
+    /// Writes the file, or its parts, under temporary names and renames them at the end. `on_progress` may
+    /// stop the work.
     ///
     /// # Errors
-    /// [`ConvertError`]: what does not go together, what cannot be read or written, and weights that are no numbers. No file is
-    /// left then.
+    /// [`ConvertError`] for incompatible options or input, I/O errors, and weights that are not finite. Then
+    /// no file is left.
     pub fn write(
         &self,
         path: impl AsRef<Path>,
@@ -196,13 +200,13 @@ impl<'a> Quantizer<'a> {
             };
             finished.push(file.write(self.n_threads, &mut report)?);
         }
-        // Parts get their names together, so that a failure leaves none of them.
+        // All parts get their names at the end, so that a failure leaves none of them.
         finished.into_iter().try_for_each(OutputFile::finish)?;
         summary.paths = paths;
         Ok(summary)
     }
 
-    /// Refuses an output that is a file of the input, under whatever name.
+    /// Refuses an output that is a file of the input, under any name.
     fn check_outputs(&self, outputs: &[PathBuf]) -> Result<(), ConvertError> {
         let inputs: Vec<PathBuf> = (self.file.paths())
             .filter_map(|path| fs::canonicalize(path).ok())
@@ -214,7 +218,7 @@ impl<'a> Quantizer<'a> {
         }
     }
 
-    /// The tensors in the order of the input, with what they become.
+    /// Returns the tensors in the order of the input, with their conversions.
     fn planned(&self) -> Result<Vec<Planned<'a>>, ConvertError> {
         let model = ModelShape::of(self.file.metadata())?;
         let infos: Vec<_> = self.file.tensors().collect();
@@ -244,7 +248,7 @@ impl<'a> Quantizer<'a> {
         Ok(planned)
     }
 
-    /// The metadata of a part: that of the input with what has changed, at its end as in the reference.
+    /// Returns the metadata of a part: the input's, with the changed keys at its end as in llama.cpp.
     fn metadata(&self, part: usize, n_parts: usize, n_tensors: usize) -> Result<Metadata, ConvertError> {
         const SPLIT_KEYS: [&str; 3] = ["split.no", "split.count", "split.tensors.count"];
         let mut new: Vec<(&str, Value)> = Vec::new();
@@ -276,7 +280,7 @@ impl<'a> Quantizer<'a> {
     }
 }
 
-/// The path of a part of a split file: `model.gguf` becomes `model-00001-of-00003.gguf`.
+/// Returns the path of a part of a split file: `model.gguf` becomes `model-00001-of-00003.gguf`.
 fn part_path(path: &Path, part: usize, n_parts: usize) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let stem = name.strip_suffix(".gguf").unwrap_or(&name);

@@ -1,13 +1,13 @@
-//! [`Recipe`], [`ModelShape`] and [`TensorShape`]: what a choice of types is made from.
+//! [`Recipe`], [`ModelShape`] and [`TensorShape`]: the inputs of a choice of types.
 //!
-//! Apart from the choice because files and folders both say it. Invariant: nothing here is computed from weights.
+//! Files and folders both provide them. Invariant: nothing here is computed from weights.
 
 use regex::Regex;
 use tokenmill_gguf::{Metadata, TensorInfo, TensorType};
 
 use crate::{ConvertError, Preset};
 
-/// What is wanted of a quantized file.
+/// The requested properties of a quantized file.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Recipe {
@@ -15,18 +15,18 @@ pub struct Recipe {
     pub preset: Preset,
     /// Gives every tensor the preset's default type, without the exceptions of its mixture.
     pub is_pure: bool,
-    /// Leaves the output projection as it is.
+    /// Leaves the output projection unchanged.
     pub keeps_output: bool,
     /// The type of the output projection.
     pub output_type: Option<TensorType>,
-    /// The type of the embeddings of tokens.
+    /// The type of the token embeddings.
     pub embedding_type: Option<TensorType>,
-    /// Types of tensors by a regular expression that is searched in their names; the first that is found counts.
+    /// Types of tensors by a regular expression that is searched in their names; the first match counts.
     pub tensor_types: Vec<(Regex, TensorType)>,
 }
 
 impl Recipe {
-    /// A preset as it is.
+    /// Creates a recipe without exceptions.
     pub fn new(preset: Preset) -> Self {
         Self {
             preset,
@@ -38,7 +38,7 @@ impl Recipe {
         }
     }
 
-    /// Adds a type for the tensors in whose names `pattern` is found.
+    /// Adds a type for tensors whose names match `pattern` anywhere.
     ///
     /// # Errors
     /// [`ConvertError::BadPattern`].
@@ -51,7 +51,7 @@ impl Recipe {
         Ok(self)
     }
 
-    /// The regular expressions for types that are found in none of the `names`, with their places in `tensor_types`.
+    /// Returns the regular expressions that match none of the `names`, with their indices in `tensor_types`.
     pub fn unused_tensor_types<'n>(&self, names: impl Iterator<Item = &'n str>) -> Vec<(usize, &str)> {
         let mut unused: Vec<(usize, &Regex)> = (self.tensor_types.iter().enumerate())
             .map(|(idx, (pattern, _))| (idx, pattern))
@@ -66,26 +66,26 @@ impl Recipe {
     }
 }
 
-/// What the rules ask about a model.
+/// The properties of a model that the rules use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelShape {
     /// Its architecture.
     pub architecture: String,
-    /// Layers, with those for drafts.
+    /// Number of layers, including MTP layers.
     pub n_layers: usize,
-    /// Experts in a layer; 0 without.
+    /// Number of experts per layer; 0 without.
     pub n_experts: usize,
-    /// Heads of the first layer.
+    /// Number of heads of the first layer.
     pub n_heads: usize,
-    /// Heads of keys and values of the first layer.
+    /// Number of key and value heads of the first layer.
     pub n_kv_heads: usize,
 }
 
 impl ModelShape {
-    /// Reads them from a file's metadata.
+    /// Reads the properties from a file's metadata.
     ///
     /// # Errors
-    /// [`ConvertError::Gguf`]: keys that are missing or have another type.
+    /// [`ConvertError::Gguf`] for keys that are missing or have another type.
     pub fn of(metadata: &Metadata) -> Result<Self, ConvertError> {
         let architecture = metadata.str("general.architecture")?.to_owned();
         let key = |name: &str| format!("{architecture}.{name}");
@@ -103,12 +103,12 @@ impl ModelShape {
         })
     }
 
-    /// Heads that share keys and values.
+    /// Returns the number of heads that share keys and values.
     pub(crate) fn group_size(&self) -> usize {
         self.n_heads.checked_div(self.n_kv_heads).unwrap_or(0)
     }
 
-    /// Whether it has the shape of a 70B model, whose values are few.
+    /// Returns whether it has the shape of a 70B model, which has few values.
     pub(crate) fn is_70b(&self) -> bool {
         let is_known = match self.architecture.as_str() {
             "llama" => self.n_heads != self.n_kv_heads,
@@ -119,12 +119,12 @@ impl ModelShape {
     }
 }
 
-/// A tensor as a choice sees it.
+/// The properties of a tensor that a choice uses.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorShape<'a> {
     /// Its GGUF name.
     pub name: &'a str,
-    /// The type it has.
+    /// Its current type.
     pub ty: TensorType,
     /// Its dimensions, the contiguous one first.
     pub dims: &'a [usize],

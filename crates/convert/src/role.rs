@@ -1,13 +1,14 @@
-//! [`Role`]: what a tensor is for, as far as the choice of its type depends on it; and whether it is quantized at all.
+//! [`Role`]: the function of a tensor, as far as the choice of its type depends on it; and whether it is
+//! quantized at all.
 //!
-//! Apart from the choice because both follow from a tensor's name alone. Invariant: the names are those of GGUF files.
+//! Both depend only on a tensor's name. Invariant: the names are those of GGUF files.
 //!
 //! Source: ggml-org/llama.cpp, `src/llama-quant.cpp` (`tensor_get_category`, `tensor_allows_quantization`).
 
-/// What a tensor is for.
+/// The function of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The embeddings of tokens.
+    /// Token embeddings.
     Embedding,
     /// The projection to logits.
     Output,
@@ -15,22 +16,22 @@ pub(crate) enum Role {
     Query,
     /// Keys of attention.
     Key,
-    /// Values of attention, alone or with queries and keys: what suffers most from few bits.
+    /// Values of attention, alone or with queries and keys: they are the most sensitive to few bits.
     Value,
-    /// What attention gives back.
+    /// The output projection of attention.
     AttentionOutput,
-    /// The gate of a feed-forward network, of experts too.
+    /// The gate of a feed-forward network, including that of experts.
     Gate,
-    /// The way up in a feed-forward network.
+    /// The up projection of a feed-forward network.
     Up,
-    /// The way down in a feed-forward network.
+    /// The down projection of a feed-forward network.
     Down,
     /// Anything else.
     Other,
 }
 
 impl Role {
-    /// The role that a name tells.
+    /// Returns the role of a tensor with this name.
     pub(crate) fn of(name: &str) -> Self {
         const PARTS: [(&str, Role); 9] = [
             ("attn_qkv.weight", Role::Value),
@@ -53,7 +54,7 @@ impl Role {
     }
 }
 
-/// Parts of the names of tensors that stay as they are: small ones, and those that suffer from any loss.
+/// Parts of the names of tensors that are not quantized: small ones, and those sensitive to any loss.
 const KEPT: [&str; 29] = [
     "_norm.weight",
     "ffn_gate_inp.weight",
@@ -86,7 +87,7 @@ const KEPT: [&str; 29] = [
     "a.rvq.codebook",
 ];
 
-/// Whether a tensor of this name and number of dimensions is quantized.
+/// Returns whether a tensor with this name and number of dimensions is quantized.
 pub(crate) fn is_quantized(name: &str, n_dims: usize) -> bool {
     const EMBEDDINGS: [&str; 2] = ["position_embd.weight", "token_types.weight"];
     n_dims >= 2

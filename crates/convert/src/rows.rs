@@ -1,7 +1,7 @@
-//! [`Conversion`]: the rows of a tensor from one type to another, by several threads.
+//! [`Conversion`]: converts the rows of a tensor from one type to another, with several threads.
 //!
-//! Separate from files: it reads bytes and gives bytes. Invariant: a row's bytes depend on the row and its importance alone, not on the
-//! threads or on how rows are cut into pieces.
+//! It reads bytes and writes bytes, not files. Invariant: a row's bytes depend on the row and its importance
+//! alone, not on the threads or on how rows are divided.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,13 +10,13 @@ use tokenmill_quant::{Format, QuantError};
 
 use crate::ConvertError;
 
-/// Values that a thread takes at a time, rounded up to rows.
+/// Number of values that a thread processes at a time, rounded up to rows.
 const PIECE_VALUES: usize = 1 << 16;
 
-/// Greater values than this may have scales that half precision cannot hold: the result is looked at.
+/// Larger values may have scales that half precision cannot hold, so the result is checked.
 const SAFE_MAGNITUDE: f32 = 30_000.0;
 
-/// A tensor that is converted.
+/// A tensor to convert.
 #[derive(Debug)]
 pub(crate) struct Conversion<'a> {
     pub(crate) name: &'a str,
@@ -24,13 +24,13 @@ pub(crate) struct Conversion<'a> {
     pub(crate) from: &'static Format,
     pub(crate) to: &'static Format,
     pub(crate) row_len: usize,
-    /// Rows of a matrix; a tensor of experts has several.
+    /// Number of rows per matrix; a tensor of experts has several.
     pub(crate) rows_per_matrix: usize,
-    /// A number for each column of each matrix.
+    /// One number per column of each matrix.
     pub(crate) importance: Option<&'a [f32]>,
 }
 
-/// Memory of a thread.
+/// The buffers of a thread.
 #[derive(Default)]
 struct Buffers {
     encoded: Vec<u8>,
@@ -39,7 +39,7 @@ struct Buffers {
 }
 
 impl Conversion<'_> {
-    /// Bytes of a row before and after.
+    /// Returns the bytes of a row before and after.
     pub(crate) fn row_bytes(&self) -> Result<(usize, usize), ConvertError> {
         let of = |format: &Format| {
             format
@@ -56,7 +56,7 @@ impl Conversion<'_> {
         }
     }
 
-    /// Converts the rows from `first_row` on into `out`, as many as it has room for.
+    /// Converts as many rows as fit in `out`, from `first_row` on.
     pub(crate) fn convert(
         &self,
         first_row: usize,
@@ -86,7 +86,7 @@ impl Conversion<'_> {
                     .join()
                     .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             });
-            // All threads have ended before the first error is given.
+            // All threads have ended before the first error is returned.
             results.collect::<Vec<_>>().into_iter().chain([own]).collect()
         })
     }

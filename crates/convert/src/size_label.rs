@@ -1,17 +1,18 @@
-//! [`size_label`]: how large a model is, in the words that files carry.
+//! [`size_label`]: the size of a model, in the notation used in files.
 //!
-//! Source: gguf-py, `utility.py` and `gguf_writer.py`, for what is counted.
+//! Source: gguf-py, `utility.py` and `gguf_writer.py`, for the parameters that count.
 
 use tokenmill_gguf::TensorInfo;
 
-/// The parameters of a model, or of its experts and what they share: `7.2B`, `8x7B`. `None` where there are none.
+/// Returns the number of parameters of a model, or of its experts and their shared part: `7.2B`, `8x7B`.
+/// `None` if there are none.
 pub(crate) fn size_label(tensors: &[TensorInfo]) -> Option<String> {
     let (mut total, mut in_use) = (0_usize, 0_usize);
     let (mut n_experts, mut n_tensors) = (0_usize, 0_usize);
     for tensor in tensors {
         let n = tensor.n_elements();
         total += n;
-        // A tensor of experts counts as one of them.
+        // A tensor of experts counts as a single expert.
         let is_bias = tensor.name.contains(".bias");
         let count = (tensor.name.contains("_exps.") && tensor.dims.len() > 2)
             .then(|| tensor.dims[if is_bias { 1 } else { 2 }]);
@@ -30,7 +31,7 @@ pub(crate) fn size_label(tensors: &[TensorInfo]) -> Option<String> {
     }
 }
 
-/// A count with two digits at least.
+/// Formats a count with at least two digits.
 fn in_words(n: usize) -> String {
     let n = n as f64;
     let (scale, suffix) = match n {

@@ -1,26 +1,27 @@
-//! [`not_ternary`]: whether weights are such that ternary types keep them.
+//! [`not_ternary`]: whether ternary types would preserve the weights.
 //!
-//! Separate because it reads weights before any is converted: a few rows, of the first tensor alone. Networks that were trained for it have
-//! three values in a block; of others these types keep little more than signs.
+//! It reads weights before any is converted: a few rows, of the first tensor only. Networks trained for
+//! ternary types have three values per block; of others these types keep little more than signs.
 
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{Format, QuantError};
 
 use crate::{ConvertError, planned::Planned};
 
-/// Rows that are looked at.
+/// Number of rows to check.
 const N_ROWS: usize = 4;
-/// Values that share a scale in both types.
+/// Number of values that share a scale in both types.
 const BLOCK_VALUES: usize = 256;
-/// How near a value is to one of the three, in parts of the greatest of its block.
+/// Maximum distance of a value to one of the three, relative to the largest of its block.
 const NEAR: f32 = 0.1;
-/// The share of values that are near, in networks that were trained for it. Normally distributed ones have about a quarter.
+/// Minimum share of near values in networks trained for it. Normally distributed values reach about a
+/// quarter.
 const MOST: f64 = 0.9;
 
-/// The first tensor that becomes ternary though its values are not; `None` where there is none.
+/// Returns the first tensor that becomes ternary although its values are not; `None` if there is none.
 ///
 /// # Errors
-/// Weights that cannot be read.
+/// An error if weights cannot be read.
 pub(crate) fn not_ternary(planned: &[Planned<'_>]) -> Result<Option<String>, ConvertError> {
     let is_ternary = |ty| matches!(ty, TensorType::TQ1_0 | TensorType::TQ2_0);
     let mut tensors = planned.iter();
@@ -48,7 +49,7 @@ pub(crate) fn not_ternary(planned: &[Planned<'_>]) -> Result<Option<String>, Con
     Ok((share_near(&values) < MOST).then(|| info.name.clone()))
 }
 
-/// The share of values that are near to nothing or to the greatest of their block, whatever their sign.
+/// Returns the share of values near zero or near the largest magnitude of their block.
 fn share_near(values: &[f32]) -> f64 {
     let n_near: usize = values
         .chunks(BLOCK_VALUES)
@@ -81,7 +82,7 @@ mod tests {
         assert!(share_near(&[0.0; 512]) > 0.99);
         let mut random = Random::new(4);
         let uniform: Vec<f32> = (0..4096).map(|_| random.below(1001) as f32 - 500.0).collect();
-        // A sum of several is nearly normal.
+        // A sum of several uniform values is nearly normal.
         let normal: Vec<f32> = uniform.chunks(8).map(|values| values.iter().sum()).collect();
         for values in [&uniform, &normal] {
             assert!(share_near(values) < 0.5, "{}", share_near(values));

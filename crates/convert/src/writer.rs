@@ -1,7 +1,7 @@
 //! [`Writer`]: tensors from anywhere in, a GGUF file out.
 //!
-//! Separate from [`Quantizer`](crate::Quantizer), which reads a file: here whoever knows a folder gives tensors and metadata.
-//! Invariant: no weight that is no number is written, also where its type stays.
+//! [`Quantizer`](crate::Quantizer), in contrast, reads a file: here the caller provides tensors and metadata.
+//! Invariant: a NaN or infinite weight is never written, even if its type does not change.
 
 use std::{ops::ControlFlow, path::Path};
 
@@ -18,7 +18,7 @@ use crate::{
     ternary::not_ternary,
 };
 
-/// The tensors of a file to be.
+/// The tensors of a file to be written.
 #[derive(Debug, Default)]
 pub struct Writer<'a> {
     infos: Vec<TensorInfo>,
@@ -29,10 +29,10 @@ pub struct Writer<'a> {
     n_threads: Option<usize>,
 }
 
-/// The type that a tensor has for a reason of its own, by its name, in a file whose matrices have some type.
+/// A function from a tensor's name and the type of the file's matrices to a type that overrides the tensor's.
 pub type TypeOf = fn(&str, TensorType) -> Option<TensorType>;
 
-/// The number of F16 files, and so on, in `general.file_type`.
+/// Values of `general.file_type` for F32 files, F16 files, and so on.
 const ALL_F32: u32 = 0;
 const MOSTLY_F16: u32 = 1;
 const MOSTLY_Q8_0: u32 = 7;
@@ -40,16 +40,16 @@ const MOSTLY_BF16: u32 = 32;
 const MOSTLY_MXFP4: u32 = 38;
 
 impl<'a> Writer<'a> {
-    /// Takes tensors: the name, the type, the dimensions with the contiguous one first, and the bytes of each. Their order is that
-    /// of the file.
+    /// Creates a writer from tensors: each with its name, type, dimensions with the contiguous one first, and
+    /// bytes. Their order is that of the file.
     ///
     /// # Errors
-    /// [`ConvertError::Gguf`]: a name or dimensions that no file may have.
+    /// [`ConvertError::Gguf`] for a name or dimensions that a file cannot have.
     pub fn new(
         tensors: impl IntoIterator<Item = (String, TensorType, Vec<usize>, TensorBytes<'a>)>,
         out: OutType,
     ) -> Result<Self, ConvertError> {
-        // The file's own writer checks what it is told.
+        // The GGUF writer checks names and dimensions.
         let mut header = GgufWriter::new();
         let mut all_bytes = Vec::new();
         for (name, ty, dims, bytes) in tensors {
@@ -67,33 +67,33 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Weighs errors by an importance matrix, which only a preset takes.
+    /// Sets the importance matrix that weighs errors; it requires a preset.
     #[must_use]
     pub fn importance(mut self, matrix: &'a ImportanceMatrix) -> Self {
         self.importance = Some(matrix);
         self
     }
 
-    /// Gives some tensors, by their names, a type of their own in place of the file's.
+    /// Overrides the type of some tensors by name.
     #[must_use]
     pub fn exception(mut self, type_of: TypeOf) -> Self {
         self.exception = Some(type_of);
         self
     }
 
-    /// Sets the threads, otherwise as many as there are processors.
+    /// Sets the number of threads; the default is one per processor.
     #[must_use]
     pub fn threads(mut self, n_threads: usize) -> Self {
         self.n_threads = Some(n_threads.max(1));
         self
     }
 
-    /// `general.size_label`: how many parameters there are, in words such as `7.2B` or `8x7B`.
+    /// Returns `general.size_label`: the number of parameters, such as `7.2B` or `8x7B`.
     pub fn size_label(&self) -> Option<String> {
         size_label(&self.infos)
     }
 
-    /// `general.file_type`.
+    /// Returns `general.file_type`.
     pub fn file_type(&self) -> u32 {
         let has_mxfp4 = self.infos.iter().any(|info| info.ty == TensorType::MXFP4);
         match (self.out, self.matrix_type()) {
@@ -106,13 +106,13 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The version of the quantized blocks.
+    /// Returns the version of the quantized blocks.
     pub fn quantization_version(&self) -> u32 {
         QUANTIZATION_VERSION
     }
 
-    /// The keys that the type of a file has, and the importance matrix: in the order in which [`Quantizer`](crate::Quantizer) writes them,
-    /// at the end of the metadata.
+    /// Returns the keys for the type of the file and for the importance matrix, in the order in which
+    /// [`Quantizer`](crate::Quantizer) writes them at the end of the metadata.
     pub fn keys_of_type(&self) -> Vec<(&'static str, Value)> {
         let mut keys = vec![
             ("general.quantization_version", Value::from(QUANTIZATION_VERSION)),
@@ -122,7 +122,7 @@ impl<'a> Writer<'a> {
         keys
     }
 
-    /// The type of matrices, before a preset.
+    /// Returns the type of matrices before a preset is applied.
     fn matrix_type(&self) -> TensorType {
         let matrices = || self.infos.iter().filter(|info| info.dims.len() > 1);
         match self.out {
@@ -130,11 +130,11 @@ impl<'a> Writer<'a> {
             OutType::F16 => TensorType::F16,
             OutType::Bf16 => TensorType::BF16,
             OutType::Q8_0 => TensorType::Q8_0,
-            // What a preset leaves alone loses nothing.
+            // Tensors that a preset does not quantize then lose nothing.
             OutType::Preset(_) if matrices().any(|info| info.ty == TensorType::F32) => TensorType::F32,
             OutType::Auto | OutType::Preset(_) => {
                 let has = |ty| matrices().any(|info| info.ty == ty);
-                // F16 keeps more bits of a number in F32 than BF16 does, and is what the reference takes.
+                // F16 keeps more bits of an F32 number than BF16, and is llama.cpp's choice.
                 if has(TensorType::F16) || has(TensorType::F32) && !has(TensorType::BF16) {
                     TensorType::F16
                 } else {
@@ -144,7 +144,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The types before a preset.
+    /// Returns the types before a preset is applied.
     fn types_before(&self) -> Vec<TensorType> {
         let wanted = self.matrix_type();
         let own = |info: &TensorInfo| self.exception.and_then(|type_of| type_of(&info.name, wanted));
@@ -153,7 +153,7 @@ impl<'a> Writer<'a> {
             .collect()
     }
 
-    /// What each tensor becomes.
+    /// Returns the conversion of each tensor.
     fn choices(&self, metadata: &Metadata, before: &[TensorType]) -> Result<Vec<TypeChoice>, ConvertError> {
         let OutType::Preset(preset) = self.out else {
             let choice = |ty| TypeChoice {
@@ -173,17 +173,17 @@ impl<'a> Writer<'a> {
         let mut choices = choose(&model, &recipe, self.importance.is_some(), &shapes)?;
         for (choice, &ty) in choices.iter_mut().zip(before) {
             if !is_float(ty) {
-                // What the folder has quantized already would lose more.
+                // Quantizing the folder's quantized tensors again would lose more.
                 choice.ty = ty;
             }
         }
         Ok(choices)
     }
 
-    /// Says what would be written, reading some rows at most.
+    /// Returns a summary without writing; reads at most some rows.
     ///
     /// # Errors
-    /// [`ConvertError`]: what does not go together.
+    /// [`ConvertError`] for incompatible options or input.
     pub fn plan(&self, metadata: &Metadata) -> Result<QuantizeSummary, ConvertError> {
         let planned = self.planned(metadata)?;
         let tensors = planned.iter().map(|tensor| (tensor.view.info, tensor.choice));
@@ -226,11 +226,11 @@ impl<'a> Writer<'a> {
         Ok(planned)
     }
 
-    /// Writes the file next to its place and renames it at the end. `on_progress` may stop the work.
+    /// Writes the file under a temporary name and renames it at the end. `on_progress` may stop the work.
     ///
     /// # Errors
-    /// [`ConvertError`]: what does not go together, what cannot be read or written, and weights that are no numbers. No file is left
-    /// then.
+    /// [`ConvertError`] for incompatible options or input, I/O errors, and weights that are not finite. Then
+    /// no file is left.
     pub fn write(
         &self,
         path: impl AsRef<Path>,

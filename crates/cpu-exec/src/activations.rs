@@ -1,13 +1,13 @@
 //! [`quantize`]: a step's activations as bytes, on all threads.
 //!
-//! Separate because every product with quantized weights starts with it. Invariant: a block is a function of its own
+//! Every product with quantized weights starts with it. Invariant: a block is a function of its own
 //! activations alone.
 
 use tokenmill_cpu_kernels::{ActivationBlock, SPAN_COLS, ScaleSpan, n_spans};
 
 use crate::{Host, pool::Columns};
 
-/// Tokens per chunk, so that a decode step's few stay on the calling thread.
+/// The number of tokens per chunk, so low that the few tokens of a decode step stay on the calling thread.
 const TOKENS_PER_CHUNK: usize = 4;
 
 /// Quantizes `x`, `[n_tokens, n_cols]`, into `blocks`, `[n_spans, n_tokens]`.

@@ -1,7 +1,8 @@
-//! [`Adapting`] and [`Adding`]: what adapters make of some rows, added to the products of a linear map.
+//! [`Adapting`] and [`Adding`]: the changes that adapters add to some rows of a linear map's products.
 //!
-//! Separate from the products, which call it: `A x` before the first of a group, the rest for each pair of tiles while its sums are in
-//! the first-level cache. So `B` is read next to products that are held up by their instructions, and a group stays one job. Invariant: an element is a function of its own row and its
+//! The products call it: `A x` is computed before the first product of a group, the rest for each pair of
+//! tiles while its sums are in the first-level cache. So `B` is read while the products wait for their
+//! instructions, and a group stays one job. Invariant: an element is a function of its own row and its
 //! adapter's weights, reduced in one order, whatever other rows there are.
 //!
 //! ```text
@@ -19,34 +20,34 @@ use crate::{
     thread_scratch::{SUMS_LEN, TOKEN_BLOCK, ThreadScratch, grown},
 };
 
-/// Parts of the first products for each thread, where there are so many rows.
+/// The number of parts per thread into which the first products are cut, if there are enough rows.
 const PARTS_PER_THREAD: usize = 2;
 
 /// Rows of a product that one adapter changes.
 #[derive(Clone, Debug)]
 pub(crate) struct AdaptedRows {
-    /// Which of a group's products.
+    /// The index of the product in its group.
     pub(crate) target_idx: usize,
-    /// Which of the adapters.
+    /// The index of the adapter.
     pub(crate) adapter_idx: usize,
     /// The rows.
     pub(crate) rows: Range<usize>,
 }
 
-/// How an adapter changes a product.
+/// The change that an adapter makes to a product.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change<'a> {
     /// `[rank, n_in]`, floats.
     pub(crate) a: &'a Matrix,
     /// `[n_out, rank]`, floats.
     pub(crate) b: &'a Matrix,
-    /// Multiplies the change.
+    /// The factor of the change.
     pub(crate) scale: f32,
 }
 
-/// Looks changes up.
+/// Looks up the changes of adapters.
 pub(crate) trait Changes: Sync {
-    /// What changes these rows.
+    /// Returns the change of these rows.
     fn of(&self, rows: &AdaptedRows) -> Change<'_>;
 }
 
@@ -55,31 +56,32 @@ pub(crate) trait Changes: Sync {
 pub(crate) struct AdaptScratch {
     /// `A x` of all pieces, one after the other.
     small: Vec<f32>,
-    /// Where those of each of the adapted rows begin.
+    /// The offset in `small` of each of the adapted rows' values.
     starts: Vec<usize>,
-    /// The place of each piece there.
+    /// The place of each piece in `small`.
     rects: Vec<Rect>,
-    /// The rows of each piece, and which of the caller's it is of.
+    /// The adapted rows that each piece belongs to, by index, and the rows of the piece.
     pieces: Vec<(usize, Range<usize>)>,
-    /// Which of the caller's come one after the other, by product and row.
+    /// The indices of the adapted rows, sorted by product and row.
     order: Vec<usize>,
 }
 
-/// What adapters change in the products of a group.
+/// The changes that adapters make to the products of a group.
 pub(crate) struct Adapting<'a> {
-    /// A row of a product is named once.
+    /// The adapted rows; each row of a product occurs once.
     pub(crate) adapted: &'a [AdaptedRows],
-    /// What changes them.
+    /// The changes of these rows.
     pub(crate) changes: &'a dyn Changes,
-    /// What it takes to compute that.
+    /// Scratch memory to compute the changes in.
     pub(crate) scratch: &'a mut AdaptScratch,
 }
 
 impl<'a> Adapting<'a> {
-    /// Computes `A x` of all adapted rows; `x` is the input of the group, `[n_rows, n_in]`, and `widths` are those of its products.
+    /// Computes `A x` of all adapted rows. `x` is the input of the group, `[n_rows, n_in]`; `width_of`
+    /// returns the width of each product.
     ///
     /// # Panics
-    /// When the shapes contradict each other.
+    /// If the shapes contradict each other.
     pub(crate) fn begin(
         self,
         host: &Host,
@@ -104,7 +106,7 @@ impl<'a> Adapting<'a> {
         starts.clear();
         rects.clear();
         pieces.clear();
-        // So many rows at a time that all threads have something to do, and else many: each piece reads its matrix.
+        // A piece reads its whole matrix, so it has as many rows as possible while all threads have work.
         let n_rows: usize = adapted.iter().map(|adapted| adapted.rows.len()).sum();
         let piece_rows = n_rows
             .div_ceil(PARTS_PER_THREAD * host.pool().n_threads())
@@ -158,14 +160,14 @@ impl<'a> Adapting<'a> {
     }
 }
 
-/// Sorts adapted rows by product and row.
+/// Sorts the adapted rows by product and row.
 fn put_in_order(adapted: &[AdaptedRows], order: &mut Vec<usize>) {
     order.clear();
     order.extend((0..adapted.len()).filter(|&idx| !adapted[idx].rows.is_empty()));
     order.sort_unstable_by_key(|&idx| (adapted[idx].target_idx, adapted[idx].rows.start));
 }
 
-/// Those of sorted adapted rows that lie in rows of a product.
+/// Returns the sorted adapted rows that intersect some rows of a product.
 fn those_in<'a>(
     adapted: &'a [AdaptedRows],
     order: &'a [usize],
@@ -181,7 +183,7 @@ fn those_in<'a>(
     order[first..].iter().copied().take_while(is_in)
 }
 
-/// What is left to be added to the products of a group.
+/// The remaining work of [`Adapting`]: the changes to be added to the products of a group.
 #[derive(Clone, Copy)]
 pub(crate) struct Adding<'a> {
     adapted: &'a [AdaptedRows],
@@ -192,7 +194,7 @@ pub(crate) struct Adding<'a> {
 }
 
 impl Adding<'_> {
-    /// Asks for what [`Self::add`] will read, while the products are made to which it adds.
+    /// Prefetches the weights that [`Self::add`] will read while the products are computed.
     pub(crate) fn prefetch(
         &self,
         host: &Host,
@@ -205,7 +207,8 @@ impl Adding<'_> {
         });
     }
 
-    /// Adds to the sums of one or two tiles of a product, `[n_tokens, PAIR_ROWS]`, what adapters change in them.
+    /// Adds the changes of the adapters to the sums of one or two tiles of a product,
+    /// `[n_tokens, PAIR_ROWS]`.
     pub(crate) fn add(
         &self,
         host: &Host,
@@ -220,7 +223,8 @@ impl Adding<'_> {
         });
     }
 
-    /// Calls `f(change, A x, offset)` for those of the tokens that an adapter changes; the first is `offset` behind the first token.
+    /// Calls `f(change, A x, offset)` for each run of the tokens that an adapter changes; the run begins
+    /// `offset` tokens after the first token.
     fn for_each(
         &self,
         target_idx: usize,
@@ -240,7 +244,7 @@ impl Adding<'_> {
     }
 }
 
-/// Rows of floats.
+/// Returns rows of floats as activations.
 fn floats(x: &[f32], n_cols: usize) -> Activations<'_> {
     Activations {
         x,
@@ -251,8 +255,8 @@ fn floats(x: &[f32], n_cols: usize) -> Activations<'_> {
     }
 }
 
-/// Calls `f` for as many neighbouring tiles at a time as there is room for the sums of `n_rows` rows, with the first tile and their number, and with
-/// the rows of the matrix that they hold.
+/// Calls `f((first tile, tiles), rows of the matrix)` for runs of neighbouring tiles, each as long as the
+/// sums of `n_rows` rows have space for.
 fn for_each_run(matrix: &Matrix, n_rows: usize, mut f: impl FnMut((usize, usize), Range<usize>)) {
     let most = (SUMS_LEN / (n_rows * TILE_ROWS)).max(2);
     for first_tile in (0..matrix.n_tiles()).step_by(most) {
@@ -262,7 +266,7 @@ fn for_each_run(matrix: &Matrix, n_rows: usize, mut f: impl FnMut((usize, usize)
     }
 }
 
-/// Sums of a row of `n_tiles` tiles, as [`Matrix::products`] writes them.
+/// Returns the stride of the sums of `n_tiles` tiles as [`Matrix::products`] writes them.
 fn sum_stride((_, n_tiles): (usize, usize)) -> usize {
     PAIR_ROWS.max(n_tiles * TILE_ROWS)
 }
@@ -279,7 +283,7 @@ mod tests {
             (state >> 16) as usize % n as usize
         };
         for _ in 0..200 {
-            // Runs of rows with gaps, each in some of three products, as the runs of a step are.
+            // Runs of rows with gaps, each in some of three products, like the runs of a step.
             let (mut adapted, mut row) = (Vec::new(), 0);
             for adapter_idx in 0..random(12) {
                 row += random(3);

@@ -1,12 +1,14 @@
 //! [`attention`]: softmax(scale * q kᵀ) v over the pages of each sequence of a ragged batch.
 //!
-//! The context is cut into *splits* of 256 positions. A split is attended to by itself, with its own maximum and sum, and
-//! splits are folded together in order. One sequence's newest token is computed by all threads, a split and a head each;
-//! many tokens are computed in blocks that go through the splits one after the other, so that what is loaded serves many
-//! rows. Query heads that share keys and values are rows of one block.
+//! The context is cut into *splits* of 256 positions. A split is attended to by itself, with its own maximum
+//! and sum, and splits are folded together in order. For one sequence's newest token, all threads share the
+//! work, a split and a head each. Many tokens are computed in blocks that pass through the splits one after
+//! the other, so that each load serves many rows. Query heads that share keys and values are rows of one
+//! block.
 //!
-//! Invariant: a token's result depends on its query, its position and what the store holds for its sequence. Splits lie
-//! at fixed positions and both ways do the same operations, so it does not depend on how a step was cut into work.
+//! Invariant: a token's result depends on its query, its position and the stored keys and values of its
+//! sequence. Splits lie at fixed positions and both ways perform the same operations, so the result does not
+//! depend on how a step was cut into work.
 
 mod plan;
 
@@ -33,7 +35,8 @@ const _: () = assert!(
     "kernels take the pages of the store"
 );
 
-/// The kernels for pages of a type, of rows where values are in keys.
+/// Returns the kernels for pages of a type; `has_values_in_keys` selects those for rows that hold keys and
+/// values.
 fn page_ops(ty: KvType, has_values_in_keys: bool) -> &'static PageOps {
     match ty {
         KvType::F32 => &F32_PAGES,
@@ -45,29 +48,32 @@ fn page_ops(ty: KvType, has_values_in_keys: bool) -> &'static PageOps {
     }
 }
 
-/// Where the tokens of a step are: the arrays of a forward batch.
+/// The places of a step's tokens: the arrays of a forward batch.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionBatch<'a> {
-    /// Each token's position, `[n_tokens]`; consecutive within a sequence.
+    /// The position of each token, `[n_tokens]`; consecutive within a sequence.
     pub positions: &'a [u32],
     /// Tokens of sequence `s` are `seq_starts[s]..seq_starts[s + 1]`.
     pub seq_starts: &'a [u32],
-    /// The last position that each token sees where attention is causal, `[n_tokens]`; empty where that is its own.
+    /// The last position that each token sees in causal attention, `[n_tokens]`; empty if each token sees up
+    /// to itself.
     pub last_seen: &'a [u32],
-    /// The first and the last position that each token sees in layers with a window, `[n_tokens]`; empty where the window says.
+    /// The first and the last position that each token sees in layers with a window, `[n_tokens]`; empty if
+    /// the window alone decides.
     pub window_seen: &'a [[u32; 2]],
     /// Pages of sequence `s` are `pages[page_starts[s]..page_starts[s + 1]]`.
     pub page_starts: &'a [u32],
-    /// Page tables, one after the other. Pages that no token of the step sees are never looked at.
+    /// The page tables, one after the other. Pages that no token of the step sees are never read.
     pub pages: &'a [u32],
 }
 
-/// Attends from every token of the batch to its sequence, whose keys and values (those of this step too) are in `store`.
+/// Attends from every token of the batch to its sequence. The keys and values in `store` include those of
+/// this step.
 ///
 /// `q`: `[n_tokens, n_heads, head_dim_k]`, `out`: `[n_tokens, n_heads, head_dim_v]`.
 ///
 /// # Panics
-/// When the shapes contradict each other or a page that is seen is outside the store.
+/// If the shapes contradict each other or a token sees a page outside the store.
 pub fn attention(
     host: &Host,
     workspace: &mut Workspace,
@@ -152,28 +158,28 @@ pub fn attention(
     }
 }
 
-/// Numbers of a part before its values: the maximum of its scores, and the sum of its weights.
+/// The number of values at the head of a part: the maximum of its scores and the sum of its weights.
 const PART_HEAD: usize = 2;
 
-/// Length of what a row gets from a split.
+/// Returns the length of the part that a split yields for a row.
 fn part_len(head_dim_v: usize) -> usize {
     PART_HEAD + padded_dim(head_dim_v)
 }
 
-/// Length of the queries and scores of some rows and one split.
+/// Returns the length of the queries of some rows and their scores for one split.
 fn block_len(n_rows: usize, head_dim_k: usize) -> usize {
     n_rows * (head_dim_k + SPLIT_TOKENS)
 }
 
-/// Length of what an item needs that attends to all splits.
+/// Returns the length of the scratch of an item that attends to all splits.
 fn item_len(n_rows: usize, head_dim_k: usize, head_dim_v: usize) -> usize {
     2 * n_rows * part_len(head_dim_v) + block_len(n_rows, head_dim_k)
 }
 
-/// Rows whose values are added up together.
+/// The number of rows whose values are summed together.
 const VALUE_ROWS: usize = 8;
 
-/// The arguments of [`attention`], and what follows from them.
+/// The arguments of [`attention`] and the values derived from them.
 struct Job<'a> {
     host: &'a Host,
     store: &'a KvStore,
@@ -184,18 +190,18 @@ struct Job<'a> {
     head_dim_k: usize,
     head_dim_v: usize,
     has_values_in_keys: bool,
-    /// Query heads of an item, which share a key and value head.
+    /// The number of query heads of an item, which share a key and value head.
     group_len: usize,
     key_ops: &'static PageOps,
     value_ops: &'static PageOps,
-    /// Columns of a query that are rotated together, as those of the stored keys are.
+    /// The number of columns of a query that are rotated together, as in the stored keys.
     key_rotation: Option<usize>,
-    /// Columns of an output that are rotated back together.
+    /// The number of columns of an output that are rotated back together.
     value_rotation: Option<usize>,
 }
 
 impl Job<'_> {
-    /// The positions that a token of a sequence sees.
+    /// Returns the positions that a token of a sequence sees.
     fn seen_by_token(&self, seq_idx: usize, token_idx: usize) -> Range<usize> {
         let position = self.batch.positions[token_idx] as usize;
         let last = if self.params.is_causal {
@@ -211,19 +217,19 @@ impl Job<'_> {
         }
     }
 
-    /// The positions that one token of several sees at least.
+    /// Returns the positions that at least one of the tokens sees.
     fn seen_by(&self, seq_idx: usize, tokens: Range<usize>) -> Range<usize> {
         let seen = |token_idx| self.seen_by_token(seq_idx, token_idx);
         // Both ends ascend with the position.
         seen(tokens.start).start..seen(tokens.end - 1).end
     }
 
-    /// The key and value head of an item's query heads.
+    /// Returns the key and value head of an item's query heads.
     fn kv_head(&self, item: &Item) -> usize {
         item.group_idx / self.n_sharing_groups()
     }
 
-    /// Groups of query heads that share a key and value head.
+    /// Returns the number of groups of query heads that share a key and value head.
     fn n_sharing_groups(&self) -> usize {
         let n_kv_heads = self.store.shape(self.layer_idx).n_kv_heads;
         self.params.n_heads / n_kv_heads / self.group_len
@@ -233,12 +239,12 @@ impl Job<'_> {
         item.n_tokens * self.group_len
     }
 
-    /// Length of what a row gets from a split.
+    /// Returns the length of the part that a split yields for a row.
     fn part_len(&self) -> usize {
         part_len(self.head_dim_v)
     }
 
-    /// A row's output among those of its item.
+    /// Returns the output of a row within the output of its item.
     fn output<'o>(&self, item_out: &'o mut Patch<'_, f32>, row_idx: usize) -> &'o mut [f32] {
         let head_cols = row_idx % self.group_len * self.head_dim_v;
         &mut item_out.row(row_idx / self.group_len)[head_cols..head_cols + self.head_dim_v]
@@ -271,14 +277,14 @@ impl Job<'_> {
         }
     }
 
-    /// Attends to one split; `parts` takes one part for each row.
+    /// Attends to one split and writes one part per row to `parts`.
     fn attend_to_split(&self, item: &Item, split: usize, scratch: &mut Vec<f32>, parts: &mut [f32]) {
         let scratch = grown(scratch, self.block_len(self.n_rows(item)));
         self.gather_queries(item, scratch);
         self.attend_rows(item, split, scratch, parts);
     }
 
-    /// Folds the parts of all splits, as [`Self::attend`] does.
+    /// Folds the parts of all splits together, as [`Self::attend`] does.
     fn fold_splits(&self, item: &Item, parts: &[f32], scratch: &mut Vec<f32>, out: &mut Patch<'_, f32>) {
         let n_rows = self.n_rows(item);
         let part_len = self.part_len();
@@ -297,12 +303,12 @@ impl Job<'_> {
         }
     }
 
-    /// Numbers that [`Self::attend_rows`] needs for its queries and scores.
+    /// Returns the length of the scratch that [`Self::attend_rows`] needs for its queries and scores.
     fn block_len(&self, n_rows: usize) -> usize {
         block_len(n_rows, self.query_dim())
     }
 
-    /// Numbers of a query as the kernels read it: filled up to whole loads where keys lie row by row.
+    /// Returns the length of a query as the kernels read it: padded to whole loads if keys lie row by row.
     fn query_dim(&self) -> usize {
         if self.has_values_in_keys {
             padded_dim(self.head_dim_k)
@@ -311,7 +317,7 @@ impl Job<'_> {
         }
     }
 
-    /// Copies the queries of an item, row after row, to the start of `scratch`, as the kernels read them.
+    /// Copies the queries of an item to the start of `scratch`, row after row, as the kernels read them.
     fn gather_queries(&self, item: &Item, scratch: &mut [f32]) {
         let (head_dim, query_dim) = (self.head_dim_k, self.query_dim());
         let group_dim = self.group_len * head_dim;
@@ -340,14 +346,14 @@ impl Job<'_> {
         }
     }
 
-    /// Writes a part for each row: what it gets from one split. `scratch` starts with the queries.
+    /// Writes the part that one split yields for each row. `scratch` starts with the queries.
     fn attend_rows(&self, item: &Item, split: usize, scratch: &mut [f32], parts: &mut [f32]) {
         let n_rows = self.n_rows(item);
         let (features, padded_dim) = (self.host.features(), padded_dim(self.head_dim_v));
         let part_len = self.part_len();
         let (queries, weights) = scratch.split_at_mut(n_rows * self.query_dim());
 
-        // The pages that a row sees, and positions counted from the first of them.
+        // The pages that a row sees; positions are counted from the first of these pages.
         let tokens = item.first_token..item.first_token + item.n_tokens;
         let all = self.seen_by(item.seq_idx, tokens);
         let start = all.start.max(split * SPLIT_TOKENS) / PAGE_TOKENS;
@@ -369,15 +375,15 @@ impl Job<'_> {
             *value = self.store.value_page(self.layer_idx, self.kv_head(item), id);
         }
         let (keys, values) = (&keys[..table.len()], &values[..table.len()]);
-        // The keys of the split behind it, which this thread most likely reads next.
+        // The keys of the next split, which this thread most likely reads next.
         let mut keys_behind: [&[u8]; SPLIT_PAGES] = Default::default();
         let pages_behind = &sequence_pages[end..all.end.div_ceil(PAGE_TOKENS).min(end + SPLIT_PAGES)];
         for (key, &id) in keys_behind.iter_mut().zip(pages_behind) {
             *key = self.store.key_page(self.layer_idx, self.kv_head(item), id);
         }
         let keys_behind = &keys_behind[..pages_behind.len()];
-        // Few rows at a time, so that their scores stay in the nearest cache; latent rows are so long that all queries share a
-        // reading.
+        // Few rows at a time keep their scores in the first-level cache; latent rows are so long that all
+        // queries share one pass over them.
         let (query_dim, chunk_rows, row_dim) = if self.has_values_in_keys {
             (self.query_dim(), n_rows, self.query_dim())
         } else {
@@ -387,7 +393,7 @@ impl Job<'_> {
             let rows = first_row..n_rows.min(first_row + chunk_rows);
             let queries = &queries[rows.start * query_dim..rows.end * query_dim];
             let weights = &mut weights[..rows.len() * SPLIT_TOKENS];
-            // The first rows bring what comes next into the cache, the others find it there.
+            // The first rows prefetch the pages that come next; the other rows find them in the cache.
             let is_first = first_row == 0;
             if self.has_values_in_keys {
                 self.key_ops
@@ -438,7 +444,8 @@ impl Job<'_> {
         }
     }
 
-    /// Turns the scores of some rows into weights and begins their parts. Positions are counted from the first of the pages.
+    /// Turns the scores of some rows into weights and begins their parts. Positions are counted from the
+    /// first of the pages.
     fn weigh(
         &self,
         item: &Item,
@@ -460,7 +467,7 @@ impl Job<'_> {
                     let head = item.group_idx * self.group_len + row_idx % self.group_len;
                     let token_idx = item.first_token + row_idx / self.group_len;
                     let distance_of_first = (self.batch.positions[token_idx] as f32) - first_position as f32;
-                    // The scores are scaled with the softmax.
+                    // The softmax applies the scale to the scores.
                     let slope = slopes[head] / self.params.scale;
                     for (i, score) in scores.iter_mut().enumerate() {
                         *score -= slope * (distance_of_first - i as f32).abs();
@@ -474,7 +481,7 @@ impl Job<'_> {
         }
     }
 
-    /// Adds the sink, which takes its share and has no value, and divides by the sum of the weights.
+    /// Adds the sink, which has a weight but no value, and divides by the sum of the weights.
     fn finish(&self, item: &Item, row_idx: usize, folded: &mut [f32], out: &mut [f32]) {
         let (head, values) = folded.split_at_mut(PART_HEAD);
         let mut sum = head[1];
@@ -494,7 +501,7 @@ impl Job<'_> {
     }
 }
 
-/// Adds a part to the parts of earlier splits.
+/// Folds a part into the folded parts of earlier splits.
 fn fold(folded: &mut [f32], part: &[f32]) {
     let (head, values) = folded.split_at_mut(PART_HEAD);
     let (part_head, part_values) = part.split_at(PART_HEAD);
@@ -516,7 +523,7 @@ fn fold(folded: &mut [f32], part: &[f32]) {
     }
 }
 
-/// The positions that a query at `position` sees of those up to `last`.
+/// Returns the positions up to `last` that a query at `position` sees.
 fn seen_positions(window: Option<usize>, position: usize, last: usize) -> Range<usize> {
     match window {
         None => 0..last + 1,

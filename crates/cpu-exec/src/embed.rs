@@ -1,20 +1,21 @@
-//! [`embed`]: looks rows of a table up, in memory or in its file.
+//! [`embed`]: looks up rows of a table, in memory or in its file.
 //!
-//! Separate from products because a table in a file is read while a step runs, which may fail. Invariant: both places give the file's
-//! values to the bit.
+//! Unlike a product, it may fail, because a table in a file is read while a step runs. Invariant: both places
+//! return the file's values to the bit.
 
 use std::{io, sync::OnceLock};
 
 use crate::{Host, Matrix, pool::Columns};
 
-/// Writes row `ids[t]` of `table` to row `t` of `out`, `[n_tokens, n_cols]`. Rows of a table in a file are read by all threads, each into
-/// its own of `buffers`, which grow where they must.
+/// Writes row `ids[t]` of `table` to row `t` of `out`, `[n_tokens, n_cols]`. All threads read the rows of a
+/// table in a file, each into its own of `buffers`, which grow if necessary.
 ///
 /// # Errors
-/// Of a table in a file alone: that the file was changed, or what the system says; the message names it.
+/// Only a table in a file returns errors: the file was changed, or the system's error. The message names the
+/// table.
 ///
 /// # Panics
-/// When an id is no row of the table, or `out` has another length.
+/// If an id is no row of the table, or `out` has another length.
 pub fn embed(
     host: &Host,
     table: &Matrix,
@@ -41,7 +42,7 @@ pub fn embed(
     host.pool()
         .for_each_part_with(buffers, rows, |buffer, token_idx, mut row| {
             if let Err(error) = table.read_row(file, ids[token_idx] as usize, buffer, row.row(0)) {
-                // Of several threads that fail, the first one's error is reported.
+                // If several threads fail, the error of the first one is reported.
                 let _ = failure.set(error);
             }
         });

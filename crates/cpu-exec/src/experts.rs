@@ -1,8 +1,9 @@
-//! [`experts_linear`] and its relatives: products of rows with the matrices of the experts they go to.
+//! [`experts_linear`] and its relatives: products of rows with the matrices of their experts.
 //!
-//! One job for all experts in use: an expert's rows are neighbours in what is multiplied, so its weights pass once for all of
-//! them, as in a product with one matrix, and experts without rows are not read. Invariant: an output element is a function of
-//! its weight row and its activation row, reduced in the order of [`linear`](crate::linear).
+//! All experts in use are one job. An expert's rows are neighbours in the input, so its weights are read once
+//! for all of them, as in a product with one matrix, and experts without rows are not read. Invariant: an
+//! output element is a function of its weight row and its activation row, reduced in the order of
+//! [`linear`](crate::linear).
 
 mod heads;
 
@@ -21,7 +22,7 @@ use crate::{
     workspace::{WorkspaceSizes, reserve},
 };
 
-/// What experts read, one row after the other of each, and the pieces of their work.
+/// The inputs of the experts, each expert's rows next to each other, and the pieces of their work.
 #[derive(Debug, Default)]
 pub(crate) struct ExpertScratch {
     /// Quantized rows; see [`Workspace`].
@@ -30,36 +31,36 @@ pub(crate) struct ExpertScratch {
     /// Rows for matrices that read f32.
     x: Vec<f32>,
     items: Vec<Item>,
-    /// Where each item writes.
+    /// The rectangle that each item writes to.
     outs: Vec<Rect>,
 }
 
-/// Some tiles of an expert.
+/// A run of tiles of an expert.
 #[derive(Clone, Debug)]
 struct Item {
     expert: usize,
     tiles: Range<usize>,
-    /// The rows of the activations that they are multiplied with.
+    /// The rows of the activations that the tiles are multiplied with.
     inputs: Range<usize>,
 }
 
 impl ExpertScratch {
-    /// The most that `n_choices` rows need.
+    /// Returns the largest sizes that `n_choices` rows need.
     pub(crate) fn sizes(n_choices: usize, n_embd: usize, experts: &ExpertsShape) -> WorkspaceSizes {
         let n_tiles = experts.n_ff.max(n_embd).div_ceil(TILE_ROWS);
         WorkspaceSizes {
             expert_blocks: n_choices.saturating_mul(n_spans(n_embd)),
             expert_values: n_choices.saturating_mul(n_embd),
-            // An item has two tiles at least, but for an expert's last.
+            // An item has at least two tiles, except the last item of an expert.
             expert_items: (experts.n_experts.min(n_choices)).saturating_mul(n_tiles.div_ceil(2)),
             ..WorkspaceSizes::default()
         }
     }
 
-    /// Bytes of an item and of where it writes.
+    /// The size in bytes of an item and of the rectangle that it writes to.
     pub(crate) const ITEM_BYTES: usize = size_of::<Item>() + size_of::<Rect>();
 
-    /// Makes room, so that no later step has to.
+    /// Reserves memory so that no later step allocates.
     pub(crate) fn reserve(&mut self, sizes: &WorkspaceSizes) -> Result<(), CpuExecError> {
         reserve(&mut self.sub_blocks, sizes.expert_blocks)?;
         reserve(&mut self.span_blocks, sizes.expert_blocks)?;
@@ -68,7 +69,7 @@ impl ExpertScratch {
         reserve(&mut self.outs, sizes.expert_items)
     }
 
-    /// Bytes held.
+    /// Returns the number of bytes reserved.
     pub(crate) fn n_bytes(&self) -> usize {
         (self.sub_blocks.capacity() + self.span_blocks.capacity()) * size_of::<ActivationBlock>()
             + self.x.capacity() * size_of::<f32>()
@@ -77,11 +78,11 @@ impl ExpertScratch {
     }
 }
 
-/// Multiplies each choice's row by its expert's matrix: `out`: `[n_choices, n_rows]`, sorted by expert, as is an input of choices.
-/// `biases`: `[n_experts, n_rows]`.
+/// Multiplies the row of each choice by the matrix of its expert. `out`: `[n_choices, n_rows]`, sorted by
+/// expert, as is an input of choices. `biases`: `[n_experts, n_rows]`.
 ///
 /// # Panics
-/// When the shapes contradict each other.
+/// If the shapes contradict each other.
 pub fn experts_linear(
     host: &Host,
     workspace: &mut Workspace,
@@ -109,10 +110,11 @@ pub fn experts_linear(
     });
 }
 
-/// The first half of gated experts: `out = activation(gate x) * (up x)`, shaped as in [`experts_linear`].
+/// Computes the first half of gated experts, `out = activation(gate x) * (up x)`, with the shapes of
+/// [`experts_linear`].
 ///
 /// # Panics
-/// When the shapes contradict each other.
+/// If the shapes contradict each other.
 pub fn experts_gated(
     host: &Host,
     workspace: &mut Workspace,
@@ -149,7 +151,8 @@ pub fn experts_gated(
     });
 }
 
-/// Runs `compute(expert)(scratch, activations, item, out)` for all pieces of work; `matrices` are all that read the input.
+/// Runs `compute(expert)(scratch, activations, item, out)` for all pieces of work; `matrices` are all
+/// matrices that read the input.
 fn run<C>(
     host: &Host,
     workspace: &mut Workspace,
@@ -178,7 +181,8 @@ fn run<C>(
     };
     let mut experts = std::mem::take(&mut workspace.experts);
     let (activations, scratch) = quantize_for(host, workspace, x, n_cols, matrices.iter().copied());
-    // A single row is every choice's input where it stands; several are brought next to their experts.
+    // A single row is the input of every choice without a copy; several rows are copied so that each expert's
+    // rows are neighbours.
     let is_one_row = matches!(input, ExpertInput::Rows(_)) && routes.n_rows() == 1;
     let gathers = matches!(input, ExpertInput::Rows(_)) && !is_one_row;
     plan(host, &mut experts, routes, matrices[0], is_one_row);
@@ -259,11 +263,12 @@ fn gather_blocks(host: &Host, routes: &Routes, from: &[ActivationBlock], to: &mu
     });
 }
 
-/// Adds up the choices of each row in the order of their rank; see [`ExpertOperations::combine`](tokenmill_backend::ExpertOperations::combine).
-/// `choices`: `[n_choices, width]`, sorted by expert; `out`: `[n_rows, width]`.
+/// Sums the choices of each row in the order of their rank; see
+/// [`ExpertOperations::combine`](tokenmill_backend::ExpertOperations::combine). `choices`:
+/// `[n_choices, width]`, sorted by expert; `out`: `[n_rows, width]`.
 ///
 /// # Panics
-/// When the shapes contradict each other.
+/// If the shapes contradict each other.
 pub fn combine(
     host: &Host,
     routes: &Routes,
@@ -302,7 +307,7 @@ pub fn combine(
 /// Multiplies the row of each choice by its weight: `choices: [n_choices, width]`.
 ///
 /// # Panics
-/// When the shapes contradict each other.
+/// If the shapes contradict each other.
 pub fn weigh_choices(host: &Host, routes: &Routes, width: usize, choices: &mut [f32]) {
     assert_eq!(choices.len(), routes.n_choices() * width, "choices to weigh");
     let parts = Columns::new(choices, width, COMBINE_COLS);
@@ -317,7 +322,7 @@ pub fn weigh_choices(host: &Host, routes: &Routes, width: usize, choices: &mut [
     });
 }
 
-/// Columns that one thread adds up at a time.
+/// The number of columns that one thread sums at a time.
 const COMBINE_COLS: usize = 1024;
 
 fn check_biases(matrix: &Matrix, biases: Bias<'_>) {

@@ -1,6 +1,6 @@
-//! [`Host`]: where operations run, that is on which threads and with which instruction sets.
+//! [`Host`]: the threads and the instruction sets that operations run on.
 //!
-//! It is a value that every operation borrows, so that nothing about the machine is global. Invariant: neither of its
+//! Every operation borrows it as a value, so nothing about the machine is global. Invariant: neither of its
 //! parts changes a result.
 
 use tokenmill_quant::CpuFeatures;
@@ -15,19 +15,19 @@ pub struct Host {
 }
 
 impl Host {
-    /// Starts a pool of `n_threads`, the caller's thread among them. `features` is usually [`CpuFeatures::detect`];
-    /// narrow it to force a path.
+    /// Starts a pool of `n_threads`, including the caller's thread. `features` is usually
+    /// [`CpuFeatures::detect`]; narrow it to force a path.
     ///
     /// # Errors
-    /// Those of [`Pool::new`].
+    /// Returns the errors of [`Pool::new`].
     pub fn new(n_threads: usize, features: CpuFeatures) -> Result<Self, CpuExecError> {
         Self::placed(n_threads, features, &Places::default())
     }
 
-    /// As [`Self::new`], with threads that keep to their places.
+    /// Does the same as [`Self::new`], with threads that stay on their places.
     ///
     /// # Errors
-    /// Those of [`Pool::placed`].
+    /// Returns the errors of [`Pool::placed`].
     pub fn placed(n_threads: usize, features: CpuFeatures, places: &Places) -> Result<Self, CpuExecError> {
         Ok(Self {
             pool: Pool::placed(n_threads, places)?,
@@ -35,12 +35,12 @@ impl Host {
         })
     }
 
-    /// The threads.
+    /// Returns the thread pool.
     pub fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// The instruction sets.
+    /// Returns the instruction sets.
     pub fn features(&self) -> CpuFeatures {
         self.features
     }

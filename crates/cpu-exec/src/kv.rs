@@ -1,8 +1,8 @@
 //! [`KvStore`]: keys and values of every sequence, in pages of 16 tokens.
 //!
-//! Who owns which page is not known here; a slot is `page * 16 + position % 16`. Invariant: what attention reads is what
-//! was stored, after rounding to the store's type, so a result does not depend on whether a key came from this step or
-//! from an earlier one.
+//! The store does not know which sequence owns a page; a slot is `page * 16 + position % 16`. Invariant:
+//! attention reads what was stored, after rounding to the store's type, so a result does not depend on
+//! whether a key came from this step or from an earlier one.
 
 mod bytes;
 
@@ -13,32 +13,35 @@ use tokenmill_quant::e4m3;
 
 use crate::{CpuExecError, Host, zeroed};
 
-/// Values that share a scale in [`KvType::Q8_0`] and [`KvType::Q4_0`].
+/// The number of values that share a scale in [`KvType::Q8_0`] and [`KvType::Q4_0`].
 const BLOCK: usize = 32;
 
-/// Numbers of a block of a page that are the low bits of a byte in [`KvType::Q4_0`]; those behind them are the high ones.
+/// The number of values in a page's block that are the low nibbles of its bytes in [`KvType::Q4_0`]; the
+/// values after them are the high nibbles.
 const Q4_HALF: usize = PAGE_TOKENS * BLOCK / 2;
 
-/// Where a page keeps its numbers; a page is 16 tokens of one head.
+/// The order of the numbers in a page; a page is 16 tokens of one head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PageOrder {
-    /// `[head_dim][16 tokens]`: one load has the same column of 16 keys, and scores are never summed across lanes.
+    /// `[head_dim][16 tokens]`: one load has the same column of 16 keys, and scores are never summed across
+    /// lanes.
     Keys,
-    /// `[16 tokens][head_dim]`: one load has 16 columns of a value. Rows are filled up to whole loads.
+    /// `[16 tokens][head_dim]`: one load has 16 columns of a value. Rows are padded to whole loads.
     Values,
-    /// The same, of keys that are values too.
+    /// The order of [`Self::Values`], for rows that are keys and values.
     Rows,
 }
 
-/// Keys or values of one layer: `[n_kv_heads, n_pages]` pages, each in its [`PageOrder`]. Pages of [`KvType::Q8_0`] are,
-/// for each 32 columns, 16 scales and then the bytes, of keys and values in the [order](PageOrder::byte_index) that products of bytes
-/// take; of [`KvType::Q4_0`] the same with two numbers a byte, in the page's order, of rows that are rotated.
+/// The keys or values of one layer: `[n_kv_heads, n_pages]` pages, each in its [`PageOrder`]. A page of
+/// [`KvType::Q8_0`] has, for each 32 columns, 16 scales and then the bytes; keys and values lie in the
+/// [order](PageOrder::byte_index) that byte products take. A page of [`KvType::Q4_0`] holds rotated rows in
+/// the same way, with two numbers per byte, in the page's order.
 #[derive(Debug)]
 struct Half {
     ty: KvType,
     order: PageOrder,
     head_dim: usize,
-    /// Columns of a head that are rotated together, where its type asks for it.
+    /// The number of columns of a head that are rotated together, if the type requires it.
     rotation: Option<usize>,
     page_bytes: usize,
     n_pages: usize,
@@ -50,17 +53,18 @@ struct Half {
 pub struct KvStore {
     shapes: Vec<KvLayerShape>,
     keys: Vec<Half>,
-    /// Empty where a layer's values are in its keys.
+    /// The values; empty for a layer whose values are in its keys.
     values: Vec<Half>,
     n_pages: usize,
 }
 
 impl KvStore {
-    /// Allocates `n_pages` pages for layers of these shapes. Memory is taken from the system as pages are first used.
+    /// Allocates `n_pages` pages for layers of these shapes. The system provides the memory as pages are
+    /// first used.
     ///
     /// # Errors
-    /// [`CpuExecError::KvHeadDim`] when a head is no whole number of the type's blocks, [`CpuExecError::KvTooLarge`] when
-    /// a size overflows, and [`CpuExecError::OutOfMemory`].
+    /// [`CpuExecError::KvHeadDim`] if a head is no whole number of the type's blocks,
+    /// [`CpuExecError::KvTooLarge`] if a size overflows, and [`CpuExecError::OutOfMemory`].
     pub fn new(
         shapes: &[KvLayerShape],
         n_pages: usize,
@@ -91,7 +95,8 @@ impl KvStore {
         })
     }
 
-    /// Bytes of one page of such a store, all layers; those of a value are filled up to a multiple of 16 numbers.
+    /// Returns the number of bytes of one page of such a store, over all layers; the rows of values are
+    /// padded to a multiple of 16 numbers.
     pub fn page_bytes(shapes: &[KvLayerShape], key_ty: KvType, value_ty: KvType) -> usize {
         let head_bytes = |shape: &KvLayerShape| {
             key_ty.head_bytes(PageOrder::of_keys(shape).padded(shape.head_dim_k))
@@ -101,17 +106,17 @@ impl KvStore {
         PAGE_TOKENS * shapes.iter().map(bytes).sum::<usize>()
     }
 
-    /// Pages in the store.
+    /// Returns the number of pages in the store.
     pub fn n_pages(&self) -> usize {
         self.n_pages
     }
 
-    /// Shape of a layer.
+    /// Returns the shape of a layer.
     pub fn shape(&self, layer_idx: usize) -> KvLayerShape {
         self.shapes[layer_idx]
     }
 
-    /// Memory the store takes once every page is used.
+    /// Returns the number of bytes that the store takes once every page is used.
     pub fn n_bytes(&self) -> usize {
         self.keys
             .iter()
@@ -124,16 +129,16 @@ impl KvStore {
     /// `[n_tokens, n_kv_heads, head_dim_v]`, `slots`: `[n_tokens]`.
     ///
     /// # Panics
-    /// When the shapes contradict each other or a slot is outside the store.
+    /// If the shapes contradict each other or a slot is outside the store.
     pub fn store(&mut self, host: &Host, layer_idx: usize, slots: &[u32], keys: &[f32], values: &[f32]) {
         self.keys[layer_idx].store(host, slots, keys);
         self.values[layer_idx].store(host, slots, values);
     }
 
-    /// As [`Self::store`], of a layer whose values are in its keys.
+    /// Stores the keys of a layer whose values are in its keys, as [`Self::store`] does.
     ///
     /// # Panics
-    /// When the shapes contradict each other or a slot is outside the store.
+    /// If the shapes contradict each other or a slot is outside the store.
     pub fn store_keys(&mut self, host: &Host, layer_idx: usize, slots: &[u32], keys: &[f32]) {
         assert!(
             self.shapes[layer_idx].has_values_in_keys,
@@ -145,17 +150,17 @@ impl KvStore {
     /// Copies page `from` to page `to`, in every layer.
     ///
     /// # Panics
-    /// When a page is outside the store.
+    /// If a page is outside the store.
     pub fn copy_page(&mut self, from: u32, to: u32) {
         for half in self.keys.iter_mut().chain(&mut self.values) {
             half.copy_page(from as usize, to as usize);
         }
     }
 
-    /// Copies a page of another store of the same shapes and types: a move between tiers.
+    /// Copies a page from another store of the same shapes and types, to move it between tiers.
     ///
     /// # Panics
-    /// When a page is outside its store or the stores differ in shape or type.
+    /// If a page is outside its store or the stores differ in shape or type.
     pub fn copy_page_from(&mut self, other: &Self, from: u32, to: u32) {
         assert_eq!(self.shapes, other.shapes, "shapes of two KV stores");
         let others = other.keys.iter().chain(&other.values);
@@ -164,22 +169,22 @@ impl KvStore {
         }
     }
 
-    /// Bytes of a page of keys.
+    /// Returns the bytes of a page of keys.
     pub(crate) fn key_page(&self, layer_idx: usize, head_idx: usize, page: u32) -> &[u8] {
         self.keys[layer_idx].page(head_idx, page)
     }
 
-    /// Bytes of a page of values, which are the beginnings of its rows.
+    /// Returns the bytes of a page of values, which may be the beginnings of its rows of keys.
     pub(crate) fn value_page(&self, layer_idx: usize, head_idx: usize, page: u32) -> &[u8] {
         self.values_of(layer_idx).page(head_idx, page)
     }
 
-    /// Types of a layer's keys and values.
+    /// Returns the types of a layer's keys and values.
     pub(crate) fn types(&self, layer_idx: usize) -> (KvType, KvType) {
         (self.keys[layer_idx].ty, self.values_of(layer_idx).ty)
     }
 
-    /// Where a layer's values are.
+    /// Returns the half that holds a layer's values.
     fn values_of(&self, layer_idx: usize) -> &Half {
         if self.shapes[layer_idx].has_values_in_keys {
             &self.keys[layer_idx]
@@ -190,7 +195,7 @@ impl KvStore {
 }
 
 impl PageOrder {
-    /// That of a layer's keys.
+    /// Returns the order of a layer's keys.
     fn of_keys(shape: &KvLayerShape) -> Self {
         if shape.has_values_in_keys {
             Self::Rows
@@ -199,7 +204,7 @@ impl PageOrder {
         }
     }
 
-    /// Columns that a token's row takes in a page.
+    /// Returns the number of columns that a token's row takes in a page.
     fn padded(self, head_dim: usize) -> usize {
         match self {
             Self::Keys => head_dim,
@@ -207,7 +212,7 @@ impl PageOrder {
         }
     }
 
-    /// Where column `col` of token `lane` is, counted in numbers, in a page of rows of `dim`.
+    /// Returns the index of the number of column `col` and token `lane` in a page of rows of length `dim`.
     fn index(self, dim: usize, lane: usize, col: usize) -> usize {
         match self {
             Self::Keys => col * PAGE_TOKENS + lane,
@@ -215,8 +220,9 @@ impl PageOrder {
         }
     }
 
-    /// Where column `col` of token `lane` is among the bytes of 32 columns in [`KvType::Q8_0`]: what a product adds up, four columns
-    /// of a key or two tokens of a value, are neighbours.
+    /// Returns the index of the byte of column `col` and token `lane` among the bytes of 32 columns in
+    /// [`KvType::Q8_0`]. The bytes that a product sums are neighbours: four columns of a key or two tokens of
+    /// a value.
     fn byte_index(self, lane: usize, col: usize) -> usize {
         match self {
             Self::Keys => col / 4 * 4 * PAGE_TOKENS + 4 * lane + col % 4,
@@ -225,7 +231,7 @@ impl PageOrder {
         }
     }
 
-    /// What is added to a byte in [`KvType::Q8_0`]: products take keys without a sign.
+    /// Returns the bias of a byte in [`KvType::Q8_0`]; products take keys as unsigned bytes.
     fn byte_bias(self) -> u8 {
         match self {
             Self::Keys => 128,
@@ -234,7 +240,7 @@ impl PageOrder {
     }
 }
 
-/// Columns that a page has for the values of a head.
+/// Returns the number of columns that a page has for the values of a head.
 pub(crate) fn padded_dim(head_dim_v: usize) -> usize {
     head_dim_v.next_multiple_of(PAGE_TOKENS)
 }
@@ -306,7 +312,7 @@ impl Half {
                     encode(ty, order, row, lane, page);
                     continue;
                 };
-                // A whole number of rotations, and of blocks that share a scale.
+                // `MAX_ROTATION` is a whole number of rotations, and of blocks that share a scale.
                 let mut rotated = [0.0; MAX_ROTATION];
                 let part_bytes = PAGE_TOKENS * ty.head_bytes(MAX_ROTATION);
                 for (row, page) in row.chunks(MAX_ROTATION).zip(page.chunks_mut(part_bytes)) {
@@ -353,7 +359,7 @@ impl Half {
     }
 }
 
-/// Values below which sharing them between threads takes longer than storing them.
+/// The number of values below which dividing them between threads takes longer than storing them.
 const MIN_SHARED_LEN: usize = 4096;
 
 /// Writes the row of token `lane` to a page.
@@ -420,8 +426,8 @@ fn encode(ty: KvType, order: PageOrder, row: &[f32], lane: usize, page: &mut [u8
     }
 }
 
-/// The scale of a block in [`KvType::Q4_0`], as GGUF's type of that name has it: the number of the largest magnitude becomes -8. Not a number
-/// where one of them is not.
+/// Returns the scale of a block in [`KvType::Q4_0`], as for GGUF's type of that name: the number of the
+/// largest magnitude becomes -8. NaN if one of the numbers is NaN.
 fn q4_scale(row: &[f32; BLOCK]) -> f32 {
     let largest = row.iter().fold(0.0f32, |largest, &x| {
         if x.is_nan() || x.abs() > largest.abs() {
@@ -462,7 +468,7 @@ mod tests {
         (store, slots, keys, values)
     }
 
-    /// What a page holds for a token.
+    /// Reads the row that a page holds for a token.
     fn read(half: &Half, head_idx: usize, slot: u32, out: &mut [f32]) {
         let lane = slot as usize % PAGE_TOKENS;
         let page = half.page(head_idx, slot / PAGE_TOKENS as u32);
@@ -496,7 +502,8 @@ mod tests {
 
     #[test]
     fn what_was_stored_is_read_within_the_types_rounding() {
-        // Of 4 bits, an error of half a step, at most 3/16 after a rotation of numbers up to 1, is spread over the head.
+        // With 4 bits, an error of half a step, at most 3/16 after a rotation of numbers up to 1, is spread
+        // over the head.
         for (ty, tolerance) in [
             (KvType::F32, 0.0),
             (KvType::F16, 5e-4),
@@ -578,7 +585,8 @@ mod tests {
             has_values_in_keys: false,
         };
         let error = |n_pages| KvStore::new(&[shape], n_pages, KvType::F16, KvType::F16).unwrap_err();
-        // No machine can address 2^58 bytes; more than `isize::MAX` are not even asked for.
+        // No machine can address 2^58 bytes; a request for more than `isize::MAX` does not even reach the
+        // system.
         assert!(matches!(
             error(1 << 43),
             CpuExecError::OutOfMemory { what: "the KV store", n_bytes } if n_bytes == 1 << 58

@@ -1,9 +1,9 @@
-//! The host executor: what a forward pass needs of a CPU.
+//! The host executor: the operations of a forward pass on a CPU.
 //!
-//! It takes typed bytes, buffers and numbers, and knows neither a model nor a file. A [`Host`] is a thread pool and the
-//! instruction sets to use; operations are functions that borrow it:
+//! It takes typed bytes, buffers and numbers, and knows neither a model nor a file. A [`Host`] is a thread
+//! pool and the instruction sets to use; operations are functions that borrow it:
 //!
-//! | what | where |
+//! | operations | items |
 //! |---|---|
 //! | weights, packed for the instruction set | [`Matrix`], [`linear`], [`linear_group`], [`linear_gated`], [`embed`] |
 //! | norms | [`rms_norm`], [`rms_norm_in_place`], [`layer_norm`] |
@@ -12,11 +12,12 @@
 //! | attention | [`KvStore`], [`attention`] |
 //! | latent attention | [`heads_linear`] |
 //! | recurrent layers | [`StateStore`], [`short_conv`], [`delta_net`], [`ssm_scan`] |
-//! | the machine's limits, to compare with | [`ReadBuffer`], [`multiply_bytes`], [`product_instructions`] |
+//! | the machine's limits, for comparison | [`ReadBuffer`], [`multiply_bytes`], [`product_instructions`] |
 //!
-//! **The key decision:** numbers do not depend on company. Every output element is reduced in one order over K, fixed by
-//! positions alone: not by the batch it is in, nor the thread count, nor the instruction set where the arithmetic is
-//! integer. Attention splits the context at fixed absolute positions and reads K and V as stored.
+//! **The key decision:** results do not depend on the rest of the batch. Every output element is reduced in
+//! one order over K, fixed by positions alone. It depends neither on the batch nor on the thread count, nor
+//! on the instruction set if the arithmetic is integer. Attention splits the context at fixed absolute
+//! positions and reads K and V as stored.
 //!
 //! ```
 //! use tokenmill_cpu_exec::{Host, Matrix, Workspace, linear};

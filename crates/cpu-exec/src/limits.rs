@@ -1,7 +1,7 @@
-//! Work whose rate is a limit of the machine: [`ReadBuffer`] for memory, [`multiply_bytes`] for arithmetic.
+//! Work whose speed is a limit of the machine: [`ReadBuffer`] for memory, [`multiply_bytes`] for arithmetic.
 //!
-//! Benchmarks run these together with a model, since a speed means little without its limit. They run on the same
-//! threads, pages and instruction sets as the products. Invariant: nothing here looks at a clock.
+//! Benchmarks run it together with a model, since a speed means little without its limit. It runs on the same
+//! threads, pages and instruction sets as the products. Invariant: nothing here reads a clock.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,20 +10,21 @@ use tokenmill_gguf::TensorType;
 
 use crate::{CpuExecError, Host};
 
-/// Bytes that a thread reads before it claims more, as long as a product's share of a matrix.
+/// The number of bytes that a thread reads before it claims more: as many as a product's share of a matrix.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Memory to read, on the pages that weights are on.
+/// Memory to read, on pages of the same kind as those of weights.
 #[derive(Debug)]
 pub struct ReadBuffer {
     memory: TileMemory,
 }
 
 impl ReadBuffer {
-    /// Allocates `n_bytes` and writes each page, so that it is there. Take several times the last-level cache.
+    /// Allocates `n_bytes` and writes each page, so that the system backs it. Use several times the
+    /// last-level cache.
     ///
     /// # Errors
-    /// [`CpuExecError::OutOfMemory`] where the system has no such memory.
+    /// [`CpuExecError::OutOfMemory`] if the system cannot provide the memory.
     pub fn new(host: &Host, n_bytes: usize) -> Result<Self, CpuExecError> {
         let mut memory = TileMemory::zeroed(n_bytes)?;
         host.pool()
@@ -31,7 +32,7 @@ impl ReadBuffer {
         Ok(Self { memory })
     }
 
-    /// Reads every byte once, all threads sharing the work.
+    /// Reads every byte once; all threads share the work.
     pub fn read(&self, host: &Host) {
         let bytes = self.memory.as_slice();
         host.pool()
@@ -43,8 +44,9 @@ impl ReadBuffer {
     }
 }
 
-/// Multiplies bytes in the registers of every thread and sums the products, `n_rounds` rounds each; gives the number of
-/// multiplications. They are those of the instruction that products are made of: 8 bits times 8 bits into 32.
+/// Multiplies bytes in the registers of every thread and sums the products, `n_rounds` rounds each; returns
+/// the number of multiplications. It uses the instruction of the matrix products: 8 bits times 8 bits into
+/// 32.
 pub fn multiply_bytes(host: &Host, n_rounds: usize) -> usize {
     let n_multiplies = AtomicUsize::new(0);
     host.pool().run(host.pool().n_threads(), |_, _| {
@@ -54,11 +56,12 @@ pub fn multiply_bytes(host: &Host, n_rounds: usize) -> usize {
     n_multiplies.into_inner()
 }
 
-/// Vector instructions that the product of 16 rows of weights of a type with 256 columns of a row of activations takes, on two
-/// vector ports, where rows are many; 64 of them multiply. `None` for types whose products are of floats.
+/// Returns the number of vector instructions that the product of 16 rows of weights of a type with 256
+/// columns of a row of activations takes on two vector ports, for many rows; 64 of them multiply. `None` for
+/// types with products of floats.
 ///
-/// A product of quantized blocks is more than multiplications: integer sums become floats and take in their scales. The inner
-/// loop (`panel.rs` of `tokenmill-cpu-kernels`) adds to the 64:
+/// A product of quantized blocks is more than multiplications: integer sums are converted to floats and
+/// multiplied by their scales. The inner loop (`panel.rs` of `tokenmill-cpu-kernels`) adds to the 64:
 ///
 /// | formats | conversions | scales | biases | minima, offsets | end of a span | all | share |
 /// |---|---:|---:|---:|---:|---:|---:|---:|
@@ -68,13 +71,14 @@ pub fn multiply_bytes(host: &Host, n_rounds: usize) -> usize {
 /// | `Q3_K`, `Q6_K`, `NVFP4`, IQ1 and IQ2 types | 16 | 16 | 8 | | 1 | 105 | 61 % |
 /// | `Q2_K` | 16 | 16 | | 10 | 1 | 107 | 60 % |
 ///
-/// Biases are shifted once for two vectors of rows, so they count half. Loads and broadcasts from memory take no vector port.
-/// Unpacking is shared by all rows of a block and left out: a bound that ignores work is still a bound. A processor that
-/// converts and shifts on other ports than it multiplies on can exceed it.
+/// Biases are shifted once for two vectors of rows, so they count half. Loads and broadcasts from memory use
+/// no vector port. All rows of a block share the unpacking, which is left out: a bound that ignores work is
+/// still a bound. A processor that converts and shifts on other ports than it multiplies on can exceed it.
 ///
-/// The compiled loops of `Q4_K` and `Q2_K` were looked at (`objdump -d`, six rows by two vectors). They have these counts, but
-/// for one thing: LLVM turns all but the first `vpdpwssd` of the minima into `vpmaddwd` and `vpaddd`, 3 additions more in
-/// `Q4_K` (90), 7 in `Q2_K` (114). They are the compiler's, not the format's, so that they do not count here.
+/// The compiled loops of `Q4_K` and `Q2_K` were inspected (`objdump -d`, six rows by two vectors). They have
+/// these counts, with one exception: LLVM turns all but the first `vpdpwssd` of the minima into `vpmaddwd`
+/// and `vpaddd`, 3 more additions in `Q4_K` (90), 7 in `Q2_K` (114). The compiler adds them, not the format,
+/// so they do not count here.
 pub fn product_instructions(ty: TensorType) -> Option<u32> {
     TileOps::of(ty)?.instructions
 }

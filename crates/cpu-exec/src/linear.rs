@@ -1,7 +1,8 @@
 //! [`linear_group`] and its relatives: products of activations and weights.
 //!
-//! A group is the matrices that read one input (q, k, v): the input is quantized once and all of them run as one job.
-//! Invariant: an output element is a function of its weight row and its activation row, reduced in one order.
+//! A group is the matrices that read one input (q, k, v): the input is quantized once and all of them run as
+//! one job. Invariant: an output element is a function of its weight row and its activation row, reduced in
+//! one order.
 
 use std::ops::Range;
 
@@ -17,22 +18,22 @@ use crate::{
     thread_scratch::{SUMS_LEN, TOKEN_BLOCK, ThreadScratch, grown},
 };
 
-/// What is added to the outputs of a linear map: one value for each weight row, `[n_rows]`.
+/// The bias of a linear map's outputs: one value for each weight row, `[n_rows]`.
 pub type Bias<'a> = Option<&'a [f32]>;
 
-/// One matrix of a group and where its product goes.
+/// A matrix of a group and the destination of its product.
 #[derive(Debug)]
 pub struct LinearTarget<'a> {
     /// The weights.
     pub matrix: &'a Matrix,
-    /// What is added to the product.
+    /// The bias of the product.
     pub bias: Bias<'a>,
     /// The product, `[n_tokens, n_rows]`.
     pub out: &'a mut [f32],
 }
 
 impl<'a> LinearTarget<'a> {
-    /// A product without bias.
+    /// Creates a target without bias.
     pub fn new(matrix: &'a Matrix, out: &'a mut [f32]) -> Self {
         Self {
             matrix,
@@ -42,10 +43,11 @@ impl<'a> LinearTarget<'a> {
     }
 }
 
-/// Writes `x` times the transpose of `matrix` to `out`: `x`: `[n_tokens, n_cols]`, `out`: `[n_tokens, n_rows]`.
+/// Writes `x` times the transpose of `matrix` to `out`: `x`: `[n_tokens, n_cols]`, `out`:
+/// `[n_tokens, n_rows]`.
 ///
 /// # Panics
-/// When the shapes contradict each other.
+/// If the shapes contradict each other.
 pub fn linear(host: &Host, workspace: &mut Workspace, x: &[f32], matrix: &Matrix, out: &mut [f32]) {
     linear_group(host, workspace, x, &mut [LinearTarget::new(matrix, out)]);
 }
@@ -53,15 +55,15 @@ pub fn linear(host: &Host, workspace: &mut Workspace, x: &[f32], matrix: &Matrix
 /// Multiplies one input with several matrices of the same `n_cols`.
 ///
 /// # Panics
-/// When the shapes contradict each other.
+/// If the shapes contradict each other.
 pub fn linear_group(host: &Host, workspace: &mut Workspace, x: &[f32], targets: &mut [LinearTarget<'_>]) {
-    // Groups are small; a longer one is done in parts, so that nothing is allocated.
+    // Groups are small; a longer one is computed in parts, so that nothing is allocated.
     for targets in targets.chunks_mut(MAX_GROUP) {
         linear_few(host, workspace, x, targets, None);
     }
 }
 
-/// As [`linear_group`], of at most [`MAX_GROUP`] matrices, with what adapters change.
+/// Does the same as [`linear_group`] for at most [`MAX_GROUP`] matrices, with the changes of adapters.
 pub(crate) fn linear_few(
     host: &Host,
     workspace: &mut Workspace,
@@ -111,13 +113,13 @@ pub(crate) fn linear_few(
         });
 }
 
-/// A matrix, or that of one of its experts, with its bias.
+/// A matrix or the matrix of one of its experts, with its bias.
 #[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
     matrix: &'a Matrix,
     expert: usize,
     bias: Bias<'a>,
-    /// What adapters add, and which of its products this is.
+    /// The changes of adapters, and the index of this product in its group.
     adding: Option<(&'a Adding<'a>, usize)>,
 }
 
@@ -131,7 +133,7 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// Of one expert, where `biases` are those of all.
+    /// Creates the product of one expert; `biases` are those of all experts.
     pub(crate) fn of_expert(matrix: &'a Matrix, biases: Bias<'a>, expert: usize) -> Self {
         let n_rows = matrix.n_rows();
         Self {
@@ -163,8 +165,8 @@ impl<'a> Product<'a> {
         });
     }
 
-    /// Multiplies a pair of tiles with some of the activations' rows from `first_input` on and adds the bias and what adapters say. Returns the rows
-    /// of the matrix that the tiles hold.
+    /// Multiplies a pair of tiles with some rows of the activations, starting at `first_input`. Adds the bias
+    /// and the changes of adapters. Returns the rows of the matrix that the tiles hold.
     fn sums(
         &self,
         host: &Host,
@@ -192,7 +194,7 @@ impl<'a> Product<'a> {
     }
 }
 
-/// A gate, and what its activation is multiplied with.
+/// The product of a gate, and the product that its activation is multiplied with.
 #[derive(Clone, Copy)]
 pub(crate) struct GatedProducts<'a> {
     pub(crate) gate: Product<'a>,
@@ -201,7 +203,7 @@ pub(crate) struct GatedProducts<'a> {
 }
 
 impl GatedProducts<'_> {
-    /// As [`Product::compute`], of both.
+    /// Computes both products, as [`Product::compute`] does.
     pub(crate) fn compute(
         &self,
         host: &Host,
@@ -227,10 +229,11 @@ impl GatedProducts<'_> {
     }
 }
 
-/// The first half of a gated feed-forward layer: `out = activation(x gateᵀ) * (x upᵀ)`, `[n_tokens, n_rows]`.
+/// Computes the first half of a gated feed-forward layer: `out = activation(x gateᵀ) * (x upᵀ)`,
+/// `[n_tokens, n_rows]`.
 ///
 /// # Panics
-/// When the shapes contradict each other.
+/// If the shapes contradict each other.
 pub fn linear_gated(
     host: &Host,
     workspace: &mut Workspace,
@@ -252,7 +255,8 @@ pub fn linear_gated(
     );
 }
 
-/// As [`linear_gated`], with what adapters change: in the gate, as the first of two products, and in what it is multiplied with.
+/// Does the same as [`linear_gated`], with the changes of adapters; the gate is the first of two products,
+/// `up` the second.
 #[expect(clippy::too_many_arguments, reason = "those of `linear_gated` and one more")]
 pub(crate) fn linear_gated_adapted(
     host: &Host,
@@ -298,11 +302,11 @@ pub(crate) fn linear_gated_adapted(
         });
 }
 
-/// Matrices that run as one job.
+/// The maximum number of matrices that run as one job.
 pub(crate) const MAX_GROUP: usize = 8;
 
-/// Calls `f((first tile, 1 or 2 tiles), (first token, tokens))`: blocks of tokens outside, so that their activations stay
-/// in the second-level cache while the chunk's tiles pass.
+/// Calls `f((first tile, 1 or 2 tiles), (first token, tokens))`. The outer loop is over blocks of tokens,
+/// whose activations stay in the second-level cache while the chunk's tiles are read.
 fn for_each_pair(n_tokens: usize, tiles: Range<usize>, mut f: impl FnMut((usize, usize), (usize, usize))) {
     for first_token in (0..n_tokens).step_by(TOKEN_BLOCK) {
         for first_tile in tiles.clone().step_by(2) {
@@ -315,17 +319,18 @@ fn for_each_pair(n_tokens: usize, tiles: Range<usize>, mut f: impl FnMut((usize,
     }
 }
 
-/// The rows of the matrix that one or two tiles hold.
+/// Returns the rows of the matrix that one or two tiles hold.
 fn pair_rows(matrix: &Matrix, (first_tile, n_tiles): (usize, usize)) -> Range<usize> {
     first_tile * TILE_ROWS..matrix.n_rows().min((first_tile + n_tiles) * TILE_ROWS)
 }
 
-/// The tiles of a chunk.
+/// Returns the tiles of a chunk.
 pub(crate) fn chunk_of(chunk_idx: usize, chunk_tiles: usize, n_tiles: usize) -> Range<usize> {
     chunk_idx * chunk_tiles..n_tiles.min((chunk_idx + 1) * chunk_tiles)
 }
 
-/// Tiles per chunk: an even number, so many that claiming one costs nothing, so few that threads end together.
+/// Returns the number of tiles per chunk. It is even, large enough that claiming a chunk costs nothing, and
+/// small enough that threads end together.
 pub(crate) fn chunk_tiles(host: &Host, n_tiles: usize) -> usize {
     const CHUNKS_PER_THREAD: usize = 16;
     let even = n_tiles

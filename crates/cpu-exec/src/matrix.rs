@@ -1,7 +1,8 @@
 //! [`Matrix`]: the weights of one linear map, packed for the host.
 //!
-//! It owns its memory: once a tensor is packed, the file is not read again. A table that is only looked rows up in may stay in its file.
-//! Invariant: packing loses nothing; [`Matrix::dequantize_row`] gives the file's values to the bit.
+//! It owns its memory: once a tensor is packed, the file is not read again. A table that is used only for
+//! lookups may stay in its file. Invariant: packing is lossless; [`Matrix::dequantize_row`] returns the
+//! file's values to the bit.
 
 use std::{
     fmt, io,
@@ -14,8 +15,8 @@ use tokenmill_quant::{CpuFeatures, Format, QuantError};
 
 use crate::{CpuExecError, Host, pool::Columns};
 
-/// Weights `[n_rows, n_cols]`: a linear map from `n_cols` inputs to `n_rows` outputs, or one for each of some experts. Clones share their
-/// memory.
+/// Weights `[n_rows, n_cols]`: a linear map from `n_cols` inputs to `n_rows` outputs, or one such map per
+/// expert. Clones share their memory.
 #[derive(Clone)]
 pub struct Matrix {
     format: &'static Format,
@@ -24,25 +25,24 @@ pub struct Matrix {
     n_cols: usize,
     ops: &'static TileOps,
     tile_bytes: usize,
-    /// Packed once, and read by all that compute with it. Of a table in a file nothing.
+    /// The tiles, packed once and shared by all products; empty for a table in a file.
     memory: Arc<TileMemory>,
-    /// The rows as the file has them, where they stay there.
+    /// The rows as the file holds them, if they stay there.
     file: Option<FileBytes>,
-    /// Of the host it was packed for; no result depends on them.
+    /// The features of the host that it was packed for; no result depends on them.
     features: CpuFeatures,
-    /// The tensor's name, where products are observed.
+    /// The tensor's name, if products are observed.
     name: Option<Box<str>>,
 }
 
 impl Matrix {
-    /// Packs rows that lie one after the other in `bytes`, as a GGUF tensor stores them. All threads of `host` read and
-    /// pack, a few rows each at a time.
+    /// Packs rows that lie one after the other in `bytes`, as a GGUF tensor stores them. All threads of
+    /// `host` read and pack, a few rows each at a time.
     ///
     /// # Errors
-    /// [`CpuExecError::ReadWeights`] where the bytes cannot be read,
-    /// [`CpuExecError::Quant`] for a type that cannot be computed or columns that are no whole number of its blocks,
-    /// [`CpuExecError::MatrixBytes`] when `bytes` has another length than the shape takes, and
-    /// [`CpuExecError::OutOfMemory`].
+    /// [`CpuExecError::ReadWeights`] if the bytes cannot be read, [`CpuExecError::Quant`] for an unsupported
+    /// type or columns that are no whole number of its blocks, [`CpuExecError::MatrixBytes`] if `bytes` does
+    /// not have the length of the shape, and [`CpuExecError::OutOfMemory`].
     pub fn pack<'a>(
         host: &Host,
         ty: TensorType,
@@ -53,10 +53,11 @@ impl Matrix {
         Self::pack_experts(host, ty, 1, n_rows, n_cols, bytes)
     }
 
-    /// As [`Matrix::pack`], of the matrices of some experts, one after the other in `bytes`. No tile has rows of two of them.
+    /// Packs the matrices of some experts, one after the other in `bytes`, as [`Matrix::pack`] does. No tile
+    /// has rows of two experts.
     ///
     /// # Errors
-    /// As [`Matrix::pack`].
+    /// Returns the errors of [`Matrix::pack`].
     pub fn pack_experts<'a>(
         host: &Host,
         ty: TensorType,
@@ -88,16 +89,17 @@ impl Matrix {
         let n_bytes = Self::packed_bytes(ty, n_rows, n_cols)
             .and_then(|n_bytes| n_bytes.checked_mul(n_experts))
             .ok_or(too_large)?;
-        // The threads write what they will read, each where it computes.
+        // The threads write the tiles that they will read, each in its place.
         let _entered = host.pool().enter();
         let tile_bytes = ops.tile_bytes(n_cols);
         let mut memory = TileMemory::zeroed(n_bytes)?;
         if tile_bytes > 0 {
-            // Rows that only fill up the last tile.
+            // Padding rows of the last tile.
             let zeros = vec![0; row_bytes];
             let n_tiles_at_once = (READ_BYTES / (TILE_ROWS * row_bytes).max(1)).max(1);
             let chunk_bytes = n_tiles_at_once * tile_bytes;
-            // The rows of a tile, counted over all experts; those of neighbouring tiles are neighbours in the file.
+            // The rows of a tile, counted over all experts; the rows of neighbouring tiles are neighbours in
+            // the file.
             let n_tiles = n_rows.div_ceil(TILE_ROWS).max(1);
             let rows_of = |tile_idx: usize| {
                 let (expert, first) = (tile_idx / n_tiles, tile_idx % n_tiles * TILE_ROWS);
@@ -133,10 +135,10 @@ impl Matrix {
         })
     }
 
-    /// A table of which rows are read from `bytes` when they are looked up, and nothing else can be computed.
+    /// Creates a table whose rows are read from `bytes` on lookup; it supports no other operation.
     ///
     /// # Errors
-    /// As [`Matrix::pack`], but for reading, which it does not.
+    /// Returns the errors of [`Matrix::pack`], except for reading, which does not happen here.
     pub fn in_file(
         host: &Host,
         ty: TensorType,
@@ -162,20 +164,20 @@ impl Matrix {
         })
     }
 
-    /// The rows as they are in a file, where they stay there.
+    /// Returns the rows in a file, if they stay there.
     pub(crate) fn file(&self) -> Option<&FileBytes> {
         self.file.as_ref()
     }
 
-    /// Bytes of a row in the file.
+    /// Returns the number of bytes of a row in the file.
     pub(crate) fn row_bytes(&self) -> usize {
         (self.format.row_bytes(self.n_cols)).expect("columns were checked when the matrix was made")
     }
 
-    /// Reads the weights of one row from a file, into `buffer` first.
+    /// Reads the weights of one row from a file, with `buffer` for its bytes.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns the system's error.
     pub(crate) fn read_row(
         &self,
         file: &FileBytes,
@@ -197,47 +199,48 @@ impl Matrix {
         (self.format.dequantize_row(bytes, out)).map_err(io::Error::other)
     }
 
-    /// Bytes that [`Matrix::pack`] will take: about those of the file, with rows filled up to a multiple of 16. `None` where
-    /// the type cannot be computed, the columns are no whole number of blocks, or the size overflows.
+    /// Returns the number of bytes that [`Matrix::pack`] will take: about the size in the file, with rows
+    /// padded to a multiple of 16. `None` if the type is not supported, the columns are no whole number of
+    /// blocks, or the size overflows.
     pub fn packed_bytes(ty: TensorType, n_rows: usize, n_cols: usize) -> Option<usize> {
         let ops = TileOps::of(ty)?;
-        // A tile has less than eight times the bytes of its rows, and than twice where rows are long.
+        // A tile takes less than eight times the bytes of its rows, and less than twice if rows are long.
         ty.row_bytes(n_cols)?.checked_mul(8 * TILE_ROWS)?;
         ops.tile_bytes(n_cols).checked_mul(n_rows.div_ceil(TILE_ROWS))
     }
 
-    /// Keeps the tensor's name.
+    /// Sets the tensor's name.
     pub(crate) fn set_name(&mut self, name: &str) {
         self.name = Some(name.into());
     }
 
-    /// The tensor's name, where it was kept.
+    /// Returns the tensor's name, if it was kept.
     pub(crate) fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// The type the weights had in the file.
+    /// Returns the type of the weights in the file.
     pub fn ty(&self) -> TensorType {
         self.format.tensor_type()
     }
 
-    /// Experts that have a matrix each in it; 1 where it is a single matrix.
+    /// Returns the number of experts that have a matrix each in it; 1 for a single matrix.
     pub fn n_experts(&self) -> usize {
         self.n_experts
     }
 
-    /// Number of outputs.
+    /// Returns the number of outputs.
     pub fn n_rows(&self) -> usize {
         self.n_rows
     }
 
-    /// Number of inputs.
+    /// Returns the number of inputs.
     pub fn n_cols(&self) -> usize {
         self.n_cols
     }
 
-    /// Memory that the weights take: about the bytes they have in the file, with rows filled up to a multiple of 16, or none where they
-    /// stay in the file.
+    /// Returns the number of bytes that the weights take in memory: about the size in the file, with rows
+    /// padded to a multiple of 16, or 0 if they stay in the file.
     pub fn n_bytes(&self) -> usize {
         self.memory.n_bytes()
     }
@@ -245,7 +248,8 @@ impl Matrix {
     /// Writes the weights of one row to `out`, `[n_cols]`.
     ///
     /// # Panics
-    /// When `row_idx` is no row of the matrix, it stays in a file, or `out` has another length than a row.
+    /// If `row_idx` is no row of the matrix, the matrix stays in a file, or `out` has another length than a
+    /// row.
     pub fn dequantize_row(&self, row_idx: usize, out: &mut [f32]) {
         assert!(
             row_idx < self.n_rows,
@@ -262,18 +266,18 @@ impl Matrix {
         &self.memory.as_slice()[first_tile * self.tile_bytes..][..n_tiles * self.tile_bytes]
     }
 
-    /// How activations must be quantized for it; `None` where they stay f32.
+    /// Returns the scales that activations must be quantized with for it; `None` if they stay f32.
     pub(crate) fn activation_scales(&self) -> Option<ScaleSpan> {
         self.ops.activation_scales
     }
 
-    /// Number of tiles, of an expert where there are several; the last may be partial.
+    /// Returns the number of tiles, per expert if there are several; the last may be partial.
     pub(crate) fn n_tiles(&self) -> usize {
         self.n_rows.div_ceil(TILE_ROWS)
     }
 
-    /// Multiplies `n_tiles` tiles from `first_tile` on, of floats any number and else at most two, with `n_rows` rows of activations;
-    /// see [`TileOps::products`].
+    /// Multiplies `n_tiles` tiles, starting at `first_tile`, with `n_rows` rows of activations; at most two
+    /// tiles unless they hold floats; see [`TileOps::products`].
     pub(crate) fn products(
         &self,
         features: CpuFeatures,
@@ -287,12 +291,13 @@ impl Matrix {
             .products(features, tiles, activations, first_token, n_rows, sums);
     }
 
-    /// Asks for tiles that [`Matrix::add_products`] will read soon.
+    /// Prefetches tiles that [`Matrix::add_products`] will read soon.
     pub(crate) fn prefetch(&self, features: CpuFeatures, (first_tile, n_tiles): (usize, usize)) {
         TileOps::prefetch(features, self.tiles(first_tile, n_tiles));
     }
 
-    /// Adds the products of tiles of floats with all rows of `activations`, times `scale`, to `sums`; see [`TileOps::add_products`].
+    /// Adds the products of tiles of floats with all rows of `activations`, times `scale`, to `sums`; see
+    /// [`TileOps::add_products`].
     pub(crate) fn add_products(
         &self,
         features: CpuFeatures,
@@ -306,11 +311,11 @@ impl Matrix {
     }
 }
 
-/// Bytes of a file that one thread reads at a time, unless 16 rows take more.
+/// The number of bytes of a file that one thread reads at a time, unless 16 rows take more.
 const READ_BYTES: usize = 256 << 10;
 
-/// Calls `fill(buffer, chunk_idx, chunk)` for the chunks of `memory`, on all threads. A thread has one buffer for all its
-/// chunks. After an error no further chunk is filled.
+/// Calls `fill(buffer, chunk_idx, chunk)` for the chunks of `memory`, on all threads. A thread has one buffer
+/// for all its chunks. After an error no further chunk is filled.
 fn read_chunks(
     host: &Host,
     memory: &mut TileMemory,
@@ -327,7 +332,7 @@ fn read_chunks(
             if failure.get().is_none()
                 && let Err(error) = fill(buffer, chunk_idx, chunk.row(0))
             {
-                // Of several threads that fail, the first one's error is reported.
+                // If several threads fail, the error of the first one is reported.
                 let _ = failure.set(error);
             }
         });

@@ -1,22 +1,24 @@
 //! [`Places`]: which processors each thread of a pool may use.
 //!
-//! Separate from the pool, which only obeys, and from the system, which only says what there is (`pool/affinity.rs`): so the choice can be
-//! tested for machines that are not here. Invariant: a thread is given processors that the process may use, and at least one.
+//! The pool only obeys the choice made here, and the system only reports the processors (`pool/affinity.rs`).
+//! So the choice can be tested for machines that are not available. Invariant: a thread gets processors that
+//! the process may use, and at least one.
 
 use std::{path::Path, str::FromStr};
 
-/// Processors and memory nodes beyond this are a mistake in a list, not a machine. The system's sets have so many.
+/// The maximum number of processors and memory nodes: more are a mistake in a list, not a machine. The
+/// system's sets are as large.
 const MAX_CPUS: usize = 1024;
 
-/// How threads are placed on memory nodes.
+/// The placement of threads on memory nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Numa {
-    /// As the process was placed from outside.
+    /// The threads stay on the processors that the process was given.
     #[default]
     Given,
     /// Evenly on all nodes, each thread on the processors of its node.
     Distribute,
-    /// All on the node on which the process runs.
+    /// All on the node that the process runs on.
     Isolate,
 }
 
@@ -35,7 +37,7 @@ impl FromStr for Numa {
     }
 }
 
-/// Some processors, by the system's numbers, in ascending order: `0-3,8`.
+/// A set of processors, by the system's numbers, in ascending order: `0-3,8`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuList(Vec<usize>);
 
@@ -65,77 +67,77 @@ impl FromStr for CpuList {
     }
 }
 
-/// Where the threads of a pool are to run.
+/// The places of a pool's threads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
-    /// The processors to use; `None` takes all that the process may use.
+    /// The processors to use; `None` for all that the process may use.
     pub cpus: Option<CpuList>,
     /// Whether each thread gets a processor of its own, as far as there are enough.
     pub is_strict: bool,
-    /// How threads are placed on memory nodes.
+    /// The placement of threads on memory nodes.
     pub numa: Numa,
 }
 
-/// Why threads cannot be placed.
+/// The reason why threads cannot be placed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacesError {
-    /// No list of processors.
+    /// The text is no list of processors.
     #[error("`{found}` is no list of processors below {MAX_CPUS}; write it as `0-3` or `0-3,8`")]
     List {
-        /// What was given.
+        /// The text found.
         found: String,
     },
-    /// No way to place threads.
+    /// The text is no way to place threads.
     #[error("`{found}` is none of distribute, isolate and numactl")]
     Numa {
-        /// What was given.
+        /// The text found.
         found: String,
     },
-    /// A processor that the process may not use, or that is not there.
+    /// The process may not use a processor, or there is no such processor.
     #[error("processor {cpu} is not there or not given to this process, which may use {allowed}")]
     NotAllowed {
-        /// The first such.
+        /// The first such processor.
         cpu: usize,
-        /// What may be used.
+        /// The processors that may be used.
         allowed: String,
     },
-    /// The list and the node on which the process runs have nothing in common.
+    /// The list and the node that the process runs on have no processor in common.
     #[error(
         "none of the processors to use is on the memory node on which the program runs; leave out `isolate`, or name others"
     )]
     NotOnNode,
-    /// Not on this system.
+    /// The system does not support places.
     #[error("threads cannot be placed on processors on this system; leave the choice to it")]
     Unsupported,
-    /// The system refused.
+    /// The system returned an error.
     #[error("the processors that may be used could not be read or chosen: {reason}")]
     System {
-        /// What it said.
+        /// The system's error.
         reason: String,
     },
 }
 
-/// What the system says of its processors.
+/// The processors that the system reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// Those that the process may use, in ascending order.
+    /// The processors that the process may use, in ascending order.
     pub allowed: Vec<usize>,
     /// The processors of each memory node.
     pub nodes: Vec<Vec<usize>>,
-    /// The one on which the caller runs.
+    /// The processor that the caller runs on.
     pub current: usize,
 }
 
 impl Machine {
-    /// Reads the memory nodes below `folder`, `/sys/devices/system/node` on Linux. Files that are missing or make no sense are left out, and
-    /// processors of no node are one of their own.
+    /// Reads the memory nodes below `folder`, `/sys/devices/system/node` on Linux. Missing or malformed files
+    /// are left out, and processors of no node form one of their own.
     pub fn new(allowed: Vec<usize>, current: usize, folder: &Path) -> Self {
         let mut left = allowed.clone();
         let mut nodes = Vec::new();
         for node_idx in 0..MAX_CPUS {
             let Ok(text) = std::fs::read_to_string(folder.join(format!("node{node_idx}/cpulist"))) else {
-                // Nodes may be numbered with gaps, of which few are large.
+                // Node numbers may have gaps; few are large.
                 if node_idx > 64 {
                     break;
                 }
@@ -160,15 +162,15 @@ impl Machine {
 }
 
 impl Places {
-    /// Whether threads run where the system puts them.
+    /// Returns whether threads run where the system puts them.
     pub fn is_free(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The processors that may be used, node by node.
+    /// Returns the processors that may be used, node by node.
     ///
     /// # Errors
-    /// Processors that the process may not use, and none that are left.
+    /// Returns an error for processors that the process may not use, and if none are left.
     fn usable(&self, machine: &Machine) -> Result<Vec<Vec<usize>>, PlacesError> {
         let is_in = |list: &[usize], cpu: usize| list.binary_search(&cpu).is_ok();
         if let Some(CpuList(cpus)) = &self.cpus
@@ -193,19 +195,19 @@ impl Places {
         Ok(nodes)
     }
 
-    /// How many processors may be used.
+    /// Returns the number of processors that may be used.
     ///
     /// # Errors
-    /// As [`Self::of_threads`].
+    /// Returns the errors of [`Self::of_threads`].
     pub fn n_cpus(&self, machine: &Machine) -> Result<usize, PlacesError> {
         Ok(self.usable(machine)?.iter().map(Vec::len).sum())
     }
 
-    /// The processors that each of `n_threads` threads may use. Neighbouring threads, which share memory most, are on the same node; each node
-    /// gets threads in proportion to its processors.
+    /// Returns the processors that each of `n_threads` threads may use. Neighbouring threads, which share
+    /// memory most, are on the same node; each node gets threads in proportion to its processors.
     ///
     /// # Errors
-    /// Processors that the process may not use, and none that are left.
+    /// Returns an error for processors that the process may not use, and if none are left.
     pub fn of_threads(&self, n_threads: usize, machine: &Machine) -> Result<Vec<Vec<usize>>, PlacesError> {
         let nodes = self.usable(machine)?;
         let n_cpus: usize = nodes.iter().map(Vec::len).sum();
@@ -222,7 +224,8 @@ impl Places {
             let nth = n_on_node[node_idx];
             n_on_node[node_idx] += 1;
             if self.is_strict {
-                // The first of a node's processors are usually cores of their own, and the others their second halves.
+                // The first processors of a node are usually separate cores, and the rest their second
+                // hardware threads.
                 vec![node[nth % node.len()]]
             } else if self.numa == Numa::Distribute {
                 node.clone()
@@ -234,7 +237,7 @@ impl Places {
     }
 }
 
-/// As [`CpuList`] reads it.
+/// Formats a list as [`CpuList`] parses it.
 fn list_text(cpus: &[usize]) -> String {
     let runs = cpus.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
         [one] => one.to_string(),
@@ -247,7 +250,8 @@ fn list_text(cpus: &[usize]) -> String {
 mod tests {
     use super::*;
 
-    /// Two nodes of 16 cores, whose second halves are numbered behind all cores, as on servers.
+    /// Returns two nodes of 16 cores; the second hardware threads are numbered after all cores, as on
+    /// servers.
     fn two_nodes() -> Machine {
         let of_node = |first: usize| (first..first + 16).chain(first + 32..first + 48).collect();
         Machine {
@@ -324,7 +328,7 @@ mod tests {
                 }
             }
         }
-        // More threads than processors share them in turn.
+        // If there are more threads than processors, they share them in turn.
         let few = places("0-1,16", true, Numa::Distribute)
             .of_threads(6, &machine)
             .unwrap();

@@ -1,37 +1,38 @@
-//! [`ReadSpeed`]: how fast the threads of a pool read main memory.
+//! [`ReadSpeed`]: the speed at which the threads of a pool read main memory.
 //!
-//! Separate because it computes nothing that a model needs. Invariant: what is read was written before, so no page of it is the system's
-//! page of zeros, and where there is room it is larger than caches are.
+//! No model needs its results. Invariant: the memory is written before it is read, so no page of it is the
+//! system's page of zeros, and it is larger than caches if there is room.
 
 use std::{hint::black_box, time::Instant};
 
 use crate::{CpuExecError, Pool, zeroed::zeroed};
 
-/// How fast threads read main memory.
+/// The speed at which threads read main memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadSpeed {
-    /// Bytes a second.
+    /// The speed in bytes per second.
     pub bytes_per_s: u64,
-    /// Bytes that were read.
+    /// The number of bytes read.
     pub n_bytes: usize,
 }
 
 impl ReadSpeed {
-    /// Whether so much was read that it says more of main memory than of caches: 256 MiB or more.
+    /// Returns whether the memory is so large that the result is about main memory rather than caches: 256
+    /// MiB or more.
     pub fn is_of_main_memory(&self) -> bool {
         const LEAST_BYTES: usize = 256 << 20;
         self.n_bytes >= LEAST_BYTES
     }
 }
 
-/// Bytes that are read, where there is room: more than twice what the caches of most servers have.
+/// The number of bytes to read, if there is room: more than twice the caches of most servers.
 const READ_BYTES: usize = 1 << 30;
-/// Words of a chunk, 256 KiB.
+/// The number of words in a chunk of 256 KiB.
 const CHUNK_WORDS: usize = 32 << 10;
-/// Times that all is read; the fastest counts.
+/// The number of passes; the fastest counts.
 const N_RUNS: usize = 3;
 
-/// How fast the threads of a pool, as many as take part, read of at most `max_bytes`.
+/// Measures the speed at which the pool's active threads read at most `max_bytes`.
 ///
 /// # Errors
 /// [`CpuExecError::OutOfMemory`].
@@ -39,7 +40,7 @@ pub(crate) fn read_speed(pool: &Pool, max_bytes: usize) -> Result<ReadSpeed, Cpu
     let n_words = (READ_BYTES.min(max_bytes) / size_of::<u64>()).max(CHUNK_WORDS);
     let mut words: Vec<u64> = zeroed(n_words, "measuring how fast memory is read")?;
     let _entered = pool.enter();
-    // The threads that read a chunk have written it, so that its pages are near them.
+    // The threads that read a chunk have usually written it, so its pages are near them.
     pool.for_each_chunk(&mut words, CHUNK_WORDS, |_, chunk| chunk.fill(1));
     let mut shortest = f64::INFINITY;
     for _ in 0..N_RUNS {
@@ -67,7 +68,7 @@ mod tests {
             let speed = read_speed(&pool, max_bytes).unwrap();
             let bytes_per_s = speed.bytes_per_s;
             assert!(speed.n_bytes >= max_bytes && !speed.is_of_main_memory());
-            // A megabyte a second is less, and a petabyte more, than any machine has.
+            // No machine reads less than a megabyte or more than a petabyte per second.
             assert!((1 << 20..1 << 50).contains(&bytes_per_s), "{bytes_per_s}");
         }
     }

@@ -1,7 +1,8 @@
-//! [`Routes`]: which experts each row of a step goes to, and the rows of each expert.
+//! [`Routes`]: the experts of each row of a step, and the rows of each expert.
 //!
-//! Separate from the products, which only follow it. Invariants: a row's choices depend on its own logits alone, and the rows of
-//! an expert are in ascending order; choices lie sorted by expert, so that an expert's rows are neighbours.
+//! The products only follow the routes. Invariants: a row's choices depend on its own logits alone, and the
+//! rows of an expert are in ascending order; choices lie sorted by expert, so that an expert's rows are
+//! neighbours.
 
 use std::{cmp::Ordering, ops::Range};
 
@@ -9,29 +10,30 @@ use tokenmill_backend::{ExpertScore, GroupMeasure, MIN_SCORE_SUM, Router};
 
 use crate::{CpuExecError, Host, pool::Columns, workspace::reserve};
 
-/// Rows that one thread routes at a time, so that a decode step's few stay on the calling thread.
+/// The number of rows that one thread routes at a time, so low that the few rows of a decode step stay on the
+/// calling thread.
 const ROWS_PER_CHUNK: usize = 8;
 
-/// Where the rows of a step go, sorted both ways.
+/// The routes of a step's rows, sorted both ways.
 #[derive(Debug, Default)]
 pub struct Routes {
     n_rows: usize,
     n_used: usize,
-    /// Scores and what experts are chosen by, `[n_rows, 2, n_experts]`.
+    /// The scores and the values that experts are chosen by, `[n_rows, 2, n_experts]`.
     scores: Vec<f32>,
     /// The choices of each row, best first, `[n_rows, n_used]`.
     experts: Vec<u32>,
     weights: Vec<f32>,
-    /// Place of each of them among the choices sorted by expert.
+    /// The place of each choice among the choices sorted by expert.
     places: Vec<u32>,
     /// The row of each sorted choice.
     rows: Vec<u32>,
-    /// The sorted choices of each expert begin here, and end where those of the next begin.
+    /// The index of each expert's first sorted choice; an expert's choices end where the next expert's begin.
     starts: Vec<u32>,
 }
 
 impl Routes {
-    /// Room for the routes of `max_rows` rows to `n_used` of `n_experts` experts each.
+    /// Reserves memory for the routes of `max_rows` rows to `n_used` of `n_experts` experts each.
     ///
     /// # Errors
     /// [`CpuExecError::OutOfMemory`].
@@ -47,7 +49,7 @@ impl Routes {
         Ok(routes)
     }
 
-    /// Bytes of such a room.
+    /// Returns the number of bytes that [`Self::new`] reserves.
     pub fn room_bytes(max_rows: usize, n_experts: usize, n_used: usize) -> usize {
         let n_choices = max_rows.saturating_mul(n_used);
         (max_rows.saturating_mul(2 * n_experts))
@@ -59,7 +61,7 @@ impl Routes {
     /// Chooses the experts of each row by its logits, `[n_rows, n_experts]`.
     ///
     /// # Panics
-    /// When the logits are no whole rows, or there are fewer experts than a row goes to.
+    /// If the logits are not a whole number of rows, or there are fewer experts than a row uses.
     pub fn fill(&mut self, host: &Host, router: &Router<&[f32]>, logits: &[f32]) {
         let (n_experts, n_used) = (router.n_experts, router.n_used);
         assert!(n_used <= n_experts, "{n_used} of {n_experts} experts");
@@ -95,7 +97,7 @@ impl Routes {
         self.sort(n_experts);
     }
 
-    /// Counts the rows of each expert and gives each choice its place.
+    /// Counts the rows of each expert and sets the place of each choice.
     fn sort(&mut self, n_experts: usize) {
         self.starts.clear();
         self.starts.resize(n_experts + 1, 0);
@@ -108,7 +110,7 @@ impl Routes {
         self.places.resize(self.experts.len(), 0);
         self.rows.resize(self.experts.len(), 0);
         for (choice, &expert) in self.experts.iter().enumerate() {
-            // An expert's start serves as the cursor of its choices and is put back below.
+            // An expert's start is the cursor of its choices here and is restored below.
             let next = &mut self.starts[expert as usize];
             self.places[choice] = *next;
             self.rows[*next as usize] = (choice / self.n_used) as u32;
@@ -118,7 +120,7 @@ impl Routes {
         self.starts[0] = 0;
     }
 
-    /// The experts of each row, best first.
+    /// Returns the experts of each row, best first.
     pub(crate) fn experts(&self) -> &[u32] {
         &self.experts
     }
@@ -131,19 +133,19 @@ impl Routes {
         self.rows.len()
     }
 
-    /// The row of each sorted choice.
+    /// Returns the row of each sorted choice.
     pub(crate) fn rows(&self) -> &[u32] {
         &self.rows
     }
 
-    /// The experts with rows, each with its sorted choices.
+    /// Returns the experts with rows, each with its sorted choices.
     pub(crate) fn in_use(&self) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
         (self.starts.windows(2).enumerate())
             .map(|(expert, bounds)| (expert, bounds[0] as usize..bounds[1] as usize))
             .filter(|(_, choices)| !choices.is_empty())
     }
 
-    /// The choices of a row, best first: the place of each among the sorted ones, and its weight.
+    /// Returns the choices of a row, best first: the place of each among the sorted choices, and its weight.
     pub(crate) fn of_row(&self, row_idx: usize) -> impl Iterator<Item = (usize, f32)> + '_ {
         let choices = row_idx * self.n_used..(row_idx + 1) * self.n_used;
         (self.places[choices.clone()].iter().zip(&self.weights[choices]))
@@ -193,7 +195,7 @@ fn choose(
                 GroupMeasure::TwoBest => first + best.next(ranks.iter().copied()).map_or(0.0, |at| ranks[at]),
             }
         };
-        // The groups that come after the chosen ones in the order of their measure are out.
+        // The groups after the chosen ones in the order of their scores are excluded.
         let mut best = Best::default();
         for _ in 0..groups.n_used {
             best.next((0..groups.n_groups).map(measure));
@@ -232,13 +234,13 @@ fn choose(
     }
 }
 
-/// More groups than this are refused at load.
+/// The maximum number of groups; more are refused at load.
 pub(crate) const MAX_GROUPS: usize = 1024;
 
-/// The rank of experts that may not be chosen: behind every number, and behind what is not a number.
+/// The rank of experts that may not be chosen: after every number, and after NaN.
 const OUT: f32 = f32::from_bits(0xffff_ffff);
 
-/// Walks through ranks from the largest to the smallest, through equal ones in order.
+/// An iterator over ranks from the largest to the smallest; equal ranks come in order.
 struct Best {
     rank: f32,
     last: usize,
@@ -256,7 +258,7 @@ impl Default for Best {
 }
 
 impl Best {
-    /// The index of the next rank; `None` behind the last.
+    /// Returns the index of the next rank; `None` after the last.
     fn next(&mut self, ranks: impl Iterator<Item = f32>) -> Option<usize> {
         let mut found: Option<(usize, f32)> = None;
         for (at, rank) in ranks.enumerate() {
@@ -275,7 +277,7 @@ impl Best {
     }
 }
 
-/// Whether a rank comes after another in the order of [`Best`].
+/// Returns whether a rank comes after another in the order of [`Best`].
 fn is_after(rank: f32, at: usize, other: f32, other_at: usize) -> bool {
     match rank.total_cmp(&other) {
         Ordering::Less => true,

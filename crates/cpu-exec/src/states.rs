@@ -1,8 +1,9 @@
 //! [`StateStore`]: the recurrent memory of every sequence, in slots.
 //!
-//! Separate from the KV store because a state is rewritten at every token. A layer keeps its slots as rows, so that a part
-//! of the columns, one group of channels in every slot, belongs to one thread. Invariant: a step reads a slot before its
-//! sequence's first token and writes slots that no other sequence of the step touches, as the batch was checked for.
+//! Unlike the KV store, a state is rewritten at every token. A layer keeps its slots as rows, so that a part
+//! of the columns, one group of channels in every slot, belongs to one thread. Invariant: a step reads a slot
+//! before its sequence's first token and writes slots that no other sequence of the step accesses; the batch
+//! was checked for this.
 
 use std::ops::Range;
 
@@ -12,7 +13,7 @@ use tokenmill_cpu_kernels::MAX_LANES;
 
 use crate::{CpuExecError, pool::Patch, zeroed};
 
-/// States of all layers, in `n_states` slots. Memory is taken from the system as slots are first used.
+/// The states of all layers, in `n_states` slots. The system provides the memory as slots are first used.
 #[derive(Debug)]
 pub struct StateStore {
     layers: Vec<LayerStates>,
@@ -29,14 +30,14 @@ pub(crate) struct LayerStates {
     pub(crate) matrix_len: usize,
 }
 
-/// The sequences of a step, and where their states are.
+/// The sequences of a step, and the slots of their states.
 #[derive(Clone, Copy, Debug)]
 pub struct StepStates<'a> {
-    /// Position of each token.
+    /// The position of each token.
     pub positions: &'a [u32],
-    /// Offsets of the sequences in the tokens, `[n_seqs + 1]`.
+    /// The offsets of the sequences in the tokens, `[n_seqs + 1]`.
     pub seq_starts: &'a [u32],
-    /// Each sequence's slots.
+    /// The slots of each sequence.
     pub states: &'a [SeqState],
 }
 
@@ -60,7 +61,7 @@ impl StateStore {
         })
     }
 
-    /// Bytes of a slot, all layers.
+    /// Returns the number of bytes of a slot, over all layers.
     pub(crate) fn bytes_of_slot(&self) -> usize {
         let values = |layer: &LayerStates| layer.conv_len + layer.matrix_len;
         self.layers.iter().map(values).sum::<usize>() * size_of::<f32>()
@@ -76,7 +77,7 @@ impl StateStore {
         }
     }
 
-    /// Writes a slot that [`Self::read_slot`] gave.
+    /// Writes a slot that [`Self::read_slot`] returned.
     pub(crate) fn write_slot(&mut self, slot: u32, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.bytes_of_slot(), "bytes of a state");
         let (mut words, _) = bytes.as_chunks::<4>();
@@ -103,15 +104,15 @@ impl StateStore {
 /// A sequence's tokens and slots.
 pub(crate) struct Run {
     pub(crate) tokens: Range<usize>,
-    /// Where the state is before the first token; `None` for zeros.
+    /// The slot of the state before the first token; `None` for zeros.
     pub(crate) from: Option<usize>,
     pub(crate) to: usize,
-    /// The token after which a snapshot is kept, and its slot.
+    /// The token after which a snapshot is saved, and its slot.
     pub(crate) save: Option<(usize, usize)>,
 }
 
 impl<'a> StepStates<'a> {
-    /// Those of a batch.
+    /// Returns the states of a batch's sequences.
     pub fn of(batch: &'a ForwardBatch) -> Self {
         Self {
             positions: &batch.positions,
@@ -120,7 +121,7 @@ impl<'a> StepStates<'a> {
         }
     }
 
-    /// Each sequence's part of the step.
+    /// Returns each sequence's part of the step.
     pub(crate) fn runs(&self) -> impl Iterator<Item = Run> {
         let bounds = self.seq_starts.windows(2);
         bounds.zip(self.states).map(|(bounds, state)| {
@@ -140,8 +141,8 @@ impl<'a> StepStates<'a> {
 }
 
 impl Run {
-    /// The tokens in blocks of at most `max_tokens`, which end where a snapshot is kept; each with the snapshot's slot, if
-    /// there is one behind it.
+    /// Returns the tokens in blocks of at most `max_tokens`. A block ends where a snapshot is saved; it then
+    /// comes with the snapshot's slot.
     pub(crate) fn blocks(&self, max_tokens: usize) -> impl Iterator<Item = (Range<usize>, Option<usize>)> {
         let (end, save) = (self.tokens.end, self.save);
         let mut first = self.tokens.start;
@@ -158,7 +159,7 @@ impl Run {
     }
 }
 
-/// Brings the state before a sequence's first token to the slot that is written.
+/// Copies the state before a sequence's first token to the slot to be written.
 pub(crate) fn begin(states: &mut Patch<'_, f32>, run: &Run) {
     match run.from {
         Some(from) if from != run.to => states.copy_row(from, run.to),
@@ -167,10 +168,11 @@ pub(crate) fn begin(states: &mut Patch<'_, f32>, run: &Run) {
     }
 }
 
-/// Tokens that one pass of a recurrence takes.
+/// The number of tokens that one pass of a recurrence takes.
 pub(crate) const RUN_TOKENS: usize = 16;
 
-/// Channels that lie next to each other in a recurrence's state, where `width` of them belong together.
+/// Returns the number of channels that lie next to each other in a recurrence's state, if `width` channels
+/// belong together.
 pub(crate) fn lanes_of(width: usize) -> usize {
     (1 << width.trailing_zeros().min(31)).min(MAX_LANES)
 }

@@ -1,8 +1,8 @@
-//! [`Workspace`]: memory that operations need while they run, kept from step to step.
+//! [`Workspace`]: the memory that operations need while they run, kept from step to step.
 //!
-//! Separate from [`Host`] because it is written to. Invariant: it only grows, so that after the largest step nothing is
-//! allocated any more, and from the start where [`Workspace::reserve`] was told what that is; no value in it outlives an
-//! operation.
+//! Unlike [`Host`], it is mutable. Invariant: it only grows, so that nothing is allocated after the largest
+//! step, or from the start if [`Workspace::reserve`] was called with that step's sizes; no value in it
+//! outlives an operation.
 
 use tokenmill_backend::{AttentionShape, ExpertsShape};
 use tokenmill_cpu_kernels::{ActivationBlock, n_spans};
@@ -20,26 +20,26 @@ pub struct Workspace {
     pub(crate) sub_blocks: Vec<ActivationBlock>,
     /// Activations with a scale for each 256 columns.
     pub(crate) span_blocks: Vec<ActivationBlock>,
-    /// The pieces of work of an attention, and what they leave to be folded together.
+    /// The pieces of work of an attention, and their parts to be folded together.
     pub(crate) attention: AttentionScratch,
-    /// What experts read and the pieces of their work.
+    /// The inputs of the experts, and the pieces of their work.
     pub(crate) experts: ExpertScratch,
-    /// One area for each thread.
+    /// The scratch memory of each thread.
     pub(crate) per_thread: Vec<ThreadScratch>,
 }
 
-/// How large a step may be.
+/// The size of the largest step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepSizes {
-    /// Tokens of all sequences.
+    /// The maximum number of tokens of all sequences.
     pub max_tokens: usize,
-    /// Sequences.
+    /// The maximum number of sequences.
     pub max_seqs: usize,
-    /// Positions of a sequence.
+    /// The maximum number of positions of a sequence.
     pub n_ctx: usize,
 }
 
-/// Lengths of a workspace's buffers.
+/// The lengths of a workspace's buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkspaceSizes {
     pub(crate) activation_blocks: usize,
@@ -52,7 +52,7 @@ pub struct WorkspaceSizes {
 }
 
 impl WorkspaceSizes {
-    /// What matrices of up to `n_cols` columns need, of any type.
+    /// Returns the sizes that matrices of up to `n_cols` columns need, of any type.
     pub fn of_matrices(step: &StepSizes, n_cols: usize) -> Self {
         Self {
             activation_blocks: step.max_tokens.saturating_mul(n_spans(n_cols)),
@@ -60,10 +60,10 @@ impl WorkspaceSizes {
         }
     }
 
-    /// What the attention of a layer needs.
+    /// Returns the sizes that the attention of a layer needs.
     ///
     /// # Panics
-    /// When there are no KV heads.
+    /// If there are no KV heads.
     pub fn of_attention(step: &StepSizes, attention: &AttentionShape) -> Self {
         let AttentionShape {
             n_heads,
@@ -74,7 +74,8 @@ impl WorkspaceSizes {
         AttentionScratch::sizes(step, n_heads, n_kv_heads, head_dim_k, head_dim_v)
     }
 
-    /// What the experts of a layer need: matrices of `n_embd` columns that come first, and of the width inside.
+    /// Returns the sizes that the experts of a layer need; the first matrices have `n_embd` columns, the last
+    /// have the expert's inner width.
     pub fn of_experts(step: &StepSizes, n_embd: usize, experts: &ExpertsShape) -> Self {
         let n_choices = step.max_tokens.saturating_mul(experts.n_used);
         Self {
@@ -83,7 +84,7 @@ impl WorkspaceSizes {
         }
     }
 
-    /// What serves both.
+    /// Returns the sizes that are enough for both.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self {
@@ -97,7 +98,8 @@ impl WorkspaceSizes {
         }
     }
 
-    /// Bytes that a workspace of these sizes takes for a pool of `n_threads`; `usize::MAX` where the sum is beyond it.
+    /// Returns the number of bytes that a workspace of these sizes takes for a pool of `n_threads`;
+    /// `usize::MAX` if the sum overflows.
     pub fn n_bytes(&self, n_threads: usize) -> usize {
         [
             (self.activation_blocks, 2 * size_of::<ActivationBlock>()),
@@ -116,7 +118,7 @@ impl WorkspaceSizes {
 }
 
 impl Workspace {
-    /// An empty workspace for operations on `host`.
+    /// Creates an empty workspace for operations on `host`.
     pub fn new(host: &Host) -> Self {
         let mut per_thread = Vec::new();
         per_thread.resize_with(host.pool().n_threads(), ThreadScratch::default);
@@ -129,8 +131,8 @@ impl Workspace {
         }
     }
 
-    /// Makes room for operations of these sizes, so that none of them allocates. Memory that is not written to yet costs
-    /// a system that hands out pages on demand nothing.
+    /// Reserves memory for operations of these sizes, so that none of them allocates. On a system that
+    /// provides pages on demand, memory costs nothing until it is written.
     ///
     /// # Errors
     /// [`CpuExecError::OutOfMemory`].
@@ -147,7 +149,7 @@ impl Workspace {
         Ok(())
     }
 
-    /// Bytes held.
+    /// Returns the number of bytes reserved.
     pub fn n_bytes(&self) -> usize {
         let n_values: usize = (self.per_thread.iter())
             .map(|thread| thread.values.capacity() + thread.sums.capacity())
@@ -165,7 +167,7 @@ impl std::fmt::Debug for Workspace {
     }
 }
 
-/// Makes room for `len` items in all.
+/// Reserves memory for `len` items in all.
 pub(crate) fn reserve<T>(buffer: &mut Vec<T>, len: usize) -> Result<(), CpuExecError> {
     let n_more = len.saturating_sub(buffer.len());
     buffer

@@ -1,11 +1,11 @@
-//! [`zeroed`]: large buffers that take memory as they are written to.
+//! [`zeroed`]: large buffers whose memory is provided as they are written.
 
 use bytemuck::{Zeroable, allocation::try_zeroed_slice_box};
 
 use crate::CpuExecError;
 
-/// `len` items whose bytes are all zero; `what` is for the error. The system
-/// may back them only when they are first written, so that a lack of memory can show later than here.
+/// Returns `len` items whose bytes are all zero; `what` is the purpose named in the error. The system may
+/// back them only when they are first written, so that a lack of memory can appear after this call.
 ///
 /// # Errors
 /// [`CpuExecError::OutOfMemory`].

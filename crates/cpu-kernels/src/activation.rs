@@ -1,8 +1,8 @@
-//! [`ActivationOps`]: activations, and their products with a second input, for vectors; [`soft_cap`], which is one more
-//! function of its kind.
+//! [`ActivationOps`]: vectorized activations and their products with a second input; [`soft_cap`], another
+//! function of this kind.
 //!
-//! A function is a type with its formula, and a row of the table. Invariant: a value depends on its own inputs alone, not on
-//! its place in a vector.
+//! A function is a type with its formula, and a row of the table. Invariant: a value depends on its own
+//! inputs alone, not on its place in a vector.
 
 use tokenmill_quant::CpuFeatures;
 
@@ -33,7 +33,7 @@ pub static RELU_SQUARED: ActivationOps = ActivationOps::of::<ReluSquared>();
 pub static SIGMOID: ActivationOps = ActivationOps::of::<Sigmoid>();
 /// `x`.
 pub static IDENTITY: ActivationOps = ActivationOps::of::<Identity>();
-/// `min(x, 7) / (1 + exp(-1.702 min(x, 7)))`, and `clamp(up, -7, 7) + 1` is the other factor.
+/// `min(x, 7) / (1 + exp(-1.702 min(x, 7)))`; the other factor is `clamp(up, -7, 7) + 1`.
 pub static CLIPPED_SWIGLU: ActivationOps = ActivationOps::of::<ClippedSwiglu>();
 
 impl ActivationOps {
@@ -53,10 +53,10 @@ impl ActivationOps {
         }
     }
 
-    /// Replaces every value of `gate` by its activation, times that of `up` where there is one.
+    /// Replaces every value of `gate` by its activation, times the value of `up` if there is one.
     ///
     /// # Panics
-    /// When `up` is shorter.
+    /// If `up` is shorter.
     pub fn apply(&self, features: CpuFeatures, gate: &mut [f32], up: Option<&[f32]>) {
         if let Some(up) = up {
             assert!(up.len() >= gate.len(), "lengths of gate and up");
@@ -67,16 +67,16 @@ impl ActivationOps {
 
 /// A function of a value.
 trait Activation {
-    /// Its values.
+    /// Returns the function of the values `x`.
     ///
     /// # Safety
-    /// The features of `S` are there.
+    /// The processor has the features of `S`.
     unsafe fn of<S: Simd>(x: S::F) -> S::F;
 
-    /// What the values are multiplied with.
+    /// Returns the factor of the values.
     ///
     /// # Safety
-    /// As [`Activation::of`].
+    /// As for [`Activation::of`].
     #[inline(always)]
     unsafe fn other_factor<S: Simd>(up: S::F) -> S::F {
         up
@@ -96,7 +96,7 @@ impl<A: Activation> Kernel for Apply<'_, A> {
     unsafe fn run<S: Simd>(self) {
         let Self { gate, up, .. } = self;
         let n_whole = gate.len() / S::LANES * S::LANES;
-        // SAFETY: every vector is inside its slice or array, and the features of `S` are there.
+        // SAFETY: every vector is inside its slice or array, and the processor has the features of `S`.
         unsafe {
             for at in (0..n_whole).step_by(S::LANES) {
                 let ptr = gate.as_mut_ptr().add(at);
@@ -139,7 +139,7 @@ impl Kernel for SoftCap<'_> {
         for x in self.x.chunks_mut(S::LANES) {
             let mut lanes = [0.0; TILE_ROWS];
             lanes[..x.len()].copy_from_slice(x);
-            // SAFETY: the array holds a vector, and the features of `S` are there.
+            // SAFETY: the array holds a vector, and the processor has the features of `S`.
             unsafe {
                 let cap = S::splat_f32(self.cap);
                 let y = S::mul(math::tanh::<S>(S::div(S::load_f32(lanes.as_ptr()), cap)), cap);
@@ -272,12 +272,12 @@ impl Activation for Identity {
     }
 }
 
-/// [`GeluErf`] of one value.
+/// Returns [`GeluErf`] of one value.
 fn gelu_erf(x: f32) -> f32 {
     0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))
 }
 
-/// The error function, to within 1.5e-7.
+/// Returns the error function, to within 1.5e-7.
 ///
 /// Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
 fn erf(x: f32) -> f32 {

@@ -1,26 +1,26 @@
 //! [`ActivationBlock`]: activations as bytes, with the sums that weights with a bias or a minimum need.
 //!
-//! Quantized once per input and read by every matrix of a group. Blocks of one span of columns lie together, row after
-//! row, so that a kernel that takes several rows reads one stream. Invariant: a block is a function of its 256 values
-//! alone, the same bits for every instruction set.
+//! Blocks are quantized once per input and read by every matrix of a group. Blocks of one span of columns lie
+//! together, row after row, so that a kernel that takes several rows reads one stream. Invariant: a block is
+//! a function of its 256 values alone, with the same bits for every instruction set.
 
 use tokenmill_quant::CpuFeatures;
 
 use crate::simd::{Kernel, Simd, dispatch};
 
-/// Columns of a span: what one block covers.
+/// The number of columns of a span, which one block covers.
 pub const SPAN_COLS: usize = 256;
-/// Columns that share a scale, or a sum, at the finest.
+/// The smallest number of columns that share a scale or a sum.
 pub(crate) const SUB_COLS: usize = 32;
-/// Groups of [`SUB_COLS`] in a whole span.
+/// The number of groups of [`SUB_COLS`] in a whole span.
 pub(crate) const SPAN_SUBS: usize = SPAN_COLS / SUB_COLS;
 
-/// How many columns share a scale.
+/// The number of columns that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleSpan {
-    /// One scale for 32 columns, as weights of formats with blocks of 32 have.
+    /// One scale for 32 columns, as in weights of formats with blocks of 32.
     Sub,
-    /// One scale for 256 columns, as weights of K-formats have.
+    /// One scale for 256 columns, as in weights of K-formats.
     Span,
 }
 
@@ -49,20 +49,20 @@ impl Default for ActivationBlock {
 }
 
 impl ActivationBlock {
-    /// Word of the first scale, by [`ScaleSpan`].
+    /// The index of the first scale's word, for [`ScaleSpan::Sub`] and below for [`ScaleSpan::Span`].
     pub(crate) const SUB_SCALE: usize = 0;
     pub(crate) const SPAN_SCALE: usize = 28;
-    /// Words of the first negated sum.
+    /// The index of the first negated sum's word, for sums of 32 and below for sums of 16.
     pub(crate) const NEG_SUM_32: usize = 8;
     pub(crate) const NEG_SUM_16: usize = 0;
-    /// Word of the first product of scale and sum.
+    /// The index of the first word with a product of scale and sum.
     pub(crate) const SCALED_SUM_32: usize = 16;
-    /// Words of the first pair of sums.
+    /// The index of the first word with a pair of sums, for sums of 16 and below for sums of 32.
     pub(crate) const SUM_PAIRS_16: usize = 16;
     pub(crate) const SUM_PAIRS_32: usize = 24;
 }
 
-/// The number of spans, the last of which may be partial, that cover `n_cols`.
+/// Returns the number of spans that cover `n_cols`; the last may be partial.
 pub fn n_spans(n_cols: usize) -> usize {
     n_cols.div_ceil(SPAN_COLS)
 }
@@ -71,7 +71,7 @@ impl ActivationBlock {
     /// Quantizes up to 256 activations, a multiple of 32.
     ///
     /// # Panics
-    /// When there are more.
+    /// If there are more.
     pub fn quantize(&mut self, features: CpuFeatures, scale_span: ScaleSpan, values: &[f32]) {
         assert!(values.len() <= SPAN_COLS, "activations of a block");
         // SAFETY: the kernel holds references only.
@@ -111,7 +111,7 @@ impl Kernel for Quantize<'_> {
             padded[..values.len()].copy_from_slice(values);
             &padded
         };
-        // SAFETY: the features of `S` are there; both runs are a whole number of vectors.
+        // SAFETY: the processor has the features of `S`; both runs are a whole number of vectors.
         unsafe {
             match scale_span {
                 ScaleSpan::Sub => {
@@ -149,11 +149,11 @@ impl Kernel for Quantize<'_> {
     }
 }
 
-/// Quantizes values that share a scale, a multiple of 32 of them, and returns the scale: the largest absolute value
+/// Quantizes a multiple of 32 values that share a scale, and returns the scale: the largest absolute value
 /// becomes 127. A value that is not finite makes the scale NaN, so that no product hides it.
 #[inline(always)]
 pub(crate) unsafe fn quantize_run<S: Simd>(values: &[f32], quants: &mut [i8]) -> f32 {
-    // Magnitudes are ordered as their bits are, and a maximum of integers is one that compilers vectorize.
+    // Magnitudes have the order of their bits, and compilers vectorize a maximum of integers.
     let largest = values.iter().map(|x| x.abs().to_bits()).fold(0, u32::max);
     let largest = if largest < f32::INFINITY.to_bits() {
         f32::from_bits(largest)
@@ -161,7 +161,7 @@ pub(crate) unsafe fn quantize_run<S: Simd>(values: &[f32], quants: &mut [i8]) ->
         f32::NAN
     };
     let inverse = 127.0 / largest;
-    // SAFETY: the features of `S` are there; `values` is a whole number of vectors, and `quants` as long.
+    // SAFETY: the processor has the features of `S`; `values` is a whole number of vectors, and `quants` as long.
     unsafe {
         let inverse = S::splat_f32(if inverse.is_finite() { inverse } else { 0.0 });
         for at in (0..values.len()).step_by(S::LANES) {
@@ -172,7 +172,7 @@ pub(crate) unsafe fn quantize_run<S: Simd>(values: &[f32], quants: &mut [i8]) ->
     largest / 127.0
 }
 
-/// The sums of each 16 quants.
+/// Returns the sums of each 16 quants.
 #[inline(always)]
 unsafe fn sums_of_16<S: Simd>(quants: &[i8; SPAN_COLS]) -> [i32; 16] {
     let mut sums_of_4 = [0i32; SPAN_COLS / 4];
@@ -180,7 +180,7 @@ unsafe fn sums_of_16<S: Simd>(quants: &[i8; SPAN_COLS]) -> [i32; 16] {
         .step_by(S::LANES)
         .zip(quants.chunks(4 * S::LANES))
     {
-        // SAFETY: the features of `S` are there; a vector's bytes and lanes lie inside the arrays; no quant is -128.
+        // SAFETY: the processor has the features of `S`; a vector's bytes and lanes lie inside the arrays; no quant is -128.
         unsafe {
             let quants = S::load(quants.as_ptr().cast());
             let sums = S::dot_u8::<false>(S::splat(0), S::splat_u8(1), quants);
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
     use crate::simd::TILE_ROWS;
 
-    /// The block after the table of [`ActivationBlock`], value by value.
+    /// Computes a block from the table of [`ActivationBlock`], value by value.
     fn naive(scale_span: ScaleSpan, values: &[f32]) -> ActivationBlock {
         let mut block = ActivationBlock::default();
         let mut padded = values.to_vec();
@@ -219,7 +219,7 @@ mod tests {
             }
             let inverse = 127.0 / largest;
             for (x, quant) in values.iter().zip(quants) {
-                // Where nothing can be divided by the largest, the quants are 0.
+                // If division by the largest value is impossible, the quants are 0.
                 if inverse.is_finite() {
                     *quant = (x * inverse).round_ties_even() as i8;
                 }
@@ -254,7 +254,8 @@ mod tests {
         block
     }
 
-    /// The words that the table names. Every NaN is the same one, for which NaN comes out of an operation is not defined.
+    /// Returns the words that the table names. All NaNs become the same one, because the NaN that an
+    /// operation returns is not defined.
     fn named_words(scale_span: ScaleSpan, block: &ActivationBlock) -> Vec<u32> {
         let (n_words, is_float): (_, fn(usize) -> bool) = match scale_span {
             ScaleSpan::Sub => (24, |i| !(8..16).contains(&i)),
@@ -272,7 +273,7 @@ mod tests {
             .collect()
     }
 
-    /// Values between -1 and 1.
+    /// Returns values between -1 and 1.
     fn random(n: usize) -> Vec<f32> {
         let mut state = 1u32;
         (0..n)
@@ -285,7 +286,7 @@ mod tests {
 
     fn rows(n_cols: usize) -> Vec<(&'static str, Vec<f32>)> {
         let scaled = |factor: f32| random(n_cols).iter().map(|x| x * factor).collect::<Vec<_>>();
-        // Multiples of a half and a largest value of 127, so that the rounding of ties shows.
+        // Multiples of a half and a largest value of 127 test the rounding of ties.
         let ties = (0..n_cols).map(|i| {
             if i % 32 == 7 {
                 -127.0
@@ -326,7 +327,7 @@ mod tests {
             for n_cols in [32, 64, 224, 256, 480] {
                 let rows = rows(n_cols);
                 for scale_span in [ScaleSpan::Sub, ScaleSpan::Span] {
-                    // What a block held before must not show.
+                    // The earlier contents of a block must not change the result.
                     let used = ActivationBlock {
                         quants: [0x55; SPAN_COLS],
                         side: [0xdead_beef; 32],
@@ -362,7 +363,7 @@ mod tests {
         #[inline(always)]
         unsafe fn run<S: Simd>(self) {
             for at in (0..TILE_ROWS).step_by(S::LANES) {
-                // SAFETY: the features of `S` are there; a vector's lanes and bytes lie inside the arrays.
+                // SAFETY: the processor has the features of `S`; a vector's lanes and bytes lie inside the arrays.
                 unsafe {
                     let lanes = S::load(self.lanes[at..].as_ptr().cast());
                     S::store_low_bytes(self.bytes[at..].as_mut_ptr(), lanes);
@@ -377,7 +378,7 @@ mod tests {
         values.extend(-600..600);
         values.extend((0..600).map(|i| (i * 0x1234_5679_i64) as i32));
         for features in CpuFeatures::each_path() {
-            // Every value comes to lie in every lane.
+            // Every value is in every lane once.
             for lanes in values.windows(TILE_ROWS) {
                 let mut bytes = [77; TILE_ROWS + 16];
                 // SAFETY: the kernel holds references only.

@@ -1,12 +1,13 @@
-//! [`PageOps`]: attention over pages, scores and sums of values; what comes between them is in
+//! [`PageOps`]: attention over pages: scores and sums of values; the step between them is in
 //! [`softmax`](super::softmax).
 //!
-//! They work on a *split*: up to [`SPLIT_PAGES`] pages of one head, and rows, each a query head of a token; several rows share
-//! what was loaded. Here are the kernels that convert numbers as they are loaded, with the arithmetic of f32; those that
-//! multiply bytes are in `bytes`.
+//! The kernels work on a *split*: up to [`SPLIT_PAGES`] pages of one head, and rows, each a query head of a
+//! token; several rows share each load. This file has the kernels that convert numbers on load, with the
+//! arithmetic of f32; the kernels that multiply bytes are in `bytes`.
 //!
-//! Invariant: a row's numbers are reduced in one order whatever rows and pages go with it. A score adds columns in
-//! order, an output positions. How scores are added up where keys lie row by row is in `row_scores`.
+//! Invariant: a row's numbers are reduced in one order, whatever rows and pages go with it. A score sums
+//! columns in order, an output sums positions in order. The order of scores for keys that lie row by row is
+//! in `row_scores`.
 
 mod bytes;
 mod page_types;
@@ -24,48 +25,48 @@ use page_types::{E4M3Page, F16Page, F32Page, PageType, Q4Page, Q8Page};
 use row_scores::RowScoresOf;
 use value_sums::{AddValues, SeenValues};
 
-/// Positions of a page: the lanes of the widest vector.
+/// The number of positions in a page: the lanes of the widest vector.
 pub(crate) const PAGE_LEN: usize = TILE_ROWS;
-/// Pages of a split.
+/// The number of pages in a split.
 pub const SPLIT_PAGES: usize = 16;
-/// Positions of a split.
+/// The number of positions in a split.
 pub const SPLIT_TOKENS: usize = SPLIT_PAGES * PAGE_LEN;
 
-/// Columns that share a scale for each token, in the types that have scales. Their pages are, for each of these, 16 scales and
-/// then the numbers in the page's order.
+/// The number of columns that share a scale for each token, in the types with scales. For each such group,
+/// their pages have 16 scales and then the numbers in the page's order.
 const BLOCK_COLS: usize = 32;
-/// Bytes of the scales.
+/// The number of bytes of the scales.
 const SCALE_BYTES: usize = 2 * PAGE_LEN;
 
 /// The pages of a split that a kernel reads.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitPages<'a> {
-    /// Those that it reads, at most [`SPLIT_PAGES`].
+    /// The pages to read, at most [`SPLIT_PAGES`].
     pub pages: &'a [&'a [u8]],
-    /// Those that are read behind them, by whatever kernel: while it reads a page, it prefetches the one at the same place
-    /// here. They may be fewer, or none.
+    /// The pages that this or another kernel reads next: while it reads a page, it prefetches the page of the
+    /// same index here. There may be fewer of them, or none.
     pub next: &'a [&'a [u8]],
 }
 
 impl<'a> SplitPages<'a> {
-    /// Pages that are read without anything behind them.
+    /// Creates pages without next pages.
     pub fn only(pages: &'a [&'a [u8]]) -> Self {
         Self { pages, next: &[] }
     }
 }
 
-/// Bytes that a prefetch brings.
+/// The number of bytes that a prefetch loads.
 const LINE_BYTES: usize = 64;
 
 /// Kernels for pages whose numbers are stored in one way.
 #[derive(Debug)]
 pub struct PageOps {
     head_bytes: fn(usize) -> usize,
-    /// Columns of a query that become bytes together, where they do.
+    /// The number of columns of a query that are quantized together, if queries become bytes.
     query_block: Option<usize>,
-    /// Of keys in their own order, where they have one.
+    /// The kernel of scores for keys in column order, if the type supports it.
     scores: Option<unsafe fn(CpuFeatures, Scores<'_>)>,
-    /// Of keys that lie as values do, where they may.
+    /// The kernel of scores for keys that lie row by row as values do, if the type supports it.
     row_scores: Option<unsafe fn(CpuFeatures, Scores<'_>)>,
     add_values: unsafe fn(CpuFeatures, SeenValues<'_>),
 }
@@ -74,9 +75,9 @@ pub struct PageOps {
 pub static F32_PAGES: PageOps = PageOps::of::<F32Page>();
 /// Pages of half precision.
 pub static F16_PAGES: PageOps = PageOps::of::<F16Page>();
-/// Pages of signed bytes with a half-precision scale for each 32 columns of a token, multiplied in integers. Of 32 columns the
-/// bytes of keys, which have 128 added, are `[8 groups of columns][16 tokens][4 columns]`, those of values
-/// `[8 pairs of tokens][32 columns][2 tokens]`.
+/// Pages of signed bytes with a half-precision scale for each 32 columns of a token, multiplied in integers.
+/// The bytes of 32 columns of keys, biased by 128, are `[8 groups of columns][16 tokens][4 columns]`, those
+/// of values `[8 pairs of tokens][32 columns][2 tokens]`.
 pub static Q8_0_PAGES: PageOps = PageOps {
     head_bytes: Q8Page::head_bytes,
     query_block: Some(BLOCK_COLS),
@@ -86,16 +87,16 @@ pub static Q8_0_PAGES: PageOps = PageOps {
     // SAFETY: the function's own contract.
     add_values: |features, run| unsafe { dispatch(features, ByteValues::new(run)) },
 };
-/// The same numbers, converted as they are loaded: of 32 columns the bytes are `[16 tokens][32 columns]`, for keys that are
-/// values too.
+/// Pages of the same numbers, converted on load: the bytes of 32 columns are `[16 tokens][32 columns]`, for
+/// keys that are values too.
 pub static Q8_0_ROWS: PageOps = PageOps {
     scores: None,
     ..PageOps::of::<Q8Page>()
 };
-/// Pages of floats of 8 bits, E4M3.
+/// Pages of 8-bit floats, E4M3.
 pub static E4M3_PAGES: PageOps = PageOps::of::<E4M3Page>();
-/// Pages of integers of 4 bits, 8 added, with such scales. Of the numbers of 32 columns, the first half are the low bits of
-/// as many bytes, and the second half the high ones.
+/// Pages of 4-bit integers, biased by 8, with such scales. The first half of the numbers of 32 columns are
+/// the low nibbles of the bytes, the second half the high ones.
 pub static Q4_0_PAGES: PageOps = PageOps::of::<Q4Page>();
 
 impl PageOps {
@@ -112,10 +113,10 @@ impl PageOps {
         }
     }
 
-    /// Makes what [`Self::scores`] reads of queries, `[n_rows, key_dim]`, in place.
+    /// Converts queries, `[n_rows, key_dim]`, in place to the form that [`Self::scores`] reads.
     ///
     /// # Panics
-    /// When the lengths contradict each other.
+    /// If the lengths contradict each other.
     pub fn prepare_queries(&self, features: CpuFeatures, q: &mut [f32], key_dim: usize) {
         if let Some(block) = self.query_block {
             assert!(
@@ -127,11 +128,11 @@ impl PageOps {
         }
     }
 
-    /// Writes the products of queries `q`, `[n_rows, key_dim]`, which went through [`Self::prepare_queries`], and keys to `out`,
-    /// `[n_rows, SPLIT_TOKENS]`: the first 16 numbers of each row for each page.
+    /// Writes the products of queries and keys to `out`, `[n_rows, SPLIT_TOKENS]`: 16 numbers per page, at
+    /// the start of each row. The queries `q`, `[n_rows, key_dim]`, went through [`Self::prepare_queries`].
     ///
     /// # Panics
-    /// When the lengths contradict each other, and for [`Q8_0_ROWS`], whose keys lie as values do.
+    /// If the lengths contradict each other, and for [`Q8_0_ROWS`], whose keys lie as values do.
     pub fn scores(
         &self,
         features: CpuFeatures,
@@ -146,10 +147,11 @@ impl PageOps {
         unsafe { scores(features, run) }
     }
 
-    /// [`Self::scores`] of keys that lie in their pages as values do, row by row. `row_dim` is a multiple of 16.
+    /// Does the same as [`Self::scores`] for keys that lie in their pages row by row, as values do. `row_dim`
+    /// is a multiple of 16.
     ///
     /// # Panics
-    /// When the lengths contradict each other, and for [`Q8_0_PAGES`], whose keys never lie so.
+    /// If the lengths contradict each other, and for [`Q8_0_PAGES`], whose keys never lie so.
     pub fn row_scores(
         &self,
         features: CpuFeatures,
@@ -194,13 +196,14 @@ impl PageOps {
         }
     }
 
-    /// Adds the values at the positions of a split that each row has in `seen`, `[n_rows]`, times its `weights`,
-    /// `[n_rows, SPLIT_TOKENS]`, to the first `padded_dim` of every `out_stride` numbers of `out`. Values are the first `padded_dim` of
-    /// the pages' rows of `row_dim`. Weights are between 0 and 1, and 0 where a row does not see; those of
-    /// a row that sees nothing are any numbers.
+    /// Adds values times weights to the first `padded_dim` of every `out_stride` numbers of `out`. Each row
+    /// adds the values at the positions of the split in its range of `seen`, `[n_rows]`, with its `weights`,
+    /// `[n_rows, SPLIT_TOKENS]`. Values are the first `padded_dim` columns of the pages' rows of `row_dim`.
+    /// Weights are between 0 and 1, and 0 at masked positions; the weights of a row that sees nothing may be
+    /// any numbers.
     ///
     /// # Panics
-    /// When the lengths contradict each other.
+    /// If the lengths contradict each other.
     pub fn add_values(
         &self,
         features: CpuFeatures,
@@ -241,13 +244,13 @@ impl PageOps {
             out: out.as_mut_ptr(),
             out_stride,
         };
-        // SAFETY: the lengths above are what the kernel says.
+        // SAFETY: the lengths above are those of the kernel's contract.
         unsafe { (self.add_values)(features, run) }
     }
 }
 
-/// Products of queries and keys: `q` points to `n_rows` rows of `key_dim`, `out` to as many of [`SPLIT_TOKENS`], and the
-/// pages are whole.
+/// The products of queries and keys: `q` points to `n_rows` rows of `key_dim`, `out` to as many rows of
+/// [`SPLIT_TOKENS`], and the pages are whole.
 struct Scores<'a> {
     q: *const f32,
     key_dim: usize,
@@ -257,7 +260,7 @@ struct Scores<'a> {
     out: *mut f32,
 }
 
-/// [`Scores`] of pages of one kind.
+/// [`Scores`] for pages of one kind.
 struct ScoresOf<'a, P> {
     run: Scores<'a>,
     page: std::marker::PhantomData<P>,
@@ -265,7 +268,7 @@ struct ScoresOf<'a, P> {
 
 impl<'a, P: PageType> ScoresOf<'a, P> {
     /// # Safety
-    /// What [`Scores`] says holds.
+    /// The contract of [`Scores`] holds.
     unsafe fn new(run: Scores<'a>) -> Self {
         Self {
             run,
@@ -284,7 +287,7 @@ impl<P: PageType> Kernel for ScoresOf<'_, P> {
         while row_idx < run.n_rows {
             // SAFETY: `n_rows` rows follow the pointers.
             unsafe {
-                // The first rows bring what is read next.
+                // The first rows prefetch the next pages.
                 let has_next = row_idx == 0 && !run.next.is_empty();
                 row_idx += match (run.n_rows - row_idx, has_next) {
                     (4.., false) => ScoreRows::<P, 4, false>::call::<S>(run, row_idx),
@@ -299,7 +302,7 @@ impl<P: PageType> Kernel for ScoresOf<'_, P> {
     }
 }
 
-/// The scores of `ROWS` rows, from `row_idx` on; what is read next is prefetched where there is something.
+/// The scores of `ROWS` rows, starting at `row_idx`; with `HAS_NEXT` the kernel prefetches the next pages.
 struct ScoreRows<'a, P, const ROWS: usize, const HAS_NEXT: bool> {
     run: &'a Scores<'a>,
     row_idx: usize,
@@ -328,7 +331,7 @@ impl<P: PageType, const ROWS: usize, const HAS_NEXT: bool> Kernel for ScoreRows<
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { run, row_idx, .. } = self;
-        // Vectors of keys that share a load of a query's number: as many as the registers hold.
+        // Several vectors of keys share a load of a query's number: as many as there are registers for.
         let n_vectors = run.keys.len() * S::HALVES;
         let mut vector_idx = 0;
         while vector_idx < n_vectors {
@@ -346,7 +349,7 @@ impl<P: PageType, const ROWS: usize, const HAS_NEXT: bool> Kernel for ScoreRows<
     }
 }
 
-/// The scores of `ROWS` rows and `VECTORS` vectors of keys; returns `VECTORS`.
+/// Computes the scores of `ROWS` rows and `VECTORS` vectors of keys; returns `VECTORS`.
 #[inline(always)]
 unsafe fn score_vectors<
     S: Simd,
@@ -364,7 +367,7 @@ unsafe fn score_vectors<
     unsafe {
         let q = run.q.add(row_idx * key_dim);
         let out = run.out.add(row_idx * SPLIT_TOKENS);
-        // Each vector's page, its first lane there, and what is read after it.
+        // Each vector's page, its first lane there, and the next page.
         let mut pages = [std::ptr::null::<u8>(); VECTORS];
         let mut lanes = [0; VECTORS];
         let mut next = [std::ptr::null::<u8>(); VECTORS];
@@ -419,13 +422,13 @@ unsafe fn score_vectors<
     VECTORS
 }
 
-/// Where the page begins that is read behind the one at `page_idx`. Only prefetches go there, so that there may be none.
+/// Returns the start of the page to read after the one at `page_idx`, or null. Only prefetches use it.
 #[inline(always)]
 fn page_behind(next: &[&[u8]], page_idx: usize) -> *const u8 {
     next.get(page_idx).map_or(std::ptr::null(), |page| page.as_ptr())
 }
 
-/// Prefetches, of each of these pages, the line that begins within the `n_bytes` at `at`, if one does.
+/// Prefetches, in each of these pages, the line that begins within the `n_bytes` at `at`, if there is one.
 #[inline(always)]
 fn prefetch_lines<S: Simd, const VECTORS: usize>(pages: &[*const u8; VECTORS], at: usize, n_bytes: usize) {
     if at % LINE_BYTES < n_bytes {

@@ -1,7 +1,7 @@
 //! Products of float tiles with rows of f32 activations.
 //!
-//! Invariant, the order of an output element's reduction: column `c` is added to sum `c % 4` with a fused multiply-add, and
-//! the four sums are added as `(0 + 1) + (2 + 3)`; the same for any number of rows.
+//! Invariant, the order of an output element's reduction: column `c` is added to sum `c % 4` with a fused
+//! multiply-add, and the four sums are added as `(0 + 1) + (2 + 3)`; the same for any number of rows.
 
 use crate::{
     reduction::{PREFETCH_BYTES, TileRun, sum_stride},
@@ -9,7 +9,7 @@ use crate::{
     tiles::FloatTile,
 };
 
-/// Products of tiles of one float format.
+/// The products of tiles of one float format.
 pub(crate) struct FloatProducts<'a, T, E> {
     run: &'a TileRun,
     end: E,
@@ -18,7 +18,7 @@ pub(crate) struct FloatProducts<'a, T, E> {
 
 impl<'a, T: FloatTile, E: End> FloatProducts<'a, T, E> {
     /// # Safety
-    /// What [`TileRun`] says holds, and its tiles are packed in format `T`.
+    /// The contract of [`TileRun`] holds, and its tiles are packed in format `T`.
     pub(crate) unsafe fn new(run: &'a TileRun, end: E) -> Self {
         Self {
             run,
@@ -28,19 +28,19 @@ impl<'a, T: FloatTile, E: End> FloatProducts<'a, T, E> {
     }
 }
 
-/// What becomes of a finished sum.
+/// The use of a finished sum.
 pub(crate) trait End: Copy {
-    /// Whether weights are asked for ahead of their use.
+    /// Whether weights are prefetched.
     const PREFETCHES: bool;
 
-    /// The value to write where `before` stands.
+    /// Returns the value to write at `before`.
     ///
     /// # Safety
     /// The processor has the features of `S`, and `before` points to a vector of sums.
     unsafe fn value<S: Simd>(self, before: *const f32, sum: S::F) -> S::F;
 }
 
-/// It is written.
+/// Writes the sum.
 #[derive(Clone, Copy)]
 pub(crate) struct Write;
 
@@ -53,8 +53,9 @@ impl End for Write {
     }
 }
 
-/// It is multiplied by a factor and added to what is there. The weights have been asked for ([`Prefetch`]): such products are made between
-/// others, which read so much that what would be asked for far ahead is gone again from the caches.
+/// Multiplies the sum by a factor and adds it to the value in place. The weights were prefetched before
+/// ([`Prefetch`]): these products run between others, which read so much that a prefetch far ahead would be
+/// evicted before its use.
 #[derive(Clone, Copy)]
 pub(crate) struct AddScaled(pub(crate) f32);
 
@@ -87,7 +88,7 @@ impl<T: FloatTile, E: End> Kernel for FloatProducts<'_, T, E> {
                             .add(row_idx * sum_stride(run.n_tiles) + tile_idx * TILE_ROWS),
                         ..run
                     };
-                    // Four sums for each row: as many as the registers hold.
+                    // Each row has four sums: as many as there are registers for.
                     row_idx += match run.n_rows - row_idx {
                         6.. if const { S::MAX_ROWS >= 6 } => FloatRows::<T, E, 6>::call::<S>(&part, self.end),
                         2.. => FloatRows::<T, E, 2>::call::<S>(&part, self.end),
@@ -99,7 +100,7 @@ impl<T: FloatTile, E: End> Kernel for FloatProducts<'_, T, E> {
     }
 }
 
-/// Asks for bytes that will be read soon.
+/// Prefetches bytes that will be read soon.
 pub(crate) struct Prefetch<'a>(pub(crate) &'a [u8]);
 
 impl Kernel for Prefetch<'_> {
@@ -113,7 +114,7 @@ impl Kernel for Prefetch<'_> {
     }
 }
 
-/// One tile by `ROWS` rows.
+/// The products of one tile and `ROWS` rows.
 struct FloatRows<'a, T, E, const ROWS: usize> {
     run: &'a TileRun,
     end: E,
@@ -173,8 +174,8 @@ impl<T: FloatTile, E: End, const ROWS: usize> Kernel for FloatRows<'_, T, E, ROW
     }
 }
 
-/// Adds one column to a sum of each row. A function, not a closure: only functions can be made to be inlined always, which
-/// the features depend on.
+/// Adds one column to a sum of each row. It is a function, not a closure: only functions can be forced
+/// inline, which the features depend on.
 ///
 /// # Safety
 /// `weights` points to a tile's vector of rows, `x` to `ROWS` rows of `n_cols`, and `col < n_cols`.

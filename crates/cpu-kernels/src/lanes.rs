@@ -1,10 +1,12 @@
-//! Lanes of the vectors that cover a page or a tile, as an array.
+//! The lanes, as an array, of the vectors that cover a page or a tile.
 //!
-//! Separate because softmax and weights of values end with the largest of them. Invariant: there are 16, however wide a vector is.
+//! Softmax and the weights of values end with the largest lane. Invariant: there are 16, however wide a
+//! vector is.
 
 use crate::simd::{Simd, TILE_ROWS};
 
-/// The largest of numbers, none of which is NaN. In halves, since each comparison of a chain would wait for the one before.
+/// Returns the largest of the numbers, none of which is NaN. It compares halves, because each comparison of a
+/// chain would wait for the one before.
 #[inline(always)]
 pub(crate) fn largest(mut lanes: [f32; TILE_ROWS]) -> f32 {
     let mut len = TILE_ROWS;
@@ -19,7 +21,7 @@ pub(crate) fn largest(mut lanes: [f32; TILE_ROWS]) -> f32 {
     lanes[0]
 }
 
-/// The 16 lanes of the vectors that cover a page.
+/// Returns the 16 lanes of the vectors that cover a page.
 #[inline(always)]
 pub(crate) unsafe fn lanes<S: Simd>(halves: [S::F; TILE_ROWS / 8]) -> [f32; TILE_ROWS] {
     let mut lanes = [0.0; TILE_ROWS];

@@ -1,15 +1,15 @@
 //! The kernels of the host executor: quantized products, attention over pages, softmax and activations, for every
 //! instruction set.
 //!
-//! A crate of its own because it takes long to compile: each format's products are compiled for each instruction set. So
-//! everything that a caller sees is a function or a table of functions, nothing generic, and the crates that use it compile
-//! none of it again. It knows neither threads nor steps.
+//! It is a separate crate because it takes long to compile: each format's products are compiled for each
+//! instruction set. So every public item is a function or a table of functions, nothing is generic, and the
+//! crates that use it compile none of it again. It knows neither threads nor steps.
 //!
-//! | what | where |
+//! | operations | items |
 //! |---|---|
 //! | a weight format: packing, products, rows | [`TileOps`], one for each tensor type; [`TileMemory`] for its tiles |
 //! | activations as bytes | [`ActivationBlock`] |
-//! | attention over a page type | [`PageOps`], of which there are [`F32_PAGES`], [`F16_PAGES`], [`E4M3_PAGES`], [`Q8_0_PAGES`], [`Q8_0_ROWS`] and [`Q4_0_PAGES`]; [`softmax`] between the two |
+//! | attention over a page type | [`PageOps`]: [`F32_PAGES`], [`F16_PAGES`], [`E4M3_PAGES`], [`Q8_0_PAGES`], [`Q8_0_ROWS`] and [`Q4_0_PAGES`]; [`softmax`] between scores and sums |
 //! | some tokens of a recurrent layer | [`conv_run`], [`delta_run`], [`ssm_run`] |
 //! | functions of values | [`ActivationOps`], [`SILU`] and its like; [`soft_cap`] |
 //! | the machine's limits | [`read_bytes`], [`multiply_bytes`] |

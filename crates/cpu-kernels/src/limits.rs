@@ -1,7 +1,8 @@
-//! The loops whose rates are a machine's limits: reading memory, and multiplying bytes in registers.
+//! The loops whose speed is a limit of the machine: reading memory, and multiplying bytes in registers.
 //!
-//! Written with the same vector operations as the products, so that a limit is that of the instruction set in use. Products
-//! of matrices ([`Simd::HAS_MATRIX`]) are not measured: with them products may be above the limit.
+//! They use the same vector operations as the products, so that a limit is that of the instruction set in
+//! use. Products of matrices ([`Simd::HAS_MATRIX`]) are not measured: with them products may be above the
+//! limit.
 
 use std::hint::black_box;
 
@@ -9,23 +10,24 @@ use tokenmill_quant::CpuFeatures;
 
 use crate::simd::{Kernel, Simd, dispatch};
 
-/// Vectors that are read or summed at once: enough to hide the latency of an addition or a product.
+/// The number of vectors that are read or summed at once: enough to hide the latency of an addition or a
+/// product.
 const N_SUMS: usize = 16;
 
-/// Reads bytes from end to end, less a part of the last kilobyte.
+/// Reads bytes from end to end, except for a part of the last kilobyte.
 pub fn read_bytes(features: CpuFeatures, bytes: &[u8]) {
     // SAFETY: the kernel's only claim is its slice.
     black_box(unsafe { dispatch(features, ReadBytes { bytes }) });
 }
 
-/// Multiplies bytes and sums the products, without touching memory; gives the number of multiplications. Each of the
-/// sums takes in a vector of products `n_rounds` times.
+/// Multiplies bytes and sums the products, without memory accesses; returns the number of multiplications.
+/// Each of the sums adds a vector of products `n_rounds` times.
 pub fn multiply_bytes(features: CpuFeatures, n_rounds: usize) -> usize {
     // SAFETY: the kernel claims nothing.
     unsafe { dispatch(features, MultiplyBytes { n_rounds }) }
 }
 
-/// Gives a sum of the bytes, so that no read can be left out.
+/// Returns a sum of the bytes, so that no read can be optimized away.
 struct ReadBytes<'a> {
     bytes: &'a [u8],
 }
@@ -84,7 +86,7 @@ impl Kernel for MultiplyBytes {
     }
 }
 
-/// The sum of all lanes, wrapping.
+/// Returns the sum of all lanes, wrapping.
 ///
 /// # Safety
 /// The processor has the features of `S`.

@@ -1,22 +1,22 @@
 //! [`exp`] and [`tanh`] for vectors.
 //!
-//! Softmax and activations feed everything that follows, so these functions are as exact as the scalar library's:
-//! within two units in the last place. Invariant: a lane depends on its own argument alone.
+//! Softmax and activations feed all later operations, so these functions are as exact as the scalar
+//! library's: within two units in the last place. Invariant: a lane depends on its own argument alone.
 
 use crate::simd::{Simd, two_to};
 
-/// The Taylor coefficients of `e^r`, `1 / 7!` first, down to `1 / 2!`. For `|r| <= ln(2) / 2` the terms left out are
+/// The Taylor coefficients of `e^r`, from `1 / 7!` to `1 / 2!`. For `|r| <= ln(2) / 2` the omitted terms are
 /// below `6e-9`, a tenth of a unit in the last place.
 const EXP_TERMS: [f32; 6] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5];
 
-/// `ln 2` in two parts, the first with so few bits that its products with exponents are exact.
+/// `ln 2` in two parts; the first has so few bits that its products with exponents are exact.
 const LN_2_HIGH: f32 = 0.693_359_4;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 
-/// `e^x`: 0 from about -104 down, infinite from about 88.73 up, NaN of NaN.
+/// Returns `e^x`: 0 from about -104 down, infinite from about 88.73 up, NaN for NaN.
 ///
 /// # Safety
-/// The features of `S` are there.
+/// The processor has the features of `S`.
 #[inline(always)]
 pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     // SAFETY: the caller vouches for the features.
@@ -30,7 +30,7 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     }
 }
 
-/// `(n, r, t)` with `e^x = 2^n e^r` and `e^r = 1 + r + r² t`.
+/// Returns `(n, r, t)` with `e^x = 2^n e^r` and `e^r = 1 + r + r² t`.
 #[inline(always)]
 unsafe fn reduce<S: Simd>(x: S::F) -> (S::I, S::F, S::F) {
     // SAFETY: the caller vouches for the features.
@@ -47,10 +47,10 @@ unsafe fn reduce<S: Simd>(x: S::F) -> (S::I, S::F, S::F) {
     }
 }
 
-/// `tanh x`.
+/// Returns `tanh x`.
 ///
 /// # Safety
-/// The features of `S` are there.
+/// The processor has the features of `S`.
 #[inline(always)]
 pub(crate) unsafe fn tanh<S: Simd>(x: S::F) -> S::F {
     // SAFETY: the caller vouches for the features.
@@ -63,7 +63,7 @@ pub(crate) unsafe fn tanh<S: Simd>(x: S::F) -> S::F {
     }
 }
 
-/// `e^x - 1` without cancellation near 0, for `|x| <= 40`.
+/// Returns `e^x - 1` without cancellation near 0, for `|x| <= 40`.
 #[inline(always)]
 unsafe fn exp_m1<S: Simd>(x: S::F) -> S::F {
     // SAFETY: the caller vouches for the features.
@@ -94,7 +94,7 @@ mod tests {
         #[inline(always)]
         unsafe fn run<S: Simd>(self) {
             for values in self.values.chunks_exact_mut(S::LANES) {
-                // SAFETY: the chunk is one vector, and the features of `S` are there.
+                // SAFETY: the chunk is one vector, and the processor has the features of `S`.
                 unsafe {
                     let x = S::load_f32(values.as_ptr());
                     let y = if self.is_tanh { tanh::<S>(x) } else { exp::<S>(x) };
@@ -119,7 +119,7 @@ mod tests {
         values
     }
 
-    /// Units in the last place of `exact`'s binade.
+    /// Returns the error of `found` in units in the last place of `exact`'s binade.
     fn ulps(found: f32, exact: f64) -> f64 {
         let unit = f64::from(f32::EPSILON) * exact.abs().log2().floor().exp2();
         (f64::from(found) - exact).abs() / unit
@@ -130,7 +130,7 @@ mod tests {
         let mut x: Vec<f32> = (0..n)
             .map(|i| (i as f32 / n as f32 * 2.0 - 1.0) * limit)
             .collect();
-        // Small ones, where differences cancel.
+        // Small values, where differences cancel.
         for i in 0..n {
             x.push((i as f32 * 1e-3).exp2().recip().max(1e-30) * if i % 2 == 0 { 1.0 } else { -1.0 });
         }

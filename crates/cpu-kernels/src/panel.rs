@@ -1,13 +1,13 @@
 //! [`Panel`]: a span of a tile unpacked for many rows of activations.
 //!
-//! Unpacking is paid once for a block of rows. What is left, and the same for every format of a class, is the product of
-//! bytes in the first-level cache: two vectors of weight rows by up to six rows of activations at a time, so that neither
-//! loads nor latency limit it but multiplication.
+//! Unpacking is paid once for a block of rows. The rest is the same for every format of a class: the product
+//! of bytes in the first-level cache. It takes two vectors of weight rows by up to six rows of activations at
+//! a time, so that multiplication limits it rather than loads or latency.
 //!
-//! Where an instruction set multiplies matrices of bytes ([`Simd::HAS_MATRIX`]), two rows of activations are multiplied at
-//! once, and columns lie in eights for it ([`arrange_eights`]).
+//! If an instruction set multiplies matrices of bytes ([`Simd::HAS_MATRIX`]), two rows of activations are
+//! multiplied at once, and columns lie in eights for it ([`arrange_eights`]).
 //!
-//! Invariant: an output element is reduced in the order that [`reduction`](super::reduction) states.
+//! Invariant: an output element is reduced in the order of [`reduction`](super::reduction).
 
 use std::{
     mem::MaybeUninit,
@@ -21,8 +21,8 @@ use crate::{
     tiles::{Class, QuantTile, Scales, Span, half_bytes},
 };
 
-/// How far ahead of their use weights are asked for: less than where they are used at once, since the products of a panel
-/// take longer than memory does.
+/// The distance in bytes at which weights are prefetched. It is less than for weights that are used at once,
+/// since the products of a panel take longer than memory does.
 const PREFETCH_BYTES: usize = 4096;
 
 /// A span of a tile, unpacked.
@@ -55,7 +55,8 @@ pub(crate) struct FillPanel<T> {
 }
 
 impl<T: QuantTile> FillPanel<T> {
-    /// Writes what the span and the format's class have, and leaves the rest as it is: clearing a panel takes as long as some rows.
+    /// Writes the parts that the span and the format's class have, and leaves the rest as it is: clearing a
+    /// panel takes as long as some rows.
     ///
     /// # Safety
     /// The span is packed in format `T`, and `panel` may be written while the kernel runs.
@@ -111,7 +112,7 @@ impl<T: QuantTile> Kernel for FillPanel<T> {
     }
 }
 
-/// Row `index` of an array of a panel.
+/// Returns row `index` of an array of a panel.
 #[inline(always)]
 unsafe fn row_of<T, const N: usize>(rows: *mut [[T; TILE_ROWS]; N], index: usize) -> *mut T {
     debug_assert!(index < N, "row {index} of {N}");
@@ -119,11 +120,12 @@ unsafe fn row_of<T, const N: usize>(rows: *mut [[T; TILE_ROWS]; N], index: usize
     unsafe { rows.cast::<T>().add(index * TILE_ROWS) }
 }
 
-/// Moves quants so that eight columns of a row are neighbours: the fours of columns `8 k ..` and `8 k + 4 ..` of eight rows
-/// become the eights of the first four of them, and of the others.
+/// Moves quants so that eight columns of a row are neighbours. The fours of columns `8 k ..` and `8 k + 4 ..`
+/// of eight rows become the eights of the first four rows, then those of the other four.
 ///
 /// # Safety
-/// The features of `S` are there, it has matrices, and the panel has the quants of `n_subs` groups.
+/// The processor has the features of `S`, which has matrices, and the panel has the quants of `n_subs`
+/// groups.
 #[inline(always)]
 unsafe fn arrange_eights<S: Simd>(panel: *mut Panel, n_subs: usize) {
     // SAFETY: the caller vouches for the panel.
@@ -145,12 +147,13 @@ unsafe fn arrange_eights<S: Simd>(panel: *mut Panel, n_subs: usize) {
 /// Multiplies one or two tiles with many rows.
 ///
 /// # Safety
-/// What [`TileRun`] says holds, and its tiles are packed in format `T`.
+/// The contract of [`TileRun`] holds, and its tiles are packed in format `T`.
 #[inline(always)]
 pub(crate) unsafe fn products<S: Simd, T: QuantTile>(run: &TileRun) {
     // SAFETY: the caller's contract is that of `TileRun`.
     unsafe {
-        // Filled span by span; what a span or a class does not have is neither written nor read.
+        // Panels are filled span by span; parts that a span or a class does not have are neither written nor
+        // read.
         let mut panels = MaybeUninit::<[Panel; 2]>::uninit();
         let panels = panels.as_mut_ptr().cast::<Panel>();
         for row in 0..run.n_rows {
@@ -171,7 +174,7 @@ pub(crate) unsafe fn products<S: Simd, T: QuantTile>(run: &TileRun) {
                 }
             }
             let blocks = run.blocks.add(span_idx * run.block_stride);
-            // Vectors of weight rows go in pairs, so that an activation that was broadcast is used twice.
+            // Vectors of weight rows are taken in pairs, so that each broadcast activation is used twice.
             let n_vectors = run.n_tiles * S::HALVES;
             let ahead = Ahead::new::<T>(run, span_idx, run.n_rows * n_vectors.div_ceil(2));
             for vector_idx in (0..n_vectors).step_by(2) {
@@ -207,7 +210,8 @@ unsafe fn panel_rows<S: Simd, C: Class, const VECTORS: usize>(job: PanelJob, n_r
                 ..job
             };
             let n_left = n_rows - row_idx;
-            // Eight go as twice four: two rows alone have too few sums to hide the latency of products.
+            // Eight rows are taken as four and four: two rows alone have too few sums to hide the latency of
+            // products.
             row_idx += match if n_left == 8 { 4 } else { n_left } {
                 6.. if const { S::MAX_ROWS >= 6 } => PanelRows::<C, VECTORS, 6>::call::<S>(part),
                 4.. if const { S::MAX_ROWS >= 4 } => PanelRows::<C, VECTORS, 4>::call::<S>(part),
@@ -220,9 +224,9 @@ unsafe fn panel_rows<S: Simd, C: Class, const VECTORS: usize>(job: PanelJob, n_r
 
 #[derive(Clone, Copy)]
 struct PanelJob {
-    /// One or two, with all that the span and the class have.
+    /// One or two panels, with all parts that the span and the class have.
     panels: *const Panel,
-    /// First vector of weight rows, counted over both panels.
+    /// The index of the first vector of weight rows, counted over both panels.
     vector_idx: usize,
     n_subs: usize,
     bias_bits: Option<u32>,
@@ -231,29 +235,31 @@ struct PanelJob {
     ahead: Ahead,
 }
 
-/// Lines of tiles that are asked for while rows are multiplied, a few at a time: as many as a whole span has, asked for while
-/// a panel is filled, are more than a core can have under way.
+/// Lines of tiles to prefetch while rows are multiplied, a few at a time. To prefetch the lines of a whole
+/// span while a panel is filled would be more than a core can have in flight.
 #[derive(Clone, Copy)]
 struct Ahead {
-    /// Where the lines of each tile begin.
+    /// The address of the first line of each tile.
     tiles: [*const u8; 2],
-    /// Bytes from there to the end of the tile. Behind it come those of the next two tiles, as far behind as the second tile is long.
+    /// The number of bytes from there to the end of the tile. The lines after it belong to the next two
+    /// tiles, `skipped` bytes further.
     n_left: usize,
     skipped: usize,
-    /// Lines for each row of activations, in parts of 65,536.
+    /// The number of lines per row of activations, in units of 1/65,536.
     lines_per_row: usize,
-    /// Rows that have had their lines; each comes once for two vectors of weight rows.
+    /// The number of rows whose lines were prefetched; each row occurs once per two vectors of weight rows.
     first_row: usize,
 }
 
 impl Ahead {
-    /// Those [`PREFETCH_BYTES`] behind a span, divided among `n_rows` rows.
+    /// Creates the lines that begin [`PREFETCH_BYTES`] after the start of a span, divided among `n_rows`
+    /// rows.
     #[inline(always)]
     fn new<T: QuantTile>(run: &TileRun, span_idx: usize, n_rows: usize) -> Self {
         let at = span_idx * T::span_bytes(SPAN_SUBS) + PREFETCH_BYTES;
         let first = run.tiles.wrapping_add(at);
         let n_lines = T::span_bytes(SPAN_SUBS).div_ceil(64);
-        // A tile alone is two halves, and the next one follows it.
+        // A single tile is two halves, and the next tile follows it.
         let (second, skipped) = match run.n_tiles {
             1 => (n_lines.div_ceil(2) * 64, 0),
             _ => (run.tile_bytes, run.tile_bytes),
@@ -276,13 +282,13 @@ impl Ahead {
         }
     }
 
-    /// Asks for the share of one of `n_runs` runs of columns, of the next `n_rows` rows.
+    /// Prefetches the lines of the next `n_rows` rows that belong to one of `n_runs` runs of columns.
     #[inline(always)]
     fn prefetch<S: Simd>(&self, n_rows: usize, run: usize, n_runs: usize) {
         let first = (self.first_row * self.lines_per_row) >> 16;
         let until = ((self.first_row + n_rows) * self.lines_per_row) >> 16;
         let n = (until - first).div_ceil(n_runs);
-        // Keeps the compiler from moving all of them to the beginning.
+        // The fence keeps the compiler from moving all prefetches to the beginning.
         compiler_fence(Ordering::SeqCst);
         for line in first + run * n..(first + (run + 1) * n).min(until) {
             let at = 64 * (line / 2);
@@ -292,7 +298,7 @@ impl Ahead {
     }
 }
 
-/// Adds the products of one span: `VECTORS` vectors of weight rows by `ROWS` rows of activations.
+/// The products of one span: `VECTORS` vectors of weight rows by `ROWS` rows of activations.
 struct PanelRows<C, const VECTORS: usize, const ROWS: usize> {
     job: PanelJob,
     class: std::marker::PhantomData<C>,
@@ -329,7 +335,7 @@ impl<C: Class, const VECTORS: usize, const ROWS: usize> Kernel for PanelRows<C, 
         } = self.job;
         // SAFETY: the kernel's own contract; panels have all groups, runs and pairs of a span.
         unsafe {
-            // Counted loops throughout: an iterator over vectors that is not inlined has no features, and is slow.
+            // All loops count: an iterator over vectors that is not inlined has no features, and is slow.
             let mut vectors = [PanelVector::new::<S>(panels, vector_idx, sums); VECTORS];
             for v in 0..VECTORS {
                 vectors[v] = PanelVector::new::<S>(panels, vector_idx + v, sums.add(v * S::LANES));
@@ -419,7 +425,8 @@ impl<C: Class, const VECTORS: usize, const ROWS: usize> Kernel for PanelRows<C, 
 /// Adds the products of columns in eights to sums that start as those of each row do.
 ///
 /// # Safety
-/// As of [`PanelRows`]; the panels were arranged in eights, and `fours` is an even number of groups of four columns.
+/// As for [`PanelRows`]; the panels were arranged in eights, and `fours` is an even number of groups of four
+/// columns.
 #[inline(always)]
 unsafe fn dot_matrices<S: Simd, const VECTORS: usize, const ROWS: usize>(
     acc: &mut [[S::I; ROWS]; VECTORS],
@@ -429,7 +436,7 @@ unsafe fn dot_matrices<S: Simd, const VECTORS: usize, const ROWS: usize>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        // Two rows of activations each; the last goes by itself where their number is odd.
+        // Two rows of activations each; with an odd number the last row is by itself.
         let mut sums = [[[S::splat(0); 2]; ROWS]; VECTORS];
         for v in 0..VECTORS {
             for row in (0..ROWS).step_by(2) {
@@ -466,11 +473,11 @@ unsafe fn dot_matrices<S: Simd, const VECTORS: usize, const ROWS: usize>(
     }
 }
 
-/// A vector of weight rows of a panel, and where its sums are.
+/// A vector of weight rows of a panel, and the address of its sums.
 #[derive(Clone, Copy)]
 struct PanelVector {
     panel: *const Panel,
-    /// Its first row.
+    /// The first row.
     first: usize,
     sums: *mut f32,
 }

@@ -1,9 +1,10 @@
 //! Products of quantized tiles with rows of activations: the kernels of decode and prefill.
 //!
-//! Two forms of one reduction. With few rows ([`Direct`]) weights are unpacked in registers and used at once. With many
-//! ([`panel`](super::panel)) a span is unpacked once and used for all rows of a block.
+//! There are two forms of one reduction. With few rows ([`Direct`]) weights are unpacked in registers and
+//! used at once. With many ([`panel`](super::panel)) a span is unpacked once and used for all rows of a
+//! block.
 //!
-//! Invariant: both reduce an output element in the order that [`reduction`](super::reduction) states.
+//! Invariant: both reduce an output element in the order of [`reduction`](super::reduction).
 
 use tokenmill_quant::Block as _;
 
@@ -18,10 +19,10 @@ use crate::{
     tiles::{Class, QuantTile, Scales, Span},
 };
 
-/// Products of tiles of one format.
+/// The products of tiles of one format.
 ///
-/// It borrows the run: nine words that were just written, copied by the vector on their way through a call, cost a stalled
-/// load for every pair of tiles.
+/// It borrows the run. The loads of a copy by vectors, right after the run's nine words were written one by
+/// one, would stall for every pair of tiles.
 pub(crate) struct QuantProducts<'a, T> {
     run: &'a TileRun,
     tile: std::marker::PhantomData<T>,
@@ -29,7 +30,7 @@ pub(crate) struct QuantProducts<'a, T> {
 
 impl<'a, T: QuantTile> QuantProducts<'a, T> {
     /// # Safety
-    /// What [`TileRun`] says holds, and its tiles are packed in format `T`.
+    /// The contract of [`TileRun`] holds, and its tiles are packed in format `T`.
     pub(crate) unsafe fn new(run: &'a TileRun) -> Self {
         Self {
             run,
@@ -59,7 +60,7 @@ impl<T: QuantTile> Kernel for QuantProducts<'_, T> {
                         sums: run.sums.add(row_idx * PAIR_ROWS + tile_idx * TILE_ROWS),
                         ..run
                     };
-                    // What an instruction set has no registers for is not even compiled.
+                    // A number of rows that an instruction set has no registers for is not compiled.
                     row_idx += match run.n_rows - row_idx {
                         8.. if const { S::MAX_DIRECT_ROWS >= 8 } => Direct::<T, 8>::call::<S>(&part),
                         6.. if const { S::MAX_DIRECT_ROWS >= 6 } => Direct::<T, 6>::call::<S>(&part),
@@ -73,7 +74,7 @@ impl<T: QuantTile> Kernel for QuantProducts<'_, T> {
     }
 }
 
-/// One tile and `ROWS` rows, unpacked in registers.
+/// The products of one tile and `ROWS` rows, unpacked in registers.
 struct Direct<'a, T, const ROWS: usize> {
     run: &'a TileRun,
     tile: std::marker::PhantomData<T>,
@@ -136,7 +137,7 @@ unsafe fn direct_span<S: Simd, T: QuantTile, const ROWS: usize>(
             [S::splat_f32(0.0); ROWS]
         };
         if const { S::UNROLLS } && (T::Block::LEN == SPAN_COLS || span.n_subs == SPAN_SUBS) {
-            // Spelled out, so that shifts and places of bits are constants.
+            // The calls are unrolled, so that shifts and bit positions are constants.
             direct_sub::<S, T, ROWS>(span, 0, half, &scales, blocks, &mut parts);
             direct_sub::<S, T, ROWS>(span, 1, half, &scales, blocks, &mut parts);
             direct_sub::<S, T, ROWS>(span, 2, half, &scales, blocks, &mut parts);
@@ -197,7 +198,7 @@ unsafe fn direct_sub<S: Simd, T: QuantTile, const ROWS: usize>(
                         sum = dot::<S, T::Class>(sum, w[g], S::load_splat(x.add(4 * g)));
                     }
                 } else {
-                    // Two chains, since with few rows little else hides the latency.
+                    // Two chains: with few rows little else hides the latency.
                     let mut odd = S::splat(0);
                     for pair in i * run_len / 2..(i + 1) * run_len / 2 {
                         let g = 2 * pair;
@@ -213,8 +214,8 @@ unsafe fn direct_sub<S: Simd, T: QuantTile, const ROWS: usize>(
             }
         }
         if ROWS == 1 {
-            // Or LLVM reads the columns of a whole span first, many times what registers hold. `Q6_K` alone would do
-            // without; what it loses lies beyond what memory gives.
+            // Without it LLVM reads the columns of a whole span first, many times what registers hold. `Q6_K`
+            // alone would do without; its loss is beyond the speed of memory.
             S::settle(parts[0]);
         }
     }

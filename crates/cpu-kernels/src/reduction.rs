@@ -1,7 +1,8 @@
-//! The steps of a product of quantized weights and activations, which its two forms share.
+//! The steps of a product of quantized weights and activations; both forms of the product share them.
 //!
-//! [`TileRun`] is what a product works on. Invariant, the order of an output element's reduction: integers are summed exactly
-//! over each run of columns with a scale; then runs in order of columns, each with one fused multiply-add; spans in order.
+//! [`TileRun`] has the arguments of a product. Invariant, the order of an output element's reduction:
+//! integers are summed exactly over each run of columns with a scale; then runs in order of columns, each
+//! with one fused multiply-add; spans in order.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -11,22 +12,23 @@ use crate::{
     tiles::{Class, QuantTile, Span},
 };
 
-/// The bias of every format with whole bytes, which products may take away from the bytes themselves.
+/// The bias of every format with whole bytes; products may subtract it from the bytes themselves.
 const WIDE_BIAS_BITS: u32 = 7;
 
-/// Outputs of one row of activations: two tiles.
+/// The number of outputs of one row of activations: two tiles.
 pub const PAIR_ROWS: usize = 2 * TILE_ROWS;
 
-/// How far ahead of their use weights are asked for where they are multiplied at once. A core alone needs this much under
-/// way to read at its rate; with less, reading waits for memory.
+/// The distance in bytes at which weights are prefetched if they are multiplied at once. A core alone needs
+/// this much in flight to read at its full speed; with less, reads wait for memory.
 pub(crate) const PREFETCH_BYTES: usize = 8192;
 
-/// Neighbouring tiles, of quantized formats one or two, and rows of activations to multiply them with.
+/// Neighbouring tiles (one or two in quantized formats), and rows of activations to multiply them with.
 ///
-/// Every user of the pointers relies on this: `tiles` points to `n_tiles` whole tiles of `tile_bytes` of `n_cols` columns;
-/// `blocks` (of quantized tiles) to the blocks of the first row in the first span, with `block_stride` blocks from a span
-/// to the next; `x` (of float tiles) to the first row of `n_cols` values; and `sums` to `[n_rows, sum_stride(n_tiles)]` values, of
-/// which the first `n_tiles * TILE_ROWS` of each row are written.
+/// Every user of the pointers relies on this contract. `tiles` points to `n_tiles` whole tiles of
+/// `tile_bytes` of `n_cols` columns. `blocks` (of quantized tiles) points to the blocks of the first row in
+/// the first span, with `block_stride` blocks from a span to the next; `x` (of float tiles) points to the
+/// first row of `n_cols` values. `sums` points to `[n_rows, sum_stride(n_tiles)]` values; the first
+/// `n_tiles * TILE_ROWS` of each row are written.
 #[derive(Clone, Copy)]
 pub(crate) struct TileRun {
     pub(crate) tiles: *const u8,
@@ -40,7 +42,8 @@ pub(crate) struct TileRun {
     pub(crate) sums: *mut f32,
 }
 
-/// Values from one row of sums to the next: those of two tiles, or of as many as there are.
+/// Returns the number of values from one row of sums to the next: those of two tiles, or of all tiles if
+/// there are more.
 #[inline(always)]
 pub(crate) const fn sum_stride(n_tiles: usize) -> usize {
     if n_tiles > 2 {
@@ -50,7 +53,7 @@ pub(crate) const fn sum_stride(n_tiles: usize) -> usize {
     }
 }
 
-/// Groups of 32 columns in a span of `n_cols` columns.
+/// Returns the number of groups of 32 columns in a span of a row of `n_cols` columns.
 #[inline(always)]
 pub(crate) const fn n_subs(n_cols: usize, span_idx: usize) -> usize {
     let left = n_cols - span_idx * SPAN_COLS;
@@ -61,12 +64,14 @@ pub(crate) const fn n_subs(n_cols: usize, span_idx: usize) -> usize {
     }
 }
 
-/// Asks for as many bytes as 32 columns have, `distance` behind them; where the tiles end, nothing comes of it.
+/// Prefetches as many bytes as 32 columns have, `distance` after them; after the end of the tiles it has no
+/// effect.
 #[inline(always)]
 pub(crate) fn prefetch_sub<S: Simd, T: QuantTile>(span: Span, sub: usize, distance: usize) {
     let sub_bytes = T::span_bytes(SPAN_SUBS) / SPAN_SUBS;
     let first = span.ptr.wrapping_add(distance + sub * sub_bytes);
-    // Keeps the compiler from asking for a whole span at once, which is more than a core can have under way.
+    // The fence keeps the compiler from prefetching a whole span at once, which is more than a core can have
+    // in flight.
     compiler_fence(Ordering::SeqCst);
     for line in 0..sub_bytes.div_ceil(64) {
         S::prefetch(first.wrapping_add(64 * line));
@@ -75,7 +80,7 @@ pub(crate) fn prefetch_sub<S: Simd, T: QuantTile>(span: Span, sub: usize, distan
 
 #[inline(always)]
 pub(crate) unsafe fn dot<S: Simd, C: Class>(acc: S::I, w: S::I, x: S::I) -> S::I {
-    // SAFETY: the features are there; weights that are not wide are at most 127 and activations never -128.
+    // SAFETY: the processor has the features; weights that are not wide are at most 127 and activations never -128.
     unsafe {
         if C::IS_WIDE && S::CENTERS_WIDE {
             S::dot_centered(acc, w, x)
@@ -87,7 +92,7 @@ pub(crate) unsafe fn dot<S: Simd, C: Class>(acc: S::I, w: S::I, x: S::I) -> S::I
     }
 }
 
-/// What a run's integer sum starts from: minus the bias times the sum of its activations.
+/// Returns the start of a run's integer sum: minus the bias times the sum of its activations.
 #[inline(always)]
 pub(crate) unsafe fn start<S: Simd, C: Class>(
     block: *const ActivationBlock,
@@ -120,7 +125,7 @@ pub(crate) unsafe fn add_run<S: Simd, C: Class>(
     block: *const ActivationBlock,
     run: usize,
 ) -> S::F {
-    // SAFETY: the features are there, and the caller vouches for the block.
+    // SAFETY: the processor has the features, and the caller vouches for the block.
     unsafe {
         let sum = S::to_f32(sum);
         if C::ACTIVATION_SCALES == ScaleSpan::Span {
@@ -139,7 +144,7 @@ pub(crate) unsafe fn add_offset<S: Simd>(
     block: *const ActivationBlock,
     sub: usize,
 ) -> S::F {
-    // SAFETY: the features are there, and the caller vouches for the block.
+    // SAFETY: the processor has the features, and the caller vouches for the block.
     unsafe {
         let scaled_sum = S::from_bits(side::<S>(block, ActivationBlock::SCALED_SUM_32 + sub));
         S::fma(offset, scaled_sum, part)
@@ -154,7 +159,7 @@ pub(crate) unsafe fn add_min_pair<S: Simd, C: Class>(
     block: *const ActivationBlock,
     pair: usize,
 ) -> S::I {
-    // SAFETY: the features are there, and the caller vouches for the block.
+    // SAFETY: the processor has the features, and the caller vouches for the block.
     unsafe {
         let first = if C::HAS_SHORT_SUBS {
             ActivationBlock::SUM_PAIRS_16
@@ -168,7 +173,7 @@ pub(crate) unsafe fn add_min_pair<S: Simd, C: Class>(
 /// Adds a span whose activations share a scale.
 #[inline(always)]
 pub(crate) unsafe fn end_span<S: Simd>(total: S::F, part: S::F, block: *const ActivationBlock) -> S::F {
-    // SAFETY: the features are there, and the caller vouches for the block.
+    // SAFETY: the processor has the features, and the caller vouches for the block.
     unsafe {
         let x_scale = S::from_bits(side::<S>(block, ActivationBlock::SPAN_SCALE));
         S::fma(part, x_scale, total)

@@ -1,17 +1,18 @@
 //! [`rotate`]: the Hadamard rotation of heads, before they are rounded to few bits and after they are read.
 //!
-//! Separate from attention because keys and values are rotated where they are stored. Invariant: the sums are the same whatever the
-//! instruction set: each step adds and subtracts pairs, and nothing is fused.
+//! Keys and values are rotated where they are stored. Invariant: the sums are the same for every instruction
+//! set: each step adds and subtracts pairs, and nothing is fused.
 
 use tokenmill_quant::CpuFeatures;
 
 use crate::simd::{Kernel, Simd, dispatch};
 
-/// Multiplies each `block` numbers of `row` with the Hadamard matrix, `h[i][j] = (-1)^popcount(i & j) / sqrt(block)`: the fast
-/// transform, `block * log2(block)` additions. Twice gives the row again, but for rounding.
+/// Multiplies each `block` numbers of `row` with the Hadamard matrix,
+/// `h[i][j] = (-1)^popcount(i & j) / sqrt(block)`: the fast transform, `block * log2(block)` additions.
+/// The rotation is its own inverse, except for rounding.
 ///
 /// # Panics
-/// When `block` is no power of two, or the row no whole number of blocks.
+/// If `block` is no power of two, or the row is no whole number of blocks.
 pub fn rotate(features: CpuFeatures, row: &mut [f32], block: usize) {
     assert!(
         block.is_power_of_two() && row.len().is_multiple_of(block),
@@ -80,7 +81,7 @@ mod tests {
                     })
                     .sum::<f64>()
                     / (block as f64).sqrt();
-                // A dozen roundings of sums below 256.
+                // About a dozen roundings of sums below 256.
                 assert!(
                     (f64::from(found) - exact).abs() < 1e-5,
                     "{len}, {block}: {found}, {exact}"

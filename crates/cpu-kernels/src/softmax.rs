@@ -1,7 +1,7 @@
-//! [`softmax`]: scores of a row become weights.
+//! [`softmax`]: the weights of a row from its scores.
 //!
-//! Separate from the products before and after it because it goes row by row. Invariant: the sum adds positions
-//! `16 i + lane` to sum `lane` in order, then the 16 sums in order; positions that are not seen add nothing.
+//! Unlike the products before and after it, it processes one row at a time. Invariant: the sum adds positions
+//! `16 i + lane` to sum `lane` in order, then the 16 sums in order; masked positions add nothing.
 
 use std::{ops::Range, slice};
 
@@ -14,11 +14,11 @@ use crate::{
     simd::{Kernel, Simd, TILE_ROWS, dispatch},
 };
 
-/// Turns the scores of a row into weights: multiplies them with `scale`, caps them, takes only `seen` of them, and
-/// replaces each by its `exp(score - max)`, those not seen by 0. Returns the maximum and the sum of the weights.
+/// Turns the scores of a row into weights: multiplies them by `scale`, caps them, and replaces those in
+/// `seen` by `exp(score - max)` and the masked ones by 0. Returns the maximum and the sum of the weights.
 ///
 /// # Panics
-/// When `scores` are no whole pages, or `seen` is empty or reaches beyond them.
+/// If `scores` is not a whole number of pages, or `seen` is empty or reaches beyond them.
 pub fn softmax(
     features: CpuFeatures,
     scores: &mut [f32],
@@ -64,11 +64,11 @@ impl Kernel for Softmax<'_> {
         } = self;
         let len = scores.len();
         let ptr = scores.as_mut_ptr();
-        // SAFETY: every vector is inside the scores, which are whole pages, and the features of `S` are there.
+        // SAFETY: every vector is inside the scores, which are whole pages, and the processor has the features of `S`.
         unsafe {
             let mut maxima = [S::splat_f32(f32::NEG_INFINITY); TILE_ROWS / 8];
-            // What is not seen is replaced before, so that there is one pass; where minus infinity would not stay what it is, there
-            // are two.
+            // Masked scores are replaced first, so that one pass is enough; if minus infinity would not stay
+            // minus infinity, there are two.
             let is_one_pass = soft_cap.is_none() && scale > 0.0;
             if is_one_pass {
                 hide_unseen(slice::from_raw_parts_mut(ptr, len), &seen);
@@ -111,7 +111,7 @@ impl Kernel for Softmax<'_> {
     }
 }
 
-/// Replaces the scores that are not seen, so that their weights are 0.
+/// Masks the scores that are not seen, so that their weights are 0.
 #[inline(always)]
 fn hide_unseen(scores: &mut [f32], seen: &Range<usize>) {
     scores[..seen.start].fill(f32::NEG_INFINITY);

@@ -1,13 +1,14 @@
-//! [`TileMemory`]: zeroed bytes for tiles, on huge pages where the system has them.
+//! [`TileMemory`]: zeroed bytes for tiles, on huge pages if the system has them.
 //!
-//! Weights are read from end to end for every token; with pages of 4 KiB two threads of a machine may get half of the
-//! bandwidth that they get with pages of 2 MiB. Invariant: the bytes start at a multiple of 64 and are owned by one value.
+//! Weights are read from end to end for every token; with pages of 4 KiB two threads of a machine may get
+//! half of the bandwidth of pages of 2 MiB. Invariant: the bytes start at a multiple of 64 and are owned by
+//! one value.
 
-/// The system has not that much memory.
+/// The system cannot provide the requested memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{n_bytes} bytes of memory could not be allocated")]
 pub struct OutOfMemory {
-    /// Bytes asked for.
+    /// The number of bytes requested.
     pub n_bytes: usize,
 }
 
@@ -18,7 +19,7 @@ pub struct TileMemory {
     len: usize,
 }
 
-/// From this size on an allocation is mapped by itself.
+/// The size in bytes from which an allocation is mapped by itself.
 #[cfg(target_os = "linux")]
 const MAP_FROM_BYTES: usize = 1 << 20;
 #[cfg(target_os = "linux")]
@@ -39,7 +40,7 @@ impl TileMemory {
     /// Allocates `len` zeroed bytes.
     ///
     /// # Errors
-    /// [`OutOfMemory`].
+    /// Returns [`OutOfMemory`].
     pub fn zeroed(len: usize) -> Result<Self, OutOfMemory> {
         let out_of_memory = || OutOfMemory { n_bytes: len };
         #[cfg(target_os = "linux")]
@@ -57,7 +58,7 @@ impl TileMemory {
         })
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub fn n_bytes(&self) -> usize {
         self.len
     }
@@ -70,13 +71,13 @@ impl TileMemory {
         }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: each owner holds at least `len` initialized bytes, which `self` borrows.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
-    /// The bytes, to write.
+    /// Returns the bytes mutably.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         let ptr = match &mut self.owner {
             Owner::Lines(lines) => lines.as_mut_ptr().cast(),

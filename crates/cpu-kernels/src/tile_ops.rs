@@ -1,6 +1,6 @@
 //! [`TileOps`]: a tile format as one row of a table.
 //!
-//! It is the safe side of this module for matrices: what is here checks lengths, then calls kernels. Every format of
+//! It is the safe interface of the matrix kernels: it checks lengths, then calls kernels. Every format of
 //! `tokenmill-quant` has its row.
 
 use tokenmill_gguf::TensorType;
@@ -16,33 +16,34 @@ use crate::{
     tiles::{self, Class, FloatTile, QuantTile, Span},
 };
 
-/// Activations of all rows of a step, in the forms that matrices read.
+/// The activations of all rows of a step, in the forms that matrices read.
 #[derive(Clone, Copy, Debug)]
 pub struct Activations<'a> {
     /// `[n_tokens, n_cols]`.
     pub x: &'a [f32],
-    /// `[n_spans, n_tokens]` where a matrix of the group needs them.
+    /// `[n_spans, n_tokens]` if a matrix of the group needs them; otherwise empty.
     pub sub_blocks: &'a [ActivationBlock],
-    /// `[n_spans, n_tokens]` where a matrix of the group needs them.
+    /// `[n_spans, n_tokens]` if a matrix of the group needs them; otherwise empty.
     pub span_blocks: &'a [ActivationBlock],
-    /// Rows.
+    /// The number of rows.
     pub n_tokens: usize,
-    /// Columns of a row.
+    /// The number of columns of a row.
     pub n_cols: usize,
 }
 
-/// Functions of a tile format.
+/// The functions of a tile format.
 #[derive(Debug)]
 pub struct TileOps {
     ty: TensorType,
-    /// How activations are quantized; `None` where they stay f32.
+    /// The scales that activations are quantized with; `None` if they stay f32.
     pub activation_scales: Option<ScaleSpan>,
     tile_bytes: fn(usize) -> usize,
     pack: fn(&[&[u8]; TILE_ROWS], usize, &mut [u8]),
     products: unsafe fn(CpuFeatures, &TileRun),
-    /// Of floats only.
+    /// The kernel of [`Self::add_products`]; only float formats have it.
     add_products: Option<unsafe fn(CpuFeatures, &TileRun, f32)>,
-    /// Vector instructions for 16 rows of 256 columns by a row of activations; `None` where products are of floats.
+    /// The number of vector instructions for 16 rows of 256 columns by a row of activations; `None` for
+    /// products of floats.
     pub instructions: Option<u32>,
     dequantize_row: unsafe fn(CpuFeatures, *const u8, usize, &mut [f32]),
 }
@@ -93,28 +94,29 @@ impl TileOps {
         }
     }
 
-    /// The tile format of a tensor type, if it has one.
+    /// Returns the tile format of a tensor type, if it has one.
     pub fn of(ty: TensorType) -> Option<&'static Self> {
         TILE_OPS.iter().find(|ops| ops.ty == ty)
     }
 
-    /// Bytes of a tile of `n_cols` columns: those of its rows in the file, or a few more.
+    /// Returns the number of bytes of a tile of `n_cols` columns: those of its rows in the file, or a few
+    /// more.
     pub fn tile_bytes(&self, n_cols: usize) -> usize {
         (self.tile_bytes)(n_cols)
     }
 
-    /// Packs the rows of a tile, each of the same whole number of blocks.
+    /// Packs the rows of a tile, each with the same whole number of blocks.
     pub fn pack(&self, rows: &[&[u8]; TILE_ROWS], n_cols: usize, out: &mut [u8]) {
         assert_eq!(out.len(), self.tile_bytes(n_cols), "bytes of a tile");
         (self.pack)(rows, n_cols, out);
     }
 
-    /// Multiplies tiles with the rows `first_token..first_token + n_rows` and writes their sums: `[n_rows, PAIR_ROWS]` for one or
-    /// two tiles, of which those of a second are left alone if there is only one, and `[n_rows, n_tiles * TILE_ROWS]` for
-    /// more.
+    /// Multiplies tiles with the rows `first_token..first_token + n_rows` and writes their sums. These are
+    /// `[n_rows, PAIR_ROWS]` for one or two tiles (with one tile the second half of each row is not written),
+    /// and `[n_rows, n_tiles * TILE_ROWS]` for more.
     ///
     /// # Panics
-    /// When lengths contradict each other, and for more than two tiles of a quantized format.
+    /// If lengths contradict each other, and for more than two tiles of a quantized format.
     pub fn products(
         &self,
         features: CpuFeatures,
@@ -125,14 +127,15 @@ impl TileOps {
         sums: &mut [f32],
     ) {
         let run = self.run(tiles, activations, first_token, n_rows, sums);
-        // SAFETY: the lengths above are what `TileRun` says; the tiles were packed by the same row of the table.
+        // SAFETY: the lengths above are those of `TileRun`'s contract; the tiles were packed by the same row of the table.
         unsafe { (self.products)(features, &run) }
     }
 
-    /// As [`TileOps::products`] of a float format, but adds each product times `scale` to what stands in `sums`.
+    /// Does the same as [`TileOps::products`] for a float format, but adds each product times `scale` to the
+    /// values in `sums`.
     ///
     /// # Panics
-    /// When lengths contradict each other, and for a quantized format.
+    /// If lengths contradict each other, and for a quantized format.
     pub fn add_products(
         &self,
         features: CpuFeatures,
@@ -147,13 +150,13 @@ impl TileOps {
         unsafe { add_products(features, &run, scale) }
     }
 
-    /// Asks for tiles that [`TileOps::add_products`] will read soon.
+    /// Prefetches tiles that [`TileOps::add_products`] will read soon.
     pub fn prefetch(features: CpuFeatures, tiles: &[u8]) {
-        // SAFETY: asking for bytes that are there touches nothing.
+        // SAFETY: a prefetch of existing bytes accesses nothing.
         unsafe { dispatch(features, Prefetch(tiles)) }
     }
 
-    /// The run of a call, once its lengths are found to agree.
+    /// Returns the run of a call after a check of its lengths.
     fn run(
         &self,
         tiles: &[u8],
@@ -222,7 +225,7 @@ fn pack_quant<T: QuantTile>(rows: &[&[u8]; TILE_ROWS], n_cols: usize, out: &mut 
     }
 }
 
-/// See [`TileOps::instructions`]; on two vector ports, where rows are many.
+/// Returns [`TileOps::instructions`], on two vector ports, for many rows.
 const fn instructions<T: QuantTile>() -> u32 {
     let n_runs = 8 * T::Class::SUB_RUNS;
     let (scales, end) = match T::Class::ACTIVATION_SCALES {

@@ -28,9 +28,10 @@ const WIDE_STRIP_ROWS: usize = 16;
 const UNSPLIT_ROWS: usize = 32;
 /// The same at least; with fewer, low bands are faster.
 const MIN_SPLIT_BLOCKS: usize = 96;
-/// What a thread block may ask for on compute capability 8.6 and 8.9.
+/// The most shared memory of a thread block on compute capability 8.6 and 8.9, in bytes.
 const MAX_SHARED_BYTES: usize = 99 << 10;
-/// What a thread block of bands of bytes asks for: a multiprocessor of compute capability 8.0 has two.
+/// The shared memory of a thread block of byte bands, in bytes: a multiprocessor of compute capability 8.0
+/// has room for two.
 const MAX_BYTES_SHARED: usize = 81 << 10;
 
 /// How weights of a type are multiplied by more than a few rows.
@@ -62,7 +63,8 @@ impl BandHeight {
     /// Both.
     pub const ALL: [Self; 2] = [Self::High, Self::Low];
 
-    /// The height for matrices with `n_out` rows in all, by so many rows of x: high where that makes enough thread blocks.
+    /// Returns the height for matrices with `n_out` rows in total, by `n_rows` rows of x: high if that makes
+    /// enough thread blocks.
     pub fn of(n_out: usize, n_rows: usize) -> Self {
         let n_tiles = n_rows.div_ceil(64);
         let many = if n_tiles > 1 {
@@ -94,14 +96,15 @@ impl BandHeight {
         }
     }
 
-    /// Which of [`Self::columns`] takes so many rows of x; more are further thread blocks.
+    /// Returns the index of the entry of [`Self::columns`] for `n_rows` rows of x; more rows are further
+    /// thread blocks.
     pub fn variant_of(self, n_rows: usize) -> usize {
         let all = self.columns();
         let variant = all.iter().position(|&columns| n_rows <= columns);
         variant.unwrap_or(all.len() - 1)
     }
 
-    /// The name of the kernel for so many rows of x.
+    /// Returns the name of the kernel for `columns` rows of x.
     pub fn kernel(self, columns: usize) -> String {
         match self {
             Self::High => format!("matmul_band_n{columns}"),
@@ -117,9 +120,10 @@ pub enum ManyRows {
     Strips,
     /// In bands.
     Bands(BandHeight),
-    /// In high bands, whose columns so many thread blocks share.
+    /// In high bands, whose columns are split among this number of thread blocks.
     Splits(usize),
-    /// In bands in f16, whose columns so many thread blocks share; 1 where each has all of them.
+    /// In bands in f16, whose columns are split among this number of thread blocks; 1 if each has all
+    /// columns.
     Halves(usize),
     /// By matrix operations of warpgroups.
     Wide(WideCut),
@@ -163,7 +167,7 @@ impl ManyRows {
     /// Thread blocks that share a band at most. The last of them adds all parts up.
     pub const MAX_SPLITS: usize = 8;
 
-    /// The launch for matrices of so many rows of `n_in` weights, by so many rows of x.
+    /// Returns the launch for matrices of `n_outs` rows of `n_in` weights, by `n_rows` rows of x.
     pub fn of(ty: TensorType, n_outs: &[usize], n_in: usize, n_rows: usize, room: ProductRoom) -> Self {
         let height = BandHeight::of(n_outs.iter().sum(), n_rows);
         let wide = Wide::of(ty).filter(|_| room.has_tiles && n_rows >= Wide::MIN_ROWS);
@@ -225,7 +229,7 @@ impl Bands {
     /// Rows of gate and up that a thread block takes, whose band is a high one with 64 of each.
     pub const GATED_ROWS: usize = 64;
 
-    /// Those of a type, if it has any.
+    /// Returns the bands of a type, if it has any.
     pub fn of(ty: TensorType) -> Option<Self> {
         let weights = match ty {
             TensorType::Q4_K => Weights::Strips { high_bytes: 0 },
@@ -238,7 +242,8 @@ impl Bands {
         Some(Self { weights })
     }
 
-    /// Those of a type for rows of `n_in` weights: bands of F16 and BF16 copy 16 bytes at a time, others runs of 256 weights.
+    /// Returns the bands of a type for rows of `n_in` weights. Bands of F16 and BF16 copy 16 bytes at a time,
+    /// others runs of 256 weights.
     pub(crate) fn of_rows(ty: TensorType, n_in: usize) -> Option<Self> {
         let run = |bands: &Self| match bands.weights {
             Weights::Words => 8,
@@ -275,7 +280,7 @@ impl Bands {
             }
         };
         let stage = n_strips * (2048 + 8 * 16 * high_bytes) + columns * 256 + 16 * (columns * 4 + 32);
-        // What a superblock of each row has once is copied for two at a time.
+        // The values that a superblock has once per row are copied for two superblocks at a time.
         let bytes = |n_stages: usize| n_stages * stage + (n_stages / 2 + 1) * n_strips * 512;
         (3..=6)
             .rev()

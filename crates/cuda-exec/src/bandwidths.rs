@@ -21,7 +21,7 @@ const N_RUNS: usize = 3;
 /// Seconds of a run from which on it is neither made longer nor repeated: a device this slow is a simulated one.
 const LONG_S: f64 = 0.05;
 
-/// What copies of a GPU reach.
+/// The speeds that copies of a GPU reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopySpeeds {
     /// Bytes a second read and written by a copy within the device, both counted.

@@ -30,7 +30,7 @@ pub enum StepDown {
     InOrder,
     /// No warpgroup matrix operations (wgmma).
     NoWide,
-    /// Each sequence reads shared pages for itself.
+    /// Each sequence reads shared pages separately.
     Apart,
     /// Decode steps are queued launch by launch, without CUDA graphs.
     Eager,

@@ -18,7 +18,7 @@ pub enum CudaExecError {
         "the NVIDIA driver shows no GPU ({reason}); check `nvidia-smi` and the variable CUDA_VISIBLE_DEVICES"
     )]
     NoDevice {
-        /// What the driver said.
+        /// The driver's message.
         reason: String,
     },
     /// There are GPUs, but not this one.
@@ -47,7 +47,7 @@ pub enum CudaExecError {
         found: (u32, u32),
         /// CUDA version of the kernels.
         needed: (u32, u32),
-        /// What the driver said.
+        /// The driver's message.
         reason: String,
     },
     /// The driver has no compiler for the kernels, or may not use it.
@@ -56,7 +56,7 @@ pub enum CudaExecError {
          CUDA_DISABLE_PTX_JIT"
     )]
     NoJitCompiler {
-        /// What the driver said.
+        /// The driver's message.
         reason: String,
     },
     /// A file of kernels that were compiled ahead cannot be used.
@@ -73,7 +73,7 @@ pub enum CudaExecError {
         needed_bytes.saturating_sub(*free_bytes)
     )]
     OutOfMemory {
-        /// What the memory was for.
+        /// The purpose of the memory.
         purpose: &'static str,
         /// Bytes needed.
         needed_bytes: u64,
@@ -85,7 +85,7 @@ pub enum CudaExecError {
     Lost {
         /// The operation that noticed.
         operation: &'static str,
-        /// What the driver said.
+        /// The driver's message.
         reason: String,
     },
     /// An operation failed; the device remains usable.
@@ -93,7 +93,7 @@ pub enum CudaExecError {
     Failed {
         /// The operation.
         operation: &'static str,
-        /// What the driver said.
+        /// The driver's message.
         reason: String,
     },
     /// Weights that no kernel computes with, or whose bytes are not what their shape needs.
@@ -102,13 +102,13 @@ pub enum CudaExecError {
     /// The weights could not be read.
     #[error("{reason}")]
     ReadWeights {
-        /// What the system said, and of which file.
+        /// The system's message, with the name of the file.
         reason: String,
     },
     /// No kernel has this feature.
     #[error("the CUDA kernels have no {feature}")]
     Unsupported {
-        /// What is missing.
+        /// The missing feature.
         feature: String,
     },
     /// A module lacks a kernel, so the sources and this crate do not belong together.
@@ -130,11 +130,11 @@ pub enum CudaExecError {
     /// Sizes that do not fit together or that no kernel takes.
     #[error("{what} is {found}, expected {expected}")]
     Shape {
-        /// What it is.
+        /// The name of the size.
         what: &'static str,
         /// Its value.
         found: usize,
-        /// What would be right.
+        /// The values that would be valid.
         expected: String,
     },
 }

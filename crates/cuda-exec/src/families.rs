@@ -19,7 +19,7 @@ pub struct Family {
     pub kind: &'static str,
     /// Name of the family.
     pub name: &'static str,
-    /// Why the GPU does not get it; `None` where it does.
+    /// The reason why the GPU does not get the family; `None` if it does.
     pub missing: Option<String>,
 }
 

@@ -35,7 +35,7 @@ pub enum GraphPlan<'a, V> {
     Replay(&'a mut Graph, &'a V),
     /// Capture the step, insert the graph, and replay it: capturing runs nothing.
     Capture,
-    /// Run it as it is.
+    /// Run it launch by launch.
     Eager,
 }
 

@@ -7,7 +7,7 @@ use tokenmill_gguf::TensorType;
 
 use crate::{Buffer, Device, error::Result};
 
-/// What a thread block may ask for on compute capability 8.6 and 8.9.
+/// The most shared memory of a thread block on compute capability 8.6 and 8.9, in bytes.
 const MAX_SHARED_BYTES: usize = 99 << 10;
 
 /// How weights of a type are multiplied in f16.
@@ -29,7 +29,7 @@ impl HalfBands {
     /// Rows of x from which on bands in int8 give way: those by 32 rows and fewer have kernels that compute less.
     pub const MIN_ROWS: usize = 33;
 
-    /// Those of a type, if it has any.
+    /// Returns the bands of a type, if it has any.
     pub fn of(ty: TensorType) -> Option<Self> {
         let (high_bytes, has_halves) = match ty {
             TensorType::Q4_K => (0, false),
@@ -88,12 +88,12 @@ impl HalfRows {
             .saturating_add(crate::buffer_bytes::<f32>(len / 256))
     }
 
-    /// Values of so many rows: whole thread blocks of them.
+    /// Returns the number of values of `n_rows` rows, padded to whole thread blocks.
     pub(crate) fn len(n_rows: usize, width: usize) -> usize {
         Self::padded(n_rows).saturating_mul(width.div_ceil(256).saturating_mul(256))
     }
 
-    /// Rows that are written for so many.
+    /// Returns the number of rows that are written for `n_rows`.
     pub(crate) fn padded(n_rows: usize) -> usize {
         n_rows
             .div_ceil(HalfBands::COLUMNS)

@@ -23,7 +23,7 @@ type KvTypes = [KvType; 2];
 fn layer_page_bytes(shape: KvLayerShape, types: KvTypes) -> [usize; 2] {
     let bytes = |dim: usize, ty: KvType| {
         let n_bytes = shape.n_kv_heads * PAGE_TOKENS * ty.head_bytes(dim.next_multiple_of(8));
-        // Those of other types are multiples of it as they are.
+        // Pages of other types are multiples of it without padding.
         n_bytes.next_multiple_of(PAGE_ALIGN)
     };
     [
@@ -54,22 +54,22 @@ impl Layer {
 /// A layer's pages, to read.
 #[derive(Clone, Copy, Debug)]
 pub struct KvLayer<'a> {
-    /// Of keys and of values.
+    /// The types of keys and of values.
     pub(crate) types: KvTypes,
     pub(crate) shape: KvLayerShape,
     pub(crate) k: View<'a, u8>,
-    /// The keys where values are in them.
+    /// The values; the view of the keys if values are part of them.
     pub(crate) v: View<'a, u8>,
 }
 
 /// A layer's pages, to write.
 #[derive(Debug)]
 pub struct KvLayerMut<'a> {
-    /// Of keys and of values.
+    /// The types of keys and of values.
     pub(crate) types: KvTypes,
     pub(crate) shape: KvLayerShape,
     pub(crate) k: ViewMut<'a, u8>,
-    /// `None` where values are in the keys.
+    /// `None` if values are part of the keys.
     pub(crate) v: Option<ViewMut<'a, u8>>,
 }
 
@@ -200,10 +200,10 @@ impl KvStore {
         }
     }
 
-    /// Queues copies, in order, behind the steps that touched their pages.
+    /// Queues copies, in order, after the steps that touched their pages.
     ///
     /// # Errors
-    /// [`CudaExecError::Bounds`] for a page that there is not, before anything is copied; or the driver's.
+    /// [`CudaExecError::Bounds`] for a page that does not exist, before anything is copied; or the driver's.
     pub fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<()> {
         self.moves.queue(copies)
     }
@@ -471,7 +471,7 @@ mod tests {
         for page in 0..4 {
             fill(&device, &mut store, page, 3 + page as u8 * 2);
         }
-        // What pages and host pages hold, by the page that it was in at first.
+        // The contents of pages and host pages, by the page that first held them.
         let contents: Vec<_> = (0..4).map(|page| read(&device, &mut store, page)).collect();
         let mut pages = [0, 1, 2, 3];
         let mut on_host = [None; 3];

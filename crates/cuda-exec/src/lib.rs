@@ -84,8 +84,8 @@ pub use checks::{
 pub use driver::{
     Api, Args, Availability, Buffer, Buffers, Capture, Carveout, Device, DeviceInfo, DeviceOptions,
     DeviceReport, Fence, Graph, Kernel, KernelResources, LaunchShape, Launches, NcclApi, NcclRank,
-    NotedLaunch, PageRows, Pinned, PinnedCopies, SharedView, Stream, View, ViewMut, WideProducts,
-    buffer_bytes, has_driver, probe, probe_with,
+    NotedLaunch, PageRows, Pinned, PinnedCopies, RecordedArgument, RecordedBuffer, RecordedLaunch,
+    SharedView, Snapshot, Stream, View, ViewMut, WideProducts, buffer_bytes, has_driver, probe, probe_with,
 };
 pub use error::CudaExecError;
 pub use families::{Family, families};

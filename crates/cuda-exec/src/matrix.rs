@@ -49,7 +49,7 @@ pub(crate) struct MatrixKernels {
     pub(crate) joined: Option<JoinedKernels>,
     /// For more rows, the smaller tile first.
     pub(crate) matmul: Option<[Tiled; 2]>,
-    /// Of F32, for matrices that are few of these tiles.
+    /// For matrices of F32 that have few of these tiles.
     pub(crate) narrow: Option<Tiled>,
     pub(crate) experts: Option<ExpertKernels>,
 }
@@ -81,9 +81,9 @@ impl JoinedKernels {
 pub(crate) struct BandKernels {
     high: [Kernel; 3],
     low: [Kernel; 2],
-    /// Of types whose gate and up can be one launch.
+    /// For types whose gate and up can be one launch.
     pub(crate) gated: Option<[Kernel; 3]>,
-    /// Of the same types: high bands by 64 rows of x whose columns thread blocks share.
+    /// For the same types: high bands of 64 rows of x, with columns split among thread blocks.
     pub(crate) split: Option<Kernel>,
 }
 
@@ -113,7 +113,7 @@ impl BandKernels {
         })
     }
 
-    /// The kernel for bands of a height by so many rows of x.
+    /// Returns the kernel for bands of a height by `n_rows` rows of x.
     pub(crate) fn plain_of(&self, height: BandHeight, n_rows: usize) -> Kernel {
         let variant = height.variant_of(n_rows);
         match height {
@@ -127,7 +127,7 @@ impl BandKernels {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HalfKernels {
     pub(crate) plain: Kernel,
-    /// Of bands whose columns thread blocks share.
+    /// For bands with columns split among thread blocks.
     pub(crate) split: Kernel,
     pub(crate) gated: Kernel,
 }
@@ -468,7 +468,8 @@ struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// Reads the rows, into `read` where they are in a file, and repacks them. Says whether matrix operations of warpgroups can multiply them.
+    /// Reads the rows, into `read` if they are in a file, and repacks them. Returns whether matrix operations
+    /// of warpgroups can multiply them.
     fn repack(self, layout: &MatrixLayout, bytes: TensorBytes<'_>, read: &mut Vec<u8>) -> Result<bool> {
         let row_bytes = layout.file_row_bytes();
         let source = bytes

@@ -5,14 +5,17 @@
 //! modules of [`all`], in their order.
 
 mod archive;
+mod text;
 mod variant;
 
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
 
+pub(crate) use self::text::text;
 pub(crate) use self::variant::EARLY_CAPABILITY;
 pub use self::{
     archive::{Cubins, Entry},
+    text::keep_texts,
     variant::{early_variant, text_for, waiting_kernels},
 };
 
@@ -57,7 +60,8 @@ impl Target {
         }
     }
 
-    /// Why a GPU that this crate opens, with this driver, cannot have such modules; `None` where it can.
+    /// Returns the reason why a GPU that this crate opens, with this driver, cannot have such modules; `None`
+    /// if it can.
     pub fn refusal(self, capability: (u32, u32), cuda_version: (u32, u32)) -> Option<String> {
         let ((major, minor), (cuda_major, cuda_minor)) = (capability, cuda_version);
         if self == Self::All {

@@ -6,7 +6,8 @@ use crate::{Buffer, Device, Stream, error::Result};
 
 /// Multiprocessors of an H100. Splits of products are made for these on every GPU, so that sums have the same bits on all.
 pub(crate) const MULTIPROCESSORS: usize = 132;
-/// Thread blocks of bands that are split at most: two for each multiprocessor. Those with more than 64 rows of x count as several.
+/// The most thread blocks of bands that are split: two for each multiprocessor. Blocks with more than 64 rows
+/// of x count as several.
 pub(crate) const MAX_SPLIT_BLOCKS: usize = 2 * MULTIPROCESSORS;
 
 /// Memory for the parts of sums that thread blocks of a band leave, and for counting those that did.

@@ -31,7 +31,7 @@ static FORMATS: &[FormatPlanes] = for_each_format!(table);
 #[derive(Debug)]
 pub(crate) struct FormatPlanes {
     ty: TensorType,
-    /// Of quantized formats.
+    /// The planes, for quantized formats.
     planes: Option<Planes>,
     /// Cuts a row of whole blocks; the parts are its bytes in each plane.
     repack_row: fn(&[u8], &mut [&mut [u8]]),
@@ -75,12 +75,12 @@ impl FormatPlanes {
         }
     }
 
-    /// Those of a type; `None` where no kernel reads it.
+    /// Returns the planes of a type; `None` if no kernel reads it.
     pub(crate) fn of(ty: TensorType) -> Option<&'static Self> {
         FORMATS.iter().find(|format| format.ty == ty)
     }
 
-    /// The type.
+    /// Returns the type.
     pub(crate) fn ty(&self) -> TensorType {
         self.ty
     }
@@ -150,7 +150,7 @@ impl Planes {
     }
 }
 
-/// What a plane of a quantized matrix holds.
+/// The contents of a plane of a quantized matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PlaneKind {
     /// The lower four bits, 16 bytes a group.
@@ -161,9 +161,9 @@ enum PlaneKind {
     Bits { shift: u8 },
     /// Whole bytes of the first or the last 16 weights, 16 bytes a group.
     Bytes { upper: bool },
-    /// Scales of the groups, so many bytes a group.
+    /// Scales of the groups, with this number of bytes per group.
     GroupScales(usize),
-    /// What the block has once: up to 16 bytes.
+    /// The values that the block has once: up to 16 bytes.
     Header(usize),
 }
 

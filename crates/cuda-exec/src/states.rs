@@ -126,7 +126,7 @@ impl StateSlots {
         self.layers.iter().map(|layer| slot_len(layer.shape)).sum()
     }
 
-    /// Copies a slot to the front of `staging`, which has room for one, behind the work queued so far.
+    /// Copies a slot to the front of `staging`, which has room for one, after the work queued so far.
     ///
     /// # Errors
     /// [`CudaExecError::Bounds`], or the driver's.
@@ -142,7 +142,7 @@ impl StateSlots {
         Ok(())
     }
 
-    /// Copies the front of `staging` to a slot, behind the work queued so far.
+    /// Copies the front of `staging` to a slot, after the work queued so far.
     ///
     /// # Errors
     /// As [`Self::read_slot`].

@@ -12,7 +12,7 @@ const NIBBLE_BYTES: usize = 2048;
 const GROUPS: usize = 8 * 16;
 /// A superblock of a row of x, with its scales.
 const X_BYTES: usize = 320;
-/// What two superblocks of each row of a strip have once.
+/// The bytes that the rows of a strip have once per superblock, for two superblocks.
 const TAIL_BYTES: usize = 512;
 /// Rows from which on a matrix is tall, as heads are: 2,048 strips, about two for each warp of its thread blocks.
 const TALL_ROWS: usize = 32_768;
@@ -100,7 +100,7 @@ impl FewRows {
     /// Columns that a row may have which thread blocks norm for themselves (`kernels/normed_row.cuh`).
     pub const NORMED_COLUMNS: usize = 2048;
 
-    /// Dynamic shared memory of `matvec_normed_m1`, of a row of so many columns.
+    /// Returns the dynamic shared memory of `matvec_normed_m1` for a row of `n_in` columns.
     pub fn normed_shared_bytes(self, n_in: usize) -> usize {
         self.room(0, 4, 4, table_bytes(64)) + n_in / 256 * X_BYTES
     }
@@ -121,12 +121,12 @@ impl FewRows {
     }
 }
 
-/// The scales of a strip of Q6_K: 16 rows of so many superblocks, with padding.
+/// Returns the bytes of the scales of a strip of Q6_K: 16 rows of `n_supers` superblocks, with padding.
 fn table_bytes(n_supers: usize) -> usize {
     16 * 2 * (n_supers + 2)
 }
 
-/// Which of the kernels for 1, 2, 4 and 8 rows takes so many.
+/// Returns the index of the kernel, of those for 1, 2, 4 and 8 rows, that takes `n_rows`.
 pub(crate) fn variant_of(n_rows: usize) -> usize {
     VARIANTS
         .iter()

@@ -16,7 +16,7 @@ use crate::{
 pub(crate) const WIDE_THREADS: u32 = 256;
 /// Rows of a tile of x.
 const WIDE_TILE_ROWS: usize = 64;
-/// What a thread block does before its first and behind its last sum, in the units of [`WideCut::cost`].
+/// The cost of a thread block before its first sum and after its last, in the units of [`WideCut::cost`].
 const FIXED: usize = 100;
 /// The bits of f16 numbers: 1, and the largest below a half.
 const ONE: u16 = 0x3c00;
@@ -32,7 +32,7 @@ pub struct Wide {
     block_bytes: usize,
     /// The scale of a block.
     scale: Limit,
-    /// What is added to its numbers, or taken away, where that is a number of its own.
+    /// The number added to the block's numbers or subtracted from them, if the format stores one.
     offset: Option<Limit>,
 }
 
@@ -78,7 +78,7 @@ impl Wide {
     /// Rows of x from which on these kernels are used: fewer have kernels of their own.
     pub const MIN_ROWS: usize = 9;
 
-    /// Those of a type, if it has any.
+    /// Returns the limits of a type, if it has any.
     pub fn of(ty: TensorType) -> Option<Self> {
         let magnitude = |at, largest| Limit::Magnitude { at, largest };
         let positive = |at, largest| Limit::Positive { at, largest };
@@ -134,7 +134,7 @@ impl Wide {
         }
     }
 
-    /// Whether rows of so many weights are multiplied so: whole runs of 256.
+    /// Returns whether these kernels multiply rows of `n_in` weights: whole runs of 256.
     pub(crate) fn takes_width(n_in: usize) -> bool {
         n_in.is_multiple_of(256)
     }
@@ -156,7 +156,7 @@ impl Wide {
             .all(|block| fits(block) || is_zero(block))
     }
 
-    /// Dynamic shared memory of the kernel for so many rows of x.
+    /// Returns the dynamic shared memory of the kernel for `columns` rows of x.
     pub fn shared_bytes(columns: usize) -> usize {
         let n_stages = match columns {
             256 => 6,
@@ -168,8 +168,8 @@ impl Wide {
 }
 
 impl WideCut {
-    /// The cut for bands of so many rows in all, `n_supers` superblocks wide, by so many rows of x: that whose thread blocks, as many at a time as there
-    /// are multiprocessors, are done first.
+    /// Returns the cut for `n_bands` bands, `n_supers` superblocks wide, by `n_rows` rows of x. It chooses
+    /// the cut whose thread blocks finish first, if as many run at a time as there are multiprocessors.
     pub fn of(wide: Wide, n_bands: usize, n_supers: usize, n_rows: usize, max_splits: usize) -> Self {
         let few = Self::few_columns(n_rows);
         let is_candidate = |columns: &usize| few.map_or(*columns >= WIDE_TILE_ROWS, |few| few == *columns);
@@ -227,7 +227,7 @@ impl WideCut {
         halves_of_rounds * (each * a_super + FIXED + adding)
     }
 
-    /// The launch of `n_bands` bands by so many rows of x.
+    /// Returns the launch of `n_bands` bands by `n_rows` rows of x.
     pub(crate) fn shape(self, n_bands: usize, n_rows: usize) -> LaunchShape {
         let n_tiles = n_rows.div_ceil(self.columns);
         debug_assert!(

@@ -1,28 +1,29 @@
 //! [`Cursor`]: reads little-endian fields from an untrusted file.
 //!
-//! Apart from the header parser so that all bounds checks stand in one place. Invariant: nothing is read past the end,
-//! and nothing is allocated for a count before the file is known to have the bytes for it.
+//! All bounds checks of the header parser are here. Invariant: nothing is read past the end, and nothing is
+//! allocated for a count before the file is known to have the bytes for it.
 
 use std::borrow::Cow;
 
 use crate::{GgufError, ReadAt};
 
-/// Longest header that is parsed. Real ones reach some 20 MB; the limit bounds what a hostile file can make us allocate.
+/// Longest header that is parsed. Real ones reach some 20 MB; the limit bounds the allocation for a hostile
+/// file.
 pub(crate) const MAX_HEADER_BYTES: usize = 1 << 28;
 
-/// Bytes that are read at a time, unless a field is longer.
+/// Number of bytes read at a time, unless a field is longer.
 const READ_BYTES: usize = 1 << 18;
 
 /// A position in the header of a file.
 pub(crate) struct Cursor<'a> {
     source: &'a dyn ReadAt,
-    /// Where the next field starts in the file.
+    /// Offset of the next field in the file.
     offset: usize,
-    /// Where the header must have ended: the length of the file, or the longest header.
+    /// Offset at which the header must have ended: the length of the file, or the longest header.
     end: usize,
     /// Whether the file is longer than `end`.
     is_cut: bool,
-    /// Bytes of the file that were read, `consumed` of them taken.
+    /// Bytes read from the file; the first `consumed` are used.
     buffer: Vec<u8>,
     consumed: usize,
 }
@@ -40,17 +41,17 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Where the next field starts.
+    /// Returns the offset of the next field.
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Bytes not read yet.
+    /// Returns the number of unread bytes.
     pub(crate) fn left(&self) -> usize {
         self.end - self.offset
     }
 
-    /// The next bytes without taking them: `n_bytes`, or what the file has.
+    /// Returns the next bytes without consuming them: `n_bytes`, or fewer at the end of the file.
     pub(crate) fn peek(&mut self, n_bytes: usize) -> Result<&[u8], GgufError> {
         let n_bytes = n_bytes.min(self.left());
         self.fill(n_bytes)?;
@@ -72,7 +73,7 @@ impl<'a> Cursor<'a> {
         Ok(&self.buffer[start..self.consumed])
     }
 
-    /// Makes the buffer hold the next `n_bytes` bytes, of which the file has so many.
+    /// Fills the buffer with the next `n_bytes` bytes, which the file is known to have.
     fn fill(&mut self, n_bytes: usize) -> Result<(), GgufError> {
         let n_held = self.buffer.len() - self.consumed;
         if n_bytes <= n_held {

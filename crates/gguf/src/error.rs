@@ -1,36 +1,36 @@
-//! [`GgufError`]: everything that can be wrong with a GGUF file, or with what a caller wants to write or read of it.
+//! [`GgufError`]: every error in a GGUF file, or in a caller's request to write or read one.
 //!
-//! One enum, because callers show it and rarely match on it. Invariant: a variant carries facts (key, offset, found,
-//! expected), and its message says what to do where something can be done.
+//! One enum, because callers show it and rarely match on it. Invariant: a variant carries facts (key, offset,
+//! found, expected), and its message suggests a remedy if there is one.
 
 use std::{io, path::PathBuf};
 
 use crate::TensorType;
 
-/// Why a GGUF file was refused, or a value of it could not be had.
+/// The reason why a GGUF file was refused, or a value of it could not be read.
 ///
-/// A message is whole: where an error has another below it, the message includes that one's.
+/// Messages are complete: the message of an error with a source includes that of the source.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufError {
-    /// The operating system could not open or map a file, or the path names something else than a regular file.
+    /// The operating system could not open or map a file, or the path is not a regular file.
     #[error("cannot access {path}: {reason}")]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The I/O error.
         reason: io::Error,
     },
     /// The header could not be read.
     #[error("cannot read the header: {reason}")]
     ReadHeader {
-        /// What the system said, and of which file.
+        /// The I/O error, which names the file.
         reason: io::Error,
     },
     /// Writing to the output failed.
     #[error("cannot write: {reason}")]
     Write {
-        /// What the system said.
+        /// The I/O error.
         reason: io::Error,
     },
     /// A file was refused.
@@ -38,14 +38,14 @@ pub enum GgufError {
     InFile {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         reason: Box<GgufError>,
     },
 
     /// The file has no bytes.
     #[error("the file is empty; an interrupted download leaves such files, fetch it again")]
     Empty,
-    /// The file is something else.
+    /// The file has another format.
     #[error(
         "not a GGUF file: it starts with `{}` and looks like {looks_like}",
         shown(found)
@@ -53,7 +53,7 @@ pub enum GgufError {
     NotGguf {
         /// The first bytes, at most four.
         found: Vec<u8>,
-        /// What it seems to be, and what to do about it.
+        /// The likely format, and what to do about it.
         looks_like: &'static str,
     },
     /// The file was written for a big-endian machine.
@@ -62,7 +62,7 @@ pub enum GgufError {
         /// Its version.
         version: u32,
     },
-    /// A version other than 2 and 3.
+    /// The version is neither 2 nor 3.
     #[error("the file is GGUF version {found}, supported are 2 and 3; {}", version_advice(*found))]
     UnsupportedVersion {
         /// The version found.
@@ -74,13 +74,13 @@ pub enum GgufError {
          fetch the file again"
     )]
     Truncated {
-        /// What was being read.
+        /// The part being read.
         what: &'static str,
-        /// Where it starts.
+        /// Its offset.
         offset: usize,
-        /// Bytes it takes.
+        /// Bytes needed.
         needed: u64,
-        /// Bytes there are.
+        /// Bytes left.
         left: usize,
     },
     /// The header is longer than any real one.
@@ -92,29 +92,29 @@ pub enum GgufError {
     /// A count promises more items than the rest of the file can hold.
     #[error("the file promises {count} {what}, but has only {left} bytes left for them")]
     CountTooLarge {
-        /// What is counted.
+        /// The counted items.
         what: &'static str,
         /// The count.
         count: u64,
         /// Bytes left.
         left: usize,
     },
-    /// Text that is not UTF-8.
+    /// Text is not UTF-8.
     #[error("{what} at offset {offset} is not valid UTF-8")]
     InvalidUtf8 {
-        /// What was being read.
+        /// The part being read.
         what: &'static str,
-        /// Where it starts.
+        /// Its offset.
         offset: usize,
     },
 
-    /// A key without a character.
+    /// A key is empty.
     #[error("metadata entry {index} has an empty key")]
     EmptyKey {
         /// Position of the entry.
         index: usize,
     },
-    /// A key longer than the format allows.
+    /// A key is longer than the format allows.
     #[error("a metadata key of {n_bytes} bytes is longer than the {maximum} allowed")]
     KeyTooLong {
         /// Its length.
@@ -122,13 +122,13 @@ pub enum GgufError {
         /// Longest key allowed.
         maximum: usize,
     },
-    /// Two entries with one key.
+    /// Two entries have the same key.
     #[error("metadata key `{key}` occurs twice")]
     DuplicateKey {
         /// The key.
         key: String,
     },
-    /// A value type the format does not have.
+    /// A value has a type that the format does not define.
     #[error("metadata key `{key}` has the unknown value type {id}")]
     UnknownValueType {
         /// The key.
@@ -136,13 +136,13 @@ pub enum GgufError {
         /// The type's id.
         id: u32,
     },
-    /// An array whose elements are arrays.
+    /// An array's elements are arrays.
     #[error("metadata key `{key}` is an array of arrays, which the format does not allow")]
     NestedArray {
         /// The key.
         key: String,
     },
-    /// A boolean that is neither 0 nor 1.
+    /// A boolean is neither 0 nor 1.
     #[error("metadata key `{key}` is a boolean of value {found}, expected 0 or 1")]
     InvalidBool {
         /// The key.
@@ -157,13 +157,13 @@ pub enum GgufError {
         found: u32,
     },
 
-    /// A key that is needed and absent.
+    /// A required key is missing.
     #[error("metadata key `{key}` is missing")]
     MissingKey {
         /// The key.
         key: String,
     },
-    /// A value of another type than the caller needs.
+    /// A value has another type than the caller needs.
     #[error("metadata key `{key}` has type {found}, expected {expected}")]
     WrongType {
         /// The key.
@@ -173,7 +173,7 @@ pub enum GgufError {
         /// The type in the file.
         found: String,
     },
-    /// An integer that does not fit.
+    /// An integer does not fit the requested type.
     #[error("metadata key `{key}` is {value}, which does not fit {expected}")]
     OutOfRange {
         /// The key.
@@ -183,24 +183,24 @@ pub enum GgufError {
         /// The value in the file.
         value: i128,
     },
-    /// An array of another length than the caller needs.
+    /// An array has another length than the caller needs.
     #[error("metadata key `{key}` has {found} elements, expected {expected}")]
     WrongLength {
         /// The key.
         key: String,
-        /// Elements needed.
+        /// Number of elements needed.
         expected: usize,
-        /// Elements in the file.
+        /// Number of elements in the file.
         found: usize,
     },
 
-    /// A tensor without a name.
+    /// A tensor has no name.
     #[error("tensor {index} has an empty name")]
     EmptyTensorName {
         /// Position of the tensor.
         index: usize,
     },
-    /// A tensor name longer than the format allows.
+    /// A tensor name is longer than the format allows.
     #[error("a tensor name of {n_bytes} bytes is longer than the {maximum} allowed")]
     TensorNameTooLong {
         /// Its length.
@@ -208,23 +208,23 @@ pub enum GgufError {
         /// Longest name allowed.
         maximum: usize,
     },
-    /// Two tensors with one name.
+    /// Two tensors have the same name.
     #[error("tensor `{name}` occurs twice")]
     DuplicateTensor {
         /// The name.
         name: String,
     },
-    /// More dimensions than the format allows.
+    /// A tensor has more dimensions than the format allows.
     #[error("tensor `{name}` has {found} dimensions, at most {maximum} are allowed")]
     TooManyDims {
         /// The tensor.
         name: String,
         /// Its number of dimensions.
         found: u32,
-        /// Most dimensions allowed.
+        /// Maximum number of dimensions.
         maximum: usize,
     },
-    /// A dimension of zero, or dimensions whose product is absurd.
+    /// A dimension is zero, or the product of the dimensions is absurd.
     #[error("tensor `{name}` has the impossible dimensions {dims:?}")]
     BadDims {
         /// The tensor.
@@ -232,7 +232,7 @@ pub enum GgufError {
         /// Its dimensions.
         dims: Vec<u64>,
     },
-    /// Rows that are not whole blocks.
+    /// A tensor's rows are not whole blocks.
     #[error(
         "tensor `{name}` has rows of {row_len} elements, not a multiple of the {block_len} in a block of {ty}"
     )]
@@ -241,12 +241,12 @@ pub enum GgufError {
         name: String,
         /// Its type.
         ty: TensorType,
-        /// Elements in a row.
+        /// Number of elements in a row.
         row_len: u64,
-        /// Elements in a block.
+        /// Number of elements in a block.
         block_len: usize,
     },
-    /// A tensor type that is not known.
+    /// A tensor type is unknown.
     #[error(
         "tensor `{name}` has the unknown type id {id}; the file may need a newer version of this program"
     )]
@@ -256,7 +256,7 @@ pub enum GgufError {
         /// The type's id.
         id: u32,
     },
-    /// A tensor type that was removed from the format.
+    /// A tensor type was removed from the format.
     #[error(
         "tensor `{name}` has type {type_name} (id {id}), which the format dropped; quantize the model again"
     )]
@@ -265,10 +265,10 @@ pub enum GgufError {
         name: String,
         /// The type's id.
         id: u32,
-        /// The name it had.
+        /// Its former name.
         type_name: &'static str,
     },
-    /// A tensor that does not start at a multiple of the alignment.
+    /// A tensor does not start at a multiple of the alignment.
     #[error(
         "tensor `{name}` starts at offset {offset}, which is not a multiple of the alignment {alignment}"
     )]
@@ -280,7 +280,7 @@ pub enum GgufError {
         /// The file's alignment.
         alignment: u32,
     },
-    /// A tensor whose data is not in the file.
+    /// A tensor's data is outside the file.
     #[error(
         "tensor `{name}` takes {n_bytes} bytes at offset {offset} of the data section at {data_offset}, but the file \
          has {file_bytes} bytes; it may be truncated, fetch it again"
@@ -292,12 +292,12 @@ pub enum GgufError {
         offset: u64,
         /// Its size.
         n_bytes: usize,
-        /// Where the data section starts.
+        /// Offset of the data section.
         data_offset: usize,
         /// Size of the file.
         file_bytes: usize,
     },
-    /// Two tensors that share bytes.
+    /// Two tensors share bytes.
     #[error("tensors `{first}` and `{second}` overlap")]
     OverlappingTensors {
         /// The one that starts first.
@@ -306,7 +306,7 @@ pub enum GgufError {
         second: String,
     },
 
-    /// A part of a split model whose name does not say which part it is.
+    /// The name of a part of a split model does not contain its part number.
     #[error(
         "the file is part {no} of a model split into {count}, so its name must end in `{expected_suffix}`"
     )]
@@ -315,10 +315,10 @@ pub enum GgufError {
         no: usize,
         /// Number of parts.
         count: usize,
-        /// What its name must end in.
+        /// The required end of its name.
         expected_suffix: String,
     },
-    /// A part of a split model in memory, where the others cannot be found.
+    /// A part of a split model is in memory, so the others cannot be found.
     #[error("the model is part {no} of {count}; a split model must be opened as files")]
     SplitInMemory {
         /// Its number, from 1.
@@ -326,17 +326,17 @@ pub enum GgufError {
         /// Number of parts.
         count: usize,
     },
-    /// A part of a split model that is not there.
+    /// A part of a split model is missing.
     #[error("part {no} of {count} is missing: {path} does not exist")]
     MissingPart {
         /// Its number, from 1.
         no: usize,
         /// Number of parts.
         count: usize,
-        /// Where it was looked for.
+        /// The path at which it should be.
         path: PathBuf,
     },
-    /// A part of a split model that belongs to another one.
+    /// A part of a split model belongs to another model.
     #[error("`{key}` is {found}, expected {expected}: the parts do not belong together")]
     SplitMismatch {
         /// The metadata key.
@@ -347,17 +347,17 @@ pub enum GgufError {
         found: usize,
     },
 
-    /// The bytes given to the writer do not fill the tensor that is due.
+    /// The bytes given to the writer do not fill the current tensor.
     #[error("tensor `{name}` takes {expected} bytes, {found} were given")]
     WrongTensorBytes {
         /// The tensor.
         name: String,
-        /// Bytes it takes.
+        /// Bytes that the tensor needs.
         expected: usize,
         /// Bytes given.
         found: usize,
     },
-    /// More tensor data was given to the writer than tensors were announced.
+    /// The writer was given data for more tensors than were added.
     #[error("{n_bytes} bytes of tensor data after the last tensor")]
     NoTensorDue {
         /// Bytes given.
@@ -365,7 +365,7 @@ pub enum GgufError {
     },
 }
 
-/// What to do about a file of a version that is not supported.
+/// Returns advice for a file of an unsupported version.
 fn version_advice(found: u32) -> &'static str {
     if found > 3 {
         "it is newer than this program, update tokenmill"
@@ -374,7 +374,7 @@ fn version_advice(found: u32) -> &'static str {
     }
 }
 
-/// First bytes of a file, those that are no characters as escapes.
+/// Formats the first bytes of a file, with non-characters escaped.
 fn shown(found: &[u8]) -> String {
     let is_character = |byte: &u8| byte.is_ascii_graphic() || *byte == b' ';
     let shown = found.iter().map(|byte| match byte {

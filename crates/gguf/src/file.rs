@@ -1,7 +1,7 @@
 //! [`GgufFile`]: a model file opened for reading, one or several parts on disk.
 //!
-//! Apart from [`Header`], which needs no file. Invariant: only headers are read when a file is opened; the bytes of a tensor
-//! are read when they are asked for.
+//! [`Header`], in contrast, needs no file. Invariant: only headers are read when a file is opened; the bytes
+//! of a tensor are read on access.
 
 use std::{collections::HashMap, io, path::Path, sync::Arc};
 
@@ -9,7 +9,7 @@ use crate::{
     GgufError, Header, Metadata, RegularFile, TensorInfo, TensorView, split, split::Part, storage::Storage,
 };
 
-/// An open GGUF model: its metadata, and its tensors to be read.
+/// An open GGUF model: its metadata, and its tensors, which can be read.
 ///
 /// ```no_run
 /// use tokenmill_gguf::GgufFile;
@@ -40,30 +40,30 @@ struct OpenPart {
     reason = "a map is unsafe where another process can shorten the file"
 )]
 impl GgufFile {
-    /// Opens a model file. Of a split model any part may be given; the others are found in the same folder.
+    /// Opens a model file. For a split model any part may be given; the others are found in the same folder.
     ///
-    /// Tensors are read from the files when they are asked for. A file that has become shorter by then is an error of
-    /// that read.
+    /// Tensors are read from the files on access. If a file has become shorter by then, that read returns an
+    /// error.
     ///
     /// # Errors
-    /// [`GgufError::Io`] when a file cannot be opened, [`GgufError::InFile`] with the reason when one is refused.
+    /// [`GgufError::Io`] if a file cannot be opened, [`GgufError::InFile`] with the reason if one is refused.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
         Self::open_with(path.as_ref(), |file| Ok(Storage::File(Arc::new(file))))
     }
 
-    /// Opens a model file as [`Self::open`] does, and maps it into memory: [`TensorBytes::as_slice`](crate::TensorBytes::as_slice) gives the tensors
-    /// without a copy.
+    /// Opens a model file as [`Self::open`] does, and maps it into memory:
+    /// [`TensorBytes::as_slice`](crate::TensorBytes::as_slice) returns tensors without a copy.
     ///
     /// # Errors
     /// As [`Self::open`].
     ///
     /// # Safety
-    /// No process writes to the files or shortens them while this value lives: a read behind the new end of a mapped file
-    /// stops the process with a signal, and changed bytes break Rust's rules for shared references. The caller owns the
-    /// files, or knows that only their owner can change them.
+    /// No process writes to the files or shortens them while this value lives: a read beyond the new end of a
+    /// mapped file stops the process with a signal, and changed bytes break Rust's rules for shared
+    /// references. The caller owns the files, or knows that only their owner can change them.
     pub unsafe fn map(path: impl AsRef<Path>) -> Result<Self, GgufError> {
         Self::open_with(path.as_ref(), |file| {
-            // SAFETY: the caller promises what `Storage::map` asks for.
+            // SAFETY: the caller upholds the contract of `Storage::map`.
             unsafe { Storage::map(&file) }
         })
     }
@@ -101,11 +101,11 @@ impl GgufFile {
         Self::from_parts(parts).map_err(in_file)
     }
 
-    /// Reads a model from memory, for example one that is embedded in a program. The bytes are copied once.
+    /// Reads a model from memory, for example one embedded in a program. The bytes are copied once.
     ///
     /// # Errors
-    /// The [`GgufError`] for which the bytes were refused; a part of a split model is refused, for there is no place
-    /// to find the others.
+    /// The [`GgufError`] for which the bytes were refused. A part of a split model is refused, because the
+    /// others cannot be found.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, GgufError> {
         let header = Header::parse(bytes)?;
         if let Some(part) = Part::of(&header.metadata)? {
@@ -117,7 +117,7 @@ impl GgufFile {
         Self::from_parts(vec![(Storage::Memory(bytes.to_vec()), header)])
     }
 
-    /// Puts parts together whose headers were checked one by one.
+    /// Combines parts whose headers were checked one by one.
     fn from_parts(parts: Vec<(Storage, Header)>) -> Result<Self, GgufError> {
         let mut file = Self {
             metadata: Metadata::new(),
@@ -136,7 +136,7 @@ impl GgufFile {
                 }
                 file.tensors.push(tensor);
             }
-            // The first part carries the model's metadata, the others only their number.
+            // The first part has the model's metadata, the others only their number.
             if part_idx == 0 {
                 file.metadata = header.metadata;
             }
@@ -158,17 +158,17 @@ impl GgufFile {
         Ok(file)
     }
 
-    /// The metadata of the model.
+    /// Returns the metadata of the model.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// The tensors in file order.
+    /// Returns the tensors in file order.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
         self.tensors.iter()
     }
 
-    /// The tensor of this name.
+    /// Returns the tensor with this name.
     pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         let info = &self.tensors[*self.tensor_idx_by_name.get(name)?];
         let part = &self.parts[info.part];
@@ -179,17 +179,17 @@ impl GgufFile {
         })
     }
 
-    /// Number of files the model is split into; 1 for a whole one.
+    /// Returns the number of files that the model is split into; 1 for an unsplit one.
     pub fn n_parts(&self) -> usize {
         self.parts.len()
     }
 
-    /// Paths of the files that are read, in the order of the parts; none of maps and of memory.
+    /// Returns the paths of the files that are read, in the order of the parts; none for maps and memory.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.parts.iter().filter_map(|part| part.storage.path())
     }
 
-    /// Bytes of all files together.
+    /// Returns the size of all files together, in bytes.
     pub fn n_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.storage.n_bytes()).sum()
     }
@@ -221,7 +221,7 @@ fn open_part(
     Ok((storage, header))
 }
 
-/// Checks that a file's metadata calls it the part that its name says.
+/// Checks that a file's metadata and its name agree on its part number.
 fn check_part(metadata: &Metadata, expected: Part) -> Result<(), GgufError> {
     let found = Part::of(metadata)?.unwrap_or(Part { no: 0, count: 1 });
     for (key, expected, found) in [

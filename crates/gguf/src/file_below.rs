@@ -1,14 +1,15 @@
-//! [`RegularFile::open_below`]: a file of a folder that others may change.
+//! [`RegularFile::open_below`]: opens a file of a folder that others may change.
 //!
-//! Separate because such a file is opened part by part. Invariant: what is opened lies below the folder at the moment in which it is opened,
-//! whoever moves links meanwhile.
+//! Such a file is opened one path component at a time. Invariant: the opened file is below the folder at the
+//! moment of opening, even if links are moved meanwhile.
 
 use std::{fs, io, path::Path};
 
 use crate::RegularFile;
 
 impl RegularFile {
-    /// Opens a file of the folder `home` by the path `below` it. Links are followed where they end in the folder.
+    /// Opens a file of the folder `home` by the path `below` it. Links are followed if they stay in the
+    /// folder.
     ///
     /// # Errors
     /// As [`Self::open`], and [`io::ErrorKind::InvalidInput`] for a file that lies outside.
@@ -24,7 +25,7 @@ fn outside() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "it is outside of the folder")
 }
 
-/// Opens a file by a path without links. One that became a link since it was looked at is refused.
+/// Opens a file by a path without links. A component that has become a link since it was checked is refused.
 #[cfg(unix)]
 fn open_without_links(home: &Path, below: &Path) -> io::Result<RegularFile> {
     use std::path::Component;
@@ -45,7 +46,7 @@ fn open_without_links(home: &Path, below: &Path) -> io::Result<RegularFile> {
             folder = open(&folder, name.as_ref(), folder_flags)?;
             continue;
         }
-        // A pipe in its place must not be waited for.
+        // Opening must not block if a pipe has taken its place.
         let file = open(
             &folder,
             name.as_ref(),
@@ -59,7 +60,8 @@ fn open_without_links(home: &Path, below: &Path) -> io::Result<RegularFile> {
     ))
 }
 
-/// Opens a file by a path without links. The system opens no path part by part, so that it is looked at once more behind the opening.
+/// Opens a file by a path without links. The system cannot open a path by components, so it is checked again
+/// after opening.
 #[cfg(not(unix))]
 fn open_without_links(home: &Path, below: &Path) -> io::Result<RegularFile> {
     let path = home.join(below);
@@ -114,7 +116,7 @@ mod tests {
         );
         assert!(RegularFile::open_below(&home, Path::new("link")).is_ok());
         assert!(RegularFile::open_below(&home, Path::new("up")).is_err());
-        // As if each had been a folder or a file when it was looked at.
+        // As if each had been a folder or a file when it was checked.
         let opened = |below: &str| open_without_links(&home, Path::new(below)).is_ok();
         assert!(opened("deep/a"));
         for below in ["link", "up", "turned/a", "pipe", "deep", "."] {

@@ -1,25 +1,26 @@
-//! [`free_bytes`]: the room on a disk.
+//! [`free_bytes`]: the free room on a disk.
 //!
-//! Separate because whoever writes large files asks before the work, and this crate lies below all of them. Invariant: what the system
-//! does not say is not guessed.
+//! Writers of large files check it first, and this crate is below all of them. Invariant: nothing is guessed
+//! if the system does not report it.
 
 use std::path::Path;
 
-/// Bytes that are free where a file or a folder lies or will lie; `None` where the system does not say.
+/// Returns the free bytes at the location of a file or folder, which need not exist; `None` if the system
+/// does not report it.
 #[cfg(unix)]
 pub fn free_bytes(path: &Path) -> Option<u64> {
     let named = path.ancestors().find(|ancestor| ancestor.exists());
-    // A name alone lies in the folder that the process works in, whose path is empty.
+    // A bare name is in the current directory; its parent path is empty.
     let there = named.unwrap_or(Path::new("."));
     let disk = rustix::fs::statvfs(there).ok()?;
-    // What is made of no disk, such as /proc, has no blocks at all.
+    // File systems without a disk, such as /proc, have no blocks at all.
     if disk.f_blocks == 0 {
         return None;
     }
     disk.f_bavail.checked_mul(disk.f_frsize)
 }
 
-/// Bytes that are free where a file or a folder lies or will lie; not known on this system.
+/// Returns `None`, because this system does not report free bytes.
 #[cfg(not(unix))]
 pub fn free_bytes(_path: &Path) -> Option<u64> {
     None

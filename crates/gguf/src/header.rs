@@ -1,4 +1,4 @@
-//! [`Header`]: everything of a file but the tensor data, parsed and validated.
+//! [`Header`]: everything of a file except the tensor data, parsed and validated.
 //!
 //! Pure: bytes in, header or error out; so tests and the fuzzer need no file. Invariant: in a header that parsed, every
 //! tensor lies inside the file, aligned, overlapping no other, and all names are unique.
@@ -14,7 +14,7 @@ use crate::{
 pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
 pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
 pub(crate) const DEFAULT_ALIGNMENT: u32 = 32;
-/// Alignments that a reader of words can use and that no writer has a reason to exceed.
+/// Alignments that suit readers of words and that no writer has a reason to exceed.
 const ALIGNMENTS: std::ops::RangeInclusive<u32> = 8..=1 << 24;
 /// A key of one byte with a value of one byte.
 const MIN_ENTRY_BYTES: usize = 8 + 1 + 4 + 1;
@@ -49,7 +49,7 @@ pub struct Header {
     pub tensors: Vec<TensorInfo>,
     /// Alignment of tensor offsets: a power of two from 8 to 16 Mi.
     pub alignment: u32,
-    /// Where the tensor data starts. In a file without tensors it may lie past the end.
+    /// Offset of the tensor data. In a file without tensors it may be past the end.
     pub data_offset: usize,
 }
 
@@ -137,7 +137,7 @@ impl Header {
     }
 }
 
-/// Reads magic and version, and tells foreign files apart.
+/// Reads magic and version, and recognizes other formats.
 fn parse_version(cursor: &mut Cursor<'_>) -> Result<u32, GgufError> {
     let file_bytes = cursor.peek(512)?;
     if file_bytes.is_empty() {
@@ -161,7 +161,8 @@ fn parse_version(cursor: &mut Cursor<'_>) -> Result<u32, GgufError> {
     }
 }
 
-/// Whether these are the first fields of an ONNX model: the format's version, then the name of the producer.
+/// Returns whether these are the first fields of an ONNX model: the format's version, then the name of the
+/// producer.
 fn is_onnx(bytes: &[u8]) -> bool {
     matches!(bytes, [0x08, 1..=64, 0x12, n_name, name @ ..]
         if name.iter().take((*n_name).into()).all(u8::is_ascii_graphic))
@@ -174,7 +175,8 @@ fn is_web_page(bytes: &[u8]) -> bool {
         .any(|start| text.len() >= start.len() && text[..start.len()].eq_ignore_ascii_case(start))
 }
 
-/// Names what a file that is not GGUF seems to be, and what to do about it, from its first bytes; some hundred are enough.
+/// Describes the likely format of a file that is not GGUF, and what to do about it, from its first bytes;
+/// some hundred are enough.
 pub fn looks_like(bytes: &[u8]) -> &'static str {
     let starts_with_json_length = bytes.len() > 8 && bytes[8] == b'{' && bytes[4..8] == [0; 4];
     if starts_with_json_length {
@@ -301,7 +303,7 @@ fn parse_bool(key: &str, byte: u8) -> Result<bool, GgufError> {
     }
 }
 
-/// The alignment that metadata asks for. Its type is fixed by the format, unlike that of other integers.
+/// Returns the alignment from the metadata. Its type is fixed by the format, unlike that of other integers.
 pub(crate) fn alignment_of(metadata: &Metadata) -> Result<u32, GgufError> {
     match metadata.get(ALIGNMENT_KEY) {
         None => Ok(DEFAULT_ALIGNMENT),

@@ -1,15 +1,15 @@
 //! GGUF model files: parse, validate, read and write them.
 //!
-//! A GGUF file is a header (metadata and a list of tensors) and then tensor data. [`GgufFile::open`] opens a model,
-//! all parts of it where it is split, and reads only the headers; [`TensorBytes`] reads tensors, by position and from any
-//! thread; [`Header::parse`] takes bytes in memory and is all that touches untrusted numbers; [`GgufWriter`] makes files.
-//! Versions 2 and 3, little-endian.
+//! A GGUF file is a header (metadata and a list of tensors) followed by tensor data. [`GgufFile::open`] opens
+//! a model, including all parts of a split one, and reads only the headers. [`TensorBytes`] reads tensors, by
+//! position and from any thread. [`Header::parse`] parses bytes in memory and is the only code that reads
+//! untrusted numbers. [`GgufWriter`] writes files. Versions 2 and 3, little-endian.
 //!
-//! This crate knows no arithmetic: [`TensorType`] has every type of the format with the size of its blocks, so a file
-//! whose types no backend computes still opens and lists.
+//! This crate does no arithmetic: [`TensorType`] has every type of the format with the size of its blocks, so
+//! a file with types that no backend computes still opens and lists.
 //!
-//! A file is untrusted input. Sizes are computed with checks, counts are compared with the bytes left before anything
-//! is allocated for them, and each way a file can be wrong is its own [`GgufError`].
+//! A file is untrusted input. Sizes are computed with checks, counts are compared with the bytes left before
+//! anything is allocated for them, and each kind of error is its own [`GgufError`].
 //!
 //! ```
 //! use tokenmill_gguf::{GgufFile, GgufWriter, TensorType};

@@ -1,7 +1,7 @@
 //! [`Metadata`]: the key-value pairs of a file, and typed access to them.
 //!
-//! Apart from the parser, because everything above asks here and nothing above parses. Invariant: keys are unique and
-//! keep their order; a getter never guesses, it answers with the value asked for or an error that names the key.
+//! Everything above reads metadata here, and nothing above parses. Invariant: keys are unique and keep their
+//! order; a getter never guesses, it returns the requested value or an error that names the key.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -12,9 +12,9 @@ const MAX_KEY_BYTES: usize = 65_535;
 
 /// The metadata of a file: unique keys in file order, each with a [`Value`].
 ///
-/// For every type there is a getter that needs the key (`u32`) and one that lets it be absent (`opt_u32`); both refuse
-/// a value of the wrong type. Integers may have any width in the file as long as their value fits, because writers
-/// differ; every other type must match.
+/// For every type there is a getter for a required key (`u32`) and one for an optional key (`opt_u32`); both
+/// refuse a value of the wrong type. Integers may have any width in the file as long as their value fits,
+/// because writers differ; every other type must match.
 ///
 /// ```
 /// use tokenmill_gguf::Metadata;
@@ -41,15 +41,15 @@ impl PartialEq for Metadata {
     }
 }
 
-/// Writes a getter and its optional twin.
+/// Defines a getter and its optional twin.
 macro_rules! getters {
     ($($(#[$doc:meta])* $name:ident, $opt_name:ident -> $ty:ty, |$key:ident, $value:ident| $convert:expr;)*) => {
         $(
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`GgufError::MissingKey`] when the key is absent, [`GgufError::WrongType`] or
-            /// [`GgufError::OutOfRange`] when it holds something else.
+            /// [`GgufError::MissingKey`] if the key is absent, [`GgufError::WrongType`] or
+            /// [`GgufError::OutOfRange`] if it holds something else.
             pub fn $name(&self, key: &str) -> Result<$ty, GgufError> {
                 self.$opt_name(key)?.ok_or_else(|| GgufError::MissingKey { key: key.to_owned() })
             }
@@ -57,7 +57,7 @@ macro_rules! getters {
             #[doc = concat!("Like [`Self::", stringify!($name), "`], with `None` for an absent key.")]
             ///
             /// # Errors
-            /// [`GgufError::WrongType`] or [`GgufError::OutOfRange`] when the key holds something else.
+            /// [`GgufError::WrongType`] or [`GgufError::OutOfRange`] if the key holds something else.
             pub fn $opt_name(&self, key: &str) -> Result<Option<$ty>, GgufError> {
                 let ($key, Some($value)) = (key, self.get(key)) else {
                     return Ok(None);
@@ -70,70 +70,70 @@ macro_rules! getters {
 
 impl Metadata {
     getters! {
-        /// The unsigned 32-bit integer of a key.
+        /// Returns the unsigned 32-bit integer of a key.
         u32, opt_u32 -> u32, |key, value| integer(key, value, "u32");
-        /// The signed 32-bit integer of a key.
+        /// Returns the signed 32-bit integer of a key.
         i32, opt_i32 -> i32, |key, value| integer(key, value, "i32");
-        /// The unsigned 64-bit integer of a key.
+        /// Returns the unsigned 64-bit integer of a key.
         u64, opt_u64 -> u64, |key, value| integer(key, value, "u64");
-        /// The count or size of a key.
+        /// Returns the count or size of a key.
         usize, opt_usize -> usize, |key, value| integer(key, value, "a count");
-        /// The 32-bit float of a key; a 64-bit one is rounded.
+        /// Returns the 32-bit float of a key; a 64-bit one is rounded.
         f32, opt_f32 -> f32, |key, value| match *value {
             Value::F32(number) => Ok(number),
             Value::F64(number) => Ok(number as f32),
             _ => Err(wrong_type(key, "f32", value)),
         };
-        /// The boolean of a key.
+        /// Returns the boolean of a key.
         bool, opt_bool -> bool, |key, value| match *value {
             Value::Bool(claim) => Ok(claim),
             _ => Err(wrong_type(key, "bool", value)),
         };
-        /// The text of a key.
+        /// Returns the text of a key.
         str, opt_str -> &str, |key, value| match value {
             Value::String(text) => Ok(text.as_str()),
             _ => Err(wrong_type(key, "string", value)),
         };
-        /// The array of a key, whatever its elements.
+        /// Returns the array of a key, whatever its elements.
         array, opt_array -> &Array, |key, value| match value {
             Value::Array(array) => Ok(array),
             _ => Err(wrong_type(key, "array", value)),
         };
-        /// The texts of a key.
+        /// Returns the texts of a key.
         string_array, opt_string_array -> &StringArray, |key, value| match value {
             Value::Array(Array::String(strings)) => Ok(strings),
             _ => Err(wrong_type(key, "array of string", value)),
         };
-        /// The 32-bit floats of a key.
+        /// Returns the 32-bit floats of a key.
         f32_array, opt_f32_array -> &[f32], |key, value| match value {
             Value::Array(Array::F32(numbers)) => Ok(numbers.as_slice()),
             _ => Err(wrong_type(key, "array of f32", value)),
         };
-        /// The booleans of a key.
+        /// Returns the booleans of a key.
         bool_array, opt_bool_array -> &[bool], |key, value| match value {
             Value::Array(Array::Bool(claims)) => Ok(claims.as_slice()),
             _ => Err(wrong_type(key, "array of bool", value)),
         };
-        /// The bytes of a key.
+        /// Returns the bytes of a key.
         u8_array, opt_u8_array -> Cow<'_, [u8]>, |key, value| match value {
             Value::Array(Array::U8(bytes)) => Ok(Cow::Borrowed(bytes.as_slice())),
-            // Some writers store bytes as signed numbers; the bits are what is meant.
+            // Some writers store bytes as signed numbers; only the bits matter.
             Value::Array(Array::I8(bytes)) => Ok(Cow::Owned(bytes.iter().map(|&byte| byte as u8).collect())),
             _ => Err(wrong_type(key, "array of u8", value)),
         };
-        /// The unsigned 32-bit integers of a key.
+        /// Returns the unsigned 32-bit integers of a key.
         u32_array, opt_u32_array -> Cow<'_, [u32]>, |key, value| match value {
             Value::Array(Array::U32(numbers)) => Ok(Cow::Borrowed(numbers.as_slice())),
             _ => integers(key, value, "u32", "array of u32").map(Cow::Owned),
         };
-        /// The signed 32-bit integers of a key.
+        /// Returns the signed 32-bit integers of a key.
         i32_array, opt_i32_array -> Cow<'_, [i32]>, |key, value| match value {
             Value::Array(Array::I32(numbers)) => Ok(Cow::Borrowed(numbers.as_slice())),
             _ => integers(key, value, "i32", "array of i32").map(Cow::Owned),
         };
     }
 
-    /// Makes empty metadata.
+    /// Creates empty metadata.
     pub fn new() -> Self {
         Self::default()
     }
@@ -161,31 +161,31 @@ impl Metadata {
         Ok(())
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.index.get(key).map(|&entry_idx| &self.entries[entry_idx].1)
     }
 
-    /// The entries in file order.
+    /// Returns the entries in file order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
         self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is no entry.
+    /// Returns whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The `n` integers of a key that holds either one for all layers or one per layer.
+    /// Returns the `n` integers of a key that holds either one for all layers or one per layer.
     ///
     /// # Errors
-    /// [`GgufError::WrongType`], [`GgufError::OutOfRange`], or [`GgufError::WrongLength`] when an array has fewer than
-    /// `n` elements.
+    /// [`GgufError::WrongType`], [`GgufError::OutOfRange`], or [`GgufError::WrongLength`] if an array has
+    /// fewer than `n` elements.
     pub fn opt_u32_per_layer(&self, key: &str, n: usize) -> Result<Option<Vec<u32>>, GgufError> {
         let Some(value) = self.get(key) else {
             return Ok(None);

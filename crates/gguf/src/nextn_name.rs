@@ -1,18 +1,19 @@
-//! [`NextnName`]: the names of files that have a model's layers for further tokens and nothing else.
+//! [`NextnName`]: the names of files that contain only a model's MTP layers.
 //!
-//! Separate because a download and a load choose among such files, and must choose alike. Invariant: names alone decide here, whatever their case.
+//! Downloads and loads choose among such files, and must choose alike. Invariant: only names matter here, in
+//! any case.
 
 use crate::part_of_name;
 
-/// What a file `mtp-MODEL.gguf` or `nextn-MODEL.gguf` is called.
+/// The parsed name of a file `mtp-MODEL.gguf` or `nextn-MODEL.gguf`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NextnName {
-    /// The model's name in small letters, without the end.
+    /// The model's name in lower case, without the extension.
     model: String,
 }
 
 impl NextnName {
-    /// Takes the name of a file, without folders; `None` where it is not called so.
+    /// Parses the name of a file, without folders; `None` if it has another form.
     pub fn of(file_name: &str) -> Option<Self> {
         let name = file_name.to_ascii_lowercase();
         let stem = name.strip_suffix(".gguf")?;
@@ -24,13 +25,13 @@ impl NextnName {
         })
     }
 
-    /// Whether it is one of Gemma 4's assistants, which are networks of another kind that nothing here runs.
+    /// Returns whether it is one of Gemma 4's assistants, which are networks of another kind and unsupported.
     pub fn is_assistant(&self) -> bool {
         self.model.starts_with("gemma-4") || self.model.starts_with("gemma4")
     }
 
-    /// How many letters it has in common with the name of a model's file, from the first on, and one more where it is the same name. Of
-    /// several files the one with the most is taken, and of these the smallest.
+    /// Returns the length of the common prefix with the name of a model's file, plus one if the names are
+    /// equal. Among several files, the one with the highest value is used, and among equals the smallest.
     pub fn likeness(&self, model_file_name: &str) -> usize {
         let name = model_file_name.to_ascii_lowercase();
         let stem = name.strip_suffix(".gguf").unwrap_or(&name);

@@ -1,20 +1,21 @@
-//! [`ReadAt`]: something that is read by position, and [`FileBytes`]: bytes of an open file that can be read for as long as they are
-//! wanted.
+//! [`ReadAt`]: a source that is read by position; and [`FileBytes`]: bytes of an open file that can be read
+//! at any later time.
 //!
-//! Separate from [`TensorBytes`](crate::TensorBytes), which borrows from what a model is loaded from: a table whose rows stay in the file
-//! outlives the load. Invariant: nothing outside a range is read.
+//! [`TensorBytes`](crate::TensorBytes) borrows from the source of a load, but a table whose rows stay in the
+//! file outlives the load. Invariant: nothing outside a range is read.
 
 use std::{fmt, io, sync::Arc};
 
-/// Something whose bytes can be read at any position, by several threads at once.
+/// A source of bytes that several threads can read at any position at once.
 pub trait ReadAt: Send + Sync {
     /// Fills `out` with the bytes from `offset` on.
     ///
     /// # Errors
-    /// [`io::ErrorKind::UnexpectedEof`] where there are not enough bytes, or what the system says.
+    /// [`io::ErrorKind::UnexpectedEof`] if there are not enough bytes, or the system's error.
     fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 
-    /// The `len` bytes from `start` on, to be read later from the same file; `None` where they are no bytes of an open file as they are.
+    /// Returns the `len` bytes from `start` on, to be read later from the same file; `None` if they are not
+    /// unmodified bytes of an open file.
     fn keep(&self, start: u64, len: usize) -> Option<FileBytes> {
         let _ = (start, len);
         None
@@ -32,16 +33,16 @@ impl ReadAt for &[u8] {
     }
 }
 
-/// A file that stays open, and can tell that it was changed.
+/// A file that stays open, and can detect that it was changed.
 pub trait OpenFile: ReadAt {
-    /// Checks that the file is the one that was opened: as long, and last written at the same time.
+    /// Checks that the file has not changed since it was opened: same length, same modification time.
     ///
     /// # Errors
-    /// The system's; [`io::ErrorKind::InvalidData`] for a file that was changed.
+    /// The system's error, or [`io::ErrorKind::InvalidData`] for a changed file.
     fn check_unchanged(&self) -> io::Result<()>;
 }
 
-/// A range of a file, which stays open.
+/// A range of an open file.
 #[derive(Clone)]
 pub struct FileBytes {
     file: Arc<dyn OpenFile>,
@@ -50,17 +51,17 @@ pub struct FileBytes {
 }
 
 impl FileBytes {
-    /// The `len` bytes of a file from `start` on.
+    /// Returns the `len` bytes of a file from `start` on.
     pub fn new(file: Arc<dyn OpenFile>, start: u64, len: usize) -> Self {
         Self { file, start, len }
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -68,7 +69,8 @@ impl FileBytes {
     /// Fills `out` with the bytes from `offset` on.
     ///
     /// # Errors
-    /// The system's, which names the file; [`io::ErrorKind::UnexpectedEof`] beyond the range, or where the file has become shorter.
+    /// The system's error, which names the file; [`io::ErrorKind::UnexpectedEof`] beyond the range, or if the
+    /// file has become shorter.
     pub fn read_into(&self, offset: usize, out: &mut [u8]) -> io::Result<()> {
         if offset.checked_add(out.len()).is_none_or(|end| end > self.len) {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -77,10 +79,10 @@ impl FileBytes {
             .read_exact_at(self.start.saturating_add(offset as u64), out)
     }
 
-    /// Checks that the file is the one that was opened: as long, and last written at the same time.
+    /// Checks that the file has not changed since it was opened: same length, same modification time.
     ///
     /// # Errors
-    /// The system's; [`io::ErrorKind::InvalidData`] for a file that was changed.
+    /// The system's error, or [`io::ErrorKind::InvalidData`] for a changed file.
     pub fn check_unchanged(&self) -> io::Result<()> {
         self.file.check_unchanged()
     }

@@ -1,8 +1,8 @@
 //! [`RegularFile`]: a file that is read by position.
 //!
-//! Separate because headers, tensors and a model's JSON files are all opened this way. Invariants: nothing but a regular
-//! file is opened, so that no read waits for another program or never ends; a file that became shorter is an
-//! error that says so.
+//! Headers, tensors and a model's JSON files are all opened this way. Invariants: only regular files are
+//! opened, so that no read blocks on another program or never ends; a file that became shorter is an error
+//! that says so.
 
 use std::{
     fs::{self, File},
@@ -14,13 +14,13 @@ use std::{
 
 use crate::{FileBytes, OpenFile, ReadAt};
 
-/// An open regular file, with the length and the time of the last change that it had when it was opened.
+/// An open regular file, with its length and modification time at opening.
 #[derive(Debug)]
 pub struct RegularFile {
     file: File,
     path: PathBuf,
     n_bytes: u64,
-    /// `None` where the system does not say.
+    /// The modification time; `None` if the system does not report it.
     modified: Option<SystemTime>,
 }
 
@@ -28,7 +28,7 @@ impl RegularFile {
     /// Opens a file for reading.
     ///
     /// # Errors
-    /// The system's; [`io::ErrorKind::InvalidInput`] for a pipe, a device, a socket or a folder.
+    /// The system's error, or [`io::ErrorKind::InvalidInput`] for a pipe, a device, a socket or a folder.
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
         // Checked before the file is opened: opening a pipe waits for its other end.
@@ -36,7 +36,7 @@ impl RegularFile {
         Self::of(File::open(path)?, path)
     }
 
-    /// Takes a file that was opened at `path`.
+    /// Wraps a file that was opened at `path`.
     pub(crate) fn of(file: File, path: &Path) -> io::Result<Self> {
         let metadata = file.metadata()?;
         check_regular(&metadata)?;
@@ -56,10 +56,10 @@ impl RegularFile {
         Self::open(path)?.read_whole(max_bytes)
     }
 
-    /// Reads all of it, at most `max_bytes` bytes.
+    /// Reads the whole file, at most `max_bytes` bytes.
     ///
     /// # Errors
-    /// The system's, and [`io::ErrorKind::FileTooLarge`] for a longer file.
+    /// The system's error, or [`io::ErrorKind::FileTooLarge`] for a longer file.
     pub fn read_whole(&self, max_bytes: usize) -> io::Result<Vec<u8>> {
         let n_bytes = usize::try_from(self.n_bytes)
             .ok()
@@ -75,8 +75,8 @@ impl RegularFile {
 
     /// Reads a file of a model's folder, whose text a program may show.
     ///
-    /// A folder that was downloaded may hold links to anything. A link is followed inside the folder only, and from a
-    /// snapshot of Hugging Face's cache (`snapshots/NAME`) to its `blobs`, where the files of a snapshot lie.
+    /// A downloaded folder may contain links to anything. A link is followed only inside the folder or, from
+    /// a snapshot of Hugging Face's cache (`snapshots/NAME`), to its `blobs`, which hold a snapshot's files.
     ///
     /// # Errors
     /// As [`Self::read`], and [`io::ErrorKind::InvalidInput`] for a link out of the folder.
@@ -96,22 +96,22 @@ impl RegularFile {
         Err(io::Error::new(io::ErrorKind::InvalidInput, reason))
     }
 
-    /// The file itself, to be read from its start.
+    /// Returns the file itself, to be read from its start.
     pub fn into_file(self) -> File {
         self.file
     }
 
-    /// Its path, as it was opened.
+    /// Returns the path at which it was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The length it had when it was opened.
+    /// Returns its length at opening.
     pub fn n_bytes(&self) -> u64 {
         self.n_bytes
     }
 
-    /// The open file.
+    /// Returns the open file.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }

@@ -1,7 +1,7 @@
-//! Models split over several files: which file is which part, and what the others are called.
+//! Models split over several files: the part number of a file, and the names of the others.
 //!
-//! Apart from [`GgufFile`](crate::GgufFile) because it is about names and counts only. Invariant: a part's number comes
-//! from its metadata and must agree with its name, so that a renamed file is noticed.
+//! This is about names and counts only. Invariant: a part's number comes from its metadata and must agree
+//! with its name, so that a renamed file is noticed.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ pub(crate) const NO_KEY: &str = "split.no";
 pub(crate) const COUNT_KEY: &str = "split.count";
 pub(crate) const TENSORS_COUNT_KEY: &str = "split.tensors.count";
 
-/// Which part of a split model a file is.
+/// The position of a file in a split model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     /// Its number, from 0.
@@ -21,7 +21,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Reads which part a file is; `None` for a file that is a whole model.
+    /// Reads a file's position in a split model; `None` for an unsplit model.
     pub(crate) fn of(metadata: &Metadata) -> Result<Option<Self>, GgufError> {
         let count = metadata.opt_u32(COUNT_KEY)?.unwrap_or(1) as usize;
         if count <= 1 {
@@ -38,7 +38,7 @@ impl Part {
         Ok(Some(Self { no, count }))
     }
 
-    /// The path of part `no`, given that of this part.
+    /// Returns the path of part `no`, given that of this part.
     pub(crate) fn sibling(self, path: &Path, no: usize) -> Result<PathBuf, GgufError> {
         let suffix = suffix(self.no, self.count);
         let stem = path
@@ -60,7 +60,8 @@ fn suffix(no: usize, count: usize) -> String {
     format!("-{:05}-of-{count:05}.gguf", no + 1)
 }
 
-/// The name of a model, the number of a part of it, from 1, and how many there are, of a name like `m-00001-of-00003`; `None` for other names.
+/// Splits a name like `m-00001-of-00003` into the model's name, the part number from 1, and the number of
+/// parts; `None` for other names.
 pub fn part_of_name(stem: &str) -> Option<(&str, u32, u32)> {
     let number = |text: &str| {
         let is_number = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! [`Storage`]: what holds the bytes of one file: the file itself, a map of it, or memory. The map's unsafe code stands
+//! [`Storage`]: the bytes of one file: the file itself, a map of it, or memory. The unsafe code for maps is
 //! here and nowhere else.
 
 #![expect(
@@ -12,10 +12,10 @@ use memmap2::Mmap;
 
 use crate::{RegularFile, TensorBytes};
 
-/// What holds the bytes of one file.
+/// The bytes of one file.
 #[derive(Debug)]
 pub(crate) enum Storage {
-    /// The file, read when its bytes are asked for.
+    /// The file, read on access.
     File(Arc<RegularFile>),
     /// A read-only map of a file.
     Map(Mmap),
@@ -29,12 +29,12 @@ impl Storage {
     /// # Safety
     /// As [`GgufFile::map`](crate::GgufFile::map): no process shortens or writes the file while it is mapped.
     pub(crate) unsafe fn map(file: &RegularFile) -> io::Result<Self> {
-        // SAFETY: the map is read-only, and the caller keeps others from changing the file.
+        // SAFETY: the map is read-only, and the caller guarantees that no process changes the file.
         let map = unsafe { Mmap::map(file.file())? };
         Ok(Self::Map(map))
     }
 
-    /// The path of a file that is read.
+    /// Returns the path of a file that is read.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
             Self::File(file) => Some(file.path()),
@@ -42,7 +42,7 @@ impl Storage {
         }
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     pub(crate) fn n_bytes(&self) -> u64 {
         match self {
             Self::File(file) => file.n_bytes(),
@@ -51,7 +51,7 @@ impl Storage {
         }
     }
 
-    /// The bytes of a tensor, which were checked to be there.
+    /// Returns the bytes of a tensor, which were checked to exist.
     pub(crate) fn tensor(&self, start: u64, len: usize) -> TensorBytes<'_> {
         let bytes: &[u8] = match self {
             Self::File(file) => return TensorBytes::in_file(file, start, len),

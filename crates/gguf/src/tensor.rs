@@ -1,17 +1,17 @@
-//! [`TensorInfo`] and [`TensorView`]: what a file says about a tensor, and its bytes.
+//! [`TensorInfo`] and [`TensorView`]: the description of a tensor, and its bytes.
 //!
-//! Here is also the one place that turns a type and dimensions into a size, for reader and writer alike. Invariant: a
-//! [`TensorInfo`] has one to four dimensions, none of them zero, whole blocks in each row, and a size that was computed
-//! without overflow.
+//! This is also the only place that computes a size from a type and dimensions, for reader and writer alike.
+//! Invariant: a [`TensorInfo`] has one to four dimensions, none of them zero, whole blocks in each row, and a
+//! size that was computed without overflow.
 
 use crate::{GgufError, TensorBytes, TensorType};
 
-/// Most dimensions a tensor may have.
+/// Maximum number of dimensions of a tensor.
 pub(crate) const MAX_DIMS: usize = 4;
 /// Longest tensor name the format allows.
 const MAX_NAME_BYTES: usize = 64;
 
-/// What a file says about one tensor.
+/// The description of one tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TensorInfo {
@@ -21,25 +21,25 @@ pub struct TensorInfo {
     pub ty: TensorType,
     /// Its dimensions, the contiguous one first: a matrix of `n_rows` rows is `[row_len, n_rows]`.
     pub dims: Vec<usize>,
-    /// Where its bytes start in the data section of its part.
+    /// Offset of its bytes in the data section of its part.
     pub offset: u64,
-    /// How many bytes it takes.
+    /// Number of bytes.
     pub n_bytes: usize,
-    /// Which part of a split model holds it, from 0.
+    /// Index of the part that holds it in a split model, from 0.
     pub part: usize,
 }
 
 /// A tensor's description together with its bytes, which may still be in the file.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
-    /// What the file says about it.
+    /// The description in the file.
     pub info: &'a TensorInfo,
     /// Its bytes, `info.n_bytes` of them.
     pub bytes: TensorBytes<'a>,
 }
 
 impl TensorInfo {
-    /// Describes a tensor of the first part, after checking it.
+    /// Creates the description of a tensor of the first part, after checking it.
     ///
     /// `index` is its position in the file, for messages.
     pub(crate) fn new(
@@ -94,17 +94,17 @@ impl TensorInfo {
         })
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn n_elements(&self) -> usize {
         self.dims.iter().product()
     }
 
-    /// Elements in a row: the first dimension.
+    /// Returns the number of elements in a row: the first dimension.
     pub fn row_len(&self) -> usize {
         self.dims[0]
     }
 
-    /// Number of rows: the product of the other dimensions.
+    /// Returns the number of rows: the product of the other dimensions.
     pub fn n_rows(&self) -> usize {
         self.dims[1..].iter().product()
     }

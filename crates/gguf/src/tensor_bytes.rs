@@ -1,13 +1,13 @@
-//! [`TensorBytes`]: the bytes of one tensor, read piece by piece from whatever holds them.
+//! [`TensorBytes`]: the bytes of one tensor, read piece by piece from any source.
 //!
-//! Separate from files so that weights in memory, GGUF files and safetensors folders load alike. Invariants: a read takes
-//! `&self`, so several threads may read one tensor at once; nothing outside the tensor is read.
+//! Weights in memory, GGUF files and safetensors folders load alike. Invariants: a read takes `&self`, so
+//! several threads may read one tensor at once; nothing outside the tensor is read.
 
 use std::{fmt, io, ops::Range};
 
 use crate::{FileBytes, ReadAt};
 
-/// The bytes of one tensor: in memory, or in a file that is read when they are asked for.
+/// The bytes of one tensor: in memory, or in a file that is read on access.
 #[derive(Clone, Copy)]
 pub struct TensorBytes<'a>(Place<'a>);
 
@@ -22,12 +22,12 @@ enum Place<'a> {
 }
 
 impl<'a> TensorBytes<'a> {
-    /// The `len` bytes of `source` from `start` on.
+    /// Returns the `len` bytes of `source` from `start` on.
     pub fn in_file(source: &'a dyn ReadAt, start: u64, len: usize) -> Self {
         Self(Place::File { source, start, len })
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         match self.0 {
             Place::Memory(bytes) => bytes.len(),
@@ -35,15 +35,15 @@ impl<'a> TensorBytes<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A part of the bytes, such as some rows of a matrix.
+    /// Returns a part of the bytes, such as some rows of a matrix.
     ///
     /// # Panics
-    /// Where the range is not inside the tensor.
+    /// If the range is not inside the tensor.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
         assert!(
@@ -59,7 +59,7 @@ impl<'a> TensorBytes<'a> {
         }
     }
 
-    /// All bytes, where they lie in memory: those of a mapped file and of a model in memory do.
+    /// Returns all bytes if they are in memory, as for a mapped file or a model in memory.
     pub fn as_slice(&self) -> Option<&'a [u8]> {
         match self.0 {
             Place::Memory(bytes) => Some(bytes),
@@ -67,7 +67,7 @@ impl<'a> TensorBytes<'a> {
         }
     }
 
-    /// The same bytes, to be read later; `None` where they are no bytes of an open file as they are.
+    /// Returns the same bytes, to be read later; `None` if they are not unmodified bytes of an open file.
     pub fn keep(&self) -> Option<FileBytes> {
         match self.0 {
             Place::Memory(_) => None,
@@ -78,10 +78,10 @@ impl<'a> TensorBytes<'a> {
     /// Fills `out` with the bytes from `offset` on.
     ///
     /// # Errors
-    /// The source's; the message names its file.
+    /// The source's error; the message names its file.
     ///
     /// # Panics
-    /// Where the tensor has fewer bytes.
+    /// If the tensor has fewer bytes.
     pub fn read_into(&self, offset: usize, out: &mut [u8]) -> io::Result<()> {
         assert!(
             offset.checked_add(out.len()).is_some_and(|end| end <= self.len()),
@@ -96,8 +96,8 @@ impl<'a> TensorBytes<'a> {
         Ok(())
     }
 
-    /// Gives some of the bytes: those in memory where they lie, others after reading them into `buffer`, which grows where
-    /// it is too short and can be used again.
+    /// Returns some of the bytes: a reference if they are in memory, otherwise read into `buffer`, which
+    /// grows if it is too short and can be reused.
     ///
     /// # Errors
     /// As [`Self::read_into`].

@@ -1,11 +1,11 @@
 //! [`TensorType`]: every element type a GGUF tensor may have, with its block layout.
 //!
-//! One table, because a file that holds a type that no backend computes must still open and list. Invariant: the ids and
-//! sizes are those of the format; how a block is decoded is not known here.
+//! One table, because a file with a type that no backend computes must still open and list. Invariant: the
+//! ids and sizes are those of the format; decoding a block is not part of this crate.
 
 use std::fmt;
 
-/// Writes the enum and its lookups from one table, so that a type is one row.
+/// Defines the enum and its lookups from one table, so that a type is one row.
 macro_rules! tensor_types {
     ($($(#[$doc:meta])* $name:ident = $id:literal: $block_len:literal elements in $block_bytes:literal bytes;)*) => {
         /// The element type of a tensor: its GGUF id, its name and the layout of its blocks.
@@ -24,7 +24,7 @@ macro_rules! tensor_types {
             /// Every type, by ascending id.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// Finds the type that a file means by `id`; `None` for ids that are unknown or were removed.
+            /// Returns the type with this id; `None` for ids that are unknown or were removed.
             pub const fn from_id(id: u32) -> Option<Self> {
                 match id {
                     $($id => Some(Self::$name),)*
@@ -32,21 +32,21 @@ macro_rules! tensor_types {
                 }
             }
 
-            /// The name of the format, such as `Q4_K`.
+            /// Returns its name in the format, such as `Q4_K`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => stringify!($name),)*
                 }
             }
 
-            /// Elements in one block.
+            /// Returns the number of elements in one block.
             pub const fn block_len(self) -> usize {
                 match self {
                     $(Self::$name => $block_len,)*
                 }
             }
 
-            /// Bytes of one block.
+            /// Returns the number of bytes of one block.
             pub const fn block_bytes(self) -> usize {
                 match self {
                     $(Self::$name => $block_bytes,)*
@@ -129,7 +129,7 @@ tensor_types! {
     Q2_0 = 42: 64 elements in 18 bytes;
 }
 
-/// Ids that files once used and no reader supports any longer.
+/// Ids that files once used and no reader supports any more.
 const REMOVED: [(u32, &str); 8] = [
     (4, "Q4_2"),
     (5, "Q4_3"),
@@ -142,12 +142,12 @@ const REMOVED: [(u32, &str); 8] = [
 ];
 
 impl TensorType {
-    /// The id that files store.
+    /// Returns the id that files store.
     pub const fn id(self) -> u32 {
         self as u32
     }
 
-    /// Finds a type by its name, in upper or lower case.
+    /// Returns the type with this name, in upper or lower case.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL
             .iter()
@@ -155,7 +155,8 @@ impl TensorType {
             .find(|ty| ty.name().eq_ignore_ascii_case(name))
     }
 
-    /// Bytes of `n_elements` consecutive elements; `None` when they are not whole blocks or too many to count.
+    /// Returns the bytes of `n_elements` consecutive elements; `None` if they are not whole blocks or too
+    /// many to count.
     pub const fn row_bytes(self, n_elements: usize) -> Option<usize> {
         if !n_elements.is_multiple_of(self.block_len()) {
             return None;
@@ -163,7 +164,7 @@ impl TensorType {
         (n_elements / self.block_len()).checked_mul(self.block_bytes())
     }
 
-    /// The name that a removed id had; `None` for ids in use and ids never given.
+    /// Returns the former name of a removed id; `None` for ids in use and ids never assigned.
     pub(crate) fn removed_name(id: u32) -> Option<&'static str> {
         REMOVED
             .iter()

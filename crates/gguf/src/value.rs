@@ -1,11 +1,11 @@
-//! [`Value`]: one metadata value of any type the format knows.
+//! [`Value`]: one metadata value of any type that the format defines.
 //!
-//! Apart from the parser, because the writer makes the same values. Invariant: an array holds elements of one type
-//! and never arrays; numbers are stored in the width the file gave them, so that a file round-trips.
+//! The parser and the writer share it. Invariant: an array holds elements of one type and never arrays;
+//! numbers are stored in the width of the file, so that a file round-trips.
 
 use std::fmt;
 
-/// Writes the value enums and their conversions from one table of number types.
+/// Defines the value enums and their conversions from one table of number types.
 macro_rules! values {
     ($($name:ident($ty:ty) = $id:literal, $text:literal;)*) => {
         /// A metadata value.
@@ -41,7 +41,7 @@ macro_rules! values {
         }
 
         impl ValueType {
-            /// Finds the type that a file means by `id`.
+            /// Returns the type with this id.
             pub const fn from_id(id: u32) -> Option<Self> {
                 match id {
                     $($id => Some(Self::$name),)*
@@ -51,7 +51,7 @@ macro_rules! values {
                 }
             }
 
-            /// The name of the type, such as `u32`.
+            /// Returns the name of the type, such as `u32`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)*
@@ -62,7 +62,7 @@ macro_rules! values {
         }
 
         impl Value {
-            /// The type of this value.
+            /// Returns the type of this value.
             pub const fn value_type(&self) -> ValueType {
                 match self {
                     $(Self::$name(_) => ValueType::$name,)*
@@ -73,7 +73,7 @@ macro_rules! values {
         }
 
         impl Array {
-            /// The type of the elements.
+            /// Returns the type of the elements.
             pub const fn element_type(&self) -> ValueType {
                 match self {
                     $(Self::$name(_) => ValueType::$name,)*
@@ -81,7 +81,7 @@ macro_rules! values {
                 }
             }
 
-            /// Number of elements.
+            /// Returns the number of elements.
             pub fn len(&self) -> usize {
                 match self {
                     $(Self::$name(elements) => elements.len(),)*
@@ -121,7 +121,7 @@ values! {
 }
 
 impl ValueType {
-    /// The id that files store.
+    /// Returns the id that files store.
     pub const fn id(self) -> u32 {
         self as u32
     }
@@ -134,7 +134,7 @@ impl fmt::Display for ValueType {
 }
 
 impl Value {
-    /// This value as an integer, whatever its width; `None` for what is not an integer.
+    /// Returns this value as an integer of any width; `None` if it is not an integer.
     pub(crate) fn as_integer(&self) -> Option<i128> {
         Some(match *self {
             Self::U8(value) => value.into(),
@@ -149,7 +149,7 @@ impl Value {
         })
     }
 
-    /// Names this value's type for an error message, arrays with that of their elements.
+    /// Describes this value's type for an error message; arrays include the type of their elements.
     pub(crate) fn describe_type(&self) -> String {
         match self {
             Self::Array(array) => format!("array of {}", array.element_type()),
@@ -159,7 +159,7 @@ impl Value {
 }
 
 impl Array {
-    /// Whether the array has no element.
+    /// Returns whether the array has no element.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -193,12 +193,12 @@ impl From<Array> for Value {
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct StringArray {
     text: String,
-    /// Where each string ends in `text`.
+    /// End of each string in `text`.
     ends: Vec<usize>,
 }
 
 impl StringArray {
-    /// Makes an empty array.
+    /// Creates an empty array.
     pub fn new() -> Self {
         Self::default()
     }
@@ -209,29 +209,29 @@ impl StringArray {
         self.ends.push(self.text.len());
     }
 
-    /// Number of strings.
+    /// Returns the number of strings.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is no string.
+    /// Returns whether there is no string.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// The string at `index`.
+    /// Returns the string at `index`.
     pub fn get(&self, index: usize) -> Option<&str> {
         let end = *self.ends.get(index)?;
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
         Some(&self.text[start..end])
     }
 
-    /// The strings in order.
+    /// Returns the strings in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> + Clone {
         (0..self.len()).map(|index| self.get(index).expect("an index below the length"))
     }
 
-    /// Bytes of all strings together.
+    /// Returns the bytes of all strings together.
     pub fn total_bytes(&self) -> usize {
         self.text.len()
     }

@@ -1,8 +1,8 @@
-//! [`GgufWriter`]: makes GGUF files.
+//! [`GgufWriter`]: writes GGUF files.
 //!
-//! In two steps, because tensor data may be larger than memory: the writer collects metadata and tensor descriptions,
-//! then [`TensorDataWriter`] takes the bytes in the order announced. Invariant: what it writes, the reader accepts; the
-//! same checks run on both sides.
+//! It works in two steps, because tensor data may be larger than memory: the writer collects metadata and
+//! tensor descriptions, then [`TensorDataWriter`] takes the bytes in the same order. Invariant: the reader
+//! accepts everything that it writes; both sides run the same checks.
 
 use std::{collections::HashSet, io::Write};
 
@@ -47,15 +47,15 @@ impl GgufWriter {
         }
     }
 
-    /// The metadata, to add entries.
+    /// Returns the metadata, to add entries.
     pub fn metadata_mut(&mut self) -> &mut Metadata {
         &mut self.metadata
     }
 
-    /// Chooses the version of the format.
+    /// Sets the version of the format.
     ///
     /// # Errors
-    /// [`GgufError::UnsupportedVersion`] for other versions than 2 and 3.
+    /// [`GgufError::UnsupportedVersion`] for versions other than 2 and 3.
     pub fn set_version(&mut self, version: u32) -> Result<(), GgufError> {
         if !(2..=3).contains(&version) {
             return Err(GgufError::UnsupportedVersion { found: version });
@@ -64,10 +64,10 @@ impl GgufWriter {
         Ok(())
     }
 
-    /// Announces a tensor with its dimensions, the contiguous one first.
+    /// Adds a tensor with its dimensions, the contiguous one first.
     ///
     /// # Errors
-    /// The [`GgufError`] a reader would give for its name or dimensions.
+    /// The [`GgufError`] that a reader would return for its name or dimensions.
     pub fn add_tensor(&mut self, name: &str, ty: TensorType, dims: &[u64]) -> Result<(), GgufError> {
         let info = TensorInfo::new(self.tensors.len(), name, ty, dims, 0)?;
         if !self.names.insert(info.name.clone()) {
@@ -77,7 +77,7 @@ impl GgufWriter {
         Ok(())
     }
 
-    /// The tensors announced so far; their offsets are given when the header is written.
+    /// Returns the tensors added so far; their offsets are set when the header is written.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
@@ -85,7 +85,8 @@ impl GgufWriter {
     /// Writes the header to `out` and continues with the tensor data.
     ///
     /// # Errors
-    /// [`GgufError::Write`], [`GgufError::BadAlignment`], or [`GgufError::WrongType`] of `general.alignment`.
+    /// [`GgufError::Write`], [`GgufError::BadAlignment`], or [`GgufError::WrongType`] for
+    /// `general.alignment`.
     pub fn write_header<W: Write>(mut self, mut out: W) -> Result<TensorDataWriter<W>, GgufError> {
         let Layout {
             header, alignment, ..
@@ -101,7 +102,7 @@ impl GgufWriter {
         })
     }
 
-    /// Bytes of the whole file: its header, its tensors and what lies between them.
+    /// Returns the bytes of the whole file: its header, its tensors and the padding between them.
     ///
     /// # Errors
     /// As [`Self::write_header`].
@@ -110,7 +111,7 @@ impl GgufWriter {
         Ok((layout.header.len() as u64).saturating_add(layout.n_data_bytes))
     }
 
-    /// Gives the tensors their places.
+    /// Assigns offsets to the tensors.
     fn lay_out(&mut self) -> Result<Layout, GgufError> {
         let alignment = alignment_of(&self.metadata)? as usize;
         let mut offset = 0_u64;
@@ -153,37 +154,38 @@ impl GgufWriter {
     }
 }
 
-/// Where everything of a file lies.
+/// The layout of a file.
 struct Layout {
     header: Vec<u8>,
     alignment: usize,
-    /// Bytes behind the header.
+    /// Number of bytes after the header.
     n_data_bytes: u64,
 }
 
-/// Takes the tensor data of a file, tensor after tensor in the order announced.
+/// Writes the tensor data of a file, tensor after tensor in the order in which they were added.
 #[derive(Debug)]
 pub struct TensorDataWriter<W> {
     out: W,
     tensors: Vec<TensorInfo>,
     alignment: usize,
-    /// The tensor that is due.
+    /// Index of the current tensor.
     tensor_idx: usize,
-    /// Bytes of it that were written.
+    /// Number of its bytes written.
     n_written: usize,
 }
 
 impl<W: Write> TensorDataWriter<W> {
-    /// The tensor whose bytes are due; `None` after the last.
+    /// Returns the tensor whose bytes come next; `None` after the last.
     pub fn due(&self) -> Option<&TensorInfo> {
         self.tensors.get(self.tensor_idx)
     }
 
-    /// Appends bytes to the tensor that is due, all of them or a piece; a full tensor is padded and the next is due.
+    /// Appends bytes to the current tensor, all of them or a piece; a complete tensor is padded and the next
+    /// becomes current.
     ///
     /// # Errors
-    /// [`GgufError::WrongTensorBytes`] when the bytes reach past its end, [`GgufError::NoTensorDue`] after the last,
-    /// [`GgufError::Write`].
+    /// [`GgufError::WrongTensorBytes`] if the bytes exceed its end, [`GgufError::NoTensorDue`] after the
+    /// last, [`GgufError::Write`].
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), GgufError> {
         let Some(tensor) = self.tensors.get(self.tensor_idx) else {
             return Err(GgufError::NoTensorDue { n_bytes: bytes.len() });
@@ -211,10 +213,10 @@ impl<W: Write> TensorDataWriter<W> {
         Ok(())
     }
 
-    /// Ends the file and gives the output back, flushed.
+    /// Ends the file and returns the output, flushed.
     ///
     /// # Errors
-    /// [`GgufError::WrongTensorBytes`] when a tensor is not complete, [`GgufError::Write`].
+    /// [`GgufError::WrongTensorBytes`] if a tensor is incomplete, [`GgufError::Write`].
     pub fn finish(mut self) -> Result<W, GgufError> {
         if let Some(tensor) = self.tensors.get(self.tensor_idx) {
             return Err(GgufError::WrongTensorBytes {

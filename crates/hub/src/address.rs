@@ -1,14 +1,15 @@
-//! [`shown`]: addresses as people see them.
+//! [`shown`]: addresses in the form in which they are shown to users.
 //!
-//! Separate because requests need all of an address. Invariant: neither a user nor a password that stands before its host is shown, nor
-//! what signs it behind a question mark.
+//! Requests need the complete address. Invariant: neither a user nor a password before the host is shown, nor
+//! the query, which may hold a signature.
 
-/// An address as messages have it.
+/// Returns an address for messages.
 pub(crate) fn shown(url: &str) -> String {
     without_user(without_query(url))
 }
 
-/// An endpoint as messages have it, also where it is no address: all up to its last `@` may be a password.
+/// Returns an endpoint for messages, even if it is not a valid address: everything up to its last `@` may be
+/// a password.
 pub(crate) fn without_user(url: &str) -> String {
     let (scheme, rest) = split_scheme(url);
     match rest.rsplit_once('@') {
@@ -17,12 +18,12 @@ pub(crate) fn without_user(url: &str) -> String {
     }
 }
 
-/// An address without what stands behind its question mark, which signs a redirect and is hundreds of characters long.
+/// Returns an address without its query. The query signs a redirect and is hundreds of characters long.
 pub(crate) fn without_query(url: &str) -> &str {
     url.split(['?', '#']).next().unwrap_or_default()
 }
 
-/// Scheme, user, host and port of an address.
+/// Returns the scheme, user, host and port of an address.
 pub(crate) fn origin(url: &str) -> Option<&str> {
     let start = url.find("://")? + "://".len();
     let end = url[start..]
@@ -31,13 +32,13 @@ pub(crate) fn origin(url: &str) -> Option<&str> {
     Some(&url[..end])
 }
 
-/// Host and port of an address.
+/// Returns the host and port of an address.
 pub(crate) fn host(url: &str) -> &str {
     let (_, rest) = split_scheme(origin(url).unwrap_or(url));
     rest.rsplit_once('@').map_or(rest, |(_, host)| host)
 }
 
-/// The scheme, with what separates it, and the rest.
+/// Splits off the scheme, with its separator.
 fn split_scheme(url: &str) -> (&str, &str) {
     url.split_at(url.find("://").map_or(0, |at| at + "://".len()))
 }

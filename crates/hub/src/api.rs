@@ -1,7 +1,7 @@
-//! [`Hub`]: what the Hub is asked, and what its refusals mean.
+//! [`Hub`]: the requests to the Hub, and the meaning of its refusals.
 //!
-//! Separate from the requests because statuses and headers have meanings of their own here. Invariant: what an answer says is checked
-//! before it names a file or a folder.
+//! Statuses and headers have specific meanings here. Invariant: an answer's contents are checked before they
+//! name a file or a folder.
 
 use std::{collections::BTreeSet, sync::atomic::AtomicBool};
 
@@ -14,7 +14,7 @@ use crate::{
     retry::{Attempts, Fault},
 };
 
-/// The longest list of files that is read. The largest repositories have lists of some megabytes.
+/// Largest list of files that is read, in bytes. The largest repositories have lists of some megabytes.
 const MAX_LIST_BYTES: u64 = 64 << 20;
 /// Largest list of similar names for a missing model, in bytes. The request asks for fifty.
 const MAX_NEAR_BYTES: u64 = 4 << 20;
@@ -23,7 +23,7 @@ const MAX_FILE_BYTES: u64 = 1 << 50;
 /// Number of tries of a request.
 const MAX_TRIES: u32 = 4;
 
-/// The Hub, asked about models.
+/// The Hub's interface for models.
 pub(crate) struct Hub<'a> {
     pub(crate) client: Client,
     settings: &'a HubSettings,
@@ -38,7 +38,7 @@ pub(crate) struct Listing {
     pub(crate) files: Vec<ListedFile>,
 }
 
-/// A file of a list; what the list says of it besides its path depends on the server.
+/// A file in a list; the fields besides its path depend on the server.
 #[derive(Debug, Clone)]
 pub(crate) struct ListedFile {
     pub(crate) path: String,
@@ -125,7 +125,7 @@ impl<'a> Hub<'a> {
         })
     }
 
-    /// The etag and the size of a file, from the endpoint itself.
+    /// Returns the etag and the size of a file, from the endpoint itself.
     pub(crate) fn head(
         &self,
         url: &str,
@@ -155,7 +155,7 @@ impl<'a> Hub<'a> {
         Ok((etag.to_owned(), n_bytes))
     }
 
-    /// A small file's text, in memory.
+    /// Downloads a small file into memory.
     pub(crate) fn read(&self, name: &ModelName, commit: &str, path: &str) -> Result<Vec<u8>, HubError> {
         self.get(&self.url_of(name, commit, path), name)
     }
@@ -169,7 +169,7 @@ impl<'a> Hub<'a> {
         )
     }
 
-    /// A small file, in memory.
+    /// Downloads an address into memory; the file must be small.
     pub(crate) fn get(&self, url: &str, name: &ModelName) -> Result<Vec<u8>, HubError> {
         self.attempts().run(|| {
             let reply = self.client.send(url, Ask::Whole)?;
@@ -189,7 +189,7 @@ impl<'a> Hub<'a> {
             .waiting_for_network(self.waits_for_network)
     }
 
-    /// Lets answers through and says what a refusal means.
+    /// Passes successful answers on and interprets refusals.
     pub(crate) fn judge(&self, reply: Reply, name: &ModelName) -> Result<Reply, Fault> {
         if reply.status < 400 {
             return Ok(reply);
@@ -235,7 +235,8 @@ impl<'a> Hub<'a> {
         Err(error.into())
     }
 
-    /// Repositories whose names are near a name that does not exist; none where the server does not search.
+    /// Returns repositories with names similar to one that does not exist; none if the server does not
+    /// search.
     fn near(&self, name: &ModelName) -> Vec<String> {
         const MAX_NEAR: usize = 3;
         let word = name
@@ -254,7 +255,7 @@ impl<'a> Hub<'a> {
             format!("author={}", encode(name.owner(), false)),
         ] {
             let url = format!("{}/api/models?{query}&limit=50", self.settings.endpoint);
-            // A suggestion is no work that must succeed.
+            // Suggestions are optional, so their failure is ignored.
             let list = (self.client.send(&url, Ask::Whole).ok())
                 .filter(|reply| reply.status == 200)
                 .and_then(|reply| reply.into_bytes(MAX_NEAR_BYTES).ok())
@@ -300,12 +301,12 @@ pub(crate) fn refusal(reply: &Reply) -> Fault {
     Fault::Again { error, after }
 }
 
-/// Whether a text is a commit, which names a folder.
+/// Returns whether a text is a commit, which names a folder.
 pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Whether an etag can name a file.
+/// Returns whether an etag can name a file.
 fn is_blob_name(etag: &str) -> bool {
     (1..=128).contains(&etag.len())
         && !etag.starts_with(['.', '-'])
@@ -320,7 +321,7 @@ fn listed(file: Sibling) -> Result<ListedFile, String> {
     if !is_relative_path(&path) {
         return Err(format!("it lists a file `{path}`, which leads out of the folder"));
     }
-    // A large file's etag is its SHA-256, any other's is what Git calls it.
+    // A large file's etag is its SHA-256, any other file's is its Git hash.
     let (etag, n_bytes) = match file.lfs {
         Some(large) => (large.sha256, large.size.or(file.size)),
         None => (file.blob_id, file.size),

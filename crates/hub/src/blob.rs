@@ -1,7 +1,8 @@
-//! [`download`]: one file of a repository, over several connections, into a blob of the cache.
+//! [`download`]: downloads one file of a repository, over several connections, into a blob of the cache.
 //!
-//! Separate from what a request consists of: here are the parts, the connections and the hash. Invariants: a blob has its name only
-//! when it is whole and its hash is as announced; what is hashed is what is on the disk, since no byte is written twice.
+//! This file has the parts, the connections and the hash; requests are elsewhere. Invariants: a blob gets its
+//! name only when it is complete and its hash matches; the hashed bytes are those on the disk, since no byte
+//! is written twice.
 
 use std::{
     io::Read as _,
@@ -24,15 +25,17 @@ use crate::{
     retry::{Attempts, Fault},
 };
 
-/// Bytes that are read from a connection at once.
+/// Number of bytes read from a connection at once.
 const BUFFER_BYTES: usize = 256 << 10;
-/// Bytes that count as progress, so that a server cannot keep a download alive byte by byte.
+/// Number of bytes that count as progress, so that a server cannot keep a download alive byte by byte.
 const PROGRESS_BYTES: u64 = 64 << 10;
 
-/// Downloads a file that is locked, and makes it the blob `target`. What is there of it at `incomplete` is kept.
+/// Downloads a file whose lock is held, and makes it the blob `target`. Bytes already at `incomplete` are
+/// kept.
 ///
 /// # Errors
-/// [`HubError::Changed`] and [`HubError::Damaged`] where nothing of it is kept; else what has arrived stays.
+/// [`HubError::Changed`] and [`HubError::Damaged`], after which nothing is kept; after other errors the
+/// received bytes stay.
 pub(crate) fn download(
     hub: &Hub<'_>,
     name: &ModelName,
@@ -77,15 +80,15 @@ struct Transfer<'a> {
     settings: &'a HubSettings,
     tally: &'a Tally<'a>,
     incomplete: &'a Incomplete,
-    /// Where redirects led, so that not every part asks the endpoint.
+    /// The target of redirects, so that not every part asks the endpoint.
     location: Mutex<Option<String>>,
-    /// The etag of the first answer, where the announced one is no hash.
+    /// The etag of the first answer, if the announced one is no hash.
     seen_etag: Mutex<Option<String>>,
-    /// Set where the download ends early.
+    /// Set when the download ends early.
     is_aborted: AtomicBool,
 }
 
-/// Parts from the first to the one before the second, which one connection downloads.
+/// A range of parts, the end excluded, for one connection.
 type Span = (usize, usize);
 
 impl Transfer<'_> {
@@ -95,7 +98,7 @@ impl Transfer<'_> {
         let next = AtomicUsize::new(0);
         let first_error = Mutex::new(None);
         let fail = |error: HubError| {
-            // The error first: what the others say when they are told to end is not the reason.
+            // Record the error first: errors of other connections, which are told to stop, are not the cause.
             lock(&first_error).get_or_insert(error);
             self.is_aborted.store(true, Ordering::Relaxed);
         };
@@ -130,8 +133,8 @@ impl Transfer<'_> {
         }
     }
 
-    /// What is to be downloaded: each missing part for itself, or, from a server that gives no parts, all from the first byte that is
-    /// missing.
+    /// Returns the ranges to download: each missing part separately or, from a server without range requests,
+    /// everything from the first missing byte on.
     fn spans(&self) -> Result<Vec<Span>, HubError> {
         let missing = self.incomplete.missing();
         let n_parts = self.incomplete.n_parts();
@@ -144,7 +147,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// Whether the server gives parts of the file.
+    /// Returns whether the server supports range requests for the file.
     fn gives_parts(&self) -> Result<bool, HubError> {
         self.attempts().run(|| {
             let reply = self.ask(Ask::Range(0, 1))?;
@@ -156,7 +159,7 @@ impl Transfer<'_> {
         Attempts::new(self.settings.retry_pause, self.tally.observer, &self.is_aborted)
     }
 
-    /// Downloads parts, and continues after each interruption where it came.
+    /// Downloads parts, continuing after each interruption.
     fn fetch(&self, (first, end_part): Span) -> Result<(), HubError> {
         let mut at = self.incomplete.next_of(first);
         let end = self.incomplete.end_of(end_part - 1);
@@ -175,7 +178,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// Receives bytes of one answer, from `at` to `end`.
+    /// Receives the bytes of one answer, from `at` to `end`.
     fn receive(&self, at: &mut u64, end: u64) -> Result<(), Fault> {
         let is_whole = *at == 0 && end == self.file.n_bytes;
         let reply = self.ask(if is_whole {
@@ -192,7 +195,7 @@ impl Transfer<'_> {
         let mut buffer = vec![0; BUFFER_BYTES];
         while *at < end {
             if self.is_aborted.load(Ordering::Relaxed) {
-                // What the others failed at is the error that is told.
+                // The first error of the other connections is reported.
                 return Err(early_end(&url));
             }
             if self.tally.observer.is_cancelled() {
@@ -214,7 +217,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// Asks for bytes of the file, where an earlier answer came from if that still answers.
+    /// Requests bytes of the file, from the earlier redirect target if that still answers.
     fn ask(&self, ask: Ask) -> Result<Reply, Fault> {
         let known = lock(&self.location).clone();
         let url = known.as_deref().unwrap_or(&self.file.url);
@@ -225,7 +228,8 @@ impl Transfer<'_> {
             .and_then(|reply| match reply.status {
                 200 | 206 => Ok(reply),
                 416 => Err(self.changed().into()),
-                // What a redirect leads to knows nothing of the repository. A signed address ends after some time.
+                // The target of a redirect does not know the repository. A signed address expires after some
+                // time.
                 401 | 403 | 404 | 410 if known.is_some() => Err(Fault::again(HubError::Refused {
                     status: reply.status,
                     reason: String::new(),
@@ -235,7 +239,7 @@ impl Transfer<'_> {
                 400.. => {
                     let plain = refusal(&reply);
                     match self.hub.judge(reply, self.name) {
-                        // The repository is there, since its list came.
+                        // The repository exists, since its list was received.
                         Err(Fault::Final(HubError::NotFound { .. })) | Ok(_) => Err(plain),
                         Err(fault) => Err(fault),
                     }
@@ -256,14 +260,14 @@ impl Transfer<'_> {
         }
     }
 
-    /// Checks that an answer is about the file that was announced, and gives the place of its first byte.
+    /// Checks that an answer belongs to the announced file, and returns the offset of its first byte.
     fn first_byte(&self, reply: &Reply) -> Result<u64, Fault> {
         let is_direct = reply.url == self.file.url;
         let announced = reply
             .linked_etag
             .as_deref()
             .or(if is_direct { reply.etag() } else { None });
-        // Some servers have etags of another kind than the hash that is known; that one decides at the end.
+        // Some servers have etags of another kind than the known hash; that hash decides at the end.
         let is_same_kind = |etag: &str| etag.len() == self.file.etag.len() || !is_hash(&self.file.etag);
         let is_other = |etag: &str| etag != self.file.etag && is_same_kind(etag);
         if announced.is_some_and(is_other) || !self.is_etag_the_same(reply) {
@@ -284,7 +288,7 @@ impl Transfer<'_> {
         Ok(first)
     }
 
-    /// Whether an etag of a server that announces no hash stays the same.
+    /// Returns whether the etag stays the same, for a server that announces no hash.
     fn is_etag_the_same(&self, reply: &Reply) -> bool {
         let Some(etag) = (reply.header("etag").map(plain_etag)).filter(|_| !is_hash(&self.file.etag)) else {
             return true;
@@ -298,7 +302,8 @@ impl Transfer<'_> {
         }
     }
 
-    /// Hashes the file from its beginning as its parts arrive; `None` where it has no hash or does not become whole.
+    /// Hashes the file from its beginning as its parts arrive; `None` if it has no hash or does not become
+    /// complete.
     fn hash(&self) -> Result<Option<String>, HubError> {
         let mut digest = Digest::of_etag(&self.file.etag, self.file.n_bytes);
         let mut buffer = vec![0; BUFFER_BYTES];
@@ -321,7 +326,7 @@ impl Transfer<'_> {
     }
 }
 
-/// Whether an etag is the hash of its file.
+/// Returns whether an etag is the hash of its file.
 fn is_hash(etag: &str) -> bool {
     !matches!(Digest::of_etag(etag, 0), Digest::Unknown)
 }

@@ -1,7 +1,7 @@
 //! [`Cache`]: the folders of `huggingface_hub`'s cache.
 //!
-//! Separate because other programs read and write the same folders. Invariant: names, links, references and locks are as
-//! `huggingface_hub` makes them.
+//! Other programs read and write the same folders. Invariant: names, links, references and locks follow
+//! `huggingface_hub`.
 //!
 //! ```text
 //! models--OWNER--REPOSITORY/blobs/ETAG                  a file's bytes
@@ -26,10 +26,10 @@ use tokenmill_gguf::free_bytes;
 
 use crate::{HubError, ModelName, PullEvent, PullObserver, api::is_commit, model_type::GgufName};
 
-/// What follows the etag in the name of a blob that this program has not whole yet.
+/// Suffix after the etag in the name of a blob that this program has not completed yet.
 const OWN_INCOMPLETE: &str = ".tokenmill.incomplete";
 
-/// What tells programs for backups that a folder can be had again.
+/// Contents of the tag that marks the folder as a cache for backup programs.
 const TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of models.\n";
 
 /// The folders of one repository in the cache.
@@ -45,12 +45,12 @@ pub(crate) struct Entry {
     /// Its path in the snapshot, with slashes.
     pub(crate) path: String,
     pub(crate) n_bytes: u64,
-    /// The link, or the file itself where the system has no links.
+    /// Path of the link, or of the file itself on systems without links.
     pub(crate) pointer: PathBuf,
 }
 
 impl Entry {
-    /// Whether its name is that of a GGUF file.
+    /// Returns whether it has the name of a GGUF file.
     pub(crate) fn is_gguf(&self) -> bool {
         GgufName::of(&self.path).is_some()
     }
@@ -64,12 +64,12 @@ impl Cache {
         }
     }
 
-    /// The repository's folder.
+    /// Returns the repository's folder.
     pub(crate) fn folder(&self) -> PathBuf {
         self.root.join(&self.folder_name)
     }
 
-    /// The folder of the files' bytes.
+    /// Returns the folder of the files' bytes.
     pub(crate) fn blobs(&self) -> PathBuf {
         self.folder().join("blobs")
     }
@@ -78,12 +78,13 @@ impl Cache {
         self.blobs().join(etag)
     }
 
-    /// Where a blob is written until it is whole. Other programs have names of their own for theirs, and continue none of ours.
+    /// Returns the path of a blob until it is complete. Other programs use other names, and do not continue
+    /// this program's downloads.
     pub(crate) fn incomplete(&self, etag: &str) -> PathBuf {
         self.blobs().join(format!("{etag}{OWN_INCOMPLETE}"))
     }
 
-    /// The etag of a blob that this program has not whole yet, by the name of its file.
+    /// Returns the etag of an incomplete blob of this program, from its file name.
     pub(crate) fn etag_of_incomplete(path: &Path) -> Option<&str> {
         path.file_name()?.to_str()?.strip_suffix(OWN_INCOMPLETE)
     }
@@ -92,19 +93,19 @@ impl Cache {
         self.folder().join("snapshots").join(commit)
     }
 
-    /// The folder of the repository's locks.
+    /// Returns the folder of the repository's locks.
     pub(crate) fn locks(&self) -> PathBuf {
         self.root.join(".locks").join(&self.folder_name)
     }
 
-    /// Makes the folders that a download writes to.
+    /// Creates the folders that a download writes to.
     pub(crate) fn prepare(&self) -> Result<(), HubError> {
         for folder in [self.blobs(), self.locks()] {
             fs::create_dir_all(&folder).map_err(HubError::file("write", folder))?;
         }
         let tag = self.root.join("CACHEDIR.TAG");
         if !tag.exists() {
-            // Without it the cache works all the same.
+            // The cache also works without it.
             let _unwritten = fs::write(&tag, TAG);
         }
         Ok(())
@@ -114,7 +115,7 @@ impl Cache {
         (self.folder().join(".tokenmill")).join(format!("{commit}.mmproj"))
     }
 
-    /// Notes which encoder of images the repository has at a commit, so that this is known without a server.
+    /// Records the path of the repository's image encoder at a commit, so that it is known without a server.
     pub(crate) fn note_projector(&self, commit: &str, path: Option<&str>) -> Result<(), HubError> {
         let note = self.projector_note(commit);
         let folder = note.parent().expect("a note lies in a folder");
@@ -125,13 +126,13 @@ impl Cache {
             .map_err(HubError::file("write", &note))
     }
 
-    /// Which encoder of images the repository has at a commit, as its path, which is empty where it has none; `None` where that was never
-    /// noted.
+    /// Returns the recorded path of the repository's image encoder at a commit, empty if it has none; `None`
+    /// if nothing was recorded.
     pub(crate) fn noted_projector(&self, commit: &str) -> Option<String> {
         fs::read_to_string(self.projector_note(commit)).ok()
     }
 
-    /// Forgets what was noted of a commit that is gone.
+    /// Removes the record for a deleted commit.
     pub(crate) fn forget_projector(&self, commit: &str) -> Result<(), HubError> {
         let note = self.projector_note(commit);
         match fs::remove_file(&note) {
@@ -150,7 +151,7 @@ impl Cache {
     /// Links a file of a snapshot to its blob.
     pub(crate) fn link(&self, commit: &str, path: &str, etag: &str) -> Result<(), HubError> {
         let pointer = self.snapshot(commit).join(path);
-        // Where there are no links, the file itself lies in the snapshot, and no blob is left to link to.
+        // On systems without links, the file itself is in the snapshot, and there is no blob.
         if !self.blob(etag).exists() && !pointer.is_symlink() && pointer.is_file() {
             return Ok(());
         }
@@ -161,7 +162,7 @@ impl Cache {
         if fs::read_link(&pointer).is_ok_and(|found| found == Path::new(&target)) {
             return Ok(());
         }
-        // Renamed into its place, so that a program that looks sees the old link or the new one.
+        // Renamed into place, so that other programs see either the old or the new link.
         let aside = folder.join(format!(".{etag}.link"));
         let _left_over = fs::remove_file(&aside);
         place(Path::new(&target), &self.blob(etag), &aside)
@@ -169,7 +170,7 @@ impl Cache {
             .map_err(HubError::file("write", &pointer))
     }
 
-    /// Writes what commit a branch or a tag is.
+    /// Writes the commit of a branch or a tag.
     pub(crate) fn write_ref(&self, revision: &str, commit: &str) -> Result<(), HubError> {
         if revision == commit || self.read_ref(revision).as_deref() == Some(commit) {
             return Ok(());
@@ -183,14 +184,14 @@ impl Cache {
             .map_err(HubError::file("write", &path))
     }
 
-    /// The commit of a branch or a tag.
+    /// Returns the commit of a branch or a tag.
     pub(crate) fn read_ref(&self, revision: &str) -> Option<String> {
         let commit = fs::read_to_string(self.folder().join("refs").join(revision)).ok()?;
         let commit = commit.trim();
         is_commit(commit).then(|| commit.to_owned())
     }
 
-    /// All references with their commits.
+    /// Returns all references with their commits.
     pub(crate) fn refs(&self) -> Vec<(String, String)> {
         let folder = self.folder().join("refs");
         let names = files_below(&folder).into_iter().map(|(path, _)| path);
@@ -199,7 +200,7 @@ impl Cache {
             .collect()
     }
 
-    /// The commits of the snapshots, the newest folder first.
+    /// Returns the commits of the snapshots, the newest folder first.
     pub(crate) fn commits(&self) -> Vec<String> {
         let entries = fs::read_dir(self.folder().join("snapshots"))
             .into_iter()
@@ -222,7 +223,7 @@ impl Cache {
         commits.into_iter().rev().map(|(_, commit)| commit).collect()
     }
 
-    /// The files of a snapshot whose blobs are there.
+    /// Returns the files of a snapshot whose blobs exist.
     pub(crate) fn entries(&self, commit: &str) -> Vec<Entry> {
         let mut entries: Vec<Entry> = files_below(&self.snapshot(commit))
             .into_iter()
@@ -240,7 +241,7 @@ impl Cache {
         entries
     }
 
-    /// The blob that a file of a snapshot is a link to; `None` where it is a link to anything else, or no link.
+    /// Returns the blob to which a file of a snapshot links; `None` if it is no link, or links elsewhere.
     pub(crate) fn blob_of(&self, pointer: &Path) -> Option<PathBuf> {
         let target = fs::read_link(pointer).ok()?;
         let is_blob = target.parent()?.file_name()? == "blobs";
@@ -248,9 +249,9 @@ impl Cache {
     }
 }
 
-/// The files and links below a folder, with their paths in it.
+/// Returns the files and links below a folder, with their relative paths.
 fn files_below(folder: &Path) -> Vec<(String, PathBuf)> {
-    // Models have folders in folders in rare cases, and a hostile one has no end.
+    // Models rarely have nested folders, and a hostile one has no end.
     const MAX_DEPTH: usize = 8;
     let mut files = Vec::new();
     let mut folders = vec![(String::new(), folder.to_owned(), 0)];
@@ -275,15 +276,15 @@ fn place(target: &Path, _blob: &Path, link: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(target, link)
 }
 
-/// Who waits for a lock, and for which file of a model, if for one.
+/// The waiter for a lock, and the model's file that it waits for, if any.
 #[derive(Clone, Copy)]
 pub(crate) struct Waiter<'a> {
     pub(crate) observer: &'a dyn PullObserver,
     pub(crate) file: Option<&'a str>,
 }
 
-/// Locks a file, which is made; the waiter is told once where another program has it, and may give up. The lock ends with the file that is
-/// given. On a file system without locks there is none.
+/// Creates and locks a file. If another program holds it, the waiter is notified once and may give up. The
+/// lock ends with the returned file. On a file system without locks there is none.
 pub(crate) fn lock_file(path: &Path, waiter: Waiter<'_>) -> Result<Option<File>, HubError> {
     const PAUSE: Duration = Duration::from_millis(100);
     let file = File::options()
@@ -312,14 +313,16 @@ pub(crate) fn lock_file(path: &Path, waiter: Waiter<'_>) -> Result<Option<File>,
     }
 }
 
-/// Many accounts of Windows may make no links; then the file itself lies in the snapshot, as `huggingface_hub` does it.
+/// Many accounts on Windows cannot create links; then the file itself is placed in the snapshot, as
+/// `huggingface_hub` does.
 #[cfg(windows)]
 fn place(target: &Path, blob: &Path, link: &Path) -> io::Result<()> {
     let target = target.to_string_lossy().replace('/', "\\");
     std::os::windows::fs::symlink_file(target, link).or_else(|_| fs::rename(blob, link))
 }
 
-/// Looks whether a folder's disk has room for so many bytes more. Where the system does not say it, it has.
+/// Checks that a folder's disk has room for this many more bytes. If the system does not report it, the check
+/// passes.
 ///
 /// # Errors
 /// [`HubError::NoSpace`].
@@ -342,7 +345,7 @@ mod tests {
 
     const COMMIT: &str = "0123456789012345678901234567890123456789";
 
-    /// Gives up as soon as it is told that it has to wait.
+    /// Gives up as soon as it would have to wait.
     #[derive(Default)]
     struct Impatient {
         is_told: AtomicBool,

@@ -1,7 +1,7 @@
-//! [`Variant`]: the models that a repository's GGUF files make up, and which of them is taken.
+//! [`Variant`]: the models formed by a repository's GGUF files, and the selection of one of them.
 //!
-//! Separate from downloads because names and sizes decide. Invariant: the choice depends on nothing but these, the wish and the
-//! memory, so that the same question gets the same answer from a server and from the cache.
+//! Only names and sizes matter. Invariant: the choice depends only on these, the request and the memory, so
+//! that a server and the cache give the same answer.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -10,24 +10,25 @@ use crate::{HubError, ModelName, model_type::GgufName};
 /// A model of a repository: one type, in one file or in several parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Variant {
-    /// The type as it stands in the name, such as `Q4_K_M`; else the name of the file.
+    /// The type in its name, such as `Q4_K_M`, or else the name of the file.
     pub label: String,
     /// Paths of its files, the first part first.
     pub files: Vec<String>,
-    /// Their bytes.
+    /// Total bytes of the files.
     pub n_bytes: u64,
     /// The first part that is missing.
     pub(crate) missing: Option<String>,
 }
 
-/// A variant that was taken, and why where nothing was asked for.
+/// A selected variant, with the reason if the request named none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) variant: Variant,
     pub(crate) why: Option<String>,
 }
 
-/// Types from the one that is taken first. Most people want Q4_K_M; what follows is near it in size, then larger.
+/// Types in order of preference. Most people want Q4_K_M; the next ones have a similar size, then larger ones
+/// follow.
 const PREFERENCE: [&str; 26] = [
     "Q4_K_M",
     "UD-Q4_K_XL",
@@ -57,10 +58,10 @@ const PREFERENCE: [&str; 26] = [
     "F32",
 ];
 
-/// A name without its part, and the sizes of the parts that there are.
+/// A name without its part number, and the sizes of the existing parts.
 type Group<'a> = (GgufName<'a>, BTreeMap<u32, u64>);
 
-/// The models that files make up; `files` are paths with sizes.
+/// Groups files into models; `files` are paths with sizes.
 pub(crate) fn variants(files: &[(String, u64)]) -> Vec<Variant> {
     let mut groups: BTreeMap<(&str, u32), Group<'_>> = BTreeMap::new();
     for (path, n_bytes) in files {
@@ -89,10 +90,10 @@ pub(crate) fn variants(files: &[(String, u64)]) -> Vec<Variant> {
     variants
 }
 
-/// Takes the variant that a name wishes, or the preferred one of those that fit into `memory_bytes`.
+/// Selects the variant that a name requests, or the preferred one of those that fit into `memory_bytes`.
 ///
 /// # Errors
-/// Where nothing is as wished, or nothing fits; each names what there is.
+/// An error if nothing matches or nothing fits; each lists the available variants.
 pub(crate) fn choose(
     variants: &[Variant],
     name: &ModelName,
@@ -138,7 +139,7 @@ fn wished<'a>(variants: &'a [Variant], wanted: &str, name: String) -> Result<&'a
         .iter()
         .filter(|variant| has_label(&variant.label))
         .collect();
-    // Dynamic quantizations of a type stand next to the plain one or in place of it.
+    // Dynamic quantizations of a type are published in addition to the plain one or instead of it.
     let dynamic = || {
         let variants = variants.iter();
         variants.filter(|variant| variant.label.strip_prefix("UD-").is_some_and(has_label))
@@ -163,8 +164,8 @@ fn wished<'a>(variants: &'a [Variant], wanted: &str, name: String) -> Result<&'a
     }
 }
 
-/// What a loaded model takes, as far as it can be said before it is there: its weights, and a tenth and 256 MiB for keys, values and
-/// activations.
+/// Estimates the memory of a loaded model from its file size: the weights, plus a tenth and 256 MiB for keys,
+/// values and activations.
 fn memory_of(n_bytes: u64) -> u64 {
     n_bytes.saturating_add(n_bytes / 10).saturating_add(256 << 20)
 }
@@ -177,7 +178,7 @@ fn preferred(variants: &[Variant], name: String, memory_bytes: Option<u64>) -> R
     };
     let whole = || variants.iter().filter(|variant| variant.missing.is_none());
     let Some(first) = whole().min_by_key(|variant| rank(variant)) else {
-        // Without a whole one, the error says which part is missing.
+        // If no variant is complete, the error names the missing part.
         return variants.first().map_or_else(
             || Err(HubError::NothingToOpen { name: name.clone() }),
             |variant| {
@@ -199,7 +200,7 @@ fn preferred(variants: &[Variant], name: String, memory_bytes: Option<u64>) -> R
             why: Some(why),
         });
     }
-    // The best that fits is the largest: fewer bits cost quality.
+    // The largest one that fits is the best: fewer bits cost quality.
     if let Some(variant) = whole().filter(fits).max_by_key(|variant| variant.n_bytes) {
         return Ok(Choice {
             variant: variant.clone(),
@@ -218,7 +219,7 @@ fn preferred(variants: &[Variant], name: String, memory_bytes: Option<u64>) -> R
     })
 }
 
-/// The encoder of images of a repository: the one in 16 bits where there are several, next to nothing else.
+/// Returns the image encoder of a repository: the 16-bit one if there are several.
 pub(crate) fn projector(files: &[(String, u64)]) -> Option<String> {
     let rank = |ty: &str| {
         let order = ["F16", "FP16", "BF16", "Q8_0", "F32"];
@@ -230,8 +231,8 @@ pub(crate) fn projector(files: &[(String, u64)]) -> Option<String> {
         .map(|(path, _)| path.clone())
 }
 
-/// The file of layers for further tokens that goes with a model, and its bytes: in its folder or one above, the nearest, of these the one
-/// that is called most like it, and of these the smallest.
+/// Returns the file of MTP layers for a model, and its bytes. It must be in the model's folder or above; the
+/// nearest is preferred, then the one with the most similar name, then the smallest.
 pub(crate) fn nextn(files: &[(String, u64)], model: &Variant) -> Option<(String, u64)> {
     let model = GgufName::of(model.files.first()?)?;
     (files.iter())
@@ -367,7 +368,7 @@ mod tests {
         };
         check(&there, "Q4_K_M", Some(("mtp-m-Q4_K_M.gguf", 5)));
         check(&there, "Q8_0", Some(("mtp-m-Q8_0.gguf", 8)));
-        // Of another type: the smaller, unless one is called more like the model.
+        // With another type, the smaller is chosen unless one has a more similar name.
         check(&there[1..4], "Q8_0", Some(("mtp-m-Q8_0.gguf", 8)));
         let two = files(&[("m-F16.gguf", 50), ("mtp-m-Q8_0.gguf", 8), ("mtp-m-Q4_0.gguf", 5)]);
         check(&two, "F16", Some(("mtp-m-Q4_0.gguf", 5)));
@@ -380,7 +381,7 @@ mod tests {
         check(&sizes, "Q8_0", Some(("mtp-m-1b-F16.gguf", 9)));
         check(&sizes, "F16", Some(("mtp-m-3b-Q8_0.gguf", 9)));
         check(&there[..1], "Q4_K_M", None);
-        // The same name, though another begins so and is smaller: as the model finds it, too.
+        // The same name is preferred to a smaller file with the same prefix, as when the model is opened.
         let alike = files(&[
             ("m-Q4_K.gguf", 50),
             ("mtp-m-Q4_K_M.gguf", 5),

@@ -1,7 +1,7 @@
-//! [`Digest`]: the hash that a file is checked by.
+//! [`Digest`]: the hash that verifies a file.
 //!
-//! Separate because two kinds of files have two kinds of hashes: large ones their SHA-256, small ones the one that Git gives them.
-//! Invariant: an etag that is neither is no hash, and such a file is checked by its size alone.
+//! There are two kinds of hashes: SHA-256 for large files, and Git's for small ones. Invariant: an etag that
+//! is neither is not treated as a hash, and such a file is verified by its size alone.
 
 use std::{
     fmt::Write as _,
@@ -15,18 +15,18 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{HubError, PullEvent, PullObserver};
 
-/// The hash of a file, as far as it was fed.
+/// The hash of the bytes so far.
 pub(crate) enum Digest {
-    /// Of a large file.
+    /// For a large file.
     Sha256(Sha256),
-    /// Of a small one: SHA-1 of a head with the size, and of the file.
+    /// For a small file: SHA-1 of a header with the size, and of the contents.
     Git(Sha1),
     /// The etag is no hash.
     Unknown,
 }
 
 impl Digest {
-    /// The hash that an etag is one of.
+    /// Creates the hash that an etag belongs to.
     pub(crate) fn of_etag(etag: &str, n_bytes: u64) -> Self {
         let is_hex = etag.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         match etag.len() {
@@ -36,7 +36,7 @@ impl Digest {
         }
     }
 
-    /// Takes the next bytes.
+    /// Adds the next bytes.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         match self {
             Self::Sha256(digest) => digest.update(bytes),
@@ -45,7 +45,7 @@ impl Digest {
         }
     }
 
-    /// The hash in hexadecimal digits; `None` where it is not known.
+    /// Returns the hash in hexadecimal digits; `None` if it is unknown.
     pub(crate) fn finish(self) -> Option<String> {
         match self {
             Self::Sha256(digest) => Some(hex(&digest.finalize())),
@@ -55,7 +55,8 @@ impl Digest {
     }
 }
 
-/// Hashes a file that is called `name`, and removes it where its bytes are not those of its etag; whether it did.
+/// Hashes the file called `name`, and removes it if its bytes do not match the etag. Returns whether it was
+/// removed.
 pub(crate) fn remove_if_damaged(
     path: &Path,
     etag: &str,
@@ -74,7 +75,7 @@ pub(crate) fn remove_if_damaged(
     Ok(true)
 }
 
-/// The hash of a file, of the kind that `etag` is; `None` where that is no hash.
+/// Returns the hash of a file, of the etag's kind; `None` if the etag is not a hash.
 fn hash_of(path: &Path, etag: &str, observer: &dyn PullObserver) -> Result<Option<String>, HubError> {
     const BUFFER_BYTES: usize = 1 << 20;
     let unreadable = || HubError::file("read", path);

@@ -1,40 +1,40 @@
-//! [`HubError`]: why a model could not be found, downloaded or kept.
+//! [`HubError`]: the reason why a model could not be found, downloaded or stored.
 //!
-//! One enum for the crate. Invariant: a variant carries the facts, so that a program can say what to do in its own words.
+//! One enum for the crate. Invariant: a variant carries facts, so that a program can advise in its own words.
 
 use std::{io, path::PathBuf, time::Duration};
 
-/// Why a model could not be found, downloaded or kept.
+/// The reason why a model could not be found, downloaded or stored.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
-    /// A text that is no name of a model.
+    /// The text is not a name of a model.
     #[error("`{name}` is no name of a model: {reason}")]
     BadName {
         /// The text.
         name: String,
-        /// What is wrong with it.
+        /// The error in it.
         reason: &'static str,
     },
-    /// An address of the Hub that cannot be used.
+    /// The address of the Hub cannot be used.
     #[error("`{endpoint}` is no address of a hub; it must begin with http:// or https://")]
     BadEndpoint {
         /// The address.
         endpoint: String,
     },
-    /// A file that another program removed while the model was pulled.
+    /// Another program removed a file while the model was pulled.
     #[error("`{file}` was removed by another program while the model was pulled")]
     Vanished {
         /// The file.
         file: String,
     },
-    /// A model that is not in the cache while downloads are switched off.
+    /// The model is not in the cache and downloads are disabled.
     #[error("`{name}` is not in the cache, and downloads are switched off")]
     Offline {
         /// The model.
         name: String,
     },
-    /// A repository that does not exist, or that only others may see.
+    /// The repository does not exist, or is not visible to this user.
     #[error("there is no model `{name}` on {host}, or it is private{}", suggestion(near))]
     NotFound {
         /// The repository.
@@ -44,35 +44,35 @@ pub enum HubError {
         /// Repositories with similar names.
         near: Vec<String>,
     },
-    /// A revision that does not exist.
+    /// The revision does not exist.
     #[error("`{name}` has no revision `{revision}`")]
     NoRevision {
         /// The repository.
         name: String,
-        /// What was asked for.
+        /// The requested revision.
         revision: String,
     },
-    /// A type or file that the repository lacks.
+    /// The repository has no such type or file.
     #[error("`{name}` has no `{wanted}`; it has {}", there.join(", "))]
     NoSuchType {
         /// The repository.
         name: String,
-        /// What was asked for.
+        /// The requested type or file.
         wanted: String,
-        /// What there is.
+        /// The available ones.
         there: Vec<String>,
     },
-    /// Several files have the type that was asked for.
+    /// Several files have the requested type.
     #[error("`{name}` has several files of type {wanted}; name one: {}", files.join(", "))]
     SeveralOfType {
         /// The repository.
         name: String,
-        /// What was asked for.
+        /// The requested type.
         wanted: String,
         /// The files.
         files: Vec<String>,
     },
-    /// A repository without a model that can be opened.
+    /// The repository has no model that can be opened.
     #[error("`{name}` holds neither GGUF files nor a folder of safetensors with config.json")]
     NothingToOpen {
         /// The repository.
@@ -92,42 +92,42 @@ pub enum HubError {
         /// The memory.
         memory_bytes: u64,
     },
-    /// A model of several files, of which the repository lacks some.
+    /// Parts of a model are missing in the repository.
     #[error("`{name}` lacks a part of the model: {missing}")]
     MissingPart {
         /// The repository.
         name: String,
-        /// The first file that is missing.
+        /// The first missing file.
         missing: String,
     },
-    /// A repository with conditions that must be accepted first.
+    /// The repository's conditions must be accepted first.
     #[error("access to `{name}` is restricted: {reason}")]
     Gated {
         /// The repository.
         name: String,
-        /// The page on which access is asked for.
+        /// The page for requesting access.
         page: String,
-        /// What the server says.
+        /// The server's message.
         reason: String,
         /// Whether a token was sent.
         had_token: bool,
     },
-    /// A token that the server does not know.
+    /// The server does not know the token.
     #[error("{host} does not accept the access token{}", colon(reason))]
     BadToken {
         /// The server.
         host: String,
-        /// What the server says.
+        /// The server's message.
         reason: String,
     },
-    /// A status that means the request is refused.
+    /// The server refused the request.
     #[error("{url} was refused with status {status}{}", colon(reason))]
     Refused {
         /// The address.
         url: String,
         /// The status.
         status: u16,
-        /// What the server says.
+        /// The server's message.
         reason: String,
     },
     /// The server wants fewer requests.
@@ -135,75 +135,75 @@ pub enum HubError {
     TooManyRequests {
         /// The server.
         host: String,
-        /// How long it wants to be left alone, where it says so.
+        /// The pause that it requests, if it states one.
         after: Option<Duration>,
     },
-    /// The server fails.
+    /// The server failed.
     #[error("{url} failed with status {status}{}", times(*n_tries))]
     ServerFailed {
         /// The address.
         url: String,
         /// The status.
         status: u16,
-        /// How often it was tried.
+        /// Number of attempts.
         n_tries: u32,
     },
-    /// No connection, or one that ended too early, as often as it was tried.
+    /// There was no connection, or every one ended too early.
     #[error("{host} cannot be reached: {reason}")]
     NoConnection {
         /// The server.
         host: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// An answer that is not what the protocol says.
+    /// An answer violates the protocol.
     #[error("{url} gave an answer that cannot be used: {reason}")]
     BadAnswer {
         /// The address.
         url: String,
-        /// What is wrong with it.
+        /// The violation.
         reason: String,
     },
-    /// A file that became another one while it was downloaded.
+    /// A file was replaced while it was downloaded.
     #[error("{file} was changed on the server while it was downloaded")]
     Changed {
         /// The file.
         file: String,
     },
-    /// A file whose bytes are not those that the server announced.
+    /// A file's bytes do not match the announced hash.
     #[error("{file} arrived damaged: its hash is {found}, and {expected} was announced")]
     Damaged {
         /// The file.
         file: String,
-        /// The hash that was announced.
+        /// The announced hash.
         expected: String,
-        /// The hash of what arrived.
+        /// The hash of the received bytes.
         found: String,
     },
-    /// Too little room on the disk.
+    /// The disk has too little room.
     #[error("{} has room for {free_bytes} bytes, and {needed_bytes} are needed", folder.display())]
     NoSpace {
-        /// Where the files go.
+        /// The folder of the files.
         folder: PathBuf,
-        /// What the files take.
+        /// Bytes that the files need.
         needed_bytes: u64,
-        /// What is free.
+        /// Bytes that are free.
         free_bytes: u64,
     },
-    /// A file or folder of the cache that cannot be read or written.
+    /// A file or folder of the cache cannot be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
-        /// What was tried.
+        /// The attempted operation.
         action: &'static str,
         /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: io::Error,
     },
-    /// A download that its observer has ended.
+    /// The observer cancelled the download.
     #[error("the download was stopped; the next one continues where it ended")]
     Cancelled,
-    /// A model that is to be removed and is not there.
+    /// The model to remove is not stored.
     #[error("`{name}` is not in the cache")]
     NotStored {
         /// The model.
@@ -212,12 +212,12 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Whether a file could not be written because the disk is full.
+    /// Returns whether a file could not be written because the disk is full.
     pub(crate) fn is_of_full_disk(&self) -> bool {
         matches!(self, Self::File { action: "write", source, .. } if source.kind() == io::ErrorKind::StorageFull)
     }
 
-    /// Makes an error of what the system said of a file.
+    /// Creates an error from an I/O error of a file.
     pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { action, path, source }

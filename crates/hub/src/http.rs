@@ -1,7 +1,7 @@
 //! [`Client`]: requests over HTTP, one at a time and blocking.
 //!
-//! Separate because only this file knows the HTTP library. Invariants: redirects are followed here, so that the token goes to the
-//! endpoint's origin only; a reply has a bounded head; no wait exceeds the patience.
+//! Only this file knows the HTTP library. Invariants: redirects are followed here, so that the token is sent
+//! to the endpoint's origin only; the head of a reply is bounded; no wait exceeds the patience.
 
 use std::{
     fmt::Write as _,
@@ -22,11 +22,11 @@ use crate::{
     retry::Fault,
 };
 
-/// Redirects of one request.
+/// Maximum redirects of one request.
 const MAX_REDIRECTS: usize = 10;
 /// Time limit for an answer that is read into memory, as a multiple of the patience.
 const WHOLE_PATIENCES: u32 = 4;
-/// Time limit for making a connection.
+/// Time limit for connecting.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(15);
 const USER_AGENT: &str = concat!("tokenmill/", env!("CARGO_PKG_VERSION"));
 
@@ -39,18 +39,18 @@ pub(crate) struct Client {
     token: Option<HubToken>,
 }
 
-/// Selects the kind of a request.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Ask {
     /// The head of a file, without its body, from the endpoint's own origin.
     Head,
-    /// All of it.
+    /// The whole file.
     Whole,
-    /// Bytes from the first up to and without the second.
+    /// Bytes from the first up to and excluding the second.
     Range(u64, u64),
 }
 
-/// Holds a server's answer.
+/// A server's answer.
 #[derive(Debug)]
 pub(crate) struct Reply {
     /// Source of the answer, after all redirects.
@@ -59,7 +59,7 @@ pub(crate) struct Reply {
     headers: HeaderMap,
     body: Body,
     patience: Duration,
-    /// The etag that the endpoint gave with a redirect to the file.
+    /// The etag that the endpoint sent with the redirect to the file.
     pub(crate) linked_etag: Option<String>,
 }
 
@@ -78,7 +78,7 @@ impl Client {
             .timeout_per_write(Some(settings.patience))
             .max_idle_connections_per_host(settings.n_connections)
             .user_agent(USER_AGENT)
-            // The sizes that servers tell are those of the files as they are.
+            // Sizes reported by servers are those of the uncompressed files.
             .accept_encoding("identity")
             .tls_config(TlsConfig::builder().root_certs(roots()).build())
             .build();
@@ -90,18 +90,18 @@ impl Client {
         })
     }
 
-    /// Whether requests to the endpoint carry a token.
+    /// Returns whether requests to the endpoint carry a token.
     pub(crate) fn has_token(&self) -> bool {
         self.token.is_some()
     }
 
-    /// The endpoint's host.
+    /// Returns the endpoint's host.
     pub(crate) fn host(&self) -> &str {
         host(&self.origin)
     }
 
-    /// Sends a request and follows redirects. [`Ask::Head`] follows none to another origin: what the endpoint says of the file stands
-    /// in the redirect itself.
+    /// Sends a request and follows redirects. [`Ask::Head`] does not follow redirects to another origin: the
+    /// endpoint describes the file in the redirect itself.
     pub(crate) fn send(&self, url: &str, ask: Ask) -> Result<Reply, Fault> {
         let mut url = url.to_owned();
         let mut linked_etag = None;
@@ -154,12 +154,12 @@ impl Client {
         request.call()
     }
 
-    /// Whether an address is one of the endpoint.
+    /// Returns whether an address belongs to the endpoint's origin.
     pub(crate) fn is_own(&self, url: &str) -> bool {
         origin(url).is_some_and(|origin| origin.eq_ignore_ascii_case(&self.origin))
     }
 
-    /// Where a redirect leads.
+    /// Returns the target of a redirect.
     fn target(&self, reply: &Reply) -> Result<String, HubError> {
         let location = reply.headers.get(LOCATION).and_then(|value| value.to_str().ok());
         let location = location.ok_or_else(|| bad_answer(&reply.url, "a redirect says no address"))?;
@@ -178,29 +178,29 @@ impl Client {
 }
 
 impl Reply {
-    /// The host that answered.
+    /// Returns the host that answered.
     pub(crate) fn host(&self) -> &str {
         host(&self.url)
     }
 
-    /// A header, where it is text.
+    /// Returns a header if it is text.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// The etag without its quotes.
+    /// Returns the etag without its quotes.
     pub(crate) fn etag(&self) -> Option<&str> {
         self.header("x-linked-etag")
             .or_else(|| self.header("etag"))
             .map(plain_etag)
     }
 
-    /// The length of the body as the head says it.
+    /// Returns the length of the body from the head.
     pub(crate) fn content_length(&self) -> Option<u64> {
         self.header("content-length")?.trim().parse().ok()
     }
 
-    /// The first byte, the last byte and the size of the file that `Content-Range` says.
+    /// Returns the first byte, the last byte and the size of the file from `Content-Range`.
     pub(crate) fn content_range(&self) -> Option<(u64, u64, Option<u64>)> {
         let (range, total) = self
             .header("content-range")?
@@ -219,7 +219,7 @@ impl Reply {
         let seconds = self
             .header("retry-after")
             .and_then(|text| text.trim().parse().ok());
-        // The Hub says it as `"api";r=0;t=55`.
+        // The Hub's format is `"api";r=0;t=55`.
         let reset = || {
             let mut fields = self.header("ratelimit")?.split([';', ',']);
             fields.find_map(|field| field.trim().strip_prefix("t=")?.parse().ok())
@@ -227,7 +227,7 @@ impl Reply {
         seconds.or_else(reset).map(Duration::from_secs)
     }
 
-    /// The body, to be read.
+    /// Returns a reader of the body.
     pub(crate) fn into_reader(self) -> impl io::Read {
         self.body.into_reader()
     }
@@ -266,7 +266,7 @@ impl Reply {
     }
 }
 
-/// An answer that cannot be used.
+/// Returns the error for an unusable answer.
 pub(crate) fn bad_answer(url: &str, reason: impl Into<String>) -> HubError {
     HubError::BadAnswer {
         url: shown(url),
@@ -274,17 +274,17 @@ pub(crate) fn bad_answer(url: &str, reason: impl Into<String>) -> HubError {
     }
 }
 
-/// A connection that broke while a body was read.
+/// Returns the fault of a connection that broke while a body was read.
 pub(crate) fn broken_body(url: &str, error: io::Error) -> Fault {
     fault(url, error.into())
 }
 
-/// An etag without quotes and without the mark of a weak one.
+/// Returns an etag without quotes and without the mark of a weak one.
 pub(crate) fn plain_etag(etag: &str) -> &str {
     etag.trim().trim_start_matches("W/").trim_matches('"')
 }
 
-/// Says why there is no answer, and whether another attempt may have one.
+/// Returns the reason why there is no answer, and whether another attempt may succeed.
 fn fault(url: &str, error: Error) -> Fault {
     let host = host(url).to_owned();
     let (reason, may_pass) = match error {
@@ -298,7 +298,7 @@ fn fault(url: &str, error: Error) -> Fault {
         Error::Protocol(_) | Error::BodyStalled => {
             ("the answer is not HTTP, or ended too early".to_owned(), true)
         }
-        // The library names all of the address.
+        // The library's message contains the whole address.
         Error::BadUri(_) => ("it cannot stand in a request".to_owned(), false),
         error => (error.to_string(), false),
     };
@@ -310,7 +310,8 @@ fn fault(url: &str, error: Error) -> Fault {
     }
 }
 
-/// The certificates that the system trusts, which may include a company's own; Mozilla's where it has none, as in small containers.
+/// Returns the certificates that the system trusts, which may include a company's own; Mozilla's if it has
+/// none, as in small containers.
 fn roots() -> RootCerts {
     static ROOTS: OnceLock<RootCerts> = OnceLock::new();
     let load = || {
@@ -327,7 +328,7 @@ fn roots() -> RootCerts {
     ROOTS.get_or_init(load).clone()
 }
 
-/// Whether an address begins with `https://`, in any case of letters.
+/// Returns whether an address begins with `https://`, in any case.
 fn is_encrypted(url: &str) -> bool {
     begins_with(url, "https://")
 }
@@ -337,7 +338,7 @@ fn begins_with(url: &str, scheme: &str) -> bool {
         .is_some_and(|start| start.eq_ignore_ascii_case(scheme))
 }
 
-/// The address that a redirect's `location` means on the page `base`; `None` where it is no web address.
+/// Resolves a redirect's `location` relative to the page `base`; `None` if it is not a web address.
 fn join(base: &str, location: &str) -> Option<String> {
     let origin = origin(base)?;
     if begins_with(location, "http://") || begins_with(location, "https://") {
@@ -356,7 +357,7 @@ fn join(base: &str, location: &str) -> Option<String> {
     }
 }
 
-/// Writes a path or a revision so that it can stand in an address. A slash stays only where `keeps_slashes`.
+/// Encodes a path or a revision for an address. Slashes are kept only if `keeps_slashes`.
 pub(crate) fn encode(text: &str, keeps_slashes: bool) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {

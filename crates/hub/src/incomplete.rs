@@ -1,11 +1,12 @@
-//! [`Incomplete`]: a file that is being downloaded, and how much of each of its parts is there.
+//! [`Incomplete`]: a file being downloaded, and the number of received bytes of each part.
 //!
-//! Separate because parts arrive in any order and an interruption may come at any time. Invariants: while bytes are missing the file is
-//! longer than the one it becomes, since a table of its parts stands behind its end, so that it never has the size of a whole file; bytes
-//! of a part are counted after they are written, from its beginning on without a hole, and what is counted is never written again.
+//! Parts arrive in any order and an interruption may come at any time. Invariants: an incomplete file is
+//! longer than the final one, since a table of its parts follows its contents, so it never has the size of a
+//! complete file; bytes of a part are counted after they are written, from its beginning without holes, and
+//! counted bytes are never written again.
 //!
 //! ```text
-//! | bytes of the file, with holes | MAGIC | size of a part, 8 bytes | for each part 8 bytes: how many of its bytes are there |
+//! | bytes of the file, with holes | MAGIC | size of a part, 8 bytes | for each part, 8 bytes: the number of received bytes |
 //! ```
 
 use std::{
@@ -21,30 +22,31 @@ use std::{
 
 use crate::HubError;
 
-/// What names of files end in that are not whole.
+/// Suffix of incomplete files.
 pub(crate) const INCOMPLETE: &str = ".incomplete";
 
 const MAGIC: &[u8; 8] = b"TMPARTS2";
 const HEAD_BYTES: u64 = 16;
 /// Bytes of the table for each part.
 const COUNT_BYTES: u64 = 8;
-/// Parts of a file. More would make a table that is worth a file of its own.
+/// Maximum number of parts. More would make a very large table.
 const MAX_PARTS: u64 = 1 << 20;
 
-/// A file that is being downloaded.
+/// A file being downloaded.
 #[derive(Debug)]
 pub(crate) struct Incomplete {
     file: File,
     path: PathBuf,
     n_bytes: u64,
     part_bytes: u64,
-    /// How many bytes of each part are there.
+    /// Number of received bytes of each part.
     n_there: Mutex<Vec<u64>>,
     more_done: Condvar,
 }
 
 impl Incomplete {
-    /// Opens a file that an earlier download left, or begins one. The parts of an earlier download keep their size.
+    /// Opens the leftover of an earlier download, or begins a file. The parts of an earlier download keep
+    /// their size.
     pub(crate) fn open(path: &Path, n_bytes: u64, part_bytes: u64) -> Result<Self, HubError> {
         let file = OpenOptions::new()
             .read(true)
@@ -76,34 +78,34 @@ impl Incomplete {
         Ok(of(part_bytes, vec![0; n_parts as usize], file))
     }
 
-    /// The numbers of the parts of which bytes are missing.
+    /// Returns the indices of incomplete parts.
     pub(crate) fn missing(&self) -> Vec<usize> {
         let n_there = self.lock();
         let is_missing = |part: &usize| n_there[*part] < self.len_of(*part);
         (0..n_there.len()).filter(is_missing).collect()
     }
 
-    /// How many parts there are.
+    /// Returns the number of parts.
     pub(crate) fn n_parts(&self) -> usize {
         self.lock().len()
     }
 
-    /// Bytes that are there.
+    /// Returns the number of received bytes.
     pub(crate) fn done_bytes(&self) -> u64 {
         self.lock().iter().sum()
     }
 
-    /// The place of the first byte of a part that is missing; its end where none is.
+    /// Returns the offset of the first missing byte of a part; its end if none is missing.
     pub(crate) fn next_of(&self, part: usize) -> u64 {
         self.start_of(part) + self.lock()[part]
     }
 
-    /// Where a part begins.
+    /// Returns the start of a part.
     pub(crate) fn start_of(&self, part: usize) -> u64 {
         part as u64 * self.part_bytes
     }
 
-    /// Where a part ends.
+    /// Returns the end of a part.
     pub(crate) fn end_of(&self, part: usize) -> u64 {
         self.n_bytes.min((part as u64 + 1) * self.part_bytes)
     }
@@ -112,7 +114,8 @@ impl Incomplete {
         self.end_of(part) - self.start_of(part)
     }
 
-    /// Appends bytes to a part, and those behind its end to the next parts. `at` is the place of the first byte that is missing there.
+    /// Appends bytes to a part, continuing in the next parts. `at` is the offset of the first missing byte
+    /// there.
     pub(crate) fn append(&self, mut bytes: &[u8], mut at: u64) -> Result<(), HubError> {
         while !bytes.is_empty() {
             let part = (at / self.part_bytes) as usize;
@@ -140,12 +143,12 @@ impl Incomplete {
         self.write(&n_there.to_le_bytes(), at)
     }
 
-    /// Reads bytes that are there.
+    /// Reads received bytes.
     pub(crate) fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), HubError> {
         read_exact_at(&self.file, bytes, at).map_err(HubError::file("read", &self.path))
     }
 
-    /// Forgets all parts from `first` on; gives their bytes that were there.
+    /// Discards all parts from `first` on; returns the number of their received bytes.
     pub(crate) fn forget_from(&self, first: usize) -> Result<u64, HubError> {
         let mut n_there = self.lock();
         let mut n_bytes = 0;
@@ -158,7 +161,7 @@ impl Incomplete {
         Ok(n_bytes)
     }
 
-    /// Waits until a whole part is there; `false` where the download ended without it.
+    /// Waits until a part is complete; returns `false` if the download ended without it.
     pub(crate) fn wait_for(&self, part: usize, is_aborted: &AtomicBool) -> bool {
         let mut n_there = self.lock();
         while n_there[part] < self.len_of(part) {
@@ -171,7 +174,7 @@ impl Incomplete {
         true
     }
 
-    /// Makes it the whole file that it has become, at `target`. It is on the disk before it has its name.
+    /// Turns it into the complete file `target`. It is flushed to the disk before it gets its name.
     pub(crate) fn finish(self, target: &Path) -> Result<(), HubError> {
         let Self {
             file, path, n_bytes, ..
@@ -183,7 +186,7 @@ impl Incomplete {
         fs::rename(&path, target).map_err(HubError::file("write", target))
     }
 
-    /// Takes it away.
+    /// Removes the file.
     pub(crate) fn discard(self) -> Result<(), HubError> {
         fs::remove_file(&self.path).map_err(HubError::file("remove", &self.path))
     }
@@ -193,19 +196,20 @@ impl Incomplete {
     }
 }
 
-/// Bytes that an earlier download of a file left at `path`.
+/// Returns the number of bytes that an earlier download of a file left at `path`.
 pub(crate) fn bytes_left_at(path: &Path, n_bytes: u64) -> u64 {
     let left = (File::open(path).ok()).and_then(|file| left_by_earlier(&file, n_bytes));
     left.map_or(0, |(_, n_there)| n_there.iter().sum())
 }
 
-/// Bytes that the disk must have free for a file to become whole at `path`: what an earlier download wrote has its room already.
+/// Returns the free bytes that a file needs to become complete at `path`: bytes written by an earlier
+/// download are already allocated.
 pub(crate) fn room_needed(path: &Path, n_bytes: u64) -> u64 {
     let taken_bytes = fs::metadata(path).map_or(0, |metadata| taken_bytes(&metadata));
     n_bytes.saturating_sub(taken_bytes)
 }
 
-/// Bytes of a file that are on the disk, without its holes; all of them where the system does not say.
+/// Returns the bytes of a file on the disk, without its holes; all bytes if the system does not report it.
 pub(crate) fn disk_bytes(metadata: &fs::Metadata) -> u64 {
     if cfg!(unix) {
         metadata.len().min(taken_bytes(metadata))
@@ -214,20 +218,20 @@ pub(crate) fn disk_bytes(metadata: &fs::Metadata) -> u64 {
     }
 }
 
-/// Bytes of the disk that a file takes; its holes take none.
+/// Returns the disk space of a file; its holes take none.
 #[cfg(unix)]
 fn taken_bytes(metadata: &fs::Metadata) -> u64 {
     const BLOCK_BYTES: u64 = 512;
     std::os::unix::fs::MetadataExt::blocks(metadata).saturating_mul(BLOCK_BYTES)
 }
 
-/// Bytes of the disk that a file takes; the system does not say.
+/// Returns 0, because the system does not report the disk space of a file.
 #[cfg(not(unix))]
 fn taken_bytes(_metadata: &fs::Metadata) -> u64 {
     0
 }
 
-/// The size of the parts and how much of each is there, from the table of an earlier download.
+/// Reads the size of the parts and their received bytes from the table of an earlier download.
 fn left_by_earlier(file: &File, n_bytes: u64) -> Option<(u64, Vec<u64>)> {
     let length = file.metadata().ok()?.len();
     let table_bytes = length.checked_sub(n_bytes.checked_add(HEAD_BYTES)?)?;
@@ -328,7 +332,7 @@ mod tests {
             assert_eq!(bytes_left_at(&path, 10), 0);
             assert_eq!(Incomplete::open(&path, 10, 4).unwrap().missing().len(), 3);
         }
-        // A count that is longer than its part.
+        // A count longer than its part.
         Incomplete::open(&path, 10, 4).unwrap().write_count(2, 3).unwrap();
         assert_eq!(bytes_left_at(&path, 10), 0);
         assert_eq!(Incomplete::open(&path, 10, 4).unwrap().next_of(2), 8);
@@ -343,7 +347,7 @@ mod tests {
         let path = folder.path().join("x");
         assert_eq!(room_needed(&path, 4 << 20), 4 << 20);
         let file = Incomplete::open(&path, 4 << 20, 2 << 20).unwrap();
-        // The beginning of the second part: no part is whole.
+        // The beginning of the second part: no part is complete.
         file.append(&vec![1; MIB], 2 << 20).unwrap();
         file.file.sync_all().unwrap();
         assert_eq!(bytes_left_at(&path, 4 << 20), 1 << 20);
@@ -355,7 +359,7 @@ mod tests {
     fn parts_that_are_forgotten_are_missing() {
         let folder = tempfile::tempdir().unwrap();
         let file = Incomplete::open(&folder.path().join("x"), 10, 4).unwrap();
-        // Over all parts at once, as from a server that gives no parts.
+        // Across all parts at once, as from a server without range requests.
         file.append(b"abcdefghij", 0).unwrap();
         assert_eq!(file.forget_from(1).unwrap(), 6);
         assert_eq!(file.missing(), [1, 2]);

@@ -1,9 +1,10 @@
 //! Models by name: from `OWNER/REPOSITORY[:TYPE]` to files on this machine.
 //!
-//! [`pull()`] asks the Hugging Face Hub what a repository holds, picks a file that fits into the memory, downloads it over several
-//! connections and puts it into the cache of `huggingface_hub`. [`find_stored`] finds a model that is there already and asks no
-//! server. [`stored_models`] lists what is there, [`DiskUse`] says what it takes, [`Removal`] takes it away. [`SourceName`] is a name of the Hub or of Ollama's registry, and
-//! tells names from paths.
+//! [`pull()`] asks the Hugging Face Hub for the contents of a repository, picks a file that fits into the
+//! memory, downloads it over several connections and puts it into the cache of `huggingface_hub`.
+//! [`find_stored`] finds a stored model without asking a server. [`stored_models`] lists the stored models,
+//! [`DiskUse`] reports their disk space, and [`Removal`] removes them. [`SourceName`] is a name of the Hub or
+//! of Ollama's registry, and distinguishes names from paths.
 //!
 //! ```no_run
 //! use tokenmill_hub::{HubSettings, ModelName, PullWishes, pull};
@@ -17,14 +18,14 @@
 //!
 //! # The key decision
 //!
-//! A snapshot's links are made when all files of a request are whole and checked, and not before: neither a download that ended
-//! early nor a file with a wrong hash is ever found by a program that looks into the cache. What has arrived stays in files that end
-//! in `.tokenmill.incomplete`, from which the next pull continues.
+//! A snapshot's links are created only when all files of a request are complete and verified. So a program
+//! that reads the cache never finds a partial file or one with a wrong hash. Received bytes stay in files
+//! with the suffix `.tokenmill.incomplete`, from which the next pull continues.
 //!
 //! # What is trusted
 //!
-//! Nothing that a server says. Paths, hashes and sizes are checked before they name files; the token goes to the endpoint and to no
-//! other host; bodies have limits, retries have bounds and reads have timeouts.
+//! Nothing from a server. Paths, hashes and sizes are checked before they name files; the token is sent to
+//! the endpoint and to no other host; bodies have limits, retries have bounds and reads have timeouts.
 #![forbid(unsafe_code)]
 
 mod address;

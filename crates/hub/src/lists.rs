@@ -1,7 +1,8 @@
 //! Parses the lists that a hub server sends.
 //!
-//! Separate because they come from any server that the endpoint names, and may be long. Invariant: the number of kept entries is bounded,
-//! and other fields are skipped while reading, because a tree of all values takes up to a hundred times the size of the text.
+//! They come from any server that the endpoint names, and may be long. Invariant: the number of kept entries
+//! is bounded, and other fields are skipped while reading, because a tree of all values takes up to a hundred
+//! times the size of the text.
 
 use std::{collections::BTreeSet, fmt, marker::PhantomData};
 
@@ -10,13 +11,13 @@ use serde::{
     de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-/// Most files of a repository. The largest have about ten thousand.
+/// Maximum number of files of a repository. The largest have about ten thousand.
 const MAX_FILES: usize = 200_000;
 
-/// Most weight files that an index names.
+/// Maximum number of weight files in an index.
 const MAX_PARTS: usize = 10_000;
 
-/// Holds the hub's description of a repository.
+/// The hub's description of a repository.
 #[derive(Debug, Deserialize)]
 pub(crate) struct RepositoryList {
     #[serde(default)]
@@ -25,7 +26,7 @@ pub(crate) struct RepositoryList {
     pub(crate) siblings: Vec<Sibling>,
 }
 
-/// Holds a file of a repository.
+/// A file of a repository.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Sibling {
@@ -36,14 +37,14 @@ pub(crate) struct Sibling {
     pub(crate) lfs: Option<LargeFile>,
 }
 
-/// Holds the description of a large file.
+/// The description of a large file.
 #[derive(Debug, Deserialize)]
 pub(crate) struct LargeFile {
     pub(crate) sha256: Option<String>,
     pub(crate) size: Option<u64>,
 }
 
-/// Holds a model that a search found.
+/// A model found by a search.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Found {
     id: Option<String>,
@@ -58,10 +59,10 @@ impl Found {
     }
 }
 
-/// Lists the files that a safetensors index names.
+/// Returns the files named in a safetensors index.
 ///
 /// # Errors
-/// Fails if `bytes` is not an index, or names too many files.
+/// An error if `bytes` is not an index, or names too many files.
 pub(crate) fn parts_of_index(bytes: &[u8]) -> Result<BTreeSet<String>, serde_json::Error> {
     #[derive(Deserialize)]
     struct Index {

@@ -1,15 +1,15 @@
-//! [`ModelName`]: how a model of the Hub is written.
+//! [`ModelName`]: the syntax of a model's name on the Hub.
 //!
-//! Separate because only the text is looked at, no server and no disk. Invariant: every part of a name can stand in an address and
+//! Only the text matters, no server and no disk. Invariant: every part of a name is valid in an address and
 //! in a path; no part is empty, and none leads out of a folder.
 
 use std::{fmt, str::FromStr};
 
 use crate::HubError;
 
-/// A model of the Hub: `OWNER/REPOSITORY`, with `@REVISION` and `:TYPE` where they are given.
+/// A model of the Hub: `OWNER/REPOSITORY`, with optional `@REVISION` and `:TYPE`.
 ///
-/// `hf://`, `hf.co/` and addresses of the Hub's pages name the same.
+/// `hf://`, `hf.co/` and addresses of the Hub's pages are also accepted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ModelName {
     owner: String,
@@ -18,7 +18,7 @@ pub struct ModelName {
     wanted: Option<String>,
 }
 
-/// The longest part of a name.
+/// Maximum length of a part of a name, in bytes.
 const MAX_PART_BYTES: usize = 96;
 /// Prefixes that a name of the Hub may have.
 const PREFIXES: [&str; 8] = [
@@ -33,12 +33,12 @@ const PREFIXES: [&str; 8] = [
 ];
 
 impl ModelName {
-    /// Whether a text says by itself that it names a model of the Hub, and no file.
+    /// Returns whether a text is explicitly a model of the Hub, not a file.
     pub fn is_marked(text: &str) -> bool {
         PREFIXES.iter().any(|prefix| text.starts_with(prefix))
     }
 
-    /// `OWNER/REPOSITORY`.
+    /// Returns `OWNER/REPOSITORY`.
     pub fn repository(&self) -> String {
         format!("{}/{}", self.owner, self.repository)
     }
@@ -48,27 +48,27 @@ impl ModelName {
         &self.owner
     }
 
-    /// The repository without its owner.
+    /// Returns the repository without its owner.
     pub(crate) fn short_name(&self) -> &str {
         &self.repository
     }
 
-    /// The revision that was given: a branch, a tag or a commit.
+    /// Returns the given revision: a branch, a tag or a commit.
     pub fn revision(&self) -> Option<&str> {
         self.revision.as_deref()
     }
 
-    /// The type or the file that was given.
+    /// Returns the given type or file.
     pub fn wanted(&self) -> Option<&str> {
         self.wanted.as_deref()
     }
 
-    /// The folder of its repository in a cache.
+    /// Returns the folder of its repository in a cache.
     pub(crate) fn folder_name(&self) -> String {
         format!("models--{}--{}", self.owner, self.repository)
     }
 
-    /// The repository of a folder in a cache.
+    /// Returns the repository of a folder in a cache.
     pub(crate) fn of_folder(folder: &str) -> Option<Self> {
         let (owner, repository) = folder.strip_prefix("models--")?.split_once("--")?;
         format!("{owner}/{repository}").parse().ok()
@@ -115,7 +115,7 @@ fn parse(text: &str) -> Result<ModelName, &'static str> {
         .strip_prefix(*prefix.unwrap_or(&""))
         .expect("it was just found");
     let (name, page) = match name.match_indices('/').nth(1) {
-        // Only addresses have more after the repository; else the slash belongs to a revision or a file.
+        // Only addresses continue after the repository; elsewhere the slash belongs to a revision or a file.
         Some((at, _)) if !name[..at].contains(['@', ':']) => (&name[..at], Some(&name[at + 1..])),
         _ => (name, None),
     };
@@ -153,7 +153,7 @@ fn parse(text: &str) -> Result<ModelName, &'static str> {
     })
 }
 
-/// The revision and the file that the rest of a page's address names.
+/// Returns the revision and the file named in the rest of a page's address.
 fn of_page(page: &str) -> Result<(Option<&str>, Option<&str>), &'static str> {
     // The part after a question mark selects how the page is shown.
     let page = page.split(['?', '#']).next().unwrap_or_default();
@@ -168,7 +168,7 @@ fn of_page(page: &str) -> Result<(Option<&str>, Option<&str>), &'static str> {
     }
 }
 
-/// Whether a text can be an owner or a repository.
+/// Returns whether a text can be an owner or a repository.
 fn is_part(text: &str) -> bool {
     let is_edge = |c: char| c == '-' || c == '.';
     !text.is_empty()
@@ -186,12 +186,12 @@ fn is_revision(text: &str) -> bool {
     is_relative_path(text) && !text.contains([' ', '~', '^', '?', '*', '['])
 }
 
-/// Says whether a character changes the direction of text, which could disguise a name.
+/// Returns whether a character changes the direction of text, which could disguise a name.
 fn turns_text(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Whether a text is a path that stays below the folder it is joined to, on every system.
+/// Returns whether a text is a path that stays below the folder it is joined to, on every system.
 pub(crate) fn is_relative_path(text: &str) -> bool {
     const MAX_PATH_BYTES: usize = 512;
     text.len() <= MAX_PATH_BYTES

@@ -1,25 +1,25 @@
-//! What the name of a GGUF file says: the type of its weights, and which part of a model it is.
+//! Parses the name of a GGUF file: the type of its weights, and its part number.
 //!
-//! Separate because nothing but names is looked at: a repository is listed before anything of it is downloaded. Invariant: a type is
-//! only what a quantizer writes into names; other words of a name are never taken for one.
+//! Only names matter: a repository is listed before anything of it is downloaded. Invariant: a type is only
+//! what a quantizer writes into names; no other word of a name is taken for one.
 
 use tokenmill_gguf::{NextnName, part_of_name};
 
-/// A GGUF file's name, taken apart.
+/// The parsed name of a GGUF file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GgufName<'a> {
-    /// The path without the part and without its end.
+    /// The path without the part number and the extension.
     pub(crate) stem: &'a str,
-    /// The end, in small or in capital letters.
+    /// The extension, in lower or upper case.
     end: &'static str,
-    /// Number of the part from 1, and number of parts; one of one for a whole model.
+    /// Part number from 1, and number of parts; one of one for an unsplit model.
     pub(crate) part: (u32, u32),
-    /// The type of the weights, such as `Q4_K_M`, where the name has one.
+    /// The type of the weights, such as `Q4_K_M`, if the name has one.
     pub(crate) ty: Option<String>,
 }
 
 impl<'a> GgufName<'a> {
-    /// Takes a path apart; `None` for a file that is no GGUF file.
+    /// Parses a path; `None` if it is not a GGUF file.
     pub(crate) fn of(path: &'a str) -> Option<Self> {
         let end = [".gguf", ".GGUF"].into_iter().find(|end| path.ends_with(end))?;
         let whole = &path[..path.len() - end.len()];
@@ -30,7 +30,7 @@ impl<'a> GgufName<'a> {
         Some(Self { stem, end, part, ty })
     }
 
-    /// The path of another part.
+    /// Returns the path of another part.
     pub(crate) fn path_of_part(&self, no: u32) -> String {
         let Self { stem, end, .. } = self;
         match self.part.1 {
@@ -39,19 +39,19 @@ impl<'a> GgufName<'a> {
         }
     }
 
-    /// Whether this is the encoder of images that goes with a model.
+    /// Returns whether this is the image encoder of a model.
     pub(crate) fn is_projector(&self) -> bool {
         self.file().to_lowercase().contains("mmproj")
     }
 
-    /// Whether this is a file that a model can be opened from. What guesses further tokens (MTP) and has a file of its own stands next to
-    /// its model; a model with such layers has the word elsewhere in its name.
+    /// Returns whether this is a file that a model can be opened from. Separate MTP files are excluded; a
+    /// model that includes MTP layers has the word elsewhere in its name.
     pub(crate) fn is_model(&self) -> bool {
         let is_importance = self.file().to_lowercase().contains("imatrix");
         !self.is_projector() && self.nextn_name().is_none() && !is_importance
     }
 
-    /// The layers for further tokens that this has, and which go with a model; none of another kind of network.
+    /// Returns the name of a separate MTP file; `None` for other files and other kinds of networks.
     pub(crate) fn nextn(&self) -> Option<NextnName> {
         self.nextn_name().filter(|name| !name.is_assistant())
     }
@@ -60,7 +60,7 @@ impl<'a> GgufName<'a> {
         NextnName::of(&format!("{}{}", self.file(), self.end))
     }
 
-    /// The folder in its repository, with a slash behind it unless it is the root.
+    /// Returns the folder in its repository, with a trailing slash unless it is the root.
     pub(crate) fn folder(&self) -> &str {
         let n_file = self.file().len();
         &self.stem[..self.stem.len() - n_file]
@@ -71,14 +71,14 @@ impl<'a> GgufName<'a> {
     }
 }
 
-/// Whether a file's name is that of a GGUF file that a model can be opened from, and not of one that stands next to a model: an encoder
-/// of images, an importance matrix, layers for further tokens.
+/// Returns whether a file name is that of a GGUF model, and not of a companion file: an image encoder, an
+/// importance matrix, or MTP layers.
 pub fn is_model_file_name(name: &str) -> bool {
     GgufName::of(name).is_some_and(|name| name.is_model())
 }
 
-/// What tells a GGUF file apart in its repository: the type of its weights, where its path says it, and its name without its end and
-/// the number of its part.
+/// Returns the texts that select a GGUF file in its repository: the type of its weights, if its path states
+/// it, and its name without extension and part number.
 pub fn variants_of_file(path: &str) -> Vec<String> {
     let Some(name) = GgufName::of(path) else {
         return Vec::new();
@@ -87,7 +87,7 @@ pub fn variants_of_file(path: &str) -> Vec<String> {
     name.ty.into_iter().chain([file]).collect()
 }
 
-/// The first part that is missing of files such as `model-00001-of-00002.safetensors`.
+/// Returns the first missing part of files such as `model-00001-of-00002.safetensors`.
 pub(crate) fn missing_shard(paths: &[&str]) -> Option<String> {
     const END: &str = ".safetensors";
     paths.iter().find_map(|path| {
@@ -99,7 +99,7 @@ pub(crate) fn missing_shard(paths: &[&str]) -> Option<String> {
     })
 }
 
-/// Takes `-00001-of-00003` off a name.
+/// Splits `-00001-of-00003` off a name.
 fn split_part(whole: &str) -> (&str, (u32, u32)) {
     match part_of_name(whole) {
         Some((stem, no, count)) if count > 1 && (1..=count).contains(&no) => (stem, (no, count)),
@@ -107,12 +107,12 @@ fn split_part(whole: &str) -> (&str, (u32, u32)) {
     }
 }
 
-/// The last type that stands in a name, in capitals.
+/// Returns the last type in a name, in upper case.
 fn type_in(name: &str) -> Option<String> {
     let words: Vec<&str> = name.split(['-', '.']).collect();
     (0..words.len()).rev().find_map(|word_idx| {
         let word = words[word_idx].to_uppercase();
-        // Some names join the words of a model by underscores, as types do.
+        // Some names join the words of a model with underscores, which types contain too.
         let starts = (word.match_indices('_').map(|(at, _)| at + 1)).collect::<Vec<_>>();
         let ty = [0]
             .into_iter()
@@ -128,10 +128,10 @@ fn type_in(name: &str) -> Option<String> {
     })
 }
 
-/// Whether a text in capitals is a type of weights.
+/// Returns whether a text in upper case is a type of weights.
 fn is_type(text: &str) -> bool {
     const FLOATS: [&str; 8] = ["F16", "F32", "BF16", "FP16", "FP32", "FP8", "MXFP4", "NVFP4"];
-    /// What follows the bits of a quantized type.
+    /// Suffixes after the bits of a quantized type.
     const ENDS: [&str; 18] = [
         "0", "1", "2", "3", "4", "8", "K", "S", "M", "L", "XS", "XXS", "XL", "XXL", "NL", "MOE", "R4", "R8",
     ];

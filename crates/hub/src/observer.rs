@@ -1,32 +1,32 @@
-//! [`PullObserver`]: what is told while a model is downloaded.
+//! [`PullObserver`]: receives the events of a download.
 //!
-//! Separate because the crate itself prints nothing. Invariant: a call comes from any thread and is short; an observer can end a download,
-//! and changes nothing else about it.
+//! The crate itself prints nothing. Invariant: calls come from any thread and are short; an observer can end
+//! a download, but not influence it otherwise.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
-/// What happened.
+/// An event of a download.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum PullEvent<'a> {
-    /// So many bytes of all files of the request are there now. The number falls where a file has to begin again.
+    /// The number of received bytes of all files in the request. It decreases if a file must start again.
     Progress {
-        /// Bytes that are there.
+        /// Received bytes.
         done_bytes: u64,
-        /// Bytes of all files.
+        /// Total bytes of all files.
         total_bytes: u64,
     },
-    /// Another program downloads this file; it is waited for.
+    /// Another program is downloading this file; the download waits for it.
     Waiting {
         /// The file.
         file: &'a str,
     },
     /// Something failed and is tried again after a pause.
     Retrying {
-        /// What failed.
+        /// The failure.
         reason: &'a str,
         /// The pause.
         pause: Duration,
@@ -35,34 +35,35 @@ pub enum PullEvent<'a> {
     Restarting {
         /// The file.
         file: &'a str,
-        /// Why.
+        /// The reason.
         reason: &'a str,
     },
-    /// All bytes of a file are there, and its hash is as announced.
+    /// All bytes of a file have arrived, and its hash matches.
     Checked {
         /// The file.
         file: &'a str,
     },
 }
 
-/// What is told while a model is downloaded.
+/// Receives the events of a download.
 pub trait PullObserver: Sync {
-    /// Takes notice of an event.
+    /// Receives an event.
     fn event(&self, event: PullEvent<'_>);
 
-    /// Whether the download is to end early, with [`HubError::Cancelled`](crate::HubError::Cancelled). It is asked between pieces of a file,
-    /// also where they are only hashed, in pauses, and while another program is waited for; what has arrived stays.
+    /// Returns whether the download should end early, with
+    /// [`HubError::Cancelled`](crate::HubError::Cancelled). It is called between pieces of a file, even while
+    /// hashing, in pauses, and while waiting for another program; received bytes stay.
     fn is_cancelled(&self) -> bool {
         false
     }
 }
 
-/// Takes notice of nothing.
+/// Ignores all events.
 impl PullObserver for () {
     fn event(&self, _event: PullEvent<'_>) {}
 }
 
-/// Counts the bytes of a request over all its files.
+/// Counts the received bytes of all files in a request.
 pub(crate) struct Tally<'a> {
     done_bytes: AtomicU64,
     total_bytes: u64,
@@ -70,7 +71,7 @@ pub(crate) struct Tally<'a> {
 }
 
 impl<'a> Tally<'a> {
-    /// Nothing is there yet.
+    /// Starts a count at zero.
     pub(crate) fn new(total_bytes: u64, observer: &'a dyn PullObserver) -> Self {
         Self {
             done_bytes: AtomicU64::new(0),
@@ -79,13 +80,13 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// More bytes are there.
+    /// Adds received bytes.
     pub(crate) fn add(&self, n_bytes: u64) {
         let done_bytes = self.done_bytes.fetch_add(n_bytes, Ordering::Relaxed) + n_bytes;
         self.tell(done_bytes);
     }
 
-    /// Bytes that were there are to come again.
+    /// Subtracts bytes that must be received again.
     pub(crate) fn take_back(&self, n_bytes: u64) {
         let done_bytes = self.done_bytes.fetch_sub(n_bytes, Ordering::Relaxed) - n_bytes;
         self.tell(done_bytes);

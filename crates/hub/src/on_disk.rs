@@ -1,7 +1,7 @@
-//! [`DiskUse`]: what the models of both caches take on the disk, and what downloads that ended early left there.
+//! [`DiskUse`]: the disk space of the models in both caches, and of interrupted downloads.
 //!
-//! Separate from the list of models because a file counts once here, also where several models or snapshots have it. Invariant: links
-//! are not followed, so that nothing outside the caches counts.
+//! A file counts once here, even if several models or snapshots share it. Invariant: links are not followed,
+//! so that nothing outside the caches counts.
 
 use std::{
     fs::{self, DirEntry},
@@ -15,34 +15,34 @@ use crate::{
     incomplete::{INCOMPLETE, disk_bytes},
 };
 
-/// What the caches of the Hub and of Ollama hold.
+/// The contents of the caches of the Hub and of Ollama.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DiskUse {
-    /// Bytes of all models and of what is left of downloads, each file once.
+    /// Bytes of all models and of interrupted downloads, each file once.
     pub n_bytes: u64,
-    /// Repositories of the Hub with files that are not whole, by name.
+    /// Repositories of the Hub with incomplete files, by name.
     pub interrupted: Vec<InterruptedPull>,
-    /// Bytes of layers in Ollama's folder that are not whole. The models that they are of are not known.
+    /// Bytes of incomplete layers in Ollama's folder. Their models are unknown.
     pub ollama_interrupted_bytes: u64,
 }
 
-/// What is left of downloads of one repository that ended early or still run.
+/// The remains of interrupted or running downloads of one repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InterruptedPull {
-    /// The repository. Which type or revision it was for is not known.
+    /// The repository. The type and the revision are unknown.
     pub name: ModelName,
-    /// Bytes on the disk of its files that are not whole.
+    /// Bytes on the disk of its incomplete files.
     pub n_bytes: u64,
-    /// When bytes arrived last, as far as the system keeps that.
+    /// The time at which bytes last arrived, if the system reports it.
     pub last_used: Option<SystemTime>,
-    /// The folder that they lie in.
+    /// The folder of the incomplete files.
     pub path: PathBuf,
 }
 
 impl DiskUse {
-    /// Looks at both caches; folders that cannot be read hold nothing.
+    /// Scans both caches; unreadable folders count as empty.
     pub fn of(settings: &HubSettings) -> Self {
         let mut found = Self::default();
         let folders = entries(&settings.cache).filter_map(|entry| entry.file_name().into_string().ok());
@@ -69,7 +69,7 @@ impl DiskUse {
     }
 }
 
-/// The files of a folder that are not whole, and when each was written last.
+/// Returns the incomplete files of a folder, each with the time of the last write.
 pub(crate) fn incomplete_files(folder: &Path) -> Vec<(PathBuf, Option<SystemTime>)> {
     let files = entries(folder).filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
     let left = files.filter(|entry| is_incomplete(&entry.path()));
@@ -80,14 +80,15 @@ pub(crate) fn incomplete_files(folder: &Path) -> Vec<(PathBuf, Option<SystemTime
     .collect()
 }
 
-/// Whether a file is part of one by its name: of this program and of `huggingface_hub`, or of Ollama.
+/// Returns whether a file name marks an incomplete file: of this program and `huggingface_hub`, or of Ollama.
 fn is_incomplete(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_ollamas = name.starts_with("sha256-") && name.contains("-partial");
     name.ends_with(INCOMPLETE) || is_ollamas
 }
 
-/// Bytes of a file; of one that is not whole those on the disk, since its length is what it will have.
+/// Returns the bytes of a file. For an incomplete one, only bytes on the disk count, since its length is the
+/// final one.
 pub(crate) fn file_bytes(path: &Path) -> u64 {
     let Ok(metadata) = fs::symlink_metadata(path) else {
         return 0;
@@ -99,7 +100,7 @@ pub(crate) fn file_bytes(path: &Path) -> u64 {
     }
 }
 
-/// Bytes of the files below a folder; links are not followed.
+/// Returns the bytes of the files below a folder; links are not followed.
 pub(crate) fn bytes_below(folder: &Path) -> u64 {
     let sizes = entries(folder).map(|entry| match entry.file_type() {
         Ok(kind) if kind.is_dir() => bytes_below(&entry.path()),

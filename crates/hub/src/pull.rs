@@ -1,7 +1,7 @@
-//! [`pull`]: from a name to a model on this machine; [`plan`] says before what that takes.
+//! [`pull`]: from a name to a model on this machine; [`plan`] describes it first.
 //!
-//! Separate from the transfer of one file because a model is several. Invariant: the links of a snapshot are made when all files of the
-//! request are there, so that a model that can be found is whole.
+//! A model consists of several files. Invariant: the links of a snapshot are created when all files of the
+//! request exist, so that a model that can be found is complete.
 
 use std::{
     collections::BTreeSet,
@@ -23,15 +23,15 @@ use crate::{
     observer::Tally,
 };
 
-/// Selects parts of a repository, besides those that the name selects.
+/// Options for the parts of a repository, in addition to those that the name selects.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PullWishes {
-    /// The memory that a model has to fit into where the name says no type; `None` takes any size.
+    /// The memory into which a model must fit if the name states no type; `None` allows any size.
     pub memory_bytes: Option<u64>,
-    /// Whether the encoder of images comes with a model that has one.
+    /// Whether to download the image encoder of a model that has one.
     pub with_projector: bool,
-    /// Whether layers for further tokens that have a file of their own come with their model.
+    /// Whether to download a separate MTP file with its model.
     pub with_nextn: bool,
 }
 
@@ -52,34 +52,34 @@ pub struct PullPlan {
     commit: String,
     files: Vec<(ListedFile, RemoteFile)>,
     opens: Option<String>,
-    /// The encoder of images that the repository has next to GGUF files, wished or not.
+    /// The image encoder that the repository has next to GGUF files, whether or not it was requested.
     projector: Option<String>,
     /// Selected variant: the type of a GGUF file, or `safetensors`.
     pub label: String,
-    /// Why it is taken, where the name does not say it.
+    /// The reason for the selection, if the name does not determine it.
     pub why: Option<String>,
-    /// The file of layers for further tokens that comes with the model, and its bytes.
+    /// The separate MTP file for the model, and its bytes.
     pub nextn: Option<(String, u64)>,
-    /// Bytes of all files.
+    /// Total bytes of all files.
     pub total_bytes: u64,
-    /// Bytes that are to be downloaded.
+    /// Bytes to download.
     pub missing_bytes: u64,
     /// Bytes of them that belong to the image encoder.
     pub missing_projector_bytes: u64,
-    /// Bytes of them that belong to layers that draft tokens.
+    /// Bytes of them that belong to MTP layers.
     pub missing_nextn_bytes: u64,
 }
 
-/// A model that is on this machine.
+/// A model stored on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PulledModel {
     /// Path to open: the first GGUF file, or a folder.
     pub path: PathBuf,
     /// The type of a GGUF file, or `safetensors`.
     pub label: String,
-    /// The commit that it is of.
+    /// Its commit.
     pub commit: String,
-    /// Its bytes.
+    /// Its size in bytes.
     pub n_bytes: u64,
 }
 
@@ -100,10 +100,10 @@ pub fn pull(
     plan(name, wishes, settings, observer)?.fetch(settings, observer)
 }
 
-/// Asks the server what there is, and says what a pull would do.
+/// Requests the repository's contents from the server, and plans the pull.
 ///
 /// # Errors
-/// A model that does not exist, has no such type, fits into no memory, or cannot be asked for.
+/// An error if the model does not exist, has no such type, does not fit into memory, or cannot be requested.
 pub fn plan(
     name: &ModelName,
     wishes: &PullWishes,
@@ -189,7 +189,7 @@ pub fn plan(
     })
 }
 
-/// The files of a folder of safetensors: the weights, and what stands next to them.
+/// Returns the files of a safetensors folder: the weights, and their companion files.
 fn folder_files(
     hub: &Hub<'_>,
     name: &ModelName,
@@ -235,7 +235,7 @@ fn folder_files(
     if weights.is_empty() {
         return Err(nothing());
     }
-    // An index says by itself which parts there are.
+    // An index already lists all parts.
     let shards: Vec<&str> = weights.iter().map(String::as_str).collect();
     if let Some(missing) = missing_shard(&shards).filter(|_| !has(INDEX)) {
         return Err(HubError::MissingPart {
@@ -256,17 +256,17 @@ fn folder_files(
     Ok(side.chain(weights).collect())
 }
 
-/// Lists the files of the folder that a safetensors index names.
+/// Returns the files of the folder that are named in a safetensors index.
 ///
 /// # Errors
-/// Fails if `bytes` is not an index, or names too many files.
+/// An error if `bytes` is not an index, or names too many files.
 fn parts_of_index(bytes: &[u8]) -> Result<BTreeSet<String>, serde_json::Error> {
     let mut parts = lists::parts_of_index(bytes)?;
     parts.retain(|part| is_relative_path(part));
     Ok(parts)
 }
 
-/// Bytes of a file that are to be downloaded.
+/// Returns the bytes of a file that must be downloaded.
 fn bytes_to_fetch(cache: &Cache, commit: &str, file: &RemoteFile) -> u64 {
     if is_there(cache, commit, file) {
         return 0;
@@ -274,12 +274,12 @@ fn bytes_to_fetch(cache: &Cache, commit: &str, file: &RemoteFile) -> u64 {
     (file.n_bytes).saturating_sub(bytes_left_at(&cache.incomplete(&file.etag), file.n_bytes))
 }
 
-/// Whether a file's bytes are in the cache.
+/// Returns whether a file's bytes are in the cache.
 fn is_there(cache: &Cache, commit: &str, file: &RemoteFile) -> bool {
     let has_size =
         |path: &Path| fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == file.n_bytes);
     let pointer = cache.snapshot(commit).join(&file.path);
-    // Where there are no links, the file itself lies in the snapshot.
+    // On systems without links, the file itself is in the snapshot.
     has_size(&cache.blob(&file.etag)) || !pointer.is_symlink() && has_size(&pointer)
 }
 
@@ -297,11 +297,11 @@ impl PullPlan {
         self.files.len()
     }
 
-    /// Hashes the files that are there, and removes those with other bytes than were announced: they are missing then. Without this a
-    /// file of the right size counts as whole.
+    /// Hashes the stored files, and removes those that do not match; these are then missing. Without this
+    /// call a file of the right size counts as complete.
     ///
     /// # Errors
-    /// A file that cannot be read or removed.
+    /// An error if a file cannot be read or removed.
     pub fn remove_damaged(
         &mut self,
         settings: &HubSettings,
@@ -351,7 +351,7 @@ impl PullPlan {
                 error if error.is_of_full_disk() => self.check_room(&cache, settings).err().unwrap_or(error),
                 error => error,
             })?;
-        // Two programs that make the same links at once would rename each other's away.
+        // Two programs that create the same links at once could rename each other's away.
         let waiter = Waiter { observer, file: None };
         let _locked = cache.lock(&self.commit, waiter)?;
         if self.opens.is_some() {
@@ -378,7 +378,7 @@ impl PullPlan {
         })
     }
 
-    /// Looks whether what is missing has room on the disk.
+    /// Checks that the disk has room for the missing files.
     fn check_room(&self, cache: &Cache, settings: &HubSettings) -> Result<(), HubError> {
         let absent = (self.files.iter()).filter(|(_, file)| !is_there(cache, &self.commit, file));
         let needed_bytes = absent
@@ -387,7 +387,7 @@ impl PullPlan {
         check_room(&settings.cache, needed_bytes)
     }
 
-    /// Makes the blobs that are not there.
+    /// Downloads the missing blobs.
     fn fetch_files(
         &mut self,
         cache: &Cache,
@@ -402,7 +402,7 @@ impl PullPlan {
                 fetched?;
                 continue;
             };
-            // Once again, with what the server says of the file now.
+            // Try once more, with the server's current description of the file.
             observer.event(PullEvent::Restarting {
                 file: &file.path,
                 reason: &error.to_string(),
@@ -414,7 +414,7 @@ impl PullPlan {
     }
 }
 
-/// Makes a file's blob, unless it is there.
+/// Downloads a file's blob, unless it exists.
 fn fetch_file(
     hub: &Hub<'_>,
     name: &ModelName,
@@ -433,7 +433,7 @@ fn fetch_file(
         file: Some(&file.path),
     };
     let _locked = cache.lock(&file.etag, waiter)?;
-    // Another program may have had the lock and made the blob.
+    // Another program may have held the lock and downloaded the blob.
     if is_there(cache, commit, file) {
         tally.add(file.n_bytes);
         return Ok(());
@@ -442,12 +442,13 @@ fn fetch_file(
     blob::download(hub, name, file, settings, tally, &incomplete, &target)
 }
 
-/// Finds a model that is in the cache, and whole there; no server is asked.
+/// Finds a complete model in the cache without asking a server.
 ///
-/// The branch `main` counts where the name has no revision, then older snapshots.
+/// If the name has no revision, the branch `main` has priority, then older snapshots.
 ///
 /// # Errors
-/// [`HubError::NothingFits`] and [`HubError::SeveralOfType`] where that is why none of those that are there is taken.
+/// [`HubError::NothingFits`] and [`HubError::SeveralOfType`], if that is the reason why no stored model was
+/// chosen.
 pub fn find_stored(
     name: &ModelName,
     wishes: &PullWishes,
@@ -491,12 +492,12 @@ pub fn find_stored(
     refused.map_or(Ok(None), Err)
 }
 
-/// The commits that a name may mean, the likeliest first.
+/// Returns the commits that a name may mean, the likeliest first.
 pub(crate) fn commits_of(cache: &Cache, name: &ModelName) -> Vec<String> {
     let revision = name.revision();
     let first = cache.read_ref(revision.unwrap_or("main"));
     let others = cache.commits().into_iter().filter(|commit| match revision {
-        // A commit may be shortened, as Git has it.
+        // A commit may be abbreviated, as in Git.
         Some(revision) => revision.len() >= 7 && commit.starts_with(revision),
         None => true,
     });
@@ -505,7 +506,7 @@ pub(crate) fn commits_of(cache: &Cache, name: &ModelName) -> Vec<String> {
     commits
 }
 
-/// Bytes of a folder of safetensors; `None` where a snapshot is none, or is not whole.
+/// Returns the bytes of a safetensors folder; `None` if a snapshot is not one, or is incomplete.
 pub(crate) fn folder_bytes(entries: &[Entry]) -> Option<u64> {
     let find = |path: &str| entries.iter().find(|entry| entry.path == path);
     find("config.json")?;
@@ -527,7 +528,7 @@ pub(crate) fn folder_bytes(entries: &[Entry]) -> Option<u64> {
             return None;
         }
     }
-    // GGUF files may lie next to a folder's, and are models of their own.
+    // GGUF files may be in the same folder, and are separate models.
     let own = entries.iter().filter(|entry| !entry.is_gguf());
     Some(own.map(|entry| entry.n_bytes).sum())
 }

@@ -1,7 +1,7 @@
-//! [`Fault`] and [`Attempts`]: what is tried again, how often, and after which pause.
+//! [`Fault`] and [`Attempts`]: what is retried, how often, and after which pause.
 //!
-//! Separate because requests and parts of files are tried again by the same rules. Invariant: the number of attempts without progress
-//! is bounded, and so is every pause.
+//! Requests and parts of files follow the same rules. Invariant: the number of attempts without progress is
+//! bounded, and so is every pause.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -11,26 +11,26 @@ use std::{
 
 use crate::{HubError, PullEvent, PullObserver};
 
-/// How often a part of a file is tried without progress.
+/// Maximum attempts of a part of a file without progress.
 const MAX_TRIES: u32 = 6;
-/// The longest pause of ours.
+/// Maximum pause that this program chooses.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
-/// The longest pause that a server may ask for.
+/// Maximum pause that a server may request.
 const MAX_ASKED_PAUSE: Duration = Duration::from_mins(2);
 
-/// Why an attempt failed.
+/// The reason why an attempt failed.
 pub(crate) enum Fault {
-    /// Another attempt may succeed, after the pause that the server asked for.
+    /// Another attempt may succeed, after the pause that the server requested.
     Again {
         error: HubError,
         after: Option<Duration>,
     },
-    /// No other attempt would.
+    /// No other attempt can succeed.
     Final(HubError),
 }
 
 impl Fault {
-    /// A fault that may pass.
+    /// Returns a transient fault.
     pub(crate) fn again(error: HubError) -> Self {
         Self::Again { error, after: None }
     }
@@ -53,7 +53,7 @@ pub(crate) struct Attempts<'a> {
 }
 
 impl<'a> Attempts<'a> {
-    /// No attempt yet; `pause` is the first. Where `is_aborted` becomes true, no pause is waited for.
+    /// Starts a count with `pause` as the first pause. If `is_aborted` becomes true, pauses end at once.
     pub(crate) fn new(pause: Duration, observer: &'a dyn PullObserver, is_aborted: &'a AtomicBool) -> Self {
         Self {
             n_failed: 0,
@@ -65,12 +65,12 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// Makes fewer attempts: what a person waits for should say soon that there is no network.
+    /// Limits the attempts: a waiting person should soon learn that there is no network.
     pub(crate) fn at_most(self, max_tries: u32) -> Self {
         Self { max_tries, ..self }
     }
 
-    /// Makes no other attempt where there is no connection, unless `waits`.
+    /// Makes no further attempt if there is no connection, unless `waits`.
     pub(crate) fn waiting_for_network(self, waits: bool) -> Self {
         Self {
             waits_for_network: waits,
@@ -78,7 +78,7 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// Something was achieved: what fails from here is counted from the start.
+    /// Restarts the count after progress.
     pub(crate) fn reset(&mut self) {
         self.n_failed = 0;
     }
@@ -86,7 +86,7 @@ impl<'a> Attempts<'a> {
     /// Waits before the next attempt.
     ///
     /// # Errors
-    /// Where no other attempt is made.
+    /// The error, if there is no further attempt.
     pub(crate) fn failed(&mut self, fault: Fault) -> Result<(), HubError> {
         let (error, after) = match fault {
             Fault::Again { error, after } => (error, after),
@@ -126,10 +126,10 @@ impl<'a> Attempts<'a> {
         Ok(())
     }
 
-    /// Works until it succeeds.
+    /// Repeats the work until it succeeds.
     ///
     /// # Errors
-    /// Where no other attempt is made.
+    /// The error, if there is no further attempt.
     pub(crate) fn run<T>(mut self, mut work: impl FnMut() -> Result<T, Fault>) -> Result<T, HubError> {
         loop {
             match work() {

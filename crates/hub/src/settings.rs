@@ -1,7 +1,7 @@
-//! [`HubSettings`]: where the Hub is, where files go, and how patient a download is.
+//! [`HubSettings`]: the Hub's address, the folders of files, and the patience of a download.
 //!
-//! Separate because a program reads them from its environment, and this crate reads none. Invariant: names and defaults are those of
-//! `huggingface_hub`, so that both find the same cache and the same token.
+//! Programs read them from their environment; this crate reads none. Invariant: names and defaults are those
+//! of `huggingface_hub`, so that both find the same cache and the same token.
 
 use std::{
     fmt, fs,
@@ -11,28 +11,28 @@ use std::{
 
 use crate::{HubError, address::without_user};
 
-/// Where the Hub is, where files go, and how patient a download is.
+/// The Hub's address, the folders of files, and the patience of a download.
 #[derive(Clone, Debug)]
 pub struct HubSettings {
-    /// Address of the Hub or of a mirror, without a slash at its end.
+    /// Address of the Hub or of a mirror, without a trailing slash.
     pub endpoint: String,
-    /// The cache.
+    /// The folder of the cache.
     pub cache: PathBuf,
     /// The folder in which Ollama keeps models.
     pub ollama_models: PathBuf,
-    /// Address of Ollama's registry or of a mirror, without a slash at its end.
+    /// Address of Ollama's registry or of a mirror, without a trailing slash.
     pub ollama_registry: String,
     /// The access token, for private and restricted repositories.
     pub token: Option<HubToken>,
-    /// Whether no server is asked.
+    /// Whether requests to servers are disabled.
     pub is_offline: bool,
-    /// Connections at once for a large file.
+    /// Number of simultaneous connections for a large file.
     pub n_connections: usize,
-    /// Bytes of a part: what one request asks for, and what at most is downloaded again after an interruption.
+    /// Bytes of a part: the size of one request, and the most that is downloaded again after an interruption.
     pub part_bytes: u64,
-    /// The first pause before something is tried again; it doubles from one failure to the next.
+    /// The first pause before a retry; it doubles with each failure.
     pub retry_pause: Duration,
-    /// How long nothing may arrive before a connection counts as broken.
+    /// Time without data after which a connection counts as broken.
     pub patience: Duration,
 }
 
@@ -41,14 +41,14 @@ pub struct HubSettings {
 pub struct HubToken(String);
 
 impl HubToken {
-    /// Takes a token; `None` for an empty text, and for one that cannot stand in a header.
+    /// Wraps a token; `None` for an empty text, and for one that is invalid in a header.
     pub fn new(text: &str) -> Option<Self> {
         let text = text.trim();
         let is_usable = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
         is_usable.then(|| Self(text.to_owned()))
     }
 
-    /// The token.
+    /// Returns the token.
     pub(crate) fn text(&self) -> &str {
         &self.0
     }
@@ -61,7 +61,7 @@ impl fmt::Debug for HubToken {
 }
 
 impl HubSettings {
-    /// Settings with a cache, and else the defaults.
+    /// Returns the defaults with this cache.
     pub fn with_cache(cache: impl Into<PathBuf>) -> Self {
         let cache = cache.into();
         Self {
@@ -78,9 +78,9 @@ impl HubSettings {
         }
     }
 
-    /// Settings as `huggingface_hub` reads them: `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME`, `HF_TOKEN`, `HF_TOKEN_PATH` and
-    /// `HF_HUB_OFFLINE`; and `OLLAMA_MODELS`, as Ollama reads it, with `OLLAMA_REGISTRY` for a mirror. `variable` gives the value of a
-    /// variable of the environment.
+    /// Reads settings as `huggingface_hub` does: `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME`, `HF_TOKEN`,
+    /// `HF_TOKEN_PATH` and `HF_HUB_OFFLINE`; and `OLLAMA_MODELS`, as Ollama reads it, with `OLLAMA_REGISTRY`
+    /// for a mirror. `variable` returns the value of an environment variable.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let filled = |name: &str| filled(&variable, name);
         let user_home = user_home(&variable).unwrap_or_else(|| PathBuf::from("."));
@@ -114,12 +114,12 @@ impl HubSettings {
         }
     }
 
-    /// The endpoint without a user and a password, to be shown.
+    /// Returns the endpoint without user and password, for display.
     pub fn shown_endpoint(&self) -> String {
         without_user(&self.endpoint)
     }
 
-    /// Checks what a request begins with.
+    /// Checks the endpoint.
     ///
     /// # Errors
     /// [`HubError::BadEndpoint`].
@@ -127,7 +127,7 @@ impl HubSettings {
         let is_address = ["http://", "https://"].iter().any(|scheme| {
             let rest = self.endpoint.strip_prefix(scheme).unwrap_or_default();
             let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
-            // Signs of a password that cut its address short.
+            // These characters suggest a password that cut its address short.
             !host.is_empty() && !path.contains('@') && !rest.contains(['?', '#'])
         });
         if is_address {
@@ -139,9 +139,9 @@ impl HubSettings {
     }
 }
 
-/// The folder in which the user's programs keep what they can make again: `XDG_CACHE_HOME`, or `.cache` in the home folder; `None` where the
-/// environment names neither. `variable` gives the value of a variable of the environment. As `huggingface_hub` does it, `~` stands for the
-/// home folder, and a path that is not absolute is taken as it is.
+/// Returns the user's cache folder: `XDG_CACHE_HOME`, or `.cache` in the home folder; `None` if the
+/// environment names neither. `variable` returns the value of an environment variable. As in
+/// `huggingface_hub`, `~` means the home folder, and a relative path is used as it is.
 pub fn folder_of_caches(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let home = user_home(&variable);
     match filled(&variable, "XDG_CACHE_HOME") {
@@ -150,23 +150,23 @@ pub fn folder_of_caches(variable: impl Fn(&str) -> Option<String>) -> Option<Pat
     }
 }
 
-/// The user's home folder.
+/// Returns the user's home folder.
 fn user_home(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let home = filled(&variable, "HOME").or_else(|| filled(&variable, "USERPROFILE"));
     home.map(PathBuf::from)
 }
 
-/// The value of a variable that is set to something.
+/// Returns the value of a variable that is set and not empty.
 fn filled(variable: impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
     variable(name).filter(|value| !value.is_empty())
 }
 
-/// What `huggingface_hub` takes as a yes.
+/// Returns whether `huggingface_hub` takes a value for true.
 fn is_true(value: &str) -> bool {
     ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str())
 }
 
-/// Puts the home folder of the user for `~`.
+/// Replaces `~` with the user's home folder.
 fn expand(value: &str, user_home: &Path) -> PathBuf {
     match value.strip_prefix('~') {
         Some("") => user_home.to_owned(),

@@ -1,7 +1,8 @@
-//! [`SourceName`] and [`SourcePlan`]: a model by name from either source, the Hugging Face Hub or Ollama's registry.
+//! [`SourceName`] and [`SourcePlan`]: a model by name from either source, the Hugging Face Hub or Ollama's
+//! registry.
 //!
-//! Separate because programs do the same with both. Invariants: what could be a repository of the Hub is one; what exists as a file or a
-//! folder is never taken for a name.
+//! Programs treat both alike. Invariants: a text that could be a repository of the Hub is one; an existing
+//! file or folder is never taken for a name.
 
 use std::{fmt, path::Path, str::FromStr};
 
@@ -15,9 +16,9 @@ use crate::{
 /// A model by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceName {
-    /// Of the Hub.
+    /// A model of the Hub.
     Hub(ModelName),
-    /// Of Ollama's registry.
+    /// A model of Ollama's registry.
     Ollama(OllamaName),
 }
 
@@ -45,10 +46,10 @@ impl fmt::Display for SourceName {
 }
 
 impl SourceName {
-    /// The name that stands where a model is expected; `None` where that is a path.
+    /// Parses a name in the place of a model; `None` if it is a path.
     ///
     /// # Errors
-    /// What says by itself that it is a name, and is none.
+    /// An error for a text that is explicitly a name but invalid.
     pub fn of_path(model: &Path) -> Result<Option<Self>, HubError> {
         let Some(text) = model.to_str() else {
             return Ok(None);
@@ -67,7 +68,7 @@ impl SourceName {
         Ok(text.parse().ok())
     }
 
-    /// What the name is served under and shown as.
+    /// Returns the name for display and for serving.
     pub fn shown(&self) -> String {
         match self {
             Self::Hub(name) => name.to_string(),
@@ -75,7 +76,7 @@ impl SourceName {
         }
     }
 
-    /// The model, if it is on this machine.
+    /// Returns the model if it is on this machine.
     ///
     /// # Errors
     /// As [`find_stored`].
@@ -90,7 +91,8 @@ impl SourceName {
         }
     }
 
-    /// What is known of the encoder of images of a model that [`Self::find_stored`] has found. Those of Ollama have what their manifests name.
+    /// Returns what is known about the image encoder of a model found by [`Self::find_stored`]. Models of
+    /// Ollama have exactly what their manifests name.
     pub fn stored_projector(&self, model: &PulledModel, settings: &HubSettings) -> StoredProjector {
         match self {
             Self::Hub(name) => stored_projector(name, model, settings),
@@ -98,7 +100,7 @@ impl SourceName {
         }
     }
 
-    /// Asks the source, and says what a download would take.
+    /// Requests the source's description of the model, and plans the download.
     ///
     /// # Errors
     /// As [`plan`].
@@ -115,17 +117,17 @@ impl SourceName {
     }
 }
 
-/// What a download takes.
+/// A plan of a download.
 #[derive(Debug)]
 pub enum SourcePlan {
-    /// Of the Hub.
+    /// From the Hub.
     Hub(PullPlan),
-    /// Of Ollama's registry.
+    /// From Ollama's registry.
     Ollama(OllamaPlan),
 }
 
 impl SourcePlan {
-    /// What is downloaded, with its type.
+    /// Returns the name to be downloaded, with its type.
     pub fn full_name(&self) -> SourceName {
         match self {
             Self::Hub(plan) => SourceName::Hub(plan.full_name()),
@@ -133,7 +135,7 @@ impl SourcePlan {
         }
     }
 
-    /// Why this file is taken, where the name does not say it.
+    /// Returns the reason for the selection of this file, if the name does not determine it.
     pub fn why(&self) -> Option<&str> {
         match self {
             Self::Hub(plan) => plan.why.as_deref(),
@@ -141,7 +143,7 @@ impl SourcePlan {
         }
     }
 
-    /// The file of layers for further tokens that comes with the model, and its bytes.
+    /// Returns the separate MTP file for the model, and its bytes.
     pub fn nextn(&self) -> Option<&(String, u64)> {
         match self {
             Self::Hub(plan) => plan.nextn.as_ref(),
@@ -149,7 +151,7 @@ impl SourcePlan {
         }
     }
 
-    /// How many files it has.
+    /// Returns the number of files.
     pub fn n_files(&self) -> usize {
         match self {
             Self::Hub(plan) => plan.n_files(),
@@ -157,7 +159,7 @@ impl SourcePlan {
         }
     }
 
-    /// Bytes of all files.
+    /// Returns the total bytes of all files.
     pub fn total_bytes(&self) -> u64 {
         match self {
             Self::Hub(plan) => plan.total_bytes,
@@ -165,7 +167,7 @@ impl SourcePlan {
         }
     }
 
-    /// Bytes that are to be downloaded.
+    /// Returns the bytes to download.
     pub fn missing_bytes(&self) -> u64 {
         match self {
             Self::Hub(plan) => plan.missing_bytes,
@@ -173,7 +175,8 @@ impl SourcePlan {
         }
     }
 
-    /// Those of them that are the encoder of images. Manifests of Ollama do not tell it from the weights.
+    /// Returns the bytes to download for the image encoder. Manifests of Ollama do not distinguish it from
+    /// the weights.
     pub fn missing_projector_bytes(&self) -> u64 {
         match self {
             Self::Hub(plan) => plan.missing_projector_bytes,
@@ -181,7 +184,7 @@ impl SourcePlan {
         }
     }
 
-    /// Those of them that are layers for further tokens.
+    /// Returns the bytes to download for MTP layers.
     pub fn missing_nextn_bytes(&self) -> u64 {
         match self {
             Self::Hub(plan) => plan.missing_nextn_bytes,
@@ -189,7 +192,7 @@ impl SourcePlan {
         }
     }
 
-    /// Hashes the files that are there, and removes damaged ones, which are missing then.
+    /// Hashes the stored files, and removes damaged ones, which are then missing.
     ///
     /// # Errors
     /// As [`PullPlan::remove_damaged`].
@@ -204,7 +207,7 @@ impl SourcePlan {
         }
     }
 
-    /// Downloads what is missing.
+    /// Downloads the missing files.
     ///
     /// # Errors
     /// As [`PullPlan::fetch`].
@@ -216,20 +219,20 @@ impl SourcePlan {
     }
 }
 
-/// What the removal of a model takes away.
+/// The files to delete when a model is removed.
 #[derive(Debug)]
 pub enum SourceRemoval {
-    /// Of the Hub.
+    /// From the Hub's cache.
     Hub(Removal),
-    /// Of Ollama's registry.
+    /// From Ollama's folder.
     Ollama(OllamaRemoval),
 }
 
 impl SourceRemoval {
-    /// Finds what goes with a model.
+    /// Finds the files to delete with a model.
     ///
     /// # Errors
-    /// A model that is not there.
+    /// An error if the model is not stored.
     pub fn of(name: &SourceName, settings: &HubSettings) -> Result<Self, HubError> {
         match name {
             SourceName::Hub(name) => Removal::of(name, settings).map(Self::Hub),
@@ -237,7 +240,7 @@ impl SourceRemoval {
         }
     }
 
-    /// The types that go, where a name means several.
+    /// Returns the types to be removed, if a name means several.
     pub fn labels(&self) -> &[String] {
         match self {
             Self::Hub(removal) => &removal.labels,
@@ -245,7 +248,7 @@ impl SourceRemoval {
         }
     }
 
-    /// Bytes that are free then.
+    /// Returns the bytes freed by the removal.
     pub fn freed_bytes(&self) -> u64 {
         match self {
             Self::Hub(removal) => removal.freed_bytes,
@@ -253,10 +256,10 @@ impl SourceRemoval {
         }
     }
 
-    /// Takes it away.
+    /// Deletes the files.
     ///
     /// # Errors
-    /// A file that cannot be removed.
+    /// An error if a file cannot be removed.
     pub fn apply(self) -> Result<(), HubError> {
         match self {
             Self::Hub(removal) => removal.apply(),

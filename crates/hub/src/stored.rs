@@ -1,7 +1,7 @@
-//! [`stored_models`] and [`Removal`]: what is in the cache, and how it is taken away.
+//! [`stored_models`] and [`Removal`]: the contents of the cache, and their removal.
 //!
-//! Separate from downloads because no server is asked. Invariant: a removal touches the folders of one repository only, and no blob
-//! that another file of a snapshot is a link to.
+//! No server is asked. Invariant: a removal changes the folders of one repository only, and no blob to which
+//! another file of a snapshot links.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,24 +21,24 @@ use crate::{
 /// A model in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredModel {
-    /// How it is asked for.
+    /// The name for requesting it.
     pub name: ModelName,
     /// The type of a GGUF file, or `safetensors`.
     pub label: String,
-    /// Its bytes, with those of a file of layers for further tokens that goes with it.
+    /// Its bytes, including those of a separate MTP file.
     pub n_bytes: u64,
-    /// When it was read last, as far as the system keeps that.
+    /// The time of its last read, if the system reports it.
     pub last_used: Option<SystemTime>,
-    /// What to open.
+    /// The path to open.
     pub path: PathBuf,
-    /// The commit that it is of.
+    /// Its commit.
     pub commit: String,
 }
 
 /// Lists the models in the cache by name. The same files in several snapshots are listed once.
 ///
 /// # Errors
-/// A cache that cannot be read. One that does not exist is empty.
+/// An error if the cache cannot be read. A missing cache is empty.
 pub fn stored_models(settings: &HubSettings) -> Result<Vec<StoredModel>, HubError> {
     let mut models = Vec::new();
     if !settings.cache.exists() {
@@ -83,7 +83,7 @@ pub fn stored_models(settings: &HubSettings) -> Result<Vec<StoredModel>, HubErro
     Ok(models)
 }
 
-/// The whole models of a snapshot, and whether each is a folder.
+/// Returns the complete models of a snapshot, and whether each is a folder.
 fn models_in(entries: &[Entry]) -> Vec<(Variant, bool)> {
     let mut models: Vec<(Variant, bool)> = variants_of(entries)
         .into_iter()
@@ -118,21 +118,21 @@ fn last_used(path: &Path) -> Option<SystemTime> {
     metadata.accessed().ok().max(metadata.modified().ok())
 }
 
-/// What a removal takes away.
+/// The files to delete in a removal.
 #[derive(Debug)]
 pub struct Removal {
     cache: Cache,
     pointers: Vec<PathBuf>,
     blobs: Vec<PathBuf>,
     takes_all: bool,
-    /// Models that will be gone.
+    /// Models to be removed.
     pub labels: Vec<String>,
-    /// Bytes that will be free.
+    /// Bytes freed by the removal.
     pub freed_bytes: u64,
 }
 
 impl Removal {
-    /// Finds what a name means in the cache: a type, all of a revision, or the whole repository.
+    /// Finds the files that a name means in the cache: a type, a whole revision, or the whole repository.
     ///
     /// # Errors
     /// [`HubError::NotStored`], [`HubError::NoSuchType`] and [`HubError::SeveralOfType`].
@@ -175,7 +175,7 @@ impl Removal {
             removed.extend(entries.iter().filter(|entry| is_taken(entry)).cloned());
             kept.extend(entries.iter().filter(|entry| !is_taken(entry)).cloned());
         }
-        // A type need not be in every snapshot, but in one.
+        // A type must be in at least one snapshot.
         if let Some(error) = refused.filter(|_| removed.is_empty()) {
             return Err(error);
         }
@@ -186,7 +186,7 @@ impl Removal {
         let blobs: BTreeSet<PathBuf> = (removed.iter().filter_map(|entry| cache.blob_of(&entry.pointer)))
             .filter(|blob| !kept_blobs.contains(blob))
             .collect();
-        // A download of another type that was interrupted stays.
+        // An interrupted download of another type stays.
         let takes_all = kept.is_empty()
             && chosen.len() == snapshots.len()
             && (name.wanted().is_none() || incomplete_files(&cache.blobs()).is_empty());
@@ -209,13 +209,13 @@ impl Removal {
         })
     }
 
-    /// Takes it away: links first, so that nothing that is found lacks its bytes.
+    /// Deletes the files: links first, so that no listed model lacks its bytes.
     ///
     /// # Errors
-    /// A file that cannot be removed.
+    /// An error if a file cannot be removed.
     pub fn apply(self) -> Result<(), HubError> {
         self.cache.prepare()?;
-        // A pull of such a file is waited for.
+        // Wait for a running pull of such a file.
         let incomplete = if self.takes_all {
             incomplete_files(&self.cache.blobs())
         } else {
@@ -227,7 +227,8 @@ impl Removal {
             observer: &(),
             file: None,
         };
-        // Each once: a file may be there whole and in part, and a lock that this process holds is waited for like another's.
+        // Each once: a file may exist both complete and in part, and waiting for a lock held by this process
+        // would block forever.
         let names: BTreeSet<&str> = names.chain(of_incomplete).collect();
         let _locked = (names.into_iter())
             .map(|name| self.cache.lock(name, waiter))
@@ -238,7 +239,8 @@ impl Removal {
         let folder = self.cache.folder();
         if self.takes_all {
             fs::remove_dir_all(&folder).map_err(HubError::file("remove", &folder))?;
-            // The locks stay: another program may wait at one, and would then hold another file than the next.
+            // The locks stay: another program may be waiting for one, and would then hold another file than
+            // the next.
             return Ok(());
         }
         for commit in self.cache.commits() {
@@ -258,7 +260,7 @@ impl Removal {
     }
 }
 
-/// The files of a snapshot that a name means.
+/// Returns the files of a snapshot that a name means.
 fn taken_of(name: &ModelName, entries: &[Entry]) -> Result<Vec<String>, HubError> {
     let all = || entries.iter().map(|entry| entry.path.clone()).collect();
     let there = variants_of(entries);
@@ -271,7 +273,7 @@ fn taken_of(name: &ModelName, entries: &[Entry]) -> Result<Vec<String>, HubError
         return Ok(of_folder.map(|entry| entry.path.clone()).collect());
     }
     let taken = choose(&there, name, None)?.variant;
-    // With the last model goes what stood next to it.
+    // Companion files are removed with the last model.
     let has_others = there.len() > 1 || has_folder;
     if !has_others {
         return Ok(all());
@@ -279,7 +281,7 @@ fn taken_of(name: &ModelName, entries: &[Entry]) -> Result<Vec<String>, HubError
     let sizes = sizes_of(entries);
     let path_for = |variant: &Variant| nextn(&sizes, variant).map(|(path, _)| path);
     let mut others = there.iter().filter(|variant| variant.files != taken.files);
-    // Layers for further tokens are their model's alone, unless another type takes them too.
+    // A separate MTP file belongs to its model, unless another type uses it too.
     let layers = path_for(&taken).filter(|path| !others.any(|other| path_for(other).as_ref() == Some(path)));
     Ok(taken.files.into_iter().chain(layers).collect())
 }

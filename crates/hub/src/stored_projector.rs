@@ -1,23 +1,23 @@
-//! [`StoredProjector`]: what is known of a stored model's encoder of images, without a server.
+//! [`StoredProjector`]: what is known about a stored model's image encoder, without a server.
 //!
-//! Separate from the search for models, which run without an encoder too. Invariant: what is not known is said to be so.
+//! Models also run without an encoder. Invariant: an unknown state is reported as unknown.
 
 use crate::{HubSettings, ModelName, PulledModel, cache::Cache, choice::projector, pull::SAFETENSORS};
 
-/// What is known of the encoder of images of a model in the cache.
+/// The state of the image encoder of a model in the cache, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoredProjector {
-    /// It is there, or is part of the model's own files.
+    /// It is stored, or is part of the model's own files.
     There,
     /// The repository has none.
     None,
-    /// The repository has this file, and the cache lacks it.
+    /// The repository has this file, but it is not in the cache.
     Missing(String),
-    /// Another program has downloaded the model, and no encoder.
+    /// Another program has downloaded the model without an encoder.
     Unknown,
 }
 
-/// What is known of the encoder of images of a model that [`find_stored`](crate::find_stored) has found.
+/// Returns what is known about the image encoder of a model found by [`find_stored`](crate::find_stored).
 pub fn stored_projector(name: &ModelName, model: &PulledModel, settings: &HubSettings) -> StoredProjector {
     if model.label == SAFETENSORS {
         return StoredProjector::There;

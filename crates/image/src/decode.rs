@@ -1,7 +1,8 @@
 //! [`Rgb::decode`]: a file's bytes to pixels, within limits.
 //!
-//! Separate because only this file reads untrusted bytes. Invariants: a header's size is checked before any allocation for it; decoding
-//! uses no more memory than an image of this size needs; unused compressed chunks are not decompressed.
+//! Only this file reads untrusted bytes. Invariants: a header's size is checked before any allocation for it;
+//! decoding uses no more memory than an image of this size needs; unused compressed chunks are not
+//! decompressed.
 
 use std::{borrow::Cow, io::Cursor};
 
@@ -12,10 +13,10 @@ use crate::{
     png_parts::{png_size, without_packed_notes},
 };
 
-/// Bytes that a pixel takes while it is decoded, with what decoders hold besides.
+/// Bytes per pixel during decoding, including the decoder's own buffers.
 const DECODING_BYTES: u64 = 16;
 
-/// Bytes that decoders use for an image of any size.
+/// Bytes that a decoder needs for an image of any size.
 const DECODER_BYTES: u64 = 1 << 20;
 
 const FORMATS: [ImageFormat; 5] = [
@@ -26,7 +27,7 @@ const FORMATS: [ImageFormat; 5] = [
     ImageFormat::Gif,
 ];
 
-/// The media type of a file that can be decoded, by its first bytes; `None` for others.
+/// Returns the media type of a file that can be decoded, from its first bytes; `None` for others.
 pub fn media_type(file: &[u8]) -> Option<&'static str> {
     let format = image::guess_format(file).ok();
     format
@@ -34,7 +35,7 @@ pub fn media_type(file: &[u8]) -> Option<&'static str> {
         .map(|format| format.to_mime_type())
 }
 
-/// Holds a file's header.
+/// The header of a file.
 struct Header<D> {
     decoder: D,
     orientation: Orientation,
@@ -102,7 +103,7 @@ fn open<'f>(file: &'f [u8], limits: &ImageLimits) -> Result<Header<impl ImageDec
     })
 }
 
-/// Width and height of a file's image, turned as it says that it was taken; only its header is read.
+/// Returns the width and height of a file's image after applying its orientation; only its header is read.
 ///
 /// # Errors
 /// [`ImageError`].
@@ -124,7 +125,7 @@ pub fn size_of(file: &[u8], limits: &ImageLimits) -> Result<[usize; 2], ImageErr
 }
 
 impl Rgb {
-    /// Decodes a file: its first frame, turned as it says that it was taken, without its alpha channel.
+    /// Decodes the first frame of a file, applying its orientation and dropping its alpha channel.
     ///
     /// # Errors
     /// [`ImageError`].
@@ -182,7 +183,7 @@ mod tests {
             let size = size_of(&encoded(&image, format), &ImageLimits::default());
             assert_eq!(size, Ok([7, 5]), "{format:?}");
         }
-        // An EXIF block with the orientation 6: turned by a quarter.
+        // An EXIF block with orientation 6: rotated by a quarter turn.
         let mut jpeg = encoded(&image, ImageFormat::Jpeg);
         let exif =
             b"\xff\xe1\x00\x22Exif\0\0MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0";

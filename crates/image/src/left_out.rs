@@ -1,4 +1,4 @@
-//! Stands in for the decoding in a build without decoders: every file is refused.
+//! Replaces the decoding in a build without decoders: every file is refused.
 
 use crate::{ImageError, ImageLimits, Rgb};
 

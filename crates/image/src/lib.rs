@@ -1,8 +1,9 @@
 //! Images on their way into a model: a file's bytes to an [`Rgb`] image, resized and normalized.
 //!
-//! **The key decision:** resizing is Pillow's, to the bit, because the models were trained on what it gives; so it is written here
-//! and not taken from a library with other coefficients. Files are untrusted: [`ImageLimits`] are checked against the header
-//! before anything is decoded, and bound what decoding takes. Without the feature `decoders`, on by default, every file is refused.
+//! **The key decision:** resizing equals Pillow's, to the bit, because the models were trained on its output;
+//! a library with other coefficients would differ. Files are untrusted: [`ImageLimits`] are checked against
+//! the header before anything is decoded, and bound the decoder's memory. Without the feature `decoders`, on
+//! by default, every file is refused.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "decoders")]
@@ -21,7 +22,7 @@ pub use left_out::{media_type, size_of};
 pub use limits::{ImageError, ImageLimits};
 pub use resample::Filter;
 
-/// An image of three channels of 8 bits.
+/// An image with three channels of 8 bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rgb {
     width: usize,
@@ -31,10 +32,10 @@ pub struct Rgb {
 }
 
 impl Rgb {
-    /// Takes the bytes of an image, `[height, width, 3]`.
+    /// Creates an image from its bytes, `[height, width, 3]`.
     ///
     /// # Panics
-    /// Where their number is another, or a side is 0.
+    /// If the number of bytes does not match, or a side is 0.
     pub fn new(width: usize, height: usize, bytes: Vec<u8>) -> Self {
         assert!(width > 0 && height > 0, "an image has a pixel");
         assert_eq!(
@@ -45,22 +46,23 @@ impl Rgb {
         Self { width, height, bytes }
     }
 
-    /// Pixels of a row.
+    /// Returns the width in pixels.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Rows of pixels.
+    /// Returns the height in pixels.
     pub fn height(&self) -> usize {
         self.height
     }
 
-    /// Its bytes, `[height, width, 3]`.
+    /// Returns its bytes, `[height, width, 3]`.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Its values between 0 and 1, less the mean of their channel, divided by its deviation: `[height, width, 3]`.
+    /// Returns its values, scaled to 0..1, minus the channel's mean, divided by its deviation:
+    /// `[height, width, 3]`.
     pub fn normalized(&self, mean: [f32; 3], std: [f32; 3]) -> Vec<f32> {
         let channels = (0..3).cycle();
         let normalize =

@@ -1,13 +1,13 @@
 //! [`ImageLimits`] and [`ImageError`]: limits of an image, and reasons to refuse a file.
 //!
-//! Separate from the decoding because a build can leave that out.
+//! They exist even in a build without decoders.
 
-/// Limits the size of an image.
+/// Limits for the size of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
-    /// Most pixels of a side.
+    /// Maximum pixels per side.
     pub max_side: usize,
-    /// Most pixels in all.
+    /// Maximum total pixels.
     pub max_pixels: usize,
 }
 
@@ -20,7 +20,7 @@ impl Default for ImageLimits {
     }
 }
 
-/// Says why a file gives no image.
+/// The reason why a file cannot be decoded to an image.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageError {
@@ -40,27 +40,27 @@ pub enum ImageError {
         "the image is {width} x {height}; at most {max_side} pixels to a side and {max_pixels} in all are read"
     )]
     TooLarge {
-        /// Pixels of a row.
+        /// Width in pixels.
         width: usize,
-        /// Rows of pixels.
+        /// Height in pixels.
         height: usize,
-        /// Most pixels of a side.
+        /// Maximum pixels per side.
         max_side: usize,
-        /// Most pixels in all.
+        /// Maximum total pixels.
         max_pixels: usize,
     },
-    /// One side is too long for the other.
+    /// The aspect ratio is too large.
     #[error("the image is {width} x {height}; one side may be 200 times as long as the other, and no more")]
     TooNarrow {
-        /// Pixels of a row.
+        /// Width in pixels.
         width: usize,
-        /// Rows of pixels.
+        /// Height in pixels.
         height: usize,
     },
     /// It cannot be decoded.
     #[error("the image is damaged: {reason}")]
     Damaged {
-        /// Error of the decoder.
+        /// The decoder's error.
         reason: String,
     },
 }

@@ -1,7 +1,7 @@
 //! Removes the compressed chunks of a PNG file that do not affect its pixels.
 //!
-//! Separate because the decoder decompresses a colour profile even if nothing uses it, and half a megabyte of it can become half a
-//! gigabyte. Invariant: the result has the same pixels as the file.
+//! The decoder decompresses a colour profile even if nothing uses it, and half a megabyte of it can become
+//! half a gigabyte. Invariant: the result has the same pixels as the file.
 //!
 //! Source: PNG specification, third edition, sections 5.2 (signature), 5.3 (chunks) and 11.3 (ancillary chunks).
 
@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 const SIGNATURE: &[u8] = b"\x89PNG\r\n\x1a\n";
 
-/// Chunks with a colour profile or texts, which are compressed and not used.
+/// Unused compressed chunks: a colour profile or texts.
 const PACKED: [&[u8; 4]; 3] = [b"iCCP", b"zTXt", b"iTXt"];
 
 /// Bytes of a chunk's length, name and checksum.
@@ -22,7 +22,8 @@ pub(crate) fn png_size(file: &[u8]) -> Option<[u32; 2]> {
     (&header[4..8] == b"IHDR").then_some([number(8)?, number(12)?])
 }
 
-/// Removes the compressed texts and the colour profile. From the first damage on, and for files that are not PNG, the bytes do not change.
+/// Removes the compressed texts and the colour profile. The bytes of other files are unchanged, and so is
+/// everything from the first damage on.
 pub(crate) fn without_packed_notes(file: &[u8]) -> Cow<'_, [u8]> {
     let mut at = SIGNATURE.len();
     if !file.starts_with(SIGNATURE) {

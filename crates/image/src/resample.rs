@@ -1,14 +1,14 @@
 //! [`Rgb::resized`]: Pillow's resampling, with its fixed-point coefficients.
 //!
-//! Separate because it is arithmetic alone. An image is resized along its rows and along its columns, one after the other, with windows
-//! that widen as the image shrinks. Invariant: the result is Pillow's to the bit: coefficients of 22 bits behind the point, and values
-//! rounded to 8 bits between the two passes.
+//! An image is resized along its rows and along its columns, one after the other, with windows that widen as
+//! the image shrinks. Invariant: the result equals Pillow's to the bit: coefficients have 22 fractional bits,
+//! and values are rounded to 8 bits between the two passes.
 //!
 //! Source: Pillow, `src/libImaging/Resample.c`.
 
 use crate::Rgb;
 
-/// How far and how much neighbouring pixels count.
+/// A resampling filter: the weights of neighbouring pixels by distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
     /// A triangle.
@@ -17,11 +17,11 @@ pub enum Filter {
     Bicubic,
 }
 
-/// Bits of a coefficient behind the point.
+/// Number of fractional bits of a coefficient.
 const PRECISION_BITS: u32 = 22;
 
 impl Filter {
-    /// How far it reaches.
+    /// Returns the radius of the filter.
     fn support(self) -> f64 {
         match self {
             Self::Bilinear => 1.0,
@@ -47,7 +47,8 @@ impl Filter {
     }
 }
 
-/// Whether the columns are resized before the rows: where they lose more than twice what the rows do.
+/// Returns whether the columns are resized before the rows: if the height loses more than twice as many
+/// pixels as the width.
 ///
 /// Source: Pillow 13.0.0, observed on pictures of random sizes; earlier versions always begin with the rows.
 fn is_columns_first([width, height]: [usize; 2], [new_width, new_height]: [usize; 2]) -> bool {
@@ -56,13 +57,13 @@ fn is_columns_first([width, height]: [usize; 2], [new_width, new_height]: [usize
     lost_rows > 0 && lost_rows > 2 * lost(width, new_width)
 }
 
-/// Which values of a line one of the new line is made of.
+/// The window of input values for one output value, with their weights.
 struct Window {
     first: usize,
     weights: Vec<i32>,
 }
 
-/// The windows of a line of `n_out` values made of `n_in`.
+/// Returns the windows for `n_out` output values from `n_in` input values.
 fn windows(n_in: usize, n_out: usize, filter: Filter) -> Vec<Window> {
     let scale = n_in as f64 / n_out as f64;
     let widening = scale.max(1.0);
@@ -76,7 +77,7 @@ fn windows(n_in: usize, n_out: usize, filter: Filter) -> Vec<Window> {
         let sum: f64 = weights.iter().sum();
         let fixed = |weight: f64| {
             let scaled = weight / sum * f64::from(1 << PRECISION_BITS);
-            // Rounded away from zero in the middle, as a cast does behind half a unit.
+            // Rounds half away from zero, as a cast after adding a half does.
             (scaled + 0.5f64.copysign(scaled)) as i32
         };
         Window {
@@ -87,7 +88,7 @@ fn windows(n_in: usize, n_out: usize, filter: Filter) -> Vec<Window> {
     (0..n_out).map(window).collect()
 }
 
-/// A value of the new line; `value` gives those of the old one.
+/// Returns an output value; `value` returns the input values.
 fn weighed(window: &Window, value: impl Fn(usize) -> u8) -> u8 {
     let half = 1i32 << (PRECISION_BITS - 1);
     let sum = (window.first..)
@@ -99,10 +100,10 @@ fn weighed(window: &Window, value: impl Fn(usize) -> u8) -> u8 {
 }
 
 impl Rgb {
-    /// The image at another size.
+    /// Returns the image at another size.
     ///
     /// # Panics
-    /// Where a side is 0.
+    /// If a side is 0.
     #[must_use]
     pub fn resized(&self, width: usize, height: usize, filter: Filter) -> Self {
         assert!(width > 0 && height > 0, "an image has a pixel");
@@ -171,7 +172,8 @@ mod tests {
 
     #[test]
     fn halves_are_what_the_triangle_gives() {
-        // Of two pixels to each side those nearer count three times: (3 * 100 + 3 * 0 + 0) / 7 at the ends.
+        // With two pixels on each side, the nearer ones count three times: (3 * 100 + 3 * 0 + 0) / 7 at the
+        // ends.
         let resized = line(&[100, 0, 0, 100]).resized(2, 1, Filter::Bilinear);
         assert_eq!(resized.as_bytes()[0], 43);
         assert_eq!(resized.as_bytes()[0], resized.as_bytes()[3]);

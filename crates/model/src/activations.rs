@@ -1,7 +1,7 @@
 //! [`Activations`]: the buffers that a forward pass works in.
 //!
-//! Separate because their list is needed twice: a load allocates them, and the plan of its memory weighs them. Invariant:
-//! both run through [`Activations::alloc`], so the plan knows every buffer there is.
+//! Both a load and its memory plan use this list: the load allocates the buffers, the plan counts their
+//! bytes. Invariant: both go through [`Activations::alloc`], so the plan covers every buffer.
 
 use tokenmill_backend::{BackendError, ExecutorLimits, Memory, NetworkPart, Norm};
 
@@ -17,60 +17,61 @@ use crate::{
 
 /// The buffers of a network. They are allocated once and never move.
 pub(crate) struct Activations<T, R> {
-    /// All tokens of a step.
+    /// The rows of all tokens of a step.
     pub(crate) tokens: Rows<T>,
-    /// The output rows among them, in the last layer.
+    /// The rows that the last layer outputs.
     pub(crate) outputs: Rows<T>,
     pub(crate) mixers: MixerBuffers<T>,
     pub(crate) ffns: FfnBuffers<T, R>,
-    /// What a half of a layer adds to the stream.
+    /// The output of half a layer, before it is added to the stream.
     pub(crate) delta: T,
-    /// The rows whose logits are wanted, where they are not all output rows.
+    /// The rows whose logits are requested, if they are not all output rows.
     pub(crate) head_input: T,
     pub(crate) logits: T,
-    /// Where the head is divided among ranks.
+    /// The logits' parts, if the head is divided among ranks.
     pub(crate) head_parts: Option<HeadParts<T>>,
     pub(crate) pooled: Option<PoolBuffers<T>>,
     pub(crate) layer_embeddings: Option<LayerEmbeddingBuffers<T>>,
     pub(crate) alt_up: Option<AltUpBuffers<T>>,
     pub(crate) nextn: Option<NextnBuffers<T>>,
-    /// The stream behind some layers of a tower.
+    /// Copies of the stream after some layers of a tower.
     pub(crate) taps: Vec<Tap<T>>,
 }
 
-/// Logits of some tokens, as the ranks of a group give them to each other.
+/// Logits of some tokens, as the ranks of a group exchange them.
 pub(crate) struct HeadParts<T> {
-    /// Tokens of each rank.
+    /// Number of tokens of each rank.
     pub(crate) n_each: usize,
-    /// The rank's own, `[L, n_each]`.
+    /// This rank's logits, `[L, n_each]`.
     pub(crate) own: T,
-    /// Those of all ranks, one behind the other.
+    /// The logits of all ranks, concatenated in rank order.
     pub(crate) all: T,
 }
 
-/// The stream behind a layer, which is read apart from the network's result.
+/// A copy of the stream after one layer, read separately from the network's result.
 pub(crate) struct Tap<T> {
     pub(crate) layer_idx: usize,
     /// `[T, n_embd]`.
     pub(crate) hidden: T,
 }
 
-/// What a layer knows of each row.
+/// The per-row buffers of a layer.
 pub(crate) struct Rows<T> {
     /// The residual stream.
     pub(crate) hidden: T,
-    /// The stream after the norm that the next half of a layer begins with.
+    /// The stream after the norm at the start of the next half of a layer.
     pub(crate) normed: T,
-    /// What a mixer gives to its projection.
+    /// The mixer's output, which its projection reads.
     pub(crate) mixed: T,
-    /// What the second of two mixers gives to its own, where a layer has two.
+    /// The second mixer's output, if a layer has two mixers.
     pub(crate) mixed_beside: Option<T>,
-    /// The other streams, where there are several.
+    /// The other streams, if the network has several.
     pub(crate) streams: Option<StreamRows<T>>,
 }
 
 impl<T> Rows<T> {
-    /// What a half of a layer reads: the normed stream, or the stream itself where the half begins without a norm.
+    /// Returns the input of half a layer: the normed stream, or the stream itself if the half has no norm
+    /// before it.
     pub(crate) fn input<V>(&self, norm: Option<&Norm<V>>) -> &T {
         match norm {
             Some(_) => &self.normed,

@@ -1,5 +1,5 @@
-//! [`AltUp`]: several streams of hidden states, of which each layer works on the first, and [`Laurel`], a narrow path around
-//! each layer's mixer.
+//! [`AltUp`]: parallel streams of hidden states, where each layer works on the first; and [`Laurel`], a
+//! low-rank path around each layer's mixer.
 //!
 //! ```text
 //! s[0] = hidden    s[i] = P[i] hidden, as large as hidden                     before the layers
@@ -7,13 +7,14 @@
 //! hidden = s[0] + mix(x)    hidden = (hidden + x + norm(R L x)) / sqrt(2)     with x the layer's normed input
 //! hidden += ffn(norm(hidden))
 //! m = tanh(W_router norm(hidden) / n_embd)    s[i] += (1 + (W_correct m)[i]) (hidden - p)
-//! hidden = mean(s[0], U[i] s[i], as large as s[0])                            behind the layers
+//! hidden = mean(s[0], U[i] s[i], as large as s[0])                            after the layers
 //! ```
 //!
-//! A layer's own embedding is made of the corrected `s[0]`, times a row, and is added to the other streams.
+//! A layer's own embedding is computed from the corrected `s[0]`, times a row, and added to the other
+//! streams.
 //!
-//! Separate from the forward pass because few networks have them. Invariant: only rows that are wanted are computed once the
-//! last layer has mixed.
+//! Few networks have these, so they are not part of the forward pass. Invariant: after the last layer's
+//! mixer, only requested rows are computed.
 //!
 //! Source: transformers, `models/gemma3n/modeling_gemma3n.py`.
 
@@ -29,43 +30,43 @@ use crate::{
     loader::{LayerPlace, Loader, RowsOf},
 };
 
-/// What all layers have in common.
+/// The weights that all layers share.
 pub(crate) struct AltUp<M: Memory> {
-    /// From the first stream to each other.
+    /// Projections from the first stream to each other stream.
     projections: Linear<M::Matrix, M::Vector>,
-    /// Of each other stream.
+    /// Projections of each other stream back to the output.
     unembeddings: Linear<M::Matrix, M::Vector>,
     n_others: usize,
 }
 
-/// A layer's part.
+/// The weights of one layer.
 pub(crate) struct LayerAltUp<M: Memory> {
     router_norm: Norm<M::Vector>,
     router: Linear<M::Matrix, M::Vector>,
     predict: Linear<M::Matrix, M::Vector>,
     correct: Linear<M::Matrix, M::Vector>,
-    /// Multiplies the corrected first stream that the layer's embedding is made of.
+    /// Multiplies the corrected first stream before the layer's embedding is computed from it.
     output_row: Option<M::Vector>,
     pub(crate) laurel: Laurel<M>,
     n_others: usize,
 }
 
-/// A narrow path around a mixer.
+/// A low-rank path around a mixer (LAuReL).
 pub(crate) struct Laurel<M: Memory> {
     left: Linear<M::Matrix, M::Vector>,
     right: Linear<M::Matrix, M::Vector>,
     post_norm: Norm<M::Vector>,
 }
 
-/// The streams of some rows.
+/// The extra streams of some rows.
 pub(crate) struct StreamRows<T> {
-    /// All but the first, `[T, n_others, n_embd]`.
+    /// All streams except the first, `[T, n_others, n_embd]`.
     others: T,
-    /// What was predicted of the first, `[T, n_embd]`.
+    /// The prediction of the first stream, `[T, n_embd]`.
     predicted: T,
 }
 
-/// What is computed on the way.
+/// Intermediate results.
 pub(crate) struct AltUpBuffers<T> {
     /// `[T, n_streams]`.
     modalities: T,
@@ -102,7 +103,7 @@ impl<M: Memory> LayerAltUp<M> {
         let (n_embd, n) = (loader.descriptor.n_embd, alt_up.n_streams);
         let rms = loader.descriptor.rms_norm();
         let name = |part: &str| place.name(part);
-        // What the router reads is divided by the width once it is normed.
+        // The router's input is divided by the width after the norm.
         let mut norm_weight = loader.all_values(&name("altup_router_norm.weight"), &[n_embd])?;
         for weight in &mut norm_weight {
             *weight /= n_embd as f32;
@@ -135,7 +136,7 @@ impl<M: Memory> LayerAltUp<M> {
 }
 
 impl<B: Backend> AltUp<B> {
-    /// Streams other than the first.
+    /// Returns the number of streams besides the first.
     pub(crate) fn n_others(&self) -> usize {
         self.n_others
     }
@@ -148,7 +149,7 @@ impl<B: Backend> AltUp<B> {
         }
     }
 
-    /// Makes the other streams of the first.
+    /// Initializes the other streams from the first.
     pub(crate) fn begin(
         &self,
         backend: &mut B,
@@ -170,7 +171,7 @@ impl<B: Backend> AltUp<B> {
         backend.match_magnitudes(shape, first, &mut streams.others)
     }
 
-    /// Makes one stream of all, in the place of the first. `scratch` is as wide.
+    /// Combines all streams into the first. `scratch` has the width of the stream.
     pub(crate) fn end(
         &self,
         backend: &mut B,
@@ -212,7 +213,8 @@ impl<B: Backend> LayerAltUp<B> {
         }
     }
 
-    /// Computes in `buffers.modalities` how much of each kind a row is. `scratch` is as wide as the stream.
+    /// Computes the router's modalities of each row into `buffers.modalities`. `scratch` has the width of the
+    /// stream.
     fn route(
         &self,
         backend: &mut B,
@@ -223,7 +225,7 @@ impl<B: Backend> LayerAltUp<B> {
     ) -> Result<(), BackendError> {
         backend.norm(&self.router_norm, row, n_rows, scratch)?;
         backend.linear(&self.router, scratch, n_rows, modalities)?;
-        // A cap of 1 is the hyperbolic tangent.
+        // A softcap of 1 is the hyperbolic tangent.
         backend.scale_logits(1.0, Some(1.0), n_rows, self.router.n_out, modalities)
     }
 
@@ -247,8 +249,8 @@ impl<B: Backend> LayerAltUp<B> {
         backend.take_columns(columns, n_tokens, shape.width, &mut streams.predicted)
     }
 
-    /// Corrects the streams by the layer's result, which stands in the first, and copies the row that the layer's embedding is
-    /// made of to `scratch`.
+    /// Corrects the streams by the layer's result, which is in the first stream, and writes to `scratch` the
+    /// row from which the layer's embedding is computed.
     pub(crate) fn correct(
         &self,
         backend: &mut B,
@@ -272,7 +274,7 @@ impl<B: Backend> LayerAltUp<B> {
         }
     }
 
-    /// Adds what the layer makes of its own embedding to all streams but the first.
+    /// Adds the contribution of the layer's own embedding to all streams but the first.
     pub(crate) fn add_embedding(
         &self,
         backend: &mut B,
@@ -285,7 +287,8 @@ impl<B: Backend> LayerAltUp<B> {
 }
 
 impl<B: Backend> Laurel<B> {
-    /// Adds the path's result to the stream, to which the mixer's was added, and halves the energy of the sum.
+    /// Adds the low-rank path's result to the stream, which already includes the mixer's result, and divides
+    /// the sum by the root of 2.
     pub(crate) fn add(
         &self,
         backend: &mut B,
@@ -320,7 +323,7 @@ impl<T> StreamRows<T> {
         }))
     }
 
-    /// Gathers the streams of the output rows.
+    /// Gathers the output rows of the streams.
     pub(crate) fn pick_outputs<B: Backend<Buffer = T>>(
         &self,
         backend: &mut B,

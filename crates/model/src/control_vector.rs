@@ -1,9 +1,9 @@
-//! [`ControlVector`]: directions that are added to the stream behind layers, for all sequences alike.
+//! [`ControlVector`]: directions that are added to the stream after layers, for all sequences alike.
 //!
-//! Separate from adapters, which change weights and are chosen by each request. Invariant: its numbers are finite.
+//! Adapters, in contrast, change weights and are chosen by each request. Invariant: the numbers are finite.
 //!
-//! Source: llama.cpp, `common/common.cpp` (`common_control_vector_load`) and `src/llama-adapter.cpp`, for the file and for the layers:
-//! `direction.N` is added behind layer `N`, counted from 0; there is none for layer 0.
+//! Source: llama.cpp, `common/common.cpp` (`common_control_vector_load`) and `src/llama-adapter.cpp`, for the
+//! file format and the layers: `direction.N` is added after layer `N`, counted from 0; layer 0 has none.
 
 use std::{collections::BTreeMap, ops::RangeInclusive, path::Path};
 
@@ -21,12 +21,12 @@ impl ControlVector {
     /// Reads a GGUF file whose `general.architecture` is `controlvector`: tensors `direction.N`, `[n_embd]` F32.
     ///
     /// # Errors
-    /// [`LoadError::Gguf`], or [`LoadError::BadAdapter`] with what is wrong.
+    /// [`LoadError::Gguf`], or [`LoadError::BadAdapter`] with the reason.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
         Self::from_gguf(&GgufFile::open(path)?, path)
     }
 
-    /// Takes a file that is open; `path` is for errors.
+    /// Reads an opened file; `path` is used in errors.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -83,7 +83,7 @@ impl ControlVector {
         Ok(Self { directions })
     }
 
-    /// Adds `scale` times the directions of some layers to what a network adds behind its layers.
+    /// Adds `scale` times the directions of some layers to the sum that a network adds after its layers.
     pub(crate) fn add_to(
         &self,
         descriptor: &mut Descriptor,

@@ -1,14 +1,14 @@
-//! [`Encoded`]: a tensor of a folder that is quantized while it is read.
+//! [`Encoded`]: a tensor of a folder that is quantized as it is read.
 //!
-//! Apart from the other views because it computes. Invariant: rows are encoded by themselves, so that a read of some rows gives the
-//! bytes that a read of all would; a weight that is no number is an error of the read, and names its row.
+//! Unlike other views it computes. Invariant: rows are encoded independently, so reading some rows gives the
+//! same bytes as reading all; a weight that is NaN is a read error that names its row.
 
 use std::io;
 
 use tokenmill_gguf::ReadAt;
 use tokenmill_quant::Format;
 
-/// Bytes of the source that are read at a time.
+/// Bytes of the source that one read covers.
 const READ_BYTES: usize = 1 << 20;
 
 /// The rows of a tensor in another format.
@@ -16,7 +16,7 @@ pub(crate) struct Encoded {
     pub(crate) source: Box<dyn ReadAt>,
     pub(crate) from: &'static Format,
     pub(crate) to: &'static Format,
-    /// Numbers in a row: whole blocks of both formats.
+    /// Numbers per row: whole blocks of both formats.
     pub(crate) n_cols: usize,
 }
 

@@ -1,6 +1,6 @@
-//! [`LoadError`]: why a model could not be opened or loaded.
+//! [`LoadError`]: the reason why a model could not be opened or loaded.
 //!
-//! One enum for everything before the first step; errors of a step are
+//! One enum covers everything before the first step. Errors of a step are
 //! [`StepError`](tokenmill_backend::StepError) and [`RowError`](tokenmill_backend::RowError).
 
 use std::path::PathBuf;
@@ -10,14 +10,14 @@ use tokenmill_gguf::{GgufError, TensorType};
 
 use crate::WeightSource;
 
-/// Why a model could not be opened or loaded.
+/// The reason why a model could not be opened or loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// The file is not a usable GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// The device refused.
+    /// The device reported an error.
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// The bytes of a tensor could not be read.
@@ -25,7 +25,7 @@ pub enum LoadError {
     ReadTensor {
         /// The tensor.
         name: String,
-        /// Error of the system, with its file.
+        /// The I/O error, which names the file.
         source: std::io::Error,
     },
     /// A file in the weights' folder could not be read.
@@ -33,10 +33,10 @@ pub enum LoadError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// Control vectors that are no finite numbers once they are multiplied by their scales and added up.
+    /// The sum of the scaled control vectors is not finite.
     #[error(
         "the control vectors of layer {layer} add up to a number that is not finite; give smaller scales"
     )]
@@ -52,31 +52,31 @@ pub enum LoadError {
         /// Cause of the error.
         reason: String,
     },
-    /// A tensor cannot be loaded in the type that was asked for.
+    /// A tensor cannot be loaded in the requested type.
     #[error("tensor `{name}` of type {} with rows of {row_len} cannot be quantized as {}", from.name(), to.name())]
     NotEncodable {
         /// The tensor.
         name: String,
-        /// The type that the folder has it in.
+        /// The type in the folder.
         from: TensorType,
-        /// The type that was asked for.
+        /// The requested type.
         to: TensorType,
-        /// Length of its rows.
+        /// Number of values in a row.
         row_len: usize,
     },
-    /// A GGUF file of what `quantize` weighs errors by.
+    /// A GGUF file is an importance matrix, which `quantize` uses to weigh errors.
     #[error("this file is an importance matrix, not a model")]
     IsImportanceMatrix,
-    /// A GGUF file of changes to a model's weights.
+    /// A GGUF file is an adapter: changes to a model's weights.
     #[error("this file is an adapter, not a model")]
     IsAdapter,
-    /// A GGUF file of a model's layers for further tokens, without the model.
+    /// A GGUF file holds only the MTP layers of a model.
     #[error("this file holds a model's layers for further tokens (MTP) alone, not the model")]
     IsNextnAlone,
-    /// A file that was given for its layer for further tokens has none.
+    /// A file given for its MTP layer has none.
     #[error("this file has no layer that guesses further tokens (MTP)")]
     NoNextn,
-    /// A layer for further tokens was made for another model.
+    /// An MTP layer belongs to another model.
     #[error(
         "this layer for further tokens (MTP) is another model's: its {what} is {found}, and the model's {expected}"
     )]
@@ -88,15 +88,15 @@ pub enum LoadError {
         /// Value of the model.
         expected: String,
     },
-    /// No such architecture in the table.
+    /// The architecture is not in the table.
     #[error("architecture `{found}` is not supported; supported are {}", supported.join(", "))]
     UnknownArchitecture {
-        /// Value in the file.
+        /// The architecture in the file.
         found: String,
-        /// All names of the table.
+        /// The names of all supported architectures.
         supported: Vec<&'static str>,
     },
-    /// The architecture is supported, but not this variant of it.
+    /// The architecture is supported, but not this variant.
     #[error("architecture `{arch}` with {feature} is not supported")]
     UnsupportedFeature {
         /// The architecture.
@@ -104,23 +104,23 @@ pub enum LoadError {
         /// Missing feature.
         feature: String,
     },
-    /// A folder's network has something that GGUF files of its architecture have no key for.
+    /// A folder's network has a property that GGUF files of its architecture cannot express.
     #[error(transparent)]
     NotInGguf(Box<NotInGguf>),
-    /// A file made of a folder could not be loaded.
+    /// The file made from a folder could not be loaded.
     #[error("a GGUF file made of this folder would not load: {source}")]
     FileWouldNotLoad {
-        /// Why.
+        /// The load error.
         source: Box<LoadError>,
     },
-    /// Ranks do not divide something of the network.
+    /// The number of ranks does not divide some part of the network.
     #[error("{what} cannot be divided among {n_ranks} devices{}", only_among(fitting))]
     NotDivisible {
-        /// Part with its sizes.
+        /// The part, with its sizes.
         what: String,
-        /// Ranks.
+        /// Number of ranks.
         n_ranks: usize,
-        /// Numbers of ranks that would do, smallest first.
+        /// Numbers of ranks that would work, smallest first.
         fitting: Vec<usize>,
     },
     /// A rank's columns of a tensor end within a block.
@@ -132,12 +132,12 @@ pub enum LoadError {
         name: String,
         /// Its type.
         ty: &'static str,
-        /// Numbers of a block.
+        /// Values per block.
         block_len: usize,
-        /// Columns of the rank.
+        /// Number of columns of the rank.
         n_columns: usize,
     },
-    /// A size or number of the configuration makes no sense.
+    /// A size or number of the configuration is invalid.
     #[error("the model's {what} is {found}, expected {expected}")]
     BadValue {
         /// Name of the value.
@@ -147,7 +147,7 @@ pub enum LoadError {
         /// Expected value.
         expected: &'static str,
     },
-    /// A value that makes no sense, with the key that it has in the file.
+    /// A value is invalid; the error names its key in the file.
     #[error("{source} (key `{key}`)")]
     BadKey {
         /// The key.
@@ -155,7 +155,7 @@ pub enum LoadError {
         /// Cause of the error.
         source: Box<LoadError>,
     },
-    /// A key of a GGUF file changes the network in a way that is not supported.
+    /// A key of a GGUF file changes the network in an unsupported way.
     #[error("metadata key `{key}` is {found}, which is not supported in a `{arch}` network")]
     UnusedKey {
         /// Name of the key.
@@ -165,7 +165,7 @@ pub enum LoadError {
         /// Architecture of the file.
         arch: String,
     },
-    /// A configuration file that is not what it should be.
+    /// A configuration file is invalid.
     #[error("{}: {reason}", path.display())]
     BadConfig {
         /// The file.
@@ -179,10 +179,10 @@ pub enum LoadError {
         /// The tensor.
         name: String,
     },
-    /// A tensor with another name in its source than in GGUF files is wrong.
+    /// A tensor is invalid whose name in its source differs from its GGUF name.
     #[error("{error} (`{own_name}` in the folder)")]
     OfFolder {
-        /// The tensor's name in the folder.
+        /// The folder's name of the tensor.
         own_name: String,
         /// Cause of the error. The message includes its text, so it is not the `source`.
         error: Box<LoadError>,
@@ -197,7 +197,7 @@ pub enum LoadError {
         /// Dimensions found.
         found: Vec<usize>,
     },
-    /// The metadata and a tensor of experts disagree on how many there are.
+    /// The metadata and a tensor disagree on the number of experts.
     #[error("tensor `{name}` holds {found} experts, but the model's expert count is {expected}")]
     ExpertCount {
         /// The tensor.
@@ -207,12 +207,12 @@ pub enum LoadError {
         /// Experts in the tensor.
         found: usize,
     },
-    /// The metadata and the tensors disagree on how many layers there are.
+    /// The metadata and the tensors disagree on the number of layers.
     #[error("metadata key `{key}` is {expected}, but the file has tensors of {found} layers")]
     LayerCount {
         /// Value in the metadata.
         expected: usize,
-        /// Layers that have tensors, from the first to the last that does.
+        /// Number of layers up to the last one with tensors.
         found: usize,
         /// The key.
         key: String,
@@ -235,7 +235,7 @@ pub enum LoadError {
         /// The number.
         value: f32,
     },
-    /// A number of a vector that must be above zero is not.
+    /// A number of a vector must be positive but is not.
     #[error("tensor `{name}` holds {value} at index {index}, expected numbers above 0; the file is damaged")]
     NotPositive {
         /// The tensor.
@@ -253,7 +253,7 @@ pub enum LoadError {
         /// The architecture.
         arch: String,
     },
-    /// An option of the load that cannot be granted.
+    /// An option of the load cannot be granted.
     #[error("option `{option}` is {found}, expected {expected}")]
     BadOption {
         /// The option.
@@ -266,7 +266,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// The tensor that it is about, by its GGUF name.
+    /// Returns the GGUF name of the tensor that the error is about.
     fn tensor(&self) -> Option<&str> {
         match self {
             Self::ReadTensor { name, .. }
@@ -283,7 +283,7 @@ impl LoadError {
         }
     }
 
-    /// The error with the name that the source of the weights has for the tensor.
+    /// Returns the error with the tensor's name in the source of the weights.
     pub(crate) fn with_own_name(self, weights: &dyn WeightSource) -> Self {
         match self.tensor().and_then(|name| weights.own_name(name)) {
             Some(own_name) => Self::OfFolder {
@@ -294,7 +294,7 @@ impl LoadError {
         }
     }
 
-    /// The error itself, without what a folder calls its tensor.
+    /// Returns the error without the folder's name of its tensor.
     pub fn without_own_name(&self) -> &Self {
         match self {
             Self::OfFolder { error, .. } => error,
@@ -303,30 +303,30 @@ impl LoadError {
     }
 }
 
-/// Names a feature of a folder's network that a GGUF file of its architecture cannot express.
+/// Properties of a folder's network that a GGUF file of its architecture cannot express.
 #[derive(Debug, thiserror::Error)]
 #[error("a GGUF file of `{arch}` cannot say what this folder is: {}", told(fields))]
 pub struct NotInGguf {
     /// The architecture.
     pub arch: &'static str,
-    /// At least one field, each of the first layer that has it.
+    /// At least one field, each for the first layer that has it.
     pub fields: Vec<FieldNotInGguf>,
 }
 
-/// A field that a file would say otherwise.
+/// A field that would have another value in a file.
 #[derive(Debug)]
 pub struct FieldNotInGguf {
-    /// The field of [`Descriptor`](crate::Descriptor); a rope's field stands with its layer.
+    /// The field of [`Descriptor`](crate::Descriptor); a rope's field includes its layer.
     pub field: String,
     /// Value in the folder.
     pub folder: String,
     /// Value that a reader of the file would assume.
     pub file: String,
-    /// Where the configuration says it, in words; empty where that is not known.
+    /// The configuration keys that set the field, in words; empty if unknown.
     pub said_by: String,
 }
 
-/// The first fields, in words.
+/// Formats the first fields for a message.
 fn told(fields: &[FieldNotInGguf]) -> String {
     const MAX_TOLD: usize = 3;
     let of_field = |field: &FieldNotInGguf| {
@@ -352,7 +352,7 @@ pub(crate) fn check_positive(what: &'static str, found: f32) -> Result<(), LoadE
     check(what, found, found > 0.0 && found.is_finite(), "a positive number")
 }
 
-/// Refuses a value that is not right, with what was expected.
+/// Returns an error with the expected value unless `is_right` holds.
 pub(crate) fn check(
     what: &'static str,
     found: impl ToString + Copy,
@@ -369,7 +369,7 @@ pub(crate) fn check(
     })
 }
 
-/// Among how many devices something can be divided, in words.
+/// Formats the numbers of devices that would work.
 fn only_among(numbers: &[usize]) -> String {
     let words: Vec<String> = numbers.iter().map(usize::to_string).collect();
     match &words[..] {

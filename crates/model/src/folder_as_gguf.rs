@@ -1,7 +1,7 @@
-//! [`FolderAsGguf`]: a Hugging Face folder as the GGUF file that a converter makes of it.
+//! [`FolderAsGguf`]: a Hugging Face folder in the form of the GGUF file that a converter makes from it.
 //!
-//! Separate from [`Model`](crate::Model), which needs no keys and computes with what a folder has. Invariant: opening reads headers;
-//! the bytes of a tensor are read, and changed, when they are asked for.
+//! [`Model`](crate::Model) needs no keys and computes with the folder's own tensors. Invariant: opening reads
+//! headers; the bytes of a tensor are read, and converted, on access.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::{
     safetensors_folder::SafetensorsFolder,
 };
 
-/// A folder under the names, shapes and keys of a GGUF file.
+/// A folder with the names, shapes and keys of a GGUF file.
 pub struct FolderAsGguf {
     form: GgufForm,
     keys: Metadata,
@@ -34,7 +34,7 @@ impl FolderAsGguf {
         Self::open_with(folder, &HfConfig::open(&folder.join("config.json"))?)
     }
 
-    /// As [`Self::open`], with a configuration that was read.
+    /// Does the same as [`Self::open`], with a configuration that was already read.
     pub(crate) fn open_with(folder: &Path, config: &HfConfig) -> Result<Self, LoadError> {
         let HfNetwork {
             descriptor,
@@ -61,8 +61,8 @@ impl FolderAsGguf {
         Ok(file)
     }
 
-    /// Adds the windows where the architecture's own keys leave them out, in the form that all architectures have in common: their width,
-    /// and, where that is not enough, which layers have one.
+    /// Adds the windows if the architecture's own keys omit them, as keys that all architectures share: the
+    /// width and, if necessary, the layers that have one.
     fn add_windows(&mut self) -> Result<(), LoadError> {
         let windows = windows(&self.descriptor);
         let Some(width) = windows
@@ -90,7 +90,7 @@ impl FolderAsGguf {
         Ok(())
     }
 
-    /// Sets a key, in the place of another value.
+    /// Sets a key, replacing an existing value.
     fn set_key(&mut self, key: &str, value: Value) -> Result<(), LoadError> {
         let mut keys = Metadata::new();
         for (known, value) in self.keys.iter().filter(|(known, _)| *known != key) {
@@ -101,16 +101,16 @@ impl FolderAsGguf {
         Ok(())
     }
 
-    /// `general.architecture`.
+    /// Returns `general.architecture`.
     pub fn architecture(&self) -> &'static str {
         self.form.arch
     }
 
-    /// Checks that the file says what the folder does: reads its header as a load does, compares the two networks field by field, and
-    /// runs a load of the file dry.
+    /// Checks that the file describes the same network as the folder: reads its header as a load does,
+    /// compares the two networks field by field, and does a dry run of loading the file.
     ///
     /// # Errors
-    /// [`LoadError::NotInGguf`] with the fields that readers of the file would take for something else;
+    /// [`LoadError::NotInGguf`] with the fields that readers of the file would misread;
     /// [`LoadError::FileWouldNotLoad`].
     pub fn check<B: Backend>(&self, backend: &B) -> Result<(), LoadError> {
         let of_file = self.descriptor_of_file().map_err(would_not_load)?;
@@ -118,12 +118,12 @@ impl FolderAsGguf {
         if let Some(error) = self.form.cannot_say(found, &self.config) {
             return Err(error);
         }
-        // Tensors that a reader would miss, or not use, are found so.
+        // This finds tensors that a reader would miss or not use.
         plan(&of_file, &self.weights, backend, &ModelOptions::default()).map_err(would_not_load)?;
         Ok(())
     }
 
-    /// What a reader of the file would take the network for.
+    /// Returns the network as a reader of the file would see it.
     fn descriptor_of_file(&self) -> Result<Descriptor, LoadError> {
         arch::describe_header(GgufHeader::of_form(
             self.form.arch,
@@ -132,28 +132,28 @@ impl FolderAsGguf {
         ))
     }
 
-    /// The keys of the architecture: sizes, and what else describes the network.
+    /// Returns the architecture's keys: sizes and other properties of the network.
     pub fn keys(&self) -> &Metadata {
         &self.keys
     }
 
-    /// The network.
+    /// Returns the network's descriptor.
     pub fn descriptor(&self) -> &Descriptor {
         &self.descriptor
     }
 
-    /// The tensors, in the names and shapes of the file.
+    /// Returns the tensors, with the names and shapes of the file.
     pub(crate) fn tensor_infos(&self) -> Vec<WeightInfo> {
         self.weights.infos()
     }
 
-    /// The tensors, in the types that the folder has them in.
+    /// Returns the tensors, in the folder's types.
     pub fn weights(&self) -> &dyn WeightSource {
         &self.weights
     }
 }
 
-/// The window of each layer that has one.
+/// Returns the window of each layer; `None` for a layer without one.
 fn windows(descriptor: &Descriptor) -> Vec<Option<usize>> {
     let layers = descriptor.layers.iter();
     layers

@@ -1,10 +1,10 @@
 //! The forward pass: one for all architectures, in the order of the papers.
 //!
-//! Separate from everything that moves values or weights. Invariant: it branches on the network and on counts only, so
-//! one [`StepShape`] always runs the same operations on the same buffers.
+//! Nothing here moves values or weights. Invariant: it branches on the network and on counts only, so one
+//! [`StepShape`] always runs the same operations on the same buffers.
 //!
-//! A layer adds two halves to the stream `hidden`, a mixer and a feed-forward network. Each reads the stream through a
-//! norm, and the addition of one half computes the norm of the next on the way:
+//! A layer adds two halves to the stream `hidden`: a mixer and a feed-forward network. Each reads the stream
+//! through a norm, and the addition of one half also computes the norm of the next:
 //!
 //! ```text
 //! normed = norm(hidden)
@@ -12,13 +12,14 @@
 //! hidden += ffn(normed)
 //! ```
 //!
-//! A network that norms the stream after each addition has no norm before its halves, which read the stream itself.
+//! A network that norms the stream after each addition has no norm before its halves; these read the stream
+//! itself.
 //!
-//! Some layers have one half only. Where there are several streams, `hidden` is the first, and what happens to the others before
-//! and behind a layer is in `alt_up`.
+//! Some layers have one half only. If there are several streams, `hidden` is the first, and `alt_up` handles
+//! the others before and after a layer.
 //!
-//! How each kind mixes is in `mixers`, how each kind feeds forward in `ffn`, how encoders make one row of a sequence in
-//! `pooler`.
+//! Each kind of mixer is in `mixers`, each kind of feed-forward network in `ffn`, and the pooling of encoders
+//! in `pooler`.
 
 use tokenmill_backend::{
     Backend, BackendError, ColumnGather, Columns, LinearAddNorm, NetworkPart, Norm, RowSet, StepShape,
@@ -35,10 +36,10 @@ use crate::{
     pooler::Pooler,
 };
 
-/// Runs one step: embeds the tokens, runs every layer, and samples from the logits of the rows asked for.
+/// Runs one step: embeds the tokens, runs every layer, and samples from the logits of the requested rows.
 ///
-/// From the attention of the last layer on, only the output rows are computed; without output rows nothing is
-/// computed there beyond the keys and values.
+/// From the attention of the last layer on, only the output rows are computed. Without output rows, the last
+/// layer computes only its keys and values.
 pub(crate) fn forward<B: Backend>(
     backend: &mut B,
     network: &Network<B>,
@@ -189,7 +190,7 @@ pub(crate) fn forward<B: Backend>(
     }
 }
 
-/// Gathers the output rows of what the rest of the last layer reads.
+/// Gathers the output rows of the buffers that the rest of the last layer reads.
 fn pick_outputs<B: Backend>(
     backend: &mut B,
     network: &Network<B>,
@@ -219,18 +220,18 @@ fn pick_outputs<B: Backend>(
     Ok(())
 }
 
-/// Adds both halves of a layer to the stream, once its mixer has mixed, and applies the norm that comes next.
+/// Adds both halves of a layer to the stream after its mixer has run, and applies the next norm.
 struct Halves<'a, B: Backend> {
     network: &'a Network<B>,
     layer: &'a Layer<B>,
     layer_idx: usize,
     next_norm: Option<&'a Norm<B::Vector>>,
-    /// Whether a product reads what that norm makes, before anything else does.
+    /// Whether products are the first operations that read the next norm's output.
     next_multiplies: bool,
     n_rows: usize,
 }
 
-/// What both halves compute in, next to the rows.
+/// Buffers of both halves, in addition to the rows.
 struct HalfBuffers<'a, T, R> {
     ffns: &'a mut FfnBuffers<T, R>,
     layer_embeddings: Option<&'a mut LayerEmbeddingBuffers<T>>,
@@ -281,7 +282,7 @@ impl<B: Backend> Halves<'_, B> {
                 }
                 Ok(())
             }
-            // Both halves read the layer's input, so the feed-forward network comes before anything is added.
+            // Both halves read the layer's input, so the feed-forward network runs before anything is added.
             Residual::Parallel | Residual::ParallelTwoNorms => {
                 if let Some(norm) = ffn_norm {
                     backend.norm(norm, &rows.hidden, self.n_rows, &mut rows.normed)?;
@@ -300,8 +301,9 @@ impl<B: Backend> Halves<'_, B> {
         }
     }
 
-    /// What some layers end with: the streams are corrected, the layer's own embedding is added, the stream is scaled, a
-    /// control vector is added, and the stream is normed for the next layer. Of several streams, the next layer makes what it norms.
+    /// Applies the end of a layer: corrects the streams, adds the layer's own embedding, scales the stream,
+    /// adds a control vector, and norms the stream for the next layer. With several streams, the next layer
+    /// does its own norm.
     fn end(
         &self,
         backend: &mut B,
@@ -344,7 +346,7 @@ impl<B: Backend> Halves<'_, B> {
         self.norm_stream(backend, self.next_norm, rows)
     }
 
-    /// Adds what a control vector has for the layer.
+    /// Adds the layer's control vector.
     fn add_control(&self, backend: &mut B, rows: &mut Rows<B::Buffer>) -> Result<(), BackendError> {
         match &self.layer.control {
             Some(row) => backend.add_row(row, self.n_rows, self.network.token_embd.n_in, &mut rows.hidden),
@@ -352,7 +354,7 @@ impl<B: Backend> Halves<'_, B> {
         }
     }
 
-    /// `normed = norm(hidden)`, where there is a norm.
+    /// `normed = norm(hidden)`, if there is a norm.
     fn norm_stream(
         &self,
         backend: &mut B,
@@ -365,7 +367,8 @@ impl<B: Backend> Halves<'_, B> {
         }
     }
 
-    /// `delta = norm(project(mixed))`, without the norm where the layer has none there. Of a shard, the sum over all shards is normed.
+    /// `delta = norm(project(mixed))`, without the norm if the layer has none there. In a shard, the norm
+    /// applies to the sum over all shards.
     fn project(
         &self,
         backend: &mut B,
@@ -376,7 +379,7 @@ impl<B: Backend> Halves<'_, B> {
         let mut mixed = MixedRows {
             mixed: &rows.mixed,
             mixed_beside: rows.mixed_beside.as_ref(),
-            // The mixer has read them, and the next norm writes them.
+            // The mixer has read these rows, and the next norm overwrites them.
             scratch: &mut rows.normed,
         };
         mixer.project(backend, &mut mixed, self.n_rows, delta)?;
@@ -384,7 +387,8 @@ impl<B: Backend> Halves<'_, B> {
         self.norm_if_present(backend, self.layer.mixer_post_norm.as_ref(), delta)
     }
 
-    /// [`Self::project`] and [`Self::add_norm`] where nothing stands between them and products follow; whether it was done.
+    /// Runs [`Self::project`] and [`Self::add_norm`] as one operation, if nothing stands between them and
+    /// products follow. Returns whether it did.
     fn project_add_norm(
         &self,
         backend: &mut B,
@@ -412,7 +416,7 @@ impl<B: Backend> Halves<'_, B> {
         Ok(true)
     }
 
-    /// The same of [`Self::feed_forward`].
+    /// Does the same as [`Self::project_add_norm`], for [`Self::feed_forward`].
     fn feed_forward_add_norm(
         &self,
         backend: &mut B,
@@ -445,7 +449,7 @@ impl<B: Backend> Halves<'_, B> {
         Ok(true)
     }
 
-    /// `delta = norm(ffn(rows))`, without the norm where the layer has none there.
+    /// `delta = norm(ffn(rows))`, without the norm if the layer has none there.
     fn feed_forward(
         &self,
         backend: &mut B,
@@ -468,7 +472,7 @@ impl<B: Backend> Halves<'_, B> {
         self.norm_if_present(backend, self.layer.ffn_post_norm.as_ref(), delta)
     }
 
-    /// `hidden = sum_norm(hidden + scale * delta); normed = norm(hidden)`, without the norms that there are not.
+    /// `hidden = sum_norm(hidden + scale * delta); normed = norm(hidden)`, skipping absent norms.
     fn add_norm(
         &self,
         backend: &mut B,
@@ -517,16 +521,16 @@ impl<B: Backend> Halves<'_, B> {
     }
 }
 
-/// What the output head works in.
+/// Buffers of the output head.
 struct HeadBuffers<'a, T> {
-    /// The rows whose logits are wanted, where they are not all.
+    /// The rows whose logits are requested, if they are not all rows.
     input: &'a mut T,
-    /// Where the head is divided among ranks.
+    /// The logits' parts, if the head is divided among ranks.
     parts: Option<&'a mut HeadParts<T>>,
     logits: &'a mut T,
 }
 
-/// The output head: the logits of the rows asked for, scaled and capped.
+/// Computes the logits of the requested rows, scaled and capped.
 fn compute_logits<B: Backend>(
     backend: &mut B,
     network: &Network<B>,

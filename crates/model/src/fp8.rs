@@ -1,9 +1,10 @@
-//! [`Fp8`]: a matrix in FP8-E4M3 with scales of its own, as BF16.
+//! [`Fp8`]: a matrix in FP8-E4M3 with separate scales, read as BF16.
 //!
-//! Separate from the views that keep numbers as they are. No GGUF type has a scale of 128 rows, so the numbers are multiplied
-//! by their scales while they are read. BF16 has the exponents of the product, which F16 has not, and rounds it to 1/16 of the
-//! distance between two numbers of E4M3; transformers does the same where it dequantizes such a folder.
-//! Invariant: every number that is read is finite. NaN, which transformers would load and answer with NaN, is an error.
+//! No GGUF type has one scale for 128 rows, so the numbers are multiplied by their scales as they are read.
+//! BF16 has enough exponent range for the product, which F16 has not, and its rounding error is at most 1/16
+//! of the distance between two E4M3 numbers; transformers does the same when it dequantizes such a folder.
+//! Invariant: every number that is read is finite. NaN is an error, whereas transformers would load it and
+//! answer with NaN.
 //!
 //! Source: DeepSeek-V3, `inference/kernel.py`, `weight_dequant`.
 
@@ -22,14 +23,14 @@ use crate::{
 /// Rows and columns of a block with one scale.
 const BLOCK: usize = 128;
 
-/// The numbers of a matrix in BF16.
+/// The numbers of a matrix, as BF16.
 pub(crate) struct Fp8 {
     codes: Box<dyn ReadAt>,
     scales: Box<dyn ReadAt>,
     decode_scale: fn(&[u8]) -> f32,
     scale_bytes: usize,
     n_cols: usize,
-    /// Rows and columns that have one scale.
+    /// Rows and columns that share one scale.
     block: [usize; 2],
 }
 
@@ -41,7 +42,7 @@ pub(crate) struct Fp8Part<'a> {
 }
 
 impl Fp8 {
-    /// Puts the codes of a matrix and its scales together.
+    /// Combines the codes of a matrix with its scales.
     pub(crate) fn new(
         weight: Fp8Part<'_>,
         scales: Fp8Part<'_>,
@@ -139,7 +140,7 @@ impl ReadAt for Fp8 {
                     ));
                 }
                 let bytes = value.to_le_bytes();
-                // The first and the last number may be wanted in part.
+                // The first and the last number may be read in part.
                 let own = 2 * col;
                 let wanted = start.max(own)..(start + out.len()).min(own + 2);
                 out[wanted.start - start..wanted.end - start]
@@ -150,7 +151,7 @@ impl ReadAt for Fp8 {
     }
 }
 
-/// The weight whose scales have this name, in folders with FP8.
+/// Returns the name of the weight to which scales of this name belong, in folders with FP8.
 pub(crate) fn scaled_weight(hf_name: &str) -> Option<&str> {
     let weight = hf_name
         .strip_suffix("_scale_inv")
@@ -158,7 +159,8 @@ pub(crate) fn scaled_weight(hf_name: &str) -> Option<&str> {
     weight.ends_with(".weight").then_some(weight)
 }
 
-/// Whether a tensor says how a layer's input was quantized. Backends quantize inputs by what they hold.
+/// Returns whether a tensor states how a layer's input was quantized. Backends ignore it and quantize inputs
+/// by their values.
 pub(crate) fn is_activation_scale(hf_name: &str) -> bool {
     hf_name.ends_with(".input_scale") || hf_name.ends_with(".activation_scale")
 }

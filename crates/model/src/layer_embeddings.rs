@@ -1,12 +1,12 @@
-//! [`LayerEmbeddings`]: embeddings of the tokens that each layer has of its own.
+//! [`LayerEmbeddings`]: token embeddings that each layer has of its own.
 //!
 //! ```text
 //! all = (sqrt(width) * table[token] + norm(W hidden / sqrt(n_embd))) / sqrt(2)      [T, n_layers * width], before the layers
 //! hidden += norm(W_up (f(W_gate hidden) * all[layer]))                              at the end of each layer
 //! ```
 //!
-//! Separate from the forward pass because few networks have them. Invariant: only rows that are wanted are computed at
-//! the end of a layer.
+//! Few networks have them, so they are not part of the forward pass. Invariant: at the end of a layer, only
+//! requested rows are computed.
 //!
 //! Source: transformers, `models/gemma4/modeling_gemma4.py`.
 
@@ -20,15 +20,15 @@ use crate::{
     loader::{LayerPlace, Loader},
 };
 
-/// What all layers have in common.
+/// The weights that all layers share.
 pub(crate) struct LayerEmbeddings<M: Memory> {
     table: M::Matrix,
     projection: Linear<M::Matrix, M::Vector>,
-    /// Of the embedding of each layer by itself.
+    /// Norm of the embedding of each layer separately.
     norm: Norm<M::Vector>,
 }
 
-/// What a layer does with its embedding.
+/// The weights with which a layer uses its embedding.
 pub(crate) struct LayerEmbedding<M: Memory> {
     layer_idx: usize,
     n_layers: usize,
@@ -42,9 +42,9 @@ pub(crate) struct LayerEmbedding<M: Memory> {
 pub(crate) struct LayerEmbeddingBuffers<T> {
     /// `[T, n_layers * width]`.
     all: T,
-    /// As wide: first the projections, in the last layer the embeddings of the output rows.
+    /// Same width: first the projections, in the last layer the embeddings of the output rows.
     other: T,
-    /// `[T, width]`: the embeddings of the layer that is computed.
+    /// `[T, width]`: the embeddings of the current layer.
     own: T,
     /// `[T, width]`.
     gate: T,
@@ -114,7 +114,7 @@ impl<B: Backend> LayerEmbeddings<B> {
 }
 
 impl<B: Backend> LayerEmbedding<B> {
-    /// Takes the layer's embeddings of all tokens, or of the output rows alone.
+    /// Copies the layer's embeddings of all tokens, or only those of the output rows.
     pub(crate) fn take(
         &self,
         backend: &mut B,
@@ -139,7 +139,7 @@ impl<B: Backend> LayerEmbedding<B> {
         backend.take_columns(columns, n_rows, width, own)
     }
 
-    /// Computes in `delta` what the layer adds to the stream.
+    /// Computes the layer's contribution to the stream into `delta`.
     pub(crate) fn run(
         &self,
         backend: &mut B,

@@ -1,7 +1,7 @@
-//! [`Loader`]: takes a source's tensors to a device, each checked against what the descriptor implies.
+//! [`Loader`]: uploads a source's tensors to a device, each checked against the descriptor.
 //!
-//! Separate from the network because each kind of mixer and feed-forward network loads its own weights with it. Invariant:
-//! it remembers which tensors were used, since an ignored one would mean wrong output.
+//! Each kind of mixer and feed-forward network loads its own weights with it. Invariant: it remembers which
+//! tensors were used, since an ignored one would mean wrong output.
 
 mod heads;
 mod rows_of;
@@ -20,12 +20,12 @@ use crate::{
 use rows_of::runs_of;
 pub(crate) use rows_of::{AdaptableWeight, RowsOf};
 
-/// How far a load is, in bytes of the file's tensors.
+/// The progress of a load, in bytes of the file's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
     /// Bytes on the device.
     pub n_bytes_done: usize,
-    /// Bytes in all.
+    /// Total bytes.
     pub n_bytes_total: usize,
 }
 
@@ -33,17 +33,17 @@ pub struct LoadProgress {
 pub(crate) struct Loader<'a, M> {
     pub(crate) descriptor: &'a Descriptor,
     pub(crate) source: &'a dyn WeightSource,
-    /// Positions that a sequence may have.
+    /// Maximum number of positions of a sequence.
     pub(crate) n_ctx: usize,
     pub(crate) memory: &'a mut M,
-    /// The weights that adapters can change, so far.
+    /// The weights loaded so far that adapters can change.
     pub(crate) adaptable: Vec<AdaptableWeight>,
     used: HashSet<String>,
     progress: LoadProgress,
     on_progress: &'a mut dyn FnMut(LoadProgress),
 }
 
-/// Where a layer is: what its tensors are called, and which rows of the stores are its own.
+/// The position of a layer: the names of its tensors, and its rows of the stores.
 #[derive(Clone, Copy)]
 #[expect(clippy::struct_field_names, reason = "indices of three different lists")]
 pub(crate) struct LayerPlace {
@@ -55,7 +55,7 @@ pub(crate) struct LayerPlace {
 }
 
 impl LayerPlace {
-    /// The full name of one of the layer's tensors.
+    /// Returns the full name of one of the layer's tensors.
     pub(crate) fn name(self, part: &str) -> String {
         format!("blk.{}.{part}", self.layer_idx)
     }
@@ -122,7 +122,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         self.linear_part(name, RowsOf::all(n_out), n_in, bias)
     }
 
-    /// Some rows of a matrix, and the same part of its bias.
+    /// Loads some rows of a matrix, and the same part of its bias.
     pub(crate) fn linear_part(
         &mut self,
         name: &str,
@@ -133,7 +133,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         self.linear_parts(name, &[part], n_in, bias)
     }
 
-    /// Some rows of a matrix, those of each part after those of the one before, and the same parts of its bias.
+    /// Loads some rows of a matrix, part after part, and the same parts of its bias.
     pub(crate) fn linear_parts(
         &mut self,
         name: &str,
@@ -160,7 +160,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         })
     }
 
-    /// Numbers a weight for adapters, if it is a layer's or the head's.
+    /// Registers a weight for adapters if it belongs to a layer or the head, and returns its index.
     fn adapter_place(&mut self, name: &str, parts: &[RowsOf], n_in: usize) -> Option<u32> {
         if name != "output" && !name.starts_with("blk.") {
             return None;
@@ -170,13 +170,13 @@ impl<'a, M: Memory> Loader<'a, M> {
         Some(place)
     }
 
-    /// What the file calls a tensor, which is known by its usual name.
+    /// Returns the file's name of a tensor, given its usual name.
     fn file_name<'n>(&self, name: &'n str) -> Cow<'n, str> {
         let names = self.descriptor.tensor_names;
         if names.is_empty() || self.source.contains(name) {
             return Cow::Borrowed(name);
         }
-        // After `blk.`, the layer and a dot.
+        // The part follows `blk.`, the layer and a dot.
         let part_start = match name.strip_prefix("blk.").and_then(|rest| rest.find('.')) {
             Some(dot) => "blk.".len() + dot + 1,
             None => 0,
@@ -197,13 +197,13 @@ impl<'a, M: Memory> Loader<'a, M> {
             })
     }
 
-    /// A tensor that must be there, as one vector. `dims` are its dimensions, those of 1 left out.
+    /// Loads a required tensor as one vector. `dims` are its dimensions without those of 1.
     pub(crate) fn required_vector(&mut self, name: &str, dims: &[usize]) -> Result<M::Vector, LoadError> {
         let values = self.all_values(name, dims)?;
         Ok(self.memory.upload_vector(&values)?)
     }
 
-    /// A tensor `[n_rows, n_cols]` as the vector of its columns, one after the other.
+    /// Loads a tensor `[n_rows, n_cols]` as the concatenation of its columns.
     pub(crate) fn transposed(
         &mut self,
         name: &str,
@@ -215,7 +215,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         Ok(self.memory.upload_vector(&columns)?)
     }
 
-    /// The numbers of a tensor that must be there. `dims` are its dimensions, those of 1 left out.
+    /// Returns the numbers of a required tensor. `dims` are its dimensions without those of 1.
     pub(crate) fn all_values(&mut self, name: &str, dims: &[usize]) -> Result<Vec<f32>, LoadError> {
         let tensor = self.tensor(name)?;
         let is_wide = |dim: &usize| *dim != 1;
@@ -229,8 +229,8 @@ impl<'a, M: Memory> Loader<'a, M> {
         self.finite_values(name, &tensor)
     }
 
-    /// Some rows of the matrix of each expert, of a tensor `[n_in, n_total, n_experts]`, and the same part of their biases,
-    /// `[n_total, n_experts]`.
+    /// Loads some rows of each expert's matrix from a tensor `[n_in, n_total, n_experts]`, and the same part
+    /// of their biases, `[n_total, n_experts]`.
     pub(crate) fn experts(
         &mut self,
         name: &str,
@@ -307,7 +307,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         self.matrix_parts(name, &[RowsOf::all(n_out)], n_in, usage)
     }
 
-    /// Some rows of a matrix; those of one part without a copy.
+    /// Uploads some rows of a matrix; a single part is not copied.
     fn matrix_parts(
         &mut self,
         name: &str,
@@ -356,7 +356,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         Ok(matrix)
     }
 
-    /// Whether a matrix of `n_rows` rows is there.
+    /// Returns whether a matrix with `n_rows` rows exists.
     pub(crate) fn has_rows(&self, name: &str, n_rows: usize) -> bool {
         let tensor = self.source.tensor(&self.file_name(name));
         tensor.is_some_and(|tensor| tensor.dims.get(1) == Some(&n_rows))
@@ -374,7 +374,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         }
     }
 
-    /// The first row of a matrix, as a vector.
+    /// Loads the first row of a matrix as a vector.
     pub(crate) fn first_row(
         &mut self,
         name: &str,
@@ -393,7 +393,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         }
     }
 
-    /// The numbers of a vector, checked.
+    /// Returns the numbers of a vector, checked.
     pub(crate) fn values(
         &mut self,
         name: &str,
@@ -403,7 +403,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         self.numbers(name, &[len], presence)
     }
 
-    /// The numbers of a tensor that is not quantized, checked.
+    /// Returns the numbers of an unquantized tensor, checked.
     fn numbers(
         &mut self,
         name: &str,
@@ -443,7 +443,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         Ok(values)
     }
 
-    /// The rows of a matrix that is not quantized, as one vector.
+    /// Loads the rows of an unquantized matrix as one vector.
     pub(crate) fn table(&mut self, name: &str, n_rows: usize, width: usize) -> Result<M::Vector, LoadError> {
         let values = self.numbers(name, &[width, n_rows], Presence::Required)?;
         let values = values.expect("what is required is there or an error");
@@ -471,7 +471,7 @@ impl<'a, M: Memory> Loader<'a, M> {
     }
 }
 
-/// A norm without weights.
+/// Returns a norm without weights.
 pub(crate) fn plain_norm<V>(norm: NormDescriptor, width: usize) -> Norm<V> {
     Norm {
         kind: norm.kind,
@@ -482,7 +482,7 @@ pub(crate) fn plain_norm<V>(norm: NormDescriptor, width: usize) -> Norm<V> {
     }
 }
 
-/// Whether a tensor repeats what is known without it, or is none of decoding's.
+/// Returns whether a tensor is redundant or not used by decoding.
 fn is_redundant(name: &str, descriptor: &Descriptor) -> bool {
     // Early converters stored the plain rope frequencies; some files repeat a tied head.
     name.ends_with(".attn_rot_embd")
@@ -500,7 +500,7 @@ fn is_redundant(name: &str, descriptor: &Descriptor) -> bool {
 }
 
 fn check_shape(name: &str, found: &[usize], expected: &[usize]) -> Result<(), LoadError> {
-    // Trailing dimensions of 1 mean nothing.
+    // Trailing dimensions of 1 are ignored.
     let significant = |dims: &[usize]| -> Vec<usize> {
         let len = dims.iter().rposition(|&dim| dim != 1).map_or(1, |last| last + 1);
         dims[..len.min(dims.len())].to_vec()
@@ -515,7 +515,8 @@ fn check_shape(name: &str, found: &[usize], expected: &[usize]) -> Result<(), Lo
     })
 }
 
-/// The numbers of a vector. Integers and F64 are rare, and become f32 as everything does that is added to activations.
+/// Decodes the numbers of a vector. Integers and F64 are rare; like everything added to activations, they
+/// become f32.
 fn decode_vector(name: &str, ty: TensorType, bytes: &[u8]) -> Result<Vec<f32>, LoadError> {
     fn numbers<const N: usize>(bytes: &[u8], decode: fn([u8; N]) -> f32) -> Vec<f32> {
         bytes.as_chunks().0.iter().map(|bytes| decode(*bytes)).collect()

@@ -1,7 +1,7 @@
-//! [`Model`]: an opened model file, the plan of its memory, and its load.
+//! [`Model`]: an opened model file, its memory plan, and its load.
 //!
-//! Separate from the executor because a model can be described and planned without loading it. Invariant: opening reads
-//! headers only, and what [`Model::plan`] says is what [`Model::load_on`] allocates.
+//! A model can be described and planned without an executor. Invariant: opening reads headers only, and
+//! [`Model::load_on`] allocates exactly what [`Model::plan`] reports.
 
 use std::{
     collections::BTreeMap,
@@ -35,53 +35,54 @@ enum Weights {
     Safetensors(SafetensorsFolder, FolderFiles),
 }
 
-/// Where a folder's headers were read.
+/// The paths from which a folder's headers were read.
 pub(crate) struct FolderFiles {
     pub(crate) folder: PathBuf,
     pub(crate) config: PathBuf,
 }
 
-/// Larger batches than this are taken for a mistake: their activations alone would take terabytes.
+/// Largest accepted batch. The activations of a larger one would take terabytes.
 const MAX_BATCH_TOKENS: usize = 1 << 20;
 
-/// How to load a model. The default serves one short conversation.
+/// Options of a load. The default serves one short conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelOptions {
-    /// Positions a sequence may have; `None` takes what the model was made for.
+    /// Maximum positions of a sequence; `None` uses the trained context length.
     pub n_ctx: Option<usize>,
-    /// Tokens a batch may have, at most 2^20.
+    /// Maximum tokens of a batch, at most 2^20.
     pub max_batch_tokens: usize,
-    /// Sequences a batch may have.
+    /// Maximum sequences of a batch.
     pub max_batch_seqs: usize,
-    /// Logit rows a batch may have.
+    /// Maximum logit rows of a batch.
     pub max_logit_rows: usize,
-    /// KV pages; `None` takes enough for one sequence of full length. With [`WindowPages::Own`], a model whose layers all have a
-    /// window takes no more than [`WindowPages::Own`] says.
+    /// Number of KV pages; `None` is enough for one sequence of full length. With [`WindowPages::Own`], a
+    /// model with a window in every layer uses at most the number described there.
     pub n_pages: Option<usize>,
-    /// Pages of the host tier, to which pages of the pool can be moved; as many again where layers with a window have pages of their
-    /// own.
+    /// Pages in the host tier, to which pages of the pool can be moved. If layers with a window have their
+    /// own pages, the host tier has the same number again for them.
     pub n_host_pages: usize,
-    /// The pages of layers with a sliding window.
+    /// How pages of layers with a sliding window are allocated.
     pub window_pages: WindowPages,
-    /// Slots for recurrent states, of models that have them: one for each sequence, and the rest for snapshots, from which
-    /// prompts continue that begin like earlier ones. `None` takes two for each sequence and two more.
+    /// Slots for recurrent states, in models that have them: one per sequence, and the rest for snapshots of
+    /// prompt prefixes. `None` means two per sequence and two more.
     pub n_states: Option<usize>,
-    /// Type of the stored keys, and of the values unless `kv_value_type` says otherwise.
+    /// Type of the stored keys, and of the values unless `kv_value_type` is set.
     pub kv_type: KvType,
-    /// Type of the stored values where it differs from that of the keys.
+    /// Type of the stored values, if it differs from that of the keys.
     pub kv_value_type: Option<KvType>,
-    /// Bytes of the adapters that are to be loaded behind the network, for which its device must have room.
+    /// Bytes to reserve on the device for adapters loaded after the network.
     pub adapter_bytes: usize,
 }
 
-/// The pages of layers with a sliding window.
+/// How pages of layers with a sliding window are allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WindowPages {
-    /// Those of all layers, for a whole context: one page table serves the network. For callers who number pages by hand.
+    /// All layers share pages for the whole context: one page table serves the network. For callers that
+    /// number pages by hand.
     #[default]
     Shared,
-    /// As many as the windows of all sequences need, and as many again for prompts that continue from there. Where other
-    /// layers have no window, these are a group of pages with tables of its own.
+    /// Enough pages for the windows of all sequences, and as many again for prompts that continue from there.
+    /// If other layers have no window, these pages form a separate group with its own tables.
     Own,
 }
 
@@ -104,10 +105,11 @@ impl Default for ModelOptions {
 }
 
 impl Model {
-    /// Opens a GGUF file (any part of a split one), or a Hugging Face folder with `config.json` and safetensors files.
+    /// Opens a GGUF file (any part of a split one), or a Hugging Face folder with `config.json` and
+    /// safetensors files.
     ///
     /// # Errors
-    /// [`LoadError::Gguf`], [`LoadError::UnknownArchitecture`], or what else the headers show to be wrong.
+    /// [`LoadError::Gguf`], [`LoadError::UnknownArchitecture`], or another error that the headers reveal.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LoadError> {
         let path = path.as_ref();
         if path.is_dir() {
@@ -117,7 +119,7 @@ impl Model {
         }
     }
 
-    /// Takes an opened file.
+    /// Creates a model from an opened GGUF file.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -150,12 +152,12 @@ impl Model {
         })
     }
 
-    /// The network.
+    /// Returns the network's descriptor.
     pub fn descriptor(&self) -> &Descriptor {
         &self.descriptor
     }
 
-    /// The GGUF file, with its metadata, where the model is one.
+    /// Returns the GGUF file with its metadata, if the model is one.
     pub fn gguf(&self) -> Option<&GgufFile> {
         match &self.weights {
             Weights::Gguf(file) => Some(file),
@@ -163,7 +165,7 @@ impl Model {
         }
     }
 
-    /// Where its folder's headers were read, where it is one.
+    /// Returns the paths of the folder's headers, if the model is a folder.
     pub(crate) fn folder_files(&self) -> Option<&FolderFiles> {
         match &self.weights {
             Weights::Gguf(_) => None,
@@ -171,7 +173,7 @@ impl Model {
         }
     }
 
-    /// The weights, by their GGUF names.
+    /// Returns the weights, by their GGUF names.
     pub fn weights(&self) -> &dyn WeightSource {
         match &self.weights {
             Weights::Gguf(file) => file,
@@ -179,12 +181,12 @@ impl Model {
         }
     }
 
-    /// Adds `scale` times the directions of some layers to the stream behind them, in whatever is computed with the model once it
-    /// is loaded. Several control vectors add up.
+    /// Adds `scale` times the directions of some layers to the stream after those layers, in everything
+    /// computed with the model once it is loaded. Several control vectors add up.
     ///
     /// # Errors
-    /// [`LoadError::WrongShape`] of another width, [`LoadError::BadOption`] of layers that there are not,
-    /// [`LoadError::UnsupportedFeature`] of a network with several streams.
+    /// [`LoadError::WrongShape`] for another width, [`LoadError::BadOption`] for layers that do not exist,
+    /// [`LoadError::UnsupportedFeature`] for a network with several streams.
     pub fn add_control_vector(
         &mut self,
         vector: &ControlVector,
@@ -194,12 +196,12 @@ impl Model {
         vector.add_to(&mut self.descriptor, scale, layers)
     }
 
-    /// What reads adapters for this model.
+    /// Returns a reader of adapters for this model.
     pub fn adapter_reader(&self) -> AdapterReader {
         AdapterReader::new(&self.descriptor, self.gguf().is_some())
     }
 
-    /// Gives tensors of a folder other types, by GGUF name: they are encoded in them while they load.
+    /// Sets other types for a folder's tensors, by GGUF name: they are encoded in these types as they load.
     ///
     /// # Errors
     /// [`LoadError::NotEncodable`]: a type without an encoder, or rows that are not whole blocks of it.
@@ -213,7 +215,7 @@ impl Model {
         }
     }
 
-    /// The memory that loading on `backend` will take.
+    /// Returns the memory that loading on `backend` will take.
     ///
     /// # Errors
     /// [`LoadError::BadOption`].
@@ -221,10 +223,10 @@ impl Model {
         plan(&self.descriptor, self.weights(), backend, options)
     }
 
-    /// What the weights of each part will take on a side of `backend`.
+    /// Returns the bytes that the weights of each part will take on one side of `backend`.
     ///
     /// # Errors
-    /// [`LoadError`]: what is wrong with the weights.
+    /// [`LoadError`], if the weights are invalid.
     pub fn weights_by_part(
         &self,
         backend: &dyn Weigh,
@@ -272,7 +274,7 @@ pub fn build<B: Backend>(
     build_sharing(descriptor, source, backend, options, None, on_progress)
 }
 
-/// As [`build`], with weights that another network has loaded.
+/// Does the same as [`build`], sharing weights that another network has loaded.
 pub(crate) fn build_sharing<B: Backend>(
     descriptor: &Descriptor,
     source: &dyn WeightSource,
@@ -301,7 +303,7 @@ pub(crate) fn build_sharing<B: Backend>(
     Ok(ModelExecutor::new(backend, network, buffers, limits))
 }
 
-/// Weighs the load by running it dry: what is wrong with the weights is known before anything is uploaded.
+/// Plans a load by a dry run, so errors in the weights are found before anything is uploaded.
 pub(crate) fn plan(
     descriptor: &Descriptor,
     source: &dyn WeightSource,
@@ -311,7 +313,7 @@ pub(crate) fn plan(
     plan_sharing(descriptor, source, backend, options, false)
 }
 
-/// As [`plan`], of a network that computes with another one's embedding and head, where it `shares` them.
+/// Does the same as [`plan`], for a network that uses another one's embedding and head if it `shares` them.
 pub(crate) fn plan_sharing(
     descriptor: &Descriptor,
     source: &dyn WeightSource,
@@ -355,7 +357,7 @@ fn plan_of_side(
     (side, shares): (Side, bool),
 ) -> Result<MemoryPlan, LoadError> {
     let mut weights = Measure::new(backend, side);
-    // What is shared is weighed with the network that has loaded it.
+    // Shared weights are counted with the network that loaded them.
     let shared = shares.then(|| SharedWeights {
         token_embd: (),
         output: source.contains("output.weight").then_some(()),
@@ -439,7 +441,7 @@ fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLim
     positive("max_batch_seqs", options.max_batch_seqs)?;
     positive("max_logit_rows", options.max_logit_rows)?;
     let is_encoder = descriptor.is_encoder();
-    // A sequence of an encoder is one step.
+    // An encoder processes a whole sequence in one step.
     let max_batch_tokens = if is_encoder {
         options.max_batch_tokens.max(n_ctx)
     } else {
@@ -447,7 +449,7 @@ fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLim
     };
     let max_batch_seqs = options.max_batch_seqs.min(max_batch_tokens);
     let n_pages = if is_encoder {
-        // The working memory of two steps in flight.
+        // Room for two steps in flight.
         2 * (max_batch_tokens.div_ceil(PAGE_TOKENS) + max_batch_seqs)
     } else {
         options.n_pages.unwrap_or_else(|| n_ctx.div_ceil(PAGE_TOKENS))
@@ -465,11 +467,11 @@ fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLim
     });
     let window_group = widest.zip(n_window_pages).filter(|_| kv_window.is_none());
     let n_pages = n_window_pages.filter(|_| kv_window.is_some()).unwrap_or(n_pages);
-    // Slots are numbered with 32 bits, and one number means an unmapped page.
+    // Slots are numbered with 32 bits, and one number is reserved for unmapped pages.
     let max_pages = u32::MAX as usize / PAGE_TOKENS;
     for (option, found, maximum) in [
         ("max_batch_tokens", max_batch_tokens, MAX_BATCH_TOKENS),
-        // Before the pages, whose number follows from it.
+        // Checked before the number of pages, which depends on it.
         ("n_ctx", n_ctx, max_pages * PAGE_TOKENS),
         (
             "n_ctx",

@@ -1,7 +1,7 @@
 //! [`ModelExecutor`]: a network on a backend, as an [`Executor`].
 //!
-//! Separate from the network so that the order of a step (check, upload, run, read) stands in one place for all backends.
-//! Invariant: a batch reaches the backend only after it was validated, so a backend checks nothing.
+//! The order of a step (check, upload, run, read) stands here once for all backends. Invariant: a batch is
+//! validated before it reaches the backend, so a backend checks nothing.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -16,7 +16,7 @@ use tokenmill_backend::{
 
 use crate::{activations::Activations, forward::forward, network::Network};
 
-/// Steps that may be open at a time.
+/// Maximum number of steps in flight.
 const MAX_IN_FLIGHT: usize = 2;
 
 /// Runs a network on a backend.
@@ -24,19 +24,19 @@ pub struct ModelExecutor<B: Backend> {
     pub(crate) backend: B,
     pub(crate) network: Network<B>,
     buffers: Activations<B::Buffer, B::Routes>,
-    /// Those that batches may name.
+    /// The adapters that batches may name.
     pub(crate) adapters: BTreeMap<AdapterId, Arc<AdapterMatrices<B::Matrix>>>,
-    /// What was uploaded of those that are not whole yet, by the weights of the network.
+    /// Uploaded weights of adapters that are not complete yet, in the order of the network's weights.
     pub(crate) coming: BTreeMap<AdapterId, Vec<Option<LowRank<B::Matrix>>>>,
     limits: ExecutorLimits,
     in_flight: VecDeque<u64>,
     n_submitted: u64,
-    /// Which logit rows of the step before have a sampled token.
+    /// Whether each logit row of the previous step has a sampled token.
     is_sampled: Vec<bool>,
 }
 
 impl<B: Backend> ModelExecutor<B> {
-    /// Takes a network and its buffers on a backend that has allocated everything.
+    /// Creates an executor from a network and its buffers, on a backend that has allocated everything.
     pub(crate) fn new(
         backend: B,
         network: Network<B>,
@@ -56,17 +56,18 @@ impl<B: Backend> ModelExecutor<B> {
         }
     }
 
-    /// The backend, for what only it knows, such as counters.
+    /// Returns the backend, for example for its counters.
     pub fn backend(&self) -> &B {
         &self.backend
     }
 
-    /// The backend, for what only it can be told, between steps.
+    /// Returns the backend mutably, for settings between steps.
     pub fn backend_mut(&mut self) -> &mut B {
         &mut self.backend
     }
 
-    /// The backend, and the stream behind the layers that a tower's descriptor names, of the step before: `[T, n_embd]` each.
+    /// Returns the backend, and the tapped streams of the previous step: `[T, n_embd]` for each layer that a
+    /// tower's descriptor names.
     pub(crate) fn backend_and_taps(&mut self) -> (&mut B, impl Iterator<Item = &B::Buffer>) {
         let taps = self.buffers.taps.iter().map(|tap| &tap.hidden);
         (&mut self.backend, taps)
@@ -94,7 +95,7 @@ impl<B: Backend> ModelExecutor<B> {
         Ok(())
     }
 
-    /// The bytes of a place, unless it is out of range.
+    /// Returns the bytes of a place, unless it is out of range.
     fn bytes_of(&self, place: MemoryPlace) -> Option<usize> {
         let is_there = match place {
             MemoryPlace::Page { group, page } => {
@@ -136,7 +137,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     }
 
     fn input_row_width(&self) -> Option<usize> {
-        // Layers with embeddings of their own look tokens up once more, and attention that is not paged sees no row twice.
+        // Per-layer embeddings look tokens up a second time, and attention without pages sees no row twice.
         let is_plain = self.network.layer_embeddings.is_none()
             && self.network.alt_up.is_none()
             && self.limits.n_states == 0;

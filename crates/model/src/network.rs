@@ -1,8 +1,8 @@
 //! [`Network`]: a descriptor's weights on a device, and how they get there.
 //!
-//! Separate from the descriptor, which is data, and from the forward pass, which only reads. Invariants: every tensor has
-//! the shape that the descriptor implies; every tensor of the source was used, since an ignored one would mean wrong
-//! output; vectors are finite.
+//! The descriptor is data, and the forward pass only reads. Invariants: every tensor has the shape that the
+//! descriptor implies; every tensor of the source was used, since an ignored one would mean wrong output;
+//! vectors are finite.
 
 use tokenmill_backend::{Linear, MatrixUsage, Memory, NetworkPart, Norm, Rope};
 
@@ -22,14 +22,14 @@ use crate::{
 pub(crate) struct Network<M: Memory> {
     pub(crate) token_embd: Linear<M::Matrix, M::Vector>,
     pub(crate) embedding_scale: f32,
-    /// The embedding of the kind of token that all are.
+    /// The embedding of the only token type in use.
     pub(crate) token_type: Option<M::Vector>,
     /// The embeddings of positions, `[n_learned_positions, n_embd]`.
     pub(crate) positions: Option<M::Vector>,
     pub(crate) embedding_norm: Option<Norm<M::Vector>>,
     pub(crate) layer_embeddings: Option<LayerEmbeddings<M>>,
     pub(crate) alt_up: Option<AltUp<M>>,
-    /// What makes the input of a layer that guesses further tokens.
+    /// The weights that compute the input of an MTP layer.
     pub(crate) nextn: Option<NextnEntry<M>>,
     pub(crate) ropes: Vec<Rope<M::Vector>>,
     pub(crate) layers: Vec<Layer<M>>,
@@ -38,7 +38,7 @@ pub(crate) struct Network<M: Memory> {
     pub(crate) pooler: Option<Pooler<M>>,
     /// Whether the network predicts tokens.
     pub(crate) has_head: bool,
-    /// `None` where the head is tied to the token embedding.
+    /// `None` if the head is tied to the token embedding.
     pub(crate) output: Option<Linear<M::Matrix, M::Vector>>,
     pub(crate) logit_scale: f32,
     pub(crate) logit_softcap: Option<f32>,
@@ -50,37 +50,38 @@ pub(crate) struct Network<M: Memory> {
 pub(crate) struct Layer<M: Memory> {
     /// The norm before the mixer.
     pub(crate) mixer_norm: Option<Norm<M::Vector>>,
-    /// `None` for a layer that is a feed-forward network alone.
+    /// `None` for a layer without a mixer.
     pub(crate) mixer: Option<Mixer<M>>,
-    /// The norm of what the mixer gives.
+    /// The norm of the mixer's output.
     pub(crate) mixer_post_norm: Option<Norm<M::Vector>>,
-    /// The norm of the stream once the mixer was added.
+    /// The norm of the stream after the mixer is added.
     pub(crate) mixer_sum_norm: Option<Norm<M::Vector>>,
-    /// The norm of the layer's input and that sum together.
+    /// The second norm of the stream after the mixer is added, applied to the sum of the layer's input and
+    /// the first norm's result.
     pub(crate) mixer_second_norm: Option<Norm<M::Vector>>,
     pub(crate) residual: Residual,
     /// The norm before the feed-forward network.
     pub(crate) ffn_norm: Option<Norm<M::Vector>>,
-    /// `None` for a layer that is a mixer alone.
+    /// `None` for a layer without a feed-forward network.
     pub(crate) ffn: Option<Ffn<M>>,
-    /// The norm of what the feed-forward network gives.
+    /// The norm of the feed-forward network's output.
     pub(crate) ffn_post_norm: Option<Norm<M::Vector>>,
-    /// The norm of the stream once the feed-forward network was added.
+    /// The norm of the stream after the feed-forward network is added.
     pub(crate) ffn_sum_norm: Option<Norm<M::Vector>>,
-    /// What the layer adds of its own embeddings.
+    /// The weights for the layer's own embeddings.
     pub(crate) embedding: Option<LayerEmbedding<M>>,
-    /// What the layer does with the other streams.
+    /// The layer's weights for parallel streams.
     pub(crate) alt_up: Option<LayerAltUp<M>>,
-    /// What the stream is multiplied by at the end of the layer.
+    /// Factor of the stream at the end of the layer.
     pub(crate) output_scale: Option<f32>,
-    /// What a control vector adds to the stream at the end of the layer.
+    /// The control vector added to the stream at the end of the layer.
     pub(crate) control: Option<M::Vector>,
-    /// Which part of an input that is no token is added to the stream at the end of the layer.
+    /// The index of the part of non-token inputs that is added to the stream at the end of the layer.
     pub(crate) input_part: Option<usize>,
 }
 
 impl<M: Memory> Network<M> {
-    /// Uploads all weights but those that are `shared`, for sequences of up to `n_ctx` positions.
+    /// Uploads all weights except the `shared` ones, for sequences of up to `n_ctx` positions.
     ///
     /// # Errors
     /// The first [`LoadError`].
@@ -98,11 +99,11 @@ impl<M: Memory> Network<M> {
             network.adaptable = loader.adaptable;
             Ok(network)
         });
-        // Whoever has a folder looks for the names that it has.
+        // Errors about a folder use the folder's own tensor names.
         loaded.map_err(|error| error.with_own_name(source))
     }
 
-    /// Width of an input that is no token.
+    /// Returns the width of an input that is not a token.
     pub(crate) fn input_row_width(&self) -> usize {
         let n_deep = self
             .layers
@@ -232,7 +233,7 @@ impl<M: Memory> Network<M> {
 }
 
 impl<M: Memory> Layer<M> {
-    /// The norm that the layer begins with.
+    /// Returns the norm at the start of the layer.
     pub(crate) fn first_norm(&self) -> Option<&Norm<M::Vector>> {
         match self.mixer {
             Some(_) => self.mixer_norm.as_ref(),
@@ -250,10 +251,11 @@ impl<M: Memory> Layer<M> {
         let has_ffn_norm = has_ffn && norms.has_pre_ffn() && layer.residual != Residual::Parallel;
         let has = |part: &str| loader.source.contains(&place.name(part));
         let (mixer_norm, ffn_norm) = if !has_mixer || has_ffn_norm && has("attn_norm_2.weight") {
-            // The norm of the feed-forward network has the first name in Falcon's files, and in a layer that is nothing else.
+            // The norm of the feed-forward network has the first name in Falcon's files, and in layers with
+            // nothing else.
             ("attn_norm_2", "attn_norm")
         } else if !norms.has_post() && !has("ffn_norm.weight") && has("post_attention_norm.weight") {
-            // Some files call the second norm after its place.
+            // Some files name the second norm by its position.
             ("attn_norm", "post_attention_norm")
         } else {
             ("attn_norm", "ffn_norm")
@@ -327,7 +329,7 @@ fn load_rope<M: Memory>(
             if let Some(LongRopeFactors { short, long }) = factors {
                 Some(if is_long { long } else { short }.clone())
             } else {
-                // Both are there; one of them is used.
+                // Both tensors exist, but only one is used.
                 let short = divisors("rope_factors_short.weight", n_pairs, Presence::Required, loader)?;
                 let long = divisors("rope_factors_long.weight", n_pairs, Presence::Required, loader)?;
                 if is_long { long } else { short }
@@ -347,7 +349,7 @@ fn load_rope<M: Memory>(
     })
 }
 
-/// Numbers by which frequencies are divided.
+/// Loads the divisors of rope's frequencies.
 fn divisors<M: Memory>(
     name: &str,
     n_pairs: usize,

@@ -1,14 +1,16 @@
-//! [`NextnEntry`]: what the layer behind a network's last, which guesses the token after the next, has before its one layer.
+//! [`NextnEntry`]: the entry of an MTP layer, which follows a network's last layer and predicts the token
+//! after the next.
 //!
 //! ```text
-//! x[p] = W [norm_e(embedding[p]), norm_h(hidden[p - 1])]        hidden: behind the last norm of the network, zeros before the first token
+//! x[p] = W [norm_e(embedding[p]), norm_h(hidden[p - 1])]        hidden: after the last norm of the network, zeros before the first token
 //! g[p] = norm(layer(x)[p])                                      logits[p] = head g[p]
 //! ```
 //!
-//! `logits[p]` guess the token behind `p`, which the network itself gives only once it has computed `p`. To guess further, `g[p]` stands
-//! for the network's own `hidden[p]`. Embedding, head and the last norm are the network's unless the layer has its own.
+//! `logits[p]` predict the token after `p`; the network itself gives it only after it has computed `p`. To
+//! predict further tokens, `g[p]` replaces the network's own `hidden[p]`. Embedding, head and last norm are
+//! the network's unless the layer has its own.
 //!
-//! Separate because a network computes without it. How the layer is loaded is in `nextn_layer.rs`.
+//! A network also computes without an MTP layer. `nextn_layer.rs` loads it.
 //!
 //! Source: "DeepSeek-V3 Technical Report", 2024, section 2.2; llama.cpp, `src/models/qwen35.cpp`, for the names and the norms.
 
@@ -18,14 +20,14 @@ use tokenmill_backend::{
 
 use crate::{Descriptor, LoadError, Presence, loader::Loader};
 
-/// Weights of a network that another one computes with too.
+/// Weights of a network that another one uses too.
 pub(crate) struct SharedWeights<M: Memory> {
     pub(crate) token_embd: M::Matrix,
-    /// `None` where the head is tied to the embedding.
+    /// `None` if the head is tied to the embedding.
     pub(crate) output: Option<M::Matrix>,
 }
 
-/// What makes the input of the layer.
+/// The weights that compute the layer's input.
 pub(crate) struct NextnEntry<M: Memory> {
     embedding_norm: Norm<M::Vector>,
     hidden_norm: Norm<M::Vector>,
@@ -43,7 +45,8 @@ impl<M: Memory> NextnEntry<M> {
         })
     }
 
-    /// Makes the stream of the embeddings, `hidden: [n_tokens, n_embd]`, and the step's hidden states.
+    /// Computes the layer's stream from the embeddings, `hidden: [n_tokens, n_embd]`, and the step's hidden
+    /// states.
     pub(crate) fn run<B: Backend<Matrix = M::Matrix, Vector = M::Vector>>(
         &self,
         backend: &mut B,
@@ -66,7 +69,7 @@ impl<M: Memory> NextnEntry<M> {
     }
 }
 
-/// What [`NextnEntry`] computes in.
+/// Buffers of [`NextnEntry`].
 pub(crate) struct NextnBuffers<T> {
     embedding: T,
     previous: T,

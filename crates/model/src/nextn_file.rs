@@ -1,10 +1,11 @@
-//! [`NextnFile`]: a file of its own for the layer behind a network's last that guesses further tokens.
+//! [`NextnFile`]: a separate file with the MTP layer of a model.
 //!
-//! Separate from layers that are part of their model, which need no comparison. Invariant: of such a file the layer is read, with its
-//! norms; embedding and head are the model's own, whether the file has them once more or not, unless they are the layer's alone.
+//! An MTP layer inside its model's file needs no comparison. Invariant: only the layer and its norms are read
+//! from the file. Embedding and head are the model's own, even if the file repeats them, unless they belong
+//! to the layer alone.
 //!
-//! Source: llama.cpp, `convert_hf_to_gguf.py --mtp`: the model's metadata, the tensors of the layer, and the model's embedding, last norm
-//! and head.
+//! Source: llama.cpp, `convert_hf_to_gguf.py --mtp`: the model's metadata, the tensors of the layer, and the
+//! model's embedding, last norm and head.
 
 use std::path::Path;
 
@@ -16,14 +17,14 @@ use crate::{
     nextn_layer::NextnWeights,
 };
 
-/// A GGUF file with a model's layer for further tokens.
+/// A GGUF file with a model's MTP layer.
 pub struct NextnFile(GgufFile);
 
 impl NextnFile {
-    /// Opens a file; only headers are read. One of a whole model that has such a layer is one too.
+    /// Opens a file; only headers are read. The file of a whole model with an MTP layer is accepted too.
     ///
     /// # Errors
-    /// [`LoadError::Gguf`], and [`LoadError::NoNextn`] of a file without such a layer.
+    /// [`LoadError::Gguf`], and [`LoadError::NoNextn`] for a file without such a layer.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LoadError> {
         let file = Self(GgufFile::open(path)?);
         let n_decoding = file.n_decoding()?;
@@ -33,19 +34,20 @@ impl NextnFile {
         Ok(file)
     }
 
-    /// The model's metadata, as the file has it once more.
+    /// Returns the model's metadata, as repeated in the file.
     pub fn metadata(&self) -> &Metadata {
         self.0.metadata()
     }
 
-    /// The layer, to guess for `model`.
+    /// Returns the layer, to draft for `model`.
     ///
     /// # Errors
-    /// [`LoadError::NextnOfOther`] of a layer that belongs to another model, and what the headers show to be wrong with it.
+    /// [`LoadError::NextnOfOther`] for a layer that belongs to another model, and errors that the headers
+    /// reveal.
     pub fn layer_for<'a>(&'a self, model: &'a Model) -> Result<Nextn<'a>, LoadError> {
         let n_decoding = self.n_decoding()?;
         self.compare(model, n_decoding)?;
-        // What a description asks of the other tensors, such as whether there are experts, it asks of the model's.
+        // The description also reads other tensors, for example to detect experts; these come from the model.
         let start = format!("blk.{n_decoding}.");
         let of_model = model.weights().infos().into_iter();
         let of_layer = self.0.tensors().filter(|info| info.name.starts_with(&start));
@@ -59,7 +61,7 @@ impl NextnFile {
         Ok(Nextn::new(descriptor, weights, layer_idx))
     }
 
-    /// Looks whether the layer belongs to a model: what both say of themselves, and the sizes of what both have.
+    /// Checks that the layer belongs to a model, by their metadata and the sizes of shared tensors.
     fn compare(&self, model: &Model, n_decoding: usize) -> Result<(), LoadError> {
         let descriptor = model.descriptor();
         let same = |what: &'static str, found: String, expected: String| {
@@ -99,7 +101,7 @@ impl NextnFile {
         Ok(self.metadata().str("general.architecture")?)
     }
 
-    /// The layers of the model that decode, which is the index of the first that guesses.
+    /// Returns the number of decoder layers, which is the index of the first MTP layer.
     fn n_decoding(&self) -> Result<usize, LoadError> {
         let (arch, metadata) = (self.architecture()?, self.metadata());
         let n_nextn = metadata.opt_usize(&format!("{arch}.nextn_predict_layers"))?;
@@ -111,7 +113,7 @@ impl NextnFile {
     }
 }
 
-/// What every layer for further tokens has.
+/// Returns the name of a tensor that every MTP layer has.
 fn first_tensor(layer_idx: usize) -> String {
     format!("blk.{layer_idx}.nextn.eh_proj.weight")
 }

@@ -1,7 +1,7 @@
-//! [`Nextn`]: the layer behind a network's last, from a file to what computes it.
+//! [`Nextn`]: the MTP layer after a network's last layer, from its file to an executor.
 //!
-//! Separate from what the layer computes because it loads a network. Invariant: it is loaded by the names of a network with one layer, so
-//! what loads and runs layers knows nothing of it but what makes its input.
+//! Invariant: it is loaded under the names of a network with one layer, so the code that loads and runs
+//! layers knows only about its different input.
 
 use std::borrow::Cow;
 
@@ -16,14 +16,14 @@ use crate::{
     nextn::SharedWeights,
 };
 
-/// The first layer of a model that guesses further tokens; it guesses from the model's own hidden states.
+/// The first MTP layer of a model; it drafts from the model's own hidden states.
 pub struct Nextn<'a> {
     descriptor: Descriptor,
     source: NextnSource<'a>,
 }
 
 impl<'a> Nextn<'a> {
-    /// Takes the layer `layer_idx` of a file, whose descriptor has it as its only layer.
+    /// Creates the layer `layer_idx` of a file; it is the only layer of `descriptor`.
     pub(crate) fn new(mut descriptor: Descriptor, weights: NextnWeights<'a>, layer_idx: usize) -> Self {
         descriptor.reads_hidden = true;
         descriptor.pooling = None;
@@ -34,20 +34,21 @@ impl<'a> Nextn<'a> {
         }
     }
 
-    /// The layer, as a network.
+    /// Returns the layer's descriptor, as a network.
     pub fn descriptor(&self) -> &Descriptor {
         &self.descriptor
     }
 
-    /// Its weights, by the names that a network with one layer has.
+    /// Returns its weights, under the names of a network with one layer.
     pub fn weights(&self) -> &dyn WeightSource {
         &self.source
     }
 
-    /// The memory that loading it on `backend` will take, next to the network whose embedding and head it shares.
+    /// Returns the memory that loading it on `backend` will take, in addition to the network with which it
+    /// shares embedding and head.
     ///
     /// # Errors
-    /// [`LoadError`]: what is wrong with its weights or the options.
+    /// [`LoadError`], if its weights or the options are invalid.
     pub fn plan(&self, backend: &dyn Weigh, options: &ModelOptions) -> Result<MemoryPlan, LoadError> {
         plan_sharing(
             &self.descriptor,
@@ -58,7 +59,7 @@ impl<'a> Nextn<'a> {
         )
     }
 
-    /// Loads it on a backend of its own, next to the loaded network, whose embedding and head it computes with.
+    /// Loads it on its own backend, next to the loaded network whose embedding and head it uses.
     ///
     /// # Errors
     /// [`LoadError`]: a tensor that is missing, has a wrong shape or an unsupported type, or a backend's error.
@@ -85,11 +86,10 @@ impl<'a> Nextn<'a> {
 }
 
 impl Model {
-    /// The first layer behind the last, which guesses further tokens, where the model has one. That of a folder is read in the form that a
-    /// converter would give it.
+    /// Returns the model's first MTP layer, if it has one. In a folder, the layer is read in GGUF form.
     ///
     /// # Errors
-    /// What the headers show to be wrong with it.
+    /// Errors in the layer that the headers reveal.
     pub fn nextn(&self) -> Result<Option<Nextn<'_>>, LoadError> {
         let (found, weights) = if let Some(file) = self.gguf() {
             let found = arch::describe_nextn(GgufHeader::of_file(file)?)?;
@@ -108,8 +108,8 @@ impl Model {
 }
 
 impl Model {
-    /// The tensors behind the last layer, which guess further tokens, where [`Self::weights`] leaves them out: those of a folder, by the
-    /// names that a converter would give them.
+    /// Returns the tensors of MTP layers that [`Self::weights`] omits: for folders, under the names that a
+    /// converter would give them.
     ///
     /// # Errors
     /// As [`FolderAsGguf::open`].
@@ -129,7 +129,7 @@ impl Model {
     }
 }
 
-/// The folder of a model in the form of a GGUF file, where it is one and has such layers.
+/// Returns the model's folder in GGUF form, if the model is a folder and has MTP layers.
 fn folder_of(model: &Model) -> Result<Option<FolderAsGguf>, LoadError> {
     let Some(files) = model.folder_files() else {
         return Ok(None);
@@ -141,11 +141,11 @@ fn folder_of(model: &Model) -> Result<Option<FolderAsGguf>, LoadError> {
     FolderAsGguf::open_with(&files.folder, &config).map(Some)
 }
 
-/// Where the layer's weights are.
+/// The source of the layer's weights.
 pub(crate) enum NextnWeights<'a> {
     OfFile(&'a (dyn WeightSource + Sync)),
     OfFolder(Box<FolderAsGguf>),
-    /// In a file next to the model, which may have some of the model's tensors once more.
+    /// A file next to the model, which may repeat some of the model's tensors.
     Beside {
         file: &'a GgufFile,
         model: &'a Model,
@@ -153,7 +153,7 @@ pub(crate) enum NextnWeights<'a> {
 }
 
 impl NextnWeights<'_> {
-    /// What has the tensors of the layer.
+    /// Returns the source of the layer's tensors.
     fn source(&self) -> &dyn WeightSource {
         match self {
             Self::OfFile(source) => *source,
@@ -162,14 +162,14 @@ impl NextnWeights<'_> {
         }
     }
 
-    /// What has a tensor by the name that it has there.
+    /// Returns the source of a tensor, given its name there.
     fn source_of(&self, file_name: &str) -> &dyn WeightSource {
         let Self::Beside { file, model } = self else {
             return self.source();
         };
         let is_shared = SHARED.contains(&file_name);
         match model.gguf() {
-            // The tensors of a folder's norms may have another form.
+            // A folder may store norms in another form.
             None if is_shared => model.weights(),
             Some(of_model) if is_shared || !WeightSource::contains(*file, file_name) => of_model,
             _ => *file,
@@ -190,16 +190,16 @@ where
     }
 }
 
-/// The tensors of the layer, by the names of a network with one.
+/// The tensors of the layer, under the names of a network with one layer.
 struct NextnSource<'a> {
     weights: NextnWeights<'a>,
     layer_idx: usize,
 }
 
-/// Tensors that are the network's, and that a file next to it may have once more.
+/// Tensors of the network that a separate file may repeat.
 const SHARED: [&str; 3] = ["token_embd.weight", "output.weight", "output.bias"];
 
-/// Tensors of the whole network that the layer may have for itself, by both names.
+/// Network tensors that the layer may have its own version of, by both names.
 const OWN: [(&str, &str); 3] = [
     ("token_embd.weight", "nextn.embed_tokens.weight"),
     ("output.weight", "nextn.shared_head_head.weight"),
@@ -213,12 +213,12 @@ impl NextnSource<'_> {
             .contains(&format!("blk.{}.{part}", self.layer_idx))
     }
 
-    /// Whether embedding and head are those of the network.
+    /// Returns whether embedding and head are the network's.
     fn shares(&self) -> bool {
         !self.has_own(OWN[0].1) && !self.has_own(OWN[1].1)
     }
 
-    /// What the file calls a tensor.
+    /// Returns the file's name of a tensor.
     fn file_name<'n>(&self, name: &'n str) -> Cow<'n, str> {
         let own = OWN.iter().find(|(usual, _)| *usual == name).map(|(_, own)| *own);
         if let Some(part) = own.filter(|part| self.has_own(part)) {
@@ -226,7 +226,7 @@ impl NextnSource<'_> {
         }
         let has = |name: &str| self.weights.source_of(name).contains(name);
         if name == "output.weight" && !has(name) && self.has_own(OWN[0].1) {
-            // The head of the network is tied to its embedding, not to that of the layer.
+            // The network's head is tied to the network's embedding, not to the layer's.
             return Cow::Borrowed(OWN[0].0);
         }
         match name.strip_prefix("blk.0.") {

@@ -1,7 +1,7 @@
-//! [`Pooler`]: makes one row of each sequence, and computes what the network was made for from it.
+//! [`Pooler`]: reduces each sequence to one row, and computes the network's output from it.
 //!
-//! Separate from the layers, whose rows are those of tokens. Invariant: after [`Pooler::run`] there is one row for each
-//! output row of the step, in their order.
+//! Layers work on one row per token. Invariant: after [`Pooler::run`] there is one row for each output row of
+//! the step, in the same order.
 
 use tokenmill_backend::{
     Activation, Backend, BackendError, ExecutorLimits, Linear, Memory, Norm, Pooling, StepShape,
@@ -22,7 +22,7 @@ enum Step<M: Memory> {
     Tanh,
 }
 
-/// Two rows for each sequence, from one to the other and back.
+/// Two rows per sequence; each step reads one and writes the other.
 pub(crate) struct PoolBuffers<T> {
     a: T,
     b: T,
@@ -52,7 +52,7 @@ impl<M: Memory> Pooler<M> {
 }
 
 impl<T> PoolBuffers<T> {
-    /// Allocates for the largest step, where the network pools.
+    /// Allocates for the largest step, if the network pools.
     pub(crate) fn alloc<M: Memory<Buffer = T>>(
         descriptor: &Descriptor,
         limits: &ExecutorLimits,
@@ -70,12 +70,12 @@ impl<T> PoolBuffers<T> {
 }
 
 impl<B: Backend> Pooler<B> {
-    /// Whether all of a sequence's rows are needed, not only the output rows.
+    /// Returns whether all of a sequence's rows are needed instead of only the output rows.
     pub(crate) fn reads_all_rows(&self) -> bool {
         self.kind == Pooling::Mean
     }
 
-    /// Width of a pooled row, where a token's has `n_embd` values.
+    /// Returns the width of a pooled row if a token's row has `n_embd` values.
     pub(crate) fn output_width(&self, n_embd: usize) -> usize {
         let widths = self.head.iter().filter_map(|step| match step {
             Step::Linear(linear) => Some(linear.n_out),
@@ -84,7 +84,8 @@ impl<B: Backend> Pooler<B> {
         widths.last().unwrap_or(n_embd)
     }
 
-    /// Computes the pooled rows of `rows`, `[T, n_embd]` where all are needed, else `[O, n_embd]`. Returns where they are.
+    /// Computes the pooled rows from `rows`, `[T, n_embd]` if all are needed, else `[O, n_embd]`. Returns the
+    /// buffer with the result.
     pub(crate) fn run<'a>(
         &self,
         backend: &mut B,
@@ -94,10 +95,10 @@ impl<B: Backend> Pooler<B> {
         buffers: &'a mut PoolBuffers<B::Buffer>,
     ) -> Result<&'a B::Buffer, BackendError> {
         let n_rows = shape.n_outputs;
-        // The references change places, not the buffers: a captured step finds them where they were.
+        // The references are swapped, not the buffers, so a captured step finds its data in place.
         let (mut a, mut b) = (&mut buffers.a, &mut buffers.b);
         let mut width = n_embd;
-        // What is to be read: nothing of the buffers yet, or `a`.
+        // Whether `a` holds the current input; before that, it is outside the buffers.
         let mut is_copied = false;
         if self.kind == Pooling::Mean {
             backend.mean_of_sequences(shape, width, rows, a)?;
@@ -119,7 +120,7 @@ impl<B: Backend> Pooler<B> {
                     is_copied = true;
                 }
                 Step::Activation(activation) => backend.activation(*activation, n_rows, width, a, None)?,
-                // A cap of 1 is the hyperbolic tangent.
+                // A softcap of 1 is the hyperbolic tangent.
                 Step::Tanh => backend.scale_logits(1.0, Some(1.0), n_rows, width, a)?,
             }
         }

@@ -1,7 +1,7 @@
 //! [`RopeDescriptor`]: a rotary embedding, and its frequencies under every scaling.
 //!
-//! Separate because here, once and on the host, all scalings become a table of frequencies and a magnitude, so that no
-//! backend knows any of them.
+//! All scalings become a table of frequencies and a magnitude here, once and on the host, so backends know
+//! none of them.
 
 use std::f64::consts::TAU;
 
@@ -19,40 +19,40 @@ pub struct RopeDescriptor {
     pub style: RopeStyle,
     /// Width of a head.
     pub head_dim: usize,
-    /// Values of a head that are rotated.
+    /// Number of rotated values per head.
     pub n_dims: usize,
     /// Base of the geometric series of wavelengths.
     pub base: f32,
-    /// How the frequencies are changed for longer contexts.
+    /// The adjustment of frequencies for longer contexts.
     pub scaling: RopeScaling,
-    /// Whether the file may have a tensor `rope_freqs.weight` of divisors of the frequencies.
+    /// Whether the file may have a tensor `rope_freqs.weight` with divisors of the frequencies.
     pub has_freq_factors: bool,
-    /// Which position turns which pair, for the inputs of images.
+    /// The position that rotates each pair, for image inputs.
     pub axes: RopeAxes,
 }
 
-/// A change of the frequencies that lets a model reach beyond the context it was trained on.
+/// A change of the frequencies that extends a model's context beyond that of its training.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// None.
+    /// No scaling.
     None,
-    /// All frequencies divided by `factor`.
+    /// Divides all frequencies by `factor`.
     Linear {
         /// The divisor.
         factor: f32,
     },
-    /// A larger base for contexts beyond that of the training; none up to it.
+    /// Uses a larger base for contexts longer than the trained one, and no scaling up to it.
     ///
-    /// Source: transformers, `rope_type: dynamic`, which takes the length of the text so far for that of the context: here it is what a
-    /// sequence may grow to, so that stored keys stay right.
+    /// Source: transformers, `rope_type: dynamic`, which uses the length of the text so far as the context.
+    /// Here it is the maximum length of a sequence, so that stored keys stay valid.
     Dynamic {
-        /// How strongly the base grows with the context.
+        /// Growth of the base with the context.
         factor: f32,
         /// Context length of the training.
         original_context: usize,
     },
-    /// Low frequencies divided by `factor`, high ones kept, a ramp between them.
-    /// Source: Llama 3.1, `rope_type: llama3` of Hugging Face's configurations.
+    /// Divides low frequencies by `factor`, keeps high ones, with a ramp between them. Source: Llama 3.1,
+    /// `rope_type: llama3` of Hugging Face's configurations.
     Llama3 {
         /// The divisor.
         factor: f32,
@@ -69,60 +69,61 @@ pub enum RopeScaling {
         factor: f32,
         /// Context length of the training.
         original_context: usize,
-        /// Pairs that turn more often than this over the original context are kept.
+        /// Pairs that rotate more often than this over the original context are kept.
         beta_fast: f32,
-        /// Pairs that turn less often than this are scaled in full.
+        /// Pairs that rotate less often than this are scaled in full.
         beta_slow: f32,
-        /// Multiplies rotated values; `None` takes the paper's `0.1 ln(factor) + 1`.
+        /// Factor of rotated values; `None` means the paper's `0.1 ln(factor) + 1`.
         magnitude: Option<f32>,
-        /// Whether the ends of the ramp are whole pairs.
+        /// Whether the ends of the ramp are rounded to whole pairs.
         rounding: YarnRounding,
     },
     /// The frequencies of half a head, once for rows and once for columns.
     ///
     /// Source: transformers, the rotary embeddings of `models/qwen2_vl/modeling_qwen2_vl.py`'s encoder.
     Plane,
-    /// The frequencies of a whole head, of which only the first pairs turn.
+    /// Uses the frequencies of a whole head, but rotates only the first pairs.
     ///
     /// Source: transformers, `rope_type: proportional` (Gemma 4).
     Proportional {
-        /// Values of a head whose pairs turn.
+        /// Number of rotated values per head.
         n_rotated: usize,
     },
-    /// Each frequency divided by a factor of its own; one set of factors for contexts up to that of the training, another
-    /// for longer ones.
+    /// Divides each frequency by its own factor, with one set of factors for contexts up to the trained
+    /// length and another for longer ones.
     ///
     /// Source: "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", Ding et al. 2024; `rope_type: longrope` of
     /// Hugging Face's configurations.
     LongRope {
         /// Context length of the training.
         original_context: usize,
-        /// Multiplies rotated values.
+        /// Factor of rotated values.
         magnitude: f32,
-        /// The factors; `None` where they are tensors of the file, `rope_factors_short.weight` and `rope_factors_long.weight`.
+        /// The factors; `None` if they are in the file's tensors `rope_factors_short.weight` and
+        /// `rope_factors_long.weight`.
         factors: Option<LongRopeFactors>,
     },
 }
 
-/// The factors of [`RopeScaling::LongRope`], one for each pair.
+/// The factors of [`RopeScaling::LongRope`], one per pair.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LongRopeFactors {
-    /// For contexts up to that of the training.
+    /// For contexts up to the trained length.
     pub short: Vec<f32>,
     /// For longer ones.
     pub long: Vec<f32>,
 }
 
-/// How the ends of YaRN's ramp are rounded.
+/// The rounding of the ends of YaRN's ramp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum YarnRounding {
     /// Down and up to whole pairs.
     Outwards,
-    /// Not at all.
+    /// No rounding.
     None,
 }
 
-/// What YaRN multiplies rotated values with: `0.1 multiplier ln(factor) + 1`.
+/// Returns YaRN's factor of rotated values: `0.1 multiplier ln(factor) + 1`.
 pub(crate) fn yarn_magnitude(factor: f32, multiplier: f32) -> f32 {
     if factor <= 1.0 {
         return 1.0;
@@ -197,7 +198,7 @@ impl RopeDescriptor {
                     factor >= 1.0,
                     "at least 1 with a base that grows",
                 )?;
-                // The base grows by a power of n_dims / (n_dims - 2).
+                // The base grows by a power of `n_dims / (n_dims - 2)`.
                 check("rope dimension count", self.n_dims, self.n_dims > 2, "at least 4")
             }
             RopeScaling::Plane => check(
@@ -264,8 +265,8 @@ impl RopeDescriptor {
         }
     }
 
-    /// What converters write of [`RopeScaling::Llama3`]: a divisor of each frequency, `[n_dims / 2]`, computed in single precision as
-    /// there. Empty where the scaling is another.
+    /// Returns the divisors that converters write for [`RopeScaling::Llama3`], one per frequency,
+    /// `[n_dims / 2]`, computed in single precision as there. Empty for another scaling.
     pub(crate) fn llama3_divisors(&self) -> Vec<f32> {
         let RopeScaling::Llama3 {
             factor,
@@ -292,7 +293,7 @@ impl RopeDescriptor {
         (0..self.n_dims / 2).map(divisor).collect()
     }
 
-    /// The rope that sequences of up to `n_ctx` positions have.
+    /// Returns the rope for sequences of up to `n_ctx` positions.
     pub(crate) fn for_context(&self, n_ctx: usize) -> Self {
         let mut rope = self.clone();
         if let RopeScaling::Dynamic {
@@ -308,7 +309,8 @@ impl RopeDescriptor {
         rope
     }
 
-    /// Radians per position for each pair, `[n_dims / 2]`, and the magnitude. `factors` are divisors from the file.
+    /// Returns the radians per position of each pair, `[n_dims / 2]`, and the magnitude. `factors` are
+    /// divisors from the file.
     pub fn frequencies(&self, factors: Option<&[f32]>) -> (Vec<f32>, f32) {
         let mut freqs: Vec<f64> = (0..self.n_dims / 2)
             .map(|pair| f64::from(self.base).powf(-2.0 * pair as f64 / self.n_dims as f64))
@@ -335,7 +337,8 @@ impl RopeDescriptor {
             } => {
                 let [factor, low, high] = [factor, low_freq_factor, high_freq_factor].map(f64::from);
                 for freq in &mut freqs {
-                    // How often the pair turns over the original context decides how much of it is kept.
+                    // The number of rotations over the original context decides how much of the frequency is
+                    // kept.
                     let turns = original_context as f64 * *freq / TAU;
                     let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
                     *freq = (1.0 - kept) * *freq / factor + kept * *freq;
@@ -350,7 +353,7 @@ impl RopeDescriptor {
                 rounding,
             } => {
                 let factor = f64::from(factor);
-                // The (fractional) pair that turns `turns` times over the original context.
+                // Returns the (fractional) pair that rotates `turns` times over the original context.
                 let pair_of = |turns: f32| {
                     self.n_dims as f64 * (original_context as f64 / (f64::from(turns) * TAU)).ln()
                         / (2.0 * f64::from(self.base).ln())
@@ -395,7 +398,7 @@ mod tests {
     fn check(scaling: RopeScaling, expected: [f32; 4], expected_magnitude: f32) {
         let (freqs, magnitude) = rope(scaling).frequencies(None);
         for (found, expected) in freqs.iter().zip(expected) {
-            // The round numbers below are those of 628.3 positions.
+            // The round numbers below are those for 628.3 positions.
             assert!((found / expected - 1.0).abs() < 1e-3, "{freqs:?}");
         }
         assert!((magnitude - expected_magnitude).abs() < 1e-6);
@@ -409,8 +412,8 @@ mod tests {
             [0.25, 0.025, 0.0025, 0.00025],
             1.0,
         );
-        // Over 628.3 positions the pairs turn 100, 10, 1 and 0.1 times: kept, kept, scaled, scaled; with bounds of
-        // 5 and 15 turns the second is halfway.
+        // Over 628.3 positions the pairs rotate 100, 10, 1 and 0.1 times: kept, kept, scaled, scaled; with
+        // bounds of 5 and 15 rotations the second is halfway.
         check(
             RopeScaling::Llama3 {
                 factor: 4.0,

@@ -1,7 +1,6 @@
 //! [`SafetensorsFolder`]: the weights of a Hugging Face folder, under their GGUF names.
 //!
-//! Separate from the configuration in the same folder. Invariant: opening reads the headers only; the bytes of a tensor are
-//! read when they are asked for.
+//! Invariant: opening reads the headers only; the bytes of a tensor are read on access.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
@@ -27,14 +26,14 @@ pub(crate) use file_header::{FileHeader, stored_tensor, weight_files};
 
 /// The tensors of all `.safetensors` files of a folder.
 pub(crate) struct SafetensorsFolder {
-    /// By GGUF name.
+    /// The tensors by GGUF name.
     tensors: BTreeMap<String, Entry>,
     names: FolderNames,
 }
 
-/// What the files call the tensors.
+/// The names of tensors in the files.
 struct FolderNames {
-    /// Of each tensor that is there, by GGUF name, the name of its first part.
+    /// The name of each tensor's first part, by GGUF name.
     found: BTreeMap<String, String>,
     layout: HfLayout,
 }
@@ -44,32 +43,32 @@ struct Entry {
     bytes: Box<dyn ReadAt>,
 }
 
-/// Tensors as the files store them, by GGUF name and by their share of it.
+/// Tensors as stored in the files, by GGUF name and then by share of that tensor.
 type StoredTensors = BTreeMap<String, BTreeMap<Share, StoredTensor>>;
 
 struct StoredTensor {
     hf_name: String,
     info: WeightInfo,
     bytes: Box<dyn ReadAt>,
-    /// Whether it is bytes that stand for floats, which have scales elsewhere.
+    /// Whether it holds FP8 codes, with scales in another tensor.
     is_fp8: bool,
 }
 
-/// The headers of a folder's files, as far as they are read.
+/// The headers of a folder's files read so far.
 struct Headers<'a> {
     layout: &'a HfLayout,
     descriptor: &'a Descriptor,
-    /// What the scales of weights in FP8 belong to, where the configuration has such weights.
+    /// The unit of FP8 scales, if the configuration has FP8 weights.
     fp8_scales: Option<Fp8Scales>,
-    /// The file that the folder becomes, which has layers that nothing else reads.
+    /// The GGUF form of the folder, which includes MTP layers.
     form: Option<&'a GgufForm>,
     tensors: StoredTensors,
-    /// Scales of weights in FP8, by the names that the files give to the weights.
+    /// FP8 scales, by the file's name of the weight.
     scales: BTreeMap<String, StoredTensor>,
 }
 
 impl SafetensorsFolder {
-    /// Reads the headers of all `.safetensors` files. With a `form`, layers that predict further tokens are read too.
+    /// Reads the headers of all `.safetensors` files. With a `form`, MTP layers are read too.
     pub(crate) fn open(
         folder: &Path,
         layout: &HfLayout,
@@ -91,7 +90,7 @@ impl SafetensorsFolder {
             headers.read(&Arc::new(file), None)?;
         }
         for layer in descriptor.pooling.iter().flat_map(|pooling| &pooling.head) {
-            // Matrices of sentence-transformers have folders of their own.
+            // Matrices of sentence-transformers have their own folders.
             if let HeadLayer::Linear { name, .. } = layer
                 && let Some(number) = name.strip_prefix("dense_")
             {
@@ -129,7 +128,7 @@ impl SafetensorsFolder {
         Ok(Self { tensors, names })
     }
 
-    /// Gives tensors other types, in which they are read.
+    /// Sets other types in which tensors are read.
     pub(crate) fn encode(&mut self, types: &BTreeMap<String, TensorType>) -> Result<(), LoadError> {
         for (name, &to) in types {
             let Some(mut entry) = self.tensors.remove(name) else {
@@ -166,7 +165,8 @@ impl SafetensorsFolder {
     }
 }
 
-/// Compares the rows of the embedding with what the configuration says. A tokenizer may have fewer tokens than there are rows.
+/// Checks the rows of the embedding against the configuration. A tokenizer may have fewer tokens than there
+/// are rows.
 fn check_vocabulary(
     tensors: &BTreeMap<String, Entry>,
     found: &BTreeMap<String, String>,
@@ -184,7 +184,7 @@ fn check_vocabulary(
     }
 }
 
-/// Makes one tensor of those that share a name.
+/// Joins the tensors that share a name.
 fn join(mut parts: BTreeMap<Share, StoredTensor>) -> Result<Entry, String> {
     let n_parts = parts.len();
     if let Some(StoredTensor { info, bytes, .. }) = parts.remove(&Share::Whole) {
@@ -235,7 +235,7 @@ fn join(mut parts: BTreeMap<Share, StoredTensor>) -> Result<Entry, String> {
     })
 }
 
-/// Makes an MXFP4 tensor of its numbers, `[.., n / 32, 16]` bytes, and its scales, `[.., n / 32]`.
+/// Combines the numbers of an MXFP4 tensor, `[.., n / 32, 16]` bytes, with its scales, `[.., n / 32]`.
 fn mxfp4(mut parts: BTreeMap<Share, StoredTensor>) -> Result<Entry, String> {
     let both = (parts.remove(&Share::Blocks), parts.remove(&Share::Scales));
     let ((Some(blocks), Some(scales)), true) = (both, parts.is_empty()) else {
@@ -274,7 +274,8 @@ fn mxfp4(mut parts: BTreeMap<Share, StoredTensor>) -> Result<Entry, String> {
 }
 
 impl Headers<'_> {
-    /// Adds the tensors of a file: those of the network, or of the `module` behind it that a matrix is all of.
+    /// Adds the tensors of a file: those of the network, or those of the `module` after it, which is a single
+    /// matrix.
     fn read(&mut self, file: &Arc<RegularFile>, module: Option<&str>) -> Result<(), LoadError> {
         let Self {
             layout,
@@ -289,7 +290,7 @@ impl Headers<'_> {
         };
         let header = FileHeader::read(file)?;
         for (hf_name, info) in header.tensors() {
-            // The names of layers that nothing reads are their own.
+            // Layers that nothing reads have names of their own.
             let is_ignorable =
                 (layout.layer_idx(&hf_name)).is_some_and(|layer_idx| descriptor.ignores_layer(layer_idx));
             let n_layers = descriptor.layers.len();
@@ -307,7 +308,7 @@ impl Headers<'_> {
                 })
             };
             let twice = |other: &StoredTensor| {
-                // The format's reader gives the tensors of a file in no order.
+                // The safetensors reader returns tensors in arbitrary order.
                 let mut names = [&other.hf_name, &hf_name];
                 names.sort();
                 bad(format!(
@@ -379,7 +380,7 @@ impl Headers<'_> {
         Ok(())
     }
 
-    /// The tensors, those in FP8 with their scales.
+    /// Returns the tensors, with FP8 weights combined with their scales.
     fn into_tensors(mut self) -> Result<StoredTensors, String> {
         let parts = self.tensors.values_mut().flat_map(BTreeMap::values_mut);
         for part in parts.filter(|part| part.is_fp8) {
@@ -414,13 +415,13 @@ impl Headers<'_> {
 }
 
 impl FolderNames {
-    /// The name of a tensor that is there, or the one that it would have next to those that are.
+    /// Returns the file's name of a tensor, or the name that it would have in this folder.
     fn of(&self, gguf_name: &str) -> Option<String> {
         if let Some(found) = self.found.get(gguf_name) {
             return Some(found.clone());
         }
         let name = self.layout.hf_name(gguf_name)?;
-        // What stands before the names of layers mostly stands before the others too.
+        // The prefix of layer names is usually the prefix of other names too.
         let start = format!("{}0.", self.layout.layers);
         let prefix = (self.found.values())
             .find_map(|name| name.find(&start).map(|at| &name[..at]))
@@ -435,7 +436,7 @@ impl FolderNames {
     }
 }
 
-/// The name of the head, which stands next to the network, `model`.
+/// The name of the head, which is outside the network `model`.
 const HEAD: &str = "lm_head.";
 
 impl WeightSource for SafetensorsFolder {

@@ -1,13 +1,15 @@
-//! [`Shard`]: what one rank of a group computes of a network.
+//! [`Shard`]: the part of a network that one rank of a group computes.
 //!
-//! Separate from the network, which does not know that it is a part: a shard is a descriptor of fewer heads and narrower feed-forward
-//! networks, and a source whose tensors are parts of those of the whole. Heads are divided evenly, feed-forward networks by whole blocks of
-//! their types, as evenly as these allow. Matrices that make heads or inner rows give a rank some of their rows; those that read them give it
-//! the same columns, so what they make is a part of a sum, which the forward pass adds up over the ranks. All else every rank has whole:
-//! embedding, norms, routers; and the head, unless the ranks are asked to divide it.
+//! The network does not know that it is a part: a shard is a descriptor with fewer heads and narrower
+//! feed-forward networks, and a source with parts of the whole network's tensors. Heads are divided evenly,
+//! feed-forward networks as evenly as whole blocks of their types allow. Matrices that produce heads or inner
+//! rows give a rank some of their rows. Matrices that read them give it the same columns; each rank's product
+//! is then one term of a sum, which the forward pass adds up over the ranks. Every rank has everything else
+//! whole: embedding, norms, routers, and the head unless it is to be divided.
 //!
-//! Invariants: each weight that is divided is in the part of one rank, but for KV heads that several ranks share and, where the ranks do not
-//! divide the tokens, a few rows of the head that two have; a bias that is added to a sum is rank 0's, and zero elsewhere.
+//! Invariants: each divided weight is in the part of one rank, except KV heads that several ranks share and,
+//! if the ranks do not divide the tokens, a few rows of the head that two ranks have; a bias added to a sum
+//! is rank 0's, and zero elsewhere.
 
 mod cut;
 mod share;
@@ -29,13 +31,13 @@ use share::{HeadShare, InnerShare};
 /// A rank of a group that computes a network together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rank {
-    /// Which one, from 0 on.
+    /// Index, from 0 on.
     pub idx: usize,
-    /// How many there are.
+    /// Number of ranks.
     pub n_ranks: usize,
 }
 
-/// What a rank has of a network.
+/// The part of a network that a rank holds.
 pub struct Shard<'a> {
     rank: Rank,
     descriptor: Descriptor,
@@ -44,7 +46,7 @@ pub struct Shard<'a> {
 }
 
 impl Model {
-    /// What a rank has of the network where several devices compute it together.
+    /// Returns the part of a rank when several devices compute the network together.
     ///
     /// # Errors
     /// As [`Shard::new`].
@@ -53,7 +55,7 @@ impl Model {
     }
 }
 
-/// A tensor that a rank does not have as it is.
+/// A tensor that is divided or replaced for the rank.
 struct OwnTensor<'a> {
     info: WeightInfo,
     bytes: OwnBytes<'a>,
@@ -65,15 +67,16 @@ enum OwnBytes<'a> {
 }
 
 impl<'a> Shard<'a> {
-    /// The part of a rank.
+    /// Creates the part of a rank.
     ///
     /// # Errors
-    /// [`LoadError::NotDivisible`] of heads or networks that the ranks do not divide, [`LoadError::UnsupportedFeature`] of
-    /// networks that cannot be divided so, [`LoadError::WrongShape`] of tensors that are smaller than the descriptor says,
-    /// [`LoadError::NotWholeBlocks`] of columns that would cut a block of their type, and what is wrong with the descriptor.
+    /// [`LoadError::NotDivisible`] for heads or networks that the ranks do not divide,
+    /// [`LoadError::UnsupportedFeature`] for networks that cannot be divided this way,
+    /// [`LoadError::WrongShape`] for tensors smaller than the descriptor says, [`LoadError::NotWholeBlocks`]
+    /// for columns that would cut a block of their type, and errors of the descriptor.
     ///
     /// # Panics
-    /// If there is no such rank.
+    /// If the rank does not exist.
     pub fn new(descriptor: &Descriptor, source: &'a dyn WeightSource, rank: Rank) -> Result<Self, LoadError> {
         assert!(rank.idx < rank.n_ranks, "a rank of the group");
         descriptor.validate()?;
@@ -89,17 +92,17 @@ impl<'a> Shard<'a> {
         }
         for layer_idx in 0..descriptor.layers.len() {
             let divided = shard.divide_layer(layer_idx, rank);
-            // Whoever has a folder looks for the names that it has.
+            // Errors about a folder use the folder's own tensor names.
             divided.map_err(|error| error.with_own_name(source))?;
         }
         Ok(shard)
     }
 
-    /// Gives the rank a part of the output head too: each computes the logits of some tokens, and the ranks give each other theirs. A head that
-    /// is the embedding stays whole, since looking up needs all of it.
+    /// Divides the output head as well: each rank computes the logits of some tokens, and the ranks exchange
+    /// them. A head tied to the embedding stays whole, since look-ups need all of it.
     ///
     /// # Errors
-    /// [`LoadError::WrongShape`] of a head with fewer rows than the descriptor says.
+    /// [`LoadError::WrongShape`] for a head with fewer rows than the descriptor says.
     pub fn with_divided_head(mut self) -> Result<Self, LoadError> {
         let Rank { idx, n_ranks } = self.rank;
         let n_vocab = self.descriptor.n_vocab;
@@ -112,7 +115,8 @@ impl<'a> Shard<'a> {
             return Ok(self);
         }
         let n_each = n_vocab.div_ceil(n_ranks);
-        // The last ones have rows of those before them too where the ranks do not divide the tokens: all give as many.
+        // All ranks have equally many rows; if the ranks do not divide the tokens, the last ones overlap
+        // those before.
         let first = (idx * n_each).min(n_vocab - n_each);
         let own = first..first + n_each;
         (self.cut_rows("output", std::slice::from_ref(&own)))
@@ -121,12 +125,12 @@ impl<'a> Shard<'a> {
         Ok(self)
     }
 
-    /// The network that the rank computes.
+    /// Returns the network that the rank computes.
     pub fn descriptor(&self) -> &Descriptor {
         &self.descriptor
     }
 
-    /// The memory that loading the part on `backend` will take.
+    /// Returns the memory that loading the part on `backend` will take.
     ///
     /// # Errors
     /// As [`Model::plan`](crate::Model::plan).
@@ -158,7 +162,7 @@ impl<'a> Shard<'a> {
                 attention.k_width(),
                 attention.n_kv_heads * attention.head_dim_v,
             );
-            // The rows of queries may have those of a gate between them, head by head.
+            // The rows of queries may alternate with those of a gate, head by head.
             self.cut_rows(
                 &name("attn_q"),
                 &[rows(self.n_rows(&name("attn_q")).unwrap_or(q), &share)],
@@ -201,7 +205,7 @@ impl<'a> Shard<'a> {
         Ok(())
     }
 
-    /// Divides a feed-forward network, or that of each expert; gives the width of the rank's part.
+    /// Divides a feed-forward network, or that of each expert; returns the width of the rank's part.
     fn divide_inner(
         &mut self,
         layer_idx: usize,
@@ -217,7 +221,7 @@ impl<'a> Shard<'a> {
             .map_or(1, |tensor| tensor.ty.block_len());
         let share = InnerShare::of(n_ff, block_len, rank, &down)?;
         for part in ["ffn_gate", "ffn_up", "ffn_gate_up"] {
-            // Where both are in one tensor, it has the rows of the one behind those of the other.
+            // If one tensor has both, the rows of one follow those of the other.
             let runs = if self.n_rows(&name(part)) == Some(2 * n_ff) {
                 vec![share.range(), shifted(share.range(), n_ff)]
             } else {
@@ -229,7 +233,7 @@ impl<'a> Shard<'a> {
         Ok(share.len())
     }
 
-    /// What the file calls a tensor, which is known by its usual name.
+    /// Returns the file's name of a tensor, given its usual name.
     fn file_name(&self, name: &str) -> String {
         let start = name
             .strip_prefix("blk.")
@@ -247,19 +251,19 @@ impl<'a> Shard<'a> {
         }
     }
 
-    /// Rows of a matrix, or of that of each expert.
+    /// Returns the rows of a matrix, or of each expert's matrix.
     fn n_rows(&self, name: &str) -> Option<usize> {
         let tensor = self.source.tensor(&self.file_name(&format!("{name}.weight")))?;
         tensor.dims.get(1).copied()
     }
 
-    /// Takes some rows of a matrix, or of that of each expert, and the same part of its bias, where they are there.
+    /// Keeps some rows of a matrix, or of each expert's matrix, and the same part of its bias, if they exist.
     fn cut_rows(&mut self, name: &str, runs: &[std::ops::Range<usize>]) -> Result<(), LoadError> {
         self.cut(&format!("{name}.weight"), 1, runs)?;
         self.cut(&format!("{name}.bias"), 0, runs)
     }
 
-    /// Takes some columns of a matrix, or of that of each expert; the bias is rank 0's.
+    /// Keeps some columns of a matrix, or of each expert's matrix; rank 0 keeps the bias.
     fn cut_columns(
         &mut self,
         name: &str,
@@ -278,7 +282,7 @@ impl<'a> Shard<'a> {
         Ok(())
     }
 
-    /// Takes some runs along a dimension of a tensor, where it is there.
+    /// Keeps some runs along a dimension of a tensor, if it exists.
     fn cut(&mut self, name: &str, axis: usize, runs: &[std::ops::Range<usize>]) -> Result<(), LoadError> {
         let name = self.file_name(name);
         let Some(tensor) = self.source.tensor(&name) else {
@@ -308,7 +312,7 @@ fn info_of(name: &str, tensor: &WeightTensor<'_>) -> WeightInfo {
     }
 }
 
-/// Refuses networks with halves that are more than sums over heads or inner rows, by name.
+/// Refuses, by name, networks with halves that are more than sums over heads or inner rows.
 fn check_kinds(descriptor: &Descriptor) -> Result<(), LoadError> {
     let mixer = |layer: &crate::LayerDescriptor| match &layer.mixer {
         MixerDescriptor::None => None,

@@ -1,7 +1,8 @@
-//! Tensors that a file or a folder stores in another form: read piece by piece, converted on the way.
+//! Views of tensors that a file or a folder stores in another form: read piece by piece, converted on the
+//! way.
 //!
-//! Separate from the sources, which decide what a tensor is made of. Invariant: no view holds a whole tensor in memory. A read
-//! costs in proportion to what is read; where rows are quantized, to the whole rows that it touches.
+//! The sources decide which tensors to combine. Invariant: no view holds a whole tensor in memory. The cost
+//! of a read is proportional to its size; if rows are quantized, to the whole rows that it touches.
 
 use std::{io, sync::Arc};
 
@@ -14,24 +15,24 @@ pub(crate) struct Stored {
     pub(crate) offset: u64,
 }
 
-/// Tensors of `part_bytes` bytes each, one after the other.
+/// Tensors of `part_bytes` bytes each, concatenated.
 pub(crate) struct Joined {
     pub(crate) parts: Vec<Box<dyn ReadAt>>,
     pub(crate) part_bytes: usize,
 }
 
-/// A function of F32, F16 or BF16 numbers, as F32.
+/// A function applied to F32, F16 or BF16 numbers; the result is F32.
 pub(crate) struct Mapped {
     pub(crate) source: Box<dyn ReadAt>,
     pub(crate) decode: fn(&[u8]) -> f32,
     pub(crate) element_bytes: usize,
-    /// Numbers in a row, which are read at once.
+    /// Numbers per row, which are read at once.
     pub(crate) n_cols: usize,
-    /// From the index of a row and a number of it.
+    /// The function of a row's index and a number.
     pub(crate) map: Box<dyn Fn(usize, f32) -> f32 + Send + Sync>,
 }
 
-/// The numbers of quantized rows, as F32.
+/// Quantized rows, decoded to F32.
 pub(crate) struct Dequantized<'a> {
     pub(crate) source: Box<dyn ReadAt + 'a>,
     pub(crate) format: &'static Format,
@@ -39,24 +40,24 @@ pub(crate) struct Dequantized<'a> {
     pub(crate) row_bytes: usize,
 }
 
-/// A matrix whose rows come in another order.
+/// A matrix with its rows reordered.
 pub(crate) struct Reordered {
     pub(crate) source: Box<dyn ReadAt>,
-    /// Of each row, which one of the source it is.
+    /// For each row, its index in the source.
     pub(crate) order: Vec<usize>,
     pub(crate) row_bytes: usize,
 }
 
-/// A matrix of `n_rows` rows with more rows behind them, which repeat the first.
+/// A matrix of `n_rows` rows, followed by copies of its first row.
 pub(crate) struct Filled {
     pub(crate) source: Box<dyn ReadAt>,
     pub(crate) n_rows: usize,
-    /// Rows with those that repeat the first.
+    /// Number of rows including the copies.
     pub(crate) n_all_rows: usize,
     pub(crate) row_bytes: usize,
 }
 
-/// The same part of every `each_bytes` bytes, one after the other: some rows of the matrix of each expert.
+/// The same part of every `each_bytes` bytes, concatenated: some rows of each expert's matrix.
 pub(crate) struct PartOfEach<'a> {
     pub(crate) source: TensorBytes<'a>,
     pub(crate) each_bytes: usize,
@@ -76,7 +77,7 @@ impl ReadAt for PartOfEach<'_> {
     }
 }
 
-/// Matrices whose rows are the columns of those of the source, one after the other.
+/// Transposes of the source's matrices, concatenated.
 pub(crate) struct Transposed<'a> {
     pub(crate) source: Box<dyn ReadAt + 'a>,
     pub(crate) n_rows: usize,
@@ -84,8 +85,8 @@ pub(crate) struct Transposed<'a> {
     pub(crate) element_bytes: usize,
 }
 
-/// MXFP4 blocks as GGUF has them, a scale and 16 bytes, of numbers and scales that are apart. Neighbouring numbers share a byte
-/// there; here numbers 16 apart do.
+/// MXFP4 blocks in GGUF's layout, a scale and 16 bytes, from separate numbers and scales. In the source,
+/// adjacent numbers share a byte; in GGUF's blocks, numbers 16 apart do.
 pub(crate) struct Mxfp4 {
     pub(crate) blocks: Box<dyn ReadAt>,
     pub(crate) scales: Box<dyn ReadAt>,
@@ -94,7 +95,7 @@ pub(crate) struct Mxfp4 {
 /// Bytes of an MXFP4 block.
 const MXFP4_BYTES: usize = 17;
 
-/// Blocks that are read at a time.
+/// Blocks per read.
 const MXFP4_BLOCKS: usize = 1024;
 
 impl ReadAt for Mxfp4 {
@@ -114,7 +115,7 @@ impl ReadAt for Mxfp4 {
                 for i in 0..16 {
                     bytes[1 + i] = number(block, i) | number(block, i + 16) << 4;
                 }
-                // The first and the last block may be wanted in part.
+                // The first and the last block may be read in part.
                 let own = block_idx * MXFP4_BYTES;
                 let wanted = start.max(own)..(start + out.len()).min(own + MXFP4_BYTES);
                 out[wanted.start - start..wanted.end - start]
@@ -130,7 +131,7 @@ impl ReadAt for Transposed<'_> {
         let (row_bytes, element_bytes) = (self.n_cols * self.element_bytes, self.element_bytes);
         let mut column = Vec::new();
         for_each_unit(offset, out, self.n_rows * row_bytes, |matrix, start, out| {
-            // The part of each column that the wanted rows touch is read at once.
+            // The part of each column within the requested rows is read at once.
             let (first, last) = (start / row_bytes, (start + out.len()).div_ceil(row_bytes));
             column.resize((last - first) * element_bytes, 0);
             for col in 0..self.n_cols {
@@ -164,8 +165,8 @@ impl ReadAt for Stored {
     }
 }
 
-/// Calls `read` with the index of each unit of `unit_bytes` that a read touches, the part of it that is wanted, and where
-/// that goes.
+/// Calls `read` for each unit of `unit_bytes` that a read touches, with its index, the requested part of it,
+/// and the destination of that part.
 pub(crate) fn for_each_unit(
     offset: u64,
     out: &mut [u8],
@@ -202,7 +203,7 @@ impl ReadAt for Mapped {
             self.source.read_exact_at(at as u64, &mut elements)?;
             for (col, element) in (first..).zip(elements.chunks_exact(self.element_bytes)) {
                 let bytes = (self.map)(row, (self.decode)(element)).to_le_bytes();
-                // The first and the last number may be wanted in part.
+                // The first and the last number may be read in part.
                 let own = 4 * col;
                 let wanted = start.max(own)..(start + out.len()).min(own + 4);
                 out[wanted.start - start..wanted.end - start]

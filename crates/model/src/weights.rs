@@ -1,29 +1,30 @@
-//! [`WeightSource`]: where a network's tensors come from.
+//! [`WeightSource`]: the source of a network's tensors.
 //!
-//! Separate so that GGUF files, safetensors folders and networks made in memory load alike. Invariant: tensors go by
-//! their GGUF names, whatever the source calls them.
+//! GGUF files, safetensors folders and networks made in memory load alike. Invariant: tensors go by their
+//! GGUF names, whatever the source calls them.
 
 use tokenmill_gguf::{GgufFile, TensorBytes, TensorInfo, TensorType};
 
 /// A set of named tensors.
 pub trait WeightSource {
-    /// All tensors.
+    /// Returns all tensors.
     fn infos(&self) -> Vec<WeightInfo>;
 
-    /// Whether there is a tensor with this GGUF name.
+    /// Returns whether there is a tensor with this GGUF name.
     fn contains(&self, name: &str) -> bool;
 
-    /// The tensor with this GGUF name, if there is one. Its bytes are read when they are asked for.
+    /// Returns the tensor with this GGUF name, if there is one. Its bytes are read on access.
     fn tensor(&self, name: &str) -> Option<WeightTensor<'_>>;
 
-    /// What the source itself calls the tensor with this GGUF name, or would call it, where that is another name.
+    /// Returns the source's own name of the tensor with this GGUF name, or the name that it would have, if it
+    /// differs.
     fn own_name(&self, name: &str) -> Option<String> {
         let _ = name;
         None
     }
 }
 
-/// What is known of a tensor without reading it.
+/// The facts about a tensor that are known without reading it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightInfo {
     /// Its GGUF name.
@@ -32,23 +33,23 @@ pub struct WeightInfo {
     pub ty: TensorType,
     /// Its dimensions, the contiguous one first.
     pub dims: Vec<usize>,
-    /// Bytes it takes in this type.
+    /// Size in bytes in this type.
     pub n_bytes: usize,
-    /// How its file stores it, where that is in a type which is converted while it is read.
+    /// The stored form, if the tensor is converted as it is read.
     pub stored: Option<StoredForm>,
 }
 
 /// The form in which a file stores a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredForm {
-    /// The type's name there.
+    /// The name of the stored type.
     pub type_name: &'static str,
-    /// Bytes it takes there, those of its scales included.
+    /// Size in bytes as stored, including scales.
     pub n_bytes: usize,
 }
 
 impl WeightInfo {
-    /// The form in which the file stores it.
+    /// Returns the form in which the file stores the tensor.
     pub fn stored_form(&self) -> StoredForm {
         self.stored.unwrap_or(StoredForm {
             type_name: self.ty.name(),
@@ -64,7 +65,7 @@ pub struct WeightTensor<'a> {
     pub ty: TensorType,
     /// Its dimensions, the contiguous one first.
     pub dims: Vec<usize>,
-    /// Its bytes, rows one after the other.
+    /// Its bytes, row after row.
     pub bytes: TensorBytes<'a>,
 }
 

@@ -1,25 +1,26 @@
-//! [`Bandwidths`]: how fast each side reads its memory, and what a border costs.
+//! [`Bandwidths`]: the memory bandwidth of each side, and the cost of a border.
 //!
-//! Separate from what is weighed with them because they are of a machine, not of a network. Invariant: the rates of usable ones are
-//! not zero, so that whatever is divided by them is a number.
+//! They belong to a machine, not to a network. Invariant: the rates of usable bandwidths are not zero, so
+//! division by them gives finite numbers.
 
 use std::{fmt, str::FromStr};
 
-/// How fast each side reads its memory, and what a border costs.
+/// The memory bandwidth of each side, and the cost of a border.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bandwidths {
-    /// Bytes a second that the host's threads read of its memory.
+    /// Bytes per second that the host's threads read from host memory.
     pub host_bytes_per_s: u64,
-    /// Bytes a second that the device reads and writes of its own.
+    /// Bytes per second that the device reads and writes in its own memory.
     pub device_bytes_per_s: u64,
-    /// Bytes a second that are copied between them.
+    /// Bytes per second copied between them.
     pub link_bytes_per_s: u64,
-    /// Nanoseconds that a crossing takes besides its bytes.
+    /// Latency of a crossing in nanoseconds, in addition to its bytes.
     pub crossing_ns: u64,
 }
 
 impl Bandwidths {
-    /// Whether each rate can be divided by, and all are what a machine may have: below a petabyte a second, and a crossing below a second.
+    /// Returns whether all rates are nonzero and plausible: below a petabyte per second, and a crossing below
+    /// a second.
     pub fn is_usable(&self) -> bool {
         [
             self.host_bytes_per_s,
@@ -32,35 +33,35 @@ impl Bandwidths {
     }
 }
 
-/// A text that gives no bandwidths.
+/// The text does not describe bandwidths.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BandwidthsError {
-    /// Not a name with a number.
+    /// An entry is not a name with a number.
     #[error("`{found}` is no bandwidth; expected such as `gpu=900,cpu=40,link=25,crossing=15`")]
     NoNumber {
-        /// What was found.
+        /// The entry.
         found: String,
     },
-    /// An unknown name.
+    /// The name is unknown.
     #[error("`{found}` is no bandwidth; it is `gpu`, `cpu` or `link` in GB/s, or `crossing` in microseconds")]
     UnknownName {
-        /// What was found.
+        /// The name.
         found: String,
     },
-    /// A number that no bandwidth has.
+    /// The number is implausible.
     #[error("`{found}` is not above 0 and below a million")]
     OutOfRange {
-        /// What was found.
+        /// The number.
         found: String,
     },
-    /// A name with two numbers.
+    /// A name occurs twice.
     #[error("`{name}` is given twice")]
     Twice {
         /// The name.
         name: String,
     },
-    /// A name that is not given.
+    /// A name is missing.
     #[error("`{name}` is missing; expected such as `gpu=900,cpu=40,link=25,crossing=15`")]
     Missing {
         /// The name.
@@ -68,13 +69,13 @@ pub enum BandwidthsError {
     },
 }
 
-/// The names, in the order of the fields, and what one of their unit is.
+/// The names in the order of the fields, with the value of one unit.
 const NAMES: [(&str, f64); 4] = [("cpu", 1e9), ("gpu", 1e9), ("link", 1e9), ("crossing", 1e3)];
 
 impl FromStr for Bandwidths {
     type Err = BandwidthsError;
 
-    /// Reads a list such as `gpu=900,cpu=40,link=25,crossing=15`: GB/s, and microseconds.
+    /// Parses a list such as `gpu=900,cpu=40,link=25,crossing=15`: GB/s, and microseconds.
     fn from_str(text: &str) -> Result<Self, BandwidthsError> {
         let mut values = [None; NAMES.len()];
         for item in text.split(',').map(str::trim) {

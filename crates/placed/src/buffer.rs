@@ -1,8 +1,9 @@
 //! [`PlacedBuffer`]: activations that are on one side, on the other, or on both.
 //!
-//! Separate because this is what crosses the border between the sides. An operation reads and writes on its own side; what it
-//! reads is brought there first, as many values as it reads and only where they are not there yet. Invariant: the values are on
-//! the side that wrote them last, and the other side has as many of them as were brought there since.
+//! Activations are the data that crosses the border between the sides. An operation reads and writes on its
+//! own side. Values that it reads are copied there first, only as many as it reads, and only if they are not
+//! there yet. Invariant: the values are on the side that wrote them last, and the other side has as many of
+//! them as were copied since.
 
 use std::cell::{Cell, Ref, RefCell};
 
@@ -14,7 +15,7 @@ pub struct PlacedBuffer<A, B> {
     pub(crate) device: Option<RefCell<B>>,
     /// The side that wrote last.
     home: Cell<Side>,
-    /// Values, from the first on, that the other side has too.
+    /// Number of leading values that the other side has too.
     n_brought: Cell<usize>,
 }
 
@@ -32,13 +33,13 @@ impl<A, B> PlacedBuffer<A, B> {
         }
     }
 
-    /// Notes that a side writes all that is read from now on.
+    /// Records that a side overwrites everything that is read from now on.
     pub(crate) fn written_on(&self, side: Side) {
         self.home.set(side);
         self.n_brought.set(0);
     }
 
-    /// Values that have to be brought to a side before `n_values` are read there.
+    /// Returns the number of values to copy to a side before `n_values` are read there.
     pub(crate) fn n_missing(&self, side: Side, n_values: usize) -> usize {
         if self.home.get() == side || n_values <= self.n_brought.get() {
             0
@@ -82,10 +83,10 @@ pub(crate) fn copy<H: SplitOperations, D: SplitOperations>(
     Ok(())
 }
 
-/// Values that are copied at a time: what a device has staging memory for.
+/// Number of values copied at a time: the size of a device's staging memory.
 pub(crate) const PIECE: usize = 1 << 20;
 
-/// The buffers of a side.
+/// Access to one side's buffers.
 pub(crate) trait Buffers<A, B> {
     type Own;
 
@@ -118,7 +119,7 @@ impl<A, B> Buffers<A, B> for crate::kept::OfDevice {
     }
 }
 
-/// A network whose operations ask for a buffer on a side for which it was not allocated.
+/// Returns the error of a network that uses a buffer on a side for which it was not allocated.
 pub(crate) fn absent() -> BackendError {
     BackendError::Unsupported {
         feature: "an operation on a side that has no buffer for it".to_owned(),

@@ -1,7 +1,6 @@
 //! The operations on experts, each on its side.
 //!
-//! Separate because only networks with experts have them. Invariant: rows are routed on the side where the experts are, so a
-//! step's choices never cross the border.
+//! Invariant: rows are routed on the side of the experts, so a step's choices never cross the border.
 
 use tokenmill_backend::{
     Activation, BackendError, Carried, ExpertInput, ExpertOperations, Linear, LinearJob, Memory, NetworkPart,
@@ -14,7 +13,7 @@ use crate::{
     kept::{OfDevice, OfHost, Operand as _, with_linears},
 };
 
-/// The buffer that experts read, and its rows.
+/// Returns the buffer that experts read, and its number of rows.
 fn input_values<T>(input: ExpertInput<'_, T>, n_rows: usize, n_choices: usize) -> (&T, usize) {
     match input {
         ExpertInput::Rows(rows) => (rows, n_rows),
@@ -22,7 +21,7 @@ fn input_values<T>(input: ExpertInput<'_, T>, n_rows: usize, n_choices: usize) -
     }
 }
 
-/// Input of the same kind, from a side's own buffer.
+/// Returns an input of the same kind, with a side's own buffer.
 fn same_input<'a, T, U>(kind: &ExpertInput<'_, T>, rows: &'a U) -> ExpertInput<'a, U> {
     match kind {
         ExpertInput::Rows(_) => ExpertInput::Rows(rows),
@@ -170,7 +169,7 @@ fn gates_of<'a, T>(carried: &Carried<'a, T>) -> Option<&'a T> {
     }
 }
 
-/// What is carried, with the gates of a side's own buffer.
+/// Returns the same carried value, with the gates in a side's own buffer.
 fn same_carried<'a, T, U>(kind: &Carried<'_, T>, gates: Option<&'a U>) -> Carried<'a, U> {
     match (kind, gates) {
         (Carried::Gated(_), Some(gates)) => Carried::Gated(gates),
@@ -180,7 +179,7 @@ fn same_carried<'a, T, U>(kind: &Carried<'_, T>, gates: Option<&'a U>) -> Carrie
 }
 
 impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
-    /// The first half of gated experts, on the side that has them.
+    /// Computes the first half of gated experts, on their side.
     pub(crate) fn experts_gated_here(
         &mut self,
         activation: Activation,

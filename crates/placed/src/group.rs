@@ -1,11 +1,12 @@
-//! [`GroupExecutor`]: several executors that compute one network together, each its part of every layer.
+//! [`GroupExecutor`]: several executors that compute one network together, each with its part of every layer.
 //!
-//! Separate from [`Placed`](crate::Placed), which computes one part after the other: here all ranks compute at the same time, each on a thread of
-//! its own, and meet inside the step to add up what each has made ([`HostGroup`]). Every rank gets every call. What is not divided each computes
-//! for itself from the same sums, so all sample the same tokens, and the first one's results are given.
+//! [`Placed`](crate::Placed) computes one part after the other; here all ranks compute at the same time, each
+//! on its own thread, and meet inside the step to sum their results ([`HostGroup`]). Every rank gets every
+//! call. Undivided parts are computed by each rank from the same sums, so all sample the same tokens, and the
+//! first rank's results are returned.
 //!
-//! Invariants: no rank waits for one that failed; after a step that failed, all ranks stand at the same place again; after a rank was
-//! lost, or sampled other tokens than another, every call fails and says which.
+//! Invariants: no rank waits for a failed one; after a failed step, all ranks are in the same state again;
+//! after a rank was lost, or sampled other tokens than another, every call fails and names it.
 
 mod rank;
 
@@ -27,26 +28,26 @@ pub struct GroupExecutor {
     /// The step that the ranks are about to compute.
     batch: Arc<RwLock<ForwardBatch>>,
     n_submitted: u64,
-    /// What took a rank away, or parted the ranks.
+    /// The error that lost a rank, or made the ranks diverge.
     lost: Option<StepError>,
 }
 
-/// A rank of a group: what computes, and where that is, in words.
+/// A rank of a group: its executor, and its place in words.
 pub struct GroupRank {
-    /// What computes.
+    /// The executor.
     pub executor: Box<dyn Executor + Send>,
-    /// Where, such as "GPU 1".
+    /// The place, such as "GPU 1".
     pub place: String,
 }
 
 impl GroupExecutor {
-    /// Starts a thread for each rank. The backend of each adds up with its end of `group`.
+    /// Starts a thread for each rank. The backend of each sums through its endpoint of `group`.
     ///
     /// # Errors
-    /// What the system says where a thread cannot be started.
+    /// The system's error if a thread cannot be started.
     ///
     /// # Panics
-    /// If there are not as many ranks as the group has, or if they take different batches.
+    /// If the number of ranks differs from the group's, or if their limits differ.
     pub fn start(ranks: Vec<GroupRank>, group: HostGroup) -> std::io::Result<Self> {
         assert_eq!(ranks.len(), group.n_ranks(), "an executor for each rank");
         let limits = ranks[0].executor.limits().clone();
@@ -70,12 +71,12 @@ impl GroupExecutor {
         })
     }
 
-    /// Fails where a rank was lost, or the ranks have parted.
+    /// Fails if a rank was lost, or the ranks have diverged.
     fn check_lost(&self) -> Result<(), StepError> {
         self.lost.clone().map_or(Ok(()), Err)
     }
 
-    /// Gives all ranks an order and waits until all have done it.
+    /// Sends an order to all ranks and waits until all have executed it.
     fn all(&mut self, order: impl Fn() -> Order) -> Result<Vec<Result<Answer, StepError>>, StepError> {
         self.check_lost()?;
         for rank in &self.ranks {
@@ -84,7 +85,7 @@ impl GroupExecutor {
         Ok(self.ranks.iter().map(RankThread::answer).collect())
     }
 
-    /// The answers, or the error of the rank that failed first, once all are at the same place again.
+    /// Returns the answers, or the error of the rank that failed first, once all are in the same state again.
     fn agree(&mut self, answers: Vec<Result<Answer, StepError>>) -> Result<Vec<Answer>, StepError> {
         let agreed = self.judge(answers);
         if agreed.is_err() {
@@ -93,7 +94,8 @@ impl GroupExecutor {
         agreed
     }
 
-    /// The answers, or the error of the rank that failed first. The group still says that it failed, for ranks that wait for it.
+    /// Returns the answers, or the error of the rank that failed first. The group stays marked as failed, for
+    /// ranks that wait in it.
     fn judge(&mut self, answers: Vec<Result<Answer, StepError>>) -> Result<Vec<Answer>, StepError> {
         if answers.iter().all(Result::is_ok) {
             return Ok(answers.into_iter().flatten().collect());
@@ -101,7 +103,7 @@ impl GroupExecutor {
         let failure = self.group.failure();
         let is_lost = |answer: &Result<_, _>| matches!(answer, Err(StepError::DeviceLost { .. }));
         let found = match failure {
-            // What the others say is that this one failed.
+            // The others only report that this one failed.
             Some(GroupError::RankFailed { rank }) => Some(rank),
             _ => None,
         };
@@ -143,12 +145,12 @@ impl Executor for GroupExecutor {
         let answers = self.all(|| Order::Submit)?;
         let submitted: Vec<bool> = answers.iter().map(Result::is_ok).collect();
         if let Err(error) = self.judge(answers) {
-            // Those that submitted the step have a ticket that no caller has.
+            // Ranks that submitted the step have a ticket that no caller knows.
             let open = || (self.ranks.iter().zip(&submitted)).filter(|(_, is_open)| **is_open);
             open().for_each(|(rank, _)| rank.give(Order::Forget));
             let mut lost = None;
             for (rank, _) in open() {
-                // What it says of a step that failed changes nothing, unless it says nothing.
+                // The result of a failed step is ignored, but a missing answer is not.
                 if let Err(error @ StepError::DeviceLost { .. }) = rank.answer() {
                     lost.get_or_insert(rank.name(error));
                 }
@@ -173,7 +175,8 @@ impl Executor for GroupExecutor {
             });
         let first = outputs.next().expect("every rank gives results");
         if let Some(rank) = outputs.position(|other| other.sampled != first.sampled) {
-            // Each continues from its own token, so steps that are under way, and what they have stored, are of no use either.
+            // Each rank continues from its own token, so steps in flight and their stored keys are useless
+            // too.
             let parted = StepError::DeviceLost {
                 operation: "sampling",
                 reason: format!("rank {} of the group sampled other tokens than rank 0", rank + 1),

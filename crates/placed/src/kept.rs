@@ -1,8 +1,9 @@
-//! [`Kept`]: a weight, in the memories of the sides that compute with it, and how operations get at it.
+//! [`Kept`]: a weight in the memory of each side that computes with it, and how operations access it.
 //!
-//! Operands such as [`Norm`] hold their weights by value, and a side's operations take operands of its own weights. So a
-//! weight is lent: taken out, put into an operand of its side for one operation, and given back. Moving a weight moves its
-//! handle, not its numbers. Invariant: outside an operation every weight is at home, also after one that failed.
+//! Operands such as [`Norm`] hold their weights by value, and a side's operations take operands of its own
+//! weights. So a weight is lent: taken out, put into an operand of its side for one operation, and given
+//! back. Moving a weight moves its handle, not its numbers. Invariant: outside an operation every weight is
+//! in its place, even after a failed one.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -26,13 +27,13 @@ impl<A, B> Kept<A, B> {
         }
     }
 
-    /// Whether the weight is on a side.
+    /// Returns whether the weight is on a side.
     pub(crate) fn is_on(&self, side: Side) -> bool {
         self.sides[side as usize]
     }
 }
 
-/// A weight, or nothing while it is lent. Only the engine's thread ever lends one, so the lock is always free.
+/// A weight, or `None` while it is lent. Only the engine's thread lends weights, so the lock is always free.
 struct Lent<A>(Mutex<Option<A>>);
 
 impl<A> Lent<A> {
@@ -45,7 +46,7 @@ impl<A> Lent<A> {
     }
 }
 
-/// Takes weights of one side out of [`Kept`] ones and gives them back.
+/// Takes weights of one side out of [`Kept`] values and gives them back.
 pub(crate) trait Lender<K>: Copy {
     type Own;
 
@@ -54,11 +55,11 @@ pub(crate) trait Lender<K>: Copy {
     fn give(&self, kept: &K, own: Self::Own);
 }
 
-/// The host's weights.
+/// Lends the host's weights.
 #[derive(Clone, Copy)]
 pub(crate) struct OfHost;
 
-/// The device's weights.
+/// Lends the device's weights.
 #[derive(Clone, Copy)]
 pub(crate) struct OfDevice;
 
@@ -88,7 +89,7 @@ impl<A, B> Lender<Kept<A, B>> for OfDevice {
 
 type Outcome = Result<(), BackendError>;
 
-/// Lends some weights at once; an error says that one is not on the side.
+/// Lends several weights at once; an error means that one is not on the side.
 pub(crate) fn lend<K, L: Lender<K>, const N: usize>(
     lender: L,
     kept: [Option<&K>; N],
@@ -105,7 +106,7 @@ pub(crate) fn lend<K, L: Lender<K>, const N: usize>(
     outcome
 }
 
-/// A network whose operations ask for a weight on the side where it is not.
+/// Returns the error of a network that uses a weight on a side that does not have it.
 fn not_here() -> BackendError {
     BackendError::Unsupported {
         feature:
@@ -117,7 +118,7 @@ fn not_here() -> BackendError {
 
 const PRESENT: &str = "a weight that is there was lent";
 
-/// Operands of whose weights one side's are lent.
+/// Operands with weights of one side to lend.
 pub(crate) trait Operand<K>: Sized {
     type Of<V>;
 
@@ -184,7 +185,7 @@ impl<K> Operand<K> for Router<K> {
     }
 }
 
-/// Operands that name a layer of a store, whose number on the side is another.
+/// Operands that refer to a layer of a store, which has another index on its side.
 pub(crate) trait StoreOperand<K>: Sized {
     type Of<V>;
 
@@ -343,7 +344,7 @@ pub(crate) fn with_linears<M, V, L: Lender<M> + Lender<V>, const N: usize>(
 /// A linear map of one side's weights.
 pub(crate) type OwnLinear<M, V, L> = Linear<<L as Lender<M>>::Own, <L as Lender<V>>::Own>;
 
-/// Lends up to two operands of norms, where there are any.
+/// Lends the weights of up to two optional norms.
 pub(crate) fn with_norms<K, L: Lender<K>>(
     lender: L,
     [first, second]: [Option<&Norm<K>>; 2],

@@ -1,6 +1,6 @@
 //! The operations on latent rows, each on its side.
 //!
-//! Separate because only latent attention has them. Invariant: as its parent's, an operation brings what it reads first.
+//! Invariant: like all operations here, each first copies what it reads to its side.
 
 use tokenmill_backend::{BackendError, JoinedRows, LatentOperations, Linear, Memory, Side, SplitOperations};
 

@@ -1,6 +1,6 @@
 //! The operations that few networks need, each on its side.
 //!
-//! Separate from those of every network. Invariant: as its parent's, an operation brings what it reads first.
+//! Invariant: like all operations here, each first copies what it reads to its side.
 
 use tokenmill_backend::{BackendError, Columns, LayerOperations, Routed, Side, SplitOperations, Xielu};
 

@@ -1,13 +1,15 @@
 //! A backend made of two: parts of a network on the host, the rest on a device.
 //!
-//! A network that does not fit on a device is computed by both. [`Placement`] says which side has which part: whole layers, mixers
-//! or feed-forward networks of layers, experts. Keys, values and recurrent states are where their layer's mixer is. [`Placed`] is
-//! a [`Backend`](tokenmill_backend::Backend) like any other: the forward pass, the scheduler and the prefix cache notice nothing,
-//! and page numbers mean the same on both sides.
+//! A network that does not fit on a device is computed by both. [`Placement`] assigns parts to sides: whole
+//! layers, mixers or feed-forward networks of layers, experts. Keys, values and recurrent states are on the
+//! side of their layer's mixer. [`Placed`] is a [`Backend`](tokenmill_backend::Backend) like any other: the
+//! forward pass, the scheduler and the prefix cache need no changes, and page numbers mean the same on both
+//! sides.
 //!
-//! **The key decision:** the forward pass says which part comes next, [`Placed`] runs its operations on the part's side, and
-//! buffers are copied when an operation reads on one side what the other wrote. So a border is wherever two neighbouring
-//! parts lie apart, and costs a copy of the rows of hidden states that cross it; there is no second forward pass.
+//! **The key decision:** the forward pass announces the next part, [`Placed`] runs its operations on the
+//! part's side, and buffers are copied when an operation reads on one side what the other wrote. So there is
+//! a border wherever two consecutive parts are on different sides, and it costs a copy of the rows of hidden
+//! states that cross it; there is no second forward pass.
 //!
 //! ```
 //! use tokenmill_backend::{AttentionShape, KvStoreOfLayer, LayerShape, NetworkShape, Side};
@@ -26,7 +28,8 @@
 //! assert_eq!(placement.layers()[1].mixer, Side::Device);
 //! ```
 //!
-//! A network that is divided among several devices of one kind, each with a part of every layer, is a [`GroupExecutor`].
+//! A network divided among several devices of one kind, each with a part of every layer, is a
+//! [`GroupExecutor`].
 #![forbid(unsafe_code)]
 
 mod bandwidths;

@@ -1,7 +1,6 @@
-//! The operations of the forward pass, each on its side.
+//! The operations of the forward pass, each on its side, in the order of [`Backend`].
 //!
-//! In the order of [`Backend`]. Separate from the load and from the order of a step. Invariant: an operation brings what it reads
-//! to its side before it runs, and says what it writes.
+//! Invariant: an operation copies what it reads to its side before it runs, and records what it writes.
 
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ExpertInput, ForwardBatch,
@@ -60,7 +59,7 @@ impl<H: SplitOperations, D: SplitOperations> Backend for Placed<H, D> {
         };
         let [(host_network, host_kv), (device_network, device_kv)] = Side::ALL.map(of);
         self.is_encoder = limits.is_encoder;
-        // What does not fit is known before anything is allocated.
+        // A lack of memory is detected before anything is allocated.
         self.device.prepare(&device_network, limits, &device_kv, plan)?;
         let host_plan = plan.on_host.as_deref().unwrap_or(plan);
         self.host.prepare(&host_network, limits, &host_kv, host_plan)
@@ -264,7 +263,7 @@ impl<H: SplitOperations, D: SplitOperations> Backend for Placed<H, D> {
     ) -> Result<(), BackendError> {
         let is_together = (jobs.windows(2)).all(|pair| {
             self.side_of(Some(&pair[0].linear.matrix)) == self.side_of(Some(&pair[1].linear.matrix))
-                // Keys that are the values too are one matrix, and one job at a time can have it.
+                // If keys are also the values, both use one matrix, which only one job at a time can borrow.
                 && !std::ptr::eq(pair[0].linear, pair[1].linear)
         });
         match jobs {
@@ -418,7 +417,7 @@ impl<H: SplitOperations, D: SplitOperations> Backend for Placed<H, D> {
     ) -> Result<(), BackendError> {
         let side = self.now;
         if self.side_of(norm.weight.as_ref()) != side {
-            // One buffer crosses the border: the sum.
+            // Only the sum crosses the border.
             self.add(scale, n_rows, norm.width, hidden, delta)?;
             return self.norm(norm, hidden, n_rows, normed);
         }

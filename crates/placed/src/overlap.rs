@@ -1,42 +1,46 @@
-//! [`Overlap`]: which steps are computed in two parts, so that host and device work at the same time.
+//! [`Overlap`]: computes some steps in two parts, so that host and device work at the same time.
 //!
-//! Separate from the order of a step because it decides only where one is cut. The device queues what it is given. So where its layers
-//! follow the host's, the host computes its layers for the second part of the rows while the device computes its own for the first.
-//! Each part reads all weights, so parts have so many rows that this is not what they take their time for. Invariant: the parts compute
-//! what the step computes, as chunks of a prompt do.
+//! This only decides where a step is cut. The device queues its work. So if its layers follow the host's, the
+//! host computes its layers for the second part of the rows while the device computes its own for the first.
+//! Each part reads all weights, so parts need enough rows to be limited by computation. Invariant: the parts
+//! compute the same as the step, like chunks of a prompt.
 
 use tokenmill_backend::ForwardBatch;
 
 use crate::Placement;
 
-/// When a step is computed in two parts.
+/// The condition for computing a step in two parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overlap {
-    /// Where the placement has the device's layers behind the host's, the device works apart from the host, and each part has so many
-    /// rows that reading the weights once more costs little ([`Placement::min_part_rows`]).
+    /// If the device's layers follow the host's, the device works independently of the host, and each part
+    /// has enough rows that reading the weights twice costs little ([`Placement::min_part_rows`]).
     #[default]
     Auto,
     /// Never.
     Never,
-    /// Where each part has so many rows or more, whatever the placement and the device.
+    /// If each part has at least this many rows, whatever the placement and the device.
     From(usize),
 }
 
-/// Rows from which on a product on a CPU takes several times what reading its weights takes. At 64 rows a weight of one byte or less
-/// is used in 128 operations or more, and CPUs have some 10 to 30 for each byte that they read.
+/// Number of rows from which a product on a CPU takes several times as long as reading its weights. With 64
+/// rows a weight of at most one byte is used in at least 128 operations, and CPUs do some 10 to 30 per byte
+/// that they read.
 const MIN_ROWS_OF_HOST: usize = 64;
-/// The same of a GPU, which has some 300 operations for each byte.
+/// The same for a GPU, which does some 300 operations per byte.
 const MIN_ROWS_OF_DEVICE: usize = 256;
-/// Device layers for each host layer up to which the device waits for the host at [`MIN_ROWS_OF_HOST`] rows: a fast CPU computes 64
-/// rows of a layer in several times what a slow GPU takes to read it.
+/// Maximum ratio of device layers to host layers with which the device waits for the host at
+/// [`MIN_ROWS_OF_HOST`] rows: a fast CPU computes 64 rows of a layer in several times the time that a slow
+/// GPU needs to read it.
 const MAX_RATIO: usize = 8;
-/// A sequence is cut into two parts at a multiple of so many tokens: what recurrent layers compute at a time on a GPU.
+/// Granularity of cuts within a sequence, in tokens: the number that recurrent layers process at a time on a
+/// GPU.
 const BLOCK: usize = 64;
 
 impl Placement {
-    /// Rows that each part of a step has where it is computed in two; `None` where the device's layers do not follow the host's, so
-    /// that in each part the one would wait for the other. Derived from what rows take more than weights: see [`Overlap`]. Of experts each
-    /// is read for the rows that go to it, so the fewer of them a row goes to, the more rows it takes.
+    /// Returns the minimum rows per part for computing a step in two parts; `None` if the device's layers do
+    /// not follow the host's, so that each would wait for the other in every part. It is derived from the
+    /// rows that take longer than the weights, see [`Overlap`]. Each expert is read for its own rows only, so
+    /// the fewer experts a row uses, the more rows are needed.
     pub fn min_part_rows(&self) -> Option<usize> {
         let (n_host, n_device) = self.n_in_order()?;
         let rows = if n_device <= MAX_RATIO * n_host {
@@ -49,8 +53,8 @@ impl Placement {
 }
 
 impl Overlap {
-    /// The token before which a step is cut in two; `None` where it is computed as it is. `works_apart`: whether the device does, and
-    /// computes what is placed there.
+    /// Returns the token before which a step is cut in two; `None` if it is not cut. `works_apart` says
+    /// whether the device works independently and has the parts placed there.
     pub(crate) fn cut_of(
         self,
         batch: &ForwardBatch,
@@ -58,7 +62,7 @@ impl Overlap {
         works_apart: bool,
     ) -> Option<usize> {
         let min_rows = match self {
-            // Steps that decode are read more than computed.
+            // Decoding steps are limited by reading weights.
             Self::Auto if works_apart && batch.n_tokens() > batch.n_seqs() => placement.min_part_rows()?,
             Self::Auto | Self::Never => return None,
             Self::From(n_rows) => n_rows.max(1),
@@ -67,7 +71,7 @@ impl Overlap {
     }
 }
 
-/// The multiple of [`BLOCK`] tokens of a sequence, or the beginning of one, that is next to the middle.
+/// Returns the cut next to the middle: the start of a sequence, or a multiple of [`BLOCK`] tokens within one.
 fn cut(batch: &ForwardBatch, min_rows: usize) -> Option<usize> {
     let n_tokens = batch.n_tokens();
     if n_tokens / 2 < min_rows || !batch.last_seen.is_empty() || !batch.window_seen.is_empty() {
@@ -82,7 +86,7 @@ fn cut(batch: &ForwardBatch, min_rows: usize) -> Option<usize> {
     let into = (middle - tokens.start + BLOCK / 2) / BLOCK * BLOCK;
     let mut place = tokens.start + into.min(tokens.len());
     if tokens.len() < BLOCK {
-        // A short sequence is in one part.
+        // A short sequence is not cut.
         let is_nearer = middle - tokens.start <= tokens.end - middle;
         place = if is_nearer { tokens.start } else { tokens.end };
     }
@@ -112,7 +116,7 @@ mod tests {
             (&[127], 64, None),
             (&[190], 64, Some(64)),
             (&[512], 64, Some(256)),
-            // Between sequences, or in the long one.
+            // Between sequences, or inside the long one.
             (&[40, 40, 40, 40], 64, Some(80)),
             (&[40, 50, 40], 60, None),
             (&[40, 50, 40], 40, Some(40)),
@@ -186,7 +190,7 @@ mod tests {
         layers.fill(LayerPlacement::whole(Side::Device));
         layers[0].mixer = Side::Host;
         assert_eq!(Placement::new(&network_of_four, layers).min_part_rows(), None);
-        // Layers of the device whose keys and values are the host's.
+        // Layers on the device with keys and values on the host.
         let shared = network(4, None, true);
         assert_eq!(Placement::last_layers(&shared, 2).min_part_rows(), None);
     }

@@ -1,8 +1,8 @@
-//! [`Placed`]: the two backends, what each has, and where the next operation runs.
+//! [`Placed`]: the two backends, their parts, and the side of the next operation.
 //!
-//! Separate from the operations, which all follow one rule: an operation runs on the side of the part that was entered last, or
-//! where its weights are, where these are on the other side alone. Invariant: a side is asked for nothing that the placement
-//! does not give it, so it allocates for its own parts only.
+//! All operations follow one rule: an operation runs on the side of the part entered last or, if its weights
+//! are only on the other side, there. Invariant: a side is used only for the parts that the placement gives
+//! it, so it allocates for its own parts only.
 
 use std::collections::VecDeque;
 
@@ -18,48 +18,48 @@ pub struct Placed<H: SplitOperations, D: SplitOperations> {
     pub(crate) host: H,
     pub(crate) device: D,
     pub(crate) placement: Placement,
-    /// From where on the device computes what both sides have.
+    /// Thresholds above which the device computes the parts that both sides have.
     thresholds: StepThresholds,
-    /// The part whose allocations or operations come next, and where they are.
+    /// The current part of allocations or operations, and its side.
     part: NetworkPart,
     pub(crate) now: Side,
-    /// Whether the device computes what both sides have in the current step.
+    /// Whether the device computes the parts that both sides have in the current step.
     pub(crate) goes_to_device: bool,
     pub(crate) overlap: Overlap,
-    /// Whether tokens see those after them too.
+    /// Whether tokens see later ones too.
     pub(crate) is_encoder: bool,
-    /// Where the current step has two parts: each of them.
+    /// The two parts of the current step, if it is cut.
     pub(crate) parts: [ForwardBatch; 2],
     pub(crate) is_cut: bool,
-    /// The current step as each side counts it.
+    /// The shape of the current step on each side.
     pub(crate) shapes: [Option<StepShape>; 2],
-    /// Shapes of the layers of the KV store, and their numbers on each side.
+    /// Shapes of the layers of the KV store, and their indices on each side.
     pub(crate) kv_shapes: Vec<KvLayerShape>,
     kv_places: Vec<[usize; 2]>,
     /// The page groups of each side.
     pub(crate) groups: [Vec<PageGroup>; 2],
-    /// Numbers of the layers of the store of states on their sides.
+    /// Indices of the layers of the store of states on their sides.
     state_places: Vec<usize>,
     pub(crate) results: Results,
     pub(crate) pass: Pass,
 }
 
-/// How the current pass over the operations runs, and how far it is.
+/// The mode and progress of the current pass over the operations.
 pub(crate) struct Pass {
     pub(crate) mode: Mode,
-    /// The number of the device's next or open segment: its operations between two borders.
+    /// Index of the device's next or open segment: its operations between two borders.
     segment: usize,
     is_open: bool,
 }
 
-/// What a pass does with operations.
+/// How a pass executes operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Runs them.
     Run,
-    /// Records the device's and runs none.
+    /// Records the device's operations and runs none.
     Record,
-    /// Runs the host's and replays the device's.
+    /// Runs the host's operations and replays the device's.
     Replay,
 }
 
@@ -73,13 +73,13 @@ impl Pass {
     }
 }
 
-/// Results that were taken from the device before anybody asked for them, since the host needed their tokens.
+/// Results fetched from the device before the caller asked, because the host needed their tokens.
 #[derive(Default)]
 pub(crate) struct Results {
-    /// Of each step that ran and was not taken, its parts: results of the device.
+    /// For each step that ran and was not fetched, its number of parts, each with a result on the device.
     pub(crate) open: VecDeque<usize>,
     pub(crate) taken: VecDeque<Result<StepOutput, BackendError>>,
-    /// The tokens of the newest step that was taken, 0 where a row has none; `None` where taking it failed.
+    /// The tokens of the newest fetched step, 0 for a row without one; `None` if fetching failed.
     pub(crate) newest: Option<Vec<u32>>,
     pub(crate) spare: Option<StepOutput>,
     /// The results of a second part.
@@ -88,8 +88,8 @@ pub(crate) struct Results {
     pub(crate) batch: ForwardBatch,
 }
 
-/// Runs an operation on a side: `$own` is its backend, `$of` picks its weights and buffers. The end of an operation: where the pass
-/// runs none, it returns.
+/// Runs an operation on a side: `$own` is its backend, `$of` picks its weights and buffers. It must be the
+/// end of the function: if the pass runs nothing, it returns.
 macro_rules! on_side {
     ($self:ident, $side:expr, |$own:ident, $of:ident| $run:expr) => {{
         if !$self.runs_on($side)? {
@@ -110,7 +110,7 @@ macro_rules! on_side {
 pub(crate) use on_side;
 
 impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
-    /// Joins two backends that have no weights yet.
+    /// Combines two backends that have no weights yet.
     pub fn new(host: H, device: D, placement: Placement) -> Self {
         Self {
             host,
@@ -134,19 +134,20 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         }
     }
 
-    /// The device's backend alone, where nothing is to be the host's.
+    /// Returns the device's backend alone, if the host has nothing to compute.
     pub fn into_device(self) -> D {
         self.device
     }
 
-    /// Places the network otherwise. To be called before a load.
+    /// Changes the placement. Must be called before a load.
     pub fn set_placement(&mut self, placement: Placement) {
         self.thresholds = StepThresholds::of_all(placement.min_device_tokens());
         self.placement = placement;
     }
 
-    /// Sets from how many tokens of a step on the device computes the feed-forward networks that both sides have. Results do not
-    /// depend on it beyond rounding. What was recorded is forgotten, since its borders were others.
+    /// Sets the number of tokens of a step from which the device computes the feed-forward networks that both
+    /// sides have. Results depend on it only through rounding. Recorded segments are dropped, since their
+    /// borders change.
     ///
     /// # Panics
     /// If the network was loaded for the device alone.
@@ -159,33 +160,33 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         self.device.forget_segments();
     }
 
-    /// Notes how many tokens the step that begins has, of how many sequences.
+    /// Chooses the route of the next step from its numbers of tokens and sequences.
     pub(crate) fn choose_route(&mut self, n_tokens: usize, n_seqs: usize) {
         self.goes_to_device = self.thresholds.goes_to_device(n_tokens, n_seqs);
     }
 
-    /// Sets which steps are computed in two parts. Where a prompt is cut, results may differ in rounding, as they do by its chunks; on
-    /// backends whose rows do not depend on each other they do not.
+    /// Sets which steps are computed in two parts. If a prompt is cut, results may differ in rounding, as
+    /// with different chunks; they do not on backends with independent rows.
     pub fn set_overlap(&mut self, overlap: Overlap) {
         self.overlap = overlap;
     }
 
-    /// What each side has.
+    /// Returns the placement.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// The host's backend.
+    /// Returns the host's backend.
     pub fn host(&self) -> &H {
         &self.host
     }
 
-    /// The device's backend.
+    /// Returns the device's backend.
     pub fn device(&self) -> &D {
         &self.device
     }
 
-    /// Brings the first values of a buffer to a side.
+    /// Copies the first values of a buffer to a side if they are missing there.
     pub(crate) fn bring(
         &mut self,
         side: Side,
@@ -214,7 +215,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         Ok(())
     }
 
-    /// Comes to an operation of a side; says whether the pass runs it.
+    /// Enters an operation of a side; returns whether the pass runs it.
     pub(crate) fn runs_on(&mut self, side: Side) -> Result<bool, BackendError> {
         if side == Side::Host {
             self.leave_device()?;
@@ -235,7 +236,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         Ok(self.pass.mode == Mode::Record)
     }
 
-    /// Comes to a border: what the device does from here on is another segment.
+    /// Enters a border: the device's next operations belong to another segment.
     pub(crate) fn leave_device(&mut self) -> Result<(), BackendError> {
         if std::mem::replace(&mut self.pass.is_open, false) {
             self.pass.segment += 1;
@@ -246,7 +247,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         Ok(())
     }
 
-    /// Where an operation with a weight runs.
+    /// Returns the side on which an operation with a weight runs.
     pub(crate) fn side_of<A, B>(&self, weight: Option<&Kept<A, B>>) -> Side {
         match weight {
             Some(weight) if !weight.is_on(self.now) => self.now.other(),
@@ -254,24 +255,24 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         }
     }
 
-    /// The side and the number there of a layer of the KV store.
+    /// Returns the side of a layer of the KV store, and its index there.
     pub(crate) fn kv_place(&self, kv_idx: usize) -> (Side, usize) {
         let side = self.placement.side(NetworkPart::Kv(kv_idx), true, self.now);
         (side, self.kv_places[kv_idx][side as usize])
     }
 
-    /// The side and the number there of a layer of the store of states.
+    /// Returns the side of a layer of the store of states, and its index there.
     pub(crate) fn state_place(&self, state_idx: usize) -> (Side, usize) {
         let side = self.placement.side(NetworkPart::State(state_idx), true, self.now);
         (side, self.state_places[state_idx])
     }
 
-    /// The current step as a side counts it.
+    /// Returns the shape of the current step on a side.
     pub(crate) fn shape_on(&self, side: Side) -> StepShape {
         self.shapes[side as usize].expect("operations follow the beginning of a step")
     }
 
-    /// The layers of the KV store that a side has; numbers them.
+    /// Returns the layers of the KV store on a side; their order gives their indices.
     pub(crate) fn kv_layout_of(&self, side: Side, layout: &KvLayout) -> KvLayout {
         let is_here = |kv_idx: &usize| self.placement.sides(NetworkPart::Kv(*kv_idx)).has(side);
         let here: Vec<usize> = (0..layout.layers.len()).filter(is_here).collect();
@@ -282,7 +283,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         }
     }
 
-    /// Takes what the stores hold and numbers their layers on their sides.
+    /// Stores the contents of the KV store and numbers its layers on their sides.
     pub(crate) fn number_kv(&mut self, layout: &KvLayout) {
         self.kv_shapes.clone_from(&layout.layers);
         let mut counts = [0; 2];
@@ -298,7 +299,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             .collect();
     }
 
-    /// The layers of the store of states that a side has.
+    /// Returns the layers of the store of states on a side.
     pub(crate) fn state_layout_of(&self, side: Side, layout: &StateLayout) -> StateLayout {
         let is_here = |state_idx: &usize| self.placement.sides(NetworkPart::State(*state_idx)).has(side);
         StateLayout {
@@ -322,7 +323,8 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             .collect();
     }
 
-    /// The sides that have a matrix: those of its part, and of a token embedding that is the head too, both's.
+    /// Returns the sides that have a matrix: those of its part, and both for a token embedding that is also
+    /// the head.
     fn sides_of_matrix(&self, part: NetworkPart, usage: MatrixUsage) -> Sides {
         match usage {
             MatrixUsage::Tied => self.placement.sides(part).with(Side::Device),
@@ -330,7 +332,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         }
     }
 
-    /// What of a matrix's uses is a side's.
+    /// Returns the uses of a matrix on one side.
     fn usage_on(&self, side: Side, part: NetworkPart, usage: MatrixUsage) -> MatrixUsage {
         match usage {
             MatrixUsage::Tied if !self.placement.sides(part).has(Side::Device) => match side {
@@ -341,7 +343,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         }
     }
 
-    /// Memory that an allocation of a part takes on a side.
+    /// Returns the memory of an allocation for a part on one side.
     pub(crate) fn bytes_on(&self, side: Side, part: NetworkPart, allocation: &Allocation<'_>) -> usize {
         let bytes_of = |allocation: &Allocation<'_>| match side {
             Side::Host => self.host.bytes_of(allocation),
@@ -376,7 +378,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         }
     }
 
-    /// Makes something on each side that has it.
+    /// Creates something on each side that has it.
     fn on_sides<A, B>(
         &mut self,
         sides: Sides,
@@ -397,7 +399,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
     }
 }
 
-/// The routes of a step's rows, on the side where they were made.
+/// The routes of a step's rows, on the side where they were computed.
 pub struct PlacedRoutes<A, B> {
     host: Option<A>,
     device: Option<B>,

@@ -1,23 +1,23 @@
-//! [`Placement`]: which side has which part of a network.
+//! [`Placement`]: the side of each part of a network.
 //!
-//! Separate from the backend, since a plan is made, printed and refused before there is one. Invariants: a part is somewhere; keys,
-//! values and states are where their layer's mixer is; the output is the device's.
+//! A plan is made, printed and refused before there is a backend. Invariants: every part has a side; keys,
+//! values and states are on the side of their layer's mixer; the output is on the device.
 
 use tokenmill_backend::{NetworkPart, NetworkShape, Side};
 
-/// Where the parts of a layer are.
+/// The sides of a layer's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerPlacement {
     /// The mixer, with its keys and values or its state.
     pub mixer: Side,
     /// The feed-forward network, with the router of experts.
     pub ffn: Side,
-    /// The matrices of experts, where the layer has any.
+    /// The matrices of experts, if the layer has any.
     pub experts: Side,
 }
 
 impl LayerPlacement {
-    /// All of a layer on one side.
+    /// Returns a placement with the whole layer on one side.
     pub fn whole(side: Side) -> Self {
         Self {
             mixer: side,
@@ -31,21 +31,21 @@ impl LayerPlacement {
     }
 }
 
-/// Which side has which part of a network.
+/// The side of each part of a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     layers: Vec<LayerPlacement>,
-    /// Sides of each layer of the KV store; both where layers of an encoder share one.
+    /// Sides of each layer of the KV store; both if layers of an encoder on both sides share one.
     kv: Vec<Sides>,
     /// Side of each layer of the store of states.
     states: Vec<Side>,
     has_experts: Vec<bool>,
-    /// Rows of a step of which one goes to each expert, on average; 1 without experts.
+    /// Number of rows of which, on average, one goes to each expert; 1 without experts.
     rows_of_expert: usize,
-    /// Whether layers read keys and values that the other side has.
+    /// Whether layers read keys and values on the other side.
     reads_across: bool,
-    /// Tokens of a step from which on the feed-forward networks of the device compute; the host has them too where this is more
-    /// than 1.
+    /// Number of tokens of a step from which the device computes its feed-forward networks; if it is more
+    /// than 1, the host has them too.
     min_device_tokens: usize,
 }
 
@@ -72,10 +72,10 @@ impl Sides {
 }
 
 impl Placement {
-    /// Places the layers of a network.
+    /// Creates the placement of a network's layers.
     ///
     /// # Panics
-    /// If there are not as many places as layers.
+    /// If the number of places differs from the number of layers.
     pub fn new(network: &NetworkShape, layers: Vec<LayerPlacement>) -> Self {
         assert_eq!(network.layers.len(), layers.len(), "a place for each layer");
         let mut kv = Vec::new();
@@ -113,7 +113,7 @@ impl Placement {
         }
     }
 
-    /// The last `n` layers on the device, whole, and the others on the host.
+    /// Places the last `n` layers on the device, and the others on the host.
     pub fn last_layers(network: &NetworkShape, n: usize) -> Self {
         let n_layers = network.layers.len();
         let first = n_layers.saturating_sub(n);
@@ -128,29 +128,30 @@ impl Placement {
         Self::new(network, layers.collect())
     }
 
-    /// Gives the device's feed-forward networks to the host too, which computes them in steps of fewer than `n_tokens` tokens.
+    /// Gives the device's feed-forward networks to the host too, which computes them in steps with fewer than
+    /// `n_tokens` tokens.
     #[must_use]
     pub fn with_min_device_tokens(mut self, n_tokens: usize) -> Self {
         self.min_device_tokens = n_tokens.max(1);
         self
     }
 
-    /// Tokens of a step from which on the device computes the feed-forward networks that it has.
+    /// Returns the number of tokens of a step from which the device computes its feed-forward networks.
     pub fn min_device_tokens(&self) -> usize {
         self.min_device_tokens
     }
 
-    /// The places of the layers.
+    /// Returns the places of the layers.
     pub fn layers(&self) -> &[LayerPlacement] {
         &self.layers
     }
 
-    /// Whether nothing of any layer is on the host.
+    /// Returns whether no part of any layer is on the host.
     pub fn is_all_on_device(&self) -> bool {
         self.min_device_tokens == 1 && self.layers.iter().all(|layer| layer.is_whole(Side::Device))
     }
 
-    /// Whether nothing of any layer is on the device.
+    /// Returns whether no part of any layer is on the device.
     pub fn is_all_on_host(&self) -> bool {
         (self.layers.iter().zip(&self.has_experts)).all(|(layer, &has_experts)| {
             layer.mixer == Side::Host
@@ -159,8 +160,8 @@ impl Placement {
         })
     }
 
-    /// How many layers the host has and how many the device, where these are whole layers, the device's behind the host's, and neither
-    /// reads what the other has.
+    /// Returns the numbers of layers on the host and on the device, if these are whole layers, the device's
+    /// follow the host's, and neither reads from the other.
     pub(crate) fn n_in_order(&self) -> Option<(usize, usize)> {
         let n_host = (self.layers.iter())
             .take_while(|layer| layer.is_whole(Side::Host))
@@ -174,7 +175,7 @@ impl Placement {
         self.rows_of_expert
     }
 
-    /// The sides that have a part.
+    /// Returns the sides that have a part.
     pub(crate) fn sides(&self, part: NetworkPart) -> Sides {
         let routed = |side: Side| {
             let sides = Sides::one(side);
@@ -196,8 +197,9 @@ impl Placement {
         }
     }
 
-    /// Where a part's operations run; `goes_to_device` says whether those that both sides have are the device's in this step, `now` is
-    /// where operations run that belong to no side.
+    /// Returns the side on which a part's operations run. `goes_to_device` says whether the device computes
+    /// the parts that both sides have in this step; `now` is the current side, for operations that belong to
+    /// none.
     pub(crate) fn side(&self, part: NetworkPart, goes_to_device: bool, now: Side) -> Side {
         let sides = self.sides(part);
         match (sides.has(Side::Host), sides.has(Side::Device)) {
@@ -211,12 +213,12 @@ impl Placement {
         }
     }
 
-    /// Where rows of tokens are made: where the first layer reads them.
+    /// Returns the side on which rows of tokens are created: that of the first layer.
     fn input(&self) -> Side {
         self.layers.first().map_or(Side::Device, |layer| layer.mixer)
     }
 
-    /// The network as a side sees it: the layers' widths of what it computes.
+    /// Returns the network as one side sees it, with the widths of its own layers only.
     pub(crate) fn network_of(&self, side: Side, network: &NetworkShape) -> NetworkShape {
         let mut own = network.clone();
         for (layer_idx, layer) in own.layers.iter_mut().enumerate() {

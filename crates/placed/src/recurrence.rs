@@ -1,7 +1,7 @@
-//! The operations on recurrent states, each on the side where the state is.
+//! The operations on recurrent states, each on the side of the state.
 //!
-//! Separate because each reads and writes its layer of the states. Invariant: the layers of a side's store are numbered by
-//! themselves; the numbers of the states mean the same on both sides.
+//! Invariant: the layers of a side's store have their own indices; the slots of states mean the same on both
+//! sides.
 
 use tokenmill_backend::{
     BackendError, Columns, DeltaNet, DeltaNetRows, Memory, RecurrentOperations, ShortConv, Side,
@@ -91,7 +91,7 @@ impl<H: SplitOperations, D: SplitOperations> RecurrentOperations for Placed<H, D
     }
 }
 
-/// The same columns of a side's own buffer.
+/// Returns the same columns of a side's own buffer.
 fn same_columns<'a, T, U>(columns: &Columns<'_, T>, rows: &'a U) -> Columns<'a, U> {
     Columns {
         rows,

@@ -1,7 +1,7 @@
-//! [`PlacementRequest`]: what somebody asked to have on the device.
+//! [`PlacementRequest`]: the requested division of a network.
 //!
-//! Separate from the placement because a request is made before the network is known. Invariant: what was asked for is in the placement;
-//! what is left open is on the device there.
+//! A request is made before the network is known. Invariant: the placement contains everything requested;
+//! everything left open is on the device in it.
 
 use std::str::FromStr;
 
@@ -9,42 +9,42 @@ use tokenmill_backend::{NetworkShape, Side};
 
 use crate::{LayerPlacement, Placement};
 
-/// How many layers the device gets.
+/// The number of layers on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceLayers {
-    /// All, or the load is refused.
+    /// All layers; otherwise the load is refused.
     #[default]
     All,
-    /// So many, the last ones; as many as there are, where that is less.
+    /// This number of trailing layers, or all if there are fewer.
     Last(usize),
-    /// As is quickest, of what fits.
+    /// The fastest choice that fits.
     Auto,
 }
 
-/// What is asked of a placement.
+/// A request for a placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacementRequest {
-    /// Layers on the device.
+    /// The layers on the device.
     pub layers: DeviceLayers,
-    /// Layers, from the first on, whose experts the host keeps.
+    /// Number of leading layers whose experts stay on the host.
     pub n_host_experts: usize,
     /// Parts of the device's layers that go elsewhere.
     pub parts: PartsRequest,
-    /// From how many tokens of a step on the device computes the feed-forward networks that it has.
+    /// Minimum step size, in tokens, at which the device computes its feed-forward networks.
     pub threshold: BatchThreshold,
 }
 
-/// From how many tokens of a step on the device computes the feed-forward networks that it has.
+/// Minimum step size, in tokens, at which the device computes its feed-forward networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchThreshold {
-    /// From so many; more than 1 gives these networks to both sides.
+    /// This number; more than 1 loads these networks on both sides.
     Tokens(usize),
-    /// From as many as it is faster at, which is measured once the network is loaded.
+    /// The number from which it is faster, measured once the network is loaded.
     Measured,
 }
 
 impl BatchThreshold {
-    /// What a network is loaded with.
+    /// Returns the threshold with which a network is loaded.
     fn at_load(self) -> usize {
         match self {
             Self::Tokens(n) => n,
@@ -65,17 +65,18 @@ impl Default for PlacementRequest {
 }
 
 impl PlacementRequest {
-    /// Whether everything is to be on the device, and nothing is left to choose.
+    /// Returns whether everything must be on the device, with nothing left to choose.
     pub fn is_whole(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether it leaves all of a network on the device, where that has the room: more layers than there are, or a number that is left open.
+    /// Returns whether it allows all of a network on the device if there is room: it asks for at least all
+    /// layers, or leaves the number open.
     pub fn may_be_all_on_device(&self, network: &NetworkShape) -> bool {
         self.placement(network).is_all_on_device()
     }
 
-    /// Whether it leaves everything open, the host alone included.
+    /// Returns whether it leaves everything open, including the host alone.
     pub fn is_all_left_open(&self) -> bool {
         let layers = DeviceLayers::Auto;
         *self
@@ -85,17 +86,17 @@ impl PlacementRequest {
             }
     }
 
-    /// Whether it speaks of experts.
+    /// Returns whether it mentions experts.
     pub fn names_experts(&self) -> bool {
         self.n_host_experts > 0 || self.parts.experts.is_some()
     }
 
-    /// What was asked for; where the number of layers is left open, all of them.
+    /// Returns the requested placement, with all layers on the device if the number is left open.
     pub fn placement(&self, network: &NetworkShape) -> Placement {
         self.placement_but(network, |_, _| {})
     }
 
-    /// As [`Self::placement`], with changes of single layers.
+    /// Does the same as [`Self::placement`], with changes to single layers.
     pub(crate) fn placement_but(
         &self,
         network: &NetworkShape,
@@ -128,7 +129,7 @@ impl PlacementRequest {
     }
 }
 
-/// Where the parts of layers go; `None` leaves a part where the layer is.
+/// The sides of layers' parts; `None` leaves a part with its layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartsRequest {
     /// Mixers: attention, recurrent layers, with their keys and values or states.
@@ -139,29 +140,29 @@ pub struct PartsRequest {
     pub experts: Option<Side>,
 }
 
-/// A text that says of no part where it goes.
+/// The text does not assign parts to places.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PartsRequestError {
-    /// Not a part with a place.
+    /// An entry is not a part with a place.
     #[error("`{found}` is no part with a place; expected such as `ffn=gpu,attn=cpu`")]
     NoPlace {
-        /// What was found.
+        /// The entry.
         found: String,
     },
-    /// An unknown part.
+    /// The part is unknown.
     #[error("`{found}` is no part of a layer; it is `attn`, `ffn` or `experts`")]
     UnknownPart {
-        /// What was found.
+        /// The part.
         found: String,
     },
-    /// An unknown place.
+    /// The place is unknown.
     #[error("`{found}` is no place; it is `gpu` or `cpu`")]
     UnknownPlace {
-        /// What was found.
+        /// The place.
         found: String,
     },
-    /// A part with two places.
+    /// A part has two places.
     #[error("`{part}` has two places")]
     Twice {
         /// The part.

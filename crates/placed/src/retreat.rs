@@ -1,30 +1,32 @@
-//! [`Retreat`]: what goes to the host where a network does not fit on the device, and the quickest of what fits.
+//! [`Retreat`]: the parts that move to the host if a network does not fit on the device, and the fastest
+//! placement that fits.
 //!
-//! Separate from the request, which says what was asked for. Invariants: each level of a retreat has no more on the device than the one
-//! before, so the first that fits can be searched for; the choice depends on its arguments alone.
+//! Invariants: each level of a retreat has no more on the device than the previous one, so the first that
+//! fits can be found by search; the choice depends on its arguments alone.
 
 use tokenmill_backend::{NetworkShape, Side};
 
 use crate::{Bandwidths, BatchThreshold, LayerPlacement, Placement, PlacementRequest, TokenReads, Traffic};
 
-/// What goes to the host first, from the first layer on. Once all layers have given it up, whole layers follow.
+/// The kind of part that moves to the host first, from the first layer on. Once all layers have given it up,
+/// whole layers follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retreat {
     /// Whole layers.
     Layers,
     /// The matrices of experts.
     Experts,
-    /// Feed-forward networks, experts included.
+    /// Feed-forward networks, including experts.
     FeedForward,
     /// Mixers, with their keys and values or states.
     Mixers,
 }
 
 impl Retreat {
-    /// All of them, those with the fewest borders first.
+    /// All retreats, those with the fewest borders first.
     pub const ALL: [Self; 4] = [Self::Layers, Self::Experts, Self::FeedForward, Self::Mixers];
 
-    /// The retreats that a request leaves open, in the order of [`Self::ALL`].
+    /// Returns the retreats that a request leaves open, in the order of [`Self::ALL`].
     pub fn all(request: &PlacementRequest, network: &NetworkShape) -> Vec<Self> {
         let has_experts = network.layers.iter().any(|layer| layer.experts.is_some());
         let parts = request.parts;
@@ -37,7 +39,7 @@ impl Retreat {
         Self::ALL.into_iter().filter(is_open).collect()
     }
 
-    /// The last level, whose placement has no layer on the device.
+    /// Returns the last level, with no layer on the device.
     pub fn last_level(self, network: &NetworkShape) -> usize {
         let n_layers = network.layers.len();
         match self {
@@ -46,7 +48,7 @@ impl Retreat {
         }
     }
 
-    /// The placement of a level; that of level 0 is what was asked for.
+    /// Returns the placement of a level; level 0 is the request itself.
     pub fn placement(self, request: &PlacementRequest, network: &NetworkShape, level: usize) -> Placement {
         let n_layers = network.layers.len();
         let (n_apart, n_whole) = match self {
@@ -68,23 +70,24 @@ impl Retreat {
     }
 }
 
-/// A placement that fits, and what a token takes with it.
+/// A placement that fits, with its cost per token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// What went to the host.
+    /// The kind of retreat.
     pub retreat: Retreat,
-    /// How much of it.
+    /// The level of the retreat.
     pub level: usize,
-    /// Where everything is.
+    /// The placement.
     pub placement: Placement,
-    /// What a token reads and sends.
+    /// The traffic of a token.
     pub traffic: Traffic,
-    /// Seconds that it takes by that.
+    /// Estimated seconds per token.
     pub seconds: f64,
 }
 
-/// The placements that fit and leave the device some part of a layer, the quickest first; of equals those with the fewest borders, and of
-/// these the one with most on the device. `first_fits` has for each retreat the first level that fits, `None` where none does.
+/// Returns the placements that fit and leave some part of a layer on the device, the fastest first; among
+/// equals those with the fewest borders, then the one with most on the device. `first_fits` has the first
+/// level that fits for each retreat, `None` if none does.
 pub fn ranked(
     request: &PlacementRequest,
     network: &NetworkShape,
@@ -100,7 +103,8 @@ pub fn ranked(
             if placement.is_all_on_host() {
                 break;
             }
-            // What both sides have is computed by the route that a step of one token takes. What is measured takes the quicker.
+            // A step of one token takes the route of its threshold. A measured threshold takes the faster
+            // route.
             let routes: &[bool] = match request.threshold {
                 BatchThreshold::Tokens(0 | 1) => &[true],
                 BatchThreshold::Tokens(_) => &[false],
@@ -125,11 +129,12 @@ pub fn ranked(
     candidates
 }
 
-/// How many of the candidates `fits` accepts, given that of one retreat it accepts no level above one that it refuses: what the host's
-/// memory does, since each level has no less there. Asks for few of them.
+/// Returns how many of the candidates `fits` accepts, assuming that for one retreat it accepts no level above
+/// a refused one: this holds for host memory, since each level needs at least as much there. Calls `fits` for
+/// few of them.
 ///
 /// # Errors
-/// Those of `fits`.
+/// The errors of `fits`.
 pub fn n_accepted<E>(
     candidates: &[Candidate],
     mut fits: impl FnMut(&Placement) -> Result<bool, E>,
@@ -141,7 +146,7 @@ pub fn n_accepted<E>(
             .collect();
         own.sort_by_key(|candidate| candidate.level);
         let (mut low, mut high) = (0, own.len());
-        // Mostly all are accepted, so the last is asked for first.
+        // Usually all are accepted, so the last is tried first.
         let mut probe = high.saturating_sub(1);
         while low < high {
             if fits(&own[probe].placement)? {
@@ -196,7 +201,7 @@ mod tests {
         }
     }
 
-    /// A layer of 1 + 4 MiB; of one with experts each of 64 takes 4 MiB, of which a token reads 4.
+    /// A layer of 1 + 4 MiB; with experts, each of 64 takes 4 MiB, and a token reads 4 of them.
     fn reads(has_experts: bool) -> TokenReads {
         let layer = LayerReads {
             mixer: [MIB; 2],
@@ -210,7 +215,8 @@ mod tests {
         }
     }
 
-    /// Bytes that a placement takes on the device: all experts, not those that a token reads, and keys and values of `kv` a layer.
+    /// Returns a placement's bytes on the device: all experts, not only those that a token reads, and `kv`
+    /// bytes of keys and values per layer.
     fn device_bytes(placement: &Placement, has_experts: bool, kv: u64) -> u64 {
         let reads = reads(has_experts);
         let of = |(place, layer): (&LayerPlacement, &LayerReads)| {
@@ -240,7 +246,7 @@ mod tests {
             .collect()
     }
 
-    /// What is chosen in a room, with keys and values of `kv` bytes a layer that are not read yet.
+    /// Returns the choice for some room, with `kv` bytes of keys and values per layer that are not read yet.
     fn chosen(
         request: &PlacementRequest,
         has_experts: bool,
@@ -272,14 +278,17 @@ mod tests {
             assert_eq!(found, expected, "{name}");
         };
         check("everything fits", false, 41, 0, pcie, Some((Layers, 0)));
-        // 21 MiB have room for four whole layers, or for all mixers and three networks; of 20 MiB on the host either way, one border is best.
+        // 21 MiB have room for four whole layers, or for all mixers and three networks; both leave 20 MiB on
+        // the host, so a single border is best.
         check("dense", false, 21, 0, pcie, Some((Layers, 4)));
-        // 25 MiB have room for a fourth network next to all mixers, and for no fifth layer: 16 MiB and 8 crossings, or 20 MiB and one.
+        // 25 MiB have room for a fourth network besides all mixers, but not for a fifth layer: 16 MiB and 8
+        // crossings, or 20 MiB and one.
         let quick = "gpu=900,cpu=40,link=2000,crossing=0.01";
         check("dense, quick border", false, 25, 0, quick, Some((FeedForward, 4)));
         let dear = "gpu=900,cpu=40,link=25,crossing=50";
         check("dense, dear border", false, 25, 0, dear, Some((Layers, 4)));
-        // With 16 MiB of keys and values a layer there is room for two layers, or for no mixer and all networks.
+        // With 16 MiB of keys and values per layer there is room for two layers, or for no mixer and all
+        // networks.
         check("long contexts", false, 43, 16, pcie, Some((Mixers, 8)));
         check(
             "long contexts, dear border",
@@ -289,10 +298,11 @@ mod tests {
             dear,
             Some((Layers, 6)),
         );
-        // A layer's experts take as much as 200 mixers. There is room for those of two layers.
+        // A layer's experts are as large as 200 mixers. There is room for those of two layers.
         check("experts", true, 600, 0, pcie, Some((Layers, 6)));
         check("experts, quick border", true, 600, 0, quick, Some((Experts, 6)));
-        // There is room for none, and for everything else: that a mixer of 1 MiB is on the device is not worth two crossings, but for the last.
+        // There is room for no experts, and for everything else. Except in the last layer, a mixer of 1 MiB
+        // on the device is not worth two crossings.
         check("no room for experts", true, 40, 0, pcie, Some((FeedForward, 15)));
         check(
             "no room for experts, quick border",
@@ -302,7 +312,7 @@ mod tests {
             quick,
             Some((Experts, 8)),
         );
-        // A device slower than the host has as little as may be: a mixer.
+        // A device slower than the host gets as little as possible: a mixer.
         let slow = "gpu=4,cpu=40,link=25,crossing=15";
         check("a slow device", false, 21, 0, slow, Some((FeedForward, 15)));
         check("no room", false, 0, 0, pcie, None);
@@ -322,11 +332,11 @@ mod tests {
         };
         let one = best(BatchThreshold::Tokens(1), &bandwidths);
         assert_eq!(one.traffic.host_bytes, 0);
-        // Steps of one token are the host's.
+        // Steps of one token run on the host.
         let more = best(BatchThreshold::Tokens(2), &bandwidths);
         assert_eq!(more.traffic.host_bytes, N_LAYERS as u64 * 4 * MIB);
         assert!(more.seconds > one.seconds);
-        // What is measured will be the quicker.
+        // A measured threshold takes the faster route.
         assert_eq!(best(BatchThreshold::Measured, &bandwidths).traffic, one.traffic);
         let slow: Bandwidths = "gpu=4,cpu=40,link=25,crossing=15".parse().unwrap();
         assert_eq!(best(BatchThreshold::Measured, &slow).traffic, more.traffic);

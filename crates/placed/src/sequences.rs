@@ -1,6 +1,4 @@
-//! What a split network does not do for single sequences: keep their memory outside of it, and adapters.
-//!
-//! Apart from the operations so that it stands in one place.
+//! The per-sequence features that a split network does not support: memory outside of it, and adapters.
 
 use std::sync::Arc;
 

@@ -1,10 +1,11 @@
 //! How a step begins, runs and is read on both sides.
 //!
-//! Separate from the operations because it decides nothing about them. Both sides get the values of a step. The device samples;
-//! the host, which makes rows of tokens where it has the first layer, needs the ids of tokens that the device sampled a step
-//! before. What the device computes between two borders of a decode step is recorded, in a second pass that runs nothing, and
-//! replayed when a step of that shape comes again. A step of many rows may be two parts, which are begun and run one behind the other;
-//! the device still works on the first when the host computes the second. Invariant: a step's results are given once, in order, whoever asked for its tokens first.
+//! Both sides get the values of a step. The device samples. The host needs the ids of tokens that the device
+//! sampled in the previous step, if it has the first layer and so creates rows of tokens. In decode steps,
+//! the device's operations between two borders are recorded in a second pass that runs nothing, and replayed
+//! when a step with the same shape comes again. A step of many rows may have two parts, which are begun and
+//! run one after the other; the device still works on the first when the host computes the second. Invariant:
+//! a step's results are returned once, in order, even if its tokens were needed earlier.
 
 use tokenmill_backend::{
     BackendError, ForwardBatch, NetworkPart, Recorded, Side, SplitOperations, StepOutput, StepShape,
@@ -16,17 +17,17 @@ use crate::{
     placed::{Mode, Pass, Results},
 };
 
-/// Steps, or parts of steps, whose results the device keeps until they are read.
+/// Maximum number of steps, or parts of steps, whose unread results the device keeps.
 const MAX_OPEN: usize = 2;
 
 impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
     pub(crate) fn begin(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
         self.choose_route(batch.n_tokens(), batch.n_seqs());
         let works_apart = self.device.works_apart() && self.goes_to_device;
-        // Tokens of an encoder see all others of their sequence.
+        // An encoder's tokens see all others of their sequence.
         let cut = (!self.is_encoder).then(|| self.overlap.cut_of(batch, &self.placement, works_apart));
         let cut = cut.flatten();
-        // The device has the tokens of the newest step by their rows, unless these are in two parts.
+        // The device resolves row references to the newest step, unless that step or this one has two parts.
         let device_knows_rows = !self.is_cut && cut.is_none();
         self.is_cut = cut.is_some();
         let names_rows = (batch.tokens.iter()).any(|token| matches!(token, TokenSource::SampledRow(_)));
@@ -40,7 +41,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         outcome
     }
 
-    /// Begins a step; `known` takes it with the ids of its tokens, where rows of the step before name some.
+    /// Begins a step; `known` gets it with resolved token ids if rows of the previous step are referenced.
     fn begin_known(
         &mut self,
         batch: &ForwardBatch,
@@ -98,7 +99,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             // The device computes the first part meanwhile.
             let second = (self.begin_part(1)).and_then(|shape| self.run_part(shape, body));
             if let Err(error) = second {
-                // What the first part gives is not asked for, and must not stand for a later step.
+                // Read and drop the first part's result, so that it is not taken for a later step's.
                 let _ = self.device.read(&mut self.results.second);
                 return Err(error);
             }
@@ -108,7 +109,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         Ok(())
     }
 
-    /// Runs what was begun: a step, or a part of one.
+    /// Runs a begun step, or a part of one.
     fn run_part(
         &mut self,
         shape: StepShape,
@@ -119,7 +120,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             self.host.enter_step(&shapes[0]),
             self.device.enter_step(&shapes[1]),
         );
-        // A part takes the route of its whole step, which its own shape does not tell.
+        // A part takes the route of its whole step, which its own shape does not determine.
         let recorded = if self.is_cut {
             Recorded::CannotBe
         } else {
@@ -134,7 +135,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         self.host.end_part(&shapes[0], false)?;
         self.device.end_part(&shapes[1], true)?;
         if recorded == Recorded::NotYet {
-            // The step has run; a second pass runs nothing.
+            // The step has run; a second pass only records.
             let outcome = self.pass(Mode::Record, shape, body);
             self.device.keep_segments(&shapes[1], outcome.is_ok());
             self.pass = Pass::new(Mode::Run);
@@ -145,7 +146,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         Ok(())
     }
 
-    /// Goes over the operations of the step once.
+    /// Passes over the operations of the step once.
     fn pass(
         &mut self,
         mode: Mode,
@@ -158,7 +159,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         self.leave_device()
     }
 
-    /// Takes the results of all steps from the device.
+    /// Fetches the results of all steps from the device.
     fn take_all(&mut self) {
         while let Some(n_parts) = self.results.open.pop_front() {
             let mut output = self.results.spare.take().unwrap_or_default();
@@ -168,11 +169,11 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         }
     }
 
-    /// Reads the results of a step from the device, of one part behind the other.
+    /// Reads the results of a step from the device, part after part.
     fn read_parts(&mut self, n_parts: usize, output: &mut StepOutput) -> Result<(), BackendError> {
         let mut outcome = self.device.read(output);
         for _ in 1..n_parts {
-            // Also behind a part that failed: what it gives must not stand for a later step.
+            // Read even after a failed part, so that its result is not taken for a later step's.
             outcome = outcome.and(self.device.read(&mut self.results.second));
             if outcome.is_ok() {
                 output.append(&self.results.second);
@@ -198,13 +199,14 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
     }
 }
 
-/// The token that a row of the newest step sampled.
+/// Returns the token that a row of the newest step sampled.
 fn id_of(newest: Option<&[u32]>, row: u32) -> Option<u32> {
     newest?.get(row as usize).copied()
 }
 
 impl Results {
-    /// Notes the tokens of a step that was read. Of one that failed there are none, and an earlier step's must not stand for them.
+    /// Records the tokens of a step that was read. A failed step has none, and an earlier step's must not
+    /// replace them.
     fn note(&mut self, outcome: Result<(), BackendError>, output: &StepOutput) -> Result<(), BackendError> {
         if let Err(error) = outcome {
             self.newest = None;

@@ -1,19 +1,20 @@
-//! [`StepThresholds`]: from how many tokens of a step on the device computes what both sides have.
+//! [`StepThresholds`]: the minimum step size at which the device computes the parts that both sides have.
 //!
-//! Separate from the placement because it may be set once steps have been measured. Invariant: neither is 0.
+//! It may be set after steps have been measured, unlike the placement. Invariant: neither number is 0.
 
-/// From how many tokens of a step on the device computes the feed-forward networks that both sides have. Steps that decode are apart: what
-/// the device does in them is recorded and replayed.
+/// Minimum step size, in tokens, at which the device computes the feed-forward networks that both sides have.
+/// Decoding steps are separate, because the device records and replays them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepThresholds {
-    /// Of steps with one token for each sequence: sequences.
+    /// For steps with one token per sequence: the number of sequences.
     pub decode: usize,
-    /// Of other steps: tokens of prompts, guesses and sequences that decode next to them.
+    /// For other steps: the number of tokens, including those of prompts, draft tokens and decoding
+    /// sequences.
     pub other: usize,
 }
 
 impl StepThresholds {
-    /// The same of all steps; `usize::MAX` leaves all to the host.
+    /// Returns the same threshold for all steps; `usize::MAX` leaves all to the host.
     pub fn of_all(n_tokens: usize) -> Self {
         Self {
             decode: n_tokens.max(1),
@@ -21,7 +22,7 @@ impl StepThresholds {
         }
     }
 
-    /// Whether a step is the device's.
+    /// Returns whether the device computes a step.
     pub(crate) fn goes_to_device(self, n_tokens: usize, n_seqs: usize) -> bool {
         let threshold = if n_tokens == n_seqs {
             self.decode

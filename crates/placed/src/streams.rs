@@ -1,7 +1,6 @@
 //! The operations on streams, each on its side.
 //!
-//! Separate because only networks with several streams have them. Invariant: as its parent's, an operation brings what it reads
-//! first.
+//! Invariant: like all operations here, each first copies what it reads to its side.
 
 use tokenmill_backend::{BackendError, Memory, Side, SplitOperations, StreamOperations, StreamsShape};
 
@@ -130,7 +129,7 @@ impl<H: SplitOperations, D: SplitOperations> StreamOperations for Placed<H, D> {
     }
 }
 
-/// Values of all streams but the first.
+/// Returns the number of values in all streams but the first.
 fn others_len(shape: StreamsShape) -> usize {
     shape.n_rows * shape.n_others * shape.width
 }

@@ -1,7 +1,7 @@
-//! [`Traffic`]: what a token of one sequence reads on each side and sends over the border.
+//! [`Traffic`]: the bytes that a token of one sequence reads on each side and sends across the border.
 //!
-//! Separate from the placement, which says where parts are and not what they weigh. Invariants: it is arithmetic alone, and a placement's
-//! traffic does not depend on the machine; what that makes of it in seconds is up to [`Bandwidths`].
+//! A placement states where parts are, not their sizes. Invariants: this is arithmetic only, and a
+//! placement's traffic does not depend on the machine; [`Bandwidths`] convert it to seconds.
 
 use tokenmill_backend::{NetworkPart, NetworkShape, Side};
 
@@ -10,49 +10,50 @@ use crate::{Bandwidths, LayerPlacement, Placement};
 /// Bytes of a value that crosses.
 const VALUE_BYTES: u64 = 4;
 
-/// What a token reads of a layer: bytes in the form of the host and of the device.
+/// The bytes that a token reads of a layer, in the form of the host and of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerReads {
-    /// Of the mixer's weights.
+    /// The mixer's weights.
     pub mixer: [u64; 2],
-    /// Of the feed-forward network's, without experts.
+    /// The feed-forward network's weights, without experts.
     pub ffn: [u64; 2],
-    /// Of the experts that a token goes to.
+    /// The weights of the token's experts.
     pub experts: [u64; 2],
-    /// Of keys and values.
+    /// Keys and values.
     pub kv: u64,
-    /// Whether a network for all tokens stands next to the experts.
+    /// Whether there is a shared network besides the experts.
     pub has_shared: bool,
 }
 
-/// What a token reads of a network.
+/// The bytes that a token reads of a network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenReads {
-    /// Of the layers, first to last.
+    /// The layers, first to last.
     pub layers: Vec<LayerReads>,
-    /// Of the output norm and the head, which are the device's.
+    /// The output norm and the head, which are on the device.
     pub head: u64,
 }
 
-/// What a token reads on each side and sends over the border.
+/// The bytes that a token reads on each side and sends across the border.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes read on the host.
     pub host_bytes: u64,
     /// Bytes read on the device.
     pub device_bytes: u64,
-    /// Times that values cross the border.
+    /// Number of crossings of the border.
     pub n_crossings: u64,
-    /// Bytes that cross it.
+    /// Bytes sent across it.
     pub crossing_bytes: u64,
 }
 
 impl Traffic {
-    /// The traffic of a placement. `goes_to_device` says whether the device computes the feed-forward networks that both sides have in such a
-    /// step; where no network is on both sides it changes nothing.
+    /// Computes the traffic of a placement. `goes_to_device` says whether the device computes the
+    /// feed-forward networks that both sides have in such a step; it has no effect if no network is on both
+    /// sides.
     ///
     /// # Panics
-    /// Where the layers of the three are not as many.
+    /// If the numbers of layers differ.
     pub fn of(
         placement: &Placement,
         network: &NetworkShape,
@@ -101,7 +102,8 @@ impl Traffic {
             if shape.experts.is_some() {
                 traffic.read(place.experts, layer.experts[place.experts as usize]);
                 if place.experts != place.ffn {
-                    // Down go the router's logits, the normed row and what a shared network gave, and up comes a result.
+                    // The router's logits, the normed row and the shared network's output go to the experts'
+                    // side, and a result comes back.
                     traffic.cross(3 + u64::from(layer.has_shared), n_embd);
                 }
             }
@@ -114,7 +116,7 @@ impl Traffic {
         traffic
     }
 
-    /// The traffic of the host alone, which then has the head too.
+    /// Returns the traffic of the host alone, including the head.
     pub fn of_host_alone(reads: &TokenReads) -> Self {
         let of_layer = |layer: &LayerReads| layer.mixer[0] + layer.ffn[0] + layer.experts[0] + layer.kv;
         Self {
@@ -135,7 +137,7 @@ impl Traffic {
         self.crossing_bytes += n_times * width * VALUE_BYTES;
     }
 
-    /// Seconds that it takes at least: the sides take turns.
+    /// Returns a lower bound of the duration in seconds, with the sides working in turn.
     pub fn seconds(&self, bandwidths: &Bandwidths) -> f64 {
         let at = |n_bytes: u64, bytes_per_s: u64| n_bytes as f64 / bytes_per_s.max(1) as f64;
         at(self.host_bytes, bandwidths.host_bytes_per_s)
@@ -153,7 +155,7 @@ mod tests {
 
     const N_EMBD: usize = 8;
 
-    /// Layers with a store each, but for the last, which reads the first one's.
+    /// Layers with one store each, except the last, which reads the first one's.
     fn network(has_experts: bool) -> NetworkShape {
         let layer = |idx: usize| LayerShape {
             attention: Some(AttentionShape {
@@ -219,7 +221,8 @@ mod tests {
             false,
             traffic(0, 3 * 1217 + 100_000, 0, 0),
         );
-        // The last layer reads the keys and values of the first: its queries go there, and a result of as many values comes back.
+        // The last layer reads the keys and values of the first: its queries go there, and a result of the
+        // same size comes back.
         check(
             "the last two layers",
             [whole(host), whole(device), whole(device)],
@@ -244,7 +247,7 @@ mod tests {
             true,
             traffic(10_000, 3 * 1217 + 22_000 + 100_000, 3, 3 * row),
         );
-        // A network without experts has none to be apart.
+        // A network without experts cannot have them elsewhere.
         check(
             "experts that there are not",
             [place(device, device, host); 3],

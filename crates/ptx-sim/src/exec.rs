@@ -18,6 +18,7 @@ mod groups;
 mod local;
 mod matrix;
 mod memory;
+mod register_files;
 mod shared;
 mod spin;
 mod warp;
@@ -111,15 +112,6 @@ pub(crate) struct BlockRunner<'a> {
     group_shapes: Vec<Vec<groups::Shape>>,
 }
 
-/// A warp's registers of one width, with the values that no instruction writes.
-fn registers<T: Copy + Default>(n: usize, uniform: &[(u16, T)]) -> Vec<[T; LANES]> {
-    let mut registers = vec![[T::default(); LANES]; n];
-    for &(register, value) in uniform {
-        registers[usize::from(register)] = [value; LANES];
-    }
-    registers
-}
-
 /// Iterates over the set bits of a mask.
 fn lanes_of(mut mask: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
@@ -137,22 +129,18 @@ impl<'a> BlockRunner<'a> {
         let n_threads = context.block.iter().product::<u32>();
         let n_warps = n_threads.div_ceil(LANES as u32);
         let warps = (0..n_warps)
-            .map(|index| Warp {
-                index,
-                regs32: registers(kernel.n_regs32, context.uniform32),
-                regs64: registers(kernel.n_regs64, context.uniform64),
-                preds: vec![0; kernel.n_preds],
-                splits: Vec::with_capacity(LANES),
-                alive: 0,
-                waiting: None,
-                executed: 0,
-                local: local::LocalState::new(kernel.local_bytes),
-                copies: shared::Copies::default(),
-                has_waited: 0,
-                awaits_phase: false,
-                awaits_write: false,
-                polls: spin::Polls::default(),
-                groups: groups::Groups::default(),
+            .map(|index| {
+                let n_regs = [kernel.n_regs32, kernel.n_regs64];
+                let (regs32, regs64) = register_files::take(n_regs, context.uniform32, context.uniform64);
+                Warp {
+                    index,
+                    regs32,
+                    regs64,
+                    preds: vec![0; kernel.n_preds],
+                    splits: Vec::with_capacity(LANES),
+                    local: local::LocalState::new(kernel.local_bytes),
+                    ..Warp::vacant()
+                }
             })
             .collect();
         let dynamic_start = kernel.shared_bytes.next_multiple_of(16);
@@ -218,6 +206,7 @@ impl<'a> BlockRunner<'a> {
             }
         }
         self.global.add_buffers(self.context.memory, &mut self.counters);
+        register_files::give_back(self.warps.into_iter().map(|warp| (warp.regs32, warp.regs64)));
         self.counters
     }
 

@@ -134,15 +134,15 @@ pub(crate) fn parse(text: &str) -> Result<Source, LoadError> {
     Ok(parser.source)
 }
 
-struct Parser {
-    tokens: Vec<(Token, u32)>,
+struct Parser<'a> {
+    tokens: Vec<(Token<'a>, u32)>,
     at: usize,
     source: Source,
     location: Option<SourceLine>,
 }
 
-impl Parser {
-    fn peek(&self) -> Option<&Token> {
+impl<'a> Parser<'a> {
+    fn peek(&self) -> Option<&Token<'a>> {
         self.tokens.get(self.at).map(|(token, _)| token)
     }
 
@@ -181,7 +181,7 @@ impl Parser {
     fn word(&mut self) -> Result<String, LoadError> {
         match self.tokens.get(self.at) {
             Some((Token::Word(word), _)) => {
-                let word = word.clone();
+                let word = (*word).to_owned();
                 self.at += 1;
                 Ok(word)
             }
@@ -190,7 +190,7 @@ impl Parser {
     }
 
     fn accept_word(&mut self, expected: &str) -> bool {
-        let is_there = matches!(self.peek(), Some(Token::Word(word)) if word == expected);
+        let is_there = matches!(self.peek(), Some(Token::Word(word)) if *word == expected);
         self.at += usize::from(is_there);
         is_there
     }
@@ -260,7 +260,7 @@ impl Parser {
         let Some((Token::Text(name), _)) = self.tokens.get(self.at) else {
             return self.error("a file name");
         };
-        let name = name.clone();
+        let name = (*name).to_owned();
         self.at += 1;
         while self.accept(',') {
             self.integer()?;

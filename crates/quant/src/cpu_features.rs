@@ -1,8 +1,8 @@
-//! [`CpuFeatures`]: which instruction sets the kernels may use.
+//! [`CpuFeatures`]: the instruction sets that kernels may use.
 //!
-//! It is a value that callers pass, not a global, so that a test or a flag can force one path. Invariant: it never
-//! holds an instruction set that the processor lacks, which is what makes the SIMD dispatch sound. It can only be
-//! detected or narrowed.
+//! It is a value that callers pass, not a global, so that a test or a flag can force one path. Invariant: it
+//! never contains an instruction set that the processor lacks, which makes the SIMD dispatch sound. It can
+//! only be detected or narrowed.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,14 +21,14 @@ pub enum Isa {
     Avx512Vnni,
     /// Advanced SIMD of 64-bit ARM.
     Neon,
-    /// Advanced SIMD with the dot products of bytes.
+    /// Advanced SIMD with dot products of bytes.
     Dotprod,
-    /// Advanced SIMD with those, and with the products of matrices of bytes.
+    /// Advanced SIMD with those, and with products of byte matrices.
     I8mm,
 }
 
 impl Isa {
-    /// Every instruction set of every architecture, the least first.
+    /// All instruction sets of all architectures, the most basic first.
     pub const ALL: [Self; 6] = [
         Self::Avx2,
         Self::AvxVnni,
@@ -38,7 +38,7 @@ impl Isa {
         Self::I8mm,
     ];
 
-    /// The name that [`FromStr`] reads.
+    /// Returns the name that [`FromStr`] parses.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Avx2 => "avx2",
@@ -97,32 +97,32 @@ impl fmt::Display for Isa {
     }
 }
 
-/// A set of instruction sets that this processor has. Scalar code is always available.
+/// The instruction sets that this processor has. Scalar code is always available.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CpuFeatures {
     isas: u8,
 }
 
 impl CpuFeatures {
-    /// Everything this processor has. The standard library caches the detection, so this is cheap; still, detect once
-    /// and pass the value on, so that a caller's choice reaches every kernel.
+    /// Returns everything that this processor has. The standard library caches the detection, so this is
+    /// cheap; still, detect once and pass the value on, so that a caller's choice reaches every kernel.
     pub fn detect() -> Self {
         Self {
             isas: (Isa::ALL.into_iter().filter(|isa| isa.is_detected())).fold(0, |set, isa| set | isa.bit()),
         }
     }
 
-    /// No SIMD at all.
+    /// Returns the set without SIMD.
     pub const fn scalar() -> Self {
         Self { isas: 0 }
     }
 
-    /// Says whether no SIMD may be used.
+    /// Returns whether SIMD is disabled.
     pub const fn is_scalar(self) -> bool {
         self.isas == 0
     }
 
-    /// Keeps `isa`, if it is there, and drops all others.
+    /// Keeps `isa`, if present, and drops all others.
     #[must_use]
     pub const fn only(self, isa: Isa) -> Self {
         Self {
@@ -138,13 +138,13 @@ impl CpuFeatures {
         }
     }
 
-    /// Says whether kernels for `isa` may run.
+    /// Returns whether kernels for `isa` may run.
     pub const fn has(self, isa: Isa) -> bool {
         self.isas & isa.bit() != 0
     }
 
-    /// Every single path of this processor, one after another: scalar code, then each instruction set alone. For
-    /// tests and benchmarks that force them in turn.
+    /// Returns each single path of this processor: scalar code, then each instruction set alone. For tests
+    /// and benchmarks that force them in turn.
     pub fn each_path() -> impl Iterator<Item = Self> {
         let detected = Self::detect();
         let simd = Isa::ALL.into_iter().filter(move |&isa| detected.has(isa));
@@ -152,7 +152,7 @@ impl CpuFeatures {
     }
 }
 
-/// Lists the names, joined by commas: `avx2,avx512vnni`, `neon,dotprod`, or `scalar`.
+/// Lists the names, separated by commas: `avx2,avx512vnni`, `neon,dotprod`, or `scalar`.
 impl fmt::Display for CpuFeatures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_scalar() {
@@ -171,7 +171,7 @@ impl fmt::Debug for CpuFeatures {
     }
 }
 
-/// Reads what [`Display`](fmt::Display) writes.
+/// Parses the output of [`Display`](fmt::Display).
 impl FromStr for CpuFeatures {
     type Err = QuantError;
 

@@ -1,15 +1,15 @@
-//! E4M3: numbers of 8 bits, a sign, four bits of exponent with a bias of 7 and three of mantissa.
+//! E4M3: 8-bit floats with a sign, four exponent bits with a bias of 7 and three mantissa bits.
 //!
-//! Separate from the [formats](crate::formats) because it is no type of a GGUF file: weights of Hugging Face folders and stored keys and values
-//! have it. There are no infinities; the code with all bits of exponent and mantissa is no number. Invariant: [`decode`] is exact, and
-//! [`encode`] gives the nearest number.
+//! It is not a [format](crate::formats) of a GGUF file: weights of Hugging Face folders and stored keys and
+//! values use it. There are no infinities; the code with all exponent and mantissa bits set is NaN.
+//! Invariant: [`decode`] is exact, and [`encode`] returns the nearest number.
 //!
 //! Source: OCP 8-bit Floating Point Specification, E4M3.
 
 /// The largest number.
 pub const MAX: f32 = 448.0;
 
-/// What the codes stand for.
+/// The values of all codes.
 pub const VALUES: [f32; 256] = {
     let mut values = [0.0; 256];
     let mut code = 0;
@@ -30,18 +30,18 @@ const fn value(code: u8) -> f32 {
     if code & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The number of a code.
+/// Returns the value of a code.
 pub fn decode(code: u8) -> f32 {
     VALUES[usize::from(code)]
 }
 
-/// The code of the number that is nearest to `x`, of two the one with an even code. Finite numbers beyond [`MAX`] become the largest; what is
-/// not finite is no number, so that an overflow before is not taken for a number.
+/// Returns the code nearest to `x`, ties to the even code. Finite numbers beyond [`MAX`] become the largest;
+/// non-finite numbers become NaN, so that an earlier overflow is not mistaken for a number.
 pub fn encode(x: f32) -> u8 {
     const INFINITY: u32 = f32::INFINITY.to_bits();
-    /// The smallest number whose mantissa has all three bits, 2^-6.
+    /// The smallest normal number, 2^-6.
     const MIN_NORMAL: u32 = (127 - 6) << 23;
-    /// f32 of this exponent are as far apart as the numbers below 2^-6 are.
+    /// A number at which f32 values are spaced like E4M3's subnormals, those below 2^-6.
     const COARSE: f32 = 16384.0;
     let sign = (x.to_bits() >> 24) as u8 & 0x80;
     let magnitude = x.to_bits() & !(1 << 31);

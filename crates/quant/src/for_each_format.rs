@@ -1,7 +1,7 @@
 //! [`for_each_format`](crate::for_each_format): the one list of weight formats.
 //!
-//! Every table of formats is made from it, here and in the executors, so that a new format is one row and its files. It is a
-//! macro and not a slice because tables hold types, functions of types, and modules.
+//! Every table of formats is built from it, here and in the executors, so that a new format is one row and
+//! its files. It is a macro and not a slice because tables hold types, functions of types, and modules.
 
 /// Calls a macro with every weight format: `for_each_format!(table)` expands to
 ///
@@ -12,8 +12,9 @@
 /// }
 /// ```
 ///
-/// A row is the format's name in lower case and its block. The name is also that of the format's files: `formats/NAME.rs`
-/// here, `tiles/NAME.rs` in `tokenmill-cpu-kernels`, and, for quants, `kernels/formats/NAME.cuh`.
+/// A row is the format's name in lower case and its block. The format's files have the same name:
+/// `formats/NAME.rs` here, `tiles/NAME.rs` in `tokenmill-cpu-kernels`, and, for quants,
+/// `kernels/formats/NAME.cuh`.
 #[macro_export]
 macro_rules! for_each_format {
     ($table:ident) => {

@@ -1,7 +1,7 @@
-//! [`Format`]: a weight format as one row of a table, reached by its tensor type.
+//! [`Format`]: a weight format as one row of a table, found by its tensor type.
 //!
-//! The table is what the rest of the engine sees of the formats: bytes in, values out. Invariant: a row names a block
-//! type and nothing else, so everything about a format is in its file.
+//! The rest of the engine sees only this table of the formats: bytes in, values out. Invariant: a row names a
+//! block type and nothing else, so everything about a format is in its file.
 
 use tokenmill_gguf::TensorType;
 
@@ -24,10 +24,10 @@ macro_rules! table {
 /// Every weight format.
 static FORMATS: &[Format] = for_each_format!(table);
 
-/// Encodes a row.
+/// A function that encodes a row.
 type Quantize = fn(&[f32], &mut [u8]);
 
-/// Encodes a row whose values have an importance each.
+/// A function that encodes a row with one importance per value.
 type QuantizeWeighted = fn(&[f32], &[f32], &mut [u8]);
 
 /// A weight format: sizes, and functions over rows of bytes.
@@ -72,12 +72,12 @@ impl Format {
         }
     }
 
-    /// Every format there is, in the order of the table.
+    /// Returns all formats, in the order of the table.
     pub fn all() -> &'static [Self] {
         FORMATS
     }
 
-    /// The format of a tensor type.
+    /// Returns the format of a tensor type.
     ///
     /// # Errors
     /// [`QuantError::UnsupportedType`] if there is none.
@@ -85,42 +85,42 @@ impl Format {
         format(ty).ok_or(QuantError::UnsupportedType(ty))
     }
 
-    /// The tensor type.
+    /// Returns the tensor type.
     pub const fn tensor_type(&self) -> TensorType {
         self.ty
     }
 
-    /// The tensor type's name.
+    /// Returns the tensor type's name.
     pub fn name(&self) -> &'static str {
         self.ty.name()
     }
 
-    /// The name of the format's files and kernels: that of the type in lower case.
+    /// Returns the name of the format's files and kernels: the type's name in lower case.
     pub const fn file_name(&self) -> &'static str {
         self.file_name
     }
 
-    /// Whether the weights are floats, and not blocks of quants.
+    /// Returns whether the weights are floats rather than blocks of quants.
     pub const fn is_float(&self) -> bool {
         self.set_scales.is_none()
     }
 
-    /// Whether rows can be encoded without an importance matrix.
+    /// Returns whether rows can be encoded without an importance matrix.
     pub const fn has_encoder(&self) -> bool {
         self.quantize.is_some()
     }
 
-    /// Weights in a block.
+    /// Returns the number of weights in a block.
     pub const fn block_len(&self) -> usize {
         self.block_len
     }
 
-    /// Bytes of a block.
+    /// Returns the number of bytes of a block.
     pub const fn block_bytes(&self) -> usize {
         self.block_bytes
     }
 
-    /// Bytes of a row of `n_values`.
+    /// Returns the number of bytes of a row of `n_values`.
     ///
     /// # Errors
     /// [`QuantError::PartialBlock`] and [`QuantError::RowTooLong`].
@@ -137,7 +137,8 @@ impl Format {
             .ok_or(QuantError::RowTooLong { found: n_values })
     }
 
-    /// Sets the scale of a block and, where it has one, its minimum; see [`QuantBlock::set_scales`]. Floats have neither.
+    /// Sets the scale of a block and, if it has one, its minimum; see [`QuantBlock::set_scales`]. Floats have
+    /// neither.
     ///
     /// # Panics
     /// If `block` is not one block.
@@ -147,7 +148,7 @@ impl Format {
         }
     }
 
-    /// Compares a buffer with what a row of `n_values` takes.
+    /// Checks the length of a buffer for a row of `n_values`.
     fn check_bytes(&self, n_values: usize, found: usize) -> Result<(), QuantError> {
         let expected = self.row_bytes(n_values)?;
         if expected == found {
@@ -161,18 +162,18 @@ impl Format {
         })
     }
 
-    /// Decodes a row, or several that lie one after another: `bytes` are exactly the blocks of `out`.
+    /// Decodes one or several consecutive rows: `bytes` are exactly the blocks of `out`.
     ///
     /// # Errors
-    /// Those of [`row_bytes`](Self::row_bytes), and [`QuantError::ByteLength`].
+    /// The errors of [`row_bytes`](Self::row_bytes), and [`QuantError::ByteLength`].
     pub fn dequantize_row(&self, bytes: &[u8], out: &mut [f32]) -> Result<(), QuantError> {
         self.dequantize_row_with(CpuFeatures::detect(), bytes, out)
     }
 
-    /// The same with a choice of instruction sets. The result is the same to the bit for all `features`.
+    /// Does the same with a choice of instruction sets. The result is the same to the bit for all `features`.
     ///
     /// # Errors
-    /// Those of [`dequantize_row`](Self::dequantize_row).
+    /// The errors of [`dequantize_row`](Self::dequantize_row).
     pub fn dequantize_row_with(
         &self,
         features: CpuFeatures,
@@ -186,11 +187,13 @@ impl Format {
 
     /// Encodes a row, as ggml does without an importance matrix: `bytes` are exactly the blocks of `values`.
     ///
-    /// That goes for its faults, too. In IQ3_S a group of 32 zeros takes no place, so the groups of its block that follow
-    /// are stored one too early and decode to other values. Rows with such groups should take another format.
+    /// This includes ggml's bugs. In IQ3_S a group of 32 zeros takes no place, so the following groups of its
+    /// block are stored one too early and decode to other values. Rows with such groups should use another
+    /// format.
     ///
     /// # Errors
-    /// Those of [`row_bytes`](Self::row_bytes), [`QuantError::ByteLength`], and [`QuantError::NoEncoder`].
+    /// The errors of [`row_bytes`](Self::row_bytes), [`QuantError::ByteLength`], and
+    /// [`QuantError::NoEncoder`].
     pub fn quantize_row(&self, values: &[f32], bytes: &mut [u8]) -> Result<(), QuantError> {
         self.check_bytes(values.len(), bytes.len())?;
         let quantize = self.quantize.ok_or(QuantError::NoEncoder(self.ty))?;
@@ -198,11 +201,12 @@ impl Format {
         Ok(())
     }
 
-    /// Encodes a row as ggml does with an importance matrix: `importance` has a number for each value, the mean square of what
-    /// it is multiplied with.
+    /// Encodes a row as ggml does with an importance matrix: `importance` has one number per value, the mean
+    /// square of the inputs multiplied by it.
     ///
     /// # Errors
-    /// Those of [`row_bytes`](Self::row_bytes), [`QuantError::ByteLength`], and [`QuantError::ImportanceLength`].
+    /// The errors of [`row_bytes`](Self::row_bytes), [`QuantError::ByteLength`], and
+    /// [`QuantError::ImportanceLength`].
     pub fn quantize_row_weighted(
         &self,
         values: &[f32],
@@ -221,7 +225,7 @@ impl Format {
     }
 }
 
-/// The format of a tensor type, if there is one.
+/// Returns the format of a tensor type, if there is one.
 pub fn format(ty: TensorType) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.ty == ty)
 }
@@ -229,7 +233,7 @@ pub fn format(ty: TensorType) -> Option<&'static Format> {
 /// Decodes a row of any format; see [`Format::dequantize_row`].
 ///
 /// # Errors
-/// [`QuantError::UnsupportedType`], and those of [`Format::dequantize_row`].
+/// [`QuantError::UnsupportedType`], and the errors of [`Format::dequantize_row`].
 pub fn dequantize_row(ty: TensorType, bytes: &[u8], out: &mut [f32]) -> Result<(), QuantError> {
     Format::of(ty)?.dequantize_row(bytes, out)
 }
@@ -237,7 +241,7 @@ pub fn dequantize_row(ty: TensorType, bytes: &[u8], out: &mut [f32]) -> Result<(
 /// Encodes a row in any format; see [`Format::quantize_row`].
 ///
 /// # Errors
-/// [`QuantError::UnsupportedType`], and those of [`Format::quantize_row`].
+/// [`QuantError::UnsupportedType`], and the errors of [`Format::quantize_row`].
 pub fn quantize_row(ty: TensorType, values: &[f32], bytes: &mut [u8]) -> Result<(), QuantError> {
     Format::of(ty)?.quantize_row(values, bytes)
 }

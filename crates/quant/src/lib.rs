@@ -1,10 +1,10 @@
 //! The numbers: every block format that the engine computes with, as stored in GGUF files.
 //!
-//! A *block* is the unit a tensor row is cut into: a few scales and the packed weights they belong to. Each format is
-//! one file under [`formats`], with the block's layout, its parts, its decoder and its encoder, and one row in
-//! [`for_each_format`]. Decoding and encoding reproduce ggml's reference code bit for bit, so that a file quantized here
-//! equals one quantized there. Products of blocks with activations belong to the executors, which
-//! lay the [parts of blocks](QuantBlock::parts) out for their own kernels.
+//! A *block* is the unit into which a tensor row is divided: a few scales and the packed weights that they
+//! apply to. Each format is one file under [`formats`], with the block's layout, its parts, its decoder and
+//! its encoder, and one row in [`for_each_format`]. Decoding and encoding reproduce ggml's reference code bit
+//! for bit, so that a file quantized here equals one quantized there. Products of blocks with activations
+//! belong to the executors, which arrange the [parts of blocks](QuantBlock::parts) for their own kernels.
 //!
 //! ```
 //! use tokenmill_gguf::TensorType;

@@ -1,25 +1,25 @@
-//! The searches for scales and minima that the K-formats are quantized with.
+//! The searches for scales and minima in the encoders of the K-formats.
 //!
-//! They are the algorithms of ggml's reference quantizer: try a range of scales, keep the one with the least weighted
-//! squared error. Several formats share each, hence one file. Invariant: every float operation happens in the
-//! reference's order and precision, without fused multiply-add, because a file quantized here must equal one quantized
-//! there to the bit.
+//! They are the algorithms of ggml's reference quantizer: try a range of scales, keep the one with the least
+//! weighted squared error. Several formats share each. Invariant: every float operation happens in the
+//! reference's order and precision, without fused multiply-add, because a file quantized here must equal one
+//! quantized there to the bit.
 //!
 //! Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`nearest_int`, `make_qx_quants`, `make_q3_quants`,
 //! `make_qkx2_quants`, `make_qkx3_quants`, `make_qp_quants`).
 
-/// Below this, a group of weights counts as all zero.
+/// Groups with only smaller values count as all zero.
 pub(crate) const GROUP_MAX_EPS: f32 = 1e-15;
 
-/// Rounds to the nearest integer, ties to even, for magnitudes below 2^22: the sum with 1.5 * 2^23 has no room for a
-/// fraction, so the rounded integer is in the low bits of its mantissa.
+/// Rounds to the nearest integer, ties to even, for magnitudes below 2^22: the sum with 1.5 * 2^23 has no
+/// room for a fraction, so the rounded integer is in the low bits of its mantissa.
 #[inline(always)]
 pub(crate) fn nearest_int(value: f32) -> i32 {
     let bits = (value + 12_582_912.0).to_bits();
     (bits & 0x007f_ffff) as i32 - 0x0040_0000
 }
 
-/// The value of greatest magnitude, the first of equals, as (magnitude, value).
+/// Returns the value of largest magnitude, the first among equals, as (magnitude, value).
 pub(crate) fn greatest_magnitude(values: &[f32]) -> (f32, f32) {
     let mut greatest = (0.0, 0.0);
     for &x in values {
@@ -30,8 +30,8 @@ pub(crate) fn greatest_magnitude(values: &[f32]) -> (f32, f32) {
     greatest
 }
 
-/// Weighted sums over a group: of weight * value * quant, and of weight * quant^2. Their quotient is the best scale for
-/// these quants.
+/// Weighted sums over a group: weight * value * quant, and weight * quant^2. Their quotient is the best scale
+/// for these quants.
 #[derive(Clone, Copy, Default)]
 struct Fit {
     value_quant: f32,
@@ -56,20 +56,21 @@ impl Fit {
     }
 }
 
-/// The weights of values where nothing is known of them: their squares.
+/// Returns the default weights of values: their squares.
 pub(crate) fn squares<const N: usize>(values: &[f32; N]) -> [f32; N] {
     values.map(|x| x * x)
 }
 
-/// Scales that [`search_symmetric`] tries: nine smaller than the obvious one, that one, and nine larger.
+/// Number of scales that [`search_symmetric`] tries: nine smaller than the initial one, that one, and nine
+/// larger.
 const N_TRIES: usize = 19;
-/// The obvious one.
+/// Index of the initial one.
 const OBVIOUS: usize = 9;
-/// The same, filled up to whole vectors.
+/// The same number, rounded up to whole vectors.
 const N_LANES: usize = 20;
 
-/// Finds a signed scale for `-bound..bound` by trying 18 others around the obvious one. `quants` are written with `bound`
-/// added; of a group of zeros they are 0.
+/// Finds a signed scale for `-bound..bound` by trying 18 others around the initial one. `quants` are written
+/// with `bound` added; for a group of zeros they are 0.
 pub(crate) fn search_symmetric(bound: i32, values: &[f32], weights: &[f32], quants: &mut [i8]) -> f32 {
     let (magnitude, extreme) = greatest_magnitude(values);
     if magnitude < GROUP_MAX_EPS {
@@ -80,7 +81,8 @@ pub(crate) fn search_symmetric(bound: i32, values: &[f32], weights: &[f32], quan
     let inverse_of =
         |try_idx: usize| -(bound as f32 + 0.1 * (try_idx as i32 - OBVIOUS as i32) as f32) / extreme;
     let inverses: [f32; N_LANES] = std::array::from_fn(inverse_of);
-    // All scales are tried side by side: each sum keeps its order, and the sums of several scales are a vector.
+    // All scales are tried in parallel: each sum keeps its order, and the sums of several scales form a
+    // vector.
     let (mut value_quants, mut quant_quants) = ([0.0; N_LANES], [0.0; N_LANES]);
     for (&x, &weight) in values.iter().zip(weights) {
         let weighted = weight * x;
@@ -162,10 +164,10 @@ pub(crate) fn search_coordinates(bound: i32, values: &[f32], quants: &mut [i8]) 
     if fit.quant_quant > 0.0 { fit.scale() } else { 0.0 }
 }
 
-/// Finds a scale for quants in `0..=max_quant` of values that are not negative: the best of nine around the obvious one, then one
-/// quant at a time is moved while that lowers the error.
+/// Finds a scale for quants in `0..=max_quant` of non-negative values: the best of nine around the initial
+/// one; then one quant at a time is moved while that lowers the error.
 ///
-/// Where a value is negative nonetheless, its quant wraps around, as in the reference.
+/// If a value is negative nevertheless, its quant wraps around, as in the reference.
 pub(crate) fn search_positive(max_quant: i32, values: &[f32], weights: &[f32], quants: &mut [u8]) -> f32 {
     let max = values.iter().fold(0.0, |max, &x| if max > x { max } else { x });
     if max < GROUP_MAX_EPS {
@@ -218,7 +220,7 @@ pub(crate) fn search_positive(max_quant: i32, values: &[f32], weights: &[f32], q
     if fit.quant_quant > 0.0 { fit.scale() } else { 0.0 }
 }
 
-/// The weighted squared error of quants with a scale.
+/// Returns the weighted squared error of quants with a scale.
 #[inline(always)]
 fn squared_error(values: &[f32], weights: &[f32], scale: f32, quant: impl Fn(f32) -> f32) -> f32 {
     let mut error = 0.0;
@@ -229,24 +231,24 @@ fn squared_error(values: &[f32], weights: &[f32], scale: f32, quant: impl Fn(f32
     error
 }
 
-/// Which scales [`search_with_min`] tries, and how it measures the error.
+/// The scales that [`search_with_min`] tries, and its error measure.
 pub(crate) struct MinSearch {
-    /// The greatest quant.
+    /// The largest quant.
     pub(crate) max_quant: i32,
-    /// Offset to `max_quant` of the first inverse scale tried.
+    /// Offset of the first inverse scale, relative to `max_quant`.
     pub(crate) first: f32,
-    /// Distance from one to the next.
+    /// Difference between consecutive ones.
     pub(crate) step: f32,
-    /// How many follow the first.
+    /// Number of scales after the first.
     pub(crate) n_steps: i32,
-    /// How a deviation counts.
+    /// The measure of deviations.
     pub(crate) error: ErrorMeasure,
-    /// How quants come to lie in their range.
+    /// How quants are limited to their range.
     pub(crate) rounding: Rounding,
 }
 
 impl MinSearch {
-    /// The search where an importance matrix gives the weights.
+    /// Returns the search for weights from an importance matrix.
     pub(crate) const fn weighted(max_quant: i32) -> Self {
         Self {
             max_quant,
@@ -259,33 +261,33 @@ impl MinSearch {
     }
 }
 
-/// How quants come to lie in their range. The two differ for values that are too great for [`nearest_int`].
+/// How quants are limited to their range. The two differ for values too large for [`nearest_int`].
 #[derive(Clone, Copy)]
 pub(crate) enum Rounding {
-    /// Values are rounded, then clamped.
+    /// Round, then clamp.
     ThenClamp,
-    /// Values are clamped, then rounded.
+    /// Clamp, then round.
     OfClamped,
 }
 
-/// How a deviation counts.
+/// The measure of deviations.
 #[derive(Clone, Copy)]
 pub(crate) enum ErrorMeasure {
-    /// By its magnitude.
+    /// The magnitude.
     Absolute,
-    /// By its square.
+    /// The square.
     Squared,
 }
 
-/// A scale and a minimum: a quant `q` stands for `scale * q - min`.
+/// A scale and a minimum: the value of quant `q` is `scale * q - min`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ScaleMin {
     pub(crate) scale: f32,
     pub(crate) min: f32,
 }
 
-/// Finds a scale and a minimum for quants in `0..=max_quant`. The minimum stored is never negative, so zero stays
-/// representable. `N` values, weighted by `weights`.
+/// Finds a scale and a minimum for quants in `0..=max_quant`. The stored minimum is never negative, so zero
+/// stays representable. There are `N` values, weighted by `weights`.
 pub(crate) fn search_with_min<const N: usize>(
     search: &MinSearch,
     values: &[f32; N],
@@ -317,7 +319,7 @@ pub(crate) fn search_with_min<const N: usize>(
         };
     }
     let range = max - min;
-    // The reference quantizes against the best minimum found up to here, which a better fit below moves.
+    // The reference quantizes against the best minimum so far, which a better fit below changes.
     let quantize = |inverse: f32, min: f32| {
         let mut tried = [0; N];
         for (q, &x) in tried.iter_mut().zip(values) {

@@ -1,12 +1,13 @@
 //! Decoding with the best instruction set.
 //!
-//! It is the scalar code of the formats compiled once more for AVX2, where the vectorizer does well. Since no float
-//! operation is reordered or fused, the bits are those of scalar code. On 64-bit ARM the vectorizer has Advanced SIMD anyway.
+//! It is the scalar code of the formats, compiled again for AVX2, where the vectorizer does well. Since no
+//! float operation is reordered or fused, the bits equal those of scalar code. On 64-bit ARM the vectorizer
+//! always has Advanced SIMD.
 
 use crate::block::dequantize_blocks;
 use crate::{Block, CpuFeatures};
 
-/// Decodes whole blocks; `out` has exactly their values.
+/// Decodes whole blocks; the length of `out` matches exactly.
 #[cfg_attr(
     not(target_arch = "x86_64"),
     expect(unused_variables, reason = "there is a variant for x86-64 only")
@@ -14,7 +15,7 @@ use crate::{Block, CpuFeatures};
 pub(crate) fn dequantize<B: Block>(features: CpuFeatures, blocks: &[B], out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if !features.is_scalar() {
-        // SAFETY: `CpuFeatures` holds only what was detected, and each of its instruction sets includes AVX2.
+        // SAFETY: `CpuFeatures` holds only detected instruction sets, and each of them includes AVX2.
         return unsafe { dequantize_avx2(blocks, out) };
     }
     dequantize_blocks(blocks, out);

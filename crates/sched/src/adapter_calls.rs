@@ -1,7 +1,7 @@
-//! Adapters as callers see them: added, lent once more with another strength, and removed while requests run.
+//! The callers' side of adapters: adding one, copying one with another strength, and removing one while
+//! requests run.
 //!
-//! A part of [`Engine`] that stands apart because most callers never have an adapter. Invariant: a request is accepted with an adapter
-//! only between its addition and its removal.
+//! Part of [`Engine`]. Invariant: a request may name an adapter only between its addition and its removal.
 
 use std::hash::Hasher;
 
@@ -21,7 +21,7 @@ use crate::{
     sync::{Arc, mpsc},
 };
 
-/// A hash of an adapter's matrices (SipHash 2-4), the same in every process and in every build.
+/// Returns a hash of an adapter's matrices (SipHash 2-4), the same in every process and every build.
 fn hash_of(adapter: &Adapter) -> u64 {
     #[expect(deprecated, reason = "as where it is imported")]
     let mut hasher = SipHasher::new();
@@ -44,13 +44,14 @@ fn hash_of(adapter: &Adapter) -> u64 {
 }
 
 impl Engine {
-    /// Loads an adapter, whose changes are multiplied by `strength`, and waits until requests can have it:
-    /// [`GenerateParams::adapter`](crate::GenerateParams::adapter). Requests that run continue.
+    /// Loads an adapter, whose changes are multiplied by `strength`, and waits until requests can use it
+    /// through [`GenerateParams::adapter`](crate::GenerateParams::adapter). Running requests continue.
     ///
     /// # Errors
-    /// [`EngineError::Adapter`] where it does not fit the model or the device, or that the engine ends.
+    /// [`EngineError::Adapter`] if it does not fit the model or the device, or an error that the engine has
+    /// ended.
     pub fn add_adapter(&self, adapter: Arc<Adapter>, strength: f32) -> Result<AdapterId, EngineError> {
-        // Here, and not on the engine's thread: there may be many bytes.
+        // Hash here rather than on the engine's thread, because there may be many bytes.
         let matrices = (self.config().page_store.as_ref()).map(|_| hash_of(&adapter));
         self.order_adapter(|id, reply| AdapterCommand::Add {
             id,
@@ -61,7 +62,7 @@ impl Engine {
         })
     }
 
-    /// Makes another adapter of the matrices of `from`, with a strength of its own.
+    /// Creates another adapter from the matrices of `from`, with its own strength.
     ///
     /// # Errors
     /// As [`Self::add_adapter`]; [`EngineError::UnknownAdapter`].
@@ -74,7 +75,8 @@ impl Engine {
         })
     }
 
-    /// Takes no more requests with an adapter. Those that have it end with it; then its memory and its cached pages are given back.
+    /// Accepts no more requests with an adapter. Requests that use it finish; then its memory and its cached
+    /// pages are released.
     ///
     /// # Errors
     /// [`EngineError::UnknownAdapter`].
@@ -86,7 +88,7 @@ impl Engine {
         }
     }
 
-    /// The adapters of requests that did not end yet.
+    /// Returns the adapters of unfinished requests.
     pub fn adapters_in_use(&self) -> AdaptersInUse {
         self.board().adapters_in_use()
     }
@@ -98,7 +100,7 @@ impl Engine {
         let (reply, done) = mpsc::channel();
         let id = AdapterId::new(self.mailbox().next_adapter());
         self.mailbox().post(Command::Adapter(command(id, reply)));
-        // Without an answer the engine has ended.
+        // No reply means that the engine has ended.
         done.recv().map_err(|_| EngineError::Stopped)??;
         self.mailbox().offer_adapter(id);
         Ok(id)

@@ -1,7 +1,8 @@
-//! Adapters as the engine's thread sees them: taken to the executor, and given back once no sequence has them.
+//! The engine thread's side of adapters: uploading them to the executor, and releasing them when no sequence
+//! uses them.
 //!
-//! A part of [`Core`] and [`Scheduler`] that stands apart because most engines never have an adapter. Invariant: the executor forgets
-//! an adapter only when no sequence has it, no request that waits for its pages has it, and no step is in flight.
+//! Part of [`Core`] and [`Scheduler`]. Invariant: the executor releases an adapter only when no sequence uses
+//! it, no request waiting for stored pages uses it, and no step is in flight.
 
 use tokenmill_backend::{AdapterError, AdapterId};
 
@@ -15,7 +16,7 @@ use crate::{
     sequence::Stage,
 };
 
-/// Time between two steps in which weights of adapters are uploaded, microseconds. The last of them may go beyond.
+/// Time for uploading adapter weights between two steps, in microseconds. The last upload may exceed it.
 const SHARE_US: u64 = 2000;
 
 impl Core {
@@ -65,12 +66,12 @@ impl Core {
 
     fn answer(&mut self, reply: &Reply, done: Result<(), AdapterError>) {
         self.adapters.n_loaded += usize::from(done.is_ok());
-        // Whoever asked may wait no more.
+        // The caller may have stopped waiting.
         let _ = reply.send(done);
     }
 
-    /// Uploads some weights of an adapter: between two steps for about [`SHARE_US`], so that running sequences continue meanwhile.
-    /// Returns whether there was one.
+    /// Uploads some weights of an adapter: between two steps for about [`SHARE_US`], so that running
+    /// sequences continue. Returns whether an adapter was being uploaded.
     pub(crate) fn bring_adapters(&mut self, clock: &dyn Fn() -> u64) -> bool {
         let Some(mut coming) = self.adapters.coming.pop_front() else {
             return false;
@@ -99,7 +100,7 @@ impl Core {
         true
     }
 
-    /// Gives back what belongs to adapters that no request has any more.
+    /// Releases adapters that no request uses any more.
     pub(crate) fn let_adapters_go(&mut self) {
         if self.adapters.leaving.is_empty() || self.has_step_in_flight() {
             return;
@@ -120,14 +121,14 @@ impl Core {
         self.board.publish_adapters(self.adapters_in_use());
     }
 
-    /// Lets others see which adapters are in use, where there are any.
+    /// Publishes which adapters are in use, if there are any.
     pub(crate) fn publish_adapters(&self) {
         if self.adapters.n_loaded > 0 {
             self.board.publish_adapters(self.adapters_in_use());
         }
     }
 
-    /// The adapters of all requests.
+    /// Returns the adapters of all requests.
     fn adapters_in_use(&self) -> AdaptersInUse {
         let mut in_use = self.scheduler.adapters_in_use();
         in_use.waiting.extend(self.kept_back_adapters());
@@ -136,7 +137,7 @@ impl Core {
         in_use
     }
 
-    /// The adapters of requests that wait for their pages, and of the pages on their way.
+    /// Returns the adapters of requests waiting for stored pages, and of pages being fetched.
     fn kept_back_adapters(&self) -> Vec<AdapterId> {
         let open = (self.outside.iter()).flat_map(|outside| &outside.fetches.open);
         let of_fetch = |fetch: &Fetch| {
@@ -144,7 +145,7 @@ impl Core {
                 .submissions()
                 .filter_map(|submission| submission.job.adapter());
             let mut ids: Vec<AdapterId> = of_requests.collect();
-            // The request that the fetch began with may have been cancelled.
+            // The request that started the fetch may have been cancelled.
             ids.extend(fetch.stored.prefix.adapter);
             ids
         };
@@ -153,17 +154,17 @@ impl Core {
 }
 
 impl Scheduler {
-    /// The adapter of a sequence.
+    /// Returns the adapter of a sequence.
     pub(crate) fn adapter_of(&self, id: SeqId) -> Option<AdapterId> {
         self.sequences.get(id)?.adapter
     }
 
-    /// Whether a sequence has an adapter.
+    /// Returns whether a sequence uses an adapter.
     pub(crate) fn uses_adapter(&self, adapter: AdapterId) -> bool {
         (self.sequences.iter()).any(|(_, sequence)| sequence.adapter == Some(adapter))
     }
 
-    /// The adapters of all sequences.
+    /// Returns the adapters of all sequences.
     pub(crate) fn adapters_in_use(&self) -> AdaptersInUse {
         let mut in_use = AdaptersInUse::default();
         for (_, sequence) in self.sequences.iter() {
@@ -180,7 +181,7 @@ impl Scheduler {
         in_use
     }
 
-    /// Drops the cached pages of an adapter, and the answers that were given with it.
+    /// Drops the cached pages of an adapter, and the answers given with it.
     pub(crate) fn forget_adapter(&mut self, adapter: AdapterId) {
         self.answers.forget_adapter(adapter);
         for group in &mut self.groups {

@@ -1,7 +1,8 @@
-//! Adapters in the engine: what is asked of its thread, and what it knows of them.
+//! Adapters in the engine: commands to its thread, and the thread's records.
 //!
-//! Plain data, separate from the two sides of the mailbox, `adapter_calls.rs` and `adapter_changes.rs`. Invariants: an id is given
-//! once; pages computed with an adapter are found by no other, and go when it goes.
+//! Plain data for the two sides of the mailbox, `adapter_calls.rs` and `adapter_changes.rs`. Invariants: an
+//! id is never reused; pages computed with an adapter are found only with that adapter, and are dropped with
+//! it.
 
 use std::{collections::VecDeque, num::NonZeroU32};
 
@@ -9,14 +10,14 @@ use tokenmill_backend::{Adapter, AdapterError, AdapterId};
 
 use crate::sync::{Arc, mpsc};
 
-/// What a caller wants done with adapters.
+/// A command about adapters.
 #[derive(Debug)]
 pub(crate) enum AdapterCommand {
     Add {
         id: AdapterId,
         adapter: Arc<Adapter>,
         strength: f32,
-        /// A hash of the matrices, where pages are kept outside.
+        /// A hash of the matrices, if the engine has a page store.
         matrices: Option<u64>,
         reply: Reply,
     },
@@ -26,38 +27,38 @@ pub(crate) enum AdapterCommand {
         strength: f32,
         reply: Reply,
     },
-    /// No later request has it.
+    /// Removes an adapter; no later request uses it.
     Remove(AdapterId),
 }
 
 pub(crate) type Reply = mpsc::Sender<Result<(), AdapterError>>;
 
-/// The adapters of requests that did not end yet, each once.
+/// The adapters of unfinished requests, each once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdaptersInUse {
-    /// Those of sequences that take part in steps.
+    /// Adapters of sequences that take part in steps.
     pub running: Vec<AdapterId>,
-    /// Those of sequences that wait.
+    /// Adapters of waiting sequences.
     pub waiting: Vec<AdapterId>,
 }
 
-/// The adapters that the engine's thread knows of.
+/// The adapters known to the engine's thread.
 #[derive(Debug, Default)]
 pub(crate) struct CoreAdapters {
-    /// On their way to the executor, the first of them in part.
+    /// Adapters being uploaded; the first may be partly uploaded.
     pub(crate) coming: VecDeque<ComingAdapter>,
-    /// Removed, but some sequence may still have it.
+    /// Removed adapters that some sequence may still use.
     pub(crate) leaving: Vec<AdapterId>,
     pub(crate) n_loaded: usize,
 }
 
-/// An adapter of which some weights are uploaded.
+/// An adapter with some weights uploaded.
 #[derive(Debug)]
 pub(crate) struct ComingAdapter {
     pub(crate) id: AdapterId,
     pub(crate) adapter: Arc<Adapter>,
     pub(crate) strength: f32,
-    /// Weights that are uploaded.
+    /// Number of uploaded weights.
     pub(crate) n_done: usize,
     pub(crate) reply: Reply,
 }

@@ -1,8 +1,7 @@
-//! Admission: which waiting sequence starts, and which cached pages it starts from.
+//! Admission: decides which waiting sequence starts, and from which cached pages.
 //!
-//! A part of [`Scheduler`] that stands apart because it is the one place that looks for pages computed before.
-//! Invariant: a sequence that begins finds at least one page available for each running sequence, so that
-//! admission does not cause the next preemption.
+//! Part of [`Scheduler`]; only admission looks for pages computed before. Invariant: a sequence starts only
+//! if one page per running sequence stays available, so that admission does not cause the next preemption.
 
 use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageGroup};
 
@@ -15,30 +14,30 @@ use crate::{
     sequence::{MissReason, Rank, Stage},
 };
 
-/// Sequences that may be in prefill at a time even when the first of them takes the whole step.
+/// Maximum number of sequences in prefill, even if the first of them takes the whole step.
 const MAX_PREFILLS: usize = 8;
 
-/// How a waiting sequence would begin.
+/// How a waiting sequence would start.
 #[derive(Clone, Copy, Debug)]
 struct Start {
     source: Source,
     /// Available pages of each group that it takes now or by the end of its prefill.
     n_pages: [usize; PageGroup::ALL.len()],
-    /// Available slots of recurrent state it takes.
+    /// Available state slots that it takes.
     n_states: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Source {
-    /// From pages of the prefix cache, perhaps none.
+    /// From pages of the prefix cache, possibly none.
     Cache(Reuse),
-    /// From the pages of the sequence that it is a fork of.
+    /// From the pages of the sequence that it was forked from.
     Fork(SeqId),
 }
 
 impl Scheduler {
-    /// Starts waiting sequences and resumes those whose consumers have caught up, in the order of rank, while there is
-    /// room. The first that finds none keeps those after it waiting, so that large requests are not passed over for ever.
+    /// Starts waiting sequences, and resumes paused ones with caught-up consumers, in rank order while there
+    /// is room. The first one without room blocks those after it, so that large requests do not starve.
     pub(crate) fn admit(&mut self, budget: StepBudget, plan: &mut StepPlan) {
         loop {
             let has_seat = self.running.len() < self.config.max_running;
@@ -78,13 +77,14 @@ impl Scheduler {
         }
     }
 
-    /// Of the paused sequences whose consumers have caught up, the first in rank.
+    /// Returns the first paused sequence in rank order with a caught-up consumer.
     fn first_ready(&self) -> Option<(Rank, SeqId)> {
         let ready = self.paused.iter().filter(|&&id| !self.sequences[id].wants_pause);
         ready.map(|&id| (self.sequences[id].rank, id)).min()
     }
 
-    /// Whether another prefill would get tokens in this step, or should at least line up for the next.
+    /// Returns whether another prefill would get tokens in this step, or should at least be ready for the
+    /// next.
     fn has_prefill_room(&self, budget: StepBudget) -> bool {
         let (mut n_decode, mut n_prefills, mut n_tokens) = (0, 0, 0);
         for &id in &self.running {
@@ -105,7 +105,7 @@ impl Scheduler {
         if let Some(leader) = self.fork_source(id) {
             let sequence = &self.sequences[id];
             for (n_pages, group) in n_pages.iter_mut().zip(&self.groups) {
-                // The pages are shared; the one written next is copied.
+                // The pages are shared; the page that is written next is copied.
                 let n_left = group.pages_needed(sequence.tokens.len());
                 *n_pages = n_left - group.pages_needed(sequence.n_reusable()) + 1;
             }
@@ -136,7 +136,7 @@ impl Scheduler {
         }
     }
 
-    /// Its own slot, and the snapshot that it would read.
+    /// Returns the state slots needed: its own, and the snapshot that it would read.
     fn states_needed(&self, id: SeqId, reuse: Reuse) -> usize {
         let states = &self.pool().states;
         let snapshot = reuse
@@ -146,8 +146,8 @@ impl Scheduler {
         usize::from(states.is_used()) + usize::from(snapshot.is_some_and(|key| states.is_idle(key)))
     }
 
-    /// The sequence whose pages `id` can share at this moment. A recurrent state cannot be shared, so that forks of such models
-    /// begin from the cache.
+    /// Returns the sequence whose pages `id` can share now. Recurrent states cannot be shared, so forks of
+    /// such models begin from the cache.
     fn fork_source(&self, id: SeqId) -> Option<SeqId> {
         if self.pool().states.is_used() {
             return None;
@@ -159,13 +159,13 @@ impl Scheduler {
             let shared_pages = group.first_visible_page(n_shared)..n_shared.div_ceil(PAGE_TOKENS);
             (pages.get(shared_pages)).is_some_and(|pages| !pages.contains(&ForwardBatch::UNMAPPED_PAGE))
         });
-        // A sequence that was preempted or shifted has tokens of its own and goes its own way.
+        // A preempted or shifted sequence has its own tokens and is computed separately.
         let is_shifted = self.sequences[id].n_dropped > 0 || leader.n_dropped > 0;
         let is_same_prompt = !is_shifted && self.sequences[id].tokens.len() == leader.n_prompt;
         (leader.n_committed >= n_shared && is_whole && is_same_prompt).then_some(leader_id)
     }
 
-    /// The longest prefix of a sequence that the cache holds.
+    /// Returns the longest prefix of a sequence that the cache holds.
     fn cached_prefix(&mut self, id: SeqId) -> Reuse {
         if !self.sequences[id].uses_prefix_cache {
             return Reuse::default();
@@ -183,7 +183,7 @@ impl Scheduler {
         pool.find(sequence.page_keys[page_idx], tokens)
     }
 
-    /// Computes the keys of a sequence's first `n_pages` pages, where they are not known yet.
+    /// Computes the keys of a sequence's first `n_pages` pages that are not known yet.
     pub(crate) fn ensure_page_keys(&mut self, id: SeqId, n_pages: usize) {
         let sequence = &mut self.sequences[id];
         let mut keys = std::mem::take(&mut sequence.page_keys);
@@ -226,8 +226,8 @@ impl Scheduler {
         self.enter_running(id);
     }
 
-    /// Shares all pages that hold the leader's prompt but for its last token, which every fork computes itself, for
-    /// each samples its own continuation.
+    /// Shares all pages of the leader's prompt except its last token. Every fork computes that token itself,
+    /// because each samples its own continuation.
     fn share_pages(&mut self, id: SeqId, leader: SeqId) -> (usize, usize) {
         let n_tokens = self.sequences[id].n_reusable();
         let mut tables = std::mem::take(&mut self.sequences[id].tables);
@@ -254,11 +254,11 @@ impl Scheduler {
         (reuse.n_pages * PAGE_TOKENS, reuse.n_pages)
     }
 
-    /// Gives a sequence that begins after `n_pages` pages its slot, and the snapshot there.
+    /// Gives a sequence that begins after `n_pages` pages its state slot, and the snapshot there.
     fn take_state(&mut self, id: SeqId, n_pages: usize) {
         let sequence = &mut self.sequences[id];
         let states = &mut self.groups[0].pool.states;
-        // The snapshot first, so that room is not made of it.
+        // Retain the snapshot first, so that it is not evicted to make room.
         let snapshot = n_pages.checked_sub(1).map(|last| sequence.page_keys[last]);
         sequence.state_from = snapshot.map(|key| states.retain(key));
         sequence.state = states.allocate();

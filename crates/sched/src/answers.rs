@@ -1,8 +1,9 @@
-//! [`Answers`]: answers that were given before, by which the same answer is guessed when it is asked for again.
+//! [`Answers`]: earlier answers, from which the same answer is drafted when it is requested again.
 //!
-//! Separate because it is all that a request's drafts take from other requests, so what it shows of them is decided here. An answer is
-//! found by a name that stands for its whole prompt, the domain of the prefix cache that it lies in, and its [`Manner`](crate::Manner). So whoever finds it would compute the same tokens without it. Invariants: nothing is kept that has no
-//! such name; what is kept counts no more than its bound.
+//! This is all that a request's drafts take from other requests, so what they can reveal is decided here. An
+//! answer's name covers its whole prompt, its domain of the prefix cache, and its [`Manner`](crate::Manner).
+//! A request that finds it would therefore generate the same tokens without it. Invariants: an answer without
+//! such a name is not kept; the kept answers stay within the bound.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,10 +11,10 @@ use tokenmill_backend::AdapterId;
 
 use crate::{prefix::PageKey, sync::Arc};
 
-/// What is kept at most: tokens, and [`ENTRY_TOKENS`] for each answer.
+/// Maximum size of the kept answers: their tokens, plus [`ENTRY_TOKENS`] per answer.
 const MAX_KEPT_TOKENS: usize = 1 << 18;
 
-/// What an answer takes besides its tokens, in tokens of 4 bytes.
+/// Overhead of an answer besides its tokens, in tokens of 4 bytes.
 const ENTRY_TOKENS: usize = 48;
 
 /// The name of an answer.
@@ -21,31 +22,31 @@ const ENTRY_TOKENS: usize = 48;
 pub(crate) struct AnswerName(PageKey);
 
 impl AnswerName {
-    /// The answer that [`PrefixHasher::name_answer`](crate::prefix::PrefixHasher::name_answer) has named.
+    /// Wraps a name from [`PrefixHasher::name_answer`](crate::prefix::PrefixHasher::name_answer).
     pub(crate) fn new(name: PageKey) -> Self {
         Self(name)
     }
 }
 
-/// An answer and where it comes from.
+/// An answer with its origin.
 #[derive(Debug)]
 struct Kept {
     tokens: Arc<[u32]>,
     /// The first page of its prompt.
     first_page: PageKey,
     adapter: Option<AdapterId>,
-    /// Its place in the order in which answers were given.
+    /// Sequence number of the answer.
     age: u64,
 }
 
-/// Answers by their names.
+/// The kept answers by name.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     kept: HashMap<AnswerName, Kept>,
-    /// The oldest first.
+    /// Names by age, oldest first.
     by_age: BTreeMap<u64, AnswerName>,
     next_age: u64,
-    /// What is kept, as its bound counts it.
+    /// Size of the kept answers, as the bound counts it.
     n_tokens: usize,
 }
 
@@ -54,7 +55,8 @@ impl Answers {
         self.kept.get(&name).map(|kept| Arc::clone(&kept.tokens))
     }
 
-    /// Keeps an answer in the place of the one of its name, unless that begins with it; then that one is as new.
+    /// Keeps an answer, replacing the one with the same name. If the old answer begins with the new one, the
+    /// old one is kept and counts as new.
     pub(crate) fn keep(
         &mut self,
         name: AnswerName,
@@ -100,7 +102,7 @@ impl Answers {
         }
     }
 
-    /// Forgets the answers to prompts that begin with a page.
+    /// Drops the answers to prompts that begin with a page.
     pub(crate) fn forget_first_page(&mut self, first_page: PageKey) {
         self.forget_where(|kept| kept.first_page == first_page);
     }
@@ -116,7 +118,7 @@ impl Answers {
     /// Checks the invariants.
     ///
     /// # Panics
-    /// When one does not hold.
+    /// If one does not hold.
     pub(crate) fn assert_consistent(&self) {
         let n_tokens: usize = (self.kept.values())
             .map(|kept| kept.tokens.len() + ENTRY_TOKENS)
@@ -178,7 +180,7 @@ mod tests {
         assert_eq!(numbers(&answers), [6]);
         keep(&mut answers, 7, &vec![7; MAX_KEPT_TOKENS - ENTRY_TOKENS + 1]);
         assert_eq!(numbers(&answers), [6], "it fits in no case");
-        // Many short ones are bounded, too.
+        // Many short answers are bounded, too.
         for number in 10..2 * MAX_KEPT_TOKENS / ENTRY_TOKENS {
             answers.keep(name(number as u128), &[1], PageKey::from_number(0), None);
         }

@@ -1,11 +1,11 @@
-//! [`Arena`]: the sequences that exist, by [`SeqId`].
+//! [`Arena`]: the existing sequences, by [`SeqId`].
 //!
-//! Separate because ids outlive what they name: a step that is still in flight names sequences that have ended since.
-//! Invariant: an id never names another sequence than the one it was made for.
+//! Ids outlive their sequences: a step in flight may refer to sequences that have ended. Invariant: an id
+//! never refers to another sequence than the one it was created for.
 
 use std::fmt;
 
-/// Names a sequence for as long as the engine lives; ids are never reused.
+/// Identifies a sequence for the lifetime of the engine; ids are never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SeqId {
     slot: u32,
@@ -13,7 +13,7 @@ pub struct SeqId {
 }
 
 impl SeqId {
-    /// Index of the sequence's place; small, and reused after the sequence ends.
+    /// Returns the index of the sequence's slot; small, and reused after the sequence ends.
     pub fn slot(self) -> usize {
         self.slot as usize
     }

@@ -1,7 +1,7 @@
-//! From a [`StepPlan`] to a [`ForwardBatch`]: the only place where integers become a batch.
+//! Turns a [`StepPlan`] into a [`ForwardBatch`]: the only place where integers become a batch.
 //!
-//! Separate from the scheduler, which knows no sampling parameter, and from the engine's loop, which knows no position.
-//! Invariant: the batch passes [`ForwardBatch::validate`] for the limits that the plan was made for.
+//! The scheduler knows no sampling parameters, and the engine's loop knows no positions. Invariant: the batch
+//! passes [`ForwardBatch::validate`] for the limits that the plan was made for.
 
 use std::{ops::Range, sync::Arc};
 
@@ -17,8 +17,9 @@ use crate::{
     sync,
 };
 
-/// Writes the batch of `plan` into `batch`; `params_of` gives the sampling parameters of a row that samples after so many inputs,
-/// `mask_of` its mask after so many guesses, if it is constrained (its words are copied), and `media_of` its non-token inputs.
+/// Writes the batch of `plan` into `batch`. `params_of` returns the sampling parameters of a row that samples
+/// after a number of inputs. `mask_of` returns its mask after a number of draft tokens, if it is constrained;
+/// the words are copied. `media_of` returns its non-token inputs.
 pub(crate) fn build_batch<'m>(
     scheduler: &Scheduler,
     plan: &StepPlan,
@@ -89,7 +90,7 @@ pub(crate) fn build_batch<'m>(
     }
 }
 
-/// Puts inputs in the place of the newest sequence's tokens, whose positions are `positions`.
+/// Replaces the newest sequence's tokens at `positions` with non-token inputs.
 fn put_media(media: &Media, positions: Range<usize>, batch: &mut ForwardBatch) {
     let Some(inputs) = media.span.within(&positions) else {
         return;
@@ -111,7 +112,8 @@ fn put_media(media: &Media, positions: Range<usize>, batch: &mut ForwardBatch) {
     }
 }
 
-/// Builds the record of a row that samples after a text with generated tokens at its end, `media` inside, and the guesses of `draft`.
+/// Builds the record of a sampling row: after a text that ends with generated tokens and contains `media`,
+/// and after the draft tokens in `draft`.
 fn sample_row(
     params: Arc<SamplingParams>,
     (tokens, n_generated): (&[u32], usize),
@@ -151,7 +153,8 @@ fn sample_row(
     }
 }
 
-/// Appends the newest `n_tokens` of a text, or as many as there are. Tokens in the places of `media` are not text.
+/// Appends the newest `n_tokens` of a text, or fewer if it is shorter. Tokens in the places of `media` do not
+/// count as text.
 fn extend_history(tokens: &[u32], media: &[Media], n_tokens: usize, history: &mut Vec<u32>) {
     let (mut first, mut n_left) = (tokens.len(), n_tokens);
     for Media { span, .. } in media.iter().rev() {
@@ -203,7 +206,7 @@ mod tests {
         check(&media, 9, &[8, 9, 10, 11, 15, 16, 17, 18, 19]);
         check(&media, 10, &[1, 8, 9, 10, 11, 15, 16, 17, 18, 19]);
         check(&media, usize::MAX, &[0, 1, 8, 9, 10, 11, 15, 16, 17, 18, 19]);
-        // At the end of what is known.
+        // At the end of the known tokens.
         check(&[medium(17, 20)], 2, &[15, 16]);
     }
 }

@@ -1,7 +1,7 @@
-//! [`Board`]: what the engine's thread lets others read while it runs.
+//! [`Board`]: the state that the engine's thread publishes while it runs.
 //!
-//! Separate so that readers never wait for a step: health checks are answered also when the engine hangs. Invariant:
-//! the engine's thread is the only writer.
+//! Readers never wait for a step, so health checks are answered even if the engine hangs. Invariant: the
+//! engine's thread is the only writer.
 
 use crate::{
     adapters::AdaptersInUse,
@@ -12,61 +12,63 @@ use crate::{
     sync::{AtomicU64, Mutex, Ordering},
 };
 
-/// A snapshot of the engine, taken after its last step.
+/// A snapshot of the engine after its last step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStats {
-    /// Sequences that take part in steps.
+    /// Number of sequences that take part in steps.
     pub n_running: usize,
-    /// Sequences whose consumers are behind, or have caught up and wait for a seat; they keep their pages.
+    /// Number of sequences with slow consumers, or caught up and waiting for a slot in the batch; they keep
+    /// their pages.
     pub n_paused: usize,
-    /// Sequences that wait for pages or a seat, those preempted included.
+    /// Number of sequences that wait for pages or a slot in the batch, including preempted ones.
     pub n_waiting: usize,
-    /// KV pages of the pool.
+    /// Number of KV pages in the pool.
     pub n_pages: usize,
-    /// Pages that sequences hold.
+    /// Number of pages that sequences hold.
     pub n_pages_in_use: usize,
-    /// Pages that hold nothing but the prefix cache.
+    /// Number of pages that only the prefix cache holds.
     pub n_pages_idle: usize,
-    /// Pages of the host tier in use.
+    /// Number of pages of the host tier in use.
     pub n_host_pages_used: usize,
-    /// Pages of the layers with a window, where these are a group of their own; else 0. The figures of pages above are then
-    /// those of the other layers.
+    /// Number of pages in the separate group of layers with a window, or 0 if there is none. With such a
+    /// group, the page counts above cover the other layers only.
     pub n_window_pages: usize,
-    /// Of them, those that sequences hold.
+    /// Number of those pages that sequences hold.
     pub n_window_pages_in_use: usize,
-    /// Tokens handed to callers.
+    /// Number of tokens handed to callers.
     pub generated_tokens: u64,
-    /// Samples that finished.
+    /// Number of finished samples.
     pub finished: u64,
-    /// Samples that failed.
+    /// Number of failed samples.
     pub failed: u64,
-    /// Steps that failed.
+    /// Number of failed steps.
     pub failed_steps: u64,
-    /// Rows of the drafting model that failed; nothing more is guessed by it for their sequences.
+    /// Number of failed rows of the draft model. It makes no more drafts for their sequences.
     pub failed_draft_rows: u64,
-    /// Whether the drafting model has failed so often that it guesses no more.
+    /// Whether the draft model was disabled after too many failures.
     pub has_draft_failed: bool,
-    /// Whether the drafting model is a layer of the model itself.
+    /// Whether the draft model is an MTP layer of the model itself.
     pub drafts_from_hidden: bool,
-    /// How long masks of constrained samples took.
+    /// Times of the masks of constrained samples.
     pub masks: MaskTimes,
-    /// What the scheduler has done.
+    /// Counters of the scheduler.
     pub scheduler: SchedulerCounters,
-    /// What the page pool has done.
+    /// Counters of the page pool.
     pub pool: PoolCounters,
-    /// What the pool of the layers with a window has done, where these are a group of their own.
+    /// Counters of the pool of layers with a window, if they have a separate group.
     pub window_pool: PoolCounters,
 }
 
 impl EngineStats {
-    /// The share of the pages that sequences hold, 0 to 1: that of the group which is fuller, since a sequence needs room in both.
+    /// Returns the fraction of pages that sequences hold, from 0 to 1. With two groups it is the larger
+    /// fraction, since a sequence needs room in both.
     pub fn kv_usage(&self) -> f64 {
         let share = |part: usize, whole: usize| part as f64 / whole.max(1) as f64;
         share(self.n_pages_in_use, self.n_pages).max(share(self.n_window_pages_in_use, self.n_window_pages))
     }
 }
 
-/// Figures that the core counts itself.
+/// Counters that the core keeps itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) generated_tokens: u64,
@@ -77,15 +79,15 @@ pub(crate) struct Tally {
     pub(crate) has_draft_failed: bool,
     pub(crate) drafts_from_hidden: bool,
     pub(crate) masks: MaskTimes,
-    /// Sequences that wait for their consumers before they begin.
+    /// Number of sequences that wait for their consumers before they begin.
     pub(crate) n_parked: usize,
-    /// Requests that wait for pages from a store.
+    /// Number of requests that wait for pages from a store.
     pub(crate) n_fetching: usize,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Board {
-    /// Microseconds since the engine began, at its last sign of life.
+    /// Time of the last heartbeat, in microseconds since the engine began.
     heartbeat_us: AtomicU64,
     stats: Mutex<EngineStats>,
     adapters_in_use: Mutex<AdaptersInUse>,

@@ -1,7 +1,8 @@
-//! Calls that wait for their result: `generate`, `batch_generate`, `generate_streaming`, `forward_batch` and so on.
+//! Blocking calls: `generate`, `batch_generate`, `generate_streaming`, `forward_batch` and others.
 //!
-//! All of them are a few lines over [`Engine::submit`], so there is one generation loop and one sampler whatever the
-//! call. Invariant: the output of a call is its prompt followed by what was generated, stop tokens left out.
+//! Each is a few lines over [`Engine::submit`], so there is one generation loop and one sampler for all
+//! calls. Invariant: the output of a call is its prompt followed by the generated tokens, without stop
+//! tokens.
 
 use std::collections::VecDeque;
 
@@ -19,13 +20,13 @@ use crate::{
 pub struct Output {
     /// The prompt, then the generated tokens.
     pub tokens: Vec<u32>,
-    /// Generated tokens with their log-probabilities, as many as were asked for.
+    /// Generated tokens, with as many log-probabilities as were requested.
     pub generated: Vec<Token>,
-    /// Why it ended.
+    /// The reason why it ended.
     pub reason: FinishReason,
-    /// What it took.
+    /// Token counts.
     pub usage: Usage,
-    /// How long that took.
+    /// Time measurements.
     pub timings: Timings,
 }
 
@@ -33,7 +34,8 @@ impl Engine {
     /// Generates from one prompt and waits for the end.
     ///
     /// # Errors
-    /// Why the request was refused or failed; more than one sample is refused, see [`Self::generate_samples`].
+    /// The reason why the request was refused or failed. More than one sample is refused; see
+    /// [`Self::generate_samples`].
     pub fn generate(&self, prompt: &[u32], params: &GenerateParams) -> Result<Output, EngineError> {
         check_single(params)?;
         let [output] = self
@@ -46,7 +48,7 @@ impl Engine {
     /// Generates `params.n_samples` continuations of one prompt from one prefill and waits for all of them.
     ///
     /// # Errors
-    /// Why the request was refused; each sample may still fail for itself.
+    /// The reason why the request was refused. Each sample may still fail separately.
     pub fn generate_samples(
         &self,
         prompt: &[u32],
@@ -55,12 +57,12 @@ impl Engine {
         self.collect(prompt, params)
     }
 
-    /// Generates from all prompts side by side. The results are in the order of the prompts; a prompt that fails leaves
-    /// the others alone.
+    /// Generates from all prompts in one batch. The results are in the order of the prompts; a failing prompt
+    /// does not affect the others.
     ///
     /// # Errors
-    /// [`EngineError::EmptyBatch`] without a prompt; what is wrong with a prompt, before any is started. What happens
-    /// later to one of them is in its own result.
+    /// [`EngineError::EmptyBatch`] without a prompt, or the error of an invalid prompt before any is started.
+    /// Later failures are in the result of their prompt.
     pub fn batch_generate(
         &self,
         prompts: &[Vec<u32>],
@@ -76,9 +78,10 @@ impl Engine {
         let mut outputs = Vec::with_capacity(prompts.len());
         let mut running = VecDeque::new();
         for prompt in prompts {
-            // While the queue is full, the oldest of this call makes room by coming to its end.
+            // If the queue is full, the oldest generation of this call makes room by finishing.
             let generation = loop {
-                // Without a bound, for they are gathered one after the other and none is to wait for another.
+                // The buffer is unbounded: results are collected one after the other, and no generation
+                // should wait for another.
                 match self.submit_buffered(prompt.clone(), params.clone(), usize::MAX) {
                     Err(EngineError::QueueFull { .. } | EngineError::QueueTokensFull { .. })
                         if !running.is_empty() =>
@@ -94,11 +97,11 @@ impl Engine {
         Ok(outputs)
     }
 
-    /// Generates from one prompt and hands over each token at once. `on_token` returning `false` ends the generation
-    /// after exactly that token, as [`FinishReason::Cancelled`]. An empty prompt gives an empty output.
+    /// Generates from one prompt and hands over each token at once. If `on_token` returns `false`, generation
+    /// ends after exactly that token, as [`FinishReason::Cancelled`]. An empty prompt gives an empty output.
     ///
     /// # Errors
-    /// Why the request was refused or failed.
+    /// The reason why the request was refused or failed.
     pub fn generate_streaming(
         &self,
         prompt: &[u32],
@@ -149,28 +152,28 @@ impl Engine {
         Err(EngineError::Stopped)
     }
 
-    /// The logits of all positions of `tokens`, `[n_tokens, n_vocab]`.
+    /// Returns the logits of all positions of `tokens`, `[n_tokens, n_vocab]`.
     ///
     /// # Errors
-    /// Why the request was refused or failed.
+    /// The reason why the request was refused or failed.
     pub fn forward_batch(&self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
         self.read_rows(tokens, ForwardParams::new(ForwardRows::Logits, 0))
     }
 
-    /// Fills KV pages with `prompt`, which a later request finds in the prefix cache, and returns the logits of its last
-    /// position, `[n_vocab]`.
+    /// Fills KV pages with `prompt`, which later requests find in the prefix cache, and returns the logits of
+    /// its last position, `[n_vocab]`.
     ///
     /// # Errors
-    /// [`EngineError::EmptyPrompt`], or why the request was refused or failed.
+    /// [`EngineError::EmptyPrompt`], or the reason why the request was refused or failed.
     pub fn prefill_batch(&self, prompt: &[u32]) -> Result<Vec<f32>, EngineError> {
         let last = prompt.len().saturating_sub(1);
         self.read_rows(prompt, ForwardParams::new(ForwardRows::Logits, last))
     }
 
-    /// The hidden states of all positions of `tokens` after the final norm, `[n_tokens, n_embd]`.
+    /// Returns the hidden states of all positions of `tokens` after the final norm, `[n_tokens, n_embd]`.
     ///
     /// # Errors
-    /// Why the request was refused or failed.
+    /// The reason why the request was refused or failed.
     pub fn hidden_states(&self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
         self.read_rows(tokens, ForwardParams::new(ForwardRows::Hidden, 0))
     }
@@ -188,11 +191,11 @@ impl Engine {
         Ok(values)
     }
 
-    /// Measures decoding of each number of sequences in `batch_sizes`, for [`Self::throughput`] to answer from, by
-    /// generating `n_tokens` tokens in each of them. Do it while nothing else runs.
+    /// Measures the decoding speed at each batch size in `batch_sizes` by generating `n_tokens` tokens per
+    /// sequence; [`Self::throughput`] uses the measurements. Nothing else should run meanwhile.
     ///
     /// # Errors
-    /// Why one of the requests was refused or failed.
+    /// The reason why one of the requests was refused or failed.
     pub fn calibrate(&self, batch_sizes: &[usize], n_tokens: usize) -> Result<Vec<Throughput>, EngineError> {
         let params = GenerateParams {
             max_tokens: Some(n_tokens.max(2)),
@@ -216,11 +219,11 @@ impl Engine {
         vec![seq as u32 % n_vocab]
     }
 
-    /// Throughput of decoding `n_sequences` side by side, from steps measured on this machine: by [`Self::calibrate`]
-    /// and by all traffic since.
+    /// Returns the throughput of decoding `n_sequences` in one batch, from steps measured on this machine by
+    /// [`Self::calibrate`] and by all later traffic.
     ///
     /// # Errors
-    /// [`EngineError::NotWarmedUp`] while no decoding step has run.
+    /// [`EngineError::NotWarmedUp`] if no decoding step has run yet.
     pub fn throughput(&self, n_sequences: usize) -> Result<Throughput, EngineError> {
         self.board()
             .with_step_times(|times| times.throughput(n_sequences))
@@ -244,7 +247,7 @@ fn check_single(params: &GenerateParams) -> Result<(), EngineError> {
     }
 }
 
-/// Waits for a request of one sample, if it was accepted.
+/// Waits for a single-sample request, if it was accepted.
 fn gather_single(
     (prompt, generation): (&[u32], Result<Generation, EngineError>),
 ) -> Result<Output, EngineError> {

@@ -1,25 +1,25 @@
-//! [`Cause`]: what made the scheduler report something.
+//! [`Cause`]: the event that made the scheduler report something.
 //!
-//! Separate because the core names it and the events are made of it. Invariant: tokens come from a step that is done, and
-//! failures from one that failed.
+//! The core names it, and the callers' events are made from it. Invariant: tokens come from a completed step,
+//! and failures from a failed one.
 
 use tokenmill_backend::StepError;
 
 use crate::{error::EngineError, plan::StepPlan};
 
-/// What made the scheduler report something.
+/// The event that made the scheduler report something.
 #[derive(Clone, Copy)]
 pub(crate) enum Cause<'a> {
     /// A command or a deadline.
     Caller,
-    /// This step, which is done.
+    /// This step, which is complete.
     Step(&'a StepPlan),
-    /// A step that failed for this reason.
+    /// A step that failed with this error.
     Failure(&'a StepError),
 }
 
 impl Cause<'_> {
-    /// Why the step failed.
+    /// Returns the error of the failed step.
     pub(crate) fn step_error(self) -> EngineError {
         match self {
             Self::Failure(error) => EngineError::Step(error.clone()),

@@ -1,8 +1,9 @@
-//! A channel that never drops and never blocks its sender: it tells when its receiver is behind.
+//! A channel that never drops items and never blocks its sender: it tells the sender when its receiver is
+//! behind.
 //!
-//! Written here rather than taken from a runtime because the engine's thread must not block, its callers may block or
-//! poll, and a stream that was full has to report when it has room again. Invariant: what was sent is received, in
-//! order, each exactly once.
+//! It is not taken from a runtime, because the engine's thread must not block, callers may block or poll, and
+//! a stream that was full must report when it has room again. Invariant: every sent item is received exactly
+//! once, in order.
 
 use std::{
     collections::VecDeque,
@@ -11,7 +12,7 @@ use std::{
 
 use crate::sync::{Arc, Condvar, Mutex};
 
-/// Makes a channel that calls itself full from `capacity` items on.
+/// Creates a channel that counts as full from `capacity` items on.
 pub(crate) fn channel<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
     let shared = Arc::new(Shared {
         state: Mutex::new(State {
@@ -42,7 +43,7 @@ struct Shared<T> {
 struct State<T> {
     items: VecDeque<T>,
     is_sender_gone: bool,
-    /// The sender was told that the channel is full, and not yet that it has room.
+    /// The sender has been told that the channel is full, and not yet that it has room.
     was_full: bool,
     waker: Option<Waker>,
 }
@@ -65,15 +66,15 @@ impl<T> Shared<T> {
     }
 }
 
-/// The engine's end. Dropping it ends the channel once it is empty.
+/// The engine's end. Dropping it ends the channel after the last item.
 #[derive(Debug)]
 pub(crate) struct Sender<T> {
     shared: Arc<Shared<T>>,
 }
 
 impl<T> Sender<T> {
-    /// Sends `item`. Returns whether the channel is full now: then send no more, if that can be avoided, until the
-    /// receiver reports room.
+    /// Sends `item`. Returns whether the channel is now full. The sender should then stop, if possible, until
+    /// the receiver reports room.
     pub(crate) fn send(&self, item: T) -> bool {
         let (is_full, waker) = self.shared.with(|state| {
             state.items.push_back(item);
@@ -84,7 +85,7 @@ impl<T> Sender<T> {
         is_full
     }
 
-    /// Whether the receiver is behind, as [`Self::send`] last said.
+    /// Returns whether the receiver is behind, as reported by the last [`Self::send`].
     pub(crate) fn is_full(&self) -> bool {
         self.shared.with(|state| state.was_full)
     }
@@ -106,12 +107,12 @@ pub(crate) struct Receiver<T> {
     shared: Arc<Shared<T>>,
 }
 
-/// What came out of a channel.
+/// The result of receiving.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Received<T> {
-    /// The item; `None` when the channel is empty and its sender gone.
+    /// The item; `None` if the channel is empty and its sender gone.
     pub(crate) item: Option<T>,
-    /// The channel was full and is now at most half full: the sender may resume.
+    /// Whether the channel was full and is now at most half full, so the sender may resume.
     pub(crate) has_room_again: bool,
 }
 
@@ -139,7 +140,7 @@ impl<T> Receiver<T> {
             .with(|state| (!state.items.is_empty() || state.is_sender_gone).then(|| self.take(state)))
     }
 
-    /// Takes an item or leaves word to be woken.
+    /// Takes an item, or registers the waker.
     pub(crate) fn poll_recv(&self, context: &mut Context<'_>) -> Poll<Received<T>> {
         self.shared.with(|state| {
             if state.items.is_empty() && !state.is_sender_gone {

@@ -1,7 +1,7 @@
-//! Commit: what the results of a step change.
+//! Commit: applies the results of a step.
 //!
-//! A part of [`Scheduler`] that stands apart because it is the only one that learns tokens. Invariants: pages enter the
-//! prefix cache only here, once the step that filled them has succeeded; a sequence that ended gets no more results.
+//! Part of [`Scheduler`]; only commit learns sampled tokens. Invariants: pages enter the prefix cache only
+//! here, after the step that filled them has succeeded; a sequence that has ended gets no more results.
 
 use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageCopy, PageGroup, SeqState};
 
@@ -17,14 +17,15 @@ use crate::{
     shifting::Shifted,
 };
 
-/// Whether nothing was sampled behind the first `n_guessed` guesses of a draft, though they are right.
+/// Returns whether nothing was sampled after the first `n_guessed` tokens of a draft, although they are
+/// right.
 fn is_unsampled(results: &[RowResult], n_guessed: usize) -> bool {
     n_guessed > 0 && results[n_guessed] == RowResult::Advanced
 }
 
 impl Scheduler {
-    /// Takes in the results of a step, in the order in which steps were planned: one for each row of its plan, and one more for
-    /// each token of the row's draft.
+    /// Applies the results of a step, in planning order: one for each row of its plan, and one more for each
+    /// token of the row's draft.
     pub fn commit(&mut self, plan: &StepPlan, results: &[RowResult], outcomes: &mut Vec<Outcome>) {
         let mut results = results;
         for row in &plan.rows {
@@ -44,8 +45,8 @@ impl Scheduler {
         }
     }
 
-    /// Commits a row's inputs and the token sampled after them; then, as long as the draft says the same token, the draft's inputs one
-    /// by one, each as a step of its own would have.
+    /// Commits a row's inputs and the token sampled after them. As long as the draft predicted that token,
+    /// its inputs follow one by one, each as if it had a step of its own.
     fn commit_row(
         &mut self,
         row: &PlannedRow,
@@ -58,8 +59,8 @@ impl Scheduler {
         let n_right = (draft.iter().zip(results))
             .take_while(|&(&guess, &result)| result == RowResult::Token(guess))
             .count();
-        // A recurrent state that has seen a wrong guess is of no use: the next step computes the right ones again. So it is with a guess
-        // that nothing was sampled behind, since there was no mask.
+        // A recurrent state that has seen a wrong draft token is useless, so the next step computes the right
+        // ones again. The same holds for a draft token after which nothing was sampled for lack of a mask.
         let is_whole = n_right == draft.len() && !is_unsampled(results, n_right);
         let is_kept = row.state.is_none() || is_whole;
         if is_here && !is_kept {
@@ -112,7 +113,7 @@ impl Scheduler {
             };
             self.note_draft(row.seq, verified);
         }
-        // Only now: what was guessed belongs to the text before.
+        // Shift only now: the draft belongs to the text before.
         if end.is_none() && self.sequences[row.seq].is_to_shift() {
             let Shifted { n_dropped } = self.shift(row.seq);
             outcomes.push(Outcome::Shifted {
@@ -123,7 +124,7 @@ impl Scheduler {
         end
     }
 
-    /// Counts a draft, and lets the sequence learn from it.
+    /// Counts a draft, and updates the sequence's acceptance rates.
     fn note_draft(&mut self, seq: SeqId, verified: Verified) {
         let sequence = &mut self.sequences[seq];
         let Some(drafter) = &mut sequence.drafter else {
@@ -178,14 +179,14 @@ impl Scheduler {
         (sequence.tokens.len() >= sequence.end_len()).then_some(End::Length)
     }
 
-    /// A forward pass has ended with its last input.
+    /// Ends a forward pass after its last input.
     fn commit_inputs(&self, seq: SeqId, end: usize) -> Option<End> {
         let sequence = &self.sequences[seq];
         let is_forward = !matches!(sequence.work, Work::Generate { .. });
         (is_forward && end >= sequence.tokens.len()).then_some(End::Length)
     }
 
-    /// Lets the pages that a sequence has filled be found by others, and gives back those that fell out of the window.
+    /// Publishes a sequence's full pages in the prefix cache, and releases those that fell out of the window.
     fn settle_pages(&mut self, id: SeqId) {
         debug_assert!(self.sequences[id].n_committed <= self.sequences[id].tokens.len());
         let n_whole = self.sequences[id].n_committed / PAGE_TOKENS;
@@ -227,7 +228,7 @@ impl Scheduler {
         }
     }
 
-    /// Goes back to the state before a row, whose inputs are then planned again.
+    /// Goes back to the state before a row; its inputs are then planned again.
     fn drop_states(&mut self, row: &PlannedRow) {
         let sequence = &mut self.sequences[row.seq];
         sequence.n_planned = row.first_position as usize;
@@ -238,8 +239,8 @@ impl Scheduler {
         }
     }
 
-    /// Lets the snapshot that a row has taken be found by others, and releases the one that it began from. The state after a draft
-    /// becomes the sequence's own.
+    /// Publishes the snapshot that a row has taken, and releases the one that it began from. The state after
+    /// a draft becomes the sequence's own.
     fn settle_state(&mut self, row: &PlannedRow) {
         let Some(SeqState { from, to, save }) = row.state else {
             return;
@@ -250,7 +251,7 @@ impl Scheduler {
             pool.states.release(from);
         }
         let sequence = &mut self.sequences[row.seq];
-        // A row before that of the draft may still be on its way.
+        // A row before the draft's may still be in flight.
         if sequence.spare == Some(to) {
             sequence.spare = None;
             if let Some(old) = sequence.state.replace(to) {
@@ -269,7 +270,7 @@ impl Scheduler {
             return;
         }
         pool.states.register(save.slot, key);
-        // While it decodes, the newest is enough; that of the prompt stays.
+        // While decoding, only the newest snapshot is kept, in addition to that of the prompt.
         if row.first_position as usize >= sequence.n_prompt
             && let Some(older) = sequence.rolling.replace(key)
             && older != key
@@ -286,15 +287,15 @@ impl Scheduler {
         }
     }
 
-    /// Ends every sequence that took part in a step that failed; what it stored is undefined and was never cached.
+    /// Ends every sequence of a failed step. The contents that it stored are undefined and were never cached.
     pub fn fail_step(&mut self, plan: &StepPlan, outcomes: &mut Vec<Outcome>) {
         for row in &plan.rows {
             self.end(row.seq, End::StepFailed, outcomes);
         }
     }
 
-    /// Ends every sequence of a step whose page copies failed, and lets no sequence rely on a page that was to be written:
-    /// the prefix cache is emptied, and sequences outside of the step that hold such a page compute it again.
+    /// Ends every sequence of a step whose page copies failed, and invalidates the copies' target pages: the
+    /// prefix cache is emptied, and other sequences that hold such a page compute it again.
     pub fn fail_copies(&mut self, plan: &StepPlan, outcomes: &mut Vec<Outcome>) {
         self.fail_step(plan, outcomes);
         self.forget_cache();
@@ -317,12 +318,12 @@ impl Scheduler {
         }
     }
 
-    /// Drops the cached page that a page of the host tier was to hold, since its copy failed.
+    /// Drops the cached page that was to be copied to a page of the host tier, because the copy failed.
     pub fn forget_host_page(&mut self, group: PageGroup, host_page: u32) {
         self.groups[group.index()].pool.forget_host(host_page);
     }
 
-    /// Ends a sequence, in whatever stage it is. Does nothing when it has ended before.
+    /// Ends a sequence in any stage. Does nothing if it has already ended.
     pub fn end(&mut self, id: SeqId, end: End, outcomes: &mut Vec<Outcome>) {
         if self.sequences.get(id).is_none() {
             return;

@@ -1,45 +1,46 @@
-//! [`TokenConstraint`]: what a sample may be made of, as far as the engine knows it.
+//! [`TokenConstraint`]: the engine's view of a constraint on a sample.
 //!
-//! Separate because the engine knows tokens and no text: whoever compiles schemas or grammars implements this. Invariant:
-//! what a constraint allows depends on the tokens of its own sample alone.
+//! The engine knows tokens and no text; compilers of schemas or grammars implement this trait. Invariant: the
+//! tokens that a constraint allows depend only on the tokens of its own sample.
 
 use std::fmt;
 
 use crate::sync::Arc;
 
-/// Which tokens a sample may continue with, token by token.
+/// The tokens with which a sample may continue, token by token.
 ///
-/// The engine calls it on a thread that computes masks, apart from its own.
+/// The engine calls it on a mask worker's thread, not on its own.
 pub trait TokenConstraint: Send {
-    /// Writes the tokens that may come next: bit `id % 32` of word `id / 32`. There are words for the whole vocabulary, and
-    /// what they held before is of no interest.
+    /// Writes the tokens that may come next: bit `id % 32` of word `id / 32`. `words` covers the whole
+    /// vocabulary; its previous contents are ignored.
     ///
     /// # Errors
-    /// Why it cannot be followed further; the sample then fails.
+    /// The reason why the constraint cannot continue; the sample then fails.
     fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure>;
 
-    /// Takes in the token that was sampled. One that ends the sample does not come.
+    /// Adds a sampled token. Tokens that end the sample are not passed.
     ///
     /// # Errors
-    /// Why it cannot be followed further; the sample then fails.
+    /// The reason why the constraint cannot continue; the sample then fails.
     fn commit(&mut self, token: u32) -> Result<(), ConstraintFailure>;
 
-    /// Whether nothing may follow what was committed. The sample then ends as if a stop token had come.
+    /// Returns whether nothing may follow the committed tokens. The sample then ends as after a stop token.
     fn is_done(&self) -> bool;
 
-    /// Takes back the newest `n_tokens` tokens that were committed: a draft proposed them.
+    /// Removes the newest `n_tokens` committed tokens, which came from a draft.
     ///
     /// # Errors
-    /// Why it cannot; the constraint is then begun again, and takes the tokens of the sample once more.
+    /// The reason why it cannot. The constraint is then restarted and receives the sample's tokens again.
     fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure>;
 
-    /// Whether the text has left what it was bound to, so that anything may follow. No guess is followed over the place where it leaves.
+    /// Returns whether the text has left the constrained part, so that anything may follow. No draft
+    /// continues past that point.
     fn has_left(&self) -> bool {
         false
     }
 
-    /// The token that comes next where `words`, the mask of it, leaves no choice of text. It is a guess: others in the mask may spell
-    /// the same text.
+    /// Returns the next token if `words`, the mask, leaves no choice of text. It is a guess: other tokens in
+    /// the mask may spell the same text.
     fn forced(&self, words: &[u32]) -> Option<u32> {
         let idx = words.iter().position(|&word| word != 0)?;
         let is_only = words[idx].is_power_of_two() && words[idx + 1..].iter().all(|&word| word == 0);
@@ -47,15 +48,15 @@ pub trait TokenConstraint: Send {
     }
 }
 
-/// Why a constraint could not be followed.
+/// The reason why a constraint could not continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct ConstraintFailure {
-    /// What happened.
+    /// A description of the failure.
     pub reason: String,
 }
 
-/// Begins the constraint of each sample of a request.
+/// Creates the constraint of each sample of a request.
 #[derive(Clone)]
 pub struct ConstraintSource {
     begin: Arc<dyn Fn() -> Box<dyn TokenConstraint> + Send + Sync>,
@@ -63,7 +64,7 @@ pub struct ConstraintSource {
 }
 
 impl ConstraintSource {
-    /// A source that calls `begin` for each sample, on a thread that computes masks.
+    /// Creates a source that calls `begin` for each sample, on a mask worker's thread.
     pub fn new(begin: impl Fn() -> Box<dyn TokenConstraint> + Send + Sync + 'static) -> Self {
         Self {
             begin: Arc::new(begin),
@@ -71,8 +72,8 @@ impl ConstraintSource {
         }
     }
 
-    /// Names it. Two sources of one name must begin constraints that allow the same: then a request may guess its answer by that of
-    /// another, as far as all else is equal.
+    /// Names the source. Two sources with the same name must create equivalent constraints. A request may
+    /// then draft its answer from another's if everything else is equal.
     #[must_use]
     pub fn named(self, name: impl Into<Vec<u8>>) -> Self {
         Self {
@@ -91,7 +92,7 @@ impl ConstraintSource {
 }
 
 impl PartialEq for ConstraintSource {
-    /// Whether it is the same source.
+    /// Compares by identity.
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.begin, &other.begin)
     }

@@ -1,32 +1,34 @@
-//! [`ContextShift`]: what becomes of a sequence that has filled its context.
+//! [`ContextShift`]: how a sequence continues when its context is full.
 //!
-//! Separate because callers cut prompts by the same rule as the scheduler. What is left is computed again as a prompt of its own,
-//! so that each token sees exactly what it would in a new request; keys are never moved to other positions. Invariant: as many
-//! tokens are dropped each time, so that a prompt which was cut finds in the prefix cache what an earlier one left there.
+//! Callers cut prompts by the same rule as the scheduler. The remaining tokens are computed again as a
+//! prompt, so each token sees exactly what it would see in a new request; keys are never moved to other
+//! positions. Invariant: the same number of tokens is dropped each time, so a cut prompt finds pages in the
+//! prefix cache that an earlier cut left there.
 
 use std::ops::Range;
 
-/// Drops the oldest tokens but for the beginning where a context is full, and lets the sequence continue.
+/// Drops the oldest tokens except the beginning when a context is full, and continues the sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextShift {
-    /// Tokens of the beginning that stay: at most the prompt, and at most half of the context.
+    /// Number of tokens at the beginning to keep: at most the prompt, and at most half of the context.
     pub keep: usize,
 }
 
-/// The shortest context that is shifted; a shorter one ends its sequences.
+/// Minimum context to shift; in a shorter one, sequences end.
 const MIN_CONTEXT: usize = 4;
 
-/// The rule for a sequence.
+/// The rule for one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shift {
-    /// Tokens of the beginning that stay.
+    /// Number of tokens at the beginning to keep.
     keep: usize,
-    /// Tokens at which the context is full.
+    /// Number of tokens at which the context is full.
     pub(crate) n_ctx: usize,
 }
 
 impl ContextShift {
-    /// The rule for a prompt of `n_prompt` tokens in a context of `n_ctx`; `None` where that is too short.
+    /// Returns the rule for a prompt of `n_prompt` tokens in a context of `n_ctx`; `None` if the context is
+    /// too short.
     pub(crate) fn rule(self, n_prompt: usize, n_ctx: usize) -> Option<Shift> {
         (n_ctx >= MIN_CONTEXT).then(|| Shift {
             keep: self.keep.min(n_prompt).min(n_ctx / 2),
@@ -34,30 +36,31 @@ impl ContextShift {
         })
     }
 
-    /// The most tokens that can be kept in a context of `n_ctx`.
+    /// Returns the maximum number of tokens that can be kept in a context of `n_ctx`.
     pub fn max_keep(n_ctx: usize) -> usize {
         n_ctx / 2
     }
 
-    /// Cuts a prompt as a sequence that reaches the context's end is cut, until it is shorter than `n_ctx`. Returns how many tokens
-    /// were dropped.
+    /// Cuts a prompt, by the rule for a full context, until it is shorter than `n_ctx`. Returns the number of
+    /// dropped tokens.
     pub fn cut(self, tokens: &mut Vec<u32>, n_ctx: usize) -> usize {
         tokens.drain(self.dropped(tokens.len(), n_ctx)).len()
     }
 
-    /// The tokens that [`Self::cut`] drops of a prompt of `n_prompt`; empty where it is shorter than `n_ctx`.
+    /// Returns the tokens that [`Self::cut`] would drop from a prompt of `n_prompt` tokens; empty if it is
+    /// shorter than `n_ctx`.
     pub fn dropped(self, n_prompt: usize, n_ctx: usize) -> Range<usize> {
         (self.rule(n_prompt, n_ctx)).map_or(0..0, |shift| shift.dropped(n_prompt))
     }
 }
 
 impl Shift {
-    /// Tokens that are dropped at a time: half of what is not kept.
+    /// Returns the number of tokens dropped at a time: half of those not kept.
     fn unit(self) -> usize {
         (self.n_ctx - self.keep) / 2
     }
 
-    /// The tokens to drop, of `n_tokens`.
+    /// Returns the tokens to drop from `n_tokens`.
     pub(crate) fn dropped(self, n_tokens: usize) -> Range<usize> {
         let n_over = (n_tokens + 1).saturating_sub(self.n_ctx);
         self.keep..self.keep + n_over.next_multiple_of(self.unit())
@@ -79,13 +82,13 @@ mod tests {
         assert_eq!(cut(2, 10, 10), (4, vec![0, 1, 6, 7, 8, 9]));
         assert_eq!(cut(2, 9, 10), (0, (0..9).collect()));
         assert_eq!(cut(0, 10, 10), (5, vec![5, 6, 7, 8, 9]));
-        // No more than half of the context is kept.
+        // At most half of the context is kept.
         assert_eq!(cut(usize::MAX, 10, 10), (2, vec![0, 1, 2, 3, 4, 7, 8, 9]));
     }
 
     #[test]
     fn longer_prompts_are_cut_at_the_same_places() {
-        // 4 at a time: what is left begins at the same token until the next 4 have to go.
+        // 4 at a time: the remaining text starts at the same token until the next 4 are dropped.
         for (n_tokens, first_left) in [(10, 6), (13, 6), (14, 10), (17, 10), (18, 14)] {
             let (n_dropped, tokens) = cut(2, n_tokens, 10);
             assert_eq!(tokens[..3], [0, 1, first_left], "{n_tokens}");

@@ -1,8 +1,8 @@
-//! [`Core`]: the engine without its thread: scheduler, executor, and the streams of events to the callers.
+//! [`Core`]: the engine without its thread: scheduler, executor, and the event streams to callers.
 //!
-//! Separate from the loop so that tests drive it step by step with a clock of their own. A step is three statements,
-//! see [`Core::step`]. Invariants: results are committed in the order in which steps were submitted; every sequence of
-//! the scheduler has a lane here and every lane a sequence. Events are sent in `publish.rs`.
+//! Tests drive it step by step with their own clock; see [`Core::step`]. Invariants: results are committed in
+//! the order in which steps were submitted; every sequence of the scheduler has a lane here and every lane a
+//! sequence. Events are sent in `publish.rs`.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -41,7 +41,7 @@ use crate::{
     sync,
 };
 
-/// How long a draining engine waits for those who read or write prefixes and say nothing, microseconds.
+/// How long a draining engine waits for idle readers and writers of prefixes, in microseconds.
 const HOLD_PATIENCE_US: u64 = 5_000_000;
 
 pub(crate) struct Core {
@@ -50,37 +50,37 @@ pub(crate) struct Core {
     pub(crate) scheduler: Scheduler,
     pub(crate) board: sync::Arc<Board>,
     pub(crate) requests: HashMap<RequestId, Request>,
-    /// By place of the sequence.
+    /// Lanes, by the slot of the sequence.
     pub(crate) lanes: Vec<Option<Lane>>,
     pub(crate) in_flight: VecDeque<Step>,
-    /// When the newest step that is done was done.
+    /// The time at which the newest completed step completed.
     last_done_us: u64,
-    /// How long it took.
+    /// The duration of that step.
     pub(crate) last_step_us: u64,
     pub(crate) mask_workers: MaskWorkers,
-    /// Why nothing will work any more.
+    /// The failure after which the engine cannot continue.
     lost: Option<StepError>,
     pub(crate) tally: Tally,
     pub(crate) queue: QueueGauge,
     pub(crate) adapters: CoreAdapters,
-    /// Where the changes of the prefix cache go, where they are read.
+    /// The stream for changes of the prefix cache, if it has a reader.
     page_events: Option<PageEventSender>,
-    /// Prefixes whose memory is read or written.
+    /// Prefixes being read or written.
     pub(crate) holds: Holds,
-    /// Guesses tokens, where there is one.
+    /// Makes drafts, if present.
     pub(crate) draft_model: Option<DraftModel>,
-    /// What it has gained.
+    /// The gains and losses of the draft model.
     pub(crate) draft_ledger: DraftLedger,
-    /// Sequences whose masks are ordered once a drafting model was asked.
+    /// Sequences that order their masks only after the draft model was asked.
     pub(crate) unordered: Vec<SeqId>,
-    /// How long a mask behind a guess takes, microseconds.
+    /// Time to compute a mask after a draft token, in microseconds.
     pub(crate) mask_ahead_us: u64,
-    /// Since when nothing but held prefixes is left, and no caller has asked for them.
+    /// Start of the period in which only held prefixes are left and no caller has used them.
     pub(crate) held_alone_since_us: Option<u64>,
-    /// Where pages are kept outside, where they are.
+    /// The page store, if there is one.
     pub(crate) outside: Option<Box<Outside>>,
 
-    // Reused from step to step.
+    // Buffers that steps reuse.
     pub(crate) wants: Vec<Want>,
     batch: ForwardBatch,
     pub(crate) output: StepOutput,
@@ -90,19 +90,19 @@ pub(crate) struct Core {
     spare_plans: Vec<StepPlan>,
 }
 
-/// A request: where its events go and which sequences it has.
+/// A request: the receiver of its events, and its sequences.
 pub(crate) struct Request {
     pub(crate) events: Sender<Event>,
     pub(crate) sequences: Vec<SeqId>,
     pub(crate) n_open: usize,
 }
 
-/// A step on its way.
+/// A step in flight.
 pub(crate) struct Step {
     ticket: Ticket,
     pub(crate) plan: StepPlan,
     submitted_us: u64,
-    /// How long the device had nothing to do before, where it could have had, microseconds.
+    /// How long the device was idle before the step although it could have worked, in microseconds.
     idle_us: u64,
 }
 
@@ -151,18 +151,19 @@ impl Core {
         core
     }
 
-    /// Sends the changes of the prefix cache there from now on.
+    /// Sends changes of the prefix cache to `to` from now on.
     pub(crate) fn send_page_events(&mut self, to: PageEventSender) {
         self.scheduler.tell_page_events();
         self.page_events = Some(to);
     }
 
-    /// Whether there is nothing to do and nothing on its way.
+    /// Returns whether there is nothing to do and nothing in flight.
     pub(crate) fn is_empty(&self) -> bool {
         self.scheduler.is_empty() && self.in_flight.is_empty() && self.holds.is_empty()
     }
 
-    /// Lets prefixes go that no caller has asked for in a while, where nothing else is left: they would keep a draining engine for ever.
+    /// Releases prefixes that no caller has used for a while, if nothing else is left: they would keep a
+    /// draining engine alive forever.
     pub(crate) fn end_forgotten_holds(&mut self, now_us: u64) {
         if !self.scheduler.is_empty() || !self.in_flight.is_empty() || self.holds.is_empty() {
             self.held_alone_since_us = None;
@@ -176,7 +177,7 @@ impl Core {
         }
     }
 
-    /// Why nothing will work any more, if so.
+    /// Returns the failure after which the engine cannot continue, if any.
     pub(crate) fn lost(&self) -> Option<&StepError> {
         self.lost.as_ref()
     }
@@ -207,7 +208,7 @@ impl Core {
         }
     }
 
-    /// Steps that may be in flight.
+    /// Returns the maximum number of steps in flight.
     fn n_steps(&self) -> usize {
         let wanted = self.config.steps_in_flight;
         wanted
@@ -215,8 +216,8 @@ impl Core {
             .clamp(1, 2)
     }
 
-    /// Advances by one step: submits as many as may be in flight, then waits for the oldest. Returns whether there
-    /// was one, or anything else to do.
+    /// Advances by one step: submits as many steps as may be in flight, then waits for the oldest. Returns
+    /// whether there was a step, or anything else to do.
     pub(crate) fn step(&mut self, clock: &dyn Fn() -> u64) -> bool {
         self.expire(clock());
         self.end_late_fetches(clock());
@@ -231,7 +232,7 @@ impl Core {
         !self.in_flight.is_empty()
     }
 
-    /// Lets others see the state after a step.
+    /// Publishes the state after a step.
     pub(crate) fn publish(&mut self, mailbox: &Mailbox) {
         let (returned, left) = self.queue.take_changes();
         if (returned, left) != ((0, 0), (0, 0)) {
@@ -260,7 +261,7 @@ impl Core {
         self.board.publish(&self.scheduler, self.tally);
     }
 
-    /// Ends everything, as cancelled.
+    /// Ends everything as cancelled.
     pub(crate) fn cancel_all(&mut self, now_us: u64) {
         self.stop_all_waiting();
         let requests: Vec<RequestId> = self.requests.keys().copied().collect();
@@ -269,7 +270,7 @@ impl Core {
         }
     }
 
-    /// Makes sequences of a request. All samples after the first are forks of it.
+    /// Creates the sequences of a request. All samples after the first are forks of it.
     pub(crate) fn accept(&mut self, submission: Submission) {
         let mut sequences = Vec::with_capacity(submission.job.n_samples() as usize);
         for sample in 0..submission.job.n_samples() {
@@ -279,7 +280,7 @@ impl Core {
             sequences.push(seq);
             let mut opening = submission.opening(sample);
             if let (Some(opening), Some(tokens)) = (&mut opening, self.scheduler.tokens_of(seq)) {
-                // A prompt that fills the context was cut.
+                // The prompt filled the context and was cut.
                 opening.take_off(submission.tokens.len() - tokens.len());
             }
             let n_prompt = self.scheduler.tokens_of(seq).map_or(0, <[u32]>::len);
@@ -312,7 +313,8 @@ impl Core {
         self.requests.insert(submission.request, request);
     }
 
-    /// Whether sequences may use the prefix cache. Nothing of an encoder's sequence outlives its step.
+    /// Returns whether sequences may use the prefix cache. An encoder's sequences leave nothing behind after
+    /// their step.
     pub(crate) fn uses_prefix_cache(&self) -> bool {
         self.config.uses_prefix_cache && !self.scheduler.config().limits.is_encoder
     }
@@ -373,7 +375,7 @@ impl Core {
             return false;
         }
         let mut now_us = clock();
-        // A pause that is longer than a step is none that a draft caused.
+        // An idle gap longer than a step was not caused by drafting.
         let idle_us = if self.n_steps() > 1 && self.in_flight.is_empty() {
             Some(now_us.saturating_sub(self.last_done_us)).filter(|&idle_us| idle_us <= self.last_step_us)
         } else {
@@ -383,7 +385,7 @@ impl Core {
         if self.n_unordered() == 0 {
             self.gather_masks(now_us);
         } else {
-            // Those that wait for the drafting model are not even ordered.
+            // Masks that wait for the draft model are not even ordered yet.
             self.take_finished_masks(now_us);
         }
         if self.draft_model.is_some() && self.in_flight.is_empty() && self.draft_ahead(clock) {
@@ -478,8 +480,8 @@ impl Core {
         true
     }
 
-    /// Makes a plan's copies of a group. A copy to the host tier that fails costs the cached page alone: no sequence uses it yet,
-    /// unless a later copy of the plan brings it back.
+    /// Executes a plan's copies for a group. A failed copy to the host tier costs only the cached page: no
+    /// sequence uses it yet, unless a later copy of the plan brings it back.
     pub(crate) fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
         let is_download = |copy: &PageCopy| matches!(copy, PageCopy::Download { .. });
         let mut n_done = 0;
@@ -506,7 +508,7 @@ impl Core {
         Ok(())
     }
 
-    /// Waits for the oldest step and commits what it did.
+    /// Waits for the oldest step and commits its results.
     fn retire(&mut self, clock: &dyn Fn() -> u64) -> bool {
         let Some(Step {
             ticket,
@@ -520,7 +522,7 @@ impl Core {
         self.output.clear();
         let done = self.executor.wait(ticket, &mut self.output);
         let now_us = clock();
-        // What it waited for masks says nothing of other steps.
+        // Time spent waiting for masks says nothing about other steps.
         let mask_wait_us = self.longest_mask_wait(&plan).as_micros() as u64;
         let took_us =
             (now_us.saturating_sub(submitted_us.max(self.last_done_us))).saturating_sub(mask_wait_us);
@@ -532,7 +534,7 @@ impl Core {
         }
         let n_decode = plan.n_decode_rows();
         let n_drafted = plan.drafts.len();
-        // A step with drafts waited for the tokens of the one before.
+        // A step with drafts waited for the tokens of the previous step.
         let took_us = if n_drafted == 0 {
             took_us
         } else {

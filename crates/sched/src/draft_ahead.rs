@@ -1,7 +1,7 @@
-//! Drafting ahead of a step: the core asks the drafting model what comes next.
+//! Drafting ahead of a step: the core asks the draft model for the next tokens.
 //!
-//! A part of [`Core`] that stands apart because engines without such a model know none of it. Invariant: a guess is for a sequence
-//! whose tokens are all known; it is part of the next step or of none.
+//! Part of [`Core`], for engines with a draft model. Invariant: a draft is for a sequence whose tokens are
+//! all known; it is part of the next step or of none.
 
 use crate::{
     arena::SeqId,
@@ -16,24 +16,24 @@ use crate::{
 };
 
 impl Core {
-    /// Takes a drafting model, which guesses from now on where the engine asks one.
+    /// Sets the draft model, which is used from now on if the configuration asks for it.
     pub(crate) fn set_draft_model(&mut self, model: DraftModel) {
         self.tally.drafts_from_hidden = model.hidden_width().is_some();
         self.draft_model = Some(model);
         self.choose_hidden();
     }
 
-    /// Has steps give hidden states where the drafting model takes them.
+    /// Makes steps output hidden states if the draft model reads them.
     fn choose_hidden(&mut self) {
         let limits = &self.scheduler.config().limits;
         self.scheduler.gives_hidden = self.draft_model.as_ref().is_some_and(|model| {
-            // A pooled row is no token's.
+            // A pooled row belongs to no token.
             let has_its_width = model.hidden_width() == Some(limits.n_embd) && limits.pooling.is_none();
             has_its_width && model.keeps_hidden()
         });
     }
 
-    /// Tells the drafting model that a sequence of `n_tokens` tokens is about to begin.
+    /// Tells the draft model that a sequence of `n_tokens` tokens is about to begin.
     pub(crate) fn expect_drafts(&mut self, n_tokens: usize) {
         if let Some(model) = &mut self.draft_model {
             model.expect(n_tokens);
@@ -41,7 +41,7 @@ impl Core {
         }
     }
 
-    /// Whether the drafting model may guess before the next step, so that masks wait for what it says.
+    /// Returns whether the draft model may make drafts before the next step, so that masks wait for them.
     pub(crate) fn may_draft_ahead(&self) -> bool {
         let speculation = self.scheduler.config().speculation;
         let is_weighed = matches!(speculation, Speculation::Auto { .. });
@@ -51,7 +51,8 @@ impl Core {
         })
     }
 
-    /// Lets the drafting model guess for the sequences of the next step. Returns whether it computed anything.
+    /// Makes drafts for the sequences of the next step with the draft model. Returns whether it computed
+    /// anything.
     pub(crate) fn draft_ahead(&mut self, clock: &dyn Fn() -> u64) -> bool {
         let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
         let n_decode = self.scheduler.n_decoding() + self.n_unordered();
@@ -69,7 +70,7 @@ impl Core {
             lane.is_some_and(|lane| lane.unordered.is_some() && lane.expected_behind(known).is_none())
         };
         self.scheduler.draft_wants(awaited, &mut self.wants);
-        // No more is guessed of a constrained sequence than there will be masks for.
+        // Drafts of a constrained sequence are at most as long as the masks that it will get.
         let sequences = &self.scheduler.sequences;
         self.wants.retain_mut(|want| {
             if sequences[want.seq].masking != Masking::Off {
@@ -112,7 +113,7 @@ impl Core {
         });
         let n_vocab = scheduler.config().limits.n_vocab as u32;
         for (seq, mut guess) in guesses {
-            // A wider output of the drafting model means nothing here.
+            // Tokens of the draft model beyond the vocabulary have no meaning here.
             let n_known = guess.tokens.iter().take_while(|&&id| id < n_vocab).count();
             guess.tokens.truncate(n_known);
             guess.classes.truncate(n_known);
@@ -132,13 +133,13 @@ impl Core {
         passes.is_some()
     }
 
-    /// Takes in what a step gained by the drafting model, whose drafts had been counted as `before` when it began.
+    /// Records a step's gain from the draft model; `before` are the draft counters when the step began.
     pub(crate) fn note_drafting(&mut self, plan: &StepPlan, took_us: u64, before: &DraftCounters) {
         let n_decode = plan.n_decode_rows();
         if n_decode == 0 {
             return;
         }
-        // What the tokens of a prompt take in a step cannot be told from what drafts take.
+        // With prompts in the step, their time cannot be told from that of drafts.
         let has_prompts = plan.n_tokens() > n_decode + plan.drafts.len();
         let of_model = &self.scheduler.counters().model_drafts;
         let n_drafted = (of_model.draft_tokens - before.draft_tokens) as usize;
@@ -149,7 +150,7 @@ impl Core {
             }
             return;
         }
-        // What look-ups and constraints guessed would be verified without the model too.
+        // Drafts from look-ups and constraints would be verified without the draft model too.
         let n_others = plan.drafts.len().saturating_sub(n_drafted).min(MAX_STEP_DRAFTS);
         let measured = self.board.with_step_times(|times| {
             let step_us = times.step_us(n_decode)?;
@@ -171,7 +172,7 @@ impl Core {
         }
     }
 
-    /// Lets the drafting model forget a sequence that has ended.
+    /// Makes the draft model drop a sequence that has ended.
     pub(crate) fn forget_drafts_of(&mut self, seq: SeqId) {
         if let Some(model) = &mut self.draft_model {
             model.forget(seq);

@@ -1,44 +1,44 @@
-//! [`DraftLedger`]: whether a drafting model has paid so far, by the clock.
+//! [`DraftLedger`]: whether a draft model has saved time so far, measured by the clock.
 //!
-//! Separate from the weighing of single passes, which goes by what parts of a step are expected to take: a part that no one measures, or
-//! an expectation that is wrong, shows here. Every pass is booked as a loss when it is made, and what its guesses gained when their step is
-//! done, so that passes whose guesses came into no step are paid too. Invariant: time that drafts lose is at most a small part of all time,
-//! but for what is lent at the beginning and for prompts that are not paid off.
+//! Weighing single passes uses expected times of parts of a step. A part that is not measured, or a wrong
+//! expectation, shows up here. Every pass is booked as a loss when it runs, and the gain of its draft when
+//! the step is done, so that passes without a draft in any step are paid too. Invariant: drafts lose at most
+//! a small fraction of all time, apart from the initial credit and from prompts that are not paid off yet.
 
-/// Steps that drafts may lose before they have gained anything.
+/// Initial credit, in steps: time that drafts may lose before they have gained anything.
 const LENT_STEPS: i64 = 2;
 
-/// Steps of gain that are remembered: where drafts no longer pay, so much is lost at most before that is seen.
+/// Maximum balance, in steps: the most that is lost before unprofitable drafts are noticed.
 const MAX_SAVED_STEPS: i64 = 4;
 
-/// A loss of more steps than this, by one step or by the passes before it, counts in full only where such losses are usual: either may
-/// lose its processor for a while, which says nothing of drafts.
+/// A larger loss than this, in steps, by one step or by the passes before it, counts in full only if such
+/// losses are usual. A step or pass may lose its processor for a while, which says nothing about drafts.
 const MAX_LOSS_STEPS: i64 = 2;
 
-/// Of so many losses, the middle one tells what is usual.
+/// Number of recent losses; their median is the usual loss.
 const N_RECENT: usize = 5;
 
-/// Of the time of steps without drafts, one part in so many is lent again.
+/// Divisor of the time of steps without drafts that is added to the credit.
 const LENT_SHARE: i64 = 64;
 
-/// What computing prompts took is paid off in the steps that follow, one part in so many of each. No more is computed than an answer can
-/// pay so, if it is as long as is expected.
+/// Divisor of a step's time that pays off what computing prompts for drafts took. A prompt is computed only
+/// if an answer of the expected length can pay it off.
 pub(crate) const PAID_SHARE: u64 = 8;
 
-/// What drafts of a model have gained; see the module.
+/// The gains and losses of a draft model; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct DraftLedger {
-    /// What may still be lost, in 1/[`LENT_SHARE`] microseconds; `None` before a step was seen.
+    /// The time that may still be lost, in 1/[`LENT_SHARE`] microseconds; `None` before the first step.
     balance: Option<i64>,
-    /// What computing prompts took and is not paid off, microseconds.
+    /// Time spent on prompts and not paid off yet, in microseconds.
     unpaid_us: u64,
-    /// What passes before a step took lately.
+    /// Recent losses of passes before a step.
     of_passes: Recent,
-    /// What steps with drafts lost lately.
+    /// Recent losses of steps with drafts.
     of_steps: Recent,
 }
 
-/// The newest losses of a kind, microseconds.
+/// The newest losses of one kind, in microseconds.
 #[derive(Debug, Default)]
 struct Recent {
     losses: [i64; N_RECENT],
@@ -46,7 +46,8 @@ struct Recent {
 }
 
 impl Recent {
-    /// What counts of a loss: all of it, unless it is more than [`MAX_LOSS_STEPS`] and more than twice what is usual.
+    /// Returns how much of a loss counts: all of it, unless it exceeds both [`MAX_LOSS_STEPS`] and twice the
+    /// usual loss.
     fn limit(&mut self, loss: i64, step: i64) -> i64 {
         self.losses[self.next] = loss;
         self.next = (self.next + 1) % N_RECENT;
@@ -56,7 +57,7 @@ impl Recent {
     }
 }
 
-/// Microseconds, small enough to be multiplied.
+/// Converts microseconds, limited so that products do not overflow.
 fn of(us: u64) -> i64 {
     i64::try_from(us)
         .map_or(i64::MAX, |us| us)
@@ -64,45 +65,46 @@ fn of(us: u64) -> i64 {
 }
 
 impl DraftLedger {
-    /// Whether a draft may be made.
+    /// Returns whether a draft may be made.
     pub(crate) fn allows(&self) -> bool {
         self.balance.is_none_or(|balance| balance >= 0)
     }
 
-    /// Takes in what was done before a step: passes that guess, and such that compute prompts. A step without drafts takes `step_us`.
+    /// Books the work before a step: passes that draft, and passes that compute prompts. A step without
+    /// drafts takes `step_us`.
     pub(crate) fn note_passes(&mut self, guessing_us: u64, prompt_us: u64, step_us: u64) {
         self.unpaid_us = self.unpaid_us.saturating_add(prompt_us);
         let loss = self.of_passes.limit(of(guessing_us), of(step_us.max(1)));
         self.add(-loss, step_us);
     }
 
-    /// Takes in what it took to find that no pass pays.
+    /// Books the time spent on finding that no pass pays.
     pub(crate) fn note_asking(&mut self, us: u64, step_us: u64) {
         let loss = of(us).min(MAX_LOSS_STEPS * of(step_us.max(1)));
         self.add(-loss, step_us);
     }
 
-    /// Takes in a step without a draft of the model that took `us`.
+    /// Books a step of `us` without a draft of the model.
     pub(crate) fn note_plain(&mut self, us: u64) {
         self.pay_off(us);
         let us = of(us);
         let lent = LENT_STEPS * LENT_SHARE * us;
         let balance = *self.balance.get_or_insert(lent);
-        // What is lent is not saved up beyond what it was in the beginning.
+        // The credit never grows beyond its initial size.
         if balance < lent {
             self.balance = Some(balance + us);
         }
     }
 
-    /// Takes in a step that took `us` with the model's drafts, and gave what takes `plain_us` without them; a step without any drafts takes
-    /// `step_us`.
+    /// Books a step that took `us` with the model's drafts and produced what takes `plain_us` without them; a
+    /// step without any drafts takes `step_us`.
     pub(crate) fn note_drafted(&mut self, us: u64, plain_us: u64, step_us: u64) {
         self.pay_off(step_us);
         let loss = (self.of_steps).limit(of(us) - of(plain_us), of(step_us.max(1)));
         self.add(-loss, step_us);
     }
 
-    /// Books a part of what prompts took, with a step of `step_us`.
+    /// Pays off a part of the time spent on prompts, at a step of `step_us`.
     fn pay_off(&mut self, step_us: u64) {
         let paid = self.unpaid_us.min(step_us / PAID_SHARE);
         self.unpaid_us -= paid;
@@ -123,9 +125,10 @@ impl DraftLedger {
 mod tests {
     use super::*;
 
-    /// Steps of 100 microseconds, where a pass takes `pass` percent of one and a draft's tokens, with the step that verifies them, `percent`
-    /// of what they take without; `None` where the pass gives no draft. Of 10,000 steps, those with a pass, and the time of all in
-    /// percent of what they would take without.
+    /// Simulates 10,000 steps of 100 microseconds. A pass takes `pass` percent of a step. The draft's tokens,
+    /// with the step that verifies them, take `percent` of their time without; `None` if the pass gives no
+    /// draft. Returns the number of steps with a pass, and the total time in percent of the time without
+    /// drafts.
     fn run(pass: u64, percent: Option<u64>) -> (usize, u64) {
         let mut ledger = DraftLedger::default();
         let (mut n_passes, mut us, mut plain_us) = (0, 0, 0);
@@ -188,9 +191,10 @@ mod tests {
         assert!(ledger.allows());
     }
 
-    /// Answers of `n_steps` steps of 100 microseconds, each behind a prompt that takes as long as 40 of them where drafts are allowed.
-    /// With a draft a step gives what takes `gain` microseconds more. Of 200 answers, those with drafts in their last step, and the time of
-    /// all in percent of what they would take without.
+    /// Simulates 200 answers of `n_steps` steps of 100 microseconds, each after a prompt that takes as long
+    /// as 40 of them if drafts are allowed. With a draft, a step produces what takes `gain` microseconds
+    /// more. Returns the number of answers with drafts in their last step, and the total time in percent of
+    /// the time without drafts.
     fn answers(n_steps: usize, gain: u64) -> (usize, u64) {
         let mut ledger = DraftLedger::default();
         let (mut n_drafted, mut us, mut plain_us) = (0, 0, 0);
@@ -218,10 +222,10 @@ mod tests {
 
     #[test]
     fn a_prompt_is_paid_off_by_its_answer() {
-        // Each step pays 12 of what it gains.
+        // Each step pays 12 of its gain.
         let (n_drafted, time) = answers(400, 30);
         assert!(n_drafted == 200 && time < 90, "{n_drafted} {time}");
-        // No draft has gained: prompts are a loss.
+        // No draft gained anything, so prompts are a loss.
         for n_steps in [20, 400] {
             let (n_drafted, time) = answers(n_steps, 0);
             assert!(n_drafted < 100 && time <= 103, "{n_steps}: {n_drafted} {time}");

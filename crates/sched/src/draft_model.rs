@@ -1,12 +1,13 @@
-//! [`DraftModel`]: a second, smaller model that guesses what the first will say.
+//! [`DraftModel`]: a second, smaller model that predicts the tokens of the first.
 //!
-//! Separate from the core, which asks it before a step is planned. It has an executor and a scheduler of its own: pages, prefix
-//! cache and states as the first model has them, and a sequence for each that it guesses for, which rests between two drafts. What was
-//! guessed and not sampled is revised away (`revise.rs`). Guesses are sampled with the parameters and the random key of the token that they
-//! guess, so that they agree with it as often as the two models do.
+//! The core asks it before a step is planned. It has its own executor and scheduler: pages, prefix cache and
+//! states like the first model, and one sequence for each that it drafts for, idle between two drafts. Draft
+//! tokens that were not sampled are removed by revision (`revise.rs`). Draft tokens are sampled with the
+//! parameters and the random key of the tokens that they predict, so they agree as often as the two models
+//! do.
 //!
-//! Invariant: nothing it does changes what is generated; where it fails, there are no guesses any more: for a sequence whose row
-//! failed, and for none after [`MAX_BAD_ROWS`].
+//! Invariant: it never changes what is generated. On failure there are no more drafts: none for a sequence
+//! with a failed row, and none at all after [`MAX_BAD_ROWS`].
 
 use std::{
     collections::{HashMap, HashSet},
@@ -32,67 +33,67 @@ use crate::{
     sequence::{SeqSpec, Work},
 };
 
-/// Tokens of a pass at most, so that a prompt that is computed for drafts holds no one up for long.
+/// Maximum tokens of a pass, so that a prompt computed for drafts delays no caller for long.
 const MAX_PASS_TOKENS: usize = 128;
 
-/// Rows that fail one after another, each of another sequence, until the model is held to be of no use.
+/// Number of consecutive failed rows, each of another sequence, after which the model is disabled.
 const MAX_BAD_ROWS: u32 = 8;
 
-/// Without times to weigh, a draft ends where it is less likely than one in so many to be right up to there.
+/// Without measured times, a draft ends if the probability that it is right up to there falls below one in this many.
 const ONE_IN: u64 = 4;
 
-/// Before a pass was measured: it takes this part of a step of the first model, and this many microseconds.
+/// Before a pass was measured, it is assumed to take this fraction of a step of the first model plus the microseconds below.
 const UNMEASURED_DIVISOR: u64 = 8;
 const UNMEASURED_US: u64 = 50;
 
-/// Tokens that an answer is expected to have at most, where it is weighed whether computing its prompt for drafts pays.
+/// Maximum expected length of an answer, in tokens, for deciding whether computing its prompt for drafts pays.
 const MAX_EXPECTED_TOKENS: usize = 512;
 
-/// A sequence as the drafting model sees it.
+/// A sequence that asks the draft model.
 pub(crate) struct Seat<'a> {
     pub(crate) want: Want,
     pub(crate) tokens: &'a [u32],
-    /// Number of the answer's tokens, which end `tokens`. After a shift of the context, `tokens` may hold fewer.
+    /// Number of the answer's tokens at the end of `tokens`. After a shift of the context, `tokens` may hold fewer.
     pub(crate) n_generated: usize,
     pub(crate) uses_prefix_cache: bool,
     pub(crate) salt: u64,
     pub(crate) sampling: &'a Arc<SamplingParams>,
 }
 
-/// A draft that is being made.
+/// A draft in progress.
 struct Draft {
     want: Want,
-    /// Its sequence here.
+    /// Its sequence in this model.
     seq: SeqId,
     guess: ModelGuess,
-    /// The likelihood that it is right up to its end, in 1/65536.
+    /// Probability that the whole draft so far is right, in 1/65536.
     reach: u64,
     is_open: bool,
 }
 
-/// The drafting model; see the module.
+/// The draft model; see the module.
 pub(crate) struct DraftModel {
     executor: Box<dyn Executor>,
     scheduler: Scheduler,
-    /// What it reads besides tokens, where it is a layer of the first model.
+    /// The hidden states that it reads besides tokens, if it is an MTP layer of the first model.
     hidden: Option<HiddenStates>,
     /// The sequence here for each of the first model's.
     lanes: HashMap<SeqId, SeqId>,
-    /// How a sequence here samples.
+    /// Sampling parameters of each sequence here.
     params: HashMap<SeqId, Arc<SamplingParams>>,
-    /// Inputs that a sequence may have.
+    /// Maximum inputs of a sequence.
     longest: usize,
     times: PassTimes,
     trials: Trials,
     has_failed: bool,
-    /// Sequences of the first model for which nothing is guessed, since a row here failed.
+    /// Sequences of the first model without drafts, because a row here failed.
     refused: HashSet<SeqId>,
-    /// Rows that failed since one that did not.
+    /// Number of consecutive failed rows.
     n_bad_rows: u32,
-    /// Rows that failed in all.
+    /// Total number of failed rows.
     failed_rows: u64,
 
-    // Reused from draft to draft.
+    // Buffers that drafts reuse.
     drafts: Vec<Draft>,
     batch: ForwardBatch,
     plan: StepPlan,
@@ -141,41 +142,42 @@ impl DraftModel {
         }
     }
 
-    /// Whether it still guesses.
+    /// Returns whether the model is still in use.
     pub(crate) fn works(&self) -> bool {
         !self.has_failed
     }
 
-    /// The width of the hidden states that it reads, where it reads any.
+    /// Returns the width of the hidden states that it reads, if it reads any.
     pub(crate) fn hidden_width(&self) -> Option<usize> {
         self.hidden
             .as_ref()
             .map(|_| self.scheduler.config().limits.n_embd)
     }
 
-    /// Whether it takes hidden states now.
+    /// Returns whether it currently stores hidden states.
     pub(crate) fn keeps_hidden(&self) -> bool {
         self.hidden.is_some() && !self.has_failed && self.trials.keeps_states()
     }
 
-    /// Whether there is nothing to ask it before a step of `n_rows` rows, where drafts are weighed: they did not pay just now.
+    /// Returns whether the model need not be asked before a step of `n_rows` rows, if drafts are weighed: they did not pay just
+    /// now.
     pub(crate) fn rests(&mut self, n_rows: usize) -> bool {
         self.trials.rests(n_rows)
     }
 
-    /// Whether [`Self::rests`] would say so of a step of some size.
+    /// Returns whether [`Self::rests`] would be true for some number of rows.
     pub(crate) fn is_resting(&self) -> bool {
         self.trials.is_resting()
     }
 
-    /// A sequence of `n_tokens` tokens is about to begin.
+    /// Announces that a sequence of `n_tokens` tokens is about to begin.
     pub(crate) fn expect(&mut self, n_tokens: usize) {
         let pass_us = self.times.guessing(1).unwrap_or(0);
         let cost_us = self.trial_us(n_tokens as u64, pass_us);
         self.trials.begin(cost_us);
     }
 
-    /// Takes the hidden states behind inputs of a sequence from `first` on.
+    /// Stores the hidden states after a sequence's inputs from `first` on.
     pub(crate) fn take_hidden(&mut self, seq: SeqId, first: usize, rows: &[f32]) {
         let keeps_hidden = self.keeps_hidden();
         if let Some(hidden) = self.hidden.as_mut().filter(|_| keeps_hidden) {
@@ -183,13 +185,13 @@ impl DraftModel {
         }
     }
 
-    /// Rows that failed.
+    /// Returns the number of failed rows.
     pub(crate) fn failed_rows(&self) -> u64 {
         self.failed_rows
     }
 
-    /// Guesses what follows the tokens of each seat, as far as that pays, and hands the guesses out. Without `weighing`, as far as it
-    /// is likely. Returns what it computed, if anything.
+    /// Predicts the tokens that follow each seat's, as long as that pays, and returns the drafts. Without `weighing`, it
+    /// continues as long as the draft is likely. Returns the work done, if any.
     pub(crate) fn guess(
         &mut self,
         seats: &[Seat<'_>],
@@ -223,7 +225,7 @@ impl DraftModel {
             if let Some(hidden) = &mut self.hidden
                 && self.scheduler.n_computed(seq) >= guess.at
             {
-                // The next input that it computes is the one behind those that are known now.
+                // The next input that it computes follows the tokens known now.
                 hidden.drop_before(want.seq, guess.at - 1);
             }
             if !guess.tokens.is_empty() && !self.has_failed {
@@ -233,7 +235,7 @@ impl DraftModel {
         passes
     }
 
-    /// Forgets a sequence that has ended.
+    /// Drops a sequence that has ended.
     pub(crate) fn forget(&mut self, seq: SeqId) {
         self.trials.end_rest();
         self.refused.remove(&seq);
@@ -254,7 +256,7 @@ impl DraftModel {
         self.drafts.iter().filter(|draft| draft.is_open).count()
     }
 
-    /// Brings the sequences of seats up to date and lets them take part, unless there is no use in it.
+    /// Catches up the sequences of seats and lets them take part, unless that is pointless.
     fn open(&mut self, seats: &[Seat<'_>], weighing: Option<&Weighing>) {
         self.drafts.clear();
         for seat in seats {
@@ -294,19 +296,19 @@ impl DraftModel {
         }
     }
 
-    /// Whether computing what is missing of a sequence may pay in the rest of its answer.
+    /// Returns whether computing a sequence's missing tokens may pay off within the rest of its answer.
     fn may_catch_up(&self, seat: &Seat<'_>, weighing: &Weighing) -> bool {
         let n_missing = self.n_missing(seat);
         let n_expected = seat.want.n_left.min(MAX_EXPECTED_TOKENS) as u64;
-        // Its part of the steps that it takes part in.
+        // Its share of the steps that it takes part in.
         let answer_us = n_expected * weighing.step_us / weighing.n_rows as u64;
         n_missing * self.times.token.unwrap_or(0) <= answer_us / PAID_SHARE
     }
 
-    /// The sequence of a seat, with its tokens.
+    /// Returns the sequence of a seat, updated to the seat's tokens.
     fn sit_down(&mut self, seat: &Seat<'_>) -> SeqId {
         let own = self.sequence_of(seat);
-        // Penalties that count only the answer count the same tokens here.
+        // Penalties that count only the answer must count the same tokens here.
         let n_given = seat.tokens.len().saturating_sub(seat.n_generated);
         self.scheduler.set_n_given(own, n_given);
         own
@@ -315,7 +317,7 @@ impl DraftModel {
     fn sequence_of(&mut self, seat: &Seat<'_>) -> SeqId {
         if let Some(&own) = self.lanes.get(&seat.want.seq) {
             if let Some(hidden) = &self.hidden {
-                // What it guessed with states of its own is computed again with those that came since.
+                // Draft tokens computed from the layer's own states are computed again from the real ones.
                 let n_sure = hidden.n_sure(own) + 1;
                 self.scheduler
                     .revise(own, &seat.tokens[..n_sure.min(seat.tokens.len())]);
@@ -325,7 +327,7 @@ impl DraftModel {
         }
         let n_vocab = self.scheduler.config().limits.n_vocab;
         let likeliest = SamplingParams::default();
-        // Tokens that this model does not have cannot be weighed by it.
+        // The model cannot weigh tokens beyond its vocabulary.
         let own = Some(&**seat.sampling).filter(|params| params.validate(n_vocab).is_ok());
         let params = SamplingParams {
             n_logprobs: Some(0),
@@ -354,15 +356,15 @@ impl DraftModel {
         seq
     }
 
-    /// How long a pass that guesses for so many sequences takes. Before one was measured it is said to take a part of a step, and what
-    /// waking threads takes.
+    /// Returns the time of a pass that drafts for `n_seqs` sequences. Before one was measured, it is assumed to be a fraction of
+    /// a step plus the time of waking threads.
     fn pass_us(&self, n_seqs: usize, weighing: &Weighing) -> u64 {
         let measured = self.times.guessing(n_seqs);
         measured.unwrap_or(weighing.step_us / UNMEASURED_DIVISOR + UNMEASURED_US)
     }
 
-    /// Whether to begin drafts: their first pass pays, or it does not as far as is known, and it is time to try it all the same. Nothing
-    /// is computed, and no sequence is brought up to date, where it is not.
+    /// Returns whether to start drafts: either their first pass is expected to pay, or it is time for a trial. Otherwise nothing
+    /// is computed and no sequence is caught up.
     fn is_worth_a_draft(&mut self, seats: &[Seat<'_>], weighing: &Weighing) -> bool {
         let n_seats = seats.len();
         let pass_us = self.pass_us(n_seats, weighing);
@@ -387,19 +389,19 @@ impl DraftModel {
         is_due
     }
 
-    /// What it takes to try a draft for sequences that lack so many tokens, where a pass takes `pass_us`.
+    /// Returns the cost of trying a draft for sequences that lack `n_missing` tokens, if a pass takes `pass_us`.
     fn trial_us(&self, n_missing: u64, pass_us: u64) -> u64 {
         let token_us = self.times.token.unwrap_or(pass_us / UNMEASURED_DIVISOR);
         n_missing.saturating_mul(token_us).saturating_add(2 * pass_us)
     }
 
-    /// Tokens of a seat that are not computed here.
+    /// Returns the number of a seat's tokens not computed here.
     fn n_missing(&self, seat: &Seat<'_>) -> u64 {
         let n_computed = (self.lanes.get(&seat.want.seq)).map_or(0, |&own| self.scheduler.n_computed(own));
         seat.tokens.len().saturating_sub(n_computed) as u64
     }
 
-    /// Decides about the next pass of a draft; returns how long it is expected to take, where it is made.
+    /// Decides about the next pass of a draft; returns its expected time if it should run.
     fn is_worth_a_pass(&self, weighing: Option<&Weighing>) -> Option<u64> {
         let n_open = self.n_open();
         if n_open == 0 || self.has_failed {
@@ -419,7 +421,7 @@ impl DraftModel {
         weighing.pays(n_open, gain, pass_us).then_some(pass_us)
     }
 
-    /// Runs one pass: a token for each sequence that is up to date, and a part of what the others lack.
+    /// Runs one pass: a token for each sequence that is caught up, and a part of the others' missing tokens.
     fn pass(&mut self, clock: &dyn Fn() -> u64, passes: &mut Passes) -> Result<(), StepError> {
         let begun_us = clock();
         self.outcomes.clear();
@@ -467,7 +469,7 @@ impl DraftModel {
         Ok(())
     }
 
-    /// Gives the batch the hidden states that its inputs are made of, and asks for those that the next pass needs.
+    /// Adds to the batch the hidden states that its inputs need, and requests those that the next pass needs.
     fn add_hidden(&mut self) {
         let Some(hidden) = &self.hidden else {
             return;
@@ -484,7 +486,7 @@ impl DraftModel {
         batch.hidden_rows.extend_from_slice(&batch.logit_rows);
     }
 
-    /// Keeps the layer's own states behind the rows of a pass that sampled.
+    /// Stores the layer's own states after the rows of a pass that sampled.
     fn keep_hidden(&mut self) {
         let Some(hidden) = &mut self.hidden else {
             return;
@@ -497,7 +499,7 @@ impl DraftModel {
         }
     }
 
-    /// Appends what a pass guessed. Sequences that it brought no further rest until the next draft.
+    /// Appends a pass's draft tokens. Sequences that it did not extend rest until the next draft.
     fn extend(&mut self, mut weighing: Option<&mut Weighing>) {
         for draft in &mut self.drafts {
             let token = self.outcomes.iter().find_map(|outcome| match *outcome {
@@ -526,7 +528,7 @@ impl DraftModel {
         self.refuse_ended();
     }
 
-    /// Guesses no more for sequences whose rows failed. A model whose logits are never finite is of no use.
+    /// Stops drafting for sequences whose rows failed. If all logits are non-finite, the model is useless.
     fn refuse_ended(&mut self) {
         let outcomes = self.outcomes.iter();
         let n_ended = outcomes
@@ -558,7 +560,7 @@ impl DraftModel {
         }
     }
 
-    /// Gives up: the first model continues alone.
+    /// Disables the draft model; the first model continues alone.
     fn fail(&mut self) {
         self.has_failed = true;
         self.scheduler.fail_step(&self.plan, &mut self.outcomes);
@@ -577,7 +579,7 @@ impl DraftModel {
     /// Checks every invariant.
     ///
     /// # Panics
-    /// When one does not hold.
+    /// If one does not hold.
     #[cfg(test)]
     pub(crate) fn assert_consistent(&self) {
         self.scheduler.assert_consistent();
@@ -596,7 +598,7 @@ impl DraftModel {
         }
     }
 
-    /// Sequences that it knows or refuses, those of which it keeps hidden states, and pages that they hold.
+    /// Returns the number of sequences that it knows, refuses or stores hidden states of, and the number of pages that they hold.
     #[cfg(test)]
     pub(crate) fn in_use(&self) -> (usize, usize) {
         let window = self.scheduler.window_pool();

@@ -1,7 +1,7 @@
-//! Planning of drafts: which guesses a step computes, and where their keys, values and states go.
+//! Planning of drafts: which draft tokens a step computes, and where their keys, values and states go.
 //!
-//! A part of [`Scheduler`] that stands apart because steps without drafts know none of it. Invariants: a draft takes no page and no slot that
-//! another running sequence needs in the same step; nothing that a wrong guess wrote is read.
+//! Part of [`Scheduler`]. Invariants: a draft takes no page and no slot that another running sequence needs
+//! in the same step; nothing written for a wrong draft token is ever read.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::{
     sequence::{Masking, Sequence, Work},
 };
 
-/// A draft that is worth having, not yet written.
+/// A worthwhile draft, not written yet.
 #[derive(Clone, Copy, Debug)]
 struct Choice {
     source: Source,
@@ -29,52 +29,53 @@ struct Choice {
 
 #[derive(Clone, Copy, Debug)]
 enum Source {
-    /// What was said before.
+    /// Earlier text.
     Found(Found),
-    /// What the drafting model expects.
+    /// The draft model.
     Model,
-    /// What there are masks for.
+    /// Tokens with computed masks.
     Masked,
 }
 
-/// What likely drafts of a step take, so that further ones are not promised the same.
+/// Room taken by likely drafts of a step, so that it is not promised twice.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DraftPlaces {
     n_pages: usize,
     n_slots: usize,
 }
 
-/// A sequence whose next tokens a drafting model may guess.
+/// A sequence for which the draft model may make a draft.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Want {
     pub(crate) seq: SeqId,
-    /// Tokens that a draft may have.
+    /// Maximum length of the draft.
     pub(crate) max_draft: usize,
-    /// Tokens that it may still generate.
+    /// Number of tokens that it may still generate.
     pub(crate) n_left: usize,
-    /// How its guesses fared so far.
+    /// Acceptance of its drafts so far.
     pub(crate) acceptance: ModelAcceptance,
 }
 
-/// Tokens that a draft behind the first `n_tokens` of the sequence, which are all that it will have then, may have.
+/// Returns the maximum length of a draft after the first `n_tokens` of the sequence, if these are all that it
+/// will have by then.
 pub(crate) fn max_draft_of(sequence: &Sequence, n_tokens: usize, max_draft: usize) -> usize {
     let n_left = match sequence.work {
-        // One token is sampled behind the last of the draft.
+        // One token is sampled after the draft's last.
         Work::Generate { .. } => sequence.end_len().saturating_sub(n_tokens + 1),
         Work::Logits { .. } | Work::Hidden { .. } => 0,
     };
     let until_snapshot = match sequence.state {
-        // A page ends with a snapshot, which a row has one of.
+        // A page ends with a snapshot, and a row can take only one.
         Some(_) => n_tokens.next_multiple_of(PAGE_TOKENS) - n_tokens,
         None => usize::MAX,
     };
     max_draft.min(n_left).min(until_snapshot)
 }
 
-/// Chooses the draft of a sequence, of `max` tokens at most.
+/// Chooses the draft of a sequence, with at most `max` tokens.
 fn choose(sequence: &mut Sequence, max: usize, looks_up: bool, room: &DraftRoom) -> Option<Choice> {
     let drafter = sequence.drafter.as_mut()?;
-    // Behind a wrong guess a recurrent state is computed again.
+    // After a wrong draft token, a recurrent state is computed again.
     let n_costs = if sequence.state.is_some() { 2 } else { 1 };
     let tokens = &sequence.tokens;
     let (source, (len, gain)) = if sequence.masking != Masking::Off {
@@ -98,7 +99,7 @@ fn choose(sequence: &mut Sequence, max: usize, looks_up: bool, room: &DraftRoom)
     (len > 0).then_some(Choice { source, len, gain })
 }
 
-/// Guesses what follows the tokens of a constrained sequence, `max` of them at most, as if it were not.
+/// Drafts up to `max` tokens after those of a constrained sequence, ignoring the constraint.
 fn guess_freely(drafter: &mut Drafter, tokens: &[u32], looks_up: bool, max: usize, guess: &mut MaskedGuess) {
     if let Some(of_model) = drafter.take_model_guess(tokens.len()) {
         guess.tokens = of_model.tokens;
@@ -115,13 +116,13 @@ fn guess_freely(drafter: &mut Drafter, tokens: &[u32], looks_up: bool, max: usiz
 }
 
 impl Scheduler {
-    /// Whether sequences of this model guess tokens ahead.
+    /// Returns whether sequences may have drafts.
     pub(crate) fn speculates(&self) -> bool {
         self.config.speculation != Speculation::Off
     }
 
-    /// Room for the drafts of a step whose sequences have been given `shares` of inputs. Next to prompts there is none: their
-    /// tokens use the step better.
+    /// Returns the room for drafts in a step whose sequences get `shares` of its inputs. With prompts in the
+    /// step there is none: prompt tokens use the step better.
     pub(crate) fn draft_room(&self, shares: &[usize], times: Option<DraftTimes>) -> DraftRoom {
         let has_prompt = (self.running.iter().zip(shares)).any(|(&id, &share)| {
             let sequence = &self.sequences[id];
@@ -141,8 +142,8 @@ impl Scheduler {
         }
     }
 
-    /// Guesses what follows the next `n_tokens` inputs of a sequence, and gets the guesses a place where there is room. Appends them to
-    /// `drafts` and returns where they are.
+    /// Plans the draft after the next `n_tokens` inputs of a sequence, and reserves room for it. Appends the
+    /// tokens to `drafts` and returns their range.
     pub(crate) fn plan_draft(
         &mut self,
         id: SeqId,
@@ -194,8 +195,8 @@ impl Scheduler {
         start as u32..drafts.len() as u32
     }
 
-    /// Lists the sequences whose next tokens a drafting model may guess, in the order of rank. Next to prompts there are none. Of those that
-    /// are constrained they are the ones whose masks are `awaited` with guesses.
+    /// Lists the sequences for which the draft model may make drafts, in rank order; none if there are
+    /// prompts. A constrained sequence is listed only if its masks are `awaited` together with draft tokens.
     pub(crate) fn draft_wants(&mut self, awaited: impl Fn(SeqId, &[u32]) -> bool, wants: &mut Vec<Want>) {
         wants.clear();
         let speculation = self.config.speculation;
@@ -236,7 +237,7 @@ impl Scheduler {
         }
     }
 
-    /// Room for the drafts of a step of which nothing is known but that it has a row for each running sequence.
+    /// Returns the room for drafts in a future step of which only the running sequences are known.
     pub(crate) fn likely_room(&self, times: Option<DraftTimes>) -> DraftRoom {
         let n_rows = self.running.len();
         let n_left = self.config.max_step_tokens.saturating_sub(n_rows);
@@ -247,8 +248,9 @@ impl Scheduler {
         }
     }
 
-    /// What a constrained sequence is likely to continue with, of which masks are worth having: `expected` behind its tokens, where its
-    /// constraint has said so, else what a drafting model or a look-up says. And how many tokens that the constraint forces are.
+    /// Returns the likely continuation of a constrained sequence, for which masks are worth computing:
+    /// `expected` if its constraint has determined it, else the draft model's or a look-up's prediction. Also
+    /// returns the number of forced tokens to add.
     pub(crate) fn guess_to_mask(
         &mut self,
         id: SeqId,
@@ -283,8 +285,8 @@ impl Scheduler {
         (guess, n_forced.saturating_sub(len))
     }
 
-    /// Takes in that a constraint refuses what was guessed behind the first tokens of `seen`. Where the guess is part of a step already, its
-    /// result says so.
+    /// Records that a constraint refuses the draft token after the first tokens of `seen`. If the draft is
+    /// already in a step, that step's result records it instead.
     pub(crate) fn note_refused(&mut self, seq: SeqId, seen: &Seen) {
         let shared = &mut self.model_acceptance;
         if let Some(sequence) = self.sequences.get_mut(seq)
@@ -295,7 +297,7 @@ impl Scheduler {
         }
     }
 
-    /// Leaves of what was guessed for a sequence the first `n_masked` tokens of `seen`, which have masks.
+    /// Limits a sequence's draft to the first `n_masked` tokens of `seen`, which have masks.
     pub(crate) fn limit_masked(&mut self, seq: SeqId, seen: &Seen, n_masked: usize) {
         let Some(sequence) = self.sequences.get_mut(seq) else {
             return;
@@ -304,7 +306,7 @@ impl Scheduler {
         let Some(drafter) = &mut sequence.drafter else {
             return;
         };
-        // What a constraint had said to come it forces, as what it forces behind a guess.
+        // Tokens that the constraint announced count as forced, like those that it forces after a draft.
         let origin = drafter.masked_guess(at).map(|guess| guess.origin.clone());
         let origin = origin.unwrap_or_default();
         drafter.offer_masked(MaskedGuess {
@@ -319,7 +321,7 @@ impl Scheduler {
         });
     }
 
-    /// Leaves of what was guessed for a sequence the first `n_masked` tokens.
+    /// Limits a sequence's draft to the first `n_masked` tokens.
     pub(crate) fn cut_masked(&mut self, seq: SeqId, n_masked: usize) {
         let drafter = (self.sequences.get_mut(seq)).and_then(|sequence| sequence.drafter.as_mut());
         if let Some(drafter) = drafter {
@@ -327,7 +329,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes what there are masks for.
+    /// Stores the draft tokens with masks.
     pub(crate) fn offer_masked(&mut self, seq: SeqId, guess: MaskedGuess) {
         let drafter = (self.sequences.get_mut(seq)).and_then(|sequence| sequence.drafter.as_mut());
         if let Some(drafter) = drafter {
@@ -335,7 +337,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes what a drafting model expects of a sequence.
+    /// Stores the draft model's prediction for a sequence.
     pub(crate) fn offer(&mut self, seq: SeqId, guess: ModelGuess) {
         let drafter = (self.sequences.get_mut(seq)).and_then(|sequence| sequence.drafter.as_mut());
         if let Some(drafter) = drafter {
@@ -343,7 +345,8 @@ impl Scheduler {
         }
     }
 
-    /// Gets a slot for the state after a draft, where the model has states. Returns whether the draft has all it needs.
+    /// Reserves a slot for the state after a draft, if the model has states. Returns whether the draft has
+    /// everything it needs.
     fn has_spare(&mut self, id: SeqId) -> bool {
         let sequence = &mut self.sequences[id];
         if sequence.state.is_none() {
@@ -353,8 +356,8 @@ impl Scheduler {
         sequence.spare.is_some()
     }
 
-    /// Extends a sequence's page tables for a draft behind its next input, unless other running sequences may need the pages. Returns
-    /// for how many tokens of the draft there is room.
+    /// Extends a sequence's page tables for a draft after its next input, unless other running sequences may
+    /// need the pages. Returns the number of draft tokens that fit.
     fn grow_for_draft(&mut self, id: SeqId, len: usize) -> usize {
         let n_inputs = self.n_mapped_inputs(id);
         let n_inputs = if n_inputs > len || !self.is_rich(len, 0) {
@@ -365,8 +368,8 @@ impl Scheduler {
         n_inputs.saturating_sub(1)
     }
 
-    /// For how many tokens of a draft behind a sequence's next input there is likely to be room, in pages and in slots for states, once the
-    /// other drafts of the step have taken `taken`. Adds what this one takes.
+    /// Returns the number of draft tokens after a sequence's next input that are likely to fit, in pages and
+    /// state slots, given the room in `taken` for other drafts of the step. Adds this one's room to `taken`.
     pub(crate) fn likely_place(&self, id: SeqId, len: usize, taken: &mut DraftPlaces) -> usize {
         let has_state = self.sequences[id].state.is_some();
         if has_state && self.groups[0].pool.states.n_available() <= taken.n_slots {
@@ -389,7 +392,7 @@ impl Scheduler {
         fitting
     }
 
-    /// Inputs of a sequence that are not planned yet and have pages.
+    /// Returns the number of inputs of a sequence that have pages and are not planned yet.
     fn n_mapped_inputs(&self, id: SeqId) -> usize {
         let sequence = &self.sequences[id];
         let n_mapped = (sequence.tables[..self.groups.len()].iter())
@@ -399,7 +402,8 @@ impl Scheduler {
         n_mapped - sequence.n_planned
     }
 
-    /// Whether there are pages for a draft of `len` tokens that no other running sequence may need, where `n_taken` are promised.
+    /// Returns whether there are pages for a draft of `len` tokens that no other running sequence may need,
+    /// besides `n_taken` promised ones.
     fn is_rich(&self, len: usize, n_taken: usize) -> bool {
         let n_needed = (1 + len).div_ceil(PAGE_TOKENS) + self.running.len() + n_taken;
         (self.groups.iter()).all(|group| group.pool.n_available() >= n_needed)

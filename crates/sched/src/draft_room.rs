@@ -1,19 +1,19 @@
-//! [`DraftRoom`]: how many guesses a step has room for, and how long a draft pays.
+//! [`DraftRoom`]: how many draft tokens fit in a step, and how long a draft pays.
 //!
-//! Separate from what guesses, because it knows likelihoods and times alone. Invariant: integers only, so that a choice can be replayed.
+//! It knows only probabilities and times. Invariant: integers only, so that a choice can be replayed.
 
 use crate::draft_times::{DraftTimes, MAX_STEP_DRAFTS, ONE};
 
-/// What a step has been given so far, and what else fits.
+/// The draft tokens planned for a step so far, and the remaining room.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DraftRoom {
-    /// How long the step takes with drafts; `None` where every draft is as long as fits.
+    /// Duration of the step by number of draft tokens; `None` if every draft should be as long as fits.
     pub(crate) times: Option<DraftTimes>,
     /// Draft tokens that still fit.
     pub(crate) n_left: usize,
     /// Draft tokens planned.
     pub(crate) n_planned: usize,
-    /// Tokens that the step is expected to give, in 1/65536.
+    /// Expected tokens of the step, in 1/65536.
     pub(crate) expected: u64,
 }
 
@@ -26,7 +26,7 @@ impl DraftRoom {
         expected: 0,
     };
 
-    /// A step of `n_rows` rows that sample, with room for `n_left` draft tokens.
+    /// Creates the room of a step with `n_rows` sampling rows and at most `n_left` draft tokens.
     pub(crate) fn new(times: Option<DraftTimes>, n_left: usize, n_rows: usize) -> Self {
         Self {
             times,
@@ -36,10 +36,11 @@ impl DraftRoom {
         }
     }
 
-    /// The length of a draft, at most `max`, with which the step gives the most tokens in its time: `likelihood` is that of the draft
-    /// token at an offset, given those before it, and rows of the draft are computed `n_costs` times. Less than a fortieth more is
-    /// not worth it, since times are measured; and a step's first draft must promise a fortieth for each of up to four rows that sample. Next to
-    /// many rows a draft gains little in any case, and all of them wait for what it loses.
+    /// Returns the draft length, at most `max`, that maximizes the step's tokens per time. `likelihood` is
+    /// the acceptance probability of the draft token at an offset, given those before it; each draft row is
+    /// computed `n_costs` times. A gain below a fortieth is ignored, since times are measured. A step's first
+    /// draft must gain a fortieth for each of up to four sampling rows: next to many rows a draft gains
+    /// little, and all of them wait if it loses.
     pub(crate) fn best_len(
         &self,
         max: usize,
@@ -73,7 +74,7 @@ impl DraftRoom {
         (best_len, best_gain)
     }
 
-    /// Takes a draft of `len` tokens, which are expected to give `gain`.
+    /// Plans a draft of `len` tokens with an expected gain of `gain`.
     pub(crate) fn take(&mut self, len: usize, gain: u64) {
         self.n_left -= len;
         self.n_planned += len;
@@ -85,7 +86,7 @@ impl DraftRoom {
 mod tests {
     use super::*;
 
-    /// Times of a step in which each draft token adds `percent`.
+    /// Returns the times of a step in which each draft token adds `percent`.
     fn times(percent: u32) -> DraftTimes {
         DraftTimes(std::array::from_fn(|n| 256 + 256 * percent * n as u32 / 100))
     }
@@ -107,7 +108,8 @@ mod tests {
 
     #[test]
     fn the_more_a_step_gives_anyway_the_less_a_draft_pays() {
-        // A row that costs a tenth of a step is cheap for one sequence and dear for eight, whose step gives eight tokens.
+        // A row that costs a tenth of a step is cheap for one sequence and expensive for eight, whose step
+        // gives eight tokens.
         assert!(best_len(10, 1, 70) > 0);
         assert_eq!(best_len(10, 8, 70), 0);
         assert_eq!(

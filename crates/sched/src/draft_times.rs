@@ -1,13 +1,14 @@
-//! [`DraftTimes`]: how long a step takes with drafts.
+//! [`DraftTimes`]: the duration of a step by number of draft tokens.
 //!
-//! Separate because both what drafts and what weighs a drafting model read it. Invariant: times and certainties are integers.
+//! Both drafting and the weighing of a draft model read it. Invariant: times and probabilities are integers.
 
-/// Draft tokens of all sequences in a step, where their number is weighed.
+/// Maximum draft tokens of all sequences in a step whose drafts are weighed.
 pub(crate) const MAX_STEP_DRAFTS: usize = 32;
 
-/// How long a step takes with draft tokens in it, in 1/256 of the same step without: entry `n` is that of `n` draft tokens.
+/// Duration of a step with draft tokens, in 1/256 of the same step without: entry `n` is for `n` draft
+/// tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftTimes(pub [u32; MAX_STEP_DRAFTS + 1]);
 
-/// Certainty, in the unit of likelihoods: 1/65536.
+/// Probability 1 in the unit of likelihoods, 1/65536.
 pub(crate) const ONE: u64 = 1 << 16;

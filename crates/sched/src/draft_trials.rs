@@ -1,52 +1,54 @@
-//! [`Trials`]: when drafts that are not expected to pay are tried all the same, and what is left undone until then.
+//! [`Trials`]: when drafts that are not expected to pay are tried anyway, and which work is skipped until
+//! then.
 //!
-//! Separate from the drafting model, which only asks it, so that both rules can be read in one place. Between two trials nothing that
-//! they need changes, but for the sequences: so nothing is asked for some steps, and where drafts have long been of no use, the hidden
-//! states that they are made of are not kept. Invariant: trials take at most one part in [`TRIAL_SHARE`] of the time of steps.
+//! Between two trials only the sequences can change the decision. So the question is skipped for some steps,
+//! and if drafts have not paid for long, the hidden states for them are not stored. Invariant: trials take at
+//! most one part in [`TRIAL_SHARE`] of the time of steps.
 
-/// Of the time of steps, one part in so many may go to drafts that are not expected to pay, to see whether they do: at first, and at
-/// least. After each such draft it is half as much, until drafts are expected to pay.
+/// Initial and largest share of step time, one part in this many, for trials of drafts that are not expected
+/// to pay. It halves after each trial until drafts are expected to pay.
 const TRIAL_SHARE: u64 = 64;
 const LAST_TRIAL_SHARE: u64 = 512;
 
-/// Steps in which nothing is asked, at most, but for those before a trial whose states come back. Times change in the meantime, and drafts
-/// may pay then.
+/// Maximum number of steps in which the question is skipped, apart from those before a trial that collects
+/// states again. Times change meanwhile, and drafts may pay then.
 const MAX_REST_STEPS: u64 = 32;
 
-/// Steps before a trial in which hidden states are kept; where they come back, nothing is asked until then.
+/// Number of steps before a trial in which hidden states are stored. If storing resumes, the question is
+/// skipped until then.
 const WINDOW_STEPS: u64 = 64;
 
-/// See the module.
+/// The schedule of trials; see the module.
 #[derive(Debug)]
 pub(crate) struct Trials {
-    /// The time of steps since the last trial, microseconds.
+    /// Total time of steps since the last trial, in microseconds.
     untried_us: u64,
-    /// The part of it that the next one may take, one in so many.
+    /// Share of that time that the next trial may take, one part in this many.
     share: u64,
-    /// How long a step took when that was asked last.
+    /// Duration of a step when last asked.
     step_us: u64,
-    /// Until what has been asked is asked again.
+    /// The current rest, in which the question is skipped.
     rest: Option<Rest>,
-    /// The last trial brought sequences up to date, which does not show how long a pass takes: so it is made once more.
+    /// Whether to repeat the last trial: it caught up sequences, which does not show how long a pass takes.
     again: bool,
-    /// Steps in which drafts did not pay.
+    /// Number of steps in which drafts did not pay.
     n_steps: u64,
-    /// Whether guesses are made of hidden states, and whether they are kept.
+    /// Whether drafts need hidden states, and whether these are stored.
     needs_states: bool,
     keeps_states: bool,
-    /// The step until which they are kept for a sequence that has begun.
+    /// The step until which they are stored for a new sequence.
     kept_until: u64,
 }
 
-/// A step before which drafts are not expected to pay.
+/// A step for which drafts are not expected to pay.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unpaid {
-    /// Rows of the step, and how long it takes without drafts.
+    /// Rows of the step, and its duration without drafts.
     pub(crate) n_rows: usize,
     pub(crate) step_us: u64,
-    /// What a trial takes.
+    /// Cost of a trial.
     pub(crate) cost_us: u64,
-    /// Whether sequences are brought up to date for it.
+    /// Whether the trial must catch up sequences.
     pub(crate) catches_up: bool,
     /// Whether drafts might pay with other sequences.
     pub(crate) is_hopeful: bool,
@@ -73,12 +75,13 @@ impl Trials {
         }
     }
 
-    /// Whether hidden states are kept, where guesses are made of them.
+    /// Returns whether hidden states are stored, if drafts need them.
     pub(crate) fn keeps_states(&self) -> bool {
         self.keeps_states
     }
 
-    /// Whether there is nothing to ask before a step of `n_rows` rows, since drafts did not pay in such steps just now.
+    /// Returns whether the question is skipped before a step of `n_rows` rows, since drafts did not pay in
+    /// such steps just now.
     pub(crate) fn rests(&mut self, n_rows: usize) -> bool {
         match &mut self.rest {
             Some(rest) if rest.n_steps > 0 && rest.n_rows == n_rows => {
@@ -91,17 +94,18 @@ impl Trials {
         }
     }
 
-    /// Whether it is a rest, in which nothing is asked unless steps change.
+    /// Returns whether there is a rest, in which the question is skipped unless steps change.
     pub(crate) fn is_resting(&self) -> bool {
         self.rest.is_some_and(|rest| rest.n_steps > 0)
     }
 
-    /// The sequences have changed: what was found need not hold.
+    /// Ends the rest because the sequences have changed.
     pub(crate) fn end_rest(&mut self) {
         self.rest = None;
     }
 
-    /// A sequence begins of which a trial takes `cost_us`. Its states are kept from the first on, where it may be tried soon.
+    /// Records a new sequence for which a trial costs `cost_us`. Its states are stored from the start if a
+    /// trial may come soon.
     pub(crate) fn begin(&mut self, cost_us: u64) {
         self.end_rest();
         let soon_us = (self.untried_us).saturating_add(WINDOW_STEPS * self.step_us);
@@ -111,20 +115,21 @@ impl Trials {
         }
     }
 
-    /// Drafts are expected to pay.
+    /// Records that drafts are expected to pay.
     pub(crate) fn note_paying(&mut self) {
         self.rest = None;
         self.share = TRIAL_SHARE;
         self.keeps_states = true;
     }
 
-    /// The trial that was due brought no sequence up to date and made no pass: there is nothing to make once more.
+    /// Records that the due trial neither caught up a sequence nor ran a pass, so there is nothing to repeat.
     pub(crate) fn note_no_pass(&mut self) {
         self.again = false;
     }
 
-    /// Whether drafts are tried before a step, though they are not expected to pay. Where there is no hope for other sequences either, and
-    /// some were tried without success, hidden states are kept only shortly before.
+    /// Returns whether drafts should be tried before a step although they are not expected to pay. If other
+    /// sequences give no hope either and earlier trials failed, hidden states are stored only shortly before
+    /// a trial.
     pub(crate) fn is_due(&mut self, unpaid: &Unpaid) -> bool {
         self.step_us = unpaid.step_us.max(1);
         self.n_steps += 1;
@@ -152,7 +157,7 @@ impl Trials {
             self.keeps_states = true;
             WINDOW_STEPS
         };
-        // This step is one of them.
+        // The current step counts.
         self.rest = Some(Rest {
             n_rows: unpaid.n_rows,
             n_steps: n_rest - 1,
@@ -175,8 +180,8 @@ mod tests {
         }
     }
 
-    /// Of `n_steps` steps of 100 microseconds before which drafts do not pay: those before which it was asked, the trials, and the steps
-    /// whose states were kept. A trial takes `cost_us`.
+    /// Simulates `n_steps` steps of 100 microseconds in which drafts do not pay, with trials of `cost_us`.
+    /// Returns the number of steps with a question, of trials, and of steps with stored states.
     fn run(trials: &mut Trials, n_steps: usize, cost_us: u64, hopeful: bool) -> [usize; 3] {
         let mut counts = [0; 3];
         for _ in 0..n_steps {
@@ -231,7 +236,7 @@ mod tests {
         run(&mut trials, 1000, 100, false);
         run(&mut trials, 1000, 1_000_000, false);
         assert!(!trials.keeps_states());
-        // A trial of another sequence is due at once, and its states are not there.
+        // A trial of another sequence is due at once, but its states are missing.
         trials.end_rest();
         assert!(!trials.is_due(&unpaid(100, false)) && trials.keeps_states());
         for _ in 1..WINDOW_STEPS {
@@ -263,14 +268,14 @@ mod tests {
     #[test]
     fn a_sequence_that_will_be_tried_keeps_its_states_from_the_first_on() {
         let mut trials = Trials::new(true);
-        // A long sequence, which is not tried again.
+        // A long sequence without further trials.
         run(&mut trials, 1000, 100, false);
         let [_, n_trials, _] = run(&mut trials, 1000, 1_000_000, false);
         assert_eq!((n_trials, trials.keeps_states()), (0, false));
         trials.begin(1_000_000);
         assert!(!trials.keeps_states());
         trials.begin(100);
-        // The long one is asked about before the short one's first step.
+        // The long one is checked before the short one's first step.
         assert!(!trials.is_due(&unpaid(1_000_000, false)) && trials.keeps_states());
         assert!(trials.is_due(&unpaid(100, false)));
     }

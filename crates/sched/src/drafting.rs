@@ -1,9 +1,11 @@
-//! Drafting: how many tokens a sequence that decodes guesses, so that one step verifies them all.
+//! Drafting: how many tokens a decoding sequence drafts, so that one step verifies them all.
 //!
-//! Separate from the scheduler, which gives drafts their place (`draft_plan.rs`). A draft is the tokens behind an earlier occurrence of the sequence's
-//! newest tokens, or in an earlier answer to the same prompt, what a constraint forces, or what a drafting model expects there. It never changes what is generated: each row of a draft samples with the key of its own position, and
-//! counts only while the draft before it is what was sampled. So all that is decided here is what a step costs. Invariant: a
-//! draft is chosen from the tokens of its sequence, counts of what was accepted before, and the step times handed in.
+//! The scheduler places drafts (`draft_plan.rs`). A draft comes from one of four sources: the tokens after an
+//! earlier occurrence of the sequence's newest tokens, an earlier answer to the same prompt, tokens that a
+//! constraint forces, or a draft model. It never changes what is generated: each draft row samples with the
+//! key of its own position, and counts only while the draft before it matches the sampled tokens. So the
+//! decisions here affect only the cost of a step. Invariant: a draft is chosen from the tokens of its
+//! sequence, counts of earlier acceptance, and the given step times.
 
 use crate::{
     draft_times::{MAX_STEP_DRAFTS, ONE},
@@ -11,41 +13,41 @@ use crate::{
     model_guess::{ModelAcceptance, ModelGuess},
 };
 
-/// The longest draft that can be asked for.
+/// Maximum length of a draft that can be requested.
 pub const MAX_DRAFT: usize = 32;
 
-/// Whether sequences guess tokens ahead.
+/// Whether and how sequences draft tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speculation {
-    /// None does.
+    /// No drafts.
     Off,
-    /// Where the measured step times say that it pays.
+    /// Drafts if they pay according to measured step times.
     Auto {
-        /// Draft tokens of a sequence at most, up to [`MAX_DRAFT`].
+        /// Maximum draft tokens of a sequence, up to [`MAX_DRAFT`].
         max_draft: usize,
     },
-    /// Wherever the newest tokens or the whole text occurred before, as many as there is room for.
+    /// Drafts wherever the newest tokens or the whole text occurred before, as long as there is room.
     Ngram {
-        /// Draft tokens of a sequence at most, up to [`MAX_DRAFT`].
+        /// Maximum draft tokens of a sequence, up to [`MAX_DRAFT`].
         max_draft: usize,
     },
-    /// What the drafting model expects, as far as it is likely; nothing where the engine has no such model.
+    /// Drafts of the draft model, as long as they are likely; none if the engine has no such model.
     Draft {
-        /// Draft tokens of a sequence at most, up to [`MAX_DRAFT`].
+        /// Maximum draft tokens of a sequence, up to [`MAX_DRAFT`].
         max_draft: usize,
     },
-    /// What the model's own layer for further tokens expects, as [`Self::Draft`].
+    /// Drafts of the model's own MTP layer, as [`Self::Draft`].
     Mtp {
-        /// Draft tokens of a sequence at most, up to [`MAX_DRAFT`].
+        /// Maximum draft tokens of a sequence, up to [`MAX_DRAFT`].
         max_draft: usize,
     },
 }
 
 impl Speculation {
-    /// The longest draft unless another is asked for.
+    /// Default maximum length of a draft.
     pub const DEFAULT_MAX_DRAFT: usize = 16;
 
-    /// Draft tokens of a sequence at most.
+    /// Returns the maximum draft tokens of a sequence.
     pub fn max_draft(self) -> usize {
         match self {
             Self::Off => 0,
@@ -56,32 +58,32 @@ impl Speculation {
         }
     }
 
-    /// Whether a drafting model is asked.
+    /// Returns whether a draft model is used.
     pub fn asks_model(self) -> bool {
         matches!(self, Self::Auto { .. } | Self::Draft { .. } | Self::Mtp { .. })
     }
 
-    /// Whether the newest tokens are looked up.
+    /// Returns whether the newest tokens are looked up in earlier text.
     pub(crate) fn looks_up(self) -> bool {
         matches!(self, Self::Auto { .. } | Self::Ngram { .. })
     }
 
-    /// Draft rows that a step of `n_seqs` sequences is worth having room for.
+    /// Returns the number of draft rows for which a step of `n_seqs` sequences should have room.
     pub fn draft_rows(self, n_seqs: usize) -> usize {
         n_seqs.saturating_mul(self.max_draft()).min(MAX_STEP_DRAFTS)
     }
 }
 
-/// The results of drafts.
+/// Counters of drafts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftCounters {
-    /// Drafts verified.
+    /// Number of verified drafts.
     pub drafts: u64,
-    /// Tokens in them.
+    /// Number of tokens in them.
     pub draft_tokens: u64,
-    /// Those among them that were what was sampled.
+    /// Number of draft tokens that matched the sampled token.
     pub accepted_tokens: u64,
-    /// The same by their place in the draft.
+    /// The same, by position in the draft.
     pub accepted_at: [u64; MAX_DRAFT],
 }
 
@@ -97,19 +99,19 @@ impl DraftCounters {
     }
 }
 
-/// Matches are told apart by their length: below 4, 8 and 16 tokens, and longer. Earlier answers and what a constraint forces are classes of
-/// their own.
+/// Number of acceptance classes. Matches are classified by length: below 4, 8 and 16 tokens, and longer.
+/// Earlier answers and forced tokens have their own classes.
 const N_CLASSES: usize = 6;
 
 const EARLIER: usize = 4;
 const FORCED: usize = 5;
 
-/// How often the token behind a match of each class was the one sampled, in 1/65536, as a moving average.
+/// Probability, by class, that the token after a match is the sampled one, in 1/65536, as a moving average.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acceptance([u64; N_CLASSES]);
 
 impl Default for Acceptance {
-    /// What is assumed before anything was seen.
+    /// Returns the prior, before any observation.
     fn default() -> Self {
         let of_matches = [ONE / 5, ONE * 2 / 5, ONE * 3 / 5, ONE * 4 / 5];
         let [short, some, long, longest] = of_matches;
@@ -130,17 +132,17 @@ impl Acceptance {
         }
     }
 
-    /// Of the token at an offset behind what was found.
+    /// Returns the probability for the token at an offset in a match.
     pub(crate) fn of(&self, found: Found, offset: usize) -> u64 {
         self.0[Self::class(found, offset)]
     }
 
-    /// Of tokens where a constraint leaves no choice of text.
+    /// Returns the probability for tokens where a constraint leaves no choice of text.
     pub(crate) fn of_forced(&self) -> u64 {
         self.0[FORCED]
     }
 
-    /// Takes an observation in, which counts for one part in `weight`.
+    /// Adds an observation with weight 1/`weight`.
     fn observe(&mut self, class: usize, is_accepted: bool, weight: u64) {
         let average = &mut self.0[class];
         let seen = if is_accepted { ONE - ONE / 64 } else { 0 };
@@ -148,21 +150,21 @@ impl Acceptance {
     }
 }
 
-/// What a sequence that drafts knows.
+/// The drafting state of a sequence.
 #[derive(Debug)]
 pub(crate) struct Drafter {
     look_up: LookUp,
     pub(crate) acceptance: Acceptance,
-    /// The newest match, and the token behind it.
+    /// The newest match, with the token after it.
     guess: Option<(Found, u32)>,
     pub(crate) model_acceptance: ModelAcceptance,
-    /// What a drafting model expects, until the token there is sampled.
+    /// The draft model's prediction, until the token there is sampled.
     model_guess: Option<ModelGuess>,
-    /// Of a constrained sequence, what has masks, until the token there is sampled.
+    /// In a constrained sequence, the draft with masks, until the token there is sampled.
     masked_guess: Option<MaskedGuess>,
 }
 
-/// What guesses tokens, besides a constraint.
+/// The source of a draft, apart from a constraint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Guesser {
     Ngram,
@@ -171,7 +173,8 @@ pub(crate) enum Guesser {
     Model,
 }
 
-/// What guessed a draft: the first `n_guessed` tokens, at most, are of the guesser, and a constraint forced the rest.
+/// The sources of a draft: at most the first `n_guessed` tokens come from the guesser, and a constraint
+/// forced the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DraftKind {
     pub(crate) guesser: Guesser,
@@ -187,43 +190,43 @@ impl DraftKind {
     }
 }
 
-/// A row that was sampled, and its draft.
+/// A sampled row with its draft.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Verified {
-    /// Tokens of the draft.
+    /// Number of draft tokens.
     pub(crate) n_drafted: usize,
-    /// Those that agree with what was sampled, all from the first on.
+    /// Number of leading draft tokens that match the sampled ones.
     pub(crate) n_accepted: usize,
-    /// Those in whose place something was sampled, right ones and the first wrong one.
+    /// Number of draft tokens in whose place something was sampled: right ones and the first wrong one.
     pub(crate) n_tried: usize,
-    /// The first token that was sampled, which tells how a draft would have fared where there was none.
+    /// The first sampled token; it shows how a draft would have fared if there was none.
     pub(crate) sampled: Option<u32>,
 }
 
-/// The tokens that a constrained sequence may continue with, each of which has a mask.
+/// Likely next tokens of a constrained sequence, each with a mask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MaskedGuess {
-    /// Tokens of the sequence that they follow.
+    /// Number of tokens in the sequence before them.
     pub(crate) at: usize,
     pub(crate) tokens: Vec<u32>,
-    /// Where the first `n_guessed` of them come from. What follows is forced by the constraint.
+    /// The source of the first `n_guessed` tokens. The constraint forces the rest.
     pub(crate) origin: Origin,
     pub(crate) n_guessed: usize,
 }
 
-/// Where the first tokens of a masked guess come from.
+/// The source of the first tokens of a masked guess.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// The constraint, as the rest.
+    /// The constraint, as for the rest.
     #[default]
     Constraint,
     LookUp(Found),
-    /// A drafting model: the class of each one's probability.
+    /// A draft model, with the probability class of each token.
     Model(Vec<u8>),
 }
 
 impl MaskedGuess {
-    /// Where the token at an offset comes from.
+    /// Returns the source of the token at an offset.
     fn origin_at(&self, offset: usize) -> OriginAt {
         match &self.origin {
             _ if offset >= self.n_guessed => OriginAt::Constraint,
@@ -251,7 +254,7 @@ impl MaskedGuess {
     }
 }
 
-/// Where one token of a masked guess comes from.
+/// The source of one token of a masked guess.
 #[derive(Clone, Copy, Debug)]
 enum OriginAt {
     Constraint,
@@ -269,7 +272,7 @@ impl Found {
 }
 
 impl Drafter {
-    /// A drafter that assumes of its sequence what others were like.
+    /// Creates a drafter with the acceptance rates of other sequences.
     pub(crate) fn new(acceptance: Acceptance, model_acceptance: ModelAcceptance) -> Self {
         Self {
             look_up: LookUp::default(),
@@ -281,13 +284,14 @@ impl Drafter {
         }
     }
 
-    /// Takes what there are masks for.
+    /// Stores a draft with masks.
     pub(crate) fn offer_masked(&mut self, guess: MaskedGuess) {
         self.guess = None;
         self.masked_guess = Some(guess);
     }
 
-    /// Takes in that there can be no mask behind the first `n_followed` tokens of what was guessed at a place: the next one is not allowed.
+    /// Records that there can be no mask after the first `n_followed` tokens of a draft, because the next one
+    /// is not allowed.
     pub(crate) fn note_refused(
         &mut self,
         at: usize,
@@ -302,40 +306,40 @@ impl Drafter {
         }
     }
 
-    /// Leaves the first `n_masked` tokens of what there are masks for.
+    /// Truncates the draft with masks to its first `n_masked` tokens.
     pub(crate) fn cut_masked(&mut self, n_masked: usize) {
         if let Some(guess) = &mut self.masked_guess {
             guess.tokens.truncate(n_masked);
         }
     }
 
-    /// What there are masks for behind `n_tokens` tokens.
+    /// Returns the draft with masks after `n_tokens` tokens.
     pub(crate) fn masked_guess(&self, n_tokens: usize) -> Option<&MaskedGuess> {
         self.masked_guess.as_ref().filter(|guess| guess.at == n_tokens)
     }
 
-    /// Takes what a drafting model expects.
+    /// Stores a draft model's prediction.
     pub(crate) fn offer(&mut self, guess: ModelGuess) {
         self.guess = None;
         self.model_guess = Some(guess);
     }
 
-    /// What a drafting model expects behind `n_tokens` tokens, where it was asked.
+    /// Returns the draft model's prediction after `n_tokens` tokens, if it was asked.
     pub(crate) fn model_guess(&self, n_tokens: usize) -> Option<&ModelGuess> {
         self.model_guess.as_ref().filter(|guess| guess.at == n_tokens)
     }
 
-    /// Guesses by an answer that was given before.
+    /// Drafts from an earlier answer.
     pub(crate) fn follow(&mut self, earlier: EarlierAnswer) {
         self.look_up.follow(earlier);
     }
 
-    /// Takes away what a drafting model expects behind `n_tokens` tokens.
+    /// Removes and returns the draft model's prediction after `n_tokens` tokens.
     pub(crate) fn take_model_guess(&mut self, n_tokens: usize) -> Option<ModelGuess> {
         self.model_guess.take().filter(|guess| guess.at == n_tokens)
     }
 
-    /// How likely the token at an offset of a masked guess is.
+    /// Returns the acceptance probability of the token at an offset of a masked guess.
     pub(crate) fn likelihood(&self, guess: &MaskedGuess, offset: usize) -> u64 {
         match guess.origin_at(offset) {
             OriginAt::Constraint => self.acceptance.of_forced(),
@@ -344,7 +348,7 @@ impl Drafter {
         }
     }
 
-    /// Looks up what follows `tokens`.
+    /// Looks up the continuation of `tokens`.
     pub(crate) fn find(&mut self, tokens: &[u32]) -> Option<Found> {
         let found = self.look_up.find(tokens);
         let look_up = &self.look_up;
@@ -352,12 +356,12 @@ impl Drafter {
         found
     }
 
-    /// What tokens are looked up in.
+    /// Returns the look-up structure.
     pub(crate) fn look_up(&self) -> &LookUp {
         &self.look_up
     }
 
-    /// Takes in what was sampled after the newest tokens. Says what guessed the draft.
+    /// Records the tokens sampled after the newest ones. Returns the sources of the draft.
     pub(crate) fn observe(
         &mut self,
         verified: Verified,
@@ -391,13 +395,13 @@ impl Drafter {
         }
     }
 
-    /// Takes in whether a guess of a drafting model was right.
+    /// Records whether a draft model's token was right.
     fn note_model(&mut self, class: u8, is_accepted: bool, shared: &mut ModelAcceptance) {
         self.model_acceptance.observe(class, is_accepted, 16);
         shared.observe(class, is_accepted, 128);
     }
 
-    /// Takes in whether the token at an offset behind a match, or one that was forced, was right.
+    /// Records whether the token at an offset after a match, or a forced one, was right.
     fn note(&mut self, found: Option<Found>, offset: usize, is_accepted: bool, shared: &mut Acceptance) {
         let class = found.map_or(FORCED, |found| Acceptance::class(found, offset));
         self.acceptance.observe(class, is_accepted, 16);
@@ -405,8 +409,8 @@ impl Drafter {
     }
 }
 
-/// The offsets of guesses that were tried and whether they were right: those of a draft, or else the first, which was guessed and is
-/// compared with what was sampled.
+/// Returns the offsets of the tried draft tokens, with whether each was right. Without a draft, it is the
+/// first predicted token, compared with the sampled one.
 fn outcomes(verified: Verified, first: Option<u32>) -> impl Iterator<Item = (usize, bool)> {
     let is_right = (first.zip(verified.sampled)).map(|(first, sampled)| first == sampled);
     let without_draft = is_right.filter(|_| verified.n_drafted == 0);
@@ -523,7 +527,7 @@ mod tests {
             [4, 8, 16].map(|len| shared.of(own(len), 0)),
             [4, 8, 16].map(|len| before.of(own(len), 0))
         );
-        // Behind the third there was no mask, so nothing was sampled in the place of the fourth.
+        // After the third there was no mask, so nothing was sampled in place of the fourth.
         let before = shared;
         drafter.offer_masked(guess);
         drafter.observe(verified(4, 3, 3), &mut shared, &mut of_model);
@@ -555,7 +559,7 @@ mod tests {
         assert_eq!((kind.guesser, kind.n_guessed), (Guesser::Model, 2));
         assert!(of_model.of(2) > of_model_before.of(2) && of_model.of(4) < of_model_before.of(4));
         assert_eq!(shared.of_forced(), before.of_forced(), "the third was not tried");
-        // What a constraint refuses is wrong, whether it was tried or not.
+        // A token that a constraint refuses is wrong, whether it was tried or not.
         let of_model_before = of_model;
         drafter.offer_masked(guess);
         drafter.note_refused(4, 0, &mut of_model);

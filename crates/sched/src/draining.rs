@@ -1,9 +1,9 @@
-//! Draining: whether a step waits until the tokens of the one before are known.
+//! Draining: whether a step waits until the tokens of the previous one are known.
 //!
-//! A part of [`Core`] that stands apart because executors of one step in flight know none of it. Where two steps are in flight, the host's work
-//! hides behind the device's, but a draft begins with a token that is known. So a step waits for the newest tokens where a draft behind them
-//! is likely to give more than the host's work takes; else two steps stay in flight. Invariant: next to a step with drafts there is no other,
-//! so that sequences stay together.
+//! Part of [`Core`], for executors with two steps in flight. Two steps in flight hide the host's work behind
+//! the device's, but a draft must begin after a known token. A step therefore waits for the newest tokens if
+//! a draft after them is likely to gain more than the host's work costs; otherwise two steps stay in flight.
+//! Invariant: a step with drafts is alone in flight, so that sequences stay together.
 
 use crate::{
     core::Core,
@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl Core {
-    /// Whether the next step waits for the tokens of the newest one in flight.
+    /// Returns whether the next step waits for the tokens of the newest one in flight.
     pub(crate) fn waits_for_newest(&mut self) -> bool {
         let speculation = self.scheduler.config().speculation;
         let Some(newest) = self.in_flight.back() else {
@@ -36,7 +36,7 @@ impl Core {
         if !matches!(speculation, Speculation::Auto { .. }) {
             return true;
         }
-        // Next to prompts nothing is guessed.
+        // With prompts in the step there are no drafts.
         if self.scheduler.has_prompts() {
             return false;
         }
@@ -49,25 +49,25 @@ impl Core {
     }
 }
 
-/// What a sequence's next draft is likely to give where the token on its way is what its look-up says: its length, the gain, and how
-/// likely that is.
+/// Returns the likely next draft of a sequence if the token in flight is the one that its look-up predicts:
+/// its length, and a function that returns the probability by offset.
 fn likely_draft(sequence: &mut Sequence, max_draft: usize) -> Option<(usize, impl Fn(usize) -> u64 + use<>)> {
     if sequence.masking != Masking::Off || sequence.n_pending != 1 {
         return None;
     }
-    // Behind the token on its way.
+    // After the token in flight.
     let max_draft = max_draft_of(sequence, sequence.tokens.len() + 1, max_draft);
     let drafter = sequence.drafter.as_mut()?;
     let found = drafter.find(&sequence.tokens)?;
     let acceptance = drafter.acceptance;
-    // The first token is the one on its way.
+    // The first token is the one in flight.
     let n_following = drafter.look_up().n_following(found).saturating_sub(1);
     let max = max_draft.min(n_following);
     (max > 0).then_some((max, move |offset: usize| acceptance.of(found, offset)))
 }
 
-/// Tokens that a sequence's next draft may have where all of it is known by now: a constrained one that waits for the step in flight, whose newest
-/// token is there and of whose next ones there are masks.
+/// Returns the length of a sequence's next draft if all of it is already known: the sequence is constrained
+/// and waits for the step in flight, its newest token has arrived, and its next ones have masks.
 fn known_draft(sequence: &Sequence, max_draft: usize) -> Option<usize> {
     if sequence.masking == Masking::Off || sequence.n_pending != 0 {
         return None;
@@ -79,18 +79,19 @@ fn known_draft(sequence: &Sequence, max_draft: usize) -> Option<usize> {
 }
 
 impl Scheduler {
-    /// Whether a sequence guesses tokens ahead.
+    /// Returns whether a sequence may have drafts.
     pub(crate) fn may_draft(&self, id: crate::arena::SeqId) -> bool {
         (self.sequences.get(id)).is_some_and(|sequence| sequence.drafter.is_some())
     }
 
-    /// Whether a sequence that runs has inputs of its prompt left.
+    /// Returns whether a running sequence still has prompt inputs to compute.
     pub(crate) fn has_prompts(&self) -> bool {
         (self.running.iter()).any(|&id| self.sequences[id].n_to_plan() > 1)
     }
 
-    /// Whether a step that waits for the newest tokens is likely to give more in its time, by drafts of what is looked up or what constraints
-    /// force, than one that does not. What waiting takes is part of the times of steps with drafts.
+    /// Returns whether a step that waits for the newest tokens is likely to produce more per time than one
+    /// that does not, through drafts from look-ups or forced tokens. The waiting time is part of the times of
+    /// steps with drafts.
     pub(crate) fn is_worth_waiting(&mut self, times: DraftTimes) -> bool {
         let mut room = self.likely_room(Some(times));
         let without = room.expected;
@@ -101,7 +102,7 @@ impl Scheduler {
         for idx in 0..self.running.len() {
             let id = self.running[idx];
             let sequence = &mut self.sequences[id];
-            // Behind a wrong guess a recurrent state is computed again.
+            // After a wrong draft token, a recurrent state is computed again.
             let n_costs = if sequence.state.is_some() { 2 } else { 1 };
             if let Some(max) = known_draft(sequence, max_draft) {
                 let max = self.likely_place(id, max, &mut taken);
@@ -127,7 +128,7 @@ impl Scheduler {
         }
         let [first, with_drafts] = [0, room.n_planned].map(|n_drafted| u64::from(times.0[n_drafted]));
         let time = first + with_drafts.saturating_sub(first) * dearest;
-        // As a step's first draft must, it promises a fortieth more for each of up to four rows.
+        // Like a step's first draft, it must gain a fortieth for each of up to four rows.
         let margin = (without / ONE).clamp(1, 4);
         room.n_planned > 0 && room.expected * 256 > without / 40 * (40 + margin) * time
     }

@@ -1,7 +1,7 @@
-//! Earlier answers: a sequence gets the one that was given to the same prompt, and leaves its own.
+//! Earlier answers: a sequence receives the earlier answer to the same prompt, and leaves its own.
 //!
-//! A part of [`Scheduler`] that stands apart because it joins what names pages, what drafts and what ends. Invariant: a sequence that keeps
-//! out of the prefix cache takes and leaves none.
+//! Part of [`Scheduler`]; it connects page names, drafts and ends of sequences. Invariant: a sequence that
+//! bypasses the prefix cache neither receives nor leaves an answer.
 
 use tokenmill_backend::PAGE_TOKENS;
 
@@ -11,12 +11,12 @@ use crate::{
 };
 
 impl Scheduler {
-    /// Names the answer of a sequence that begins, and hands it the one that was given before.
+    /// Names the answer of a new sequence, and gives it the earlier one.
     pub(crate) fn give_earlier_answer(&mut self, id: SeqId) {
         let looks_up = self.config.speculation.looks_up();
         let sequence = &self.sequences[id];
         let n_tokens = sequence.tokens.len();
-        // What the prefix cache does not tell apart is not shared either.
+        // Answers are shared exactly where the prefix cache shares pages.
         let is_shared = sequence.uses_prefix_cache && n_tokens >= PAGE_TOKENS && sequence.n_dropped == 0;
         let Some(manner) = sequence.manner.clone().filter(|_| looks_up && is_shared) else {
             return;
@@ -25,7 +25,7 @@ impl Scheduler {
         let name = self.answer_name(&self.sequences[id], &manner);
         let sequence = &mut self.sequences[id];
         sequence.answer_name = Some(name);
-        // The name of a constraint may be a whole grammar.
+        // Drop it early: the name of a constraint may be a whole grammar.
         sequence.manner = None;
         if let Some(earlier) = self.answers.get(name) {
             let drafter = sequence.drafter.as_mut();
@@ -47,8 +47,8 @@ impl Scheduler {
         AnswerName::new(name)
     }
 
-    /// Keeps what a sequence that has ended has said. One that lost tokens says something else from there on, and one that failed may have
-    /// been computed from bad values.
+    /// Keeps the answer of an ended sequence. A sequence that lost tokens diverges from there on, and one
+    /// that failed may have been computed from bad values; neither is kept.
     pub(crate) fn keep_answer(&mut self, sequence: &Sequence, end: End) {
         let has_failed = matches!(end, End::RowFailed | End::StepFailed);
         if let Some(name) = sequence.answer_name

@@ -1,8 +1,8 @@
-//! [`Engine`]: the handle to a running engine, and the loop behind it.
+//! [`Engine`]: the handle to a running engine, and its loop.
 //!
-//! One thread owns the executor and everything mutable; handles only check requests, leave commands and read what the
-//! thread publishes. Invariants: nothing a caller does blocks the thread; when the thread ends, for whatever reason, every
-//! open request ends too.
+//! One thread owns the executor and everything mutable; handles only check requests, post commands and read
+//! what the thread publishes. Invariants: no caller can block the thread; when the thread ends, for whatever
+//! reason, every open request ends too.
 
 use std::time::{Duration, Instant};
 
@@ -24,13 +24,14 @@ use crate::{
     sync::{Arc, Mutex, mpsc, thread},
 };
 
-/// An idle engine shows a sign of life this often.
+/// Interval of heartbeats while the engine is idle.
 const HEARTBEAT: Duration = Duration::from_millis(250);
 
-/// Chunks of rows that a forward pass holds before it is paused; they are large.
+/// Number of row chunks that a forward pass buffers before it is paused; they are large.
 const FORWARD_BUFFER: usize = 2;
 
-/// A running engine. Clones are handles to the same one; dropping the last cancels what still runs and ends it.
+/// A running engine. Clones are handles to the same engine; dropping the last one cancels all requests and
+/// ends the engine.
 #[derive(Clone, Debug)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -59,11 +60,11 @@ impl Engine {
         }
     }
 
-    /// Starts an engine on `executor`, whose tokens `draft` guesses ahead, where `config` asks for it: an executor of a model with the
-    /// same vocabulary that is faster. What is generated is the same without it.
+    /// Starts an engine on `executor`, with `draft` as its draft model if `config` asks for one: a faster
+    /// executor of a model with the same vocabulary. The output is the same without it.
     ///
     /// # Panics
-    /// Where `draft` is an encoder, which guesses nothing.
+    /// If `draft` is an encoder, which cannot predict tokens.
     pub fn start_with_draft(
         executor: impl Executor + Send + 'static,
         draft: impl Executor + Send + 'static,
@@ -80,11 +81,11 @@ impl Engine {
         }
     }
 
-    /// Starts an engine on the executor that `make` builds on the engine's own thread: for executors that cannot be
-    /// sent, such as those bound to a device context. Returns when it is built.
+    /// Starts an engine on an executor that `make` builds on the engine's own thread, for executors that are
+    /// not `Send`, such as those bound to a device context. Returns when it is built.
     ///
     /// # Errors
-    /// What `make` fails with.
+    /// The error of `make`.
     pub fn start_with<X: Executor + 'static, E: Send + 'static>(
         config: EngineConfig,
         make: impl FnOnce() -> Result<X, E> + Send + 'static,
@@ -92,7 +93,7 @@ impl Engine {
         Self::start_both(config, move || Ok((make()?, None)))
     }
 
-    /// As [`Self::start_with`], with the executor of a drafting model where there is one.
+    /// Does the same as [`Self::start_with`], with an optional draft model.
     fn start_both<X: Executor + 'static, E: Send + 'static>(
         config: EngineConfig,
         make: impl FnOnce() -> Result<(X, Option<Box<dyn Executor>>), E> + Send + 'static,
@@ -108,7 +109,7 @@ impl Engine {
         let thread = {
             let (mailbox, board, config) = (Arc::clone(&mailbox), Arc::clone(&board), config.clone());
             thread::spawn(move || {
-                // Declared first, so that it is dropped last, also when the executor panics.
+                // Declared first and so dropped last, even if the executor panics.
                 let end = EndOfThread(&mailbox);
                 let (executor, draft) = match make() {
                     Ok(made) => made,
@@ -167,13 +168,14 @@ impl Engine {
     /// Submits a prompt to generate from. Never blocks.
     ///
     /// # Errors
-    /// What is wrong with the request, or that the queue is full or the engine ending.
+    /// An error for an invalid request, a full queue, or an engine that is ending.
     pub fn submit(&self, tokens: Vec<u32>, params: GenerateParams) -> Result<Generation, EngineError> {
         self.submit_buffered(tokens, params, self.inner.config.stream_buffer)
     }
 
-    /// As [`Self::submit`], of the first of several prompts: the queue has to have room for all of them. `n_further` are the others, each of as many
-    /// samples as this one, and `n_further_tokens` theirs. They come in with [`Self::submit_further`].
+    /// Does the same as [`Self::submit`], for the first of several prompts: the queue must have room for all of them.
+    /// `n_further` is the number of other prompts, each with as many samples as this one, and
+    /// `n_further_tokens` is the number of their tokens. They follow with [`Self::submit_further`].
     ///
     /// # Errors
     /// As [`Self::submit`].
@@ -191,12 +193,13 @@ impl Engine {
         self.submit_generation(tokens, params, self.inner.config.stream_buffer, admission)
     }
 
-    /// Submits a further prompt of a request whose first one was accepted, whether or not the queue has room. Never blocks.
+    /// Submits a further prompt of a request whose first one was accepted, even if the queue is full. Never
+    /// blocks.
     ///
-    /// The queue's bounds are for requests: one that was let in is not refused midway.
+    /// The queue's limits apply to requests: an accepted request is not refused midway.
     ///
     /// # Errors
-    /// What is wrong with the request, or that the engine is ending.
+    /// An error for an invalid request, or an engine that is ending.
     pub fn submit_further(
         &self,
         tokens: Vec<u32>,
@@ -251,10 +254,10 @@ impl Engine {
         )
     }
 
-    /// Submits a forward pass over known tokens, whose rows come as [`Event::Rows`]. Never blocks.
+    /// Submits a forward pass over known tokens; its rows arrive as [`Event::Rows`]. Never blocks.
     ///
     /// # Errors
-    /// What is wrong with the request, or that the queue is full or the engine ending.
+    /// An error for an invalid request, a full queue, or an engine that is ending.
     pub fn submit_forward(&self, tokens: Vec<u32>, params: ForwardParams) -> Result<Generation, EngineError> {
         check_forward(&self.inner.limits, &tokens, &params)?;
         self.submit_job(
@@ -266,13 +269,14 @@ impl Engine {
         )
     }
 
-    /// Submits a further forward pass of a request whose first one was accepted, whether or not the queue has room. Never blocks.
+    /// Submits a further forward pass of a request whose first one was accepted, even if the queue is full.
+    /// Never blocks.
     ///
-    /// A request with many of them asks for room with [`Self::submit_forward`], and takes this where it has nothing in the engine
-    /// any more: others may have filled the queue meanwhile.
+    /// A request with many passes asks for room with [`Self::submit_forward`] whenever it has nothing left in
+    /// the engine, since others may have filled the queue meanwhile, and otherwise uses this.
     ///
     /// # Errors
-    /// What is wrong with the request, or that the engine is ending.
+    /// An error for an invalid request, or an engine that is ending.
     pub fn submit_further_forward(
         &self,
         tokens: Vec<u32>,
@@ -333,7 +337,7 @@ impl Engine {
         ))
     }
 
-    /// A request that ends at once, without the engine taking notice.
+    /// Returns a request that ends at once, without involving the engine.
     fn nothing_to_generate(&self, prompt_tokens: usize, n_samples: u32) -> Generation {
         let (events, receiver) = channel(n_samples as usize);
         for sample in 0..n_samples {
@@ -355,44 +359,45 @@ impl Engine {
         )
     }
 
-    /// What the executor takes.
+    /// Returns the executor's limits.
     pub fn limits(&self) -> &ExecutorLimits {
         &self.inner.limits
     }
 
-    /// How the engine was set up.
+    /// Returns the engine's configuration.
     pub fn config(&self) -> &EngineConfig {
         &self.inner.config
     }
 
-    /// Whether the engine takes requests.
+    /// Returns whether the engine accepts requests.
     pub fn state(&self) -> EngineState {
         self.inner.mailbox.state()
     }
 
-    /// Time since the engine's thread last showed a sign of life: it does so before every step and while idle. Answers
-    /// also when the thread hangs.
+    /// Returns the time since the last heartbeat of the engine's thread, which occurs before every step and
+    /// while idle. It never blocks, even if the thread hangs.
     pub fn heartbeat_age(&self) -> Duration {
         let beat = Duration::from_micros(self.inner.board.heartbeat_us());
         self.inner.epoch.elapsed().saturating_sub(beat)
     }
 
-    /// A snapshot after the last step.
+    /// Returns a snapshot after the last step.
     pub fn stats(&self) -> EngineStats {
         self.inner.board.stats()
     }
 
-    /// Sequences and prompt tokens that wait to begin, counted from their submission.
+    /// Returns the numbers of sequences and prompt tokens that wait to begin, counted from submission.
     pub fn queued(&self) -> (usize, usize) {
         self.inner.mailbox.n_queued()
     }
 
-    /// How the executor arranges the memory of sequences; `None` where it cannot be read.
+    /// Returns the executor's memory layout of sequences; `None` if it cannot be read.
     pub fn memory_format(&self) -> Option<&MemoryFormat> {
         self.inner.memory_format.as_ref()
     }
 
-    /// The width of inputs that are no tokens ([`GenerateParams::media`]); `None` where the executor takes none.
+    /// Returns the width of non-token inputs ([`GenerateParams::media`]); `None` if the executor accepts
+    /// none.
     pub fn input_row_width(&self) -> Option<usize> {
         self.inner.input_row_width
     }
@@ -412,8 +417,8 @@ impl Engine {
         &self.inner.board
     }
 
-    /// The changes of the prefix cache, for the first who asks; `None` for others, and where
-    /// [`EngineConfig::max_page_event_batches`] asks for none.
+    /// Returns the stream of prefix cache changes to the first caller; `None` to later ones, and if
+    /// [`EngineConfig::max_page_event_batches`] disables it.
     pub fn take_page_events(&self) -> Option<PageEvents> {
         let mut events = self.inner.page_events.lock();
         events.as_mut().ok().and_then(|events| events.take())
@@ -424,12 +429,13 @@ impl Engine {
         self.inner.mailbox.post(Command::ForgetCache);
     }
 
-    /// Takes no more requests, finishes those accepted and then ends. Returns at once; see [`Self::wait_for_end`].
+    /// Stops accepting requests, finishes the accepted ones and then ends. Returns at once; see
+    /// [`Self::wait_for_end`].
     pub fn drain(&self) {
         self.inner.mailbox.drain();
     }
 
-    /// Waits until the engine has ended; `false` when `timeout` is over first.
+    /// Waits until the engine has ended; returns `false` if `timeout` expires first.
     pub fn wait_for_end(&self, timeout: Duration) -> bool {
         self.inner.mailbox.wait_for_end(timeout)
     }
@@ -446,7 +452,7 @@ impl Drop for Inner {
     }
 }
 
-/// Tells everybody that the engine's thread has ended.
+/// Reports the end of the engine's thread when dropped.
 struct EndOfThread<'a>(&'a Mailbox);
 
 impl Drop for EndOfThread<'_> {
@@ -467,7 +473,7 @@ fn serve(mut core: Core, mailbox: &Mailbox, board: &Board, epoch: Instant) {
         }
         if intent == Intent::EndNow {
             core.cancel_all(clock());
-            // A store has room for some, and it is only a copy.
+            // The store has room, and each call is only a copy.
             while core.keep_idle_pages() {}
             return;
         }

@@ -1,7 +1,7 @@
 //! [`EngineError`]: every way in which a request can fail.
 //!
-//! One enum for what is refused at once and for what fails later, because callers answer both in the same place.
-//! Invariant: a variant carries the facts a caller needs to act, both numbers of a limit included.
+//! One enum covers immediate refusals and later failures, because callers handle both in the same place.
+//! Invariant: a variant carries the facts that a caller needs to act, including both numbers of a limit.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokenmill_backend::{AdapterError, AdapterId, RowError, SamplingParamsError, 
 
 use crate::constraint::ConstraintFailure;
 
-/// Why a request was refused or failed.
+/// The reason why a request was refused or failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -27,14 +27,14 @@ pub enum EngineError {
         /// Tokens of the context.
         maximum: usize,
     },
-    /// The request would not fit even if it had the whole KV pool to itself.
+    /// The request would not fit even if it had the whole KV pool.
     #[error(
         "the request needs {needed_pages} KV pages, but the pool has {n_pages}; ask for fewer tokens or enlarge it"
     )]
     PoolTooSmall {
-        /// Pages it needs.
+        /// Number of pages needed.
         needed_pages: usize,
-        /// Pages there are.
+        /// Number of pages in the pool.
         n_pages: usize,
     },
     /// A token of the prompt is not in the vocabulary.
@@ -56,29 +56,30 @@ pub enum EngineError {
     /// The number of samples is 0 or too large.
     #[error("{found} samples were asked for, expected 1 to {maximum}")]
     SampleCount {
-        /// Samples asked for.
+        /// Number of samples requested.
         found: u32,
-        /// Samples that a request may have.
+        /// Maximum number of samples per request.
         maximum: u32,
     },
-    /// What samples are to say is not in the vocabulary, is constrained, or would come too late for the next step.
+    /// The given tokens of samples are not in the vocabulary, are constrained, or would arrive too late for
+    /// the next step.
     #[error("an answer that is given takes tokens of the vocabulary, no constraint, and one step in flight")]
     CannotFollow,
-    /// A forward pass was asked for rows beyond its tokens.
+    /// A forward pass requested rows beyond its tokens.
     #[error("rows from position {from} were asked for, but there are {n_tokens} tokens")]
     RowsOutOfRange {
-        /// First row asked for.
+        /// First row requested.
         from: usize,
-        /// Tokens there are.
+        /// Number of tokens.
         n_tokens: usize,
     },
     /// The model embeds or ranks texts.
     #[error("this model embeds or ranks texts, and predicts no tokens")]
     PredictsNoTokens,
-    /// The prompt has inputs that are no tokens, and the model or its device takes tokens alone.
+    /// The prompt has non-token inputs, but the model or its device accepts only tokens.
     #[error("this model, or the device it is on, takes no images")]
     TakesNoMedia,
-    /// Inputs that are no tokens overlap, or lie outside the prompt.
+    /// Non-token inputs overlap, or lie outside the prompt.
     #[error(
         "medium {index} of the prompt does not lie in its {n_tokens} tokens, behind the medium before it"
     )]
@@ -88,7 +89,7 @@ pub enum EngineError {
         /// Tokens of the prompt.
         n_tokens: usize,
     },
-    /// Inputs that are no tokens are not as wide as the model's.
+    /// Non-token inputs have another width than the model's.
     #[error("the rows of medium {index} are {found} wide, those of the model {expected}")]
     MediaWidth {
         /// Index among the prompt's media.
@@ -98,16 +99,16 @@ pub enum EngineError {
         /// Width of the rows.
         found: usize,
     },
-    /// Inputs that have to be computed together do not fit a step, or a window.
+    /// Inputs that must be computed together do not fit in a step or a window.
     #[error(
         "medium {index} of the prompt has {found} rows, which have to be in one step of at most {maximum}; raise --ubatch-size"
     )]
     MediaTooLong {
         /// Index among the prompt's media.
         index: usize,
-        /// Its rows.
+        /// Number of its rows.
         found: usize,
-        /// Rows that fit.
+        /// Maximum number of rows.
         maximum: usize,
     },
     /// The adapter of the request is not loaded.
@@ -119,39 +120,39 @@ pub enum EngineError {
     /// An adapter could not be loaded.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
-    /// Too many requests wait already.
+    /// Too many requests are waiting.
     #[error("{queued} sequences wait already, the limit is {maximum}; try again later")]
     QueueFull {
-        /// Sequences that wait.
+        /// Number of waiting sequences.
         queued: usize,
         /// The limit.
         maximum: usize,
     },
-    /// Too many prompt tokens wait already.
+    /// Too many prompt tokens are waiting.
     #[error(
         "{queued} prompt tokens wait already and the request adds {provided}, the limit is {maximum}; try again later"
     )]
     QueueTokensFull {
-        /// Tokens that wait.
+        /// Number of waiting tokens.
         queued: usize,
         /// Tokens of the request.
         provided: usize,
         /// The limit.
         maximum: usize,
     },
-    /// The engine takes no more requests because it is shutting down.
+    /// The engine accepts no more requests because it is shutting down.
     #[error("the engine is draining and takes no new requests")]
     Draining,
     /// The engine has ended.
     #[error("the engine has stopped")]
     Stopped,
-    /// The request did not begin in time.
+    /// The request did not begin before its deadline.
     #[error("the request waited for {waited:?} without beginning")]
     QueueTimeout {
         /// How long it waited.
         waited: Duration,
     },
-    /// The request did not end in time.
+    /// The request did not end before its deadline.
     #[error("the deadline passed after {elapsed:?}")]
     DeadlineExceeded {
         /// How long the request was in the engine.
@@ -160,29 +161,29 @@ pub enum EngineError {
     /// No token could be sampled for this sequence.
     #[error(transparent)]
     Row(#[from] RowError),
-    /// The constraint of the sample could not be followed.
+    /// The constraint of the sample could not continue.
     #[error("the constraint cannot be followed: {0}")]
     Constraint(#[source] ConstraintFailure),
     /// The step that the sequence took part in failed.
     #[error(transparent)]
     Step(#[from] StepError),
-    /// The memory of sequences was asked for, and the executor does not give it.
+    /// The memory of sequences was requested, but the executor cannot provide it.
     #[error("the memory of this device cannot be read or written")]
     MemoryNotReadable,
-    /// The memory of a prefix cannot be held.
+    /// The memory of a prefix cannot be pinned.
     #[error(
         "the prefix needs {needed} pages or states that nobody uses, and {n_available} are there; try again later, or enlarge the KV cache"
     )]
     NoRoomForPrefix {
-        /// Pages or states that it needs.
+        /// Number of pages or states needed.
         needed: usize,
-        /// Those that can be had.
+        /// Number of pages or states available.
         n_available: usize,
     },
-    /// The snapshots of a prefix that is to be written are not such that this model could have them.
+    /// The snapshots of a prefix to be written are invalid for this model.
     #[error("the recurrent states of the prefix are not those of this model")]
     BadSnapshots,
-    /// The throughput was asked for before anything was measured.
+    /// Throughput was requested before anything was measured.
     #[error("the engine is not warmed up; run its calibration first")]
     NotWarmedUp,
 }

@@ -1,8 +1,10 @@
-//! How pages come back from a [`PageStore`]: a prompt whose beginning is there waits until it is in the prefix cache.
+//! Fetching pages from a [`PageStore`]: a prompt with a stored prefix waits until the prefix is in the prefix
+//! cache.
 //!
-//! A part of [`Core`] and [`Scheduler`] that stands apart because no sequence takes part in it yet: the request is kept back, and enters
-//! the queue as any other once its pages are there, or cannot be had. Invariants: what arrives can be found only once a page is
-//! whole; a request that is kept back is told to the scheduler within its limits of time, whatever the store does.
+//! Part of [`Core`] and [`Scheduler`]. No sequence is involved yet: the request is held back, and enters the
+//! queue like any other once its pages have arrived or cannot be had. Invariants: fetched pages can be found
+//! only when they are complete; a held request reaches the scheduler within its time limits, whatever the
+//! store does.
 
 use std::time::Duration;
 
@@ -25,27 +27,29 @@ use crate::{
     sync,
 };
 
-/// Fetches that hold pages at a time. A store reads one after the other, and pages that wait for it are taken from others.
+/// Maximum number of fetches that hold pages. A store reads one after the other, and pages reserved for a
+/// waiting fetch are taken from others.
 const MAX_OPEN: usize = 2;
 
-/// How long a request is kept back without news of its pages, microseconds.
+/// How long a request is held back without progress of its pages, in microseconds.
 const FETCH_PATIENCE_US: u64 = 5_000_000;
 
-/// How long after its submission a request is kept back in all, microseconds, in addition to the time that its pages take at [`SLOWEST_BYTES_PER_US`].
+/// Maximum time from submission for which a request is held back, in microseconds, in addition to the time
+/// that its pages take at [`SLOWEST_BYTES_PER_US`].
 const FETCH_LIMIT_US: u64 = 10_000_000;
 
-/// What a store gives at least, bytes in a microsecond: with one that gives less the prompt is computed.
+/// Minimum speed of a store, in bytes per microsecond; with a slower one the prompt is computed.
 const SLOWEST_BYTES_PER_US: u64 = 64;
 
 impl Core {
-    /// Takes a request in, perhaps after its pages were fetched.
+    /// Accepts a request, possibly after fetching its pages.
     pub(crate) fn look_outside(&mut self, submission: Submission, now_us: u64) {
         let Some(mut outside) = self.outside.take() else {
             return self.accept(submission);
         };
         let mut spec = submission.spec(None);
         if spec.context_shift.is_some() {
-            // A prompt that fills the context is computed without the tokens that it then drops.
+            // Tokens that a full context would drop at once are not part of the prompt.
             let mut sequence = Sequence::new(spec.clone(), 0);
             if sequence.is_to_shift() {
                 sequence.cut();
@@ -61,7 +65,7 @@ impl Core {
         };
         let open = &mut outside.fetches.open;
         let leader = open.iter().position(|fetch| fetch.stored.wants(first_missing));
-        // The first to end makes room for another.
+        // The fetch that ends first makes room for another.
         if let Some(at) = leader.or((open.len() >= MAX_OPEN).then_some(0)) {
             open[at].followers.push(submission);
             self.outside = Some(outside);
@@ -77,7 +81,7 @@ impl Core {
         let receiver = PageReceiver::new(id, move |fetched| mailbox.post(Command::Fetched(fetched)));
         let store = std::sync::Arc::clone(&outside.store);
         self.outside = Some(outside);
-        // Room for the pages was made of others.
+        // Making room evicted other pages, which may have to be copied.
         if self.copy_for_prefix().is_err() {
             self.scheduler.let_prefix_go(stored.prefix);
             return self.accept(submission);
@@ -95,7 +99,7 @@ impl Core {
         }
     }
 
-    /// Puts pages that have arrived in their places.
+    /// Writes fetched pages to their places.
     pub(crate) fn take_fetched(&mut self, fetched: Fetched, now_us: u64) {
         let (id, pages, done) = match fetched {
             Fetched::Pages { fetch, pages, done } => (fetch, pages, done),
@@ -103,7 +107,7 @@ impl Core {
         };
         let Some(outside) = &mut self.outside else { return };
         let Some(fetch) = outside.fetches.open.iter_mut().find(|fetch| fetch.id == id) else {
-            // No one waits for it any more, which its sender learns from `done`.
+            // No request waits for it any more; the dropped `done` tells its sender.
             return;
         };
         fetch.last_news_us = now_us;
@@ -115,11 +119,12 @@ impl Core {
             return self.end_and_look_again(id, now_us);
         }
         fetch.n_done += pages.len();
-        // Whoever reads the next may have ended.
+        // The reader of the next pages may have ended.
         let _ = done.send(());
     }
 
-    /// Lets prompts find what has arrived, and the request that waited for it begin. Gives those that waited with it.
+    /// Publishes the fetched pages in the prefix cache, and starts the request that waited for them. Returns
+    /// the requests that waited with it.
     fn end_fetch(&mut self, id: u64) -> Vec<Submission> {
         let fetch = (self.outside.as_mut()).and_then(|outside| outside.fetches.take(id));
         let Some(fetch) = fetch else {
@@ -131,21 +136,22 @@ impl Core {
         fetch.followers
     }
 
-    /// As [`Self::end_fetch`]; those that waited with it look for what they lack.
+    /// Does the same as [`Self::end_fetch`]; requests that waited with it look up their missing pages again.
     fn end_and_look_again(&mut self, id: u64, now_us: u64) {
         for follower in self.end_fetch(id) {
             self.look_outside(follower, now_us);
         }
     }
 
-    /// As [`Self::end_fetch`]; those that waited with it begin too.
+    /// Does the same as [`Self::end_fetch`]; requests that waited with it start too.
     fn end_and_begin(&mut self, id: u64) {
         for follower in self.end_fetch(id) {
             self.accept(follower);
         }
     }
 
-    /// Lets requests begin whose pages do not come, or not in time, and those whose own time is over, so that they end.
+    /// Starts requests whose pages do not come or come too late, and those past their own deadline, so that
+    /// they end.
     pub(crate) fn end_late_fetches(&mut self, now_us: u64) {
         let Some(outside) = &self.outside else { return };
         let is_late = |fetch: &&Fetch| {
@@ -167,13 +173,13 @@ impl Core {
             self.stop_waiting(request);
         }
         if has_overdue {
-            // Before a step can be made of them.
+            // Before they can enter a step.
             self.scheduler.expire(now_us, &mut self.outcomes);
             self.publish_outcomes(Cause::Caller, now_us);
         }
     }
 
-    /// Lets a request begin, if it is kept back, so that it can be ended.
+    /// Starts a request that is held back, so that it can be ended.
     pub(crate) fn stop_waiting(&mut self, request: RequestId) {
         let Some(outside) = &mut self.outside else { return };
         for fetch in &mut outside.fetches.open {
@@ -198,7 +204,7 @@ impl Core {
         }
     }
 
-    /// Lets all requests begin that are kept back.
+    /// Starts all requests that are held back.
     pub(crate) fn stop_all_waiting(&mut self) {
         while let Some(outside) = &self.outside
             && let Some(fetch) = outside.fetches.open.first()
@@ -210,12 +216,12 @@ impl Core {
 }
 
 impl Fetch {
-    /// Those that wait for it.
+    /// Returns the requests that wait for the fetch.
     pub(crate) fn submissions(&self) -> impl Iterator<Item = &Submission> {
         std::iter::once(&self.submission).chain(&self.followers)
     }
 
-    /// When it ends, whatever has come.
+    /// Returns the time at which the fetch ends in any case.
     fn latest_us(&self, format: &MemoryFormat) -> u64 {
         let places = self.stored.places.iter();
         let n_bytes: usize = places.map(|&(_, place)| format.bytes_of(place)).sum();
@@ -224,7 +230,7 @@ impl Fetch {
 }
 
 impl Submission {
-    /// Whether a time that its caller gave is over before it has begun.
+    /// Returns whether a deadline set by its caller has passed before its start.
     fn is_overdue(&self, now_us: u64) -> bool {
         let (queue_timeout, deadline) = match &self.job {
             Job::Generate { params, .. } => (params.queue_timeout, params.deadline),
@@ -239,7 +245,8 @@ impl Submission {
 }
 
 impl Scheduler {
-    /// Names pages with these numbers from now on, and notes which of them no sequence uses. There are none yet.
+    /// Derives page names from these numbers from now on, and records pages that no sequence uses. There must
+    /// be no pages yet.
     pub(crate) fn name_pages_with(&mut self, secret: [u64; 4]) {
         self.hasher = crate::prefix::PrefixHasher::with_secret(secret, self.config.model_salt);
         for group in &mut self.groups {
@@ -247,8 +254,8 @@ impl Scheduler {
         }
     }
 
-    /// The keys of the longest prefix of a sequence's tokens that the cache and a store have together, and the first of them that the
-    /// cache has not; `None` where the store has nothing to add.
+    /// Returns the keys of the longest prefix of a sequence's tokens that cache and store hold together, and
+    /// the first key missing from the cache; `None` if the store has nothing to add.
     pub(crate) fn stored_prefix_keys(
         &self,
         spec: &SeqSpec,
@@ -295,8 +302,8 @@ impl Scheduler {
         )
     }
 
-    /// Holds what the cache has of a prefix with these keys, and takes memory for what it has not, at the price of what was idle
-    /// longest; `None` where there is no room. Each running sequence is left a page.
+    /// Pins the cached part of a prefix with these keys, and reserves memory for the rest by evicting the
+    /// pages idle longest; `None` if there is no room. One page per running sequence stays available.
     pub(crate) fn reserve_stored(
         &mut self,
         spec: &SeqSpec,
@@ -337,7 +344,7 @@ impl Scheduler {
             let is_found: Vec<bool> = (first_page..reuse.n_pages)
                 .map(|page_idx| pool.find(keys[page_idx], &tokens_of(page_idx)).is_some())
                 .collect();
-            // What is there is held first, so that room for the rest is not made of it.
+            // Pin the cached pages first, so that they are not evicted to make room.
             let found: Vec<PageKey> = (keys[first_page..].iter().zip(&is_found))
                 .filter_map(|(&key, &is_found)| is_found.then_some(key))
                 .collect();
@@ -385,7 +392,7 @@ impl Scheduler {
         })
     }
 
-    /// Lets prompts find the first `n_pages` pages of a prefix, and gives back the others.
+    /// Publishes the first `n_pages` pages of a prefix, and releases the others.
     pub(crate) fn publish_part(&mut self, mut held: HeldPrefix, n_pages: usize) {
         if n_pages < held.reuse.n_pages {
             let first_pages = held.reuse.first_pages;
@@ -403,8 +410,8 @@ impl Scheduler {
         self.publish_prefix(held);
     }
 
-    /// Lists the pages of a sequence that ends which have left its window and that a prompt sees which continues behind its last
-    /// whole page.
+    /// Lists the pages of an ending sequence that have left its window but would be visible to a prompt that
+    /// continues after its last whole page.
     pub(crate) fn list_left_pages(&mut self, id: SeqId) {
         let sequence = &self.sequences[id];
         for group in &mut self.groups {
@@ -417,12 +424,12 @@ impl Scheduler {
         }
     }
 
-    /// Whether [`Self::next_leaving`] may have a page.
+    /// Returns whether [`Self::next_leaving`] may have a page.
     pub(crate) fn has_leaving(&self) -> bool {
         self.groups.iter().any(|group| group.pool.has_leaving())
     }
 
-    /// A page of a group that no sequence uses.
+    /// Returns a page of a group that no sequence uses.
     pub(crate) fn next_leaving(&mut self, group: PageGroup) -> Option<LeavingPage> {
         self.groups.get_mut(group.index())?.pool.next_leaving()
     }
@@ -432,7 +439,7 @@ impl Scheduler {
         self.groups[group.index()].pool.list_leaving(page);
     }
 
-    /// The pages of a group that lost their place.
+    /// Returns the evicted pages of a group.
     pub(crate) fn take_evicted(&mut self, group: PageGroup) -> Vec<LeavingPage> {
         let group = self.groups.get_mut(group.index());
         group.map_or_else(Vec::new, |group| group.pool.take_evicted())

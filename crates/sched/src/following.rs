@@ -1,22 +1,22 @@
-//! [`Following`]: what a sample says, where that is given beforehand.
+//! [`Following`]: a predetermined output of a sample.
 //!
-//! Separate because only measurements have it: with it a model of random weights says what repeats its prompt, or what does not.
-//! Invariant: every row is computed and sampled as without it; only then its token gives way.
+//! Only measurements use it: it makes a model with random weights repeat its prompt, or not. Invariant: every
+//! row is computed and sampled as without it, and only then is its token replaced.
 
 use std::sync::Arc;
 
-/// The tokens of a sample, as they were given.
+/// The predetermined tokens of a sample.
 #[derive(Clone, Debug)]
 pub(crate) struct Following {
     tokens: Arc<[u32]>,
-    /// Tokens of its sequence before the first of them.
+    /// Number of tokens in its sequence before the first of them.
     n_before: usize,
-    /// Tokens of its sequence that were dropped since.
+    /// Number of tokens of its sequence dropped since.
     n_dropped: usize,
 }
 
 impl Following {
-    /// Says `tokens` behind the first `n_before` of a sequence.
+    /// Sets `tokens` as the output after the first `n_before` tokens of a sequence.
     pub(crate) fn new(tokens: Arc<[u32]>, n_before: usize) -> Self {
         Self {
             tokens,
@@ -25,13 +25,13 @@ impl Following {
         }
     }
 
-    /// The token that comes after so many inputs; `None` behind the last.
+    /// Returns the token after a number of inputs; `None` after the last.
     pub(crate) fn token_after(&self, n_inputs: usize) -> Option<u32> {
         let at = (n_inputs + self.n_dropped).checked_sub(self.n_before)?;
         self.tokens.get(at).copied()
     }
 
-    /// Continues at the same token where `n_dropped` before it are dropped.
+    /// Adjusts positions after `n_dropped` earlier tokens were dropped.
     pub(crate) fn shift(&mut self, n_dropped: usize) {
         self.n_dropped += n_dropped;
     }

@@ -1,7 +1,7 @@
-//! [`Generation`]: a request as its caller sees it, a stream of events.
+//! [`Generation`]: a caller's handle to a request, as a stream of events.
 //!
-//! Separate from the engine because it lives on the caller's thread. Invariants: every sample ends with exactly one
-//! [`Event::Finished`] or [`Event::Failed`], after which it has no more events; dropping a generation cancels it.
+//! It lives on the caller's thread. Invariants: every sample ends with exactly one [`Event::Finished`] or
+//! [`Event::Failed`], after which it has no more events; dropping a generation cancels it.
 
 use std::{
     pin::Pin,
@@ -18,7 +18,7 @@ use crate::{
     sync::Arc,
 };
 
-/// A submitted request: an iterator of its events that waits for each. Dropping it cancels what is not finished.
+/// A submitted request: a blocking iterator over its events. Dropping it cancels unfinished samples.
 ///
 /// An asynchronous caller uses [`Self::next_event`] or [`Self::into_stream`]; no runtime is needed.
 #[derive(Debug)]
@@ -51,14 +51,14 @@ impl Generation {
         }
     }
 
-    /// Ends every sample that has not ended. Tokens on their way still come, then each sample finishes as
+    /// Cancels every unfinished sample. Tokens in flight still arrive, then each sample finishes as
     /// [`FinishReason::Cancelled`].
     pub fn cancel(&self) {
         self.mailbox.post(Command::Cancel(self.request));
     }
 
-    /// Ends a sample after the tokens taken so far, for instance because they end in a stop string: tokens of it that
-    /// are on their way are dropped, and it finishes as [`FinishReason::Stop`].
+    /// Ends a sample after the tokens received so far, for instance because they end in a stop string. Its
+    /// tokens in flight are dropped, and it finishes as [`FinishReason::Stop`].
     pub fn stop(&mut self, sample: u32) {
         if let Some(state) = self.samples.get_mut(sample as usize)
             && !state.is_stopped
@@ -72,7 +72,7 @@ impl Generation {
         }
     }
 
-    /// A handle that cancels this request from elsewhere.
+    /// Returns a handle that cancels this request from elsewhere.
     pub fn canceller(&self) -> Canceller {
         Canceller {
             request: self.request,
@@ -80,7 +80,7 @@ impl Generation {
         }
     }
 
-    /// The next event, if one is there; never waits. `None` also after the last.
+    /// Returns the next event if there is one; never waits. `None` also after the last.
     pub fn try_next(&mut self) -> Option<Event> {
         while !self.has_ended() {
             let received = self.events.try_recv()?;
@@ -114,12 +114,12 @@ impl Generation {
         EventStream(self)
     }
 
-    /// Whether every sample has ended.
+    /// Returns whether every sample has ended.
     pub fn has_ended(&self) -> bool {
         self.samples.iter().all(|sample| sample.has_ended)
     }
 
-    /// Keeps the books of an event and decides whether the caller sees it.
+    /// Updates the state for an event, and returns it unless the caller should not see it.
     fn admit(&mut self, received: Received<Event>) -> Option<Event> {
         if received.has_room_again {
             self.mailbox.post(Command::Resume(self.request));
@@ -151,7 +151,7 @@ impl Generation {
         }
     }
 
-    /// The engine went away without a word: whatever has not ended fails.
+    /// Fails the next unfinished sample, because the engine disappeared without sending its end.
     fn fail_next_sample(&mut self) -> Option<Event> {
         let sample = self.samples.iter().position(|sample| !sample.has_ended)?;
         self.samples[sample].has_ended = true;
@@ -196,7 +196,7 @@ pub struct Canceller {
 }
 
 impl Canceller {
-    /// Ends every sample of the request that has not ended.
+    /// Cancels every unfinished sample of the request.
     pub fn cancel(&self) {
         self.mailbox.post(Command::Cancel(self.request));
     }
@@ -207,7 +207,7 @@ impl Canceller {
 pub struct EventStream(Generation);
 
 impl EventStream {
-    /// The generation, to stop samples or cancel it.
+    /// Returns the generation, to stop samples or cancel it.
     pub fn generation(&mut self) -> &mut Generation {
         &mut self.0
     }

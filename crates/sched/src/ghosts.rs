@@ -1,13 +1,13 @@
-//! [`Ghosts`]: the names of pages that are gone.
+//! [`Ghosts`]: the keys of evicted pages.
 //!
-//! Separate from the pool, which holds none of them: they only tell why a prompt was not found. Invariant: a bounded number of keys is
-//! kept.
+//! The pool no longer holds these pages; their keys only explain why a prompt was not found. Invariant: the
+//! number of keys is bounded.
 
 use std::collections::{HashSet, VecDeque};
 
 use crate::prefix::PageKey;
 
-/// Keys that were evicted not long ago, to tell a cache that is too small from a prompt never seen.
+/// Recently evicted keys, which distinguish a cache that is too small from a prompt never seen.
 #[derive(Debug)]
 pub(crate) struct Ghosts {
     keys: HashSet<PageKey>,
@@ -16,11 +16,11 @@ pub(crate) struct Ghosts {
 }
 
 impl Ghosts {
-    /// Nothing yet, of at most `capacity` keys.
+    /// Creates an empty set of at most `capacity` keys.
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
-            // One key more than `capacity` stays until the oldest is removed, and removed keys take as much room again. Nothing grows in a
-            // step.
+            // One key more than `capacity` exists until the oldest is removed, and removed keys take up as
+            // much room again. With this capacity nothing grows during a step.
             keys: HashSet::with_capacity(2 * (capacity + 1)),
             order: VecDeque::with_capacity(capacity + 1),
             capacity,

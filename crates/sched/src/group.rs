@@ -1,13 +1,13 @@
-//! [`Group`]: the pages of the layers that keep keys and values for equally long.
+//! [`Group`]: the pages of layers that keep keys and values for equally long.
 //!
-//! Separate from the pool, which knows no window. Invariant: all groups of a model are filled alike: a token has a place in
-//! each, and a prompt continues from the cache only where every group still has what the next token sees.
+//! The pool itself knows no window. Invariant: all groups of a model are filled alike: a token has a place in
+//! each, and a prompt continues from the cache only if every group still has what the next token sees.
 
 use tokenmill_backend::{ExecutorLimits, GroupLimits, PAGE_TOKENS};
 
 use crate::{pool::PagePool, prefix::first_visible_page};
 
-/// A group's pool, and how far its layers see.
+/// The pool of a group, and its limits.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) pool: PagePool,
@@ -15,7 +15,8 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// The groups of an executor, the main one first. Slots of recurrent states go with the main group.
+    /// Returns the groups of an executor, the main one first. Slots of recurrent states belong to the main
+    /// group.
     pub(crate) fn all(limits: &ExecutorLimits) -> Vec<Self> {
         let mut n_states = limits.n_states;
         (limits.groups())
@@ -31,17 +32,18 @@ impl Group {
         pages_needed(&self.limits, n_tokens)
     }
 
-    /// The first page that a token at `position` or later still looks at.
+    /// Returns the first page still visible to a token at `position` or later.
     pub(crate) fn first_visible_page(&self, position: usize) -> usize {
         first_visible_page(position, self.limits.window)
     }
 }
 
-/// Pages of a group that a sequence of `n_tokens` inputs holds at most, when it is computed in small chunks.
+/// Returns the maximum number of pages that a sequence of `n_tokens` inputs holds in a group, if it is
+/// computed in small chunks.
 pub(crate) fn pages_needed(limits: &GroupLimits, n_tokens: usize) -> usize {
     let n_pages = n_tokens.div_ceil(PAGE_TOKENS);
     match limits.window {
-        // The window, the page being written, and one that falls out of the window while a step is in flight.
+        // The window, the page being written, and one that falls out of the window during a step in flight.
         Some(window) => n_pages.min(window.div_ceil(PAGE_TOKENS) + 2),
         None => n_pages,
     }

@@ -1,8 +1,8 @@
-//! [`HeldPrefix`]: pages of a prefix, and the snapshot behind them, that are read or written outside of the steps.
+//! [`HeldPrefix`]: pages of a prefix, and its snapshots, pinned for reading or writing outside of steps.
 //!
-//! A part of [`Scheduler`] that stands apart because no sequence takes part in it: a prefix that was computed elsewhere enters the
-//! cache, and one that is in the cache leaves a copy. Invariants: a held page is given to no other; what is written from outside can
-//! be found only once all of it is there.
+//! Part of [`Scheduler`]; no sequence is involved. A prefix computed elsewhere enters the cache, or a cached
+//! one is copied out. Invariants: a held page is not given to anyone else; a prefix written from outside can
+//! be found only when it is complete.
 
 use tokenmill_backend::{AdapterId, MemoryPlace, PAGE_TOKENS, PageGroup};
 
@@ -13,47 +13,47 @@ use crate::{
     scheduler::Scheduler,
 };
 
-/// Pages and a snapshot that are held.
+/// Pinned pages and snapshots.
 #[derive(Debug)]
 pub(crate) struct HeldPrefix {
-    /// Those of the whole pages.
+    /// Tokens of the whole pages.
     pub(crate) tokens: Vec<u32>,
     pub(crate) salt: u64,
     pub(crate) adapter: Option<AdapterId>,
     pub(crate) keys: Vec<PageKey>,
     pub(crate) reuse: Reuse,
-    /// Of each group, the pages from the first visible one on.
+    /// For each group, the pages from the first visible one on.
     pub(crate) tables: [Vec<u32>; PageGroup::ALL.len()],
-    /// Snapshots, and the pages after which they were taken.
+    /// Snapshots, each with the number of pages before it.
     pub(crate) states: Vec<(usize, u32)>,
 }
 
-/// Snapshots of a prefix that are held at most: the one at its end, and the one before it, for a conversation that continues
-/// from where the answer began.
+/// Maximum number of snapshots of a held prefix: the one at its end, and the one before it, for a
+/// conversation that continues from the start of the answer.
 const MAX_SNAPSHOTS: usize = 2;
 
-/// Why a prefix cannot be held.
+/// The reason why a prefix cannot be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldError {
-    /// Too few pages, or slots of states, that no sequence uses.
+    /// Too few pages or state slots are free of sequences.
     NoRoom { needed: usize, n_available: usize },
-    /// The snapshots are not those of a prefix of this model.
+    /// The snapshots do not fit a prefix of this model.
     BadSnapshots,
 }
 
 impl HeldPrefix {
-    /// Tokens whose memory it is.
+    /// Returns the number of tokens whose memory is held.
     pub(crate) fn n_tokens(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Tokens that its snapshots have seen, ascending.
+    /// Returns the numbers of tokens that its snapshots have seen, ascending.
     pub(crate) fn snapshots(&self) -> Vec<u32> {
         let tokens_of = |&(n_pages, _): &(usize, u32)| (n_pages * PAGE_TOKENS) as u32;
         self.states.iter().map(tokens_of).collect()
     }
 
-    /// Where its memory lies: the pages of each group in order, then the snapshots.
+    /// Returns the places of its memory: the pages of each group in order, then the snapshots.
     pub(crate) fn places(&self) -> Vec<MemoryPlace> {
         let pages = (PageGroup::ALL.into_iter().zip(&self.tables))
             .flat_map(|(group, pages)| pages.iter().map(move |&page| MemoryPlace::Page { group, page }));
@@ -63,8 +63,8 @@ impl HeldPrefix {
 }
 
 impl Scheduler {
-    /// Holds the longest prefix of `tokens` that the cache has, perhaps an empty one. Pages of the host tier come back to the pool,
-    /// which takes copies. Each running sequence is left a page.
+    /// Holds the longest cached prefix of `tokens`, possibly an empty one. Pages of the host tier move back
+    /// to the pool, which needs copies. One page per running sequence stays available.
     pub(crate) fn hold_prefix(&mut self, tokens: &[u32], salt: u64) -> Result<HeldPrefix, HoldError> {
         let keys = self.keys_of(tokens, salt);
         let reuse = self.longest_cached(&keys, tokens);
@@ -100,7 +100,8 @@ impl Scheduler {
         for ((group, pages), first_page) in groups {
             group.pool.take_cached(&held.keys[first_page..], pages);
         }
-        // A snapshot before the end is of use where all pages are there, which is where nothing has left a window.
+        // A snapshot before the end is useful only if all pages are present, that is, if none has left a
+        // window.
         let has_windows = self.groups.iter().any(|group| group.limits.window.is_some());
         let n_snapshots = if has_windows { 1 } else { MAX_SNAPSHOTS };
         let states = &mut self.groups[0].pool.states;
@@ -116,8 +117,8 @@ impl Scheduler {
         Ok(held)
     }
 
-    /// Takes pages, and slots for the snapshots after so many tokens, to write the memory of the whole pages of `tokens` to, at the
-    /// price of what was idle longest. Each running sequence is left a page.
+    /// Reserves pages and snapshot slots to write the memory of the whole pages of `tokens`, evicting the
+    /// pages idle longest. One page per running sequence stays available.
     pub(crate) fn reserve_prefix(
         &mut self,
         tokens: &[u32],
@@ -129,7 +130,7 @@ impl Scheduler {
         let is_placed = snapshots
             .iter()
             .all(|&at| at > 0 && (at as usize).is_multiple_of(PAGE_TOKENS));
-        // A prefix of a model with states is found where a snapshot ends it.
+        // A prefix of a model with states is found only if it ends with a snapshot.
         let end = if self.pool().states.is_used() {
             tokens.len()
         } else {
@@ -173,7 +174,7 @@ impl Scheduler {
         })
     }
 
-    /// Lets prompts find what was written to a reserved prefix.
+    /// Publishes a written prefix in the prefix cache.
     pub(crate) fn publish_prefix(&mut self, mut held: HeldPrefix) {
         let tables = self
             .groups
@@ -195,7 +196,7 @@ impl Scheduler {
         }
         for (n_pages, slot) in held.states.drain(..) {
             let (pool, key) = (&mut self.groups[0].pool, held.keys[n_pages - 1]);
-            // A snapshot goes when its page goes, so there is none without a page.
+            // A snapshot is dropped with its page, so there is none without a page.
             if pool.contains(key) {
                 pool.states.register(slot, key);
             } else {
@@ -205,12 +206,12 @@ impl Scheduler {
         self.let_prefix_go(held);
     }
 
-    /// Gives back what was held. What was reserved and not published is lost.
+    /// Releases what was held. A reserved prefix that was not published is lost.
     pub(crate) fn let_prefix_go(&mut self, mut held: HeldPrefix) {
         for (_, slot) in held.states.drain(..) {
             self.groups[0].pool.states.release(slot);
         }
-        // Last page first, so that the end of a prefix is evicted before its beginning.
+        // Release the last page first, so that the end of a prefix is evicted before its beginning.
         for (group, pages) in self.groups.iter_mut().zip(&mut held.tables) {
             while let Some(page) = pages.pop() {
                 group.pool.release(page);
@@ -218,7 +219,7 @@ impl Scheduler {
         }
     }
 
-    /// Forgets the pages of a prefix that no sequence uses, and the answers that were kept to prompts with its first page.
+    /// Drops the unused pages of a prefix, and the answers to prompts with its first page.
     pub(crate) fn forget_prefix(&mut self, tokens: &[u32], salt: u64) {
         let keys = self.keys_of(tokens, salt);
         if let Some(&first_page) = keys.first() {
@@ -231,7 +232,7 @@ impl Scheduler {
         }
     }
 
-    /// The longest prefix of `tokens`, whose whole pages have these keys, that the cache holds.
+    /// Returns the longest cached prefix of `tokens`, given the keys of their whole pages.
     pub(crate) fn longest_cached(&self, keys: &[PageKey], tokens: &[u32]) -> Reuse {
         let states = &self.pool().states;
         let mut windows = [None; PageGroup::ALL.len()];
@@ -249,13 +250,13 @@ impl Scheduler {
         )
     }
 
-    /// The keys of the whole pages of `tokens`.
+    /// Returns the keys of the whole pages of `tokens`.
     fn keys_of(&self, tokens: &[u32], salt: u64) -> Vec<PageKey> {
         let naming = PageNaming {
             tokens,
             media: &[],
             salt,
-            // What adapters computed is not kept.
+            // Pages computed with adapters are not stored.
             adapter: None,
         };
         let mut keys = Vec::new();

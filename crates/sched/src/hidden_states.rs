@@ -1,24 +1,25 @@
-//! [`HiddenStates`]: the hidden states that a layer which guesses further tokens reads, from the step that gave them to the pass that reads
-//! them.
+//! [`HiddenStates`]: the hidden states that an MTP layer reads, from the step that produced them to the pass
+//! that reads them.
 //!
-//! Separate from the drafting model, which only such a layer needs them for. A row of the first model's steps is kept until the
-//! layer has computed the input behind it. Invariant: a state that is not known is zeros, which costs guesses and nothing else.
+//! Only an MTP layer needs them, not draft models in general. A row of the first model's steps is kept until
+//! the layer has computed the input after it. Invariant: an unknown state is all zeros, which only makes
+//! drafts worse.
 
 use std::collections::HashMap;
 
 use crate::arena::SeqId;
 
-/// Bytes that are kept at most, of all sequences.
+/// Maximum bytes kept, for all sequences.
 const MAX_KEPT_BYTES: usize = 256 << 20;
 
-/// Rows that a sequence gets room for between two drafts.
+/// Number of rows reserved for a sequence between two drafts.
 const LIKELY_ROWS: usize = 32;
 
-/// Steps of a sequence that no draft followed, behind which its states are dropped.
+/// Number of steps of a sequence without a draft after which its states are dropped.
 const MAX_UNREAD_STEPS: u32 = 512;
 
-/// Bytes of hidden states, of `n_embd` numbers each, that an engine keeps at most for a layer that guesses further tokens: those of all
-/// `n_ctx` inputs of `n_seqs` sequences, or 256 MiB.
+/// Returns the maximum bytes of hidden states, with `n_embd` numbers each, that an engine keeps for an MTP
+/// layer: those of all `n_ctx` inputs of `n_seqs` sequences, or 256 MiB.
 pub fn hidden_states_bytes(n_ctx: usize, n_seqs: usize, n_embd: usize) -> usize {
     let n_inputs = n_ctx.saturating_mul(n_seqs);
     (n_inputs.saturating_mul(n_embd).saturating_mul(size_of::<f32>())).min(MAX_KEPT_BYTES)
@@ -28,38 +29,38 @@ pub fn hidden_states_bytes(n_ctx: usize, n_seqs: usize, n_embd: usize) -> usize 
 #[derive(Debug)]
 pub(crate) struct HiddenStates {
     width: usize,
-    /// Of the first model's sequences, those that it gave.
+    /// Hidden states from the first model, by its sequences.
     given: HashMap<SeqId, Given>,
-    /// Numbers that there is room for in them.
+    /// Capacity of these, in numbers.
     n_kept: usize,
-    /// The most that there may be.
+    /// Maximum of `n_kept`.
     max_kept: usize,
-    /// Of the layer's own sequences.
+    /// States of the layer's own sequences.
     own: HashMap<SeqId, Own>,
-    /// Of nothing.
+    /// A state of zeros.
     zeros: Vec<f32>,
 }
 
-/// The states behind neighbouring positions, the first of which is `first`.
+/// The states after consecutive positions, beginning with `first`.
 #[derive(Debug)]
 struct Given {
     first: usize,
     rows: Vec<f32>,
-    /// Steps that gave some since the layer read them.
+    /// Number of steps that gave states since the layer last read them.
     n_unread_steps: u32,
 }
 
-/// What the layer knows of its own sequence.
+/// The layer's state of its own sequence.
 #[derive(Debug, Default)]
 struct Own {
-    /// Inputs that were known, not guessed, in the last draft.
+    /// Number of inputs that were known, not drafted, at the last draft.
     n_sure: usize,
-    /// The position computed last, and the layer's own state behind it.
+    /// The position computed last, and the layer's own state after it.
     last: Option<(usize, Vec<f32>)>,
 }
 
 impl HiddenStates {
-    /// Nothing yet, of states of `width` numbers, of which `max_bytes` may be kept.
+    /// Creates an empty store for states of `width` numbers and at most `max_bytes`.
     pub(crate) fn new(width: usize, max_bytes: usize) -> Self {
         Self {
             width,
@@ -71,8 +72,9 @@ impl HiddenStates {
         }
     }
 
-    /// Takes what a step of the first model gave for inputs of `seq` from `first` on. What was given for these positions before belonged to
-    /// guesses. What there is no room for is not kept, nor what no draft has read for long.
+    /// Stores the rows that a step of the first model gave for inputs of `seq` from `first` on. They replace
+    /// earlier rows for these positions, which belonged to draft tokens. Rows beyond the capacity, and rows
+    /// that no draft has read for long, are dropped.
     pub(crate) fn give(&mut self, seq: SeqId, first: usize, rows: &[f32]) {
         let mut given = self.given.remove(&seq).unwrap_or(Given {
             first,
@@ -98,7 +100,7 @@ impl HiddenStates {
         let n_needed = given.rows.len() + rows.len();
         if n_needed <= n_room {
             if n_needed > given.rows.capacity() {
-                // Half as many more, so that a state a step is not copied again each time.
+                // Reserve half as much again, so that one state per step does not cause a copy each time.
                 let n_wanted = (n_needed + n_needed / 2).min(n_room);
                 given.rows.reserve_exact(n_wanted - given.rows.len());
             }
@@ -112,8 +114,8 @@ impl HiddenStates {
         }
     }
 
-    /// The state that the input at `position` of the layer's sequence `own` is made of: the first model's own as far as inputs are
-    /// known, else what the layer computed.
+    /// Returns the state from which the input at `position` of the layer's sequence `own` is computed: the
+    /// first model's for known inputs, else the layer's own.
     pub(crate) fn before(&self, seq: SeqId, own: SeqId, position: usize) -> &[f32] {
         let known = self.own.get(&own);
         let n_sure = known.map_or(0, |own| own.n_sure);
@@ -129,17 +131,18 @@ impl HiddenStates {
         found.unwrap_or(&self.zeros)
     }
 
-    /// Inputs of a sequence that were known in its last draft. What is behind them was computed of states that the layer guessed.
+    /// Returns the number of inputs of a sequence that were known at its last draft. Later ones were computed
+    /// from states that the layer predicted.
     pub(crate) fn n_sure(&self, own: SeqId) -> usize {
         self.own.get(&own).map_or(0, |own| own.n_sure)
     }
 
-    /// Begins a draft of a sequence of which `n_sure` inputs are known.
+    /// Begins a draft of a sequence with `n_sure` known inputs.
     pub(crate) fn begin(&mut self, own: SeqId, n_sure: usize) {
         self.own.entry(own).or_default().n_sure = n_sure;
     }
 
-    /// Takes the layer's own state behind `position`.
+    /// Stores the layer's own state after `position`.
     pub(crate) fn note(&mut self, own: SeqId, position: usize, state: &[f32]) {
         let last = &mut self.own.entry(own).or_default().last;
         match last {
@@ -151,7 +154,7 @@ impl HiddenStates {
         }
     }
 
-    /// Drops the states behind positions below `position`, which the layer has read.
+    /// Drops the states after positions below `position`, which the layer has read.
     pub(crate) fn drop_before(&mut self, seq: SeqId, position: usize) {
         let Some(given) = self.given.get_mut(&seq) else {
             return;
@@ -162,7 +165,7 @@ impl HiddenStates {
         given.rows.drain(..n_dropped);
         given.first += n_dropped / self.width;
         given.n_unread_steps = 0;
-        // A few more come with the next step; those of a prompt do not come again.
+        // The next step adds only a few rows; a prompt's rows do not come again.
         let n_likely = given.rows.len() + LIKELY_ROWS * self.width;
         if given.rows.capacity() > 2 * n_likely {
             given.rows.shrink_to(n_likely);
@@ -170,32 +173,32 @@ impl HiddenStates {
         self.n_kept += given.rows.capacity();
     }
 
-    /// Forgets a sequence of the first model.
+    /// Drops a sequence of the first model.
     pub(crate) fn forget(&mut self, seq: SeqId) {
         if let Some(given) = self.given.remove(&seq) {
             self.n_kept -= given.rows.capacity();
         }
     }
 
-    /// Forgets what the first model gave.
+    /// Drops the states from the first model.
     pub(crate) fn drop_given(&mut self) {
         self.given.clear();
         self.n_kept = 0;
     }
 
-    /// Forgets all.
+    /// Drops everything.
     pub(crate) fn clear(&mut self) {
         self.given.clear();
         self.own.clear();
         self.n_kept = 0;
     }
 
-    /// Forgets a sequence of the layer.
+    /// Drops a sequence of the layer.
     pub(crate) fn forget_own(&mut self, own: SeqId) {
         self.own.remove(&own);
     }
 
-    /// Sequences of the first model, and of the layer, of which something is kept.
+    /// Returns the number of sequences of the first model, and of the layer, with stored states.
     #[cfg(test)]
     pub(crate) fn in_use(&self) -> (usize, usize) {
         (self.given.len(), self.own.len())
@@ -227,7 +230,7 @@ mod tests {
         states.note(own, 4, &[8.0, 8.0]);
         check(&states, 5, 8.0);
         check(&states, 4, 0.0);
-        // Two guesses were verified, of which the first was right.
+        // Two draft tokens were verified, and the first was right.
         states.drop_before(seq, 3);
         states.give(seq, 3, &[4.0, 4.0, 5.0, 5.0, 6.0, 6.0]);
         states.give(seq, 5, &[9.0, 9.0]);
@@ -236,7 +239,7 @@ mod tests {
             check(&states, position, expected);
         }
         assert_eq!(states.given[&seq].rows.len(), 6);
-        // It was computed again from a position that was cached.
+        // It was computed again from a cached position.
         states.give(seq, 1, &[1.5, 1.5]);
         states.begin(own, 3);
         check(&states, 2, 1.5);
@@ -262,7 +265,7 @@ mod tests {
                 assert!(states.n_kept <= 100, "{} numbers", states.n_kept);
             }
         }
-        // A chunk that is larger than all room.
+        // A chunk larger than the capacity.
         states.give(seqs[0], 40, &[1.0; 200]);
         assert!(in_use(&states) == states.n_kept && states.n_kept <= 100);
         for &seq in &seqs {

@@ -1,8 +1,8 @@
-//! How [`Core`] hands pages to a [`PageStore`] before they are gone.
+//! Hands pages of [`Core`] to a [`PageStore`] before they are evicted.
 //!
-//! A part of [`Core`] that stands apart because most engines have no store. Pages that no sequence uses are copied between two steps, a
-//! few MiB at a time; those that lose their place are copied before it is written again, where that was not done yet. Invariants: no
-//! page is held for it, and no step waits for more than the copy.
+//! Most engines have no store. Pages that no sequence uses are copied between two steps, a few MiB at a time.
+//! Evicted pages that were not copied yet are copied before they are overwritten. Invariants: no page is
+//! pinned for it, and no step waits for more than the copy.
 
 use std::time::Duration;
 
@@ -17,18 +17,18 @@ use crate::{
     sync,
 };
 
-/// Bytes that are copied between two steps at most, unless one page has more.
+/// Maximum bytes copied between two steps, unless one page has more.
 const PORTION_BYTES: usize = 4 << 20;
 
-/// How long an engine without work waits until it looks again whether its store takes more.
+/// Polling interval of an idle engine whose store was busy.
 const STORE_PAUSE: Duration = Duration::from_millis(5);
 
-/// How long an engine that ends waits for what its store has to write, microseconds.
+/// How long an ending engine waits for its store to write, in microseconds.
 const STORE_PATIENCE_US: u64 = 10_000_000;
 
 impl Core {
-    /// Keeps pages in a store from now on, and looks there for what prompts begin with. Without effect where the executor's memory
-    /// cannot be read.
+    /// Sets the store that keeps pages from now on and is searched for the prefixes of prompts. Has no effect
+    /// if the executor's memory cannot be read.
     pub(crate) fn set_page_store(
         &mut self,
         store: std::sync::Arc<dyn PageStore>,
@@ -47,7 +47,7 @@ impl Core {
         }));
     }
 
-    /// Whether an engine that ends should wait for its store.
+    /// Returns whether an ending engine should wait for its store.
     pub(crate) fn is_keeping(&mut self, now_us: u64) -> bool {
         let has_leaving = self.scheduler.has_leaving();
         let Some(outside) = &mut self.outside else {
@@ -60,7 +60,7 @@ impl Core {
         (has_leaving || outside.store.is_writing()) && now_us.saturating_sub(since_us) < STORE_PATIENCE_US
     }
 
-    /// How long an engine without work may sleep; nothing wakes it where its store takes more.
+    /// Returns how long an idle engine may sleep; nothing wakes it when its store has room again.
     pub(crate) fn longest_sleep(&self, usual: Duration) -> Duration {
         let waits_for_store = self.outside.is_some() && self.scheduler.has_leaving();
         if waits_for_store {
@@ -72,7 +72,7 @@ impl Core {
 
     /// Copies some pages that no sequence uses. Returns whether there were any.
     pub(crate) fn keep_idle_pages(&mut self) -> bool {
-        // A step on its way would have to be waited for.
+        // Copying would have to wait for a step in flight.
         if self.has_step_in_flight() || !self.scheduler.has_leaving() {
             return false;
         }
@@ -95,7 +95,7 @@ impl Core {
         n_bytes > 0
     }
 
-    /// Copies the pages that have lost their place, before it is written again.
+    /// Copies evicted pages before they are overwritten.
     pub(crate) fn keep_evicted_pages(&mut self) {
         let Some(outside) = self.outside.take() else {
             return;
@@ -103,9 +103,9 @@ impl Core {
         let mut portion = Portion::default();
         for group in PageGroup::ALL {
             for page in self.scheduler.take_evicted(group) {
-                // What finds no room is computed again, should it be needed.
+                // A page without room is computed again if it is needed.
                 portion.add(&outside, group, &page);
-                // The store counts what it was given, so it is given no more at once.
+                // The store counts pages only once it has received them, so portions stay small.
                 if portion.n_bytes >= PORTION_BYTES {
                     self.keep(&outside, std::mem::take(&mut portion));
                 }
@@ -115,7 +115,8 @@ impl Core {
         self.outside = Some(outside);
     }
 
-    /// Copies a portion and gives it to the store. Returns its bytes, 0 where they cannot be read: it is computed again, should it be needed.
+    /// Copies a portion and gives it to the store. Returns its bytes, or 0 if they cannot be read; the pages
+    /// are then computed again if needed.
     fn keep(&mut self, outside: &Outside, portion: Portion) -> usize {
         let mut contents = Vec::with_capacity(portion.places.len());
         let mut take = |bytes: &[u8]| contents.push(bytes.to_vec());
@@ -129,18 +130,18 @@ impl Core {
     }
 }
 
-/// Pages and states that a store takes, to be copied together.
+/// Pages and states for a store, copied together.
 #[derive(Debug, Default)]
 struct Portion {
-    /// With the tokens of the page.
+    /// Names, each with the tokens of the page.
     names: Vec<(KeptName, [u32; PAGE_TOKENS])>,
-    /// Where they are, in the same order.
+    /// Their places, in the same order.
     places: Vec<MemoryPlace>,
     n_bytes: usize,
 }
 
 impl Portion {
-    /// Adds what the store wants of a page. Returns `false` where the store has too much to write for all of it.
+    /// Adds the parts of a page that the store wants. Returns `false` if the store is too busy for all of it.
     fn add(&mut self, outside: &Outside, group: PageGroup, page: &LeavingPage) -> bool {
         let of_page = MemoryPlace::Page {
             group,

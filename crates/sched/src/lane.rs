@@ -1,6 +1,6 @@
-//! [`Lane`]: what the engine knows of a sequence beyond what the scheduler does.
+//! [`Lane`]: the engine's data about a sequence, beyond the scheduler's.
 //!
-//! Separate from the core, which holds one for each sequence. Invariant: where a sequence is constrained, its lane says how far its next
+//! The core holds one per sequence. Invariant: in a constrained sequence, the lane states how far its next
 //! mask is.
 
 use std::sync::Arc;
@@ -22,35 +22,35 @@ use crate::{
 /// Added to a sequence's seed at each shift of the context; larger than the number of samples of a request.
 const SHIFT_SEED: u64 = 1 << 32;
 
-/// Holds the engine's data of a sequence besides the scheduler's.
+/// The engine's data about a sequence.
 pub(crate) struct Lane {
     pub(crate) seq: SeqId,
     pub(crate) request: RequestId,
     pub(crate) sample: u32,
     /// Sampling parameters; `None` for a forward pass.
     pub(crate) sampling: Option<Arc<SamplingParams>>,
-    /// Sampling of the first tokens, which may not end the answer.
+    /// Sampling parameters of the first tokens, which must not end the answer.
     pub(crate) opening: Option<Opening>,
-    /// Text of the answer, if it is given.
+    /// Predetermined output, if given.
     pub(crate) following: Option<Following>,
-    /// Its inputs that are no tokens.
+    /// Its non-token inputs.
     pub(crate) media: Arc<[Media]>,
-    /// The mask of its next token, where it is constrained.
+    /// The mask of its next token, if it is constrained.
     pub(crate) mask: Option<LaneMask>,
     pub(crate) promises: Promises,
     /// Tokens that its constraint forces.
     pub(crate) expected: Option<Seen>,
-    /// Its newest tokens, whose mask is not ordered yet: a drafting model may say what follows.
+    /// Its newest tokens if their mask is not ordered yet, because the draft model may predict what follows.
     pub(crate) unordered: Option<Vec<u32>>,
     pub(crate) stopwatch: Stopwatch,
-    /// Prompt tokens that this sequence stands for in the gauge of the queue.
+    /// Number of prompt tokens that this sequence counts for in the queue gauge.
     pub(crate) n_queued_tokens: usize,
     pub(crate) place: Place,
 }
 
 impl Lane {
-    /// Continues after `n_dropped` fewer tokens. Positions come again, and draws are keyed by them, so the seed changes: else the same
-    /// draws would come again too.
+    /// Adjusts sampling after a context shift. Positions repeat, and random draws are keyed by position, so
+    /// the seed changes; otherwise the same draws would repeat too.
     fn shift_sampling(sampling: &mut Arc<SamplingParams>) {
         // Always clone: a clone restarts draws that depend on earlier ones.
         let mut params = SamplingParams::clone(sampling);

@@ -1,7 +1,7 @@
 //! [`LaneMask`]: how far a constrained sequence's next mask is.
 //!
-//! Separate from the code that orders masks, because the core holds one for each sequence. Invariant: it holds the mask of
-//! the next token, with those behind guesses, or none.
+//! The core holds one per sequence. Invariant: it holds the mask of the next token together with those after
+//! draft tokens, or none.
 
 use std::{
     fmt,
@@ -18,48 +18,49 @@ use crate::{
 
 /// The mask of a constrained sequence.
 pub(crate) enum LaneMask {
-    /// Not begun.
+    /// The constraint has not begun.
     Waiting(ConstraintSource),
-    /// A worker has it.
+    /// A worker is computing it.
     Ordered,
-    /// A worker has it, and a step may begin before it is there.
+    /// A worker is computing it, and a step may begin before it is ready.
     Promised,
-    /// The mask of the next token, and behind it those behind the tokens that are guessed.
+    /// The mask of the next token, followed by those after the draft tokens.
     Ready(Arc<SharedText>, Vec<u32>),
-    /// It cannot be followed further.
+    /// The constraint cannot continue.
     Failed(ConstraintFailure),
 }
 
-/// Whether steps begin before a sequence's masks are there.
+/// Whether steps may begin before a sequence's masks are ready.
 #[derive(Debug, Default)]
 pub(crate) struct Promises {
-    /// Where its masks come that are promised.
+    /// Where promised masks arrive.
     arrival: Option<Arc<Arrival>>,
-    /// Masks that are not promised, since an earlier one took too long.
+    /// Number of masks that are not promised, because an earlier one took too long.
     n_withheld: u32,
-    /// How many that were the last time.
+    /// The last such number.
     penalty: u32,
-    /// Steps that went without the sequence since its last mask.
+    /// Number of steps without the sequence since its last mask.
     n_missed_steps: u64,
 }
 
-/// Masks that are not promised after one took too long, the first time and at most; each time it is twice as many.
+/// Number of masks that are not promised after one took too long: initially, and at most. It doubles each
+/// time.
 const FIRST_PENALTY: u32 = 2;
 const LAST_PENALTY: u32 = 256;
 
 impl Promises {
-    /// A step goes without the sequence. Gives how many have since its last mask.
+    /// Counts a step without the sequence. Returns the number of such steps since its last mask.
     pub(crate) fn miss_step(&mut self) -> u64 {
         self.n_missed_steps += 1;
         self.n_missed_steps
     }
 
-    /// Its mask is there.
+    /// Records that its mask is ready.
     pub(crate) fn take_part(&mut self) {
         self.n_missed_steps = 0;
     }
 
-    /// Where the next mask is to come, where it is promised.
+    /// Returns where the next mask should arrive, if it is promised.
     pub(crate) fn next(&mut self) -> Option<Arc<Arrival>> {
         if let Some(n_left) = self.n_withheld.checked_sub(1) {
             self.n_withheld = n_left;
@@ -70,19 +71,19 @@ impl Promises {
         Some(Arc::clone(arrival))
     }
 
-    /// Where the mask comes that was promised last.
+    /// Returns where the last promised mask arrives.
     pub(crate) fn arrival(&self) -> Option<&Arc<Arrival>> {
         self.arrival.as_ref()
     }
 
-    /// How long a step has waited for the mask that was promised last. Where that was long, promises are withheld for a while.
+    /// Returns how long a step waited for the last promised mask. A long wait withholds promises for a while.
     pub(crate) fn note_wait(&mut self, tolerated: Duration) -> Duration {
         let waited = (self.arrival.as_ref()).map_or(Duration::ZERO, |arrival| arrival.waited());
         self.note_time(waited, tolerated);
         waited
     }
 
-    /// What a mask took of a step. More than is tolerated withholds promises for a while.
+    /// Records the time that a mask cost a step. More than `tolerated` withholds promises for a while.
     pub(crate) fn note_time(&mut self, took: Duration, tolerated: Duration) {
         if took > tolerated {
             self.penalty = (2 * self.penalty).clamp(FIRST_PENALTY, LAST_PENALTY);
@@ -91,11 +92,11 @@ impl Promises {
     }
 }
 
-/// The mask that a row samples with.
+/// The mask with which a row samples.
 pub(crate) enum NextMask<'m> {
     /// These words.
     Words(&'m [u32]),
-    /// What comes here, behind so many guesses.
+    /// The mask that arrives here, after this number of draft tokens.
     Late(&'m Arc<Arrival>, usize),
 }
 
@@ -108,10 +109,10 @@ pub(crate) struct Arrival {
 #[derive(Default)]
 struct Parcel {
     state: ParcelState,
-    /// Masks of `n_words` each.
+    /// Masks of `n_words` words each.
     words: Vec<u32>,
     n_words: usize,
-    /// How long a step has waited for it.
+    /// How long a step waited for it.
     waited: Duration,
 }
 
@@ -134,13 +135,13 @@ impl Arrival {
         }
     }
 
-    /// The next mask is on its way.
+    /// Marks the next mask as pending.
     pub(crate) fn begin(&self) {
         let mut parcel = self.parcel.lock().expect(NOT_POISONED);
         (parcel.state, parcel.waited) = (ParcelState::OnItsWay, Duration::ZERO);
     }
 
-    /// Puts the words there, which no step takes before [`Self::hand_over`].
+    /// Stores the words; no step reads them before [`Self::hand_over`].
     pub(crate) fn put(&self, words: &[u32], n_words: usize) {
         let mut parcel = self.parcel.lock().expect(NOT_POISONED);
         parcel.n_words = n_words;
@@ -148,7 +149,7 @@ impl Arrival {
         parcel.words.extend_from_slice(words);
     }
 
-    /// Lets a step take the words, or tells it that none come.
+    /// Makes the words available to the step, or tells it that none will come.
     pub(crate) fn hand_over(&self, is_needed: bool) {
         let mut parcel = self.parcel.lock().expect(NOT_POISONED);
         parcel.state = if is_needed {
@@ -160,15 +161,15 @@ impl Arrival {
         self.has_come.notify_all();
     }
 
-    /// How long the step that took the mask has waited for it.
+    /// Returns how long the step waited for the mask.
     pub(crate) fn waited(&self) -> Duration {
         self.parcel.lock().expect(NOT_POISONED).waited
     }
 }
 
 impl Arrival {
-    /// As [`LateMask::wait`], for the mask behind `n_guessed` guesses. Behind a guess that is not allowed, or that ends the text, it is
-    /// that of an earlier token: nothing of the row counts.
+    /// Does the same as [`LateMask::wait`], for the mask after `n_guessed` draft tokens. After a draft token that is not
+    /// allowed or ends the text, it returns an earlier token's mask: nothing in that row counts.
     fn wait_behind(&self, n_guessed: usize, words: &mut Vec<u32>) -> bool {
         let mut parcel = self.parcel.lock().expect(NOT_POISONED);
         if parcel.state == ParcelState::OnItsWay {
@@ -196,7 +197,7 @@ impl LateMask for Arrival {
     }
 }
 
-/// The mask behind guesses, which comes with that of the next token.
+/// The mask after draft tokens, which arrives with that of the next token.
 #[derive(Debug)]
 pub(crate) struct ArrivalBehind {
     pub(crate) arrival: Arc<Arrival>,

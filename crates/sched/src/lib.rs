@@ -1,8 +1,8 @@
 //! The traffic: one model serves many requests at once, each as if it were alone.
 //!
-//! [`Engine`] is the way in: tokens go in, a [`Generation`] comes out, a stream of events that can be read blocking or
-//! asynchronously and that cancels itself when dropped. Behind it one thread owns the
-//! [`Executor`](tokenmill_backend::Executor) and does the same again and again:
+//! [`Engine`] is the entry point: tokens go in, and a [`Generation`] comes out. It is a stream of events that
+//! can be read blocking or asynchronously, and that cancels its request when dropped. One thread owns the
+//! [`Executor`](tokenmill_backend::Executor) and repeats this loop:
 //!
 //! | statement of the loop | what happens | where |
 //! |---|---|---|
@@ -12,9 +12,10 @@
 //! | masks | workers compute which tokens a constrained sequence may continue with | [`TokenConstraint`], `masks.rs` |
 //! | commit | sampled tokens are appended, whole pages enter the prefix cache, events go out | `commit.rs`, `publish.rs` |
 //!
-//! The key decision is that the scheduler and the page pool are integers only: no tensor, no clock, no thread, no I/O.
-//! So every decision can be replayed and a million requests simulated in a minute, and nothing above the executor knows
-//! what device it is. What a sequence generates depends on its own tokens, parameters and seed and on nothing else.
+//! The key decision is that the scheduler and the page pool are integers only: no tensor, no clock, no
+//! thread, no I/O. So every decision can be replayed and a million requests simulated in a minute, and
+//! nothing above the executor knows its device. A sequence's output depends only on its own tokens,
+//! parameters and seed.
 //!
 //! ```
 //! use tokenmill_backend::Executor;

@@ -1,26 +1,27 @@
-//! [`LookUp`]: where the next tokens of a sequence may have been said before: in an earlier answer to the same prompt, or in its own
-//! text.
+//! [`LookUp`]: finds the next tokens of a sequence in earlier text: in an earlier answer to the same prompt,
+//! or in its own text.
 //!
-//! Separate from what is made of it, because it knows tokens alone. The earlier answer goes first, as long as the sequence says the same; then
-//! its own text is looked through. Invariant: of the earlier answer no token is told that follows another one than the sequence's.
+//! It knows only tokens. The earlier answer has priority as long as the sequence agrees with it; then its own
+//! text is searched. Invariant: a token of the earlier answer is revealed only if all tokens before it agree
+//! with the sequence's.
 
 use crate::{
     ngram::{Match, NgramIndex, followed_by},
     sync::Arc,
 };
 
-/// An answer that was given to the prompt of a sequence before.
+/// An earlier answer to the prompt of a sequence.
 #[derive(Debug)]
 pub(crate) struct EarlierAnswer {
     tokens: Arc<[u32]>,
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     n_prompt: usize,
-    /// Tokens of both answers that are known to agree.
+    /// Number of leading tokens in which both answers agree.
     n_same: usize,
 }
 
 impl EarlierAnswer {
-    /// The answer that `tokens` were behind a prompt of `n_prompt` others.
+    /// Creates the earlier answer `tokens` to a prompt of `n_prompt` tokens.
     pub(crate) fn new(tokens: Arc<[u32]>, n_prompt: usize) -> Self {
         Self {
             tokens,
@@ -29,7 +30,7 @@ impl EarlierAnswer {
         }
     }
 
-    /// Compares what is new of a sequence. Returns whether it says the same so far, and there is more.
+    /// Compares the sequence's new tokens. Returns whether it agrees so far and there are more tokens.
     fn advance(&mut self, tokens: &[u32]) -> bool {
         let (said, earlier) = (
             &tokens[self.n_prompt + self.n_same..],
@@ -43,19 +44,19 @@ impl EarlierAnswer {
     }
 }
 
-/// Where the next tokens of a sequence were said before.
+/// Where the next tokens of a sequence were found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// In its own text.
     Own(Match),
-    /// In the earlier answer, behind as many of its tokens.
+    /// In the earlier answer, after as many of its tokens.
     Earlier {
         /// Index of the next token there.
         next: usize,
     },
 }
 
-/// What the next tokens of a sequence are looked up in.
+/// The texts in which the next tokens of a sequence are looked up.
 #[derive(Debug, Default)]
 pub(crate) struct LookUp {
     earlier: Option<EarlierAnswer>,
@@ -63,12 +64,12 @@ pub(crate) struct LookUp {
 }
 
 impl LookUp {
-    /// Looks in an earlier answer first.
+    /// Searches an earlier answer first.
     pub(crate) fn follow(&mut self, earlier: EarlierAnswer) {
         self.earlier = Some(earlier);
     }
 
-    /// Looks up what follows `tokens`. The tokens of earlier calls must be their beginning.
+    /// Looks up the continuation of `tokens`, which must begin with the tokens of earlier calls.
     pub(crate) fn find(&mut self, tokens: &[u32]) -> Option<Found> {
         if let Some(earlier) = &mut self.earlier {
             if earlier.advance(tokens) {
@@ -79,7 +80,7 @@ impl LookUp {
         self.index.find(tokens).map(Found::Own)
     }
 
-    /// How many tokens are known to follow.
+    /// Returns the number of tokens known to follow.
     pub(crate) fn n_following(&self, found: Found) -> usize {
         match (found, &self.earlier) {
             (Found::Own(_), _) => usize::MAX,
@@ -88,7 +89,7 @@ impl LookUp {
         }
     }
 
-    /// The token that follows at distance `offset`, where `draft` holds those before it.
+    /// Returns the token at distance `offset` after the match; `draft` holds those before it.
     pub(crate) fn followed_by(&self, tokens: &[u32], found: Found, offset: usize, draft: &[u32]) -> u32 {
         match found {
             Found::Own(found) => followed_by(tokens, found, offset, draft),
@@ -127,7 +128,7 @@ mod tests {
             (Found::Earlier { next: 3 }, 2)
         );
         assert_eq!(look_up.followed_by(&text[..6], found, 1, &[1]), 2);
-        // At its end the own text is next.
+        // After its end, the sequence's own text is next.
         assert_eq!(next(&mut look_up, &text[..8]), Some(3));
         assert_eq!(next(&mut look_up, &text), None);
     }
@@ -137,7 +138,7 @@ mod tests {
         let mut look_up = look_up();
         assert_eq!(next(&mut look_up, &[1, 2, 3, 7]), Some(8));
         assert_eq!(next(&mut look_up, &[1, 2, 3, 7, 5]), None);
-        // Nor where it says the same again.
+        // Not even where it agrees again.
         assert_eq!(next(&mut look_up, &[1, 2, 3, 7, 5, 7, 8]), None);
         assert_eq!(next(&mut look_up, &[1, 2, 3, 7, 5, 7, 8, 1, 2]), Some(3));
     }

@@ -1,4 +1,4 @@
-//! [`LruList`]: which of a fixed set of pages has been idle longest.
+//! [`LruList`]: orders a fixed set of pages by how long they have been idle.
 //!
 //! A doubly linked list inside one array, so that every operation takes constant time and none allocates.
 //! Invariant: an index is in the list at most once.
@@ -14,7 +14,8 @@ struct Link {
 /// Indices `0..n`, each in the list or not, from the oldest to the newest.
 #[derive(Debug)]
 pub(crate) struct LruList {
-    /// One link per index and a last one that closes the ring: its `newer` is the oldest index, its `older` the newest.
+    /// One link per index, and a last one that closes the ring: its `newer` is the oldest index, its `older`
+    /// the newest.
     links: Vec<Link>,
     len: usize,
 }
@@ -45,7 +46,7 @@ impl LruList {
         self.links[index as usize].older != ABSENT
     }
 
-    /// Puts `index` in as the oldest.
+    /// Inserts `index` as the oldest.
     pub(crate) fn push_oldest(&mut self, index: u32) {
         debug_assert!(!self.contains(index), "page {index} is idle twice");
         let end = self.end();
@@ -59,7 +60,7 @@ impl LruList {
         self.len += 1;
     }
 
-    /// Puts `index` in as the newest.
+    /// Inserts `index` as the newest.
     pub(crate) fn push(&mut self, index: u32) {
         debug_assert!(!self.contains(index), "page {index} is idle twice");
         let end = self.end();
@@ -73,7 +74,7 @@ impl LruList {
         self.len += 1;
     }
 
-    /// Takes `index` out, if it is in.
+    /// Removes `index` if it is in the list.
     pub(crate) fn remove(&mut self, index: u32) -> bool {
         let Link { older, newer } = self.links[index as usize];
         if older == ABSENT {
@@ -89,7 +90,7 @@ impl LruList {
         true
     }
 
-    /// Takes the oldest out.
+    /// Removes the oldest.
     pub(crate) fn pop(&mut self) -> Option<u32> {
         let oldest = self.links[self.end() as usize].newer;
         (oldest != self.end() && self.remove(oldest)).then_some(oldest)

@@ -1,7 +1,8 @@
-//! [`Mailbox`]: what callers tell the engine's thread.
+//! [`Mailbox`]: commands from callers to the engine's thread.
 //!
-//! Separate because it is the only state that both sides change. Invariants: a request counts in the gauges from its
-//! acceptance until it begins or ends, but for the time its consumer keeps it waiting; after [`Mailbox::close`] nothing is accepted any more, and the reason is kept.
+//! It is the only state that both sides change. Invariants: a request counts in the gauges from its
+//! acceptance until it begins or ends, except while its consumer keeps it waiting; after [`Mailbox::close`]
+//! nothing is accepted any more, and the reason is kept.
 
 use std::{collections::BTreeSet, num::NonZeroU32, time::Duration};
 
@@ -18,13 +19,13 @@ use crate::{
     sync::{Arc, Condvar, Mutex},
 };
 
-/// What a caller wants of the engine.
+/// A caller's command to the engine.
 #[derive(Debug)]
 pub(crate) enum Command {
     Submit(Box<Submission>),
-    /// The caller wants no more of a request.
+    /// The caller cancels a request.
     Cancel(RequestId),
-    /// The caller wants no more of one sample of a request.
+    /// The caller stops one sample of a request.
     Stop {
         request: RequestId,
         sample: u32,
@@ -37,22 +38,22 @@ pub(crate) enum Command {
     Adapter(AdapterCommand),
     /// Read or write the memory of a prefix.
     Memory(MemoryCommand),
-    /// Pages that were kept outside, for a request that waits for them.
+    /// Fetched pages, for a request that waits for them.
     Fetched(Fetched),
 }
 
-/// Whether an engine takes requests.
+/// Whether an engine accepts requests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineState {
-    /// It does.
+    /// It accepts requests.
     Running,
-    /// It finishes those it has and takes no more.
+    /// It finishes the accepted requests and accepts no more.
     Draining,
     /// It has ended, for this reason.
     Ended(EngineError),
 }
 
-/// Waiting requests that are accepted at most.
+/// Limits for waiting requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueLimits {
     pub(crate) max_queued: usize,
@@ -71,24 +72,24 @@ pub(crate) struct Mailbox {
 struct Inbox {
     commands: Vec<Command>,
     next_request: u64,
-    /// The adapters that requests may have.
+    /// The adapters that requests may use.
     adapters: BTreeSet<AdapterId>,
     adapter_numbers: AdapterNumbers,
     n_queued: usize,
     n_queued_tokens: usize,
     state: EngineState,
-    /// Every handle is gone: what still runs is of no use.
+    /// Whether every handle is gone, so that no caller needs the remaining results.
     is_abandoned: bool,
 }
 
 /// Whether a submission needs room in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// It is refused where there is none.
+    /// It is refused if there is none.
     Bounded,
-    /// So are it and what follows it, so many sequences and tokens of prompts more.
+    /// It and this number of further sequences and prompt tokens are refused if there is none.
     BoundedWith { n_sequences: usize, n_tokens: usize },
-    /// It belongs to a request that was accepted.
+    /// It belongs to an accepted request.
     Granted,
 }
 
@@ -158,7 +159,7 @@ impl Mailbox {
                 Admission::Bounded | Admission::Granted => (0, 0),
             };
             let is_bounded = admission != Admission::Granted && inbox.n_queued > 0;
-            // A request of more sequences than may wait is not refused for ever.
+            // A request with more sequences than the limit must not be refused forever.
             if is_bounded && inbox.n_queued + n_sequences + n_further > max_queued {
                 let queued = inbox.n_queued;
                 return Err(EngineError::QueueFull {
@@ -166,7 +167,7 @@ impl Mailbox {
                     maximum: max_queued,
                 });
             }
-            // Neither is a single prompt that is larger than the limit.
+            // Neither must a single prompt above the token limit.
             if is_bounded && inbox.n_queued_tokens + n_tokens + n_further_tokens > max_queued_tokens {
                 return Err(EngineError::QueueTokensFull {
                     queued: inbox.n_queued_tokens,
@@ -185,7 +186,7 @@ impl Mailbox {
         Ok(id)
     }
 
-    /// Leaves a command; without effect once the engine has ended.
+    /// Posts a command; no effect after the engine has ended.
     pub(crate) fn post(&self, command: Command) {
         self.with(|inbox| {
             if !matches!(inbox.state, EngineState::Ended(_)) {
@@ -195,7 +196,7 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// A number that no adapter had.
+    /// Returns a number that no adapter has had.
     pub(crate) fn next_adapter(&self) -> NonZeroU32 {
         self.with(|inbox| inbox.adapter_numbers.take())
     }
@@ -205,7 +206,8 @@ impl Mailbox {
         self.with(|inbox| inbox.adapters.insert(id));
     }
 
-    /// Accepts no more requests with an adapter, and tells the engine so behind those accepted; `false` where it was not offered.
+    /// Stops accepting requests with an adapter, and tells the engine after those already accepted; `false`
+    /// if it was not offered.
     pub(crate) fn withdraw_adapter(&self, id: AdapterId) -> bool {
         let was_offered = self.with(|inbox| {
             let was_offered = inbox.adapters.remove(&id);
@@ -218,7 +220,7 @@ impl Mailbox {
         was_offered
     }
 
-    /// Puts sequences and their tokens back into the gauges, and takes others out.
+    /// Adds returned sequences and their tokens to the gauges, and removes those that left.
     pub(crate) fn change_queue(&self, returned: Count, left: Count) {
         self.with(|inbox| {
             inbox.n_queued = inbox.n_queued + returned.0 - left.0;
@@ -238,7 +240,7 @@ impl Mailbox {
         })
     }
 
-    /// Waits until there is a command, the state changes, or `timeout` is over.
+    /// Waits for a command, a change of state, or `timeout`.
     pub(crate) fn wait(&self, timeout: Duration, seen: Intent) {
         let inbox = self
             .inbox
@@ -256,7 +258,7 @@ impl Mailbox {
         }
     }
 
-    /// Takes no more requests from now on.
+    /// Stops accepting requests.
     pub(crate) fn drain(&self) {
         self.with(|inbox| {
             if inbox.state == EngineState::Running {
@@ -266,13 +268,13 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// Tells the engine that no caller waits any more.
+    /// Tells the engine that no caller is left.
     pub(crate) fn abandon(&self) {
         self.with(|inbox| inbox.is_abandoned = true);
         self.changed.notify_all();
     }
 
-    /// Ends the engine's side. The first reason stays.
+    /// Closes the engine's side. The first reason is kept.
     pub(crate) fn close(&self, reason: EngineError) {
         let commands = self.with(|inbox| {
             if !matches!(inbox.state, EngineState::Ended(_)) {
@@ -282,12 +284,12 @@ impl Mailbox {
             inbox.n_queued_tokens = 0;
             std::mem::take(&mut inbox.commands)
         });
-        // Submissions among them hold senders, whose receivers wake when they are dropped.
+        // Dropped submissions drop their senders, which wakes the receivers.
         drop(commands);
         self.ended.notify_all();
     }
 
-    /// Waits until the engine has ended; `false` when `timeout` is over first.
+    /// Waits until the engine has ended; returns `false` if `timeout` expires first.
     pub(crate) fn wait_for_end(&self, timeout: Duration) -> bool {
         let mut inbox = self
             .inbox
@@ -311,7 +313,7 @@ impl Mailbox {
         self.with(|inbox| inbox.state.clone())
     }
 
-    /// Sequences and prompt tokens that wait.
+    /// Returns the numbers of waiting sequences and prompt tokens.
     pub(crate) fn n_queued(&self) -> (usize, usize) {
         self.with(|inbox| (inbox.n_queued, inbox.n_queued_tokens))
     }

@@ -1,7 +1,8 @@
-//! [`Manner`]: what an answer depends on besides its prompt.
+//! [`Manner`]: everything besides the prompt that determines an answer.
 //!
-//! Separate because it is all that must be equal where one request guesses its answer by that of another. Invariant: two answers to
-//! one prompt in one manner are the same text, but for where they end and for rounding that depends on the other rows of a step.
+//! One request may draft its answer from another's only if their manners are equal. Invariant: two answers to
+//! one prompt in one manner are the same text, except for where they end and for rounding that depends on the
+//! other rows of a step.
 
 use std::sync::Arc;
 
@@ -9,16 +10,17 @@ use tokenmill_backend::{Dry, SamplingParams};
 
 use crate::params::GenerateParams;
 
-/// Identifies how the tokens of an answer are chosen, if no chance is involved.
+/// Identifies how the tokens of an answer are chosen, if the choice is deterministic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manner(Arc<[u8]>);
 
 impl Manner {
-    /// The manner of a request; `None` where its tokens are drawn or given, or where its constraint has no name.
+    /// Returns the manner of a request; `None` if its tokens are drawn randomly or given, or if its
+    /// constraint has no name.
     pub(crate) fn of(params: &GenerateParams) -> Option<Self> {
-        // Each field is here, so that a new one is thought of.
+        // The pattern lists every field, so that a new one cannot be overlooked.
         let SamplingParams {
-            // Without effect on the likeliest token.
+            // No effect on the likeliest token.
             temperature: _,
             top_k: _,
             top_p: _,
@@ -43,7 +45,8 @@ impl Manner {
             return None;
         }
         let mut bytes = Vec::new();
-        // A part that is there begins with its number, and one of many items with how many they are: no two manners are the same bytes.
+        // Each part begins with its number, and a list with its length, so that different manners never have
+        // the same bytes.
         if params.sampling.penalizes_tokens() {
             bytes.push(1);
             for penalty in [repeat_penalty, presence_penalty, frequency_penalty] {

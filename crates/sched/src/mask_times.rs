@@ -1,30 +1,30 @@
-//! [`MaskTimes`]: how long masks took, and what steps lost to them.
+//! [`MaskTimes`]: how long masks took, and the time that steps lost to them.
 //!
-//! Separate because it is a figure for operators alone: nothing is decided by it. Invariant: it only grows.
+//! It is a metric for operators; no decision depends on it. Invariant: it only grows.
 
 use std::time::Duration;
 
-/// How long the masks of constrained samples took since the engine began.
+/// Times of the masks of constrained samples since the engine began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MaskTimes {
-    /// Masks by their time: those up to each of [`Self::BOUNDS_US`], and behind them the longer ones.
+    /// Histogram of mask times: the counts up to each of [`Self::BOUNDS_US`], then the longer ones.
     pub counts: [u64; Self::BOUNDS_US.len() + 1],
-    /// All of them together, microseconds.
+    /// Total time, in microseconds.
     pub total_us: u64,
-    /// The longest, microseconds.
+    /// Longest time, in microseconds.
     pub longest_us: u64,
-    /// What steps waited for masks at their end, microseconds. Of each step the longest wait counts.
+    /// Total time that steps waited for masks at their end, in microseconds: the longest wait of each step.
     pub waited_us: u64,
-    /// The longest such wait, microseconds.
+    /// Longest such wait, in microseconds.
     pub longest_wait_us: u64,
-    /// Rows that steps went without since a mask was not there.
+    /// Number of rows that steps left out because a mask was not ready.
     pub n_missed: u64,
-    /// The most steps that went one after the other without a row for which there was no mask.
+    /// Maximum number of consecutive steps that left out the same row.
     pub longest_missed: u64,
 }
 
 impl MaskTimes {
-    /// Bounds of the counts, microseconds.
+    /// Upper bounds of the histogram, in microseconds.
     pub const BOUNDS_US: [u64; 12] = [
         50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 1_000_000,
     ];

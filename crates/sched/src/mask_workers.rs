@@ -1,9 +1,10 @@
-//! [`MaskWorkers`]: threads that compute the masks of constrained samples, so that the engine's thread never does.
+//! [`MaskWorkers`]: threads that compute the masks of constrained samples, so that the engine's thread never
+//! does.
 //!
-//! Separate from the engine because a mask may take longer than a step, and other sequences shall not wait for it.
-//! Invariants: each order comes back exactly once, also where a constraint panics; threads are started when they are first
-//! needed, and end with the engine; a mask that a step waits for goes before all others, and never waits for constraints that begin;
-//! what only a later step can use is looked at when the masks of the step are handed over, while no order waits.
+//! A mask may take longer than a step, and other sequences must not wait for it. Invariants: each order comes
+//! back exactly once, even if a constraint panics; threads are started on first use and end with the engine;
+//! a mask that a step waits for has priority over all others, and never waits for constraints that begin;
+//! work for later steps runs after the masks of the step are handed over, and only while no order waits.
 
 use std::{
     collections::VecDeque,
@@ -19,31 +20,31 @@ use crate::{
     sync::{Arc, Condvar, Mutex, thread},
 };
 
-/// Threads at most.
+/// Maximum number of threads.
 const MAX_THREADS: usize = 4;
 
-/// Threads at most that begin constraints, which may take long.
+/// Maximum number of threads that begin constraints, which may take long.
 const MAX_BEGINNING: usize = MAX_THREADS - 1;
 
-/// A mask that is to be computed.
+/// An order to compute a mask.
 pub(crate) struct MaskOrder {
     pub(crate) seq: SeqId,
     pub(crate) stage: MaskStage,
-    /// Words of a mask.
+    /// Words per mask.
     pub(crate) n_words: usize,
-    /// What is computed beyond the next mask.
+    /// Work beyond the next mask.
     pub(crate) ahead: LookAhead,
-    /// Where the masks go.
+    /// Buffer for the masks.
     pub(crate) words: Vec<u32>,
     /// Where a step waits for it, if one may.
     pub(crate) arrival: Option<Arc<Arrival>>,
 }
 
-/// How far a sample has come.
+/// The progress of a sample.
 pub(crate) enum MaskStage {
-    /// It begins.
+    /// The sample begins.
     First(ConstraintSource),
-    /// These tokens came.
+    /// These tokens were sampled.
     Next(Arc<SharedText>, Vec<u32>),
 }
 
@@ -53,36 +54,36 @@ impl MaskStage {
     }
 }
 
-/// A mask that was computed, and those behind guesses.
+/// A computed mask, with those after draft tokens.
 pub(crate) struct MaskResult {
     pub(crate) seq: SeqId,
     pub(crate) words: Vec<u32>,
     /// The text, for the next order, and whether nothing may follow.
     pub(crate) text: Result<(Arc<SharedText>, bool), ConstraintFailure>,
-    /// What may follow, each token with a mask.
+    /// The likely continuation; each token has a mask.
     pub(crate) seen: Seen,
-    /// How long the next mask took.
+    /// Time of the next mask.
     pub(crate) took: Duration,
-    /// How long the others took.
+    /// Time of the others.
     pub(crate) took_ahead: Duration,
 }
 
-/// What may follow the tokens of an order that has come back.
+/// The likely continuation after the tokens of a completed order.
 pub(crate) struct Foreseen {
     pub(crate) seq: SeqId,
     pub(crate) seen: Seen,
-    /// How long it took to see what is forced.
+    /// Time to find the forced tokens.
     pub(crate) took: Duration,
 }
 
-/// What is left to do for an order that has come back: to see what is forced behind its guess, and to take both back.
+/// Remaining work of a completed order: find the tokens forced after its draft, then roll both back.
 struct Rest {
     seq: SeqId,
     text: Arc<SharedText>,
-    /// Tokens that it had.
+    /// Number of its tokens.
     n_sampled: usize,
     n_words: usize,
-    /// The mask behind the guess.
+    /// The mask after the draft.
     mask: Vec<u32>,
     seen: Seen,
     n_forced: usize,
@@ -92,11 +93,11 @@ struct Rest {
 pub(crate) struct MaskWorkers {
     desk: Arc<Desk>,
     threads: Vec<thread::JoinHandle<()>>,
-    /// Orders that have not come back.
+    /// Number of unfinished orders.
     n_open: usize,
 }
 
-/// What the engine's thread and the workers share.
+/// State shared by the engine's thread and the workers.
 struct Desk {
     papers: Mutex<Papers>,
     has_order: Condvar,
@@ -107,14 +108,14 @@ struct Desk {
 struct Papers {
     /// Orders that a step may wait for.
     promised: VecDeque<MaskOrder>,
-    /// The others.
+    /// The other orders.
     orders: VecDeque<MaskOrder>,
-    /// What no step waits for.
+    /// Work that no step waits for.
     rests: VecDeque<Rest>,
     results: Vec<MaskResult>,
     foreseen: Vec<Foreseen>,
     n_idle: usize,
-    /// Threads that begin a constraint.
+    /// Number of threads that are beginning a constraint.
     n_beginning: usize,
     is_closed: bool,
 }
@@ -132,7 +133,7 @@ impl Papers {
         self.promised.len() + self.orders.len()
     }
 
-    /// The next order that a thread may carry out.
+    /// Returns the next order that a thread may execute.
     fn take(&mut self) -> Option<MaskOrder> {
         if let Some(order) = self.promised.pop_front() {
             return Some(order);
@@ -160,12 +161,12 @@ impl MaskWorkers {
         }
     }
 
-    /// Orders that have not come back.
+    /// Returns the number of unfinished orders.
     pub(crate) fn n_open(&self) -> usize {
         self.n_open
     }
 
-    /// Orders that have come back and were not taken yet.
+    /// Returns the number of finished orders that were not taken yet.
     #[cfg(test)]
     pub(crate) fn n_results(&self) -> usize {
         self.desk.papers.lock().expect(NOT_POISONED).results.len()
@@ -185,13 +186,13 @@ impl MaskWorkers {
         self.desk.has_order.notify_one();
     }
 
-    /// Waits for all orders, for `patience` at most, and moves what has come back into `results`.
+    /// Waits for all orders, at most for `patience`, and moves the results into `results`.
     pub(crate) fn wait_for_all(&mut self, patience: Duration, results: &mut Vec<MaskResult>) {
         let n_open = self.n_open;
         self.wait(|n_results| n_results == n_open, Some(patience), results);
     }
 
-    /// Waits until at least one order has come back, and moves what has come back into `results`.
+    /// Waits for at least one order, and moves the results into `results`.
     pub(crate) fn wait_for_one(&mut self, results: &mut Vec<MaskResult>) {
         debug_assert!(self.n_open > 0, "nothing comes back where nothing is open");
         self.wait(|n_results| n_results > 0, None, results);
@@ -224,7 +225,7 @@ impl MaskWorkers {
         results.append(&mut papers.results);
     }
 
-    /// What was foreseen since this was asked last.
+    /// Returns the continuations found since the last call.
     pub(crate) fn take_foreseen(&mut self) -> Vec<Foreseen> {
         std::mem::take(&mut self.desk.papers.lock().expect(NOT_POISONED).foreseen)
     }
@@ -246,7 +247,7 @@ impl Drop for MaskWorkers {
     }
 }
 
-/// What a thread does next.
+/// The next task of a thread.
 enum Task {
     Order(MaskOrder),
     Rest(Rest),
@@ -281,7 +282,7 @@ fn work(desk: &Desk) {
 }
 
 impl Desk {
-    /// Lets the engine have a result, and the step that waits for it its masks; then `rest` can be done.
+    /// Hands a result to the engine, and its masks to a waiting step; then `rest` can be done.
     fn hand_over(&self, result: MaskResult, n_words: usize, arrival: Option<&Arrival>, rest: Option<Rest>) {
         let is_needed = matches!(result.text, Ok((_, is_done)) if !is_done);
         if let Some(arrival) = arrival.filter(|_| is_needed) {
@@ -291,8 +292,9 @@ impl Desk {
             let mut papers = self.papers.lock().expect(NOT_POISONED);
             papers.results.push(result);
             papers.rests.extend(rest);
-            // Under one lock: whoever has seen the mask finds the result, and whoever has the result, and orders the next mask,
-            // finds this one handed over. Else it would be taken for the next one.
+            // Under one lock: a step that has seen the mask must find the result, and the engine, which
+            // orders the next mask after the result, must find this one handed over. Otherwise it would be
+            // taken for the next one.
             if let Some(arrival) = arrival {
                 arrival.hand_over(is_needed);
             }
@@ -300,14 +302,14 @@ impl Desk {
         self.has_result.notify_one();
     }
 
-    /// Whether no order waits for a thread.
+    /// Returns whether no order waits for a thread.
     fn is_quiet(&self) -> bool {
         let papers = self.papers.lock().expect(NOT_POISONED);
         !papers.is_closed && papers.n_orders() <= papers.n_idle
     }
 }
 
-/// As the function says, or its failure, a panic too.
+/// Returns the result of the function, with a panic turned into a failure.
 fn caught<T>(compute: impl FnOnce() -> Result<T, ConstraintFailure>) -> Result<T, ConstraintFailure> {
     catch_unwind(AssertUnwindSafe(compute)).unwrap_or_else(|_| {
         Err(ConstraintFailure {
@@ -316,7 +318,7 @@ fn caught<T>(compute: impl FnOnce() -> Result<T, ConstraintFailure>) -> Result<T
     })
 }
 
-/// Computes the masks that an order asks for.
+/// Computes the masks of an order.
 fn carry_out(desk: &Desk, order: MaskOrder) {
     let MaskOrder {
         seq,
@@ -390,8 +392,8 @@ fn carry_out(desk: &Desk, order: MaskOrder) {
     desk.hand_over(result, n_words, arrival.as_deref(), rest);
 }
 
-/// Sees what is forced behind the guess of an order that has come back, until an order waits for a thread or for this text, and takes
-/// both back.
+/// Finds the tokens forced after the draft of a completed order, until an order waits for a thread or for
+/// this text; then rolls both back.
 fn look_on(desk: &Desk, rest: Rest) {
     let Rest {
         seq,
@@ -415,7 +417,7 @@ fn look_on(desk: &Desk, rest: Rest) {
         let mut papers = desk.papers.lock().expect(NOT_POISONED);
         papers.foreseen.push(Foreseen { seq, seen, took });
     }
-    // A failure shows when the next token is taken in.
+    // A failure shows when the next token is committed.
     let _ = caught(|| open.come_back());
 }
 

@@ -1,8 +1,8 @@
-//! [`MaskedText`]: the text of a constrained sample, its next mask, and the masks behind tokens that are guessed.
+//! [`MaskedText`]: the text of a constrained sample, its next mask, and the masks after draft tokens.
 //!
-//! Separate from the threads that compute masks, because it decides which guesses a constraint allows. Invariant: what was guessed is
-//! taken back before a sampled token is taken in, so that a text is where its sampled tokens left it; where a constraint cannot go back, it
-//! begins again and takes them once more.
+//! It decides which draft tokens a constraint allows. Invariant: draft tokens are rolled back before a
+//! sampled token is committed, so the text always reflects its sampled tokens. A constraint that cannot roll
+//! back is restarted and receives them again.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -14,50 +14,50 @@ use crate::{
     sync::{AtomicBool, Mutex, MutexGuard, Ordering},
 };
 
-/// A constrained sample as far as its tokens are known.
+/// A constrained sample up to its known tokens.
 pub(crate) struct MaskedText {
     constraint: Box<dyn TokenConstraint>,
     source: ConstraintSource,
-    /// What was sampled.
+    /// The sampled tokens.
     tokens: Vec<u32>,
-    /// Guesses that the constraint took in behind them.
+    /// Number of draft tokens that the constraint has taken after them.
     n_ahead: usize,
-    /// Whether no guess can follow.
+    /// Whether no draft token can follow.
     is_at_end: bool,
-    /// Whether the constraint failed, so that it is unknown where it is.
+    /// Whether the constraint failed, so that its state is unknown.
     is_lost: bool,
 }
 
-/// How far masks are computed ahead of what is sampled.
+/// How far masks are computed ahead of the sampled tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LookAhead {
-    /// Tokens known when this was asked for.
+    /// Number of tokens known when it was requested.
     pub(crate) at: usize,
-    /// What may follow, to the best of a look-up.
+    /// The likely continuation, from a look-up.
     pub(crate) guess: Vec<u32>,
-    /// Tokens behind it that are added where the constraint leaves no choice of text.
+    /// Maximum number of tokens to add after it if the constraint leaves no choice of text.
     pub(crate) n_forced: usize,
-    /// How long those may take.
+    /// Time limit for these tokens.
     pub(crate) patience: Duration,
-    /// Whether these have masks too. Else the step that they would be part of has begun, and they are for the next one.
+    /// Whether these get masks too. Otherwise their step has begun already, and they are for the next one.
     pub(crate) is_for_this_step: bool,
 }
 
-/// What was seen ahead.
+/// The result of looking ahead.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// Tokens behind which it was seen.
+    /// Number of tokens before it.
     pub(crate) at: usize,
-    /// Tokens that the constraint allows one after the other: of the guess, and those that it forces.
+    /// Tokens that the constraint allows in sequence: those of the draft, then forced ones.
     pub(crate) tokens: Vec<u32>,
-    /// Those among them that came from the guess.
+    /// Number of these tokens that are from the draft.
     pub(crate) n_guessed: usize,
-    /// Whether the constraint refuses what is guessed behind these.
+    /// Whether the constraint refuses the draft token after these.
     pub(crate) is_refused: bool,
 }
 
 impl Seen {
-    /// Those of the forced tokens that may follow `known`, the tokens of the sequence, which has grown since as was seen.
+    /// Returns the forced tokens that may follow `known`, the tokens of the sequence, which has grown since.
     pub(crate) fn behind(&self, known: &[u32]) -> Option<&[u32]> {
         let newer = known.get(self.at..)?;
         let rest = self.tokens.strip_prefix(newer)?;
@@ -78,7 +78,7 @@ impl MaskedText {
         }
     }
 
-    /// Takes in what was sampled.
+    /// Commits sampled tokens.
     pub(crate) fn commit(&mut self, tokens: &[u32]) -> Result<(), ConstraintFailure> {
         self.come_back()?;
         for &token in tokens {
@@ -88,12 +88,12 @@ impl MaskedText {
         Ok(())
     }
 
-    /// Sampled tokens that it has taken in.
+    /// Returns the number of committed sampled tokens.
     pub(crate) fn n_sampled(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Whether nothing may follow.
+    /// Returns whether nothing may follow.
     pub(crate) fn is_done(&self) -> bool {
         self.constraint.is_done()
     }
@@ -105,8 +105,8 @@ impl MaskedText {
         self.constraint.mask(words)
     }
 
-    /// Follows a guess, and appends the mask behind each token that the constraint allows and that does not end the text. Returns how many
-    /// these are. `words` ends with the mask of the first.
+    /// Follows a draft, and appends the mask after each token that the constraint allows and that does not
+    /// end the text. Returns the number of such tokens. `words` ends with the mask of the first draft token.
     pub(crate) fn follow(&mut self, n_words: usize, guess: &[u32], words: &mut Vec<u32>) -> usize {
         let mut n_followed = 0;
         for &token in guess {
@@ -118,8 +118,8 @@ impl MaskedText {
         n_followed
     }
 
-    /// Follows the text as long as the constraint leaves no choice of it, for `n_tokens` at most and until there is no time, and appends the
-    /// mask behind each token. Returns the tokens. `words` ends with the mask of the first.
+    /// Follows the text while the constraint leaves no choice, for at most `n_tokens` and until time is up,
+    /// and appends the mask after each token. Returns the tokens. `words` ends with the mask of the first.
     pub(crate) fn follow_forced(
         &mut self,
         n_words: usize,
@@ -147,7 +147,7 @@ impl MaskedText {
         tokens
     }
 
-    /// Takes a guess in and appends the mask behind it. Returns whether there is one.
+    /// Takes a draft token and appends the mask after it. Returns whether there is one.
     fn take(&mut self, n_words: usize, token: u32, words: &mut Vec<u32>) -> bool {
         let start = words.len();
         let constraint = &mut self.constraint;
@@ -159,7 +159,8 @@ impl MaskedText {
             }
             words.resize(start + n_words, 0);
             constraint.mask(&mut words[start..])?;
-            // Where a sampled text leaves is for its own mask to say: one that begins again would not know it.
+            // Only a sampled text's own mask may decide that it leaves the constraint: a restarted constraint
+            // would not know it.
             Ok(!constraint.is_done() && constraint.has_left() == had_left)
         }));
         let has_mask = matches!(taken, Ok(Ok::<bool, ConstraintFailure>(true)));
@@ -174,10 +175,10 @@ impl MaskedText {
         has_mask
     }
 
-    /// Takes back what was followed.
+    /// Rolls back the draft tokens.
     ///
     /// # Errors
-    /// Why the constraint, begun again, does not take what was sampled.
+    /// The reason why the restarted constraint does not accept the sampled tokens.
     pub(crate) fn come_back(&mut self) -> Result<(), ConstraintFailure> {
         self.is_at_end = false;
         let n_ahead = std::mem::take(&mut self.n_ahead);
@@ -199,7 +200,7 @@ impl MaskedText {
 
 const NOT_POISONED: &str = "panics of constraints are caught";
 
-/// A text that a worker may still look ahead in while the engine has its mask.
+/// A text in which a worker may look ahead while the engine has its mask.
 pub(crate) struct SharedText {
     text: Mutex<MaskedText>,
     is_wanted: AtomicBool,
@@ -213,31 +214,33 @@ impl SharedText {
         }
     }
 
-    /// Tells who looks ahead that there is more to take in.
+    /// Tells a worker that looks ahead that there are tokens to commit.
     pub(crate) fn want(&self) {
         self.is_wanted.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the text is wanted for more.
+    /// Returns whether the text is wanted for more tokens.
     pub(crate) fn is_wanted(&self) -> bool {
         self.is_wanted.load(Ordering::Relaxed)
     }
 
-    /// Opens it for what it was wanted for, when no other worker looks ahead in it any more.
+    /// Locks the text for commits, waiting for a worker that looks ahead.
     pub(crate) fn open(&self) -> MutexGuard<'_, MaskedText> {
         let text = self.text.lock().expect(NOT_POISONED);
         self.is_wanted.store(false, Ordering::Relaxed);
         text
     }
 
-    /// Opens it to look ahead behind `n_sampled` tokens, unless it is wanted for more or has more.
+    /// Locks the text to look ahead after `n_sampled` tokens, unless it is wanted for more tokens or already
+    /// has more.
     pub(crate) fn open_at(&self, n_sampled: usize) -> Option<MutexGuard<'_, MaskedText>> {
         let text = self.text.lock().expect(NOT_POISONED);
         (!self.is_wanted() && text.n_sampled() == n_sampled).then_some(text)
     }
 }
 
-/// Whether the guess behind those that were followed is not allowed. `words` ends with the mask of its place.
+/// Returns whether the draft token after the followed ones is not allowed. `words` ends with the mask at its
+/// position.
 pub(crate) fn refuses(guess: &[u32], n_followed: usize, n_words: usize, words: &[u32]) -> bool {
     let next = guess.get(n_followed);
     next.is_some_and(|&token| !allows(&words[words.len() - n_words..], token))
@@ -289,7 +292,7 @@ mod tests {
         }
     }
 
-    /// Follows a guess and what is forced behind it, and comes back.
+    /// Follows a draft and the tokens forced after it, and rolls back.
     fn look(text: &mut MaskedText, guess: &[u32], n_forced: usize, words: &mut Vec<u32>) -> Seen {
         let n_words = words.len();
         let n_guessed = text.follow(n_words, guess, words);
@@ -325,7 +328,7 @@ mod tests {
             let mut again = Vec::new();
             text.mask(2, &mut again).unwrap();
             assert_eq!(again, words[..2], "it is where it was");
-            // Without coming back first.
+            // Without rolling back first.
             text.follow(2, guess, &mut words);
             text.commit(&[2]).unwrap();
             text.mask(2, &mut again).unwrap();
@@ -352,7 +355,8 @@ mod tests {
         check(&[2, 7], 8, &[2], 2);
     }
 
-    /// Allows the number of tokens that it took in, and fails at the third without taking it.
+    /// Allows only the token equal to the number of committed tokens, and fails at the third without
+    /// committing it.
     struct FailsAtThree(u32);
 
     impl TokenConstraint for FailsAtThree {
@@ -393,7 +397,7 @@ mod tests {
         assert_eq!(words, [1 << 1], "it is where it was");
     }
 
-    /// Allows everything once a mask could not be computed, which is at the second place.
+    /// Allows everything after a mask could not be computed, which happens at the second position.
     struct Leaves {
         n_tokens: usize,
         left_at: Option<usize>,
@@ -462,7 +466,7 @@ mod tests {
         for (known, expected) in [
             (&[1, 1, 5, 6][..], Some(&[7, 8][..])),
             (&[1, 1, 5, 6, 7], Some(&[8])),
-            // A look-up finds what is left of the guess again.
+            // A look-up finds the rest of the draft again.
             (&[1, 1, 5], None),
             (&[1, 1], None),
             (&[1, 1, 5, 9], None),

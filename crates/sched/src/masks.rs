@@ -1,11 +1,11 @@
 //! Masks: how constrained sequences get the mask of their next token.
 //!
-//! A part of [`Core`] that stands apart because plain sequences know none of it. A token that was sampled goes to the
-//! workers at once. Where the executor takes masks that are late, the sequence takes part in the next step, and the mask comes while
-//! that runs: it costs nothing, unless it takes longer than the step. A sequence whose masks do takes part in a step again once
-//! the mask is back, as where masks cannot be late. Invariants: a row of a constrained sequence that samples always has its mask,
-//! or one that a worker is at; the engine waits for masks while it has nothing else to do, and else for a small part of a step at
-//! most.
+//! Part of [`Core`]. A sampled token goes to the workers at once. If the executor accepts late masks, the
+//! sequence joins the next step, and its mask arrives while the step runs; it costs nothing unless it takes
+//! longer than the step. A sequence with slower masks joins a step again only when its mask is ready, as with
+//! executors that do not accept late masks. Invariants: a sampling row of a constrained sequence always has
+//! its mask, or one that a worker is computing; the engine waits for masks when it has nothing else to do,
+//! and otherwise for at most a small part of a step.
 
 use std::time::Duration;
 
@@ -22,25 +22,26 @@ use crate::{
     plan::{PlannedOutput, StepPlan},
 };
 
-/// Constraints that are begun before their sequences are admitted, so that first masks are ready in time. Those of a longer
-/// queue take no memory yet.
+/// Maximum number of constraints that are begun before their sequences are admitted, so that first masks are
+/// ready in time. Constraints of a longer queue take no memory yet.
 const MAX_BEGUN_EARLY: usize = 16;
 
-/// How long a step that would leave out constrained sequences waits for their masks where no other sequence decodes.
+/// How long a step that would leave out constrained sequences waits for their masks if no other sequence
+/// decodes.
 const PATIENCE_ALONE: Duration = Duration::from_millis(20);
 
-/// A time that no stream notices: masks of less are always worth a promise.
+/// A time too short to notice: masks that take less are always worth a promise.
 const SHORT: Duration = Duration::from_millis(1);
 
 impl Core {
-    /// What a sequence says after so many inputs, where that is given.
+    /// Returns the predetermined token of a sequence after a number of inputs, if there is one.
     pub(crate) fn given_after(&self, seq: SeqId, n_inputs: usize) -> Option<u32> {
         let lane = self.lanes.get(seq.slot())?.as_ref()?;
         let following = lane.following.as_ref().filter(|_| lane.seq == seq)?;
         following.token_after(n_inputs)
     }
 
-    /// Begins the constraint of a new sequence, unless so many are begun that it can wait until it is admitted.
+    /// Begins the constraint of a new sequence, unless enough have begun that it can wait for admission.
     pub(crate) fn begin_mask_early(&mut self, seq: SeqId) {
         let n_begun = (self.lanes.iter().flatten())
             .filter(|lane| !matches!(lane.mask, None | Some(LaneMask::Waiting(_))))
@@ -50,7 +51,7 @@ impl Core {
         }
     }
 
-    /// Begins the constraint of a sequence, where it has one that is not begun.
+    /// Begins the constraint of a sequence, if it has one that has not begun.
     pub(crate) fn begin_mask(&mut self, seq: SeqId) {
         let n_words = self.n_mask_words();
         let n_forced = self.scheduler.config().speculation.max_draft();
@@ -79,8 +80,8 @@ impl Core {
         self.mask_workers.order(order);
     }
 
-    /// Orders the masks that follow the tokens of a step, and those behind what is likely to come then. Where a drafting model may say that
-    /// before the next step, they wait until it was asked.
+    /// Orders the masks after the tokens of a step, and those after the likely next tokens. If the draft
+    /// model may predict these before the next step, the order waits until it was asked.
     pub(crate) fn order_masks(&mut self) {
         if !self.outcomes.iter().any(|outcome| self.is_masked_token(outcome)) {
             return;
@@ -113,13 +114,13 @@ impl Core {
         self.outcomes = outcomes;
     }
 
-    /// Sequences whose masks wait for a drafting model.
+    /// Returns the number of sequences whose masks wait for the draft model.
     pub(crate) fn n_unordered(&self) -> usize {
         let is_alive = |seq: &&SeqId| self.scheduler.tokens_of(**seq).is_some();
         self.unordered.iter().filter(is_alive).count()
     }
 
-    /// Orders the masks that waited until a drafting model was asked. Returns whether there were any.
+    /// Orders the masks that waited for the draft model. Returns whether there were any.
     pub(crate) fn order_waiting_masks(&mut self) -> bool {
         if self.unordered.is_empty() {
             return false;
@@ -133,7 +134,7 @@ impl Core {
         true
     }
 
-    /// Room for guesses in the next step.
+    /// Returns the room for draft tokens in the next step.
     fn room_ahead(&self) -> DraftRoom {
         let n_running = self.scheduler.n_running();
         let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
@@ -149,7 +150,7 @@ impl Core {
         lane.is_some_and(|lane| lane.seq == seq && lane.mask.is_some())
     }
 
-    /// Orders the mask behind `tokens`, the newest of a sequence, where it is constrained and continues.
+    /// Orders the mask after `tokens`, the newest of a sequence, if it is constrained and continues.
     fn order_mask(&mut self, seq: SeqId, tokens: Vec<u32>, room: &mut DraftRoom) {
         let Some(known) = self.scheduler.tokens_of(seq) else {
             return;
@@ -193,8 +194,8 @@ impl Core {
         });
     }
 
-    /// Guesses that masks are computed behind at most. Those of a step that has begun are waited for, so where times are weighed they take
-    /// a part of a step.
+    /// Returns the maximum number of draft tokens with masks. A step that has begun waits for their masks, so
+    /// if times are weighed, they may take only a part of a step.
     pub(crate) fn max_ahead(&self) -> usize {
         match self.scheduler.config().speculation {
             Speculation::Auto { .. } => (self.last_step_us / 4 / self.mask_ahead_us.max(1)) as usize,
@@ -202,7 +203,7 @@ impl Core {
         }
     }
 
-    /// How long masks behind what a constraint forces may take.
+    /// Returns the time limit for masks after forced tokens.
     fn ahead_patience(&self) -> Duration {
         match self.scheduler.config().speculation {
             Speculation::Auto { .. } => Duration::from_micros(self.last_step_us / 4),
@@ -214,7 +215,8 @@ impl Core {
         self.scheduler.config().limits.n_vocab.div_ceil(32)
     }
 
-    /// Masks that a constrained sequence has: of its next token and behind guesses. `None` for other sequences.
+    /// Returns the number of masks of a constrained sequence, for its next token and after draft tokens;
+    /// `None` for other sequences.
     pub(crate) fn n_masks(&self, seq: SeqId) -> Option<usize> {
         let lane = self
             .lanes
@@ -227,7 +229,7 @@ impl Core {
         }
     }
 
-    /// The longest time that a step which is done has waited for a mask.
+    /// Returns the longest time that a completed step waited for a mask.
     pub(crate) fn longest_mask_wait(&self, plan: &StepPlan) -> Duration {
         let sampling = (plan.rows.iter()).filter(|row| row.output == PlannedOutput::Sample);
         let waits = sampling.filter_map(|row| {
@@ -241,7 +243,7 @@ impl Core {
             .unwrap_or(Duration::ZERO)
     }
 
-    /// Takes in the masks that a step waited for, before its tokens are committed.
+    /// Collects the masks that a step waited for, before its tokens are committed.
     pub(crate) fn take_late_masks(&mut self, plan: &StepPlan, now_us: u64) {
         let tolerated = Duration::from_micros(self.last_step_us / 8).max(SHORT);
         let mut longest = Duration::ZERO;
@@ -257,7 +259,7 @@ impl Core {
         self.wait_for_masks(Duration::ZERO, now_us);
     }
 
-    /// Reads what a step sampled. Behind guesses that have no mask nothing was.
+    /// Reads the sampled tokens of a step. After draft tokens without a mask nothing was sampled.
     pub(crate) fn read_results(&mut self, plan: &StepPlan) {
         self.results.clear();
         for row in &plan.rows {
@@ -285,7 +287,7 @@ impl Core {
         }
     }
 
-    /// Takes in the masks that are ready, and waits a little for the others.
+    /// Collects the masks that are ready, and waits a little for the others.
     pub(crate) fn gather_masks(&mut self, now_us: u64) {
         if self.mask_workers.n_open() == 0 {
             return;
@@ -304,7 +306,7 @@ impl Core {
         self.wait_for_masks(patience, now_us);
     }
 
-    /// Takes the masks that are there.
+    /// Collects the masks that are ready.
     pub(crate) fn take_finished_masks(&mut self, now_us: u64) {
         self.wait_for_masks(Duration::ZERO, now_us);
     }
@@ -319,7 +321,7 @@ impl Core {
         self.mask_results = results;
     }
 
-    /// Counts the rows that a step goes without since their masks are not there.
+    /// Counts the rows that a step leaves out because their masks are not ready.
     pub(crate) fn note_missed_masks(&mut self) {
         let n_missed = self.scheduler.n_without_mask();
         if n_missed == 0 {
@@ -334,12 +336,12 @@ impl Core {
         }
     }
 
-    /// Whether some sequence cannot take part in a step before its mask is there.
+    /// Returns whether some sequence cannot join a step before its mask is ready.
     fn misses_masks(&self) -> bool {
         (self.lanes.iter().flatten()).any(|lane| matches!(lane.mask, Some(LaneMask::Ordered)))
     }
 
-    /// Waits for a mask where nothing else is to be done. Returns whether there was one to wait for.
+    /// Waits for a mask if there is nothing else to do. Returns whether there was one to wait for.
     pub(crate) fn wait_for_mask(&mut self, now_us: u64) -> bool {
         if self.mask_workers.n_open() == 0 || self.has_step_in_flight() {
             return false;
@@ -372,7 +374,7 @@ impl Core {
                 Ok((text, is_done)) => {
                     lane.promises.note_time(took, step);
                     lane.promises.take_part();
-                    // A sequence whose mask was promised may sample already, or has a row in a step.
+                    // A sequence with a promised mask may already have sampled, or has a row in a step.
                     let was_promised = matches!(lane.mask, Some(LaneMask::Promised));
                     lane.mask = Some(LaneMask::Ready(text, words));
                     if seen.tokens.len() > seen.n_guessed {
@@ -384,7 +386,7 @@ impl Core {
                     if is_done {
                         self.scheduler.end(seq, End::Stop, &mut self.outcomes);
                     } else if was_promised {
-                        // It came before the step was planned, or the step is done.
+                        // It arrived before the step was planned, or the step is done.
                         self.scheduler.cut_masked(seq, n_masks - 1);
                     } else {
                         self.scheduler.limit_masked(seq, &seen, n_masks - 1);
@@ -410,13 +412,13 @@ impl Core {
         }
     }
 
-    /// Takes in how long masks behind so many guesses took.
+    /// Updates the time of masks after draft tokens.
     fn note_ahead(&mut self, n_guesses: usize, took: Duration) {
         if let n_guesses @ 1.. = n_guesses as u64 {
             let us = took.as_micros() as u64 / n_guesses;
             self.mask_ahead_us = (self.mask_ahead_us * 7 + us).div_ceil(8);
         } else {
-            // Forgotten by and by, so that one slow look ahead does not end all that come later.
+            // Decay slowly, so that one slow look-ahead does not prevent all later ones.
             self.mask_ahead_us -= self.mask_ahead_us.div_ceil(64);
         }
     }

@@ -1,7 +1,8 @@
-//! [`Media`]: inputs of a prompt that are no tokens, such as an image's rows.
+//! [`Media`]: non-token inputs of a prompt, such as an image's rows.
 //!
-//! Separate from the prompt's tokens, of which there is any in each of their places. Invariant: the scheduler sees a
-//! [`MediaSpan`] alone, integers that say where the inputs lie and what they are; the numbers go past it into the batch.
+//! The prompt has arbitrary tokens in their places. Invariant: the scheduler sees only a
+//! [`MediaSpan`], integers that state the position and identity of the inputs; the numbers bypass it into the
+//! batch.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -9,45 +10,46 @@ use tokenmill_backend::{ExecutorLimits, PAGE_TOKENS};
 
 use crate::error::EngineError;
 
-/// Inputs of a prompt that are no tokens. At their places the prompt has any token, which is not looked at.
+/// Non-token inputs of a prompt. The prompt has arbitrary tokens in their places, which are
+/// ignored.
 #[derive(Clone, PartialEq)]
 pub struct Media {
-    /// Where they lie, and what they are.
+    /// Position and identity of the inputs.
     pub span: MediaSpan,
     /// The inputs, `[span.n_inputs(), n_embd]`.
     pub rows: Arc<[f32]>,
 }
 
-/// Where inputs that are no tokens lie in a prompt.
+/// The position of non-token inputs in a prompt, and their identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MediaSpan {
-    /// Index of the first.
+    /// Index of the first input.
     pub start: usize,
-    /// Index after the last.
+    /// Index after the last input.
     pub end: usize,
-    /// A hash of what they are made of that cannot be found twice: cached pages are found with the same content only.
+    /// A collision-resistant hash of their content: cached pages are found only with the same content.
     pub content: u128,
-    /// Whether they see each other, those after them too. They are then computed in one step.
+    /// Whether they attend to each other, including later ones. They are then computed in one step.
     pub sees_itself: bool,
-    /// The positions that rope turns them by.
+    /// Their rope positions.
     pub places: MediaPlaces,
 }
 
-/// The positions that rope turns the inputs of a medium by.
+/// The rope positions of a medium's inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediaPlaces {
-    /// Those that tokens would have.
+    /// The positions that tokens would have.
     Line,
-    /// Places in a plane, line after line: all have the time of the first, and what comes behind them continues as if they were as
-    /// many as the longer side.
+    /// Positions in a plane, line after line: all inputs have the time of the first, and later tokens
+    /// continue as if the medium had as many inputs as its longer side.
     Plane {
-        /// Inputs of a line.
+        /// Number of inputs per line.
         n_across: usize,
     },
 }
 
 impl MediaPlaces {
-    /// The position that rope turns an input by, of inputs that begin at position `start`: time, row and column.
+    /// Returns the rope position of an input (time, row and column), if the inputs begin at position `start`.
     fn of_input(self, start: usize, input: usize) -> [u32; 3] {
         let place = match self {
             Self::Line => [start + input; 3],
@@ -56,7 +58,7 @@ impl MediaPlaces {
         place.map(|position| position as u32)
     }
 
-    /// How many positions `n_inputs` take.
+    /// Returns the number of positions that `n_inputs` inputs occupy.
     fn n_positions(self, n_inputs: usize) -> usize {
         match self {
             Self::Line => n_inputs,
@@ -65,9 +67,10 @@ impl MediaPlaces {
     }
 }
 
-/// The position that rope turns an input of a sequence by, among whose inputs are `media`, in their order: time, row and column.
+/// Returns the rope position of a sequence's input: time, row and column. `media` are the sequence's media in
+/// order.
 pub(crate) fn rope_position(media: &[Media], input: usize) -> [u32; 3] {
-    // Positions that the media before it did not take.
+    // Positions that the preceding media did not occupy.
     let mut n_free = 0;
     for span in media.iter().map(|media| &media.span) {
         if input < span.start {
@@ -84,24 +87,24 @@ pub(crate) fn rope_position(media: &[Media], input: usize) -> [u32; 3] {
 }
 
 impl MediaSpan {
-    /// Number of inputs.
+    /// Returns the number of inputs.
     pub fn n_inputs(&self) -> usize {
         self.end - self.start
     }
 
-    /// The inputs among those of `range`.
+    /// Returns the medium's part of the inputs in `range`.
     pub(crate) fn within(&self, range: &Range<usize>) -> Option<Range<usize>> {
         let (start, end) = (self.start.max(range.start), self.end.min(range.end));
         (start < end).then_some(start..end)
     }
 
-    /// Whether a step that ends before input `end` would part inputs that see each other.
+    /// Returns whether a step that ends before input `end` would separate inputs that attend to each other.
     pub(crate) fn is_cut_at(&self, end: usize) -> bool {
         self.sees_itself && self.start < end && end < self.end
     }
 }
 
-/// What the media are whose inputs lie in a page: one number for all of them; `None` where there are none.
+/// Returns the identity of the media with inputs in a page, as one number; `None` if there are none.
 pub(crate) fn content_in(media: &[MediaSpan], page: &Range<usize>) -> Option<u128> {
     let contents = media.iter().filter(|span| span.within(page).is_some());
     let contents = contents.map(|span| span.content);
@@ -110,15 +113,15 @@ pub(crate) fn content_in(media: &[MediaSpan], page: &Range<usize>) -> Option<u12
 
 impl fmt::Debug for Media {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The numbers say nothing, and there are many.
+        // Printing the numbers would be long and useless.
         f.debug_struct("Media")
             .field("span", &self.span)
             .finish_non_exhaustive()
     }
 }
 
-/// Checks the media of a prompt of `n_tokens`, for an executor whose inputs are `width` wide where it takes such, and steps of at
-/// most `max_step_tokens`.
+/// Checks the media of a prompt of `n_tokens`, for an executor with inputs of `width` numbers, if it accepts
+/// any, and steps of at most `max_step_tokens`.
 pub(crate) fn check_media(
     limits: &ExecutorLimits,
     width: Option<usize>,
@@ -130,7 +133,8 @@ pub(crate) fn check_media(
         return Ok(());
     }
     let width = width.ok_or(EngineError::TakesNoMedia)?;
-    // The rows of a model with recurrent states end at the borders of pages, also among inputs that see each other.
+    // Rows of a model with recurrent states end at page borders, even between inputs that attend to each
+    // other.
     if limits.n_states > 0 && media.iter().any(|media| media.span.sees_itself) {
         return Err(EngineError::TakesNoMedia);
     }

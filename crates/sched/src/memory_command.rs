@@ -1,6 +1,6 @@
-//! [`MemoryCommand`]: what is asked of the engine's thread to read a prefix's memory, or to write one.
+//! [`MemoryCommand`]: commands to the engine's thread for reading or writing a prefix's memory.
 //!
-//! Separate from the thread, which obeys, because the mailbox carries it. Invariant: a prefix that is held has a number of its own.
+//! Invariant: each held prefix has its own number.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use tokenmill_backend::MemoryPlace;
 
 use crate::{error::EngineError, held_prefix::HeldPrefix, sync::mpsc};
 
-/// Where the answer to a command goes. No caller may wait for it any more.
+/// The receiver of a command's answer. The caller may have stopped waiting.
 pub(crate) type Reply<T> = mpsc::Sender<Result<T, EngineError>>;
 
 /// A step of reading or writing the memory of a prefix.
@@ -20,32 +20,32 @@ pub(crate) enum MemoryCommand {
         salt: u64,
         reply: Reply<Held>,
     },
-    /// Take memory for a prefix that is to be written.
+    /// Reserve memory for a prefix to be written.
     Reserve {
         tokens: Vec<u32>,
         snapshots: Vec<u32>,
         salt: u64,
         reply: Reply<Held>,
     },
-    /// Read some of the places of a held prefix to the end of a buffer.
+    /// Read some places of a held prefix, appending to a buffer.
     Read {
         hold: u64,
         places: Range<usize>,
         bytes: Vec<u8>,
         reply: Reply<Vec<u8>>,
     },
-    /// Write them. The buffer comes back.
+    /// Write some places. The buffer is returned.
     Write {
         hold: u64,
         places: Range<usize>,
         bytes: Vec<u8>,
         reply: Reply<Vec<u8>>,
     },
-    /// Let prompts find a prefix that was written.
+    /// Publish a written prefix in the prefix cache.
     Publish { hold: u64, reply: Reply<()> },
-    /// The handle is gone.
+    /// The handle was dropped.
     LetGo { hold: u64 },
-    /// Forget the pages of a prefix that no sequence uses.
+    /// Drop the unused pages of a prefix.
     Forget {
         tokens: Vec<u32>,
         salt: u64,
@@ -56,11 +56,11 @@ pub(crate) enum MemoryCommand {
 /// A prefix that is held.
 #[derive(Debug)]
 pub(crate) struct Held {
-    /// The number that commands name it by.
+    /// The number by which commands refer to it.
     pub(crate) hold: u64,
-    /// Tokens whose memory it is.
+    /// Number of tokens whose memory is held.
     pub(crate) n_tokens: usize,
-    /// Tokens that its snapshots have seen.
+    /// Numbers of tokens that its snapshots have seen.
     pub(crate) snapshots: Vec<u32>,
     /// Bytes of each of its places.
     pub(crate) place_bytes: Vec<usize>,

@@ -1,7 +1,7 @@
-//! How [`Core`] reads a prefix's memory, or writes one.
+//! Reads or writes the memory of a prefix for [`Core`].
 //!
-//! A part of [`Core`] that stands apart because it is no part of a step: each command is short and obeyed between two steps.
-//! Invariant: a prefix that is held is given back by its handle, or by the end of the engine.
+//! It is not part of a step: each command is short and runs between two steps. Invariant: a held prefix is
+//! released by its handle, or by the end of the engine.
 
 use std::ops::Range;
 
@@ -65,7 +65,7 @@ impl Core {
         }
     }
 
-    /// Makes the copies that a prefix took, and gives it a number.
+    /// Executes the copies that holding a prefix requires, and assigns it a number.
     fn open_hold(&mut self, held: Result<HeldPrefix, HoldError>) -> Result<Held, EngineError> {
         let format = self.executor.memory_format();
         let prefix = held.map_err(|error| match error {
@@ -99,7 +99,7 @@ impl Core {
         Ok(held)
     }
 
-    /// Makes the copies between the tiers that taking pages has caused.
+    /// Executes the copies between the tiers that reserving pages caused.
     pub(crate) fn copy_for_prefix(&mut self) -> Result<(), StepError> {
         self.keep_evicted_pages();
         let mut plan = StepPlan::default();
@@ -148,7 +148,7 @@ impl Core {
     }
 }
 
-/// Whoever asked may be gone.
+/// The caller may be gone.
 fn answer<T>(reply: &Reply<T>, answer: Result<T, EngineError>) {
     let _ = reply.send(answer);
 }

@@ -1,39 +1,40 @@
-//! [`ModelGuess`]: what a drafting model says comes next, and how far it can be believed.
+//! [`ModelGuess`]: a draft model's prediction, and its reliability.
 //!
-//! Separate from the model that guesses, because the scheduler weighs guesses without knowing one. A guess is believed by the
-//! probability that the drafting model itself gave it, as measured: of guesses about as probable, the share that came out.
-//! Invariant: integers only, so that a decision can be replayed from what was observed.
+//! The scheduler weighs predictions without knowing the model. A predicted token's acceptance probability
+//! depends on the probability that the draft model itself gave it, as measured: the fraction of tokens with
+//! similar probability that were accepted. Invariant: integers only, so that a decision can be replayed from
+//! the observations.
 
 use crate::draft_times::{DraftTimes, MAX_STEP_DRAFTS, ONE};
 
-/// Guesses are told apart by their probability: the upper bounds of all classes but the last.
+/// Upper bounds of the probability classes, except the last.
 const BOUNDS: [f32; 5] = [0.3, 0.5, 0.7, 0.9, 0.98];
 
-/// The tokens that a drafting model expects behind the newest of a sequence.
+/// A draft model's predicted tokens after the newest of a sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ModelGuess {
-    /// Tokens of the sequence that they follow.
+    /// Number of tokens in the sequence before them.
     pub(crate) at: usize,
     pub(crate) tokens: Vec<u32>,
-    /// The class of each one's probability, see [`class_of`].
+    /// The probability class of each token, see [`class_of`].
     pub(crate) classes: Vec<u8>,
 }
 
-/// The class of a guess that its model gave a probability.
+/// Returns the class of a token to which its model gave a probability.
 pub(crate) fn class_of(probability: f32) -> u8 {
     BOUNDS.iter().filter(|&&bound| probability >= bound).count() as u8
 }
 
-/// How often a guess of each class was the token sampled, in 1/65536, as a moving average.
+/// Acceptance probability by class, in 1/65536, as a moving average.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ModelAcceptance {
     of_class: [u64; BOUNDS.len() + 1],
-    /// Of any class: what is expected of a guess that is not made yet.
+    /// Probability over all classes, for tokens not predicted yet.
     of_any: u64,
 }
 
 impl Default for ModelAcceptance {
-    /// What is assumed before anything was seen.
+    /// Returns the prior, before any observation.
     fn default() -> Self {
         Self {
             of_class: [15, 35, 50, 70, 85, 95].map(|percent| ONE * percent / 100),
@@ -51,7 +52,7 @@ impl ModelAcceptance {
         self.of_any
     }
 
-    /// Takes an observation in, which counts for one part in `weight`.
+    /// Adds an observation with weight 1/`weight`.
     pub(crate) fn observe(&mut self, class: u8, is_accepted: bool, weight: u64) {
         let seen = if is_accepted { ONE - ONE / 64 } else { 0 };
         for average in [&mut self.of_class[usize::from(class)], &mut self.of_any] {
@@ -60,26 +61,26 @@ impl ModelAcceptance {
     }
 }
 
-/// Weighs passes of a drafting model against the steps they save, in times of 1/256 of a step without drafts.
+/// Weighs passes of a draft model against the steps that they save, in 1/256 of a step without drafts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Weighing {
     times: DraftTimes,
-    /// How long a step without drafts takes.
+    /// Duration of a step without drafts.
     pub(crate) step_us: u64,
-    /// Rows of it.
+    /// Number of its rows.
     pub(crate) n_rows: usize,
-    /// Tokens that the step is expected to give, in 1/65536.
+    /// Expected tokens of the step, in 1/65536.
     expected: u64,
-    /// What it takes with the passes before it.
+    /// Its duration together with the passes before it.
     time: u64,
     n_drafted: usize,
-    /// How likely a guess for a sequence is of which nothing was seen, in 1/65536.
+    /// Acceptance probability for sequences without observations, in 1/65536.
     of_new: u64,
 }
 
 impl Weighing {
-    /// A step of `n_rows` rows that takes `step_us` without drafts. Guesses for sequences of which nothing was seen are believed as
-    /// `of_new` says.
+    /// Creates the weighing of a step of `n_rows` rows that takes `step_us` without drafts. `of_new` gives
+    /// the acceptance for sequences without observations.
     pub(crate) fn new(times: DraftTimes, step_us: u64, n_rows: usize, of_new: &ModelAcceptance) -> Self {
         Self {
             times,
@@ -92,8 +93,9 @@ impl Weighing {
         }
     }
 
-    /// Whether a pass for one sequence that takes `pass_us` might pay in a step of that sequence alone, if a guess is right as often as
-    /// `likelihood` says or as often as for others. It is said of a step that takes as long as this one, which is rather too long.
+    /// Returns whether a pass of `pass_us` for one sequence might pay in a step of that sequence alone, with
+    /// the larger of `likelihood` and the acceptance of other sequences. It assumes the duration of the
+    /// current step, which is rather too long.
     pub(crate) fn may_pay_alone(&self, likelihood: u64, pass_us: u64) -> bool {
         let alone = Self {
             expected: ONE,
@@ -104,8 +106,9 @@ impl Weighing {
         alone.pays(1, likelihood.max(self.of_new), pass_us)
     }
 
-    /// Whether a pass that takes `pass_us`, guesses `n_more` tokens and is expected to give `gain` makes the step's tokens cheaper. Less
-    /// than a tenth is not worth the first: times are measured, likelihoods follow slowly, and what does not pay clearly often does not pay.
+    /// Returns whether a pass that takes `pass_us`, predicts `n_more` tokens and has an expected gain of
+    /// `gain` lowers the step's cost per token. The first pass must gain a tenth: times are measured,
+    /// probabilities adapt slowly, and a marginal gain often turns out to be a loss.
     pub(crate) fn pays(&self, n_more: usize, gain: u64, pass_us: u64) -> bool {
         let margin = if self.n_drafted == 0 { 44 } else { 40 };
         self.with(n_more, pass_us)
@@ -120,12 +123,12 @@ impl Weighing {
         }
     }
 
-    /// Adds what its guesses turned out to be worth.
+    /// Adds the actual gain of its tokens.
     pub(crate) fn gain(&mut self, gain: u64) {
         self.expected += gain;
     }
 
-    /// What it would take with another pass; `None` for more drafts than are weighed.
+    /// Returns the duration with another pass; `None` for more draft tokens than are weighed.
     fn with(&self, n_more: usize, pass_us: u64) -> Option<u64> {
         let DraftTimes(times) = &self.times;
         let n_drafted = self.n_drafted + n_more;
@@ -152,8 +155,8 @@ mod tests {
         assert_eq!(acceptance.of(3), ModelAcceptance::default().of(3));
     }
 
-    /// Passes that a step of `n_rows` rows is worth, each of `pass_percent` of its time, with guesses that are right `percent` of
-    /// the time and cost `row_percent` each to verify.
+    /// Returns the number of passes that pay in a step of `n_rows` rows. Each pass takes `pass_percent` of a
+    /// step; its tokens are right `percent` of the time and cost `row_percent` each to verify.
     fn n_passes(n_rows: usize, pass_percent: u64, row_percent: u32, percent: u64) -> usize {
         let times = DraftTimes(std::array::from_fn(|n| 256 + 256 * row_percent * n as u32 / 100));
         let of_new = ModelAcceptance::default();

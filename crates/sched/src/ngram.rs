@@ -1,13 +1,13 @@
-//! [`NgramIndex`]: where the newest tokens of a sequence occurred before in it.
+//! [`NgramIndex`]: finds earlier occurrences of the newest tokens in a sequence.
 //!
-//! Separate from what is done with a match, because it knows tokens alone. Each n-gram has one entry, its latest occurrence,
-//! in a table that is addressed by a hash. A match is compared token by token, so that two n-grams of one hash cost a match at most.
-//! Invariant: every n-gram before the newest tokens was entered once, in order; a token costs two writes, amortized.
+//! It knows only tokens. Each n-gram has one entry, its latest occurrence, in a hash table. Matches are
+//! compared token by token, so a collision can at most hide a match. Invariant: every n-gram before the
+//! newest tokens was entered once, in order; a token costs two writes, amortized.
 
-/// Lengths of the n-grams, the first that matches is taken.
+/// Lengths of the n-grams; the first that matches is used.
 const LENGTHS: [usize; 2] = [4, 2];
 
-/// Tokens that a match is compared over at most.
+/// Maximum number of tokens to compare for a match.
 const MAX_MATCH: usize = 32;
 
 /// An earlier occurrence of the newest tokens.
@@ -15,21 +15,22 @@ const MAX_MATCH: usize = 32;
 pub(crate) struct Match {
     /// Index of the token that followed there.
     pub(crate) next: usize,
-    /// Tokens that agree, at most [`MAX_MATCH`].
+    /// Number of matching tokens, at most [`MAX_MATCH`].
     pub(crate) len: usize,
 }
 
 /// The n-grams of one sequence.
 #[derive(Debug, Default)]
 pub(crate) struct NgramIndex {
-    /// By length: for each hash the index after the latest n-gram that has it, 0 for none.
+    /// For each length and hash, the index after the latest n-gram with that hash; 0 for none.
     tables: [Vec<u32>; LENGTHS.len()],
-    /// Tokens whose n-grams are entered.
+    /// Number of tokens with indexed n-grams.
     n_indexed: usize,
 }
 
 impl NgramIndex {
-    /// Enters what is new of `tokens`, and looks up the newest of them. The tokens of earlier calls must be their beginning.
+    /// Indexes the new part of `tokens`, and looks up the newest ones. `tokens` must begin with the tokens of
+    /// earlier calls.
     pub(crate) fn find(&mut self, tokens: &[u32]) -> Option<Match> {
         self.extend(tokens);
         let found = LENGTHS.into_iter().zip(&self.tables).find_map(|(len, table)| {
@@ -51,7 +52,7 @@ impl NgramIndex {
         })
     }
 
-    /// Enters all n-grams but those of the newest tokens, which would find themselves.
+    /// Indexes all n-grams except those of the newest tokens, which would match themselves.
     fn extend(&mut self, tokens: &[u32]) {
         if tokens.len() > self.tables[0].len() / 2 {
             let n_slots = (tokens.len() * 4).next_power_of_two();
@@ -71,8 +72,8 @@ impl NgramIndex {
     }
 }
 
-/// The token that follows a match at distance `offset`, where `draft` holds those before it: an occurrence that reaches into
-/// the newest tokens repeats itself.
+/// Returns the token at distance `offset` after a match; `draft` holds those before it. If the match reaches
+/// into the newest tokens, it repeats.
 pub(crate) fn followed_by(tokens: &[u32], found: Match, offset: usize, draft: &[u32]) -> u32 {
     let at = found.next + offset;
     match tokens.get(at) {
@@ -81,7 +82,7 @@ pub(crate) fn followed_by(tokens: &[u32], found: Match, offset: usize, draft: &[
     }
 }
 
-/// The slot of an n-gram in a table of a power of two.
+/// Returns the slot of an n-gram in a table whose size is a power of two.
 fn slot(ngram: &[u32], n_slots: usize) -> usize {
     let hash = ngram.iter().fold(0u64, |hash, &id| {
         (hash.rotate_left(23) ^ u64::from(id)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -111,7 +112,7 @@ mod tests {
         check(&[1, 2, 3], None);
         check(&[1, 2, 3, 1, 2], Some((2, 2)));
         check(&[1, 2, 3, 1, 2, 4, 1, 2], Some((5, 2)));
-        // Four tokens are better than the two that came later.
+        // A match of four tokens is preferred to a later one of two.
         check(&[5, 6, 1, 2, 3, 1, 2, 4, 5, 6, 1, 2], Some((4, 4)));
         check(&[9, 8, 7, 6, 5, 4, 0, 9, 8, 7, 6, 5, 4], Some((6, 6)));
         check(&[7; 100], Some((99, MAX_MATCH)));
@@ -144,7 +145,7 @@ mod tests {
             };
             let expected = search(4).or_else(|| search(2));
             let found = index.find(&tokens);
-            // Where two n-grams share a slot, the older of them is forgotten; nothing wrong is found.
+            // If two n-grams share a slot, the older one is lost; nothing wrong is found.
             if let Some(found) = found {
                 let len = found.len;
                 assert_eq!(tokens[found.next - len..found.next], tokens[tokens.len() - len..]);

@@ -1,22 +1,23 @@
-//! [`Outcome`]: news of a sequence, as the scheduler reports it.
+//! [`Outcome`]: an event of a sequence, as the scheduler reports it.
 //!
-//! Separate because the scheduler reports ends, too, which no step made. Invariant: an [`Outcome::Ended`] is the last of its
+//! The scheduler also reports ends that no step caused. Invariant: an [`Outcome::Ended`] is the last of its
 //! sequence.
 
 use crate::{arena::SeqId, sequence::MissReason};
 
-/// What a step did for one row of its plan.
+/// The result of one row of a step's plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowResult {
-    /// Its inputs are in the KV store; nothing was sampled. Behind a guess: there was no mask to sample with.
+    /// The inputs are in the KV store, and nothing was sampled. After a draft token: there was no mask to
+    /// sample with.
     Advanced,
     /// This token was sampled.
     Token(u32),
-    /// Nothing could be sampled: what its pages hold is not to be trusted.
+    /// Nothing could be sampled, and the contents of its pages are invalid.
     Failed,
 }
 
-/// News of a sequence.
+/// An event of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It has one more token.
@@ -28,47 +29,47 @@ pub enum Outcome {
         /// The token.
         id: u32,
     },
-    /// Its context was full: it continues behind fewer tokens.
+    /// The context was full, and the sequence continues with fewer tokens.
     Shifted {
         /// The sequence.
         seq: SeqId,
-        /// Tokens that it lost.
+        /// Number of dropped tokens.
         n_dropped: usize,
     },
-    /// It has ended and holds nothing any more.
+    /// The sequence has ended and holds nothing any more.
     Ended {
         /// The sequence.
         seq: SeqId,
-        /// Why.
+        /// The reason.
         end: End,
-        /// What it was.
+        /// Its counts.
         summary: SeqSummary,
     },
 }
 
-/// Why a sequence ended.
+/// The reason why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// A stop token was sampled, or nothing may follow its last token.
     Stop,
-    /// It is as long as it may get, or everything asked of it was read.
+    /// The maximum length was reached, or all requested rows were read.
     Length,
-    /// Its caller wanted no more.
+    /// The caller cancelled it.
     Cancelled,
-    /// It did not begin in time.
+    /// It did not begin before its deadline.
     QueueTimeout,
-    /// It did not end in time.
+    /// It did not end before its deadline.
     DeadlineExceeded,
-    /// The step it took part in failed.
+    /// The step that it took part in failed.
     StepFailed,
     /// Its row of a step failed.
     RowFailed,
-    /// What it may be made of could not be followed.
+    /// Its constraint could not continue.
     ConstraintFailed,
 }
 
 impl End {
-    /// Whether its caller gets a result, not an error.
+    /// Returns whether its caller gets a result rather than an error.
     pub(crate) fn is_finish(self) -> bool {
         matches!(self, Self::Stop | Self::Length | Self::Cancelled)
     }
@@ -79,17 +80,17 @@ impl End {
 pub struct SeqSummary {
     /// Tokens of its prompt.
     pub n_prompt: usize,
-    /// Tokens it generated, the stop token not counted.
+    /// Number of generated tokens; the stop token is not counted.
     pub n_generated: usize,
-    /// Tokens that it lost where its context was full.
+    /// Number of tokens dropped when the context was full.
     pub n_dropped: usize,
-    /// Tokens of its prompt that came from the prefix cache or from the sequence it is a fork of.
+    /// Number of prompt tokens that came from the prefix cache or from the sequence that it was forked from.
     pub n_cached: usize,
-    /// Why no more came from there.
+    /// The reason why no more came from there.
     pub miss: Option<MissReason>,
-    /// Tokens of its drafts.
+    /// Number of its draft tokens.
     pub n_drafted: usize,
-    /// Those among them that were accepted.
+    /// Number of accepted draft tokens.
     pub n_accepted: usize,
     /// Whether it ever began.
     pub has_begun: bool,

@@ -1,7 +1,7 @@
-//! [`Outside`]: the store of an engine, and the requests that wait for pages from there.
+//! [`Outside`]: the engine's page store, and the requests that wait for pages from it.
 //!
-//! Plain data, separate from what the engine does with it, which is in `keeping.rs` and `fetching.rs`. Invariant: a fetch is open until its request is
-//! told to the scheduler.
+//! Plain data; `keeping.rs` and `fetching.rs` use it. Invariant: a fetch is open until its request reaches
+//! the scheduler.
 
 use tokenmill_backend::{MemoryFormat, MemoryPlace};
 
@@ -14,46 +14,47 @@ use crate::{
     sync,
 };
 
-/// A store, and who waits for it.
+/// A store, and the requests that wait for it.
 pub(crate) struct Outside {
     pub(crate) store: std::sync::Arc<dyn PageStore>,
     pub(crate) mailbox: sync::Arc<Mailbox>,
     pub(crate) format: MemoryFormat,
     pub(crate) fetches: Fetches,
-    /// Since when nothing but writing is left to do.
+    /// Start of the period in which the store's writes are the only remaining work.
     pub(crate) alone_since_us: Option<u64>,
 }
 
-/// The requests that wait for their pages.
+/// Requests that wait for stored pages.
 #[derive(Debug, Default)]
 pub(crate) struct Fetches {
     pub(crate) open: Vec<Fetch>,
     pub(crate) next: u64,
 }
 
-/// Pages that are being fetched.
+/// Pages being fetched.
 #[derive(Debug)]
 pub(crate) struct Fetch {
     pub(crate) id: u64,
     pub(crate) submission: Submission,
-    /// Requests that begin with the same page, and look again once it is there.
+    /// Requests that miss the same page first. They look it up again once it has arrived.
     pub(crate) followers: Vec<Submission>,
     pub(crate) stored: StoredPrefix,
     pub(crate) n_done: usize,
     pub(crate) last_news_us: u64,
 }
 
-/// A prefix of which some pages are kept outside, with the places to put them.
+/// A prefix with stored pages, and the places for them.
 #[derive(Debug)]
 pub(crate) struct StoredPrefix {
     pub(crate) prefix: HeldPrefix,
-    /// What is wanted, and of which page of the prefix it is and where it goes; in the order of the pages.
+    /// For each requested page: its name and tokens, its index in the prefix, and its destination; in page
+    /// order.
     pub(crate) wanted: Vec<KeptPage>,
     pub(crate) places: Vec<(usize, MemoryPlace)>,
 }
 
 impl StoredPrefix {
-    /// Pages that are whole once so many of the wanted are there.
+    /// Returns the number of pages that are complete once `n_done` of the requested ones have arrived.
     pub(crate) fn n_whole_pages(&self, n_done: usize) -> usize {
         (self.places.get(n_done)).map_or(self.prefix.reuse.n_pages, |&(page_idx, _)| page_idx)
     }
@@ -68,7 +69,7 @@ impl Fetches {
         self.open.is_empty()
     }
 
-    /// Requests that are kept back.
+    /// Returns the number of requests that are held back.
     pub(crate) fn n_waiting(&self) -> usize {
         self.open.iter().map(|fetch| 1 + fetch.followers.len()).sum()
     }

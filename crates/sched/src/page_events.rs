@@ -1,8 +1,9 @@
-//! [`PageEvent`]: which pages the prefix cache got and lost, for those that route requests to where their prefix lies.
+//! [`PageEvent`]: additions to and removals from the prefix cache, for routers that send requests to the
+//! engine with their prefix.
 //!
-//! Separate from the pool, which does the same whether or not events are read. Invariants: a reader that applies all events
-//! knows exactly the pages that can be found; one that falls behind is told so by [`PageEvent::Cleared`], is told all pages
-//! again once it has caught up, and never holds up the engine.
+//! The pool behaves the same whether or not events are read. Invariants: a reader that applies all events
+//! knows exactly the pages that can be found; a reader that falls behind receives [`PageEvent::Cleared`],
+//! receives all pages again once it has caught up, and never holds up the engine.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,52 +21,52 @@ use crate::{
 /// A change of the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageEvent {
-    /// A page can be found from now on.
+    /// A page can now be found.
     Stored(StoredPage),
-    /// A page cannot be found there any more.
+    /// A page can no longer be found in this tier.
     Removed {
         /// Half of the bits of the page's key.
         key: u64,
-        /// The layers whose page it was.
+        /// The group of layers of the page.
         group: PageGroup,
-        /// Where it lay.
+        /// The tier that it was in.
         tier: PageTier,
     },
-    /// No page of any group can be found, or changes went untold: what was known is void.
+    /// No page of any group can be found, or changes were skipped: the reader must discard its knowledge.
     Cleared,
 }
 
 /// A page of the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredPage {
-    /// Half of the bits of its key. Keys are drawn for each engine, so they mean nothing outside of it.
+    /// Half of the bits of its key. Keys are random per engine, so they mean nothing outside it.
     pub key: u64,
-    /// The same of the page before it; `None` for the first of a sequence.
+    /// The same for the preceding page; `None` for the first page of a sequence.
     pub parent: Option<u64>,
-    /// The salt of the requests that can find it.
+    /// The salt of requests that can find it.
     pub salt: u64,
-    /// The adapter of the requests that can find it.
+    /// The adapter of requests that can find it.
     pub adapter: Option<AdapterId>,
-    /// What the media are made of whose inputs it holds, as one number; in their places, `tokens` say nothing.
+    /// The identity of the media with inputs in the page, as one number; `tokens` are arbitrary there.
     pub media: Option<u128>,
-    /// The tokens that it holds.
+    /// The tokens of the page.
     pub tokens: [u32; PAGE_TOKENS],
-    /// The layers whose page it is.
+    /// The group of layers of the page.
     pub group: PageGroup,
-    /// Where it lies.
+    /// The tier that it is in.
     pub tier: PageTier,
 }
 
-/// Where a page of the prefix cache lies.
+/// The location of a cached page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PageTier {
-    /// The pool that steps compute on.
+    /// The pool on which steps compute.
     Pool,
     /// The second cache, in main memory.
     Host,
 }
 
-/// What a page follows.
+/// The predecessor and domain of a page.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lineage {
     pub(crate) parent: Option<PageKey>,
@@ -79,7 +80,7 @@ pub(crate) struct Lineage {
 pub(crate) struct PageJournal {
     group: PageGroup,
     events: Vec<PageEvent>,
-    /// Of pages that can be found, for when they move between the tiers.
+    /// Lineages of findable pages, for when they move between the tiers.
     lineages: HashMap<PageKey, Lineage>,
 }
 
@@ -92,13 +93,13 @@ impl PageJournal {
         }
     }
 
-    /// A page of the pool got its name.
+    /// Records that a page of the pool got its key.
     pub(crate) fn stored(&mut self, key: PageKey, tokens: [u32; PAGE_TOKENS], lineage: Lineage) {
         self.lineages.insert(key, lineage);
         self.lies_in(key, tokens, PageTier::Pool);
     }
 
-    /// A page moved to `tier`.
+    /// Records that a page moved to `tier`.
     pub(crate) fn moved(&mut self, key: PageKey, tokens: [u32; PAGE_TOKENS], tier: PageTier) {
         self.lies_in(key, tokens, tier);
         let from = match tier {
@@ -108,19 +109,19 @@ impl PageJournal {
         self.left(key, from);
     }
 
-    /// A page lost its name.
+    /// Records that a page lost its key.
     pub(crate) fn removed(&mut self, key: PageKey, tier: PageTier) {
         self.lineages.remove(&key);
         self.left(key, tier);
     }
 
-    /// Forgets what the pages followed, all of which are gone.
+    /// Drops the lineages of the pages, all of which are gone.
     pub(crate) fn forget_lineages(&mut self) {
         self.lineages.clear();
     }
 
-    /// Tells every page that can be found, as if stored just now, in place of the changes so far: a page comes after the one
-    /// that it follows. `place` says what a page holds and where it lies.
+    /// Replaces the changes so far by the addition of every findable page, each after its predecessor.
+    /// `place` returns a page's tokens and tier.
     pub(crate) fn restate(&mut self, place: impl Fn(PageKey) -> ([u32; PAGE_TOKENS], PageTier)) {
         self.events.clear();
         let mut told = HashSet::with_capacity(self.lineages.len());
@@ -172,7 +173,7 @@ impl PageJournal {
     }
 }
 
-/// Makes the stream of events that holds `n_batches` at most, and a word that more are left out.
+/// Creates an event stream that holds at most `n_batches` batches and a marker that more were skipped.
 pub(crate) fn page_events(n_batches: usize) -> (PageEventSender, PageEvents) {
     let (sender, receiver) = channel(n_batches);
     let sender = PageEventSender {
@@ -186,12 +187,13 @@ pub(crate) fn page_events(n_batches: usize) -> (PageEventSender, PageEvents) {
 #[derive(Debug)]
 pub(crate) struct PageEventSender {
     sender: Sender<Vec<PageEvent>>,
-    /// The reader fell behind and was told so; changes go untold until it has caught up.
+    /// The reader fell behind and received the marker; changes are skipped until it has caught up.
     has_left_out: bool,
 }
 
 impl PageEventSender {
-    /// Sends a batch, unless the reader is behind. It is told so at once, since nothing may change for long after that.
+    /// Sends a batch, unless the reader is behind. It then receives the marker at once, since there may be no
+    /// further change for long.
     pub(crate) fn send(&mut self, events: Vec<PageEvent>) {
         if self.sender.is_full() {
             if !std::mem::replace(&mut self.has_left_out, true) {
@@ -202,18 +204,19 @@ impl PageEventSender {
         }
     }
 
-    /// Whether a reader that had fallen behind has caught up since: what is sent next has to be all pages.
+    /// Returns whether a reader that had fallen behind has caught up; the next batch must then contain all
+    /// pages.
     pub(crate) fn begins_again(&mut self) -> bool {
         !self.sender.is_full() && std::mem::take(&mut self.has_left_out)
     }
 }
 
-/// The changes of the prefix cache, a batch for each step that made some. It ends with the engine.
+/// The changes of the prefix cache, one batch per step with changes. The stream ends with the engine.
 #[derive(Debug)]
 pub struct PageEvents(Receiver<Vec<PageEvent>>);
 
 impl PageEvents {
-    /// The next batch, if one is there; never waits.
+    /// Returns the next batch if there is one; never waits.
     pub fn try_next(&mut self) -> Option<Vec<PageEvent>> {
         self.0.try_recv()?.item
     }

@@ -1,6 +1,7 @@
-//! Tests of the stream of page events: what a slow reader is told.
+//! Tests of the stream of page events with a slow reader.
 //!
-//! Apart from the stream because `tests/shuttle` compiles that file with other channels, which work inside of its scheduler only.
+//! They are in a separate file because `tests/shuttle` compiles the stream's file with other channels, which
+//! work only inside its scheduler.
 
 use tokenmill_backend::PageGroup;
 

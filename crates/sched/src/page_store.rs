@@ -1,8 +1,8 @@
-//! [`PageStore`]: where pages of the prefix cache are kept outside of the engine, to be found by a later one.
+//! [`PageStore`]: keeps pages of the prefix cache outside of the engine, for a later engine to find.
 //!
-//! The scheduler knows no file and no disk, so this is a seam of its own: the engine hands out the bytes of pages that no sequence uses,
-//! and asks for those that a prompt begins with. Invariants: no call blocks for longer than it takes to look something up; what a
-//! store gives back is checked by it, to the last byte.
+//! The scheduler knows no file and no disk. The engine hands out the bytes of unused pages, and requests
+//! those with which a prompt begins. Invariants: no call blocks for longer than a look-up; a store verifies
+//! every byte that it returns.
 
 use std::{fmt, sync::Arc};
 
@@ -10,64 +10,67 @@ use tokenmill_backend::{PAGE_TOKENS, PageGroup};
 
 use crate::{prefix::PageKey, sync::mpsc};
 
-/// What of a page's key is kept.
+/// The kind of data kept under a page's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeptKind {
     /// The page itself.
     Page(PageGroup),
-    /// The recurrent states behind it.
+    /// The recurrent states after it.
     State,
 }
 
-/// The name of something that is kept.
+/// The name of kept data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeptName {
-    /// Names all tokens up to the end of the page, and what they were computed with.
+    /// Identifies all tokens up to the end of the page, and the model and adapter with which they were
+    /// computed.
     pub key: PageKey,
-    /// What it is.
+    /// The kind of data.
     pub kind: KeptKind,
 }
 
-/// What a store says to something that could be kept.
+/// A store's answer to an offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
     /// It wants the bytes.
     Take,
-    /// It has them, or wants none.
+    /// It has them already, or does not want them.
     Leave,
-    /// It has too much to write at the moment.
+    /// It has too much to write now.
     Later,
 }
 
-/// Something to keep, or something that was kept and is wanted.
+/// Data to keep, or kept data that is requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptPage {
     /// Its name.
     pub name: KeptName,
-    /// The tokens of the page, to be compared: that a name is equal is not enough.
+    /// The tokens of the page, for comparison: equal names are not enough.
     pub tokens: [u32; PAGE_TOKENS],
-    /// What the backend has in it; empty where it is only wanted.
+    /// The backend's bytes; empty in a request.
     pub bytes: Vec<u8>,
 }
 
 /// Keeps pages outside of the engine.
 pub trait PageStore: fmt::Debug + Send + Sync {
-    /// The numbers that names are made with. As long as they stay the same, so do the names; no client may know them.
+    /// Returns the secret from which names are derived. Names stay valid as long as it stays the same; no
+    /// client may know it.
     fn secret(&self) -> [u64; 4];
 
-    /// Whether it has something of this name, as far as it knows.
+    /// Returns whether it has data with this name, as far as it knows.
     fn contains(&self, name: KeptName) -> bool;
 
-    /// Asks whether it wants to keep something of so many bytes. What it has counts as used.
+    /// Asks whether it wants to keep `n_bytes` of data. Data that it already has counts as used.
     fn offer(&self, name: KeptName, n_bytes: usize) -> Offer;
 
-    /// Keeps something that it said it would take. It is written later.
+    /// Keeps data that it has agreed to take. The write happens later.
     fn keep(&self, page: KeptPage);
 
-    /// Whether something that was given to it is not written yet.
+    /// Returns whether given data is still unwritten.
     fn is_writing(&self) -> bool;
 
-    /// Reads all of `wanted` in order, on a thread of its own, and hands it to `receiver`. It ends at the first that it cannot give.
+    /// Reads all of `wanted` in order, on its own thread, and passes it to `receiver`. It stops at the first
+    /// one that it cannot provide.
     fn fetch(&self, wanted: Vec<KeptPage>, receiver: PageReceiver);
 }
 
@@ -81,29 +84,30 @@ impl PartialEq for SharedPageStore {
     }
 }
 
-/// What the engine's thread learns of pages that it waits for.
+/// A message to the engine's thread about requested pages.
 #[derive(Debug)]
 pub(crate) enum Fetched {
-    /// The next of them. The sender says that they are in place, and is dropped where no one waits for them any more.
+    /// The next pages. The engine confirms on the channel that they are in place, or drops it if no caller waits
+    /// for them any more.
     Pages {
         fetch: u64,
         pages: Vec<Vec<u8>>,
         done: mpsc::Sender<()>,
     },
-    /// There will be no more.
+    /// No more pages will come.
     End { fetch: u64 },
 }
 
-/// Takes pages to the engine that waits for them. Dropping it tells the engine that no more will come.
+/// Passes pages to the engine that waits for them. Dropping it tells the engine that no more will come.
 pub struct PageReceiver {
     fetch: u64,
     post: Box<dyn Fn(Fetched) + Send>,
-    /// Answers once the pages handed over last are in place.
+    /// Confirms that the last pages are in place.
     pending: Option<mpsc::Receiver<()>>,
 }
 
 impl PageReceiver {
-    /// Takes the pages of a fetch to `post`.
+    /// Creates a receiver that passes the pages of a fetch to `post`.
     pub(crate) fn new(fetch: u64, post: impl Fn(Fetched) + Send + 'static) -> Self {
         Self {
             fetch,
@@ -112,8 +116,8 @@ impl PageReceiver {
         }
     }
 
-    /// Hands over the bytes of the next pages, once those before are in place: two portions are in memory at a time. `false` where
-    /// no one waits for them any more.
+    /// Passes on the bytes of the next pages, once the previous ones are in place; so two portions are in
+    /// memory at a time. Returns `false` if no caller waits for them any more.
     pub fn hand_over(&mut self, pages: Vec<Vec<u8>>) -> bool {
         if !self.is_wanted() {
             return false;

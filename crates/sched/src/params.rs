@@ -1,7 +1,7 @@
-//! What a caller asks of the engine, and how the engine is set up.
+//! The parameters of requests, and the configuration of the engine.
 //!
-//! Plain data, separate from the engine so that servers and command lines can fill it in. Invariant: every field has an
-//! effect; a value that cannot be obeyed is refused by [`Engine::submit`](crate::Engine::submit).
+//! Plain data, so that servers and command lines can fill it in. Invariant: every field has an effect; a
+//! value that cannot be honoured is refused by [`Engine::submit`](crate::Engine::submit).
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,45 +12,46 @@ use crate::{
     page_store::SharedPageStore,
 };
 
-/// Most samples of one prompt that a request may ask for.
+/// Maximum samples of one prompt in a request.
 pub const MAX_SAMPLES: u32 = 128;
 
-/// What is generated from a prompt, and how.
+/// The parameters of a request to generate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateParams {
-    /// How each token is chosen. Sample `i` of a request uses `seed + i`, so it equals the only sample of a request
-    /// with that seed.
+    /// How each token is sampled. Sample `i` of a request uses `seed + i`, so it equals the only sample of a
+    /// request with that seed.
     pub sampling: SamplingParams,
-    /// Tokens to generate at most; `None` continues to the end of the context, or where that is
-    /// [shifted](EngineConfig::context_shift), to a stop token.
+    /// Maximum tokens to generate; `None` continues to the end of the context or, with a [context
+    /// shift](EngineConfig::context_shift), to a stop token.
     pub max_tokens: Option<usize>,
-    /// Tokens to generate before one of `stop_tokens` may come.
+    /// Minimum tokens to generate before one of `stop_tokens` may come.
     pub min_tokens: usize,
     /// Tokens that end a sample and are not part of its output.
     pub stop_tokens: Vec<u32>,
-    /// What each sample may be made of; `None` allows every token.
+    /// The constraint of each sample; `None` allows every token.
     pub constraint: Option<ConstraintSource>,
-    /// Samples of the prompt, generated side by side from one prefill.
+    /// Number of samples of the prompt, generated in one batch from one prefill.
     pub n_samples: u32,
-    /// Higher begins first and may take the place of lower.
+    /// Higher priorities begin first and may preempt lower ones.
     pub priority: i32,
-    /// Fails the request unless it begins in time.
+    /// Fails the request unless it begins within this time.
     pub queue_timeout: Option<Duration>,
-    /// Fails the request unless it ends in time.
+    /// Fails the request unless it ends within this time.
     pub deadline: Option<Duration>,
     /// Whether it may use and feed the prefix cache.
     pub uses_prefix_cache: bool,
-    /// Keeps cached pages apart from those of requests with another salt (an adapter, a tenant).
+    /// Separates its cached pages from those of requests with another salt (an adapter, a tenant).
     pub cache_salt: u64,
-    /// The adapter that it is computed with; its cached pages are its own.
+    /// The adapter to compute with; its cached pages are separate.
     pub adapter: Option<AdapterId>,
-    /// Inputs of the prompt that are no tokens, in the order of their places.
+    /// Non-token inputs of the prompt, in the order of their places.
     pub media: Arc<[Media]>,
-    /// Whether to keep the time of every token in [`Timings::tokens`](crate::Timings::tokens).
+    /// Whether to record the time of every token in [`Timings::tokens`](crate::Timings::tokens).
     pub traces_tokens: bool,
-    /// What each sample says, whatever the model would: each token is computed and sampled as ever, and the next of these takes its
-    /// place. Behind the last the sample continues by itself. For measurements on models whose own words say nothing, such as those of
-    /// random weights; neither with a constraint nor with two steps in flight.
+    /// Predetermined output of each sample: each token is computed and sampled as usual, and then replaced by
+    /// the next of these. After the last, the sample continues by itself. It is meant for measurements on
+    /// models with meaningless output, such as random weights. It cannot be combined with a constraint or
+    /// with two steps in flight.
     pub follows: Option<Arc<[u32]>>,
 }
 
@@ -76,34 +77,34 @@ impl Default for GenerateParams {
     }
 }
 
-/// What is read of a forward pass that samples nothing.
+/// The rows that a forward pass without sampling reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForwardRows {
     /// Raw logits, `n_vocab` numbers a row.
     Logits,
-    /// Hidden states after the final norm, `n_embd` numbers a row; where the network pools, what it makes of the last. An
-    /// encoder gives the row of the last position alone, made of all its tokens.
+    /// Hidden states after the final norm, `n_embd` numbers a row; if the network pools, the pooled row. An
+    /// encoder returns only the row of the last position, computed from all its tokens.
     Hidden,
 }
 
 /// A forward pass over known tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardParams {
-    /// What is read.
+    /// The rows to read.
     pub rows: ForwardRows,
-    /// First position whose row is read; those before it may come from the prefix cache.
+    /// First position to read; earlier ones may come from the prefix cache.
     pub from: usize,
-    /// Higher begins first and may take the place of lower.
+    /// Higher priorities begin first and may preempt lower ones.
     pub priority: i32,
-    /// Fails the pass unless it begins in time.
+    /// Fails the pass unless it begins within this time.
     pub queue_timeout: Option<Duration>,
-    /// Fails the pass unless it ends in time.
+    /// Fails the pass unless it ends within this time.
     pub deadline: Option<Duration>,
     /// Whether it may use and feed the prefix cache.
     pub uses_prefix_cache: bool,
-    /// Keeps cached pages apart from those of requests with another salt.
+    /// Separates its cached pages from those of requests with another salt.
     pub cache_salt: u64,
-    /// The adapter that it is computed with.
+    /// The adapter to compute with.
     pub adapter: Option<AdapterId>,
 }
 
@@ -123,42 +124,44 @@ impl ForwardParams {
     }
 }
 
-/// How an engine schedules.
+/// The configuration of an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
-    /// Sequences computed side by side; clamped to what the executor takes.
+    /// Maximum sequences in a batch; clamped to the executor's limit.
     pub max_running: usize,
-    /// Tokens of a step; clamped to what the executor takes.
+    /// Maximum tokens of a step; clamped to the executor's limit.
     pub max_step_tokens: usize,
-    /// Sequences that may wait to begin.
+    /// Maximum number of waiting sequences.
     pub max_queued: usize,
-    /// Prompt tokens that may wait to begin.
+    /// Maximum number of waiting prompt tokens.
     pub max_queued_tokens: usize,
-    /// How much longer a step may take because of prefills in it: with 100, twice the time of a step that decodes all sequences, those
-    /// too whose prompts are computed. So it bounds the time between two tokens of a running stream by what that is among these
-    /// sequences anyway, however many prompts come at once, and a stream that came first does not make many wait long. The engine
-    /// measures its steps and sizes the prefill chunks accordingly; 0 leaves prompts what the others would take if they decoded
-    /// already, and one token at least.
+    /// Maximum slowdown of a step by prefills in it, in percent: with 100, a step takes up to twice the time
+    /// of a step that decodes all sequences, including those in prefill. It bounds the time between two
+    /// tokens of a running stream relative to that time, however many prompts arrive at once; and one early
+    /// stream does not make many prompts wait long. The engine measures its steps and sizes the prefill
+    /// chunks accordingly. With 0, prompts get the time that their sequences would take if they decoded
+    /// already, and at least one token.
     pub max_stall_percent: u32,
-    /// Events that a stream holds before its sequence is paused; no event is ever dropped.
+    /// Number of events that a stream buffers before its sequence is paused; no event is ever dropped.
     pub stream_buffer: usize,
-    /// 1, or 2 to plan and submit a step while the one before it still runs; `None` takes what the executor asks for. 2 is
-    /// worth it where the executor works apart from the engine's thread, and costs one row of work after each stop
-    /// token.
+    /// 1, or 2 to plan and submit a step while the previous one still runs; `None` uses the executor's
+    /// preference. 2 is useful if the executor works outside of the engine's thread; it costs one row of
+    /// wasted work after each stop token.
     pub steps_in_flight: Option<usize>,
-    /// Whether the prefix cache is used at all.
+    /// Whether the prefix cache is used.
     pub uses_prefix_cache: bool,
-    /// Batches of [`PageEvent`](crate::PageEvent)s that wait for their reader at most; `None` makes no events.
+    /// Maximum batches of [`PageEvent`](crate::PageEvent)s that wait for their reader; `None` disables
+    /// events.
     pub max_page_event_batches: Option<usize>,
-    /// Told apart in the prefix cache: weights and whatever else changes K and V.
+    /// Separates models in the prefix cache: a hash of the weights and everything else that changes K and V.
     pub model_salt: u64,
-    /// Whether sequences guess tokens ahead. With two steps in flight a step that is to have drafts waits for the tokens of the one before; with
-    /// [`Speculation::Auto`] only where that pays.
+    /// Whether and how sequences draft tokens. With two steps in flight, a step with drafts waits for the
+    /// tokens of the previous one; with [`Speculation::Auto`] only if that pays.
     pub speculation: Speculation,
-    /// How sequences continue where the context is full; `None` ends them there. Without a
+    /// How sequences continue when the context is full; `None` ends them there. Without
     /// [`max_tokens`](GenerateParams::max_tokens) they then continue until a stop token.
     pub context_shift: Option<ContextShift>,
-    /// Where pages of the prefix cache are kept outside of the engine, and found again by a later one.
+    /// The store that keeps pages of the prefix cache outside of the engine, for a later engine to find.
     pub page_store: Option<SharedPageStore>,
 }
 

@@ -1,17 +1,18 @@
-//! [`PassTimes`]: how long passes of a drafting model take.
+//! [`PassTimes`]: measured times of a draft model's passes.
 //!
-//! Separate from the model, which weighs its passes by them. Invariant: every figure comes from passes that ran.
+//! The model weighs its passes by them. Invariant: every figure comes from passes that ran.
 
-/// How long passes take, in microseconds, as moving averages.
+/// Times of passes in microseconds, as moving averages.
 #[derive(Default)]
 pub(crate) struct PassTimes {
-    /// By number of sequences, of passes that guess a token for each.
+    /// Times of passes that predict one token per sequence, by number of sequences.
     guessing: Vec<Option<u64>>,
-    /// One token of a pass that computes many.
+    /// Time per token of a pass that computes many.
     pub(crate) token: Option<u64>,
 }
 
-/// Whether a pass does not compute a prompt. The first token of a draft follows on one or two that were sampled since.
+/// Returns whether a pass computes no prompt. The first token of a draft follows one or two that were sampled
+/// since.
 pub(crate) fn is_guessing(n_seqs: usize, n_tokens: usize) -> bool {
     n_tokens <= 2 * n_seqs
 }
@@ -31,7 +32,8 @@ impl PassTimes {
         }
     }
 
-    /// A pass for so many sequences: as measured, or as one for the nearest number; `None` before any.
+    /// Returns the time of a pass for `n_seqs` sequences, measured for the nearest number; `None` before any
+    /// measurement.
     pub(crate) fn guessing(&self, n_seqs: usize) -> Option<u64> {
         let at = |n: usize| self.guessing.get(n).copied().flatten();
         let below = (1..=n_seqs)
@@ -46,6 +48,6 @@ impl PassTimes {
 /// The passes of a draft.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Passes {
-    /// How long those took that computed prompts, microseconds.
+    /// Total time of passes that computed prompts, in microseconds.
     pub(crate) prompt_us: u64,
 }

@@ -1,8 +1,7 @@
-//! [`StepPlan`]: what one step computes, decided in integers.
+//! [`StepPlan`]: the work of one step, decided in integers.
 //!
-//! Separate from the scheduler, which writes it, because the engine turns it into a
-//! [`ForwardBatch`](tokenmill_backend::ForwardBatch) and later commits its results. Invariant: a sequence has at most one
-//! row, and rows are in the order of rank.
+//! The scheduler writes it; the engine turns it into a [`ForwardBatch`](tokenmill_backend::ForwardBatch) and
+//! later commits its results. Invariant: a sequence has at most one row, and rows are in rank order.
 
 use std::{fmt, ops::Range};
 
@@ -13,15 +12,15 @@ use crate::arena::SeqId;
 /// One step: page copies to make first, then the rows to compute.
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
-    /// Page copies of each group, in order, ahead of the step.
+    /// Page copies of each group, in order, to make before the step.
     pub copies: [Vec<PageCopy>; PageGroup::ALL.len()],
-    /// One entry for each sequence that takes part.
+    /// One row per participating sequence.
     pub rows: Vec<PlannedRow>,
     /// Draft tokens of all rows, see [`PlannedRow::draft`].
     pub drafts: Vec<u32>,
     /// Sequences that began or resumed.
     pub admitted: Vec<SeqId>,
-    /// Sequences that gave their pages back and wait again.
+    /// Sequences that were preempted and wait again.
     pub preempted: Vec<SeqId>,
 }
 
@@ -30,31 +29,32 @@ pub struct StepPlan {
 pub struct PlannedRow {
     /// The sequence.
     pub seq: SeqId,
-    /// How often the sequence had been admitted when this was planned; its pages are its own only within one stay.
+    /// The number of the sequence's admission when this was planned; its pages are its own only until the
+    /// next preemption.
     pub stay: u32,
     /// Position of the first input token.
     pub first_position: u32,
-    /// Number of input tokens, those of the draft included.
+    /// Number of input tokens, including the draft's.
     pub n_tokens: u32,
-    /// The last input is not known yet: it is what this logit row of the step before samples.
+    /// The last input is not known yet: it is the token that this logit row of the previous step samples.
     pub pending_row: Option<u32>,
-    /// Its last inputs that are guessed, as a range of [`StepPlan::drafts`]. A token is sampled before each of them too, and what
-    /// follows a guess counts only where it was right.
+    /// The draft tokens at the end of the inputs, as a range of [`StepPlan::drafts`]. A token is sampled
+    /// before each of them too; the result after a draft token counts only if the draft token was right.
     pub draft: Range<u32>,
-    /// What is read of it.
+    /// The rows to read.
     pub output: PlannedOutput,
-    /// Index of the first of its logit rows among those of the step.
+    /// Index of its first logit row in the step.
     pub first_logit_row: u32,
-    /// Whether the hidden states of all its inputs are read, for guesses that are made of them.
+    /// Whether the hidden states of all its inputs are read, for a draft model.
     pub gives_hidden: bool,
-    /// Where its recurrent state is, where the model has one.
+    /// The slot of its recurrent state, if the model has one.
     pub state: Option<SeqState>,
 }
 
-/// What is read of a row's inputs.
+/// The output to read of a row's inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlannedOutput {
-    /// Nothing: more inputs are to come.
+    /// Nothing: more inputs will follow.
     Nothing,
     /// A token sampled after the last input.
     Sample,
@@ -71,12 +71,12 @@ pub enum PlannedOutput {
 }
 
 impl PlannedRow {
-    /// The position after the last input token.
+    /// Returns the position after the last input token.
     pub fn end(&self) -> u32 {
         self.first_position + self.n_tokens
     }
 
-    /// Logit rows it asks for.
+    /// Returns the number of logit rows that it needs.
     pub fn n_logit_rows(&self) -> u32 {
         match self.output {
             PlannedOutput::Nothing | PlannedOutput::Hidden { .. } => 0,
@@ -85,14 +85,14 @@ impl PlannedRow {
         }
     }
 
-    /// The position after the last input that is not guessed.
+    /// Returns the position after the last input that is not a draft token.
     pub(crate) fn sure_end(&self) -> u32 {
         self.end() - self.draft.len() as u32
     }
 }
 
 impl StepPlan {
-    /// Empties the plan and keeps its memory.
+    /// Clears the plan and keeps its memory.
     pub fn clear(&mut self) {
         self.copies.iter_mut().for_each(Vec::clear);
         self.rows.clear();
@@ -101,22 +101,22 @@ impl StepPlan {
         self.preempted.clear();
     }
 
-    /// Whether there is nothing to compute.
+    /// Returns whether there is nothing to compute.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Whether there are pages to copy.
+    /// Returns whether there are pages to copy.
     pub fn has_copies(&self) -> bool {
         self.copies.iter().any(|copies| !copies.is_empty())
     }
 
-    /// Input tokens of all rows.
+    /// Returns the number of input tokens of all rows.
     pub fn n_tokens(&self) -> usize {
         self.rows.iter().map(|row| row.n_tokens as usize).sum()
     }
 
-    /// Rows of one token, drafts not counted.
+    /// Returns the number of rows with one token, not counting drafts.
     pub fn n_decode_rows(&self) -> usize {
         self.rows
             .iter()
@@ -124,7 +124,7 @@ impl StepPlan {
             .count()
     }
 
-    /// The guessed inputs of a row.
+    /// Returns the draft tokens of a row.
     pub fn draft_of(&self, row: &PlannedRow) -> &[u32] {
         &self.drafts[row.draft.start as usize..row.draft.end as usize]
     }

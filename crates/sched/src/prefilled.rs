@@ -1,11 +1,11 @@
 //! [`Prefilled`] holds the pages of a prompt, and the logits after it.
 //!
-//! Separate from the calls that return an answer because this is a handle. Invariant: while it lives no other request evicts its pages, and
-//! requests with this prefix compute none of them again.
+//! Invariant: while it lives no other request evicts its pages, and requests with this prefix compute none of
+//! them again.
 
 use crate::{engine::Engine, error::EngineError, prefix_memory::PrefixReader};
 
-/// Times that a prompt is computed if its pages are evicted before they are held.
+/// Maximum attempts to compute a prompt if its pages are evicted before they are held.
 const MAX_TRIALS: usize = 3;
 
 /// Holds a computed prompt, whose pages stay until this is dropped.

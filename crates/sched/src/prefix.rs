@@ -1,7 +1,7 @@
-//! [`PageKey`]: the name of a whole KV page by the tokens it holds and all tokens before them.
+//! [`PageKey`]: identifies a whole KV page by its tokens and all tokens before them.
 //!
-//! Separate from the pool because naming is pure arithmetic. Invariant: pages of equal keys hold the same values, for a
-//! key is chained over every token from position 0 on and starts from the model and the adapter.
+//! Keys are pure arithmetic. Invariant: pages with equal keys hold the same values, because a key is chained
+//! over every token from position 0 on and starts from the model and the adapter.
 
 use std::{
     collections::{BTreeMap, hash_map::RandomState},
@@ -19,22 +19,23 @@ use tokenmill_backend::{AdapterId, PAGE_TOKENS, PageGroup};
 
 use crate::media::MediaSpan;
 
-/// Name of a whole page: a 128-bit hash chained over its tokens and those of all pages before it.
+/// The key of a whole page: a 128-bit hash chained over its tokens and those of all earlier pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageKey(u128);
 
 impl PageKey {
-    /// Half of its bits: enough to tell the pages of a cache apart, and not to prove that two are equal.
+    /// Returns half of its bits: enough to distinguish the pages of a cache, but not to prove that two are
+    /// equal.
     pub(crate) fn low_bits(self) -> u64 {
         self.0 as u64
     }
 
-    /// The key as a number.
+    /// Returns the key as a number.
     pub fn number(self) -> u128 {
         self.0
     }
 
-    /// The key that [`Self::number`] gave.
+    /// Returns the key from its [`Self::number`].
     pub fn from_number(number: u128) -> Self {
         Self(number)
     }
@@ -42,17 +43,18 @@ impl PageKey {
 
 /// Computes [`PageKey`]s.
 ///
-/// The hash is keyed with random numbers that are drawn when the hasher is made, or given, so that a client who chooses prompts cannot
-/// construct two prefixes of one key and read another client's pages. Keys mean nothing to a hasher with other numbers.
+/// The hash is keyed with random numbers, drawn at the hasher's creation or given, so that a client who
+/// chooses prompts cannot construct two prefixes with one key and read another client's pages. Keys are
+/// meaningless to a hasher with other numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixHasher {
     secret: [u64; 4],
     model_salt: u64,
-    /// What adapters are made of, where keys outlive their numbers.
+    /// The contents of adapters, if keys outlive their numbers.
     adapter_contents: BTreeMap<AdapterId, AdapterContent>,
 }
 
-/// All that the keys of a sequence's pages are made of.
+/// The inputs of the keys of a sequence's pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PageNaming<'a> {
     pub(crate) tokens: &'a [u32],
@@ -61,11 +63,11 @@ pub(crate) struct PageNaming<'a> {
     pub(crate) adapter: Option<AdapterId>,
 }
 
-/// What an adapter is made of: a hash of its matrices, and its strength.
+/// The contents of an adapter: a hash of its matrices, and its strength.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AdapterContent {
     pub(crate) matrices: u64,
-    /// Its bits.
+    /// The bits of the strength.
     pub(crate) strength: u32,
 }
 
@@ -75,7 +77,7 @@ impl PrefixHasher {
         Self::with_secret(std::array::from_fn(|n| random.hash_one(n)), model_salt)
     }
 
-    /// A hasher whose keys are those of every other with the same numbers.
+    /// Creates a hasher whose keys equal those of any other with the same numbers.
     pub(crate) fn with_secret(secret: [u64; 4], model_salt: u64) -> Self {
         Self {
             secret,
@@ -84,7 +86,7 @@ impl PrefixHasher {
         }
     }
 
-    /// Names an adapter's pages by what it is made of instead of its number.
+    /// Makes an adapter's keys depend on its contents instead of its number.
     pub(crate) fn set_adapter_content(&mut self, id: AdapterId, content: AdapterContent) {
         self.adapter_contents.insert(id, content);
     }
@@ -93,13 +95,13 @@ impl PrefixHasher {
         self.adapter_contents.get(&id).copied()
     }
 
-    /// The key before the first page, for requests of one tenant with one adapter.
+    /// Returns the key before the first page, for requests of one tenant with one adapter.
     pub(crate) fn root(&self, request_salt: u64, adapter: Option<AdapterId>) -> PageKey {
         self.hash(|hasher| {
             hasher.write_u64(self.model_salt);
             hasher.write_u64(request_salt);
             match adapter.and_then(|id| self.adapter_content(id)) {
-                // Longer than the root without an adapter, and than that of one by its number.
+                // Longer than the roots without an adapter and with a numbered one, so it differs from both.
                 Some(content) => {
                     hasher.write_u64(content.matrices);
                     hasher.write_u32(content.strength);
@@ -109,7 +111,8 @@ impl PrefixHasher {
         })
     }
 
-    /// The key of a page of `tokens`, the first of which is input `first` of its sequence, among whose inputs are `media`.
+    /// Returns the key of a page of `tokens`, beginning with input `first` of its sequence; `media` are the
+    /// sequence's media.
     pub(crate) fn next_with_media(
         &self,
         parent: PageKey,
@@ -124,13 +127,14 @@ impl PrefixHasher {
             for &token in tokens {
                 hasher.write_u32(token);
             }
-            // A page without media ends here, and no other page is as long.
+            // A page without media ends here, and no other page has the same length.
             write_media(hasher, page.clone(), media);
         })
     }
 
-    /// The name of the answer to a prompt of whole pages, the last of which is `parent`, and of `tail`, the first of which is input `first`:
-    /// equal for two requests whose prompts, media, tenants, adapters and manners are.
+    /// Returns the name of the answer to a prompt of whole pages, ending with `parent`, followed by `tail`,
+    /// which begins with input `first`. Two requests have equal names exactly if their prompts, media,
+    /// tenants, adapters and manners are equal.
     pub(crate) fn name_answer(
         &self,
         parent: PageKey,
@@ -141,7 +145,7 @@ impl PrefixHasher {
     ) -> PageKey {
         debug_assert!(tail.len() < PAGE_TOKENS);
         self.hash(|hasher| {
-            // Each part is told by its length.
+            // Each part is preceded by its length.
             hasher.write_u128(parent.0);
             hasher.write_u64(tail.len() as u64);
             hasher.write_u64(manner.len() as u64);
@@ -153,7 +157,7 @@ impl PrefixHasher {
         })
     }
 
-    /// Appends to the keys of a sequence's first pages those of the following, until they are `n_pages`.
+    /// Appends the keys of a sequence's next pages, until there are `n_pages`.
     pub(crate) fn extend(&self, keys: &mut Vec<PageKey>, of: &PageNaming<'_>, n_pages: usize) {
         while keys.len() < n_pages {
             let parent = keys.last().copied();
@@ -164,7 +168,7 @@ impl PrefixHasher {
         }
     }
 
-    /// Names an adapter's pages by its number again.
+    /// Makes an adapter's keys depend on its number again.
     pub(crate) fn forget_adapter_content(&mut self, id: AdapterId) {
         self.adapter_contents.remove(&id);
     }
@@ -181,7 +185,7 @@ impl PrefixHasher {
     }
 }
 
-/// Writes what of `media` lies in a part of the inputs; nothing where there is none.
+/// Writes the part of `media` within a range of the inputs; nothing if there is none.
 fn write_media(hasher: &mut dyn Hasher, part: Range<usize>, media: &[MediaSpan]) {
     for (span, inputs) in media.iter().filter_map(|span| Some((span, span.within(&part)?))) {
         hasher.write_u128(span.content);
@@ -196,28 +200,29 @@ fn write_media(hasher: &mut dyn Hasher, part: Range<usize>, media: &[MediaSpan])
     }
 }
 
-/// Pages of a prefix that a sequence continues from.
+/// A prefix of whole pages from which a sequence continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reuse {
-    /// Pages the prefix is long.
+    /// Length of the prefix, in pages.
     pub(crate) n_pages: usize,
-    /// Of each group, the first page that is still looked at; those before it fell out of the attention window.
+    /// For each group, the first page still visible; earlier ones fell out of the attention window.
     pub(crate) first_pages: [usize; PageGroup::ALL.len()],
 }
 
-/// The first page that a token at `position` or later still looks at.
+/// Returns the first page still visible to a token at `position` or later.
 pub(crate) fn first_visible_page(position: usize, window: Option<usize>) -> usize {
     window.map_or(0, |window| (position + 1).saturating_sub(window) / PAGE_TOKENS)
 }
 
-/// Finds the longest prefix of at most `n_pages` whole pages whose visible pages are all present, in every group of pages.
+/// Finds the longest prefix of at most `n_pages` whole pages with all visible pages present, in every group
+/// of pages.
 ///
-/// `windows` has the window of each group, and `is_present` is asked for a group and a page.
+/// `windows` has the window of each group, and `is_present` is called with a group and a page.
 ///
-/// A prefix ends only where `may_end` allows it: for recurrent models, where there is a snapshot of the state.
+/// A prefix may end only where `may_end` allows it: in recurrent models, at a snapshot of the state.
 ///
-/// Without a window that is every page up to the first one missing; with a window, pages that no later token sees may
-/// be missing.
+/// Without a window, the prefix includes every page up to the first missing one; with a window, pages that no
+/// later token sees may be missing.
 pub(crate) fn longest_reuse(
     n_pages: usize,
     windows: &[Option<usize>],
@@ -225,7 +230,7 @@ pub(crate) fn longest_reuse(
     mut may_end: impl FnMut(usize) -> bool,
 ) -> Reuse {
     let mut longest = Reuse::default();
-    // Of each group, the start of the unbroken run of present pages that ends where we are.
+    // For each group, the start of the unbroken run of present pages that ends at the current page.
     let mut run_starts = [0; PageGroup::ALL.len()];
     for page_idx in 0..n_pages {
         let mut first_pages = [0; PageGroup::ALL.len()];
@@ -294,7 +299,7 @@ mod tests {
         let key =
             |first, media: &[MediaSpan]| hasher.next_with_media(hasher.root(0, None), &tokens, first, media);
         let plain = hasher.next_with_media(hasher.root(0, None), &tokens, 0, &[]);
-        // Pages that the medium does not touch are those of a text.
+        // Pages outside the medium equal those of plain text.
         assert_eq!(key(0, &[span]), plain);
         assert_eq!(key(64, &[span]), plain);
         let of_media = key(16, &[span]);

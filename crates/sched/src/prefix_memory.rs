@@ -1,8 +1,9 @@
-//! [`PrefixReader`] and [`PrefixWriter`]: the memory of a prefix as bytes, on its way out of an engine or into one.
+//! [`PrefixReader`] and [`PrefixWriter`]: transfer the memory of a prefix as bytes out of an engine or into
+//! one.
 //!
-//! Separate from the engine's thread, which does one chunk at a time between two steps. Invariants: the chunks of a prefix have the
-//! same lengths whoever reads or writes it; a handle that is dropped gives back what it held, and a prefix that was not written to
-//! its end is never found.
+//! The engine's thread transfers one chunk at a time between two steps. Invariants: the chunks of a prefix
+//! have the same lengths for readers and writers; a dropped handle releases what it held, and an incompletely
+//! written prefix is never found.
 
 use std::ops::Range;
 
@@ -17,19 +18,19 @@ use crate::{
     sync::{Arc, mpsc},
 };
 
-/// Bytes that a chunk has at most, unless one place has more: what the engine copies between two steps.
+/// Maximum bytes of a chunk, unless one place has more: the amount that the engine copies between two steps.
 const CHUNK_BYTES: usize = 4 << 20;
 
 type Answer<T> = mpsc::Receiver<Result<T, EngineError>>;
 
-/// What a prefix's memory is divided into.
+/// A chunk of a prefix's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Chunk {
     places: Range<usize>,
     n_bytes: usize,
 }
 
-/// Divides places, given the bytes of each.
+/// Divides places into chunks, given the bytes of each.
 fn chunks_of(place_bytes: &[usize]) -> Vec<Chunk> {
     let mut chunks: Vec<Chunk> = Vec::new();
     for (place, &n_bytes) in place_bytes.iter().enumerate() {
@@ -47,7 +48,7 @@ fn chunks_of(place_bytes: &[usize]) -> Vec<Chunk> {
     chunks
 }
 
-/// A prefix that is held for a handle.
+/// A prefix held for a handle.
 #[derive(Debug)]
 struct Transfer {
     hold: u64,
@@ -75,7 +76,7 @@ impl Transfer {
         })
     }
 
-    /// Orders what `command` makes of the next chunk; `None` after the last.
+    /// Sends `command` for the next chunk; `None` after the last.
     fn order(
         &mut self,
         command: impl FnOnce(u64, Range<usize>, Reply<Vec<u8>>) -> MemoryCommand,
@@ -100,7 +101,7 @@ impl Drop for Transfer {
     }
 }
 
-/// Asks the engine's thread, and waits for its answer.
+/// Sends a command to the engine's thread, and waits for the answer.
 fn ask<T>(mailbox: &Mailbox, command: impl FnOnce(Reply<T>) -> MemoryCommand) -> Result<T, EngineError> {
     let (reply, answer) = mpsc::channel();
     mailbox.post(Command::Memory(command(reply)));
@@ -108,7 +109,7 @@ fn ask<T>(mailbox: &Mailbox, command: impl FnOnce(Reply<T>) -> MemoryCommand) ->
 }
 
 fn await_answer<T>(mailbox: &Mailbox, answer: &Answer<T>) -> Result<T, EngineError> {
-    // The engine has ended where no answer comes.
+    // No answer means that the engine has ended.
     answer.recv().unwrap_or_else(|_| {
         Err(match mailbox.state() {
             EngineState::Ended(reason) => reason,
@@ -117,39 +118,41 @@ fn await_answer<T>(mailbox: &Mailbox, answer: &Answer<T>) -> Result<T, EngineErr
     })
 }
 
-/// The memory of a prefix that is in the cache, to read. The prefix stays until the handle is dropped. Calls block.
+/// Reads the memory of a cached prefix, which stays until the handle is dropped. Calls block.
 #[derive(Debug)]
 pub struct PrefixReader {
     transfer: Transfer,
-    /// The chunk that is being read.
+    /// The chunk being read.
     pending: Option<Answer<Vec<u8>>>,
 }
 
 impl PrefixReader {
-    /// Tokens whose memory it is: whole pages from the first token on, 0 where nothing was cached.
+    /// Returns the number of tokens whose memory it is: whole pages from the first token on, 0 if nothing was
+    /// cached.
     pub fn n_tokens(&self) -> usize {
         self.transfer.n_tokens
     }
 
-    /// Tokens that the recurrent states with it have seen, ascending; none for a model without.
+    /// Returns the numbers of tokens that its recurrent states have seen, ascending; empty for a model
+    /// without states.
     pub fn snapshots(&self) -> &[u32] {
         &self.transfer.snapshots
     }
 
-    /// Bytes of all chunks.
+    /// Returns the bytes of all chunks.
     pub fn n_bytes(&self) -> u64 {
         self.transfer.n_bytes()
     }
 
-    /// Chunks that it is divided into.
+    /// Returns the number of chunks.
     pub fn n_chunks(&self) -> usize {
         self.transfer.chunks.len()
     }
 
-    /// The next chunk; `None` after the last. The memory of `spare`, a chunk that was used, serves for a later one.
+    /// Returns the next chunk; `None` after the last. The buffer `spare` is reused for a later one.
     ///
     /// # Errors
-    /// What the device said, or the end of the engine.
+    /// A device error, or the end of the engine.
     pub fn read_chunk(&mut self, spare: Vec<u8>) -> Result<Option<Vec<u8>>, EngineError> {
         if self.pending.is_none() {
             self.pending = self.order(Vec::new());
@@ -158,7 +161,7 @@ impl PrefixReader {
             return Ok(None);
         };
         let chunk = await_answer(&self.transfer.mailbox, &answer)?;
-        // It is read while the caller looks at this one.
+        // It is read while the caller processes this one.
         self.pending = self.order(spare);
         Ok(Some(chunk))
     }
@@ -174,37 +177,38 @@ impl PrefixReader {
     }
 }
 
-/// Memory for a prefix that was computed elsewhere, to write. Prompts find it once [`Self::publish`] returns. Calls block.
+/// Writes the memory of a prefix computed elsewhere. Prompts find it once [`Self::publish`] returns. Calls
+/// block.
 #[derive(Debug)]
 pub struct PrefixWriter {
     transfer: Transfer,
-    /// The chunk that is being written.
+    /// The chunk being written.
     pending: Option<Answer<Vec<u8>>>,
 }
 
 impl PrefixWriter {
-    /// Bytes of all chunks.
+    /// Returns the bytes of all chunks.
     pub fn n_bytes(&self) -> u64 {
         self.transfer.n_bytes()
     }
 
-    /// Chunks that it is divided into.
+    /// Returns the number of chunks.
     pub fn n_chunks(&self) -> usize {
         self.transfer.chunks.len()
     }
 
-    /// Bytes of the chunk to write next; `None` after the last.
+    /// Returns the bytes of the next chunk to write; `None` after the last.
     pub fn next_chunk_bytes(&self) -> Option<usize> {
         Some(self.transfer.chunks.get(self.transfer.n_done)?.n_bytes)
     }
 
-    /// Writes the next chunk. Gives the memory of one that was written.
+    /// Writes the next chunk. Returns the buffer of an earlier one.
     ///
     /// # Errors
-    /// What the device said of this chunk or of one before it, or the end of the engine.
+    /// A device error for this chunk or an earlier one, or the end of the engine.
     ///
     /// # Panics
-    /// Where `bytes` is not as long as [`Self::next_chunk_bytes`] says.
+    /// If the length of `bytes` is not [`Self::next_chunk_bytes`].
     pub fn write_chunk(&mut self, bytes: Vec<u8>) -> Result<Vec<u8>, EngineError> {
         assert_eq!(Some(bytes.len()), self.next_chunk_bytes(), "bytes of a chunk");
         let written = self.settle()?;
@@ -217,13 +221,13 @@ impl PrefixWriter {
         Ok(written)
     }
 
-    /// Lets prompts find the prefix.
+    /// Publishes the prefix in the prefix cache.
     ///
     /// # Errors
     /// As [`Self::write_chunk`].
     ///
     /// # Panics
-    /// Where a chunk was not written.
+    /// If a chunk was not written.
     pub fn publish(mut self) -> Result<(), EngineError> {
         assert_eq!(self.next_chunk_bytes(), None, "chunks that were not written");
         self.settle()?;
@@ -234,7 +238,7 @@ impl PrefixWriter {
         })
     }
 
-    /// Waits for the chunk that is being written, and gives its memory.
+    /// Waits for the chunk being written, and returns its buffer.
     fn settle(&mut self) -> Result<Vec<u8>, EngineError> {
         match self.pending.take() {
             Some(answer) => await_answer(&self.transfer.mailbox, &answer),
@@ -244,8 +248,9 @@ impl PrefixWriter {
 }
 
 impl Engine {
-    /// Bytes of each chunk that a [`PrefixWriter`] of so many tokens and snapshots takes, in order; `None` where the executor's memory
-    /// cannot be written. Takes no memory and asks nothing of the engine's thread.
+    /// Returns the bytes of each chunk of a [`PrefixWriter`] for `n_tokens` tokens and `n_snapshots`
+    /// snapshots, in order; `None` if the executor's memory cannot be written. Neither reserves memory nor
+    /// contacts the engine's thread.
     pub fn prefix_chunk_bytes(&self, n_tokens: usize, n_snapshots: usize) -> Option<Vec<usize>> {
         let format = self.memory_format()?;
         let n_pages = n_tokens / PAGE_TOKENS;
@@ -263,8 +268,8 @@ impl Engine {
         )
     }
 
-    /// Holds the longest prefix of `tokens` that the cache has for requests with this salt, to read its memory. Blocks until the
-    /// step that runs is done.
+    /// Holds the longest cached prefix of `tokens` for requests with this salt, to read its memory. Blocks
+    /// until the current step is done.
     ///
     /// # Errors
     /// [`EngineError::MemoryNotReadable`], [`EngineError::NoRoomForPrefix`], or the end of the engine.
@@ -276,8 +281,9 @@ impl Engine {
         })
     }
 
-    /// Takes memory for the whole pages of `tokens`, to write what [`Self::read_prefix`] gave elsewhere: of an engine of the same
-    /// model and an equal [`Self::memory_format`], with the same `snapshots`. Prompts that begin so and have this salt find it then.
+    /// Reserves memory for the whole pages of `tokens`, to write what [`Self::read_prefix`] returned
+    /// elsewhere. That engine must have the same model and an equal [`Self::memory_format`], and `snapshots`
+    /// must be its snapshots. Prompts with this prefix and salt find it afterwards.
     ///
     /// # Errors
     /// As [`Self::read_prefix`]; [`EngineError::BadSnapshots`].
@@ -299,7 +305,7 @@ impl Engine {
         })
     }
 
-    /// Forgets what the cache has of a prefix and no sequence uses.
+    /// Drops the unused cached pages of a prefix.
     ///
     /// # Errors
     /// The end of the engine.

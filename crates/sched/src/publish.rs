@@ -1,7 +1,7 @@
-//! Events: what the core tells callers about their requests.
+//! Publishes events to callers about their requests.
 //!
-//! A part of [`Core`] that stands apart because it is the only one that sends. Invariant: a sequence's events are sent
-//! in the order in which they happened, and its end is the last of them.
+//! Part of [`Core`]; only this file sends events. Invariant: a sequence's events are sent in the order in
+//! which they happened, and its end is the last of them.
 
 use tokenmill_backend::RowError;
 
@@ -25,13 +25,13 @@ impl Core {
         self.queue.leave(&mut lane.place, lane.n_queued_tokens);
     }
 
-    /// Sends what the scheduler reported.
+    /// Sends events for the scheduler's outcomes.
     pub(crate) fn publish_outcomes(&mut self, cause: Cause<'_>, now_us: u64) {
         if self.outcomes.is_empty() {
             return;
         }
-        // Counted and published before the events are sent: a caller that has seen the end of its request finds the
-        // request's pages free and its tokens counted.
+        // Count and publish before sending: a caller that has seen the end of its request finds the request's
+        // pages free and its tokens counted.
         for outcome in &self.outcomes {
             match outcome {
                 Outcome::Token { .. } => self.tally.generated_tokens += 1,
@@ -51,7 +51,7 @@ impl Core {
                     if let Some(lane) = self.lane(seq) {
                         lane.shift(n_dropped);
                     }
-                    // Its draws have other keys from here on.
+                    // From here on its draws have other keys.
                     self.forget_drafts_of(seq);
                 }
                 Outcome::Ended { seq, end, summary } => self.send_end(seq, end, summary, cause, now_us),
@@ -85,7 +85,7 @@ impl Core {
         );
     }
 
-    /// Sends the rows that a step read for forward passes, and hands on those that guesses are made of.
+    /// Sends the rows that a step read for forward passes, and passes hidden states on to the draft model.
     pub(crate) fn send_rows(&mut self, plan: &StepPlan) {
         let limits = &self.scheduler.config().limits;
         let (n_vocab, n_embd) = (limits.n_vocab, limits.n_embd);
@@ -177,7 +177,7 @@ impl Core {
         }
     }
 
-    /// Why a row has no token.
+    /// Returns the reason why a row has no token.
     fn row_error(&self, seq: SeqId, cause: Cause<'_>) -> RowError {
         let Cause::Step(plan) = cause else {
             unreachable!("rows belong to a step that is done");
@@ -187,7 +187,7 @@ impl Core {
             .iter()
             .find(|row| row.seq == seq)
             .expect("the row that failed");
-        // Of a draft, the first that failed is that which was reached.
+        // In a draft, the first failed row is the one that was reached.
         let first = row.first_logit_row as usize;
         let of_row = &self.output.sampled[first..first + row.n_logit_rows() as usize];
         (of_row.iter())
@@ -195,7 +195,7 @@ impl Core {
             .expect("the row failed for a reason")
     }
 
-    /// Sends an event and pauses its request when the consumer is behind.
+    /// Sends an event, and pauses its request if the consumer is behind.
     fn send(&mut self, request: RequestId, event: Event) {
         let is_full = self
             .requests

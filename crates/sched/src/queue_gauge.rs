@@ -1,24 +1,25 @@
-//! [`QueueGauge`]: which sequences count as waiting, as the engine's thread sees it.
+//! [`QueueGauge`]: the engine thread's count of waiting sequences.
 //!
-//! A sequence counts from its submission until it begins or ends, and not while its request is paused: then it waits for
-//! its own consumer and keeps no other from beginning. Such sequences still hold their prompts, so no more of them leave the count
-//! than may be in it. Invariant: each sequence is added once and taken out once for each time it is added.
+//! A sequence counts from its submission until it begins or ends, but not while its request is paused: then
+//! it waits for its own consumer and blocks no other. Such sequences still hold their prompts, so the number
+//! that may leave the count this way is limited to the count's own limit. Invariant: each sequence is added
+//! once, and removed once for each time that it is added.
 
-/// Where a sequence stands.
+/// The state of a sequence in the count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// It waits to begin.
+    /// Waits to begin.
     Queued,
-    /// It waits for its consumer.
+    /// Waits for its consumer.
     Parked,
-    /// It has begun or ended.
+    /// Has begun or ended.
     Left,
 }
 
-/// Sequences and prompt tokens.
+/// Numbers of sequences and prompt tokens.
 pub(crate) type Count = (usize, usize);
 
-/// Changes of the count that the callers' side has not been told.
+/// Changes of the count not reported to the callers' side yet.
 #[derive(Debug)]
 pub(crate) struct QueueGauge {
     left: Count,
@@ -37,7 +38,7 @@ impl QueueGauge {
         }
     }
 
-    /// A sequence that stands for `n_tokens` prompt tokens begins or ends.
+    /// Records that a sequence with `n_tokens` prompt tokens begins or ends.
     pub(crate) fn leave(&mut self, place: &mut Place, n_tokens: usize) {
         match std::mem::replace(place, Place::Left) {
             Place::Queued => add(&mut self.left, n_tokens),
@@ -46,7 +47,7 @@ impl QueueGauge {
         }
     }
 
-    /// Its request is paused, or no longer.
+    /// Records that its request was paused or resumed.
     pub(crate) fn set_parked(&mut self, place: &mut Place, n_tokens: usize, is_parked: bool) {
         match (*place, is_parked) {
             (Place::Queued, true) if self.n_parked < self.max_parked => {
@@ -63,12 +64,12 @@ impl QueueGauge {
         }
     }
 
-    /// Sequences that wait for their consumers.
+    /// Returns the number of sequences that wait for their consumers.
     pub(crate) fn n_parked(&self) -> usize {
         self.n_parked
     }
 
-    /// What returned to the count and what left it since this was last asked.
+    /// Returns the additions and removals since the last call.
     pub(crate) fn take_changes(&mut self) -> (Count, Count) {
         (std::mem::take(&mut self.returned), std::mem::take(&mut self.left))
     }

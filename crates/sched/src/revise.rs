@@ -1,14 +1,15 @@
-//! Revision: a sequence gets other tokens, and keeps what was computed of those that stay.
+//! Revision: gives a sequence other tokens, and keeps the results for unchanged ones.
 //!
-//! A part of [`Scheduler`] that stands apart because only a drafting model's sequences change their minds: what they guessed gives way
-//! to what was sampled. Invariant: no page that others can find is written again; the prefix cache copies it before.
+//! Part of [`Scheduler`], used only by a draft model: its sequences replace draft tokens by sampled ones.
+//! Invariant: a page that others can find is never overwritten; it is copied first.
 
 use tokenmill_backend::{ForwardBatch, PAGE_TOKENS};
 
 use crate::{arena::SeqId, scheduler::Scheduler, sequence::Sequence};
 
 impl Scheduler {
-    /// Gives a sequence of which no step is on its way other tokens, at least one. The last of them is computed in any case.
+    /// Replaces the tokens, at least one, of a sequence without steps in flight. The last of them is computed
+    /// in any case.
     pub(crate) fn revise(&mut self, id: SeqId, tokens: &[u32]) {
         let sequence = &mut self.sequences[id];
         debug_assert!(sequence.n_pending == 0 && !tokens.is_empty());
@@ -24,17 +25,17 @@ impl Scheduler {
         }
     }
 
-    /// Says how many tokens at the start of a sequence count as its prompt.
+    /// Sets how many tokens at the start of a sequence count as its prompt.
     pub(crate) fn set_n_given(&mut self, id: SeqId, n_tokens: usize) {
         self.sequences[id].n_given = n_tokens;
     }
 
-    /// Inputs of a sequence that are computed; 0 once it has ended.
+    /// Returns the number of computed inputs of a sequence; 0 once it has ended.
     pub(crate) fn n_computed(&self, id: SeqId) -> usize {
         self.sequences.get(id).map_or(0, |sequence| sequence.n_committed)
     }
 
-    /// Forgets what was computed behind the first `n_kept` inputs; all of it where what they need is no longer there.
+    /// Drops the results after the first `n_kept` inputs, or all of them if pages that those need are gone.
     fn roll_back(&mut self, id: SeqId, n_kept: usize) {
         let sequence = &self.sequences[id];
         let n_pages = n_kept.div_ceil(PAGE_TOKENS);
@@ -42,7 +43,7 @@ impl Scheduler {
             let visible = group.first_visible_page(n_kept).min(n_pages)..n_pages;
             (pages.get(visible)).is_some_and(|pages| !pages.contains(&ForwardBatch::UNMAPPED_PAGE))
         });
-        // A recurrent state cannot forget a token; the prefix cache has the snapshots that it can continue from.
+        // A recurrent state cannot be rolled back; the prefix cache has the snapshots to continue from.
         if sequence.state.is_some() || !is_whole {
             return self.restart(id);
         }
@@ -61,7 +62,7 @@ impl Scheduler {
         sequence.n_registered = sequence.n_registered.min(n_kept / PAGE_TOKENS);
     }
 
-    /// Takes a sequence's pages away and lets it wait again.
+    /// Releases a sequence's pages and makes it wait again.
     pub(crate) fn restart(&mut self, id: SeqId) {
         self.leave_stage(id);
         self.release_pages(id);

@@ -1,12 +1,14 @@
-//! [`Scheduler`]: decides, step by step, which tokens of which sequences are computed and where their K and V go.
+//! [`Scheduler`]: decides, step by step, which tokens of which sequences are computed and where their K and V
+//! go.
 //!
-//! Integers only: no tensor, no clock, no thread, no I/O; so a step is a pure function of what was submitted, and every
-//! decision can be replayed in a test. A step is four statements, see [`Scheduler::plan`]. Sequences are served in the
-//! order of rank: higher priority first, then first come. Invariants: rows of a plan are in the order of rank, only a
-//! sequence of lower rank (or one whose consumer is slow) loses its pages to another, and the first in rank can
+//! Integers only: no tensor, no clock, no thread, no I/O. So a step is a pure function of the submitted
+//! sequences, and every decision can be replayed in a test; see [`Scheduler::plan`]. Sequences are served in
+//! rank order: higher priority first, then first come. Invariants: rows of a plan are in rank order, only a
+//! sequence of lower rank (or one with a slow consumer) loses its pages to another, and the first in rank can
 //! always continue; so everything submitted ends.
 //!
-//! Admission and reuse stand in `admission.rs`, how a step is shared in `sharing.rs`, results in `commit.rs`.
+//! `admission.rs` has admission and reuse, `sharing.rs` the division of a step, `commit.rs` the handling of
+//! results.
 
 use std::collections::BTreeSet;
 
@@ -28,34 +30,35 @@ use crate::{
     sequence::{Masking, MissReason, Rank, SeqSpec, Sequence, Stage, Work},
 };
 
-/// Configures the scheduler.
+/// The configuration of a scheduler.
 #[derive(Clone, Debug)]
 pub struct SchedulerConfig {
     /// Limits of the executor.
     pub limits: ExecutorLimits,
-    /// Sequences that take part in steps at a time; clamped to what the executor takes.
+    /// Maximum sequences that take part in a step; clamped to the executor's limit.
     pub max_running: usize,
-    /// Tokens of a step; clamped to what the executor takes.
+    /// Maximum tokens of a step; clamped to the executor's limit.
     pub max_step_tokens: usize,
-    /// Told apart in the prefix cache: weights and whatever else changes K and V.
+    /// Separates models in the prefix cache: a hash of the weights and everything else that changes K and V.
     pub model_salt: u64,
-    /// Whether sequences guess tokens ahead.
+    /// Whether and how sequences draft tokens.
     pub speculation: Speculation,
 }
 
-/// Bounds the work of one step.
+/// Limits for the work of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepBudget {
-    /// Prefill tokens of a step in which some sequence decodes, or would if its mask were known; at least 1 is used.
+    /// Maximum prefill tokens of a step in which some sequence decodes, or would if its mask were ready; at
+    /// least 1 is used.
     pub prefill_beside_decode: usize,
-    /// Times of a step with drafts. Without them, weighed drafts have no tokens.
+    /// Times of a step with drafts. Without them, weighed drafts are empty.
     pub draft_times: Option<DraftTimes>,
-    /// Whether it may have drafts. It may not next to a step in flight.
+    /// Whether it may have drafts. It may not while another step is in flight.
     pub may_draft: bool,
 }
 
 impl StepBudget {
-    /// No limit but the size of a step.
+    /// No limit except the size of a step.
     pub const FULL: Self = Self {
         prefill_beside_decode: usize::MAX,
         draft_times: None,
@@ -63,35 +66,35 @@ impl StepBudget {
     };
 }
 
-/// Counts the scheduler's work since its creation.
+/// Counters of the scheduler since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerCounters {
     /// Steps planned with at least one row.
     pub steps: u64,
     /// Input tokens planned.
     pub planned_tokens: u64,
-    /// Sequences that gave their pages back to others.
+    /// Preempted sequences.
     pub preemptions: u64,
     /// Prompt tokens of sequences that began.
     pub prompt_tokens: u64,
     /// Prompt tokens from the prefix cache.
     pub cached_tokens: u64,
-    /// Sequences that began, by why no more of them was cached, in the order of [`MissReason::ALL`].
+    /// Sequences that began, by reason why no more of them was cached, in the order of [`MissReason::ALL`].
     pub misses: [u64; MissReason::ALL.len()],
-    /// Times that a sequence had filled its context and continued.
+    /// Number of context shifts.
     pub context_shifts: u64,
-    /// Tokens that they dropped.
+    /// Tokens dropped by context shifts.
     pub dropped_tokens: u64,
-    /// Parts of sequences in steps that are done, each of which gave a token, or with a draft several: tokens generated over these are the
-    /// tokens that a sequence has of a step.
+    /// Sampling rows in completed steps. Each gave a token, or several with a draft, so generated tokens
+    /// divided by this number are the tokens per sequence and step.
     pub sampling_rows: u64,
-    /// The results of drafts.
+    /// Counters of all drafts.
     pub drafts: DraftCounters,
-    /// Drafts of a drafting model.
+    /// Counters of a draft model's drafts.
     pub model_drafts: DraftCounters,
-    /// Drafts from an earlier answer to the same prompt.
+    /// Counters of drafts from an earlier answer to the same prompt.
     pub earlier_drafts: DraftCounters,
-    /// Drafts that a constraint forced.
+    /// Counters of drafts that a constraint forced.
     pub forced_drafts: DraftCounters,
 }
 
@@ -99,40 +102,40 @@ pub struct SchedulerCounters {
 #[derive(Debug)]
 pub struct Scheduler {
     pub(crate) config: SchedulerConfig,
-    /// In the order of [`PageGroup::ALL`].
+    /// Groups in the order of [`PageGroup::ALL`].
     pub(crate) groups: Vec<Group>,
     pub(crate) hasher: PrefixHasher,
     pub(crate) sequences: Arena<Sequence>,
-    /// By rank.
+    /// Running sequences by rank.
     pub(crate) running: Vec<SeqId>,
-    /// Hold pages but take part in no step.
+    /// Sequences that hold pages but take part in no step.
     pub(crate) paused: Vec<SeqId>,
     pub(crate) waiting: BTreeSet<(Rank, SeqId)>,
     deadlines: BTreeSet<(u64, SeqId)>,
     next_arrival: u64,
-    /// Inputs that each of `running` may plan in this step.
+    /// Number of inputs that each of `running` may plan in this step.
     pub(crate) shares: Vec<usize>,
-    /// Inputs that each of `running` has to plan.
+    /// Number of inputs that each of `running` has left to plan.
     pub(crate) wants: Vec<usize>,
-    /// Acceptance of all sequences' drafts.
+    /// Acceptance rates of all sequences' drafts.
     pub(crate) acceptance: Acceptance,
-    /// Acceptance of a drafting model's drafts.
+    /// Acceptance rates of a draft model's drafts.
     pub(crate) model_acceptance: ModelAcceptance,
-    /// Answers that were given, to guess the same ones by.
+    /// Earlier answers, for drafting the same ones again.
     pub(crate) answers: Answers,
     pub(crate) counters: SchedulerCounters,
-    /// Whether the hidden states of sequences that may guess are read.
+    /// Whether to read the hidden states of sequences that may have drafts.
     pub(crate) gives_hidden: bool,
-    /// Changes of the prefix cache that were not taken yet, if they are reported.
+    /// Changes of the prefix cache not taken yet, if they are recorded.
     page_events: Option<Vec<PageEvent>>,
 }
 
 impl Scheduler {
-    /// Makes a scheduler with nothing to do.
+    /// Creates a scheduler with nothing to do.
     pub fn new(mut config: SchedulerConfig) -> Self {
         let limits = &config.limits;
         if limits.is_encoder {
-            // The longest sequence is one step.
+            // The longest sequence is computed in one step.
             config.max_step_tokens = config.max_step_tokens.max(limits.n_ctx);
         }
         config.max_step_tokens = config.max_step_tokens.clamp(1, limits.max_batch_tokens.max(1));
@@ -168,14 +171,14 @@ impl Scheduler {
         }
     }
 
-    /// Takes a sequence in; it waits until a plan admits it.
+    /// Adds a sequence; it waits until a plan admits it.
     ///
     /// # Panics
     /// If it has no token, or if a pool is too small for it.
     pub fn submit(&mut self, spec: SeqSpec) -> SeqId {
         assert!(!spec.tokens.is_empty(), "a sequence has a token");
         let longest = match spec.work {
-            // The last token sampled is never an input.
+            // The last sampled token is never an input.
             Work::Generate { max_len, .. } => match spec.context_shift {
                 Some((_, n_ctx)) => spec.tokens.len().max(n_ctx.min(max_len) - 1),
                 None => max_len - 1,
@@ -194,7 +197,7 @@ impl Scheduler {
         let may_draft = self.speculates() && matches!(spec.work, Work::Generate { .. });
         let mut sequence = Sequence::new(spec, self.next_arrival);
         sequence.drafter = may_draft.then(|| Drafter::new(self.acceptance, self.model_acceptance));
-        // Whether drafts that are weighed are worth waiting is asked before each step.
+        // If drafts are weighed, each step decides whether to wait for them.
         let is_weighed = matches!(self.config.speculation, Speculation::Auto { .. });
         sequence.waits_for_newest = may_draft && (!is_weighed || sequence.masking != Masking::Off);
         self.next_arrival += 1;
@@ -232,15 +235,15 @@ impl Scheduler {
         self.take_copies(plan);
     }
 
-    /// Moves the page copies that the executor has to make to `plan`.
+    /// Moves the page copies that the executor has to make into `plan`.
     pub(crate) fn take_copies(&mut self, plan: &mut StepPlan) {
         for (group, copies) in self.groups.iter_mut().zip(&mut plan.copies) {
             group.pool.take_copies(copies);
         }
     }
 
-    /// Stops or resumes planning a sequence, because its consumer is slow or has caught up. It keeps its pages while
-    /// no sequence needs them.
+    /// Pauses or resumes a sequence, because its consumer is slow or has caught up. It keeps its pages while
+    /// no other sequence needs them.
     pub fn set_paused(&mut self, id: SeqId, is_paused: bool) {
         let Some(sequence) = self.sequences.get_mut(id) else {
             return;
@@ -263,39 +266,41 @@ impl Scheduler {
                 self.leave_stage(id);
                 self.enter_running(id);
             }
-            // Without a seat it keeps its pages until one is free, see `Scheduler::admit`, or until others need them.
+            // Without a free slot in the batch it keeps its pages until there is one, see `Scheduler::admit`,
+            // or until others need them.
             (Stage::Running | Stage::Paused, false) | (Stage::Paused, true) => {}
         }
     }
 
-    /// Lets a constrained sequence sample its next token, for which there is a mask now.
+    /// Lets a constrained sequence sample its next token, because the mask is now ready.
     pub fn let_sample(&mut self, id: SeqId) {
         if let Some(sequence) = self.sequences.get_mut(id) {
             sequence.masking = Masking::Ready;
         }
     }
 
-    /// Running sequences that would sample if the masks of their next tokens were known.
+    /// Returns the number of running sequences that would sample if their next masks were ready.
     pub fn n_without_mask(&self) -> usize {
         (self.running.iter())
             .filter(|&&id| self.sequences[id].only_misses_mask())
             .count()
     }
 
-    /// Whether a sequence is one of [`Self::n_without_mask`].
+    /// Returns whether a sequence is one of [`Self::n_without_mask`].
     pub(crate) fn is_without_mask(&self, id: SeqId) -> bool {
         let sequence = self.sequences.get(id);
         sequence.is_some_and(|sequence| sequence.stage == Stage::Running && sequence.only_misses_mask())
     }
 
-    /// Counts those of [`Self::n_without_mask`] that have generated tokens, whose readers wait for the next.
+    /// Returns how many of [`Self::n_without_mask`] have generated tokens, so that their readers wait for the
+    /// next.
     pub(crate) fn n_streams_without_mask(&self) -> usize {
         (self.running.iter())
             .filter(|&&id| self.sequences[id].only_misses_mask() && self.sequences[id].has_generated())
             .count()
     }
 
-    /// Ends whatever has run out of time.
+    /// Ends sequences past their deadlines.
     pub fn expire(&mut self, now_us: u64, outcomes: &mut Vec<Outcome>) {
         while let Some(&(at, id)) = self.deadlines.first()
             && at <= now_us
@@ -312,7 +317,7 @@ impl Scheduler {
         }
     }
 
-    /// When [`Self::expire`] next has something to do.
+    /// Returns the time at which [`Self::expire`] next has something to do.
     pub fn next_deadline_us(&self) -> Option<u64> {
         self.deadlines.first().map(|&(at, _)| at)
     }
@@ -342,7 +347,7 @@ impl Scheduler {
         self.sequences[id].stage = Stage::Running;
     }
 
-    /// Takes a sequence off the list of its stage.
+    /// Removes a sequence from the list of its stage.
     pub(crate) fn leave_stage(&mut self, id: SeqId) {
         let Sequence { stage, rank, .. } = self.sequences[id];
         match stage {
@@ -360,7 +365,7 @@ impl Scheduler {
         }
     }
 
-    /// Last page first, so that the end of a prefix is evicted before its beginning.
+    /// Releases the last page first, so that the end of a prefix is evicted before its beginning.
     pub(crate) fn release_pages(&mut self, id: SeqId) {
         self.release_states(id);
         for (group, pages) in self.groups.iter_mut().zip(&mut self.sequences[id].tables) {
@@ -385,7 +390,7 @@ impl Scheduler {
         }
     }
 
-    /// The known tokens of a sequence, oldest first; `None` once it has ended.
+    /// Returns the known tokens of a sequence, oldest first; `None` once it has ended.
     pub fn tokens_of(&self, id: SeqId) -> Option<&[u32]> {
         self.sequences.get(id).map(|sequence| &sequence.tokens[..])
     }
@@ -395,33 +400,33 @@ impl Scheduler {
         self.sequences.get(id).map_or(0, Sequence::n_generated)
     }
 
-    /// The page table of a sequence in a group; `None` once it has ended.
+    /// Returns the page table of a sequence in a group; `None` once it has ended.
     pub fn pages_of(&self, id: SeqId, group: PageGroup) -> Option<&[u32]> {
         let sequence = self.sequences.get(id)?;
         Some(&sequence.tables[group.index()])
     }
 
-    /// Whether no sequence is left.
+    /// Returns whether no sequence is left.
     pub fn is_empty(&self) -> bool {
         self.sequences.len() == 0
     }
 
-    /// Sequences that take part in steps.
+    /// Returns the number of sequences that take part in steps.
     pub fn n_running(&self) -> usize {
         self.running.len()
     }
 
-    /// Sequences that hold pages while their consumer catches up.
+    /// Returns the number of sequences that hold pages while their consumer catches up.
     pub fn n_paused(&self) -> usize {
         self.paused.len()
     }
 
-    /// Sequences that hold no pages.
+    /// Returns the number of sequences that hold no pages.
     pub fn n_waiting(&self) -> usize {
         self.sequences.len() - self.running.len() - self.paused.len()
     }
 
-    /// Running sequences that the next step would give one token.
+    /// Returns the number of running sequences for which the next step would compute one token.
     pub fn n_decoding(&self) -> usize {
         self.running
             .iter()
@@ -429,8 +434,8 @@ impl Scheduler {
             .count()
     }
 
-    /// Sequences whose prompts are being computed, or that wait for one of the seats that are free. Whether there are pages
-    /// for the latter is not asked.
+    /// Returns the number of sequences in prefill, or waiting for one of the free slots in the batch. For the
+    /// latter, pages are not checked.
     pub fn n_prompts(&self) -> usize {
         let n_begun = self
             .running
@@ -446,12 +451,12 @@ impl Scheduler {
         &self.config
     }
 
-    /// The page pool of the main group.
+    /// Returns the page pool of the main group.
     pub fn pool(&self) -> &PagePool {
         &self.groups[0].pool
     }
 
-    /// The page pool of the layers with a window, where these are a group of their own.
+    /// Returns the page pool of the layers with a window, if they have a separate group.
     pub fn window_pool(&self) -> Option<&PagePool> {
         self.groups.get(1).map(|group| &group.pool)
     }
@@ -461,7 +466,7 @@ impl Scheduler {
         self.counters
     }
 
-    /// Empties the prefix cache, whose pages are not to be trusted, and forgets the answers that were kept.
+    /// Empties the prefix cache, because its pages are invalid, and drops the kept answers.
     pub fn forget_cache(&mut self) {
         self.answers.forget_all();
         self.collect_page_events();
@@ -473,7 +478,7 @@ impl Scheduler {
         }
     }
 
-    /// Tells the changes of the prefix cache from now on.
+    /// Records the changes of the prefix cache from now on.
     pub(crate) fn tell_page_events(&mut self) {
         self.page_events = Some(Vec::new());
         for (group, of) in self.groups.iter_mut().zip(PageGroup::ALL) {
@@ -481,7 +486,7 @@ impl Scheduler {
         }
     }
 
-    /// All pages of the prefix cache, in place of the changes since they were last taken.
+    /// Returns all pages of the prefix cache as additions, replacing the recorded changes.
     pub(crate) fn restate_page_events(&mut self) -> Vec<PageEvent> {
         for group in &mut self.groups {
             group.pool.restate_events();
@@ -492,7 +497,7 @@ impl Scheduler {
         self.take_page_events()
     }
 
-    /// The changes of the prefix cache since they were last taken.
+    /// Returns the recorded changes of the prefix cache.
     pub(crate) fn take_page_events(&mut self) -> Vec<PageEvent> {
         self.collect_page_events();
         self.page_events.as_mut().map(std::mem::take).unwrap_or_default()
@@ -509,7 +514,7 @@ impl Scheduler {
     /// Checks every invariant.
     ///
     /// # Panics
-    /// When one does not hold.
+    /// If one does not hold.
     pub fn assert_consistent(&self) {
         self.answers.assert_consistent();
         for (group_idx, group) in self.groups.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! [`Sequence`]: one row of text on its way through the scheduler.
 //!
-//! Separate from the scheduler so that what a sequence still needs is derived in one place instead of stored.
-//! Invariant: `n_committed <= n_planned <= n_inputs()`, and its page tables reach `n_planned`.
+//! Facts about what a sequence still needs are derived here instead of stored. Invariant:
+//! `n_committed <= n_planned <= n_inputs()`, and its page tables reach `n_planned`.
 
 use std::{cmp::Reverse, ops::Range, sync::Arc};
 
@@ -19,30 +19,30 @@ use crate::{
     states::SNAPSHOT_INTERVAL,
 };
 
-/// What a sequence is computed for.
+/// The purpose of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// To sample a token after the last one, until a stop token or until the sequence is `max_len` tokens long.
+    /// Sample tokens after the last one, until a stop token or until the sequence is `max_len` tokens long.
     Generate {
-        /// Tokens of prompt and output together at which it ends; more than the prompt has.
+        /// Maximum number of tokens of prompt and output together; more than the prompt has.
         max_len: usize,
         /// Tokens that end it and are not part of the output.
         stop_tokens: Arc<[u32]>,
     },
-    /// To read the logits of the positions from `from` on.
+    /// Read the logits of the positions from `from` on.
     Logits {
-        /// First position wanted.
+        /// First position to read.
         from: usize,
     },
-    /// To read the hidden states of the positions from `from` on.
+    /// Read the hidden states of the positions from `from` on.
     Hidden {
-        /// First position wanted.
+        /// First position to read.
         from: usize,
     },
 }
 
 impl Work {
-    /// Of `n_tokens`, those that need not be computed where the prefix cache has them.
+    /// Returns how many of `n_tokens` need not be computed if the prefix cache has them.
     pub(crate) fn n_reusable(&self, n_tokens: usize) -> usize {
         match *self {
             Self::Generate { .. } => n_tokens - 1,
@@ -51,35 +51,36 @@ impl Work {
     }
 }
 
-/// A sequence as it is handed to the scheduler. Times are microseconds of any clock, given as data.
+/// The specification of a sequence for the scheduler. Times are microseconds of any clock, given as data.
 #[derive(Clone, Debug)]
 pub struct SeqSpec {
-    /// Its tokens so far; at least one.
+    /// Its initial tokens; at least one.
     pub tokens: Vec<u32>,
-    /// What it is computed for.
+    /// Its purpose.
     pub work: Work,
-    /// Higher goes first, and may take the place of lower.
+    /// Higher priorities go first, and may preempt lower ones.
     pub priority: i32,
     /// Whether it may use and feed the prefix cache.
     pub uses_prefix_cache: bool,
-    /// Keeps its cached pages apart from those of other adapters or tenants.
+    /// Separates its cached pages from those of other adapters or tenants.
     pub salt: u64,
-    /// What it is computed with; its cached pages are found with the same only.
+    /// The adapter that it is computed with; cached pages are found with the same one only.
     pub adapter: Option<AdapterId>,
-    /// When it gives up unless it has begun.
+    /// Time at which it fails unless it has begun.
     pub queue_deadline_us: Option<u64>,
-    /// When it gives up unless it has ended.
+    /// Time at which it fails unless it has ended.
     pub deadline_us: Option<u64>,
-    /// Whether each of its tokens is sampled with a mask, so that it must not run ahead of them.
+    /// Whether each of its tokens is sampled with a mask, so that it must not run ahead of masks.
     pub is_constrained: bool,
-    /// What its tokens depend on besides its inputs, where it may guess them by another sequence of the same; `None` where it may not.
+    /// Everything besides its inputs that determines its tokens, if it may draft them from another sequence's
+    /// answer; `None` if it may not.
     pub manner: Option<Manner>,
-    /// Its inputs that are no tokens, in the order of their places.
+    /// Its non-token inputs, in the order of their places.
     pub media: Arc<[MediaSpan]>,
-    /// How it continues where the context is full, and how many tokens that holds; `None` ends it at `max_len`, which the
-    /// context then holds.
+    /// How it continues when the context is full, and the size of the context; `None` ends it at `max_len`,
+    /// which must then fit.
     pub context_shift: Option<(ContextShift, usize)>,
-    /// A sequence of the same prompt whose pages it shares: it waits until that one has computed them.
+    /// A sequence with the same prompt whose pages it shares: it waits until these are computed.
     pub fork_of: Option<SeqId>,
 }
 
@@ -92,7 +93,7 @@ pub(crate) struct Rank {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Holds no page; in the queue if it is eligible.
+    /// Holds no page; in the queue if eligible.
     Waiting,
     /// Holds pages and takes part in steps.
     Running,
@@ -100,18 +101,18 @@ pub(crate) enum Stage {
     Paused,
 }
 
-/// Whether a sequence may sample as far as masks go.
+/// Whether masks allow a sequence to sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Masking {
     /// It samples without masks.
     Off,
-    /// It may not, until the mask of its next token is known.
+    /// It must wait for the mask of its next token.
     Awaited,
-    /// It may: the mask is known.
+    /// The mask is ready.
     Ready,
 }
 
-/// Why no more of a prompt came from the prefix cache.
+/// The reason why no more of a prompt came from the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MissReason {
@@ -123,7 +124,7 @@ pub enum MissReason {
     Unseen,
     /// It begins like an earlier prompt and continues differently.
     Diverged,
-    /// It was cached not long ago and had to make room.
+    /// It was evicted recently.
     Evicted,
 }
 
@@ -137,7 +138,7 @@ impl MissReason {
         Self::Evicted,
     ];
 
-    /// A short name for logs and metrics.
+    /// Returns a short name for logs and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Disabled => "disabled",
@@ -148,7 +149,7 @@ impl MissReason {
         }
     }
 
-    /// Its place in [`Self::ALL`].
+    /// Returns its index in [`Self::ALL`].
     pub fn index(self) -> usize {
         self as usize
     }
@@ -160,14 +161,14 @@ impl MissReason {
     reason = "what a sequence may do and what it waits for are told apart"
 )]
 pub(crate) struct Sequence {
-    /// Known tokens: the prompt and what was sampled and committed.
+    /// Known tokens: the prompt and the sampled and committed ones.
     pub(crate) tokens: Vec<u32>,
-    /// Those that are computed as a prompt: of a sequence that was shifted, what was left.
+    /// Number of tokens computed as a prompt; after a context shift, all remaining ones.
     pub(crate) n_prompt: usize,
-    /// Tokens of the prompt as it was submitted.
+    /// Number of tokens of the prompt as submitted.
     pub(crate) n_given: usize,
     pub(crate) shift: Option<Shift>,
-    /// Tokens that are no more in `tokens`.
+    /// Number of tokens no longer in `tokens`.
     pub(crate) n_dropped: usize,
     pub(crate) work: Work,
     pub(crate) rank: Rank,
@@ -175,7 +176,7 @@ pub(crate) struct Sequence {
     pub(crate) salt: u64,
     pub(crate) adapter: Option<AdapterId>,
     pub(crate) manner: Option<Manner>,
-    /// What its answer is kept by.
+    /// The name under which its answer is kept.
     pub(crate) answer_name: Option<AnswerName>,
     pub(crate) media: Arc<[MediaSpan]>,
     pub(crate) queue_deadline_us: Option<u64>,
@@ -186,52 +187,53 @@ pub(crate) struct Sequence {
     pub(crate) followers: Vec<SeqId>,
 
     pub(crate) stage: Stage,
-    /// Times it was admitted.
+    /// Number of its admissions.
     pub(crate) stay: u32,
-    /// It is to take part in no step until its consumer has caught up.
+    /// It must take part in no step until its consumer has caught up.
     pub(crate) wants_pause: bool,
-    /// The step before had no room for its next inputs, which see each other.
+    /// The previous step had no room for its next inputs, which attend to each other.
     pub(crate) waits_for_step: bool,
-    /// It waits for the sequence it is a fork of.
+    /// It waits for the sequence that it was forked from.
     pub(crate) is_held: bool,
     /// Its page table in each group.
     pub(crate) tables: [Vec<u32>; PageGroup::ALL.len()],
-    /// Keys of its first whole pages, as far as they were needed.
+    /// Keys of its first whole pages, as far as needed so far.
     pub(crate) page_keys: Vec<PageKey>,
-    /// Leading pages that need no registration any more.
+    /// Number of leading pages that need no further registration.
     pub(crate) n_registered: usize,
-    /// Tokens whose K and V are in the pages once all submitted steps are done.
+    /// Number of tokens whose K and V will be in the pages when all submitted steps are done.
     pub(crate) n_planned: usize,
-    /// Tokens whose K and V are in the pages.
+    /// Number of tokens whose K and V are in the pages.
     pub(crate) n_committed: usize,
-    /// The slot that holds its recurrent state, where the model has one.
+    /// The slot of its recurrent state, if the model has one.
     pub(crate) state: Option<u32>,
     /// The snapshot that its first row of this stay reads, until that row is done.
     pub(crate) state_from: Option<u32>,
-    /// Inputs before that row.
+    /// Number of inputs before that row.
     pub(crate) n_restored: usize,
-    /// The slot that takes the state after a draft on its way: the own slot stays as it is until the draft is known to be right.
+    /// The slot for the state after a draft in flight. Its own slot stays unchanged until the draft is known
+    /// to be right.
     pub(crate) spare: Option<u32>,
-    /// Slots that rows on their way fill with snapshots.
+    /// Slots that rows in flight fill with snapshots.
     pub(crate) saves: Vec<u32>,
-    /// The newest snapshot taken while it decodes; the next one takes its place.
+    /// The newest snapshot taken while it decodes; the next one replaces it.
     pub(crate) rolling: Option<PageKey>,
-    /// Sampled tokens that are not known yet.
+    /// Number of sampled tokens not known yet.
     pub(crate) n_pending: usize,
-    /// Logit row of the newest step that samples the newest of them.
+    /// The logit row, in the newest step, that samples the newest of them.
     pub(crate) pending_row: u32,
-    /// Tokens that came from the prefix cache when it began.
+    /// Number of tokens that came from the prefix cache when it began.
     pub(crate) n_cached: usize,
     pub(crate) miss: Option<MissReason>,
-    /// Guesses its next tokens, where it may.
+    /// Drafts its next tokens, if it may have drafts.
     pub(crate) drafter: Option<Drafter>,
-    /// It never runs ahead of what is sampled, so that each of its steps may have a draft.
+    /// It never runs ahead of sampled tokens, so that each of its steps may have a draft.
     pub(crate) waits_for_newest: bool,
-    /// A draft of it is on its way.
+    /// A draft of it is in flight.
     pub(crate) has_draft: bool,
-    /// Tokens of its drafts.
+    /// Number of its draft tokens.
     pub(crate) n_drafted: usize,
-    /// Those among them that were accepted.
+    /// Number of accepted draft tokens.
     pub(crate) n_accepted: usize,
 }
 
@@ -291,12 +293,12 @@ impl Sequence {
         }
     }
 
-    /// Inputs there are, known or on their way.
+    /// Returns the number of inputs, known or in flight.
     pub(crate) fn n_inputs(&self) -> usize {
         self.tokens.len() + self.n_pending
     }
 
-    /// Lets it wait as if it had never begun; its pages are released.
+    /// Makes it wait as if it had never begun; its pages are released.
     pub(crate) fn let_go(&mut self) {
         self.stage = Stage::Waiting;
         self.n_planned = 0;
@@ -304,51 +306,54 @@ impl Sequence {
         self.n_registered = 0;
     }
 
-    /// Inputs still to be planned: 1 when decoding, more in a prefill, 0 when its end or its mask is on the way.
+    /// Returns the number of inputs still to be planned: 1 when decoding, more in a prefill, 0 when its end
+    /// or its mask is pending.
     pub(crate) fn n_to_plan(&self) -> usize {
         match self.work {
             Work::Generate { .. } if self.n_inputs() >= self.end_len() => 0,
-            // A draft begins with a token that is known, and how far its step gets is not.
+            // A draft must begin after a known token, and it is unknown how far its step gets.
             _ if self.n_pending > 0 && (self.waits_for_newest || self.has_draft) => 0,
-            // The last input is that which samples.
+            // The last input is the one that samples.
             _ if self.masking == Masking::Awaited => (self.n_inputs() - self.n_planned).saturating_sub(1),
             _ => self.n_inputs() - self.n_planned,
         }
     }
 
-    /// Whether it would sample in the next step if the mask of its next token were known.
+    /// Returns whether it would sample in the next step if its next mask were ready.
     pub(crate) fn only_misses_mask(&self) -> bool {
         self.masking == Masking::Awaited && self.n_pending == 0 && self.n_inputs() == self.n_planned + 1
     }
 
-    /// Whether a drafting model may guess for it.
+    /// Returns whether a draft model may make drafts for it.
     pub(crate) fn may_ask_model(&self) -> bool {
         self.drafter.is_some()
     }
 
-    /// Whether tokens follow its prompt.
+    /// Returns whether tokens follow its prompt.
     pub(crate) fn has_generated(&self) -> bool {
         self.tokens.len() > self.n_prompt
     }
 
-    /// Counts its generated tokens, including those that a shift of the context dropped.
+    /// Returns the number of its generated tokens, including those that a context shift dropped.
     pub(crate) fn n_generated(&self) -> usize {
         (self.tokens.len() + self.n_dropped).saturating_sub(self.n_given)
     }
 
-    /// Whether the queue may hold it.
+    /// Returns whether it may be in the queue.
     pub(crate) fn is_eligible(&self) -> bool {
         self.stage == Stage::Waiting && !self.wants_pause && !self.is_held && self.n_pending == 0
     }
 
-    /// Whole pages that may come from the prefix cache: what is left is what it is computed for.
+    /// Returns the number of whole pages that may come from the prefix cache; the remaining tokens must be
+    /// computed.
     pub(crate) fn n_reusable(&self) -> usize {
         self.work.n_reusable(self.tokens.len())
     }
 
-    /// Where a row of inputs `first..end` should leave a snapshot: behind the last whole page of what is known, or behind the last
-    /// but one where a token must be left to compute, which is where a prompt that begins like this one will look; at every page
-    /// while it decodes; and every so often in a long prompt.
+    /// Returns where a row of inputs `first..end` should leave a snapshot. In a prompt that is after the last
+    /// whole page of the known tokens, or after the one before if a token must be left to compute; a prompt
+    /// with the same beginning looks there. Long prompts also leave one at intervals, and decoding leaves one
+    /// at every page.
     pub(crate) fn snapshot_in(&self, first: usize, end: usize) -> Option<usize> {
         let floor = |position: usize, unit: usize| position / unit * unit;
         let candidates = [
@@ -368,12 +373,14 @@ impl Sequence {
             .filter(|_| self.uses_prefix_cache)
     }
 
-    /// How many of the next `want` inputs a row computes. A row leaves one snapshot. The last of a prompt that fills its pages
-    /// leaves it behind the prompt, where a conversation continues; so the row before ends a page earlier, with the one that
-    /// the same prompt finds, since its last token is always computed.
+    /// Returns how many of the next `want` inputs a row computes. A row leaves one snapshot. The last row of
+    /// a prompt that fills its pages leaves it after the prompt, where a conversation continues. The row
+    /// before therefore ends a page earlier, with the snapshot that the same prompt finds, since its last
+    /// token is always computed.
     ///
-    /// Rows of recurrent layers that do not reach the end of the inputs end with a page where they can: a device may take the
-    /// tokens of a page at once, and what it makes of them must not depend on the room that other sequences leave.
+    /// Rows of recurrent layers end at a page border if possible, unless they reach the end of the inputs: a
+    /// device may process the tokens of a page at once, and the result must not depend on the room that other
+    /// sequences leave.
     pub(crate) fn cut_row(&self, want: usize) -> usize {
         let end = self.n_planned + want;
         let last_border = end - end % PAGE_TOKENS;
@@ -388,7 +395,8 @@ impl Sequence {
         }
     }
 
-    /// How many of the next `n` inputs, if not all, a row computes that parts none that see each other; 0 where these come first.
+    /// Returns the largest number of inputs below `n` that a row can compute without separating inputs that
+    /// attend to each other; 0 if these come first.
     pub(crate) fn before_cut(&self, n: usize) -> usize {
         match self.cut_by(n) {
             Some(span) => span.start.saturating_sub(self.n_planned),
@@ -396,7 +404,7 @@ impl Sequence {
         }
     }
 
-    /// How many inputs a row computes that has the next `n`, and with them all that they see.
+    /// Returns the number of inputs of a row that includes the next `n` and everything that they attend to.
     pub(crate) fn beyond_cut(&self, n: usize) -> usize {
         match self.cut_by(n) {
             Some(span) if n > 0 => span.end - self.n_planned,
@@ -404,13 +412,13 @@ impl Sequence {
         }
     }
 
-    /// The inputs that a row of the next `n` would part.
+    /// Returns the medium that a row of the next `n` inputs would split.
     fn cut_by(&self, n: usize) -> Option<&MediaSpan> {
         let end = self.n_planned + n;
         self.media.iter().find(|span| span.is_cut_at(end))
     }
 
-    /// What is read of inputs `first..end`.
+    /// Returns the output to read of inputs `first..end`.
     fn output_of(&self, first: usize, end: usize) -> PlannedOutput {
         let rows_from = |from: usize| end.saturating_sub(first.max(from)) as u32;
         match self.work {
@@ -425,7 +433,7 @@ impl Sequence {
         }
     }
 
-    /// Plans the next `n_tokens` inputs and the guesses of `draft` behind them.
+    /// Plans the next `n_tokens` inputs, followed by the tokens of `draft`.
     pub(crate) fn plan_row(
         &mut self,
         id: SeqId,
@@ -466,7 +474,7 @@ impl Sequence {
                 }
             }
             Work::Generate { .. } => {}
-            // A row that is on its way is not asked for again, should the sequence be preempted.
+            // A row in flight is not read again if the sequence is preempted.
             Work::Logits { from } | Work::Hidden { from } => *from = end.max(*from),
         }
         self.n_planned = end;

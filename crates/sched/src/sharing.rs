@@ -1,7 +1,7 @@
 //! Sharing: how many tokens of a step each sequence gets, and whose pages make room.
 //!
-//! A part of [`Scheduler`] that stands apart because it alone weighs sequences against each other. Invariant: the first in rank gets what it
-//! needs; only a sequence of lower rank, or one that is paused, loses its pages.
+//! Part of [`Scheduler`]; only sharing weighs sequences against each other. Invariant: the first in rank gets
+//! what it needs; only a sequence of lower rank, or one that is paused, loses its pages.
 
 use std::cmp::Reverse;
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Scheduler {
-    /// Prefill tokens that the step may have, given how many of its rows decode.
+    /// Returns the number of prefill tokens that the step may have, given the number of decoding rows.
     pub(crate) fn prefill_budget(&self, budget: StepBudget, n_decode: usize) -> usize {
         let left = self.config.max_step_tokens.saturating_sub(n_decode);
         let delays_nobody = n_decode == 0 && self.n_streams_without_mask() == 0;
@@ -28,9 +28,9 @@ impl Scheduler {
         }
     }
 
-    /// Divides the step: one token for every sequence that decodes; of the prefill tokens, half of what is left for
-    /// each sequence in turn (within a priority), so that a short prompt behind a long one gets through; what no sequence
-    /// took goes to the first.
+    /// Divides the step. Every decoding sequence gets one token. Prefill tokens are shared: each sequence in turn
+    /// (within a priority) gets half of the rest, so that a short prompt behind a long one gets through;
+    /// unused tokens go to the first.
     pub(crate) fn share_step(&mut self, budget: StepBudget) {
         self.wants.clear();
         self.wants
@@ -58,9 +58,10 @@ impl Scheduler {
         self.share_uncut();
     }
 
-    /// Lets no row part inputs that see each other: it gets all of them where the step has room for them, or ends before. Those
-    /// first in rank take the room of others, so that they always continue. One that found no room in the step before has it now,
-    /// before those that would else take a token each in every step.
+    /// Adjusts shares so that no row separates inputs that attend to each other: a row gets all of them if
+    /// the step has room, or ends before them. Rows first in rank take room from others, so that they always
+    /// continue. A sequence that found no room in the previous step has priority in this one over those that
+    /// would take one token in every step.
     fn share_uncut(&mut self) {
         let has_media = |id: &SeqId| !self.sequences[*id].media.is_empty();
         if !self.running.iter().any(has_media) {
@@ -89,7 +90,7 @@ impl Scheduler {
         }
     }
 
-    /// Divides the step among sequences that cannot be cut: in the order of rank, each gets all it wants or waits.
+    /// Divides the step among sequences that cannot be cut: in rank order, each gets everything or waits.
     fn share_whole(&mut self, mut left: usize) {
         for share in self.shares.iter_mut().filter(|share| **share > 1) {
             if *share <= left {
@@ -108,13 +109,13 @@ impl Scheduler {
         self.sequences[self.running[running_idx]].rank.priority
     }
 
-    /// Gives every running sequence its row, in the order of rank. Where pages run out, sequences after it give theirs
-    /// back: they have no row yet.
+    /// Plans a row for every running sequence, in rank order. If pages run out, later sequences are
+    /// preempted, since they have no row yet.
     pub(crate) fn fill_rows(&mut self, mut drafts: DraftRoom, plan: &mut StepPlan) {
         let mut logit_rows_left = self.config.limits.max_logit_rows;
         let mut idx = 0;
         while let Some(&id) = self.running.get(idx) {
-            // Each sequence after this one may need a logit row too.
+            // Each later sequence may need a logit row too.
             let n_after = self.running.len() - idx - 1;
             let sequence = &self.sequences[id];
             let mut want = sequence.cut_row(self.shares[idx]);
@@ -129,7 +130,7 @@ impl Scheduler {
             };
             if n_tokens > 0 {
                 let first_logit_row = self.config.limits.max_logit_rows - logit_rows_left;
-                // The row's own token takes one, and so does each sequence after it.
+                // The row's own token takes one, and so does each later sequence.
                 let n_draft_rows = logit_rows_left.saturating_sub(n_after + 1);
                 let draft = self.plan_draft(id, n_tokens, n_draft_rows, &mut drafts, &mut plan.drafts);
                 let save = self.plan_snapshot(id, n_tokens + draft.len());
@@ -144,7 +145,7 @@ impl Scheduler {
         self.counters.steps += u64::from(!plan.is_empty());
     }
 
-    /// Gets a slot for the snapshot that the next `n_tokens` inputs should leave, where one can be had.
+    /// Reserves a slot for the snapshot that the next `n_tokens` inputs should leave, if one is available.
     fn plan_snapshot(&mut self, id: SeqId, n_tokens: usize) -> Option<StateSave> {
         let sequence = &mut self.sequences[id];
         sequence.state?;
@@ -158,7 +159,7 @@ impl Scheduler {
         })
     }
 
-    /// Gets pages for the next `want` inputs of the running sequence at `idx`, or for as many as there is room.
+    /// Reserves pages for the next `want` inputs of the running sequence at `idx`, or for as many as fit.
     fn secure_pages(&mut self, idx: usize, want: usize, plan: &mut StepPlan) -> usize {
         let id = self.running[idx];
         loop {
@@ -175,14 +176,14 @@ impl Scheduler {
                 .or_else(|| self.running[idx + 1..].last().copied());
             match victim {
                 Some(victim) => self.preempt(victim, plan),
-                // Those before it continue, and their pages become free in the end.
+                // Earlier sequences continue, and their pages become free eventually.
                 None => return 0,
             }
         }
     }
 
-    /// Extends a sequence's page tables for its next `want` inputs as far as pages are available, and makes the pages
-    /// that it writes next its own. Returns for how many inputs there is room.
+    /// Extends a sequence's page tables for its next `want` inputs as far as pages are available, and makes
+    /// the pages that it writes next exclusive. Returns the number of inputs that fit.
     pub(crate) fn grow(&mut self, id: SeqId, want: usize) -> usize {
         let sequence = &mut self.sequences[id];
         let first = sequence.n_planned;
@@ -207,8 +208,9 @@ impl Scheduler {
         room
     }
 
-    /// Takes a sequence's pages away and lets it wait again. Its whole pages become idle, so that it finds them again
-    /// in the pool or the host tier if no other sequence needed their place; what it does not find it computes again.
+    /// Releases a sequence's pages and makes it wait again. Its whole pages become idle, so it finds them
+    /// again in the pool or the host tier unless another sequence needed their place; missing ones are
+    /// computed again.
     pub(crate) fn preempt(&mut self, id: SeqId, plan: &mut StepPlan) {
         self.restart(id);
         self.counters.preemptions += 1;

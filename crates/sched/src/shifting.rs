@@ -1,7 +1,7 @@
-//! Shifting: a sequence that has filled its context loses its oldest tokens, and is computed again from the tokens that are left.
+//! Shifting: a sequence with a full context drops its oldest tokens, and is computed again from the rest.
 //!
-//! A part of [`Sequence`] and [`Scheduler`] that stands apart because it happens only where it is asked for. Invariant: a shifted sequence continues as a
-//! new one with its tokens would.
+//! Part of [`Sequence`] and [`Scheduler`], used only on request. Invariant: a shifted sequence continues like
+//! a new one with its tokens.
 
 use crate::{
     arena::SeqId,
@@ -10,15 +10,15 @@ use crate::{
     sequence::{Sequence, Stage, Work},
 };
 
-/// What a sequence lost that had filled its context.
+/// The effect of a context shift.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shifted {
-    /// Tokens.
+    /// Number of dropped tokens.
     pub(crate) n_dropped: usize,
 }
 
 impl Sequence {
-    /// Tokens at which it ends or, where it continues behind a full context, is shifted.
+    /// Returns the number of tokens at which it ends or, with a context shift, is shifted.
     pub(crate) fn end_len(&self) -> usize {
         let Work::Generate { max_len, .. } = self.work else {
             return usize::MAX;
@@ -27,7 +27,7 @@ impl Sequence {
         self.shift.map_or(end, |shift| shift.n_ctx.min(end))
     }
 
-    /// Whether its context is full and its text is not at its end.
+    /// Returns whether its context is full and its text is not finished.
     pub(crate) fn is_to_shift(&self) -> bool {
         let Work::Generate { max_len, .. } = self.work else {
             return false;
@@ -36,22 +36,22 @@ impl Sequence {
         is_full && self.tokens.len() < max_len - self.n_dropped
     }
 
-    /// Drops its oldest tokens. What is left is its prompt from here on. Returns how many they were.
+    /// Drops its oldest tokens; the rest becomes its prompt. Returns the number of dropped tokens.
     pub(crate) fn cut(&mut self) -> usize {
         let dropped = (self.shift).map_or(0..0, |shift| shift.dropped(self.tokens.len()));
         let n_dropped = self.tokens.drain(dropped).len();
         self.n_dropped += n_dropped;
         self.n_prompt = self.tokens.len();
         self.page_keys.clear();
-        // The snapshot stays for whoever begins like the text before.
+        // The snapshot stays for prompts that begin like the earlier text.
         self.rolling = None;
         n_dropped
     }
 }
 
 impl Scheduler {
-    /// Shifts a sequence whose context is full: it gives its pages back and waits, as one that was preempted does, to be computed
-    /// from the tokens that are left.
+    /// Shifts a sequence with a full context: it releases its pages and waits, like a preempted one, to be
+    /// computed from the remaining tokens.
     pub(crate) fn shift(&mut self, id: SeqId) -> Shifted {
         self.leave_stage(id);
         self.release_pages(id);
@@ -60,7 +60,7 @@ impl Scheduler {
         debug_assert_eq!(sequence.n_pending, 0, "no input lies behind a full context");
         sequence.let_go();
         let n_dropped = sequence.cut();
-        // It looks up places in the text before.
+        // Its drafter refers to positions in the earlier text.
         if sequence.drafter.is_some() {
             sequence.drafter = Some(Drafter::new(acceptance, model_acceptance));
         }

@@ -1,7 +1,8 @@
-//! [`StatePool`]: who holds which slot of recurrent state, and which snapshots can be found again.
+//! [`StatePool`]: tracks the holders of each slot of recurrent state, and the snapshots that can be found
+//! again.
 //!
-//! Separate from the pages because a state has one size and one writer: a sequence owns the slot that it writes, and continues
-//! from a snapshot by reading another. Every slot is in exactly one state:
+//! Unlike pages, a state has a fixed size and one writer: a sequence owns the slot that it writes, and
+//! continues from a snapshot by reading another. Every slot is in exactly one state:
 //!
 //! | state | references | has a key | where |
 //! |---|---|---|---|
@@ -10,8 +11,8 @@
 //! | snapshot that is read | 1 or more | perhaps | sequences that begin from it |
 //! | snapshot | 0 | yes | `idle`, oldest first |
 //!
-//! A snapshot's key is that of the page that ends where it was taken; it goes when the page goes. Invariant: a slot with
-//! references is never handed out, so that no snapshot is written while it is read.
+//! A snapshot has the key of the page that ends where it was taken; it is dropped with the page. Invariant: a
+//! slot with references is never allocated again, so no snapshot is overwritten while it is read.
 
 use std::collections::{HashMap, hash_map::Entry};
 
@@ -36,7 +37,7 @@ struct Slot {
 }
 
 impl StatePool {
-    /// A pool of free slots; none for a model without recurrent layers.
+    /// Creates a pool of free slots; none for a model without recurrent layers.
     pub(crate) fn new(n_states: usize) -> Self {
         Self {
             slots: vec![Slot::default(); n_states],
@@ -46,22 +47,22 @@ impl StatePool {
         }
     }
 
-    /// Whether the model has recurrent layers.
+    /// Returns whether the model has recurrent layers.
     pub(crate) fn is_used(&self) -> bool {
         !self.slots.is_empty()
     }
 
-    /// Slots that can be handed out: free ones, and snapshots that no sequence reads.
+    /// Returns the number of slots that can be allocated: free ones, and snapshots that no sequence reads.
     pub(crate) fn n_available(&self) -> usize {
         self.free.len() + self.idle.len()
     }
 
-    /// Snapshots that can be found.
+    /// Returns the number of snapshots that can be found.
     pub(crate) fn n_snapshots(&self) -> usize {
         self.index.len()
     }
 
-    /// Hands out a slot with one reference, giving up the snapshot used longest ago where none is free.
+    /// Allocates a slot with one reference, evicting the least recently used snapshot if none is free.
     pub(crate) fn allocate(&mut self) -> Option<u32> {
         let slot = self.free.pop().or_else(|| {
             let slot = self.idle.pop()?;
@@ -73,7 +74,7 @@ impl StatePool {
         Some(slot)
     }
 
-    /// Takes a reference away; the last one leaves a snapshot that can be found, or a free slot.
+    /// Removes a reference; the last one leaves a findable snapshot or a free slot.
     pub(crate) fn release(&mut self, slot: u32) {
         let entry = &mut self.slots[slot as usize];
         entry.n_refs = entry.n_refs.checked_sub(1).expect("a released slot was held");
@@ -84,7 +85,7 @@ impl StatePool {
         }
     }
 
-    /// Makes a snapshot of the slot that a step has filled, and takes the reference of its sequence.
+    /// Makes a slot that a step has filled a findable snapshot, and takes over its sequence's reference.
     pub(crate) fn register(&mut self, slot: u32, key: PageKey) {
         if let Entry::Vacant(vacant) = self.index.entry(key) {
             vacant.insert(slot);
@@ -93,17 +94,17 @@ impl StatePool {
         self.release(slot);
     }
 
-    /// Whether there is a snapshot at the end of the page of this name.
+    /// Returns whether there is a snapshot at the end of the page with this key.
     pub(crate) fn contains(&self, key: PageKey) -> bool {
         self.index.contains_key(&key)
     }
 
-    /// The slot of the snapshot at the end of the page of this name.
+    /// Returns the slot of the snapshot at the end of the page with this key.
     pub(crate) fn slot_of(&self, key: PageKey) -> Option<u32> {
         self.index.get(&key).copied()
     }
 
-    /// Whether reading the snapshot leaves one slot fewer to hand out.
+    /// Returns whether reading the snapshot leaves one slot fewer to allocate.
     pub(crate) fn is_idle(&self, key: PageKey) -> bool {
         (self.index.get(&key)).is_some_and(|&slot| self.idle.contains(slot))
     }
@@ -116,7 +117,7 @@ impl StatePool {
         slot
     }
 
-    /// Makes a snapshot unfindable: its page is gone, or what it holds is not to be trusted.
+    /// Makes a snapshot unfindable, because its page is gone or its contents are invalid.
     pub(crate) fn forget(&mut self, key: PageKey) {
         let Some(slot) = self.index.remove(&key) else {
             return;
@@ -138,7 +139,7 @@ impl StatePool {
     /// Checks every invariant against the slots that sequences hold.
     ///
     /// # Panics
-    /// When a slot is lost, held twice by mistake, or both held and free.
+    /// If a slot is lost, held twice by mistake, or both held and free.
     pub(crate) fn assert_consistent(&self, held: impl IntoIterator<Item = u32>) {
         let mut n_refs = vec![0; self.slots.len()];
         for slot in held {

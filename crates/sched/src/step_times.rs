@@ -1,50 +1,52 @@
-//! [`StepTimes`]: how long steps take on this machine, measured as they run.
+//! [`StepTimes`]: durations of steps on this machine, measured as they run.
 //!
-//! Separate because two parts live off it: the size of prefill chunks while sequences decode, and the answer to how
-//! much a batch gains. Invariant: every figure comes from steps that ran; where none did, there is no answer.
+//! They determine the size of prefill chunks while sequences decode, and answer how much a batch gains.
+//! Invariant: every figure comes from steps that ran; without such steps there is no answer.
 
 use crate::draft_times::{DraftTimes, MAX_STEP_DRAFTS};
 
-/// Moving averages over the steps seen, in microseconds, held in 1/256 so that integers do.
+/// Moving averages over the observed steps, in 1/256 microseconds, so that integers suffice.
 #[derive(Clone, Debug, Default)]
 pub struct StepTimes {
-    /// By number of decode rows: steps that did nothing but decode that many.
+    /// Steps that only decoded, by number of rows.
     decode: Vec<Average>,
-    /// One prefill token in a step with decode rows.
+    /// Cost of one prefill token in a step with decode rows.
     prefill_token: Average,
-    /// Prefill tokens granted last, which limits how fast the grant grows.
+    /// The last grant of prefill tokens, which limits how fast the grant grows.
     granted: usize,
-    /// By number of rows, those of drafts included: steps with drafts.
+    /// Steps with drafts, by number of rows including draft rows.
     drafted: Vec<Average>,
-    /// Steps seen that did nothing but decode.
+    /// Number of observed steps that only decoded.
     n_steps: u32,
 }
 
-/// Steps after which a time is no longer taken to hold: contexts have grown, or others use the machine.
+/// Number of steps after which a time is stale: contexts have grown, or others use the machine.
 const MAX_AGE: u32 = 512;
 
-/// Rows of drafts cost at least this part of a step each as long as as many were not measured.
+/// Minimum cost of a draft row, as this fraction of a step, until that many rows were measured.
 const UNMEASURED_DIVISOR: u64 = 16;
 
 /// Prefill tokens in a step with decode rows before anything is measured.
 const FIRST_GRANT: usize = 32;
 
-/// Steps after which an average limits what a single one can do to it.
+/// Number of observations after which an average limits the effect of a single one.
 const N_TRUSTED: u32 = 8;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Average {
     n_seen: u32,
     us_by_256: u64,
-    /// The step it was last seen in.
+    /// The step in which it was last observed.
     seen_at: u32,
 }
 
 impl Average {
-    /// As [`Average::add`], but once there is an average to trust, a value counts at most twice that: a step that lost its
-    /// processor for a while says nothing about the next one, and may take many times as long.
+    /// Does the same as [`Average::add`], but once the average is trusted, a value counts at most as twice the average: a
+    /// step that lost its processor for a while may take many times as long, which says nothing about the
+    /// next one.
     ///
-    /// For times of whole steps. Differences of them may be zero half of the time, which would leave an average at zero.
+    /// For durations of whole steps. Differences of durations may be zero half of the time, which would keep
+    /// an average at zero.
     fn add_limited(&mut self, us_by_256: u64) {
         const ONE_US: u64 = 256;
         self.add(if self.n_seen >= N_TRUSTED {
@@ -56,7 +58,7 @@ impl Average {
 
     fn add(&mut self, us_by_256: u64) {
         self.n_seen = self.n_seen.saturating_add(1);
-        // The mean of the first eight, then one that follows.
+        // The mean of the first eight, then a moving average.
         let weight = u64::from(self.n_seen.min(N_TRUSTED));
         self.us_by_256 = (self.us_by_256 * (weight - 1) + us_by_256) / weight;
     }
@@ -66,19 +68,19 @@ impl Average {
     }
 }
 
-/// Decoding several sequences side by side, as measured.
+/// Measured throughput of decoding several sequences in one batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Throughput {
     /// Sequences.
     pub n_sequences: usize,
-    /// Tokens per second of all of them together.
+    /// Total tokens per second of all sequences.
     pub tokens_per_s: f64,
-    /// How many times that is what one sequence alone reaches; `None` while one alone was not measured.
+    /// Speedup over one sequence alone; `None` if one alone was not measured.
     pub over_single: Option<f64>,
 }
 
 impl StepTimes {
-    /// Takes a step in: its decode rows, its prefill tokens and how long it took.
+    /// Records a step: its decode rows, its prefill tokens and its duration.
     pub(crate) fn observe(&mut self, n_decode: usize, n_prefill_tokens: usize, us: u64) {
         if n_decode == 0 {
             return;
@@ -86,21 +88,22 @@ impl StepTimes {
         if n_prefill_tokens == 0 {
             add_step(&mut self.decode, n_decode, us, &mut self.n_steps);
         } else if let Some((decode_us_by_256, n_more)) = self.measured_us_by_256(n_decode) {
-            // Rows beyond those that were measured are taken for tokens of prompts, here and where their time is foretold. Else a few
-            // tokens of a prompt would stand for what all new rows take, and prompts would stand still while a batch fills.
+            // Rows beyond the measured numbers count as prefill tokens, here and where durations are
+            // predicted. Otherwise a few prefill tokens would be charged with all new rows, and prompts would
+            // stall while a batch fills.
             let more = (us * 256).saturating_sub(decode_us_by_256);
             self.prefill_token.add(more / (n_prefill_tokens + n_more) as u64);
         }
     }
 
-    /// Takes a step of `n_rows` rows in, some of which are those of drafts, and how long it took.
+    /// Records a step of `n_rows` rows, some of them draft rows, and its duration.
     pub(crate) fn observe_drafts(&mut self, n_rows: usize, us: u64) {
         add_step(&mut self.drafted, n_rows, us, &mut self.n_steps);
     }
 
-    /// How long a step of `n_decode` sequences takes with drafts: between the numbers of rows that were measured it is
-    /// interpolated, and beyond them it rises as before, but not by less than is assumed of rows that were not measured. `None`
-    /// until the step without drafts has been measured, lately.
+    /// Returns the duration of a step of `n_decode` sequences with drafts. Between measured numbers of rows
+    /// it is interpolated. Beyond them the slope continues, but is at least the assumed cost of unmeasured
+    /// rows. `None` until the step without drafts has been measured recently.
     pub(crate) fn draft_times(&self, n_decode: usize) -> Option<DraftTimes> {
         let age = |average: &Average| self.n_steps.wrapping_sub(average.seen_at);
         let base = self.decode.get(n_decode)?;
@@ -110,7 +113,7 @@ impl StepTimes {
         let base = base.us_by_256.max(1);
         let measured = |n_drafted: usize| {
             let average = self.drafted.get(n_decode + n_drafted)?;
-            // One step may have lost its processor: what was seen a few times only is tried again sooner.
+            // A single step may have lost its processor, so averages of few observations expire sooner.
             let max_age = MAX_AGE >> 5_u32.saturating_sub(average.n_seen);
             let is_fresh = average.n_seen > 0 && age(average) < max_age;
             is_fresh.then(|| average.us_by_256.max(base))
@@ -135,16 +138,18 @@ impl StepTimes {
         Some(DraftTimes(times))
     }
 
-    /// How long a step of `n_decode` sequences takes without drafts, in microseconds; `None` until it has been measured.
+    /// Returns the duration of a step of `n_decode` sequences without drafts, in microseconds; `None` until
+    /// it has been measured.
     pub(crate) fn step_us(&self, n_decode: usize) -> Option<u64> {
         let us_by_256 = self.decode.get(n_decode)?.get()?;
         Some(us_by_256 / 256)
     }
 
-    /// Prefill tokens that a step of `n_decode` decode rows can take. It becomes at most `max_stall_percent` longer than a step that
-    /// decodes all of `n_sequences`: those rows, and the sequences whose prompts are computed or that sit out the step. So streams
-    /// wait no longer for prompts, in that proportion, than for each other once the prompts are done; and where many prompts come to
-    /// few streams, these do not make them wait long.
+    /// Returns the number of prefill tokens that a step of `n_decode` decode rows can take. The step becomes
+    /// at most `max_stall_percent` longer than one that decodes all of `n_sequences`: those rows, and the
+    /// sequences in prefill or sitting out the step. So, up to that factor, streams wait no longer for
+    /// prompts than for each other once the prompts are done; and many prompts do not wait long for a few
+    /// streams.
     pub(crate) fn grant_prefill(
         &mut self,
         n_decode: usize,
@@ -170,14 +175,16 @@ impl StepTimes {
         self.granted
     }
 
-    /// Time of a step that decodes `n` rows, from the nearest measured numbers of rows on either side. Beyond the largest, a row is taken to
-    /// cost what a token of a prompt does: it passes through the same weights.
+    /// Returns the duration of a step that decodes `n` rows, interpolated between the nearest measured
+    /// numbers. Beyond the largest, a row is assumed to cost as much as a prefill token, because it passes
+    /// through the same weights.
     fn decode_us_by_256(&self, n: usize) -> Option<u64> {
         let (us, n_more) = self.measured_us_by_256(n)?;
         Some(us + n_more as u64 * self.prefill_token.get().unwrap_or(0))
     }
 
-    /// Time of a step that decodes `n` rows, or as many as were measured at most, and how many that leaves out.
+    /// Returns the duration of a step that decodes `n` rows, or the largest measured number below, and the
+    /// number of remaining rows.
     fn measured_us_by_256(&self, n: usize) -> Option<(u64, usize)> {
         let at = |rows: usize| self.decode.get(rows).and_then(|average| average.get());
         let below = (1..=n.min(self.decode.len()))
@@ -196,8 +203,9 @@ impl StepTimes {
         }
     }
 
-    /// Throughput of decoding `n_sequences` side by side: measured, or interpolated between the nearest measured
-    /// numbers. Beyond the largest it stays at that one's rate, since more rows do not slow a token down.
+    /// Returns the throughput of decoding `n_sequences` in one batch: measured, or interpolated between the
+    /// nearest measured numbers. Beyond the largest it stays at that one's rate, since more rows do not slow
+    /// a token down.
     pub fn throughput(&self, n_sequences: usize) -> Option<Throughput> {
         let rate = |n: usize| {
             let largest = (1..self.decode.len())
@@ -220,7 +228,7 @@ impl StepTimes {
     }
 }
 
-/// Adds the time of a step to that of its number of rows. What was seen too long ago is forgotten.
+/// Adds the duration of a step to the average for its number of rows. Stale averages are reset.
 fn add_step(averages: &mut Vec<Average>, n_rows: usize, us: u64, n_steps: &mut u32) {
     *n_steps = n_steps.wrapping_add(1);
     if averages.len() <= n_rows {
@@ -276,7 +284,7 @@ mod tests {
         for _ in 0..20 {
             times.observe(1, 0, 1000);
         }
-        // A chunk of 100 tokens that half of the time costs nothing on top of the decoding, else 10 us a token.
+        // A chunk of 100 tokens that half of the time adds nothing to the decoding, otherwise 10 us a token.
         for i in 0..1000 {
             times.observe(1, 100, 1000 + 2000 * (i % 2));
         }
@@ -300,9 +308,9 @@ mod tests {
         assert_eq!(times.draft_times(1), None, "a step without was not measured");
         times.observe(1, 0, 1000);
         let DraftTimes(with) = times.draft_times(1).unwrap();
-        // Three draft tokens take half a step, a third of that each, and so do more.
+        // Three draft tokens take half a step, a third of that each, and further ones the same.
         assert_eq!([with[0], with[1], with[3], with[6]], [256, 298, 384, 511]);
-        // What is not measured is not free.
+        // An unmeasured number is not free.
         times.observe_drafts(4, 1000);
         for _ in 0..64 {
             times.observe_drafts(4, 1000);
@@ -327,7 +335,7 @@ mod tests {
         assert_eq!(with[2], 256, "the old time has no part in the new one");
     }
 
-    /// What is granted once it grows no more: it doubles at most from step to step.
+    /// Returns the grant once it no longer grows: it at most doubles from step to step.
     fn settled(times: &mut StepTimes, n_decode: usize, n_sequences: usize, max_stall_percent: u32) -> usize {
         for _ in 0..8 {
             times.grant_prefill(n_decode, n_sequences, max_stall_percent);
@@ -341,20 +349,20 @@ mod tests {
         assert_eq!(times.grant_prefill(2, 3, 100), FIRST_GRANT);
         times.observe(2, 0, 1000);
         times.observe(2, 32, 1000 + 32 * 50);
-        // No more than two were seen: the others are taken for tokens of prompts.
+        // At most two rows were measured: the others count as prefill tokens.
         assert_eq!(times.grant_prefill(2, 2, 100), 20);
         assert_eq!(times.grant_prefill(2, 3, 100), 22);
         assert_eq!(times.grant_prefill(2, 2, 50), 10);
         assert_eq!(times.grant_prefill(2, 2, 100), 20);
     }
 
-    /// With a prompt in each step, a step without one is never seen while a batch fills.
+    /// If each step has a prompt, a step without one is never seen while a batch fills.
     #[test]
     fn rows_that_were_never_seen_alone_do_not_make_prompts_dear() {
         let mut times = StepTimes::default();
         times.observe(1, 0, 10_000);
         times.observe(1, 32, 10_000 + 32 * 100);
-        // 15 rows more, each of which takes as long as a token of a prompt.
+        // 15 more rows, each of which takes as long as a prefill token.
         for _ in 0..100 {
             times.observe(16, 1, 10_000 + 16 * 100);
         }
@@ -371,7 +379,8 @@ mod tests {
         times.observe(2, 0, 1000);
         times.observe(10, 0, 1800);
         times.observe(2, 32, 1000 + 32 * 50);
-        // A step that decodes so many takes 1000, 1100, 1300, 1800 and, since no more were seen, 1800 microseconds and 50 for each more.
+        // Decoding this many takes 1000, 1100, 1300 and 1800 microseconds; beyond that, 1800 plus 50 for each
+        // further row.
         for (n_sequences, grant) in [(2, 20), (3, 24), (5, 32), (10, 52), (20, 72)] {
             assert_eq!(
                 settled(&mut times, 2, n_sequences, 100),
@@ -381,7 +390,7 @@ mod tests {
         }
         assert_eq!(settled(&mut times, 2, 10, 0), 16);
         assert_eq!(settled(&mut times, 10, 10, 0), 1, "prompts never stand still");
-        // A step without the streams, whose masks are not there, has their time too.
+        // A step without the streams, whose masks are not ready, has the same limit.
         assert_eq!(settled(&mut times, 0, 10, 100), 72);
     }
 }

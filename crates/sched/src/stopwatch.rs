@@ -1,7 +1,7 @@
-//! [`Stopwatch`]: when what happened to a sequence.
+//! [`Stopwatch`]: records the times of a sequence's events.
 //!
-//! Separate from the core, which only calls it. Invariant: it reads no clock; all times are microseconds since the
-//! engine began, taken once a step and given as data.
+//! Invariant: it reads no clock; all times are microseconds since the engine began, taken once per step and
+//! given as data.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub(crate) struct Stopwatch {
     submitted_us: u64,
     begun_us: Option<u64>,
     first_token_us: Option<u64>,
-    /// Kept only where a trace was asked for; an empty vector costs nothing.
+    /// Recorded only if a trace was requested; an empty vector costs nothing.
     token_us: Vec<u64>,
     traces_tokens: bool,
 }
@@ -26,7 +26,7 @@ impl Stopwatch {
         }
     }
 
-    /// It begins; what counts is the first time.
+    /// Records its start; only the first call counts.
     pub(crate) fn begin(&mut self, now_us: u64) {
         self.begun_us.get_or_insert(now_us);
     }

@@ -1,7 +1,7 @@
 //! [`Submission`]: a request on its way from its caller to the engine.
 //!
-//! Separate because it is checked on the caller's thread, before anything reaches the engine. Invariant: what a
-//! [`Submission`] holds can run, given the pool to itself.
+//! It is checked on the caller's thread, before anything reaches the engine. Invariant: the contents of a
+//! [`Submission`] can run, given the whole pool.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -26,7 +26,7 @@ pub(crate) struct Submission {
     pub(crate) request: RequestId,
     pub(crate) tokens: Vec<u32>,
     pub(crate) job: Job,
-    /// How the tokens of each sample are chosen.
+    /// The manner of each sample's tokens.
     pub(crate) manner: Option<Manner>,
     pub(crate) events: Sender<Event>,
     /// Microseconds since the engine began.
@@ -41,9 +41,9 @@ pub(crate) struct Submission {
 pub(crate) enum Job {
     Generate {
         params: GenerateParams,
-        /// Tokens of prompt and output together at which a sample ends.
+        /// Maximum number of tokens of prompt and output together.
         max_len: usize,
-        /// How they continue where the context is full, and how many tokens that holds.
+        /// How samples continue when the context is full, and the size of the context.
         context_shift: Option<(ContextShift, usize)>,
     },
     Forward(ForwardParams),
@@ -64,7 +64,7 @@ impl Job {
         }
     }
 
-    /// How a sample is drawn; `None` for a forward pass.
+    /// Returns a sample's sampling parameters; `None` for a forward pass.
     pub(crate) fn sampling(&self, sample: u32) -> Option<Arc<SamplingParams>> {
         let Self::Generate { params, .. } = self else {
             return None;
@@ -74,7 +74,7 @@ impl Job {
         Some(Arc::new(sampling))
     }
 
-    /// What a sample may be made of.
+    /// Returns the constraint of its samples.
     pub(crate) fn constraint(&self) -> Option<&ConstraintSource> {
         match self {
             Self::Generate { params, .. } => params.constraint.as_ref(),
@@ -89,7 +89,7 @@ impl Job {
         }
     }
 
-    /// Its inputs that are no tokens.
+    /// Returns its non-token inputs.
     pub(crate) fn media(&self) -> Arc<[Media]> {
         match self {
             Self::Generate { params, .. } => Arc::clone(&params.media),
@@ -97,7 +97,7 @@ impl Job {
         }
     }
 
-    /// What its samples say, where that is given.
+    /// Returns the predetermined output of its samples, if given.
     pub(crate) fn follows(&self) -> Option<&Arc<[u32]>> {
         match self {
             Self::Generate { params, .. } => params.follows.as_ref(),
@@ -110,23 +110,23 @@ impl Job {
     }
 }
 
-/// How the first tokens of a sample are drawn, among which no stop token is.
+/// Sampling parameters of a sample's first tokens, which exclude stop tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct Opening {
-    /// Inputs from which on the opening is over.
+    /// Number of inputs after which the opening is over.
     pub(crate) end: u32,
     pub(crate) sampling: Arc<SamplingParams>,
 }
 
 impl Opening {
-    /// Ends at the same token where `n_dropped` before it are dropped.
+    /// Adjusts the end after `n_dropped` earlier tokens were dropped.
     pub(crate) fn take_off(&mut self, n_dropped: usize) {
         self.end = self.end.saturating_sub(n_dropped as u32);
     }
 }
 
 impl Submission {
-    /// How a sample is drawn while it may not end.
+    /// Returns the sampling parameters of a sample while it must not end.
     pub(crate) fn opening(&self, sample: u32) -> Option<Opening> {
         let Job::Generate { params, .. } = &self.job else {
             return None;
@@ -143,7 +143,7 @@ impl Submission {
         })
     }
 
-    /// What the scheduler is to make of it.
+    /// Returns the specification for the scheduler.
     pub(crate) fn spec(&self, fork_of: Option<SeqId>) -> SeqSpec {
         let at = |after: Duration| self.submitted_us.saturating_add(after.as_micros() as u64);
         let tokens = self.tokens.clone();
@@ -192,21 +192,22 @@ impl Submission {
     }
 }
 
-/// What an engine takes of inputs that are no tokens.
+/// An engine's limits for non-token inputs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InputRows {
-    /// Their width; `None` where it takes none.
+    /// Their width; `None` if it accepts none.
     pub(crate) width: Option<usize>,
-    /// Inputs of a step.
+    /// Maximum inputs of a step.
     pub(crate) max_step_tokens: usize,
 }
 
-/// How far the samples of a request go.
+/// The maximum length of a request's samples.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reach {
-    /// Tokens of prompt and output together at which they end, which is the prompt's own where nothing is to be generated.
+    /// Maximum number of tokens of prompt and output together; the prompt's own length if nothing is to be
+    /// generated.
     pub(crate) max_len: usize,
-    /// How they continue where the context is full, and how many tokens that holds.
+    /// How they continue when the context is full, and the size of the context.
     pub(crate) context_shift: Option<(ContextShift, usize)>,
 }
 
@@ -242,7 +243,7 @@ pub(crate) fn check_generate(
             maximum: MAX_SAMPLES,
         });
     }
-    // The last token sampled is never an input, so it needs no page.
+    // The last sampled token is never an input, so it needs no page.
     let pool_len = match limits.kv_window {
         None => limits.n_pages * PAGE_TOKENS + 1,
         Some(_) => usize::MAX,
@@ -251,7 +252,7 @@ pub(crate) fn check_generate(
     let context_shift = context_shift
         .map(|shift| (shift, limits.n_ctx.min(pool_len)))
         .filter(|&(shift, n_ctx)| wanted > n_ctx && shift.rule(tokens.len(), n_ctx).is_some())
-        // An image that is cut is none.
+        // A cut image would be useless.
         .filter(|_| params.media.is_empty());
     let max_len = match (context_shift, params.max_tokens) {
         (Some(_), _) => wanted,
@@ -299,7 +300,7 @@ pub(crate) fn check_forward(
     if limits.is_encoder && params.rows == ForwardRows::Logits {
         return Err(EngineError::PredictsNoTokens);
     }
-    // The one row of an encoder's sequence is made of all its tokens, and stands at the last.
+    // An encoder's only row is computed from all its tokens, and belongs to the last position.
     let is_one_row = params.from + 1 == tokens.len();
     if params.from >= tokens.len() || limits.is_encoder && !is_one_row {
         return Err(EngineError::RowsOutOfRange {

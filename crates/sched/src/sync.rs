@@ -1,5 +1,5 @@
-//! The synchronization that the engine uses, in one place, so that tests can run the same code under a scheduler that
-//! explores thread interleavings.
+//! The synchronization primitives of the engine in one place, so that tests can run the same code under a
+//! scheduler that explores thread interleavings.
 
 pub(crate) use std::{
     sync::{

@@ -238,20 +238,37 @@ const MAX_SCHEMA_VALUES: usize = 64_000;
 
 /// Refuses a schema with too many values.
 fn check_values(path: &str, schema: &Value) -> Result<(), ApiError> {
-    let (mut open, mut n_values) = (vec![schema], 0);
-    while let Some(value) = open.pop() {
-        n_values += 1;
-        match value {
-            Value::Array(items) => open.extend(items),
-            Value::Object(fields) => open.extend(fields.values()),
-            _ => {}
+    ValueBudget::default().take(path, schema)
+}
+
+/// Counts the values of schemas that are compiled together.
+#[derive(Debug, Default)]
+pub(crate) struct ValueBudget {
+    n_values: usize,
+}
+
+impl ValueBudget {
+    /// Adds the values of a schema.
+    ///
+    /// # Errors
+    /// Fails on the schema with which there are too many, and names its path.
+    pub(crate) fn take(&mut self, path: &str, schema: &Value) -> Result<(), ApiError> {
+        let mut open = vec![schema];
+        while let Some(value) = open.pop() {
+            self.n_values += 1;
+            match value {
+                Value::Array(items) => open.extend(items),
+                Value::Object(fields) => open.extend(fields.values()),
+                _ => {}
+            }
+            if self.n_values + open.len() > MAX_SCHEMA_VALUES {
+                let reason =
+                    format!("the schema has more than {MAX_SCHEMA_VALUES} values, with those before it");
+                return Err(ApiError::invalid(path, reason));
+            }
         }
-        if n_values + open.len() > MAX_SCHEMA_VALUES {
-            let reason = format!("the schema has more than {MAX_SCHEMA_VALUES} values");
-            return Err(ApiError::invalid(path, reason));
-        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Reads a schema, or the text of one.

@@ -115,7 +115,7 @@ pub(crate) const FOREIGN: &[Field] = &[
     only(
         "n_discard",
         &["0"],
-        "a context shift drops half of the tokens behind `--keep`",
+        "a context shift drops half of the tokens after `--keep`",
     ),
     only("n_probs", &["0"], "use `logprobs`"),
     only("n_indent", &["0"], NOT_IMPLEMENTED),

@@ -12,7 +12,7 @@ use std::{
 use axum::{
     extract::{Request, State},
     response::Response,
-    routing::{MethodRouter, post},
+    routing::{MethodFilter, MethodRouter, on},
 };
 use tokio::runtime::{Handle, RuntimeFlavor};
 
@@ -63,39 +63,51 @@ where
     F: Fn(Models, Call) -> Fut + Clone + Send + Sync + 'static,
     Fut: Future<Output = Result<Response, ApiError>> + Send,
 {
-    post(move |State(models): State<Models>, request: Request| async move {
-        let id: RequestId = request.extensions().get().cloned().unwrap_or_default();
-        let tally: Tally = request.extensions().get().cloned().unwrap_or_default();
-        let request_id = id.clone();
-        let tenant: Tenant = request.extensions().get().copied().unwrap_or_default();
-        let peer: Peer = request.extensions().get().copied().unwrap_or_default();
-        let answer = async {
-            let uri = request.uri().clone();
-            let is_unversioned = request.extensions().get().is_some_and(AskedPath::is_unversioned);
-            let body = models.common().intake.read(models.config(), request).await?;
-            let call = Call {
-                config: Arc::clone(&models.common().config),
-                body,
-                id,
-                tally,
-                tenant,
-                peer,
-                adapter: None,
-                uri,
-                is_unversioned,
-                slot: None,
-                asked: None,
-                budget_field: "thinking_budget",
-                load_wait: Duration::ZERO,
-                model_names: Arc::new(models.clone()),
+    framed_as(MethodFilter::POST, dialect, handler)
+}
+
+/// As [`framed`], for another method than `POST`.
+pub(crate) fn framed_as<F, Fut>(method: MethodFilter, dialect: Dialect, handler: F) -> MethodRouter<Models>
+where
+    F: Fn(Models, Call) -> Fut + Clone + Send + Sync + 'static,
+    Fut: Future<Output = Result<Response, ApiError>> + Send,
+{
+    on(
+        method,
+        move |State(models): State<Models>, request: Request| async move {
+            let id: RequestId = request.extensions().get().cloned().unwrap_or_default();
+            let tally: Tally = request.extensions().get().cloned().unwrap_or_default();
+            let request_id = id.clone();
+            let tenant: Tenant = request.extensions().get().copied().unwrap_or_default();
+            let peer: Peer = request.extensions().get().copied().unwrap_or_default();
+            let answer = async {
+                let uri = request.uri().clone();
+                let is_unversioned = request.extensions().get().is_some_and(AskedPath::is_unversioned);
+                let body = models.common().intake.read(models.config(), request).await?;
+                let call = Call {
+                    config: Arc::clone(&models.common().config),
+                    body,
+                    id,
+                    tally,
+                    tenant,
+                    peer,
+                    adapter: None,
+                    uri,
+                    is_unversioned,
+                    slot: None,
+                    asked: None,
+                    budget_field: "thinking_budget",
+                    load_wait: Duration::ZERO,
+                    model_names: Arc::new(models.clone()),
+                };
+                handler(models.clone(), call).await
             };
-            handler(models.clone(), call).await
-        };
-        answer.await.unwrap_or_else(|error| {
-            models.count_refusal(&error);
-            error_response(&error, dialect, &request_id)
-        })
-    })
+            answer.await.unwrap_or_else(|error| {
+                models.count_refusal(&error);
+                error_response(&error, dialect, &request_id)
+            })
+        },
+    )
 }
 
 /// Finds what a request says of its model. A large body has its turn for it, as for its endpoint.

@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 use tokenmill::TextParams;
-use tokenmill_backend::{MirostatVersion, SamplingParams};
+use tokenmill_backend::{Mirostat, SamplerStep, SamplingParams};
 
 /// Seed that llama.cpp writes if each request draws its own.
 const NO_SEED: u32 = u32::MAX;
@@ -21,6 +21,8 @@ pub(crate) fn generation_settings(params: &TextParams, n_ctx: usize, end_ids: &[
         .iter()
         .map(|(token, bias)| json!({ "token": token, "bias": bias }));
     let mut settings = of_sampling(sampling);
+    let steps = sampling.order.as_deref().unwrap_or(&SamplerStep::DEFAULT_ORDER);
+    settings["samplers"] = steps.iter().map(|step| step.name()).collect();
     settings["logit_bias"] = biases.collect();
     settings["n_ctx"] = n_ctx.into();
     settings["n_predict"] = params.max_tokens.map_or(-1, i64::from).into();
@@ -33,38 +35,35 @@ pub(crate) fn generation_settings(params: &TextParams, n_ctx: usize, end_ids: &[
 /// Writes the sampling settings.
 fn of_sampling(sampling: &SamplingParams) -> Value {
     let last_n = |n: u32| if n == u32::MAX { -1 } else { i64::from(n) };
-    let dry = sampling.dry.as_ref();
+    let dry = sampling.dry.clone().unwrap_or_default();
+    let xtc = sampling.xtc.unwrap_or_default();
     let mirostat = sampling.mirostat.as_ref();
-    let dynamic = sampling.dynamic_temperature.as_ref();
+    let dynamic = sampling.dynamic_temperature.unwrap_or_default();
     json!({
         "seed": sampling.seed,
         "temperature": sampling.temperature,
-        "dynatemp_range": dynamic.map_or(0.0, |dynamic| dynamic.range),
-        "dynatemp_exponent": dynamic.map_or(1.0, |dynamic| dynamic.exponent),
+        "dynatemp_range": dynamic.range,
+        "dynatemp_exponent": dynamic.exponent,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
         "top_n_sigma": sampling.top_n_sigma,
-        "xtc_probability": sampling.xtc.map_or(0.0, |xtc| xtc.probability),
-        "xtc_threshold": sampling.xtc.map_or(0.1, |xtc| xtc.threshold),
+        "xtc_probability": xtc.probability,
+        "xtc_threshold": xtc.threshold,
         "typical_p": sampling.typical_p,
         "repeat_last_n": last_n(sampling.penalty_last_n),
         "repeat_penalty": sampling.repeat_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "dry_multiplier": dry.map_or(0.0, |dry| dry.multiplier),
-        "dry_base": dry.map_or(1.75, |dry| dry.base),
-        "dry_allowed_length": dry.map_or(2, |dry| dry.allowed_length),
-        "dry_penalty_last_n": dry.map_or(-1, |dry| last_n(dry.last_n)),
+        "dry_multiplier": dry.multiplier,
+        "dry_base": dry.base,
+        "dry_allowed_length": dry.allowed_length,
+        "dry_penalty_last_n": last_n(dry.last_n),
         "adaptive_target": -1.0,
         "adaptive_decay": 0.9,
-        "mirostat": match mirostat.map(|mirostat| mirostat.version) {
-            None => 0,
-            Some(MirostatVersion::One) => 1,
-            Some(MirostatVersion::Two) => 2,
-        },
-        "mirostat_tau": mirostat.map_or(5.0, |mirostat| mirostat.target),
-        "mirostat_eta": mirostat.map_or(0.1, |mirostat| mirostat.rate),
+        "mirostat": mirostat.map_or(0, |mirostat| mirostat.version.number()),
+        "mirostat_tau": mirostat.map_or(Mirostat::DEFAULT_TARGET, |mirostat| mirostat.target),
+        "mirostat_eta": mirostat.map_or(Mirostat::DEFAULT_RATE, |mirostat| mirostat.rate),
         "n_keep": 0,
         "n_discard": 0,
         "n_probs": sampling.n_logprobs.unwrap_or(0),
@@ -104,6 +103,10 @@ mod tests {
             json!([])
         );
         let settings = generation_settings(&params(true), 8, &[2]);
+        assert_eq!(
+            (&settings["samplers"][0], &settings["dry_base"]),
+            (&json!("penalties"), &json!(1.75))
+        );
         assert_eq!(settings["logit_bias"], json!([{ "token": 2, "bias": null }]));
         assert_eq!(
             (&settings["n_predict"], &settings["n_ctx"]),

@@ -10,6 +10,7 @@
 //! generation, and health answers without asking the engine.
 #![forbid(unsafe_code)]
 
+mod accept_queue;
 mod answer_body;
 pub mod anthropic;
 mod app;
@@ -22,6 +23,7 @@ mod earlier_calls;
 mod effort;
 mod encoder_queue;
 mod endpoints;
+mod engine_error;
 mod error;
 mod error_table;
 pub mod fields;

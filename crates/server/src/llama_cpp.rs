@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokenmill_backend::SamplingParams;
 
 use crate::{
     ApiError,
@@ -14,6 +15,7 @@ use crate::{
     line_bounds::LineBounds,
     openai::{Stop, TokenLimit},
     raw_prompt::RawPrompt,
+    request_defaults::shortest,
 };
 
 /// Fields of `/models/load` and `/models/unload`.
@@ -157,7 +159,7 @@ pub const PROMPT_FIELDS: &[Field] = &[yes(
 /// The texts of `/infill`.
 pub const INFILL_FIELDS: &[Field] = &[
     yes("input_prefix", "the text before"),
-    yes("input_suffix", "the text behind"),
+    yes("input_suffix", "the text after"),
     yes(
         "prompt",
         "the end of the text before; in llama.cpp too, whatever its page says",
@@ -179,7 +181,7 @@ pub struct CompletionRequest {
     /// The text before a gap.
     #[serde(default)]
     pub input_prefix: String,
-    /// The text behind it.
+    /// The text after it.
     #[serde(default)]
     pub input_suffix: String,
     /// Texts of other files, for context.
@@ -273,7 +275,14 @@ impl CompletionRequest {
 
 /// The sampling values where a request is silent.
 pub(crate) fn defaults() -> Value {
-    json!({ "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_last_n": 64 })
+    let params = SamplingParams::llama_cpp();
+    json!({
+        "temperature": shortest(params.temperature),
+        "top_k": params.top_k,
+        "top_p": shortest(params.top_p),
+        "min_p": shortest(params.min_p),
+        "repeat_last_n": params.penalty_last_n,
+    })
 }
 
 /// Puts llama.cpp's values where a request is silent, and takes out a seed that asks for none.

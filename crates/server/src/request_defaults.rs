@@ -16,3 +16,15 @@ pub struct RequestDefaults {
     /// Whether answers include their prompt under `__verbose`, as llama.cpp's do with `--verbose`.
     pub is_verbose: bool,
 }
+
+/// Writes a number with the shortest digits of its `f32`, not with those of the nearest `f64`; `null` for one that is not finite.
+pub(crate) fn shortest(value: f32) -> Value {
+    Value::from(value.to_string().parse().unwrap_or(f64::from(value)))
+}
+
+impl RequestDefaults {
+    /// Writes a number for [`Self::sampling`]: 0.1 and not 0.10000000149. One that is not finite is `null`, which [`Self::check`] refuses.
+    pub fn number(value: f32) -> Value {
+        shortest(value)
+    }
+}

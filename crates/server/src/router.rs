@@ -7,7 +7,7 @@ use axum::{
     http::{HeaderValue, Method},
     middleware::{from_fn, from_fn_with_state},
     response::Response,
-    routing::{any, get, post},
+    routing::{MethodFilter, any, get, post},
 };
 use tower::ServiceExt as _;
 use tower_http::{
@@ -23,7 +23,7 @@ use crate::{
         adapters, chat, completions, embeddings, gateway, health, llama_cpp, manage, messages, metrics,
         models, ollama, openapi, page, rerank, responses, slots, words,
     },
-    frame::{endpoint, framed},
+    frame::{endpoint, framed, framed_as},
     models::Models,
     origin::{check_origin, is_named},
     paths::normalize,
@@ -139,19 +139,19 @@ fn ollama_paths(models: &Models) -> Router<Models> {
         .route("/api/embed", endpoint(dialect, ollama::embed::embed))
         .route("/api/embeddings", endpoint(dialect, ollama::embed::embeddings))
         .route("/api/show", framed(dialect, ollama::models::show))
-        .route("/api/pull", framed(dialect, ollama::models::pull))
+        .route("/api/pull", framed(dialect, ollama::manage::pull))
         .route("/api/tags", get(ollama::models::tags))
         .route("/api/ps", get(ollama::models::ps))
         .route("/api/version", get(ollama::models::version));
-    for path in [
-        "/api/push",
-        "/api/create",
-        "/api/copy",
-        "/api/delete",
-        "/api/blobs/{digest}",
-    ] {
-        paths = paths.route(path, any(ollama::models::unmanaged));
+    for path in ["/api/push", "/api/create", "/api/copy", "/api/blobs/{digest}"] {
+        paths = paths.route(path, any(ollama::manage::unmanaged));
     }
+    let delete = if models.managed_folder().is_some() {
+        framed_as(MethodFilter::DELETE, dialect, ollama::manage::delete)
+    } else {
+        any(ollama::manage::unmanaged)
+    };
+    paths = paths.route("/api/delete", delete);
     paths.route_layer(from_fn_with_state(models.clone(), require_key))
 }
 

@@ -249,41 +249,46 @@ impl SamplingFields {
         };
         let mirostat = match self.mirostat.unwrap_or(0) {
             0 => None,
-            1 => Some(MirostatVersion::One),
-            2 => Some(MirostatVersion::Two),
-            other => {
-                return Err(ApiError::invalid("mirostat", format!("{other} is not 0, 1 or 2")));
-            }
+            number => Some(
+                MirostatVersion::from_number(number)
+                    .ok_or_else(|| ApiError::invalid("mirostat", format!("{number} is not 0, 1 or 2")))?,
+            ),
         };
+        let (off, no_dry) = (SamplingParams::default(), Dry::default());
+        let (no_xtc, no_range) = (Xtc::default(), DynamicTemperature::default());
         let steps = self.samplers.as_ref().map(Samplers::steps).transpose()?;
         let params = SamplingParams {
             temperature: self.temperature.unwrap_or(1.0),
             top_k,
-            top_p: self.top_p.unwrap_or(1.0),
-            min_p: self.min_p.unwrap_or(0.0),
-            typical_p: self.typical_p.unwrap_or(1.0),
-            top_n_sigma: self.top_n_sigma.unwrap_or(0.0),
+            top_p: self.top_p.unwrap_or(off.top_p),
+            min_p: self.min_p.unwrap_or(off.min_p),
+            typical_p: self.typical_p.unwrap_or(off.typical_p),
+            top_n_sigma: self.top_n_sigma.unwrap_or(off.top_n_sigma),
             xtc: self
                 .xtc_probability
                 .filter(|&probability| probability != 0.0)
                 .map(|probability| Xtc {
                     probability,
-                    threshold: self.xtc_threshold.unwrap_or(0.1),
+                    threshold: self.xtc_threshold.unwrap_or(no_xtc.threshold),
                 }),
             dynamic_temperature: (self.dynatemp_range.filter(|&range| range != 0.0)).map(|range| {
                 DynamicTemperature {
                     range,
-                    exponent: self.dynatemp_exponent.unwrap_or(1.0),
+                    exponent: self.dynatemp_exponent.unwrap_or(no_range.exponent),
                 }
             }),
             mirostat: mirostat.map(|version| {
-                let (target, rate) = (self.mirostat_tau.unwrap_or(5.0), self.mirostat_eta.unwrap_or(0.1));
-                Mirostat::new(version, target, rate)
+                let target = self.mirostat_tau.unwrap_or(Mirostat::DEFAULT_TARGET);
+                Mirostat::new(
+                    version,
+                    target,
+                    self.mirostat_eta.unwrap_or(Mirostat::DEFAULT_RATE),
+                )
             }),
             order: None,
-            repeat_penalty: self.repetition_penalty.or(self.repeat_penalty).unwrap_or(1.0),
-            presence_penalty: self.presence_penalty.unwrap_or(0.0),
-            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+            repeat_penalty: (self.repetition_penalty.or(self.repeat_penalty)).unwrap_or(off.repeat_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(off.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(off.frequency_penalty),
             // OpenAI's penalties look at the whole text, llama.cpp's at a window.
             penalty_last_n: last_n("repeat_last_n", self.repeat_last_n)?,
             dry: self
@@ -291,8 +296,8 @@ impl SamplingFields {
                 .filter(|&multiplier| multiplier != 0.0)
                 .map(|multiplier| Dry {
                     multiplier,
-                    base: self.dry_base.unwrap_or(1.75),
-                    allowed_length: self.dry_allowed_length.unwrap_or(2),
+                    base: self.dry_base.unwrap_or(no_dry.base),
+                    allowed_length: self.dry_allowed_length.unwrap_or(no_dry.allowed_length),
                     last_n: dry_last_n,
                     breakers: breakers(&texts),
                 }),

@@ -40,6 +40,7 @@ use tower::{ServiceExt as _, service_fn};
 use crate::unix_socket::listen_unix;
 use crate::{
     ApiError, App, Dialect, Listen, Models, TlsFiles,
+    accept_queue::listen_tcp,
     answer_body::{AnswerBody, StreamExecutor},
     app::error_response,
     connections::{Connections, Kind, Place},
@@ -141,11 +142,7 @@ impl Server {
         let tls = config.tls.as_ref().map(tls_acceptor).transpose()?;
         let failed = |address: String| move |source| ServeError::Listen { address, source };
         let socket = match &config.listen {
-            Listen::Tcp(address) => Socket::Tcp(
-                TcpListener::bind(address)
-                    .await
-                    .map_err(failed(address.to_string()))?,
-            ),
+            Listen::Tcp(address) => Socket::Tcp(listen_tcp(*address).map_err(failed(address.to_string()))?),
             #[cfg(unix)]
             Listen::Unix(path) => {
                 Socket::Unix(listen_unix(path).map_err(failed(path.display().to_string()))?)

@@ -43,13 +43,17 @@ impl RequestDefaults {
     /// # Errors
     /// Fails on the first value that is unknown or out of its range, and names it.
     pub fn check(&self) -> Result<(), ApiError> {
+        // A number that is not finite.
+        if let Some((name, _)) = self.sampling.iter().find(|(_, value)| value.is_null()) {
+            return Err(ApiError::invalid(name, "expected a finite number"));
+        }
         let fields = Value::Object(self.sampling.clone());
         let fields: SamplingFields = serde_path_to_error::deserialize(&fields)
             .map_err(|error| ApiError::invalid(error.path().to_string(), error.inner().to_string()))?;
         fields.check()
     }
 
-    /// Writes the defaults into the fields that a request does not set and its endpoint has.
+    /// Writes the defaults into the fields that a request does not set.
     pub(crate) fn fill(&self, body: &mut Body, fields: &[Field]) {
         let has = |name: &str| fields.iter().any(|field| field.name == name);
         if has("options") {
@@ -63,10 +67,13 @@ impl RequestDefaults {
             });
             return;
         }
-        for (name, value) in &self.sampling {
-            let is_said = others_of(name).iter().any(|other| body.get(other).is_some());
-            if has(name) && !is_said {
-                body.set_default(name, value.clone());
+        // What generates has a temperature. Where an API has no field for a sampler, the operator's default holds nevertheless.
+        if has("temperature") {
+            for (name, value) in &self.sampling {
+                let is_said = others_of(name).iter().any(|other| body.get(other).is_some());
+                if !is_said {
+                    body.set_default(name, value.clone());
+                }
             }
         }
         for (names, value) in [(LENGTHS, self.max_tokens), (BUDGETS, self.thinking_budget)] {
@@ -114,7 +121,10 @@ mod tests {
                 tables::llama_completion(),
                 json!({ "temperature": 0.5, "repeat_penalty": 1.1, "seed": 7, "n_predict": 9 }),
             ),
-            (tables::messages(), json!({ "temperature": 0.5, "max_tokens": 9 })),
+            (
+                tables::messages(),
+                json!({ "temperature": 0.5, "repeat_penalty": 1.1, "seed": 7, "max_tokens": 9 }),
+            ),
             (
                 tables::ollama_chat(),
                 json!({ "options": { "temperature": 0.5, "repeat_penalty": 1.1, "seed": 7, "num_predict": 9 } }),
@@ -123,6 +133,39 @@ mod tests {
         ] {
             assert_eq!(filled(&json!({}), fields), expected);
         }
+    }
+
+    #[test]
+    fn every_sampler_of_llama_cpp_has_a_default_on_every_api() {
+        let sampling = json!({
+            "top_n_sigma": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.2, "dynatemp_range": 0.5, "dynatemp_exponent": 2.0,
+            "mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2, "samplers": ["top_k"], "dry_multiplier": 0.8, "dry_base": 2.0,
+            "dry_allowed_length": 3, "dry_penalty_last_n": 64, "dry_sequence_breakers": ["x"],
+        });
+        let defaults = RequestDefaults {
+            sampling: sampling.as_object().cloned().expect("an object"),
+            ..RequestDefaults::default()
+        };
+        defaults.check().expect("the values are in their ranges");
+        for fields in [
+            tables::chat(),
+            tables::completion(),
+            tables::response(),
+            tables::messages(),
+            tables::llama_completion(),
+            tables::llama_infill(),
+        ] {
+            let mut body = Body::parse(b"{}", fields).expect("an object");
+            defaults.fill(&mut body, fields);
+            assert_eq!(body.read::<Value>().expect("any object"), sampling);
+        }
+        let mut body = Body::parse(b"{}", tables::ollama_chat()).expect("an object");
+        defaults.fill(&mut body, tables::ollama_chat());
+        crate::ollama::options::check_options(&body, 8).expect("each is an option");
+        assert_eq!(
+            body.read::<Value>().expect("any object"),
+            json!({ "options": sampling })
+        );
     }
 
     #[test]
@@ -145,6 +188,7 @@ mod tests {
             ("temperature", json!(3)),
             ("top_k", json!("many")),
             ("min_p", json!(2)),
+            ("dry_multiplier", RequestDefaults::number(f32::INFINITY)),
         ] {
             let defaults = RequestDefaults {
                 sampling: Map::from_iter([(name.to_owned(), value)]),

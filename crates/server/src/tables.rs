@@ -131,12 +131,13 @@ pub fn document() -> String {
         ("POST /api/generate", ollama_generate()),
         (
             "`options` of /api/chat, /api/generate, /api/embed",
-            ollama::options::OPTIONS,
+            ollama::options::options(),
         ),
         ("POST /api/embed", ollama_embed()),
         ("POST /api/embeddings", ollama::embed::OLDER_FIELDS),
         ("POST /api/show", ollama::embed::SHOW_FIELDS),
         ("POST /api/pull", ollama::embed::PULL_FIELDS),
+        ("DELETE /api/delete", ollama::embed::DELETE_FIELDS),
     ] {
         page.push_str("\n## ");
         page.push_str(title);

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use tokenmill::{Conversation, ToolChoice, stream::TextEnd, tools::takes_objects};
 use tokenmill_sched::FinishReason;
 
-use crate::{ApiError, earlier_calls::CUSTOM_INPUT, error::shortened};
+use crate::{ApiError, constraints::ValueBudget, earlier_calls::CUSTOM_INPUT, error::shortened};
 
 /// Longest name of a tool, as in the official API.
 const MAX_NAME_BYTES: usize = 128;
@@ -175,6 +175,7 @@ impl Tools {
         ignored: &IgnoredTools,
     ) -> Result<Self, ApiError> {
         let mut names = HashSet::new();
+        let mut values = ValueBudget::default();
         let mut list = Vec::new();
         for (path, value) in tools {
             if value.is_null() {
@@ -216,6 +217,8 @@ impl Tools {
                 let reason = "arguments are an object, which the schema's `type` does not allow";
                 return Err(ApiError::invalid(at("parameters"), reason));
             }
+            // All of them go into one grammar.
+            values.take(&at("parameters"), &parameters)?;
             crate::fields::refuse_others(&path, &tool.others, TOOL_LABELS)?;
             check_callers(&path, &tool.allowed_callers)?;
             // Templates read it of every tool.
@@ -453,6 +456,12 @@ mod tests {
             let list = json!([{"name": "a"}, {"name": "b", "parameters": parameters}]);
             assert_eq!(refused(list, auto()), "tools[1].function.parameters");
         }
+        let large = |n_values: usize| json!({"properties": {"a": {"enum": vec![0; n_values]}}});
+        let list = json!([{"name": "a", "parameters": large(40_000)}]);
+        assert!(tools(&list, &auto()).is_ok());
+        let list =
+            json!([{"name": "a", "parameters": large(40_000)}, {"name": "b", "parameters": large(40_000)}]);
+        assert_eq!(refused(list, auto()), "tools[1].function.parameters");
         assert_eq!(
             refused(
                 json!([{"name": "a"}]),

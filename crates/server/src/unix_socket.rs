@@ -8,7 +8,9 @@ use std::{
     path::Path,
 };
 
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixSocket};
+
+use crate::accept_queue::QUEUE_LEN;
 
 /// Listens on `path`. The socket file of a server that is gone is removed; with one that answers, this fails.
 pub(crate) fn listen_unix(path: &Path) -> io::Result<UnixListener> {
@@ -17,5 +19,7 @@ pub(crate) fn listen_unix(path: &Path) -> io::Result<UnixListener> {
         // What cannot be removed is in the way of what follows, which then says so.
         let _ = fs::remove_file(path);
     }
-    UnixListener::bind(path)
+    let socket = UnixSocket::new_stream()?;
+    socket.bind(path)?;
+    socket.listen(QUEUE_LEN)
 }

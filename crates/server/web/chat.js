@@ -3,7 +3,7 @@
 import { editedPlace, emptyBox, fillBox, focusBox, formerlyEdited, giveBack, keepBox, message, setEdited, startComposer, takeOut } from "./composer.js";
 import { attachedFiles, keepAttached, startFiles } from "./composer_files.js";
 import { addTurn, allMessages, fresh, onChangeElsewhere, read, startConversations, switchVersion, systemOf } from "./conversations.js";
-import { BASE_MODEL, inWords } from "./failures.js";
+import { inWords, noChat } from "./failures.js";
 import { startExports } from "./files_menu.js";
 import { keepPending } from "./former_storage.js";
 import { showList, startList } from "./history.js";
@@ -12,7 +12,7 @@ import { imageParts, inMib, keysOf, MAX_BODY_BYTES } from "./images.js";
 import { actions, button, copyButton, messageNode, resultsForm, toRequest, versionButtons } from "./messages.js";
 import { model, showContext } from "./model.js";
 import { follow, scrollToEnd, startScrolling } from "./scrolling.js";
-import { askForKey, sampling, tools } from "./settings.js";
+import { askForKey, sampling, templateVariables, tools } from "./settings.js";
 import { showSystemOf, startSystemMessage, systemMessage } from "./system_message.js";
 import { Turn } from "./turn.js";
 
@@ -59,6 +59,10 @@ function redraw() {
   showList(open);
 }
 
+function clearWords() {
+  for (const id of ["error", "told"]) $(id).textContent = "";
+}
+
 /** Shows the gauge for the last answer of the open conversation. */
 export function showLastContext() {
   showContext(read(open).at(-1)?.n_tokens ?? 0);
@@ -71,7 +75,7 @@ function openConversation(id) {
   open = id;
   sessionStorage.setItem(OPEN, id);
   $("rate").textContent = "";
-  $("error").textContent = "";
+  clearWords();
   // What is in a message that is edited belongs to its conversation.
   if (editedPlace() !== null) emptyBox();
   setEdited(null);
@@ -121,12 +125,13 @@ function requestMaker(added, nKept, isContinued) {
   const messages = [...read(open).slice(0, nKept), ...added];
   const hasImages = keysOf(messages).length > 0;
   if (hasImages && model.takesImages === false) throw new Error(blindness(added));
-  if (model.isBase) throw new Error(BASE_MODEL);
+  if (noChat(model)) throw new Error(noChat(model));
   const system = systemMessage();
-  const offered = tools();
+  const [offered, variables] = [tools(), templateVariables()];
   const fields = {
     model: model.name || undefined,
     ...(offered && { tools: offered }),
+    ...(variables && { chat_template_kwargs: variables }),
     ...(isContinued && { continue_final_message: true, add_generation_prompt: false }),
     stream: true,
     stream_options: { include_usage: true },
@@ -158,7 +163,7 @@ function blindness(added) {
  */
 function start(added, { nKept, continued = null } = {}) {
   if (running) return;
-  $("error").textContent = "";
+  clearWords();
   let makeBody;
   try {
     makeBody = requestMaker(added, nKept, continued !== null);

@@ -51,12 +51,14 @@ export function systemOf(id) {
   return all.get(id)?.system;
 }
 
-/** What a conversation is called: by its title, or else by its first words. */
+/** What a conversation is called; an empty string if it is not stored. */
 export function titleOf(id) {
-  const entry = all.get(id);
-  if (!entry) return "";
-  if (entry.title) return entry.title;
-  const [first] = entry.messages;
+  return all.has(id) ? titleOfEntry(all.get(id)) : "";
+}
+
+/** What a conversation is called: by its title, or else by its first words. */
+export function titleOfEntry({ title, messages: [first] }) {
+  if (title) return title;
   return first?.content.trim().split("\n")[0].slice(0, 60) || first?.images?.[0]?.name || first?.files?.[0]?.name || "Without words";
 }
 
@@ -90,12 +92,21 @@ export function setSystem(id, system) {
   return all.has(id) ? change(id, (entry) => ({ ...entry, system })) : true;
 }
 
-/** Adds conversations, `{ title, system, updated, messages }`; the id of the first, and whether there was room for all. */
-export async function addConversations(entries) {
-  const ids = entries.map(fresh);
+/**
+ * Adds conversations, `{ id, title, system, updated, messages }`; one gets a new id where it has none, or where that is taken. The id of the
+ * first, and whether there was room for all.
+ */
+export async function addConversations(given) {
+  let first = "";
   let areStored = true;
-  for (const [i, entry] of entries.entries()) areStored = (await change(ids[i], () => entry)) && areStored;
-  return { id: ids[0], areStored };
+  for (const { id: asked, ...entry } of given) {
+    const id = asked && !all.has(asked) ? asked : fresh();
+    first ||= id;
+    // It may be one that was deleted here.
+    deleted.delete(id);
+    areStored = (await change(id, () => entry)) && areStored;
+  }
+  return { id: first, areStored };
 }
 
 /** Deletes a conversation. */
@@ -125,9 +136,9 @@ export function list(words = "") {
     .sort((a, b) => b.updated - a.updated);
 }
 
-/** All conversations as they are stored, the newest first. */
+/** All conversations as they are stored, with their ids, the newest first. */
 export function entries() {
-  return list().map(({ id }) => all.get(id));
+  return list().map(({ id }) => ({ id, ...all.get(id) }));
 }
 
 /** The messages of a conversation, those of other versions included. */
@@ -144,8 +155,10 @@ export function allMessages() {
 export function onChangeElsewhere(changed) {
   CHANNEL.addEventListener("message", async ({ data: id }) => {
     const entry = await STORE.ask((store) => store.get(id));
-    if (entry) all.set(id, adopt(entry));
-    else all.delete(id);
+    if (entry) {
+      all.set(id, adopt(entry));
+      deleted.delete(id);
+    } else all.delete(id);
     changed(id);
   });
 }

@@ -1,8 +1,12 @@
 // The buttons below the list of conversations: files are saved and taken in.
 
-import { addConversations, entries, titleOf } from "./conversations.js";
+import { addConversations, entries, titleOf, titleOfEntry } from "./conversations.js";
+import { sortOut } from "./copies.js";
 import { closeFold } from "./folds.js";
+import { forgetImages, imageUrl } from "./image_store.js";
+import { keysOf } from "./images.js";
 import { conversationsOf, backupOf, markdownOf, offer } from "./transfer.js";
+import { everyMessage } from "./versions.js";
 
 const JSON_TYPE = "application/json";
 const $ = (id) => document.getElementById(id);
@@ -38,11 +42,24 @@ export function startExports({ shown, inForm, select, tellFull }) {
       }
     }
     if (taken.length) {
-      const { id, areStored } = await addConversations(taken);
+      const here = new Map(entries().map(({ id, ...entry }) => [id, entry]));
+      const { added, known } = await sortOut(taken, here, { titleOf: titleOfEntry, urlOf: imageUrl });
+      const used = new Set(keysOf([...here.values(), ...added].flatMap(({ messages }) => everyMessage(messages))));
+      forgetImages(keysOf(taken.flatMap(({ messages }) => everyMessage(messages))).filter((key) => !used.has(key)));
+      const { id, areStored } = await addConversations(added);
       closeFold($("history"));
-      select(id);
+      select(id || known[0]);
+      $("told").textContent = inCounts(added.length, known.length);
       if (!areStored) tellFull();
     }
     if (refused.length) $("error").textContent = refused.join(" ");
   });
+}
+
+/** Says what came in. */
+function inCounts(nAdded, nKnown) {
+  const conversations = (n) => (n === 1 ? "1 conversation" : `${n} conversations`);
+  const added = nAdded ? `${conversations(nAdded)} imported.` : "";
+  const known = nKnown ? `${conversations(nKnown)} ${nKnown === 1 ? "was" : "were"} here already.` : "";
+  return [added, known].filter(Boolean).join(" ");
 }

@@ -257,7 +257,7 @@ class Inline {
       return true;
     }
     const words = label ? inline(label, false) : [document.createTextNode(target)];
-    this.push(linkTo(target, isImage ? [document.createTextNode("🖼 "), ...words] : words));
+    this.push(linkTo(target, isImage ? [document.createTextNode("Image: "), ...words] : words));
     this.at = end + 1;
     return true;
   }

@@ -61,7 +61,7 @@ export function update(node, { content, reasoning = "", calls = [] }) {
   renderSafely(node.querySelector(".body"), content);
   const shown = calls.map((call) => {
     const block = element("div", "call", "");
-    block.append(element("span", "quiet", "calls "), element("code", "", call.name), element("pre", "", indented(call.arguments)));
+    block.append(element("span", "quiet", "Calls "), element("code", "", call.name), element("pre", "", indented(call.arguments)));
     return block;
   });
   node.querySelector(".calls").replaceChildren(...shown);

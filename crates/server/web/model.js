@@ -6,7 +6,8 @@ const $ = (id) => document.getElementById(id);
 
 /**
  * `name` is empty, `nContext` 0 and `takesImages` undefined until the server has told them; `state` is one of `STATES`. A model that
- * `comesAndGoes` is loaded when it is asked. One that `isBase` has no form for messages; that is known of one that is loaded.
+ * `comesAndGoes` is loaded when it is asked. `kind` is `chat`, `base` of one that has no form for messages, `embedding` of one that makes
+ * no texts, or empty where that is not known.
  */
 export const model = {
   name: "",
@@ -16,7 +17,7 @@ export const model = {
   reason: "",
   comesAndGoes: false,
   hasOthers: false,
-  isBase: false,
+  kind: "",
 };
 
 const ABILITIES = { tools: "calling tools", thinking: "thinking", vision: "images", insert: "filling in the middle", embedding: "embeddings" };
@@ -29,13 +30,10 @@ export async function showCard() {
   const body = JSON.stringify({ model: model.name });
   const response = await fetch("/api/show", { method: "POST", headers: headers(), body });
   if (!response.ok) return;
-  const { details = {}, capabilities = [], model_info: info = {}, template = "" } = await response.json();
+  const { details = {}, capabilities = [], model_info: info = {} } = await response.json();
   if (body !== JSON.stringify({ model: model.name })) return;
-  // Of a model that is not loaded the server does not know the template.
-  const isKnown = model.state === "loaded" && capabilities.includes("completion");
-  model.isBase = isKnown && template === "";
   showThinking(capabilities.includes("thinking"));
-  const main = { chat: isKnown && template ? ["chat"] : [], text: model.isBase ? ["continuing text"] : [] };
+  const main = { chat: ["chat"], base: ["continuing text"] }[model.kind] ?? [];
   const abilities = capabilities.filter((name) => name !== "completion").map((name) => ABILITIES[name] ?? name);
   const size = info["general.parameter_count"];
   const rows = {
@@ -44,7 +42,7 @@ export async function showCard() {
     Weights: details.quantization_level,
     Format: details.format,
     Context: model.nContext && `${model.nContext.toLocaleString("en")} tokens`,
-    "Made for": [...main.chat, ...main.text, ...abilities].join(", "),
+    "Made for": [...main, ...abilities].join(", "),
   };
   const nodes = Object.entries(rows).filter(([, value]) => value).flatMap(([name, value]) => {
     const [term, text] = ["dt", "dd"].map((tag) => document.createElement(tag));
@@ -66,5 +64,7 @@ export function showContext(nTokens) {
   gauge.value = nTokens;
   const isNearlyFull = nTokens > gauge.high;
   const words = `${nTokens.toLocaleString("en")} of ${model.nContext.toLocaleString("en")} tokens`;
-  $("context-words").textContent = isNearlyFull ? `${words}: nearly full` : words;
+  const [long, short] = $("context-words").children;
+  long.textContent = isNearlyFull ? `${words}: nearly full` : words;
+  short.textContent = `${Math.ceil((100 * nTokens) / model.nContext)} % full`;
 }

@@ -4,17 +4,19 @@
 // chosen is kept in this browser. Looking at the list loads nothing and counts as no use, so it is read again and again while the page is
 // seen.
 
-import { BASE_MODEL } from "./failures.js";
+import { noChat } from "./failures.js";
 import { model, showCard, STATES } from "./model.js";
 import { headers } from "./settings.js";
 
 const CHOSEN = "tokenmill.model";
+/** What is said in the list of models that cannot chat. */
+const KINDS = { base: "base model", embedding: "embeddings" };
 const PERIOD_MS = 5000;
 /** While a model is loaded. */
 const SHORT_PERIOD_MS = 1000;
 const $ = (id) => document.getElementById(id);
 
-/** What the server has, as `{ name, parent, nContext, takesImages, state, reason, comesAndGoes }`. */
+/** What the server has, as `{ name, parent, nContext, takesImages, kind, state, reason, comesAndGoes }`. */
 let served = [];
 let timer = 0;
 let changed = () => {};
@@ -49,27 +51,29 @@ function lookIfSeen() {
   if (!document.hidden) look();
 }
 
-function read({ id, parent, max_model_len: nContext, architecture, status }) {
+function read({ id, parent, max_model_len: nContext, architecture, capabilities = [], has_chat_template: hasTemplate, status }) {
   const state = status?.failed ? "failed" : (status?.value ?? "loaded");
   const takesImages = architecture?.input_modalities?.includes("image") ?? false;
-  return { name: id, parent, nContext: nContext ?? 0, takesImages, state, reason: status?.reason ?? "", comesAndGoes: Boolean(status) };
+  const kind = capabilities.includes("embedding") ? "embedding" : { true: "chat", false: "base" }[hasTemplate] ?? "";
+  return { name: id, parent, nContext: nContext ?? 0, takesImages, kind, state, reason: status?.reason ?? "", comesAndGoes: Boolean(status) };
 }
 
-/** The model where none was chosen: the first that can be loaded as far as is known. */
+/** The model where none was chosen: the first that can chat and be loaded, as far as is known. */
 function byDefault() {
-  return served.find(({ state }) => state !== "failed") ?? served[0];
+  const sound = served.filter(({ state }) => state !== "failed");
+  return sound.find((entry) => !noChat(entry)) ?? sound[0] ?? served[0];
 }
 
 /** Asks this model from now on, or shows what has become of it. */
 async function take(entry) {
   if (!entry) return;
-  const { name, nContext, takesImages, state, reason, comesAndGoes } = entry;
+  const { name, nContext, takesImages, kind, state, reason, comesAndGoes } = entry;
   // Of a model that has been loaded the server knows more.
   const isNewlyLoaded = state === "loaded" && model.state !== "loaded";
-  const isNew = name !== model.name || nContext !== model.nContext || takesImages !== model.takesImages || isNewlyLoaded;
-  if (isNew) model.isBase = false;
+  const isKnown = name === model.name && nContext === model.nContext && takesImages === model.takesImages && kind === model.kind;
+  const isNew = !isKnown || isNewlyLoaded;
   const hasOthers = comesAndGoes && served.length > 1;
-  Object.assign(model, { name, nContext, takesImages, state, reason, comesAndGoes, hasOthers });
+  Object.assign(model, { name, nContext, takesImages, kind, state, reason, comesAndGoes, hasOthers });
   $("model").textContent = hasOthers ? "About" : name;
   $("choice").hidden = !hasOthers;
   if (hasOthers) showChooser();
@@ -77,7 +81,6 @@ async function take(entry) {
   if (!isNew) return;
   changed();
   await showCard();
-  showState();
 }
 
 /** Brings the chooser up to date; what is the same stays, so that an open list stays as it is. */
@@ -87,9 +90,9 @@ function showChooser() {
   if (names.length !== served.length || served.some(({ name }, i) => name !== names[i])) {
     chooser.replaceChildren(...served.map(({ name }) => new Option(name, name)));
   }
-  served.forEach(({ name, parent, state }, i) => {
-    const of = parent ? `, adapter of ${parent}` : "";
-    const text = `${name} (${STATES[state]}${of})`;
+  served.forEach(({ name, parent, kind, state }, i) => {
+    const said = [KINDS[kind], STATES[state], parent && `adapter of ${parent}`];
+    const text = `${name} (${said.filter(Boolean).join(", ")})`;
     if (chooser.options[i].textContent !== text) chooser.options[i].textContent = text;
   });
   if (chooser.value !== model.name) chooser.value = model.name;
@@ -100,12 +103,12 @@ function showState() {
   const { name, state, reason } = model;
   const why = reason ? reason[0].toUpperCase() + reason.slice(1) : `${name} could not be loaded`;
   const words = {
-    loaded: model.isBase ? BASE_MODEL : "",
+    loaded: "",
     loading: `${name} is being loaded.`,
     unloaded: `${name} is not loaded; the next message loads it.`,
     failed: `${why}. The next message tries again.`,
   };
-  const text = words[state] ?? "";
+  const text = (state === "failed" ? "" : noChat(model)) || words[state] || "";
   if ($("model-state").textContent !== text) $("model-state").textContent = text;
 }
 

@@ -3,7 +3,7 @@
 const STORE = "tokenmill.settings";
 const KEY = "tokenmill.key";
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repeat_penalty", "max_tokens", "thinking_budget", "seed"];
-const KEPT = [...NUMBERS, "thinking", "system", "tools", "scheme"];
+const KEPT = [...NUMBERS, "thinking", "system", "tools", "template_variables", "scheme"];
 /** The fields of a request by what is chosen for thinking; nothing where the model decides. */
 const THINKING = {
   on: { enable_thinking: true },
@@ -38,16 +38,32 @@ export function showThinking(canThink) {
  * @throws when they are no list in JSON
  */
 export function tools() {
-  const text = $("tools").value.trim();
-  if (!text) return null;
-  let list = null;
-  try {
-    list = JSON.parse(text);
-  } catch (error) {
-    throw new Error(`The tools are not JSON: ${error.message}`);
-  }
-  if (!Array.isArray(list)) throw new Error("The tools are not a list; write [{\"type\": \"function\", …}].");
+  const list = json("tools", "The tools");
+  if (list !== null && !Array.isArray(list)) throw new Error("The tools are not a list; write [{\"type\": \"function\", …}].");
   return list;
+}
+
+/**
+ * The variables for the model's chat template, or `null`.
+ * @throws when they are no object in JSON
+ */
+export function templateVariables() {
+  const given = json("template_variables", "The template's variables");
+  if (given !== null && (typeof given !== "object" || Array.isArray(given))) {
+    throw new Error("The template's variables are not an object; write {\"name\": value, …}.");
+  }
+  return given;
+}
+
+/** The JSON that a box holds, which is called `name` in words; `null` where it is empty. */
+function json(id, name) {
+  const text = $(id).value.trim();
+  if (!text) return null;
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new Error(`${name} are not valid JSON. Look for a missing quote, comma or bracket under “Settings”.`);
+  }
 }
 
 /** Light, dark, or as the system has it. */

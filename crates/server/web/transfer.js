@@ -8,6 +8,7 @@ import { withFiles } from "./text_files.js";
 import { everyMessage } from "./versions.js";
 
 const FORMAT = "tokenmill conversations";
+const ID = /^[a-z0-9-]{1,40}$/;
 const IMAGE = /^data:image\/(png|jpeg|webp|bmp|gif);base64,[A-Za-z0-9+/=]+$/;
 const ROLES = ["user", "assistant", "tool"];
 const ENDINGS = ["length", "stopped", "broken"];
@@ -44,7 +45,8 @@ export async function backupOf(conversations) {
 }
 
 /**
- * The conversations of a file: of a backup, or one as `tokenmill chat` and the page write it, which is called `name`.
+ * The conversations of a file that is called `name`: of a backup, or one as `tokenmill chat` and the page write it, which `isRequest`. Each
+ * is `{ id, title, system, updated, messages }`; the id is `""` where the file has none.
  * @throws when it is neither, with the reason for people
  */
 export function conversationsOf(text, name) {
@@ -73,6 +75,7 @@ function ofBackup({ conversations, images }) {
     return keys.get(key);
   };
   return conversations.map((entry) => ({
+    id: ID.test(text(entry?.id)) ? entry.id : "",
     title: text(entry?.title),
     system: text(entry?.system),
     updated: Number(entry?.updated) || Date.now(),
@@ -124,7 +127,7 @@ function ofRequest(given) {
     if (urls.length) message.images = urls.map((url, i) => ({ key: addImage(url), name: `Image ${i + 1}`, length: url.length }));
     return message;
   });
-  return { title: "", system, updated: Date.now(), messages: answered(taken) };
+  return { id: "", title: "", system, updated: Date.now(), messages: answered(taken), isRequest: true };
 }
 
 /** Without messages at the end that have no answer: they would make every later one fail. */

@@ -164,7 +164,7 @@ export class Turn {
   summary() {
     const why = this.notes.map((note) => {
       if (note !== "length") return note;
-      return this.isFull() ? "The context is full." : "The answer reached its longest length.";
+      return this.isFull() ? "The context is full." : "The answer reached its limit of tokens.";
     });
     const figures = [];
     if (this.usage) figures.push(`${this.usage.completion_tokens} tokens`);

@@ -103,9 +103,9 @@ unsafe fn write_log(
 ) {
     let value_of = |wanted: c_int| {
         (0..n_options as usize).find_map(|index| {
-            // SAFETY: the caller says that there are so many.
+            // SAFETY: the caller guarantees this number of options.
             let option = unsafe { *options.add(index) };
-            // SAFETY: the caller says that there are so many.
+            // SAFETY: the caller guarantees this number of values.
             (option == wanted).then(|| unsafe { *values.add(index) })
         })
     };
@@ -131,7 +131,7 @@ unsafe fn launch(
 ) -> Outcome {
     let mut arguments = Arguments::new();
     for (index, &n_bytes) in state.context.param_bytes(function as u64)?.iter().enumerate() {
-        // SAFETY: the caller says that there are so many.
+        // SAFETY: the caller guarantees this number of parameters.
         let param = unsafe { *params.add(index) };
         // SAFETY: the caller says that it has this size.
         let value = unsafe { slice::from_raw_parts(param.cast::<u8>(), n_bytes) };

@@ -47,5 +47,5 @@ codes! {
         c"dependency created on uncaptured work in another stream";
 }
 
-/// What a call gives: a value, or a code.
+/// The result of a call: a value, or an error code.
 pub(crate) type Outcome<T = ()> = Result<T, i32>;

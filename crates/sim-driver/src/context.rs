@@ -18,7 +18,7 @@ use std::{
     },
 };
 
-use tokenmill_ptx_sim::{Arguments, DeviceMemory, DevicePtr, LaunchConfig, MemoryError, Module, Written};
+use tokenmill_ptx_sim::{Arguments, DeviceMemory, DevicePtr, LaunchConfig, MemoryError, Written};
 
 use crate::{
     card::{Bounds, Card},
@@ -26,6 +26,7 @@ use crate::{
     counts::Counts,
     fault::{Defect, Fault},
     host_memory::HostMemory,
+    loaded::Loaded,
     machine::GpuSpec,
     nccl::{Call, RankEnd},
     rows::Rows,
@@ -132,7 +133,9 @@ pub(crate) struct Context {
     takes_ptx: bool,
     has_compiler: bool,
     capability: (i32, i32),
-    modules: Vec<Module>,
+    modules: Vec<Loaded>,
+    /// Kernels are decoded when they are used.
+    decodes_late: bool,
     /// Memory that the driver takes for each.
     module_bytes: u64,
     card: Card,
@@ -185,6 +188,8 @@ impl Context {
             has_compiler: spec.has_compiler,
             capability: spec.capability,
             modules: Vec::new(),
+            // A test of this process shares decoded modules, and finds what is not understood as it loads them.
+            decodes_late: !spec.is_added,
             module_bytes: spec.module_bytes,
             card: spec.card(),
             texts: Vec::new(),
@@ -356,7 +361,7 @@ impl Context {
         self.queue(stream, Operation::Record { event, nth })
     }
 
-    /// Lets a stream wait for an event, as it was last recorded.
+    /// Lets a stream wait for the newest record of an event.
     pub(crate) fn wait(&mut self, stream: u64, event: u64) -> Outcome {
         self.check()?;
         self.refuse_on_captured(stream, code::STREAM_CAPTURE_ISOLATION)?;
@@ -484,7 +489,7 @@ impl State {
         Ok(())
     }
 
-    /// Runs what an event waits for, as it was last recorded.
+    /// Runs the work before the newest record of an event.
     pub(crate) fn synchronize(&mut self, event: u64) -> Outcome {
         self.context.check()?;
         self.context.refuse_in_capture()?;

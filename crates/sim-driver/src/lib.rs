@@ -59,6 +59,7 @@ mod fault;
 mod gpu;
 #[expect(unsafe_code, reason = "copies reach the memory of callers by its address")]
 mod host_memory;
+mod loaded;
 mod machine;
 mod nccl;
 mod rows;

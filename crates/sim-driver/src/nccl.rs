@@ -1,8 +1,9 @@
-//! [`Communicator`]: simulated GPUs that add up and gather, by NCCL's rules.
+//! [`Communicator`]: simulated GPUs that sum and gather, by NCCL's rules.
 //!
-//! Separate from the GPUs, of which it has several. Invariants: the n-th call of one rank meets the n-th of every other, whatever streams and
-//! graphs they come from; parts are added, or stand, in the order of the ranks, so all have the same bits; a call that does not match the others' ends
-//! never, as a kernel of NCCL would not, and is told to whoever asks for the communicator's state.
+//! Separate from the GPUs, of which it has several. Invariants: the n-th call of one rank meets the n-th of
+//! every other, whatever streams and graphs they come from; parts are summed, or placed, in the order of the
+//! ranks, so all have the same bits; a call that does not match the others' never ends, like a kernel of
+//! NCCL, and the communicator's state reports it.
 
 use std::{
     collections::VecDeque,
@@ -19,23 +20,23 @@ pub(crate) const INVALID_USAGE: i32 = 5;
 /// `ncclFloat32` and `ncclSum`, the one type and the one operation that is simulated.
 const FLOAT32: i32 = 7;
 const SUM: i32 = 0;
-/// How long one that comes is waited for where a real NCCL would wait without end.
+/// How long a call waits for missing ranks; a real NCCL would wait forever.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a rank asks for.
+/// A collective call of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
     kind: Kind,
-    /// Values that a rank gives.
+    /// The number of values of each rank.
     n_values: usize,
 }
 
-/// What becomes of the values of the ranks.
+/// The operation on the values of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Each rank has their sum.
+    /// Each rank receives the sum.
     Sum,
-    /// Each rank has all of them.
+    /// Each rank receives the values of all.
     Gather,
 }
 
@@ -61,14 +62,14 @@ impl Call {
     }
 }
 
-/// What came of a call.
+/// The outcome of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Met {
-    /// The bytes that each rank has then.
+    /// The bytes that each rank receives.
     All(Vec<u8>),
-    /// Other ranks have not come.
+    /// Some ranks have not called yet.
     Pending,
-    /// They did not come for as long as a test may take.
+    /// Some ranks did not call within a test's patience.
     Missed,
     Aborted,
 }
@@ -88,7 +89,7 @@ struct Meeting {
     open: VecDeque<Open>,
     /// The number of the first of them.
     first: u64,
-    /// What the ranks were told went wrong.
+    /// The error code that the ranks receive.
     error: i32,
 }
 
@@ -167,12 +168,12 @@ impl RankEnd {
         self.device
     }
 
-    /// What went wrong with the communicator.
+    /// Returns the error code of the communicator.
     pub(crate) fn error(&self) -> i32 {
         lock(&self.communicator.meeting).error
     }
 
-    /// Lets all sums of this rank end, now and later.
+    /// Ends all calls of this rank, now and later.
     pub(crate) fn abort(&self) {
         lock(&self.place).is_aborted = true;
         // With the lock of those that wait, so that none of them is about to sleep.
@@ -245,7 +246,7 @@ impl Meeting {
         }
     }
 
-    /// What comes of a call, where all ranks have come to it.
+    /// Returns the result of a call, once all ranks have made it.
     fn leave(&mut self, nth: u64) -> Option<Vec<u8>> {
         let open = &mut self.open[(nth - self.first) as usize];
         let parts: Vec<&Vec<u8>> = open.parts.iter().flatten().collect();

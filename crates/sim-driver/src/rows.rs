@@ -1,4 +1,4 @@
-//! [`Rows`]: a copy in two dimensions, as it is queued.
+//! [`Rows`]: a queued copy in two dimensions.
 //!
 //! Separate from the record that a caller gives, which has addresses. Invariant: a row lies inside its pitch.
 

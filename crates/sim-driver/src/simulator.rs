@@ -110,7 +110,7 @@ impl Simulator {
         self.gpu.lock().context.pinned_bytes()
     }
 
-    /// The launches since this was last called, where they are estimated.
+    /// Returns the launches since the last call, if they are estimated.
     pub fn take_estimates(&self) -> Vec<LaunchEstimate> {
         let mut state = self.gpu.lock();
         state.timing.as_mut().map(Timing::take).unwrap_or_default()

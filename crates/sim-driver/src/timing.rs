@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     hash::{DefaultHasher, Hash, Hasher},
+    sync::LazyLock,
 };
 
 use tokenmill_cuda_exec::modules;
@@ -41,7 +42,7 @@ enum Argument {
     Buffer { bytes: u64, offset: u64, kept: u64 },
 }
 
-/// What makes launches alike.
+/// The properties that make two launches alike.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     text: u64,
@@ -58,8 +59,6 @@ struct Key {
 pub(crate) struct Timing {
     profile: &'static DeviceProfile,
     registers: Registers,
-    /// Names of modules by the hash of their PTX.
-    names: HashMap<u64, String>,
     residency: Residency,
     /// With the buffers that the launch was played with.
     known: HashMap<Key, (Estimate, Vec<Option<DevicePtr>>)>,
@@ -68,29 +67,37 @@ pub(crate) struct Timing {
     last: Option<Estimate>,
 }
 
-/// The hash of a module's PTX.
+/// The hash of a module's PTX. It is taken at each load, and of eight bytes at a time.
 pub(crate) fn hash(ptx: &str) -> u64 {
+    let (words, rest) = ptx.as_bytes().as_chunks::<8>();
     let mut hasher = DefaultHasher::new();
-    ptx.hash(&mut hasher);
-    hasher.finish()
+    rest.hash(&mut hasher);
+    words.iter().fold(hasher.finish(), |hash, word| {
+        let mixed = (hash ^ u64::from_le_bytes(*word)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed ^ mixed >> 32
+    })
 }
+
+/// Names of all modules by the hash of each of their texts.
+static NAMES: LazyLock<HashMap<u64, String>> = LazyLock::new(|| {
+    let mut names = HashMap::new();
+    for module in modules::all() {
+        let Some(ptx) = modules::ptx(&module.name) else {
+            continue;
+        };
+        if let Some(early) = modules::early_variant(&ptx) {
+            names.insert(hash(&early), module.name.clone());
+        }
+        names.insert(hash(&ptx), module.name);
+    }
+    names
+});
 
 impl Timing {
     pub(crate) fn new(profile: &'static DeviceProfile, registers: Registers) -> Self {
-        let mut names = HashMap::new();
-        for module in modules::all() {
-            let Some(ptx) = modules::ptx(&module.name) else {
-                continue;
-            };
-            if let Some(early) = modules::early_variant(&ptx) {
-                names.insert(hash(&early), module.name.clone());
-            }
-            names.insert(hash(&ptx), module.name);
-        }
         Self {
             profile,
             registers,
-            names,
             residency: Residency::new(),
             known: HashMap::new(),
             launches: Vec::new(),
@@ -122,8 +129,7 @@ impl Timing {
         arguments: &Arguments,
         is_early: bool,
     ) -> Result<(), String> {
-        let module = self
-            .names
+        let module = NAMES
             .get(&text)
             .ok_or("a module that is none of this program's")?;
         let name = (module.clone(), kernel.name().to_owned());

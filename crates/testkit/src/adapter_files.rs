@@ -7,12 +7,12 @@ use std::{fs, path::Path};
 use serde_json::json;
 use tokenmill_gguf::{GgufWriter, TensorType};
 
-/// Shapes of a pair: that of `a` as `[rank, n_in]` and that of `b` as `[n_out, rank]`.
+/// The shapes of a pair: `a` as `[rank, n_in]` and `b` as `[n_out, rank]`.
 #[derive(Clone, Copy, Debug)]
 pub struct PairShapes {
-    /// Of the first matrix.
+    /// The shape of the first matrix.
     pub a: [usize; 2],
-    /// Of the second.
+    /// The shape of the second matrix.
     pub b: [usize; 2],
 }
 
@@ -145,7 +145,7 @@ pub fn wrong_adapters(arch: &str, n_in: usize, n_out: usize) -> Vec<WrongAdapter
 /// An adapter that has to be refused.
 #[derive(Clone, Debug)]
 pub struct WrongAdapter {
-    /// Of the file, or of the folder.
+    /// The name of the file or the folder.
     pub name: String,
     /// A part of what is said of it.
     pub part: &'static str,

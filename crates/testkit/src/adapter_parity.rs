@@ -38,7 +38,7 @@ pub struct AdapterCase {
 /// The adapter's file in GGUF form.
 const GGUF_FILE: &str = "adapter-F32.gguf";
 
-/// What the adapter of a fixture's folder is compared with; `base` is the folder of its base.
+/// Returns the comparisons for the adapter of a fixture's folder; `base` is the folder of its base.
 ///
 /// # Errors
 /// [`ParityError::Reference`].

@@ -1,4 +1,4 @@
-//! [`cases`]: which cases of a large random grid a run tries.
+//! [`cases`] and [`sizes`]: which cases of a large grid a run tries.
 //!
 //! Separate because every crate's grids are cut alike. Invariant: a case is its number, so it is the same in a slice and in the whole
 //! grid; edge cases (0, 1, ragged tails, NaN, limits) are no part of a random grid and always run.
@@ -48,6 +48,15 @@ pub fn cases(grid: &str, n: usize) -> impl Iterator<Item = usize> + use<> {
         );
     }
     of_slice(slice, n)
+}
+
+/// Gives the sizes from 1 to `max` that this run tries, in order: those where something changes always, and a slice of the others.
+pub fn sizes(grid: &str, max: usize, edges: &[usize]) -> Vec<usize> {
+    let others: Vec<usize> = (1..=max).filter(|size| !edges.contains(size)).collect();
+    let chosen = cases(grid, others.len()).map(|case| others[case]);
+    let mut sizes: Vec<usize> = edges.iter().copied().chain(chosen).collect();
+    sizes.sort_unstable();
+    sizes
 }
 
 fn of_slice(slice: Slice, n: usize) -> impl Iterator<Item = usize> + use<> {
@@ -106,6 +115,14 @@ mod tests {
                 assert!(n_tried >= n / N_SLICES && n_tried >= n.min(1), "{n}: {n_tried}");
             }
         }
+    }
+
+    #[test]
+    fn edges_are_in_every_slice_of_sizes() {
+        let found = sizes("sizes", 33, &[33, 1, 8]);
+        assert!([1, 8, 33].iter().all(|edge| found.contains(edge)), "{found:?}");
+        assert!(found.is_sorted_by(|a, b| a < b), "{found:?}");
+        assert!(found.len() >= 3 + 30 / N_SLICES, "{found:?}");
     }
 
     #[test]

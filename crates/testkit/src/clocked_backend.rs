@@ -20,12 +20,12 @@ use tokenmill_backend::{
 };
 use tokenmill_gguf::TensorType;
 
-/// What a product takes: so much for each row, and not less than its weights take to be read.
+/// The time of a product: a time per row, but at least the time in which its weights are read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProductTime {
-    /// Of each row.
+    /// The time per row.
     pub of_row: u64,
-    /// At least.
+    /// The least time.
     pub at_least: u64,
 }
 

@@ -23,9 +23,10 @@ use tokenmill_model::{LoadError, Model};
 /// A test that compares with other software.
 struct Row {
     name: &'static str,
-    /// What it is compared with.
+    /// The software or data that it is compared with.
     reference: &'static str,
-    /// Comparisons that the core set alone gives. Fewer mean that a fixture is missing or is not found.
+    /// The number of comparisons with the core set alone. A smaller number means that a fixture is missing or
+    /// is not found.
     n_core: usize,
 }
 
@@ -218,7 +219,7 @@ pub struct Comparisons {
     count: Count,
 }
 
-/// What a test compared and skipped.
+/// The numbers of comparisons and skips of a test.
 #[derive(Debug, Default, Deserialize, Serialize)]
 struct Count {
     n_compared: usize,
@@ -266,7 +267,7 @@ impl Comparisons {
         if self.full.is_some() {
             folders.extend(self.find("parity2"));
         }
-        // Those that neither set has lie in the repository alone.
+        // Networks that are in neither set lie in the repository alone.
         folders.extend(self.find("networks"));
         let entries = folders.iter().flat_map(fs::read_dir).flatten().flatten();
         let mut networks: Vec<_> = (entries.map(|entry| entry.path()))

@@ -38,7 +38,7 @@ pub fn tiny_experts() -> Descriptor {
     descriptor
 }
 
-/// Every feature by itself.
+/// Variants with one feature each.
 pub const EXPERT_VARIANTS: &[Variant] = &[
     ("weights that are not normalized", |d| {
         all(d, |moe| moe.router.is_normalized = false);
@@ -150,7 +150,7 @@ pub const EXPERT_VARIANTS: &[Variant] = &[
     }),
 ];
 
-/// What needs operations that few networks need.
+/// Variants with operations that few networks need.
 pub(crate) const EXPERT_LAYER_VARIANTS: &[Variant] = &[("experts whose input is weighed", |d| {
     d.layers = tiny_experts().layers;
     all(d, |moe| {

@@ -23,7 +23,7 @@ use self::reference::{choose, hidden, logits, mix, nearest_allowed, see, store_v
 pub use self::reference::{reference, reference_hidden, reference_logits, reference_with_masks};
 pub use crate::hidden_reader::HiddenReader;
 
-/// What goes wrong, and when; steps and copies are counted from 0.
+/// The failures of an executor, and when they occur; steps and copies are counted from 0.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     /// Steps that fail when they are submitted.
@@ -43,9 +43,9 @@ pub struct Faults {
 /// An executor without a model; see the module.
 pub struct FakeExecutor {
     limits: ExecutorLimits,
-    /// Of each slot of states, the tokens it has seen and what it carries on.
+    /// The number of tokens that each slot of states has seen, and the state carried on.
     slots: Vec<(u32, u64)>,
-    /// Of each group.
+    /// The store of each group.
     stores: [FakeStore; PageGroup::ALL.len()],
     faults: Faults,
     n_steps: u64,
@@ -199,7 +199,7 @@ impl FakeExecutor {
             .collect()
     }
 
-    /// Checks the hidden state before a token, where they are read.
+    /// Checks the hidden state before a token, if the executor reads them.
     fn check_hidden(&self, batch: &ForwardBatch, seq_idx: usize, token_idx: usize) {
         let stored = |group: PageGroup, at: usize| {
             let page = batch.table_of(seq_idx, group)[at / PAGE_TOKENS];

@@ -1,6 +1,7 @@
-//! [`HiddenReader`]: what an executor of tests does with the hidden states that come with its tokens.
+//! [`HiddenReader`]: how a test's executor treats the hidden states that come with its tokens.
 //!
-//! Separate from the executor, most of whose users have none. Invariant: a state is that of the token before, or zeros.
+//! Separate from the executor, most of whose users have none. Invariant: a state belongs to the token before,
+//! or is zeros.
 
 use std::sync::{
     Arc,
@@ -9,24 +10,24 @@ use std::sync::{
 
 use tokenmill_backend::ForwardBatch;
 
-/// What an executor does with hidden states.
+/// The treatment of hidden states by an executor.
 #[derive(Clone, Debug, Default)]
 pub enum HiddenReader {
-    /// It takes none.
+    /// It takes no states.
     #[default]
     Nothing,
-    /// It looks at none.
+    /// It takes states without looking at them.
     Any,
-    /// Each is what the executor itself gives behind the token before, or zeros; counts the former, and of the latter those that do not
-    /// stand before the first token.
+    /// It checks that each state equals the state that the executor itself returns after the token before, or
+    /// is zeros. It counts the equal states, and the zeros that do not precede the first token.
     Checked(Arc<[AtomicUsize; 2]>),
 }
 
 impl HiddenReader {
-    /// Checks the state before a token, of `width` numbers; `expected` gives the one behind a position.
+    /// Checks the state before a token, of `width` numbers; `expected` returns the state after a position.
     ///
     /// # Panics
-    /// When it is another.
+    /// If the states differ.
     pub(crate) fn check(
         &self,
         batch: &ForwardBatch,

@@ -6,7 +6,7 @@ use tokenmill_model::{Descriptor, LatentDescriptor, MixerDescriptor};
 
 use crate::variants::Variant;
 
-/// Every feature by itself.
+/// Variants with one feature each.
 pub(crate) const LATENT_VARIANTS: &[Variant] = &[
     ("latent attention", |d| all(d, |_| ())),
     ("latent attention in one layer", |d| {

@@ -1,7 +1,7 @@
-//! What tests share: a naive reference backend, tiny models made in memory, the conformance suite that every backend must
-//! pass, the parity check against reference data, executors of real networks that are compiled once, a deterministic executor
-//! for the engine's tests, the random numbers of all tests, the one place that finds reference data, and the count of what was
-//! compared with it.
+//! Code that tests share: a naive reference backend, tiny models made in memory, the conformance suite that
+//! every backend must pass, the parity check against reference data, executors of real networks that are
+//! compiled once, a deterministic executor for the engine's tests, the random numbers of all tests, the one
+//! place that finds reference data, and the count of comparisons with it.
 //!
 //! For development only; nothing in the product depends on it. The feature `engines` is for crates whose tests run networks: without
 //! it neither the backends of the product nor the network for them are compiled. A new backend runs the suite from a test file of its
@@ -49,7 +49,7 @@ pub mod text_mutation;
 mod tiny_model;
 mod variants;
 
-pub use cases::cases;
+pub use cases::{cases, sizes};
 pub use clocked_backend::{Clock, ClockedBackend, ProductTime, SharedClock};
 pub use comparisons::{Comparisons, skip, take_report, test_data};
 pub use expert_variants::{EXPERT_VARIANTS, tiny_experts};

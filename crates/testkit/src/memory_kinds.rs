@@ -1,14 +1,14 @@
-//! Networks that between them keep every kind of memory of a sequence.
+//! Networks that together have every kind of memory of a sequence.
 //!
-//! Separate from the variants that they are made of: what is tested with them is where that memory lies, how long, and that it
-//! comes back as it was.
+//! Separate from the variants that they are made of: their tests check where that memory lies, for how long,
+//! and that it comes back unchanged.
 
 use crate::{
     latent_variants::LATENT_VARIANTS,
     variants::{STATE_VARIANTS, VARIANTS, Variant},
 };
 
-/// Every kind of memory by itself, and kinds next to each other, as changes of [`tiny_llama`](crate::tiny_llama).
+/// Every kind of memory alone, and kinds next to each other, as changes of [`tiny_llama`](crate::tiny_llama).
 pub const MEMORY_KINDS: &[Variant] = &[
     ("keys and values", |_| {}),
     ("windows in all layers", |d| {

@@ -21,12 +21,14 @@ pub struct ParityDevice {
     pub activations: ActivationKind,
     /// Loads a model on it.
     pub load: LoadFn,
+    /// Greedy tokens that are compared of each prompt, at most.
+    pub n_greedy: usize,
 }
 
 /// Loads a model on a device.
 pub type LoadFn = fn(&Model, &ModelOptions) -> Result<Box<dyn Executor>, LoadError>;
 
-/// What quantized weights are multiplied with.
+/// The type of activations that quantized weights are multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActivationKind {
     /// f32.
@@ -66,7 +68,7 @@ pub struct Comparison {
     pub top1: f64,
     /// Greedy tokens compared and how many of them agree up to the first that differs.
     pub greedy: Option<(usize, usize)>,
-    /// What exceeded its limit; empty when all is well.
+    /// The figures that exceeded their limits; empty if none did.
     pub failures: Vec<String>,
 }
 
@@ -205,7 +207,7 @@ pub fn compare(
     comparison.judge(limits);
     if is_exact(ty) {
         let margin = if kv_type == KvType::F32 { "0.001" } else { "0.02" };
-        comparison.compare_greedy(reference, executor.as_mut(), margin)?;
+        comparison.compare_greedy(reference, executor.as_mut(), margin, device.n_greedy)?;
     }
     Ok(comparison)
 }
@@ -309,11 +311,12 @@ impl Comparison {
         reference: &Reference,
         executor: &mut dyn Executor,
         margin: &str,
+        n_most: usize,
     ) -> Result<(), ParityError> {
         let facts = &reference.facts;
         let (mut n_safe_all, mut n_equal_all) = (0, 0);
         for (prompt_idx, prompt) in facts.prompts.iter().enumerate() {
-            let n_safe = facts.greedy_safe_steps[margin][prompt_idx];
+            let n_safe = facts.greedy_safe_steps[margin][prompt_idx].min(n_most);
             let expected = &facts.greedy[prompt_idx][..n_safe];
             let found = greedy_without(executor, prompt, n_safe, &reference.banned_tokens)?;
             let n_equal = expected.iter().zip(&found).take_while(|(a, b)| a == b).count();
@@ -368,7 +371,7 @@ impl Difference {
         self.add(f64::from(expected), log_sum_exp(found));
     }
 
-    /// What was added, held to limits.
+    /// Returns the comparison of all added values, checked against limits.
     pub(crate) fn judged(&self, limits: Limits, n_equal_top: usize, n_positions: usize) -> Comparison {
         let mut comparison = Comparison {
             max_abs: self.max_abs,

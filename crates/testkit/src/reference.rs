@@ -43,7 +43,7 @@ pub enum ReferenceError {
 
 /// The reference data of one fixture.
 pub struct Reference {
-    /// What `ref.json` says.
+    /// The contents of `ref.json`.
     pub facts: Facts,
     /// The tokens that no greedy continuation takes: in the second set of fixtures those that end an answer.
     pub banned_tokens: Vec<u32>,
@@ -56,7 +56,7 @@ pub struct Reference {
 pub struct Facts {
     /// Name of the architecture in GGUF.
     pub gguf_arch: Option<String>,
-    /// What an encoder, or a decoder that embeds, gives; absent for networks that write.
+    /// The output of an encoder, or of a decoder that embeds; absent for networks that write.
     pub kind: Option<String>,
     /// Prompts, as token ids.
     pub prompts: Vec<Vec<u32>>,
@@ -71,11 +71,12 @@ pub struct Facts {
     pub types: BTreeMap<String, FileFacts>,
     /// Limits of the comparison.
     pub tolerance: Tolerance,
-    /// How far the network's logits were from those before it was written to files. Only the second set says it.
+    /// The distance of the network's logits from its logits before it was written to files. Only the second
+    /// set states it.
     reload_vs_memory_max: Option<f64>,
 }
 
-/// What a folder's configuration says of the tokens that end an answer.
+/// The tokens that end an answer, in a folder's configuration.
 #[derive(serde::Deserialize)]
 struct Config {
     eos_token_id: Option<EndTokens>,
@@ -91,7 +92,7 @@ enum EndTokens {
 }
 
 impl Config {
-    /// Those of the network that writes, where the folder has several.
+    /// Returns the end tokens of the network that writes, if the folder has several networks.
     fn end_tokens(self) -> Vec<u32> {
         let of_text = self.text_config.and_then(|text| text.eos_token_id);
         match of_text.or(self.eos_token_id) {
@@ -195,10 +196,10 @@ impl Reference {
         Ok(tensors.tensor(name).is_ok())
     }
 
-    /// The numbers of a tensor, whatever their type.
+    /// Returns the numbers of a tensor, whatever their type.
     ///
     /// # Errors
-    /// [`ReferenceError::Tensors`] where it is missing.
+    /// [`ReferenceError::Tensors`] if it is missing.
     pub fn numbers(&self, name: &str) -> Result<Vec<f32>, ReferenceError> {
         let wrong = |source| ReferenceError::Tensors {
             path: self.path.clone(),

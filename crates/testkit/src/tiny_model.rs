@@ -19,7 +19,7 @@ use crate::{NaiveBackend, random::Random};
 /// A random network.
 #[derive(Clone, Debug)]
 pub struct TinyModel {
-    /// What it is.
+    /// The network's descriptor.
     pub descriptor: Descriptor,
     tensors: BTreeMap<String, Tensor>,
 }
@@ -359,7 +359,8 @@ fn random_tensor(name: &str, dims: Vec<usize>, ty: TensorType, seed: u64) -> Ten
     let f32_bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let (ty, bytes) = match dims[..] {
         _ if name.starts_with("position_embd") => (TensorType::F32, f32_bytes(&values(0.0, 0.5))),
-        // Of experts, all rows of one after those of the other. Their biases have two dimensions as well.
+        // For experts, the rows of one expert follow those of another. Their biases have two dimensions as
+        // well.
         [n_in, ref rest @ ..]
             if !rest.is_empty() && !is_vector(name) && name.strip_suffix(".bias").is_none() =>
         {

@@ -16,7 +16,7 @@ use crate::{random::Random, tiny_model::tiny_llama};
 /// A change of a descriptor, with its name.
 pub type Variant = (&'static str, fn(&mut Descriptor));
 
-/// Every feature by itself.
+/// Variants with one feature each.
 pub const VARIANTS: &[Variant] = &[
     ("layer norm", |d| d.norm.kind = NormKind::Layer),
     ("layer norm with bias", |d| {
@@ -234,7 +234,7 @@ pub const VARIANTS: &[Variant] = &[
     ("capped logits", |d| d.logit_softcap = Some(1.0)),
 ];
 
-/// What needs operations that few networks need.
+/// Variants with operations that few networks need.
 pub(crate) const LAYER_VARIANTS: &[Variant] = &[
     ("embeddings of each layer", |d| {
         d.layer_embeddings = Some(LayerEmbeddingsDescriptor {
@@ -456,7 +456,7 @@ fn mamba(has_norms: bool) -> SsmDescriptor {
     }
 }
 
-/// A few variants at once, where they can be had together.
+/// Returns a few variants at once, if they can be combined.
 pub fn random_variant(random: &mut Random) -> (String, Descriptor) {
     loop {
         let mut descriptor = tiny_llama();

@@ -76,11 +76,12 @@ impl ChatPrompt {
         Ok(self.encode_rendered(tokenizer, &rendered.text, &rendered.trusted))
     }
 
-    /// Renders a conversation up to the end of its last message's text, which the model is to continue, and encodes it.
-    /// `None` where the template does not write that text as it is. Space at its end is the template's to keep.
+    /// Renders a conversation up to the end of its last message's text, which the model continues, and
+    /// encodes it. Returns `None` if the template does not write that text unchanged; it may strip space at
+    /// its end.
     ///
     /// # Errors
-    /// As [`ChatTemplate::render`].
+    /// The same as for [`ChatTemplate::render`].
     pub fn encode_unfinished(
         &self,
         tokenizer: &Tokenizer,
@@ -167,7 +168,7 @@ impl ChatPrompt {
         let mut done = 0;
         while let Some(foreign) = self.next_foreign(text, done, trusted) {
             encode(&text[done..foreign.start], true);
-            // What looks like a token here may end in the beginning of a true one.
+            // Text that only looks like a token may end with the beginning of a real one.
             let own = self.next_own(text, &foreign, trusted);
             let plain_end = own.as_ref().map_or(foreign.end, |own| own.start);
             encode(&text[foreign.start..plain_end], false);

@@ -5,16 +5,16 @@
 
 use crate::template::Rendered;
 
-/// What stands in a prompt for an image: a mark that the template writes, and the text that belongs around it.
+/// The words for an image in a prompt: the mark that the template writes, and the text around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageWords {
     /// The control token that the template writes.
     pub mark: &'static str,
-    /// What is written before it.
+    /// The text before it.
     pub before: &'static str,
-    /// What is written after it.
+    /// The text after it.
     pub after: &'static str,
-    /// Whether the mark stays, before the image's rows, or they take its place.
+    /// Whether the mark stays before the image's rows; if not, the rows replace it.
     pub keeps_mark: bool,
 }
 

@@ -32,7 +32,8 @@ pub struct AdapterSource {
 }
 
 impl AdapterSource {
-    /// Bytes of its weights' file, which its matrices take about as many as; 0 where it is not there, which reading it says by name.
+    /// Returns the size of its weights' file in bytes, about the size of its matrices; 0 if the file is
+    /// missing. The later read reports a missing file by name.
     pub(crate) fn file_bytes(&self) -> usize {
         let file = if self.path.is_dir() {
             &self.path.join("adapter_model.safetensors")

@@ -17,7 +17,7 @@ pub enum AllReduce {
     Host,
 }
 
-/// What a text that names no way to add up is.
+/// The error for a text that names no way to add up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{found}` is no way to add up; say `auto`, `nccl` or `host`")]
 pub struct AllReduceError {

@@ -16,25 +16,26 @@ use crate::{
 /// A finished sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// Its text; neither a stop string nor an end-of-text token is part of it, and neither reasoning nor calls.
+    /// The text, without reasoning, calls, stop strings and end-of-text tokens.
     pub text: String,
-    /// What the model thought before, where its format tells.
+    /// The reasoning before the text, if the model's format marks it.
     pub reasoning: String,
-    /// Tools that it calls.
+    /// The tool calls.
     pub calls: Vec<ToolCall>,
-    /// The call within which a limit of tokens, or its reader, cut it. Its arguments are the beginning of a JSON object, or empty.
+    /// The call that a token limit or the reader cut off. Its arguments are the beginning of a JSON object,
+    /// or empty.
     pub cut_call: Option<ToolCall>,
     /// The tokens of that text.
     pub tokens: Vec<ScoredToken>,
     /// Why it ended.
     pub finish: FinishReason,
-    /// The stop string that ended it, as its place in the request's list.
+    /// The stop string that ended it, as an index into the request's list.
     pub stopped_by: Option<usize>,
-    /// What it took.
+    /// The tokens that the request used.
     pub usage: Usage,
     /// Tokens of the reasoning, which `usage` counts too.
     pub reasoning_tokens: usize,
-    /// How long that took.
+    /// How long the request took.
     pub timings: Timings,
 }
 
@@ -56,7 +57,7 @@ impl Answer {
 /// A call of a tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolCall {
-    /// What its result is sent back with.
+    /// The id that the caller sends back with the result.
     pub id: String,
     /// The tool.
     pub name: String,
@@ -148,10 +149,10 @@ impl TextStream {
         Ok(samples.into_iter().map(Answer::from).collect())
     }
 
-    /// As [`Self::answers`], and shows every event as it comes.
+    /// Does the same as [`Self::answers`], and passes every event to `on_event` as it arrives.
     ///
     /// # Errors
-    /// As [`Self::answers`].
+    /// The same as for [`Self::answers`].
     pub async fn gather(mut self, mut on_event: impl FnMut(&TextEvent)) -> Result<Vec<Sample>, Error> {
         let mut gathered = Gathered::new(self.n_samples());
         while let Some(event) = self.next_event().await {
@@ -161,10 +162,10 @@ impl TextStream {
         gathered.samples()
     }
 
-    /// Waits on this thread for every sample, and hands over each piece as it comes.
+    /// Waits on this thread for every sample, and passes on each piece as it arrives.
     ///
     /// # Errors
-    /// As [`Self::answers`], and what `on_piece` returns, which cancels all samples.
+    /// The same as for [`Self::answers`], and the error of `on_piece`, which cancels all samples.
     pub fn read<E: From<Error>>(
         mut self,
         mut on_piece: impl FnMut(&Delta) -> Result<(), E>,
@@ -180,7 +181,7 @@ impl TextStream {
     }
 }
 
-/// What came of each sample so far, for callers that read the events of a stream themselves.
+/// Collects the events of each sample so far, for callers that read a stream themselves.
 #[derive(Debug)]
 pub struct Gathered(Vec<SoFar>);
 

@@ -122,13 +122,25 @@ struct Apart<T> {
 }
 
 /// Runs `work` on a new thread and returns its result. The work runs to its end even if the future is dropped.
-async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+///
+/// # Errors
+/// [`Error::Thread`], and those of the work.
+async fn apart<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    apart_by(thread::Builder::new(), work).await
+}
+
+async fn apart_by<T: Send + 'static>(
+    thread: thread::Builder,
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
     let shared = Arc::new(Mutex::new(Apart {
         done: None,
         waker: None,
     }));
     let at_work = Arc::clone(&shared);
-    thread::spawn(move || {
+    let started = thread.spawn(move || {
         let done = catch_unwind(AssertUnwindSafe(work));
         let mut apart = at_work.lock().unwrap_or_else(PoisonError::into_inner);
         apart.done = Some(done);
@@ -136,6 +148,7 @@ async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
             waker.wake();
         }
     });
+    started.map_err(|source| Error::Thread { source })?;
     let done = std::future::poll_fn(|context| {
         let mut apart = shared.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(done) = apart.done.take() {
@@ -145,4 +158,26 @@ async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
         Poll::Pending
     });
     done.await.unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_cannot_be_started_is_an_error() {
+        // More than any machine can map.
+        let thread = thread::Builder::new().stack_size(1 << 62);
+        let mut context = std::task::Context::from_waker(Waker::noop());
+        let polled = pin!(apart_by(thread, || Ok(()))).poll(&mut context);
+        let Poll::Ready(Err(error)) = polled else {
+            panic!("{polled:?}");
+        };
+        assert!(
+            error.to_string().starts_with("cannot start a thread: "),
+            "{error}"
+        );
+    }
 }

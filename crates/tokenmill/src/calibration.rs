@@ -1,9 +1,10 @@
-//! How many tokens a step must have for the GPU to be worth its border: measured, on the model that was loaded.
+//! Measures, on the loaded model, the number of tokens per step from which the GPU is faster than the CPU.
 //!
-//! Separate from the load because it runs steps. Both sides have the feed-forward networks; steps of 2, 4, 8 and more tokens are run by
-//! either route, and the device gets steps from the number on at and above which it was always faster. Steps that decode, a token for each
-//! of so many sequences, are measured apart from one sequence's prompts, since what the device does in them is recorded and replayed.
-//! Invariant: what the measurement stores lies in pages and states that no sequence has yet.
+//! Separate from the load because it runs steps. Both sides have the feed-forward networks. Steps of 2, 4, 8
+//! and more tokens are run on either route, and the device gets the steps from the number of tokens on at
+//! which it was always faster. Decode steps, with one token per sequence, are measured apart from prompts of
+//! one sequence, since the device records and replays its part of them. Invariant: the measurement writes
+//! only to pages and states that no sequence has yet.
 
 use std::time::{Duration, Instant};
 
@@ -23,12 +24,12 @@ const MAX_TOKENS: usize = 256;
 /// Steps between the ids of neighbouring tokens: spread over the vocabulary, so that they choose different experts.
 const ID_STRIDE: usize = 7919;
 
-/// What a step that is measured is made of.
+/// The composition of a measured step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A token for each of so many sequences.
+    /// One token for each of several sequences.
     Decode,
-    /// So many tokens of one sequence.
+    /// Several tokens of one sequence.
     Prompt,
 }
 
@@ -54,7 +55,7 @@ impl Kind {
         }
     }
 
-    /// A step of so many tokens.
+    /// Returns a step of `n_tokens` tokens.
     fn batch(self, n_tokens: usize, limits: &ExecutorLimits) -> ForwardBatch {
         let mut batch = ForwardBatch::default();
         let token = |idx: usize| TokenSource::Id((idx * ID_STRIDE % limits.n_vocab) as u32);
@@ -133,7 +134,7 @@ fn first_worth(measured: &[(usize, bool)], longest: usize) -> Option<usize> {
     (beyond <= longest).then_some(beyond)
 }
 
-/// The shortest time of a step of so many tokens.
+/// Returns the shortest time of a step of `n_tokens` tokens.
 fn fastest<H: SplitOperations, D: SplitOperations>(
     executor: &mut ModelExecutor<Placed<H, D>>,
     kind: Kind,

@@ -29,7 +29,7 @@ pub enum Device {
         /// The number.
         ordinal: usize,
     },
-    /// The first GPU where it can be used for the model, else the CPU.
+    /// The first GPU if it can be used for the model, else the CPU.
     #[default]
     Auto,
 }
@@ -79,7 +79,8 @@ pub struct GpuOptions {
     pub launches_in_order: bool,
     /// When products by many rows use the matrix operations of warpgroups.
     pub warpgroup_products: WarpgroupProducts,
-    /// Whether sequences that begin with the same pages of the prefix cache read these each for itself in steps that decode, not once for all.
+    /// Whether, in decode steps, each sequence reads the shared pages of its prefix separately, instead of
+    /// one read for all.
     pub reads_apart: bool,
     /// Whether decode steps are queued launch by launch, without CUDA graphs.
     pub without_graphs: bool,
@@ -128,7 +129,7 @@ pub struct Compute {
     pub cpu_features: CpuFeatures,
     /// Parts of the model for the GPU, if there is one; the CPU computes the rest.
     pub placement: PlacementRequest,
-    /// Measurements of this machine and where they are stored: bandwidths, by which a placement is chosen, and
+    /// The measurements of this machine and their folder: bandwidths, by which a placement is chosen, and
     /// [`BatchThreshold::Measured`](crate::placement::BatchThreshold::Measured).
     pub measurements: Measurements,
     /// Receives the plan of a load that is not split, before anything is loaded.
@@ -140,12 +141,13 @@ pub struct Compute {
     /// Whether a load leaves the processors to what else computes here: it reads and packs weights on one thread of low priority,
     /// and takes longer. The threads that compute afterwards have the usual priority.
     pub is_quiet: bool,
-    /// Whether the CPU has the embeddings of tokens in memory too, where they are a large table that is only looked up. Else a table of
-    /// 64 MiB and more stays in its file, whose rows are read for each step; the file then has to stay as it is while the model is in use.
+    /// Whether the CPU keeps large tables of token embeddings in memory, too. If not, a table of 64 MiB or
+    /// more that is only looked up stays in its file, and each step reads its rows there; the file must not
+    /// change while the model is in use.
     pub is_all_in_memory: bool,
 }
 
-/// Tables of embeddings of so many bytes stay in their files.
+/// The smallest table of embeddings, in bytes, that stays in its file.
 const TABLE_BYTES_IN_FILE: usize = 64 << 20;
 
 impl Default for Compute {

@@ -21,10 +21,11 @@ pub enum Turn {
     Unfinished,
 }
 
-/// What a chat template renders.
+/// The input of a chat template.
 #[derive(Clone, Debug)]
 pub struct Conversation {
-    /// The messages, as objects with `role`, `content` and what else the template reads (`tool_calls`, `name`).
+    /// The messages: objects with `role`, `content` and other fields that the template reads (`tool_calls`,
+    /// `name`).
     pub messages: Vec<Value>,
     /// Tools that the model may call, in the form of OpenAI's `tools`.
     pub tools: Option<Value>,

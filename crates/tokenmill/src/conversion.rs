@@ -31,7 +31,7 @@ pub struct Conversion {
     importance: Option<ImportanceMatrix>,
 }
 
-/// What of a folder becomes a file.
+/// The part of a folder that becomes a file.
 enum Source {
     /// The network that writes.
     Network {
@@ -86,7 +86,7 @@ const PROBES: [(&str, &str); 6] = [
     ("line breaks and tabs", "done.\n\n\tx = 1;\r\nend"),
 ];
 
-/// What tokenizers may cut differently where each of [`PROBES`] comes out the same.
+/// Texts that tokenizers may still cut differently if they agree on all of [`PROBES`].
 const MIXED_PROBES: [&str; 2] = [
     "Hello world! It's 12345 apples, naïve café — 東京 \u{1f600}  done.\n\n\tx = 1;",
     " leading space, UPPER lower 3.14 ''quotes''\r\nend ",
@@ -95,18 +95,18 @@ const MIXED_PROBES: [&str; 2] = [
 /// Texts that a file's tokenizer cuts otherwise than the folder's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenDifferences {
-    /// What is in the texts, in words.
+    /// The contents of the texts, in words.
     pub texts: Vec<&'static str>,
     /// Whether another pre-tokenizer may cut them rightly: of other kinds of tokenizers a file says everything but these texts.
     pub depends_on_pre: bool,
 }
 
 impl Conversion {
-    /// Opens a folder with `config.json`, safetensors files and a tokenizer, and checks that all its network needs is there. `pre`
-    /// names the pre-tokenizer where it is not to be found out.
+    /// Opens a folder with `config.json`, safetensors files and a tokenizer, and checks that it has
+    /// everything its network needs. `pre` names the pre-tokenizer if it cannot be detected.
     ///
     /// # Errors
-    /// [`Error`]: what is missing, is damaged, or has no place in a GGUF file.
+    /// [`Error`] if something is missing, is damaged, or has no place in a GGUF file.
     pub fn open(folder: impl AsRef<Path>, pre: Option<&str>) -> Result<Self, Error> {
         let folder = folder.as_ref();
         let source = ModelSource::Folder(folder.to_owned());
@@ -272,7 +272,7 @@ impl Conversion {
         for (key, value) in self.source.keys().iter() {
             metadata.insert(key, value.clone())?;
         }
-        // Whoever quantizes a file writes the keys of its type behind the others.
+        // A quantizer writes the keys of its type after the others.
         let is_preset = matches!(out, OutType::Preset(_));
         if !is_preset {
             metadata.insert("general.file_type", writer.file_type())?;

@@ -53,7 +53,7 @@ pub(crate) fn load_with_guesser(
         Device::Cuda { ordinal } => load_on_gpu(model, ordinal, options, compute, guesser, on_progress),
         Device::Auto => {
             let loaded = match load_on_gpu(model, 0, options, compute, guesser, on_progress) {
-                // What does not fit as a whole is split, and a network that is split has no adapters.
+                // A model that does not fit as a whole is split, and a split network has no adapters.
                 Err(Error::Gpu(BackendError::DoesNotFit { .. }))
                     if compute.placement.is_whole()
                         && !guesser.is_asked_for()

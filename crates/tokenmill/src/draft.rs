@@ -45,10 +45,11 @@ impl Draft {
         Ok(draft)
     }
 
-    /// What the model at `path` will take next to one with `options` on the CPU; its vocabulary is not compared.
+    /// Returns the memory that the model at `path` will take on the CPU next to a model with `options`. Does
+    /// not compare vocabularies.
     ///
     /// # Errors
-    /// [`Error::Draft`] of one that cannot be opened, [`Error::DraftIsEncoder`].
+    /// [`Error::Draft`] if the draft model cannot be opened, [`Error::DraftIsEncoder`].
     pub(crate) fn plan(path: &Path, options: &ModelOptions, compute: &Compute) -> Result<MemoryPlan, Error> {
         let (draft, _) = Self::open_headers(path)?;
         let backend = compute.cpu_backend().map_err(|error| draft.error(error.into()))?;
@@ -94,10 +95,10 @@ impl Draft {
         Ok(())
     }
 
-    /// What it takes on a backend, next to a model with `options`.
+    /// Returns the memory that the draft model takes on a backend, next to a model with `options`.
     ///
     /// # Errors
-    /// [`Error::Draft`]: what is wrong with its weights.
+    /// [`Error::Draft`] if something is wrong with the weights.
     pub(crate) fn plan_on<B: Backend>(
         &self,
         backend: &B,

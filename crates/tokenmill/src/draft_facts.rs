@@ -22,15 +22,16 @@ pub struct DraftFacts {
     pub is_own_layer: bool,
 }
 
-/// What guesses tokens, loaded next to its model.
+/// A loaded draft model or layer, which guesses tokens for a model.
 pub struct LoadedGuesser {
-    /// What computes it.
+    /// Computes the guesses.
     pub(crate) executor: Box<dyn Executor + Send>,
-    /// What is told of it.
+    /// The facts that are reported about it.
     pub(crate) facts: DraftFacts,
 }
 
-/// The options of a load next to one with `options`: room for as many sequences, of as many tokens as it was made for.
+/// Returns the options of a draft next to a model with `options`: for as many sequences, and at most
+/// `n_ctx_train` tokens.
 pub(crate) fn options_next_to(n_ctx_train: usize, options: &ModelOptions) -> ModelOptions {
     let n_ctx = options.n_ctx.unwrap_or(n_ctx_train).min(n_ctx_train);
     let n_full = n_ctx.div_ceil(PAGE_TOKENS);

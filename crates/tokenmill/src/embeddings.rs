@@ -1,7 +1,8 @@
-//! [`Embeddings`]: the vectors of a request's inputs, as they are ready.
+//! [`Embeddings`]: the vectors of a request's inputs, in order, each as soon as it is ready.
 //!
-//! Separate from generations because nothing is sampled. Invariant: a vector is what the network pools, or the mean of the
-//! final hidden states where it does not, of length 1; the vectors come in the order of the inputs.
+//! Separate from generations because nothing is sampled. Invariant: a vector is the network's pooled output,
+//! or the mean of the final hidden states if it does not pool, normalized to length 1; the vectors have the
+//! order of the inputs.
 
 use std::{
     task::{Context, Poll, ready},

@@ -1,7 +1,7 @@
-//! [`Error`]: why a model could not be opened, loaded or used.
+//! [`Error`]: the errors of opening, loading and using a model.
 //!
-//! One enum for the whole front door. Invariant: a refusal names what is wrong in its fields; what the layers below say is
-//! kept as it is.
+//! One enum for the whole front door. Invariant: the fields of an error name what is wrong; errors of the
+//! layers below are kept unchanged.
 
 use std::{io, path::PathBuf};
 
@@ -195,12 +195,12 @@ pub enum Error {
         /// Layers there are.
         n_layers: usize,
     },
-    /// The CPU computes a model faster by itself than with a part on the GPU.
+    /// The CPU alone computes the model faster than with a part on the GPU.
     #[error(
         "by bandwidths ({bandwidths}) the CPU alone generates {alone_per_s:.1} tokens/s at most, and with what fits on the GPU {split_per_s:.1}"
     )]
     CpuIsQuicker {
-        /// Tokens per second of the CPU by itself, from bytes and bandwidths.
+        /// Tokens per second of the CPU alone, from bytes and bandwidths.
         alone_per_s: f64,
         /// Tokens per second of the fastest placement with a part on the GPU.
         split_per_s: f64,
@@ -534,6 +534,12 @@ pub enum Error {
         path: PathBuf,
         /// Why.
         source: SessionError,
+    },
+    /// The system starts no further thread.
+    #[error("cannot start a thread: {source}")]
+    Thread {
+        /// Cause of the error.
+        source: io::Error,
     },
     /// The engine refused the request or failed at it.
     #[error(transparent)]

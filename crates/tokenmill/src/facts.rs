@@ -9,7 +9,7 @@ use tokenmill_convert::Preset;
 use tokenmill_gguf::GgufFile;
 use tokenmill_model::{Model as Network, PooledOutput};
 
-/// What a model was made for.
+/// The task that a model was made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
     /// To continue texts.
@@ -40,7 +40,7 @@ fn has_rank_prompt(network: &Network) -> bool {
     metadata.is_some_and(|metadata| metadata.get("tokenizer.chat_template.rerank").is_some())
 }
 
-/// What a model's files say of it.
+/// The facts that a model's files state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ModelFacts {
@@ -56,8 +56,10 @@ pub struct ModelFacts {
     pub main_type: &'static str,
     /// Positions that it was made for.
     pub n_ctx_train: usize,
-    /// What it was made for.
+    /// The task that it was made for.
     pub task: Task,
+    /// Its license, as `general.license` says it: most often an SPDX identifier.
+    pub license: Option<String>,
 }
 
 impl ModelFacts {
@@ -90,8 +92,15 @@ impl ModelFacts {
             main_type: said_type(network).unwrap_or(most),
             n_ctx_train: descriptor.n_ctx_train,
             task: Task::of(network),
+            license: said_license(network),
         }
     }
+}
+
+/// Reads `general.license`.
+fn said_license(network: &Network) -> Option<String> {
+    let license = network.gguf()?.metadata().str("general.license").ok()?;
+    Some(license.to_owned())
 }
 
 /// The kind of file that `general.file_type` says.

@@ -33,13 +33,13 @@ impl GpuSteps {
         }
     }
 
-    /// What [`Self::from_json`] reads.
+    /// Writes the thresholds in the form that [`Self::from_json`] reads.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn to_json(self) -> Value {
         json!({ "decode": self.decode, "prompts": self.prompts })
     }
 
-    /// Reads what was kept; `None` where it is none.
+    /// Reads stored thresholds; `None` if the value has another form.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn from_json(values: &Value) -> Option<Self> {
         let steps = |name: &str| match values.get(name)? {

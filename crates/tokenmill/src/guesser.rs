@@ -5,7 +5,7 @@
 
 use crate::{draft::Draft, mtp::Mtp};
 
-/// What guesses tokens next to a model.
+/// The source of a model's token guesses.
 #[derive(Clone, Copy)]
 pub(crate) enum Guesser<'a> {
     /// Nothing that is loaded.

@@ -83,7 +83,7 @@ pub(crate) fn take_images(messages: &mut [Value]) -> Result<Vec<ImageFile>, Erro
 /// The bytes of an image in a `data:` URL.
 ///
 /// # Errors
-/// What is wrong with the URL.
+/// Returns a message if the URL is not a valid `data:` URL.
 pub fn image_of_url(url: &str) -> Result<Vec<u8>, &'static str> {
     let Some(data) = url
         .get(..5)

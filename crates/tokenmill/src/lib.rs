@@ -57,10 +57,10 @@
 //!
 //! # The key decision
 //!
-//! A [`Model`] is a handle to a running engine, not a buffer that one caller borrows. So it is `Send + Sync`, its clones
-//! are cheap, requests from many threads share the same steps, and dropping a stream cancels its request. What a request
-//! generates depends on its prompt, its parameters and its seed, never on what runs next to it: on the CPU to the bit, on a
-//! GPU up to ties between almost equal logits.
+//! A [`Model`] is a handle to a running engine, not a buffer that one caller borrows. So it is `Send + Sync`,
+//! its clones are cheap, requests from many threads share the same steps, and dropping a stream cancels its
+//! request. The output of a request depends on its prompt, its parameters and its seed, never on other
+//! requests: to the bit on the CPU, up to ties between almost equal logits on a GPU.
 //!
 //! # The crates below
 //!

@@ -11,13 +11,13 @@ use crate::{Error, draft_facts::LoadedGuesser, gpu_steps::GpuSteps, measurements
 
 /// A loaded model and where it computes.
 pub struct Loaded {
-    /// What computes.
+    /// Computes the steps.
     pub executor: Box<dyn Executor + Send>,
-    /// Where.
+    /// The device that computes them.
     pub device: LoadedDevice,
-    /// The memory that it takes.
+    /// The memory that the model takes.
     pub plan: MemoryPlan,
-    /// What guesses tokens next to it, where it was loaded too.
+    /// The draft model or layer that guesses tokens, if one was loaded.
     pub guesser: Option<LoadedGuesser>,
 }
 
@@ -36,7 +36,8 @@ pub enum LoadedDevice {
         ordinal: usize,
         /// Its name.
         name: String,
-        /// What the driver took to load the kernels; it compiles them where a machine loads them for the first time.
+        /// The time in which the driver loaded the kernels. It compiles them the first time a machine loads
+        /// them.
         kernels_took: Duration,
     },
     /// On several GPUs, each with a part of every layer.
@@ -47,7 +48,7 @@ pub enum LoadedDevice {
         n_gpus: usize,
         /// The first one's name.
         name: String,
-        /// What the drivers took to load the kernels, all together.
+        /// The time in which the drivers loaded the kernels, in total.
         kernels_took: Duration,
         /// Why they add up in the host's memory, where NCCL was not excluded.
         without_nccl: Option<String>,
@@ -58,7 +59,7 @@ pub enum LoadedDevice {
         ordinal: usize,
         /// Its name.
         name: String,
-        /// What the driver took to load the kernels.
+        /// The time in which the driver loaded the kernels.
         kernels_took: Duration,
         /// Layers that the GPU has, whole or in part.
         n_gpu_layers: usize,
@@ -68,7 +69,7 @@ pub enum LoadedDevice {
         gpu_steps: GpuSteps,
         /// How that is known.
         steps_known: MeasuredWhen,
-        /// How the bandwidths are known that it was chosen by; `None` where it is as it was asked for.
+        /// When the bandwidths behind the choice were measured; `None` if the placement was requested.
         bandwidths_known: Option<MeasuredWhen>,
     },
     /// On a backend of the caller's own.

@@ -9,7 +9,8 @@ use tokenmill_placed::Bandwidths;
 /// Where measurements of this machine are kept, and what is not to be measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Measurements {
-    /// The folder, which is made where it is missing; `None` keeps nothing, and measures at every load that needs it.
+    /// The folder, which is created if it is missing; `None` stores nothing and measures at every load that
+    /// needs it.
     pub folder: Option<PathBuf>,
     /// Whether what the folder has is measured again, and replaced.
     pub is_made_again: bool,

@@ -228,7 +228,8 @@ impl Model {
         self.inner.facts.as_ref()
     }
 
-    /// The model that guesses tokens ahead, where there is one; its memory is not a part of [`Self::memory`].
+    /// Returns the model that guesses tokens ahead, if there is one; its memory is not a part of
+    /// [`Self::memory`].
     pub fn draft(&self) -> Option<&DraftFacts> {
         self.inner.draft.as_ref()
     }

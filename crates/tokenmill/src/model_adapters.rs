@@ -13,12 +13,13 @@ use crate::{
 };
 
 impl Model {
-    /// Loads an adapter, which requests name from then on: [`TextParams::adapter`](crate::TextParams::adapter). Requests that run
-    /// continue meanwhile.
+    /// Loads an adapter. Requests can name it from then on:
+    /// [`TextParams::adapter`](crate::TextParams::adapter). Running requests continue meanwhile.
     ///
     /// # Errors
-    /// [`Error::AdapterName`] of a name that is taken or unusable, [`Error::TooManyAdapters`], [`Error::AdapterFile`] where its files are
-    /// wrong, [`Error::Engine`] where it does not fit the model or the device.
+    /// [`Error::AdapterName`] for a name that is taken or unusable, [`Error::TooManyAdapters`],
+    /// [`Error::AdapterFile`] if its files are wrong, [`Error::Engine`] if it does not fit the model or the
+    /// device.
     pub fn load_adapter(&self, source: &AdapterSource) -> Result<LoadedAdapter, Error> {
         let shelf = self.shelf();
         shelf.check_place(&source.name)?;

@@ -36,7 +36,7 @@ pub enum ModelSource {
     Folder(PathBuf),
 }
 
-/// What a chat needs besides tokens, from a GGUF file's metadata or a folder's JSON files.
+/// The inputs of a chat besides tokens, from a GGUF file's metadata or a folder's JSON files.
 #[derive(Debug, Default)]
 pub struct ChatFiles {
     /// The chat template.
@@ -131,10 +131,10 @@ impl ModelSource {
         })
     }
 
-    /// The tokenizer; `gguf` is the file of this source, where it is one.
+    /// Reads the tokenizer; `gguf` is the file of this source, if it has one.
     ///
     /// # Errors
-    /// A vocabulary that cannot be used.
+    /// Fails if the vocabulary cannot be used.
     pub fn tokenizer(&self, gguf: Option<&GgufFile>) -> Result<Tokenizer, Error> {
         match (self, gguf) {
             (Self::Folder(folder), None) => {
@@ -169,7 +169,26 @@ impl ModelSource {
         Ok(tokenizer)
     }
 
-    /// What a chat needs; `gguf` is the file of this source, where it is one.
+    /// Reads the chat template; base models have none. `gguf` is the file of this source, if it has one.
+    ///
+    /// # Errors
+    /// Fails on metadata of the wrong type, and on a file that is not JSON or not UTF-8.
+    pub fn chat_template(&self, gguf: Option<&GgufFile>) -> Result<Option<String>, Error> {
+        let (Self::Folder(folder), None) = (self, gguf) else {
+            let template = gguf.map(|file| file.metadata().opt_str("tokenizer.chat_template"));
+            return Ok(template.transpose()?.flatten().map(str::to_owned));
+        };
+        let Some(bytes) = optional_file(folder, "chat_template.jinja")? else {
+            let config = optional_json(folder, "tokenizer_config.json")?;
+            return Ok(config["chat_template"].as_str().map(str::to_owned));
+        };
+        let text = String::from_utf8(bytes).map_err(|_| Error::NotUtf8 {
+            path: folder.join("chat_template.jinja"),
+        })?;
+        Ok(Some(text))
+    }
+
+    /// Reads the inputs of a chat; `gguf` is the file of this source, if it has one.
     ///
     /// # Errors
     /// Metadata of the wrong type, or a file that is not JSON.
@@ -179,12 +198,8 @@ impl ModelSource {
                 let bytes = id.and_then(|id| tokenizer.token_bytes(id)).unwrap_or_default();
                 String::from_utf8_lossy(bytes).into_owned()
             };
-            let template = match gguf {
-                Some(file) => file.metadata().opt_str("tokenizer.chat_template")?,
-                None => None,
-            };
             return Ok(ChatFiles {
-                template: template.map(str::to_owned),
+                template: self.chat_template(gguf)?,
                 bos_token: text_of(tokenizer.bos()),
                 eos_token: text_of(tokenizer.eos()),
                 end_ids: Vec::new(),
@@ -196,12 +211,6 @@ impl ModelSource {
             let text = token.as_str().or_else(|| token["content"].as_str());
             text.unwrap_or_default().to_owned()
         };
-        let template = match optional_file(folder, "chat_template.jinja")? {
-            Some(bytes) => Some(String::from_utf8(bytes).map_err(|_| Error::NotUtf8 {
-                path: folder.join("chat_template.jinja"),
-            })?),
-            None => config["chat_template"].as_str().map(str::to_owned),
-        };
         let mut end_ids = Vec::new();
         for name in ["generation_config.json", "config.json"] {
             let ids = &optional_json(folder, name)?["eos_token_id"];
@@ -211,7 +220,7 @@ impl ModelSource {
         let (bos_token, eos_token) = (token("bos_token"), token("eos_token"));
         end_ids.extend(tokenizer.special_token(&eos_token));
         Ok(ChatFiles {
-            template,
+            template: self.chat_template(gguf)?,
             bos_token,
             eos_token,
             end_ids,
@@ -237,8 +246,9 @@ impl ModelSource {
         }
     }
 
-    /// What to call it. A folder of Hugging Face's cache is named for a commit, so its repository is its name; a file of Ollama's folder
-    /// for its bytes, so it has Ollama's name where that can be found (with the feature `hub`).
+    /// Returns the model's display name. A folder of Hugging Face's cache is named for a commit, so this
+    /// returns the name of its repository. A file in Ollama's folder is named for its bytes, so this returns
+    /// Ollama's name if it can be found (with the feature `hub`).
     pub fn name(&self) -> String {
         let path = self.path();
         if let Some(repository) = repository_of_snapshot(path) {

@@ -1,7 +1,7 @@
-//! [`Mtp`]: the model's own layer that guesses further tokens, from its file to what computes it.
+//! [`Mtp`]: the model's own layer that guesses further tokens, from its file to its executor.
 //!
-//! Separate from a second model that guesses, which computes by itself. Invariant: without it the same is loaded, and the same is
-//! generated.
+//! Separate from a draft model, which computes alone. Invariant: without the layer the same model is loaded,
+//! and generates the same.
 
 use std::path::{Path, PathBuf};
 
@@ -25,11 +25,11 @@ pub(crate) struct Mtp<'a> {
     path: Option<&'a Path>,
 }
 
-/// What is known of a network's layer for further tokens before it is loaded.
+/// The facts about a network's MTP layer that are known before it is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MtpPlan {
-    /// What it takes on the CPU, next to the network.
+    /// The memory that it takes on the CPU, next to the network.
     pub memory: MemoryPlan,
     /// The file next to the model that has it; `None` where the model's own file has it.
     pub file: Option<PathBuf>,
@@ -60,17 +60,17 @@ pub fn mtp_plan(
 }
 
 impl<'a> Mtp<'a> {
-    /// Finds the layer in a network's own file that is to guess: where `speculation` asks for it, and where it may take what there is.
+    /// Finds the layer in a network's own file, if `speculation` asks for it or may use an existing one.
     ///
     /// # Errors
-    /// [`Error::NoMtp`] and [`Error::Load`], where it is asked for.
+    /// [`Error::NoMtp`] and [`Error::Load`], if the caller asked for it.
     pub(crate) fn find(network: &'a Network, speculation: Speculation) -> Result<Option<Self>, Error> {
         match speculation {
             Speculation::Mtp { .. } => match network.nextn()? {
                 Some(layer) => Ok(Some(Self { layer, path: None })),
                 None => Err(Error::NoMtp),
             },
-            // A layer that is not asked for, and cannot be described, is left out as it was before anyone read it.
+            // An optional layer that cannot be described is ignored, as if it were not in the file.
             Speculation::Auto { .. } => {
                 let layer = network.nextn().ok().flatten();
                 Ok(layer.map(|layer| Self { layer, path: None }))
@@ -90,18 +90,18 @@ impl<'a> Mtp<'a> {
         })
     }
 
-    /// What it takes next to a network with `options` on the CPU.
+    /// Returns the memory that the layer takes on the CPU, next to a network with `options`.
     ///
     /// # Errors
-    /// [`Error::Load`]: what is wrong with its weights.
+    /// [`Error::Load`] if something is wrong with the weights.
     pub(crate) fn plan(&self, options: &ModelOptions, compute: &Compute) -> Result<MemoryPlan, Error> {
         Ok(self.plan_apart(&compute.cpu_backend()?, options)?)
     }
 
-    /// What it takes next to a network with `options`, on a backend of its own.
+    /// Returns the memory that the layer takes on a backend of its own, next to a network with `options`.
     ///
     /// # Errors
-    /// [`LoadError`]: what is wrong with its weights.
+    /// [`LoadError`] if something is wrong with the weights.
     pub(crate) fn plan_apart<B: Backend>(
         &self,
         backend: &B,
@@ -113,7 +113,8 @@ impl<'a> Mtp<'a> {
         )
     }
 
-    /// What it takes with options of its own: the layer, and the network's hidden states that are kept for it in the machine's memory.
+    /// Returns the memory that the layer takes with options of its own: its weights, and the network's hidden
+    /// states that the machine's memory keeps for it.
     fn plan_on<B: Backend>(&self, backend: &B, own: &ModelOptions) -> Result<MemoryPlan, LoadError> {
         let mut plan = self.layer.plan(backend, own)?;
         let descriptor = self.layer.descriptor();

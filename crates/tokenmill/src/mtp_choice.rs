@@ -10,7 +10,7 @@ use tokenmill_text::Tokenizer;
 use crate::{Error, LoadOptions, draft::Draft, model_source::ModelSource, mtp::Mtp, mtp_file::MtpFile};
 
 impl LoadOptions {
-    /// Whether a layer for further tokens has to guess, rather than where there is one.
+    /// Returns whether an MTP layer has to guess, as opposed to a layer that may guess if there is one.
     pub(crate) fn asks_for_mtp(&self, network: &Network) -> bool {
         match self.speculation {
             Speculation::Mtp { .. } => true,
@@ -42,7 +42,8 @@ impl LoadOptions {
         }
         match &self.mtp {
             Some(path) => MtpFile::named(path, network, tokenizer).map(Some),
-            // A layer in the model's own file that is broken is told, or left out, as if nothing lay next to it.
+            // A broken layer in the model's own file is reported or ignored; the files next to the model are
+            // not searched.
             None if !matches!(network.nextn(), Ok(None)) => Ok(None),
             None => Ok(MtpFile::beside(source, network, tokenizer)),
         }

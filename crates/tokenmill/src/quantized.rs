@@ -23,7 +23,7 @@ pub(crate) fn quantize(network: &mut Network, source: &ModelSource, preset: Pres
         let Some(choice) = types_of_file.get(&info.name) else {
             continue;
         };
-        // What the folder has quantized already, such as the experts of gpt-oss, stays.
+        // Tensors that the folder has quantized already, such as the experts of gpt-oss, stay as they are.
         if choice.ty == info.ty || info.ty.block_len() > 1 {
             continue;
         }

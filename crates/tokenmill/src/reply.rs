@@ -1,7 +1,7 @@
-//! How a model's answers are read: what stands in its chat template, worked out once.
+//! Reads a model's answers, by facts that are derived once from its chat template.
 //!
-//! Separate from the words because it looks at answers, not at prompts. Invariant: a control token is part of an answer's
-//! text only where it is a mark of the model's own format; the parser takes it out again.
+//! Separate from the words because it looks at answers, not at prompts. Invariant: a control token is part of
+//! an answer's text only if it is a mark of the model's own format; the parser takes it out again.
 
 use std::sync::Arc;
 
@@ -27,9 +27,9 @@ pub struct Prompt {
     pub tokens: Vec<u32>,
     /// Reads the answer; `None` where all of it is text.
     pub reader: Option<ReplyReader>,
-    /// What calls in the answer may be, where tools are offered.
+    /// The constraint on calls in the answer, if tools are offered.
     pub calls: Option<Constraint>,
-    /// Whether there is to be a call.
+    /// Whether the answer must contain a call.
     pub is_call_required: bool,
     /// Its images, whose rows [`Model::see`](crate::Model::see) makes.
     pub images: Vec<PromptImage>,
@@ -59,7 +59,7 @@ impl Prompt {
     }
 }
 
-/// What a model's chat template says about calls and reasoning.
+/// The formats of calls and reasoning, as the model's chat template defines them.
 #[derive(Debug)]
 pub(crate) struct ReplyWords {
     pub(crate) format: ReplyFormat,
@@ -118,7 +118,7 @@ impl ReplyWords {
         })
     }
 
-    /// What calls in the answer to a prompt that ends in `tail` may be.
+    /// Returns the constraint on calls in the answer to a prompt that ends in `tail`.
     pub(crate) fn calls(&self, conversation: &Conversation, tail: &str) -> Result<Option<Constraint>, Error> {
         let Some(tools) = conversation.tools.as_ref().map(ToolSet::from_openai) else {
             return Ok(None);

@@ -32,7 +32,7 @@ pub(crate) const QWEN3_PROMPT: &str = "<|im_start|>system\nJudge whether the Doc
 Query and the Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n\
 <Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
 
-/// What a prompt asks where the caller does not say.
+/// The default instruction of a prompt.
 pub(crate) const INSTRUCTION: &str =
     "Given a web search query, retrieve relevant passages that answer the query";
 
@@ -40,7 +40,7 @@ pub(crate) const INSTRUCTION: &str =
 #[derive(Debug)]
 pub struct Scores {
     passes: ForwardPasses,
-    /// The two tokens whose logits decide, where it is not a classification head.
+    /// The two tokens whose logits decide, if the model has no classification head.
     yes_no: Option<[u32; 2]>,
     score: f32,
 }
@@ -93,7 +93,8 @@ impl Iterator for Scores {
     }
 }
 
-/// Of the logits of a classification head, the probability of the first class: of one class by itself, of several among them.
+/// Returns the probability of the first class from the logits of a classification head. A single class is
+/// scored by itself, several classes relative to each other.
 fn score_of(logits: &[f32]) -> f32 {
     match logits {
         [] => 0.0,

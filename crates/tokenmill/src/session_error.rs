@@ -44,9 +44,9 @@ pub enum SessionError {
         "its keys and values are {found}, and those of this load are {expected}; load the model with the types of the file"
     )]
     OtherTypes {
-        /// Those of the file.
+        /// The types in the file.
         found: String,
-        /// Those of the engine.
+        /// The types of the engine.
         expected: String,
     },
     /// Memory that is arranged in another way.
@@ -90,7 +90,7 @@ pub enum SessionError {
     /// The file could not be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// What the engine said.
+    /// The engine returned an error.
     #[error(transparent)]
     Engine(#[from] EngineError),
 }

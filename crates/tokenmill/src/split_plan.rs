@@ -48,7 +48,7 @@ pub struct SplitPlan {
     pub(crate) memory: MemoryPlan,
 }
 
-/// Why a model is split as it is.
+/// The reason for a model's split.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum SplitReason {

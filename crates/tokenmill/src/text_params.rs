@@ -47,7 +47,7 @@ pub struct TextParams {
     pub queue_timeout: Option<Duration>,
     /// Higher begins first and may take the place of lower.
     pub priority: i32,
-    /// The name of the adapter that it is computed with; `None` takes the model as it is.
+    /// The name of the adapter to compute with; `None` uses the model without one.
     pub adapter: Option<String>,
     /// Parameters for servers, and for programs that build prompts themselves.
     pub engine: EngineParams,

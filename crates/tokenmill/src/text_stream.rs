@@ -140,15 +140,16 @@ impl TextStream {
         self
     }
 
-    /// Sends a [`Delta`] for every token as it is sampled ([`Delta::sampled`]), also where its text is held back until more of it is known.
+    /// Sends a [`Delta`] for every token when it is sampled ([`Delta::sampled`]), even while its text is held
+    /// back until more is known.
     #[must_use]
     pub fn telling_tokens(mut self) -> Self {
         self.tells_tokens = true;
         self
     }
 
-    /// Calls `note` for every token of the first sample, as it comes from the engine. `note` is dropped when that sample has ended, before
-    /// its end is reported, or with the stream.
+    /// Calls `note` for every token of the first sample, when it arrives from the engine. `note` is dropped
+    /// when that sample has ended, before its end is reported, or with the stream.
     #[must_use]
     pub fn noting(mut self, note: impl FnMut(u32) + Send + 'static) -> Self {
         self.note = Some(Note(Box::new(note)));

@@ -90,7 +90,7 @@ impl ToolWriting {
         let plain = with_parts(json!([text()]));
         let shown = with_parts(json!([text(), {"type": "image"}]));
         let shows_images_of_results = shown.is_some_and(|shown| {
-            // A template that prints the list as it is also prints the names of its parts.
+            // A template that prints the whole list also prints the names of its parts.
             let is_printed = shown.contains("'type'") || shown.contains("\"type\": \"image\"");
             shown.contains(RESULT) && !is_printed && Some(shown) != plain
         });
@@ -309,7 +309,7 @@ fn shown_by_user(images: &mut Vec<Value>) -> Option<Value> {
     Some(json!({"role": "user", "content": parts}))
 }
 
-/// Arguments as an object, where they are one written as text.
+/// Returns arguments as an object, if they are an object written as text.
 fn as_object(arguments: &Value) -> Value {
     let parsed = arguments
         .as_str()

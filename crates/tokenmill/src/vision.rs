@@ -279,7 +279,7 @@ fn content_of(encoder: &Sha256, file: &[u8], salt: u64) -> u128 {
     u128::from_le_bytes(half)
 }
 
-/// The memory that the encoder of a model will take, where it has one; only headers are read.
+/// Returns the memory that the encoder of a model will take, if it has one; only headers are read.
 ///
 /// # Errors
 /// Returns the errors of [`Vision::open`].
@@ -319,7 +319,7 @@ pub(crate) fn path_of(
     Ok(find(projector, source, network)?.map(|(path, _)| path))
 }
 
-/// The encoder of a model, where it has one.
+/// Finds the encoder of a model, if it has one.
 fn find(
     projector: &Projector,
     source: &ModelSource,

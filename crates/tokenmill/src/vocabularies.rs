@@ -8,7 +8,8 @@ use tokenmill_text::Tokenizer;
 /// which differ with the size of the model. Source: llama.cpp, `common/speculative.cpp`, the largest difference that it takes.
 const MAX_MORE_TOKENS: usize = 128;
 
-/// What differs between a model's vocabulary and that of its draft, in words; `None` where they agree.
+/// Describes the difference between a model's vocabulary and its draft model's in words; `None` if they
+/// agree.
 pub(crate) fn difference_of(model: &Tokenizer, draft: &Tokenizer) -> Option<String> {
     let (n_model, n_draft) = (model.n_vocab(), draft.n_vocab());
     let text = |tokenizer: &Tokenizer, id: u32| {

@@ -276,7 +276,7 @@ impl ModelWords {
     pub fn is_whole(&self, constraint: &Constraint, tokens: &[u32]) -> Result<bool, Error> {
         let end_ids = &self.end_ids;
         let mut matcher = self.compile(constraint)?.matcher(end_ids);
-        // Whether it may end where it does is asked of the mask.
+        // The mask decides whether the text may end at this position.
         for &token in tokens.iter().take_while(|token| !end_ids.contains(token)) {
             // Tokens that a constraint refuses are not part of its text.
             if matcher.commit(token).is_err() {

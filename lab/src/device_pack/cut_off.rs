@@ -52,7 +52,7 @@ pub(super) fn end(
     );
     let path = results.join("summary.json");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let unpacked = results.join("unpacked");
+    let unpacked = results.with_extension("unpacked");
     device_report::unpack(&results.join("results.tar.gz"), &unpacked)?;
     let archived = fs::read_to_string(unpacked.join("summary.json")).context("the archive has no summary")?;
     ensure!(archived == text, "the archive has another summary");
@@ -101,7 +101,7 @@ mod tests {
     use std::process::Stdio;
 
     use super::*;
-    use crate::device_pack::{SCRIPT, archive, others_tools};
+    use crate::device_pack::{archive, others_tools, write_scripts};
 
     /// Scripts in the place of the programs: the self-test passes, and what else a program is asked for is `lab`'s answer.
     struct Pack {
@@ -124,7 +124,7 @@ mod tests {
             }
             fs::write(here.join("bin/kernels.z"), "# kernels\n").unwrap();
             archive(here).unwrap();
-            fs::write(here.join("run.sh"), SCRIPT).unwrap();
+            write_scripts(here).unwrap();
             fs::write(here.join("pack.json"), "{\n  \"commit\": \"c\"\n}\n").unwrap();
             let mut run = Command::new("bash");
             run.arg(here.join("run.sh"))
@@ -195,7 +195,7 @@ mod tests {
         };
         let of_first = ["bench-llama-3-8b-Q4_K_M", "baseline-llama.cpp"].map(status_of);
         assert_eq!(of_first, ["absent"; 2]);
-        let of_second = ["synth-llama-3-8b-Q8_0", "bench-llama-3-8b-Q8_0"].map(status_of);
+        let of_second = ["synth-llama-3-8b-Q8_0", "bench-llama-3-8b-Q8_0-more"].map(status_of);
         assert_eq!(of_second, ["late"; 2]);
     }
 }

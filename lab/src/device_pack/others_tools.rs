@@ -1,4 +1,4 @@
-//! What stands for other programs in a rehearsal: `llama-bench`, `ncu`, `compute-sanitizer` and a python's torch.
+//! What stands for other programs in a rehearsal: `llama-bench`, `ncu`, `compute-sanitizer`, `nvidia-smi` and a python's torch.
 //!
 //! Separate from the rehearsal, which runs the pack's own programs as they are. A tool that is not here cannot say that an argument is none of
 //! its own, so each stand-in knows the options that the tool has and refuses others; what runs under a tool is run. Invariant: a stand-in is found
@@ -16,7 +16,7 @@ use super::make_executable;
 
 /// The script that stands for each of [`TOOLS`], by the name that it is called by.
 const TOOL: &str = include_str!("stand_ins/tool.sh");
-const TOOLS: [&str; 3] = ["llama-bench", "ncu", "compute-sanitizer"];
+const TOOLS: [&str; 4] = ["llama-bench", "ncu", "compute-sanitizer", "nvidia-smi"];
 /// The Python module of the name `torch`.
 const TORCH: &str = include_str!("stand_ins/torch.py");
 

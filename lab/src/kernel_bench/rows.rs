@@ -17,6 +17,24 @@ pub(super) struct RowSpec {
     pub(super) is_without_wide: bool,
 }
 
+impl RowSpec {
+    /// Whether a model of Llama's 8B in Q4_K_M with f16 keys and values launches it.
+    pub(super) fn is_of_q4_k_m(&self) -> bool {
+        let is_quant = |ty| matches!(ty, TensorType::Q4_K | TensorType::Q6_K);
+        match self.what {
+            What::Qkv { .. }
+            | What::AddNorm { .. }
+            | What::Turn { .. }
+            | What::Argmax
+            | What::Sample { .. } => true,
+            What::Product { ty, .. } | What::Gated { ty, .. } => is_quant(ty),
+            What::Decode { ty, .. } => ty == KvType::F16,
+            What::Prompt { ty, head_dim } => ty == KvType::F16 && head_dim == 128,
+            What::Experts { .. } => false,
+        }
+    }
+}
+
 /// What a row launches.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {

@@ -12,7 +12,10 @@
 //! shared memory and the bytes of its code on each; `-` stands for a GPU that the module is not for. Invariant: reading what was
 //! written gives the same text.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write as _},
+};
 
 use sha2::{Digest as _, Sha256};
 
@@ -58,9 +61,17 @@ pub(super) struct Lock {
     pub(super) modules: Vec<LockedModule>,
 }
 
-/// The hash that the lock has of a text.
+/// Returns the hash of a text, as the lock has it.
 pub(super) fn sha256(text: &str) -> String {
-    format!("{:x}", Sha256::digest(text))
+    hex(&Sha256::digest(text))
+}
+
+/// Writes bytes as lower-case hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 impl Lock {

@@ -29,6 +29,9 @@ impl TestBinary {
     }
 }
 
+/// All tests of the workspace, and no examples.
+pub(super) const WORKSPACE: [&str; 4] = ["--workspace", "--lib", "--bins", "--tests"];
+
 /// Builds tests as `cargo test` with these arguments would, and runs none.
 ///
 /// # Errors

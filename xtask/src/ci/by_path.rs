@@ -12,14 +12,15 @@ use super::{emulated, grids, needs::Need, windows};
 /// A step, and when it is due.
 pub(super) struct Step {
     pub(super) name: &'static str,
-    /// What can break its claim.
+    /// The paths whose changes can break its claim.
     pub(super) paths: &'static [&'static str],
-    /// What it takes besides Rust.
+    /// The tools that it needs besides Rust.
     pub(super) needs: &'static [Need],
     pub(super) run: fn() -> anyhow::Result<()>,
 }
 
-/// What a target of another system depends on: code that asks for the system, and the packages of others.
+/// The paths that a target of another system depends on: code that asks for the system, and the packages of
+/// others.
 pub(super) const OF_SYSTEMS: &[&str] = &[
     "Cargo.lock",
     "crates/*/Cargo.toml",
@@ -33,6 +34,7 @@ pub(super) const OF_SYSTEMS: &[&str] = &[
     "crates/hub/src/",
     "crates/quant/src/cpu_features.rs",
     "crates/quant/src/simd.rs",
+    "crates/server/src/accept_queue.rs",
     "crates/server/src/config.rs",
     "crates/server/src/endpoints/adapters.rs",
     "crates/server/src/kv_events/",
@@ -47,7 +49,7 @@ pub(super) const OF_SYSTEMS: &[&str] = &[
     "crates/tokenmill/src/session/",
 ];
 
-/// What decides the numbers of a model on any device.
+/// The paths that determine a model's numbers on any device.
 macro_rules! network {
     ($($more:literal),* $(,)?) => {
         &[
@@ -186,6 +188,17 @@ pub(super) const STEPS: &[Step] = &[
         needs: &[PYTHON, Need::Program("npm", "npm")],
         run: || end_to_end("agents"),
     },
+    // The suite comes out of a source package on PyPI; without it the step says that it was skipped.
+    Step {
+        name: "llama.cpp's server tests",
+        paths: &[
+            "crates/cli/src/commands/serve*",
+            "crates/server/src/",
+            "tests/e2e/llama_cpp/",
+        ],
+        needs: &[PYTHON],
+        run: || script("tests/e2e/llama_cpp/run", &[]),
+    },
     Step {
         name: "Python package",
         paths: &[
@@ -233,7 +246,8 @@ pub(super) const STEPS: &[Step] = &[
 /// The library is checked there, since the server's TLS needs Apple's compiler.
 const MACOS: &str = "aarch64-apple-darwin";
 
-/// What a rehearsal of the device pack may take. Parts that do not fit into it are named.
+/// The time limit of a rehearsal of the device pack, in seconds. The rehearsal names the parts that do not
+/// fit.
 const REHEARSAL_S: &str = "120";
 
 /// Packages that are never published.
@@ -260,11 +274,16 @@ fn lab(args: &[&str]) -> anyhow::Result<()> {
 
 /// Runs a part of the end-to-end tests with the program that the tests were built with.
 pub(super) fn end_to_end(part: &str) -> anyhow::Result<()> {
-    let status = Command::new(crate::workspace_root().join("tests/e2e/run"))
-        .arg(part)
+    script("tests/e2e/run", &[part])
+}
+
+/// Runs a script of the repository.
+fn script(path: &str, args: &[&str]) -> anyhow::Result<()> {
+    let status = Command::new(crate::workspace_root().join(path))
+        .args(args)
         .status()
-        .context("cannot run tests/e2e/run")?;
-    ensure!(status.success(), "the end-to-end tests of {part} failed");
+        .with_context(|| format!("cannot run {path}"))?;
+    ensure!(status.success(), "{path} {} failed", args.join(" "));
     Ok(())
 }
 

@@ -17,7 +17,7 @@ const EMULATOR: &str = "qemu-aarch64-static";
 /// Where Debian's `libc6-arm64-cross` has the C library.
 const LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 
-/// What this takes.
+/// The tools that this step needs.
 pub(super) const NEEDS: &[Need] = &[
     Need::Target(TARGET),
     Need::Program(LINKER, "gcc-aarch64-linux-gnu"),

@@ -6,15 +6,29 @@ use std::process::Command;
 
 use anyhow::{Context, ensure};
 
-use super::binaries::test_binaries;
+use super::binaries::{WORKSPACE, test_binaries};
 
 /// Source files of test binaries, and filters of their tests with random grids.
-const TESTS: [(&str, &[&str]); 2] = [
+const TESTS: [(&str, &[&str]); 4] = [
     (
         "crates/cuda-exec/tests/all/main.rs",
         &["checks::", "kernels::", "prefill::", "products::"],
     ),
-    ("crates/testkit/tests/all/main.rs", &["conformance::", "cuda::"]),
+    (
+        "crates/testkit/tests/all/main.rs",
+        &[
+            "conformance::",
+            "cuda::",
+            "cuda_contract::capture::every_batch_size",
+            "engine_on_the_simulator::batched_greedy",
+            "hf_folder::mutated",
+        ],
+    ),
+    (
+        "crates/sched/tests/all/main.rs",
+        &["speculation::drafts_change_no_bit"],
+    ),
+    ("crates/text/tests/all/main.rs", &["robustness::mutated"]),
 ];
 
 /// Runs the tests with all cases, on the binaries that `cargo test --workspace` has built.
@@ -22,7 +36,7 @@ const TESTS: [(&str, &[&str]); 2] = [
 /// # Errors
 /// Fails if a test fails.
 pub(super) fn run() -> anyhow::Result<()> {
-    let binaries = test_binaries(&["--workspace"], &[])?;
+    let binaries = test_binaries(&WORKSPACE, &[])?;
     for (source, filter) in TESTS {
         let binary = binaries.iter().find(|binary| binary.source.ends_with(source));
         let binary = binary.with_context(|| format!("cargo built no tests of {source}"))?;

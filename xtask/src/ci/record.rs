@@ -41,15 +41,15 @@ struct Last {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     steps: BTreeMap<String, Last>,
-    /// Those that ran now.
+    /// The steps that ran now.
     ran: Vec<&'static str>,
 }
 
 impl Record {
-    /// Reads the file; nothing ran where there is none.
+    /// Reads the file; without a file no step has run.
     ///
     /// # Errors
-    /// A line that is not as it is written.
+    /// Fails on a line of another form.
     pub(super) fn read() -> anyhow::Result<Self> {
         match fs::read_to_string(crate::workspace_root().join(PATH)) {
             Ok(text) => Self::parse(&text),
@@ -79,6 +79,11 @@ impl Record {
             let _ = writeln!(text, "{date} {commit} {step}");
         }
         text
+    }
+
+    /// The day and time of a step's last run; they sort as they follow one another.
+    pub(super) fn last_ran(&self, step: &str) -> Option<&str> {
+        self.steps.get(step).map(|last| last.date.as_str())
     }
 
     /// Decides about a step.
@@ -145,10 +150,10 @@ impl Record {
     }
 }
 
-/// Refuses a work tree that differs from its commit: what ran there is no statement about the commit.
+/// Refuses a work tree that differs from its commit: a run there proves nothing about the commit.
 ///
 /// # Errors
-/// What differs.
+/// Returns an error that lists the differences.
 pub(super) fn refuse_changes() -> anyhow::Result<()> {
     let changes = git(&["status", "--porcelain", "--untracked-files=all"])?.unwrap_or_default();
     ensure!(
@@ -158,13 +163,13 @@ pub(super) fn refuse_changes() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// When a commit was made, in seconds; `None` where this clone does not have it.
+/// Returns the time of a commit, in seconds; `None` if this clone does not have it.
 fn seconds(commit: &str) -> anyhow::Result<Option<i64>> {
     let said = git(&["show", "--no-patch", "--format=%ct", commit])?;
     Ok(said.and_then(|text| text.parse().ok()))
 }
 
-/// What git says, without the end of the last line; `None` where it says nothing or fails.
+/// Returns the output of git without the last line break; `None` if there is none or git fails.
 fn git(args: &[&str]) -> anyhow::Result<Option<String>> {
     let output = Command::new("git")
         .args(args)
@@ -186,7 +191,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         let known = record("0123abcd");
-        assert_eq!(known.steps["some step"].date, "2026-11-29 14:05");
+        assert_eq!(known.last_ran("some step"), Some("2026-11-29 14:05"));
         assert_eq!(Record::parse(&known.render()).unwrap(), known);
         assert!(Record::parse("2026-11-29 14:05\n").is_err());
     }

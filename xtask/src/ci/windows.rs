@@ -8,14 +8,17 @@ use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
 use anyhow::{Context, ensure};
 
-use super::{binaries::test_binaries, needs::Need};
+use super::{
+    binaries::{WORKSPACE, test_binaries},
+    needs::Need,
+};
 
 const TARGET: &str = "x86_64-pc-windows-gnu";
 const COMPILER: &str = "x86_64-w64-mingw32-gcc";
 /// Debian does not put it on the path.
 const WINE: &str = "/usr/lib/wine/wine64";
 
-/// What this takes.
+/// The tools that this step needs.
 pub(super) const NEEDS: &[Need] = &[
     Need::Target(TARGET),
     Need::Program(COMPILER, "gcc-mingw-w64-x86-64"),
@@ -64,7 +67,7 @@ pub(super) fn run() -> anyhow::Result<()> {
         "the program does not start: {}",
         String::from_utf8_lossy(&version.stderr)
     );
-    let binaries = test_binaries(&["--workspace"], &[])?;
+    let binaries = test_binaries(&WORKSPACE, &[])?;
     let binary = binaries
         .iter()
         .find(|binary| binary.source.ends_with("crates/cli/tests/all/main.rs"));

@@ -20,10 +20,10 @@ const PROGRAM: &str = "tokenmill-cli";
 /// Longest text of a licence; longer files are something else.
 const MAX_TEXT_BYTES: u64 = 1 << 18;
 
-/// The list and the texts for a target.
+/// Returns the list and the texts for a target.
 ///
 /// # Errors
-/// What cargo says.
+/// Returns the error of cargo.
 pub(super) fn text(target: &str, has_gpu: bool) -> anyhow::Result<String> {
     let filter = format!("--filter-platform={target}");
     let mut args = vec!["--locked", &filter, "--manifest-path", "crates/cli/Cargo.toml"];

@@ -1,14 +1,15 @@
 //! [`links`] and [`replaced`]: the links of a page in Markdown.
 //!
-//! Separate because it knows text alone. Of Markdown it knows what the project's pages use: links in one bracket and one parenthesis, code
-//! in backticks and in fences, headings with `#`. What stands in code is no link.
+//! Separate because it knows text alone. It knows the Markdown that the project's pages use: links in one
+//! bracket and one parenthesis, code in backticks and in fences, headings with `#`. A link inside code is not
+//! a link.
 
 /// A link or an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Link<'t> {
-    /// What is shown.
+    /// The text that is shown.
     pub(super) text: &'t str,
-    /// Where it leads.
+    /// The target.
     pub(super) target: &'t str,
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 /// The type of the program header that names the loader of libraries.
 const INTERPRETER: u32 = 3;
 
-/// What a program is linked with.
+/// The libraries that a program is linked with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Linkage {
     /// Nothing.

@@ -12,9 +12,9 @@ use anyhow::{Context, ensure};
 
 use super::links::{self, Link};
 
-/// What the README has for those who build the program.
+/// The README's lines for people who build the program.
 const BUILD: &str = "```console\n$ cargo install --locked --path crates/cli\n$ tokenmill chat demo\n```\n";
-/// What an archive's README has in its place.
+/// The lines in their place in an archive's README.
 const TRY: &str = "[INSTALL.txt](INSTALL.txt) says how this program is installed. To try it, in this folder:\n\n\
     ```console\n$ ./tokenmill chat demo\n```\n";
 /// The paragraph on what a build needs.
@@ -31,7 +31,7 @@ const MORE: &str = "## More\n\n\
 /// Writes the texts to an archive's folder: README, changelog, licences, the pages that `--help` refers to, and INSTALL.txt.
 ///
 /// # Errors
-/// A text of the source tree that is not as it is expected here, and what the system says.
+/// Fails if a text of the source tree differs from the expected form, and on errors of the system.
 pub(super) fn write(folder: &Path, instructions: &str) -> anyhow::Result<()> {
     let root = crate::workspace_root();
     for file in ["LICENSE-APACHE", "LICENSE-MIT", "CHANGELOG.md"] {
@@ -150,7 +150,7 @@ mod tests {
         for absent in ["cargo", "rustup", "crates/", "bindings/", "deploy/", "## Tests"] {
             assert!(!readme.contains(absent), "{absent}: {readme}");
         }
-        // What leads nowhere is found.
+        // Links that lead nowhere are found.
         let page = folder.path().join("docs/models.md");
         for (target, expected) in [
             ("vision.md", true),

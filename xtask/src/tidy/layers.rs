@@ -1,7 +1,8 @@
-//! Who may import whom.
+//! Checks which crate may import which.
 //!
-//! The table is the architecture: a crate that is not in it, or imports what its row does not list, fails. Read from
-//! `cargo metadata`, so that it judges what is built and not what is written.
+//! The table is the architecture: a crate fails if it is not in the table or imports a crate that its row
+//! does not list. The imports are read from `cargo metadata`, so that it judges what is built and not what is
+//! written.
 
 use serde_json::Value;
 
@@ -162,7 +163,7 @@ const RESERVED: [(&str, &[&str]); 3] = [
     ("cudarc", &["tokenmill-cuda-exec"]),
 ];
 
-/// What a dependency is for.
+/// The purpose of a dependency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// The package itself or its build.

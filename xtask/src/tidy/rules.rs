@@ -1,7 +1,7 @@
-//! The rules that one file can break by itself.
+//! The rules that concern a single file.
 //!
-//! Each rule is a function from a file to findings, so that each has its own test. Invariant: what a file is (library,
-//! test, island) is decided here from its path alone.
+//! Each rule is a function from a file to findings, so that each has its own test. Invariant: the kind of a
+//! file (library, test, island) is decided here from its path alone.
 
 use super::{
     Finding,
@@ -30,7 +30,7 @@ const PHRASES: [(&str, &str); 12] = [
 ];
 /// Macros and attributes that mean the same, in code.
 const FORBIDDEN_CODE: [&str; 5] = ["todo!", "unimplemented!", "dbg!", "#[ignore", "#![ignore"];
-/// What a library may not do: print.
+/// The macros that a library must not use, because it does not print.
 const PRINTING: [&str; 4] = ["println!", "print!", "eprintln!", "eprint!"];
 
 /// Where `unsafe` may stand: the file map, SIMD kernels, the thread pool, the CUDA driver layer.

@@ -20,7 +20,7 @@ pub(super) struct Source {
     pub(super) tests_start: usize,
 }
 
-/// What the lexer stands in.
+/// The state of the lexer.
 #[derive(Clone, Copy)]
 enum State {
     Code,

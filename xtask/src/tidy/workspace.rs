@@ -58,7 +58,7 @@ fn device_names(files: &[RustFile], crates: &[&str]) -> Vec<Finding> {
     findings
 }
 
-/// A public item: where it is, what it is, and its name.
+/// A public item: its place, its kind, and its name.
 struct Item<'a> {
     path: &'a str,
     line_number: usize,

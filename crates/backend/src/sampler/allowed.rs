@@ -1,18 +1,18 @@
 //! [`Allowed`]: the logits of a row that may be picked.
 //!
-//! Separate because a mask is obeyed here and nowhere else, so that a row with a mask is read in place as one without. Invariant: tokens
-//! come in the order of their ids, and a logit that is forbidden is not read.
+//! Masks are applied only here, so that a masked row is read in place like any other. Invariant: tokens come
+//! in the order of their ids, and a forbidden logit is not read.
 
 use super::select::Candidate;
 
-/// Tokens that a word of a mask stands for.
+/// Number of tokens per word of a mask.
 const WORD: usize = u32::BITS as usize;
 
 /// A row and its mask.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowed<'a> {
     logits: &'a [f32],
-    /// Bit `id % 32` of word `id / 32`; without one all may be picked.
+    /// Bit `id % 32` of word `id / 32`; without a mask all tokens may be picked.
     mask: Option<&'a [u32]>,
 }
 
@@ -23,17 +23,17 @@ impl<'a> Allowed<'a> {
         Self { logits, mask }
     }
 
-    /// Tokens, allowed or not.
+    /// Returns the number of tokens, allowed or not.
     pub(super) fn n_vocab(self) -> usize {
         self.logits.len()
     }
 
-    /// The logit of a token that may be picked.
+    /// Returns the logit of an allowed token.
     pub(super) fn logit(self, id: u32) -> f32 {
         self.logits[id as usize]
     }
 
-    /// Calls `f` for each token that may be picked.
+    /// Calls `f` for each allowed token.
     #[inline]
     pub(super) fn for_each(self, mut f: impl FnMut(Candidate)) {
         let Some(mask) = self.mask else {
@@ -58,14 +58,15 @@ impl<'a> Allowed<'a> {
         }
     }
 
-    /// The lowest id with the highest logit; `None` where all are negative infinity.
+    /// Returns the lowest id with the highest logit; `None` if all are negative infinity.
     pub(super) fn argmax(self) -> Option<u32> {
         let Some(mask) = self.mask else {
             return argmax(self.logits);
         };
         let (mut best_id, mut best) = (None, f32::NEG_INFINITY);
         for (first_id, (logits, &word)) in (0..).step_by(WORD).zip(self.logits.chunks(WORD).zip(mask)) {
-            // Most words allow all or nothing. Of those that allow something, few have a token that is likelier than the best.
+            // Most words allow all tokens or none. If a word allows some, it rarely has a token likelier than
+            // the best.
             if word == 0 || max(logits) <= best {
                 continue;
             }
@@ -83,7 +84,7 @@ impl<'a> Allowed<'a> {
     }
 }
 
-/// The lowest id with the highest logit; `None` where all are negative infinity.
+/// Returns the lowest id with the highest logit; `None` if all are negative infinity.
 pub(super) fn argmax(logits: &[f32]) -> Option<u32> {
     let max = max(logits);
     if max == f32::NEG_INFINITY {
@@ -93,7 +94,7 @@ pub(super) fn argmax(logits: &[f32]) -> Option<u32> {
 }
 
 fn max(logits: &[f32]) -> f32 {
-    // In lanes and without regard to NaN, which was looked for before, so that the loop is vectorized.
+    // Uses lanes and ignores NaN, which was checked before, so that the loop is vectorized.
     let mut lanes = [f32::NEG_INFINITY; 16];
     let (chunks, rest) = logits.as_chunks::<16>();
     for chunk in chunks {

@@ -1,7 +1,7 @@
 //! Runs the sampling steps one after the other, in the requested order.
 //!
-//! Separate from the default order, which needs no list of all tokens and runs on devices too; this file supports any order and the
-//! samplers that only the host has. Invariant: of equally likely tokens the lower id wins.
+//! The default order needs no list of all tokens and runs on devices too; this file supports any order and
+//! the samplers that only the host has. Invariant: among equally likely tokens the lower id wins.
 //!
 //! Source: llama.cpp, `src/llama-sampler.cpp`, for what the steps do.
 
@@ -13,13 +13,13 @@ use super::{
     select::Candidate,
 };
 
-/// Stands for no token in the random numbers of a position; XTC draws its chance with it.
+/// Stands for no token in the random numbers of a position; XTC uses it for its own draw.
 const NO_TOKEN: u32 = u32::MAX;
 
 /// Number of tokens from which mirostat estimates how steeply probabilities fall.
 const MIROSTAT_TOKENS: usize = 100;
 
-/// Holds the inputs and the scratch space of one draw.
+/// The inputs and the scratch space of one draw.
 pub(super) struct Chain<'a> {
     pub(super) request: &'a SampleRequest<'a>,
     pub(super) penalties: &'a mut Penalties,
@@ -191,7 +191,8 @@ fn keep_best(candidates: &mut Vec<Candidate>, k: usize) {
     }
 }
 
-/// Removes all tokens above the threshold but the least likely of them, if `chance` is at most the probability.
+/// Removes all tokens above the threshold except the least likely of them, if `chance` is at most the
+/// probability.
 fn exclude_top_choices(candidates: &mut Vec<Candidate>, xtc: Xtc, chance: f32) {
     if xtc.probability <= 0.0 || xtc.threshold > 0.5 || candidates.len() < 2 || chance > xtc.probability {
         return;

@@ -339,7 +339,7 @@ fn positions_that_are_drawn_again_give_the_same_tokens() {
         sampler.sample(&logits, &request, &mut Vec::new()).unwrap().id
     };
     let first: Vec<u32> = (0..20).map(|position| draw(&params, position)).collect();
-    // As after a draft of which no token was accepted.
+    // As after a draft with no accepted token.
     let again: Vec<u32> = (10..20).map(|position| draw(&params, position)).collect();
     assert_eq!(again, first[10..]);
     let other = params.clone();

@@ -1,7 +1,7 @@
 //! The counter-based generator and the draw.
 //!
-//! Separate because a device repeats exactly this arithmetic: integer operations, and f32 additions, multiplications
-//! and divisions that are each rounded once (no fused multiply-add, no library logarithm). Invariant: the random
+//! A device repeats exactly this arithmetic: integer operations, and f32 additions, multiplications and
+//! divisions that are each rounded once (no fused multiply-add, no library logarithm). Invariant: the random
 //! number of a token is a function of (seed, position, token id).
 
 use super::{allowed::Allowed, select::Candidate};
@@ -20,7 +20,8 @@ pub(super) fn race(candidates: &[Candidate], temperature: f32, seed: u64, positi
     race.best_id
 }
 
-/// Does the same as [`race`] over all tokens that may be picked; `best` is the likeliest, and negative infinity never wins.
+/// Does the same as [`race`] over all allowed tokens; `best` is the likeliest, and negative infinity never
+/// wins.
 pub(super) fn race_all(row: Allowed<'_>, best: u32, temperature: f32, seed: u64, position: u32) -> u32 {
     let favourite = Candidate {
         id: best,
@@ -31,7 +32,7 @@ pub(super) fn race_all(row: Allowed<'_>, best: u32, temperature: f32, seed: u64,
     race.best_id
 }
 
-/// Holds the leader of a race.
+/// The leader of a race.
 struct Race {
     key: u64,
     temperature: f32,
@@ -56,8 +57,8 @@ impl Race {
     #[inline]
     fn enter(&mut self, candidate: Candidate) {
         let scaled = (candidate.logit - self.max) / self.temperature;
-        // To overtake, -ln(e) must exceed this gap; since e >= u, no u above exp(-gap) can. This spares most tokens
-        // the logarithms.
+        // To overtake, -ln(e) must exceed this gap; since e >= u, no u above exp(-gap) can. So most tokens
+        // need no logarithm.
         let gap = self.best_score - scaled;
         let Some(&limit) = EXP_OF_MINUS.get(gap.max(0.0) as usize) else {
             return;
@@ -86,7 +87,7 @@ pub(super) fn chance(seed: u64, position: u32, id: u32) -> f32 {
     uniform(stream_key(seed, position), id)
 }
 
-/// The start of the stream of random numbers of one position.
+/// Returns the start of the stream of random numbers of one position.
 fn stream_key(seed: u64, position: u32) -> u64 {
     mix(mix(seed).wrapping_add(u64::from(position)))
 }
@@ -99,19 +100,19 @@ fn mix(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// 32 random bits of token `id`.
+/// Returns 32 random bits of token `id`.
 fn random_bits(key: u64, id: u32) -> u32 {
     (mix(key.wrapping_add(u64::from(id).wrapping_mul(0x9E37_79B9_7F4A_7C15))) >> 32) as u32
 }
 
-/// A number between 2^-33 and 1 - 2^-24 for token `id`: (32 random bits + 1/2) / 2^32, rounded to f32 and kept below 1.
-/// Small numbers, which decide a race, keep their full precision.
+/// Returns a number between 2^-33 and 1 - 2^-24 for token `id`: (32 random bits + 1/2) / 2^32, rounded to f32
+/// and kept below 1. Small numbers, which decide a race, keep their full precision.
 fn uniform(key: u64, id: u32) -> f32 {
     // 2^-32 and 1 - 2^-24 are exact.
     ((random_bits(key, id) as f32 + 0.5) * 2.328_306_4e-10).min(0.999_999_94)
 }
 
-/// `-ln(1 - u)`, an exponential random number; at least `u`.
+/// Returns `-ln(1 - u)`, an exponential random number; at least `u`.
 fn exponential(u: f32) -> f32 {
     if u < 2.441_406_2e-4 {
         // Below 2^-12, 1 - u would lose the bits that matter, and u + u^2 / 2 is exact to f32.
@@ -121,9 +122,10 @@ fn exponential(u: f32) -> f32 {
     }
 }
 
-/// The natural logarithm of a positive normal number, to about 2 units in the last place.
+/// Returns the natural logarithm of a positive normal number, to about 2 units in the last place.
 ///
-/// `ln(m 2^k) = k ln 2 + 2 atanh((m - 1) / (m + 1))` with `m` in `[2/3, 4/3)`, the series cut after the 9th power.
+/// `ln(m 2^k) = k ln 2 + 2 atanh((m - 1) / (m + 1))` with `m` in `[2/3, 4/3)`, the series cut after the 9th
+/// power.
 fn ln(x: f32) -> f32 {
     // Subtracting the bits of 2/3 makes the exponent field count from there.
     let bits = x.to_bits().wrapping_sub(0x3F2A_AAAB);

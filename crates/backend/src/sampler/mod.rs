@@ -1,13 +1,13 @@
 //! [`Sampler`]: from a row of logits to a token, the one place on the host where this happens.
 //!
-//! It is separate from the executors because every backend that samples on the host calls it, and a device sampler is
-//! measured against it. Invariants: the result depends only on the logits and the [`SampleRequest`]; the lowest id
-//! wins every tie; nothing is allocated after the first rows; the vocabulary is never sorted as a whole.
+//! Every backend that samples on the host calls it, and a device sampler is measured against it. Invariants:
+//! the result depends only on the logits and the [`SampleRequest`]; the lowest id wins every tie; nothing is
+//! allocated after the first rows; the vocabulary is never sorted as a whole.
 //!
-//! A draw is an exponential race (Gumbel-max): token `i` of the tokens that the filters leave gets the score
-//! `(logit[i] - max) / temperature - ln(e[i])`, where `e[i]` is an exponential random number that depends on the seed,
-//! the position and `i`, and the highest score wins. That equals a draw from the softmax, but needs no sums, so neither
-//! the order of the tokens nor the number of threads can change the result.
+//! A draw is an exponential race (Gumbel-max): token `i` of the tokens left by the filters gets the score
+//! `(logit[i] - max) / temperature - ln(e[i])`, where `e[i]` is an exponential random number that depends on
+//! the seed, the position and `i`; the highest score wins. That equals a draw from the softmax, but needs no
+//! sums, so neither the order of the tokens nor the number of threads can change the result.
 
 mod allowed;
 mod chain;
@@ -22,7 +22,7 @@ use chain::Chain;
 use penalties::{Penalties, Seen};
 use select::{Candidate, best_k, keep_nucleus};
 
-/// Everything except the logits that a token depends on.
+/// Everything except the logits that determines a token.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleRequest<'a> {
     /// Validated sampling parameters.
@@ -60,8 +60,8 @@ impl Sampler {
         }
     }
 
-    /// Picks the token of one row, `logits: [n_vocab]`, and appends the likeliest tokens that the parameters ask for to
-    /// `top`.
+    /// Picks the token of one row, `logits: [n_vocab]`, and appends the likeliest tokens that the parameters
+    /// request to `top`.
     ///
     /// # Errors
     /// [`RowError::NonFiniteLogits`] or [`RowError::NothingAllowed`]; `top` is then unchanged.
@@ -82,7 +82,7 @@ impl Sampler {
         } else {
             self.pick(Allowed::new(logits, request.mask), request)
         };
-        // Most rows have a token, and need not be searched for another reason why they have none.
+        // Most rows have a token, so the reason for a missing one is looked up only then.
         let id = id.ok_or_else(|| match argmax(logits) {
             Some(_) => RowError::NothingAllowed,
             None => RowError::NonFiniteLogits,
@@ -115,7 +115,7 @@ impl Sampler {
         self.adjusted.extend_from_slice(logits);
         for &(id, bias) in &params.logit_bias {
             if let Some(logit) = self.adjusted.get_mut(id as usize) {
-                // A sum of finite numbers may overflow upwards; negative infinity stays what it is.
+                // A sum of finite numbers may overflow upwards; negative infinity is unchanged.
                 *logit = (*logit + bias).min(f32::MAX);
             }
         }
@@ -125,7 +125,7 @@ impl Sampler {
         }
     }
 
-    /// The likeliest token, or one that is drawn; `None` where none may be picked.
+    /// Returns the likeliest token, or one that is drawn; `None` if none may be picked.
     fn pick(&mut self, row: Allowed<'_>, request: &SampleRequest<'_>) -> Option<u32> {
         let best = row.argmax()?;
         Some(if request.params.is_greedy() {
@@ -189,7 +189,7 @@ fn check_numbers(logits: &[f32]) -> Result<(), RowError> {
     Ok(())
 }
 
-/// `ln(sum(exp(logits)))`, summed in the order of the ids.
+/// Returns `ln(sum(exp(logits)))`, summed in the order of the ids.
 fn log_sum_exp(logits: &[f32], max: f32) -> f32 {
     let sum: f64 = logits.iter().map(|&logit| f64::from((logit - max).exp())).sum();
     (f64::from(max) + sum.ln()) as f32
@@ -199,7 +199,8 @@ fn max_logit(candidates: &[Candidate]) -> f32 {
     (candidates.iter()).fold(f32::NEG_INFINITY, |max, candidate| max.max(candidate.logit))
 }
 
-/// Keeps the likeliest candidates whose probability, among the candidates, reaches `top_p`; at least one.
+/// Keeps the likeliest candidates until their probability, among the candidates, reaches `top_p`; at least
+/// one.
 fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f32) {
     let max = max_logit(candidates);
     let weight = |candidate: &Candidate| f64::from((candidate.logit - max).exp());

@@ -1,12 +1,12 @@
-//! Penalties on tokens that were seen: repetition, presence, frequency, and "don't repeat yourself" (DRY).
+//! Penalties on seen tokens: repetition, presence, frequency, and "don't repeat yourself" (DRY).
 //!
-//! Separate because only penalties look at the history. Invariant: a forbidden token (negative infinity) stays forbidden and
+//! Only penalties read the history. Invariant: a forbidden token (negative infinity) stays forbidden and
 //! every other logit stays finite.
 
 use super::SampleRequest;
 use crate::{Dry, SamplingParams};
 
-/// Holds the tokens of a sequence, oldest first.
+/// The tokens of a sequence, oldest first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen<'a> {
     pub(super) history: &'a [u32],
@@ -141,7 +141,7 @@ impl Penalties {
     }
 }
 
-/// `after`, made finite if the logit was finite before.
+/// Returns `after`, made finite if the logit was finite before.
 fn kept_finite(before: f32, after: f32) -> f32 {
     if before == f32::NEG_INFINITY {
         before

@@ -1,7 +1,7 @@
 //! Partial selection of candidates: the best `k`, or the best until a weight is reached, without a full sort.
 //!
-//! Separate because filters and log-probabilities share it. Invariant: the order is total (the lower id first among
-//! equals), so the outcome does not depend on the algorithm.
+//! Filters and log-probabilities share it. Invariant: the order is total (the lower id first among equals),
+//! so the outcome does not depend on the algorithm.
 
 use std::cmp::Ordering;
 
@@ -15,7 +15,7 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// The likelier first, then the lower id.
+    /// Orders the likelier first, then the lower id.
     #[expect(
         clippy::trivially_copy_pass_by_ref,
         reason = "the signature that selection and sorting call"
@@ -25,7 +25,7 @@ impl Candidate {
     }
 }
 
-/// Writes the `k` likeliest tokens of those that may be picked to `best`, likeliest first.
+/// Writes the `k` likeliest allowed tokens to `best`, likeliest first.
 pub(super) fn best_k(row: Allowed<'_>, k: usize, best: &mut Vec<Candidate>) {
     best.clear();
     if k == 0 {
@@ -52,8 +52,8 @@ pub(super) fn best_k(row: Allowed<'_>, k: usize, best: &mut Vec<Candidate>) {
     best.sort_unstable_by(Candidate::by_likelihood);
 }
 
-/// Keeps the first candidates in `order` until their weights reach `target`, the one that reaches it included; at
-/// least one stays.
+/// Keeps the first candidates in `order` until their weights reach `target`, including the one that reaches
+/// it; at least one stays.
 pub(super) fn keep_nucleus(
     candidates: &mut Vec<Candidate>,
     target: f64,

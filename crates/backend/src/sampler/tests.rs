@@ -171,7 +171,7 @@ fn forbidden_tokens_are_as_good_as_infinitely_unlikely() {
                 let found = sampler.sample(&logits, &with, &mut top).unwrap();
                 let expected = sampler.sample(&cleared, &without, &mut Vec::new()).unwrap();
                 assert_eq!(found.id, expected.id, "{params:?} at {position}");
-                // Log-probabilities are those of the model, whatever a mask forbids.
+                // Log-probabilities come from the model, whatever a mask forbids.
                 let mut all = Vec::new();
                 sampler.sample(&logits, &without, &mut all).unwrap();
                 assert_eq!(top, all);

@@ -65,10 +65,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     output::print(&ChatTemplate::new(&source)?.render(&context, &options)?)
 }
 
-/// A JSON object, given as it is or as a file.
+/// Reads a JSON object that is given as text or as a file.
 fn read_context(argument: &str) -> Result<Value, Failure> {
     let path = PathBuf::from(argument);
-    // What begins like JSON, or is JSON and no file, is meant as JSON.
+    // An argument is JSON if it begins like JSON, or if it parses as JSON and no such file exists.
     let is_json = argument.trim_start().starts_with(['{', '[', '"'])
         || serde_json::from_str::<Value>(argument).is_ok() && !path.exists();
     let (text, name) = if is_json {

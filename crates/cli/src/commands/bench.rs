@@ -82,7 +82,7 @@ pub(crate) struct Args {
     /// tokens, as many as -p says, are the prompt, and those behind them the answer. With --batch each sequence begins a token later
     #[arg(long, value_name = "FILE", conflicts_with_all = ["n_depth", "gpu_trace"])]
     follow: Option<PathBuf>,
-    /// What guesses tokens ahead, a list, one load of the model each; with --follow
+    /// Sources of guessed tokens, a list, one load of the model each; with --follow
     #[arg(
         long,
         value_enum,

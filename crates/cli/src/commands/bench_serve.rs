@@ -257,13 +257,13 @@ async fn run_mix(args: &Args, mix: &Mix) -> Result<(), Failure> {
     }
 }
 
-/// What was measured.
+/// The measurements of a load.
 struct Load {
-    /// The requests that came to an end.
+    /// The requests that ended.
     measured: Vec<Measured>,
-    /// From the first request to the last end.
+    /// The time from the first request to the last end.
     wall: Duration,
-    /// Whether all requests came to an end.
+    /// Whether all requests ended.
     is_whole: bool,
 }
 

@@ -1,7 +1,7 @@
 //! `chat`: a conversation, turn by turn, through the model's chat template.
 //!
-//! Here are the turns; what a line of the user means is in `chat/line.rs`. Invariant: a turn that fails leaves the
-//! conversation as it was.
+//! This file has the turns; `chat/line.rs` parses the user's lines. Invariant: a turn that fails leaves the
+//! conversation unchanged.
 
 mod completion;
 mod left_out;
@@ -176,7 +176,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Err(failure) => Err(failure),
         };
         if let Err(failure) = result {
-            // A person can try again; a program that pipes its questions in is told by the exit code.
+            // A person can try again; a program that pipes its questions in sees the exit code.
             if !reader.is_terminal() && !is_command {
                 return Err(failure);
             }
@@ -193,7 +193,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// What to do about a context that is full.
+/// The hint for a full context.
 const MAKE_ROOM: &str =
     "/drop forgets the oldest exchange, /undo the last, /clear all; -c N at the start gives more";
 
@@ -222,7 +222,7 @@ struct Chat {
     is_blind: bool,
     /// How a model that does not see gets its encoder, where that is known.
     encoder_hint: Option<String>,
-    /// What the last answer took.
+    /// The tokens and times of the last answer.
     last: Option<Report>,
     params: SamplingParams,
     has_fixed_seed: bool,
@@ -230,7 +230,7 @@ struct Chat {
     reasoning_budget: Limit,
     shows_reasoning: bool,
     adapter: Option<String>,
-    /// What every answer may be.
+    /// The constraint on every answer.
     constraint: Option<Constraint>,
     /// Tokens of the last prompt and its answer.
     computed: Vec<u32>,

@@ -214,17 +214,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a model makes of a text.
+/// The output of a model for a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Makes {
     Predictions,
     Vectors,
 }
 
-/// What both make.
+/// Returns the output that both models make.
 ///
 /// # Errors
-/// Models of which one does otherwise than the other, and models that rank.
+/// Fails if the models make different outputs, or if one ranks documents.
 fn made_by(opened: &[(ModelSource, Network)]) -> Result<Makes, Failure> {
     let mut made = Vec::new();
     for (source, network) in opened {
@@ -321,7 +321,7 @@ impl Side {
         self.n_tokens as f64 / self.seconds.max(1e-9)
     }
 
-    /// Of its weights, in words.
+    /// Returns the size of its weights, in words.
     fn size(&self) -> String {
         usize::try_from(self.n_bytes).map_or_else(|_| String::new(), size)
     }

@@ -147,10 +147,10 @@ fn has_name_of_encoder(path: &Path) -> bool {
     (path.file_name()).is_some_and(|name| name.to_string_lossy().to_ascii_lowercase().contains("mmproj"))
 }
 
-/// The Hugging Face folder that a path names. GGUF files may lie in it, such as what was made of it before.
+/// Returns the Hugging Face folder at a path. GGUF files may lie in it, such as earlier conversions.
 ///
 /// # Errors
-/// What is no such folder, with what to do with it.
+/// Fails if the path is no such folder, with a hint.
 fn folder_of(path: &Path) -> Result<PathBuf, Failure> {
     if is_hugging_face(path) {
         return Ok(path.to_owned());
@@ -179,7 +179,7 @@ fn folder_of(path: &Path) -> Result<PathBuf, Failure> {
     Err(Failure::input(format!("{name} is a GGUF file already")).hint(QUANTIZE_DOES))
 }
 
-/// What to do with a file that is a GGUF file already.
+/// The hint for a file that is a GGUF file already.
 const QUANTIZE_DOES: &str = "`tokenmill quantize` gives it another type";
 
 /// Whether a folder has a configuration and safetensors.

@@ -127,7 +127,7 @@ impl Gpus {
         }
     }
 
-    /// What `--device auto` tries first.
+    /// Returns the device that `--device auto` tries first.
     pub(crate) fn preferred(&self) -> &'static str {
         match self.devices.first() {
             Some(gpu) if gpu.is_usable => {

@@ -60,12 +60,12 @@ pub(crate) struct Args {
     load: LoadArgs,
 }
 
-/// The outcome of a check.
+/// The result of a check.
 struct Row {
     what: String,
     outcome: Outcome,
     text: String,
-    /// What to do about a problem.
+    /// The hint for a problem.
     hint: Option<String>,
 }
 
@@ -102,7 +102,7 @@ impl Row {
         }
     }
 
-    /// What there is not, with the reason.
+    /// Creates the row of a missing thing, with the reason.
     fn absent(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Self {
             what: what.into(),
@@ -119,13 +119,13 @@ impl Row {
     }
 }
 
-/// What the checks found, for people and for programs.
+/// The results of the checks, for people and for programs.
 struct Examination {
     rows: Vec<Row>,
     json: serde_json::Map<String, Value>,
-    /// Why the GPU that was asked for cannot be used, or not as it was asked for.
+    /// The failure of the requested GPU, if it cannot be used as requested.
     refused: Option<Failure>,
-    /// Why the model can be loaded nowhere.
+    /// The failure of the model, if no device can load it.
     unloadable: Option<Failure>,
 }
 
@@ -232,7 +232,7 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
     Ok(found)
 }
 
-/// What memory there is for models.
+/// Returns the row of the memory available for models.
 fn memory_row() -> Row {
     const LITTLE_BYTES: u64 = 1 << 30;
     let (Some(machine), Some(available)) = (machine_bytes(), available_bytes()) else {
@@ -321,7 +321,7 @@ impl Examination {
         self.json.insert("mmproj".to_owned(), json!(name));
     }
 
-    /// What memory a model takes on each device.
+    /// Adds the memory that a model takes on each device.
     fn plan(
         &mut self,
         source: &ModelSource,

@@ -1,6 +1,7 @@
 //! `imatrix`: which weights matter most, measured on a text, for `quantize --imatrix`.
 //!
-//! The text is cut into chunks of the context's length, each computed by itself. Source: `imatrix` in llama.cpp, `tools/imatrix`.
+//! The text is cut into chunks of the context's length, each computed separately. Source: `imatrix` in
+//! llama.cpp, `tools/imatrix`.
 
 use std::path::{Path, PathBuf};
 
@@ -70,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         None | Some(0) => DEFAULT_CTX,
         Some(n_ctx) => n_ctx,
     };
-    // An encoder was made for texts of so many tokens, each in one piece.
+    // An encoder was made for texts of this length, each in one piece.
     let n_ctx_most = if is_encoder {
         network.descriptor().n_ctx_train
     } else {
@@ -80,7 +81,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         note!("{text}");
     }
     let n_ctx = n_ctx.min(n_ctx_most);
-    // What an encoder's texts begin and end with.
+    // The tokens around an encoder's texts.
     let frame = tokenizer.encode("", EncodeOptions::default());
     let ids = tokenizer.encode(&text, EncodeOptions::default());
     let n_chunks_max = ids.len() / n_ctx;
@@ -112,7 +113,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         run.add(chunk)?;
         if chunk_idx == 0 {
-            // What was measured has its size now, so a full disk is told before the long part of the work.
+            // The sums have their final size now, so a full disk is reported before the long part of the
+            // work.
             (run.sums()).check_room(&args.output, &dataset, n_chunks as u32, n_ctx as u32)?;
         }
         bar.inc(1);

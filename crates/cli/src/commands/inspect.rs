@@ -55,7 +55,7 @@ pub(crate) struct Args {
     load: LoadArgs,
 }
 
-/// What is known of a file.
+/// The facts about a file.
 struct Inspection {
     name: String,
     n_parts: usize,
@@ -63,15 +63,15 @@ struct Inspection {
     /// Keys with types and values.
     metadata: Vec<(String, String, Json)>,
     tensors: Vec<WeightInfo>,
-    /// What it was made for; `None` where it is not known.
+    /// The task that it was made for; `None` if unknown.
     kind: Option<Kind>,
     /// The plan and its options, or why there is none.
     plan: Result<Plan, String>,
-    /// Why it cannot be run with the options that were given, where that is not the file's fault.
+    /// The failure of the given options, if the file can be run with others.
     refused: Option<Failure>,
 }
 
-/// What a model was made for.
+/// The task that a model was made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// To continue texts.
@@ -190,11 +190,11 @@ impl Inspection {
         })
     }
 
-    /// Of a Hugging Face folder: its configuration stands for the metadata.
+    /// Inspects a Hugging Face folder; its configuration takes the place of the metadata.
     fn of_folder(source: &ModelSource, load: &LoadArgs) -> Result<Self, Failure> {
         let model = load.options()?.open_network(source)?;
         let mut tensors = model.weights().infos();
-        // What is wrong with them stands with the memory of their layer.
+        // Errors in these tensors are shown with the memory of their layer.
         tensors.extend(model.nextn_infos().unwrap_or_default());
         let config = source.config_json()?;
         let metadata = config.as_object().into_iter().flatten().map(|(key, value)| {
@@ -486,7 +486,7 @@ pub(super) fn file_name(path: &Path) -> String {
         .into_owned()
 }
 
-/// What an MTP layer takes, for programs.
+/// Returns the memory of an MTP layer, for programs.
 pub(super) fn mtp_json(plan: &Result<MtpPlan, String>) -> Json {
     match plan {
         Ok(MtpPlan { memory, file, .. }) => json!({

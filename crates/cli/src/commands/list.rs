@@ -85,12 +85,12 @@ struct Row {
     label: String,
     n_bytes: u64,
     last_used: Option<SystemTime>,
-    /// Of what a download left it is not known.
+    /// `None` for partial downloads, whose commit is unknown.
     commit: Option<String>,
     path: PathBuf,
 }
 
-/// What is there: the Hub's models, Ollama's, and what downloads left.
+/// Returns the rows of all stored models: the Hub's, Ollama's, and partial downloads.
 fn rows(settings: &HubSettings, disk: &DiskUse) -> Result<Vec<Row>, HubError> {
     let of_hub = hub::stored_models(settings)?.into_iter().map(|model| Row {
         name: model.name.to_string(),

@@ -231,9 +231,9 @@ struct Scorer {
     nll: f64,
     nll2: f64,
     n_scored: usize,
-    /// Where the logits go.
+    /// Writes the logits.
     saved: Option<Writer>,
-    /// What they are compared with, and how.
+    /// The reader of the base's logits, and the comparison with them.
     base: Option<(Reader, Divergence)>,
     /// The base's row.
     row: Vec<f32>,

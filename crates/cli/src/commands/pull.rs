@@ -56,7 +56,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    // What has arrived is on the disk, and the next pull continues there.
+    // The bytes that have arrived are on the disk, and the next pull continues there.
     interrupt::ends_at_once()?;
     let mut settings = settings();
     settings.is_offline |= args.offline;
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let watcher = Watcher::new();
     let mut plan = match asked.plan(&wishes, &settings, &watcher) {
         Ok(plan) => plan,
-        // What the bytes should be is the server's to say.
+        // The check needs the server, which knows the right hashes.
         Err(error) if args.verify => return Err(Failure::of_name(&asked, error)),
         Err(error) => return args.stored_instead(&asked, error, &settings),
     };

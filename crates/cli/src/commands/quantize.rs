@@ -34,7 +34,7 @@ pub(crate) struct Args {
     input: PathBuf,
     /// The GGUF file to write; it appears when it is whole
     output: PathBuf,
-    /// What to make, a type from the list below
+    /// The type to make, from the list below
     #[arg(value_name = "TYPE", value_parser = preset(), hide_possible_values = true)]
     preset: Preset,
     #[command(flatten)]
@@ -165,8 +165,8 @@ impl Args {
         output::refuse_input(&self.output, &beside)
     }
 
-    /// Refuses names of tensors that the model has none of: a typo would make another file than was meant. Names of a file may be for
-    /// several models, and are told only.
+    /// Refuses tensor names that the model does not have: a typo would make another file than intended. Names
+    /// from a file may be for several models, and only cause a note.
     fn check_names(&self, recipe: &Recipe, file: &GgufFile) -> Result<(), Failure> {
         for (idx, pattern) in recipe.unused_tensor_types(file.tensors().map(|info| &*info.name)) {
             let message = format!("no tensor of the model has `{pattern}` in its name");
@@ -232,7 +232,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         tell_about_size(&summary);
         return output::print_sentence(&format!("{} would be {}", args.preset, sizes(&summary)));
     }
-    // What makes a person stop is said before the work.
+    // Warnings that may make a person stop are printed before the work.
     let plan = quantizer.plan()?;
     tell_about(&plan);
     tell_about_size(&plan);
@@ -271,7 +271,7 @@ fn tell_about_size(summary: &QuantizeSummary) {
     }
 }
 
-/// What is said of a file that gains nothing.
+/// Returns the warning about a file that gains nothing.
 fn about_size(summary: &QuantizeSummary) -> Option<String> {
     if summary.n_changed == 0 {
         return Some("no tensor gets another type: the weights are those of the input".to_owned());

@@ -1,7 +1,7 @@
 //! `serve`: answers OpenAI's, Anthropic's, Ollama's and llama.cpp's APIs over HTTP until it is stopped.
 //!
-//! Here are the options and the log; the running server is in `running`, and everything on the wire in the server crate. Invariant: what
-//! is wrong with the options is told before a model is loaded.
+//! This file has the options and the log; the running server is in `running`, and everything on the wire in
+//! the server crate. Invariant: errors in the options are reported before a model is loaded.
 
 use std::{
     env,
@@ -40,6 +40,7 @@ mod model_flags;
 mod models;
 mod models_file;
 mod models_folder;
+mod pulled_models;
 mod request_defaults;
 mod running;
 mod seats;
@@ -157,7 +158,7 @@ pub(crate) struct Args {
     lora_dir: Option<PathBuf>,
 }
 
-/// What the server bears.
+/// The limits of the server.
 #[derive(clap::Args, Debug, Clone)]
 #[command(next_help_heading = "Limits")]
 struct Limits {

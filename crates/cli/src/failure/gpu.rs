@@ -13,7 +13,7 @@ use super::Failure;
 const HOW_TO_USE_THE_CPU: &str = "without `--device`, `-ngl` and other flags that ask for a GPU, the CPU computes where no GPU can be used";
 
 impl Failure {
-    /// Of a load on `n_gpus` GPUs together, for which no device is chosen by itself.
+    /// Creates the failure of a load on `n_gpus` GPUs together, for which no device is chosen automatically.
     pub(crate) fn of_group(error: Error, n_gpus: usize) -> Self {
         let is_unusable = matches!(
             error,
@@ -69,7 +69,8 @@ fn gpu_flags(typed: &[OsString]) -> Vec<String> {
     (0..words.len()).filter_map(flag).collect()
 }
 
-/// What to do about a GPU that cannot be used, where its message does not say it. `visible` is the variable that hides GPUs.
+/// Returns the hint for a GPU that cannot be used, if its message gives none. `visible` is the variable that
+/// hides GPUs.
 pub(super) fn gpu_hint(reason: &BackendError, visible: Option<&str>) -> Option<String> {
     match (reason, visible) {
         (BackendError::Unavailable { source }, Some(visible)) if may_be_hidden(&**source) => {

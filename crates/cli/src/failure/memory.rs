@@ -8,7 +8,7 @@ use tokenmill_backend::MemoryPlan;
 use super::Failure;
 use crate::numbers::size;
 
-/// What to do where the system gives no more memory.
+/// The hint for a system that is out of memory.
 pub(super) const HOW_TO_TAKE_LESS: &str = "`-c N` and `-ctk q8_0 -ctv q8_0` take less for keys and values, `-ub N` less for a step, and a file of a smaller \
      type less for the weights";
 

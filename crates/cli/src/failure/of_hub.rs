@@ -9,15 +9,15 @@ use tokenmill::hub::{HubError, SourceName};
 use super::Failure;
 use crate::numbers::size_of;
 
-/// What says where models of a source come from and go to.
+/// The words for a source of models: where they come from and where they go.
 struct SourceWords {
-    /// The variable of the server.
+    /// The variable that sets the server.
     endpoint: &'static str,
-    /// The variable of the folder.
+    /// The variable that sets the folder.
     folder: &'static str,
     not_found: &'static str,
     too_many: &'static str,
-    /// A file of a repository that may be listed.
+    /// The hint for a file that is refused although its repository may be listed.
     refused: &'static str,
 }
 
@@ -44,7 +44,7 @@ impl From<HubError> for Failure {
 }
 
 impl Failure {
-    /// What went wrong with a model of this name, with what to do in the words of its source.
+    /// Creates the failure of a model with this name; its hint uses the words of its source.
     pub(crate) fn of_name(name: &SourceName, error: HubError) -> Self {
         match name {
             SourceName::Hub(_) => error.into(),

@@ -68,7 +68,7 @@ impl From<LoadError> for Failure {
     }
 }
 
-/// Says an option of a load as it is given on the command line.
+/// Names an option of a load in its command-line form.
 fn bad_option(option: &'static str, found: usize, expected: &str) -> Failure {
     let (what, hint) = match option {
         "n_ctx" => (

@@ -141,7 +141,7 @@ impl LoadArgs {
         }
     }
 
-    /// The flag that gives parts of the GPU's layers to the CPU, where there is one.
+    /// Returns the flag that gives parts of the GPU's layers to the CPU, if there is one.
     fn parting_flag(&self) -> Option<&'static str> {
         [
             (self.cpu_moe, "--cpu-moe"),
@@ -198,7 +198,7 @@ impl LoadArgs {
         }
     }
 
-    /// GPUs that are asked to compute the model together, where they are several.
+    /// Returns the number of GPUs that compute the model together, if there are several.
     pub(crate) fn group_size(&self) -> Option<usize> {
         self.tensor_parallel_size.filter(|&n_gpus| n_gpus > 1)
     }
@@ -223,7 +223,7 @@ pub(super) fn gpu_layers(text: &str) -> Result<DeviceLayers, String> {
     }
 }
 
-/// The value of `-ngl` as it is typed.
+/// Returns the value of `-ngl` in its typed form.
 fn typed(layers: DeviceLayers) -> String {
     match layers {
         DeviceLayers::All => "all".to_owned(),

@@ -7,7 +7,8 @@ use tokenmill_model::{Model as Network, ModelOptions};
 
 use crate::failure::Failure;
 
-/// Why a load on the GPUs that were asked for would be refused: they cannot be used, or not for this network as it is to be placed.
+/// Returns why a load on the requested GPUs would be refused: they cannot be used, or cannot hold this
+/// network in the requested placement.
 pub(crate) fn refused(network: &Network, options: &ModelOptions, compute: &Compute) -> Option<Failure> {
     let error = check_load(network, options, compute).err()?;
     Some(Failure::of_group(error, compute.n_gpus))

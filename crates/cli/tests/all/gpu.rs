@@ -66,24 +66,31 @@ pub(crate) const GREEDY: [&str; 10] = [
     "64",
 ];
 
+/// As [`GREEDY`], with another number of tokens.
+pub(crate) fn of_length(n_tokens: &'static str) -> [&'static str; 10] {
+    GREEDY.map(|arg| if arg == "12" { n_tokens } else { arg })
+}
+
 #[test]
 fn the_gpu_continues_as_the_cpu_does() {
     let expected = tokenmill([&GREEDY[..], &["--device", "cpu"]].concat()).ok();
-    for device in ["cuda", "cuda:0", "auto"] {
-        let args = [&GREEDY[..], &["--device", device]].concat();
-        let outcome = run(with_driver("", &args));
-        assert!(!outcome.stderr.contains("CPU"), "{device}: {}", outcome.stderr);
-        assert_eq!(outcome.ok(), expected, "{device}");
+    let outcome = run(with_driver("", &[&GREEDY[..], &["--device", "auto"]].concat()));
+    assert!(!outcome.stderr.contains("CPU"), "{}", outcome.stderr);
+    assert_eq!(outcome.ok(), expected);
+    // However it is asked for.
+    let short = of_length("2");
+    let expected = tokenmill([&short[..], &["--device", "cpu"]].concat()).ok();
+    for device in [["--device", "cuda"], ["--device", "cuda:0"], ["-ngl", "99"]] {
+        let outcome = run(with_driver("", &[&short[..], &device].concat()));
+        assert!(!outcome.stderr.contains("CPU"), "{device:?}: {}", outcome.stderr);
+        assert_eq!(outcome.ok(), expected, "{device:?}");
     }
-    let ngl = [&GREEDY[..], &["-ngl", "99"]].concat();
-    assert_eq!(run(with_driver("", &ngl)).ok(), expected);
 }
 
 #[test]
 fn keys_and_values_are_stored_in_the_types_asked_for() {
     // Seven tokens, up to a name: which one comes then is all but a tie, which rounding decides.
-    let greedy = GREEDY.map(|arg| if arg == "12" { "7" } else { arg });
-    let args = [&greedy[..], &["-ctk", "q8_0", "-ctv", "f32"]].concat();
+    let args = [&of_length("7")[..], &["-ctk", "q8_0", "-ctv", "f32"]].concat();
     let expected = tokenmill([&args[..], &["--device", "cpu"]].concat()).ok();
     let found = run(with_driver("", &[&args[..], &["--device", "cuda"]].concat())).ok();
     assert_eq!(found, expected);
@@ -162,21 +169,12 @@ fn devices_and_doctor_report_the_gpu() {
     assert_eq!(found["kernels"]["problem"], Value::Null);
     assert_eq!(found["gpus"][0]["usable"], true);
     assert!(found["model"]["gpu"]["weights_bytes"].as_u64().unwrap() > 1 << 20);
-    let text = run(with_driver("", &["doctor"])).ok();
+    let text = run(with_driver("capability=9.0,cuda=12.4", &["doctor"])).ok();
     assert!(text.contains("self-test  ok"), "{text}");
-    for (machine, reason) in [
-        (
-            "capability=8.9",
-            "none     9 rows and more, matrix operations of warpgroups (wgmma): compute capability 8.9;",
-        ),
-        (
-            "capability=9.0,cuda=12.4",
-            "launches   ok       launches that begin early\n",
-        ),
-    ] {
-        let text = run(with_driver(machine, &["doctor"])).ok();
-        assert!(text.contains(reason), "{machine}: {text}");
-    }
+    assert!(
+        text.contains("launches   ok       launches that begin early\n"),
+        "{text}"
+    );
     let shared = "pages that sequences share, read once for all of them";
     assert!(
         text.contains(&format!("attention  ok       {shared}\n")),
@@ -184,11 +182,13 @@ fn devices_and_doctor_report_the_gpu() {
     );
     let family = (found["products"].as_array().unwrap().iter()).find(|family| family["family"] == shared);
     assert_eq!(family.unwrap()["kind"], "attention", "{found}");
-    let mut apart = with_driver("", &["doctor"]);
+    let mut apart = with_driver("capability=8.9", &["doctor"]);
     apart.env("TOKENMILL_CUDA_NO_SHARED", "1");
     let text = run(apart).ok();
     let off = format!("attention  none     {shared}: they are turned off (TOKENMILL_CUDA_NO_SHARED=1)\n");
     assert!(text.contains(&off), "{text}");
+    let wgmma = "none     9 rows and more, matrix operations of warpgroups (wgmma): compute capability 8.9;";
+    assert!(text.contains(wgmma), "{text}");
     let faulty = run(with_driver("lose=0", &["doctor"])).ok();
     assert!(faulty.contains("self-test  problem"), "{faulty}");
 }
@@ -226,12 +226,12 @@ fn bench_says_what_the_time_of_a_gpus_steps_goes_to() {
 
 #[test]
 fn a_gpu_with_room_computes_prompts_in_larger_steps() {
-    let steps_of = |machine: &str, extra: &[&str]| {
+    let steps_of = |machine: &str, n_prompt: &str, extra: &[&str]| {
         let args = [
             "bench",
             "demo",
             "-p",
-            "640",
+            n_prompt,
             "-n",
             "0",
             "-r",
@@ -248,10 +248,10 @@ fn a_gpu_with_room_computes_prompts_in_larger_steps() {
         let (_, rest) = text.split_once(" ms for the results; ").expect("a trace");
         rest.lines().next().expect("a line").to_owned()
     };
-    assert_eq!(steps_of("", &[]), "1 steps with 640 tokens");
+    assert_eq!(steps_of("", "520", &[]), "1 steps with 520 tokens");
     // As asked for, and where little would be left.
-    assert_eq!(steps_of("", &["-ub", "512"]), "2 steps with 640 tokens");
-    assert_eq!(steps_of("mib=162", &[]), "2 steps with 640 tokens");
+    assert_eq!(steps_of("", "20", &["-ub", "16"]), "2 steps with 20 tokens");
+    assert_eq!(steps_of("mib=162", "640", &[]), "2 steps with 640 tokens");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::{gpu::driver_folder, server::Server, support::arg};
+use crate::{gpu::driver_folder, gpu_first_use::passed, server::Server, support::arg};
 
 const LONG: &str = "Once upon a time there was a little girl who lived in a small house near the forest with her mother and \
                     her cat and a big dog and they all went out to play in the sun";
@@ -19,12 +19,10 @@ const OTHERS: [&str; 2] = [
 
 /// A server with memory for one or two of the prompts. What is found again has no other bits than what is computed.
 fn serve(device: &str, extra: &[&str]) -> Server {
-    let cache = driver_folder().path().join("cache");
     let variables = [
         ("LD_LIBRARY_PATH", driver_folder().path()),
         ("TOKENMILL_SIM_DRIVER", Path::new("")),
-        // One check of the GPU serves all tests.
-        ("XDG_CACHE_HOME", cache.as_path()),
+        ("XDG_CACHE_HOME", passed().cache.path()),
     ];
     let args = [
         "demo",

@@ -8,10 +8,10 @@ use std::{
     process::Stdio,
     sync::{Arc, Mutex},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
@@ -250,6 +250,80 @@ fn serve_downloads_a_model_where_that_is_allowed() {
         let is_asked = hub.asked.lock().unwrap().len() > n_asked;
         assert_eq!(is_asked, extra == ["--yes"]);
     }
+}
+
+#[test]
+fn clients_of_ollama_pull_and_delete_where_that_is_allowed() {
+    let hub = Hub::start(None, None);
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join("own.gguf");
+    fs::write(&own, DEMO_GGUF).unwrap();
+    let variables = [
+        ("HF_HUB_OFFLINE", Path::new("0")),
+        ("HF_HUB_CACHE", hub.cache.path()),
+        ("HF_HOME", hub.cache.path()),
+        ("HF_ENDPOINT", Path::new(&hub.url)),
+    ];
+    let args = ["demo", "-c", "64", "--models-dir", arg(folder.path())];
+    let of = |name: &str| json!({ "model": name }).to_string();
+    // By default nobody may.
+    let server = Server::start_in(&variables, &args);
+    assert_eq!(server.ask("POST", "/api/pull", &of(NAME)).0, 501);
+    assert_eq!(server.ask("DELETE", "/api/delete", &of("own")).0, 501);
+    server.end();
+    assert!(own.exists() && !hub.asked_for_bytes());
+
+    let server = Server::start_in(&variables, &[&args[..], &["--manage-models"]].concat());
+    let (status, body) = server.ask_text("POST", "/api/pull", &of(NAME));
+    assert_eq!(status, 200, "{body}");
+    // The body comes in chunks, each a line.
+    let lines: Vec<Value> = (body.lines())
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .filter(Value::is_object)
+        .collect();
+    assert_eq!(lines.first().unwrap()["status"], "pulling manifest", "{body}");
+    assert_eq!(lines.last().unwrap()["status"], "success", "{body}");
+    let total = DEMO_GGUF.len();
+    assert!(
+        (lines.iter())
+            .any(|line| line["total"] == total && line["completed"] == total && line["digest"].is_string()),
+        "{body}"
+    );
+    // Another user's cache has nothing of it.
+    assert!(!hub.cache.path().join("models--org--demo-GGUF").exists());
+    let name = "org/demo-GGUF:Q8_0";
+    for asked in [name, NAME] {
+        let (status, answer) = server.complete(asked);
+        assert_eq!((status, &answer["model"]), (200, &json!(name)), "{answer}");
+    }
+    let whole = json!({ "model": "org/none", "stream": false }).to_string();
+    let (status, answer) = server.ask("POST", "/api/pull", &whole);
+    assert_eq!(status, 400, "{answer}");
+    assert!(!answer.to_string().contains(arg(folder.path())), "{answer}");
+
+    for (model, expected) in [
+        ("demo", 400),
+        ("none", 404),
+        (NAME, 400),
+        (name, 200),
+        ("own:latest", 200),
+    ] {
+        let (status, answer) = server.ask_text("DELETE", "/api/delete", &of(model));
+        assert_eq!(status, expected, "{model}: {answer}");
+    }
+    assert!(!own.exists());
+    let blobs = folder.path().join(".hub/models--org--demo-GGUF/blobs");
+    assert!(fs::read_dir(blobs).map_or(0, Iterator::count) == 0);
+    // One that is loaded goes once no request runs on it.
+    let begun = Instant::now();
+    for gone in [name, "own"] {
+        while server.complete(gone).0 != 404 {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{gone}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+    assert_eq!(server.complete("demo").0, 200);
+    server.end();
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! [`Plan`]: an attention cut into pieces of work, and the memory that they need.
 //!
-//! Separate because it is integers only. Invariant: how a step is cut changes no result, and a plan never needs more than
-//! [`AttentionScratch::sizes`] says of the largest step, so that nothing grows after load.
+//! Everything here is integers. Invariant: the cuts of a step change no result, and a plan never needs more
+//! than the [`AttentionScratch::sizes`] of the largest step, so that nothing grows after load.
 
 use tokenmill_cpu_kernels::SPLIT_TOKENS;
 
@@ -17,12 +17,12 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct AttentionScratch {
     pub(super) plan: Plan,
-    /// What the splits leave to be folded together.
+    /// The parts of all splits, to be folded together.
     pub(super) parts: Vec<f32>,
 }
 
 impl AttentionScratch {
-    /// The most that any step needs.
+    /// Returns the largest sizes that any step needs.
     pub(crate) fn sizes(
         step: &StepSizes,
         n_heads: usize,
@@ -46,10 +46,10 @@ impl AttentionScratch {
         } else {
             0
         };
-        // A sequence has one block of tokens that is not full.
+        // Each sequence has at most one block of tokens that is not full.
         let n_blocks = step.max_tokens.min(step.max_tokens / many + step.max_seqs);
         WorkspaceSizes {
-            // Queries may be filled up to whole loads.
+            // Queries may be padded to whole loads.
             thread_values: item_len(block_tokens * group_len, padded_dim(head_dim_k), head_dim_v),
             attention_items: n_blocks * (n_heads / group_len) + n_parts / group_len,
             attention_parts: n_parts * part_len(head_dim_v),
@@ -57,10 +57,10 @@ impl AttentionScratch {
         }
     }
 
-    /// Bytes of an item and of where it writes.
+    /// The size in bytes of an item and of the rectangles that it writes to.
     pub(crate) const ITEM_BYTES: usize = size_of::<Item>() + 2 * size_of::<Rect>();
 
-    /// Makes room, so that no later step has to.
+    /// Reserves memory so that no later step allocates.
     pub(crate) fn reserve(&mut self, sizes: &WorkspaceSizes) -> Result<(), CpuExecError> {
         let Self { plan, parts } = self;
         reserve(&mut plan.items, sizes.attention_items)?;
@@ -69,7 +69,7 @@ impl AttentionScratch {
         reserve(parts, sizes.attention_parts)
     }
 
-    /// Bytes held.
+    /// Returns the number of bytes reserved.
     pub(crate) fn n_bytes(&self) -> usize {
         let Self { plan, parts } = self;
         plan.items.capacity() * size_of::<Item>()
@@ -78,20 +78,22 @@ impl AttentionScratch {
     }
 }
 
-/// Query rows of a block: so many that loads of keys and values are shared, so few that their scores stay in the cache.
+/// The number of query rows in a block: many rows share the loads of keys and values, few rows keep their
+/// scores in the cache.
 const BLOCK_ROWS: usize = 32;
 
-/// A sequence with more new tokens than this has work for all threads without cutting its context.
+/// The maximum number of new tokens for which a sequence's context is cut. More tokens are work for all
+/// threads as they are.
 const MAX_SPLIT_TOKENS: usize = 8;
 
-/// Parts that a step may leave: 512 splits of 128 heads. Sequences beyond them are not split, and then there are enough of
-/// them, or of their heads, for all threads.
+/// The maximum number of parts of a step: 512 splits of 128 heads. Sequences beyond it are not split; by then
+/// there are enough sequences or heads for all threads.
 const MAX_PARTS: usize = 1 << 16;
 
-/// Query heads of an item: those that share a key and value head, or, where few heads have keys, some of them, so that one
-/// token of a short context has work for all threads.
+/// Returns the number of query heads of an item. These are all heads that share a key and value head, or some
+/// of them if there are few KV heads, so that one token of a short context has work for all threads.
 pub(super) fn group_len(n_heads: usize, n_kv_heads: usize) -> usize {
-    /// With so many heads with keys, they are enough.
+    /// The number of KV heads that are enough work by themselves.
     const ENOUGH_KV_HEADS: usize = 4;
     let n_sharing = (n_heads / n_kv_heads).max(1);
     if n_kv_heads >= ENOUGH_KV_HEADS || n_sharing <= MAX_GROUP_LEN {
@@ -103,11 +105,12 @@ pub(super) fn group_len(n_heads: usize, n_kv_heads: usize) -> usize {
         .unwrap_or(n_sharing)
 }
 
-/// Query heads of an item where others share their keys too: kernels take four rows at a time.
+/// The minimum number of query heads of an item if other items share their keys; kernels take four rows at a
+/// time.
 const MIN_GROUP_LEN: usize = 4;
 const MAX_GROUP_LEN: usize = 8;
 
-/// Tokens of a block, in a sequence of `n_tokens` new ones.
+/// Returns the number of tokens of a block in a sequence of `n_tokens` new ones.
 fn block_tokens(n_tokens: usize, group_len: usize) -> usize {
     if n_tokens <= MAX_SPLIT_TOKENS {
         n_tokens
@@ -116,37 +119,39 @@ fn block_tokens(n_tokens: usize, group_len: usize) -> usize {
     }
 }
 
-/// The pieces of work of a step, and what each writes to.
+/// The pieces of work of a step, and the rectangles that each writes to.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) items: Vec<Item>,
-    /// The outputs that an item finishes, of `[n_tokens, n_heads * head_dim_v]`: none where it is a split after the first.
+    /// The outputs that each item completes, in `[n_tokens, n_heads * head_dim_v]`; empty for a split after
+    /// the first.
     pub(super) outs: Vec<Rect>,
-    /// The parts that an item leaves, of `[n_parts, part_len]`: none where it is no split.
+    /// The parts that each item writes, in `[n_parts, part_len]`; empty for an item that is no split.
     pub(super) parts: Vec<Rect>,
     pub(super) n_parts: usize,
 }
 
-/// One piece of work: some consecutive tokens of a sequence, and a group of query heads that share a key and value head.
+/// A piece of work: some consecutive tokens of a sequence, and a group of query heads that share a key and
+/// value head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) first_token: usize,
     pub(super) n_tokens: usize,
     pub(super) group_idx: usize,
     pub(super) seq_idx: usize,
-    /// First split that a token sees, and the end of those seen.
+    /// The first split that a token sees; `end_split` is the end of the splits seen.
     pub(super) first_split: usize,
     pub(super) end_split: usize,
-    /// The split to compute; all of them, one after the other, where there is none.
+    /// The split to compute; `None` for all splits, one after the other.
     pub(super) split: Option<usize>,
-    /// The first of the item's parts, of which it writes one for each row. In the end they are
+    /// The index of the item's first part; the item writes one part per row. All parts of a step are
     /// `[splits][groups that share keys][rows]`.
     pub(super) part_idx: usize,
 }
 
 impl Plan {
-    /// Lists the items of a step, in the order of tokens, heads with keys, splits, and groups that share those keys: a thread
-    /// that reads a split for one group has it in its cache for the next.
+    /// Lists the items of a step in the order of tokens, KV heads, splits, and groups that share a KV head. A
+    /// thread that reads a split for one group then has it in its cache for the next group.
     pub(super) fn make(&mut self, job: &Job<'_>) {
         let n_groups = job.params.n_heads / job.group_len;
         let n_sharing = job.n_sharing_groups();

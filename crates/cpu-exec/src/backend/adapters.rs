@@ -1,7 +1,7 @@
-//! Adapters on the host: those that are there, and what they add to the products of a step.
+//! Adapters on the host: the loaded ones, and the changes that they add to the products of a step.
 //!
-//! Separate from the products because most steps have no adapter, and then nothing here runs. Invariant: a product without an
-//! adapter in its step takes the path that it takes where there are none.
+//! Most steps have no adapter, and then nothing here runs. Invariant: a product without an adapter in its
+//! step takes the same path as a product of a model without adapters.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::{
     adapt::{AdaptScratch, AdaptedRows, Adapting, Change, Changes},
 };
 
-/// The adapters, and memory for what they compute.
+/// The adapters, and the memory that they compute in.
 #[derive(Debug, Default)]
 pub(super) struct Adapters {
     loaded: Vec<Loaded>,
@@ -53,8 +53,8 @@ impl AdapterOperations for CpuBackend {
 }
 
 impl CpuBackend {
-    /// Calls `f` with what computes, and with what the adapters of the step's rows change in the products at these places of `n_rows`
-    /// rows, where they change something.
+    /// Calls `f` with the host, the workspace and the changes that the adapters of the step's rows make to
+    /// the products at `places`. The changes are `None` if no adapter changes these products.
     pub(super) fn with_changes(
         &mut self,
         places: &[Option<u32>],

@@ -1,22 +1,22 @@
 //! [`StepAngles`]: the angles of a rope in the current step.
 //!
-//! Separate because they outlive an operation: all layers with one rope share them. Invariant: a step computes the angles of a
-//! rope once.
+//! The angles outlive an operation, because all layers with one rope share them. Invariant: a step computes
+//! the angles of a rope once.
 
 use tokenmill_backend::Rope;
 
 use super::{CpuBackend, CpuVector};
 
-/// The angles of one rope, computed when a step first needs them.
+/// The angles of one rope, computed at their first use in a step.
 pub(super) struct StepAngles {
     vector_id: usize,
-    /// The step they are of.
+    /// The step that the angles belong to.
     step: u64,
     pub(super) angles: crate::RopeAngles,
 }
 
 impl CpuBackend {
-    /// The index in `self.angles` of a rope's angles for the current step.
+    /// Returns the index in `self.angles` of a rope's angles for the current step.
     pub(super) fn angles_of(&mut self, rope: &Rope<CpuVector>) -> usize {
         let found = (self.angles.iter()).position(|angles| angles.vector_id == rope.inv_freqs.id);
         let index = found.unwrap_or_else(|| {

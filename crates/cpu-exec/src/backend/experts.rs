@@ -1,17 +1,19 @@
 //! The operations on experts on the host.
 //!
-//! Separate because only networks with experts have them. Invariant: as its parent's, only slicing stands here.
+//! Only networks with experts have them. Invariant: as in the parent module, this file only slices buffers.
 
 use tokenmill_backend::{BackendError, Carried, ExpertInput, ExpertOperations, Linear, Routed, Router};
 
 use super::{CpuBackend, CpuVector, values_of};
 
-/// Sees the experts of each row of a step's layer, `[n_rows, n_used]`, best first; see [`CpuBackend::observe_routes`].
+/// Observes the experts of each row of a step's layer, `[n_rows, n_used]`, best first; see
+/// [`CpuBackend::observe_routes`].
 pub type RouteObserver = Box<dyn FnMut(&[u32]) + Send>;
 
 impl CpuBackend {
-    /// Shows the choices of every router, layer by layer, to `observer`: where arithmetic is compared, another choice between experts
-    /// that are nearly as good explains what no rounding does.
+    /// Passes the choices of every router to `observer`, layer by layer. A comparison of arithmetic needs
+    /// them: rounding alone cannot explain a difference that comes from another choice between experts of
+    /// nearly equal score.
     pub fn observe_routes(&mut self, observer: RouteObserver) {
         self.route_observer = Some(observer);
     }
@@ -78,7 +80,7 @@ impl ExpertOperations for CpuBackend {
     }
 }
 
-/// The rows that experts read.
+/// Returns the rows that experts read.
 pub(super) fn expert_rows<'a>(
     input: ExpertInput<'a, Vec<f32>>,
     routed: Routed<'_, CpuBackend>,

@@ -1,43 +1,45 @@
 //! Reports the inputs of matrix products to an observer.
 //!
-//! Separate because only a measurement looks at them. Invariant: nothing is shown, and no tensor's name is kept, unless it was
-//! asked for before the weights were loaded.
+//! Only measurements read them. Invariant: no input is reported, and no tensor's name is kept, unless an
+//! observer was set before the weights were loaded.
 
 use tokenmill_backend::ExpertInput;
 
 use super::CpuBackend;
 use crate::{Matrix, Routes};
 
-/// Rows that a tensor's matrix is multiplied with in a step.
+/// The rows that a tensor's matrix is multiplied with in a step.
 #[derive(Clone, Copy, Debug)]
 pub struct ProductInput<'a> {
-    /// The tensor.
+    /// The name of the tensor.
     pub tensor: &'a str,
-    /// Matrices of the tensor: one for each expert, or for each head where heads have matrices of their own.
+    /// The number of matrices in the tensor: one for each expert, or one for each head if heads have matrices
+    /// of their own.
     pub n_matrices: usize,
-    /// Which of them it is.
+    /// The index of this matrix among them.
     pub matrix_idx: usize,
-    /// Whether each row selects its matrices, as with experts; otherwise each row goes through all of them.
+    /// Whether each row selects its matrices, as with experts; otherwise each row is multiplied with all of
+    /// them.
     pub is_chosen: bool,
-    /// Weight of the selected matrix for the rows; 1 without selection.
+    /// The weight of the selected matrix for the rows; 1 without selection.
     pub weight: f32,
-    /// Numbers in a row.
+    /// The number of values in a row.
     pub width: usize,
     /// The rows, `[n_rows, width]`.
     pub rows: &'a [f32],
 }
 
-/// Sees the inputs of each product; see [`CpuBackend::observe_inputs`].
+/// Observes the inputs of each product; see [`CpuBackend::observe_inputs`].
 pub type InputObserver = Box<dyn FnMut(ProductInput<'_>) + Send>;
 
 impl CpuBackend {
-    /// Shows what matrices are multiplied with to `observer`, step by step: what an importance matrix is made of. To be set before a
-    /// model is loaded, since the tensors' names are kept then.
+    /// Passes the inputs of all matrices to `observer`, step by step, to compute an importance matrix. Call
+    /// it before a model is loaded, because the tensors' names are kept only then.
     pub fn observe_inputs(&mut self, observer: InputObserver) {
         self.input_observer = Some(observer);
     }
 
-    /// Shows the rows that matrices are multiplied with.
+    /// Reports the rows that matrices are multiplied with.
     pub(super) fn show_rows<'a>(&mut self, matrices: impl Iterator<Item = &'a Matrix>, rows: &[f32]) {
         let Some(observe) = &mut self.input_observer else {
             return;
@@ -57,7 +59,7 @@ impl CpuBackend {
         }
     }
 
-    /// Shows the rows that each expert's matrix is multiplied with.
+    /// Reports the rows that each expert's matrix is multiplied with.
     pub(super) fn show_choices(&mut self, matrix: &Matrix, routes: &Routes, input: ExpertInput<'_, [f32]>) {
         let (Some(observe), Some(tensor)) = (&mut self.input_observer, matrix.name()) else {
             return;
@@ -88,7 +90,7 @@ impl CpuBackend {
         }
     }
 
-    /// Shows the rows that each head's matrix is multiplied with; `rows` is `[n_rows, n_heads, width]`.
+    /// Reports the rows that each head's matrix is multiplied with; `rows` is `[n_rows, n_heads, width]`.
     pub(super) fn show_heads(&mut self, matrix: &Matrix, n_heads: usize, rows: &[f32]) {
         let (Some(observe), Some(tensor)) = (&mut self.input_observer, matrix.name()) else {
             return;

@@ -1,6 +1,6 @@
 //! The operations on latent rows on the host.
 //!
-//! Separate because only latent attention has them. Invariant: as its parent's, only slicing stands here.
+//! Only latent attention has them. Invariant: as in the parent module, this file only slices buffers.
 
 use tokenmill_backend::{BackendError, JoinedRows, LatentOperations, Linear};
 

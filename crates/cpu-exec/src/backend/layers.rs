@@ -1,6 +1,6 @@
 //! The operations that few networks need on the host.
 //!
-//! Separate because they are a trait of their own. Invariant: as its parent's, only slicing stands here.
+//! They are a trait of their own. Invariant: as in the parent module, this file only slices buffers.
 
 use tokenmill_backend::{BackendError, Columns, LayerOperations, Routed, Xielu};
 

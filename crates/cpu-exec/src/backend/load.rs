@@ -1,6 +1,6 @@
 //! Allocates buffers on the host and packs weights for the operations.
 //!
-//! Separate because no step allocates. Invariant: a matrix is packed once, here.
+//! No step allocates. Invariant: a matrix is packed once, here.
 
 use tokenmill_gguf::{FileBytes, TensorType};
 
@@ -25,7 +25,8 @@ impl Memory for CpuBackend {
         let (host, n_experts) = (&self.host, n_experts(data.usage));
         let n_rows = data.n_out / n_experts;
         let packed = crate::Matrix::pack_experts(host, data.ty, n_experts, n_rows, data.n_in, data.bytes);
-        // A tensor that is computed in parts is reported with its first part, because all parts read the same rows.
+        // A tensor that is computed in parts is reported with its first part, because all parts read the same
+        // rows.
         let is_shown = self.input_observer.is_some() && self.shown_tensors.insert(data.name.to_owned());
         let packed = packed.map(|mut matrix| {
             if is_shown {
@@ -60,7 +61,7 @@ impl Memory for CpuBackend {
 }
 
 impl CpuBackend {
-    /// Whether a matrix of this use and size stays in its file, if its bytes lie in one.
+    /// Returns whether a matrix of this use and size stays in its file, if its bytes lie in one.
     pub(super) fn leaves_in_file(
         &self,
         usage: MatrixUsage,
@@ -77,7 +78,7 @@ impl CpuBackend {
                 .is_some_and(|least| n_bytes.is_some_and(|n_bytes| n_bytes >= least))
     }
 
-    /// A table of embeddings whose rows stay in their file.
+    /// Creates a table of embeddings whose rows stay in their file.
     fn table_in_file(
         &mut self,
         data: &MatrixData<'_>,
@@ -90,7 +91,7 @@ impl CpuBackend {
     }
 }
 
-/// Names the matrix that was not loaded.
+/// Adds the matrix's name to an error.
 fn of_matrix(data: &MatrixData<'_>, error: crate::CpuExecError) -> BackendError {
     match error {
         crate::CpuExecError::Quant(_) => BackendError::UnsupportedType {
@@ -106,7 +107,7 @@ fn of_matrix(data: &MatrixData<'_>, error: crate::CpuExecError) -> BackendError 
     }
 }
 
-/// Experts that have their matrices in one.
+/// Returns the number of experts whose matrices are in one tensor.
 pub(super) fn n_experts(usage: MatrixUsage) -> usize {
     match usage {
         MatrixUsage::Experts(n_experts) => n_experts.max(1),
@@ -114,7 +115,7 @@ pub(super) fn n_experts(usage: MatrixUsage) -> usize {
     }
 }
 
-/// Computes the workspace of the largest step's operations.
+/// Returns the workspace sizes of the largest step's operations.
 pub(super) fn workspace_sizes(network: &NetworkShape, limits: &ExecutorLimits) -> crate::WorkspaceSizes {
     let step = crate::StepSizes {
         max_tokens: limits.max_batch_tokens,

@@ -4,8 +4,8 @@ use tokenmill_backend::{BackendError, KvType, MemoryFormat, MemoryPlace, PageGro
 
 use super::{CpuBackend, KV_ALLOCATED};
 
-/// A name for how pages and states lie: [`crate::KvStore`] and [`crate::StateStore`] say it. Pages with bytes lay differently under
-/// the first name.
+/// Returns a name for the arrangement of pages and states, which [`crate::KvStore`] and [`crate::StateStore`]
+/// describe. Byte pages once lay differently under the name `cpu-1`.
 fn arrangement(types: (KvType, KvType)) -> &'static str {
     if [types.0, types.1].contains(&KvType::Q8_0) {
         "cpu-2"

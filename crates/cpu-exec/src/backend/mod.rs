@@ -1,7 +1,7 @@
 //! [`CpuBackend`] runs the operations of the backend trait on the host; each trait's operations have a file of their own.
 //!
-//! Only slicing stands there; the operations' own files have the arithmetic. Invariant: buffers are allocated at load,
-//! operations take slices of them.
+//! These files only slice buffers; the arithmetic is in the operations' own files. Invariant: buffers are
+//! allocated at load, operations take slices of them.
 
 mod adapters;
 mod angles;
@@ -31,32 +31,33 @@ pub use split::AwakeThreads;
 
 /// The CPU.
 pub struct CpuBackend {
-    /// Shared so that a step can hold the pool awake while operations borrow the backend.
+    /// The host, shared so that a step can keep the pool awake while operations borrow the backend.
     host: Arc<crate::Host>,
-    /// Where its threads run.
+    /// The processors that its threads use.
     places: crate::Places,
     workspace: crate::Workspace,
     kv: Option<KvStores<PagedStore>>,
-    /// Types of the keys and the values in it.
+    /// The types of the keys and the values in `kv`.
     kv_types: (KvType, KvType),
     states: Option<crate::StateStore>,
     step: HostStep,
     sampling: Sampling,
     scratch: Vec<f32>,
-    /// Threads that take part in a step where every sequence has one token, and in others.
+    /// The number of threads in a step with one token per sequence; `n_prefill_threads` is for other steps.
     n_decode_threads: usize,
     n_prefill_threads: usize,
     n_steps: u64,
     n_vectors: usize,
     angles: Vec<StepAngles>,
     adapters: Adapters,
-    /// Tables for [`Backend::embed`](tokenmill_backend::Backend::embed) of so many bytes and more stay in their files.
+    /// The size in bytes from which tables for [`Backend::embed`](tokenmill_backend::Backend::embed) stay in
+    /// their files.
     table_bytes_in_file: Option<usize>,
-    /// For each thread, the bytes of a row of such a table.
+    /// A buffer per thread for a row of such a table.
     row_buffers: Vec<Vec<u8>>,
     route_observer: Option<RouteObserver>,
     input_observer: Option<InputObserver>,
-    /// Tensors whose inputs are reported.
+    /// The tensors whose inputs are reported.
     shown_tensors: BTreeSet<String>,
 }
 
@@ -66,14 +67,14 @@ struct PagedStore {
     host_tier: Option<crate::KvStore>,
 }
 
-/// A weight vector with a number that tells it from others.
+/// A weight vector with a number that identifies it.
 pub struct CpuVector {
     id: usize,
     values: Vec<f32>,
 }
 
 impl CpuBackend {
-    /// Starts the threads. `None` takes one for each processor available.
+    /// Starts the threads. `None` starts one for each available processor.
     ///
     /// # Errors
     /// [`BackendError::Failed`] if that many threads cannot be started.
@@ -81,10 +82,11 @@ impl CpuBackend {
         Self::placed(n_threads, features, crate::Places::default())
     }
 
-    /// Does the same as [`Self::new`], with threads pinned to their places. `None` takes one for each processor of these.
+    /// Does the same as [`Self::new`], with threads pinned to their places. `None` starts one for each
+    /// processor of these places.
     ///
     /// # Errors
-    /// Returns the errors of [`Self::new`], and fails on places that the process may not use.
+    /// Returns the errors of [`Self::new`], and an error for places that the process may not use.
     pub fn placed(
         n_threads: Option<usize>,
         features: CpuFeatures,
@@ -119,8 +121,8 @@ impl CpuBackend {
         })
     }
 
-    /// Uses another number of threads in steps that compute prompts. Results do not depend on it. To be set before a model
-    /// is loaded, which reserves the workspace for these threads.
+    /// Sets another number of threads for steps that compute prompts. Results do not depend on it. Call it
+    /// before a model is loaded, because the load reserves the workspace for these threads.
     ///
     /// # Errors
     /// [`BackendError::Failed`] if that many threads cannot be started.
@@ -135,35 +137,36 @@ impl CpuBackend {
         Ok(())
     }
 
-    /// Packs weights with as many threads of those there are. Steps are computed with all.
+    /// Sets the number of threads that pack weights. Steps still use all threads.
     pub fn set_load_threads(&mut self, n_threads: usize) {
         self.host.pool().set_width(n_threads);
     }
 
-    /// Leaves tables of embeddings that take `n_bytes` and more in their files, and reads the rows of a step from there, where a model is
-    /// loaded from files that hold the rows as they are. Without it all tables are in memory. Results do not depend on it. To be set before
-    /// a model is loaded.
+    /// Leaves tables of embeddings of at least `n_bytes` in their files, if the files hold the rows as they
+    /// are, and reads the rows of a step from there. With `None` all tables are in memory. Results do not
+    /// depend on it. Call it before a model is loaded.
     pub fn leave_tables_in_files(&mut self, n_bytes: Option<usize>) {
         self.table_bytes_in_file = n_bytes;
     }
 
-    /// Bytes that are held for operations to use while they run: what the plan of the memory calls workspace.
+    /// Returns the number of bytes reserved for operations to use while they run: the workspace of the memory
+    /// plan.
     pub fn held_workspace_bytes(&self) -> usize {
         self.workspace.n_bytes()
     }
 
-    /// Measures how many bytes a second the threads that generate read of main memory, with at most `max_bytes` of it, for some tenths of
-    /// a second.
+    /// Measures how many bytes per second the threads of a decode step read from main memory. It reads at
+    /// most `max_bytes` and takes some tenths of a second.
     ///
     /// # Errors
-    /// [`BackendError::Failed`] where there is no memory to read.
+    /// [`BackendError::Failed`] if the memory to read cannot be allocated.
     pub fn measure_read_speed(&self, max_bytes: usize) -> Result<crate::ReadSpeed, BackendError> {
         self.host.pool().set_width(self.n_decode_threads);
         let measured = crate::read_speed::read_speed(self.host.pool(), max_bytes);
         measured.map_err(|error| failed("measuring how fast memory is read", error))
     }
 
-    /// Lets as many threads take part as a step of this shape is computed with.
+    /// Sets the number of threads that take part in a step of this shape.
     fn set_width(&self, shape: &StepShape) {
         self.host.pool().set_width(if shape.n_tokens > shape.n_seqs {
             self.n_prefill_threads

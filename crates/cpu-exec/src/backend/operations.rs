@@ -1,7 +1,7 @@
 //! The operations of the forward pass on the host, in the order of [`Backend`].
 //!
-//! Separate from what a load does and from the operations that few networks need. Invariant: buffers are allocated at load, operations
-//! take slices of them.
+//! Loading and the operations that few networks need are in other files. Invariant: buffers are allocated at
+//! load, operations take slices of them.
 
 use std::{io, sync::Arc};
 
@@ -332,7 +332,7 @@ impl Backend for CpuBackend {
         };
         let input = &input[..n_rows * first.linear.n_in];
         self.show_rows(jobs.iter().map(|job| &job.linear.matrix), input);
-        // Arrays rather than lists, so that nothing is allocated.
+        // Arrays rather than lists avoid an allocation.
         for jobs in jobs.chunks_mut(MAX_JOBS) {
             let mut places = [None; MAX_JOBS];
             for (place, job) in places.iter_mut().zip(&*jobs) {
@@ -559,7 +559,7 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Jobs of a group that run as one.
+/// The maximum number of jobs of a group that run as one.
 const MAX_JOBS: usize = 4;
 
 fn target<'a>(job: &'a mut LinearJob<'_, CpuBackend>, n_rows: usize) -> crate::LinearTarget<'a> {

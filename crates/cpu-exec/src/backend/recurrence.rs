@@ -1,6 +1,6 @@
 //! The operations on recurrent states on the host.
 //!
-//! Separate because only recurrent layers have them. Invariant: as its parent's, only slicing stands here.
+//! Only recurrent layers have them. Invariant: as in the parent module, this file only slices buffers.
 
 use tokenmill_backend::{
     BackendError, DeltaNet, DeltaNetRows, RecurrentOperations, ShortConv, SsmRows, SsmScan, StepShape,

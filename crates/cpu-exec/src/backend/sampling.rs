@@ -1,16 +1,16 @@
-//! [`Sampling`]: the rows of a step are sampled by all threads.
+//! [`Sampling`]: samples the rows of a step on all threads.
 //!
-//! Separate because it holds what threads sample with. A vocabulary takes a thread some tenths of a millisecond, which eight
-//! sequences would wait for one after the other. Invariant: a row is sampled by itself, so its token depends on no other.
+//! A thread samples from a vocabulary in some tenths of a millisecond; eight sequences would wait for one
+//! another without this. Invariant: a row is sampled by itself, so its token depends on no other row.
 
 use tokenmill_backend::{HostStep, RowError, RowSampler, SampledToken, TokenLogprob};
 
 use crate::{Host, pool::Columns};
 
-/// Holds the samplers of the threads, and the picked tokens.
+/// The samplers of the threads, and the sampled tokens.
 #[derive(Debug, Default)]
 pub(super) struct Sampling {
-    /// One for each run of rows.
+    /// One sampler for each run of rows.
     samplers: Vec<RowSampler>,
     picks: Vec<Pick>,
 }
@@ -18,14 +18,14 @@ pub(super) struct Sampling {
 /// The token of a row.
 #[derive(Debug, Default)]
 struct Pick {
-    /// `None` where the row does not sample.
+    /// The token; `None` if the row does not sample.
     token: Option<Result<SampledToken, RowError>>,
-    /// The likeliest tokens, where it reports them.
+    /// The likeliest tokens, if the row reports them.
     top: Vec<TokenLogprob>,
 }
 
 impl Sampling {
-    /// Samples all rows and leaves the results with `step`; as [`HostStep::sample`].
+    /// Samples all rows and leaves the results with `step`, as [`HostStep::sample`] does.
     pub(super) fn run(
         &mut self,
         host: &Host,
@@ -36,12 +36,12 @@ impl Sampling {
         n_embd: usize,
     ) {
         let n_rows = logits.len() / n_vocab.max(1);
-        // Rows of a draft are sampled in order if a draw depends on those before it.
+        // The rows of a draft are sampled in order if a draw depends on those before it.
         let is_in_order = step.samples_in_order();
         if n_rows < 2 || host.pool().n_threads() < 2 || is_in_order {
             return step.sample(logits, n_vocab, outputs, n_embd);
         }
-        // A run of rows always has the same sampler, so that later steps of its kind allocate nothing.
+        // A run of rows always has the same sampler, so that later steps of its kind do not allocate.
         let run_len = n_rows.div_ceil(host.pool().n_threads());
         let n_runs = n_rows.div_ceil(run_len);
         let Self { samplers, picks } = self;
@@ -88,7 +88,8 @@ mod tests {
 
     const N_VOCAB: usize = 100;
 
-    /// Sequences of one token, of which one is to give its logits and one may give an even token only.
+    /// Returns a batch of sequences of one token; one sequence returns its logits, and one may sample only an
+    /// even token.
     fn batch(n_seqs: u32) -> ForwardBatch {
         let params = |temperature, n_logprobs| {
             Arc::new(SamplingParams {

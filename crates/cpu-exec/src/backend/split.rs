@@ -1,6 +1,6 @@
-//! What the host offers to be one of two that compute a network together.
+//! The host's part in a split network, which two backends compute together.
 //!
-//! Separate because a host that has the network for itself needs none of it. Invariant: values are seen and written where they are.
+//! A host that runs the whole network needs none of it. Invariant: values are read and written in place.
 
 use std::{marker::PhantomData, ops::Range, sync::Arc};
 
@@ -8,7 +8,8 @@ use tokenmill_backend::{BackendError, ForwardBatch, SplitOperations, StepShape};
 
 use super::CpuBackend;
 
-/// Keeps the threads awake between the operations of a step, until the thread that began it drops this.
+/// A guard that keeps the threads awake between the operations of a step; the thread that created it drops
+/// it.
 pub struct AwakeThreads {
     host: Arc<crate::Host>,
     of_this_thread: PhantomData<*const ()>,

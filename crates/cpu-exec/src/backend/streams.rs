@@ -1,12 +1,13 @@
 //! The operations on streams on the host.
 //!
-//! Separate because only networks with several streams have them. Invariant: as its parent's, only slicing stands here.
+//! Only networks with several streams have them. Invariant: as in the parent module, this file only slices
+//! buffers.
 
 use tokenmill_backend::{BackendError, StreamOperations, StreamsShape};
 
 use super::{CpuBackend, CpuVector};
 
-/// Values of the first stream, and of the others.
+/// Returns the number of values of the first stream, and of the other streams.
 fn lens(shape: StreamsShape) -> (usize, usize) {
     let n_values = shape.n_rows * shape.width;
     (n_values, n_values * shape.n_others)

@@ -1,7 +1,8 @@
 //! [`heads_linear`]: products of each head's part of a row with the head's own matrix.
 //!
-//! Heads are experts that every row goes to, each with its own part of it, so the work is cut as theirs is. Invariant: as
-//! theirs.
+//! Heads are experts that every row selects, each with its own part of the row, so the work is cut in the
+//! same way. Invariant: an output element is a function of its weight row and its activation row, as with
+//! experts.
 
 use tokenmill_backend::HeadsShape;
 use tokenmill_cpu_kernels::{TILE_ROWS, n_spans};
@@ -16,11 +17,11 @@ use crate::{
 
 use super::{ExpertScratch, Item};
 
-/// Multiplies each head's part of each row by the head's matrix, one of those that `matrix` has for experts: `x`:
+/// Multiplies each head's part of each row by the head's matrix, which `matrix` holds like an expert's: `x`:
 /// `[n_tokens, n_heads, n_cols]`, `out`: `[n_tokens, n_heads, n_rows]`.
 ///
 /// # Panics
-/// When the shapes contradict each other.
+/// If the shapes contradict each other.
 pub fn heads_linear(host: &Host, workspace: &mut Workspace, x: &[f32], matrix: &Matrix, out: &mut [f32]) {
     let (n_heads, n_rows, n_cols) = (matrix.n_experts(), matrix.n_rows(), matrix.n_cols());
     let n_tokens = x.len() / (n_heads * n_cols);
@@ -36,7 +37,7 @@ pub fn heads_linear(host: &Host, workspace: &mut Workspace, x: &[f32], matrix: &
         outs,
         ..
     } = &mut scratch;
-    // The rows of one head become neighbours, so that its weights pass once for all of them.
+    // The rows of one head become neighbours, so that its weights are read once for all of them.
     let by_head: &[f32] = if n_tokens == 1 {
         x
     } else {
@@ -85,7 +86,7 @@ pub fn heads_linear(host: &Host, workspace: &mut Workspace, x: &[f32], matrix: &
 }
 
 impl WorkspaceSizes {
-    /// What the products of a layer's heads need.
+    /// Returns the sizes that the products of a layer's heads need.
     pub fn of_heads(max_tokens: usize, heads: &HeadsShape) -> Self {
         let n_rows = max_tokens.saturating_mul(heads.n_heads);
         let n_tiles = heads.widest_output.div_ceil(TILE_ROWS);

@@ -1,12 +1,13 @@
 //! Pages of a [`KvStore`] as bytes, to keep them outside of the store.
 //!
-//! Separate because the order of a page's parts matters here alone: layer by layer the keys and then the values of all layers, head by
-//! head. Invariant: what is read from one store and written to another of the same shapes and types is the same page.
+//! The order of a page's parts matters only here: first the keys of all layers, then their values, each head
+//! by head. Invariant: a page read from one store and written to another of the same shapes and types is the
+//! same page.
 
 use super::{Half, KvStore};
 
 impl KvStore {
-    /// Bytes of one page, all layers.
+    /// Returns the number of bytes of one page, over all layers.
     pub fn bytes_of_page(&self) -> usize {
         let halves = self.keys.iter().chain(&self.values);
         halves.map(|half| half.bytes.len() / self.n_pages.max(1)).sum()
@@ -15,7 +16,7 @@ impl KvStore {
     /// Appends a page to `bytes`.
     ///
     /// # Panics
-    /// When the page is outside the store.
+    /// If the page is outside the store.
     pub fn read_page(&self, page: u32, bytes: &mut Vec<u8>) {
         assert!((page as usize) < self.n_pages, "page {page} of {}", self.n_pages);
         for half in self.keys.iter().chain(&self.values) {
@@ -25,10 +26,10 @@ impl KvStore {
         }
     }
 
-    /// Writes a page that [`Self::read_page`] gave.
+    /// Writes a page that [`Self::read_page`] returned.
     ///
     /// # Panics
-    /// When the page is outside the store, or `bytes` is not as long as a page.
+    /// If the page is outside the store, or `bytes` is not as long as a page.
     pub fn write_page(&mut self, page: u32, bytes: &[u8]) {
         assert!((page as usize) < self.n_pages, "page {page} of {}", self.n_pages);
         assert_eq!(bytes.len(), self.bytes_of_page(), "bytes of a page");
@@ -45,7 +46,7 @@ impl KvStore {
 }
 
 impl Half {
-    /// Bytes of a head's pages; at least 1, so that a half without bytes has no heads.
+    /// Returns the number of bytes of a head's pages; at least 1, so that a half without bytes has no heads.
     fn head_stride(&self) -> usize {
         (self.n_pages * self.page_bytes).max(1)
     }
@@ -89,7 +90,7 @@ mod tests {
                     .chain(&read(&store, 3))
                     .all(|&byte| byte == 0)
             );
-            // As the copies within the store see it.
+            // The copies within the store must give the same result.
             store.copy_page(2, 0);
             assert_eq!(read(&store, 0), page);
         }

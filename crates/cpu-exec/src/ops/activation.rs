@@ -1,7 +1,7 @@
 //! [`activate`] and [`gated`]: the nonlinear functions of feed-forward layers.
 //!
-//! One place for them, so that the fused form in [`linear_gated`](crate::linear_gated) and the plain ones agree to the
-//! bit.
+//! They are in one place so that the fused form in [`linear_gated`](crate::linear_gated) and the plain ones
+//! agree to the bit.
 
 use tokenmill_backend::Activation;
 use tokenmill_cpu_kernels::{
@@ -11,10 +11,10 @@ use tokenmill_cpu_kernels::{
 
 use crate::Host;
 
-/// Values per chunk: about as much as one thread does in the time it takes to wake another.
+/// The number of values per chunk: about what one thread computes in the time that it takes to wake another.
 const CHUNK_LEN: usize = 4096;
 
-/// The kernel of an activation.
+/// Returns the kernels of an activation.
 pub(crate) fn activation_ops(activation: Activation) -> &'static ActivationOps {
     match activation {
         Activation::Silu => &SILU,
@@ -39,7 +39,7 @@ pub fn activate(host: &Host, activation: Activation, x: &mut [f32]) {
 /// Replaces `gate` by `activation(gate) * up`, value for value.
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn gated(host: &Host, activation: Activation, gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len(), "lengths of gate and up");
     host.pool().for_each_chunk(gate, CHUNK_LEN, |chunk_idx, chunk| {

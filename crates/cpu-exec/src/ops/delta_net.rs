@@ -1,8 +1,8 @@
 //! [`delta_net`]: the gated delta rule.
 //!
-//! Threads share the columns of the value heads, of which each has its own part of every state: no sum goes across threads.
-//! A thread takes the tokens of its columns in blocks, so that their part of the state stays in its nearest cache; one order
-//! of operations serves prompts and decoding alike.
+//! Threads share the columns of the value heads. Each column has its own part of every state, so no sum goes
+//! across threads. A thread takes the tokens of its columns in blocks, so that their part of the state stays
+//! in its first-level cache; one order of operations serves prompts and decoding alike.
 
 use tokenmill_backend::{DeltaNet, DeltaNetRows};
 use tokenmill_cpu_kernels::{DeltaRun, MAX_LANES, StridedRows, delta_run};
@@ -15,17 +15,19 @@ use crate::{
 
 use super::{norm::lane_sum, ssm_scan::softplus};
 
-/// Tokens that one thread prepares at a time.
+/// The number of tokens that one thread prepares at a time.
 const TOKEN_BLOCK: usize = 8;
-/// Added to a sum of squares before its root divides.
+/// The value added to a sum of squares before the division by its root.
 const EPS: f32 = 1e-6;
-/// Groups of columns that one thread takes, where a head has as many: they share the loads of queries and keys.
+/// The number of groups of columns that one thread takes, if a head has as many: they share the loads of
+/// queries and keys.
 const N_GROUPS: usize = 2;
 
-/// Runs the rule over each sequence's rows; see [`DeltaNet`]. `output`: `[n_tokens, n_v_heads * head_dim_v]`.
+/// Applies the rule to each sequence's rows; see [`DeltaNet`]. `output`:
+/// `[n_tokens, n_v_heads * head_dim_v]`.
 ///
 /// # Panics
-/// When the shapes contradict each other.
+/// If the shapes contradict each other.
 pub fn delta_net(
     host: &Host,
     net: &DeltaNet<&[f32]>,
@@ -94,7 +96,8 @@ pub fn delta_net(
         });
 }
 
-/// Scales queries and keys to their length, and turns `alpha` into decays and `beta` into rates.
+/// Normalizes keys to length 1 and queries to `1 / sqrt(head_dim_k)`, and turns `alpha` into decays and
+/// `beta` into rates.
 fn prepare(host: &Host, net: &DeltaNet<&[f32]>, qkv: &mut [f32], alpha: &mut [f32], beta: &mut [f32]) {
     let n_heads = net.n_v_heads;
     let (dim_k, width) = (net.head_dim_k, net.qkv_width());

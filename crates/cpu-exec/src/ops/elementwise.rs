@@ -1,16 +1,16 @@
 //! [`add`], [`add_scaled`], [`scale`], [`soft_cap`]: one value in, one value out.
 //!
-//! Separate because they are the passes over memory that fused operations exist to avoid.
+//! Fused operations exist to avoid these passes over memory.
 
 use crate::Host;
 
-/// Values per chunk; below it, starting another thread costs more than it saves.
+/// The number of values per chunk; below it, starting another thread costs more than it saves.
 const CHUNK_LEN: usize = 16_384;
 
 /// `x += y`.
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn add(host: &Host, x: &mut [f32], y: &[f32]) {
     assert_eq!(x.len(), y.len(), "lengths of a sum");
     host.pool().for_each_chunk(x, CHUNK_LEN, |chunk_idx, chunk| {
@@ -23,7 +23,7 @@ pub fn add(host: &Host, x: &mut [f32], y: &[f32]) {
 /// `x += factor * y`, rounded after each of the two operations.
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn add_scaled(host: &Host, x: &mut [f32], y: &[f32], factor: f32) {
     assert_eq!(x.len(), y.len(), "lengths of a sum");
     host.pool().for_each_chunk(x, CHUNK_LEN, |chunk_idx, chunk| {

@@ -1,6 +1,6 @@
 //! Operations on activations alone, and on states: no weights beyond vectors, no KV.
 //!
-//! Separate from the matrix products because they are memory passes; each row is computed by one thread.
+//! Unlike the matrix products, they are memory passes; each row is computed by one thread.
 
 pub(crate) mod activation;
 pub(crate) mod delta_net;

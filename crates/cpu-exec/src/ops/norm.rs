@@ -1,16 +1,16 @@
 //! [`rms_norm`] and [`layer_norm`]: normalization of rows.
 //!
-//! Invariant: a row's sums are taken in [`LANES`] running sums, value `i` in sum `i % LANES`, which are then added in
-//! order; so a row's result depends on the row alone.
+//! Invariant: a row is summed in [`LANES`] running sums, value `i` in sum `i % LANES`, which are then added
+//! in order; so a row's result depends on the row alone.
 
 use crate::Host;
 
 const LANES: usize = 16;
 
-/// Rows per chunk, so that a decode step's few rows stay on the calling thread.
+/// The number of rows per chunk, so low that the few rows of a decode step stay on the calling thread.
 const ROWS_PER_CHUNK: usize = 4;
 
-/// Adds up `f` of all values.
+/// Returns the sum of `f` over all values.
 pub(super) fn lane_sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let (whole, rest) = x.as_chunks::<LANES>();
@@ -25,7 +25,7 @@ pub(super) fn lane_sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     lanes.iter().sum()
 }
 
-/// The factor that brings the root mean square of `x` to 1.
+/// Returns the factor that scales the root mean square of `x` to 1.
 fn rms_factor(x: &[f32], eps: f32) -> f32 {
     let mean = lane_sum(x, |value| value * value) / x.len() as f32;
     1.0 / (mean + eps).sqrt()
@@ -45,12 +45,12 @@ fn for_each_row(host: &Host, row_len: usize, out: &mut [f32], f: impl Fn(usize, 
         });
 }
 
-/// Root-mean-square norm: `out = x / sqrt(mean(x²) + eps) * weight`, for each row of `row_len`.
+/// Computes the root-mean-square norm: `out = x / sqrt(mean(x²) + eps) * weight`, for each row of `row_len`.
 ///
-/// `x`, `out`: `[n, row_len]`; `weight`: `[row_len]`, or none for a norm without weights.
+/// `x`, `out`: `[n, row_len]`; `weight`: `[row_len]`, or `None` for a norm without weights.
 ///
 /// # Panics
-/// When the shapes contradict each other.
+/// If the shapes contradict each other.
 pub fn rms_norm(host: &Host, x: &[f32], row_len: usize, weight: Option<&[f32]>, eps: f32, out: &mut [f32]) {
     assert_eq!(x.len(), out.len(), "inputs and outputs of a norm");
     check_weight(weight, row_len);
@@ -72,11 +72,11 @@ pub fn rms_norm(host: &Host, x: &[f32], row_len: usize, weight: Option<&[f32]>, 
     });
 }
 
-/// [`rms_norm`] with its input as output; with `row_len = head_dim` it is the norm of queries and keys. A weight of several
-/// rows is for as many that follow one another, again and again.
+/// Does the same as [`rms_norm`] in place; with `row_len = head_dim` it is the norm of queries and keys. A
+/// weight of several rows repeats: its rows apply to as many consecutive rows of `x`, again and again.
 ///
 /// # Panics
-/// When the shapes contradict each other.
+/// If the shapes contradict each other.
 pub fn rms_norm_in_place(host: &Host, x: &mut [f32], row_len: usize, weight: Option<&[f32]>, eps: f32) {
     let n_weights = rows_of_weights(weight, row_len);
     for_each_row(host, row_len, x, |row_idx, row| {
@@ -97,11 +97,11 @@ pub fn rms_norm_in_place(host: &Host, x: &mut [f32], row_len: usize, weight: Opt
     });
 }
 
-/// Layer norm: `out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, for each row of `row_len`. A weight of several rows is as in
-/// [`rms_norm_in_place`].
+/// Computes the layer norm: `out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, for each row of
+/// `row_len`. A weight of several rows repeats, as in [`rms_norm_in_place`].
 ///
 /// # Panics
-/// When the shapes contradict each other.
+/// If the shapes contradict each other.
 pub fn layer_norm(
     host: &Host,
     x: &[f32],
@@ -127,7 +127,7 @@ pub fn layer_norm(
     });
 }
 
-/// The rows that a weight is for.
+/// Returns the number of rows in a weight.
 fn rows_of_weights(weight: Option<&[f32]>, row_len: usize) -> usize {
     let n_weights = weight.map_or(1, |weight| weight.len() / row_len.max(1));
     assert!(

@@ -1,14 +1,14 @@
 //! [`rope`]: rotary position embeddings.
 //!
-//! The angles of a step's positions ([`RopeAngles`]) are computed once and used by queries and keys of every layer that
-//! shares a [`Rope`]. Invariant: nothing here knows a scaling scheme; whoever loads a model turns linear scaling,
-//! `rope_freqs` or YaRN into frequencies and a magnitude.
+//! The angles of a step's positions ([`RopeAngles`]) are computed once and used by queries and keys of every
+//! layer that shares a [`Rope`]. Invariant: nothing here knows a scaling scheme; the code that loads a model
+//! turns linear scaling, `rope_freqs` or YaRN into frequencies and a magnitude.
 
 use tokenmill_backend::{Rope, RopeStyle};
 
 use crate::Host;
 
-/// Cosines and sines for the positions of one step, times the magnitude.
+/// The cosines and sines for the positions of one step, times the magnitude.
 #[derive(Clone, Debug, Default)]
 pub struct RopeAngles {
     /// `[n_tokens, n_pairs]`.
@@ -30,7 +30,7 @@ impl RopeAngles {
         }
     }
 
-    /// As [`Self::fill`], of tokens that have three positions each.
+    /// Computes the angles of tokens with three positions each, as [`Self::fill`] does.
     pub fn fill_axes(&mut self, rope: &Rope<&[f32]>, positions: &[u32], axes: &[[u32; 3]]) {
         self.n_pairs = rope.inv_freqs.len();
         self.n_tokens = positions.len();
@@ -51,13 +51,13 @@ fn cos_sin(position: u32, freq: f32, magnitude: f32) -> [f32; 2] {
     [cos * magnitude, sin * magnitude]
 }
 
-/// Tokens per chunk, so that a decode step's few stay on the calling thread.
+/// The number of tokens per chunk, so low that the few tokens of a decode step stay on the calling thread.
 const TOKENS_PER_CHUNK: usize = 8;
 
 /// Rotates `x`, `[n_tokens, n_heads, head_dim]`, in place by the angles of its tokens.
 ///
 /// # Panics
-/// When the shapes contradict each other.
+/// If the shapes contradict each other.
 pub fn rope(
     host: &Host,
     style: RopeStyle,

@@ -1,12 +1,13 @@
-//! [`join_rows`], [`take_columns`], [`by_head`]: rows that are made of parts of other rows.
+//! [`join_rows`], [`take_columns`], [`by_head`]: rows made of parts of other rows.
 //!
-//! Separate from the element-wise passes, whose values keep their places. Invariant: values are copied, never computed.
+//! Unlike in the element-wise passes, values change their places. Invariant: values are copied, never
+//! computed.
 
 use tokenmill_backend::Columns;
 
 use crate::Host;
 
-/// Rows per chunk, so that a decode step's few rows stay on the calling thread.
+/// The number of rows per chunk, so low that the few rows of a decode step stay on the calling thread.
 const ROWS_PER_CHUNK: usize = 16;
 
 fn for_each_row(host: &Host, width: usize, out: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
@@ -18,10 +19,10 @@ fn for_each_row(host: &Host, width: usize, out: &mut [f32], f: impl Fn(usize, &m
         });
 }
 
-/// Puts the rows of two buffers next to each other: `out[r] = [left[r], right[r]]`, rows of these widths.
+/// Joins the rows of two buffers: `out[r] = [left[r], right[r]]`, rows of these widths.
 ///
 /// # Panics
-/// When there are fewer rows than `out` has.
+/// If there are fewer rows than `out` has.
 pub fn join_rows(
     host: &Host,
     [left, right]: [&[f32]; 2],
@@ -35,20 +36,20 @@ pub fn join_rows(
     });
 }
 
-/// Copies columns: `out[r] = input[r][..width]`, from the first of the columns on.
+/// Copies columns: `out[r] = input[r][..width]`, starting at the first of the columns.
 ///
 /// # Panics
-/// When there are fewer rows, or columns, than `out` has.
+/// If there are fewer rows, or columns, than `out` has.
 pub fn take_columns(host: &Host, input: &Columns<'_, [f32]>, width: usize, out: &mut [f32]) {
     for_each_row(host, width, out, |row_idx, row| {
         row.copy_from_slice(input.part(row_idx, 0, width));
     });
 }
 
-/// Brings rows `[n_tokens, n_heads, width]` into the order `[n_heads, n_tokens, width]`.
+/// Reorders rows from `[n_tokens, n_heads, width]` to `[n_heads, n_tokens, width]`.
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub(crate) fn by_head(host: &Host, x: &[f32], n_heads: usize, width: usize, out: &mut [f32]) {
     assert_eq!(x.len(), out.len(), "rows to bring into another order");
     let n_tokens = x.len() / (n_heads * width);
@@ -64,7 +65,7 @@ mod tests {
 
     use super::*;
 
-    /// More rows than a chunk has, and no multiple of them.
+    /// More rows than a chunk, and no multiple of a chunk.
     const N_ROWS: usize = 2 * ROWS_PER_CHUNK + 5;
 
     fn numbers(n: usize) -> Vec<f32> {

@@ -11,18 +11,18 @@ use crate::{
     states::{RUN_TOKENS, begin},
 };
 
-/// The most channels that one thread takes.
+/// The maximum number of channels that one thread takes.
 const MAX_BLOCK: usize = 64;
-/// Values of the rows before a sequence's first token that a block has at most.
+/// The maximum number of values that a block has of the rows before a sequence's first token.
 const MAX_PAST: usize = 256;
 
-/// Channels that one thread takes.
+/// Returns the number of channels that one thread takes.
 fn block_of(n_past: usize) -> usize {
     const NARROW: usize = MAX_PAST / (MAX_TAPS - 1);
     if n_past * MAX_BLOCK <= MAX_PAST {
         MAX_BLOCK
     } else {
-        // Whole vectors.
+        // The number is a multiple of a vector's lanes.
         NARROW / 16 * 16
     }
 }
@@ -30,7 +30,7 @@ fn block_of(n_past: usize) -> usize {
 /// Convolves each sequence's rows; see [`ShortConv`]. `input`, `output`: `[n_tokens, n_channels]`.
 ///
 /// # Panics
-/// When the shapes contradict each other, or there are more than 16 taps.
+/// If the shapes contradict each other, or there are more than 16 taps.
 pub fn short_conv(
     host: &Host,
     conv: &ShortConv<&[f32]>,
@@ -81,7 +81,7 @@ pub fn short_conv(
                     }
                     let kept = states.row(run.to).chunks_exact_mut(n);
                     for (tap, kept) in kept.enumerate() {
-                        // Of the rows before the block and those of the block, the last ones.
+                        // The state takes the last of the earlier rows and the block's rows.
                         let row_idx = tokens.len() + tap;
                         kept.copy_from_slice(match row_idx.checked_sub(n_past) {
                             Some(row_idx) => &input(tokens.start + row_idx)[..n],
@@ -96,7 +96,7 @@ pub fn short_conv(
         });
 }
 
-/// Turns `[n, n_taps]` into `[n_taps, n]`.
+/// Transposes `[n, n_taps]` to `[n_taps, n]`.
 fn tap_rows(weight: &[f32], n_taps: usize) -> [f32; MAX_BLOCK * MAX_TAPS] {
     let n = weight.len() / n_taps;
     let mut rows = [0.0; MAX_BLOCK * MAX_TAPS];

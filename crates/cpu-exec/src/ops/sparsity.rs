@@ -1,12 +1,12 @@
-//! [`cut_below`]: what of a row lies above its spread.
+//! [`cut_below`]: the part of a row's values above its mean plus some standard deviations.
 //!
-//! Separate from the activations, whose values do not depend on each other. Invariant: a row is reduced by one thread, in eight
-//! sums.
+//! Unlike in the activations, a result depends on the whole row. Invariant: a row is reduced by one thread,
+//! in eight sums.
 
 use crate::Host;
 
-/// Takes from each row of `width` what lies above `cutoff` standard deviations over its mean; see
-/// [`LayerOperations`](tokenmill_backend::LayerOperations::cut_below).
+/// Replaces each value by its excess over the mean of its row of `width` plus `cutoff` standard deviations,
+/// or by 0 if there is none; see [`LayerOperations`](tokenmill_backend::LayerOperations::cut_below).
 pub fn cut_below(host: &Host, cutoff: f32, width: usize, rows: &mut [f32]) {
     host.pool().for_each_chunk(rows, width, |_, row| {
         let n = row.len() as f32;
@@ -19,7 +19,7 @@ pub fn cut_below(host: &Host, cutoff: f32, width: usize, rows: &mut [f32]) {
     });
 }
 
-/// The sum of a function of each value.
+/// Returns the sum of a function of each value.
 pub(super) fn sum_of(row: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let (chunks, rest) = row.as_chunks::<8>();
     let mut sums = [0.0_f32; 8];
@@ -40,7 +40,7 @@ mod tests {
     #[test]
     fn what_lies_below_the_cutoff_becomes_zero() {
         let host = Host::new(2, CpuFeatures::detect()).unwrap();
-        // Mean 2, variance 2.
+        // The mean is 2, and the variance is 2.
         let mut rows = [0.0, 1.0, 2.0, 3.0, 4.0, 10.0, 10.0, 10.0, 10.0, 10.0];
         cut_below(&host, 0.5, 5, &mut rows);
         let least = 2.0 + 0.5 * 2.0_f32.sqrt();

@@ -1,7 +1,7 @@
 //! [`ssm_scan`]: selective state space models, Mamba and Mamba 2.
 //!
-//! Threads share the channels, of which each has its own part of every state, and take the tokens in blocks, as in a delta
-//! net; one order of operations serves prompts and decoding alike.
+//! Threads share the channels, each of which has its own part of every state, and take the tokens in blocks,
+//! as in a delta net; one order of operations serves prompts and decoding alike.
 
 use tokenmill_backend::{Columns as Of, SsmRows, SsmScan};
 use tokenmill_cpu_kernels::{Decays, MAX_LANES, SsmRun, StridedRows, ssm_run};
@@ -12,13 +12,13 @@ use crate::{
     states::{RUN_TOKENS, begin, lanes_of},
 };
 
-/// Step sizes that one thread prepares at a time.
+/// The number of step sizes that one thread prepares at a time.
 const DT_BLOCK: usize = 256;
 
 /// Runs the model over each sequence's rows; see [`SsmScan`]. `output`: `[n_tokens, n_heads * head_dim]`.
 ///
 /// # Panics
-/// When the shapes contradict each other.
+/// If the shapes contradict each other.
 pub fn ssm_scan(
     host: &Host,
     scan: &SsmScan<&[f32]>,
@@ -95,13 +95,14 @@ pub fn ssm_scan(
         });
 }
 
-/// Some columns of a buffer's rows, from row `first_row` on.
+/// Returns some columns of a buffer's rows, starting at row `first_row`.
 fn rows_of<'a>(columns: &Of<'a, [f32]>, first_row: usize, start: usize, width: usize) -> StridedRows<'a> {
     let first = first_row * columns.row_width + columns.first + start;
     StridedRows::new(&columns.rows[first..], columns.row_width, width)
 }
 
-/// Writes the value of each lane's head, where lanes are the channels from `channel` on; a head's value is computed once.
+/// Writes to each lane the value of its head; the lanes are the channels from `channel` on. A head's value is
+/// computed once.
 fn fill_lanes(lanes: &mut [f32], channel: usize, head_dim: usize, value: &dyn Fn(usize) -> f32) {
     let mut first = 0;
     while first < lanes.len() {
@@ -112,7 +113,7 @@ fn fill_lanes(lanes: &mut [f32], channel: usize, head_dim: usize, value: &dyn Fn
     }
 }
 
-/// `ln(1 + exp(x))`, which is `x` itself where the difference is below a rounding.
+/// Returns `ln(1 + exp(x))`, which is `x` itself if the difference is below a rounding.
 pub(super) fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }

@@ -1,6 +1,7 @@
 //! [`predict_streams`], [`correct_streams`] and the other operations on streams of hidden states.
 //!
-//! Separate from the element-wise passes because each row has factors of its own. Invariant: a row is computed by one thread.
+//! Unlike in the element-wise passes, each row has factors of its own. Invariant: a row is computed by one
+//! thread.
 
 use tokenmill_backend::{MAX_STREAMS, MIN_MEAN_SQUARE, StreamsShape};
 
@@ -8,10 +9,10 @@ use crate::{Host, pool::Columns};
 
 use super::sparsity::sum_of;
 
-/// Rows that one thread takes at a time.
+/// The number of rows that one thread takes at a time.
 const ROWS_PER_CHUNK: usize = 8;
 
-/// Cuts a buffer in runs of [`ROWS_PER_CHUNK`] rows, which are `width` wide.
+/// Cuts a buffer into runs of [`ROWS_PER_CHUNK`] rows, each `width` wide.
 fn chunks(rows: &mut [f32], width: usize) -> Columns<'_, f32> {
     let n_values = rows.len();
     Columns::new(rows, n_values, ROWS_PER_CHUNK * width)
@@ -20,7 +21,7 @@ fn chunks(rows: &mut [f32], width: usize) -> Columns<'_, f32> {
 /// `output[r][i] = rows[r]`.
 ///
 /// # Panics
-/// When there are fewer rows than the shape says.
+/// If there are fewer rows than in the shape.
 pub fn repeat_rows(host: &Host, shape: StreamsShape, rows: &[f32], output: &mut [f32]) {
     let StreamsShape { n_others, width, .. } = shape;
     let all_width = n_others * width;
@@ -33,11 +34,11 @@ pub fn repeat_rows(host: &Host, shape: StreamsShape, rows: &[f32], output: &mut 
         });
 }
 
-/// Brings the other streams to the magnitude of the first; see
+/// Scales the other streams to the magnitude of the first; see
 /// [`StreamOperations`](tokenmill_backend::StreamOperations::match_magnitudes).
 ///
 /// # Panics
-/// When there are fewer rows than the shape says.
+/// If there are fewer rows than in the shape.
 pub fn match_magnitudes(host: &Host, shape: StreamsShape, first: &[f32], others: &mut [f32]) {
     let StreamsShape { n_others, width, .. } = shape;
     host.pool()
@@ -63,7 +64,7 @@ fn mean_square(row: &[f32]) -> f32 {
 /// [`StreamOperations`](tokenmill_backend::StreamOperations::predict_streams).
 ///
 /// # Panics
-/// When there are fewer rows than the shape says, or more than [`MAX_STREAMS`] streams.
+/// If there are fewer rows than in the shape, or more than [`MAX_STREAMS`] streams.
 pub fn predict_streams(
     host: &Host,
     shape: StreamsShape,
@@ -102,11 +103,11 @@ pub fn predict_streams(
         });
 }
 
-/// Corrects all streams by a layer's result, which stands in `first`; see
+/// Corrects all streams by a layer's result in `first`; see
 /// [`StreamOperations`](tokenmill_backend::StreamOperations::correct_streams).
 ///
 /// # Panics
-/// When there are fewer rows than the shape says.
+/// If there are fewer rows than in the shape.
 pub fn correct_streams(
     host: &Host,
     shape: StreamsShape,
@@ -143,7 +144,7 @@ pub fn correct_streams(
 /// `others[r][i] += rows[r]`.
 ///
 /// # Panics
-/// When there are fewer rows than the shape says.
+/// If there are fewer rows than in the shape.
 pub fn add_to_others(host: &Host, shape: StreamsShape, rows: &[f32], others: &mut [f32]) {
     let StreamsShape { n_others, width, .. } = shape;
     host.pool()
@@ -161,7 +162,7 @@ pub fn add_to_others(host: &Host, shape: StreamsShape, rows: &[f32], others: &mu
 /// `rows[r] *= row`.
 ///
 /// # Panics
-/// When `rows` are no whole rows.
+/// If `rows` is not a whole number of rows.
 pub fn multiply_by_row(host: &Host, row: &[f32], rows: &mut [f32]) {
     assert!(rows.len().is_multiple_of(row.len()), "rows to multiply");
     host.pool().for_each_part(chunks(rows, row.len()), |_, mut rows| {
@@ -194,7 +195,7 @@ mod tests {
         let factors = numbers(shape.n_rows * 3);
         correct_streams(&host, shape, &factors, &predicted, &mut first, &mut others);
         assert_eq!((&first, &others), (&predicted, &before));
-        // Without factors, the error of 1 goes to all streams as it is.
+        // Without factors, the error of 1 is added to all streams unchanged.
         for x in &mut first {
             *x += 1.0;
         }
@@ -214,7 +215,7 @@ mod tests {
         };
         let mut first = vec![1.0; shape.n_rows * 2];
         let mut others = vec![10.0; shape.n_rows * 2];
-        // The streams change places: each loses itself and gets the other.
+        // The streams are exchanged: each loses itself and gets the other.
         let factors = [-1.0, 1.0, 1.0, -1.0].repeat(shape.n_rows);
         predict_streams(&host, shape, &factors, &mut first, &mut others);
         assert!(first.iter().all(|&x| x == 10.0) && others.iter().all(|&x| x == 1.0));

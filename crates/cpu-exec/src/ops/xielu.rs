@@ -1,12 +1,12 @@
-//! [`xielu`]: the activation with learned numbers.
+//! [`xielu`]: the activation with learned parameters.
 //!
-//! Separate from the other activations, which have no numbers and are vectorized.
+//! Unlike the other activations, it has parameters and is not vectorized.
 
 use tokenmill_backend::Xielu;
 
 use crate::Host;
 
-/// Values per chunk: a value takes some ten times as long as one of the vectorized functions.
+/// The number of values per chunk: a value takes about ten times as long as with a vectorized function.
 const CHUNK_LEN: usize = 1024;
 
 /// Applies the function to each value.

@@ -1,6 +1,6 @@
-//! What the system says of its processors, and keeping a thread to some of them.
+//! The processors that the system reports, and pinning a thread to some of them.
 //!
-//! Separate because only Linux does it; elsewhere there is an error in its place. Invariant: a failure changes nothing.
+//! Only Linux supports this; elsewhere there is an error in its place. Invariant: a failure changes nothing.
 
 use crate::places::{Machine, PlacesError};
 
@@ -21,7 +21,7 @@ pub(super) fn machine() -> Result<Machine, PlacesError> {
     ))
 }
 
-/// Keeps the calling thread to some processors.
+/// Pins the calling thread to some processors.
 #[cfg(target_os = "linux")]
 pub(super) fn keep_to(cpus: &[usize]) -> Result<(), PlacesError> {
     use rustix::thread::{CpuSet, sched_setaffinity};

@@ -1,50 +1,52 @@
 //! [`Runs`]: how the chunks of a job are divided between its threads, and which chunk a thread takes next.
 //!
-//! Separate from the pool so that it can be played through for machines that are not here: more threads, two memory nodes, threads that
-//! wake late. Invariant: whatever the order of the claims, each chunk is claimed once.
+//! It knows no threads, so that tests can simulate machines that are not available: more threads, two memory
+//! nodes, threads that wake late. Invariant: whatever the order of the claims, each chunk is claimed once.
 
 use super::sync::{AtomicUsize, Ordering};
 
-/// Most runs of chunks that a job is divided into; more threads share them.
+/// The maximum number of runs of chunks in a job; more threads share them.
 pub(super) const MAX_RUNS: usize = 16;
 
-/// The next chunk of a run, on a cache line that no other cursor is on.
+/// The next chunk of a run, on a cache line of its own.
 #[repr(align(128))]
 pub(super) struct Cursor(pub(super) AtomicUsize);
 
-/// How a job is divided.
+/// The division of a job into runs.
 #[derive(Clone, Copy)]
 pub(super) struct Runs {
     pub(super) n_chunks: usize,
-    /// Threads that take part.
+    /// The number of threads that take part.
     pub(super) width: usize,
 }
 
 impl Runs {
-    /// Runs of chunks: one for each thread, unless there are so many that looking through the others' takes too long.
+    /// Returns the number of runs of chunks: one per thread, up to a maximum, because searching the others'
+    /// runs takes time.
     pub(super) fn n_runs(&self) -> usize {
         self.width.min(MAX_RUNS)
     }
 
-    /// The chunks before run `run_idx`.
+    /// Returns the number of chunks before run `run_idx`.
     pub(super) fn run_start(&self, run_idx: usize) -> usize {
         let (n_each, n_longer) = (self.n_chunks / self.n_runs(), self.n_chunks % self.n_runs());
         run_idx * n_each + run_idx.min(n_longer)
     }
 
-    /// The run that a thread begins with. Neighbours share one where there are more threads than runs: they are on the same memory node more
-    /// often than others.
+    /// Returns the run that a thread begins with. If there are more threads than runs, neighbours share one:
+    /// they are more often on the same memory node than others.
     fn first_run(&self, worker_idx: usize) -> usize {
         worker_idx * self.n_runs() / self.width
     }
 
-    /// Claims a chunk for a thread, of its own run or of the next that has one left. `n_passed` is how many runs it has found used up.
+    /// Claims a chunk for a thread, from its own run or the next run that has one left. `n_passed` counts the
+    /// runs that it has found exhausted.
     pub(super) fn claim(&self, cursors: &[Cursor], worker_idx: usize, n_passed: &mut usize) -> Option<usize> {
         let n_runs = self.n_runs();
         while *n_passed < n_runs {
             let run_idx = (self.first_run(worker_idx) + *n_passed) % n_runs;
             let (cursor, end) = (&cursors[run_idx].0, self.run_start(run_idx + 1));
-            // Looking first leaves the line of a run that is used up where it is.
+            // A load first leaves the cache line of an exhausted run where it is.
             if cursor.load(Ordering::Relaxed) < end {
                 let chunk_idx = cursor.fetch_add(1, Ordering::Relaxed);
                 if chunk_idx < end {
@@ -82,24 +84,25 @@ mod tests {
         }
     }
 
-    /// A machine that is played through: times in units of a chunk whose memory is on the thread's own node.
+    /// A simulated machine: times are in units of a chunk whose memory is on the thread's own node.
     struct Machine {
         n_threads: usize,
-        /// When each thread begins; never where that is infinite.
+        /// The time when each thread begins; infinite for never.
         wakes_at: fn(usize) -> f64,
-        /// What a chunk takes whose memory is on the other of two nodes.
+        /// The time for a chunk whose memory is on the other of two nodes.
         foreign_cost: f64,
     }
 
-    /// What came of a job.
+    /// The result of a job.
     struct Played {
-        /// Chunks whose memory was on the other node.
+        /// The number of chunks whose memory was on the other node.
         n_foreign: usize,
         ends_at: f64,
     }
 
     impl Machine {
-        /// The node of a thread, and of the memory of a chunk: the first half of either is on the first.
+        /// Returns the node of a thread, or of the memory of a chunk: the first half of either is on the
+        /// first node.
         fn node(at: usize, n: usize) -> usize {
             2 * at / n
         }
@@ -120,7 +123,7 @@ mod tests {
                 ends_at: 0.0,
             };
             let mut is_done = vec![false; self.n_threads];
-            // Whoever is earliest claims next.
+            // The earliest thread claims next.
             while let Some(thread) = (0..self.n_threads)
                 .filter(|&thread| !is_done[thread] && times[thread].is_finite())
                 .min_by(|&a, &b| times[a].total_cmp(&times[b]))
@@ -194,7 +197,7 @@ mod tests {
         for n_threads in [8_usize, 16, 32] {
             let machine = Machine {
                 n_threads,
-                // The leader's half is awake, the other comes after the time of half of the job.
+                // The leader's half is awake; the other half wakes after the time of half of the job.
                 wakes_at: |thread| if thread < 4 { 0.0 } else { 8.0 },
                 foreign_cost: 1.7,
             };

@@ -1,27 +1,28 @@
 //! [`Gate`]: the protocol by which a leader publishes a job and workers join it, leave it, and sleep between jobs.
 //!
-//! Separate from the pool so that loom can check it without threads, chunks or closures.
+//! Loom checks it without threads, chunks or closures.
 //!
-//! One word holds everything: `epoch << 32 | OPEN | number of workers inside`. A worker enters by a compare-exchange
-//! that succeeds only while the job is open, so a worker that comes late (descheduled, still asleep) is never waited
-//! for. Invariant: between [`Gate::publish`] and the return of [`Gate::close`] the job's data is alive, and a worker
-//! touches it only between a successful [`Gate::try_enter`] and [`Gate::leave`].
+//! One word holds all state: `epoch << 32 | OPEN | number of workers inside`. A worker enters by a
+//! compare-exchange that succeeds only while the job is open, so the leader never waits for a worker that
+//! comes late (descheduled, still asleep). Invariant: between [`Gate::publish`] and the return of
+//! [`Gate::close`] the job's data is alive, and a worker accesses it only between a successful
+//! [`Gate::try_enter`] and [`Gate::leave`].
 
 use super::sync::{AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, fence, spin_loop, yield_now};
 
 const OPEN: u64 = 1 << 31;
 const INSIDE: u64 = OPEN - 1;
 
-/// How long a waiting thread polls before it gives its processor away.
+/// The number of polls before a waiting thread gives up its processor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
-    /// Polls with a pause instruction between them.
+    /// The number of polls with a pause instruction between them.
     pub(super) spins: u32,
-    /// Polls with a yield to the scheduler between them, after the spins.
+    /// The number of polls with a yield to the scheduler between them, after the spins.
     pub(super) yields: u32,
 }
 
-/// The state word, and a bed for workers that have waited long enough.
+/// The state word, and a condition variable for workers that have waited long enough.
 pub(super) struct Gate {
     state: AtomicU64,
     n_sleepers: AtomicUsize,
@@ -45,13 +46,13 @@ impl Gate {
         debug_assert_eq!(state & (OPEN | INSIDE), 0, "a job is still open");
         let next_epoch = (state >> 32).wrapping_add(1) << 32;
         self.state.store(next_epoch | OPEN, Ordering::Release);
-        // With the fence between the sleeper's count and its second look: either the leader sees the sleeper or the
-        // sleeper sees the job.
+        // This fence pairs with the fence between the sleeper's count and its second load: either the leader
+        // sees the sleeper or the sleeper sees the job.
         fence(Ordering::SeqCst);
         self.wake_sleepers();
     }
 
-    /// Wakes the workers without a job, so that they are awake when one comes.
+    /// Wakes the workers without a job, so that they are awake when the next job comes.
     pub(super) fn wake_sleepers(&self) {
         if self.n_sleepers.load(Ordering::Relaxed) > 0 {
             drop(
@@ -63,7 +64,7 @@ impl Gate {
         }
     }
 
-    /// Closes the job and waits for the workers inside. Afterwards no worker reads the job any more.
+    /// Closes the job and waits for the workers inside. Afterwards no worker reads the job.
     pub(super) fn close(&self, patience: Patience) {
         let mut state = self.state.fetch_and(!OPEN, Ordering::AcqRel);
         let mut n_polls = 0;
@@ -96,13 +97,13 @@ impl Gate {
         }
     }
 
-    /// Leaves a job entered before; everything the worker wrote is visible to the leader once `close` returns.
+    /// Leaves a job entered before; all writes of the worker are visible to the leader once `close` returns.
     pub(super) fn leave(&self) {
         self.state.fetch_sub(1, Ordering::Release);
     }
 
-    /// Waits for a job other than `last_epoch` and enters it: spins, yields, then sleeps. `None` after
-    /// [`Gate::shut_down`]. `patience` is asked again for every wait.
+    /// Waits for a job other than `last_epoch` and enters it: spins, yields, then sleeps. Returns `None`
+    /// after [`Gate::shut_down`]. Calls `patience` for every poll.
     pub(super) fn wait_and_enter(&self, last_epoch: u32, patience: impl Fn() -> Patience) -> Option<u32> {
         let mut n_polls = 0;
         loop {
@@ -152,13 +153,14 @@ impl Gate {
     }
 }
 
-/// The protocol under loom, which runs it in every order of its steps and with every value that its orderings allow a load
-/// to see: `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p tokenmill-cpu-exec --lib model`.
+/// The protocol under loom. Loom runs it in every order of its steps and with every value that the orderings
+/// allow a load to return:
+/// `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p tokenmill-cpu-exec --lib model`.
 ///
-/// The models were seen to fail for each of these mistakes, planted one at a time: a relaxed order in `publish`, `try_enter`,
-/// `leave` or the loop of `close`; either fence left out; no wake, or one without the lock; a sleeper that does not look
-/// again; a `close` that does not wait; a job that can be entered twice. A lost wake shows as a leader that yields for ever,
-/// which loom reports as too many branches.
+/// The models failed for each of these mistakes, planted one at a time: a relaxed order in `publish`,
+/// `try_enter`, `leave` or the loop of `close`; either fence left out; no wake, or one without the lock; a
+/// sleeper that does not load the state again; a `close` that does not wait; a job that can be entered twice.
+/// A lost wake appears as a leader that yields forever, which loom reports as too many branches.
 #[cfg(all(test, loom))]
 mod model {
     use loom::{
@@ -169,14 +171,14 @@ mod model {
 
     use super::*;
 
-    /// A job is the epoch in which it is to be read.
+    /// The job is the epoch in which workers should read it.
     struct Shared {
         gate: Gate,
         job: UnsafeCell<u32>,
         n_entered: AtomicUsize,
     }
 
-    // SAFETY: `job` is written while no job is open and read by those inside, which is what the model checks.
+    // SAFETY: `job` is written while no job is open and read by the workers inside; the model checks this.
     unsafe impl Sync for Shared {}
 
     impl Shared {
@@ -210,7 +212,7 @@ mod model {
         }
     }
 
-    /// Explores every order with up to `n_preemptions`. Bounded, for with all of them two workers take hours.
+    /// Explores every order with up to `n_preemptions`; without this bound, two workers take hours.
     fn explore(n_preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(n_preemptions);

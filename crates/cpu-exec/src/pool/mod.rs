@@ -1,13 +1,14 @@
 //! [`Pool`]: the threads that share one forward pass.
 //!
-//! The forward pass is a sequence of small parallel jobs, more than a hundred per token. So the pool is entered once per
-//! forward pass ([`Pool::enter`] keeps its workers awake), a job is one published word, and threads claim chunks from
-//! atomic cursors. Neighbouring chunks are usually neighbours in memory too, and kernels prefetch: so the chunks are divided
-//! into runs, one for each of up to sixteen threads, and a thread that exhausts its run steals from the front of the next.
-//! The protocol is in [`gate`]; what a job may write to is in [`parts`]; which processors threads keep to is in [`placed`].
+//! The forward pass is a sequence of small parallel jobs, more than a hundred per token. So the pool is
+//! entered once per forward pass ([`Pool::enter`] keeps its workers awake), a job is one published word, and
+//! threads claim chunks from atomic cursors. Neighbouring chunks are usually neighbours in memory too, and
+//! kernels prefetch. So the chunks are divided into runs, one for each of up to sixteen threads, and a thread
+//! that exhausts its run steals from the front of the next. The protocol is in [`gate`], the parts that a job
+//! may write to are in [`parts`], and the processors that threads are pinned to are in [`placed`].
 //!
-//! Invariant: which worker runs which chunk never influences a result. Callers keep to it by giving every chunk its own
-//! output and reducing in an order that depends on positions only.
+//! Invariant: the assignment of chunks to workers never influences a result. Callers ensure this: every chunk
+//! has its own output, and reductions have an order that depends on positions only.
 
 mod affinity;
 mod claims;
@@ -35,7 +36,7 @@ use sync::{AtomicUsize, Ordering};
 
 use crate::{CpuExecError, Places};
 
-/// More threads than this is a mistake in a configuration, not a machine.
+/// The maximum number of threads: more are a mistake in a configuration, not a machine.
 const MAX_THREADS: usize = 1024;
 
 /// A leader and its workers. The thread that calls [`Pool::run`] is worker 0 of that job.
@@ -54,7 +55,7 @@ const MAX_THREADS: usize = 1024;
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Held by the thread that leads a job; a second caller runs its job alone.
+    /// The lock of the thread that leads a job; a second caller runs its job alone.
     leader: Mutex<()>,
     leader_place: Option<LeaderPlace>,
 }
@@ -63,7 +64,8 @@ type JobFn<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
 #[derive(Clone, Copy)]
 struct Job {
-    /// Called with the worker's and the chunk's index. Its lifetime is erased: it is called only while the leader waits.
+    /// The function to call with the worker's and the chunk's index. Its lifetime is erased: it is called
+    /// only while the leader waits.
     run: Option<&'static JobFn<'static>>,
     runs: Runs,
 }
@@ -71,11 +73,11 @@ struct Job {
 struct Shared {
     gate: Gate,
     cursors: [Cursor; MAX_RUNS],
-    /// Entered forwards; while there is one, idle workers wait for the next job awake.
+    /// The number of entered forward passes; while there is one, idle workers wait awake for the next job.
     n_entered: AtomicUsize,
-    /// Threads that may take part in the next job, the leader among them.
+    /// The number of threads that may take part in the next job, including the leader.
     width: AtomicUsize,
-    /// Whether more threads were asked for than the process may run at once; then waiting awake only steals time.
+    /// Whether there are more threads than the process may run at once; then waiting awake only wastes time.
     is_oversubscribed: bool,
     job: UnsafeCell<Job>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -91,16 +93,18 @@ impl Pool {
     /// Starts `n_threads - 1` workers.
     ///
     /// # Errors
-    /// [`CpuExecError::ThreadCount`] for 0 or more than 1024 threads, [`CpuExecError::ThreadStart`] if the system
-    /// refuses one.
+    /// [`CpuExecError::ThreadCount`] for 0 or more than 1024 threads, [`CpuExecError::ThreadStart`] if the
+    /// system does not start one.
     pub fn new(n_threads: usize) -> Result<Self, CpuExecError> {
         Self::placed(n_threads, &Places::default())
     }
 
-    /// As [`Pool::new`], and keeps the workers to their `places`, and the thread that calls [`Pool::enter`] to its own until it has left.
+    /// Does the same as [`Pool::new`], and pins the workers to their `places`. The thread that calls
+    /// [`Pool::enter`] is pinned to its own place until it has left.
     ///
     /// # Errors
-    /// As [`Pool::new`], and [`CpuExecError::Places`] for places that the process may not use.
+    /// Returns the errors of [`Pool::new`], and [`CpuExecError::Places`] for places that the process may not
+    /// use.
     pub fn placed(n_threads: usize, places: &Places) -> Result<Self, CpuExecError> {
         if n_threads == 0 || n_threads > MAX_THREADS {
             return Err(CpuExecError::ThreadCount {
@@ -152,17 +156,18 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Threads that this process may run at once: processors, less what affinity and cgroup quotas take away.
+    /// Returns the number of threads that this process may run at once: processors, less the limits of
+    /// affinity and cgroup quotas.
     pub fn n_available() -> usize {
         std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
     }
 
-    /// Threads of the pool, the leader among them.
+    /// Returns the number of threads of the pool, including the leader.
     pub fn n_threads(&self) -> usize {
         self.threads.len() + 1
     }
 
-    /// Sets how many threads take part from the next job on (decode and prefill may want different widths); it is
+    /// Sets the number of threads from the next job on (decode and prefill may use different widths); it is
     /// clamped to `1..=n_threads`. Results do not depend on it.
     pub fn set_width(&self, width: usize) {
         self.shared
@@ -170,7 +175,7 @@ impl Pool {
             .store(width.clamp(1, self.n_threads()), Ordering::Relaxed);
     }
 
-    /// Keeps the workers awake between jobs until the guard is dropped; a forward pass holds one.
+    /// Keeps the workers awake between jobs until the guard is dropped; a forward pass holds one guard.
     pub fn enter(&self) -> Entered<'_> {
         self.hold();
         Entered {
@@ -179,7 +184,7 @@ impl Pool {
         }
     }
 
-    /// As [`Pool::enter`], until as many calls of [`Pool::release`] by the same thread.
+    /// Does the same as [`Pool::enter`], until the same thread calls [`Pool::release`] as many times.
     pub(crate) fn hold(&self) {
         if let Some(place) = &self.leader_place {
             place.take();
@@ -197,13 +202,14 @@ impl Pool {
         }
     }
 
-    /// Calls `f(worker_idx, chunk_idx)` once for every chunk and returns when all calls have. No two calls that run at
-    /// the same time have the same `worker_idx`, which is below [`Pool::n_threads`].
+    /// Calls `f(worker_idx, chunk_idx)` once for every chunk and returns after all calls. No two calls that
+    /// run at the same time have the same `worker_idx`, which is below [`Pool::n_threads`].
     ///
-    /// Called from within a job, or while another thread leads one, it runs all chunks on the calling thread.
+    /// If it is called from within a job, or while another thread leads one, it runs all chunks on the
+    /// calling thread.
     ///
     /// # Panics
-    /// With the panic of a chunk, after all running chunks have ended.
+    /// If a chunk panics; the panic is resumed after all running chunks have ended.
     pub fn run(&self, n_chunks: usize, f: impl Fn(usize, usize) + Sync) {
         let width = self.shared.width.load(Ordering::Relaxed).min(n_chunks);
         let leader = if width > 1 {
@@ -243,10 +249,10 @@ impl Pool {
         }
     }
 
-    /// As [`Pool::run`], and gives each call the scratch of its worker.
+    /// Does the same as [`Pool::run`], and passes each call the scratch of its worker.
     ///
     /// # Panics
-    /// When there is less scratch than threads, or with the panic of a chunk.
+    /// If there is less scratch than threads, or a chunk panics.
     pub fn run_with<S: Send>(&self, scratch: &mut [S], n_chunks: usize, f: impl Fn(&mut S, usize) + Sync) {
         assert!(
             scratch.len() >= self.n_threads(),
@@ -262,10 +268,11 @@ impl Pool {
         });
     }
 
-    /// Calls `f(chunk_idx, chunk)` for the consecutive chunks of `items`, each `chunk_len` long, the last one shorter.
+    /// Calls `f(chunk_idx, chunk)` for the consecutive chunks of `items`, each `chunk_len` long, the last one
+    /// shorter.
     ///
     /// # Panics
-    /// When `chunk_len` is 0, or with the panic of a chunk.
+    /// If `chunk_len` is 0, or a chunk panics.
     pub fn for_each_chunk<T: Send>(
         &self,
         items: &mut [T],
@@ -280,7 +287,7 @@ impl Pool {
     /// Calls `f(part_idx, part)` for every part of a buffer.
     ///
     /// # Panics
-    /// With the panic of a part.
+    /// If the code for a part panics.
     pub(crate) fn for_each_part<P: Partition>(&self, partition: P, f: impl Fn(usize, P::Part) + Sync) {
         self.run(partition.n_parts(), move |_, part_idx| {
             // SAFETY: every chunk runs once, and the partition is used up here.
@@ -289,10 +296,10 @@ impl Pool {
         });
     }
 
-    /// As [`Pool::for_each_part`], and gives each call the scratch of its worker.
+    /// Does the same as [`Pool::for_each_part`], and passes each call the scratch of its worker.
     ///
     /// # Panics
-    /// When there is less scratch than threads, or with the panic of a part.
+    /// If there is less scratch than threads, or the code for a part panics.
     pub(crate) fn for_each_part_with<S: Send, P: Partition>(
         &self,
         scratch: &mut [S],
@@ -325,7 +332,8 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-/// A forward pass in progress; see [`Pool::enter`]. It ends on the thread that began it, which may have a place until then:
+/// A forward pass in progress; see [`Pool::enter`]. It ends on the thread that began it, because that thread
+/// may be pinned until then:
 ///
 /// ```compile_fail,E0277
 /// let pool = tokenmill_cpu_exec::Pool::new(2).unwrap();
@@ -380,7 +388,7 @@ impl Shared {
             }
         }));
         if let Err(payload) = result {
-            // The remaining chunks are skipped; the leader raises the first panic again.
+            // The remaining chunks are skipped; the leader resumes the first panic.
             for cursor in &self.cursors[..runs.n_runs()] {
                 cursor.0.store(runs.n_chunks, Ordering::Relaxed);
             }
@@ -460,8 +468,9 @@ mod tests {
         assert_eq!(count.into_inner(), 100);
     }
 
-    /// Yields until `is_met`, and returns whether it was before patience ended. A chunk that waits keeps its job open, so
-    /// that workers always come; the end is there so that a fault is a failure and not a test that hangs.
+    /// Yields until `is_met`, and returns whether it was met before the limit of yields. A chunk that waits
+    /// keeps its job open, so that workers always come; the limit makes a fault fail the test instead of
+    /// blocking it.
     pub(super) fn yield_until(is_met: impl Fn() -> bool) -> bool {
         for _ in 0..1 << 26 {
             if is_met() {
@@ -495,7 +504,8 @@ mod tests {
         let n_chunks = 64;
         for _ in 0..10 {
             let n_others = AtomicUsize::new(0);
-            // Whichever thread has chunk 0 runs no other before all others have run: the second thread must take them.
+            // The thread with chunk 0 runs no other chunk before all others have run: the second thread must
+            // take them.
             pool.run(n_chunks, |_, chunk_idx| {
                 if chunk_idx > 0 {
                     n_others.fetch_add(1, Ordering::Relaxed);
@@ -503,7 +513,7 @@ mod tests {
                 }
                 let before = n_others.load(Ordering::Relaxed);
                 let have_all_run = yield_until(|| n_others.load(Ordering::Relaxed) == n_chunks - 1);
-                // A second thread that the system never let run says nothing about the pool.
+                // If the system never ran the second thread, this says nothing about the pool.
                 let has_come = n_others.load(Ordering::Relaxed) > before;
                 assert!(
                     have_all_run || !has_come,
@@ -530,7 +540,8 @@ mod tests {
                         panic!("chunk 0");
                     }
                     if chunk_idx > run_len && chunk_idx % run_len == middle {
-                        // The workers stay in the middle of their runs until the panic has used up all runs.
+                        // The workers stay in the middle of their runs until the panic has exhausted all
+                        // runs.
                         n_half_done.fetch_add(1, Ordering::Relaxed);
                         let cursors = &pool.shared.cursors[..n_threads];
                         let is_used_up = yield_until(|| {
@@ -539,7 +550,7 @@ mod tests {
                                 .all(|cursor| cursor.0.load(Ordering::Relaxed) >= n_chunks)
                         });
                         if !is_used_up {
-                            // A thread that the system never let run: the counts below say nothing then.
+                            // If the system never ran a thread, the counts below say nothing.
                             n_half_done.fetch_add(n_threads, Ordering::Relaxed);
                         }
                     }

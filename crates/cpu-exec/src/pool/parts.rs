@@ -1,22 +1,23 @@
-//! [`Partition`]: how a buffer that one job writes to is dealt to the job's chunks.
+//! [`Partition`]: the division of a buffer, which one job writes to, between the job's chunks.
 //!
-//! A matrix product writes, for each block of weight rows, a block of columns of its output: parts that are disjoint but
-//! not contiguous, which `chunks_mut` cannot say. A partition takes the whole buffer, and the pool hands each of its parts
-//! to one chunk, as a [`Patch`]. Nothing is allocated and no part is looked up.
+//! A matrix product writes, for each block of weight rows, a block of columns of its output. These parts are
+//! disjoint but not contiguous, which `chunks_mut` cannot express. A partition takes the whole buffer, and
+//! the pool passes each of its parts to one chunk, as a [`Patch`]. Nothing is allocated and no part is
+//! searched for.
 //!
 //! | partition | parts | why they are disjoint |
 //! |---|---|---|
 //! | [`Columns`] | all rows of some neighbouring columns | by construction |
 //! | [`Patches`] | listed rectangles | the list is checked to be in order, once |
-//! | [`Few`] | those of several partitions, one after the other | each part is one of theirs |
-//! | a pair | of both the part of the same index | they are of different buffers |
+//! | [`Few`] | the parts of several partitions, one after the other | each part belongs to one of them |
+//! | a pair | the parts of the same index of both | they are in different buffers |
 //!
-//! Invariant: no two parts of a partition overlap, and a partition is used up by the job that it is dealt in; so code that
-//! writes to parts needs no `unsafe`.
+//! Invariant: no two parts of a partition overlap, and the job consumes the partition; so code that writes to
+//! parts needs no `unsafe`.
 
 use std::{marker::PhantomData, ops::Range};
 
-/// A pointer that may cross threads; whoever dereferences it keeps its accesses disjoint.
+/// A pointer that may cross threads; code that dereferences it keeps its accesses disjoint.
 pub(super) struct SendPtr<T>(*mut T);
 
 // SAFETY: the pointer is an address; every dereference states why it is exclusive. `T: Send` since the items are
@@ -38,15 +39,15 @@ impl<T> SendPtr<T> {
 /// A buffer cut into parts, one for each chunk of a job.
 ///
 /// # Safety
-/// Of an implementation: parts of different indices never overlap, and only parts touch what was given to the partition.
+/// Parts of different indices never overlap, and only parts access the memory of the partition.
 pub(crate) unsafe trait Partition: Sync {
-    /// What a chunk writes to.
+    /// The part of the buffer that a chunk writes to.
     type Part;
 
-    /// Parts there are.
+    /// Returns the number of parts.
     fn n_parts(&self) -> usize;
 
-    /// Part `part_idx`.
+    /// Returns part `part_idx`.
     ///
     /// # Safety
     /// `part_idx` is below [`Partition::n_parts`], and no index is passed twice in the partition's life.
@@ -55,17 +56,17 @@ pub(crate) unsafe trait Partition: Sync {
 
 /// A rectangle of a row-major buffer, written to by one chunk.
 pub(crate) struct Patch<'a, T> {
-    /// Its first item, if it has any.
+    /// The first item, if there is one.
     first: *mut T,
     n_rows: usize,
     n_cols: usize,
-    /// Items from the start of a row to that of the next.
+    /// The number of items from the start of a row to that of the next.
     stride: usize,
     items: PhantomData<&'a mut [T]>,
 }
 
 impl<T> Patch<'_, T> {
-    /// A row, `[n_cols]`, counted from the rectangle's first.
+    /// Returns a row, `[n_cols]`, counted from the rectangle's first.
     pub(crate) fn row(&mut self, row_idx: usize) -> &mut [T] {
         assert!(
             row_idx < self.n_rows,
@@ -78,7 +79,7 @@ impl<T> Patch<'_, T> {
         unsafe { std::slice::from_raw_parts_mut(row, self.n_cols) }
     }
 
-    /// Makes row `to` equal to row `from`.
+    /// Copies row `from` to row `to`.
     pub(crate) fn copy_row(&mut self, from: usize, to: usize)
     where
         T: Copy,
@@ -89,7 +90,7 @@ impl<T> Patch<'_, T> {
         unsafe { std::ptr::copy(source, target.as_mut_ptr(), target.len()) };
     }
 
-    /// All items, where the part has whole rows of its buffer.
+    /// Returns all items, if the part has whole rows of its buffer.
     pub(crate) fn all(&mut self) -> &mut [T] {
         assert!(
             self.n_cols == self.stride || self.n_rows <= 1,
@@ -119,7 +120,7 @@ impl<'a, T> Columns<'a, T> {
     /// Cuts `items`, rows of `n_cols`.
     ///
     /// # Panics
-    /// When `items` are no whole rows, or `part_cols` is 0.
+    /// If `items` is not a whole number of rows, or `part_cols` is 0.
     pub(crate) fn new(items: &'a mut [T], n_cols: usize, part_cols: usize) -> Self {
         assert!(part_cols > 0, "parts of no columns");
         let n_rows = items.len().checked_div(n_cols).unwrap_or(0);
@@ -155,7 +156,7 @@ unsafe impl<'a, T: Send + 'a> Partition for Columns<'a, T> {
     }
 }
 
-/// Rows and columns of a buffer.
+/// The rows and columns of a rectangle in a buffer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rect {
     pub(crate) rows: Range<usize>,
@@ -167,13 +168,13 @@ impl Rect {
         self.rows.is_empty() || self.cols.is_empty()
     }
 
-    /// Whether it has the same rows as `other` and later columns, or later rows.
+    /// Returns whether it has the same rows as `other` and later columns, or later rows.
     fn follows(&self, other: &Self) -> bool {
         self.rows == other.rows && self.cols.start >= other.cols.end || self.rows.start >= other.rows.end
     }
 }
 
-/// Listed rectangles of a row-major buffer.
+/// A list of rectangles of a row-major buffer.
 pub(crate) struct Patches<'a, T> {
     base: SendPtr<T>,
     n_cols: usize,
@@ -182,11 +183,11 @@ pub(crate) struct Patches<'a, T> {
 }
 
 impl<'a, T> Patches<'a, T> {
-    /// Cuts `items`, rows of `n_cols`. Parts without items may stand anywhere in the list.
+    /// Cuts `items`, rows of `n_cols`. Parts without items may be anywhere in the list.
     ///
     /// # Panics
-    /// When a rectangle is outside of the buffer, or does not follow those before it: each has the rows of the one before
-    /// it and later columns, or later rows.
+    /// If a rectangle is outside of the buffer, or does not follow those before it: each has the rows of the
+    /// one before it and later columns, or later rows.
     pub(crate) fn new(items: &'a mut [T], n_cols: usize, rects: &'a [Rect]) -> Self {
         let n_rows = items.len().checked_div(n_cols).unwrap_or(0);
         let mut last = &Rect::default();
@@ -207,7 +208,7 @@ impl<'a, T> Patches<'a, T> {
     }
 }
 
-// SAFETY: the list was checked, and is borrowed, so that it is what it was: rectangles are inside the buffer and follow one
+// SAFETY: the list was checked, and it cannot change while it is borrowed: rectangles are inside the buffer and follow one
 // another, by which none has an item of an earlier one. The buffer is borrowed for `'a` and not reachable in another way.
 unsafe impl<'a, T: Send + 'a> Partition for Patches<'a, T> {
     type Part = Patch<'a, T>;
@@ -233,10 +234,10 @@ unsafe impl<'a, T: Send + 'a> Partition for Patches<'a, T> {
     }
 }
 
-/// Up to `N` partitions, the parts of one after those of the other.
+/// Up to `N` partitions; the parts of one come after those of the other.
 pub(crate) struct Few<P, const N: usize> {
     partitions: [Option<P>; N],
-    /// Index of each partition's first part.
+    /// The index of each partition's first part.
     starts: [usize; N],
     n_parts: usize,
 }
@@ -245,7 +246,7 @@ impl<P: Partition, const N: usize> Few<P, N> {
     /// Takes partitions in order.
     ///
     /// # Panics
-    /// When there are more than `N`.
+    /// If there are more than `N`.
     pub(crate) fn new(partitions: impl Iterator<Item = P>) -> Self {
         let mut few = Self {
             partitions: [const { None }; N],
@@ -263,7 +264,7 @@ impl<P: Partition, const N: usize> Few<P, N> {
 
 // SAFETY: an index leads to one partition and one of its indices, no other index to the same two.
 unsafe impl<P: Partition, const N: usize> Partition for Few<P, N> {
-    /// Index of the partition, index of its part, and the part.
+    /// The index of the partition, the index of the part in it, and the part.
     type Part = (usize, usize, P::Part);
 
     fn n_parts(&self) -> usize {
@@ -287,7 +288,7 @@ unsafe impl<A: Partition, B: Partition> Partition for (A, B) {
     type Part = (A::Part, B::Part);
 
     /// # Panics
-    /// When the two have different numbers of parts.
+    /// If the two have different numbers of parts.
     fn n_parts(&self) -> usize {
         assert_eq!(self.0.n_parts(), self.1.n_parts(), "parts of two buffers");
         self.0.n_parts()
@@ -303,7 +304,7 @@ unsafe impl<A: Partition, B: Partition> Partition for (A, B) {
 mod tests {
     use super::*;
 
-    /// Writes `index + 1` to every item of every part, which has to be 0 before.
+    /// Writes `index + 1` to every item of every part; the items must be 0 before.
     fn mark<'a, P: Partition<Part = Patch<'a, u32>>>(partition: &P) {
         for part_idx in 0..partition.n_parts() {
             // SAFETY: each index once.

@@ -1,8 +1,8 @@
-//! [`ThreadPlaces`] and [`LeaderPlace`]: the processors that the threads of a pool keep to.
+//! [`ThreadPlaces`] and [`LeaderPlace`]: the processors that the threads of a pool are pinned to.
 //!
-//! Separate from the pool, whose jobs know nothing of processors, and from [`Places`], which chooses them. A worker keeps to its
-//! processors for good. A thread that leads is the caller's: it does so from the first forward pass that it enters to the last that it leaves.
-//! Invariant: a thread that leads no forward pass may run where it could before.
+//! The pool's jobs know nothing of processors, and [`Places`] only chooses them. A worker is pinned for good.
+//! A leading thread belongs to the caller: it is pinned from the first forward pass that it enters to the
+//! last that it leaves. Invariant: a thread that leads no forward pass may run where it could before.
 
 use std::{cell::Cell, vec};
 
@@ -13,22 +13,23 @@ use crate::{
 };
 
 thread_local! {
-    /// Forward passes that the calling thread has entered, of pools whose threads have places.
+    /// The number of forward passes that the calling thread has entered, in pools whose threads have places.
     static N_LED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What there is for the calling thread. One that leads a forward pass would see its own place alone.
+/// Returns the processors of the calling thread. A thread that leads a forward pass would see only its own
+/// place.
 fn machine() -> Result<Machine, PlacesError> {
     debug_assert_eq!(N_LED.get(), 0, "places are chosen outside of forward passes");
     affinity::machine()
 }
 
-/// The processors of each thread of a pool; none where the threads are free.
+/// The processors of each thread of a pool; empty if the threads are free.
 pub(super) struct ThreadPlaces {
     of_threads: vec::IntoIter<Vec<usize>>,
-    /// What the process may use.
+    /// The processors that the process may use.
     allowed: Vec<usize>,
-    /// Processors that are left to the pool.
+    /// The number of processors available to the pool.
     pub(super) n_cpus: usize,
 }
 
@@ -49,7 +50,7 @@ impl ThreadPlaces {
         })
     }
 
-    /// The place of the thread that leads, which is the first.
+    /// Returns the place of the leader, which is the first thread.
     pub(super) fn leader(&mut self) -> Option<LeaderPlace> {
         let own = self.of_threads.next()?;
         Some(LeaderPlace {
@@ -58,46 +59,47 @@ impl ThreadPlaces {
         })
     }
 
-    /// The processors of the next worker.
+    /// Returns the processors of the next worker.
     pub(super) fn next_worker(&mut self) -> Option<Vec<usize>> {
         self.of_threads.next()
     }
 }
 
-/// Where a thread that leads runs, and where it may run otherwise.
+/// The processors of a thread while it leads, and those that it may use otherwise.
 pub(super) struct LeaderPlace {
     own: Vec<usize>,
     allowed: Vec<usize>,
 }
 
 impl LeaderPlace {
-    /// Places the calling thread, which has entered a forward pass.
+    /// Pins the calling thread, which has entered a forward pass.
     pub(super) fn take(&self) {
         let n_led = N_LED.get();
         N_LED.set(n_led + 1);
         if n_led == 0 {
-            // Its workers were placed so: what fails now, as after a change from outside, leaves the thread where it is.
+            // Its workers were pinned in the same way: if pinning fails now, as after a change from outside,
+            // the thread stays where it is.
             let _ = affinity::keep_to(&self.own);
         }
     }
 
-    /// Lets the calling thread go, once it has left all forward passes.
+    /// Unpins the calling thread, once it has left all forward passes.
     pub(super) fn leave(&self) {
         debug_assert!(N_LED.get() > 0, "left by a thread that has not entered");
         let n_led = N_LED.get().saturating_sub(1);
         N_LED.set(n_led);
         if n_led == 0 {
-            // Threads that it starts are not to inherit its place.
+            // Threads that it starts must not inherit its place.
             let _ = affinity::keep_to(&self.allowed);
         }
     }
 }
 
 impl Pool {
-    /// Processors that `places` leave to this process.
+    /// Returns the number of processors that `places` allow this process.
     ///
     /// # Errors
-    /// [`CpuExecError::Places`] where none are left.
+    /// [`CpuExecError::Places`] if none are left.
     pub fn n_available_in(places: &Places) -> Result<usize, CpuExecError> {
         if places.is_free() {
             return Ok(Self::n_available());
@@ -115,14 +117,14 @@ mod tests {
 
     use super::{super::tests::yield_until, *};
 
-    /// The processors of each thread of a pool, the caller in a forward pass first.
+    /// Returns the processors of each thread of a pool; the first is the caller in a forward pass.
     fn cpus_of_threads(pool: &Pool) -> Vec<Vec<usize>> {
         let all: Vec<Mutex<Vec<usize>>> = (0..pool.n_threads()).map(|_| Mutex::default()).collect();
         let n_here = AtomicUsize::new(0);
         let _entered = pool.enter();
         pool.run(pool.n_threads(), |worker_idx, _| {
             *all[worker_idx].lock().unwrap() = affinity::machine().unwrap().allowed;
-            // Each waits for the others, so that none takes two chunks.
+            // Each thread waits for the others, so that none takes two chunks.
             n_here.fetch_add(1, Ordering::SeqCst);
             yield_until(|| n_here.load(Ordering::SeqCst) == pool.n_threads());
         });
@@ -143,7 +145,7 @@ mod tests {
         found.dedup();
         assert_eq!(found.len(), n_threads, "a processor each: {found:?}");
         assert_eq!(affinity::machine().unwrap().allowed, given);
-        // One of the processors for all.
+        // All threads share one of the processors.
         let last = given[given.len() - 1];
         let one = Places {
             cpus: Some(last.to_string().parse().unwrap()),

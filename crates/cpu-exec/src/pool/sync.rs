@@ -1,6 +1,6 @@
-//! The synchronization primitives the pool is built from: the standard ones, or loom's when a model check is built.
+//! The synchronization primitives of the pool: the standard ones, or loom's in a model check.
 //!
-//! Separate so that the same protocol source runs in production and under `--cfg loom`.
+//! So the same protocol source runs in production and under `--cfg loom`.
 
 #[cfg(loom)]
 pub(super) use loom::{

@@ -297,7 +297,7 @@ fn rotated(row: &[f32], block: usize) -> Vec<f32> {
         .collect()
 }
 
-/// What 4 bits leave of heads that are rotated in blocks.
+/// Quantizes heads to 4 bits and back, rotated in blocks.
 fn in_four_bits(rows: &[f32], block: usize) -> Vec<f32> {
     let mut bytes = vec![0; rows.len() / 32 * 18];
     quantize_row(TensorType::Q4_0, &rotated(rows, block), &mut bytes).unwrap();

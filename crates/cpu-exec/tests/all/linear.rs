@@ -29,7 +29,7 @@ struct Weights {
     n_rows: usize,
     n_cols: usize,
     bytes: Vec<u8>,
-    /// What the bytes stand for, `[n_rows, n_cols]`.
+    /// The values of the bytes, `[n_rows, n_cols]`.
     values: Vec<f32>,
 }
 

@@ -1,19 +1,20 @@
 //! Attention over pages of signed bytes with scales, in integers: [`PrepareQueries`], [`ByteScores`] and [`ByteValues`].
 //!
-//! Separate from the kernels that convert numbers to f32 as they load them, because both sides of a product are integers
-//! here. Scores: a query's 32 columns are bytes with a scale of their own, as a key's are. Values: a row's weights are
-//! multiplied with the values' scales and become integers of 15 bits, with one scale for a split and 32 columns, by which the
-//! largest becomes 32767. With 8 bits, the weights of a long and even context would all be rounded to a few steps.
+//! Unlike the kernels that convert numbers to f32 on load, these multiply integers on both sides. Scores: a
+//! query's 32 columns are bytes with a scale of their own, like a key's. Values: a row's weights are
+//! multiplied by the values' scales and become integers of 15 bits. One scale for a split and 32 columns maps
+//! the largest to 32767. With 8 bits, all weights of a long and even context would be rounded to a few steps.
 //!
-//! Invariant: integers are summed exactly, so their order does not matter; scores add the products of 32 columns in order,
-//! with one fused multiply-add each. A row's weights are rounded by what the row itself sees, whatever rows go with it.
+//! Invariant: integers are summed exactly, so their order does not matter; scores add the products of 32
+//! columns in order, with one fused multiply-add each. The rounding of a row's weights depends only on the
+//! positions that the row sees, whatever rows go with it.
 //!
 //! | page | order of the bytes of 32 columns |
 //! |---|---|
-//! | keys, 128 added | `[8 groups of columns][16 tokens][4 columns]` |
+//! | keys, biased by 128 | `[8 groups of columns][16 tokens][4 columns]` |
 //! | values | `[8 pairs of tokens][32 columns][2 tokens]` |
 //!
-//! so that what a product sums are neighbours.
+//! The numbers that a product sums are neighbours.
 
 use std::{mem::MaybeUninit, ops::Range};
 
@@ -28,22 +29,23 @@ use super::{
     value_sums::SeenValues,
 };
 
-/// Bytes of 32 columns of a page.
+/// The number of bytes of 32 columns of a page.
 const BLOCK_BYTES: usize = SCALE_BYTES + PAGE_LEN * BLOCK_COLS;
 
-/// Words of 32 columns of a query: their bytes, the scale, and minus 128 times the sum of the bytes, from which sums of
-/// products with keys that have 128 added start. Where products take the 128 away themselves, they start from 0.
+/// The number of words of 32 columns of a query: their bytes, the scale, and minus 128 times the sum of the
+/// bytes. The sums of products with keys, which are biased by 128, start from that last word, or from 0 if
+/// products subtract the 128 themselves.
 const QUERY_WORDS: usize = BLOCK_COLS / 4 + 2;
-/// Word of the scale among them.
+/// The index of the scale's word.
 const SCALE_WORD: usize = BLOCK_COLS / 4;
-/// Word of the start.
+/// The index of the start's word.
 const START_WORD: usize = SCALE_WORD + 1;
 
-/// What a row's largest weight times scale becomes.
+/// The value that a row's largest product of weight and scale is mapped to.
 const LARGEST_WEIGHT: f32 = i16::MAX as f32;
 
-/// Turns queries into bytes, in place: of each row of `key_dim` numbers, the first [`QUERY_WORDS`] for each 32 columns are
-/// then what [`ByteScores`] reads.
+/// Converts queries to bytes, in place: the first [`QUERY_WORDS`] for each 32 columns of each row of
+/// `key_dim` numbers are then the input of [`ByteScores`].
 pub(super) struct PrepareQueries<'a> {
     pub(super) rows: &'a mut [f32],
     pub(super) key_dim: usize,
@@ -59,7 +61,7 @@ impl Kernel for PrepareQueries<'_> {
                 let mut values = [0.0; BLOCK_COLS];
                 values.copy_from_slice(&row[block * BLOCK_COLS..][..BLOCK_COLS]);
                 let mut quants = [0i8; BLOCK_COLS];
-                // SAFETY: the features of `S` are there, and 32 numbers are a whole number of vectors.
+                // SAFETY: the processor has the features of `S`, and 32 numbers are a whole number of vectors.
                 let scale = unsafe { quantize_run::<S>(&values, &mut quants) };
                 let sum: i32 = quants.iter().map(|&quant| i32::from(quant)).sum();
                 // They end before the columns that are not read yet.
@@ -74,14 +76,15 @@ impl Kernel for PrepareQueries<'_> {
     }
 }
 
-/// [`Scores`] of keys that are bytes and queries that went through [`PrepareQueries`]; `key_dim` is a multiple of 32.
+/// [`Scores`] for keys that are bytes and queries that went through [`PrepareQueries`]; `key_dim` is a
+/// multiple of 32.
 pub(super) struct ByteScores<'a> {
     run: Scores<'a>,
 }
 
 impl<'a> ByteScores<'a> {
     /// # Safety
-    /// What [`Scores`] says holds, and the queries are bytes.
+    /// The contract of [`Scores`] holds, and the queries are bytes.
     pub(super) unsafe fn new(run: Scores<'a>) -> Self {
         Self { run }
     }
@@ -97,7 +100,7 @@ impl Kernel for ByteScores<'_> {
         while row_idx < run.n_rows {
             // SAFETY: `n_rows` rows follow the pointers.
             unsafe {
-                // The first rows bring what is read next.
+                // The first rows prefetch the next pages.
                 let has_next = row_idx == 0 && !run.next.is_empty();
                 row_idx += match (run.n_rows - row_idx, has_next) {
                     (4.., false) => ScoreRows::<4, false>::call::<S>(run, row_idx),
@@ -112,7 +115,7 @@ impl Kernel for ByteScores<'_> {
     }
 }
 
-/// The scores of `ROWS` rows; what is read next is prefetched where there is something.
+/// The scores of `ROWS` rows; with `HAS_NEXT` the kernel prefetches the next pages.
 struct ScoreRows<'a, const ROWS: usize, const HAS_NEXT: bool> {
     q: *const f32,
     key_dim: usize,
@@ -159,7 +162,7 @@ impl<const ROWS: usize, const HAS_NEXT: bool> Kernel for ScoreRows<'_, ROWS, HAS
     }
 }
 
-/// The scores of `ROWS` rows and `VECTORS` vectors of keys; returns `VECTORS`.
+/// Computes the scores of `ROWS` rows and `VECTORS` vectors of keys; returns `VECTORS`.
 #[inline(always)]
 unsafe fn score_vectors<S: Simd, const ROWS: usize, const HAS_NEXT: bool, const VECTORS: usize>(
     rows: &ScoreRows<'_, ROWS, HAS_NEXT>,
@@ -230,14 +233,15 @@ unsafe fn score_vectors<S: Simd, const ROWS: usize, const HAS_NEXT: bool, const 
     VECTORS
 }
 
-/// Adds values that are bytes, times weights from 0 to 1; `padded_dim` is a multiple of 32 and the width of the pages' rows.
+/// Adds byte values times weights from 0 to 1; `padded_dim` is a multiple of 32 and the width of the pages'
+/// rows.
 pub(super) struct ByteValues<'a> {
     run: SeenValues<'a>,
 }
 
 impl<'a> ByteValues<'a> {
     /// # Safety
-    /// What [`SeenValues`] says holds.
+    /// The contract of [`SeenValues`] holds.
     pub(super) unsafe fn new(run: SeenValues<'a>) -> Self {
         Self { run }
     }
@@ -268,7 +272,7 @@ impl Kernel for ByteValues<'_> {
     }
 }
 
-/// [`ByteValues`] of the first `ROWS` rows; what is read next is prefetched where there is something.
+/// [`ByteValues`] of the first `ROWS` rows; with `HAS_NEXT` the kernel prefetches the next pages.
 struct RowSums<'a, const ROWS: usize, const HAS_NEXT: bool> {
     run: SeenValues<'a>,
 }
@@ -315,7 +319,7 @@ impl<const ROWS: usize, const HAS_NEXT: bool> Kernel for RowSums<'_, ROWS, HAS_N
     }
 }
 
-/// The pages that rows see; `None` where there are none.
+/// Returns the pages that rows see; `None` if they see none.
 #[inline(always)]
 fn pages_seen(seen: &[Range<usize>]) -> Option<Range<usize>> {
     let seen = seen.iter().filter(|seen| !seen.is_empty());
@@ -324,20 +328,21 @@ fn pages_seen(seen: &[Range<usize>]) -> Option<Range<usize>> {
     Some(start / PAGE_LEN..end.div_ceil(PAGE_LEN))
 }
 
-/// The weights of rows for 32 columns, times the values' scales; set are those of the pages that a row sees.
+/// The weights of rows for 32 columns, times the values' scales; only the pages that a row sees are set.
 #[repr(C, align(64))]
 struct Weights<const ROWS: usize> {
     integers: MaybeUninit<[[i16; SPLIT_TOKENS]; ROWS]>,
     scales: [f32; ROWS],
 }
 
-/// Numbers of a split, as vectors are loaded and stored.
+/// Numbers of a split, aligned for vector loads and stores.
 #[repr(C, align(64))]
 struct OfSplit([f32; SPLIT_TOKENS]);
 
-/// Multiplies the rows' weights with the values' scales and rounds them to 15 bits of the largest product of the row; those that a
-/// row does not see are 0. Integers are undefined where a row sees nothing, whose scale is 0, and where a weight is no number, since then
-/// the sum of the row's weights is none either, and all that is divided by it.
+/// Multiplies the rows' weights by the values' scales and rounds them to 15 bits of the row's largest
+/// product; masked positions become 0. The integers of a row that sees nothing are undefined, but its scale
+/// is 0. They are undefined too if a weight is NaN; the sum of the row's weights and all quotients by it are
+/// then NaN as well.
 #[inline(always)]
 unsafe fn round_weights<S: Simd, const ROWS: usize>(
     run: &SeenValues<'_>,
@@ -351,7 +356,7 @@ unsafe fn round_weights<S: Simd, const ROWS: usize>(
     for row in 0..ROWS {
         // SAFETY: the caller's contract; a page of weights is a whole number of vectors, inside the split.
         unsafe {
-            // Rows of one token see the same, and so do most others.
+            // Rows of one token see the same positions, and so do most others.
             if row == 0 || run.seen[row] != run.seen[row - 1] {
                 has_numbers = load_scales::<S>(run, row, block, pages.clone(), &mut scales);
             }
@@ -382,8 +387,8 @@ unsafe fn round_weights<S: Simd, const ROWS: usize>(
     }
 }
 
-/// Writes the scales of the values that a row sees, 0 for others, and returns whether all are numbers that a scale can be: finite and
-/// not negative.
+/// Writes the scales of the values that a row sees, and 0 for the others. Returns whether all are valid
+/// scales: finite and not negative.
 #[inline(always)]
 unsafe fn load_scales<S: Simd>(
     run: &SeenValues<'_>,
@@ -408,10 +413,10 @@ unsafe fn load_scales<S: Simd>(
             }
         }
     }
-    // What is not seen may be left from another sequence, and no number times 0.
+    // Masked positions may hold stale NaNs, so zero their scales.
     scales.0[tokens.start..seen.start].fill(0.0);
     scales.0[seen.end..tokens.end].fill(0.0);
-    // Scales are not negative, so that they are ordered as their bits are, and what is no number is the largest.
+    // Scales are not negative, so they have the order of their bits, and NaN is the largest.
     let largest = (scales.0[tokens].iter()).fold(0, |largest: u32, x| largest.max(x.to_bits()));
     largest < f32::INFINITY.to_bits()
 }

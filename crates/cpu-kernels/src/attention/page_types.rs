@@ -1,23 +1,24 @@
-//! [`PageType`]: how numbers are stored in a page, and how a kernel loads them.
+//! [`PageType`]: the storage of numbers in a page, and the loads of a kernel.
 //!
-//! Separate from the kernels, which are the same for all. Invariant: a number is what it is whichever vector it is loaded in.
+//! The kernels are the same for all types. Invariant: a number has the same value in whatever vector it is
+//! loaded.
 
 use crate::simd::Simd;
 
 use super::{BLOCK_COLS, PAGE_LEN, SCALE_BYTES};
 
-/// How numbers are stored in a page.
+/// The storage of numbers in a page.
 pub(super) trait PageType: Copy + 'static {
     /// Whether 32 columns have a scale for each token.
     const HAS_SCALES: bool;
-    /// Bits of a number.
+    /// The number of bits of a number.
     const BITS: usize;
-    /// Bytes of a number; 0 where it has less than 8 bits.
+    /// The number of bytes of a number; 0 if it has less than 8 bits.
     const BYTES: usize = Self::BITS / 8;
-    /// Bytes of 32 columns of a page with their scales.
+    /// The number of bytes of 32 columns of a page with their scales.
     const BLOCK_BYTES: usize = SCALE_BYTES + PAGE_LEN * BLOCK_COLS * Self::BITS / 8;
 
-    /// Bytes of a token's `dim` numbers, with their scales.
+    /// Returns the number of bytes of a token's `dim` numbers, with their scales.
     fn head_bytes(dim: usize) -> usize {
         if Self::HAS_SCALES {
             dim.div_ceil(BLOCK_COLS) * Self::BLOCK_BYTES / PAGE_LEN
@@ -26,11 +27,11 @@ pub(super) trait PageType: Copy + 'static {
         }
     }
 
-    /// Loads the numbers from `at` on of those at `ptr`, as many as a vector has lanes, without their scales. Where there are scales, the
-    /// numbers at `ptr` are those of 32 columns.
+    /// Loads the numbers from index `at` of those at `ptr`, as many as a vector has lanes, without their
+    /// scales. If there are scales, the numbers at `ptr` are those of 32 columns.
     ///
     /// # Safety
-    /// The features of `S` are there, the numbers are behind `ptr`, and `at` is a multiple of the lanes.
+    /// The processor has the features of `S`, the numbers are at `ptr`, and `at` is a multiple of the lanes.
     unsafe fn load<S: Simd>(ptr: *const u8, at: usize) -> S::F;
 }
 

@@ -1,17 +1,17 @@
 //! [`RowScoresOf`]: products of queries and keys that lie in their pages row by row, as values do.
 //!
-//! Separate from the kernel for keys that lie column by column: here a score is summed over the lanes of vectors. Latent
-//! rows are stored so, since they are keys and values at once. Invariant: a score adds columns `i`, `i + n`, .. in lane `i`
-//! of `n`, and then the lanes in order, whatever rows and keys go with it.
+//! Unlike in the kernel for keys that lie column by column, a score is summed over the lanes of vectors.
+//! Latent rows are stored so, since they are keys and values at once. Invariant: a score adds columns `i`,
+//! `i + n`, .. in lane `i` of `n`, and then the lanes in order, whatever rows and keys go with it.
 
 use crate::simd::{Kernel, Simd};
 
 use super::{BLOCK_COLS, PAGE_LEN, SCALE_BYTES, SPLIT_TOKENS, Scores, page_types::PageType};
 
-/// Keys that share the loads of a query.
+/// The number of keys that share the loads of a query.
 const KEYS: usize = 4;
 
-/// [`Scores`] of pages of one kind, whose keys are rows of `key_dim`, a multiple of [`PAGE_LEN`].
+/// [`Scores`] for pages of one kind, whose keys are rows of `key_dim`, a multiple of [`PAGE_LEN`].
 pub(super) struct RowScoresOf<'a, P> {
     run: Scores<'a>,
     page: std::marker::PhantomData<P>,
@@ -19,7 +19,7 @@ pub(super) struct RowScoresOf<'a, P> {
 
 impl<'a, P: PageType> RowScoresOf<'a, P> {
     /// # Safety
-    /// What [`Scores`] says holds, and rows are whole vectors.
+    /// The contract of [`Scores`] holds, and rows are whole vectors.
     pub(super) unsafe fn new(run: Scores<'a>) -> Self {
         Self {
             run,
@@ -50,7 +50,7 @@ impl<P: PageType> Kernel for RowScoresOf<'_, P> {
     }
 }
 
-/// The scores of `ROWS` rows and [`KEYS`] keys; returns `ROWS`.
+/// Computes the scores of `ROWS` rows and [`KEYS`] keys; returns `ROWS`.
 #[inline(always)]
 unsafe fn scores_of<S: Simd, P: PageType, const ROWS: usize>(
     run: &Scores<'_>,

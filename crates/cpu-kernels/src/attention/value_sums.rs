@@ -1,6 +1,6 @@
-//! [`AddValues`]: sums of values times weights, converted as they are loaded.
+//! [`AddValues`]: sums of values times weights, converted on load.
 //!
-//! Separate from scores, which come before. Invariant: an output adds positions in order, whatever rows go with it.
+//! Scores come before. Invariant: an output adds positions in order, whatever rows go with it.
 
 use std::ops::Range;
 
@@ -8,8 +8,9 @@ use crate::simd::{Kernel, Simd};
 
 use super::{BLOCK_COLS, LINE_BYTES, PAGE_LEN, SCALE_BYTES, SPLIT_TOKENS, page_behind, page_types::PageType};
 
-/// What sums of values work on: `weights` points to as many rows of [`SPLIT_TOKENS`] as `seen` has ranges, `out` to as many of
-/// `padded_dim`, each `out_stride` after the one before, the pages are whole and the ranges, where they are not empty, are inside them.
+/// The arguments of sums of values. `weights` points to as many rows of [`SPLIT_TOKENS`] as `seen` has
+/// ranges, `out` to as many rows of `padded_dim`, each `out_stride` after the one before. The pages are
+/// whole, and the ranges that are not empty are inside them.
 #[derive(Clone, Copy)]
 pub(super) struct SeenValues<'a> {
     pub(super) weights: *const f32,
@@ -23,10 +24,10 @@ pub(super) struct SeenValues<'a> {
 }
 
 impl SeenValues<'_> {
-    /// The rows behind the first `n_rows`.
+    /// Returns the rows after the first `n_rows`.
     ///
     /// # Safety
-    /// There are so many.
+    /// There are at least `n_rows` rows.
     #[inline(always)]
     pub(super) unsafe fn behind(self, n_rows: usize) -> Self {
         // SAFETY: the rows follow the pointers.
@@ -34,9 +35,9 @@ impl SeenValues<'_> {
             Self {
                 weights: self.weights.add(n_rows * SPLIT_TOKENS),
                 seen: &self.seen[n_rows..],
-                // The first rows bring them.
+                // The first rows prefetch these pages.
                 next: &[],
-                // One row more may be beyond the end.
+                // With one more row the pointer may be beyond the end.
                 out: self.out.wrapping_add(n_rows * self.out_stride),
                 ..self
             }
@@ -44,7 +45,7 @@ impl SeenValues<'_> {
     }
 }
 
-/// Adds values times weights, converted as they are loaded.
+/// Adds values times weights, converted on load.
 pub(super) struct AddValues<'a, P> {
     run: SeenValues<'a>,
     page: std::marker::PhantomData<P>,
@@ -52,7 +53,7 @@ pub(super) struct AddValues<'a, P> {
 
 impl<'a, P: PageType> AddValues<'a, P> {
     /// # Safety
-    /// What [`SeenValues`] says holds.
+    /// The contract of [`SeenValues`] holds.
     pub(super) unsafe fn new(run: SeenValues<'a>) -> Self {
         Self {
             run,
@@ -61,7 +62,7 @@ impl<'a, P: PageType> AddValues<'a, P> {
     }
 }
 
-/// Rows that values are loaded for together.
+/// The number of rows that share the loads of values.
 const VALUE_ROWS: usize = 4;
 
 impl<P: PageType> Kernel for AddValues<'_, P> {
@@ -141,7 +142,7 @@ struct ValueRun<'a> {
     out_stride: usize,
 }
 
-/// Adds the values for `ROWS` rows, and prefetches what is read next where there is something.
+/// Adds the values for `ROWS` rows; with `HAS_NEXT` it prefetches the next pages.
 struct ValueRows<'a, P, const ROWS: usize, const HAS_NEXT: bool> {
     run: ValueRun<'a>,
     page: std::marker::PhantomData<P>,
@@ -205,7 +206,8 @@ unsafe fn value_vectors<
                 sums[row][v] = S::load_f32(run.out.add(at));
             }
         }
-        // Vectors that a prefetch brings: of the same line, and of the same 32 columns where these are stored together.
+        // The number of vectors that share a prefetch: those in one line, and in the same 32 columns if these
+        // are stored together.
         let n_together = if P::HAS_SCALES {
             BLOCK_COLS / S::LANES
         } else {
@@ -217,7 +219,7 @@ unsafe fn value_vectors<
             let page_idx = token / PAGE_LEN;
             let page = run.values[page_idx].as_ptr();
             let end = run.tokens.end.min((page_idx + 1) * PAGE_LEN);
-            // The numbers that each vector's are among, and where those of the page's first token are in them.
+            // The base pointer of each vector's numbers, and the index of the page's first token there.
             let mut ptrs = [page; VECTORS];
             let mut starts = [0; VECTORS];
             let mut next = [if HAS_NEXT {

@@ -9,7 +9,7 @@ use crate::{
 
 use super::StridedRows;
 
-/// The most rows that a value is made of.
+/// The maximum number of rows that a value depends on.
 pub const MAX_TAPS: usize = 16;
 
 /// Some rows of a convolution, for some channels.
@@ -17,9 +17,9 @@ pub const MAX_TAPS: usize = 16;
 pub struct ConvRun<'a> {
     /// `[n_taps, n]`, the newest row's factors last.
     pub weights: StridedRows<'a>,
-    /// `[n]`; absent means 0.
+    /// `[n]`; `None` means 0.
     pub bias: Option<&'a [f32]>,
-    /// Whether the result goes through SiLU.
+    /// Whether SiLU is applied to the result.
     pub has_silu: bool,
     /// The `n_taps - 1` rows before the first, oldest first.
     pub past: StridedRows<'a>,
@@ -29,10 +29,11 @@ pub struct ConvRun<'a> {
     pub out: &'a mut [f32],
 }
 
-/// Writes `out[t][c] = bias[c] + sum_j weights[j][c] * row[t - (n_taps - 1) + j][c]`, added up in this order, then SiLU.
+/// Writes `out[t][c] = bias[c] + sum_j weights[j][c] * row[t - (n_taps - 1) + j][c]`, summed in this order,
+/// then SiLU.
 ///
 /// # Panics
-/// When the lengths contradict each other, or there are more than [`MAX_TAPS`] taps.
+/// If the lengths contradict each other, or there are more than [`MAX_TAPS`] taps.
 pub fn conv_run(features: CpuFeatures, n_taps: usize, run: ConvRun<'_>) {
     let ConvRun {
         weights,
@@ -93,7 +94,7 @@ impl Kernel for ConvRow<'_> {
         let n = self.out.len();
         let n_whole = n / S::LANES * S::LANES;
         for at in (0..n_whole).step_by(S::LANES) {
-            // SAFETY: the vector is inside each row, and the features of `S` are there.
+            // SAFETY: the vector is inside each row, and the processor has the features of `S`.
             unsafe {
                 let mut sum = match self.bias {
                     Some(bias) => S::load_f32(bias.as_ptr().add(at)),

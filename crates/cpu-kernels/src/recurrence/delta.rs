@@ -1,8 +1,9 @@
 //! [`delta_run`]: the gated delta rule.
 //!
-//! Per token the state is decayed, the value that belongs to the key is recalled, its error is written, and the query's value
-//! is read. The first two need the state as the last two leave it, so the last two of a token and the first two of the next
-//! pass over the state together: one load and one store of it per token.
+//! For each token the state is decayed, the value of the key is recalled, its error is written, and the
+//! query's value is read. The first two steps need the state as the last two leave it. So the last two of a
+//! token and the first two of the next token share a pass over the state: one load and one store of it per
+//! token.
 
 use tokenmill_quant::CpuFeatures;
 
@@ -15,26 +16,27 @@ use super::{MAX_LANES, N_SUMS, StridedRows, fold, fold_vector};
 pub struct DeltaRun<'a> {
     /// `[n_groups, head_dim_k, n_lanes]`.
     pub state: &'a mut [f32],
-    /// Columns of a group; 1, 2, 4, 8 or 16.
+    /// The number of columns of a group; 1, 2, 4, 8 or 16.
     pub n_lanes: usize,
-    /// Queries, normalized and scaled, `[n_tokens, head_dim_k]`.
+    /// The queries, normalized and scaled, `[n_tokens, head_dim_k]`.
     pub q: StridedRows<'a>,
-    /// Keys, normalized.
+    /// The keys, normalized.
     pub k: StridedRows<'a>,
-    /// Columns of the values, `[n_tokens, n_groups * n_lanes]`.
+    /// The columns of the values, `[n_tokens, n_groups * n_lanes]`.
     pub v: StridedRows<'a>,
-    /// What is kept of the state: one factor, or one for each row, `[n_tokens, 1]` or `[n_tokens, head_dim_k]`.
+    /// The factors of the state's decay: one factor, or one for each row, `[n_tokens, 1]` or
+    /// `[n_tokens, head_dim_k]`.
     pub decays: StridedRows<'a>,
-    /// How much of a value's error is written, `[n_tokens, 1]`.
+    /// The fraction of a value's error that is written, `[n_tokens, 1]`.
     pub rates: StridedRows<'a>,
     /// The same columns of the output, `[n_tokens, n_groups * n_lanes]`.
     pub out: &'a mut [f32],
 }
 
-/// Takes the tokens in turn.
+/// Processes the tokens in order.
 ///
 /// # Panics
-/// When the lengths contradict each other.
+/// If the lengths contradict each other.
 pub fn delta_run(features: CpuFeatures, run: DeltaRun<'_>) {
     let (dim_k, n_columns) = (run.q.width, run.v.width);
     let n_tokens = run.out.len() / n_columns;
@@ -53,7 +55,7 @@ pub fn delta_run(features: CpuFeatures, run: DeltaRun<'_>) {
     if n_tokens == 0 {
         return;
     }
-    // SAFETY: the lengths above are what the kernels say.
+    // SAFETY: the lengths above are those of the kernels' contracts.
     unsafe {
         match run.n_lanes {
             1 => dispatch(features, DeltaLanes::<1>(run)),
@@ -110,7 +112,7 @@ impl<const N: usize> Kernel for DeltaLanes<'_, N> {
     }
 }
 
-/// Groups of [`MAX_LANES`] columns, as many vectors at a time as registers hold the sums of.
+/// Groups of [`MAX_LANES`] columns; it takes as many vectors at a time as there are registers for their sums.
 struct DeltaWide<'a>(DeltaRun<'a>);
 
 impl Kernel for DeltaWide<'_> {
@@ -143,7 +145,7 @@ impl Kernel for DeltaWide<'_> {
             out,
             n_tokens,
         };
-        // SAFETY: the columns are there, and vectors of two groups are as far from each other as groups are.
+        // SAFETY: the columns exist, and vectors of two groups have the distance of the groups.
         unsafe {
             let mut column = 0;
             while column < n_columns {
@@ -160,7 +162,7 @@ impl Kernel for DeltaWide<'_> {
     }
 }
 
-/// What [`Vectors`] work on. `state` points to the vector in the first row of the group of `column`.
+/// The arguments of [`Vectors`]. `state` points to the vector in the first row of the group of `column`.
 #[derive(Clone, Copy)]
 struct DeltaVectors<'a> {
     state: *mut f32,
@@ -177,14 +179,14 @@ struct DeltaVectors<'a> {
 /// The columns of `V` vectors, in as many neighbouring groups. With `OWN` each row of the state has its own decay.
 struct Vectors<'a, const V: usize, const OWN: bool>(DeltaVectors<'a>);
 
-/// What a pass over the state writes and reads for a token: its error, and the query's value.
+/// The inputs of a pass that writes a token's error to the state and reads the query's value.
 struct Write<F, const V: usize> {
     q: *const f32,
     k: *const f32,
     change: [F; V],
 }
 
-/// What a pass decays and recalls for the token after.
+/// The inputs of a pass that decays the state and recalls the next token's value.
 struct Recall {
     k: *const f32,
     decays: *const f32,
@@ -197,7 +199,7 @@ impl<const V: usize, const OWN: bool> Kernel for Vectors<'_, V, OWN> {
     unsafe fn run<S: Simd>(self) {
         let run = self.0;
         let n_columns = run.v.width;
-        // SAFETY: the tokens are those of every input, and the columns of the vectors are there.
+        // SAFETY: the tokens are those of every input, and the columns of the vectors exist.
         unsafe {
             let recall = |token: usize| Recall {
                 k: run.k.ptr(token),
@@ -238,7 +240,7 @@ impl<const V: usize, const OWN: bool> Kernel for Vectors<'_, V, OWN> {
 }
 
 impl<const V: usize, const OWN: bool> Vectors<'_, V, OWN> {
-    /// Passes over the state once; gives what was read and what was recalled.
+    /// Passes over the state once; returns the values read and recalled.
     #[inline(always)]
     unsafe fn pass<S: Simd, const WRITES: bool, const RECALLS: bool>(
         &self,
@@ -246,7 +248,7 @@ impl<const V: usize, const OWN: bool> Vectors<'_, V, OWN> {
         recall: &Recall,
     ) -> ([S::F; V], [S::F; V]) {
         let dim_k = self.0.q.width;
-        // SAFETY: rows of the inputs have `dim_k` values, but for a single decay, and a group has as many rows.
+        // SAFETY: rows of the inputs have `dim_k` values, except for a single decay, and a group has as many rows.
         unsafe {
             let zero = S::splat_f32(0.0);
             let (mut read, mut recalled) = ([[zero; N_SUMS]; V], [[zero; N_SUMS]; V]);
@@ -287,7 +289,7 @@ impl<const V: usize, const OWN: bool> Vectors<'_, V, OWN> {
         }
     }
 
-    /// One row of the state.
+    /// Processes one row of the state.
     #[inline(always)]
     unsafe fn row<S: Simd, const WRITES: bool, const RECALLS: bool>(
         &self,
@@ -327,7 +329,7 @@ impl<const V: usize, const OWN: bool> Vectors<'_, V, OWN> {
 mod tests {
     use super::{super::tests::values, *};
 
-    /// Runs `n_tokens` tokens, `n_each` at a time; gives the outputs and the state.
+    /// Runs `n_tokens` tokens, `n_each` at a time; returns the outputs and the state.
     fn run(
         features: CpuFeatures,
         [dim_k, n_groups, n_lanes]: [usize; 3],
@@ -420,7 +422,7 @@ mod tests {
 
     #[test]
     fn a_step_of_the_delta_rule_writes_what_it_recalls() {
-        // With a rate of 1 and a key of length 1, the value comes back for a query equal to the key.
+        // With a rate of 1 and a key of length 1, a query equal to the key reads the value back.
         let mut state = values(4 * 2, 1);
         let key = [0.5; 4];
         let mut out = [0.0; 2];

@@ -1,10 +1,10 @@
 //! [`conv_run`], [`delta_run`], [`ssm_run`]: some tokens of a recurrent layer, for some neighbouring channels.
 //!
-//! Separate from the products because a state is read, changed and written at every token. A run takes several tokens of one
-//! sequence, so that the part of the state that it works on stays in the nearest cache. A state is kept as `[n, n_lanes]`:
-//! the channels are the lanes, so that no sum goes across lanes. Invariant: sums over `n` add elements `4 i + k` to sum `k` in
-//! order, then `(0 + 1) + (2 + 3)`, so a run's results are those of its tokens one at a time; a lane depends on its own
-//! channel alone.
+//! Unlike in a product, a state is read, changed and written at every token. A run takes several tokens of
+//! one sequence, so that its part of the state stays in the first-level cache. A state is `[n, n_lanes]`: the
+//! channels are the lanes, so that no sum goes across lanes. Invariant: sums over `n` add elements `4 i + k`
+//! to sum `k` in order, then `(0 + 1) + (2 + 3)`, so a run's results are those of its tokens one at a time; a
+//! lane depends on its own channel alone.
 
 mod conv;
 mod delta;
@@ -16,9 +16,9 @@ pub use ssm::{Decays, SsmRun, ssm_run};
 
 use crate::simd::{Simd, TILE_ROWS};
 
-/// The most channels that lie next to each other in a state.
+/// The maximum number of channels that lie next to each other in a state.
 pub const MAX_LANES: usize = TILE_ROWS;
-/// Running sums that a sum over a state's rows is made of.
+/// The number of running sums in a sum over a state's rows.
 const N_SUMS: usize = 4;
 
 /// Rows of equal width at equal distances, such as some columns of a buffer.
@@ -30,10 +30,10 @@ pub struct StridedRows<'a> {
 }
 
 impl<'a> StridedRows<'a> {
-    /// Rows of `width` values, each `stride` values behind the last; the first begins the slice.
+    /// Creates rows of `width` values, each `stride` values after the last; the first begins the slice.
     ///
     /// # Panics
-    /// When rows would overlap.
+    /// If rows would overlap.
     pub fn new(values: &'a [f32], stride: usize, width: usize) -> Self {
         assert!(
             width > 0 && width <= stride,
@@ -46,7 +46,7 @@ impl<'a> StridedRows<'a> {
         }
     }
 
-    /// Rows there are.
+    /// Returns the number of rows.
     fn n_rows(&self) -> usize {
         match self.values.len().checked_sub(self.width) {
             Some(rest) => rest / self.stride + 1,
@@ -58,7 +58,7 @@ impl<'a> StridedRows<'a> {
         &self.values[row_idx * self.stride..][..self.width]
     }
 
-    /// Where a row begins.
+    /// Returns the start of a row.
     ///
     /// # Safety
     /// There is such a row.
@@ -80,10 +80,10 @@ fn fold<const N: usize>([a, b, c, d]: [[f32; N]; N_SUMS]) -> [f32; N] {
     sum
 }
 
-/// The same of a vector.
+/// Adds the running sums of a vector.
 ///
 /// # Safety
-/// The features of `S` are there.
+/// The processor has the features of `S`.
 #[inline(always)]
 unsafe fn fold_vector<S: Simd>([a, b, c, d]: [S::F; N_SUMS]) -> S::F {
     // SAFETY: the caller vouches for the features.

@@ -12,25 +12,25 @@ use super::{MAX_LANES, N_SUMS, StridedRows, fold, fold_vector};
 /// Some tokens of a state space model, for some channels of one group.
 #[derive(Debug)]
 pub struct SsmRun<'a> {
-    /// `[n_state, n_lanes]`; the channels are 1, 2, 4, 8 or 16.
+    /// `[n_state, n_lanes]`; there are 1, 2, 4, 8 or 16 channels.
     pub state: &'a mut [f32],
     /// The channels, `[n_tokens, n_lanes]`.
     pub x: StridedRows<'a>,
-    /// Each channel's step size, `[n_tokens, n_lanes]`.
+    /// The step size of each channel, `[n_tokens, n_lanes]`.
     pub dt: StridedRows<'a>,
-    /// What is kept of the state.
+    /// The factors of the state's decay.
     pub decays: Decays<'a>,
-    /// Each channel's part of `x` that goes into the output as it is, `[n_lanes]`.
+    /// The factor of `x` that is added to the output of each channel, `[n_lanes]`.
     pub skip: &'a [f32],
-    /// Writes to the state, `[n_tokens, n_state]`.
+    /// The weights of writes to the state, `[n_tokens, n_state]`.
     pub b: StridedRows<'a>,
-    /// Reads from it.
+    /// The weights of reads from the state.
     pub c: StridedRows<'a>,
     /// The same channels of the output, `[n_tokens, n_lanes]`.
     pub out: &'a mut [f32],
 }
 
-/// What a token keeps of a state.
+/// The factors by which a token decays a state.
 #[derive(Clone, Copy, Debug)]
 pub enum Decays<'a> {
     /// One factor for each channel, `[n_tokens, n_lanes]`.
@@ -39,10 +39,10 @@ pub enum Decays<'a> {
     OfStates(StridedRows<'a>),
 }
 
-/// Takes the tokens in turn.
+/// Processes the tokens in order.
 ///
 /// # Panics
-/// When the lengths contradict each other.
+/// If the lengths contradict each other.
 pub fn ssm_run(features: CpuFeatures, run: SsmRun<'_>) {
     let (n_lanes, n_state) = (run.x.width, run.b.width);
     let n_tokens = run.out.len() / n_lanes;
@@ -60,7 +60,7 @@ pub fn ssm_run(features: CpuFeatures, run: SsmRun<'_>) {
             && inputs.iter().all(|rows| rows.n_rows() >= n_tokens),
         "lengths of a run of a state space model"
     );
-    // SAFETY: the lengths above are what the kernels say.
+    // SAFETY: the lengths above are those of the kernels' contracts.
     unsafe {
         match n_lanes {
             1 => dispatch(features, SsmLanes::<1>(run)),
@@ -73,7 +73,7 @@ pub fn ssm_run(features: CpuFeatures, run: SsmRun<'_>) {
     }
 }
 
-/// Fewer channels than a vector has.
+/// A run of fewer channels than a vector has.
 struct SsmLanes<'a, const N: usize>(SsmRun<'a>);
 
 impl<const N: usize> Kernel for SsmLanes<'_, N> {
@@ -104,7 +104,7 @@ impl<const N: usize> Kernel for SsmLanes<'_, N> {
                         for (lane, a) in a.row(i).iter().enumerate() {
                             lanes[lane] = dt[lane] * a;
                         }
-                        // SAFETY: the array holds whole vectors, and the features of `S` are there.
+                        // SAFETY: the array holds whole vectors, and the processor has the features of `S`.
                         unsafe { exp_lanes::<S>(&mut lanes, N) };
                         decays.copy_from_slice(&lanes[..N]);
                     }
@@ -135,7 +135,7 @@ unsafe fn exp_lanes<S: Simd>(lanes: &mut [f32; MAX_LANES], n: usize) {
     }
 }
 
-/// [`MAX_LANES`] channels, a vector at a time.
+/// A run of [`MAX_LANES`] channels, a vector at a time.
 struct SsmWide<'a>(SsmRun<'a>);
 
 impl Kernel for SsmWide<'_> {
@@ -162,7 +162,7 @@ impl Kernel for SsmWide<'_> {
                     n_tokens,
                 }
             };
-            // SAFETY: the vector is there.
+            // SAFETY: the vector is inside the state and the output.
             unsafe { S::call(vector) }
         }
     }
@@ -212,7 +212,7 @@ impl Kernel for SsmVector<'_> {
 }
 
 impl SsmVector<'_> {
-    /// Passes over the state once; gives what was read.
+    /// Passes over the state once; returns the values read.
     #[inline(always)]
     unsafe fn pass<S: Simd>(&self, token: usize, scaled: S::F, decay_of: impl Fn(usize) -> S::F) -> S::F {
         let n_state = self.b.width;
@@ -237,7 +237,7 @@ impl SsmVector<'_> {
         }
     }
 
-    /// One row of the state; gives the sum with what was read of it.
+    /// Processes one row of the state; returns the sum with the row's values added.
     #[inline(always)]
     unsafe fn row<S: Simd>(
         &self,
@@ -262,7 +262,7 @@ impl SsmVector<'_> {
 mod tests {
     use super::{super::tests::values, *};
 
-    /// Runs `n_tokens` tokens, `n_each` at a time; gives the outputs and the state.
+    /// Runs `n_tokens` tokens, `n_each` at a time; returns the outputs and the state.
     fn run(
         features: CpuFeatures,
         [n_state, n_lanes]: [usize; 2],

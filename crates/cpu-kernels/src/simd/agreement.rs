@@ -1,13 +1,13 @@
 //! Every operation of every instruction set against [`Portable`](super::Portable), on values at the ends of their ranges.
 //!
-//! Separate from the tests of kernels, which meet few such values. Bits are equal, except that which NaN an operation gives is
-//! not defined.
+//! The tests of kernels have few such values. The bits must be equal, except for NaNs: the NaN that an
+//! operation returns is not defined.
 
 use tokenmill_quant::CpuFeatures;
 
 use super::{Kernel, Simd, TILE_ROWS, dispatch};
 
-/// Values of a case, for two to four operands.
+/// The values of a case, for two to four operands.
 struct Values {
     /// Any integers; as bytes, any bytes.
     ints: [[i32; TILE_ROWS]; 3],
@@ -16,7 +16,7 @@ struct Values {
     floats: [[f32; TILE_ROWS]; 3],
 }
 
-/// What an operation gave.
+/// The result of an operation.
 #[derive(Clone, Debug, PartialEq)]
 struct Outcome {
     operation: &'static str,
@@ -57,7 +57,7 @@ impl Kernel for AllOperations<'_> {
                     done!(stringify!($operation));
                 };
             }
-            // Bits that are kept.
+            // Compares all bits, including those of NaNs.
             macro_rules! chosen {
                 ($operation:expr) => {
                     S::store_f32(lanes.as_mut_ptr().cast(), $operation);
@@ -75,7 +75,7 @@ impl Kernel for AllOperations<'_> {
                     done!(stringify!($operation));
                 };
             }
-            // SAFETY: the features of `S` are there; every vector and every narrower load lies inside its array.
+            // SAFETY: the processor has the features of `S`; every vector and every narrower load lies inside its array.
             unsafe {
                 let bytes = ints[0].as_ptr().cast::<u8>();
                 let [a, b, c] = [0, 1, 2].map(|i| ints[i].as_ptr().cast::<u8>().add(4 * at));
@@ -114,7 +114,7 @@ impl Kernel for AllOperations<'_> {
                 int!(S::sub_i32(a, b));
                 int!(S::dot_u8::<true>(c, a, s));
                 int!(S::dot_u8::<false>(c, low, s));
-                // What no implementation but some has, by what all have.
+                // Operations that only some implementations have, against the common operations.
                 int!(if S::CENTERS_WIDE {
                     S::dot_centered(c, a, s)
                 } else {
@@ -148,7 +148,8 @@ impl Kernel for AllOperations<'_> {
                 float!(S::splat_f32(1.5e-40));
                 float!(S::fma(f, g, h));
                 float!(S::mul(f, g));
-                // Magnitudes from 1/2 to 2 of either sign: the bits of a number with other exponents; and some are none.
+                // Magnitudes from 1/2 to 2 of either sign, made of a number's bits with other exponents; one
+                // case is NaN.
                 let fraction = S::and(a, S::splat(0x807f_ffff_u32 as i32));
                 let exponent = S::add_i32(S::splat(126 << 23), S::shl32(S::and(b, S::splat(1)), 23));
                 let magnitude = S::from_bits(S::or(fraction, exponent));

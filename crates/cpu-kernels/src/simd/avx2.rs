@@ -61,7 +61,7 @@ impl<const HAS_VNNI: bool> Simd for Avx2<HAS_VNNI> {
         #[inline]
         #[target_feature(enable = "avx")]
         fn settle(a: __m256) {
-            // It may touch memory for all the compiler knows (no `nomem`), so that loads do not move across it.
+            // Without `nomem` the compiler assumes that it may access memory, so loads do not move across it.
             // SAFETY: there is no instruction.
             unsafe { asm!("/* {0} */", in(ymm_reg) a, options(nostack, preserves_flags)) }
         }
@@ -86,7 +86,7 @@ impl<const HAS_VNNI: bool> Simd for Avx2<HAS_VNNI> {
     #[inline(always)]
     unsafe fn store_low_bytes(ptr: *mut i8, a: __m256i) {
         unsafe {
-            // Packing saturates, so that what is above the byte must be gone.
+            // Packing saturates, so the bits above the byte must be cleared.
             let low = _mm256_and_si256(a, _mm256_set1_epi32(0xff));
             let words = _mm256_packus_epi32(low, low);
             let words = _mm256_castsi256_si128(_mm256_permute4x64_epi64::<0b1000>(words));
@@ -194,7 +194,8 @@ impl<const HAS_VNNI: bool> Simd for Avx2<HAS_VNNI> {
             }
             let ones = _mm256_set1_epi16(1);
             if IS_WIDE {
-                // Products of bytes above 128 could saturate the 16-bit sums, so the top bit goes by itself.
+                // Products of bytes above 128 could saturate the 16-bit sums, so the top bit is multiplied
+                // separately.
                 let top = _mm256_and_si256(unsigned, _mm256_set1_epi8(i8::MIN));
                 let low = _mm256_xor_si256(unsigned, top);
                 let sum = _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(top, signed), ones));
@@ -253,13 +254,13 @@ impl<const HAS_VNNI: bool> Simd for Avx2<HAS_VNNI> {
 
     #[inline(always)]
     unsafe fn load_e4m3(ptr: *const u8) -> __m256 {
-        // As numbers of f16, whose exponents are 8 larger.
+        // Computed as f16, whose exponent bias is larger by 8.
         unsafe {
             let wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(ptr.cast::<__m128i>()));
             let sign = _mm_and_si128(_mm_slli_epi16::<8>(wide), _mm_set1_epi16(i16::MIN));
             let largest = _mm_set1_epi16(0x3f80);
             let magnitude = _mm_and_si128(_mm_slli_epi16::<7>(wide), largest);
-            // The largest magnitude is no number: with this bit it is none of f16 either.
+            // The largest magnitude is NaN: with this bit it is a NaN in f16 too.
             let none = _mm_and_si128(_mm_cmpeq_epi16(magnitude, largest), _mm_set1_epi16(0x4000));
             let halves = _mm_or_si128(_mm_or_si128(sign, magnitude), none);
             _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0))

@@ -50,7 +50,7 @@ impl Simd for Avx512 {
         #[inline]
         #[target_feature(enable = "avx512f")]
         fn settle(a: __m512) {
-            // It may touch memory for all the compiler knows (no `nomem`), so that loads do not move across it.
+            // Without `nomem` the compiler assumes that it may access memory, so loads do not move across it.
             // SAFETY: there is no instruction.
             unsafe { asm!("/* {0} */", in(zmm_reg) a, options(nostack, preserves_flags)) }
         }
@@ -235,13 +235,13 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn load_e4m3(ptr: *const u8) -> __m512 {
-        // As numbers of f16, whose exponents are 8 larger.
+        // Computed as f16, whose exponent bias is larger by 8.
         unsafe {
             let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(ptr.cast::<__m128i>()));
             let sign = _mm256_and_si256(_mm256_slli_epi16::<8>(wide), _mm256_set1_epi16(i16::MIN));
             let largest = _mm256_set1_epi16(0x3f80);
             let magnitude = _mm256_and_si256(_mm256_slli_epi16::<7>(wide), largest);
-            // The largest magnitude is no number: with this bit it is none of f16 either.
+            // The largest magnitude is NaN: with this bit it is a NaN in f16 too.
             let none = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, largest), _mm256_set1_epi16(0x4000));
             let halves = _mm256_or_si256(_mm256_or_si256(sign, magnitude), none);
             _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0))

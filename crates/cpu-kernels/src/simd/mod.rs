@@ -14,8 +14,8 @@
 //! | [`Neon`] | 8 | `smull`, `addp`, `sadalp` |
 //! | [`Portable`] | 16 | loops |
 //!
-//! The `unsafe` of this module's callers has one reason throughout: the implementation's features are there, which
-//! [`dispatch`] checks, and pointers are valid for what a method says it reads.
+//! The `unsafe` of this module's callers has one reason throughout: the processor has the implementation's
+//! features, as [`dispatch`] checks, and pointers are valid for the memory that a method accesses.
 
 #[cfg(test)]
 mod agreement;
@@ -43,44 +43,44 @@ use tokenmill_quant::CpuFeatures;
 use tokenmill_quant::Isa;
 pub(crate) use two_to::two_to;
 
-/// Rows of a tile: the most lanes a vector has.
+/// The number of rows of a tile: the most lanes of a vector.
 pub const TILE_ROWS: usize = 16;
 
 /// A vector instruction set. Vectors have [`Simd::LANES`] lanes of 32 bits.
 ///
 /// # Safety
-/// All methods: the processor has the implementation's features. Pointers are valid for the bytes that a method's
-/// documentation says it touches; no alignment is needed.
+/// For all methods: the processor has the implementation's features. Pointers are valid for the bytes that a
+/// method accesses by its documentation; no alignment is needed.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
-    /// Lanes of a vector; 8 or 16.
+    /// The number of lanes of a vector; 8 or 16.
     const LANES: usize;
-    /// Vectors that cover the rows of a tile.
+    /// The number of vectors that cover the rows of a tile.
     const HALVES: usize = TILE_ROWS / Self::LANES;
-    /// Activation rows that the widest integer kernel takes at once, as registers allow.
+    /// The number of activation rows that the widest integer kernel takes at once, as registers allow.
     const MAX_ROWS: usize;
-    /// Activation rows that the kernel without a panel takes at once, as registers allow.
+    /// The number of activation rows that the kernel without a panel takes at once, as registers allow.
     const MAX_DIRECT_ROWS: usize;
-    /// Whether kernels spell out the columns of a span, so that shifts and places are constants. Where operations are
-    /// calls nothing comes of it but code.
+    /// Whether kernels unroll the columns of a span, so that shifts and positions are constants. If
+    /// operations are calls, this only adds code.
     const UNROLLS: bool = true;
-    /// Whether products of any byte with a signed one cost more than [`Self::dot_centered`], so that formats with a bias of
-    /// 128 are multiplied without it.
+    /// Whether products of unsigned and signed bytes cost more than [`Self::dot_centered`], so that formats
+    /// with a bias of 128 are multiplied without it.
     const CENTERS_WIDE: bool = false;
-    /// Whether [`Self::dot_eights`] and what goes with it are there. Vectors have eight lanes then.
+    /// Whether [`Self::dot_eights`] and its companions are available. Vectors then have eight lanes.
     const HAS_MATRIX: bool = false;
     /// Lanes of integers, or of four bytes or two 16-bit integers each.
     type I: Copy;
     /// Lanes of f32.
     type F: Copy;
 
-    /// Runs a kernel with the features enabled, as a function of its own: a kernel inlined into another that calls several
-    /// would share its registers.
+    /// Runs a kernel with the features enabled, as a function of its own: a kernel inlined into another that
+    /// calls several would share its registers.
     unsafe fn call<K: Kernel>(kernel: K) -> K::Output;
 
-    /// A hint to the compiler: `a` is computed before anything below is loaded. No instruction comes of it, and portable code
-    /// ignores it.
+    /// Hints to the compiler that `a` must be computed before any later load. It emits no instruction, and
+    /// portable code ignores it.
     unsafe fn settle(a: Self::F);
-    /// Asks for the cache line at `ptr`, which need not be valid.
+    /// Prefetches the cache line at `ptr`, which need not be valid.
     fn prefetch(ptr: *const u8);
     /// Reads `4 * LANES` bytes.
     unsafe fn load(ptr: *const u8) -> Self::I;
@@ -88,9 +88,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn store(ptr: *mut u8, a: Self::I);
     /// Writes the lowest byte of each lane, `LANES` bytes.
     unsafe fn store_low_bytes(ptr: *mut i8, a: Self::I);
-    /// Every lane the same.
+    /// Returns a vector with `a` in every lane.
     unsafe fn splat(a: i32) -> Self::I;
-    /// Every byte the same.
+    /// Returns a vector with `a` in every byte.
     unsafe fn splat_u8(a: u8) -> Self::I;
     /// Reads 4 bytes into every lane.
     unsafe fn load_splat(ptr: *const u8) -> Self::I;
@@ -104,64 +104,66 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_i8_pairs(ptr: *const u8) -> Self::I;
     /// Writes the lower 16 bits of each lane from 0 to `i16::MAX`, and any 16 bits for other lanes.
     unsafe fn store_low_halves(ptr: *mut i16, a: Self::I);
-    /// Bitwise and.
+    /// Returns the bitwise and.
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
-    /// Bitwise or.
+    /// Returns the bitwise or.
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
-    /// For each byte of `indices`, which are below 16, that of the table.
+    /// Returns, for each byte of `indices`, the table's byte at that index; indices are below 16.
     unsafe fn look_up(table: &[u8; 16], indices: Self::I) -> Self::I;
-    /// Shifts each 16-bit part right, zeros coming in.
+    /// Shifts each 16-bit part right, with zeros shifted in.
     unsafe fn shr16(a: Self::I, n_bits: u32) -> Self::I;
     /// Shifts each 16-bit part left.
     unsafe fn shl16(a: Self::I, n_bits: u32) -> Self::I;
     /// Shifts each lane left.
     unsafe fn shl32(a: Self::I, n_bits: u32) -> Self::I;
-    /// Shifts each lane right, zeros coming in.
+    /// Shifts each lane right, with zeros shifted in.
     unsafe fn shr32(a: Self::I, n_bits: u32) -> Self::I;
     /// Adds lanes.
     unsafe fn add_i32(a: Self::I, b: Self::I) -> Self::I;
     /// Subtracts lanes.
     unsafe fn sub_i32(a: Self::I, b: Self::I) -> Self::I;
-    /// `acc + Σ unsigned byte * signed byte` over the four bytes of a lane. With `IS_WIDE` the unsigned bytes are any,
-    /// otherwise at most 127; signed bytes are not -128.
+    /// Returns `acc + Σ unsigned byte * signed byte` over the four bytes of a lane. With `IS_WIDE` the
+    /// unsigned bytes may have any value, otherwise at most 127; signed bytes are not -128.
     unsafe fn dot_u8<const IS_WIDE: bool>(acc: Self::I, unsigned: Self::I, signed: Self::I) -> Self::I;
-    /// `acc + Σ (unsigned byte - 128) * signed byte` over the four bytes of a lane; signed bytes are not -128. Not called
-    /// without [`Self::CENTERS_WIDE`].
+    /// Returns `acc + Σ (unsigned byte - 128) * signed byte` over the four bytes of a lane; signed bytes are
+    /// not -128. Not called without [`Self::CENTERS_WIDE`].
     #[inline(always)]
     unsafe fn dot_centered(_acc: Self::I, _unsigned: Self::I, _signed: Self::I) -> Self::I {
         unreachable!("asked for without `CENTERS_WIDE`")
     }
-    /// The lanes of two vectors in turn: those of the first half of `a` and `b`, then those of the second. Not called without
-    /// [`Self::HAS_MATRIX`].
+    /// Interleaves the lanes of two vectors: those of the first half of `a` and `b`, then those of the
+    /// second. Not called without [`Self::HAS_MATRIX`].
     #[inline(always)]
     unsafe fn zip32(_a: Self::I, _b: Self::I) -> [Self::I; 2] {
         unreachable!("asked for without `HAS_MATRIX`")
     }
-    /// The even lanes of what [`Self::zip32`] makes, then the odd ones. Not called without [`Self::HAS_MATRIX`].
+    /// Reverses [`Self::zip32`]: returns the even lanes, then the odd ones. Not called without
+    /// [`Self::HAS_MATRIX`].
     #[inline(always)]
     unsafe fn unzip32(_a: [Self::I; 2]) -> [Self::I; 2] {
         unreachable!("asked for without `HAS_MATRIX`")
     }
-    /// Adds the products of eight columns: `weights` are eight rows of eight unsigned bytes, `x` points to eight signed bytes
-    /// each, and lane `2 row + i` of the sums is that of the row and `x[i]`. Not called without [`Self::HAS_MATRIX`].
+    /// Adds the products of eight columns. `weights` are eight rows of eight unsigned bytes, `x` points to
+    /// eight signed bytes each, and lane `2 row + i` of the sums belongs to the row and `x[i]`. Not called
+    /// without [`Self::HAS_MATRIX`].
     #[inline(always)]
     unsafe fn dot_eights(_acc: [Self::I; 2], _weights: [Self::I; 2], _x: [*const u8; 2]) -> [Self::I; 2] {
         unreachable!("asked for without `HAS_MATRIX`")
     }
-    /// `acc + Σ a * b` over the two 16-bit integers of a lane.
+    /// Returns `acc + Σ a * b` over the two 16-bit integers of a lane.
     unsafe fn dot_i16(acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
-    /// [`Self::dot_i16`] of which many run side by side: one instruction where there is one, while LLVM prefers two that wait less
-    /// for the one before.
+    /// Does the same as [`Self::dot_i16`] if many run in parallel. It uses one instruction if there is one;
+    /// LLVM prefers two, which have a shorter dependency chain.
     #[inline(always)]
     unsafe fn dot_i16_of_many(acc: Self::I, a: Self::I, b: Self::I) -> Self::I {
         // SAFETY: the caller's contract.
         unsafe { Self::dot_i16(acc, a, b) }
     }
-    /// Integers as f32, rounded to nearest even.
+    /// Converts integers to f32, rounded to nearest even.
     unsafe fn to_f32(a: Self::I) -> Self::F;
-    /// f32 as integers, rounded to nearest even; values that do not fit become the least integer.
+    /// Converts f32 to integers, rounded to nearest even; values that do not fit become the least integer.
     unsafe fn to_i32(a: Self::F) -> Self::I;
-    /// The f32 with these bits.
+    /// Returns the f32 with these bits.
     unsafe fn from_bits(a: Self::I) -> Self::F;
 
     /// Reads `LANES` f32.
@@ -180,52 +182,54 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
             let code = Self::load_u8(ptr);
             let magnitude = Self::shl32(Self::and(code, Self::splat(0x7f)), 20);
             let magnitude = Self::from_bits(Self::add_i32(magnitude, Self::splat((127 - 7) << 23)));
-            // Below 2^-6 there is no leading one: `x` that was read with one is `2 x - 2^-6`, which is larger than `x` elsewhere.
+            // Below 2^-6 there is no leading one: if `x` was read with one, the value is `2 x - 2^-6`. For
+            // other values that is larger than `x`, so the minimum is right for both.
             let without_one = Self::fma(magnitude, Self::splat_f32(2.0), Self::splat_f32(-1.0 / 64.0));
             let value = Self::min(magnitude, without_one);
-            // 1 or -1, and NaN for the code that would be 480: its product alone is beyond f32.
+            // 1 or -1, and NaN for the code of 480: only its product is beyond f32.
             let sign = Self::shl32(Self::and(code, Self::splat(0x80)), 24);
             let sign = Self::from_bits(Self::or(sign, Self::splat(0x3f80_0000)));
             let product = Self::mul(magnitude, Self::splat_f32(7.3e35));
             Self::mul(value, Self::add(sign, Self::sub(product, product)))
         }
     }
-    /// Every lane the same.
+    /// Returns a vector with `a` in every lane.
     unsafe fn splat_f32(a: f32) -> Self::F;
-    /// `a * b + c`, rounded once.
+    /// Returns `a * b + c`, rounded once.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-    /// `a * b`.
+    /// Returns `a * b`.
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
-    /// `a * 2^n`, rounded once, for `a` of a magnitude between 1/2 and 2, or NaN, and `n` from -200 to 200.
+    /// Returns `a * 2^n`, rounded once, for `a` of a magnitude between 1/2 and 2, or NaN, and `n` from -200
+    /// to 200.
     unsafe fn mul_two_to(a: Self::F, n: Self::I) -> Self::F;
-    /// `a + b`.
+    /// Returns `a + b`.
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
-    /// `a - b`.
+    /// Returns `a - b`.
     unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
-    /// `a / b`.
+    /// Returns `a / b`.
     unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
-    /// The larger of the two; the second operand where either is NaN.
+    /// Returns the larger of the two; the second operand if either is NaN.
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
-    /// The smaller of the two; the second operand where either is NaN.
+    /// Returns the smaller of the two; the second operand if either is NaN.
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
 }
 
 /// Code that is generic over the instruction set.
 pub(crate) trait Kernel {
-    /// What it returns.
+    /// The type of the result.
     type Output;
 
-    /// The code; implementations are `#[inline(always)]`.
+    /// Runs the code; implementations are `#[inline(always)]`.
     ///
     /// # Safety
-    /// The processor has the features of `S`, and what the kernel's fields say about their pointers holds.
+    /// The processor has the features of `S`, and the contracts of the kernel's pointers hold.
     unsafe fn run<S: Simd>(self) -> Self::Output;
 }
 
 /// Runs a kernel with the best instruction set of `features`.
 ///
 /// # Safety
-/// What the kernel's fields say about their pointers holds.
+/// The contracts of the kernel's pointers hold.
 pub(crate) unsafe fn dispatch<K: Kernel>(features: CpuFeatures, kernel: K) -> K::Output {
     #[cfg(target_arch = "x86_64")]
     {

@@ -1,12 +1,12 @@
 //! [`Neon`]: 8 lanes in two registers, with or without dot products and products of matrices.
 //!
-//! Each method is a few instructions for each register; the features are those of [`tokenmill_quant::Isa::Neon`], with
-//! `HAS_DOT` of [`tokenmill_quant::Isa::Dotprod`], and with `HAS_MATRIX` of [`tokenmill_quant::Isa::I8mm`]. Instructions that
-//! stable Rust has no intrinsics for (`sdot`, `usdot`, `usmmla`, `prfm`), or has had for a few versions only (`fcvtl`), are
-//! written as assembly.
+//! Each method is a few instructions for each register. The features are those of
+//! [`tokenmill_quant::Isa::Neon`], with `HAS_DOT` of [`tokenmill_quant::Isa::Dotprod`], and with `HAS_MATRIX`
+//! of [`tokenmill_quant::Isa::I8mm`]. Instructions without intrinsics in stable Rust (`sdot`, `usdot`,
+//! `usmmla`, `prfm`), or with intrinsics only in recent versions (`fcvtl`), are written in assembly.
 //!
-//! Products without `usdot` take signed bytes on both sides, so bytes above 127 do not fit. Formats that have them are
-//! biased by 128: flipping the top bit takes the bias away ([`Simd::CENTERS_WIDE`]).
+//! Products without `usdot` take signed bytes on both sides, so bytes above 127 do not fit. Formats with such
+//! bytes are biased by 128: flipping the top bit subtracts the bias ([`Simd::CENTERS_WIDE`]).
 //!
 //! Source: Arm Architecture Reference Manual for A-profile architecture, C7 (A64 Advanced SIMD instructions).
 
@@ -30,15 +30,15 @@ use std::arch::{
 
 use super::{Kernel, Simd, two_to};
 
-/// Advanced SIMD; with `HAS_DOT` also dot products of bytes, with `HAS_MATRIX` those of bytes of different signs and
-/// products of matrices of bytes.
+/// Advanced SIMD; with `HAS_DOT` also dot products of bytes, with `HAS_MATRIX` those of bytes of different
+/// signs and products of matrices of bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon<const HAS_DOT: bool, const HAS_MATRIX: bool>;
 
 type I = [int32x4_t; 2];
 type F = [float32x4_t; 2];
 
-/// `acc + Σ a * b` over the four bytes of a lane, both signed.
+/// Returns `acc + Σ a * b` over the four bytes of a lane, both signed.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn sdot(acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
@@ -51,7 +51,7 @@ fn sdot(acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     acc
 }
 
-/// `acc + Σ unsigned * signed` over the four bytes of a lane.
+/// Returns `acc + Σ unsigned * signed` over the four bytes of a lane.
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
 fn usdot(acc: int32x4_t, unsigned: uint8x16_t, signed: int8x16_t) -> int32x4_t {
@@ -77,7 +77,7 @@ fn usmmla(acc: int32x4_t, unsigned: uint8x16_t, signed: int8x16_t) -> int32x4_t 
     acc
 }
 
-/// Half-precision values as f32.
+/// Converts half-precision values to f32.
 #[inline]
 #[target_feature(enable = "neon")]
 fn widen_f16(a: uint16x8_t) -> F {
@@ -90,8 +90,8 @@ fn widen_f16(a: uint16x8_t) -> F {
     [low, high]
 }
 
-/// `acc + Σ a * b` over the four bytes of a lane, both signed and not both -128, without an instruction for it: two
-/// products fit in 16 bits.
+/// Returns `acc + Σ a * b` over the four bytes of a lane, both signed and not both -128, without an
+/// instruction for it: the sum of two products fits in 16 bits.
 #[inline(always)]
 unsafe fn dot_of_products(acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     // SAFETY: the caller vouches for the features.
@@ -101,7 +101,7 @@ unsafe fn dot_of_products(acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4
     }
 }
 
-/// Shifts each 16-bit part left, or right where `n_bits` is negative, zeros coming in.
+/// Shifts each 16-bit part left, or right if `n_bits` is negative, with zeros shifted in.
 #[inline(always)]
 unsafe fn shift16(a: I, n_bits: i16) -> I {
     // SAFETY: the caller vouches for the features.
@@ -114,7 +114,7 @@ unsafe fn shift16(a: I, n_bits: i16) -> I {
     }
 }
 
-/// Shifts each lane left, or right where `n_bits` is negative, zeros coming in.
+/// Shifts each lane left, or right if `n_bits` is negative, with zeros shifted in.
 #[inline(always)]
 unsafe fn shift32(a: I, n_bits: i32) -> I {
     // SAFETY: the caller vouches for the features.
@@ -127,7 +127,8 @@ unsafe fn shift32(a: I, n_bits: i32) -> I {
     }
 }
 
-/// f32 as integers; those that do not fit become the least, which the instruction does for the small ones only.
+/// Converts f32 to integers; values that do not fit become the least. The instruction does this only for
+/// small values.
 #[inline(always)]
 unsafe fn round(a: float32x4_t) -> int32x4_t {
     // SAFETY: the caller vouches for the features.
@@ -137,7 +138,7 @@ unsafe fn round(a: float32x4_t) -> int32x4_t {
     }
 }
 
-/// The bytes of two vectors as signed ones.
+/// Returns the bytes of two vectors as signed bytes.
 #[inline(always)]
 unsafe fn bytes(a: I) -> [int8x16_t; 2] {
     // SAFETY: the caller vouches for the features.
@@ -184,7 +185,7 @@ impl<const HAS_DOT: bool, const HAS_MATRIX: bool> Simd for Neon<HAS_DOT, HAS_MAT
 
     #[inline(always)]
     unsafe fn settle(a: F) {
-        // It may touch memory for all the compiler knows (no `nomem`), so that loads do not move across it.
+        // Without `nomem` the compiler assumes that it may access memory, so loads do not move across it.
         unsafe {
             asm!("/* {0:v} {1:v} */", in(vreg) a[0], in(vreg) a[1], options(nostack, preserves_flags));
         }
@@ -347,7 +348,7 @@ impl<const HAS_DOT: bool, const HAS_MATRIX: bool> Simd for Neon<HAS_DOT, HAS_MAT
                 ];
             }
             if IS_WIDE {
-                // What the bias takes away: 64 times the bytes, twice.
+                // `dot_centered` subtracted the bias; these products add it back: 64 times the bytes, twice.
                 let half_bias = Self::splat_u8(64);
                 let acc = Self::dot_centered(acc, unsigned, signed);
                 let acc = Self::dot_u8::<false>(acc, half_bias, signed);
@@ -501,7 +502,8 @@ impl<const HAS_DOT: bool, const HAS_MATRIX: bool> Simd for Neon<HAS_DOT, HAS_MAT
         unsafe { [vdivq_f32(a[0], b[0]), vdivq_f32(a[1], b[1])] }
     }
 
-    // The instructions for extremes give NaN where either operand is one, so these compare and choose.
+    // The instructions for minima and maxima return NaN if either operand is NaN, so these methods compare
+    // and select.
 
     #[inline(always)]
     unsafe fn max(a: F, b: F) -> F {

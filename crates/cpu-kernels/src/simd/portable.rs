@@ -1,8 +1,8 @@
 //! [`Portable`]: 16 lanes in plain Rust.
 //!
-//! It runs where no other implementation does, and is what the others are tested against. Operations are functions and
-//! not inlined: kernels of sixteen-lane loops unrolled many times took the compiler 13 times as long as all others, and
-//! were hardly faster.
+//! It runs on processors that no other implementation supports, and the others are tested against it.
+//! Operations are functions and not inlined: kernels with sixteen-lane loops, unrolled many times, took the
+//! compiler 13 times as long as all others and were hardly faster.
 
 use half::{bf16, f16};
 use tokenmill_quant::e4m3;

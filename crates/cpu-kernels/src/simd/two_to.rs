@@ -1,24 +1,24 @@
-//! [`two_to`] and [`mul_two_to`]: powers of two for vectors, of operations that every instruction set has.
+//! [`two_to`] and [`mul_two_to`]: powers of two for vectors, from operations that every instruction set has.
 //!
-//! Separate from the functions of values because instruction sets without an instruction for it are made of them. Invariant: as all
-//! operations of [`Simd`], they compute the same bits everywhere.
+//! Instruction sets without an instruction for them use these functions. Invariant: like all operations of
+//! [`Simd`], they compute the same bits everywhere.
 
 use super::Simd;
 
-/// `2^n` for exponents of normal numbers.
+/// Returns `2^n` for exponents of normal numbers.
 ///
 /// # Safety
-/// The features of `S` are there.
+/// The processor has the features of `S`.
 #[inline(always)]
 pub(crate) unsafe fn two_to<S: Simd>(n: S::I) -> S::F {
     // SAFETY: the caller vouches for the features.
     unsafe { S::from_bits(S::shl32(S::add_i32(n, S::splat(127)), 23)) }
 }
 
-/// [`Simd::mul_two_to`] by products.
+/// Computes [`Simd::mul_two_to`] by products.
 ///
 /// # Safety
-/// The features of `S` are there.
+/// The processor has the features of `S`.
 #[inline(always)]
 pub(super) unsafe fn mul_two_to<S: Simd>(a: S::F, n: S::I) -> S::F {
     // SAFETY: the caller vouches for the features.

@@ -1,13 +1,14 @@
 //! [`Codes`]: quants of one to three bits, with scales for each 16 or 32 columns or for a block.
 //!
-//! Separate because the formats that point into grids, and the ternary ones, are this layout. Grids are looked up when a tile is
-//! packed, so that products need no gather. A span has room for 256 columns, also where a row ends in it:
+//! The formats with indices into grids, and the ternary ones, share this layout. Grids are looked up when a
+//! tile is packed, so that products need no gather. A span has room for 256 columns, even if a row ends in
+//! it:
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 1024 | with two bits or more, the low two: for each 128 columns 8 vectors, four times 32 columns in the pairs of bits of a byte |
 //! | 512 | with one bit or three, the highest: bit `s` of a byte belongs to columns `32 s..` |
-//! | 128, 256 | where groups have scales, the bytes of the groups, `[8][16 rows]` or `[16][16 rows]` |
+//! | 128, 256 | if groups have scales, the bytes of the groups, `[8][16 rows]` or `[16][16 rows]` |
 //! | 32, 64, 128 | for each block 16 half-precision scales |
 
 use std::marker::PhantomData;
@@ -20,31 +21,32 @@ use crate::{
     simd::{Simd, TILE_ROWS},
 };
 
-/// What the bytes of groups say; where there are any, a block's scale is multiplied by `2 n + 1` of an integer `n`.
+/// The contents of the groups' bytes. If there are any, a block's scale is multiplied by `2 n + 1` of an
+/// integer `n`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Groups {
-    /// There are none.
+    /// Groups have no bytes.
     None,
-    /// Of each 32 columns a byte with two integers, one for each 16.
+    /// Each 32 columns have a byte with two integers, one for each 16.
     Pairs,
-    /// Of each 16 columns a byte with an integer in its low three bits; then for each 8 columns a bit, which becomes the third
-    /// bit of their quants.
+    /// Each 16 columns have a byte with an integer in its low three bits. Each 8 columns then have a bit,
+    /// which becomes the third bit of their quants.
     Shifts,
 }
 
-/// What a format states in addition to the parts of its blocks.
+/// The properties of a format in addition to the parts of its blocks.
 pub(crate) trait CodesBlock: QuantBlock {
-    /// The format whose kernels compute these tiles: this one, or one that is laid out alike.
+    /// The format whose kernels compute these tiles: this one, or one with the same layout.
     type Kernels: CodesBlock;
-    /// What kind of arithmetic its products take.
+    /// The class of arithmetic of its products.
     type Class: Class;
     /// The bias that makes values unsigned.
     const BIAS_BITS: u32;
-    /// What the bytes of groups say.
+    /// The contents of the groups' bytes.
     const GROUPS: Groups = Groups::None;
-    /// What scales are multiplied with.
+    /// The factor of the scales.
     const FACTOR: f32 = 1.0;
-    /// The bytes that quants stand for, where they are indices.
+    /// The bytes that quants stand for, if they are indices.
     const TABLE: Option<[u8; 16]> = None;
 }
 
@@ -54,7 +56,7 @@ pub(crate) struct Codes<B>(PhantomData<B>);
 impl<B: CodesBlock> Codes<B> {
     const HAS_LOW: bool = B::QUANT_BITS >= 2;
     const HAS_TOP: bool = B::QUANT_BITS % 2 == 1;
-    /// Where the top bit goes. Of one bit it is the second, which makes values odd.
+    /// The position of the top bit. A single bit is the second, which makes values odd.
     const TOP_BIT: u32 = if Self::HAS_LOW { 2 } else { 1 };
     const TOP: usize = if Self::HAS_LOW { 1024 } else { 0 };
     const GROUPS: usize = Self::TOP + if Self::HAS_TOP { 512 } else { 0 };

@@ -1,13 +1,13 @@
 //! [`FloatTile`]: weights that are floats.
 //!
-//! A tile is, for each column, the 16 rows' values. Their products take f32 activations, so that nothing is rounded but
-//! the sums.
+//! For each column, a tile has the values of the 16 rows. Their products take f32 activations, so that only
+//! the sums are rounded.
 
 use crate::simd::{Simd, TILE_ROWS};
 
-/// A float format's tiles.
+/// The tiles of a float format.
 pub(crate) trait FloatTile: 'static {
-    /// Bytes of a value.
+    /// The number of bytes of a value.
     const VALUE_BYTES: usize;
 
     /// Packs all columns of 16 rows.
@@ -20,9 +20,9 @@ pub(crate) trait FloatTile: 'static {
         }
     }
 
-    /// The values of a vector's rows in one column.
+    /// Returns the values of a vector's rows in one column.
     ///
     /// # Safety
-    /// The features of `S` are there, and `ptr` points to `S::LANES` values.
+    /// The processor has the features of `S`, and `ptr` points to `S::LANES` values.
     unsafe fn weights<S: Simd>(ptr: *const u8) -> S::F;
 }

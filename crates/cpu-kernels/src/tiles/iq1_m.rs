@@ -1,6 +1,7 @@
-//! IQ1_M: 3 levels as 2 bits, shifted for each 8 columns, and a scale for each 16: 2.6 bits a weight where the file has 1.8.
+//! IQ1_M: 3 levels as 2 bits, shifted for each 8 columns, and a scale for each 16: 2.6 bits per weight, 1.8
+//! in the file.
 //!
-//! A value is eight times a level plus or minus one, which the third bit says.
+//! A value is eight times a level plus or minus one; the third bit is the sign.
 
 use tokenmill_quant::formats::BlockIQ1M;
 

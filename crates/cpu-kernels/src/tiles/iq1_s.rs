@@ -1,4 +1,5 @@
-//! IQ1_S: IQ1_M with scales and shifts for each 32 columns; its tiles are the same, 2.6 bits a weight where the file has 1.6.
+//! IQ1_S: IQ1_M with scales and shifts for each 32 columns; its tiles are the same, 2.6 bits per weight, 1.6
+//! in the file.
 
 use tokenmill_quant::formats::{BlockIQ1M, BlockIQ1S};
 

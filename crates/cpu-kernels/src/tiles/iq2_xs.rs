@@ -1,4 +1,4 @@
-//! IQ2_XS: IQ2_XXS with a scale for each 16 columns: 3.3 bits a weight where the file has 2.3.
+//! IQ2_XS: IQ2_XXS with a scale for each 16 columns: 3.3 bits per weight, 2.3 in the file.
 
 use tokenmill_quant::formats::{BlockIQ2XS, BlockIQ2XXS};
 

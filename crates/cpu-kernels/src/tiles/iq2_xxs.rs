@@ -1,6 +1,6 @@
 //! IQ2_XXS: 3 magnitudes and a sign as 3 bits that index a codebook, and a scale for each 32 columns.
 //!
-//! Its tiles are those of IQ2_XS, each scale being there twice: 3.3 bits a weight where the file has 2.1.
+//! Its tiles are those of IQ2_XS, with each scale twice: 3.3 bits per weight, 2.1 in the file.
 
 use tokenmill_quant::{QuantBlock as _, formats::BlockIQ2XXS};
 

@@ -1,7 +1,7 @@
 //! IQ3_S: 3 bits and a sign as 4 bits that index a codebook, and scales for each 32 and each 256 columns.
 //!
-//! The grid is looked up when a tile is packed, so that products need no gather: a tile has 4.3 bits a weight where the file has
-//! 3.4, and is multiplied as fast as other formats of 4 bits.
+//! The grid is looked up when a tile is packed, so that products need no gather. A tile has 4.3 bits per
+//! weight, 3.4 in the file, and is multiplied as fast as other formats of 4 bits.
 
 use tokenmill_quant::formats::BlockIQ3S;
 

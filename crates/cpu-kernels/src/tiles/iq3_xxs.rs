@@ -1,6 +1,6 @@
 //! IQ3_XXS: 3 bits and a sign as 4 bits that index a codebook, and scales for each 32 and each 256 columns.
 //!
-//! As with IQ3_S the grid is looked up when a tile is packed: 4.3 bits a weight where the file has 3.1.
+//! As with IQ3_S the grid is looked up when a tile is packed: 4.3 bits per weight, 3.1 in the file.
 
 use tokenmill_quant::formats::BlockIQ3XXS;
 

@@ -1,6 +1,7 @@
 //! IQ4_XS: 4 bits that index a codebook, and scales for each 32 and each 256 columns.
 //!
-//! Activations have a scale for each 32 columns here, as with the other codebooks. Scales take 8 bits, where the file has 6.
+//! Activations have a scale for each 32 columns here, as with the other codebooks. Scales take 8 bits, 6 in
+//! the file.
 
 use tokenmill_quant::formats::BlockIQ4XS;
 

@@ -1,8 +1,8 @@
 //! [`KMins`]: the K-formats of 4 and 5 bits, with scales and minima for each 32 columns.
 //!
-//! Separate because Q5_K is Q4_K with a fifth bit. A span is
+//! Q5_K is Q4_K with a fifth bit. A span is
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 2048 | low bits, as in the file: 32 columns in the low halves of 8 vectors, the next 32 in the high halves |
 //! | 512 | `Q5_K` only, the fifth bits as in the file: bit `s` of a byte belongs to columns `32 s..` |
@@ -16,19 +16,19 @@ use tokenmill_quant::{F16Bits, QuantBlock, formats::KScales};
 use super::{QuantTile, Scales, Span, SuperMins, half_bytes, interleave_halves, interleave_words, k_scales};
 use crate::simd::{Simd, TILE_ROWS};
 
-/// What a block gives to its tile.
+/// The parts of a block that its tile holds.
 pub(crate) trait KMinsBlock: QuantBlock {
-    /// The low four bits of quants.
+    /// Returns the low four bits of quants.
     fn low_bits(&self) -> &[u8; 128];
-    /// The fifth bits; not asked for where quants have four.
+    /// Returns the fifth bits; not called for quants of four bits.
     fn fifth_bits(&self) -> &[u8; 32];
-    /// Scales and minima of the groups.
+    /// Returns the scales and minima of the groups.
     fn group_scales(&self) -> KScales;
-    /// What the groups' scales and minima are multiples of.
+    /// Returns the factors of the groups' scales and of their minima.
     fn supers(&self) -> [F16Bits; 2];
 }
 
-/// Blocks of 256 columns: 4-bit quants, or five bits.
+/// The tiles of blocks of 256 columns: quants of four or five bits.
 pub(crate) struct KMins<B>(PhantomData<B>);
 
 impl<B: KMinsBlock> KMins<B> {

@@ -1,13 +1,13 @@
 //! 6-bit scales of a span: 256 values in 192 bytes.
 //!
-//! Separate because three formats share it. The values are four vectors of 64, `v0..v3`; byte `i` of the three stored
-//! vectors holds value `i` of `v0`, `v1`, `v2` in its low bits and two bits of value `i` of `v3` in its high ones. So the
-//! bytes come apart with masks and shifts, and take no more memory than in the file.
+//! Three formats share this layout. The values are four vectors of 64, `v0..v3`. Byte `i` of the three stored
+//! vectors holds value `i` of `v0`, `v1`, `v2` in its low bits and two bits of value `i` of `v3` in its high
+//! ones. So masks and shifts unpack the bytes, which take no more memory than in the file.
 
 use super::half_bytes;
 use crate::simd::Simd;
 
-/// Bytes of the packed values.
+/// The number of bytes of the packed values.
 pub(super) const PACKED_BYTES: usize = 192;
 
 /// Packs values below 64.
@@ -23,7 +23,7 @@ pub(super) fn pack(values: &[u8; 256], out: &mut [u8]) {
 /// Unpacks the values.
 ///
 /// # Safety
-/// The features of `S` are there, and `packed` has [`PACKED_BYTES`].
+/// The processor has the features of `S`, and `packed` has [`PACKED_BYTES`].
 #[inline(always)]
 pub(super) unsafe fn unpack<S: Simd>(packed: *const u8, out: &mut [u8; 256]) {
     let out = out.as_mut_ptr();

@@ -1,14 +1,16 @@
 //! Tiles: weights of 16 rows interleaved, so that a vector holds the same columns of 16 rows.
 //!
-//! A tile covers 16 rows and all columns, cut into *spans* of 256 columns (the last may be shorter where a format's blocks
-//! are shorter). In a span, quants come first, then scales. Four columns of a row are four bytes of a lane: what
-//! `vpdpbusd` multiplies with four broadcast activations, so no product is ever summed across lanes. Quants keep the
-//! file's bit packing wherever a word of it moves as a whole, so that most tiles take exactly the bytes of their rows.
+//! A tile covers 16 rows and all columns, cut into *spans* of 256 columns (the last may be shorter if a
+//! format's blocks are shorter). In a span, quants come first, then scales. Four columns of a row are four
+//! bytes of a lane: `vpdpbusd` multiplies them with four broadcast activations, so no product is ever summed
+//! across lanes. Quants keep the file's bit packing wherever a word of it moves as a whole, so that most
+//! tiles take exactly the bytes of their rows.
 //!
-//! A format is one file here, which has its `Tile`: how blocks are packed into a span, how 32 columns become bytes, how scales
-//! become f32. What several share is in [`nibbles`] (quants of 4 or 5 bits, a scale for each 32), [`codes`] (quants of 1 to 3 bits), [`k_mins`] and [`k_scales`].
-//! Where a block's bits lie is known to `tokenmill-quant` alone: tiles are packed from its fields and parts. Invariant: bytes
-//! are unsigned, `value = scale * (byte - bias) - minimum`, and the layout is the same for every instruction set.
+//! Each format has one file here with its `Tile`: how blocks are packed into a span, how 32 columns become
+//! bytes, how scales become f32. Several formats share [`nibbles`] (quants of 4 or 5 bits, a scale for each
+//! 32), [`codes`] (quants of 1 to 3 bits), [`k_mins`] and [`k_scales`]. Only `tokenmill-quant` knows the
+//! positions of a block's bits: tiles are packed from its fields and parts. Invariant: bytes are unsigned,
+//! `value = scale * (byte - bias) - minimum`, and the layout is the same for every instruction set.
 
 mod codes;
 mod float;
@@ -39,21 +41,22 @@ use crate::{
     simd::{Simd, TILE_ROWS},
 };
 
-/// What kind of arithmetic a format's products take. Formats of one class share kernels.
+/// The class of arithmetic of a format's products. Formats of one class share kernels.
 pub(crate) trait Class: 'static {
-    /// How many activations share a scale.
+    /// The number of activations that share a scale.
     const ACTIVATION_SCALES: ScaleSpan;
     /// Whether weights have a scale for every 16 columns, not 32.
     const HAS_SHORT_SUBS: bool = false;
-    /// Whether every run of columns with a scale has an integer minimum, multiplied by one more scale of the span.
+    /// Whether every run of columns with a scale has an integer minimum, multiplied by one more scale of the
+    /// span.
     const HAS_MINS: bool = false;
-    /// Whether every 32 columns have an f32 offset that is added.
+    /// Whether every 32 columns have an f32 offset to add.
     const HAS_OFFSETS: bool = false;
-    /// Runs of columns with a scale in each 32.
+    /// The number of runs of columns with a scale in each 32.
     const SUB_RUNS: usize = if Self::HAS_SHORT_SUBS { 2 } else { 1 };
-    /// Pairs of minima of a span.
+    /// The number of pairs of minima of a span.
     const MIN_PAIRS: usize = if Self::HAS_SHORT_SUBS { 8 } else { 4 };
-    /// Whether bytes may exceed 127; their bias is 128 then.
+    /// Whether bytes may exceed 127; their bias is then 128.
     const IS_WIDE: bool = false;
 }
 
@@ -84,7 +87,7 @@ impl Class for SuperMins {
     const HAS_MINS: bool = true;
 }
 
-/// Scales for each 16: `Q3_K`, `Q6_K`, `NVFP4` and formats of 1 and 2 bits that point into grids.
+/// Scales for each 16: `Q3_K`, `Q6_K`, `NVFP4` and formats of 1 and 2 bits with indices into grids.
 pub(crate) struct SuperShort;
 impl Class for SuperShort {
     const ACTIVATION_SCALES: ScaleSpan = ScaleSpan::Span;
@@ -99,8 +102,8 @@ impl Class for SuperShortMins {
     const HAS_MINS: bool = true;
 }
 
-/// Scales of one span for the rows of a vector. Only what a format's class names is ever written or read: clearing the
-/// rest for every span would take longer than unpacking it.
+/// The scales of one span for the rows of a vector. Only the values of a format's class are ever written or
+/// read: clearing the rest for every span would take longer than unpacking it.
 pub(crate) struct Scales<S: Simd> {
     scale: [MaybeUninit<S::F>; 16],
     offset: [MaybeUninit<S::F>; SPAN_SUBS],
@@ -109,9 +112,9 @@ pub(crate) struct Scales<S: Simd> {
 }
 
 /// # Safety
-/// Of the reading methods: the value was set for this span.
+/// For the reading methods: the value was set for this span.
 impl<S: Simd> Scales<S> {
-    /// Nothing set.
+    /// Creates scales with no value set.
     #[inline(always)]
     pub(crate) fn unset() -> Self {
         Self {
@@ -128,7 +131,7 @@ impl<S: Simd> Scales<S> {
         self.scale[run].write(scale);
     }
 
-    /// Sets what is added for 32 columns, times the sum of activations.
+    /// Sets the offset of 32 columns, which is multiplied by the sum of activations and added.
     #[inline(always)]
     pub(crate) fn set_offset(&mut self, sub: usize, offset: S::F) {
         self.offset[sub].write(offset);
@@ -140,7 +143,7 @@ impl<S: Simd> Scales<S> {
         self.min_pairs[pair].write(mins);
     }
 
-    /// Sets what the sum over minima is multiplied with, already negated.
+    /// Sets the factor of the sum over minima, already negated.
     #[inline(always)]
     pub(crate) fn set_neg_min_scale(&mut self, scale: S::F) {
         self.neg_min_scale.write(scale);
@@ -174,32 +177,32 @@ impl<S: Simd> Scales<S> {
 /// A span of a tile.
 #[derive(Clone, Copy)]
 pub(crate) struct Span {
-    /// Its first byte.
+    /// The first byte.
     pub(crate) ptr: *const u8,
-    /// Groups of 32 columns in it, 1 to 8.
+    /// The number of groups of 32 columns in it, 1 to 8.
     pub(crate) n_subs: usize,
 }
 
-/// A quantized format's tiles.
+/// The tiles of a quantized format.
 ///
 /// # Safety
-/// Of `scales` and `weights`: the features of `S` are there, the span is packed in this format, `sub < span.n_subs`, and
-/// `half < S::HALVES` names the rows `half * S::LANES ..`.
+/// For `scales` and `weights`: the processor has the features of `S`, the span is packed in this format,
+/// `sub < span.n_subs`, and `half < S::HALVES` stands for the rows `half * S::LANES ..`.
 pub(crate) trait QuantTile: 'static {
-    /// What kind of arithmetic it takes.
+    /// The class of its arithmetic.
     type Class: Class;
     /// The blocks of the file, of 32 or 256 columns.
     type Block: QuantBlock;
-    /// The tiles whose kernels multiply these: themselves, or those of another format, laid out alike. So such kernels are
-    /// compiled once.
+    /// The tiles whose kernels multiply these: the same tiles, or those of another format with the same
+    /// layout. So such kernels are compiled once.
     type Kernels: QuantTile;
-    /// The bias of the bytes is `1 << BIAS_BITS`; there is none where this is `None`.
+    /// The bias of the bytes is `1 << BIAS_BITS`; `None` for no bias.
     const BIAS_BITS: Option<u32>;
-    /// Whether unpacking costs so much that a panel pays from five rows on; otherwise it pays from about three times the
-    /// rows that [`Simd::MAX_DIRECT_ROWS`] states.
+    /// Whether unpacking costs so much that a panel pays from five rows on; otherwise it pays from about
+    /// three times [`Simd::MAX_DIRECT_ROWS`] on.
     const IS_DEAR: bool = false;
 
-    /// Bytes of a span.
+    /// Returns the number of bytes of a span.
     #[inline(always)]
     fn span_bytes(n_subs: usize) -> usize {
         (n_subs * SUB_COLS).div_ceil(Self::Block::LEN) * size_of::<Self::Block>() * TILE_ROWS
@@ -208,20 +211,21 @@ pub(crate) trait QuantTile: 'static {
     /// Packs one span: `rows` are the file's blocks of the span's columns, one slice for each row.
     fn pack(rows: &[&[Self::Block]; TILE_ROWS], out: &mut [u8]);
 
-    /// Fills what the format's class has.
+    /// Sets the values of the format's class.
     unsafe fn scales<S: Simd>(span: Span, half: usize, out: &mut Scales<S>);
 
-    /// 32 columns as bytes: vector `g` holds columns `4 g .. 4 g + 4`.
+    /// Returns 32 columns as bytes: vector `g` holds columns `4 g .. 4 g + 4`.
     unsafe fn weights<S: Simd>(span: Span, sub: usize, half: usize) -> [S::I; 8];
 }
 
-/// Bytes of a vector's worth of rows in a group of four columns.
+/// Returns the number of bytes of a vector's rows in a group of four columns.
 #[inline(always)]
 pub(crate) const fn half_bytes<S: Simd>() -> usize {
     S::LANES * 4
 }
 
-/// Interleaves the words of a field of each row's block `index`: word `w` of row `r` goes to word `16 w + r`.
+/// Interleaves the words of a field of each row's block `index`: word `w` of row `r` is written to
+/// word `16 w + r`.
 fn interleave_words<B, const N: usize>(
     rows: &[&[B]; TILE_ROWS],
     index: usize,
@@ -249,7 +253,7 @@ fn interleave_halves<B>(
     }
 }
 
-/// A codebook with a bias.
+/// Returns a codebook with a bias.
 const fn biased(codebook: [i8; 16], bias_bits: u32) -> [u8; 16] {
     let mut bytes = [0; 16];
     let mut i = 0;

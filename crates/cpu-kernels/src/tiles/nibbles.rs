@@ -1,14 +1,16 @@
 //! [`Nibbles`]: quants of 4 or 5 bits with a scale for each 32 columns.
 //!
-//! Separate because most formats with blocks of 32, and those with a codebook, are this layout. A span is, for each 32 columns,
+//! Most formats with blocks of 32, and those with a codebook, share this layout. A span is, for each 32
+//! columns,
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 256 | low bits: word `j` of a row holds columns `4 j..` in its low and `16 + 4 j..` in its high halves of bytes |
 //! | 64 | with a fifth bit: bit `g` of byte `b` belongs to column `4 g + b` |
 //!
-//! and then the scales. Blocks of 32 have, for each, 16 half-precision scales, and 16 offsets where the format has them; or 16
-//! exponents of a power of two; blocks of 64, for each 32 columns twice 16 8-bit floats. Blocks of 256 have 16 signed bytes for each 32 columns, then 16 half-precision scales of those.
+//! and then the scales. Blocks of 32 have, for each block, 16 half-precision scales, and 16 offsets if the
+//! format has them; or 16 exponents of a power of two. Blocks of 64 have, for each 32 columns, twice 16 8-bit
+//! floats. Blocks of 256 have 16 signed bytes for each 32 columns, then 16 half-precision scales of these.
 
 use std::marker::PhantomData;
 
@@ -20,13 +22,13 @@ use crate::{
     simd::{Simd, TILE_ROWS},
 };
 
-/// What a format states in addition to the parts of its blocks.
+/// The properties of a format in addition to the parts of its blocks.
 pub(crate) trait NibblesBlock: QuantBlock {
-    /// What kind of arithmetic its products take.
+    /// The class of arithmetic of its products.
     type Class: Class;
     /// The bias that makes quants, or the values of a codebook, unsigned.
     const BIAS_BITS: Option<u32>;
-    /// What the scale of a block of 256 is multiplied with.
+    /// The factor of the scale of a block of 256.
     const FACTOR: f32 = 1.0;
 }
 
@@ -38,11 +40,11 @@ impl<B: NibblesBlock> Nibbles<B> {
     const HAS_SUPER: bool = B::LEN == SPAN_COLS;
     /// Whether each 16 columns have an 8-bit float.
     const HAS_SHORT: bool = B::GROUP_SCALE_BYTES == 2;
-    /// A scale and an offset, a scale, or an exponent.
+    /// The number of bytes of a scale and an offset, a scale, or an exponent.
     const HEADER_BYTES: usize = B::HEADER_BYTES;
-    /// Bytes of 16 rows for 32 columns, without scales.
+    /// The number of bytes of 16 rows for 32 columns, without scales.
     const QUANT_BYTES: usize = 256 + if Self::HAS_FIFTH { 64 } else { 0 };
-    /// Bytes of the scales of 16 rows for 32 columns.
+    /// The number of bytes of the scales of 16 rows for 32 columns.
     const SCALE_BYTES: usize = TILE_ROWS
         * if Self::HAS_SUPER {
             1
@@ -78,7 +80,7 @@ impl<B: NibblesBlock> Nibbles<B> {
         }
     }
 
-    /// Packs the scales of a block, the `index`th of the span, of a row.
+    /// Packs the scales of a row's block, the `index`th of the span.
     #[inline(always)]
     fn pack_scales(block: &BlockParts<B::Quants>, index: usize, row_idx: usize, out: &mut [u8]) {
         if Self::HAS_SUPER {
@@ -124,7 +126,7 @@ impl<B: NibblesBlock> QuantTile for Nibbles<B> {
     fn pack(rows: &[&[B]; TILE_ROWS], out: &mut [u8]) {
         let block_subs = B::LEN / SUB_COLS;
         let (quants, scales) = out.split_at_mut(rows[0].len() * block_subs * Self::QUANT_BYTES);
-        // Blocks outside: what is written stays in the nearest cache until all rows have come to it.
+        // Blocks are the outer loop: the written bytes stay in the first-level cache until all rows are done.
         let outs = quants.chunks_exact_mut(block_subs * Self::QUANT_BYTES);
         for (index, out) in outs.enumerate() {
             for (row_idx, row) in rows.iter().enumerate() {
@@ -209,12 +211,12 @@ impl<B: NibblesBlock> QuantTile for Nibbles<B> {
     }
 }
 
-/// Half of the 8-bit floats of a vector's rows: no sign, four bits of exponent, three of mantissa.
+/// Returns half of the 8-bit floats of a vector's rows: no sign, four bits of exponent, three of mantissa.
 #[inline(always)]
 unsafe fn half_of_e4m3<S: Simd>(bytes: *const u8) -> S::F {
     // SAFETY: the caller vouches for the bytes, one for each lane.
     unsafe {
-        // The exponent's bias is off by 120, which the factor mends, for subnormal numbers too.
+        // The exponent's bias is off by 120; the factor corrects it, for subnormal numbers too.
         let bits = S::shl32(S::load_u8(bytes), 20);
         S::mul(
             S::from_bits(bits),
@@ -223,7 +225,8 @@ unsafe fn half_of_e4m3<S: Simd>(bytes: *const u8) -> S::F {
     }
 }
 
-/// `2^(exponent - 128)` of the bytes of a vector's rows, as two factors: the least is no normal number.
+/// Returns `2^(exponent - 128)` for the bytes of a vector's rows, as two factors, because the least is no
+/// normal number.
 #[inline(always)]
 unsafe fn power_of_two<S: Simd>(exponents: *const u8) -> S::F {
     // SAFETY: the caller vouches for the bytes, one for each lane.

@@ -1,4 +1,4 @@
-//! Q1_0: 1 bit, which is a sign, and a scale for each 128 columns.
+//! Q1_0: 1 bit, a sign, and a scale for each 128 columns.
 
 use tokenmill_quant::formats::BlockQ1_0;
 

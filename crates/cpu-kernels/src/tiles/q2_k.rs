@@ -2,7 +2,7 @@
 //!
 //! A span is
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 1024 | quants as in the file: for each 128 columns 8 vectors, four times 32 columns in the pairs of bits of a byte |
 //! | 256 | `[8][16 rows][2]`: scale in the low, minimum in the high half of a byte |
@@ -13,7 +13,7 @@ use tokenmill_quant::formats::BlockQ2K;
 use super::{QuantTile, Scales, Span, SuperShortMins, half_bytes, interleave_halves, interleave_words};
 use crate::simd::{Simd, TILE_ROWS};
 
-/// Blocks of 256 columns: 2-bit quants.
+/// The tiles of blocks of 256 columns: 2-bit quants.
 pub(crate) struct Tile;
 
 const SCALES: usize = 1024;

@@ -2,7 +2,7 @@
 //!
 //! A span is, with the words of the file interleaved and unchanged,
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 512 | third bits: bit `s` of a byte belongs to columns `32 s..` |
 //! | 1024 | low two bits: for each 128 columns 8 vectors, four times 32 columns in the pairs of bits of a byte |
@@ -14,7 +14,7 @@ use tokenmill_quant::formats::BlockQ3K;
 use super::{QuantTile, Scales, Span, SuperShort, half_bytes, interleave_halves, interleave_words, k_scales};
 use crate::simd::{Simd, TILE_ROWS};
 
-/// Blocks of 256 columns: 3-bit quants.
+/// The tiles of blocks of 256 columns: 3-bit quants.
 pub(crate) struct Tile;
 
 const LOW: usize = 512;

@@ -2,7 +2,7 @@
 //!
 //! A span is, with the words of the file interleaved and unchanged,
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 2048 | low four bits: for each 128 columns 16 vectors |
 //! | 1024 | high two bits: for each 128 columns 8 vectors |
@@ -14,7 +14,7 @@ use tokenmill_quant::formats::BlockQ6K;
 use super::{QuantTile, Scales, Span, SuperShort, half_bytes, interleave_halves, interleave_words};
 use crate::simd::{Simd, TILE_ROWS};
 
-/// Blocks of 256 columns: 6-bit quants.
+/// The tiles of blocks of 256 columns: 6-bit quants.
 pub(crate) struct Tile;
 
 const HIGH: usize = 2048;

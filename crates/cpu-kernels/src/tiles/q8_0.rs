@@ -1,7 +1,8 @@
 //! Q8_0: whole bytes with blocks of 32 columns.
 //!
-//! A span is, for each block, 512 bytes of quants (word `g` of a row holds columns `4 g..`), then 16 half-precision scales
-//! for each block. Bytes are stored with their top bit flipped, which is the bias of 128 that makes them unsigned.
+//! A span has, for each block, 512 bytes of quants (word `g` of a row holds columns `4 g..`), then 16
+//! half-precision scales for each block. Bytes are stored with their top bit flipped: the bias of 128 makes
+//! them unsigned.
 
 use bytemuck::cast_ref;
 use tokenmill_quant::formats::BlockQ8_0;
@@ -9,7 +10,7 @@ use tokenmill_quant::formats::BlockQ8_0;
 use super::{QuantTile, ScaledWide, Scales, Span, half_bytes, interleave_halves, interleave_words};
 use crate::simd::{Simd, TILE_ROWS};
 
-/// Blocks of 32 columns: 8-bit quants and a scale.
+/// The tiles of blocks of 32 columns: 8-bit quants and a scale.
 pub(crate) struct Tile;
 
 const QUANT_BYTES: usize = 512;

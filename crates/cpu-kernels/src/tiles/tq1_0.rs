@@ -1,4 +1,4 @@
-//! TQ1_0: ternary weights, which tiles hold as those of TQ2_0: 2.1 bits a weight where the file has 1.7.
+//! TQ1_0: ternary weights, in tiles of TQ2_0: 2.1 bits per weight, 1.7 in the file.
 
 use tokenmill_quant::formats::{BlockTQ1_0, BlockTQ2_0};
 

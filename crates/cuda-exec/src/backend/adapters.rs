@@ -1,9 +1,11 @@
-//! Adapters on the GPU: those that are there, which rows of a step have which, and what they add to the step's products.
+//! Adapters on the GPU: the loaded ones, the rows of a step that use each, and their changes to the step's
+//! products.
 //!
-//! Separate from the products because most steps have no adapter, and then nothing here is launched. A step's tiles of rows go up in a copy of
-//! their own, and only where it has adapters. Invariants: where tiles begin follows from a decode step's shape alone, and which products
-//! adapters change from those that were ever loaded, so a captured step serves whatever adapters its rows have; what captured steps hold
-//! is replaced only in a new epoch.
+//! Separate from the products because most steps have no adapter, and then nothing here is launched. A step's
+//! tiles of rows are uploaded in a copy of their own, and only if it has adapters. Invariants: the beginnings
+//! of tiles depend on a decode step's shape alone, and the products that adapters change depend on the
+//! adapters that were ever loaded, so a captured step serves all adapters of its rows; memory that captured
+//! steps refer to is replaced only in a new epoch.
 
 use std::{ops::Range, sync::Arc};
 
@@ -17,7 +19,7 @@ use super::{CudaBackend, prepared};
 /// Words of which tiles begin at a multiple.
 const TILE_ALIGN: usize = 4;
 
-/// What a product multiplies with.
+/// The weight of a product.
 type Weight = Linear<crate::Matrix, crate::Buffer<f32>>;
 
 /// The adapters, and what products with them need.
@@ -50,7 +52,7 @@ struct Kind {
 struct Loaded {
     id: AdapterId,
     table: crate::AdapterTable,
-    /// What the table points to.
+    /// Keeps the matrices that the table points to.
     _matrices: Arc<AdapterMatrices<crate::Matrix>>,
 }
 
@@ -152,7 +154,7 @@ impl CudaBackend {
             table,
             _matrices: matrices,
         });
-        // Captured steps have tiles for so many.
+        // Captured steps have tiles for this number of adapters.
         let n_places = adapters.n_places.max(adapters.loaded.len().next_power_of_two());
         self.epoch += u64::from(n_places != adapters.n_places);
         adapters.n_places = n_places;

@@ -19,7 +19,7 @@ fn written(
     n_tokens: usize,
     heads: KvLayerShape,
 ) -> (crate::ViewMut<'_, f32>, Option<crate::QuantizedMut<'_>>) {
-    // What latent attention gives is read by a matrix of each head.
+    // A matrix of each head reads the output of latent attention.
     let rows = if heads.has_values_in_keys {
         [n_tokens * n_heads, heads.head_dim_v]
     } else {

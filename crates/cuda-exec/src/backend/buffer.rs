@@ -1,10 +1,11 @@
 //! [`CudaBuffer`]: activations on the device, with their quantized twin inside.
 //!
-//! Separate so that the values are reached through these functions alone. Operations that make rows quantize them on the way
-//! where they can; the next product takes the twin, or has the rows quantized. Invariant: a twin is given out only if its rows
-//! are those of the values now. Whoever writes values either writes the twin too or makes it stale; there is no third way. (A
-//! replayed step writes neither through these functions; a forward pass writes a buffer before it reads it, so what a step
-//! leaves behind decides nothing.)
+//! Separate so that the values are reached through these functions alone. Operations that make rows quantize
+//! them as they write them, if they can; the next product takes the twin, or has the rows quantized.
+//! Invariant: a twin is returned only if its rows are the rows of the current values. An operation that
+//! writes values either writes the twin too or marks it stale. (A replayed step writes neither through these
+//! functions; a forward pass writes a buffer before it reads it, so the values left by a step have no
+//! effect.)
 //!
 //! ```text
 //! read            values                          any operation's input
@@ -66,7 +67,7 @@ impl CudaBuffer {
         })
     }
 
-    /// Whether one row of so many values can be left to the product that reads it.
+    /// Returns whether one row of `width` values can be left to the product that reads it.
     pub(super) fn can_leave(&self, width: usize) -> bool {
         self.quantized.is_some() && has_twin(width)
     }
@@ -87,7 +88,7 @@ impl CudaBuffer {
         }));
     }
 
-    /// What was left to a product. Whoever takes it makes the values and the twin.
+    /// Takes the norm that was left to a product. The caller must compute the values and the twin.
     pub(super) fn take_norm(&self) -> Option<(LeftNorm, RefMut<'_, crate::QuantizedRows>)> {
         let left = self.norm.take()?;
         let twin = (self.quantized.as_ref()).expect("a norm is left where there is a twin alone");
@@ -114,7 +115,7 @@ impl CudaBuffer {
         self.values.view()
     }
 
-    /// The values, in a view that keeps the memory alive by itself.
+    /// Returns the values in a view that keeps the memory alive.
     pub(super) fn share(&self) -> crate::SharedView<f32> {
         self.values.share()
     }
@@ -148,7 +149,8 @@ impl CudaBuffer {
         self.values.view_mut()
     }
 
-    /// The values and, where there is one, the twin: the operation writes both, for as many rows of this width.
+    /// Returns the values and, if there is one, the twin: the operation writes both, for as many rows of this
+    /// width.
     pub(super) fn write_both(
         &mut self,
         [n_rows, width]: [usize; 2],

@@ -1,10 +1,11 @@
-//! What a GPU does as a rank of a group: it adds up with the others what each has computed a part of, and gathers columns.
+//! A GPU's part as a rank of a group: it sums partial results with the other ranks, and gathers columns.
 //!
-//! Separate because a GPU that has a network for itself does none of it. There are two ways. In the host's memory: the values go to pinned
-//! memory, where the ranks meet, and their sums come back, so no GPU need reach the memory of another; the host is at a sum when all
-//! launches before it have run. By NCCL: the sum is queued on the stream of the step, as launches are, and can be captured. Invariants: all
-//! ranks of a group have the same way; memory is made at load, for the longest step, since a driver may stop the GPU to make it, and may have
-//! none left.
+//! Separate because a GPU that has a network for itself does none of it. There are two ways. Through the
+//! host's memory: the values go to pinned memory, where the ranks meet, and their sums come back, so no GPU
+//! has to reach another's memory; the host reaches a sum when all earlier launches have run. Through NCCL:
+//! the sum is queued on the stream of the step like a launch, and can be captured. Invariants: all ranks of a
+//! group use the same way; memory is allocated at load, for the longest step, since a driver may stop the GPU
+//! to allocate it, and may have none left.
 
 use tokenmill_backend::{BackendError, Collective, ColumnGather, ExecutorLimits};
 
@@ -49,7 +50,7 @@ impl CudaBackend {
         matches!(self.group_end, Some(GroupEnd::Host { .. }))
     }
 
-    /// Makes the memory for the sums of steps of up to so many tokens.
+    /// Allocates the memory for the sums of the longest step.
     pub(super) fn make_sums(&mut self, limits: &ExecutorLimits) -> Result<(), BackendError> {
         if let Some(GroupEnd::Host { sums, .. }) = &mut self.group_end {
             let n_values = limits.max_batch_tokens * limits.n_embd;

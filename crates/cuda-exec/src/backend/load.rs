@@ -1,7 +1,7 @@
-//! What a load does: the workspace, weights on their way up, the KV store, and the sizes of all of them before.
+//! The load: the workspace, the upload of weights, the KV store, and the sizes of all of them in advance.
 //!
-//! Separate from steps because nothing here runs after the load. Invariant: what the sizes say is what is allocated, to the
-//! byte, so a plan made of them can be printed and checked first.
+//! Separate from steps because nothing here runs after the load. Invariant: the sizes equal the allocations,
+//! to the byte, so that a plan made of them can be printed and checked first.
 
 use tokenmill_backend::{
     Backend, BackendError, ExecutorLimits, KvLayerShape, KvLayout, KvStores, MatrixData, MemoryPlan,
@@ -77,7 +77,8 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Says whether the memory is there that a plan with so many pages takes; gives its size without what is loaded later.
+    /// Checks that the memory for a plan with `n_pages` pages is available; returns its size without the
+    /// parts that are loaded later.
     ///
     /// # Errors
     /// [`BackendError::DoesNotFit`], and the driver's.
@@ -241,7 +242,7 @@ fn widest_input(network: &NetworkShape) -> usize {
     widths.fold(network.n_embd, usize::max)
 }
 
-/// What the network's attention writes on its way.
+/// Returns the scratch memory that the network's attention needs.
 fn attention_needs(network: &NetworkShape, limits: &ExecutorLimits) -> crate::ScratchNeeds {
     let layers = (network.layers.iter()).filter_map(|layer| Some((layer.attention?, layer.has_latent_rows)));
     crate::ScratchNeeds::of(layers, limits.n_ctx.div_ceil(PAGE_TOKENS))

@@ -93,7 +93,7 @@ impl CudaBackend {
         let store = (self.kv.as_mut().expect(KV_ALLOCATED)).group_mut(group);
         let staging = self.staging.as_mut().expect(STAGING_MADE);
         let page_bytes = store.bytes_of_page();
-        // What is on its way in the other buffer.
+        // The copy that is in flight in the other buffer.
         let mut earlier: Option<(usize, usize)> = None;
         for run in pages.chunks((BUFFER_BYTES / page_bytes).max(1)) {
             let place = staging.turn;

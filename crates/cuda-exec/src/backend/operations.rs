@@ -87,7 +87,7 @@ impl Backend for CudaBackend {
         kv: &KvLayout,
         plan: &MemoryPlan,
     ) -> Result<(), BackendError> {
-        // What is certain to fail fails before gigabytes are on their way.
+        // A load that is certain to fail does so before it copies gigabytes.
         super::load::check(network)?;
         crate::KvStore::check(kv)?;
         if network.has_streams {

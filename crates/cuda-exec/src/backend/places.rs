@@ -1,8 +1,10 @@
-//! [`Places`]: the words of a step whose tokens turn by positions other than their own, or see later tokens.
+//! [`Places`]: the words of a step whose tokens are rotated by positions other than their own, or see later
+//! tokens.
 //!
-//! Separate because only steps with images have them. The kernels that attend to each token by itself then take each token as a sequence:
-//! its end says how far the token sees, and a window still begins at the token's own position. Invariant: the number of words follows from
-//! the step's shape and from [`Places`], which is part of a captured step's key.
+//! Separate because only steps with images have them. The attention kernels for single tokens then treat each
+//! token as a sequence: its end says how far the token sees, and a window still begins at the token's own
+//! position. Invariant: the number of words depends only on the step's shape and on [`Places`], which is part
+//! of a captured step's key.
 
 use tokenmill_backend::{BackendError, ForwardBatch, Phase, StepShape};
 

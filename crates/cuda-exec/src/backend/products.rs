@@ -1,8 +1,10 @@
-//! Products, as [`CudaBackend`] launches them: several of one input at once, and with what stands between them where there is one row.
+//! Products, as [`CudaBackend`] launches them: several of one input at once, and, for a single row, together
+//! with the operations between them.
 //!
-//! Separate from the other operations because of the norm that one product leaves to the next: [`CudaBuffer::leave_norm`]. Invariant: a norm is left
-//! only where the operations that follow are known ([`Backend::linear_add_norm`]), and the product that finds one makes its rows, by itself or by a launch
-//! ahead of it.
+//! Separate from the other operations because of the norm that one product leaves to the next:
+//! [`CudaBuffer::leave_norm`]. Invariant: a norm is left only if the operations that follow are known
+//! ([`Backend::linear_add_norm`]), and the product that finds one computes its rows, either itself or in a
+//! launch ahead of it.
 
 use tokenmill_backend::{Activation, Backend, BackendError, LinearAddNorm, LinearJob, Norm, NormKind};
 
@@ -24,7 +26,7 @@ fn product<'a>(job: &'a mut LinearJob<'_, CudaBackend>) -> crate::Product<'a> {
     }
 }
 
-/// What a product takes of a norm that was left to it.
+/// Returns the input of a product that also computes the norm left to it.
 fn normed<'a>(left: &'a mut LeftNorm, twin: &'a mut crate::QuantizedRows) -> crate::NormedInput<'a> {
     crate::NormedInput {
         hidden: left.hidden.view(),
@@ -92,7 +94,7 @@ impl CudaBackend {
         jobs: &mut [LinearJob<'_, Self>],
     ) -> Result<(), BackendError> {
         if let Some((mut left, mut twin)) = input.take_norm() {
-            // What adapters add is made of the normed rows.
+            // The changes of adapters need the normed rows.
             let is_changed = self.adapters.change_any(jobs);
             let mut products = jobs.iter_mut().map(product);
             let is_done = !is_changed
@@ -173,7 +175,7 @@ impl CudaBackend {
             }
             self.make_left(left, &mut twin)?;
         }
-        // What adapters change is added before the activation.
+        // The changes of adapters are added before the activation.
         if self.adapters.change([gate.linear, up.linear])
             || !(self.ops).can_gate(&gate.linear.matrix, &up.linear.matrix, n_rows)
         {

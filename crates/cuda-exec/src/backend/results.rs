@@ -1,9 +1,9 @@
-//! [`Results`]: what steps bring back to the host, and the sampling that the host does with it.
+//! [`Results`]: the results that steps copy back to the host, and the host's part of sampling.
 //!
-//! Separate from the operations because it happens behind a step, in step order. What the device samples comes back as ids
-//! and, where asked for, log-probabilities; for the rest ([`sampling`](super::sampling) says what that is) the logits come back and
-//! the host's sampler picks. Invariants: a step's results are copied behind it and waited for once; two steps may be open, each with pinned
-//! buffers of its own.
+//! Separate from the operations because it happens after a step, in step order. Rows that the device samples
+//! come back as ids and, on request, log-probabilities. For other rows ([`sampling`](super::sampling) says
+//! which) the logits come back and the host's sampler picks. Invariants: a step's results are copied after it
+//! and waited for once; two steps may be open, each with pinned buffers of its own.
 
 use std::{collections::VecDeque, ops::Range};
 
@@ -189,7 +189,7 @@ impl Results {
         self.sources.clone().expect("every forward pass ends in sampling")
     }
 
-    /// Queues the copies of the begun step's results, behind it.
+    /// Queues the copies of the begun step's results after it.
     pub(super) fn queue(&mut self, picked: &crate::Buffer<u32>) -> Result<(), BackendError> {
         let step = &self.current;
         let sources = self.sources();

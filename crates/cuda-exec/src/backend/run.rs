@@ -37,7 +37,7 @@ impl CudaBackend {
         }
     }
 
-    /// Runs a step as it is run best. Its results are queued behind it.
+    /// Runs a step in the fastest way. Its results are queued after it.
     pub(super) fn run_best(
         &mut self,
         shape: StepShape,
@@ -95,7 +95,7 @@ impl CudaBackend {
         Ok(shape)
     }
 
-    /// Queues the copies of a step's results behind it.
+    /// Queues the copies of a step's results after it.
     pub(super) fn queue_results(&mut self, shape: StepShape) -> Result<(), BackendError> {
         self.mark(Moment::Computed)?;
         let workspace = prepared(&mut self.workspace);

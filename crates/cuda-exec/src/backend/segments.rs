@@ -20,7 +20,7 @@ pub(super) struct SegmentCache<K, G, V> {
     n_asked: u64,
 }
 
-/// What is known of a step's shape.
+/// The cached knowledge about a step's shape.
 #[derive(Debug, PartialEq)]
 pub(super) enum Known<'a, V> {
     Nothing,
@@ -65,7 +65,7 @@ impl<K, G, V> SegmentCache<K, G, V> {
 }
 
 impl<K: Copy + Hash + Eq, G, V> SegmentCache<K, G, V> {
-    /// What is known of a step of this shape.
+    /// Looks up a step's shape.
     pub(super) fn find(&mut self, shape: &K) -> Known<'_, V> {
         self.n_asked += 1;
         let Some(entry) = self.entries.get_mut(shape) else {
@@ -78,7 +78,7 @@ impl<K: Copy + Hash + Eq, G, V> SegmentCache<K, G, V> {
         }
     }
 
-    /// A graph of a step, where there is one.
+    /// Returns a graph of a step, if there is one.
     pub(super) fn graph_mut(&mut self, shape: &K, segment: usize) -> Option<&mut G> {
         let (graphs, _) = self.entries.get_mut(shape)?.recorded.as_mut()?;
         graphs.get_mut(segment)

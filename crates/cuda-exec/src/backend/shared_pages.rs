@@ -23,7 +23,8 @@ const STAGE_PAGES: usize = 2;
 /// Items at most.
 pub(super) const MAX_ITEMS: usize = 128;
 
-/// Items, records, and pages behind the shared ones, that shapes have at least. Padding of them costs next to nothing.
+/// The least numbers in a shape: of items, of records, and of pages after the shared ones. Padding to them
+/// costs next to nothing.
 const LEAST_ITEMS: usize = WANTED_ITEMS;
 const LEAST_RECORDS: usize = 8;
 const LEAST_REST_PAGES: usize = 16;
@@ -37,7 +38,7 @@ pub(super) struct SharedShape {
     pub(super) longest: usize,
     /// Records of a row at most.
     pub(super) n_records: usize,
-    /// Pages behind the shared ones, of the row that has most.
+    /// The most pages after the shared ones, over all rows.
     pub(super) max_rest_pages: usize,
 }
 
@@ -206,7 +207,8 @@ fn n_equal(a: &[u32], b: &[u32]) -> usize {
     start + rest.take_while(|(a, b)| a == b).count()
 }
 
-/// The group of rows in `first..end` that saves most, then those before and behind it. `equal[i]` is how many pages rows i and i + 1 share.
+/// Finds the group of rows in `first..end` that saves most, then the groups before and after it. `equal[i]`
+/// is the number of pages that rows i and i + 1 share.
 fn find_groups(equal: &[usize], first: usize, end: usize, groups: &mut Vec<Group>) {
     let best = best_group(equal, first, end);
     if let Some(best) = best.filter(|best| best.n_saved() >= MIN_SAVED_BY_GROUP) {
@@ -222,7 +224,7 @@ fn best_group(equal: &[usize], first: usize, end: usize) -> Option<Group> {
     let rank = |group: &Group| (group.n_saved(), Reverse(group.first), Reverse(group.last));
     let mut best: Option<Group> = None;
     let mut begun: Vec<(usize, usize)> = Vec::new();
-    // What each row shares with the next one.
+    // The number of pages that each row shares with the next one.
     let with_next = equal
         .iter()
         .copied()
@@ -278,7 +280,7 @@ mod tests {
         (pages, starts)
     }
 
-    /// A decode step padded to so many tokens, and to contexts of so many pages.
+    /// Returns a decode step padded to `n_tokens` tokens, and to contexts of `max_pages` pages.
     fn step(n_tokens: usize, max_pages: usize) -> StepShape {
         StepShape {
             n_tokens,

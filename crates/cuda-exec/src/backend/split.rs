@@ -1,9 +1,9 @@
-//! What a GPU offers to be one of two that compute a network together.
+//! The operations of a GPU that computes a network together with the CPU.
 //!
-//! Separate because a GPU that has the network for itself needs none of it. Values cross the border through pinned memory: down,
-//! the host waits for the copy; up, it continues and the copy follows in order. Invariant: there is pinned memory for one piece each
-//! way, made at the first step and kept. What a decode step launches between two borders is recorded once for the step's shape and
-//! replayed.
+//! Separate because a GPU that has the network for itself needs none of it. Values cross the border through
+//! pinned memory: down, the host waits for the copy; up, it continues and the copy follows in order.
+//! Invariant: there is pinned memory for one piece each way, made at the first step and kept. The launches of
+//! a decode step between two borders are recorded once for the step's shape and replayed.
 
 use std::ops::Range;
 
@@ -21,9 +21,9 @@ pub(super) struct Border {
     /// Used in turn, so that the host can write the next piece while the device reads the last.
     up: [Option<crate::Pinned<f32>>; 2],
     n_up: usize,
-    /// What was recorded, by the shape of the step, and where such a step leaves its results.
+    /// The recorded graphs by the shape of the step, and where such a step leaves its results.
     segments: SegmentCache<super::run::StepKey, crate::Graph, Sources>,
-    /// When it was recorded: since then no buffer has moved.
+    /// The epoch of the recording: since then no buffer has moved.
     epoch: u64,
     recording: Option<crate::Capture>,
     recorded: Vec<crate::Graph>,

@@ -41,7 +41,7 @@ pub(super) struct StepInputs {
     /// Page tables of the current step, cut to the contexts: those of the main group, then those of the windows'.
     pages: Vec<u32>,
     page_starts: Vec<u32>,
-    /// Of them, those of the main group.
+    /// The number of pages of the main group among them.
     n_main_pages: usize,
     output_rows: Vec<u32>,
     /// Whether a sequence has one token there.
@@ -50,7 +50,7 @@ pub(super) struct StepInputs {
     n_leading_single: usize,
     /// Whether many tokens may be drawn of one of its rows.
     has_many: bool,
-    /// What rows of the current step share.
+    /// The pages that rows of the current step share.
     shared: Option<(SharedPlan, SharedShape)>,
     /// Positions by which the current step's tokens turn, and whether they see later tokens.
     places: Places,
@@ -84,7 +84,7 @@ impl StepInputs {
         crate::buffer_bytes::<u32>(Layout::max_words(limits))
     }
 
-    /// What of a step's sampling is the device's.
+    /// Returns the mode in which the device samples a step.
     pub(super) fn device_mode(&self, batch: &ForwardBatch) -> SamplingMode {
         sampling::device_mode(batch, &self.limits)
     }
@@ -262,7 +262,7 @@ impl StepInputs {
         }
     }
 
-    /// What rows of the current step share, where they do.
+    /// Returns the shape of the pages that rows of the current step share, if they share any.
     pub(super) fn shared_shape(&self) -> Option<SharedShape> {
         self.shared.as_ref().map(|(_, shape)| *shape)
     }
@@ -315,7 +315,7 @@ impl StepInputs {
             if self.limits.n_states > 0 {
                 return padded;
             }
-            // Attention takes each token by itself.
+            // Attention computes each token separately.
             padded.longest = StepShape::MAX_VERIFIED;
         }
         let of_seqs = bucket(shape.n_seqs);

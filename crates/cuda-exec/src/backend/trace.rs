@@ -1,7 +1,8 @@
-//! [`Tracer`]: measures what the time of steps goes to, by events of the device itself.
+//! [`Tracer`]: measures where the time of steps goes, by events of the device itself.
 //!
-//! Separate from running steps so that it costs nothing when it is off: there are no events then. Invariant: a step's events
-//! are read only when the step's results were waited for, so tracing adds waits behind a step and none inside.
+//! Separate from running steps so that it costs nothing when it is off: there are no events then. Invariant:
+//! a step's events are read only after the step's results were waited for, so tracing adds waits after a step
+//! and none inside.
 
 use std::collections::VecDeque;
 

@@ -11,7 +11,7 @@ use cudarc::driver::sys;
 use super::NEEDED_CUDA;
 use crate::{CudaExecError, error::Result};
 
-/// What a call gives back; 0 is success.
+/// The result of a call; 0 is success.
 pub(super) type Code = u32;
 /// A context, stream, module, function, event or graph of the driver, or host memory.
 pub(super) type Pointer = *mut c_void;
@@ -32,7 +32,7 @@ macro_rules! driver_functions {
             $(pub(super) $field: unsafe extern "C" fn($($ty),*) -> Code,)*
             /// `cuLaunchKernelEx`, which drivers have from CUDA 11.8 on.
             pub(super) launch_with_attributes: Option<LaunchWithAttributes>,
-            /// `cuDeviceGetUuid`, without which cards are told apart by their numbers.
+            /// `cuDeviceGetUuid`; without it, cards are identified by their numbers.
             pub(super) device_uuid: Option<DeviceUuid>,
         }
 
@@ -133,12 +133,12 @@ impl Api {
     /// Takes the functions from wherever `find` finds them by the driver's names: a simulated driver, say.
     ///
     /// # Errors
-    /// [`CudaExecError::DriverTooOld`] where a function is missing, or [`CudaExecError::Failed`] where not even the version is
-    /// to be had.
+    /// [`CudaExecError::DriverTooOld`] if a function is missing, or [`CudaExecError::Failed`] if even the
+    /// version cannot be read.
     ///
     /// # Safety
-    /// What `find` gives are functions that keep the contract of the CUDA driver's function of that name, for as long as the
-    /// process lives.
+    /// `find` returns functions that keep the contract of the CUDA driver's function of that name, for as
+    /// long as the process lives.
     pub unsafe fn from_symbols(find: &dyn Fn(&str) -> Option<*const c_void>) -> Result<Self> {
         // SAFETY: the caller says so.
         unsafe { Self::find(find) }.map_err(|missing| {

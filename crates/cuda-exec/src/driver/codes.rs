@@ -1,7 +1,8 @@
-//! What the driver's codes mean for the device.
+//! The meaning of the driver's codes for the device.
 //!
-//! Separate from the calls, which ask. Codes are numbers here, as the driver's header (`cuda.h`) has them: a driver that is newer than
-//! this crate may give any. Invariant: a code that is not listed is not taken for harmless.
+//! Separate from the calls that return them. Codes are numbers here, as in the driver's header (`cuda.h`): a
+//! driver that is newer than this crate may return any number. Invariant: no unlisted code is taken for
+//! harmless.
 
 use super::api::Code;
 
@@ -10,15 +11,15 @@ pub(super) const OUT_OF_MEMORY: Code = 2;
 /// There is nothing of this name.
 pub(super) const NOT_FOUND: Code = 500;
 
-/// What is asked about is still under way.
+/// The queried work is not finished.
 pub(super) const NOT_READY: Code = 600;
 
-/// What a code says of the context.
+/// The meaning of a code for the context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// It does nothing any more.
     Lost,
-    /// It refused a call, and is as it was.
+    /// The context refused a call and is unchanged.
     Refused,
     /// Neither is known.
     Unexpected,
@@ -121,7 +122,7 @@ mod tests {
         for refused in [0, 1, 2, 218, 221, 223, 500, 701, 900, 908] {
             check(refused, Meaning::Refused);
         }
-        // Those that headers older than the driver lack are among them.
+        // Codes that are newer than some headers are among them.
         for lost in [201, 214, 226, 304, 700, 721, 802, 810, 909, 911, 999] {
             check(lost, Meaning::Lost);
         }

@@ -26,6 +26,7 @@ use super::{
     NEEDED_CAPABILITY, NEEDED_CUDA, Poison, Stream,
     api::{Code, LaunchWithAttributes, Pointer, is_present, version_from},
     codes::{self, Meaning},
+    extents::Extents,
 };
 use crate::{CudaExecError, error::Result};
 pub(super) use copies::{RowPlace, RowStart};
@@ -55,6 +56,7 @@ pub(super) struct Driver {
     is_abandoned: AtomicBool,
     /// Whether launches run in order even if they could begin early.
     is_in_order: AtomicBool,
+    extents: Extents,
 }
 
 fn pointer(handle: Handle) -> Pointer {
@@ -217,6 +219,7 @@ impl Driver {
             wait_limit_ms: AtomicU64::new(0),
             is_abandoned: AtomicBool::new(false),
             is_in_order: AtomicBool::new(false),
+            extents: Extents::default(),
         };
         driver.enter("opening the GPU")?;
         for stream in Stream::ALL {
@@ -237,6 +240,11 @@ impl Driver {
     /// Returns how the device's buffers lie in its memory.
     pub(super) fn buffers(&self) -> Buffers {
         self.buffers
+    }
+
+    /// Returns where the buffers lie in the device's memory.
+    pub(super) fn extents(&self) -> &Extents {
+        &self.extents
     }
 
     /// A stream to queue something else on than a launch.
@@ -318,7 +326,7 @@ impl Driver {
         }
     }
 
-    /// Host memory that the device copies from and to by itself; zeroed.
+    /// Allocates zeroed host memory that the device can copy from and to directly.
     pub(super) fn alloc_pinned(&self, n_bytes: usize) -> Result<NonNull<u8>> {
         self.enter("pinning memory")?;
         let mut memory = ptr::null_mut();

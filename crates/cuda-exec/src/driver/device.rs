@@ -4,7 +4,6 @@
 //! where there are several modules; clones are one device.
 
 use std::{
-    borrow::Cow,
     collections::{BTreeSet, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -22,6 +21,7 @@ use super::{
     cuda::Driver,
     memory::Arena,
     notes::{NotedLaunch, Notes},
+    recording::{Recorder, Turn},
 };
 use crate::{
     CudaExecError,
@@ -45,6 +45,7 @@ struct Shared {
     modules: Mutex<HashMap<&'static str, Arc<Module>>>,
     n_launches: AtomicU64,
     notes: Notes,
+    recorder: Recorder,
     /// Nanoseconds that the driver took for modules and kernels.
     loading_ns: AtomicU64,
 }
@@ -60,6 +61,8 @@ struct LoadedModule {
     log: String,
     /// Whether it is code that was compiled ahead.
     is_ahead: bool,
+    /// Time that the driver took to load it.
+    took: Duration,
     /// Kernels that wait themselves for the launches before them.
     waiting: BTreeSet<String>,
 }
@@ -122,6 +125,7 @@ impl Device {
                 modules: Mutex::default(),
                 n_launches: AtomicU64::new(0),
                 notes: Notes::default(),
+                recorder: Recorder::default(),
                 loading_ns: AtomicU64::new(0),
             }),
         })
@@ -129,6 +133,14 @@ impl Device {
 
     pub(super) fn driver(&self) -> &Arc<Driver> {
         &self.shared.driver
+    }
+
+    pub(super) fn recorder(&self) -> &Recorder {
+        &self.shared.recorder
+    }
+
+    pub(super) fn notes(&self) -> &Notes {
+        &self.shared.notes
     }
 
     /// Its number among those that the driver shows.
@@ -149,7 +161,8 @@ impl Device {
         self.shared.driver.free_bytes()
     }
 
-    /// Bytes of its memory that the driver has taken by itself, for modules and graphs, since this was first asked of the device.
+    /// Returns the bytes of its memory that the driver has taken for modules and graphs since the first call
+    /// of this function.
     ///
     /// # Errors
     /// The driver's.
@@ -175,7 +188,8 @@ impl Device {
     /// # Errors
     /// [`CudaExecError::OutOfMemory`].
     pub fn alloc<T: Pod>(&self, purpose: &'static str, len: usize) -> Result<Buffer<T>> {
-        lock(&self.shared.arena).alloc(&self.shared.driver, purpose, len)
+        let buffer = lock(&self.shared.arena).alloc(&self.shared.driver, purpose, len)?;
+        self.clear_if_asked(buffer)
     }
 
     /// Allocates pinned host memory.
@@ -249,7 +263,8 @@ impl Device {
         &self.shared.options
     }
 
-    /// Why modules for these GPUs are not loaded, as far as the device, its driver and the options say; `None` where they are.
+    /// Returns the reason why modules for these GPUs are not loaded, by the device, its driver and the
+    /// options; `None` if they are.
     pub(crate) fn refusal(&self, target: Target) -> Option<String> {
         let info = self.info();
         let off = || {
@@ -285,6 +300,18 @@ impl Device {
         let loaded = Arc::clone(lock(&self.shared.modules).get(module)?);
         let loaded = loaded.get()?.as_ref().ok()?;
         Some(loaded.log.clone())
+    }
+
+    /// Returns the driver's time for each loaded module, and whether it was compiled ahead.
+    pub fn module_times(&self) -> Vec<(&'static str, Duration, bool)> {
+        let modules = lock(&self.shared.modules);
+        let loaded = modules.iter().filter_map(|(&name, module)| {
+            let module = module.get()?.as_ref().ok()?;
+            Some((name, module.took, module.is_ahead))
+        });
+        let mut loaded: Vec<_> = loaded.collect();
+        loaded.sort_unstable();
+        loaded
     }
 
     /// Returns how many modules were loaded from code that was compiled ahead.
@@ -352,7 +379,8 @@ impl Device {
         (n_loaded, took)
     }
 
-    /// Thread blocks of a kernel that a multiprocessor runs at a time, with so many threads and so much dynamic shared memory each.
+    /// Returns the number of thread blocks of a kernel that a multiprocessor runs at a time, each with this
+    /// number of threads and this much dynamic shared memory.
     ///
     /// # Errors
     /// The driver's.
@@ -400,28 +428,21 @@ impl Device {
         // Only the table is locked while a module is compiled, so that others are at the same time.
         let slot = Arc::clone(lock(&self.shared.modules).entry(found.name).or_default());
         let loaded = slot.get_or_init(|| {
-            let ptx = found.ptx().expect("the archive is as `cargo lab ptx` wrote it");
             let capability = self.info().capability;
             // Code for these GPUs waits too, but the driver may be too old for early launches.
-            let text = if self.begins_early() {
-                modules::text_for(&ptx, capability)
-            } else {
-                Cow::Borrowed(ptx.as_str())
-            };
-            let waiting = || match &text {
-                Cow::Owned(early) => modules::waiting_kernels(early),
-                Cow::Borrowed(_) => BTreeSet::new(),
-            };
+            let is_early = self.begins_early() && capability >= modules::EARLY_CAPABILITY;
+            let text = modules::text(&found, is_early);
             let driver = &self.shared.driver;
             let cubins = self.shared.options.cubins.as_ref();
             let exact =
                 cubins.and_then(|cubins| cubins.find_exact(capability, self.info().cuda_version, found.name));
+            let begun = Instant::now();
             let loaded = exact.map(|code| driver.load_module(found.name, &code));
             let ((handle, log), is_ahead) = match loaded {
                 Some(Ok(loaded)) => (loaded, true),
                 Some(Err(lost @ CudaExecError::Lost { .. })) => return Err(lost),
                 // There is no code, or the driver refuses it: compile the PTX.
-                _ => match driver.load_module(found.name, text.as_bytes()) {
+                _ => match driver.load_module(found.name, text.ptx.as_bytes()) {
                     Err(
                         refused @ (CudaExecError::NoJitCompiler { .. } | CudaExecError::DriverTooOld { .. }),
                     ) => {
@@ -431,12 +452,12 @@ impl Device {
                     loaded => (loaded?, false),
                 },
             };
-            let waiting = waiting();
             Ok(LoadedModule {
                 handle,
                 log,
                 is_ahead,
-                waiting,
+                took: begun.elapsed(),
+                waiting: text.waiting.clone(),
             })
         });
         match loaded {
@@ -456,7 +477,11 @@ impl Device {
         args.check()?;
         self.shared.n_launches.fetch_add(1, SeqCst);
         self.shared.notes.launch(kernel, shape);
-        self.shared.driver.launch(Stream::Compute, kernel, shape, args)
+        match self.shared.recorder.turn() {
+            Turn::Launched => self.shared.driver.launch(Stream::Compute, kernel, shape, args),
+            Turn::Recorded => self.launch_recorded(kernel, shape, args),
+            Turn::LeftOut => Ok(()),
+        }
     }
 
     /// Makes `later` wait for all that is queued on `earlier` now.

@@ -58,12 +58,12 @@ impl JitLogs {
         )
     }
 
-    /// What the compiler says of what it made: registers, memory, warnings.
+    /// Returns the compiler's log: registers, memory, warnings.
     pub(super) fn info(&self) -> String {
         text(&self.info).trim().to_owned()
     }
 
-    /// Why it refused, in one line.
+    /// Returns the reason of a failure, in one line.
     pub(super) fn errors(&self) -> String {
         let lines = text(&self.errors);
         let mut line = (lines.lines())

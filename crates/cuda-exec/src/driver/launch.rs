@@ -19,7 +19,7 @@ pub struct Kernel {
 }
 
 /// Thread blocks, threads and dynamic shared memory of a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LaunchShape {
     /// Thread blocks.
     pub grid: [u32; 3],
@@ -135,10 +135,17 @@ impl<'a> Args<'a> {
         self.push(value.to_bits() as u64)
     }
 
-    fn push(mut self, value: u64) -> Self {
+    /// Appends the bits of an argument.
+    #[must_use]
+    pub(super) fn push(mut self, value: u64) -> Self {
         self.values[self.len] = value;
         self.len += 1;
         self
+    }
+
+    /// The bits of the arguments.
+    pub(super) fn values(&self) -> &[u64] {
+        &self.values[..self.len]
     }
 
     /// The address of each argument's value. A 4-byte argument is the first half of its value: the hosts of CUDA are

@@ -3,7 +3,7 @@
 //! Separate from the device because this is where addresses become safe. Invariant: no two buffers overlap, a view lies
 //! inside its buffer and borrows it, and memory is freed when the last buffer in it is gone.
 
-use std::{marker::PhantomData, ops::Range, sync::Arc};
+use std::{any::type_name, marker::PhantomData, ops::Range, sync::Arc};
 
 use bytemuck::Pod;
 
@@ -23,6 +23,7 @@ struct Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
+        self.driver.extents().remove(self.address, self.n_bytes);
         self.driver.free(self.address, self.n_bytes);
     }
 }
@@ -36,7 +37,7 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// Allocates `n_bytes` ahead. What is left of an earlier reservation is given up.
+    /// Allocates `n_bytes` ahead. The rest of an earlier reservation can no longer be used.
     pub(super) fn reserve(
         &mut self,
         driver: &Arc<Driver>,
@@ -58,6 +59,19 @@ impl Arena {
     }
 
     pub(super) fn alloc<T: Pod>(
+        &mut self,
+        driver: &Arc<Driver>,
+        purpose: &'static str,
+        len: usize,
+    ) -> Result<Buffer<T>> {
+        let buffer = self.place(driver, purpose, len)?;
+        driver
+            .extents()
+            .add(buffer.address, len * size_of::<T>(), type_name::<T>());
+        Ok(buffer)
+    }
+
+    fn place<T: Pod>(
         &mut self,
         driver: &Arc<Driver>,
         purpose: &'static str,
@@ -170,7 +184,7 @@ impl<T: Pod> Buffer<T> {
         }
     }
 
-    /// A view to read that keeps the memory alive by itself.
+    /// Returns a view to read that keeps the memory alive.
     pub fn share(&self) -> SharedView<T> {
         SharedView(self.alias())
     }
@@ -228,6 +242,15 @@ pub struct ViewMut<'a, T> {
 }
 
 impl<'a, T: Pod> View<'a, T> {
+    /// Makes a view of memory that is known by its address. It lies in a buffer that lives as long as the view.
+    pub(super) fn at(address: u64, len: usize) -> Self {
+        View {
+            address,
+            len,
+            buffer: PhantomData,
+        }
+    }
+
     /// Elements.
     pub fn len(&self) -> usize {
         self.len
@@ -259,6 +282,15 @@ impl<'a, T: Pod> View<'a, T> {
 }
 
 impl<'a, T: Pod> ViewMut<'a, T> {
+    /// Makes a view of memory that is known by its address. It lies in a buffer that lives as long as the view.
+    pub(super) fn at(address: u64, len: usize) -> Self {
+        ViewMut {
+            address,
+            len,
+            buffer: PhantomData,
+        }
+    }
+
     /// Elements.
     pub fn len(&self) -> usize {
         self.len

@@ -12,6 +12,7 @@ mod api;
 mod codes;
 mod cuda;
 mod device;
+mod extents;
 mod graph;
 mod jit;
 mod launch;
@@ -21,6 +22,7 @@ mod notes;
 mod page_rows;
 mod pinned;
 mod probe;
+mod recording;
 
 use std::sync::OnceLock;
 
@@ -38,6 +40,7 @@ pub use notes::NotedLaunch;
 pub use page_rows::PageRows;
 pub use pinned::{Pinned, PinnedCopies};
 pub use probe::{Availability, DeviceReport, has_driver, probe, probe_with};
+pub use recording::{RecordedArgument, RecordedBuffer, RecordedLaunch, Snapshot};
 
 /// The CUDA version whose PTX the kernels are written in.
 pub(crate) const NEEDED_CUDA: (u32, u32) = (11, 4);
@@ -76,7 +79,8 @@ pub struct DeviceOptions {
     pub launches: Launches,
     /// Whether matrix operations of warpgroups are used.
     pub wide: WideProducts,
-    /// Whether rows of a decode step that begin with the same pages read these each for itself, not once for all.
+    /// Whether each row of a decode step reads the pages that it shares with others separately, instead of
+    /// one read for all.
     pub reads_apart: bool,
     /// Split of a multiprocessor's memory between shared memory and L1 cache.
     pub carveout: Carveout,

@@ -1,12 +1,15 @@
-//! [`NcclApi`]: the functions of NCCL that ranks of a group add up with, and [`NcclRank`], a rank's end of a communicator.
+//! [`NcclApi`]: the functions of NCCL with which the ranks of a group sum, and [`NcclRank`], a rank's end of
+//! a communicator.
 //!
-//! Separate because a machine may have GPUs and no NCCL: the library is loaded at run time, as the driver is. Invariants: a sum is queued on
-//! the compute stream of its device, so what is queued before it is added and what is queued behind it reads the sum, and a capture records
-//! it; a wait for a device of a communicator ends, with an error where another rank failed, did not come in time, or NCCL says that
-//! something went wrong. The communicator is aborted then, which no rank of it survives.
+//! Separate because a machine may have GPUs and no NCCL: the library is loaded at run time, as the driver is.
+//! Invariants: a sum is queued on the compute stream of its device, so it adds the results of earlier work,
+//! later work reads the sum, and a capture records it; a wait for a device of a communicator ends, with an
+//! error if another rank failed, did not come in time, or NCCL reports an error. The communicator is then
+//! aborted on all ranks.
 //!
-//! `ncclCommAbort` first lets what is queued end, and returns when the graphs are destroyed that hold sums of its communicator (`commDestroySync`
-//! in NCCL's `src/init.cc`). So it is called on a thread of its own.
+//! `ncclCommAbort` first waits for the queued work, and returns when the graphs that hold sums of its
+//! communicator are destroyed (`commDestroySync` in NCCL's `src/init.cc`). So it is called on a thread of its
+//! own.
 
 use std::{
     error::Error as _,
@@ -68,10 +71,11 @@ macro_rules! nccl_functions {
             /// Takes the functions from wherever `find` finds them by NCCL's names: a simulated NCCL, say.
             ///
             /// # Errors
-            /// [`CudaExecError::Failed`] where a function is missing, or the library is too old.
+            /// [`CudaExecError::Failed`] if a function is missing or the library is too old.
             ///
             /// # Safety
-            /// What `find` gives are functions that keep the contract of NCCL's function of that name, for as long as the process lives.
+            /// `find` returns functions that keep the contract of NCCL's function of that name, for as long
+            /// as the process lives.
             pub unsafe fn from_symbols(find: &dyn Fn(&str) -> Option<*const c_void>) -> Result<Self> {
                 let missing = |name: &str| not_loaded(format!("it has no function `{name}`"));
                 let api = Self {
@@ -121,7 +125,7 @@ impl NcclApi {
         let library = LOADED.get_or_init(|| {
             // SAFETY: the library is NCCL by its name, whose initializers may run at any time.
             unsafe { Library::new(LIBRARY) }.map_err(|error| match error.source() {
-                // What the system's loader said, with the library's name.
+                // The message of the system's loader, with the library's name.
                 Some(source) => source.to_string(),
                 None => format!("{LIBRARY}: {error}"),
             })
@@ -205,12 +209,12 @@ pub struct NcclRank {
 }
 
 impl NcclRank {
-    /// Makes devices the ranks of a communicator, in their order. Failures are told by `group`, which has as many ranks, and whose patience is
-    /// how long a device is waited for.
+    /// Makes devices the ranks of a communicator, in their order. `group`, which has as many ranks, reports
+    /// failures, and its patience limits the wait for a device.
     ///
     /// # Errors
-    /// [`CudaExecError::Failed`] where NCCL cannot join them, or takes longer than a minute. Threads that wait within NCCL then are left
-    /// to it.
+    /// [`CudaExecError::Failed`] if NCCL cannot join them, or takes longer than a minute. Threads that still
+    /// wait within NCCL then are left there.
     ///
     /// # Panics
     /// If the group has another number of ranks.
@@ -308,10 +312,11 @@ impl NcclRank {
         })
     }
 
-    /// Queues, on the compute stream, that `all` has the values of all ranks, one behind the other, of which each gives as many.
+    /// Queues, on the compute stream, a gather of the values of all ranks into `all`, one rank after the
+    /// other, each with as many values.
     ///
     /// # Errors
-    /// [`CudaExecError::Bounds`] where `all` has no room for them, and as [`Self::all_reduce`].
+    /// [`CudaExecError::Bounds`] if `all` has no room for them, and the errors of [`Self::all_reduce`].
     pub fn all_gather(&mut self, own: View<'_, f32>, all: &ViewMut<'_, f32>) -> Result<()> {
         let communicator = self.usable(GATHERING)?;
         let n_values = own.len() * communicator.group.n_ranks();
@@ -370,7 +375,7 @@ impl Communicator {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What NCCL noticed meanwhile.
+    /// Returns the error that NCCL found asynchronously, if any.
     fn async_error(&self) -> Option<String> {
         let mut code = SUCCESS;
         // SAFETY: the communicator is not aborted, as the caller saw under the lock that it holds; the pointer is to a local.

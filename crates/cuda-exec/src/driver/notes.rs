@@ -12,7 +12,7 @@ use std::{
 
 use super::{Handle, Kernel, LaunchShape};
 
-/// A launch, as it was queued.
+/// A queued launch.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NotedLaunch {
@@ -41,6 +41,14 @@ impl Notes {
         names
             .entry(function)
             .or_insert_with(|| [module.to_owned(), kernel.to_owned()]);
+    }
+
+    /// Returns the module and the name of a kernel.
+    pub(super) fn names_of(&self, kernel: Kernel) -> [String; 2] {
+        lock(&self.names)
+            .get(&kernel.function)
+            .cloned()
+            .unwrap_or_default()
     }
 
     /// Notes a launch where launches are asked for.

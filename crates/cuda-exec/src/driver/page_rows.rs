@@ -1,8 +1,8 @@
-//! [`PageRows`]: a page of several arrays at once, where they lie at equal distances.
+//! [`PageRows`]: a page of several arrays that lie at equal distances.
 //!
-//! Separate because it reads addresses. A layer's keys and values are arrays of equal length, one behind the other in an arena, so the
-//! parts of a page in all of them are rows of a copy in two dimensions: one call of the driver in the place of one for each. Invariant: a
-//! page lies inside every array.
+//! Separate because it reads addresses. A layer's keys and values are arrays of equal length, one after the
+//! other in an arena, so the parts of a page in all of them are rows of a copy in two dimensions: one call of
+//! the driver instead of one for each array. Invariant: a page lies inside every array.
 
 use super::{
     Buffer, Device, SharedView, Stream,

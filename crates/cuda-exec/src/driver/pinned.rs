@@ -1,4 +1,4 @@
-//! [`Pinned`]: host memory that the device copies by itself.
+//! [`Pinned`]: host memory that the device can copy directly.
 //!
 //! Separate because the host and a copy in flight must never touch it at the same time. Invariant: the host reaches the
 //! bytes through [`Pinned::host`] alone, which waits for the last copies that use them, of each stream.
@@ -60,10 +60,10 @@ impl<T: Pod> Pinned<T> {
         self.len == 0
     }
 
-    /// Waits for the newest copies and gives the elements.
+    /// Waits for the newest copies and returns the elements.
     ///
     /// # Errors
-    /// What the device says while it is waited for.
+    /// Returns an error if the device fails while the host waits.
     pub fn host(&mut self) -> Result<&mut [T]> {
         self.wait()?;
         // SAFETY: the memory holds `len` elements of a plain type, was zeroed, is aligned to a page, and no copy uses it.
@@ -108,11 +108,11 @@ impl<T: Pod> Pinned<T> {
         Ok((unsafe { self.memory.add(offset) }, n_bytes))
     }
 
-    /// Queues copies on one stream, which are waited for as one. They are not ordered behind the copies of other streams: whoever queues
-    /// them knows which of them use the same elements.
+    /// Queues copies on one stream, with one wait for all. They are not ordered after the copies of other
+    /// streams: the caller must know which copies use the same elements.
     ///
     /// # Errors
-    /// What `queue` gives, or the driver's.
+    /// Returns the error of `queue`, or the driver's.
     pub fn copies(
         &mut self,
         stream: Stream,
@@ -138,7 +138,7 @@ impl<T: Pod> Pinned<T> {
         Ok(())
     }
 
-    /// The event of a stream, made where it has none.
+    /// Returns the event of a stream, and creates it if there is none.
     fn event(&mut self, stream: Stream) -> Result<Handle> {
         let event = match self.events[stream as usize] {
             Some(event) => event,

@@ -7,7 +7,7 @@
 use super::{Api, DeviceInfo, cuda};
 use crate::CudaExecError;
 
-/// What the machine offers.
+/// The driver and the GPUs of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Availability {
     /// The CUDA version that the driver supports; `None` without a driver.
@@ -23,9 +23,10 @@ pub struct Availability {
 pub struct DeviceReport {
     /// Its number.
     pub ordinal: usize,
-    /// What it is.
+    /// The description of the device.
     pub info: DeviceInfo,
-    /// Bytes of its memory that are free; `None` where the GPU cannot be used, and for those behind the first that can.
+    /// The free bytes of its memory; `None` if the GPU cannot be used, and for all usable GPUs after the
+    /// first.
     pub free_bytes: Option<u64>,
     /// Why it cannot be used, where it cannot.
     pub problem: Option<CudaExecError>,

@@ -20,11 +20,12 @@ impl KvStore {
         self.types
     }
 
-    /// Queues copies of pages to the front of `staging`, one behind the other. No copy to the device uses that memory at the time.
+    /// Queues copies of pages to the front of `staging`, one after the other. No copy to the device uses that
+    /// memory at the time.
     ///
     /// # Errors
-    /// [`CudaExecError::Bounds`](crate::CudaExecError::Bounds) for a page that there is not, before anything is copied, and where `staging`
-    /// has no room for all; or the driver's.
+    /// [`CudaExecError::Bounds`](crate::CudaExecError::Bounds) for a page that does not exist, before
+    /// anything is copied, and if `staging` has no room for all; or the driver's.
     pub fn read_pages(&mut self, pages: &[u32], staging: &mut Pinned<u8>) -> Result<()> {
         self.moves.stage(Way::ToHost, pages, staging)
     }
@@ -96,7 +97,7 @@ mod tests {
             let (copies, events) = (simulator.copy_counts(), simulator.n_recorded());
             store.read_pages(&[1, 2], &mut staging).unwrap();
             assert_eq!(simulator.copy_counts(), (copies.0, copies.1 + 2));
-            // One behind the copies, and that of the host's memory.
+            // One event after the copies, and the event of the host's memory.
             assert_eq!(simulator.n_recorded() - events, 2);
             assert_eq!(staging.host().unwrap(), expected.concat());
             assert!(simulator.counters().is_empty(), "the step was not waited for");

@@ -19,21 +19,21 @@ pub(super) enum Way {
     ToHost = 1,
 }
 
-/// What moves come after.
+/// The earlier work that moves have to wait for.
 #[derive(Clone, Copy, Debug)]
 enum Before {
-    /// All that is queued.
+    /// All queued work.
     Now,
-    /// What was queued before the newest step.
+    /// The work queued before the newest step.
     NewestStep,
 }
 
-/// What a direction has done.
+/// The state of one direction.
 #[derive(Debug)]
 struct Direction {
-    /// Set behind its newest moves.
+    /// Recorded after its newest moves.
     after: Fence,
-    /// Set where the other direction has to wait for it.
+    /// Recorded if the other direction has to wait for it.
     between: Fence,
     /// Pages of the pool that the compute stream was not yet told to wait for.
     is_moving: Vec<bool>,
@@ -52,11 +52,12 @@ pub(super) struct Moves {
     n_host_pages: usize,
     page_bytes: usize,
     directions: [Direction; 2],
-    /// Set behind the work of all steps.
+    /// Recorded after the work of all steps.
     now: Fence,
-    /// Set before the newest step that named its pages.
+    /// Recorded before the newest step that named its pages.
     before_step: Fence,
-    /// Whether steps are told apart: where there is a host tier, and once pages went through a staging buffer.
+    /// Whether steps are distinguished: with a host tier, and once pages were copied through a staging
+    /// buffer.
     has_steps: bool,
     /// How many named theirs, and the last that named each page.
     n_steps: u64,
@@ -96,7 +97,7 @@ impl Moves {
         })
     }
 
-    /// Queues copies, in order, behind the steps that touched their pages.
+    /// Queues copies, in order, after the steps that touched their pages.
     pub(super) fn queue(&mut self, copies: &[PageCopy]) -> Result<()> {
         for &copy in copies {
             self.check(copy)?;
@@ -112,7 +113,8 @@ impl Moves {
                 is_held[direction] = true;
             }
             queued = self.queue_run(direction, run);
-            // What was queued before a failure runs, and the steps that touch its pages wait for it.
+            // Moves that were queued before a failure still run, and the steps that touch their pages wait
+            // for them.
             self.directions[direction].after.record(STREAMS[direction])?;
             if queued.is_err() {
                 break;
@@ -121,7 +123,7 @@ impl Moves {
         queued
     }
 
-    /// Queues copies of pages to the front of `staging` or from there, one page behind the other.
+    /// Queues copies of pages to the front of `staging` or from there, one page after the other.
     pub(super) fn stage(&mut self, way: Way, pages: &[u32], staging: &mut Pinned<u8>) -> Result<()> {
         for &page in pages {
             inside(page, self.n_pages)?;
@@ -130,7 +132,7 @@ impl Moves {
             return Ok(());
         }
         let before = self.before(pages.iter().map(|&page| page as usize))?;
-        // Steps are told apart from the next one on: until then all pages are those of the newest.
+        // Steps are distinguished from the next one on: until then all pages count as pages of the newest.
         self.has_steps = true;
         let direction = way as usize;
         self.hold(direction, before)?;
@@ -156,7 +158,8 @@ impl Moves {
         queued
     }
 
-    /// What moves of some pages come after. Of pages that the newest step did not name it is the steps before that one.
+    /// Returns the work that moves of some pages have to wait for. If the newest step did not name these
+    /// pages, that is the work before it.
     fn before(&self, mut pages: impl Iterator<Item = usize>) -> Result<Before> {
         let is_of_newest = |page: usize| self.last_step.get(page) == Some(&self.n_steps);
         if self.has_steps && !pages.any(is_of_newest) {

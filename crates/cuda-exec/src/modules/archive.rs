@@ -1,7 +1,7 @@
-//! [`Entry`] and [`Cubins`]: modules in an archive, each compressed by itself.
+//! [`Entry`] and [`Cubins`]: modules in an archive, each compressed separately.
 //!
-//! Separate from the list of modules. Invariant: a module is unpacked by itself, so a run unpacks only what it loads; a damaged module is
-//! `None`.
+//! Separate from the list of modules. Invariant: each module is unpacked separately, so a run unpacks only
+//! the modules that it loads; a damaged module is `None`.
 
 use std::{
     fmt,
@@ -134,10 +134,11 @@ impl fmt::Debug for Cubins {
 }
 
 impl Cubins {
-    /// Takes an archive: what [`Self::header`] gives, then [`Entry`]s.
+    /// Reads an archive: the result of [`Self::header`], then [`Entry`]s.
     ///
     /// # Errors
-    /// [`CudaExecError::Cubins`] where it is no such archive, one of another version, or of other kernels than this program's.
+    /// [`CudaExecError::Cubins`] if it is no such archive, or has another version or the kernels of another
+    /// program.
     pub fn new(archive: impl Into<Arc<[u8]>>) -> Result<Self> {
         let archive = archive.into();
         let refused = |reason: &str| CudaExecError::Cubins {

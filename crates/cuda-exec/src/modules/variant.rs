@@ -1,8 +1,9 @@
-//! [`early_variant`]: a module's PTX for GPUs whose launches may begin before those before them are done.
+//! [`early_variant`]: a module's PTX for GPUs on which a launch may begin before earlier ones are done.
 //!
-//! Separate from the archive, which has one text of each module. Instructions that only newer GPUs have stand in it as comments with a mark, so
-//! that older ones get the text as it is. Invariant: but for these instructions and the two lines that name the version and the architecture, both
-//! texts are the same. Modules for only one architecture name their own, and keep those lines.
+//! Separate from the archive, which has one text of each module. Instructions that only newer GPUs have are
+//! marked comments in it, so that older GPUs get the text unchanged. Invariant: except for these instructions
+//! and the two lines that name the version and the architecture, both texts are the same. Modules for only
+//! one architecture name their own, and keep those lines.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -17,7 +18,7 @@ const HEADER: [[&str; 2]; 2] = [
     ["\n.target sm_80\n", "\n.target sm_90\n"],
 ];
 
-/// The PTX for GPUs of compute capability 9.0 and newer; `None` where it is that of all.
+/// Returns the PTX for GPUs of compute capability 9.0 and newer; `None` if it is the same as for all GPUs.
 pub fn early_variant(ptx: &str) -> Option<String> {
     if !ptx.contains(MARK) {
         return None;

@@ -1,4 +1,4 @@
-//! What adapters add to products. Kernels: `lora.cu`.
+//! Adds the changes of adapters to products. Kernels: `lora.cu`.
 //!
 //! The kernels follow addresses: a tile's to the table of its adapter, a table's to the matrices of each change. Invariant: a table lies on the
 //! device for as long as its adapter's matrices do, and whoever removes an adapter waits until no step names it.
@@ -19,7 +19,8 @@ const RANKS: usize = 16;
 const UP_OUTPUTS: usize = 128;
 /// Products of one launch.
 const MAX_JOBS: usize = 3;
-/// Rows up to which products share launches; of more, each has enough thread blocks by itself, and what lies between the two kernels stays small.
+/// The most rows whose products share launches; with more rows, each product has enough thread blocks, and
+/// the values between the two kernels stay few.
 const MAX_JOINED_ROWS: usize = 256;
 
 /// The kernels.
@@ -29,7 +30,7 @@ pub(super) struct AdapterKernels {
     up: Kernel,
 }
 
-/// What an adapter changes of one weight: `scale * b * a` is added to it.
+/// The change that an adapter makes to one weight: it adds `scale * b * a`.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'a> {
     /// `[rank, n_in]`, F32, F16 or BF16.

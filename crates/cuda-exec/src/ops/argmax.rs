@@ -3,10 +3,10 @@
 use super::Ops;
 use crate::{Args, Buffer, Device, LaunchShape, View, ViewMut, error::Result};
 
-/// Logits that a thread block looks at, at least.
+/// The smallest number of logits that a thread block reads.
 const PART_LOGITS: usize = 2048;
 
-/// What a row without a token has in its place.
+/// Marks a row without a token.
 pub const NO_TOKEN: u32 = u32::MAX;
 
 /// The best of each part of a row.

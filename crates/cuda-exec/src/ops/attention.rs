@@ -40,7 +40,7 @@ pub struct AttentionStep<'a> {
     pub is_one_each: bool,
     /// Where sequences have several tokens each, for the kernels that take them as runs.
     pub runs: Option<TokenRuns<'a>>,
-    /// What of the pages of a step with one token a sequence is attended to once for several.
+    /// The pages of a step with one token per sequence that several sequences read once.
     pub shared: Option<SharedPages<'a>>,
 }
 
@@ -71,7 +71,7 @@ pub struct AttentionScratch {
     pub(super) counters: Buffer<u32>,
 }
 
-/// What the attention of a network needs of the scratch, the most of its layers.
+/// The scratch memory that a network's attention needs, as the maximum over its layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScratchNeeds {
     /// Numbers of a token's partial results.
@@ -83,8 +83,8 @@ pub struct ScratchNeeds {
 }
 
 impl ScratchNeeds {
-    /// Those of layers of these shapes, with contexts of up to `max_pages` pages. A shape comes with whether it is that of latent
-    /// rows.
+    /// Returns the needs of layers of these shapes, with contexts of up to `max_pages` pages. The flag of a
+    /// shape says whether it has latent rows.
     pub fn of(layers: impl Iterator<Item = (AttentionShape, bool)>, max_pages: usize) -> Self {
         let none = Self {
             token_len: 1,
@@ -151,7 +151,7 @@ pub(super) fn window_of(attention: &Attention<Buffer<f32>>) -> usize {
     attention.window.unwrap_or(0).min(MAX_COUNT)
 }
 
-/// What a token of a step sees at most.
+/// Returns the positions that a token of a step sees at most.
 pub(super) fn visible_of(attention: &Attention<Buffer<f32>>, step: &AttentionStep<'_>) -> Visible {
     Visible {
         context: step.max_pages * PAGE_TOKENS,
@@ -161,12 +161,14 @@ pub(super) fn visible_of(attention: &Attention<Buffer<f32>>, step: &AttentionSte
 }
 
 impl Ops {
-    /// Attends from each token's query to its sequence's stored keys and values, up to its own position where it is causal:
-    /// `q: [T, n_heads, dim_k]`, `output: [T, n_heads, dim_v]`, quantized too where asked: a row is a token, and a head of one where
-    /// the values are in the keys, since a matrix of each head reads it.
+    /// Computes attention of each token's query to its sequence's stored keys and values, up to its own
+    /// position if it is causal: `q: [T, n_heads, dim_k]`, `output: [T, n_heads, dim_v]`. The output is
+    /// quantized too on request: a row is a token, or a head of a token if the values are part of the keys,
+    /// since a matrix of each head reads it.
     ///
     /// # Errors
-    /// A [`CudaExecError`](crate::CudaExecError): `Unsupported` where a head is too wide, `Bounds`, or the driver's.
+    /// A [`CudaExecError`](crate::CudaExecError): `Unsupported` if a head is too wide, `Bounds`, or the
+    /// driver's.
     pub fn attention(
         &self,
         attention: &Attention<Buffer<f32>>,
@@ -267,7 +269,7 @@ impl Ops {
         self.attention_of_tokens(&both_ways, step, tokens, kv, q, output, quantized, scratch)
     }
 
-    /// Attends as [`Self::attention`] does, for some tokens, each by itself.
+    /// Computes the same as [`Self::attention`] for some tokens, one by one.
     fn attention_of_tokens(
         &self,
         attention: &Attention<Buffer<f32>>,

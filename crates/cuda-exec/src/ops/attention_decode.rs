@@ -20,7 +20,8 @@ const WANTED_BLOCKS: usize = 256;
 /// Thread blocks that registers leave room for on a multiprocessor. Launches that turn rows and have more thread blocks than all
 /// multiprocessors have at once give each several splits, of [`MAX_SPLIT`] positions together.
 const TURNED_BLOCKS: usize = 4;
-/// What the kernel declares itself, and what a thread block takes besides.
+/// The bytes of shared memory that the kernel declares statically, with the bytes reserved for each thread
+/// block.
 const STATIC_SHARED_BYTES: usize = 3 << 10;
 /// Columns of a tile of the kernels for keys and values that are both f16 or both e4m3, and those of wider rows; their query heads.
 const TENSOR_COLUMNS: [usize; 3] = [64, 128, 256];
@@ -76,7 +77,7 @@ pub(super) fn kernels(types: [KvType; 2]) -> Vec<String> {
     }
 }
 
-/// What of a context a token sees at most, from the first position's page on.
+/// The part of a context that a token sees at most, from the first position's page on.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Visible {
@@ -123,7 +124,7 @@ fn split_bits(n_kv_heads: usize) -> u32 {
     (WANTED_BLOCKS / n_kv_heads).clamp(16, 64).ilog2()
 }
 
-/// Positions of each split of so many, as the kernel computes them.
+/// Returns the positions of each split of a context of `n_tokens`, as the kernel computes them.
 fn split_len(n_tokens: usize, split_bits: u32) -> usize {
     let excess = ((n_tokens - 1) / MIN_SPLIT) >> split_bits;
     let longer = excess.checked_ilog2().map_or(0, |bits| bits + 1);
@@ -170,7 +171,7 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// Those that take a group of heads, with the most heads first.
+    /// Returns the candidates that take a group of heads, most heads first.
     fn all(group: usize, rows: [usize; 2], types: [KvType; 2]) -> [Self; 4] {
         if types == [KvType::F16; 2] || types == [KvType::E4M3; 2] {
             let whole = rows.map(|row| row.next_multiple_of(16));
@@ -324,8 +325,9 @@ impl DecodePlan {
                 min_blocks_y: visible.n_tokens().div_ceil(MAX_SPLIT),
             }
         };
-        // What fits with the longest splits fits with all, and is taken with all: kernels of fewer heads add up in another order, and how
-        // long the splits of a step are follows from its longest context, which may be another sequence's.
+        // A kernel that fits with the longest splits fits with all, and is used for all. Kernels of fewer
+        // heads add up in another order, and the length of a step's splits depends on its longest context,
+        // which may be another sequence's.
         let candidates = Candidate::all(group, rows, types);
         let fits = |one: &&Candidate| plan(one, MAX_SPLIT / WARPS).shared_bytes <= MAX_SHARED_BYTES;
         plan(
@@ -408,7 +410,7 @@ mod tests {
                 }
             }
         }
-        // Those whose scores fit with short splits and not with the longest.
+        // Types whose scores fit with short splits but not with the longest.
         let heads = |keys, values, dim| {
             [512, 1 << 17].map(|context| plan(8, [dim, dim], [keys, values], context).heads)
         };
@@ -430,7 +432,7 @@ mod tests {
             };
             plan.turned(16, on).0
         };
-        // Of an H200, an A100 and an RTX 4090.
+        // The GPUs are an H200, an A100 and an RTX 4090.
         assert_eq!([blocks(132, 228), blocks(108, 164), blocks(128, 100)], [4, 2, 1]);
     }
 

@@ -38,14 +38,15 @@ const SHORT_CONTEXT: usize = 64;
 /// memory; all reads together get thousands.
 const READS_OF_A_WALK: usize = 256;
 
-/// Whether the tokens of runs attend by a kernel for runs, where there is one. Its thread blocks read a context once for many tokens, but
-/// each walks over all of it: where few tokens follow a long context, as drafts and short turns do, most of the GPU would look on. The
-/// kernels for single tokens split the context, and read it once for each token and each of a token's `n_blocks_x` thread blocks of a split.
+/// Returns whether a kernel for runs computes the attention of runs, if there is one. Its thread blocks read
+/// a context once for many tokens, but each walks over all of it: if few tokens follow a long context, as in
+/// drafts and short turns, most of the GPU would be idle. The kernels for single tokens split the context,
+/// and read it once for each token and each of a token's `n_blocks_x` thread blocks of a split.
 pub(super) fn attends_by_runs(n_tokens: usize, n_blocks_x: usize, visible: Visible) -> bool {
     visible.n_tokens() <= SHORT_CONTEXT || n_tokens * n_blocks_x >= READS_OF_A_WALK
 }
 
-/// What a thread block of a kernel for runs has in shared memory, and how many query rows it takes.
+/// The shared memory of a thread block in a kernel for runs, and its number of query rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefillTiles {
     types: [KvType; 2],
@@ -53,15 +54,15 @@ pub struct PrefillTiles {
     is_wide: bool,
 }
 
-/// Whether attention of runs, the longest of so many query rows, is by matrix operations of warpgroups, where the GPU, the types and the heads
-/// have a kernel of them: queries and weights are rounded to f16 there, as rows of products by so many rows are, and scores are neither
-/// capped nor shifted by distance.
+/// Returns whether matrix operations of warpgroups compute the attention of runs, the longest of `n_rows`
+/// query rows, if the GPU, the types and the heads have such a kernel. Queries and weights are rounded to f16
+/// there, like the rows of products by as many rows, and scores are neither capped nor shifted by distance.
 pub(super) fn attends_wide(n_rows: usize, has_cap: bool, has_slopes: bool) -> bool {
     n_rows >= MIN_WIDE_ROWS && !has_cap && !has_slopes
 }
 
 impl PrefillTiles {
-    /// Those of each kernel by matrix operations of warpgroups, the narrowest heads first.
+    /// Returns the tiles of each kernel with matrix operations of warpgroups, narrowest heads first.
     pub fn wide() -> impl Iterator<Item = Self> {
         WIDE_DIMS.into_iter().map(|dim| Self {
             types: [KvType::F16; 2],
@@ -70,7 +71,7 @@ impl PrefillTiles {
         })
     }
 
-    /// Those of each kernel for keys and values of these types, the narrowest heads first.
+    /// Returns the tiles of each kernel for keys and values of these types, narrowest heads first.
     pub fn all(types: [KvType; 2]) -> impl Iterator<Item = Self> {
         let dims: &[usize] = if types == [KvType::F16; 2] {
             &HALF_DIMS
@@ -84,12 +85,12 @@ impl PrefillTiles {
         })
     }
 
-    /// Those for heads of up to `dim` values; `None` where no kernel takes such wide ones.
+    /// Returns the tiles for heads of up to `dim` values; `None` if no kernel takes heads that wide.
     pub fn of(types: [KvType; 2], dim: usize) -> Option<Self> {
         Self::all(types).find(|tiles| tiles.takes(dim))
     }
 
-    /// Whether heads may have up to so many values.
+    /// Returns whether heads may have up to `dim` values.
     pub fn takes(self, dim: usize) -> bool {
         dim <= self.dim
     }

@@ -29,7 +29,7 @@ fn ops(max_grid_rows: usize) -> (Device, Ops) {
     (device, ops)
 }
 
-/// What `run` gives with grids of three rows is what it gives with large ones, with more launches.
+/// Checks that `run` returns the same with grids of three rows as with large ones, with more launches.
 fn check_cut(run: impl Fn(&Device, &Ops) -> Vec<f32>) {
     let [(whole, n_launches), (cut, n_cut_launches)] = [super::MAX_GRID_ROWS, 3].map(|max_grid_rows| {
         let (device, ops) = ops(max_grid_rows);

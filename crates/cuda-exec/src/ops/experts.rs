@@ -67,7 +67,7 @@ impl DeviceRoutes {
     }
 }
 
-/// What decides how experts' matrices are multiplied.
+/// How experts' matrices are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ExpertProducts {
     /// By tiles alone, which give a row the same bits whatever the others are.
@@ -129,12 +129,12 @@ pub struct ExpertRows<'a> {
     pub quantized: Option<QuantizedView<'a>>,
 }
 
-/// What [`Ops::combine`] keeps of the output's rows.
+/// How [`Ops::combine`] treats the earlier rows of the output.
 #[derive(Clone, Copy, Debug)]
 pub enum CarriedRows<'a> {
-    /// Nothing: they are overwritten.
+    /// Overwrites them.
     Nothing,
-    /// The rows as they are.
+    /// Keeps the rows as they are.
     Whole,
     /// The rows times the sigmoid of a value each, `[n_rows]`.
     Gated(View<'a, f32>),

@@ -52,7 +52,7 @@ fn shared_bytes(dim: usize, n_rows: usize) -> usize {
     2 * TILE * (dim + 8) * 2 + n_rows * 4 * (TILE + 8) * 4
 }
 
-/// Says whether a launch takes the matrices of so many heads.
+/// Checks that a launch takes the matrices of `n_heads` heads.
 ///
 /// # Errors
 /// [`CudaExecError::Unsupported`].
@@ -65,12 +65,13 @@ pub(crate) fn check_heads(n_heads: usize) -> Result<()> {
     })
 }
 
-/// Positions of a split at least: so many that partial results are less than half of what is read.
+/// Returns the least number of positions of a split, such that partial results are less than half of the
+/// bytes read.
 fn min_split(n_heads: usize) -> usize {
     (8 * n_heads).next_multiple_of(TILE).clamp(64, 1024)
 }
 
-/// Splits of a context of so many positions at most.
+/// Returns the most splits of a context of `n_positions`.
 pub(super) fn n_splits(n_positions: usize, n_heads: usize) -> usize {
     n_positions.div_ceil(min_split(n_heads)).clamp(1, MAX_SPLITS)
 }
@@ -278,8 +279,9 @@ impl Ops {
         Ok(())
     }
 
-    /// Multiplies each head's part of each row by the head's matrix: `output[r][h] = matrix[h] * input[r][h]`; `input: [n_rows, n_heads,
-    /// n_in]`, in both forms where both are there, `output: [n_rows, n_heads, n_out]`.
+    /// Multiplies each head's part of each row by the head's matrix:
+    /// `output[r][h] = matrix[h] * input[r][h]`;
+    /// `input: [n_rows, n_heads, n_in]`, in both forms if both exist, `output: [n_rows, n_heads, n_out]`.
     ///
     /// # Errors
     /// [`CudaExecError::Shape`], [`CudaExecError::Bounds`], or the driver's.

@@ -85,11 +85,12 @@ impl Ops {
         Ok(())
     }
 
-    /// Makes rows of `width` columns of parts, `[n_rows, part_width]` each, which stand one behind the other: the first has the first columns,
-    /// the next those behind them, the last one the last `part_width`.
+    /// Makes rows of `width` columns from parts, `[n_rows, part_width]` each, one after the other: the first
+    /// part has the first columns, the next part the columns after them, the last one the last `part_width`.
     ///
     /// # Errors
-    /// As [`Self::take_columns`]; [`CudaExecError::Bounds`] also where a part is wider than the rows.
+    /// The same as for [`Self::take_columns`]; also [`CudaExecError::Bounds`] if a part is wider than the
+    /// rows.
     pub fn join_parts(
         &self,
         parts: View<'_, f32>,

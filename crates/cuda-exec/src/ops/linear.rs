@@ -414,7 +414,7 @@ impl Ops {
                 || self.wide_of(gate, up, n_rows).is_some())
     }
 
-    /// How wide products multiply by a gate and an up matrix, where they do.
+    /// Returns the wide kernels for a gate and an up matrix, if there are any.
     fn wide_of(&self, gate: &Matrix, up: &Matrix, n_rows: usize) -> Option<(Wide, WideKernels)> {
         let wide = Wide::of(gate.layout().ty()).filter(|_| n_rows >= Wide::MIN_ROWS)?;
         let kernels = gate.kernels.wide?;

@@ -388,8 +388,8 @@ impl Ops {
         })
     }
 
-    /// Loads the kernels for KV caches with keys and values of these types, except those for runs of tokens. Those for F16 and F32 are
-    /// there.
+    /// Loads the kernels for KV caches with keys and values of these types, except the kernels for runs of
+    /// tokens. The kernels for F16 and F32 are always loaded.
     ///
     /// # Errors
     /// [`CudaExecError::DriverTooOld`], or the driver's.
@@ -401,8 +401,8 @@ impl Ops {
         Ok(())
     }
 
-    /// Loads the kernels for runs of tokens over such KV caches, if heads have keys and values of their own. Those for F16 are there;
-    /// without the others, tokens are attended to one by one.
+    /// Loads the kernels for runs of tokens over such KV caches, if heads have keys and values of their own.
+    /// The kernels for F16 are always loaded; without the others, attention computes tokens one by one.
     ///
     /// # Errors
     /// [`CudaExecError::DriverTooOld`], or the driver's.

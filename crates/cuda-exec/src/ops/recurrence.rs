@@ -61,7 +61,7 @@ pub(super) struct RecurrentKernels {
     ssm_scan: [[Kernel; 2]; 2],
     /// With one decay for a head and with one for each channel of a key.
     delta_net: [Kernel; 2],
-    /// The same with chunks; of state space models where there is one decay for a head.
+    /// The same with chunks; for state space models with one decay per head.
     ssm_chunks: Kernel,
     delta_net_chunks: [Kernel; 2],
 }

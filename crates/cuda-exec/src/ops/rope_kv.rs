@@ -13,7 +13,7 @@ pub(super) fn code(style: RopeStyle) -> usize {
     }
 }
 
-/// What is said of values that a layer has no room for.
+/// Returns the error for values that a layer has no room for.
 pub(super) fn values_in_keys() -> CudaExecError {
     CudaExecError::Unsupported {
         feature: "a store of values where they are in the keys".to_owned(),
@@ -25,7 +25,7 @@ const HEADS_OF_WARP: usize = 8;
 /// Tokens from which on these are enough warps.
 const MANY_TOKENS: usize = 256;
 
-/// Warps for each token with so many heads.
+/// Returns the number of warps for each token with `n_heads` heads.
 fn n_warps(n_heads: usize, n_tokens: usize) -> usize {
     if n_tokens < MANY_TOKENS {
         n_heads
@@ -43,7 +43,7 @@ pub struct StepPlaces<'a> {
     pub slots: View<'a, u32>,
 }
 
-/// What [`Ops::rope_kv`] works on.
+/// The inputs and outputs of [`Ops::rope_kv`].
 #[derive(Debug)]
 pub struct RopeTargets<'a> {
     /// `[T, n_heads, dim_k]`, rotated in place.
@@ -54,7 +54,7 @@ pub struct RopeTargets<'a> {
     pub v: View<'a, f32>,
     /// RMS norm of each query and key head before the rotation, `[dim_k]` each.
     pub norms: [Option<View<'a, f32>>; 2],
-    /// Of those norms.
+    /// The epsilon of those norms.
     pub eps: f32,
 }
 

@@ -1,7 +1,7 @@
 //! Sampling of rows of logits, and log-probabilities. Kernels: `sample.cu`.
 //!
-//! What a row is sampled with is a record ([`SampleRecord`]) whose offsets point into one array of words, so that a captured
-//! launch finds the values of every later step there.
+//! A record ([`SampleRecord`]) holds a row's sampling parameters. Its offsets point into one array of words,
+//! so that a captured launch finds the values of every later step there.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -23,8 +23,8 @@ const PART_THREADS: u32 = 256;
 /// Tokens that a part keeps of a row at most.
 const FEW: usize = 64;
 
-/// What the launches of sampling leave each other: logits with bias, mask and penalties, what the parts of rows say, and the sums and lists of
-/// rows of which many tokens may be drawn.
+/// The memory through which the launches of sampling pass on their results: logits with bias, mask and
+/// penalties; the results of parts of rows; and the sums and lists of rows with many candidate tokens.
 #[derive(Debug)]
 pub struct SampleScratch {
     adjusted: Buffer<f32>,
@@ -45,13 +45,13 @@ impl SamplePlan {
     pub const PART_THREADS: u32 = PART_THREADS;
     /// Threads of the one thread block that picks a row's token.
     pub const ROW_THREADS: u32 = N_THREADS;
-    /// What a part leaves, in 64-bit words: 3 of its own, the tokens that it keeps, and those to report.
+    /// The 64-bit words of a part's result: 3 of its own, the tokens that it keeps, and the tokens to report.
     pub const PART_WORDS: usize = 3 + FEW + 32;
-    /// What the launches leave each other of a row of which many tokens may be drawn, in 64-bit words: sums of 512 buckets, a winner of each
-    /// part, 4,096 listed tokens, counts of the buckets, and where it is cut.
+    /// The 64-bit words that the launches pass on for a row with many candidate tokens: sums of 512 buckets,
+    /// a winner of each part, 4,096 listed tokens, counts of the buckets, and the cut.
     pub const MANY_WORDS: usize = 512 + 128 + 4096 + 256 + 5;
 
-    /// Plans rows of so many logits.
+    /// Plans rows of `n_vocab` logits.
     pub fn of(n_vocab: usize) -> Self {
         Self {
             n_parts: n_vocab.div_ceil(PART_LOGITS).max(1),
@@ -91,7 +91,7 @@ impl SampleScratch {
 pub struct SampleRecord {
     /// Seed of the generator.
     pub seed: u64,
-    /// Position that the token takes in its sequence.
+    /// The position of the token in its sequence.
     pub position: u32,
     /// The sum of the constants below.
     pub flags: u32,
@@ -164,12 +164,12 @@ impl SampleRecord {
     }
 }
 
-/// What the rows of a launch are sampled with.
+/// The sampling parameters of a launch's rows.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleInputs<'a> {
     /// The records, [`SampleRecord::WORDS`] words each.
     pub records: View<'a, u32>,
-    /// What the offsets of the records point into.
+    /// The array into which the offsets of the records point.
     pub words: View<'a, u32>,
     /// Tokens sampled by the step before.
     pub previous: View<'a, u32>,
@@ -181,7 +181,7 @@ pub struct SampleInputs<'a> {
 /// Where the launch leaves its results.
 #[derive(Debug)]
 pub struct SampleOutputs<'a> {
-    /// What the launches leave each other.
+    /// The memory through which the launches pass on their results.
     pub scratch: &'a mut SampleScratch,
     /// Tokens, `[n_rows]`; [`NO_TOKEN`](crate::NO_TOKEN) where there is none.
     pub tokens: ViewMut<'a, u32>,

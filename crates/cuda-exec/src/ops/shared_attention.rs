@@ -239,7 +239,7 @@ mod tests {
             head_dim_v: dim,
             has_values_in_keys: false,
         };
-        // Own pages behind the shared ones: 1 to 6, the last of them not whole.
+        // Own pages after the shared ones: 1 to 6, the last one partial.
         let n_own = |row: usize| 1 + row % 6;
         let n_tokens = case.n_sharing + 2;
         let (mut pages, mut starts, mut positions, mut next) =

@@ -199,7 +199,7 @@ mod tests {
     #[derive(Clone, Copy)]
     enum How {
         Two,
-        /// One, with so many multiprocessors.
+        /// One, with this number of multiprocessors.
         One(usize),
     }
 

@@ -1,10 +1,11 @@
 //! Tests faults of a driver: unknown error codes, a missing compiler, several GPUs.
 
 use tokenmill_cuda_exec::{
-    Cubins, CudaExecError, Device, Launches, Ops, QuantizedRows, WideProducts, families, modules, probe_with,
+    Cubins, CudaExecError, Device, Launches, Ops, QuantizedRows, WideProducts, families, probe_with,
 };
-use tokenmill_gguf::TensorType;
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
+
+use crate::preparing::archive;
 
 /// Launches something.
 fn launch(simulator: &Simulator, fault: Fault) -> [Result<(), CudaExecError>; 2] {
@@ -57,17 +58,7 @@ fn a_driver_without_a_compiler_says_so_or_takes_what_was_compiled_ahead() {
     assert!(said.contains("libnvidia-ptxjitcompiler.so.1"), "{said}");
     assert!(!said.contains('\n'), "{said}");
 
-    let mut archive = Cubins::header();
-    // Modules of every network, and those of the self-test's product.
-    let is_needed =
-        |module: &modules::KernelModule| module.types.is_empty() || module.types == [TensorType::Q4_K];
-    for module in modules::all().into_iter().filter(is_needed) {
-        let name = module.name.as_str();
-        let ptx = modules::ptx(name).unwrap();
-        let code = ["\x7fELF", &modules::text_for(&ptx, (9, 0))].concat();
-        modules::Entry::append(&mut archive, &format!("sm_90/{name}"), code.as_bytes());
-    }
-    let device = simulator.device_with(Some(Cubins::new(archive).unwrap()));
+    let device = simulator.device_with(Some(archive("sm_90", None)));
     Ops::load(&device).unwrap();
     tokenmill_cuda_exec::self_test(&device).unwrap();
     assert!(device.n_ahead() > 10);

@@ -1,5 +1,7 @@
 //! Tests the preparation of kernels: the shared memory carveout, opt-in shared memory, and code that was compiled ahead.
 
+use std::sync::OnceLock;
+
 use tokenmill_cuda_exec::{
     Api, Args, Buffers, Carveout, Cubins, Device, DeviceOptions, LaunchShape, Ops, modules, self_test,
 };
@@ -87,14 +89,28 @@ fn a_multiprocessor_holds_as_many_thread_blocks_as_its_card_has_room_for() {
     );
 }
 
-/// Builds an archive with stand-ins for these modules' code, for a compute capability.
-fn archive(capability: &str, is_wanted: impl Fn(&modules::KernelModule) -> bool) -> Cubins {
+/// Stand-ins for the code of the modules of every network and of the self-test's product, which take seconds to compress.
+fn stand_ins() -> &'static [u8] {
+    static ENTRIES: OnceLock<Vec<u8>> = OnceLock::new();
+    ENTRIES.get_or_init(|| {
+        let mut entries = Vec::new();
+        let is_needed =
+            |module: &modules::KernelModule| module.types.is_empty() || module.types == [TensorType::Q4_K];
+        for module in modules::all().into_iter().filter(is_needed) {
+            let ptx = modules::ptx(&module.name).unwrap();
+            let code = ["\x7fELF", &modules::text_for(&ptx, (9, 0))].concat();
+            modules::Entry::append(&mut entries, &module.name, code.as_bytes());
+        }
+        entries
+    })
+}
+
+/// Builds an archive of stand-ins for code of a compute capability, of all modules that are needed but one.
+pub(crate) fn archive(capability: &str, missing: Option<&str>) -> Cubins {
     let mut archive = Cubins::header();
-    for module in modules::all().into_iter().filter(is_wanted) {
-        let name = module.name.as_str();
-        let ptx = modules::ptx(name).unwrap();
-        let code = ["\x7fELF", &modules::text_for(&ptx, (9, 0))].concat();
-        modules::Entry::append(&mut archive, &format!("{capability}/{name}"), code.as_bytes());
+    for entry in modules::Entry::all(stand_ins()).filter(|entry| Some(entry.name) != missing) {
+        let name = format!("{capability}/{}", entry.name);
+        modules::Entry { name: &name, ..entry }.append_to(&mut archive);
     }
     Cubins::new(archive).unwrap()
 }
@@ -103,13 +119,10 @@ fn archive(capability: &str, is_wanted: impl Fn(&modules::KernelModule) -> bool)
 fn code_for_exactly_this_gpu_is_taken_before_the_drivers_compiler() {
     // The archive's code was assembled with CUDA 13.0.
     let newer = Simulator::api_for_cuda_13();
-    let is_needed = |module: &modules::KernelModule| {
-        module.name != "norm" && (module.types.is_empty() || module.types == [TensorType::Q4_K])
-    };
     let check = |api: &Api, capability: &str, all_but_one: bool| {
         let simulator = Simulator::new(&SimOptions::default());
         let options = DeviceOptions {
-            cubins: Some(archive(capability, is_needed)),
+            cubins: Some(archive(capability, Some("norm"))),
             ..options()
         };
         let device = Device::open_with(api, simulator.ordinal(), options).unwrap();

@@ -242,7 +242,7 @@ fn check_getters(metadata: &Metadata) {
     }
 }
 
-/// What was parsed must be writable, and be the same after it was written and parsed again.
+/// Checks that a parsed header can be written, and is the same after it is written and parsed again.
 fn check_rewrite(header: &Header) {
     let rewrite = |header: &Header| {
         let mut writer = GgufWriter::with_metadata(header.metadata.clone());

@@ -1,11 +1,11 @@
 //! [`Manifest`]: the layers of a model of Ollama's registry.
 //!
-//! Separate because a server sends it and other programs write it: all of it is checked here. Invariant: a digest is 64 hexadecimal
-//! digits, and so can name a file.
+//! It comes from a server or from other programs, so all of it is checked here. Invariant: a digest is 64
+//! hexadecimal digits, and so can name a file.
 
 use serde_json::Value;
 
-/// More layers than any model has; more are refused.
+/// Maximum number of layers: more than any model has.
 const MAX_LAYERS: usize = 1024;
 /// Largest manifest, in bytes; a layer takes about two hundred.
 const MAX_MANIFEST_BYTES: usize = 1 << 20;
@@ -27,17 +27,17 @@ impl Layer {
     }
 }
 
-/// Lists the parts of a model.
+/// The parts of a model.
 #[derive(Debug)]
 pub(super) struct Manifest {
-    /// All of it, each file once, the configuration first.
+    /// All layers, each file once, the configuration first.
     pub(super) layers: Vec<Layer>,
     /// The GGUF file.
     pub(super) weights: Layer,
 }
 
 impl Manifest {
-    /// Returns the layer that describes the model; other programs may leave it out.
+    /// Returns the layer that describes the model; other programs may omit it.
     pub(super) fn config(&self) -> Option<&Layer> {
         self.layers.first().filter(|layer| !layer.is_weights())
     }
@@ -45,7 +45,7 @@ impl Manifest {
     /// Reads a manifest.
     ///
     /// # Errors
-    /// Fails if it is invalid or has a layer that this program cannot use.
+    /// An error if it is invalid or has a layer that this program cannot use.
     pub(super) fn of(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > MAX_MANIFEST_BYTES {
             return Err(format!("it has {} bytes", bytes.len()));

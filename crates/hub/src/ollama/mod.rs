@@ -1,7 +1,7 @@
 //! Models of Ollama's registry: from `NAME:TAG` to a GGUF file on this machine.
 //!
-//! A second source next to the Hub. What Ollama itself has downloaded is found where it lies; what is pulled goes to the same place, so
-//! that both programs find it.
+//! A second source besides the Hub. Models downloaded by Ollama itself are found in its folder, and pulled
+//! ones are stored there too, so that both programs find them.
 //!
 //! ```no_run
 //! use tokenmill_hub::{HubSettings, ollama};
@@ -16,9 +16,10 @@
 //! # Ok::<(), tokenmill_hub::HubError>(())
 //! ```
 //!
-//! A manifest names layers by their SHA-256: the weights, and small ones such as a template. All are downloaded, since Ollama wants them;
-//! of them this program reads the weights alone, which carry their own template. Source of the form:
-//! <https://github.com/ollama/ollama/blob/main/docs/faq.mdx> for the folder, and the manifests themselves.
+//! A manifest names layers by their SHA-256: the weights, and small ones such as a template. All are
+//! downloaded, since Ollama needs them; this program reads only the weights, which contain their own
+//! template. Source: <https://github.com/ollama/ollama/blob/main/docs/faq.mdx> for the folder, and the
+//! manifests themselves for their format.
 
 mod manifest;
 mod name;

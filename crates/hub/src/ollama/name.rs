@@ -1,20 +1,20 @@
-//! [`OllamaName`]: how a model of Ollama's registry is written.
+//! [`OllamaName`]: the syntax of a model's name in Ollama's registry.
 
 use std::{fmt, str::FromStr};
 
 use crate::{HubError, ModelName};
 
-/// A model of Ollama's registry: `NAME[:TAG]`, with `NAMESPACE/` before it where it is not Ollama's own.
+/// A model of Ollama's registry: `NAME[:TAG]`, preceded by `NAMESPACE/` unless it is one of Ollama's own.
 ///
-/// `ollama:`, `ollama.com/` and addresses of its pages name the same.
+/// `ollama:`, `ollama.com/` and addresses of its pages are also accepted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OllamaName {
-    /// As a repository, with the tag as what is wished of it.
+    /// The name as a repository, with the tag as the requested type.
     repository: ModelName,
     tag: String,
 }
 
-/// What a name may begin with. The longer ones come first.
+/// Prefixes of a name, the longer ones first.
 const PREFIXES: [&str; 8] = [
     "https://ollama.com/library/",
     "https://ollama.com/",
@@ -25,19 +25,19 @@ const PREFIXES: [&str; 8] = [
     "ollama://",
     "ollama:",
 ];
-/// The namespace of Ollama's own models, which names leave out.
+/// The namespace of Ollama's own models, which names omit.
 const LIBRARY: &str = "library";
 const LATEST: &str = "latest";
 const MAX_TAG_BYTES: usize = 80;
 
 impl OllamaName {
-    /// Whether a text says by itself that it names a model of Ollama's registry.
+    /// Returns whether a text is explicitly a model of Ollama's registry.
     pub fn is_marked(text: &str) -> bool {
         PREFIXES.iter().any(|prefix| text.starts_with(prefix))
     }
 
-    /// The name that `NAME:TAG` is, as Ollama's users write it; `None` for all that could be something else. A name of one
-    /// letter is a drive of Windows.
+    /// Parses `NAME:TAG`, as Ollama's users write it; `None` for anything ambiguous. A name of one letter
+    /// would be a drive on Windows.
     pub fn of_short(text: &str) -> Option<Self> {
         let (name, tag) = text.split_once(':')?;
         let is_file = [".gguf", ".safetensors", ".json"]
@@ -46,7 +46,8 @@ impl OllamaName {
         (name.len() > 1 && !name.contains(['/', '\\']) && !is_file).then(|| text.parse().ok())?
     }
 
-    /// The name as people say it: without the tag `latest`, and without what tells it from names of the Hub.
+    /// Returns the short name: without the tag `latest`, and without the prefix that distinguishes it from
+    /// names of the Hub.
     pub fn short(&self) -> String {
         let tag = match self.tag.as_str() {
             LATEST => String::new(),
@@ -59,7 +60,7 @@ impl OllamaName {
         }
     }
 
-    /// The namespace and the name, as they stand in addresses and paths.
+    /// Returns the namespace and the name, as used in addresses and paths.
     pub(super) fn repository(&self) -> &ModelName {
         &self.repository
     }
@@ -68,7 +69,7 @@ impl OllamaName {
         &self.tag
     }
 
-    /// The name of a manifest in a store.
+    /// Returns the name of a manifest in a store.
     pub(super) fn of_parts(namespace: &str, name: &str, tag: &str) -> Option<Self> {
         format!("{namespace}/{name}:{tag}").parse().ok()
     }
@@ -77,7 +78,7 @@ impl OllamaName {
 impl fmt::Display for OllamaName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.repository.owner() != LIBRARY {
-            // Without the mark it would be a repository of the Hub.
+            // Without the prefix it would be a repository of the Hub.
             write!(f, "ollama:{}/", self.repository.owner())?;
         }
         write!(f, "{}:{}", self.repository.short_name(), self.tag)

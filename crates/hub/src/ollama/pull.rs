@@ -1,6 +1,7 @@
-//! [`plan`] and [`OllamaPlan::fetch`]: what a model of Ollama's registry takes, and its download.
+//! [`plan`] and [`OllamaPlan::fetch`]: the size of a model of Ollama's registry, and its download.
 //!
-//! Separate from the Hub's pull because a manifest says everything: layers, sizes and hashes. The transfer of a file is the same.
+//! Unlike on the Hub, a manifest states everything: layers, sizes and hashes. The transfer of a file is the
+//! same.
 
 use std::fs::{self, File};
 
@@ -20,20 +21,20 @@ use crate::{
     observer::Tally,
 };
 
-/// What a pull will do.
+/// A plan of a pull.
 #[derive(Debug)]
 pub struct OllamaPlan {
     name: OllamaName,
     manifest: Manifest,
-    /// The manifest as it came.
+    /// The received bytes of the manifest.
     bytes: Vec<u8>,
-    /// Bytes of all layers.
+    /// Total bytes of all layers.
     pub total_bytes: u64,
-    /// Bytes that are to be downloaded.
+    /// Bytes to download.
     pub missing_bytes: u64,
 }
 
-/// The settings with the registry as the endpoint. It knows nothing of the Hub's token.
+/// Returns the settings with the registry as the endpoint and without the Hub's token.
 fn of_registry(settings: &HubSettings) -> HubSettings {
     HubSettings {
         endpoint: settings.ollama_registry.clone(),
@@ -42,10 +43,11 @@ fn of_registry(settings: &HubSettings) -> HubSettings {
     }
 }
 
-/// Asks the registry for a model, and says what a pull would do.
+/// Requests a model's manifest from the registry, and plans the pull.
 ///
 /// # Errors
-/// A model that does not exist, cannot be asked for, or is none that this program can use.
+/// An error if the model does not exist, the registry cannot be reached, or this program cannot use the
+/// model.
 pub fn plan(
     name: &OllamaName,
     settings: &HubSettings,
@@ -96,7 +98,7 @@ pub fn plan(
     })
 }
 
-/// Locks a layer. The locks lie next to the Hub's: Ollama's folder holds nothing but its own files.
+/// Locks a layer. The locks are next to the Hub's: Ollama's folder contains only its own files.
 fn lock_layer(settings: &HubSettings, digest: &str, waiter: Waiter<'_>) -> Result<Option<File>, HubError> {
     let locks = settings.cache.join(".locks").join("ollama");
     fs::create_dir_all(&locks).map_err(HubError::file("write", &locks))?;
@@ -104,20 +106,20 @@ fn lock_layer(settings: &HubSettings, digest: &str, waiter: Waiter<'_>) -> Resul
 }
 
 impl OllamaPlan {
-    /// The model's name.
+    /// Returns the model's name.
     pub fn name(&self) -> &OllamaName {
         &self.name
     }
 
-    /// How many files it has.
+    /// Returns the number of its files.
     pub fn n_files(&self) -> usize {
         self.manifest.layers.len()
     }
 
-    /// Hashes the layers that are there, and removes those with other bytes than their names say: they are missing then.
+    /// Hashes the stored layers, and removes those that do not match their names; these are then missing.
     ///
     /// # Errors
-    /// A layer that cannot be read or removed.
+    /// An error if a layer cannot be read or removed.
     pub fn remove_damaged(
         &mut self,
         settings: &HubSettings,
@@ -141,15 +143,15 @@ impl OllamaPlan {
         Ok(())
     }
 
-    /// What a layer is called in messages.
+    /// Returns a layer's name for messages.
     fn name_of(&self, layer: &Layer) -> String {
         format!("{} of {}", &layer.digest[..12], self.name)
     }
 
-    /// Downloads the layers that are missing, checks them, and writes the manifest.
+    /// Downloads the missing layers, verifies them, and writes the manifest.
     ///
     /// # Errors
-    /// [`HubError`]. What has arrived stays, and the next call continues from there.
+    /// [`HubError`]. Received bytes stay, and the next call continues from there.
     pub fn fetch(self, settings: &HubSettings, observer: &dyn PullObserver) -> Result<PulledModel, HubError> {
         let store = Store::of(settings);
         store.prepare()?;
@@ -173,7 +175,7 @@ impl OllamaPlan {
         })
     }
 
-    /// Looks whether what is missing has room on the disk.
+    /// Checks that the disk has room for the missing layers.
     fn check_room(&self, store: &Store<'_>, settings: &HubSettings) -> Result<(), HubError> {
         let absent = (self.manifest.layers.iter()).filter(|layer| !store.has(&layer.digest, layer.n_bytes));
         let needed_bytes = absent
@@ -210,7 +212,7 @@ impl OllamaPlan {
                 file: Some(&file.path),
             };
             let _locked = lock_layer(registry, &layer.digest, waiter)?;
-            // Another program may have had the lock and downloaded it.
+            // Another program may have held the lock and downloaded it.
             if !is_there() {
                 return blob::download(hub, repository, &file, registry, tally, &incomplete, &target);
             }

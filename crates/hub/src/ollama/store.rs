@@ -1,7 +1,7 @@
 //! [`Store`]: the folder in which Ollama keeps models.
 //!
-//! Separate because another program reads and writes it too. Invariants: a manifest is written when all of its layers are there; a layer
-//! is removed when no manifest names it any more.
+//! Ollama reads and writes it too. Invariants: a manifest is written only when all its layers exist; a layer
+//! is removed only when no manifest names it any more.
 //!
 //! ```text
 //! manifests/registry.ollama.ai/NAMESPACE/NAME/TAG    the layers of a model, as JSON
@@ -18,13 +18,13 @@ use std::{
 use super::{OllamaName, manifest::Manifest};
 use crate::{HubError, HubSettings, PulledModel};
 
-/// The folder of manifests of the registry that names mean where they say no other.
+/// The folder of manifests for the default registry.
 const REGISTRY: &str = "registry.ollama.ai";
-/// The type of a model whose configuration does not say it.
+/// The type of a model whose configuration does not state it.
 const LABEL: &str = "gguf";
-/// The longest configuration that is read. Real ones have some hundred bytes.
+/// Largest configuration that is read, in bytes. Real ones have some hundred bytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// The longest name of a type.
+/// Maximum length of a type's name, in bytes.
 const MAX_TYPE_BYTES: usize = 16;
 
 pub(super) struct Store<'s> {
@@ -50,7 +50,7 @@ impl<'s> Store<'s> {
         fs::metadata(self.blob(digest)).is_ok_and(|found| found.is_file() && found.len() == n_bytes)
     }
 
-    /// Makes the folder of the layers.
+    /// Creates the folder of the layers.
     pub(super) fn prepare(&self) -> Result<(), HubError> {
         let folder = self.root.join("blobs");
         fs::create_dir_all(&folder).map_err(HubError::file("write", folder))
@@ -64,11 +64,11 @@ impl<'s> Store<'s> {
             .join(name.tag())
     }
 
-    /// Writes a manifest whose layers are all there.
+    /// Writes a manifest; all its layers must exist.
     pub(super) fn write_manifest(&self, name: &OllamaName, bytes: &[u8]) -> Result<(), HubError> {
         let path = self.manifest_path(name);
         let folder = path.parent().expect("a manifest lies in a folder");
-        // Ollama takes no name that begins with a dot for a tag.
+        // Ollama does not take names that begin with a dot for tags.
         let aside = folder.join(format!(".{}.tokenmill", name.tag()));
         fs::create_dir_all(folder)
             .and_then(|()| fs::write(&aside, bytes))
@@ -76,7 +76,7 @@ impl<'s> Store<'s> {
             .map_err(HubError::file("write", &path))
     }
 
-    /// The model of a name, if all of it is there.
+    /// Returns the model with this name, if it is complete.
     pub(super) fn find(&self, name: &OllamaName) -> Option<PulledModel> {
         let manifest = Manifest::of(&fs::read(self.manifest_path(name)).ok()?).ok()?;
         let weights = &manifest.weights;
@@ -88,7 +88,7 @@ impl<'s> Store<'s> {
         })
     }
 
-    /// The type of the weights, as the model's configuration has it: `Q4_K_M`, for example.
+    /// Returns the type of the weights from the model's configuration, for example `Q4_K_M`.
     fn type_of(&self, manifest: &Manifest) -> Option<String> {
         let config = manifest
             .config()
@@ -105,7 +105,7 @@ impl<'s> Store<'s> {
         (is_type && is_plain).then(|| name.to_owned())
     }
 
-    /// All names with a manifest.
+    /// Returns all names with a manifest.
     fn names(&self) -> Vec<OllamaName> {
         let registry = self.root.join("manifests").join(REGISTRY);
         let mut names = Vec::new();
@@ -121,7 +121,7 @@ impl<'s> Store<'s> {
         names
     }
 
-    /// Digests that a manifest at `path` names, also one that this program cannot use.
+    /// Returns the digests in the manifest at `path`, even if this program cannot use it.
     fn digests_of(path: &Path) -> Result<BTreeSet<String>, HubError> {
         let bytes = fs::read(path).map_err(HubError::file("read", path))?;
         let json: serde_json::Value =
@@ -134,7 +134,7 @@ impl<'s> Store<'s> {
     }
 }
 
-/// Names of a folder's entries, in order.
+/// Returns the names of a folder's entries, sorted.
 fn names_in(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let mut names: Vec<String> = entries
@@ -145,7 +145,8 @@ fn names_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// All files below a folder, behind links too; those of Ollama and of this program that are being written begin with a dot.
+/// Lists all files below a folder, including linked ones. Unfinished files of Ollama and of this program
+/// begin with a dot.
 fn files_below(folder: &Path, found: &mut Vec<PathBuf>) -> Result<(), HubError> {
     for entry in fs::read_dir(folder).map_err(HubError::file("read", folder))? {
         let entry = entry.map_err(HubError::file("read", folder))?;
@@ -162,16 +163,16 @@ fn files_below(folder: &Path, found: &mut Vec<PathBuf>) -> Result<(), HubError> 
     Ok(())
 }
 
-/// Finds a model that Ollama or this program has downloaded; no server is asked.
+/// Finds a model that Ollama or this program has downloaded, without asking a server.
 ///
 /// # Errors
-/// None so far; a store that cannot be read has no models.
+/// Currently none: an unreadable store has no models.
 pub fn find_stored(name: &OllamaName, settings: &HubSettings) -> Result<Option<PulledModel>, HubError> {
     Ok(Store::of(settings).find(name))
 }
 
-/// The name of the model whose weights a file is, where it lies in a folder of Ollama's: the first of several. Files there are called by
-/// the hash of their bytes.
+/// Returns the name of the model whose weights are this file in Ollama's folder; the first if there are
+/// several. Files there are named by the hash of their bytes.
 pub fn name_of(path: &Path) -> Option<OllamaName> {
     let digest = path.file_name()?.to_str()?.strip_prefix("sha256-")?;
     let blobs = path.parent().filter(|folder| folder.ends_with("blobs"))?;
@@ -193,11 +194,11 @@ pub struct StoredOllamaModel {
     pub name: OllamaName,
     /// Its file.
     pub model: PulledModel,
-    /// When its file was last read, where the system says it.
+    /// The time of the last read of its file, if the system reports it.
     pub last_used: Option<SystemTime>,
 }
 
-/// The models in Ollama's folder that can be used here.
+/// Returns the usable models in Ollama's folder.
 pub fn stored_models(settings: &HubSettings) -> Vec<StoredOllamaModel> {
     let store = Store::of(settings);
     let names = store.names().into_iter();
@@ -216,20 +217,21 @@ pub fn stored_models(settings: &HubSettings) -> Vec<StoredOllamaModel> {
         .collect()
 }
 
-/// What the removal of a model takes away.
+/// The files to delete when a model is removed.
 #[derive(Debug)]
 pub struct OllamaRemoval {
     manifest: PathBuf,
     blobs: Vec<PathBuf>,
-    /// Bytes that are free then. Layers that other models have stay.
+    /// Bytes freed by the removal. Layers that other models use stay.
     pub freed_bytes: u64,
 }
 
 impl OllamaRemoval {
-    /// Finds what goes with a model.
+    /// Finds the files to delete with a model.
     ///
     /// # Errors
-    /// A model that is not there, and another model's manifest that cannot be read: it may name the same layers.
+    /// An error if the model is not stored, or if another model's manifest, which may name the same layers,
+    /// cannot be read.
     pub fn of(name: &OllamaName, settings: &HubSettings) -> Result<Self, HubError> {
         let store = Store::of(settings);
         let manifest = store.manifest_path(name);
@@ -258,15 +260,15 @@ impl OllamaRemoval {
         })
     }
 
-    /// Takes it away: the manifest first, so that nothing that is found lacks its bytes.
+    /// Deletes the files: the manifest first, so that no listed model lacks its bytes.
     ///
     /// # Errors
-    /// A file that cannot be removed.
+    /// An error if a file cannot be removed.
     pub fn apply(self) -> Result<(), HubError> {
         for path in [&self.manifest].into_iter().chain(&self.blobs) {
             fs::remove_file(path).map_err(HubError::file("remove", path))?;
         }
-        // The folders of a name without tags; those that have others stay.
+        // The folders of a name without tags; folders with other tags stay.
         for folder in self.manifest.ancestors().skip(1).take(2) {
             let _still_used = fs::remove_dir(folder);
         }

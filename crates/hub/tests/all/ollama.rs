@@ -152,7 +152,7 @@ fn a_removal_keeps_the_layers_of_others() {
         .ollama_models
         .join("manifests/registry.ollama.ai/library/model");
     fs::copy(folder.join("tiny"), folder.join("other")).unwrap();
-    // What cannot be read may name the same layers.
+    // An unreadable manifest may name the same layers.
     fs::write(folder.join("cut"), "{").unwrap();
     let error = OllamaRemoval::of(&name(), &settings).unwrap_err();
     assert!(error.to_string().contains("cut"), "{error}");

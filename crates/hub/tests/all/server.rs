@@ -21,7 +21,7 @@ use tokenmill_hub::{HubSettings, HubToken};
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// The repository of everything here.
 pub(crate) const NAME: &str = "org/model-GGUF";
-/// What Ollama's registry says of the model.
+/// The model's configuration in Ollama's registry.
 pub(crate) const CONFIG: &[u8] = br#"{"file_type":"Q4_0"}"#;
 /// Files of this size or more are large: they lie on the other host and have a SHA-256.
 const LARGE_BYTES: usize = 1000;
@@ -43,7 +43,7 @@ impl Request {
     }
 }
 
-/// What the server does instead of its work.
+/// A fault that the server shows instead of its work.
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
     /// Announces all bytes, sends so many, and ends the connection.

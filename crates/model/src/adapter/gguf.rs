@@ -1,11 +1,11 @@
 //! LoRA adapters in GGUF files, as llama.cpp's `convert_lora_to_gguf.py` writes them.
 //!
-//! | key or tensor | what |
+//! | key or tensor | value |
 //! |---|---|
 //! | `general.type` | `adapter` |
-//! | `general.architecture` | that of the base model |
+//! | `general.architecture` | the architecture of the base model |
 //! | `adapter.type` | `lora` |
-//! | `adapter.lora.alpha` | over the rank: the scale; 0 means a scale of 1 |
+//! | `adapter.lora.alpha` | the scale times the rank; 0 means a scale of 1 |
 //! | `NAME.lora_a` | `[n_in, rank]`, the contiguous dimension first |
 //! | `NAME.lora_b` | `[rank, n_out]` |
 //!
@@ -27,7 +27,7 @@ pub(super) fn read(reader: &AdapterReader, path: &Path) -> Result<Adapter, LoadE
     parse(reader, path, &GgufFile::open(path)?)
 }
 
-/// Takes an opened file.
+/// Parses an opened file.
 pub(super) fn parse(reader: &AdapterReader, path: &Path, file: &GgufFile) -> Result<Adapter, LoadError> {
     let bad = |reason: String| bad(path, reason);
     let metadata = file.metadata();
@@ -107,7 +107,7 @@ pub(super) fn parse(reader: &AdapterReader, path: &Path, file: &GgufFile) -> Res
     reader.finish(path, Form::Gguf, weights)
 }
 
-/// Bytes of a tensor's numbers as [`float_matrix`] gives them.
+/// Returns the size in bytes of a tensor's numbers, as [`float_matrix`] returns them.
 fn bytes_as_read(info: &TensorInfo) -> usize {
     let n_bytes = match info.ty {
         TensorType::F16 | TensorType::BF16 => size_of::<u16>(),

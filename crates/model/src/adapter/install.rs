@@ -1,6 +1,7 @@
-//! Adapters on their way to a device: each change is compared with the weight it changes, and uploaded.
+//! Uploads adapters to a device: compares the shape of each change with the weight that it changes, then
+//! uploads it.
 //!
-//! Separate from the executor's steps. Invariant: an adapter is added whole or not at all.
+//! Invariant: an adapter is added completely or not at all.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -12,7 +13,8 @@ use tokenmill_backend::{
 use crate::{ModelExecutor, loader::AdaptableWeight};
 
 impl<B: Backend> ModelExecutor<B> {
-    /// Uploads what of an adapter was not uploaded by [`Self::install_weight`], and takes it whole.
+    /// Uploads the parts of an adapter that [`Self::install_weight`] has not uploaded, and adds the whole
+    /// adapter.
     pub(crate) fn install_adapter(
         &mut self,
         id: AdapterId,
@@ -38,7 +40,7 @@ impl<B: Backend> ModelExecutor<B> {
         Ok(())
     }
 
-    /// Uploads the change of one of an adapter's weights, unless that was done before.
+    /// Uploads the change of one of an adapter's weights, unless it is already on the device.
     pub(crate) fn install_weight(
         &mut self,
         id: AdapterId,
@@ -81,7 +83,7 @@ impl<B: Backend> ModelExecutor<B> {
         })
     }
 
-    /// Lends the matrices of an adapter to another of its own strength.
+    /// Adds an adapter that shares another's matrices and has its own strength.
     pub(crate) fn install_copy(
         &mut self,
         from: AdapterId,
@@ -114,7 +116,8 @@ fn check_shape(weight: &AdapterWeight, adaptable: &AdaptableWeight) -> Result<()
     })
 }
 
-/// Uploads the change of a weight, or of those rows of it that a matrix of the network is.
+/// Uploads the change of a weight. If a matrix of the network holds only some of the weight's rows, only
+/// those are uploaded.
 fn upload<B: Backend>(
     backend: &mut B,
     weight: &AdapterWeight,

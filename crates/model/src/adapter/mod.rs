@@ -1,8 +1,8 @@
 //! Adapters: LoRA files in both forms, read into an [`Adapter`](tokenmill_backend::Adapter).
 //!
-//! Separate from the network, which does not know where an adapter's matrices come from. Invariant: an adapter that was read
-//! has finite numbers, a rank of at least 1 in every change, the GGUF names of weights, and the rows of `b` in the order of the
-//! base model's.
+//! The network does not know where an adapter's matrices come from. Invariant: an adapter that was read has
+//! finite numbers, a rank of at least 1 in every change, GGUF names of weights, and the rows of `b` in the
+//! order of the base model.
 
 mod gguf;
 mod install;
@@ -11,5 +11,5 @@ mod reader;
 
 pub use reader::AdapterReader;
 
-/// More bytes of matrices than this are taken for a mistake.
+/// Largest accepted size of an adapter's matrices, in bytes.
 const MAX_ADAPTER_BYTES: usize = 4 << 30;

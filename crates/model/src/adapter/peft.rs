@@ -35,7 +35,7 @@ use crate::{
     safetensors_folder::ungrouped_rows,
 };
 
-/// Holds the fields of `adapter_config.json` that affect the use of an adapter.
+/// The fields of `adapter_config.json` that affect how an adapter is applied.
 #[derive(Debug, Deserialize)]
 struct Config {
     #[serde(default)]
@@ -52,7 +52,7 @@ struct Config {
     modules_to_save: Option<Vec<String>>,
     #[serde(default)]
     use_qalora: bool,
-    /// Initialization of the matrices: some kinds change the base's weights too.
+    /// How the matrices were initialized. Some kinds change the base weights too.
     #[serde(default)]
     init_lora_weights: Option<Value>,
     #[serde(default, deserialize_with = "in_order")]
@@ -63,7 +63,7 @@ struct Config {
     alora_invocation_tokens: Option<Vec<u32>>,
 }
 
-/// Names of modules and what holds for them, in the order of the file.
+/// Module names with the value for each, in the order of the file.
 type Patterns<T> = Vec<(String, T)>;
 
 fn in_order<'de, D: Deserializer<'de>, T: DeserializeOwned>(source: D) -> Result<Patterns<T>, D::Error> {
@@ -73,10 +73,11 @@ fn in_order<'de, D: Deserializer<'de>, T: DeserializeOwned>(source: D) -> Result
         .collect()
 }
 
-/// Beginnings of values of `init_lora_weights` with which PEFT changes the base's weights before it adds the matrices.
+/// Prefixes of `init_lora_weights` values for which PEFT changes the base weights before it adds the
+/// matrices.
 const INITS_OF_OTHER_BASES: [&str; 3] = ["pissa", "olora", "corda"];
 
-/// Larger headers and configurations than this are taken for nonsense.
+/// Largest accepted size of a header or configuration, in bytes.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 const MAX_CONFIG_BYTES: usize = 1 << 20;
 
@@ -95,7 +96,7 @@ pub(super) fn read(reader: &AdapterReader, folder: &Path) -> Result<Adapter, Loa
     parse(reader, [&config_path, &path], &config, &tensors)
 }
 
-/// Takes the bytes of both files.
+/// Parses the bytes of both files.
 pub(super) fn parse(
     reader: &AdapterReader,
     [config_path, path]: [&Path; 2],
@@ -107,8 +108,8 @@ pub(super) fn parse(
     reader.finish(path, Form::Peft, weights)
 }
 
-/// Reads a file of the folder. A link must end in the folder or, from a snapshot of the Hub, in its blobs, because a server's clients can
-/// load folders that others put below its own.
+/// Reads a file of the folder. A link must resolve to a file inside the folder or, in a snapshot of the Hub,
+/// inside its blobs, because clients of a server can load folders that other users created under its root.
 fn read_file(folder: &Path, name: &str, max_bytes: usize) -> Result<Vec<u8>, LoadError> {
     RegularFile::read_in_folder(folder, name, max_bytes).map_err(|source| LoadError::Read {
         path: folder.join(name),
@@ -168,7 +169,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Rank and scale of a module.
+    /// Returns the rank and scale of a module.
     fn rank_and_scale(&self, module: &str) -> (usize, f32) {
         let rank = find_pattern(&self.rank_pattern, module).unwrap_or(self.r);
         let alpha = find_pattern(&self.alpha_pattern, module).unwrap_or(self.lora_alpha);
@@ -181,7 +182,7 @@ impl Config {
     }
 }
 
-/// Whether a pattern has no sign of a regular expression but the dots of names and anchors.
+/// Returns whether a pattern uses no regular-expression syntax except anchors and the dots of names.
 fn is_plain(pattern: &str) -> bool {
     !pattern
         .trim_start_matches('^')
@@ -189,7 +190,7 @@ fn is_plain(pattern: &str) -> bool {
         .contains(|c: char| "*+?()[]{}|\\^$".contains(c))
 }
 
-/// The value of the first pattern that is the end of a module's name, at a dot.
+/// Returns the value of the first pattern that matches the end of a module's name at a dot.
 fn find_pattern<T: Copy>(patterns: &[(String, T)], module: &str) -> Option<T> {
     let is_match = |pattern: &str| {
         let (anchored, name) = match pattern.strip_prefix('^') {
@@ -204,7 +205,7 @@ fn find_pattern<T: Copy>(patterns: &[(String, T)], module: &str) -> Option<T> {
         .map(|&(_, value)| value)
 }
 
-/// A tensor of the file.
+/// A tensor of the safetensors file.
 struct Stored<'a> {
     name: String,
     ty: TensorType,
@@ -261,7 +262,8 @@ fn read_weights(reader: &AdapterReader, config: &Config, file: &[u8]) -> Result<
         for change in changes {
             apply(change, reader, &module, &mut weight)?;
         }
-        // A folder's weights are multiplied while they are read; descriptors of GGUF files have no such factors.
+        // Weights of a folder are scaled by these factors as they are read; descriptors of GGUF files have
+        // none.
         let factors = reader.descriptor.row_factors.iter();
         if let Some(factors) = factors
             .into_iter()
@@ -279,7 +281,7 @@ fn read_weights(reader: &AdapterReader, config: &Config, file: &[u8]) -> Result<
     Ok(weights)
 }
 
-/// The GGUF name of a module's weight, and the layout that has it.
+/// Returns the GGUF name of a module's weight and the layout that contains it.
 fn gguf_name(reader: &AdapterReader, module: &str) -> Option<(String, &'static HfLayout)> {
     reader.layouts().iter().find_map(|&layout| {
         let (name, share) = layout.gguf_name(&format!("{module}.weight"))?;
@@ -287,14 +289,14 @@ fn gguf_name(reader: &AdapterReader, module: &str) -> Option<(String, &'static H
     })
 }
 
-/// The module and which of its two matrices a tensor is.
+/// Returns the module of a tensor, and which of the module's two matrices it is.
 fn module_of(tensor: &str) -> Option<(&str, usize)> {
     let name = tensor.strip_prefix("base_model.model.").unwrap_or(tensor);
     let matrices = [".lora_A.weight", ".lora_B.weight"];
     (matrices.iter().enumerate()).find_map(|(which, end)| Some((name.strip_suffix(end)?, which)))
 }
 
-/// Does to the change of a weight what is done to the weight on its way from a folder.
+/// Applies to an adapter's change what a folder's layout applies to the weight itself.
 fn apply(
     change: Change,
     reader: &AdapterReader,
@@ -302,7 +304,7 @@ fn apply(
     weight: &mut AdapterWeight,
 ) -> Result<(), String> {
     match change {
-        // The matrices of an adapter lie the same way for both kinds of linear modules.
+        // Adapter matrices have the same orientation for both kinds of linear modules.
         Change::Transpose => Ok(()),
         Change::UngroupQkv => {
             let order = ungrouped_rows(&reader.descriptor).filter(|order| order.len() == weight.n_out);
@@ -332,7 +334,7 @@ fn reordered(matrix: &FloatMatrix, n_rows: usize, order: &[usize]) -> FloatMatri
     }
 }
 
-/// A matrix whose rows are multiplied; `None` where it has not as many rows as there are factors.
+/// Returns the matrix with its rows multiplied; `None` if the number of rows does not match the factors.
 fn multiplied(matrix: &FloatMatrix, n_rows: usize, factors: &RowFactors) -> Option<FloatMatrix> {
     if factors.rows.iter().map(|(n_rows, _)| n_rows).sum::<usize>() != n_rows {
         return None;
@@ -351,8 +353,8 @@ fn multiplied(matrix: &FloatMatrix, n_rows: usize, factors: &RowFactors) -> Opti
     })
 }
 
-/// Says whether a tensor is a module's own weight or bias. PEFT saves these next to the matrices of a head or an embedding table, but the
-/// base model has them.
+/// Returns whether a tensor is a module's own weight or bias. PEFT saves these with the matrices of a head or
+/// an embedding table, but the base model already has them.
 fn is_of_base(tensor: &str, all: &HashMap<String, &TensorInfo>) -> bool {
     let module = [".base_layer.weight", ".base_layer.bias"]
         .into_iter()
@@ -360,7 +362,7 @@ fn is_of_base(tensor: &str, all: &HashMap<String, &TensorInfo>) -> bool {
     module.is_some_and(|module| all.contains_key(&format!("{module}.lora_A.weight")))
 }
 
-/// Reads an adapter's tensors from a safetensors file; all have two dimensions.
+/// Reads an adapter's tensors from a safetensors file. All must have two dimensions.
 fn tensors(file: &[u8]) -> Result<Vec<Stored<'_>>, String> {
     let (len, rest) = file.split_at_checked(8).ok_or("it has no header")?;
     let len = u64::from_le_bytes(len.try_into().expect("8 bytes"));
@@ -404,7 +406,7 @@ fn tensors(file: &[u8]) -> Result<Vec<Stored<'_>>, String> {
             name,
         });
     }
-    // The format's reader gives them in no order.
+    // The safetensors reader returns tensors in arbitrary order.
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(tensors)
 }
@@ -434,7 +436,7 @@ mod tests {
             (8, 1.0),
         );
         check(r#","alpha_pattern":{"^q_proj":8}"#, (8, 2.0));
-        // The first in the file's order, as in PEFT.
+        // The first in file order, as in PEFT.
         check(
             r#","alpha_pattern":{"q_proj":32,"layers.1.self_attn.q_proj":8}"#,
             (8, 4.0),

@@ -1,7 +1,8 @@
 //! [`AdapterReader`]: reads adapters for one base model.
 //!
-//! Separate from the two forms because both end alike: numbers are checked, rows are put in the order of the base. Invariant: it
-//! holds what it needs of the base, so that adapters can be read while the base runs.
+//! Both forms end in the same steps: numbers are checked, and rows are put in the order of the base.
+//! Invariant: the reader owns the facts about the base that it needs, so adapters can be read while the base
+//! runs.
 
 use std::path::{Path, PathBuf};
 
@@ -20,12 +21,12 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct AdapterReader {
     pub(super) descriptor: Descriptor,
-    /// Whether the base is a GGUF file, whose rows may be in another order than a folder's.
+    /// Whether the base is a GGUF file. Its rows may be in another order than a folder's.
     is_gguf: bool,
     layouts: Vec<&'static HfLayout>,
 }
 
-/// The form that an adapter comes in, which says how its rows are ordered.
+/// The file format of an adapter, which determines the order of its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Gguf,
@@ -41,11 +42,11 @@ impl AdapterReader {
         }
     }
 
-    /// Reads an adapter: a GGUF file as llama.cpp's converter writes it, or a folder as PEFT does (`adapter_config.json` and
-    /// `adapter_model.safetensors`).
+    /// Reads an adapter: a GGUF file as written by llama.cpp's converter, or a PEFT folder
+    /// (`adapter_config.json` and `adapter_model.safetensors`).
     ///
     /// # Errors
-    /// [`LoadError::BadAdapter`], [`LoadError::Read`] or [`LoadError::Gguf`]: what is wrong with the files, in one line.
+    /// [`LoadError::BadAdapter`], [`LoadError::Read`] or [`LoadError::Gguf`], with the cause in one line.
     pub fn read(&self, path: &Path) -> Result<Adapter, LoadError> {
         if path.is_dir() {
             peft::read(self, path)
@@ -54,7 +55,7 @@ impl AdapterReader {
         }
     }
 
-    /// Takes a GGUF file that is open.
+    /// Reads an adapter from an opened GGUF file.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -62,7 +63,7 @@ impl AdapterReader {
         gguf::parse(self, Path::new("the adapter"), file)
     }
 
-    /// Takes the bytes of `adapter_config.json` and of `adapter_model.safetensors`.
+    /// Reads an adapter from the bytes of `adapter_config.json` and `adapter_model.safetensors`.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -71,12 +72,12 @@ impl AdapterReader {
         peft::parse(self, names.map(Path::new), config, tensors)
     }
 
-    /// The layouts of folders of the base's architecture.
+    /// Returns the layouts of folders of the base's architecture.
     pub(super) fn layouts(&self) -> &[&'static HfLayout] {
         &self.layouts
     }
 
-    /// Puts together what a file has of each weight, and checks it.
+    /// Combines the parts of each weight that a file contains, and checks the result.
     pub(super) fn finish(
         &self,
         path: &Path,
@@ -118,7 +119,8 @@ impl AdapterReader {
         Ok(Adapter { weights })
     }
 
-    /// Puts the rows of `b` in the order of the base's rows: those of queries and keys may differ between the two kinds of files.
+    /// Puts the rows of `b` in the order of the base's rows. For queries and keys, GGUF files and folders may
+    /// differ.
     fn reorder_rows(&self, path: &Path, form: Form, weight: &mut AdapterWeight) -> Result<(), LoadError> {
         let rows = self
             .layouts
@@ -162,7 +164,7 @@ impl AdapterReader {
                 ),
             ));
         }
-        // A pair that turns together is two neighbours in GGUF files, and one of each half of a head in folders.
+        // The two values of a rope pair are adjacent in GGUF files; in folders they are half a head apart.
         let half = head_dim / 2;
         let source = |row: usize| {
             let (head, i) = (row / head_dim * head_dim, row % head_dim);
@@ -181,7 +183,8 @@ impl AdapterReader {
     }
 }
 
-/// Whether a GGUF file and a folder hold a weight's numbers in the same order, but for the rows of queries and keys.
+/// Returns whether a GGUF file and a folder store a weight's numbers in the same order, except the rows of
+/// queries and keys.
 fn is_alike(descriptor: &Descriptor, tensor: &str) -> bool {
     let recasts = recasts_of(&descriptor.arch).iter();
     let mut own = recasts
@@ -196,7 +199,7 @@ fn is_alike(descriptor: &Descriptor, tensor: &str) -> bool {
         | Recast::FourDims
         | Recast::NeighbouringQueries
         | Recast::NeighbouringKeys => true,
-        // One value head for each key head has one order.
+        // With one value head per key head, all orders are the same.
         Recast::TiledRows | Recast::TiledColumns => {
             descriptor.layers.iter().all(|layer| match &layer.mixer {
                 MixerDescriptor::DeltaNet(net) => net.n_k_heads == net.n_v_heads,
@@ -207,7 +210,7 @@ fn is_alike(descriptor: &Descriptor, tensor: &str) -> bool {
     })
 }
 
-/// The layer of a tensor and its name in there.
+/// Returns the layer of a tensor and its name within the layer.
 pub(super) fn layer_and_part(tensor: &str) -> Option<(usize, &str)> {
     let (layer, part) = tensor.strip_prefix("blk.")?.split_once('.')?;
     Some((layer.parse().ok()?, part))
@@ -224,10 +227,10 @@ pub(super) fn bad(path: &Path, reason: impl Into<String>) -> LoadError {
     }
 }
 
-/// A matrix as the backends take it: floats stay what they are, other types become F32.
+/// Reads a matrix in a type that backends accept: float types are kept, other types become F32.
 ///
 /// # Errors
-/// The reason, where the type has no numbers or the bytes are not as many as the shape says.
+/// The reason, if the type cannot be decoded or the number of bytes does not match the shape.
 pub(super) fn float_matrix(
     ty: TensorType,
     [n_rows, n_cols]: [usize; 2],
@@ -257,7 +260,7 @@ pub(super) fn float_matrix(
     })
 }
 
-/// The first number that is not finite.
+/// Returns the first number that is not finite.
 fn not_finite(matrix: &FloatMatrix) -> Option<f32> {
     fn find<const N: usize>(bytes: &[u8], decode: fn([u8; N]) -> f32) -> Option<f32> {
         let mut values = bytes.as_chunks().0.iter().map(|bytes| decode(*bytes));

@@ -13,7 +13,7 @@ use super::{
     encoder::{HeadStep, make_encoder, make_post_norm, remove_rope},
 };
 
-/// Rows of RoBERTa's table of positions that no token has: positions begin behind that of the padding token.
+/// The number of rows of RoBERTa's position table that no token uses: positions begin after the padding token's.
 const UNUSED_POSITIONS: usize = 2;
 
 pub(super) const BERT: Architecture = Architecture {

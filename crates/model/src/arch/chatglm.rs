@@ -1,4 +1,4 @@
-//! GLM 4 before the versions with norms behind each half: rope over half of a head, gate and up in one tensor.
+//! GLM 4 before the versions with norms after each half: rope over half of a head, gate and up in one tensor.
 //!
 //! Source: transformers, `models/glm/modeling_glm.py`; llama.cpp, `src/models/chatglm.cpp`.
 

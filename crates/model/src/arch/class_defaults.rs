@@ -1,8 +1,8 @@
-//! What the classes of Hugging Face's configurations take for fields that a `config.json` leaves out.
+//! Default values that the configuration classes of transformers use for fields missing from a `config.json`.
 //!
-//! Separate because it is a table of another program's, made by `class_defaults.py`: published files leave out what their class has so
-//! (those of Gemma 3 even the number of heads). Invariant: a field that a file has, null or under another name that the class knows, keeps
-//! what the file says.
+//! The table is generated from transformers by `class_defaults.py`: published files omit fields that equal
+//! the class default (Gemma 3's even the number of heads). Invariant: a field that a file contains keeps the
+//! file's value, even if it is null or stands under an alias that the class knows.
 //!
 //! Source: transformers 5.23.0, `models/*/configuration_*.py`.
 
@@ -10,12 +10,12 @@ use std::sync::OnceLock;
 
 use serde_json::{Map, Value};
 
-/// The base of rope that a class has, as a field that no file has.
+/// Key for a class's rope base; no file contains it.
 pub(super) const ROPE_BASE: &str = "default_rope_theta";
-/// Other names of a class's fields.
+/// Key of the alias table of a class.
 const ALIASES: &str = "aliases";
 
-/// Fields that readers take for each other: where a file has one, the class's value of another does not hold.
+/// Groups of equivalent fields: if a file has one of a group, the class default of the others does not apply.
 const SAME: &[&[&str]] = &[
     &[
         "num_local_experts",
@@ -58,7 +58,7 @@ const SAME: &[&[&str]] = &[
     ],
 ];
 
-/// The fields of a class, with their values; none where transformers has no configuration for it.
+/// Adds the default fields of a class; none if transformers has no configuration for it.
 pub(super) fn fill(class: &str, values: &mut Map<String, Value>) {
     static TABLE: OnceLock<Map<String, Value>> = OnceLock::new();
     let table = TABLE.get_or_init(|| {
@@ -76,16 +76,16 @@ pub(super) fn fill(class: &str, values: &mut Map<String, Value>) {
         let same = SAME.iter().find(|same| same.contains(&field));
         same.is_some_and(|same| same.iter().any(|other| values.contains_key(*other)))
     };
-    // Values that are filled in must not stand for what the file says.
+    // A default must not override a value of the file.
     let said = values.clone();
     let has_rope = ["rope_parameters", "rope_scaling"]
         .iter()
         .any(|field| values.get(*field).is_some_and(|rope| !rope.is_null()));
     for (field, value) in fields {
         let is_said = match field.as_str() {
-            // Here null means the class's own.
+            // Here null means the class default.
             "rope_parameters" => has_rope,
-            // The newer layout has them there.
+            // The newer layout has these inside `rope_parameters`.
             "local_rope_theta" | "rope_local_base_freq" => {
                 values.contains_key(field) || values.contains_key("rope_parameters")
             }

@@ -1,5 +1,5 @@
-//! Command R and Cohere's later models: layer norms without bias, both halves side by side, scaled logits. In Command R7B and
-//! A, the layers with a window have positions and the others have none.
+//! Command R and Cohere's later models: layer norms without bias, parallel halves, scaled logits. In Command
+//! R7B and A, layers with a window use rope and the others have no positions.
 //!
 //! Source: transformers, `models/cohere/modeling_cohere.py`, `models/cohere2/modeling_cohere2.py`; llama.cpp,
 //! `src/models/command-r.cpp`, `src/models/cohere2-iswa.cpp`.
@@ -10,7 +10,7 @@ use crate::{Descriptor, LoadError, QkNorm, Residual};
 
 use super::{Architecture, GgufConfig, HfConfig, HfLayout};
 
-/// One of so many layers of Cohere 2 sees everything.
+/// Period of the layers with full attention in Cohere 2.
 const PERIOD: usize = 4;
 
 pub(super) const COMMAND_R: Architecture = Architecture {

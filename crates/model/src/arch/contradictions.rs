@@ -1,13 +1,13 @@
 //! Refuses keys of a GGUF file that contradict each other or the file's tensors.
 //!
-//! Separate from the description, which takes each key by itself: where two disagree, one of them would be ignored without a word, and the
-//! output might be wrong. Invariant: nothing is refused here that describes one network only.
+//! The description reads each key by itself. If two keys disagreed, one would be silently ignored and the
+//! output might be wrong. Invariant: the checks here apply to all networks.
 
 use crate::{Descriptor, LayerDescriptor, LoadError, MixerDescriptor, RopeScaling, error::check};
 
 use super::GgufConfig;
 
-/// Refuses keys that the description of the network does not follow.
+/// Refuses keys that the descriptor does not reflect.
 pub(super) fn refuse(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     direction(config, descriptor)?;
     positions(config, descriptor)?;
@@ -24,7 +24,7 @@ pub(super) fn refuse(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result
     )
 }
 
-/// Attention to what comes later.
+/// Checks whether attention is causal.
 fn direction(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let said = config.opt_bool("attention.causal")?;
     check(
@@ -36,7 +36,7 @@ fn direction(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), Loa
     let is_causal = said.unwrap_or(true);
     let looks_ahead = |layer: &LayerDescriptor| match layer.mixer.attention() {
         Some(attention) => !attention.is_causal,
-        // Latent attention never does, and other mixers have no direction.
+        // Latent attention is always causal, and other mixers have no direction.
         None => layer.mixer.latent().is_none(),
     };
     check(
@@ -47,7 +47,7 @@ fn direction(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), Loa
     )
 }
 
-/// Biases by distance, and the magnitude of the rope.
+/// Checks ALiBi and the magnitude of the rope.
 fn positions(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let alibi = config.opt_f32("attention.max_alibi_bias")?.unwrap_or(0.0);
     let has_alibi = descriptor.attentions().any(|attention| attention.alibi.is_some());
@@ -81,13 +81,13 @@ fn positions(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), Loa
     )
 }
 
-/// Widths and counts that tensors have too.
+/// Checks widths and counts against the dimensions of tensors.
 fn widths(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let with_key = |key: &str, source: LoadError| LoadError::BadKey {
         key: config.key(key),
         source: Box::new(source),
     };
-    // The dimension at an index, where it is another than the keys say.
+    // Returns the dimension at an index if it differs from the key's value.
     let other = |name: &str, dim_idx: usize, expected: usize| {
         let dims = config.tensors.get(name)?;
         let found = *dims.get(dim_idx)?;
@@ -135,7 +135,7 @@ fn widths(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadEr
     Ok(())
 }
 
-/// The first layer that should have experts.
+/// Checks the index of the first layer with experts.
 fn dense_layers(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let said = config.opt_usize("leading_dense_block_count")?;
     // llama.cpp counts these layers for only some architectures, and saves 0 for the others.
@@ -165,7 +165,7 @@ fn dense_layers(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), 
     )
 }
 
-/// Which layers have attention, where it is said twice.
+/// Checks which layers have attention, if several keys state it.
 fn recurrent_layers(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let Some(interval) = config.opt_usize("full_attention_interval")? else {
         return Ok(());
@@ -192,7 +192,7 @@ fn recurrent_layers(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<
     )
 }
 
-/// Layers that predict further tokens, of which a part is there.
+/// Checks that MTP layers are complete.
 fn drafting_layers(config: &GgufConfig<'_>, n_layers: usize) -> Result<(), LoadError> {
     let n_nextn = config.opt_usize("nextn_predict_layers")?.unwrap_or(0);
     for layer_idx in n_layers..n_layers.saturating_add(n_nextn) {
@@ -200,7 +200,7 @@ fn drafting_layers(config: &GgufConfig<'_>, n_layers: usize) -> Result<(), LoadE
         let projection = format!("{start}nextn.eh_proj.weight");
         let of_layer = (config.tensors.range(start.as_str()..)).map(|(name, _)| *name);
         let mut of_layer = of_layer.take_while(|name| name.starts_with(&start));
-        // One without any tensor was left out.
+        // A layer without any tensor was left out on purpose.
         if of_layer.next().is_some() && !config.has_tensor(&projection) {
             return Err(LoadError::MissingTensor { name: projection });
         }

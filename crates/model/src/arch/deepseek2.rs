@@ -1,5 +1,5 @@
-//! DeepSeek V2, V3 and R1, and GLM 4.7 Flash: latent attention, experts after some dense layers with a shared network next to them,
-//! chosen by a softmax (V2) or by sigmoids with a correction bias (V3), within groups where there are any.
+//! DeepSeek V2, V3 and R1, and GLM 4.7 Flash: latent attention; after some dense layers, experts with a
+//! shared network, chosen by a softmax (V2) or by sigmoids with a correction bias (V3), optionally by group.
 //!
 //! Source: transformers, `models/deepseek_v3/modeling_deepseek_v3.py`; llama.cpp, `src/models/deepseek2.cpp`.
 
@@ -47,7 +47,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Norm)?;
     let rotated_dim = config.usize("rope.dimension_count")?;
     let kv_rank = config.usize("attention.kv_lora_rank")?;
-    // Files from before latent rows were stored give the widths of a head under the keys of other architectures.
+    // Files from before latent rows were stored give the widths of a head under keys of other architectures.
     let is_older = config.opt_count("attention.key_length_mla")?.is_none();
     let width = |name: &str| config.usize(&format!("attention.{name}{}", if is_older { "" } else { "_mla" }));
     let (head_dim_k, head_dim_v) = (width("key_length")?, width("value_length")?);
@@ -60,14 +60,14 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let q_rank = config.opt_usize("attention.q_lora_rank")?;
     let rope = &mut descriptor.ropes[0];
     (rope.head_dim, rope.n_dims) = (rotated_dim, rotated_dim);
-    // The multiplier of the logarithm is stored as a tenth of what it is.
+    // The multiplier of the logarithm is stored divided by 10.
     let log_multiplier = 10.0 * config.opt_f32("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
     let mut score_factor = 1.0;
     if let RopeScaling::Yarn {
         factor, magnitude, ..
     } = &mut rope.scaling
     {
-        // Where it is given, scores grow in place of what is rotated.
+        // If the key is present, the scores are scaled instead of the rotated values.
         *magnitude = (log_multiplier != 0.0).then_some(1.0);
         let own = magnitude.unwrap_or_else(|| yarn_magnitude(*factor, 1.0));
         refuse_magnitudes(config, own)?;
@@ -85,7 +85,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         rope: Some(0),
     };
     set_mixers(&mut descriptor, &latent);
-    // If the file does not name the experts' score, a correction of the choice implies sigmoids: only they have one.
+    // If the file does not name the score function, a correction bias implies sigmoids: only they have one.
     let has_correction = config.tensors.keys().any(|name| name.contains(".exp_probs_b"));
     let mut moe = config.moe(MoeDefaults {
         score: if has_correction {
@@ -101,7 +101,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// Returns the defaults of the configuration's class.
+/// Returns the default fields of a configuration class.
 fn class_defaults(class: &str) -> Vec<(&'static str, Value)> {
     match class {
         "DeepseekV3ForCausalLM" => vec![
@@ -164,7 +164,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     let mut moe = config.moe(false)?;
     match config.get("topk_method").and_then(|method| method.as_str()) {
         Some("greedy") if config.class()? == "DeepseekV2ForCausalLM" => moe.router.groups = None,
-        // The other classes take no notice of `greedy`.
+        // The other classes ignore `greedy`.
         Some("greedy" | "group_limited_greedy" | "noaux_tc") => {}
         _ => {
             return Err(config.wrong("topk_method", "greedy, group_limited_greedy or noaux_tc"));
@@ -176,7 +176,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// Refuses magnitudes other than `own`, which follows from the multiplier of the logarithm.
+/// Refuses magnitudes other than `own`, which the multiplier of the logarithm determines.
 fn refuse_magnitudes(config: &GgufConfig<'_>, own: f32) -> Result<(), LoadError> {
     let whole = "rope.scaling.yarn_attn_factor";
     for (key, neutral) in [("rope.scaling.attn_factor", 1.0), (whole, own)] {
@@ -193,7 +193,7 @@ fn refuse_magnitudes(config: &GgufConfig<'_>, own: f32) -> Result<(), LoadError>
     Ok(())
 }
 
-/// Computes the scale of attention scores, for which queries and keys grow by `factor` each.
+/// Returns the scale of attention scores when queries and keys are each multiplied by `factor`.
 fn score_scale(head_dim_k: usize, factor: f32) -> f32 {
     factor * factor / (head_dim_k as f32).sqrt()
 }
@@ -204,7 +204,7 @@ fn set_mixers(descriptor: &mut Descriptor, latent: &LatentDescriptor) {
     }
 }
 
-/// V2 scores a group by its best expert, V3 by its two best, with the correction.
+/// Sets how groups are scored: V2 uses a group's best expert, V3 its two best, with the correction bias.
 pub(super) fn set_router(moe: &mut MoeDescriptor) {
     let is_v3 = moe.router.score == ExpertScore::Sigmoid;
     moe.router.choice_bias = Presence::Optional;

@@ -1,7 +1,7 @@
 //! Features that encoders share: bidirectional attention, and the pooling of a sequence's rows.
 //!
-//! Separate from the architectures, which differ in their layers only. Invariant: every encoder pools; where a file does not
-//! say how, it takes the mean, as sentence-transformers does.
+//! The architectures' own files describe only their layers. Invariant: every encoder pools; the default is
+//! the mean, as in sentence-transformers.
 
 use serde_json::Value;
 use tokenmill_backend::{Activation, NormKind, Pooling};
@@ -18,19 +18,19 @@ use super::{GgufConfig, HfConfig, n_rows};
 pub(super) enum HeadStep {
     /// The hyperbolic tangent.
     Tanh,
-    /// GELU, and a norm.
+    /// GELU, then a norm.
     GeluAndNorm,
 }
 
-/// Code of an unset kind of pooling: -1.
+/// Value of an unset pooling type: -1.
 const UNSET: usize = u32::MAX as usize;
 
-/// The folder's modules after the pooling, by number.
+/// The folder's sentence-transformers modules after the pooling, by number.
 const DENSE: [&str; 5] = ["dense_0", "dense_1", "dense_2", "dense_3", "dense_4"];
 
-/// Lets every token see both directions, and takes the output head away.
+/// Makes attention bidirectional and removes the output head.
 ///
-/// Files give the whole width of a window, of which half lies on either side.
+/// Files give the total width of a window; half of it is on either side.
 pub(super) fn make_encoder(descriptor: &mut Descriptor) {
     descriptor.head = OutputHead::None;
     for layer in &mut descriptor.layers {
@@ -40,7 +40,7 @@ pub(super) fn make_encoder(descriptor: &mut Descriptor) {
     }
 }
 
-/// Takes rope away, for networks that know positions otherwise.
+/// Removes rope from a network with other positions.
 pub(super) fn remove_rope(descriptor: &mut Descriptor) {
     descriptor.ropes.clear();
     for layer in &mut descriptor.layers {
@@ -61,14 +61,14 @@ pub(super) fn make_post_norm(descriptor: &mut Descriptor) {
 }
 
 impl GgufConfig<'_> {
-    /// Reads the pooling of a file's rows; `None` if it does not say and has no classification head. `first` is the row that a
-    /// classification head reads.
+    /// Reads how a file's rows are pooled; `None` if it does not say and has no classification head. `first`
+    /// is the pooling before a classification head if the file does not name it.
     pub(super) fn pooling(
         &self,
         head_step: HeadStep,
         first: Pooling,
     ) -> Result<Option<PoolingDescriptor>, LoadError> {
-        // Files that llama.cpp saves have -1 for an unset kind.
+        // Files saved by llama.cpp have -1 for an unset type.
         let code = self.opt_usize("pooling_type")?.filter(|&code| code != UNSET);
         let kind = match code {
             None | Some(4) if self.has_tensor("cls.output.weight") || self.has_tensor("cls.weight") => {
@@ -217,8 +217,8 @@ impl HfConfig {
         Ok(Some(pooling))
     }
 
-    /// The classification head of a folder, where the class of its network has one: `cls` where `has_dense`, then
-    /// `cls.output`, a row for each label.
+    /// Returns the classification head of a folder if its class has one: `cls` if `has_dense`, then
+    /// `cls.output` with a row for each label.
     pub(super) fn rank_pooling(
         &self,
         has_dense: bool,
@@ -252,7 +252,7 @@ impl HfConfig {
         })
     }
 
-    /// Whether the class of the network classifies sequences.
+    /// Returns whether the class of the network classifies sequences.
     pub(super) fn is_classifier(&self) -> Result<bool, LoadError> {
         Ok(self.class()?.ends_with("ForSequenceClassification"))
     }

@@ -1,4 +1,4 @@
-//! ERNIE 4.5, dense: Llama whose folders too have neighbours as rope pairs.
+//! ERNIE 4.5, dense: Llama with adjacent rope pairs in folders too.
 //!
 //! Source: transformers, `models/ernie4_5/modeling_ernie4_5.py`.
 

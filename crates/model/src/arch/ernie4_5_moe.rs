@@ -1,4 +1,4 @@
-//! ERNIE 4.5 with experts: softmax experts with a correction bias and a shared network, behind some dense layers.
+//! ERNIE 4.5 with experts: softmax experts with a correction bias and a shared network, after some dense layers.
 //!
 //! Source: transformers, `models/ernie4_5_moe/modeling_ernie4_5_moe.py`; llama.cpp, `src/models/ernie4-5-moe.cpp`.
 
@@ -37,8 +37,8 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// Reads the width of the shared network from its tensors. llama.cpp's converter writes the dense width divided by the number of KV heads,
-/// which differs if the number of shared experts does.
+/// Reads the width of the shared network from its tensors. llama.cpp's converter writes the dense width
+/// divided by the number of KV heads; that is wrong if the number of shared experts differs from it.
 fn shared_width(config: &GgufConfig<'_>, descriptor: &Descriptor, said: usize) -> Result<usize, LoadError> {
     let name = |layer_idx: usize| format!("blk.{layer_idx}.ffn_up_shexp.weight");
     let rows = (0..descriptor.layers.len()).map(|layer_idx| config.n_rows_of(&name(layer_idx)));
@@ -71,7 +71,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         shared.dense.bias = descriptor.head_bias;
     }
     let n_layers = descriptor.layers.len();
-    // The least sum that weights are divided by.
+    // Lower bound of the sum that divides the weights.
     let key = "moe_norm_min";
     if config.opt_f32(key)?.is_some_and(|least| least > 1e-6) {
         return Err(config.wrong(key, "a number that no sum of weights is below"));
@@ -79,7 +79,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     let first = config.opt_usize("moe_layer_start_index")?.unwrap_or(1);
     let key = "moe_layer_end_index";
     let last = match config.get(key).and_then(Value::as_i64) {
-        // The last layer.
+        // -1 means the last layer.
         Some(-1) => n_layers,
         _ => config.opt_usize(key)?.unwrap_or(n_layers),
     };

@@ -1,5 +1,5 @@
-//! EXAONE 4: each half is normed after it, q and k by head; in the versions with windows, the layers that see everything
-//! have no positions.
+//! EXAONE 4: norms after each half, norms of each head of q and k. In versions with windows, full-attention
+//! layers have no positions.
 //!
 //! Source: transformers, `models/exaone4/modeling_exaone4.py`; llama.cpp, `src/models/exaone4.cpp`.
 
@@ -45,7 +45,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         config.set_windows(&mut descriptor, |layer_idx| {
             !(layer_idx + 1).is_multiple_of(period)
         })?;
-        // With a window, positions are those of the layers that have it, even if none has.
+        // If a window is configured, only layers with a window have positions, even if no layer has one.
         let has_windows = config.opt_usize("sliding_window")?.is_some();
         finish(&mut descriptor, has_windows);
         Ok(descriptor)

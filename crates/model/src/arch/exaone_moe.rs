@@ -50,7 +50,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// Layers that see everything have no positions.
+/// Removes the positions of full-attention layers.
 fn complete(descriptor: &mut Descriptor, has_windows: bool) {
     for layer in &mut descriptor.layers {
         let attention = layer.attention_mut();

@@ -1,5 +1,5 @@
-//! Falcon-H1: attention and Mamba 2 next to each other in every layer. GGUF files have its
-//! multipliers in the weights; folders do not.
+//! Falcon-H1: attention and Mamba 2 in parallel in every layer. GGUF files have its multipliers folded into
+//! the weights; folders do not.
 //!
 //! Source: transformers, `models/falcon_h1/modeling_falcon_h1.py`; llama.cpp, `src/models/falcon-h1.cpp`.
 
@@ -53,7 +53,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         return Err(config.wrong("mamba_norm_before_gate", "a norm behind the gate"));
     }
     for key in ["attention_bias", "mamba_proj_bias", "mlp_bias"] {
-        // What multiplies a projection would have to multiply its bias, or not.
+        // It is unspecified whether a multiplier of a projection applies to its bias.
         if config.is(key)? {
             return Err(config.wrong(key, "projections without biases"));
         }
@@ -68,7 +68,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     descriptor.logit_scale = factor("lm_head_multiplier")?;
     let ssm = config.mamba2(&Mamba2Keys::BAMBA, has_norm)?;
     let into_attention = factor("attention_in_multiplier")?;
-    // Queries and keys meet in the scores, and nothing else reads them.
+    // Queries and keys meet only in the scores, so one factor covers both.
     let score_factor = into_attention * into_attention * factor("key_multiplier")?;
     for layer in &mut descriptor.layers {
         let mut attention = layer.attention_mut().clone();
@@ -76,7 +76,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         attention.qkv_bias = Presence::Absent;
         layer.mixer = MixerDescriptor::Both { attention, ssm };
     }
-    // Widths that are nonsense must not be multiplied, and there is a layer.
+    // Validates widths before they are multiplied, and that there is a layer.
     descriptor.validate()?;
     let n_ff = descriptor.layers[0].dense_mut().n_ff;
     let into_ssm = factor("ssm_in_multiplier")?;

@@ -8,7 +8,7 @@ use crate::{Descriptor, OutputHead};
 
 use super::{Architecture, Change, HfLayout};
 
-/// How the weights of all norms are stored in the folders of the family.
+/// How the folders of the family store the weights of all norms.
 pub(super) const NORMS: &[(&str, Change)] = &[("norm.weight", Change::AddOne)];
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -30,14 +30,14 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
 };
 
-/// What all of the family share.
+/// Applies the structure that the whole family shares.
 pub(super) fn finish(descriptor: &mut Descriptor) {
     descriptor.embedding_scale = (descriptor.n_embd as f32).sqrt();
     if descriptor.head == OutputHead::Own {
         descriptor.head = OutputHead::OwnIfPresent;
     }
     for layer in &mut descriptor.layers {
-        // Early configurations name another function; the network was trained with this one.
+        // Early configurations name another activation, but the network was trained with this one.
         layer.dense_mut().activation = Activation::GeluTanh;
     }
 }

@@ -8,19 +8,20 @@ use crate::{Descriptor, NormPlacement};
 
 use super::{Architecture, HfLayout, gemma, hf_layout::Names};
 
-/// The names of the norms in the folders of Gemma 2 and later.
+/// The norm names in folders of Gemma 2 and later.
 pub(super) const LAYER_NAMES: Names = &[
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
 ];
 
-/// Layers of the 27B model, whose files do not say that its scores are scaled by another width than that of its heads.
+/// Number of layers of the 27B model, whose files do not state that its scores are scaled by a width other
+/// than a head's.
 const N_LAYERS_27B: usize = 46;
 
 /// Window size if a file does not state it, in tokens.
 const WINDOW: usize = 4096;
-/// The caps where a file does not say them.
+/// The soft caps if a file does not state them.
 const ATTN_SOFTCAP: f32 = 50.0;
 const LOGIT_SOFTCAP: f32 = 30.0;
 
@@ -34,7 +35,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         if descriptor.layers.len() == N_LAYERS_27B {
             scale_by_model_width(&mut descriptor);
         }
-        // The first files say neither.
+        // The first files have neither key.
         let caps = [
             Some(config.opt_f32("attn_logit_softcapping")?.unwrap_or(ATTN_SOFTCAP)),
             Some(
@@ -57,7 +58,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let mut descriptor = config.decoder()?;
         config.set_windows(&mut descriptor, |layer_idx| layer_idx % 2 == 0)?;
         config.set_score_scale(&mut descriptor)?;
-        // Null stands for none; what is not there has the class's default.
+        // Null means no cap; a missing key means the class default.
         let cap = |key: &str, default| {
             if config.has(key) {
                 config.opt_f32(key)
@@ -74,7 +75,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
 };
 
-/// Scales scores by the width of the network over the number of heads, as the 27B models of Gemma 2 and 3 do.
+/// Scales scores by the network's width divided by the number of heads, as the 27B models of Gemma 2 and 3
+/// do.
 pub(super) fn scale_by_model_width(descriptor: &mut Descriptor) {
     let n_embd = descriptor.n_embd as f32;
     for layer in &mut descriptor.layers {

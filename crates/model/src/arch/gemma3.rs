@@ -1,4 +1,5 @@
-//! Gemma 3: as Gemma 2 without caps, with normed q and k, a window in five of six layers, and a rope of their own for them.
+//! Gemma 3: as Gemma 2 without caps, with normed q and k, and a window with its own rope in five of six
+//! layers.
 //!
 //! Source: transformers, `models/gemma3/modeling_gemma3.py`; llama.cpp, `src/models/gemma3.cpp`.
 
@@ -8,11 +9,12 @@ use crate::{Descriptor, NormPlacement, QkNorm, RopeDescriptor, RopeScaling};
 
 use super::{Architecture, HfLayout, gemma, gemma2, hf_layout::VISION};
 
-/// Layers of the 27B model, whose files do not say that its scores are scaled by another width than that of its heads.
+/// Number of layers of the 27B model, whose files do not state that its scores are scaled by a width other
+/// than a head's.
 const N_LAYERS_27B: usize = 62;
-/// One of so many layers sees everything.
+/// Period of the layers with full attention.
 const PERIOD: usize = 6;
-/// The rope base of layers with a window where a file does not say.
+/// Default rope base of layers with a window.
 const LOCAL_BASE: f32 = 10_000.0;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {

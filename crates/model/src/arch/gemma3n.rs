@@ -1,6 +1,6 @@
-//! Gemma 3n: as Gemma 3 with scores that are not scaled and normed values, four streams of hidden states (AltUp) with a narrow
-//! path around each mixer (LAuReL), embeddings of each layer, sparse activations in the first layers, and late layers that
-//! read the keys and values of earlier ones.
+//! Gemma 3n: as Gemma 3 with unscaled scores and normed values, four streams of hidden states (AltUp), a
+//! low-rank path around each mixer (LAuReL), per-layer embeddings, sparse activations in the first layers,
+//! and late layers that reuse the keys and values of earlier ones.
 //!
 //! Source: transformers, `models/gemma3n/modeling_gemma3n.py`; llama.cpp, `src/models/gemma3n.cpp`.
 
@@ -17,17 +17,17 @@ use super::{
     Architecture, Change, GgufConfig, HfConfig, HfLayout, gemma, gemma4::share_kv, normal::normal_quantile,
 };
 
-/// One of so many layers sees everything where a file does not say.
+/// Default period of the layers with full attention.
 const PERIOD: usize = 5;
-/// The rope base of layers with a window where a file does not say.
+/// Default rope base of layers with a window.
 const LOCAL_BASE: f32 = 10_000.0;
-/// What else a file may leave out: the streams, the width of a layer's embeddings, the rank of the path around a mixer, and the cap
-/// of the logits.
+/// Defaults of other optional keys: the number of streams, the width of per-layer embeddings, the rank of
+/// LAuReL, and the cap of the logits.
 const N_STREAMS: usize = 4;
 const EMBEDDING_WIDTH: usize = 256;
 const LAUREL_RANK: usize = 64;
 const LOGIT_SOFTCAP: f32 = 30.0;
-/// The first so many layers of a larger network are sparse by this share, where a file does not say.
+/// Number of leading sparse layers in a larger network, if a file does not state it.
 const N_SPARSE_LAYERS: usize = 10;
 const SPARSITY: f32 = 0.95;
 
@@ -110,7 +110,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
 }
 
 fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    // The class's own defaults, which its files may leave out.
+    // The class defaults, which its files may omit.
     let config = &config.with_defaults(&[
         ("num_kv_shared_layers", json!(15)),
         ("sliding_window", json!(512)),
@@ -156,7 +156,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// The share of each layer's activations that are 0.
+/// Returns the fraction of zero activations in each layer.
 fn default_sparsity(n_layers: usize) -> impl Iterator<Item = f32> {
     let n_sparse = if n_layers > N_SPARSE_LAYERS {
         N_SPARSE_LAYERS
@@ -166,17 +166,18 @@ fn default_sparsity(n_layers: usize) -> impl Iterator<Item = f32> {
     (0..n_layers).map(move |layer_idx| if layer_idx < n_sparse { SPARSITY } else { 0.0 })
 }
 
-/// What the two kinds of files say.
+/// The fields that both kinds of files describe.
 struct Variant {
     n_streams: usize,
-    /// The stream that layers work on.
+    /// The index of the stream that layers work on.
     active_stream: usize,
     output_row: Presence,
     laurel_rank: usize,
     embedding_width: usize,
-    /// Layers, the last ones, that read the keys and values of earlier ones.
+    /// Number of trailing layers that reuse the keys and values of earlier layers.
     n_sharing: usize,
-    /// How many standard deviations above the mean each layer's activations begin; not finite where all count.
+    /// Each layer's activation cutoff, in standard deviations above the mean; not finite for layers that are
+    /// not sparse.
     cutoffs: Vec<f32>,
 }
 
@@ -206,7 +207,7 @@ fn finish(
         attention.rope = Some(usize::from(attention.window.is_some()));
     }
     if variant.output_row == Presence::Absent {
-        // Checkpoints have it all the same.
+        // Checkpoints contain these tensors nevertheless.
         let names = (0..descriptor.layers.len())
             .map(|layer_idx| Ignorable::Tensor(format!("blk.{layer_idx}.altup_correct_scale.weight")));
         descriptor.ignorable.extend(names);

@@ -1,8 +1,9 @@
-//! Gemma 4: as Gemma 3, with wider heads in the layers that see everything, normed values, scores that are not scaled, and a factor
-//! at each layer's end.
+//! Gemma 4: as Gemma 3, with wider heads in full-attention layers, normed values, unscaled scores, and a
+//! factor at each layer's end.
 //!
-//! Its variants: values that are keys in layers that see everything; late layers that read the keys and values of earlier ones, with
-//! feed-forward networks twice as wide; embeddings of each layer; experts next to the dense network.
+//! Variants: full-attention layers that use keys as values; late layers that reuse the keys and values of
+//! earlier ones, with feed-forward networks twice as wide; per-layer embeddings; experts in parallel with the
+//! dense network.
 //!
 //! Source: transformers, `models/gemma4/modeling_gemma4.py`; llama.cpp, `src/models/gemma4.cpp`.
 
@@ -15,9 +16,9 @@ use crate::{
 
 use super::{Architecture, GgufConfig, HfConfig, HfLayout, gemma, gguf_experts::MoeDefaults};
 
-/// One of so many layers sees everything.
+/// Period of the layers with full attention.
 const PERIOD: usize = 6;
-/// The rope base of layers with a window where a file does not say.
+/// Default rope base of layers with a window.
 const LOCAL_BASE: f32 = 10_000.0;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -104,7 +105,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     let takes_keys = config.is("attention_k_eq_v")?;
     let global_dim = config.opt_usize("global_head_dim")?;
     let n_global_kv_heads = config.opt_usize("num_global_key_value_heads")?;
-    // The newer layout lists what differs by layer.
+    // The newer layout lists the values that differ by layer.
     let all_own = config.object("per_layer_config")?;
     for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
         let attention = layer.attention_mut();
@@ -147,13 +148,13 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// What some of the models have.
+/// Features of some models of the family.
 struct Variant {
-    /// Layers, the last ones, that read the keys and values of earlier ones.
+    /// Number of trailing layers that reuse the keys and values of earlier layers.
     n_sharing: usize,
-    /// Width of the embeddings of each layer; 0 where layers have none.
+    /// Width of the per-layer embeddings; 0 if there are none.
     embedding_width: usize,
-    /// The experts next to the dense networks.
+    /// The experts in parallel with the dense networks.
     moe: Option<MoeDescriptor>,
 }
 
@@ -194,7 +195,7 @@ fn finish(
     Ok(())
 }
 
-/// Lets the last layers read the keys and values of the last layer before them that is of their kind.
+/// Makes the last layers reuse the keys and values of the last earlier layer of the same kind.
 pub(super) fn share_kv(descriptor: &mut Descriptor, n_sharing: usize) -> Result<(), LoadError> {
     let n_layers = descriptor.layers.len();
     let wrong = |expected| LoadError::BadValue {
@@ -212,7 +213,7 @@ pub(super) fn share_kv(descriptor: &mut Descriptor, n_sharing: usize) -> Result<
         let attention = descriptor.layers[layer_idx].attention_mut();
         attention.shares_kv_of = Some(owner);
         attention.takes_keys_as_values = false;
-        // Checkpoints may hold them; nothing reads them.
+        // Checkpoints may contain these tensors, which nothing reads.
         descriptor.ignorable.extend(
             ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"]
                 .map(|part| Ignorable::Tensor(format!("blk.{layer_idx}.{part}"))),

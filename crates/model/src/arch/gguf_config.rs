@@ -1,6 +1,6 @@
-//! [`GgufConfig`]: a GGUF file's metadata as the architectures ask for it.
+//! [`GgufConfig`]: typed access to the metadata of a GGUF file for the architectures.
 //!
-//! Separate from its Hugging Face twin: the two name the same things differently.
+//! `HfConfig` is its Hugging Face twin; the two formats name the same things differently.
 
 use std::{
     cell::RefCell,
@@ -16,11 +16,11 @@ use crate::{
     RopeDescriptor, RopeScaling, YarnRounding, error::check, rope::yarn_magnitude,
 };
 
-/// Key that says which layers have a window; errors name it too.
+/// The key of the window pattern; errors name it too.
 const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
 const WINDOW_PATTERN_NAME: &str = "sliding window pattern";
 
-/// Lists the tensors of layers after the last, if there are such layers.
+/// Returns the tensors of MTP layers after the last layer, if there are any.
 pub(super) fn nextn_layers(n_layers: usize, n_nextn_layers: usize) -> Vec<Ignorable> {
     if n_nextn_layers > 0 {
         vec![Ignorable::LayersFrom(n_layers)]
@@ -29,20 +29,20 @@ pub(super) fn nextn_layers(n_layers: usize, n_nextn_layers: usize) -> Vec<Ignora
     }
 }
 
-/// A GGUF file's header, whose metadata is asked by the part of the key after the architecture's name.
+/// The header of a GGUF file; keys are looked up without the architecture prefix.
 pub(super) struct GgufConfig<'a> {
     pub(super) metadata: &'a Metadata,
-    /// Dimensions by name, the contiguous one first.
+    /// Dimensions of each tensor by name, the contiguous one first.
     pub(super) tensors: BTreeMap<&'a str, &'a [usize]>,
     pub(super) arch: &'static str,
     pub(super) n_vocab: usize,
-    /// Whether the layers that only predict further tokens are described after the others.
+    /// Whether MTP layers are described after the others.
     pub(super) with_nextn: bool,
     /// Keys that the description has read.
     pub(super) asked: Asked,
 }
 
-/// Records the keys that were read, without the architecture's name.
+/// The set of keys that were read, without the architecture prefix.
 #[derive(Default)]
 pub(super) struct Asked(RefCell<BTreeSet<String>>);
 
@@ -60,7 +60,7 @@ impl Asked {
 }
 
 impl GgufConfig<'_> {
-    /// The full name of a key.
+    /// Returns the full name of a key.
     pub(super) fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.arch)
     }
@@ -76,17 +76,17 @@ impl GgufConfig<'_> {
         self.metadata.get(&self.key(name))
     }
 
-    /// A value that may be there.
+    /// Returns an optional value.
     pub(super) fn value(&self, name: &str) -> Option<&Value> {
         self.metadata.get(&self.asked(name))
     }
 
-    /// A count that must be there.
+    /// Reads a required count.
     pub(super) fn usize(&self, name: &str) -> Result<usize, LoadError> {
         Ok(self.metadata.usize(&self.asked(name))?)
     }
 
-    /// A count that may be there.
+    /// Reads an optional count.
     pub(super) fn opt_usize(&self, name: &str) -> Result<Option<usize>, LoadError> {
         Ok(self.metadata.opt_usize(&self.asked(name))?)
     }
@@ -96,22 +96,22 @@ impl GgufConfig<'_> {
         Ok(self.opt_usize(name)?.filter(|&count| count > 0))
     }
 
-    /// A number that may be there.
+    /// Reads an optional number.
     pub(super) fn opt_f32(&self, name: &str) -> Result<Option<f32>, LoadError> {
         Ok(self.metadata.opt_f32(&self.asked(name))?)
     }
 
-    /// A claim that may be there.
+    /// Reads an optional boolean.
     pub(super) fn opt_bool(&self, name: &str) -> Result<Option<bool>, LoadError> {
         Ok(self.metadata.opt_bool(&self.asked(name))?)
     }
 
-    /// Reads an optional text.
+    /// Reads an optional string.
     pub(super) fn opt_str(&self, name: &str) -> Result<Option<&str>, LoadError> {
         Ok(self.metadata.opt_str(&self.asked(name))?)
     }
 
-    /// A number that may be there, 0 meaning that it is not.
+    /// Reads an optional number; 0 counts as absent.
     pub(super) fn opt_positive(&self, name: &str) -> Result<Option<f32>, LoadError> {
         Ok(self.opt_f32(name)?.filter(|&number| number != 0.0))
     }
@@ -119,7 +119,8 @@ impl GgufConfig<'_> {
     /// Reads a flag for each layer, from a list of booleans or integers, or from one value for all layers.
     ///
     /// # Errors
-    /// [`GgufError::WrongType`] on another type, and [`LoadError::BadValue`] on a list shorter than `n_layers`; `what` names the value.
+    /// [`GgufError::WrongType`] for another type, and [`LoadError::BadValue`] for a list shorter than
+    /// `n_layers`; `what` names the value.
     pub(super) fn opt_flags(
         &self,
         what: &'static str,
@@ -144,24 +145,25 @@ impl GgufConfig<'_> {
         Ok(Some(listed[..n_layers].to_vec()))
     }
 
-    /// Says whether llama.cpp saved the file itself. Such a file has all its keys, with a default value for unset ones.
+    /// Returns whether llama.cpp itself saved the file. Such a file has all keys, with a default value for
+    /// unset ones.
     pub(super) fn is_saved_by_reader(&self) -> bool {
         // No converter writes a negative number here.
         let factor = self.unasked("rope.scaling.yarn_ext_factor");
         matches!(factor, Some(Value::F32(factor)) if *factor < 0.0)
     }
 
-    /// Whether the file has a tensor.
+    /// Returns whether the file has a tensor.
     pub(super) fn has_tensor(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
-    /// Rows of a tensor; 0 where the file has none of that name.
+    /// Returns the number of rows of a tensor; 0 if the file has none of that name.
     pub(super) fn n_rows_of(&self, name: &str) -> usize {
         self.tensors.get(name).map_or(0, |dims| n_rows(dims))
     }
 
-    /// An error that names a variant.
+    /// Returns an error that names an unsupported feature.
     pub(super) fn unsupported(&self, feature: impl Into<String>) -> LoadError {
         LoadError::UnsupportedFeature {
             arch: self.arch.to_owned(),
@@ -185,7 +187,8 @@ impl GgufConfig<'_> {
         Ok(n_heads.into_iter().max().unwrap_or(0))
     }
 
-    /// Whether each layer has the window: as the file's pattern says, or else all but every `period`th.
+    /// Returns whether each layer has the window, as the file's pattern states; without a pattern, all but
+    /// every `period`th have it.
     pub(super) fn sliding_layers(&self, n_layers: usize, period: usize) -> Result<Vec<bool>, LoadError> {
         if matches!(self.value(WINDOW_PATTERN), Some(Value::Array(_) | Value::Bool(_))) {
             let listed = self.opt_flags(WINDOW_PATTERN_NAME, WINDOW_PATTERN, n_layers)?;
@@ -197,13 +200,14 @@ impl GgufConfig<'_> {
             .collect())
     }
 
-    /// Returns the number of decoder layers, and of the layers after them that only predict further tokens.
+    /// Returns the number of decoder layers, and the number of MTP layers after them.
     pub(super) fn layer_counts(&self) -> Result<(usize, usize), LoadError> {
         let n_nextn = self.opt_usize("nextn_predict_layers")?.unwrap_or(0);
         Ok((self.usize("block_count")?.saturating_sub(n_nextn), n_nextn))
     }
 
-    /// Checks that the file has tensors of every layer that it counts, those that only predict further tokens aside, and of no other.
+    /// Checks that the file has tensors for every layer that it counts, MTP layers excepted, and for no
+    /// other.
     pub(super) fn check_layers(&self, n_layers: usize) -> Result<(), LoadError> {
         let layer_idx = |name: &str| {
             let rest = name.strip_prefix("blk.")?;
@@ -215,7 +219,7 @@ impl GgufConfig<'_> {
             .map_or(0, |last| last.saturating_add(1));
         let n_nextn = self.opt_usize("nextn_predict_layers")?.unwrap_or(0);
         if n_found <= n_layers && n_found + n_nextn >= n_layers {
-            // One without any tensor is in another file.
+            // An MTP layer without any tensor is in another file.
             let is_nextn = |layer_idx: usize| {
                 let start = format!("blk.{layer_idx}.");
                 let mut parts = self
@@ -243,13 +247,13 @@ impl GgufConfig<'_> {
         })
     }
 
-    /// A tensor of experts and its dimensions, where there is one.
+    /// Returns the name and dimensions of a tensor of experts, if there is one.
     pub(super) fn tensor_of_experts(&self) -> Option<(&str, &[usize])> {
         let mut tensors = self.tensors.iter().map(|(&name, &dims)| (name, dims));
         tensors.find(|(name, _)| name.ends_with("_exps.weight"))
     }
 
-    /// Takes the window, which [`Self::decoder`] gave to all layers, from those that see everything.
+    /// Removes the window from full-attention layers; [`Self::decoder`] gave it to all.
     pub(super) fn set_windows(&self, descriptor: &mut Descriptor, period: usize) -> Result<(), LoadError> {
         let is_sliding = self.sliding_layers(descriptor.layers.len(), period)?;
         for (layer, is_sliding) in descriptor.layers.iter_mut().zip(is_sliding) {
@@ -304,11 +308,12 @@ impl GgufConfig<'_> {
         Ok(())
     }
 
-    /// Describes the network that most decoders are a variation of: pre-norm RMS layers with rope, grouped heads and a
-    /// SiLU-gated feed-forward network, biases where there are tensors of them, the head tied where it has no tensor.
+    /// Describes the network that most decoders are variations of: pre-norm RMS layers with rope, grouped
+    /// heads and a SiLU-gated feed-forward network; biases if their tensors exist; the head tied if it has no
+    /// tensor.
     pub(super) fn decoder(&self, rope_style: RopeStyle) -> Result<Descriptor, LoadError> {
         let n_blocks = self.usize("block_count")?;
-        // Every layer has tensors, so a count above theirs is nonsense, and lists as long as it must not be made.
+        // Every layer has tensors, so a larger count is invalid. Checking it bounds the lists below.
         if n_blocks > self.tensors.len() {
             return Err(LoadError::BadValue {
                 what: "layer count",
@@ -316,7 +321,7 @@ impl GgufConfig<'_> {
                 expected: "at most the number of tensors",
             });
         }
-        // The layers that only predict further tokens are counted among the others, and come last.
+        // MTP layers are included in the count of layers, and come last.
         let n_nextn_layers = self.opt_usize("nextn_predict_layers")?.unwrap_or(0);
         if n_nextn_layers >= n_blocks && n_nextn_layers > 0 {
             return Err(LoadError::BadValue {
@@ -331,7 +336,7 @@ impl GgufConfig<'_> {
         let n_kv_heads = self.opt_per_layer("attention.head_count_kv", n_blocks)?;
         let n_kv_heads = n_kv_heads.unwrap_or_else(|| n_heads.clone());
         let n_ff = match self.opt_per_layer("feed_forward_length", n_blocks)? {
-            // Files of networks whose layers all have experts may leave it out.
+            // Files of networks in which all layers have experts may omit the key.
             None if self.n_experts()? > 0 => vec![0; n_blocks],
             Some(n_ff) => n_ff,
             None => self.per_layer("feed_forward_length", n_blocks)?,
@@ -340,7 +345,7 @@ impl GgufConfig<'_> {
         let width = |name: &str| Ok::<_, LoadError>(self.opt_count(name)?.unwrap_or(default_head_dim));
         let (head_dim_k, head_dim_v) = (width("attention.key_length")?, width("attention.value_length")?);
         let window = self.opt_count("attention.sliding_window")?;
-        // Where a file says of each layer whether it has the window.
+        // Read if the file lists which layers have the window.
         let pattern = match self.unasked(WINDOW_PATTERN) {
             Some(Value::Array(_)) if window.is_some() => {
                 self.opt_flags(WINDOW_PATTERN_NAME, WINDOW_PATTERN, n_blocks)?
@@ -383,7 +388,7 @@ impl GgufConfig<'_> {
                     has_v_norm: false,
                     shares_kv_of: None,
                     output_gate: None,
-                    // As its readers do: a bias that a file has is used.
+                    // As in other readers, a bias that the file contains is used.
                     qkv_bias: Presence::Optional,
                     output_bias: Presence::Optional,
                 }),
@@ -437,7 +442,7 @@ impl GgufConfig<'_> {
         })
     }
 
-    /// Reads the epsilon of the norms, under the key of their kind or else under that of the other kind.
+    /// Reads the epsilon of the norms under the key for their kind, or else the key for the other kind.
     pub(super) fn norm_epsilon(&self, kind: NormKind) -> Result<f32, LoadError> {
         let rms = "attention.layer_norm_rms_epsilon";
         let layer = "attention.layer_norm_epsilon";
@@ -456,7 +461,7 @@ impl GgufConfig<'_> {
         let kind = self.opt_str("rope.scaling.type")?;
         let factor = match self.opt_f32("rope.scaling.factor")? {
             Some(factor) => Some(factor),
-            // The name that early converters wrote.
+            // The key that early converters wrote.
             None => self.opt_f32("rope.scale_linear")?,
         };
         if kind == Some("yarn") && factor.is_none() {
@@ -464,7 +469,7 @@ impl GgufConfig<'_> {
                 key: self.key("rope.scaling.factor"),
             }));
         }
-        // Some converters write a factor of 0 or 1 for none.
+        // Some converters write a factor of 0 or 1 for no scaling.
         let factor = factor.filter(|&factor| factor != 0.0 && factor != 1.0);
         let original_context = self.opt_count("rope.scaling.original_context_length")?;
         let original_context = original_context.unwrap_or(n_ctx_train);
@@ -519,7 +524,7 @@ impl GgufConfig<'_> {
     }
 }
 
-/// Number of rows: the product of all dimensions but the first.
+/// Returns the number of rows: the product of all dimensions but the first.
 pub(super) fn n_rows(dims: &[usize]) -> usize {
     dims.iter().skip(1).product()
 }

@@ -1,7 +1,6 @@
 //! Reads the metadata of experts from GGUF files.
 //!
-//! Separate from the rest of [`GgufConfig`], since only architectures with experts ask for it. Invariant: keys that
-//! converters leave out have one default here.
+//! Invariant: each key that converters omit has exactly one default, and it is here.
 
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 
@@ -12,7 +11,7 @@ use crate::{
 
 use super::GgufConfig;
 
-/// Replaces the feed-forward networks of some layers by experts.
+/// Replaces the feed-forward networks of some layers with experts.
 pub(super) fn set_experts(
     descriptor: &mut Descriptor,
     moe: &MoeDescriptor,
@@ -25,14 +24,15 @@ pub(super) fn set_experts(
     }
 }
 
-/// Holds an architecture's defaults for experts.
+/// An architecture's defaults for experts.
 #[derive(Clone, Copy)]
 pub(super) struct MoeDefaults {
     /// Score by which experts are chosen.
     pub(super) score: ExpertScore,
     /// Whether the weights of the chosen experts are normalized to a sum of 1.
     pub(super) is_normalized: bool,
-    /// Whether `false` in a file counts. In files of the other architectures llama.cpp saves `false` for an unset key.
+    /// Whether `false` in a file is meaningful. For the other architectures llama.cpp saves `false` for an
+    /// unset key.
     pub(super) reads_false: bool,
 }
 
@@ -57,7 +57,7 @@ impl MoeDefaults {
 }
 
 impl GgufConfig<'_> {
-    /// The experts there are; 0 where the file speaks of none.
+    /// Returns the number of experts; 0 if the file does not mention any.
     pub(super) fn n_experts(&self) -> Result<usize, LoadError> {
         Ok(self.opt_usize("expert_count")?.unwrap_or(0))
     }
@@ -130,7 +130,8 @@ impl GgufConfig<'_> {
         })
     }
 
-    /// Replaces feed-forward networks by experts: after the leading dense layers, in the last of each group of layers.
+    /// Replaces feed-forward networks with experts: after the leading dense layers, in the last layer of each
+    /// group.
     pub(super) fn set_experts(
         &self,
         descriptor: &mut Descriptor,
@@ -144,14 +145,15 @@ impl GgufConfig<'_> {
         Ok(())
     }
 
-    /// Whether a layer has the tensors of a dense network and none that chooses experts: no key says which layers of some networks have
-    /// experts.
+    /// Returns whether a layer has the tensors of a dense network and no router. In some networks no key
+    /// states which layers have experts.
     fn is_dense(&self, layer_idx: usize) -> bool {
         let has = |part: &str| self.has_tensor(&format!("blk.{layer_idx}.{part}.weight"));
         has("ffn_up") && !has("ffn_gate_inp")
     }
 
-    /// A network next to the experts, with the biases that the file has, of a width that is that of `n_shared` experts or what a key says.
+    /// Describes the shared network, with the biases that the file contains. Its width is that of `n_shared`
+    /// experts, or the value of a key.
     pub(super) fn shared_experts(&self, moe: &MoeDescriptor) -> Result<Option<SharedDescriptor>, LoadError> {
         let n_shared = self.opt_usize("expert_shared_count")?.unwrap_or(0);
         let n_ff = match self

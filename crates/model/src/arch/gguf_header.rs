@@ -1,6 +1,6 @@
-//! [`GgufHeader`]: what a GGUF file says of a network, read from a file or made of a folder.
+//! [`GgufHeader`]: the description of a network in a GGUF file, read from a file or made from a folder.
 //!
-//! Separate from `gguf_config`, which asks for one architecture's keys. Invariant: no bytes of tensors are read.
+//! Invariant: no bytes of tensors are read.
 
 use std::collections::BTreeMap;
 
@@ -8,21 +8,21 @@ use tokenmill_gguf::{GgufFile, Metadata};
 
 use crate::{LoadError, WeightInfo};
 
-/// The metadata and the tensors of a GGUF file, or of the one that a folder would become.
+/// The metadata and tensor list of a GGUF file, or of the file that a folder would become.
 pub(crate) struct GgufHeader<'a> {
     /// The name of the architecture.
     pub(super) arch: &'a str,
-    /// The architecture's keys.
+    /// The keys of the file.
     pub(super) metadata: &'a Metadata,
-    /// Dimensions by name, the contiguous one first.
+    /// Dimensions of each tensor by name, the contiguous one first.
     pub(super) tensors: BTreeMap<&'a str, &'a [usize]>,
 }
 
 impl<'a> GgufHeader<'a> {
-    /// The header of a file.
+    /// Returns the header of a file.
     ///
     /// # Errors
-    /// As [`check_is_model`], and [`LoadError::Gguf`] of a file that names no architecture.
+    /// As [`check_is_model`], and [`LoadError::Gguf`] for a file that names no architecture.
     pub(crate) fn of_file(file: &'a GgufFile) -> Result<Self, LoadError> {
         check_is_model(file)?;
         let tensors = file.tensors();
@@ -33,7 +33,7 @@ impl<'a> GgufHeader<'a> {
         })
     }
 
-    /// The header of a folder in the form of a file.
+    /// Returns the header of a folder in GGUF form.
     pub(crate) fn of_form(arch: &'a str, keys: &'a Metadata, tensors: &'a [WeightInfo]) -> Self {
         let tensors = tensors.iter();
         Self {
@@ -44,8 +44,8 @@ impl<'a> GgufHeader<'a> {
     }
 }
 
-/// Tells files of other kinds: by their `general.type`, by the names that an adapter's tensors have, and by the layers that are there.
-/// What says nothing, or something else, may be a model.
+/// Refuses files that are not models: by their `general.type`, by the tensor names of adapters, and by the
+/// layers present. A file that has no `general.type`, or another one, may be a model.
 ///
 /// # Errors
 /// [`LoadError::IsImportanceMatrix`], [`LoadError::IsAdapter`] and [`LoadError::IsNextnAlone`].
@@ -66,7 +66,7 @@ pub fn check_is_model(file: &GgufFile) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// Whether a file has layers for further tokens, and none of the model's own. Such files lie next to a model in its repository.
+/// Returns whether a file has MTP layers but no decoder layers. Such files are published next to a model.
 fn holds_nextn_alone(file: &GgufFile) -> bool {
     let metadata = file.metadata();
     let count = |key: &str| {

@@ -1,8 +1,8 @@
-//! Refuses keys of a GGUF file that change a network but that its description did not follow.
+//! Refuses keys of a GGUF file that change the network but that its descriptor does not reflect.
 //!
-//! Separate from `contradictions`, which compares keys and tensors: this file covers keys of other architectures, and numbers that a
-//! description takes from its architecture. Invariant: a value that changes nothing is allowed, including the defaults that llama.cpp saves
-//! for unset keys.
+//! `contradictions` compares keys with tensors; this file covers keys of other architectures, and numbers
+//! that a description takes from its architecture. Invariant: a value without effect is allowed, including
+//! the defaults that llama.cpp saves for unset keys.
 
 use tokenmill_gguf::{Array, Value};
 
@@ -10,7 +10,7 @@ use crate::{AttentionDescriptor, Descriptor, LoadError};
 
 use super::GgufConfig;
 
-/// Keys that change some networks, each with the values that change nothing.
+/// Keys that change some networks, each with the values that have no effect.
 const KEYS: &[(&str, &[f64])] = &[
     ("attn_logit_softcapping", &[0.0, 50.0]),
     ("final_logit_softcapping", &[0.0, 30.0]),
@@ -28,7 +28,7 @@ const KEYS: &[(&str, &[f64])] = &[
     ("decision.block_count", &[0.0]),
 ];
 
-/// Does the same as [`KEYS`] for networks with experts.
+/// Like [`KEYS`], for networks with experts.
 const EXPERT_KEYS: &[(&str, &[f64])] = &[
     ("interleave_moe_layer_step", &[0.0, 1.0]),
     ("leading_dense_block_count", &[0.0]),
@@ -37,7 +37,7 @@ const EXPERT_KEYS: &[(&str, &[f64])] = &[
     ("expert_weights_norm", &[0.0]),
 ];
 
-/// Refuses keys that the description of the network did not follow.
+/// Refuses keys that the descriptor of the network does not reflect.
 pub(super) fn refuse(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let has_experts = descriptor.layers.iter().any(|layer| layer.ffn.moe().is_some());
     let of_experts = if has_experts { EXPERT_KEYS } else { &[] };
@@ -55,7 +55,7 @@ pub(super) fn refuse(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result
     positions(config, descriptor)
 }
 
-/// Returns the numbers of a value, booleans as 0 and 1; `None` if it holds anything else.
+/// Returns the numbers of a value, with booleans as 0 and 1; `None` if it holds anything else.
 fn numbers(value: &Value) -> Option<Vec<f64>> {
     fn all<T: Copy + Into<f64>>(numbers: &[T]) -> Vec<f64> {
         numbers.iter().map(|&number| number.into()).collect()
@@ -96,7 +96,7 @@ fn left_over(config: &GgufConfig<'_>, name: &str, value: &Value) -> LoadError {
     }
 }
 
-/// Refuses a number that differs in some parts of the network.
+/// Refuses a number that differs from that of some part of the network.
 fn agree<'d>(
     config: &GgufConfig<'_>,
     name: &str,
@@ -166,10 +166,10 @@ fn scores(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadEr
     }
 }
 
-/// Checks the keys of pairs and layers without positions.
+/// Checks the keys of rotated pairs and of layers without positions.
 fn positions(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let name = "rope.dimension_sections";
-    // No axis of an image turns the pairs of a fourth section, and text tokens have no position for them.
+    // No image axis rotates the pairs of a fourth section, and text tokens have no position for them.
     if let Some(value) = config.unasked(name)
         && numbers(value).is_none_or(|sections| sections.iter().skip(3).any(|&n_pairs| n_pairs != 0.0))
     {

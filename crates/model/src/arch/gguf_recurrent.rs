@@ -1,6 +1,4 @@
-//! Reads recurrent layers from GGUF files, for the architectures that have them.
-//!
-//! Separate from those because several share each kind.
+//! Reads recurrent layers from GGUF files. Several architectures share each kind.
 
 use tokenmill_backend::KeyHeads;
 
@@ -12,7 +10,7 @@ use crate::{
 use super::GgufConfig;
 
 impl GgufConfig<'_> {
-    /// A gated delta net.
+    /// Describes a gated delta net.
     pub(super) fn delta_net(
         &self,
         key_heads: KeyHeads,
@@ -33,7 +31,7 @@ impl GgufConfig<'_> {
     /// Returns the inner width of each of `n_heads` heads.
     fn width_of_each(&self, what: &'static str, n_heads: usize) -> Result<usize, LoadError> {
         let width = self.usize("ssm.inner_size")?;
-        // A count of no heads is refused by its own name.
+        // A count of zero heads is refused under its own name.
         check(
             what,
             width,
@@ -43,7 +41,7 @@ impl GgufConfig<'_> {
         Ok(width / n_heads.max(1))
     }
 
-    /// A Mamba 2 model.
+    /// Describes a Mamba 2 model.
     pub(super) fn mamba2(&self, has_norm: bool) -> Result<SsmDescriptor, LoadError> {
         let n_heads = self.usize("ssm.time_step_rank")?;
         Ok(SsmDescriptor {
@@ -58,7 +56,7 @@ impl GgufConfig<'_> {
         })
     }
 
-    /// A Mamba model.
+    /// Describes a Mamba model.
     pub(super) fn mamba(&self) -> Result<SsmDescriptor, LoadError> {
         Ok(SsmDescriptor {
             kind: SsmKind::Mamba {
@@ -75,7 +73,7 @@ impl GgufConfig<'_> {
         })
     }
 
-    /// A gated short convolution.
+    /// Describes a gated short convolution.
     pub(super) fn short_conv(&self) -> Result<MixerDescriptor, LoadError> {
         Ok(MixerDescriptor::ShortConv(ShortConvDescriptor {
             n_channels: self.usize("embedding_length")?,
@@ -84,7 +82,8 @@ impl GgufConfig<'_> {
         }))
     }
 
-    /// Whether each layer is recurrent, where some layers have attention instead: as a list says, or all but every n-th.
+    /// Returns whether each layer is recurrent, in networks where the other layers have attention: from a
+    /// list, or all but every n-th.
     pub(super) fn recurrent_layers(&self, n_layers: usize) -> Result<Vec<bool>, LoadError> {
         let name = "attention.recurrent_layers";
         // Lists cover only the decoder's layers; the layers after them have attention.

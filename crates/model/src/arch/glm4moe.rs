@@ -1,5 +1,5 @@
-//! GLM 4.5 and later: experts behind some dense layers, chosen by sigmoids with a correction bias, and a shared network.
-//! Norms of q and k where the file has them. A trailing layer predicts a further token and is not read.
+//! GLM 4.5 and later: experts after some dense layers, chosen by sigmoids with a correction bias, and a shared network.
+//! Norms of q and k if the file has them. A trailing layer predicts a further token and is not read.
 
 use tokenmill_backend::{ExpertScore, RopeAxes, RopeStyle};
 

@@ -14,7 +14,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt-oss",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
-        // The files do not say that the range of the scaling is not rounded; the published configurations do.
+        // YaRN's range is not rounded. Only the published configurations say so, the files do not.
         for rope in &mut descriptor.ropes {
             if let RopeScaling::Yarn { rounding, .. } = &mut rope.scaling {
                 *rounding = YarnRounding::None;

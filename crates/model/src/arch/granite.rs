@@ -50,12 +50,12 @@ pub(super) fn dense_from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, Loa
     Ok(descriptor)
 }
 
-/// Says whether there is rope; the family's files use a key for it that has another meaning elsewhere.
+/// Returns whether there is rope. The family's files use a key for it that has another meaning elsewhere.
 pub(super) fn has_gguf_rope(config: &GgufConfig<'_>) -> Result<bool, LoadError> {
     Ok(config.opt_bool("rope.scaling.finetuned")?.unwrap_or(true))
 }
 
-/// The multipliers in a file of the family; [`GgufConfig::decoder`] takes that of scores.
+/// Sets the multipliers from a file of the family; [`GgufConfig::decoder`] reads the score multiplier.
 pub(super) fn set_gguf_multipliers(
     config: &GgufConfig<'_>,
     descriptor: &mut Descriptor,
@@ -66,7 +66,7 @@ pub(super) fn set_gguf_multipliers(
     Ok(())
 }
 
-/// The multipliers in a folder of the family.
+/// Sets the multipliers from a folder of the family.
 pub(super) fn set_hf_multipliers(config: &HfConfig, descriptor: &mut Descriptor) -> Result<(), LoadError> {
     descriptor.embedding_scale = config.opt_f32("embedding_multiplier")?.unwrap_or(1.0);
     descriptor.residual_scale = config.opt_f32("residual_multiplier")?.unwrap_or(1.0);

@@ -1,5 +1,5 @@
-//! Granite 4: Mamba 2 where a layer has no KV heads, and attention, with the multipliers of Granite; dense, or with experts and
-//! a network next to them. Some have no positions at all.
+//! Granite 4: Mamba 2 in layers without KV heads, attention in the others, with the multipliers of Granite;
+//! dense, or with experts and a shared network. Some have no positions at all.
 //!
 //! Source: transformers, `models/granitemoehybrid/modeling_granitemoehybrid.py`; llama.cpp, `src/models/granite-hybrid.cpp`.
 
@@ -51,7 +51,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
             |_| true,
         );
     } else {
-        // The width of the dense network is that of the one next to experts; what files call its own may be another.
+        // The dense network has the width of the shared one; the files' own key may have another value.
         let n_ff = config.n_rows_of("blk.0.ffn_up.weight");
         for layer in &mut descriptor.layers {
             let dense = layer.dense_mut();
@@ -99,7 +99,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
             let dense = layer.dense_mut();
             dense.n_ff = n_shared_ff.unwrap_or(dense.n_ff);
         }
-        // The dense network has the names of the one next to experts.
+        // The dense network uses the tensor names of the shared one.
         descriptor.tensor_names = &[
             ("ffn_up.weight", "ffn_up_shexp.weight"),
             ("ffn_down.weight", "ffn_down_shexp.weight"),

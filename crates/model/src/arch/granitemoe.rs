@@ -1,4 +1,4 @@
-//! Granite 3 with experts: the multipliers of Granite, softmax experts, and in some a network next to them.
+//! Granite 3 with experts: the multipliers of Granite, softmax experts, and in some models a shared network.
 //!
 //! Source: transformers, `models/granitemoe/modeling_granitemoe.py`; llama.cpp, `src/models/granite.cpp`.
 
@@ -25,7 +25,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_hf,
 };
 
-/// The names of the family's experts, and of the network next to them.
+/// Tensor names of the family's experts and shared network.
 pub(super) const GRANITE_EXPERTS: Names = &[
     ("block_sparse_moe.router.layer", "ffn_gate_inp"),
     ("block_sparse_moe.input_linear", "ffn_gate_up_exps"),
@@ -62,7 +62,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// Adds a network of a width that every token goes through, where it is not 0.
+/// Adds a shared network of width `n_ff`, unless that is 0.
 pub(super) fn with_shared(mut moe: MoeDescriptor, n_ff: Option<usize>) -> MoeDescriptor {
     moe.shared = n_ff.filter(|&n_ff| n_ff > 0).map(|n_ff| SharedDescriptor {
         dense: DenseDescriptor {

@@ -1,7 +1,8 @@
-//! [`HfConfig`]: a Hugging Face `config.json` as the architectures ask for it, in its old and new layout.
+//! [`HfConfig`]: typed access to a Hugging Face `config.json` for the architectures, in its old and new
+//! layout.
 //!
-//! Separate from its GGUF twin: the two name the same things differently. Weights of such folders are not
-//! reordered, so rope pairs are always halves.
+//! `GgufConfig` is its GGUF twin; the two formats name the same things differently. Weights of such folders
+//! are not reordered, so rope pairs are always half a head apart.
 
 use std::path::{Path, PathBuf};
 
@@ -17,14 +18,14 @@ use crate::{
 
 use super::{class_defaults, gguf_config::nextn_layers};
 
-/// A `config.json`.
+/// A parsed `config.json`.
 #[derive(Clone)]
 pub(crate) struct HfConfig {
     path: PathBuf,
     values: Map<String, Value>,
 }
 
-/// The path of a key in an object or in the objects of it, with points between.
+/// Returns the path of a key in an object or its nested objects, with dots between the parts.
 fn path_in(values: &Map<String, Value>, key: &str, depth: usize) -> Option<String> {
     if values.get(key).is_some_and(|value| !value.is_null()) {
         return Some(key.to_owned());
@@ -37,7 +38,7 @@ fn path_in(values: &Map<String, Value>, key: &str, depth: usize) -> Option<Strin
     of_network.find_map(|(name, object)| Some(format!("{name}.{}", path_in(object, key, depth - 1)?)))
 }
 
-/// JSON in which the numbers that Python writes and JSON does not have, such as `Infinity`, are strings. Null would count as
+/// Returns the JSON with Python's non-JSON numbers, such as `Infinity`, as strings. Null would count as
 /// missing.
 fn with_quoted_infinities(json: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(json.len());
@@ -66,13 +67,13 @@ fn with_quoted_infinities(json: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The names of activations.
+/// The supported names of activations, for errors.
 const ACTIVATIONS: &str =
     "one of silu, swish, swiglu, gelu, gelu_pytorch_tanh, gelu_new, gelu_fast, relu, relu2";
 
-/// Real ones have some kilobytes.
+/// Largest accepted size in bytes; real files have a few kilobytes.
 const MAX_CONFIG_BYTES: usize = 16 << 20;
-/// More layers than any network has; a larger count must not size a list.
+/// Largest accepted number of layers. It bounds the size of lists.
 const MAX_LAYERS: usize = 4096;
 
 impl HfConfig {
@@ -93,7 +94,7 @@ impl HfConfig {
                 path: path.to_owned(),
                 reason: error.to_string(),
             })?;
-        // Of a model with several networks, the one that writes.
+        // In a model with several networks, use the text network.
         if let Some(Value::Object(text)) = values.remove("text_config") {
             let own = text.into_iter().filter(|(key, _)| key != "architectures");
             values.extend(own);
@@ -104,7 +105,7 @@ impl HfConfig {
         })
     }
 
-    /// The configuration with values for keys that it lacks.
+    /// Returns the configuration with defaults for missing keys.
     pub(super) fn with_defaults(&self, defaults: &[(&str, Value)]) -> Self {
         let mut values = self.values.clone();
         for (key, value) in defaults {
@@ -118,14 +119,15 @@ impl HfConfig {
         }
     }
 
-    /// The configuration with what its class takes for fields that it leaves out.
+    /// Returns the configuration with its class's defaults for missing fields.
     pub(super) fn with_class_defaults(&self, class: &str) -> Self {
         let mut filled = self.clone();
         class_defaults::fill(class, &mut filled.values);
         filled
     }
 
-    /// The configuration with values under their usual keys that it has under others. The usual key is the first of each pair.
+    /// Returns the configuration with aliased values copied to their usual keys. The usual key is the first
+    /// of each pair.
     pub(super) fn with_aliases(&self, aliases: &[(&str, &str)]) -> Self {
         let named: Vec<_> = (aliases.iter())
             .filter_map(|&(usual, own)| Some((usual, self.get(own)?.clone())))
@@ -133,7 +135,7 @@ impl HfConfig {
         self.with_defaults(&named)
     }
 
-    /// The first class of `architectures`.
+    /// Returns the first class of `architectures`.
     pub(crate) fn class(&self) -> Result<&str, LoadError> {
         self.values
             .get("architectures")
@@ -141,7 +143,7 @@ impl HfConfig {
             .ok_or_else(|| self.wrong("architectures", "a list of class names"))
     }
 
-    /// A configuration of a module in a folder next to this one; `None` where there is none.
+    /// Returns the configuration of a module in a folder next to this file; `None` if there is none.
     pub(super) fn beside(&self, name: &str) -> Result<Option<Self>, LoadError> {
         let path = self.path.with_file_name(name);
         if path.is_file() {
@@ -151,7 +153,7 @@ impl HfConfig {
         }
     }
 
-    /// An error of this file.
+    /// Returns an error about this file.
     pub(crate) fn bad(&self, reason: String) -> LoadError {
         LoadError::BadConfig {
             path: self.path.clone(),
@@ -159,7 +161,7 @@ impl HfConfig {
         }
     }
 
-    /// The error of a value that is not what it should be.
+    /// Returns the error for a value of the wrong kind.
     pub(crate) fn wrong(&self, key: &str, expected: &str) -> LoadError {
         LoadError::BadConfig {
             path: self.path.clone(),
@@ -170,24 +172,25 @@ impl HfConfig {
         }
     }
 
-    /// A value that is there and not null.
+    /// Returns a value that is present and not null.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
-    /// Where a key stands that has a value: at the top, or in an object such as `rope_scaling`. Those of encoders do not count.
+    /// Returns the path of a key with a value: at the top, or in an object such as `rope_scaling`. Objects of
+    /// encoders do not count.
     pub(super) fn path_of(&self, key: &str) -> Option<String> {
-        /// Ropes have objects in an object.
+        /// Rope objects are nested in another object.
         const MAX_DEPTH: usize = 2;
         path_in(&self.values, key, MAX_DEPTH)
     }
 
-    /// Whether there is a value, null too.
+    /// Returns whether there is a value, even null.
     pub(super) fn has(&self, key: &str) -> bool {
         self.values.contains_key(key)
     }
 
-    /// A count that may be there.
+    /// Reads an optional count.
     pub(crate) fn opt_usize(&self, key: &str) -> Result<Option<usize>, LoadError> {
         let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
         self.get(key)
@@ -195,7 +198,7 @@ impl HfConfig {
             .transpose()
     }
 
-    /// A count under the first of its names that is there.
+    /// Reads a required count, under the first of its names that exists.
     fn usize(&self, keys: &[&'static str]) -> Result<usize, LoadError> {
         for key in keys {
             if let Some(count) = self.opt_usize(key)? {
@@ -205,7 +208,7 @@ impl HfConfig {
         Err(self.wrong(keys[0], "a count"))
     }
 
-    /// A number that may be there.
+    /// Reads an optional number.
     pub(super) fn opt_f32(&self, key: &str) -> Result<Option<f32>, LoadError> {
         self.get(key)
             .map(|value| value.as_f64().ok_or_else(|| self.wrong(key, "a number")))
@@ -213,12 +216,12 @@ impl HfConfig {
             .map(|number| number.map(|number| number as f32))
     }
 
-    /// A number that must be there.
+    /// Reads a required number.
     pub(super) fn f32(&self, key: &str) -> Result<f32, LoadError> {
         self.opt_f32(key)?.ok_or_else(|| self.wrong(key, "a number"))
     }
 
-    /// Numbers that may be there.
+    /// Reads an optional list of numbers.
     pub(super) fn opt_f32s(&self, key: &str) -> Result<Option<Vec<f32>>, LoadError> {
         let Some(value) = self.get(key) else {
             return Ok(None);
@@ -232,19 +235,19 @@ impl HfConfig {
             .ok_or_else(|| self.wrong(key, "a list of numbers"))
     }
 
-    /// A claim that may be there.
+    /// Reads an optional boolean.
     pub(super) fn opt_bool(&self, key: &str) -> Result<Option<bool>, LoadError> {
         self.get(key)
             .map(|value| value.as_bool().ok_or_else(|| self.wrong(key, "true or false")))
             .transpose()
     }
 
-    /// A claim that is false where it is not made.
+    /// Reads a boolean that defaults to false.
     pub(super) fn is(&self, key: &str) -> Result<bool, LoadError> {
         Ok(self.opt_bool(key)?.unwrap_or(false))
     }
 
-    /// [`Presence`] of what a claim says there is.
+    /// Converts a boolean to a [`Presence`].
     pub(super) fn presence(&self, key: &str) -> Result<Presence, LoadError> {
         Ok(if self.is(key)? {
             Presence::Required
@@ -253,7 +256,8 @@ impl HfConfig {
         })
     }
 
-    /// The window of each layer, as `layer_types` gives it, or else as `is_sliding` says of its index.
+    /// Sets the window of each layer from `layer_types`, or else from `is_sliding`, called with the layer's
+    /// index.
     pub(super) fn set_windows(
         &self,
         descriptor: &mut Descriptor,
@@ -280,7 +284,7 @@ impl HfConfig {
         Ok(())
     }
 
-    /// Scales scores by `query_pre_attn_scalar`, where it is there, instead of the width of a head.
+    /// Scales scores by `query_pre_attn_scalar` instead of the head width, if it is set.
     pub(super) fn set_score_scale(&self, descriptor: &mut Descriptor) -> Result<(), LoadError> {
         if let Some(width) = self.opt_f32("query_pre_attn_scalar")? {
             for layer in &mut descriptor.layers {
@@ -290,7 +294,8 @@ impl HfConfig {
         Ok(())
     }
 
-    /// As [`Self::set_windows`], where windows have to be switched on and begin at a layer.
+    /// Does the same as [`Self::set_windows`], for configurations that must enable windows and give the first layer that
+    /// has one.
     pub(super) fn set_windows_if_used(&self, descriptor: &mut Descriptor) -> Result<(), LoadError> {
         if !self.uses_windows(descriptor.layers.len())? {
             return Ok(());
@@ -299,7 +304,7 @@ impl HfConfig {
         self.set_windows(descriptor, |layer_idx| layer_idx >= first_layer)
     }
 
-    /// Whether windows are switched on. Then alone may `layer_types` name layers that have one.
+    /// Returns whether windows are enabled. `layer_types` may name layers with a window only then.
     pub(super) fn uses_windows(&self, n_layers: usize) -> Result<bool, LoadError> {
         let key = "use_sliding_window";
         let is_used = self.is(key)?;
@@ -311,7 +316,7 @@ impl HfConfig {
         Ok(is_used)
     }
 
-    /// Describes the network that most decoders are a variation of; see the GGUF twin.
+    /// Describes the network that most decoders are variations of; see the GGUF twin.
     pub(super) fn decoder(&self) -> Result<Descriptor, LoadError> {
         let n_layers = self.usize(&["num_hidden_layers", "n_layer"])?;
         if n_layers > MAX_LAYERS {
@@ -328,7 +333,7 @@ impl HfConfig {
         let n_ff = if self.is_of_2022() && n_ff_keys.iter().all(|key| self.get(key).is_none()) {
             vec![n_embd.saturating_mul(4); n_layers]
         } else if self.get(n_ff_keys[0]).is_some_and(Value::is_array) {
-            // Some have a width for each layer.
+            // Some configurations have a width for each layer.
             let n_ff = self.counts(n_ff_keys[0])?.unwrap_or_default();
             if n_ff.len() != n_layers {
                 return Err(self.wrong(n_ff_keys[0], "a count for each layer"));
@@ -402,7 +407,7 @@ impl HfConfig {
             pooling: None,
             head: match self.opt_bool("tie_word_embeddings")? {
                 Some(false) => OutputHead::Own,
-                // Where a folder has both all the same, its own is meant.
+                // If a folder has both tensors nevertheless, its own head is used.
                 Some(true) | None => OutputHead::OwnIfPresent,
             },
             head_bias: Presence::Absent,
@@ -416,8 +421,8 @@ impl HfConfig {
         })
     }
 
-    /// Whether the configuration is of a family that leaves out what was usual then: four times the width inside a
-    /// feed-forward network, a context of 2,048.
+    /// Returns whether the configuration is of a family that omits the conventions of its time: a
+    /// feed-forward width of four times the embedding, and a context of 2,048.
     fn is_of_2022(&self) -> bool {
         let family = self.get("model_type").and_then(Value::as_str);
         matches!(family, Some("bloom" | "falcon" | "gpt2"))
@@ -425,7 +430,7 @@ impl HfConfig {
 
     fn n_ctx_train(&self) -> Result<usize, LoadError> {
         let keys = ["max_position_embeddings", "n_positions", "seq_length"];
-        // Some models with rope or ALiBi name none.
+        // Some models with rope or ALiBi have no such key.
         if self.is_of_2022() && keys.iter().all(|key| self.get(key).is_none()) {
             return Ok(2048);
         }
@@ -456,7 +461,7 @@ impl HfConfig {
             "activation",
         ];
         let Some(key) = keys.into_iter().find(|key| self.get(key).is_some()) else {
-            // Bloom's has no name.
+            // Bloom's configuration does not name it.
             return if self.is_of_2022() {
                 Ok(Activation::GeluTanh)
             } else {
@@ -471,13 +476,13 @@ impl HfConfig {
             }
             Some("relu") => Ok(Activation::Relu),
             Some("relu2") => Ok(Activation::ReluSquared),
-            // The function of Apertus, whose file sets it: it has numbers, so it is none of the others.
+            // Apertus sets its own function, which has parameters, so it is none of these.
             Some("xielu") if self.class()? == "ApertusForCausalLM" => Ok(Activation::Identity),
             _ => Err(self.wrong(key, ACTIVATIONS)),
         }
     }
 
-    /// Refuses an activation other than the one that a network has in other places, too.
+    /// Refuses an activation other than the one that a network requires.
     pub(super) fn require_activation(&self, expected: Activation, name: &str) -> Result<(), LoadError> {
         if self.activation()? == expected {
             return Ok(());
@@ -488,7 +493,8 @@ impl HfConfig {
         Err(self.wrong(key.unwrap_or("hidden_act"), name))
     }
 
-    /// As [`Self::require_activation`], of classes that read `hidden_activation` alone: `hidden_act` of a file says nothing there.
+    /// Does the same as [`Self::require_activation`], for classes that read only `hidden_activation` and ignore
+    /// `hidden_act`.
     pub(super) fn require_hidden_activation(
         &self,
         expected: Activation,
@@ -500,7 +506,7 @@ impl HfConfig {
         self.require_activation(expected, name)
     }
 
-    /// The object under a key, or an empty one.
+    /// Returns the object under a key, or an empty one.
     pub(super) fn object(&self, key: &str) -> Result<Self, LoadError> {
         Ok(Self {
             path: self.path.clone(),

@@ -1,6 +1,4 @@
-//! What a Hugging Face `config.json` says of experts.
-//!
-//! Separate from the rest of [`HfConfig`], since only architectures with experts ask for it. The same things have several names.
+//! Reads experts from a Hugging Face `config.json`. The same property has several names in these files.
 
 use tokenmill_backend::{ExpertGroups, ExpertScore, GroupMeasure};
 
@@ -11,7 +9,8 @@ use crate::{
 
 use super::{HfConfig, gguf_experts::set_experts, hf_layout::Names};
 
-/// Experts as most checkpoints name them: one tensor for each, or one for all with gate and up joined.
+/// Tensor names of experts in most checkpoints: one tensor per expert, or one for all with gate and up
+/// joined.
 pub(super) const EXPERTS: Names = &[
     ("mlp.gate", "ffn_gate_inp"),
     ("mlp.experts.*.gate_proj", "ffn_gate_exps"),
@@ -31,7 +30,7 @@ pub(super) const EXPERTS: Names = &[
     ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
 ];
 
-/// Experts as Mixtral names them, and the checkpoints that follow it.
+/// Tensor names of experts in Mixtral and checkpoints that follow it.
 pub(super) const MIXTRAL_EXPERTS: Names = &[
     ("block_sparse_moe.gate", "ffn_gate_inp"),
     ("block_sparse_moe.experts.*.w1", "ffn_gate_exps"),
@@ -41,10 +40,10 @@ pub(super) const MIXTRAL_EXPERTS: Names = &[
 ];
 
 impl HfConfig {
-    /// The first of some keys that is there.
+    /// Returns the count under the first of some keys that exists.
     pub(super) fn first_usize(&self, keys: &[&str]) -> Result<usize, LoadError> {
         for key in keys {
-            // Some write a list with a value for each layer.
+            // Some configurations have a list with a value per layer.
             if let Some(values) = self.get(key).and_then(|value| value.as_array()) {
                 let same = values.windows(2).all(|pair| pair[0] == pair[1]);
                 let first = values.first().and_then(serde_json::Value::as_u64);
@@ -60,7 +59,8 @@ impl HfConfig {
         Err(self.wrong(keys[0], "a count"))
     }
 
-    /// The GGUF twin's description; `is_normalized` is what holds where the file does not say it.
+    /// Describes experts, as the GGUF twin does; `is_normalized` is the default if the file does not state
+    /// it.
     pub(super) fn moe(&self, is_normalized: bool) -> Result<MoeDescriptor, LoadError> {
         let n_groups = self.opt_usize("n_group")?.unwrap_or(1);
         let n_used_groups = self.opt_usize("topk_group")?.unwrap_or(n_groups);
@@ -73,7 +73,7 @@ impl HfConfig {
         }
         let score = match self.get("scoring_func").and_then(|value| value.as_str()) {
             None | Some("softmax") => ExpertScore::Softmax,
-            // Files of dots.llm1 name the method of choosing here, which takes sigmoids.
+            // dots.llm1's files name the selection method here. It uses sigmoids.
             Some("sigmoid" | "noaux_tc") => ExpertScore::Sigmoid,
             Some(_) => return Err(self.wrong("scoring_func", "softmax or sigmoid")),
         };
@@ -111,7 +111,7 @@ impl HfConfig {
         })
     }
 
-    /// A network next to the experts as wide as so many of them.
+    /// Returns a shared network as wide as a number of experts.
     pub(super) fn shared_experts(
         &self,
         moe: &MoeDescriptor,
@@ -132,7 +132,7 @@ impl HfConfig {
         }))
     }
 
-    /// Replaces the feed-forward networks by experts from behind `first_k_dense_replace` layers on.
+    /// Replaces feed-forward networks with experts after the first `first_k_dense_replace` layers.
     pub(super) fn set_experts_behind_dense(
         &self,
         descriptor: &mut Descriptor,
@@ -143,7 +143,7 @@ impl HfConfig {
         Ok(())
     }
 
-    /// As [`Self::set_experts_behind_dense`], unless `mlp_layer_types` says of each layer what it has.
+    /// Does the same as [`Self::set_experts_behind_dense`], unless `mlp_layer_types` lists the kind of each layer.
     pub(super) fn set_experts_by_kind(
         &self,
         descriptor: &mut Descriptor,
@@ -161,7 +161,7 @@ impl HfConfig {
         Ok(())
     }
 
-    /// Replaces the feed-forward networks as `decoder_sparse_step` and `mlp_only_layers` say.
+    /// Replaces feed-forward networks with experts as `decoder_sparse_step` and `mlp_only_layers` say.
     pub(super) fn set_experts_by_step(
         &self,
         descriptor: &mut Descriptor,
@@ -178,7 +178,7 @@ impl HfConfig {
         Ok(())
     }
 
-    /// A list of counts, such as of layers, that may be there.
+    /// Reads an optional list of counts, such as layer indices.
     pub(super) fn counts(&self, key: &str) -> Result<Option<Vec<usize>>, LoadError> {
         let Some(value) = self.get(key) else {
             return Ok(None);

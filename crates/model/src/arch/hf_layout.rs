@@ -1,88 +1,92 @@
-//! [`HfLayout`]: what the tensors of a Hugging Face folder are called, and how their numbers differ from a GGUF file's.
+//! [`HfLayout`]: the names of tensors in a Hugging Face folder, and how their numbers differ from a GGUF
+//! file's.
 //!
-//! Separate from the configuration, which says what a network is, and from the folder, which reads tensors. Invariant: data
-//! only. With it a folder offers the tensors that a GGUF file of the same network has, under the same names.
+//! The configuration describes the network, and the folder reads tensors. Invariant: data only. With a
+//! layout, a folder offers the same tensors under the same names as a GGUF file of the network.
 
-/// The layout of an architecture's folders. What it does not name is called as in Llama's folders.
+/// The layout of an architecture's folders. Tensors without a row have the names of Llama's folders.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HfLayout {
-    /// What names may begin with, the most specific first. Names are also tried whole.
+    /// Prefixes of names, the most specific first. Names are also tried without removing a prefix.
     pub(crate) prefixes: &'static [&'static str],
-    /// What stands before a layer's index.
+    /// Prefix of a layer's index.
     pub(crate) layers: &'static str,
     /// Names of a layer's tensors. A name is matched whole, or without its last part (`weight`, `bias`), which stays.
     /// A `*` matches a number: the tensors are joined in its order, along a new outermost dimension.
     pub(crate) layer: Names,
-    /// More names of a layer's tensors, which several architectures share.
+    /// Names of a layer's tensors that several architectures share.
     pub(crate) shared: Names,
-    /// Names of other tensors, matched as those of layers are.
+    /// Names of other tensors, matched like those of layers.
     pub(crate) network: Names,
-    /// Beginnings of the names of tensors that belong to other networks of the folder, such as a vision encoder.
+    /// Prefixes of tensors that belong to other networks in the folder, such as a vision encoder.
     pub(crate) ignored: &'static [&'static str],
-    /// How numbers change, by the end of the GGUF name.
+    /// Changes of numbers, by suffix of the GGUF name.
     pub(crate) changes: &'static [(&'static str, Change)],
-    /// How the rows of queries and keys of GGUF files differ from the folder's.
+    /// How the rows of queries and keys in GGUF files differ from the folder's.
     pub(crate) gguf_rows: GgufRows,
 }
 
-/// How the rows of queries and keys of an architecture's GGUF files differ from those of its folders. Descriptors of both
-/// kinds account for it; adapters made for the one kind and used with the other have to.
+/// How the rows of queries and keys in an architecture's GGUF files differ from those in its folders.
+/// Descriptors of both forms account for it. An adapter trained on one form and used with the other must be
+/// converted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GgufRows {
-    /// Not at all.
+    /// They are the same.
     Same,
-    /// Pairs that turn together are neighbours; in folders they are one of each half of a head.
+    /// Rope pairs are adjacent; in folders they are half a head apart.
     Neighbours,
-    /// They are multiplied by numbers of the configuration.
+    /// They are multiplied by numbers from the configuration.
     Scaled,
 }
 
 /// Pairs of a Hugging Face name and a GGUF name.
 pub(crate) type Names = &'static [(&'static str, &'static str)];
 
-/// How the numbers of a tensor change on their way to the GGUF form.
+/// A conversion of a tensor's numbers to the GGUF form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// `x + 1`: norms whose weights are stored as distances from 1.
     AddOne,
     /// `-exp(x)`: decays of recurrent layers, stored as logarithms.
     NegExp,
-    /// A vector of all channels becomes one of each group of heads.
+    /// Splits a vector over all channels into one vector per group of heads.
     SplitGroups,
-    /// A table of fewer rows than the vocabulary has tokens gets its first row for each of the others.
+    /// Repeats the first row of a table until it has a row for each token of the vocabulary.
     FillVocabulary,
-    /// The first rows, so many, are left out.
+    /// Drops this many leading rows.
     SkipRows(usize),
-    /// A matrix `[n_in, n_out]` becomes `[n_out, n_in]`.
+    /// Transposes a matrix from `[n_in, n_out]` to `[n_out, n_in]`.
     Transpose,
-    /// The rows of a fused QKV tensor come by KV head, each with its queries, its key and its value; they become all
-    /// queries, all keys, all values.
+    /// Reorders the rows of a fused QKV tensor. They are grouped by KV head, each with its queries, its key
+    /// and its value; they become all queries, all keys, all values.
     UngroupQkv,
-    /// The matrices of experts lie with their inputs as rows, unless they are quantized; the outputs become the rows.
+    /// Transposes the matrices of experts, which have inputs as rows unless they are quantized; outputs
+    /// become the rows.
     TransposeExperts,
-    /// As [`Self::TransposeExperts`] where they lie so: published folders and those that transformers saves differ.
+    /// Like [`Self::TransposeExperts`], if the matrices have that orientation: published folders and folders
+    /// saved by transformers differ.
     TransposeExpertsIfNeeded,
-    /// Of each expert's rows, those of the gate and of up alternate; all of the gate come first.
+    /// Separates the rows of each expert's gate and up, which alternate; all rows of the gate come first.
     SplitPairs,
 }
 
-/// How much of a GGUF tensor a tensor of a folder is.
+/// The share of a GGUF tensor that a folder's tensor supplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Share {
-    /// All of it.
+    /// The whole tensor.
     Whole,
     /// One slice of its outermost dimension.
     Slice(usize),
-    /// The 4-bit numbers of a tensor in MXFP4, whose scales are apart: names that end with `_blocks`.
+    /// The 4-bit numbers of an MXFP4 tensor with separate scales: names that end with `_blocks`.
     Blocks,
     /// The scales of such a tensor: names that end with `_scales`.
     Scales,
 }
 
-/// The GGUF name of tensors that repeat what is known without them, such as masks.
+/// The GGUF name of tensors that hold redundant data, such as masks.
 pub(crate) const UNUSED: &str = "(unused)";
 
-/// Beginnings of the names of vision encoders.
+/// Name prefixes of vision encoders.
 pub(super) const VISION: &[&str] = &[
     "visual.",
     "model.visual.",
@@ -95,7 +99,7 @@ pub(super) const VISION: &[&str] = &[
 ];
 
 impl HfLayout {
-    /// Llama's own.
+    /// The layout of Llama's folders.
     pub(super) const LLAMA: Self = Self {
         prefixes: &[
             "model.language_model.",
@@ -112,7 +116,7 @@ impl HfLayout {
         gguf_rows: GgufRows::Same,
     };
 
-    /// The GGUF name of a tensor, and its share of the tensor there; `None` where the name is unknown.
+    /// Returns the GGUF name of a tensor, and its share of the GGUF tensor; `None` if the name is unknown.
     pub(crate) fn gguf_name(&self, hf_name: &str) -> Option<(String, Share)> {
         let prefixes = self.prefixes.iter().copied().chain([""]);
         prefixes
@@ -128,8 +132,8 @@ impl HfLayout {
             })
     }
 
-    /// What a folder calls the tensor with this GGUF name, without what may stand before it: the first of several names, and of parts
-    /// the one numbered 0. `None` where there is none.
+    /// Returns the folder's name for the tensor with this GGUF name, without prefix: the first of several
+    /// names, and part 0 of a tensor in parts. `None` if there is none.
     pub(crate) fn hf_name(&self, gguf_name: &str) -> Option<String> {
         let Some((layer, name)) = gguf_name
             .strip_prefix("blk.")
@@ -141,7 +145,7 @@ impl HfLayout {
         Some(format!("{}{layer}.{name}", self.layers))
     }
 
-    /// The layer of a tensor, which need not have a known name; `None` where it is in none.
+    /// Returns the layer of a tensor, whose name need not be known; `None` if it is in no layer.
     pub(crate) fn layer_idx(&self, hf_name: &str) -> Option<usize> {
         let prefixes = self.prefixes.iter().copied().chain([""]);
         prefixes
@@ -149,21 +153,21 @@ impl HfLayout {
             .find_map(|rest| rest.split_once('.')?.0.parse().ok())
     }
 
-    /// How the numbers of the tensor with this GGUF name change, one after the other.
+    /// Returns the changes of the tensor with this GGUF name, in order.
     pub(crate) fn changes_of(&self, gguf_name: &str) -> impl Iterator<Item = Change> {
         (self.changes.iter())
             .filter(move |(end, _)| gguf_name.ends_with(end))
             .map(|&(_, change)| change)
     }
 
-    /// Whether a tensor belongs to another network.
+    /// Returns whether a tensor belongs to another network.
     pub(crate) fn ignores(&self, hf_name: &str) -> bool {
         self.ignored.iter().any(|start| hf_name.starts_with(start))
     }
 }
 
-/// Finds a name in tables, the first of which goes before the others. A row for the whole name goes before one for all of
-/// its stem.
+/// Looks up a name in tables, the first of which has priority. A row for the whole name has priority over a
+/// row for its stem.
 fn find(name: &str, tables: &[Names]) -> Option<(String, Share)> {
     let rows = || tables.iter().copied().flatten();
     let whole = rows().find_map(|&(pattern, gguf_name)| {
@@ -179,7 +183,7 @@ fn find(name: &str, tables: &[Names]) -> Option<(String, Share)> {
     })
 }
 
-/// Finds the pattern of a GGUF name in tables, as [`find`] does the other way.
+/// Returns the pattern for a GGUF name: the inverse of [`find`].
 fn find_back(gguf_name: &str, tables: &[Names]) -> Option<String> {
     let pattern_of = |wanted: &str| {
         let mut rows = tables.iter().copied().flatten();
@@ -192,7 +196,7 @@ fn find_back(gguf_name: &str, tables: &[Names]) -> Option<String> {
     })
 }
 
-/// What a name that has the form of a pattern stands for: a slice, where there is a number in the place of a `*`.
+/// Matches a name against a pattern. A number in the place of a `*` stands for a slice.
 fn matches(pattern: &str, name: &str) -> Option<Share> {
     let Some((start, end)) = pattern.split_once('*') else {
         let share = match pattern.rsplit_once('_') {

@@ -1,7 +1,7 @@
-//! What a Hugging Face `config.json` says of quantized weights.
+//! Reads the quantization section of a Hugging Face `config.json`.
 //!
-//! Separate from the networks' configurations: every architecture's folders may be quantized. Invariant: a method that is not
-//! read is refused by its name, before any tensor is looked at.
+//! Folders of every architecture may be quantized. Invariant: an unsupported method is refused by name before
+//! any tensor is looked at.
 
 use serde_json::Value;
 
@@ -9,20 +9,20 @@ use crate::LoadError;
 
 use super::HfConfig;
 
-/// What each scale of weights in FP8 belongs to.
+/// The unit that each scale of FP8 weights covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fp8Scales {
     /// A whole tensor.
     Tensor,
     /// A block of 128 rows and 128 columns.
     Block,
-    /// The configuration does not say it; the scales' shape does.
+    /// Not stated by the configuration; the shape of the scales decides.
     Either,
 }
 
 impl HfConfig {
-    /// The scales of weights in FP8-E4M3; `None` where the folder has no such weights. How activations are quantized is
-    /// not asked: the backends do it in their own way.
+    /// Returns the scales of weights in FP8-E4M3; `None` if the folder has no such weights. The activation
+    /// scheme is ignored: backends quantize activations in their own way.
     pub(crate) fn fp8_scales(&self) -> Result<Option<Fp8Scales>, LoadError> {
         if self.get("quantization_config").is_none() {
             return Ok(None);

@@ -1,7 +1,8 @@
-//! How Hugging Face configurations and folders describe recurrent layers, for the architectures that have them.
+//! Reads recurrent layers from Hugging Face configurations and folders. Several architectures share each
+//! kind.
 //!
-//! Separate from those because several share each kind. Invariant: value heads of a folder are in the order of their key heads,
-//! which the descriptor says; no weights are reordered.
+//! Invariant: value heads of a folder are in the order of their key heads, as the descriptor states; no
+//! weights are reordered.
 
 use serde_json::{Value, json};
 use tokenmill_backend::KeyHeads;
@@ -13,7 +14,7 @@ use crate::{
 
 use super::{Change, HfConfig, hf_layout::Names};
 
-/// The tensors of Mamba and Mamba 2 in a layer that is nothing else.
+/// Tensor names of Mamba and Mamba 2 in layers with no other part.
 pub(super) const SSM: Names = &[
     ("norm", "attn_norm"),
     ("mixer.in_proj", "ssm_in"),
@@ -27,7 +28,7 @@ pub(super) const SSM: Names = &[
     ("mixer.out_proj", "ssm_out"),
 ];
 
-/// The tensors of Mamba 2 next to other parts of a layer.
+/// Tensor names of Mamba 2 in layers with other parts.
 pub(super) const MAMBA_2: Names = &[
     ("mamba.in_proj", "ssm_in"),
     ("mamba.conv1d", "ssm_conv1d"),
@@ -38,20 +39,20 @@ pub(super) const MAMBA_2: Names = &[
     ("mamba.out_proj", "ssm_out"),
 ];
 
-/// The tensors around the layers, in folders that call the network its backbone.
+/// Names of tensors outside the layers, in folders that call the network `backbone`.
 pub(super) const BACKBONE: Names = &[
     ("embeddings", "token_embd"),
     ("embedding", "token_embd"),
     ("norm_f", "output_norm"),
 ];
 
-/// How the numbers of state space models change.
+/// Changes of the numbers of state space models.
 pub(super) const SSM_CHANGES: &[(&str, Change)] = &[
     ("ssm_a", Change::NegExp),
     ("ssm_norm.weight", Change::SplitGroups),
 ];
 
-/// What a family of configurations calls the sizes of Mamba 2.
+/// The keys of Mamba 2's sizes in a family of configurations.
 pub(super) struct Mamba2Keys {
     pub(super) n_heads: &'static str,
     pub(super) head_dim: &'static str,
@@ -63,7 +64,7 @@ pub(super) struct Mamba2Keys {
 }
 
 impl Mamba2Keys {
-    /// Of Bamba, and of those that follow it.
+    /// The keys of Bamba and the families that follow it.
     pub(super) const BAMBA: Self = Self {
         n_heads: "mamba_n_heads",
         head_dim: "mamba_d_head",
@@ -76,7 +77,7 @@ impl Mamba2Keys {
 }
 
 impl HfConfig {
-    /// What a configuration without attention leaves out.
+    /// Returns the configuration with defaults for keys that a network without attention omits.
     pub(super) fn without_attention(&self) -> Self {
         self.with_defaults(&[
             ("num_attention_heads", json!(1)),
@@ -89,7 +90,7 @@ impl HfConfig {
         self.opt_usize(key)?.ok_or_else(|| self.wrong(key, "a count"))
     }
 
-    /// [`Presence`] of what a claim says there is, which is there where the claim is not made.
+    /// Converts a boolean to a [`Presence`]; a missing key means required.
     fn presence_or_required(&self, key: &str) -> Result<Presence, LoadError> {
         Ok(match self.opt_bool(key)? {
             Some(false) => Presence::Absent,
@@ -97,7 +98,7 @@ impl HfConfig {
         })
     }
 
-    /// The kinds of the layers, under the first of some keys that is there.
+    /// Returns the kinds of the layers, under the first of some keys that exists.
     pub(super) fn layer_kinds(&self, keys: &[&str]) -> Result<Option<Vec<&str>>, LoadError> {
         let Some(key) = keys.iter().find(|key| self.get(key).is_some()) else {
             return Ok(None);
@@ -109,7 +110,7 @@ impl HfConfig {
             .ok_or_else(|| self.wrong(key, "the name of a kind for each layer"))
     }
 
-    /// Refuses a list of kinds that is not as long as the layers are many.
+    /// Refuses a list of kinds whose length is not the number of layers.
     pub(super) fn check_kinds(&self, key: &str, n_kinds: usize, n_layers: usize) -> Result<(), LoadError> {
         if n_kinds == n_layers {
             Ok(())
@@ -118,7 +119,7 @@ impl HfConfig {
         }
     }
 
-    /// Whether each layer is of the second of two kinds, where `layer_types` says it.
+    /// Returns whether each layer is of the second of two kinds, if `layer_types` exists.
     pub(super) fn layers_of_two_kinds(
         &self,
         [first, second]: [&str; 2],
@@ -136,7 +137,7 @@ impl HfConfig {
         Ok(Some(kinds.into_iter().map(|kind| kind == second).collect()))
     }
 
-    /// A gated delta net.
+    /// Describes a gated delta net.
     pub(super) fn delta_net(&self, gates: DeltaGates) -> Result<MixerDescriptor, LoadError> {
         Ok(MixerDescriptor::DeltaNet(DeltaNetDescriptor {
             n_k_heads: self.count("linear_num_key_heads")?,
@@ -149,7 +150,7 @@ impl HfConfig {
         }))
     }
 
-    /// A gated short convolution.
+    /// Describes a gated short convolution.
     pub(super) fn short_conv(&self, n_channels: usize) -> Result<MixerDescriptor, LoadError> {
         Ok(MixerDescriptor::ShortConv(ShortConvDescriptor {
             n_channels,
@@ -158,7 +159,7 @@ impl HfConfig {
         }))
     }
 
-    /// A Mamba model.
+    /// Describes a Mamba model.
     pub(super) fn mamba(&self, n_embd: usize) -> Result<SsmDescriptor, LoadError> {
         let n_heads = match self.opt_usize("intermediate_size")? {
             Some(width) => width,
@@ -183,10 +184,10 @@ impl HfConfig {
         })
     }
 
-    /// A Mamba 2 model.
+    /// Describes a Mamba 2 model.
     pub(super) fn mamba2(&self, keys: &Mamba2Keys, has_norm: bool) -> Result<SsmDescriptor, LoadError> {
         if let Some(limits) = self.get("time_step_limit") {
-            // Without limits the upper one is infinite, which JSON has no number for.
+            // Without limits, the upper limit is infinite, and JSON has no number for that.
             let is_unlimited = matches!(
                 limits.as_array().map(Vec::as_slice),
                 Some([low, high]) if low.as_f64() == Some(0.0) && !high.is_number()

@@ -1,7 +1,6 @@
-//! The rotary embeddings of a Hugging Face configuration, in its old and new layout.
+//! Reads rotary embeddings from a Hugging Face configuration, in its old and new layout.
 //!
-//! Separate because every kind of scaling has keys of its own. Invariant: a kind that is not known here is an error, never
-//! plain rope.
+//! Invariant: an unknown kind of scaling is an error, never plain rope.
 
 use serde_json::Value;
 use tokenmill_backend::{RopeAxes, RopeStyle};
@@ -11,7 +10,7 @@ use crate::{LoadError, LongRopeFactors, RopeDescriptor, RopeScaling, YarnRoundin
 use super::{HfConfig, class_defaults};
 
 impl HfConfig {
-    /// The rope of the layers of a type, which may have their own.
+    /// Returns the rope of layers of a type; some types have their own.
     pub(super) fn rope(&self, layer_type: &str, head_dim: usize) -> Result<RopeDescriptor, LoadError> {
         let mut parameters = self.rope_parameters()?;
         if parameters.get(layer_type).is_some() {
@@ -43,19 +42,19 @@ impl HfConfig {
         Ok(rope)
     }
 
-    /// What the logarithm of YaRN's factor is multiplied with where scores grow with it: 0 where they do not.
+    /// Returns YaRN's multiplier of the logarithm in the score scale; 0 if scores are not scaled.
     pub(super) fn yarn_score_multiplier(&self) -> Result<f32, LoadError> {
         Ok(self.rope_parameters()?.opt_f32("mscale_all_dim")?.unwrap_or(0.0))
     }
 
-    /// What describes the rotary positions. The new layout has everything in `rope_parameters`, the old `rope_theta` at the top and
-    /// the rest in `rope_scaling`.
+    /// Returns the object that describes rope. The new layout has everything in `rope_parameters`; the old
+    /// one has `rope_theta` at the top and the rest in `rope_scaling`.
     pub(super) fn rope_parameters(&self) -> Result<Self, LoadError> {
         let is_new = self.get("rope_parameters").is_some();
         self.object(if is_new { "rope_parameters" } else { "rope_scaling" })
     }
 
-    /// A rope without scaling.
+    /// Returns a rope without scaling.
     fn plain_rope(head_dim: usize, base: f32) -> RopeDescriptor {
         RopeDescriptor {
             style: RopeStyle::Neox,
@@ -68,7 +67,7 @@ impl HfConfig {
         }
     }
 
-    /// Reads `self` as the object that describes a scaling.
+    /// Applies the scaling that `self` describes.
     fn scale_rope(&self, rope: &mut RopeDescriptor, config: &Self) -> Result<(), LoadError> {
         let key = if self.get("rope_type").is_some() {
             "rope_type"
@@ -84,7 +83,7 @@ impl HfConfig {
         let original_context = original_context.or(n_ctx_train).unwrap_or(0);
         let extension = n_ctx_train.unwrap_or(0) as f32 / original_context as f32;
         rope.scaling = match kind {
-            // The sections of `mrope` differ for images only.
+            // The sections of `mrope` matter for images only.
             None | Some("default" | "mrope") => RopeScaling::None,
             Some("linear") => RopeScaling::Linear {
                 factor: self.f32("factor")?,
@@ -147,7 +146,7 @@ impl HfConfig {
                 rope.n_dims = rope.head_dim;
                 RopeScaling::Proportional { n_rotated }
             }
-            // HunYuan's: another base, whatever the context.
+            // HunYuan's variant: another base at every context length.
             Some("dynamic") if self.get("alpha").is_some() => {
                 let n_dims = f64::from(rope.n_dims as u32);
                 let stretch = f64::from(self.f32("alpha")?).powf(n_dims / (n_dims - 2.0));
@@ -166,7 +165,7 @@ impl HfConfig {
         Ok(())
     }
 
-    /// A number that may be there, 0 meaning that it is not.
+    /// Reads an optional number; 0 counts as absent.
     fn opt_positive(&self, key: &str) -> Result<Option<f32>, LoadError> {
         Ok(self.opt_f32(key)?.filter(|&number| number != 0.0))
     }

@@ -1,4 +1,4 @@
-//! HunYuan, dense: Llama whose q and k are normed by head after rope.
+//! HunYuan, dense: Llama with each head of q and k normed after rope.
 //!
 //! Source: transformers, `models/hunyuan_v1_dense/modeling_hunyuan_v1_dense.py`; llama.cpp, `src/models/hunyuan-dense.cpp`.
 
@@ -31,7 +31,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
 };
 
-/// Gives attention the biases that a configuration names.
+/// Sets the attention biases that a configuration enables.
 pub(super) fn set_biases(config: &HfConfig, descriptor: &mut Descriptor) -> Result<(), LoadError> {
     let bias = config.presence("attention_bias")?;
     for layer in &mut descriptor.layers {
@@ -41,7 +41,7 @@ pub(super) fn set_biases(config: &HfConfig, descriptor: &mut Descriptor) -> Resu
     Ok(())
 }
 
-/// What both kinds share.
+/// Applies the structure that dense and expert models share.
 pub(super) fn finish(descriptor: &mut Descriptor) {
     for layer in &mut descriptor.layers {
         layer.attention_mut().qk_norm = Some(QkNorm::Head);

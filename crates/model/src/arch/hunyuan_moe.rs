@@ -1,4 +1,4 @@
-//! HunYuan with experts: as the dense one, with a softmax over experts and a network that all tokens go through.
+//! HunYuan with experts: as the dense one, with softmax experts and a shared network.
 //!
 //! Source: transformers, `models/hunyuan_v1_moe/modeling_hunyuan_v1_moe.py`; llama.cpp, `src/models/hunyuan-moe.cpp`.
 

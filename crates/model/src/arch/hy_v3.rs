@@ -1,4 +1,4 @@
-//! Hunyuan 3: normed heads of q and k, experts chosen by sigmoids with a correction bias behind a dense layer, and a shared network.
+//! Hunyuan 3: normed heads of q and k, experts chosen by sigmoids with a correction bias after a dense layer, and a shared network.
 //!
 //! Source: transformers, `models/hy_v3/modeling_hy_v3.py`; llama.cpp, `src/models/hy-v3.cpp`.
 
@@ -37,7 +37,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     moe.router.choice_bias = Presence::Required;
     moe.shared = config.shared_experts(&moe)?;
     config.set_experts(&mut descriptor, &moe)?;
-    // The converter leaves the end of the name as it found it.
+    // The converter keeps the folder's suffix of this name.
     if config.tensors.keys().any(|name| name.ends_with(".exp_probs_b")) {
         descriptor.tensor_names = &[("exp_probs_b.bias", "exp_probs_b")];
     }

@@ -1,7 +1,8 @@
-//! Reads how networks take image inputs: the axes of rope, and the layers after which parts of the inputs are added.
+//! Reads how networks take image inputs: the axes of rope, and the layers after which parts of the inputs are
+//! added.
 //!
-//! Separate because text needs none of it, and both kinds of files describe it. Invariant: sections that do not fit the heads are
-//! ignored, so that such a file still computes text.
+//! Text needs none of it, and both GGUF files and folders describe it. Invariant: sections that do not fit
+//! the heads are ignored, so such a file still computes text.
 
 use tokenmill_backend::RopeAxes;
 use tokenmill_gguf::{Array, Value};
@@ -10,7 +11,7 @@ use crate::{Descriptor, LoadError};
 
 use super::{GgufConfig, HfConfig};
 
-/// Builds axes from the number of pairs that each axis rotates, in the order of the pairs.
+/// A function that builds axes from the number of pairs that each axis rotates, in the order of the pairs.
 type Form = fn([usize; 3]) -> RopeAxes;
 
 impl GgufConfig<'_> {
@@ -27,7 +28,7 @@ impl GgufConfig<'_> {
         sections.unwrap_or_default()
     }
 
-    /// Says whether rope divides the pairs among axes.
+    /// Returns whether rope divides the pairs among axes.
     pub(super) fn has_rope_sections(&self) -> bool {
         matches!(self.rope_sections()[..], [time, row, ..] if time > 0 && row > 0)
     }
@@ -41,7 +42,7 @@ impl GgufConfig<'_> {
 }
 
 impl HfConfig {
-    /// Sets what the configuration says of the inputs of images.
+    /// Sets the image inputs that the configuration describes.
     pub(super) fn set_image_inputs(&self, descriptor: &mut Descriptor, form: Form) -> Result<(), LoadError> {
         let sections = self.rope_parameters()?.counts("mrope_section")?;
         set_axes(descriptor, &sections.unwrap_or_default(), form);

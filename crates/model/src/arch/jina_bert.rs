@@ -1,5 +1,6 @@
-//! Jina's encoders. The second version is BERT with distances instead of positions (ALiBi) and a gated feed-forward network; that for
-//! code norms queries, keys and the layer's sums once more. The third is XLM-RoBERTa with rope.
+//! Jina's encoders. The second version is BERT with ALiBi instead of positions and a gated feed-forward
+//! network; its variant for code adds norms of queries, keys and the layer's sums. The third is XLM-RoBERTa
+//! with rope.
 //!
 //! Source: `modeling_bert.py` of `jinaai/jina-bert-implementation` and `jinaai/jina-bert-v2-qk-post-norm`; transformers,
 //! `models/jina_embeddings_v3`; llama.cpp, `src/models/bert.cpp`.
@@ -16,11 +17,11 @@ use super::{
     encoder::{HeadStep, make_encoder, make_post_norm, remove_rope},
 };
 
-/// The largest bias of a step of distance, as a power of two.
+/// The largest ALiBi bias per position, as a power of two.
 const MAX_BIAS: f32 = 8.0;
-/// The rope base of the third version where a folder does not say.
+/// Default rope base of the third version.
 const ROPE_BASE: f32 = 20_000.0;
-/// The code of the variant that norms more, which its folders name.
+/// The name of the code variant, which its folders contain.
 const CODE_VARIANT: &str = "qk-post-norm";
 
 pub(super) const JINA_BERT_V2: Architecture = Architecture {
@@ -130,8 +131,8 @@ fn from_hf_v2(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// Whether a configuration is that of the third version's own code, whose class is `XLMRobertaModel` as that of a network with learned
-/// positions.
+/// Returns whether a configuration uses the third version's own code. Its class is `XLMRobertaModel`, like
+/// that of a network with learned positions.
 pub(super) fn is_version_3(config: &HfConfig) -> bool {
     let has_rope = config
         .get("position_embedding_type")
@@ -140,7 +141,7 @@ pub(super) fn is_version_3(config: &HfConfig) -> bool {
 }
 
 fn from_hf_v3(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    // Files of the model's own code have an adapter for each task next to the weights.
+    // Folders for the model's own code have task adapters next to the weights.
     if config.get("lora_adaptations").is_some() {
         return Err(config.wrong(
             "lora_adaptations",
@@ -162,7 +163,7 @@ fn from_hf_v3(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// Allows for a head that only training uses.
+/// Ignores the tensors of a head that only training uses.
 fn ignore_head(descriptor: &mut Descriptor, name: &str) {
     for end in ["weight", "bias"] {
         (descriptor.ignorable).push(Ignorable::Tensor(format!("{name}.{end}")));

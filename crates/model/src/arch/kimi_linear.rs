@@ -1,5 +1,5 @@
-//! Kimi Linear: gated delta nets whose states decay channel by channel (KDA), latent attention without positions between them, and
-//! experts behind the first layers.
+//! Kimi Linear: gated delta nets with a decay per channel (KDA), alternating with latent attention without
+//! positions; experts after the first layers.
 //!
 //! Source: transformers, `models/kimi_linear/modeling_kimi_linear.py`; llama.cpp, `src/models/kimi-linear.cpp`.
 
@@ -40,7 +40,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
                 "block_sparse_moe.gate.e_score_correction_bias",
                 "exp_probs_b.bias",
             ),
-            // What transformers calls a dense network where it saves one.
+            // The name of a dense network in folders saved by transformers.
             ("block_sparse_moe.gate_proj", "ffn_gate"),
             ("block_sparse_moe.up_proj", "ffn_up"),
             ("block_sparse_moe.down_proj", "ffn_down"),
@@ -70,7 +70,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         scale: 1.0 / (head_dim_k as f32).sqrt(),
         rope: None,
     };
-    // No key says how many heads the delta nets have, which mostly is how many attention has.
+    // No key states the delta nets' number of heads. It mostly equals that of attention.
     let rates = (0..descriptor.layers.len()).map(|layer_idx| format!("blk.{layer_idx}.ssm_beta.weight"));
     let n_net_heads = rates
         .map(|name| config.n_rows_of(&name))
@@ -125,7 +125,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         scale: 1.0 / (plain_dim.saturating_add(rotated_dim) as f32).sqrt(),
         rope: None,
     };
-    // The older layout has the delta nets in an object of their own, and counts layers from 1.
+    // The older layout describes the delta nets in a nested object, and counts layers from 1.
     let older = config.object("linear_attn_config")?;
     let of_net = |older_key: &str, key: &str| match older.opt_usize(older_key)? {
         Some(number) => Ok(number),

@@ -1,4 +1,5 @@
-//! LFM2: gated short convolutions, and attention where a layer has KV heads; dense or with experts behind some dense layers.
+//! LFM2: attention in layers with KV heads, gated short convolutions in the others; dense, or with experts
+//! after some dense layers.
 //!
 //! Source: transformers, `models/lfm2_moe/modeling_lfm2_moe.py`.
 
@@ -94,7 +95,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     let has_attention = if let Some(has_attention) = has_attention {
         has_attention
     } else {
-        // Where the list is left out, all are.
+        // A missing list means all layers.
         let indices = config.counts("full_attn_idxs")?;
         (0..n_layers)
             .map(|layer_idx| (indices.as_ref()).is_none_or(|indices| indices.contains(&layer_idx)))
@@ -112,7 +113,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// Width inside a dense network: what the configuration says, or what it says to make of that.
+/// Returns the width of the dense network: from the configuration, or derived from its other fields.
 fn dense_width(config: &HfConfig, intermediate_size: usize) -> Result<usize, LoadError> {
     let n_ff = config.opt_usize("block_ff_dim")?.unwrap_or(intermediate_size);
     if config.opt_bool("block_auto_adjust_ff_dim")? != Some(true) {

@@ -1,7 +1,7 @@
-//! Llama and what shares its files: Mistral, Mixtral, and every other model converted as `llama`.
+//! Llama and the models that use its files: Mistral, Mixtral, and every other model converted as `llama`.
 //!
-//! In GGUF files rope pairs are neighbours, because the converter reorders the rows of q and k, and biases exist where the
-//! file has them.
+//! In GGUF files rope pairs are adjacent, because the converter reorders the rows of q and k. Biases are used
+//! if the file has them.
 
 use tokenmill_backend::RopeStyle;
 

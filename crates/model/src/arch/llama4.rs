@@ -1,8 +1,9 @@
-//! Llama 4: attention in chunks with rope and normed queries and keys in three of four layers, and without positions but with a
-//! temperature in the others; experts whose weight multiplies what they read, with a shared network, in some layers or in all.
+//! Llama 4: three of four layers have chunked attention with rope and normed queries and keys; the others
+//! have no positions but a temperature. Some or all layers have experts, whose weight multiplies their input,
+//! and a shared network.
 //!
-//! Rope turns neighbours in both kinds of files: weights of folders are in that order too. GGUF files say neither the length of
-//! a chunk nor what the temperature is; the values here are those of all models that were published.
+//! Rope pairs are adjacent in both formats: folders have that order too. GGUF files state neither the length
+//! of a chunk nor the temperature; the values here are those of all published models.
 //!
 //! Source: transformers, `models/llama4/modeling_llama4.py`; llama.cpp, `src/models/llama4.cpp`.
 
@@ -16,13 +17,13 @@ use super::{
     granitemoe::with_shared,
 };
 
-/// One of so many layers sees everything and has no positions where a file does not say.
+/// Default period of full-attention layers, which have no positions.
 const PERIOD: usize = 4;
-/// Positions of a chunk, and between two values of the temperature.
+/// Positions per chunk, and per step of the temperature.
 const CHUNK: usize = 8192;
-/// How much scores grow from one of these values to the next.
+/// Growth of the scores per step of the temperature.
 const TEMPERATURE: f32 = 0.1;
-/// The model with so many experts does not norm its queries and keys, which its files do not say.
+/// The model with this many experts does not norm its queries and keys. Its files do not say so.
 const N_EXPERTS_WITHOUT_NORM: usize = 128;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -55,7 +56,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Norm)?;
     let n_experts = config.n_experts()?;
     let window = config.opt_usize("attention.sliding_window")?;
-    // A window of 0 stands for a model that has neither chunks nor layers without positions.
+    // A window of 0 means neither chunks nor layers without positions.
     let has_chunks = window != Some(0);
     if has_chunks {
         for layer in &mut descriptor.layers {
@@ -90,7 +91,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     descriptor.ropes[0].style = RopeStyle::Norm;
     let n_layers = descriptor.layers.len();
     let period = config.opt_usize("no_rope_layer_interval")?.unwrap_or(PERIOD);
-    // Despite the name, 1 means that the layer has rope. An empty list stands for none.
+    // Despite the name, 1 means that the layer has rope. An empty list counts as absent.
     let has_rope = match config.opt_f32s("no_rope_layers")?.filter(|list| !list.is_empty()) {
         Some(list) if list.len() < n_layers => {
             return Err(config.wrong("no_rope_layers", "a number for each layer"));
@@ -119,7 +120,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         (attention.qkv_bias, attention.output_bias) = (bias, bias);
         set_attention(attention, has_rope[layer_idx], has_norm, temperature);
     }
-    // A step of 0 stands for a model without experts.
+    // A step of 0 means a model without experts.
     let step = config.opt_usize("interleave_moe_layer_step")?.unwrap_or(1);
     let listed = config.counts("moe_layers")?;
     let has_experts: Vec<bool> = (0..n_layers)
@@ -137,7 +138,8 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// Norms follow rope where there is rope; where there is none, there may be a temperature: its scale and its interval.
+/// Sets the norms after rope for layers with rope; layers without may get a temperature, given as scale and
+/// interval.
 fn set_attention(
     attention: &mut AttentionDescriptor,
     has_rope: bool,
@@ -157,7 +159,7 @@ fn set_attention(
         });
 }
 
-/// The shared network is as wide as an expert.
+/// Sets the shared network, which has the width of one expert.
 fn set_moe(moe: &mut MoeDescriptor) {
     moe.weighs_input = true;
     *moe = with_shared(moe.clone(), Some(moe.n_ff));

@@ -1,11 +1,11 @@
-//! MiniCPM 1 and 2: Llama with multipliers of embeddings, residuals and logits, which older files leave out.
+//! MiniCPM 1 and 2: Llama with multipliers of embeddings, residuals and logits, which older files omit.
 //!
-//! Source: llama.cpp, `src/models/minicpm.cpp` and `conversion/minicpm.py`; of the numbers that hold where a file has none, what the
-//! first version of the reader had: there logits are multiplied with 256 over the width.
+//! Source: llama.cpp, `src/models/minicpm.cpp` and `conversion/minicpm.py`. The default multipliers are those
+//! of the reader's first version, which multiplies logits by 256 over the width.
 
 use super::{Architecture, GgufRows, HfLayout, granite};
 
-/// The multipliers of files that do not say them.
+/// Default multipliers.
 const EMBEDDING_SCALE: f32 = 12.0;
 const DEPTH_SCALE: f32 = 1.4;
 const LOGIT_WIDTH: f32 = 256.0;

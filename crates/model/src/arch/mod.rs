@@ -1,8 +1,8 @@
 //! The table of architectures: from a file's metadata to a [`Descriptor`].
 //!
-//! One file per architecture and one row here; how the two kinds of files name things is in `gguf_config` and `hf_config`.
-//! Invariant: an architecture's file says only what is different about it, and nothing outside this folder knows an
-//! architecture's name.
+//! Each architecture has one file, and one row here; `gguf_config` and `hf_config` know the key names of the
+//! two formats. Invariant: an architecture's file says only what is different about it, and nothing outside
+//! this folder knows an architecture's name.
 
 mod apertus;
 mod arcee;
@@ -103,13 +103,13 @@ use value_keys::{Form, with_key};
 struct Architecture {
     /// Its name in `general.architecture`.
     name: &'static str,
-    /// GGUF metadata to descriptor.
+    /// Builds a descriptor from GGUF metadata.
     from_gguf: fn(&GgufConfig<'_>) -> Result<Descriptor, LoadError>,
-    /// The classes of Hugging Face's configurations that it covers.
+    /// The Hugging Face configuration classes that it covers.
     hf_classes: &'static [&'static str],
-    /// Names of the tensors in its Hugging Face folders.
+    /// Tensor names in its Hugging Face folders.
     hf_layout: HfLayout,
-    /// Hugging Face configuration to descriptor.
+    /// Builds a descriptor from a Hugging Face configuration.
     from_hf: fn(&HfConfig) -> Result<Descriptor, LoadError>,
 }
 
@@ -188,12 +188,12 @@ const ARCHITECTURES: &[Architecture] = &[
     starcoder2::ARCHITECTURE,
 ];
 
-/// Code for no pooling, which a decoder uses.
+/// Pooling type for no pooling, as decoders have.
 const NO_POOLING: usize = 0;
 
-/// The names of all architectures that can be loaded.
+/// Returns the names of all architectures that can be loaded.
 pub fn architectures() -> Vec<&'static str> {
-    // An architecture may have a row for each layout of its folders.
+    // An architecture may have one row per folder layout.
     let mut names: Vec<_> = ARCHITECTURES.iter().map(|row| row.name).collect();
     names.dedup();
     names
@@ -205,7 +205,7 @@ pub(crate) fn layouts(arch: &str) -> Vec<&'static HfLayout> {
     rows.map(|row| &row.hf_layout).collect()
 }
 
-/// A header's architecture, and its metadata as that asks for it.
+/// Returns a header's architecture and typed access to its metadata.
 fn open_gguf(header: GgufHeader<'_>) -> Result<(&'static Architecture, GgufConfig<'_>), LoadError> {
     let found = header.arch;
     let row = (ARCHITECTURES.iter())
@@ -238,13 +238,12 @@ fn describe(row: &Architecture, config: &GgufConfig<'_>) -> Result<Descriptor, L
     Ok(descriptor)
 }
 
-/// Describes the first layer of a GGUF file, or of a folder in the form of one, that predicts further tokens, as a network with one layer, and
-/// says its index in the file.
-/// `None` where the file has no such layer.
+/// Describes the first MTP layer of a GGUF file, or of a folder in GGUF form, as a network with one layer.
+/// Also returns the layer's index in the file. `None` if the file has no such layer.
 pub(crate) fn describe_nextn(header: GgufHeader<'_>) -> Result<Option<(Descriptor, usize)>, LoadError> {
     let (row, config) = open_gguf(header)?;
     let (layer_idx, n_nextn) = config.layer_counts()?;
-    // Some files count layers that they leave out.
+    // Some files count layers that they omit.
     if n_nextn == 0 || !config.has_tensor(&format!("blk.{layer_idx}.nextn.eh_proj.weight")) {
         return Ok(None);
     }
@@ -254,7 +253,7 @@ pub(crate) fn describe_nextn(header: GgufHeader<'_>) -> Result<Option<(Descripto
     };
     let named = |error| with_key(error, Form::Gguf(&config));
     let mut descriptor = describe(row, &config).map_err(named)?;
-    // Some architectures list their layers themselves.
+    // Some architectures build the list of layers themselves.
     let Some(layer) = descriptor.layers.into_iter().nth(layer_idx) else {
         return Ok(None);
     };
@@ -268,7 +267,7 @@ pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
     describe_header(GgufHeader::of_file(file)?)
 }
 
-/// Describes the network in a GGUF file of such a header.
+/// Describes the network of a GGUF header.
 pub(crate) fn describe_header(header: GgufHeader<'_>) -> Result<Descriptor, LoadError> {
     let (row, config) = open_gguf(header)?;
     let named = |error| with_key(error, Form::Gguf(&config));
@@ -299,7 +298,8 @@ pub(crate) fn describe_header(header: GgufHeader<'_>) -> Result<Descriptor, Load
         });
     }
     if descriptor.pooling.is_none() && config.opt_usize("pooling_type")? != Some(NO_POOLING) {
-        // A decoder that was made for embeddings or for ranking says so. Its mean is taken of rows that come in chunks.
+        // A decoder trained for embeddings or ranking states its pooling. Its mean is computed over rows that
+        // arrive in chunks.
         let pooling = config.pooling(encoder::HeadStep::Tanh, Pooling::Last)?;
         descriptor.pooling = pooling.filter(|pooling| pooling.kind == Pooling::Last);
     }
@@ -307,24 +307,24 @@ pub(crate) fn describe_header(header: GgufHeader<'_>) -> Result<Descriptor, Load
     Ok(descriptor)
 }
 
-/// Whether a Hugging Face folder has layers that only predict further tokens, as its configuration says.
+/// Returns whether a Hugging Face folder has MTP layers according to its configuration.
 pub(crate) fn counts_nextn(config: &HfConfig) -> bool {
     let keys = ["num_nextn_predict_layers", "mtp_num_hidden_layers"];
     (keys.iter()).any(|key| config.opt_usize(key).is_ok_and(|n_layers| n_layers > Some(0)))
 }
 
-/// Holds the configuration of a Hugging Face folder.
+/// The configuration and layout of a Hugging Face folder.
 pub(crate) struct HfNetwork {
     pub(crate) descriptor: Descriptor,
-    /// Names of its tensors.
+    /// The names of its tensors.
     pub(crate) layout: HfLayout,
-    /// The configuration with what its class takes for fields that it leaves out.
+    /// The configuration with its class's defaults for missing fields.
     pub(crate) config: HfConfig,
 }
 
 /// Describes the network of a Hugging Face folder.
 pub(crate) fn describe_hf(config: &HfConfig) -> Result<HfNetwork, LoadError> {
-    // The third version's own code calls its class as another network's.
+    // The third version's own code reuses the class name of another network.
     let found = if jina_bert::is_version_3(config) {
         jina_bert::JINA_BERT_V3.hf_classes[0]
     } else {

@@ -14,9 +14,9 @@ use super::{
     encoder::{HeadStep, make_encoder},
 };
 
-/// One of so many layers sees everything, beginning with the first.
+/// Period of the layers with full attention, beginning with the first.
 const PERIOD: usize = 3;
-/// The rope base of layers with a window where a file does not say.
+/// Default rope base of layers with a window.
 const LOCAL_BASE: f32 = 10_000.0;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -40,12 +40,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let n_layers = descriptor.layers.len();
         let is_sliding = match config.opt_usize("attention.sliding_window_pattern") {
             Ok(period) => every_but(period.unwrap_or(PERIOD), n_layers),
-            // A list with an entry for each layer.
+            // The value is a list with an entry per layer.
             Err(_) => config.sliding_layers(n_layers, PERIOD)?,
         };
         let base = config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE);
         finish(&mut descriptor, &is_sliding, base);
-        // llama.cpp takes the mean for files older than the key.
+        // llama.cpp uses the mean for files older than the key.
         let pooling = config.pooling(HeadStep::GeluAndNorm, Pooling::Mean)?;
         descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
         Ok(descriptor)
@@ -104,7 +104,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
 };
 
-/// Of each layer, whether it is none of those at multiples of `period`.
+/// Returns for each layer whether its index is no multiple of `period`.
 fn every_but(period: usize, n_layers: usize) -> Vec<bool> {
     (0..n_layers)
         .map(|layer_idx| !layer_idx.is_multiple_of(period.max(1)))

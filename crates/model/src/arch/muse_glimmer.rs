@@ -1,8 +1,9 @@
-//! Muse Glimmer: normed embeddings, windows in three of four layers and no positions in the others, a gate of attention's
-//! output, norms before and behind each half.
+//! Muse Glimmer: normed embeddings, windows in three of four layers and no positions in the others, a gate on
+//! attention's output, norms before and after each half.
 //!
-//! Queries and keys are normed without a weight, and queries grow by a factor. Converters write that factor as the weight of
-//! the norm, and put the rows of queries and keys in the order of neighbouring pairs.
+//! Queries and keys are normed without a weight, and queries are multiplied by a factor. Converters store
+//! that factor as the weight of the norm, and reorder the rows of queries and keys so that rope pairs are
+//! adjacent.
 //!
 //! Source: transformers, `models/muse_glimmer/modeling_muse_glimmer.py`.
 
@@ -12,9 +13,9 @@ use crate::{Descriptor, EmbeddingNorm, LoadError, NormPlacement, OutputGate, QkN
 
 use super::{Architecture, Change, GgufRows, HfConfig, HfLayout, gemma2, hf_layout::VISION};
 
-/// One of so many layers sees everything, the last of them.
+/// Period of the layers with full attention, the last of each group.
 const PERIOD: usize = 4;
-/// The epsilon of the norms behind each half. GGUF files do not say it.
+/// The epsilon of the norms after each half. GGUF files do not state it.
 const POST_NORM_EPS: f32 = 1e-8;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {

@@ -1,5 +1,5 @@
-//! Nemotron-H and Nemotron 3: layers of one half each, Mamba 2, attention without positions, or a feed-forward network with
-//! squared ReLU, which in the later ones has experts and a network next to them.
+//! Nemotron-H and Nemotron 3: each layer is one of Mamba 2, attention without positions, or a feed-forward
+//! network with squared ReLU; later models have experts and a shared network.
 //!
 //! Source: transformers, `models/nemotron_h/modeling_nemotron_h.py`; llama.cpp, `src/models/nemotron-h.cpp`.
 
@@ -70,7 +70,7 @@ pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
         }
         Ok(descriptor)
     },
-    // The class of the folders is that of those without experts.
+    // Its folders have the class of the models without experts.
     hf_classes: &[],
     hf_layout: HfLayout {
         gguf_rows: GgufRows::Neighbours,
@@ -89,7 +89,7 @@ const KEYS: Mamba2Keys = Mamba2Keys {
     bias: "use_bias",
 };
 
-/// What a layer is.
+/// The kind of a layer.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Mamba,
@@ -117,7 +117,8 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     } else {
         None
     };
-    // Whatever the configuration says of them, transformers' class makes no biases of attention, and does not tie the head.
+    // transformers' class creates no attention biases and does not tie the head, whatever the configuration
+    // says.
     descriptor.head = OutputHead::OwnIfPresent;
     let attention_bias = Presence::Optional;
     let dense_bias = config.presence("mlp_bias")?;
@@ -141,7 +142,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// The layers, as a list of names or as a string of signs.
+/// Reads the kinds of the layers, from a list of names or a string of letters.
 fn layer_kinds(config: &HfConfig) -> Result<Vec<Kind>, LoadError> {
     let key = "layers_block_type";
     if let Some(kinds) = config.layer_kinds(&[key])? {

@@ -1,4 +1,4 @@
-//! Nomic BERT: BERT with rope, a gated feed-forward network and no biases but those of norms.
+//! Nomic BERT: BERT with rope, a gated feed-forward network and no biases except in norms.
 //!
 //! Source: transformers, `models/nomic_bert/modeling_nomic_bert.py`; llama.cpp, `src/models/bert.cpp`.
 

@@ -1,8 +1,9 @@
-//! [`normal_quantile`]: where the normal distribution has a share of its values below it.
+//! [`normal_quantile`]: the quantile function of the normal distribution.
 //!
-//! Separate because it is mathematics alone: folders of networks with sparse activations give the share, GGUF files the quantile.
+//! Folders of networks with sparse activations give the fraction of zeros, GGUF files the quantile.
 
-/// The number below which a standard normal variable lies with this probability, from 0 (negative infinity) to 1.
+/// Returns the quantile of the standard normal distribution for a probability from 0 (negative infinity) to
+/// 1.
 pub(super) fn normal_quantile(share: f32) -> f32 {
     if share <= 0.0 {
         return f32::NEG_INFINITY;
@@ -10,7 +11,7 @@ pub(super) fn normal_quantile(share: f32) -> f32 {
     if share >= 1.0 {
         return f32::INFINITY;
     }
-    // The distribution function ascends, and f32 has no share above 0 beyond these bounds.
+    // The distribution function is increasing, and no f32 above 0 has a quantile outside these bounds.
     let (mut low, mut high) = (-40.0_f64, 40.0_f64);
     for _ in 0..200 {
         let middle = f64::midpoint(low, high);
@@ -23,7 +24,7 @@ pub(super) fn normal_quantile(share: f32) -> f32 {
     f64::midpoint(low, high) as f32
 }
 
-/// The distribution function: a series near 0, a continued fraction of the tail elsewhere.
+/// The distribution function: a series near 0, a continued fraction in the tails.
 fn probability_below(x: f64) -> f64 {
     let density = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
     if x.abs() < 3.0 {
@@ -48,7 +49,8 @@ mod tests {
 
     #[test]
     fn quantiles_are_those_of_the_tables() {
-        // Near 1, neighbouring shares are 6e-8 apart, and their quantiles that much over the density.
+        // Near 1, adjacent f32 probabilities differ by 6e-8, and their quantiles by that divided by the
+        // density.
         for (share, expected, tolerance) in [
             (0.5, 0.0, 1e-7),
             (0.95, 1.644_853_6, 1e-6),

@@ -1,5 +1,5 @@
-//! OLMo 2 and 3: each half is normed after it, not before, and so are the rows of q and k. Three of four layers of OLMo 3
-//! have a window.
+//! OLMo 2 and 3: norms after each half instead of before, and norms of whole rows of q and k. In OLMo 3,
+//! three of four layers have a window.
 //!
 //! Source: llama.cpp, `src/models/olmo2.cpp`; transformers, `models/olmo3/modeling_olmo3.py`.
 
@@ -9,7 +9,7 @@ use crate::{Descriptor, NormPlacement, QkNorm, RopeScaling};
 
 use super::{Architecture, HfLayout};
 
-/// One of so many layers sees everything where a file does not say.
+/// Default period of the layers with full attention.
 const PERIOD: usize = 4;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -53,7 +53,7 @@ fn finish(descriptor: &mut Descriptor) {
     for layer in &mut descriptor.layers {
         layer.norms = NormPlacement::Post;
         layer.attention_mut().qk_norm = Some(QkNorm::Row);
-        // Behind a window no position is further away than in the training.
+        // Within a window, no distance exceeds those seen in training.
         layer.attention_mut().rope = Some(usize::from(layer.attention_mut().window.is_some()));
     }
 }

@@ -1,4 +1,4 @@
-//! Qwen 1.5 and 2 with experts: their weights are not normalized, and a shared network has a gate of its own.
+//! Qwen 1.5 and 2 with experts: their weights are not normalized, and the shared network has a gate.
 
 use tokenmill_backend::RopeStyle;
 
@@ -16,7 +16,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let n_ff = config.opt_count("expert_shared_feed_forward_length")?;
         let n_ff = n_ff.map_or_else(|| config.usize("feed_forward_length"), Ok)?;
         let mut moe = config.moe(MoeDefaults::PLAIN)?;
-        // The first files give the width of a token's experts together.
+        // The first files give the total width of a token's experts.
         if config.opt_count("expert_feed_forward_length")?.is_none() {
             moe.n_ff /= moe.router.n_used.max(1);
         }
@@ -53,7 +53,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
 };
 
-/// Adds a network of a width that every token goes through, with a gate.
+/// Adds a shared network with a gate, of width `n_ff`.
 pub(super) fn with_gated_network(mut moe: MoeDescriptor, n_ff: usize) -> MoeDescriptor {
     moe.shared = Some(SharedDescriptor {
         dense: DenseDescriptor {

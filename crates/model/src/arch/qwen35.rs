@@ -1,7 +1,8 @@
-//! Qwen 3.5 to 3.8 and Qwen 3 Next: gated delta nets, and attention with a gate in every fourth layer; dense or with experts.
+//! Qwen 3.5 to 3.8 and Qwen 3 Next: gated delta nets, and attention with a gate in every fourth layer; dense
+//! or with experts.
 //!
-//! Rope turns a part of each head. Its sections are for images: for text all of them have the token's position, which is
-//! what plain rope gives.
+//! Rope rotates a part of each head. Its sections are for images: for text they all have the token's
+//! position, so plain rope is equivalent.
 //!
 //! Source: transformers, `models/qwen3_next/modeling_qwen3_next.py` and `models/qwen3_5_moe/modeling_qwen3_5_moe.py`.
 
@@ -17,7 +18,7 @@ use super::{
 
 pub(super) const QWEN_35: Architecture = Architecture {
     name: "qwen35",
-    // The converter has put the value heads in the order of a repeated list of key heads.
+    // The converter reorders value heads to match a tiled list of key heads.
     from_gguf: |config| hybrid(config, KeyHeads::Tiled, DeltaGates::Apart),
     hf_classes: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
     hf_layout: LAYOUT,
@@ -63,7 +64,7 @@ const LAYOUT: HfLayout = HfLayout {
         ("linear_attn.out_proj", "ssm_out"),
     ],
     shared: EXPERTS,
-    // The layers that predict further tokens are not read.
+    // MTP layers are not read.
     ignored: &["visual.", "model.visual.", "mtp."],
     changes: &[
         ("ssm_a", Change::NegExp),
@@ -79,7 +80,7 @@ const LAYOUT: HfLayout = HfLayout {
 fn hybrid(config: &GgufConfig<'_>, key_heads: KeyHeads, gates: DeltaGates) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Neox)?;
     let recurrent = config.recurrent_layers(descriptor.layers.len())?;
-    // Layers behind the last have attention.
+    // Layers after the last decoder layer have attention.
     let (n_decoding, _) = config.layer_counts()?;
     for (layer_idx, (layer, is_recurrent)) in descriptor.layers.iter_mut().zip(recurrent).enumerate() {
         if is_recurrent && layer_idx < n_decoding {
@@ -94,7 +95,7 @@ fn hybrid(config: &GgufConfig<'_>, key_heads: KeyHeads, gates: DeltaGates) -> Re
 }
 
 fn hybrid_hf(config: &HfConfig, gates: DeltaGates) -> Result<Descriptor, LoadError> {
-    // Where all layers have experts, there may be no width of a dense network.
+    // If all layers have experts, the width of a dense network may be missing.
     let config = config.with_defaults(&[("intermediate_size", json!(1))]);
     config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
     let mut descriptor = config.decoder()?;

@@ -22,7 +22,7 @@ pub(super) const QWEN3_MOE: Architecture = Architecture {
     },
     from_hf: |config| {
         let mut descriptor = (QWEN3.from_hf)(config)?;
-        // Where windows are switched on, all layers have one.
+        // If windows are enabled, all layers have one.
         let window = if config.is("use_sliding_window")? {
             config.opt_usize("sliding_window")?
         } else {
@@ -44,7 +44,7 @@ pub(super) const QWEN3_VL_MOE: Architecture = Architecture {
         Ok(descriptor)
     },
     hf_classes: &["Qwen3VLMoeForConditionalGeneration"],
-    // In published folders experts lie with their inputs as rows, the gate before up.
+    // Published folders store experts with inputs as rows, the gate before up.
     hf_layout: HfLayout {
         layer: EXPERTS,
         ignored: VISION,

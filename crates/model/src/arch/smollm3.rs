@@ -6,7 +6,7 @@ use tokenmill_backend::RopeStyle;
 
 use super::{Architecture, GgufRows, HfLayout};
 
-/// One of so many layers has no positions where a file does not say.
+/// Default period of the layers without positions.
 const PERIOD: usize = 4;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {

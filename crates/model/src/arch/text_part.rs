@@ -1,13 +1,14 @@
-//! Models of images and text whose text part is a network of its own, with its own name: which one it is.
+//! Finds the text network of models of images and text that contain a network with its own name.
 //!
-//! Separate because their class says nothing of the text part, which `text_config` names. Invariant: only classes whose text part sees
-//! what that network alone sees are here, so not those that let the tokens before an answer see each other (PaliGemma).
+//! `text_config` names it; the model's class does not. Invariant: only classes whose text part attends
+//! exactly as that network alone are listed. Models whose prompt tokens attend to each other in both
+//! directions (PaliGemma) are not.
 
 use serde_json::Value;
 
 use super::{HfConfig, HfLayout, hf_layout::VISION};
 
-/// Their classes.
+/// The classes of such models.
 const CLASSES: &[&str] = &[
     "AyaVisionForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
@@ -20,7 +21,7 @@ const CLASSES: &[&str] = &[
     "SmolVLMForConditionalGeneration",
 ];
 
-/// What `model_type` of a text part means.
+/// The network class for each `model_type` of a text part.
 const NETWORKS: &[(&str, &str)] = &[
     ("cohere", "CohereForCausalLM"),
     ("cohere2", "Cohere2ForCausalLM"),
@@ -57,19 +58,20 @@ const IMAGES: &[&str] = &[
     VISION[7],
 ];
 
-/// Whether a class is one of theirs.
+/// Returns whether a class has such a text part.
 pub(super) fn has_text_part(class: &str) -> bool {
     CLASSES.contains(&class)
 }
 
-/// The class of the network that a text part is; `None` where it is none of those that are known.
+/// Returns the class of the text part's network; `None` if it is unknown.
 pub(super) fn network_of(config: &HfConfig) -> Option<&'static str> {
     let kind = config.get("model_type").and_then(Value::as_str)?;
     let (_, class) = NETWORKS.iter().find(|(name, _)| *name == kind)?;
     Some(class)
 }
 
-/// The layout of the text part's tensors, which have a name before them, among those of images.
+/// Returns the layout of the text part's tensors, which have a prefix and stand among those of the image
+/// encoder.
 pub(super) fn layout(of_network: &HfLayout) -> HfLayout {
     HfLayout {
         prefixes: PREFIXES,

@@ -1,14 +1,14 @@
-//! The keys under which files have what a descriptor's checks speak of.
+//! Maps the names that a descriptor's checks use to keys of a file.
 //!
-//! Separate from the checks, which know no file. Invariant: only names that mean one key are here; an error about another is passed on as
-//! it is.
+//! The checks know no file format. Invariant: only names that correspond to one key are listed; errors about
+//! other names are passed on unchanged.
 
 use crate::LoadError;
 
 use super::{GgufConfig, HfConfig};
 
-/// What a check calls it, its key in GGUF files behind the architecture's name, and in Hugging Face configurations. Of several keys
-/// between bars it is the first that the file has.
+/// The name that a check uses, the key in GGUF files after the architecture prefix, and the key in Hugging
+/// Face configurations. Alternatives are separated by bars; the first that the file has counts.
 const KEYS: &[(&str, &str, &str)] = &[
     ("embedding length", "embedding_length", "hidden_size"),
     ("context length", "context_length", "max_position_embeddings"),
@@ -205,7 +205,7 @@ const KEYS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// A file that an error is about.
+/// The file that an error is about.
 #[derive(Clone, Copy)]
 pub(super) enum Form<'a> {
     /// A GGUF file.
@@ -215,7 +215,7 @@ pub(super) enum Form<'a> {
 }
 
 impl Form<'_> {
-    /// The full name of the first of some keys that the file has, or else of the first.
+    /// Returns the full name of the first of some keys that the file has, or else of the first.
     fn key(self, keys: &str) -> String {
         let has = |key: &&str| match self {
             Self::Gguf(config) => config.value(key).is_some(),
@@ -231,13 +231,13 @@ impl Form<'_> {
 }
 
 impl HfConfig {
-    /// The configuration as what an error is about.
+    /// Returns the configuration as the subject of an error.
     pub(super) fn form(&self) -> Form<'_> {
         Form::Folder(self)
     }
 }
 
-/// The error with the key of the value that it is about.
+/// Adds to an error the key of the value that it is about.
 pub(super) fn with_key(error: LoadError, form: Form<'_>) -> LoadError {
     let LoadError::BadValue { what, .. } = &error else {
         return error;

@@ -1,25 +1,26 @@
-//! [`differences`]: where two descriptors say different things, by name.
+//! [`differences`]: finds the fields in which two descriptors differ, by name.
 //!
-//! Separate because it knows none of the fields: it walks what `Debug` prints, so that a new field is compared without a line here.
+//! It walks the output of `Debug` and knows no field, so a new field is compared without a line here.
 
 use std::{collections::HashSet, fmt::Debug};
 
-/// A field that two values have with different contents.
+/// A field with different contents in two values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Difference {
     /// Its path, such as `layers[3].mixer.window`.
     pub(crate) field: String,
-    /// What the first value has.
+    /// Its contents in the first value.
     pub(crate) first: String,
-    /// What the second value has.
+    /// Its contents in the second value.
     pub(crate) second: String,
 }
 
-/// Numbers that differ by so little, relatively, differ by rounding to f32 on the way.
+/// Relative tolerance: numbers this close differ only by rounding to f32.
 pub(crate) const ROUNDING: f64 = 1e-5;
 
-/// The fields with different contents, in their order; of a field that differs as a whole, nothing within it. Numbers may differ by
-/// [`ROUNDING`]; whether a tensor is optional makes no difference, because a load finds out what is there.
+/// Returns the fields with different contents, in order. A field that differs as a whole is listed without
+/// its inner fields. Numbers may differ by [`ROUNDING`]. Optional tensors count as equal to any other
+/// presence, because a load detects them.
 pub(crate) fn differences<T: Debug>(first: &T, second: &T) -> Vec<Difference> {
     let (first, second) = (leaves(first), leaves(second));
     let (paths, other_paths) = (paths(&first), paths(&second));
@@ -35,7 +36,7 @@ pub(crate) fn differences<T: Debug>(first: &T, second: &T) -> Vec<Difference> {
                 }
                 &a.path
             }
-            // Of lists that are not equally long, the longer one has the field.
+            // If lists differ in length, the field belongs to the longer one.
             (Some(a), Some(_)) if !other_paths.contains(a.path.as_str()) => &a.path,
             (Some(_), Some(b)) if !paths.contains(b.path.as_str()) => &b.path,
             (Some(leaf), _) | (None, Some(leaf)) => &leaf.path,
@@ -57,13 +58,13 @@ fn paths(leaves: &[Leaf]) -> HashSet<&str> {
     leaves.iter().map(|leaf| leaf.path.as_str()).collect()
 }
 
-/// Whether a leaf is a field, or in it.
+/// Returns whether a leaf is a field, or within it.
 fn is_within(leaf: &Leaf, field: &str) -> bool {
     let rest = leaf.path.strip_prefix(field);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
-/// A line of what `Debug` prints.
+/// A line of `Debug` output.
 struct Leaf {
     path: String,
     text: String,
@@ -72,7 +73,7 @@ struct Leaf {
 /// An open bracket.
 struct Frame {
     path_len: usize,
-    /// Entries so far, of a list.
+    /// Number of entries so far, in a list.
     n_entries: Option<usize>,
 }
 
@@ -125,13 +126,13 @@ fn is_same(a: &str, b: &str) -> bool {
         return true;
     }
     match (a.parse::<f64>(), b.parse::<f64>()) {
-        // Counts have no point and no exponent, and are exact.
+        // Counts have no point and no exponent, and must match exactly.
         (Ok(x), Ok(y)) if a.contains(['.', 'e']) => (x - y).abs() <= ROUNDING * x.abs().max(y.abs()),
         _ => false,
     }
 }
 
-/// What a value has at a path, in a few words.
+/// Returns a value's contents at a path, shortened.
 fn told(leaves: &[Leaf], field: &str) -> String {
     let mut words = Vec::new();
     for leaf in leaves.iter().filter(|leaf| is_within(leaf, field)) {

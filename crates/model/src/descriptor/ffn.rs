@@ -1,7 +1,7 @@
-//! [`FfnDescriptor`]: how a layer works on each position by itself.
+//! [`FfnDescriptor`]: the part of a layer that works on each position by itself.
 //!
-//! Separate from the layer because each kind brings its own sizes and checks. Invariant: a kind's descriptor that passed
-//! [`FfnDescriptor::validate`] can be built and run.
+//! Each kind has its own sizes and checks. Invariant: a descriptor that passed [`FfnDescriptor::validate`]
+//! can be built and run.
 
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, ExpertsShape, Xielu};
 
@@ -12,18 +12,19 @@ use super::{MAX_WIDTH, Presence, WIDTH};
 /// The feed-forward network of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FfnDescriptor {
-    /// The layer is a mixer alone.
+    /// None: the layer is a mixer alone.
     None,
     /// One network for all tokens.
     Dense(DenseDescriptor),
-    /// Experts, of which each token goes to a few.
+    /// Experts; each token goes to a few of them.
     Moe(MoeDescriptor),
-    /// A dense network and experts next to each other.
+    /// A dense network and experts in parallel.
     Beside(BesideDescriptor),
 }
 
 impl FfnDescriptor {
-    /// The network that all tokens go through, where there is one: a dense one, or the one next to experts.
+    /// Returns the network that all tokens go through, if there is one: a dense one, or the one next to
+    /// experts.
     pub fn dense(&self) -> Option<&DenseDescriptor> {
         match self {
             Self::Dense(dense) => Some(dense),
@@ -33,7 +34,7 @@ impl FfnDescriptor {
         }
     }
 
-    /// The experts, where there are any.
+    /// Returns the experts, if there are any.
     pub fn moe(&self) -> Option<&MoeDescriptor> {
         match self {
             Self::Dense(_) | Self::None => None,
@@ -42,12 +43,12 @@ impl FfnDescriptor {
         }
     }
 
-    /// Whether the layer has none.
+    /// Returns whether the layer has no feed-forward network.
     pub fn is_none(&self) -> bool {
         matches!(self, Self::None)
     }
 
-    /// Width of the widest row that one of its matrices reads.
+    /// Returns the width of the widest row that one of its matrices reads.
     pub fn widest_input(&self) -> usize {
         let dense = self.dense().map_or(0, |dense| dense.n_ff);
         let latent = self.moe().and_then(|moe| moe.latent);
@@ -67,8 +68,9 @@ impl FfnDescriptor {
     }
 }
 
-/// A dense network and experts next to each other, each with a norm of its own behind it. The dense one reads what the layer's
-/// norm gives. The experts read the stream through two more norms, one for the choice and one for the experts themselves.
+/// A dense network and experts in parallel, each with its own norm after it. The dense network reads the
+/// output of the layer's norm. The experts read the stream through two more norms: one for the router and one
+/// for the experts themselves.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BesideDescriptor {
     /// The network that all tokens go through.
@@ -93,53 +95,54 @@ impl BesideDescriptor {
 /// A feed-forward network of experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MoeDescriptor {
-    /// How experts are chosen.
+    /// The selection of experts.
     pub router: RouterDescriptor,
     /// Width inside each expert.
     pub n_ff: usize,
-    /// Their function.
+    /// Activation of the experts.
     pub activation: Activation,
     /// Whether each has a gate.
     pub is_gated: bool,
-    /// Biases of their matrices.
+    /// Biases of the experts' matrices.
     pub bias: Presence,
-    /// Whether a weight multiplies what its expert reads, instead of what it gives.
+    /// Whether the routing weight multiplies an expert's input instead of its output.
     pub weighs_input: bool,
-    /// Where experts work on narrower rows than the stream's: their width, and biases of the two matrices around them.
+    /// Width and biases of the projections around the experts, if these work on narrower rows than the
+    /// stream's.
     pub latent: Option<LatentExperts>,
-    /// A network that every token goes through in addition.
+    /// A network that additionally processes every token.
     pub shared: Option<SharedDescriptor>,
 }
 
-/// The narrower rows that experts read and give.
+/// The narrower rows that experts read and write.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatentExperts {
-    /// Their width.
+    /// Width of these rows.
     pub width: usize,
-    /// Biases of the matrices from the stream and back to it.
+    /// Biases of the projections from the stream and back to it.
     pub bias: Presence,
 }
 
 /// How the experts of a token are chosen and weighed; [`Router`](tokenmill_backend::Router) has the formula.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterDescriptor {
-    /// Experts there are.
+    /// Number of experts.
     pub n_experts: usize,
-    /// Experts that a token goes to.
+    /// Number of experts per token.
     pub n_used: usize,
-    /// From logits to scores.
+    /// The function from logits to scores.
     pub score: ExpertScore,
     /// Whether the logits have a bias.
     pub bias: Presence,
-    /// Whether a bias is added to the scores for the choice alone.
+    /// Whether a bias is added to the scores for the selection only.
     pub choice_bias: Presence,
-    /// The groups that are chosen first.
+    /// The groups of experts, which are selected first.
     pub groups: Option<ExpertGroups>,
     /// Whether the weights of a token are divided by their sum.
     pub is_normalized: bool,
-    /// Multiplies the weights.
+    /// Factor of the weights.
     pub scale: f32,
-    /// Whether each expert has a factor of its own for its weights.
+    /// Whether each expert has a factor for its weights.
     pub expert_scales: Presence,
 }
 
@@ -148,15 +151,15 @@ pub struct RouterDescriptor {
 pub struct SharedDescriptor {
     /// The network.
     pub dense: DenseDescriptor,
-    /// Whether its result is multiplied with the sigmoid of one more product of the input.
+    /// Whether its result is multiplied by the sigmoid of one more product of the input.
     pub has_gate: bool,
 }
 
-/// More experts than any network has; a larger count must not size a list.
+/// Largest accepted number of experts. It bounds the size of lists.
 const MAX_EXPERTS: usize = 1 << 16;
 
 impl MoeDescriptor {
-    /// The sizes that a backend prepares for.
+    /// Returns the sizes that a backend prepares for.
     pub fn shape(&self) -> ExpertsShape {
         ExpertsShape {
             n_experts: self.router.n_experts,
@@ -241,30 +244,30 @@ impl MoeDescriptor {
     }
 }
 
-/// More groups than any network has.
+/// Largest accepted number of groups.
 const MAX_GROUPS: usize = 1024;
 
-/// A feed-forward network that computes all of its width for every token.
+/// A feed-forward network that uses its full width for every token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DenseDescriptor {
-    /// Width inside.
+    /// Inner width.
     pub n_ff: usize,
-    /// Its function, unless that is xIELU.
+    /// Activation, unless xIELU replaces it.
     pub activation: Activation,
-    /// Where the numbers of xIELU are, which then is its function. There is no gate.
+    /// The parameters of xIELU, if that is the activation. Such a network has no gate.
     pub xielu: Option<XieluNumbers>,
-    /// How many standard deviations over the mean of a row the gate begins, before its function; see
-    /// [`LayerOperations::cut_below`](tokenmill_backend::LayerOperations::cut_below).
+    /// Threshold of the gate in standard deviations above the mean of a row, applied before the activation;
+    /// see [`LayerOperations::cut_below`](tokenmill_backend::LayerOperations::cut_below).
     pub cutoff: Option<f32>,
     /// Whether there is a gate: `down(f(gate(x)) * up(x))` instead of `down(f(up(x)))`.
     pub is_gated: bool,
-    /// Which rows come first where a tensor has both, the gate's and those of `up`.
+    /// Order of rows in a tensor that joins gate and up.
     pub joined: GateUpOrder,
     /// Biases of its matrices.
     pub bias: Presence,
 }
 
-/// The order of rows in a tensor `ffn_up` that has those of the gate too.
+/// The order of rows in a tensor `ffn_up` that contains the gate too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateUpOrder {
     /// All of the gate, then all of `up`.
@@ -273,12 +276,12 @@ pub enum GateUpOrder {
     UpFirst,
 }
 
-/// Where the trained numbers of xIELU are.
+/// Where the trained parameters of xIELU come from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum XieluNumbers {
-    /// In the metadata, which gave these.
+    /// The metadata, which gave these.
     Known(Xielu),
-    /// In tensors of the layer.
+    /// Tensors of the layer.
     InTensors,
 }
 

@@ -1,8 +1,9 @@
-//! [`LatentDescriptor`]: attention whose keys and values follow from one short row for each token (MLA).
+//! [`LatentDescriptor`]: attention with keys and values computed from one short row per token (MLA).
 //!
-//! Separate from attention, with which it has little more in common than the scores.
+//! It shares little with ordinary attention beyond the scores.
 //!
-//! Source: "DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model", 2024, section 2.1.
+//! Source: "DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model", 2024,
+//! section 2.1.
 
 use tokenmill_backend::{AttentionShape, HeadsShape, KvLayerShape};
 
@@ -16,36 +17,36 @@ use super::{MAX_WIDTH, WIDTH};
 /// Latent attention of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentDescriptor {
-    /// Heads.
+    /// Number of heads.
     pub n_heads: usize,
-    /// Width of the row that queries follow from; `None` where they follow from the layer's input.
+    /// Width of the row from which queries are computed; `None` if they are computed from the layer's input.
     pub q_rank: Option<usize>,
-    /// Width of the row that keys and values follow from.
+    /// Width of the row from which keys and values are computed.
     pub kv_rank: usize,
-    /// Width of the part of a head's query and key that has no position.
+    /// Width of the part of a head's query and key without position.
     pub plain_dim: usize,
-    /// Width of the other part, whose key all heads have in common.
+    /// Width of the rotated part, whose key all heads share.
     pub rotated_dim: usize,
     /// Width of a head's value.
     pub head_dim_v: usize,
-    /// Multiplies the scores.
+    /// Factor of the scores.
     pub scale: f32,
     /// Index in [`Descriptor::ropes`](crate::Descriptor::ropes); `None` for a layer without positions.
     pub rope: Option<usize>,
 }
 
 impl LatentDescriptor {
-    /// Width of a query and key head, before it is brought into the latent space.
+    /// Returns the width of a query and key head, before projection to the latent space.
     pub fn head_dim_k(&self) -> usize {
         self.plain_dim + self.rotated_dim
     }
 
-    /// Width of a stored row.
+    /// Returns the width of a stored row.
     pub fn row_width(&self) -> usize {
         self.kv_rank + self.rotated_dim
     }
 
-    /// What a backend prepares for: attention of all heads to the stored rows.
+    /// Returns the attention that a backend prepares for: all heads attend to the stored rows.
     pub fn shape(&self) -> AttentionShape {
         AttentionShape {
             n_heads: self.n_heads,
@@ -55,7 +56,7 @@ impl LatentDescriptor {
         }
     }
 
-    /// The matrices of each head.
+    /// Returns the shape of the per-head matrices.
     pub fn heads_shape(&self) -> HeadsShape {
         HeadsShape {
             n_heads: self.n_heads,
@@ -64,7 +65,7 @@ impl LatentDescriptor {
         }
     }
 
-    /// What the KV store holds for the layer.
+    /// Returns what the KV store holds for the layer.
     pub fn kv_shape(&self) -> KvLayerShape {
         KvLayerShape {
             n_kv_heads: 1,

@@ -1,7 +1,7 @@
-//! [`MixerDescriptor`]: how a layer moves information between positions.
+//! [`MixerDescriptor`]: the part of a layer that moves information between positions.
 //!
-//! Separate from the layer because each kind brings its own sizes, checks and memory. Invariant: a kind's descriptor that
-//! passed [`MixerDescriptor::validate`] can be built and run.
+//! Each kind has its own sizes, checks and memory. Invariant: a descriptor that passed
+//! [`MixerDescriptor::validate`] can be built and run.
 
 use tokenmill_backend::{AttentionShape, KvLayerShape, StateLayerShape, Temperature};
 
@@ -18,7 +18,7 @@ use super::{
 /// The mixer of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MixerDescriptor {
-    /// The layer is a feed-forward network alone.
+    /// None: the layer is a feed-forward network alone.
     None,
     /// Attention over stored keys and values.
     Attention(AttentionDescriptor),
@@ -26,13 +26,13 @@ pub enum MixerDescriptor {
     Latent(LatentDescriptor),
     /// A gated delta net.
     DeltaNet(DeltaNetDescriptor),
-    /// A gated delta net that decays channel by channel.
+    /// A gated delta net with a decay per channel (KDA).
     KimiDelta(KimiDeltaDescriptor),
     /// A state space model.
     Ssm(SsmDescriptor),
     /// A gated short convolution.
     ShortConv(ShortConvDescriptor),
-    /// Attention and a state space model that read the same rows; what they give is added up.
+    /// Attention and a state space model that read the same rows; their outputs are added.
     Both {
         /// The attention.
         attention: AttentionDescriptor,
@@ -42,12 +42,12 @@ pub enum MixerDescriptor {
 }
 
 impl MixerDescriptor {
-    /// Whether the layer has none.
+    /// Returns whether the layer has no mixer.
     pub fn is_none(&self) -> bool {
         matches!(self, Self::None)
     }
 
-    /// The attention, where the mixer is one.
+    /// Returns the attention, if the mixer has one.
     pub fn attention(&self) -> Option<&AttentionDescriptor> {
         match self {
             Self::Attention(attention) | Self::Both { attention, .. } => Some(attention),
@@ -55,7 +55,7 @@ impl MixerDescriptor {
         }
     }
 
-    /// The latent attention, where the mixer is one.
+    /// Returns the latent attention, if the mixer is one.
     pub fn latent(&self) -> Option<&LatentDescriptor> {
         match self {
             Self::Latent(latent) => Some(latent),
@@ -63,24 +63,24 @@ impl MixerDescriptor {
         }
     }
 
-    /// The widths of what the mixer attends with, where it attends.
+    /// Returns the widths of the attention, if the mixer attends.
     pub fn attention_shape(&self) -> Option<AttentionShape> {
         let attention = self.attention().map(AttentionDescriptor::shape);
         attention.or_else(|| self.latent().map(LatentDescriptor::shape))
     }
 
-    /// What the KV store holds for the layer, where it attends.
+    /// Returns the layer's shape in the KV store, if it attends.
     pub fn kv_shape(&self) -> Option<KvLayerShape> {
         let attention = self.attention().map(AttentionDescriptor::kv_shape);
         attention.or_else(|| self.latent().map(LatentDescriptor::kv_shape))
     }
 
-    /// The earlier layer whose keys and values are read, where the mixer stores none of its own.
+    /// Returns the earlier layer whose keys and values are read, if the mixer stores none of its own.
     pub fn shares_kv_of(&self) -> Option<usize> {
         self.attention().and_then(|attention| attention.shares_kv_of)
     }
 
-    /// The state space model, where the mixer has one.
+    /// Returns the state space model, if the mixer has one.
     pub fn ssm(&self) -> Option<&SsmDescriptor> {
         match self {
             Self::Ssm(ssm) | Self::Both { ssm, .. } => Some(ssm),
@@ -88,7 +88,7 @@ impl MixerDescriptor {
         }
     }
 
-    /// What a sequence's state holds for the layer, where it is recurrent.
+    /// Returns the shape of a sequence's state for the layer, if it is recurrent.
     pub fn state_shape(&self) -> Option<StateLayerShape> {
         match self {
             Self::None | Self::Attention(_) | Self::Latent(_) => None,
@@ -99,7 +99,8 @@ impl MixerDescriptor {
         }
     }
 
-    /// Width of a row that the mixer gives to its output projection; of two, the wider.
+    /// Returns the width of the rows that the mixer passes to its output projection; the wider one if there
+    /// are two.
     pub fn output_width(&self) -> usize {
         match self {
             Self::None => 0,
@@ -113,7 +114,8 @@ impl MixerDescriptor {
         }
     }
 
-    /// Width of the widest row, other than the layer's input, that a matrix reads which is not of a head alone.
+    /// Returns the width of the widest row that a matrix reads, apart from the layer's input and rows of
+    /// single heads.
     pub(super) fn widest_input(&self) -> usize {
         let q_rank = self.latent().and_then(|latent| latent.q_rank).unwrap_or(0);
         self.output_width().max(q_rank)
@@ -144,45 +146,45 @@ impl MixerDescriptor {
     reason = "switches that have nothing to do with each other"
 )]
 pub struct AttentionDescriptor {
-    /// Query heads.
+    /// Number of query heads.
     pub n_heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub n_kv_heads: usize,
     /// Width of a query and key head.
     pub head_dim_k: usize,
     /// Width of a value head.
     pub head_dim_v: usize,
-    /// Multiplies the scores.
+    /// Factor of the scores.
     pub scale: f32,
     /// Index in [`Descriptor::ropes`](crate::Descriptor::ropes); `None` for a layer without positions.
     pub rope: Option<usize>,
     /// Whether a query sees nothing after its own position.
     pub is_causal: bool,
-    /// How many positions a query sees to either side that it sees, its own included; `None` sees all.
+    /// Number of positions that a query sees on each side, its own included; `None` sees all.
     pub window: Option<usize>,
-    /// Whether windows lie one after the other, as chunks, instead of ending at each query.
+    /// Whether windows are fixed chunks instead of ending at each query.
     pub is_chunked: bool,
     /// Caps the scores.
     pub softcap: Option<f32>,
     /// Whether each head has an attention sink.
     pub has_sinks: bool,
-    /// How much less distant positions weigh: the `max_bias` of ALiBi, from which each head's slope follows.
+    /// The `max_bias` of ALiBi, which determines each head's slope: distant positions weigh less.
     ///
     /// Source: "Train Short, Test Long", Press et al. 2021.
     pub alibi: Option<f32>,
-    /// How queries grow with their position.
+    /// How queries are scaled with their position.
     pub temperature: Option<Temperature>,
     /// Norm of queries and keys.
     pub qk_norm: Option<QkNorm>,
-    /// Whether that norm comes after rope instead of before it.
+    /// Whether that norm follows rope instead of preceding it.
     pub is_normed_after_rope: bool,
-    /// Whether values are what the key projection gives, before its norm and rope.
+    /// Whether values are the output of the key projection, before its norm and rope.
     pub takes_keys_as_values: bool,
     /// Whether each head of the values is normed, without a weight.
     pub has_v_norm: bool,
     /// An earlier layer whose keys and values are read; `None` for a layer that stores its own.
     pub shares_kv_of: Option<usize>,
-    /// The gate of each head's output, through which it goes as `sigmoid(gate) * output`.
+    /// The gate of each head's output, applied as `sigmoid(gate) * output`.
     pub output_gate: Option<OutputGate>,
     /// Biases of q, k and v.
     pub qkv_bias: Presence,
@@ -191,30 +193,31 @@ pub struct AttentionDescriptor {
 }
 
 impl AttentionDescriptor {
-    /// Width of a token's queries, all heads.
+    /// Returns the width of a token's queries, all heads.
     pub fn q_width(&self) -> usize {
         self.n_heads * self.head_dim_k
     }
 
-    /// Width of a token's keys, all heads.
+    /// Returns the width of a token's keys, all heads.
     pub fn k_width(&self) -> usize {
         self.n_kv_heads * self.head_dim_k
     }
 
-    /// Width of a token's values, all heads.
+    /// Returns the width of a token's values, all heads.
     pub fn v_width(&self) -> usize {
         self.n_kv_heads * self.head_dim_v
     }
 
-    /// Width of what all heads give for a token.
+    /// Returns the width of a token's attention output, all heads.
     pub fn output_width(&self) -> usize {
         self.n_heads * self.head_dim_v
     }
 
-    /// The slope of each head under ALiBi.
+    /// Returns the slope of each head under ALiBi.
     pub fn alibi_slopes(&self) -> Option<Vec<f32>> {
         let max_bias = self.alibi?;
-        // Of a number of heads that is no power of two, those beyond the power below it take steps between the others.
+        // If the number of heads is no power of two, heads beyond the next lower power get slopes between the
+        // others.
         let n_whole = 1 << self.n_heads.ilog2();
         let slope = |step: usize, n: usize| (-max_bias * step as f32 / n as f32).exp2();
         let slopes = (0..self.n_heads).map(|head| match head.checked_sub(n_whole) {
@@ -224,7 +227,7 @@ impl AttentionDescriptor {
         Some(slopes.collect())
     }
 
-    /// What a backend prepares for.
+    /// Returns the attention that a backend prepares for.
     pub fn shape(&self) -> AttentionShape {
         AttentionShape {
             n_heads: self.n_heads,
@@ -234,7 +237,7 @@ impl AttentionDescriptor {
         }
     }
 
-    /// What the KV store holds for the layer.
+    /// Returns what the KV store holds for the layer.
     pub fn kv_shape(&self) -> KvLayerShape {
         KvLayerShape {
             n_kv_heads: self.n_kv_heads,
@@ -329,27 +332,27 @@ impl AttentionDescriptor {
     }
 }
 
-/// Where the gate of attention's output comes from.
+/// The source of the gate on attention's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputGate {
-    /// From a second half that the query projection has, head by head.
+    /// A second half of the query projection, head by head.
     InQuery,
-    /// From a projection of its own.
+    /// Its own projection.
     Apart,
 }
 
-/// What a norm of queries and keys spans. It is an RMS norm where nothing else is said.
+/// The extent of a norm of queries and keys. It is an RMS norm unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
-    /// Each head by itself, without a weight.
+    /// Each head separately, without a weight.
     PlainHead,
-    /// Each head by itself; one weight of the width of a head.
+    /// Each head separately; one weight vector, shared by all heads.
     Head,
-    /// Each head by itself, with weights of its own, by the network's own kind of norm, without a bias.
+    /// Each head separately, with its own weights, by the network's kind of norm, without a bias.
     EachHead,
     /// All heads of a token together.
     Row,
-    /// All heads of a token together, by the network's own kind of norm.
+    /// All heads of a token together, by the network's kind of norm.
     RowAsLayers,
 }
 

@@ -42,73 +42,76 @@ pub struct Descriptor {
     pub n_vocab: usize,
     /// Width of a hidden state.
     pub n_embd: usize,
-    /// Positions the model was made for.
+    /// Context length of the training.
     pub n_ctx_train: usize,
-    /// Multiplies the token embeddings.
+    /// Factor of the token embeddings.
     pub embedding_scale: f32,
-    /// Whether a token's input is made of its embedding and the hidden state of the token before it, as that of a layer is which
-    /// guesses further tokens.
+    /// Whether a token's input combines its embedding with the hidden state of the token before it, as in an
+    /// MTP layer.
     pub reads_hidden: bool,
-    /// Embeddings of the kinds of tokens, of which all tokens get the first.
+    /// Embeddings of token types. All tokens get the first.
     pub token_types: Presence,
-    /// Positions that have an embedding of their own, added to that of the token; `None` where positions have none.
+    /// Number of learned position embeddings, added to those of the tokens; `None` if there are none.
     pub n_learned_positions: Option<usize>,
-    /// The norm of the embeddings, where there is one.
+    /// The norm of the embeddings, if there is one.
     pub embedding_norm: Option<EmbeddingNorm>,
-    /// All norms of the network but those of q and k are of this kind.
+    /// The kind of all norms except those of q and k.
     pub norm: NormDescriptor,
-    /// The epsilon of the norms behind each half of a layer, where it is another.
+    /// The epsilon of the norms after each half of a layer, if it differs.
     pub post_norm_eps: Option<f32>,
-    /// Embeddings that each layer has of its own.
+    /// Per-layer embeddings.
     pub layer_embeddings: Option<LayerEmbeddingsDescriptor>,
-    /// Streams of hidden states, where there are several.
+    /// Parallel streams of hidden states, if there are several.
     pub alt_up: Option<AltUpDescriptor>,
     /// The distinct rotary embeddings of the layers.
     pub ropes: Vec<RopeDescriptor>,
     /// The layers, first to last.
     pub layers: Vec<LayerDescriptor>,
-    /// Tensors whose names in this architecture's files are not the usual ones: the usual name, without its layer, and the
-    /// file's.
+    /// Tensors with unusual names in this architecture's files: the usual name without its layer, and the
+    /// file's name.
     pub tensor_names: &'static [(&'static str, &'static str)],
-    /// Multiplies what a layer adds to the hidden state.
+    /// Factor of each layer's contribution to the hidden state.
     pub residual_scale: f32,
     /// Whether there is a norm after the last layer.
     pub has_output_norm: bool,
-    /// How one row is made of a sequence, where the network was made for that.
+    /// How a sequence is pooled to one row, for networks trained for that.
     pub pooling: Option<PoolingDescriptor>,
-    /// Where the output head's weights are.
+    /// The source of the output head's weights.
     pub head: OutputHead,
     /// Whether the output head has a bias.
     pub head_bias: Presence,
-    /// Multiplies the logits.
+    /// Factor of the logits.
     pub logit_scale: f32,
     /// Caps the logits: `cap * tanh(x / cap)`.
     pub logit_softcap: Option<f32>,
-    /// What rows of some tensors of a Hugging Face folder are multiplied with. GGUF files have it in their weights.
+    /// Factors for rows of some tensors of a Hugging Face folder. GGUF files have them folded into the
+    /// weights.
     pub row_factors: Vec<RowFactors>,
-    /// Layers, from the first on, behind which inputs that are no tokens add a part of theirs to the stream.
+    /// Number of leading layers after which inputs other than tokens add one of their parts to the stream.
     pub n_deep_inputs: usize,
-    /// What is particular to a tower, which encodes a medium: one sequence in one step.
+    /// Properties of a tower, which encodes a medium: one sequence per step.
     pub tower: Option<TowerDescriptor>,
-    /// What control vectors add to the stream behind each layer, `[n_embd]`; empty for layers, and networks, without.
+    /// Sum of the control vectors added to the stream after each layer, `[n_embd]`; empty for layers, and
+    /// networks, without.
     pub control: Vec<Vec<f32>>,
-    /// Tensors that files of the architecture may have and decoding does not need. Every other one must be used.
+    /// Tensors that files of the architecture may have although decoding does not need them. Every other
+    /// tensor must be used.
     pub ignorable: Vec<Ignorable>,
 }
 
-/// What is particular to a network that encodes a medium. It keeps no keys and values from step to step.
+/// Properties of a network that encodes a medium. It keeps no keys and values between steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TowerDescriptor {
-    /// Layers behind which the stream is read too.
+    /// Layers after which the stream is read as well.
     pub taps: Vec<usize>,
 }
 
-/// What the rows of a matrix are multiplied with.
+/// Factors for the rows of a matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowFactors {
-    /// The end of its name.
+    /// Suffix of the matrix's name.
     pub tensor: &'static str,
-    /// Factors of neighbouring rows, first to last, with the number of those rows.
+    /// Factors of adjacent rows, first to last, each with its number of rows.
     pub rows: Vec<(usize, f32)>,
 }
 
@@ -117,9 +120,9 @@ pub struct RowFactors {
 pub enum Ignorable {
     /// The tensor of this name.
     Tensor(String),
-    /// In every layer, the tensor whose name behind `blk.N.` is this.
+    /// The tensor with this name after `blk.N.` in every layer.
     OfLayers(String),
-    /// All tensors of the layers from this one on, such as those that predict further tokens.
+    /// All tensors of the layers from this one on, such as MTP layers.
     LayersFrom(usize),
 }
 
@@ -128,33 +131,34 @@ pub enum Ignorable {
 pub struct NormDescriptor {
     /// RMS or layer norm.
     pub kind: NormKind,
-    /// Added under the square root.
+    /// Epsilon, added under the square root.
     pub eps: f32,
     /// Whether there is a bias in addition to the weight.
     pub bias: Presence,
 }
 
-/// Embeddings of the tokens that each layer has of its own, and adds through a gate at its end.
+/// Per-layer embeddings of the tokens. Each layer adds its own through a gate at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerEmbeddingsDescriptor {
     /// Width of a layer's embedding.
     pub width: usize,
-    /// The function of the gate.
+    /// Activation of the gate.
     pub activation: Activation,
 }
 
-/// Streams of hidden states of which a layer works on the first, and a narrow path around its mixer.
+/// Parallel streams of hidden states, and a low-rank path around each mixer. A layer works on the first
+/// stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AltUpDescriptor {
-    /// Streams, the first included.
+    /// Number of streams, including the first.
     pub n_streams: usize,
-    /// Whether a row multiplies the stream that a layer's own embedding is added to.
+    /// Whether a row multiplies the stream to which a layer's own embedding is added.
     pub output_row: Presence,
-    /// Width inside the narrow path (LAuReL).
+    /// Rank of the path around each mixer (LAuReL).
     pub laurel_rank: usize,
 }
 
-/// The norm of the embeddings, which is of the network's kind.
+/// The norm of the embeddings; its kind is the network's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EmbeddingNorm {
     /// With a weight.
@@ -170,19 +174,19 @@ pub struct LayerDescriptor {
     pub mixer: MixerDescriptor,
     /// The feed-forward network.
     pub ffn: FfnDescriptor,
-    /// Where the layer has norms.
+    /// The positions of the layer's norms.
     pub norms: NormPlacement,
-    /// How mixer and feed-forward network follow each other.
+    /// The order of mixer and feed-forward network.
     pub residual: Residual,
-    /// Whether the stream is multiplied by a number of the layer at its end.
+    /// Whether the stream is multiplied by a number at the end of the layer.
     pub has_output_scale: bool,
 }
 
 impl LayerDescriptor {
-    /// The layer's attention, for an architecture's file to change.
+    /// Returns the layer's attention, for an architecture's file to change.
     ///
     /// # Panics
-    /// Where the mixer is of another kind: the file that made the layer knows it.
+    /// If the mixer is of another kind. The file that made the layer knows its kind.
     pub fn attention_mut(&mut self) -> &mut AttentionDescriptor {
         match &mut self.mixer {
             MixerDescriptor::Attention(attention) | MixerDescriptor::Both { attention, .. } => attention,
@@ -190,10 +194,10 @@ impl LayerDescriptor {
         }
     }
 
-    /// The layer's dense feed-forward network, for an architecture's file to change.
+    /// Returns the layer's dense feed-forward network, for an architecture's file to change.
     ///
     /// # Panics
-    /// Where the network is of another kind.
+    /// If the network is of another kind.
     pub fn dense_mut(&mut self) -> &mut DenseDescriptor {
         match &mut self.ffn {
             FfnDescriptor::Dense(dense) => dense,
@@ -203,93 +207,93 @@ impl LayerDescriptor {
     }
 }
 
-/// Where a layer has norms, for mixer and feed-forward network alike.
+/// The positions of a layer's norms, the same for mixer and feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormPlacement {
     /// Before each half: `x + f(norm(x))`.
     Pre,
     /// After each half: `x + norm(f(x))`.
     Post,
-    /// Both.
+    /// Before and after each half.
     PreAndPost,
-    /// Of the stream, once a half has been added: `norm(x + f(x))`.
+    /// After the addition of each half: `norm(x + f(x))`.
     AfterSum,
-    /// As `AfterSum`, and for the mixer once more: `norm_2(x + norm(x + f(x)))`.
+    /// As `AfterSum`, with a second norm for the mixer: `norm_2(x + norm(x + f(x)))`.
     AfterSumTwice,
-    /// Before the feed-forward network alone.
+    /// Before the feed-forward network only.
     PreFfn,
 }
 
 impl NormPlacement {
-    /// Whether the input of the mixer is normed.
+    /// Returns whether the input of the mixer is normed.
     pub fn has_pre_mixer(self) -> bool {
         matches!(self, Self::Pre | Self::PreAndPost)
     }
 
-    /// Whether the input of the feed-forward network is normed.
+    /// Returns whether the input of the feed-forward network is normed.
     pub fn has_pre_ffn(self) -> bool {
         self.has_pre_mixer() || self == Self::PreFfn
     }
 
-    /// Whether the stream is normed once a half was added.
+    /// Returns whether the stream is normed after the addition of a half.
     pub fn has_sum(self) -> bool {
         matches!(self, Self::AfterSum | Self::AfterSumTwice)
     }
 
-    /// Whether the output of a half is normed.
+    /// Returns whether the output of a half is normed.
     pub fn has_post(self) -> bool {
         matches!(self, Self::Post | Self::PreAndPost)
     }
 }
 
-/// How the halves of a layer follow each other.
+/// The order of a layer's halves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residual {
-    /// The feed-forward network sees what the mixer added.
+    /// The feed-forward network sees the mixer's output.
     Sequential,
-    /// Both see the layer's input, through one norm.
+    /// Both see the layer's input through one norm.
     Parallel,
     /// Both see the layer's input, each through its own norm.
     ParallelTwoNorms,
 }
 
-/// Where the output head's weights are.
+/// The source of the output head's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputHead {
-    /// In their own tensor.
+    /// Its own tensor.
     Own,
-    /// In the token embedding.
+    /// The token embedding.
     Tied,
-    /// In their own tensor if there is one, else in the token embedding.
+    /// Its own tensor if there is one, else the token embedding.
     OwnIfPresent,
-    /// Some rows of their own tensor, of which every rank of a group has others.
+    /// Some rows of its own tensor; every rank of a group has different rows.
     Part(HeadPart),
-    /// Nowhere: the network predicts no tokens.
+    /// None: the network predicts no tokens.
     None,
 }
 
-/// What a rank of a group has of the output head.
+/// The part of the output head that a rank of a group holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadPart {
-    /// Rows of each rank: tokens whose logits it computes.
+    /// Number of rows per rank, one for each token whose logits it computes.
     pub n_each: usize,
-    /// Ranks.
+    /// Number of ranks.
     pub n_ranks: usize,
 }
 
 /// Whether an optional tensor exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// It does not.
+    /// It does not exist.
     Absent,
-    /// It is used where the file has it.
+    /// It is used if the file has it.
     Optional,
     /// A file without it is broken.
     Required,
 }
 
 impl Descriptor {
-    /// The norm of a part of a layer that has an RMS norm whatever the network's own is.
+    /// Returns an RMS norm with the network's epsilon, for parts of a layer that always use one.
     pub(crate) fn rms_norm(&self) -> NormDescriptor {
         NormDescriptor {
             kind: NormKind::Rms,
@@ -301,7 +305,7 @@ impl Descriptor {
     /// Checks that all sizes fit together.
     ///
     /// # Errors
-    /// [`LoadError::BadValue`] for the first that does not.
+    /// [`LoadError::BadValue`] for the first that does not fit.
     pub fn validate(&self) -> Result<(), LoadError> {
         check("vocabulary size", self.n_vocab, self.n_vocab > 0, "at least 1")?;
         check(
@@ -384,18 +388,18 @@ impl Descriptor {
         Ok(())
     }
 
-    /// Whether decoding needs nothing of a layer of this index.
+    /// Returns whether decoding needs nothing from the layer with this index.
     pub(crate) fn ignores_layer(&self, layer_idx: usize) -> bool {
         (self.ignorable.iter())
             .any(|ignorable| matches!(ignorable, Ignorable::LayersFrom(first) if layer_idx >= *first))
     }
 
-    /// Whether tokens see those after them.
+    /// Returns whether tokens see later tokens.
     pub fn is_encoder(&self) -> bool {
         self.attentions().any(|attention| !attention.is_causal)
     }
 
-    /// Width of a row of a step's results.
+    /// Returns the width of a row of a step's results.
     pub fn output_width(&self) -> usize {
         let pooling = self.pooling.as_ref();
         pooling.map_or(self.n_embd, |pooling| pooling.output_width(self.n_embd))
@@ -459,7 +463,7 @@ impl Descriptor {
         )
     }
 
-    /// Checks that a layer which reads another's keys and values finds its own kind there.
+    /// Checks that a layer that reads another's keys and values has the same kind of attention.
     fn validate_sharing(&self, layer_idx: usize) -> Result<(), LoadError> {
         let Some(attention) = self.layers[layer_idx].mixer.attention() else {
             return Ok(());
@@ -478,9 +482,9 @@ impl Descriptor {
         )
     }
 
-    /// The widths that a backend prepares for.
+    /// Returns the widths that a backend prepares for.
     pub fn shape(&self) -> NetworkShape {
-        // All streams but the first have a matrix each.
+        // All streams but the first have one matrix each.
         let stream_heads = self.alt_up.map(|alt_up| HeadsShape {
             n_heads: alt_up.n_streams - 1,
             widest_input: self.n_embd,
@@ -511,13 +515,13 @@ impl Descriptor {
         }
     }
 
-    /// Whether no sequence continues behind a step.
+    /// Returns whether every sequence ends with its step.
     fn is_one_step(&self) -> bool {
         self.is_encoder() || self.tower.is_some()
     }
 
-    /// The shapes of the KV store's layers. Layers of an encoder or a tower need keys and values only while they run, so those of one
-    /// shape share a layer of the store.
+    /// Returns the shapes of the KV store's layers. Layers of an encoder or a tower need keys and values only
+    /// while they run, so layers of the same shape share one layer of the store.
     pub fn kv_layers(&self) -> Vec<KvLayerShape> {
         let is_one_step = self.is_one_step();
         let mut shapes = Vec::new();
@@ -530,7 +534,7 @@ impl Descriptor {
         shapes
     }
 
-    /// The layer of the KV store that a layer uses; 0 for one that reads no keys.
+    /// Returns the layer of the KV store that a layer uses; 0 for one that reads no keys.
     pub(crate) fn kv_idx(&self, layer_idx: usize) -> usize {
         let mixer = &self.layers[layer_idx].mixer;
         let Some(shape) = mixer.kv_shape() else {
@@ -548,18 +552,18 @@ impl Descriptor {
         found.expect("the store has every shape")
     }
 
-    /// The layers with attention, first to last.
+    /// Returns the layers with attention, first to last.
     pub(crate) fn attentions(&self) -> impl Iterator<Item = &AttentionDescriptor> {
         self.layers.iter().filter_map(|layer| layer.mixer.attention())
     }
 
-    /// What a sequence's state holds, layer by layer, in the order of the store.
+    /// Returns the shape of a sequence's state, layer by layer, in the order of the store.
     pub fn state_layers(&self) -> impl Iterator<Item = StateLayerShape> {
         self.layers.iter().filter_map(|layer| layer.mixer.state_shape())
     }
 
-    /// Of each layer of the KV store, the width of the widest window that it is read through; `None` where some layer reads
-    /// it without one.
+    /// Returns, for each layer of the KV store, the width of the widest window through which it is read;
+    /// `None` if some layer reads it without a window.
     pub fn kv_windows(&self) -> Vec<Option<usize>> {
         let mut windows = vec![Some(0); self.kv_layers().len()];
         if self.is_one_step() {
@@ -576,13 +580,14 @@ impl Descriptor {
         windows
     }
 
-    /// The width of the widest window, where every layer that stores keys and values has one and nothing else is seen.
+    /// Returns the width of the widest window, if every layer that stores keys and values has one and nothing
+    /// else is read.
     pub fn kv_window(&self) -> Option<usize> {
         let windows: Option<Vec<usize>> = self.kv_windows().into_iter().collect();
         windows?.into_iter().max()
     }
 }
 
-/// Larger widths than this are taken for nonsense: sums of products of such numbers could overflow.
+/// Largest accepted width. Sums of products of larger numbers could overflow.
 const MAX_WIDTH: usize = 1 << 24;
 const WIDTH: &str = "between 1 and 2^24";

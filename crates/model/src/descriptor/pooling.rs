@@ -1,7 +1,7 @@
-//! [`PoolingDescriptor`]: how a network makes one row of a sequence.
+//! [`PoolingDescriptor`]: how a network reduces a sequence to one row.
 //!
-//! Separate from the layers, which know tokens only. Invariant: a descriptor that passed [`PoolingDescriptor::validate`]
-//! can be built and run.
+//! Layers know only tokens. Invariant: a descriptor that passed [`PoolingDescriptor::validate`] can be built
+//! and run.
 
 use tokenmill_backend::{Activation, Pooling};
 
@@ -9,32 +9,33 @@ use crate::{LoadError, error::check};
 
 use super::{MAX_WIDTH, Presence, WIDTH};
 
-/// How the final hidden states of a sequence become one row, and what is computed from it.
+/// How the final hidden states of a sequence become one row, and the computation on that row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PoolingDescriptor {
-    /// How they become one.
+    /// How the rows are combined.
     pub kind: Pooling,
-    /// What is computed from that row, in order.
+    /// The computation on that row, in order.
     pub head: Vec<HeadLayer>,
-    /// What the result is.
+    /// The meaning of the result.
     pub output: PooledOutput,
 }
 
-/// What a pooled row says of its text.
+/// The meaning of a pooled row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PooledOutput {
-    /// Where it lies: texts of like meaning have vectors of like direction.
+    /// An embedding: texts of similar meaning have vectors of similar direction.
     Embedding,
-    /// How well a document answers a query: a score for each of the classes, the first of which stands for "yes".
+    /// A ranking score: how well a document answers a query. There is one score per class; the first class
+    /// stands for "yes".
     Rank,
 }
 
-/// A step of what is computed from a pooled row.
+/// A step of the computation on a pooled row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HeadLayer {
     /// A matrix.
     Linear {
-        /// Stem of its tensors' names.
+        /// Stem of its tensor names.
         name: &'static str,
         /// Width of its output.
         n_out: usize,
@@ -43,17 +44,17 @@ pub enum HeadLayer {
     },
     /// A norm of the network's kind.
     Norm {
-        /// Stem of its tensors' names.
+        /// Stem of its tensor names.
         name: &'static str,
     },
-    /// A function of each value.
+    /// An activation, applied to each value.
     Activation(Activation),
-    /// The hyperbolic tangent of each value.
+    /// The hyperbolic tangent, applied to each value.
     Tanh,
 }
 
 impl PoolingDescriptor {
-    /// A pooled row as it is, as an embedding.
+    /// Returns a pooling without head, for embeddings.
     pub fn embedding(kind: Pooling) -> Self {
         Self {
             kind,
@@ -62,7 +63,7 @@ impl PoolingDescriptor {
         }
     }
 
-    /// Widths of the results of the head's matrices.
+    /// Returns the output widths of the head's matrices.
     fn widths(&self) -> impl Iterator<Item = usize> {
         self.head.iter().filter_map(|layer| match layer {
             HeadLayer::Linear { n_out, .. } => Some(*n_out),
@@ -70,19 +71,19 @@ impl PoolingDescriptor {
         })
     }
 
-    /// Width of the result, where a token's row has `n_embd` values.
+    /// Returns the width of the result if a token's row has `n_embd` values.
     pub fn output_width(&self, n_embd: usize) -> usize {
         self.widths().last().unwrap_or(n_embd)
     }
 
-    /// Width of the widest row on the way.
+    /// Returns the width of the widest intermediate row.
     pub(crate) fn widest_row(&self, n_embd: usize) -> usize {
         self.widths().fold(n_embd, usize::max)
     }
 
-    /// Checks that all sizes can be had.
+    /// Checks that all sizes are usable.
     pub(super) fn validate(&self) -> Result<(), LoadError> {
-        // The pooled row itself may be a row of the stream, which nothing may change.
+        // The pooled row may be a row of the stream, which must not change.
         let begins_in_place = matches!(
             self.head.first(),
             Some(HeadLayer::Activation(_) | HeadLayer::Tanh)

@@ -1,8 +1,8 @@
 //! The mixers that carry a state from token to token: [`DeltaNetDescriptor`], [`KimiDeltaDescriptor`],
 //! [`SsmDescriptor`], [`ShortConvDescriptor`].
 //!
-//! Separate from attention because their memory has one size whatever the length of a sequence. Invariant: a descriptor that
-//! passed its `validate` has sizes that divide as the operations need.
+//! Unlike attention, their memory does not grow with the sequence. Invariant: the sizes of a descriptor that
+//! passed its `validate` are divisible as the operations need.
 
 use tokenmill_backend::{KeyHeads, StateLayerShape};
 
@@ -13,38 +13,38 @@ use super::{MAX_WIDTH, Presence, WIDTH};
 /// A gated delta net, between a short convolution and a gated norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeltaNetDescriptor {
-    /// Query and key heads.
+    /// Number of query and key heads.
     pub n_k_heads: usize,
-    /// Value heads.
+    /// Number of value heads.
     pub n_v_heads: usize,
     /// Width of a query and key head.
     pub head_dim_k: usize,
     /// Width of a value head.
     pub head_dim_v: usize,
-    /// Rows that the convolution sees, the newest included.
+    /// Number of rows that the convolution sees, including the newest.
     pub n_taps: usize,
-    /// Which key head a value head goes with.
+    /// The mapping from value heads to key heads.
     pub key_heads: KeyHeads,
-    /// Where the projections of decay and rate are.
+    /// The tensors of the decay and rate projections.
     pub gates: DeltaGates,
 }
 
-/// Where the projections of decays and rates are.
+/// The tensors of the decay and rate projections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeltaGates {
-    /// In `ssm_alpha` and `ssm_beta`.
+    /// `ssm_alpha` and `ssm_beta`.
     Apart,
-    /// In `ssm_ba`: for each key head the rates of its value heads, then their decays.
+    /// `ssm_ba`: for each key head the rates of its value heads, then their decays.
     ByKeyHead,
 }
 
 impl DeltaNetDescriptor {
-    /// Width of a token's values, all heads.
+    /// Returns the width of a token's values, all heads.
     pub fn v_width(&self) -> usize {
         self.n_v_heads * self.head_dim_v
     }
 
-    /// Width of a token's queries, keys and values: what the convolution runs over.
+    /// Returns the width of a token's queries, keys and values: the channels of the convolution.
     pub fn qkv_width(&self) -> usize {
         2 * self.n_k_heads * self.head_dim_k + self.v_width()
     }
@@ -81,20 +81,20 @@ impl DeltaNetDescriptor {
     }
 }
 
-/// A gated delta net that decays channel by channel (KDA), between a short convolution and a gated norm. Keys and values have the
-/// same heads, and decays and the gate of the output follow from rows of the width of a head.
+/// A gated delta net with a decay per channel (KDA), between a short convolution and a gated norm. Keys and
+/// values have the same heads. Decays and the output gate are computed from rows of the width of a head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KimiDeltaDescriptor {
-    /// Heads.
+    /// Number of heads.
     pub n_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Rows that the convolution sees, the newest included.
+    /// Number of rows that the convolution sees, including the newest.
     pub n_taps: usize,
 }
 
 impl KimiDeltaDescriptor {
-    /// Width of a token's queries, and of its keys, and of its values.
+    /// Returns the width of a token's queries, which keys and values share.
     pub fn width(&self) -> usize {
         self.n_heads * self.head_dim
     }
@@ -124,15 +124,15 @@ impl KimiDeltaDescriptor {
 pub struct SsmDescriptor {
     /// Mamba or Mamba 2.
     pub kind: SsmKind,
-    /// Heads; those of Mamba are its channels.
+    /// Number of heads; Mamba has one per channel.
     pub n_heads: usize,
     /// Width of a head; 1 for Mamba.
     pub head_dim: usize,
-    /// Groups of heads that share what writes and reads the state.
+    /// Number of groups of heads that share the vectors B and C, which write and read the state.
     pub n_groups: usize,
     /// Width of the state.
     pub n_state: usize,
-    /// Rows that the convolution sees, the newest included.
+    /// Number of rows that the convolution sees, including the newest.
     pub n_taps: usize,
     /// Bias of the convolution.
     pub conv_bias: Presence,
@@ -140,17 +140,17 @@ pub struct SsmDescriptor {
     pub bias: Presence,
 }
 
-/// What differs between the two generations.
+/// Differences between the two generations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SsmKind {
-    /// What writes and reads the state comes from the convolved channels, the step sizes through a narrow matrix.
+    /// B and C are computed from the convolved channels, the step sizes through a low-rank matrix.
     Mamba {
-        /// Width of that matrix.
+        /// Rank of that matrix.
         dt_rank: usize,
-        /// Whether step sizes and what writes and reads the state go through RMS norms without weights.
+        /// Whether the step sizes, B and C go through RMS norms without weights.
         has_norms: bool,
     },
-    /// What writes and reads the state is convolved with the channels.
+    /// B and C are convolved together with the channels.
     Mamba2 {
         /// Whether each group of the gated output goes through an RMS norm.
         has_norm: bool,
@@ -158,12 +158,12 @@ pub enum SsmKind {
 }
 
 impl SsmDescriptor {
-    /// Width of a token's channels.
+    /// Returns the width of a token's channels.
     pub fn inner_width(&self) -> usize {
         self.n_heads * self.head_dim
     }
 
-    /// Width of what the convolution runs over.
+    /// Returns the width of the convolution's input.
     pub fn conv_width(&self) -> usize {
         match self.kind {
             SsmKind::Mamba { .. } => self.inner_width(),
@@ -215,9 +215,9 @@ impl SsmDescriptor {
 /// A short convolution between two gates, as wide as the stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShortConvDescriptor {
-    /// Channels: the width of the stream.
+    /// Number of channels: the width of the stream.
     pub n_channels: usize,
-    /// Rows that it sees, the newest included.
+    /// Number of rows that it sees, including the newest.
     pub n_taps: usize,
     /// Biases of the convolution and of the projections.
     pub bias: Presence,

@@ -4,7 +4,8 @@
 //! y = norm(dense(input)) + norm(experts(norm(stream), routed by W_router (scale * norm(stream) / sqrt(n_embd))))
 //! ```
 //!
-//! `input` is the stream after the layer's norm. Separate from experts with a shared network, which have one input and no norms.
+//! `input` is the stream after the layer's norm. Experts with a shared network, in contrast, have one input
+//! and no norms.
 //!
 //! Source: transformers, `models/gemma4/modeling_gemma4.py`.
 
@@ -20,18 +21,18 @@ use super::{DenseFfn, FfnBuffers, MoeFfn};
 /// The weights of both.
 pub(crate) struct BesideFfn<M: Memory> {
     dense: DenseFfn<M>,
-    /// Of what the dense network gives.
+    /// Norm of the dense network's output.
     dense_norm: Norm<M::Vector>,
     moe: MoeFfn<M>,
-    /// Of what the router reads.
+    /// Norm of the router's input.
     router_norm: Norm<M::Vector>,
-    /// Of what the experts read.
+    /// Norm of the experts' input.
     experts_norm: Norm<M::Vector>,
-    /// Of what the experts give.
+    /// Norm of the experts' output.
     moe_norm: Norm<M::Vector>,
 }
 
-/// What the experts read and give, `[T, n_embd]`.
+/// Input and output of the experts, `[T, n_embd]`.
 pub(super) struct BesideBuffers<T> {
     router_input: T,
     input: T,

@@ -1,7 +1,7 @@
 //! [`DenseFfn`]: one feed-forward network for all tokens.
 //!
-//! `W_down (f(W_gate x) * W_up x)`, or `W_down f(W_up x)` without a gate. In a sparse network `f` sees of `W_gate x` what lies above its
-//! spread.
+//! `W_down (f(W_gate x) * W_up x)`, or `W_down f(W_up x)` without a gate. In a sparse network, `f` reads only
+//! the part of `W_gate x` above a threshold: the mean plus a multiple of the standard deviation.
 
 use tokenmill_backend::{
     Activation, Backend, BackendError, ExecutorLimits, Linear, LinearJob, Memory, Xielu,
@@ -15,9 +15,9 @@ use crate::{
 /// The weights of a dense network.
 pub(crate) struct DenseFfn<M: Memory> {
     activation: Activation,
-    /// The function, where it is this one.
+    /// xIELU with its parameters, if that is the activation.
     xielu: Option<Xielu>,
-    /// Where a sparse gate begins.
+    /// Threshold of a sparse gate.
     cutoff: Option<f32>,
     /// `None` for a network without a gate.
     gate: Option<Linear<M::Matrix, M::Vector>>,
@@ -25,14 +25,14 @@ pub(crate) struct DenseFfn<M: Memory> {
     down: Linear<M::Matrix, M::Vector>,
 }
 
-/// What a dense network computes inside, `[T, n_ff]`.
+/// Inner rows of a dense network, `[T, n_ff]`.
 pub(super) struct DenseBuffers<T> {
     gate: T,
     up: T,
 }
 
 impl<M: Memory> DenseFfn<M> {
-    /// Loads the tensors `ffn_gate`, `ffn_up` and `ffn_down`, with `suffix` behind their names.
+    /// Loads the tensors `ffn_gate`, `ffn_up` and `ffn_down`, with `suffix` appended to their names.
     pub(super) fn load(
         place: LayerPlace,
         suffix: &str,
@@ -103,12 +103,12 @@ impl<B: Backend> DenseFfn<B> {
         backend.linear(&self.down, inner, n_rows, output)
     }
 
-    /// The last product.
+    /// Returns the last product.
     pub(super) fn down(&self) -> &Linear<B::Matrix, B::Vector> {
         &self.down
     }
 
-    /// Computes what the last product multiplies, products of `input` first.
+    /// Computes the input of the last product, beginning with products of `input`.
     pub(super) fn run_inner<'a>(
         &self,
         backend: &mut B,

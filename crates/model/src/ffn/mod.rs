@@ -1,6 +1,6 @@
-//! [`Ffn`]: the half of a layer that works on each position by itself, one file for each kind.
+//! [`Ffn`]: the half of a layer that works on each position by itself, one file per kind.
 //!
-//! Separate from the forward pass, which gives it rows and gets rows back.
+//! The forward pass gives it rows and gets rows back.
 
 mod beside;
 mod dense;
@@ -17,14 +17,14 @@ use beside::{BesideBuffers, BesideFfn};
 use dense::{DenseBuffers, DenseFfn};
 use moe::{MoeBuffers, MoeFfn};
 
-/// A feed-forward network's weights.
+/// The weights of a feed-forward network.
 pub(crate) enum Ffn<M: Memory> {
     Dense(DenseFfn<M>),
     Moe(MoeFfn<M>),
     Beside(BesideFfn<M>),
 }
 
-/// The buffers in which feed-forward networks of each kind work, where the network has a layer of that kind.
+/// The buffers of each kind of feed-forward network, if a layer has that kind.
 pub(crate) struct FfnBuffers<T, R> {
     dense: Option<DenseBuffers<T>>,
     moe: Option<MoeBuffers<T, R>>,
@@ -51,8 +51,8 @@ impl<M: Memory> Ffn<M> {
 }
 
 impl<B: Backend> Ffn<B> {
-    /// Computes `n_rows` rows of the width of the stream from as many: from those of the stream, and from what the layer's norm
-    /// makes of them.
+    /// Computes `n_rows` rows of the width of the stream, from the stream's rows and from the output of the
+    /// layer's norm.
     pub(crate) fn run(
         &self,
         backend: &mut B,
@@ -75,13 +75,13 @@ impl<B: Backend> Ffn<B> {
         }
     }
 
-    /// Whether it begins with products of what the layer's norm makes, and ends with one.
+    /// Returns whether the network begins with products of the normed rows and ends with one product.
     pub(crate) fn is_products(&self) -> bool {
         matches!(self, Self::Dense(_))
     }
 
-    /// Computes what the last product of a dense network multiplies, products of `input` first; the product and its input. `None` of other
-    /// networks, of which nothing was computed.
+    /// Computes everything but the last product of a dense network, beginning with products of `input`.
+    /// Returns that product and its input; `None` for other networks, for which nothing is computed.
     pub(crate) fn run_inner<'a>(
         &'a self,
         backend: &mut B,
@@ -98,14 +98,14 @@ impl<B: Backend> Ffn<B> {
     }
 }
 
-/// The product that a network ends with, and what it multiplies.
+/// The last product of a network, and its input.
 type LastProduct<'a, B> = (
     &'a Linear<<B as Memory>::Matrix, <B as Memory>::Vector>,
     &'a <B as Memory>::Buffer,
 );
 
 impl<T, R> FfnBuffers<T, R> {
-    /// Allocates for the largest step of each kind of network there is.
+    /// Allocates the buffers for the largest step, for each kind of network that exists.
     pub(crate) fn alloc<M: Memory<Buffer = T, Routes = R>>(
         descriptor: &Descriptor,
         limits: &ExecutorLimits,

@@ -1,4 +1,4 @@
-//! [`MoeFfn`]: a feed-forward network of experts, of which each token goes to a few.
+//! [`MoeFfn`]: a feed-forward network of experts; each token goes to a few of them.
 //!
 //! ```text
 //! choices, weights = route(W_router x + b)
@@ -6,11 +6,12 @@
 //! y += shared(x), or sigmoid(w_shared x) * shared(x)
 //! ```
 //!
-//! Where weights multiply the input, `W_down[e] (f(weight[e] * W_gate[e] x) * (weight[e] * W_up[e] x))` is added up. Of the two
-//! weights, that of the linear factor comes to the result, as above.
+//! If weights multiply the input, the sum is over
+//! `W_down[e] (f(weight[e] * W_gate[e] x) * (weight[e] * W_up[e] x))`. The weight of the linear
+//! factor can then be applied to the result, as above.
 //!
-//! Where experts have narrower rows of their own, x is `W_latent_down x` for them, and what they give is multiplied with `W_latent_up`
-//! before the shared network's part is added.
+//! If experts have narrower rows of their own, `x` is `W_latent_down x` for them, and their output is
+//! multiplied by `W_latent_up` before the shared network's part is added.
 //!
 //! The experts' matrices are one tensor each, `[n_in, n_out, n_experts]`.
 
@@ -37,18 +38,18 @@ pub(crate) struct MoeFfn<M: Memory> {
     gate: Option<Linear<M::Matrix, M::Vector>>,
     up: Linear<M::Matrix, M::Vector>,
     down: Linear<M::Matrix, M::Vector>,
-    /// To the experts' own rows and back.
+    /// Projections to the experts' own rows and back.
     latent: Option<[Linear<M::Matrix, M::Vector>; 2]>,
     shared: Option<Shared<M>>,
 }
 
-/// The network that all tokens go through.
+/// The shared network, which all tokens go through.
 struct Shared<M: Memory> {
     ffn: DenseFfn<M>,
     gate: Option<Linear<M::Matrix, M::Vector>>,
 }
 
-/// What experts compute inside.
+/// Intermediate results of the experts.
 pub(super) struct MoeBuffers<T, R> {
     /// `[T, n_experts]`.
     logits: T,
@@ -58,9 +59,10 @@ pub(super) struct MoeBuffers<T, R> {
     up: T,
     /// `[T * n_used, n_embd]`.
     down: T,
-    /// `[T, 1]`, where a shared network has a gate.
+    /// `[T, 1]`, if a shared network has a gate.
     shared_gate: Option<T>,
-    /// `[T, latent]`, which experts read and give, and `[T, n_embd]`; where they have rows of their own.
+    /// Input and output rows of the experts, `[T, latent]`, and `[T, n_embd]`; only if experts have rows of
+    /// their own.
     latent: Option<[T; 2]>,
 }
 
@@ -80,7 +82,7 @@ impl<M: Memory> MoeFfn<M> {
             ..
         } = moe.router;
         let (n_ff, bias) = (moe.n_ff, moe.bias);
-        // Some files join gate and up in one tensor, each expert's gate before its up.
+        // Some files join gate and up in one tensor, with each expert's gate before its up.
         let joined = name("ffn_gate_up_exps");
         let is_joined = moe.is_gated && loader.source.contains(&format!("{joined}.weight"));
         let half = |first| RowsOf::run(first, n_ff, 2 * n_ff);
@@ -183,7 +185,7 @@ impl<B: Backend> MoeFfn<B> {
         };
         let rows = latent.as_ref().map_or(input, |(rows, ..)| rows);
         let own = NetworkPart::Ffn(self.layer_idx);
-        // What a device can compute of it while the host has the experts.
+        // The shared network can run on the device while the host computes the experts.
         let is_shared_first =
             self.shared.is_some() && backend.begin_next_to(own, rows, n_rows, self.up.n_in)?;
         let rows = ExpertInput::Rows(rows);
@@ -238,7 +240,7 @@ impl<B: Backend> MoeFfn<B> {
         backend.enter(own);
         match carried {
             Carried::Nothing => backend.linear(back, rows, n_rows, output),
-            // The gate of a shared network has been one of other families alone.
+            // Gated shared networks occur only in families without latent rows.
             Carried::Gated(_) => unreachable!("refused with rows of the experts' own"),
             Carried::Whole => {
                 backend.linear(back, rows, n_rows, whole)?;
@@ -247,7 +249,7 @@ impl<B: Backend> MoeFfn<B> {
         }
     }
 
-    /// Computes the shared network, where there is one, and the logits of its gate, where it has one.
+    /// Computes the shared network, if there is one, and the logits of its gate, if it has one.
     fn run_shared(
         &self,
         backend: &mut B,

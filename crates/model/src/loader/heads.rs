@@ -1,6 +1,5 @@
-//! The matrices of heads, of a tensor that joins rows of several kinds for each head.
-//!
-//! Separate because only latent attention has such tensors.
+//! Loads per-head matrices from a tensor that joins rows of several kinds for each head. Only latent
+//! attention has such tensors.
 
 use tokenmill_backend::{Linear, MatrixData, MatrixUsage, Memory};
 use tokenmill_gguf::{ReadAt, TensorBytes, TensorType};
@@ -14,7 +13,8 @@ use crate::{
 use super::{Loader, RowsOf, check_shape};
 
 impl<M: Memory> Loader<'_, M> {
-    /// The rows of each head, of a tensor that has some of every head: as [`Self::experts`], one run for each.
+    /// Loads some rows of each head, from a tensor with rows of every head: as [`Self::experts`], one run per
+    /// head.
     pub(crate) fn heads(
         &mut self,
         name: &str,
@@ -31,7 +31,7 @@ impl<M: Memory> Loader<'_, M> {
         })
     }
 
-    /// As [`Self::heads`], where the matrix of a head is the transpose of its rows. Of quantized rows it becomes F32.
+    /// Does the same as [`Self::heads`], with the rows of each head transposed. If they are quantized, the result is F32.
     pub(crate) fn heads_transposed(
         &mut self,
         name: &str,
@@ -41,7 +41,7 @@ impl<M: Memory> Loader<'_, M> {
         let weight = format!("{name}.weight");
         let tensor = self.tensor(&weight)?;
         check_shape(&weight, &tensor.dims, &[n_cols, part.n_total])?;
-        // Quantized rows have no columns: their blocks lie along them. So the transpose is of their numbers.
+        // Blocks of quantized rows lie along the rows, so only decoded numbers can be transposed.
         let row_bytes = tensor.bytes.len() / part.n_total;
         let view = Box::new(part.view(tensor.bytes, row_bytes));
         let (source, ty, element_bytes): (Box<dyn ReadAt>, _, _) = match tensor.ty {

@@ -1,22 +1,22 @@
-//! [`RowsOf`]: which rows of a tensor make a matrix, and [`AdaptableWeight`], which remembers them.
+//! [`RowsOf`]: the rows of a tensor that make a matrix, and [`AdaptableWeight`], which remembers them.
 //!
-//! Separate from the loader because it is arithmetic of indices alone. Invariant: runs are inside the tensor.
+//! This is index arithmetic only. Invariant: runs are inside the tensor.
 
 use tokenmill_gguf::TensorBytes;
 
 use crate::tensor_view::PartOfEach;
 
-/// The rows of a tensor that make a matrix: all, or some of several matrices that the tensor joins.
+/// The rows of a tensor that make a matrix: all of them, or some if the tensor joins several matrices.
 #[derive(Clone, Copy)]
 pub(crate) struct RowsOf {
     pub(crate) first: usize,
-    /// Rows of each run.
+    /// Rows per run.
     pub(crate) n_rows: usize,
     /// Rows of the tensor.
     pub(crate) n_total: usize,
-    /// Runs of neighbouring rows.
+    /// Number of runs of adjacent rows.
     pub(crate) n_runs: usize,
-    /// Rows from the start of a run to that of the next.
+    /// Rows from the start of one run to the start of the next.
     pub(crate) stride: usize,
 }
 
@@ -25,7 +25,7 @@ impl RowsOf {
         Self::run(0, n_rows, n_rows)
     }
 
-    /// `n_rows` neighbouring rows.
+    /// Returns `n_rows` adjacent rows.
     pub(crate) fn run(first: usize, n_rows: usize, n_total: usize) -> Self {
         Self {
             first,
@@ -40,7 +40,7 @@ impl RowsOf {
         self.n_rows * self.n_runs
     }
 
-    /// The rows of a tensor, read when they are wanted.
+    /// Returns the rows of a tensor, read on access.
     pub(super) fn view<'a>(&self, source: TensorBytes<'a>, row_bytes: usize) -> PartOfEach<'a> {
         PartOfEach {
             source,
@@ -50,23 +50,23 @@ impl RowsOf {
         }
     }
 
-    /// The first row of each run.
+    /// Returns the first row of each run.
     fn starts(&self) -> impl Iterator<Item = usize> {
         let Self { first, stride, .. } = *self;
         (0..self.n_runs).map(move |run| first + run * stride)
     }
 }
 
-/// The first row and the length of each run of some parts.
+/// Returns the first row and the length of each run of some parts.
 pub(super) fn runs_of(parts: &[RowsOf]) -> impl Iterator<Item = (usize, usize)> {
     (parts.iter()).flat_map(|part| part.starts().map(|start| (start, part.n_rows)))
 }
 
 /// A weight that adapters can change.
 pub(crate) struct AdaptableWeight {
-    /// Its tensor.
+    /// The tensor's name.
     pub(crate) name: String,
-    /// Width of its input.
+    /// Width of the input.
     pub(crate) n_in: usize,
     parts: Vec<RowsOf>,
 }
@@ -80,12 +80,13 @@ impl AdaptableWeight {
         }
     }
 
-    /// Rows of the tensor.
+    /// Returns the number of rows of the tensor.
     pub(crate) fn n_total(&self) -> usize {
         self.parts[0].n_total
     }
 
-    /// The first row and the length of each run of rows that it is; `None` where it is the whole tensor.
+    /// Returns the first row and the length of each run of the weight's rows; `None` if it is the whole
+    /// tensor.
     pub(crate) fn rows(&self) -> Option<impl Iterator<Item = (usize, usize)>> {
         let is_whole = matches!(self.parts[..], [part] if part.n_rows == part.n_total && part.n_runs == 1);
         (!is_whole).then(|| runs_of(&self.parts))

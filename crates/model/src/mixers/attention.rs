@@ -21,12 +21,12 @@ use super::MixerRows;
 /// The weights of attention.
 pub(crate) struct AttentionMixer<M: Memory> {
     q: Linear<M::Matrix, M::Vector>,
-    /// `None` where another layer's keys and values are read.
+    /// `None` if the layer reads another layer's keys and values.
     k: Option<Linear<M::Matrix, M::Vector>>,
-    /// `None` where values are what `k` gives, and where there is no `k`.
+    /// `None` if values are the output of `k`, or if there is no `k`.
     v: Option<Linear<M::Matrix, M::Vector>>,
     v_norm: Option<Norm<M::Vector>>,
-    /// `None` where the output is not gated.
+    /// `None` if the output is not gated.
     gate: Option<Linear<M::Matrix, M::Vector>>,
     q_norm: Option<Norm<M::Vector>>,
     k_norm: Option<Norm<M::Vector>>,
@@ -42,7 +42,7 @@ pub(super) struct Heads<T> {
     q: T,
     k: T,
     v: T,
-    /// What attention gives before its gate.
+    /// Attention's output before its gate.
     attended: Option<T>,
 }
 
@@ -85,7 +85,7 @@ impl<M: Memory> AttentionMixer<M> {
             None
         };
         let (q, gate) = if attention.output_gate == Some(OutputGate::InQuery) {
-            // The file has, head after head, the rows of the query and those of the gate.
+            // The file has the rows of the query and of the gate, head after head.
             let mut half = |which| {
                 let rows = RowsOf {
                     first: which * attention.head_dim_k,
@@ -209,8 +209,8 @@ impl<B: Backend> AttentionMixer<B> {
         )
     }
 
-    /// Computes queries, and computes and stores keys and values where the layer has its own. Attends too where there is an `attended` and nothing
-    /// stands between; whether it did.
+    /// Computes queries, and computes and stores keys and values if the layer has its own. Also attends, if
+    /// `attended` is given and nothing stands between. Returns whether it attended.
     fn project_and_store(
         &self,
         backend: &mut B,
@@ -229,7 +229,7 @@ impl<B: Backend> AttentionMixer<B> {
             return Ok(false);
         };
         let k_width = k.n_out;
-        // Values that are keys with a norm of their own are made of the keys before those are normed and rotated.
+        // If values are keys with their own norm, they are computed before the keys are normed and rotated.
         let norms_keys = self.v.is_none() && self.v_norm.is_some();
         let v = self.v.as_ref().unwrap_or(k);
         let mut projections = [(&self.q, &mut *q_rows), (k, &mut *k_rows), (v, &mut *v_rows)]
@@ -275,7 +275,7 @@ impl<B: Backend> AttentionMixer<B> {
         Ok(true)
     }
 
-    /// Norms and rotates the heads of queries or keys, `[n_tokens, width]`, in the order of the network.
+    /// Norms and rotates the heads of queries or keys, `[n_tokens, width]`, in the network's order.
     fn turn(
         &self,
         backend: &mut B,

@@ -29,7 +29,7 @@ pub(crate) struct DeltaNetMixer<M: Memory> {
     pub(super) output: Linear<M::Matrix, M::Vector>,
 }
 
-/// What a delta net computes inside.
+/// Intermediate results of a delta net.
 pub(super) struct DeltaNetBuffers<T> {
     qkv: T,
     convolved: T,
@@ -49,7 +49,8 @@ impl<M: Memory> DeltaNetMixer<M> {
         let (qkv_width, v_width, n_v_heads) = (net.qkv_width(), net.v_width(), net.n_v_heads);
         let joined = name("ssm_in");
         let (qkv, z) = if loader.source.contains(&format!("{joined}.weight")) {
-            // Some files have, for each key head, its query, its key, the values of its value heads, and their gates.
+            // Some files store, for each key head, its query, its key, and the values and gates of its value
+            // heads.
             let (k, v) = (net.head_dim_k, v_width / net.n_k_heads);
             let stride = 2 * k + 2 * v;
             let rows = |first, n_rows| RowsOf {

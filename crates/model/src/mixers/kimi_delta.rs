@@ -1,4 +1,4 @@
-//! [`KimiDeltaMixer`]: a gated delta net whose state decays channel by channel (KDA).
+//! [`KimiDeltaMixer`]: a gated delta net with a decay per channel (KDA).
 //!
 //! ```text
 //! q, k, v = silu(conv(W_q x)), silu(conv(W_k x)), silu(conv(W_v x))
@@ -20,13 +20,13 @@ use crate::{
 
 use super::MixerRows;
 
-/// The weights of such a delta net.
+/// The weights of a KDA layer.
 pub(crate) struct KimiDeltaMixer<M: Memory> {
     q: Linear<M::Matrix, M::Vector>,
     k: Linear<M::Matrix, M::Vector>,
     v: Linear<M::Matrix, M::Vector>,
     beta: Linear<M::Matrix, M::Vector>,
-    /// Of the decays, and of the gate of the output.
+    /// Projections of the decays and of the output gate.
     decay: LowRank<M>,
     gate: LowRank<M>,
     conv: ShortConv<M::Vector>,
@@ -35,13 +35,13 @@ pub(crate) struct KimiDeltaMixer<M: Memory> {
     pub(super) output: Linear<M::Matrix, M::Vector>,
 }
 
-/// Two matrices one behind the other.
+/// A product of two narrow matrices.
 struct LowRank<M: Memory> {
     down: Linear<M::Matrix, M::Vector>,
     up: Linear<M::Matrix, M::Vector>,
 }
 
-/// What such a delta net computes inside.
+/// Intermediate results of a KDA layer.
 pub(super) struct KimiDeltaBuffers<T> {
     /// `[T, width]` each.
     q: T,

@@ -21,14 +21,14 @@ use super::MixerRows;
 
 /// The weights of latent attention.
 pub(crate) struct LatentMixer<M: Memory> {
-    /// Where queries follow from a row of their own.
+    /// The row for queries, if they are computed from one.
     q_low: Option<LowRow<M>>,
     q_plain: Linear<M::Matrix, M::Vector>,
     q_rotated: Linear<M::Matrix, M::Vector>,
     kv_low: Linear<M::Matrix, M::Vector>,
     kv_norm: Norm<M::Vector>,
     k_rotated: Linear<M::Matrix, M::Vector>,
-    /// Of each head.
+    /// One matrix per head.
     k_b: Linear<M::Matrix, M::Vector>,
     v_b: Linear<M::Matrix, M::Vector>,
     rope: Option<usize>,
@@ -36,15 +36,15 @@ pub(crate) struct LatentMixer<M: Memory> {
     pub(super) output: Linear<M::Matrix, M::Vector>,
 }
 
-/// What makes the row that queries follow from.
+/// The weights that compute the row for queries.
 struct LowRow<M: Memory> {
     linear: Linear<M::Matrix, M::Vector>,
     norm: Norm<M::Vector>,
 }
 
-/// What latent attention computes on its way.
+/// Intermediate results of latent attention.
 pub(super) struct LatentBuffers<T> {
-    /// `[T, q_rank]`, where there is one.
+    /// `[T, q_rank]`, if there is such a row.
     q_low: Option<T>,
     /// `[T, n_heads, plain_dim]`.
     q_plain: T,
@@ -56,7 +56,7 @@ pub(super) struct LatentBuffers<T> {
     k_rotated: T,
     /// `[T, kv_rank + rotated_dim]`.
     row: T,
-    /// `[T, n_heads, kv_rank]`: queries in the latent space, then what attention gives.
+    /// `[T, n_heads, kv_rank]`: queries in the latent space, then attention's output.
     latent: T,
     /// `[T, n_heads, kv_rank + rotated_dim]`.
     q: T,
@@ -88,7 +88,7 @@ impl<M: Memory> LatentMixer<M> {
                 (Some(LowRow { linear, norm }), name("attn_q_b"), rank)
             }
         };
-        // The file has, head after head, the rows of the part without position and those of the rotated one.
+        // The file has the rows of the unrotated and the rotated part, head after head.
         let stride = latent.head_dim_k();
         let mut of_heads = |first, n_rows| {
             let rows = RowsOf {
@@ -106,7 +106,7 @@ impl<M: Memory> LatentMixer<M> {
             loader.linear_part(&name("attn_kv_a_mqa"), rows, n_embd, none)
         };
         let (kv_low, k_rotated) = (of_row(0, kv_rank)?, of_row(kv_rank, rotated_dim)?);
-        // Older files, and folders, join the two matrices of each head, that of its keys as one that is not absorbed.
+        // Older files, and folders, join the two matrices of each head, with the key matrix not absorbed.
         let joined = name("attn_kv_b");
         let (k_b, v_b) = if loader.source.contains(&format!("{joined}.weight")) {
             let part = |first, n_rows| RowsOf {

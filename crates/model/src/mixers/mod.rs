@@ -1,8 +1,8 @@
-//! [`Mixer`]: the half of a layer that moves information between positions, one file for each kind.
+//! [`Mixer`]: the half of a layer that moves information between positions, one file per kind.
 //!
-//! Separate from the forward pass, which asks a mixer for two things: to mix the tokens' rows (and remember what later
-//! tokens need), and to project what it mixed to the width of the stream. Between the two, the forward pass drops rows of
-//! the last layer that no output needs.
+//! The forward pass calls a mixer twice: to mix the tokens' rows (and store what later tokens need), and to
+//! project the result to the width of the stream. Between the two calls, the forward pass drops rows of the
+//! last layer that no output needs.
 
 mod attention;
 mod delta_net;
@@ -25,7 +25,7 @@ use mla::{LatentBuffers, LatentMixer};
 use short_conv::{ShortConvBuffers, ShortConvMixer};
 use ssm::{SsmBuffers, SsmMixer};
 
-/// A mixer's weights.
+/// The weights of a mixer.
 #[expect(clippy::large_enum_variant, reason = "there is one for each layer")]
 pub(crate) enum Mixer<M: Memory> {
     Attention(AttentionMixer<M>),
@@ -34,11 +34,11 @@ pub(crate) enum Mixer<M: Memory> {
     KimiDelta(KimiDeltaMixer<M>),
     Ssm(SsmMixer<M>),
     ShortConv(ShortConvMixer<M>),
-    /// Attention and a state space model next to each other.
+    /// Attention and a state space model in parallel.
     Both(AttentionMixer<M>, SsmMixer<M>),
 }
 
-/// The buffers in which mixers of each kind work, where the network has a layer of that kind.
+/// The buffers of each kind of mixer, if a layer has that kind.
 pub(crate) struct MixerBuffers<T> {
     heads: Option<Heads<T>>,
     latent: Option<LatentBuffers<T>>,
@@ -48,17 +48,17 @@ pub(crate) struct MixerBuffers<T> {
     short_conv: Option<ShortConvBuffers<T>>,
 }
 
-/// Of the tokens' rows, what a mixer reads and writes.
+/// Input and output rows of a mixer.
 pub(crate) struct MixerRows<'a, T> {
     /// The layer's input, `[T, n_embd]`.
     pub(crate) input: &'a T,
-    /// What the mixer gives to its projection, `[T, output_width]`.
+    /// The mixer's output, which its projection reads: `[T, output_width]`.
     pub(crate) mixed: &'a mut T,
-    /// Of two mixers next to each other, what the second gives to its own.
+    /// The output of the second of two parallel mixers.
     pub(crate) mixed_beside: Option<&'a mut T>,
 }
 
-/// What a mixer reads to project what it mixed.
+/// The rows that a mixer's projection reads.
 pub(crate) struct MixedRows<'a, T> {
     pub(crate) mixed: &'a T,
     pub(crate) mixed_beside: Option<&'a T>,
@@ -92,12 +92,12 @@ impl<M: Memory> Mixer<M> {
         mixer.map(Some)
     }
 
-    /// Widths of the rows that [`Mixer::project`] reads.
+    /// Returns the widths of the rows that [`Mixer::project`] reads.
     pub(crate) fn output_widths(&self) -> (usize, Option<usize>) {
         (self.output().n_in, self.output_beside().map(|output| output.n_in))
     }
 
-    /// The output projection of the second of two mixers.
+    /// Returns the output projection of the second of two mixers.
     fn output_beside(&self) -> Option<&Linear<M::Matrix, M::Vector>> {
         match self {
             Self::Both(_, ssm) => Some(&ssm.output),
@@ -105,7 +105,7 @@ impl<M: Memory> Mixer<M> {
         }
     }
 
-    /// The product that it ends with, where that is one.
+    /// Returns the product that the mixer ends with, if it is a single one.
     pub(crate) fn last_product(&self) -> Option<&Linear<M::Matrix, M::Vector>> {
         match self {
             Self::Both(..) => None,
@@ -113,7 +113,7 @@ impl<M: Memory> Mixer<M> {
         }
     }
 
-    /// Whether it begins with products of its input.
+    /// Returns whether the mixer begins with products of its input.
     pub(crate) fn begins_with_products(&self) -> bool {
         matches!(self, Self::Attention(_))
     }
@@ -130,7 +130,7 @@ impl<M: Memory> Mixer<M> {
     }
 }
 
-/// Loads a convolution `name` over `n_channels` of `n_taps`.
+/// Loads a convolution `name` over `n_channels` channels with `n_taps` taps.
 fn load_conv<M: Memory>(
     place: LayerPlace,
     name: &str,
@@ -151,7 +151,8 @@ fn load_conv<M: Memory>(
 }
 
 impl<B: Backend> Mixer<B> {
-    /// Mixes all tokens of a step. Without `wants_output` only what later tokens need is computed and stored.
+    /// Mixes all tokens of a step. Without `wants_output`, only what later tokens need is computed and
+    /// stored.
     pub(crate) fn mix(
         &self,
         backend: &mut B,
@@ -221,7 +222,7 @@ impl<B: Backend> Mixer<B> {
 }
 
 impl<T> MixerBuffers<T> {
-    /// Allocates for the largest step of each kind of mixer that the network has.
+    /// Allocates the buffers for the largest step, for each kind of mixer in the network.
     pub(crate) fn alloc<M: Memory<Buffer = T>>(
         descriptor: &Descriptor,
         limits: &ExecutorLimits,

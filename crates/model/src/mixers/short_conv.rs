@@ -24,7 +24,7 @@ pub(crate) struct ShortConvMixer<M: Memory> {
     pub(super) output: Linear<M::Matrix, M::Vector>,
 }
 
-/// What a gated convolution computes inside.
+/// Intermediate results of a gated convolution.
 pub(super) struct ShortConvBuffers<T> {
     b: T,
     x: T,

@@ -25,7 +25,7 @@ use super::{MixerRows, load_conv};
 /// The weights of a state space model.
 pub(crate) struct SsmMixer<M: Memory> {
     z: Linear<M::Matrix, M::Vector>,
-    /// Into the convolution.
+    /// Projection into the convolution.
     x: Linear<M::Matrix, M::Vector>,
     source: Source<M>,
     conv: ShortConv<M::Vector>,
@@ -33,14 +33,14 @@ pub(crate) struct SsmMixer<M: Memory> {
     pub(super) output: Linear<M::Matrix, M::Vector>,
 }
 
-/// Where step sizes and what writes and reads the state come from.
+/// The weights for step sizes, B and C.
 enum Source<M: Memory> {
     Mamba {
         rank: Linear<M::Matrix, M::Vector>,
         b: Linear<M::Matrix, M::Vector>,
         c: Linear<M::Matrix, M::Vector>,
         dt: Linear<M::Matrix, M::Vector>,
-        /// Norms of the rank and of b and c.
+        /// Norms of the step sizes' rank, and of B and C.
         norms: Option<[Norm<M::Vector>; 2]>,
     },
     Mamba2 {
@@ -50,13 +50,13 @@ enum Source<M: Memory> {
     },
 }
 
-/// What a state space model computes inside.
+/// Intermediate results of a state space model.
 pub(super) struct SsmBuffers<T> {
     x: T,
     convolved: T,
     dt: T,
     y: T,
-    /// Of Mamba: the rank of the step sizes, b and c.
+    /// For Mamba: the rank of the step sizes, B and C.
     narrow: Option<[T; 3]>,
 }
 
@@ -94,7 +94,7 @@ impl<M: Memory> SsmMixer<M> {
                     rank,
                     b,
                     c,
-                    // Its bias is the scan's.
+                    // The scan adds its bias.
                     dt: loader.linear(&name("ssm_dt"), width, dt_rank, Presence::Absent)?,
                     norms: has_norms.then(|| [rms(dt_rank, None), rms(n_state, None)]),
                 };

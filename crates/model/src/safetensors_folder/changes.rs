@@ -1,7 +1,6 @@
-//! What a folder's tensors are changed by on their way to the network: [`apply`] and [`multiply`].
+//! Changes of a folder's tensors on their way to the network: [`apply`] and [`multiply`].
 //!
-//! Separate because each change is a rule of its own, and the folder's names and files are another matter. Invariant: a change
-//! gives a view, and reads nothing.
+//! Invariant: a change returns a view, and reads nothing.
 
 use half::{bf16, f16};
 use tokenmill_gguf::{ReadAt, TensorType};
@@ -13,7 +12,7 @@ use crate::{
     tensor_view::{Filled, Mapped, Reordered, Transposed},
 };
 
-/// Whether the matrices of experts, with gate and up joined, have rows of their inputs already.
+/// Returns whether the experts' matrices, with gate and up joined, already have inputs along their rows.
 fn has_inputs_last(entry: &Entry, descriptor: &Descriptor) -> bool {
     let moe = (descriptor.layers.iter()).find_map(|layer| layer.ffn.moe());
     let n_ff = moe.map_or(0, |moe| moe.n_ff);
@@ -50,7 +49,7 @@ pub(super) fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Re
             })
         }
         Change::SplitPairs => {
-            // The rows of a matrix for each expert, or the numbers of a vector.
+            // The rows of each expert's matrix, or the numbers of a vector.
             let [n_pairs, n_experts] = match info.dims[..] {
                 [_, n_rows, n_experts] | [n_rows, n_experts] => [n_rows / 2, n_experts],
                 _ => [0, 0],
@@ -116,7 +115,8 @@ pub(super) fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Re
                 .ok_or("a tensor is absurdly large")?;
             info.dims.pop();
             info.dims.push(descriptor.n_vocab);
-            // The vocabulary's size has not been compared with a tensor yet: nothing is allocated for it.
+            // The vocabulary's size has not been checked against a tensor yet, so nothing is allocated for
+            // it.
             Box::new(Filled {
                 source: bytes,
                 n_rows,
@@ -165,13 +165,13 @@ pub(super) fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Re
     Ok(Entry { info, bytes })
 }
 
-/// Applies a function of a row's index and a number to all numbers, which become F32.
+/// Applies a function of the row index and the number to all numbers, which become F32.
 pub(super) fn map(entry: Entry, function: Box<dyn Fn(usize, f32) -> f32 + Send + Sync>) -> Entry {
     let (info, bytes) = mapped(entry.info, entry.bytes, function);
     Entry { info, bytes }
 }
 
-/// As [`map`], of a tensor's parts.
+/// Does the same as [`map`], for the parts of a tensor.
 pub(crate) fn mapped(
     mut info: WeightInfo,
     bytes: Box<dyn ReadAt>,
@@ -215,7 +215,7 @@ pub(super) fn multiply(factors: &RowFactors, entry: Entry) -> Result<Entry, Stri
     Ok(map(entry, Box::new(move |row, x| x * rows[row])))
 }
 
-/// Of each row of all queries, all keys and all values, which one it is of rows that come by KV head.
+/// Returns, for each row of all queries, all keys and all values, its index among rows grouped by KV head.
 pub(crate) fn ungrouped_rows(descriptor: &Descriptor) -> Option<Vec<usize>> {
     let attention = descriptor.attentions().next()?;
     let (head_dim, n_kv_heads) = (attention.head_dim_k, attention.n_kv_heads);

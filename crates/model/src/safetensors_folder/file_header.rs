@@ -1,7 +1,6 @@
-//! [`FileHeader`]: what a `.safetensors` file says of its tensors, and which files a folder has.
+//! [`FileHeader`]: the tensors described in a `.safetensors` file, and the list of a folder's files.
 //!
-//! Separate from the networks that are read from them. Invariant: no tensor is given whose bytes end behind the end of its file, or that
-//! holds nothing.
+//! Invariant: every returned tensor is non-empty and ends within its file.
 //!
 //! Source: <https://github.com/huggingface/safetensors>, "Format".
 
@@ -22,11 +21,11 @@ pub(crate) struct FileHeader {
     data_start: u64,
 }
 
-/// Larger headers than this are taken for nonsense, as the format's own reader does.
+/// Largest accepted header, as in the format's own reader.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 impl FileHeader {
-    /// Reads it.
+    /// Reads the header of a file.
     pub(crate) fn read(file: &RegularFile) -> Result<Self, LoadError> {
         let cannot_read = |source| LoadError::Read {
             path: file.path().to_owned(),
@@ -57,7 +56,7 @@ impl FileHeader {
         })
     }
 
-    /// The tensors by their names in the file, in no order.
+    /// Returns the tensors by their names in the file, in arbitrary order.
     pub(crate) fn tensors(&self) -> HashMap<String, &TensorInfo> {
         self.metadata.tensors()
     }
@@ -70,7 +69,7 @@ fn bad(file: &RegularFile, reason: String) -> LoadError {
     }
 }
 
-/// A tensor of a file, under the name and with the type of its elements that it is known by.
+/// Returns a tensor of a file under a given name and type.
 pub(crate) fn stored_tensor(
     file: &Arc<RegularFile>,
     header: &FileHeader,
@@ -78,7 +77,7 @@ pub(crate) fn stored_tensor(
     tensor: &TensorInfo,
     (name, ty): (&str, TensorType),
 ) -> Result<(WeightInfo, Box<dyn ReadAt>), LoadError> {
-    // What divides by a length of rows, or lists rows, need not ask whether there are any bytes.
+    // After this check, later code can divide by row lengths and list rows.
     if tensor.shape.contains(&0) {
         return Err(bad(
             file,
@@ -109,10 +108,10 @@ pub(crate) fn stored_tensor(
     Ok((info, Box::new(bytes)))
 }
 
-/// All `.safetensors` files of a folder, by name.
+/// Returns the paths of all `.safetensors` files of a folder, by name.
 ///
 /// # Errors
-/// [`LoadError`]: a folder without one, or that lacks a part of the weights.
+/// [`LoadError`], if the folder has none or lacks a part of the weights.
 pub(crate) fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
     let cannot_list = |source| LoadError::Read {
         path: folder.to_owned(),
@@ -139,7 +138,7 @@ pub(crate) fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
     Ok(paths)
 }
 
-/// Refuses a folder that lacks files which its index, or the names of the others, speak of.
+/// Refuses a folder that lacks files named by its index or implied by the other files' names.
 fn check_parts(folder: &Path, paths: &[PathBuf]) -> Result<(), LoadError> {
     let is_there = |name: &str| {
         paths
@@ -174,7 +173,7 @@ fn check_parts(folder: &Path, paths: &[PathBuf]) -> Result<(), LoadError> {
             let (stem, _) = stem.rsplit_once('-')?;
             Some((stem, count, count.parse::<usize>().ok()?))
         });
-        // More parts than any model has are no count of parts.
+        // A number larger than any real count of parts is not a count.
         if let Some((stem, count, n_parts)) = parts.filter(|(_, count, n)| count.len() == 5 && *n <= 10_000) {
             let names = (1..=n_parts).map(|part| format!("{stem}-{part:05}-of-{count}.safetensors"));
             if let Some(name) = names.into_iter().find(|name| !is_there(name)) {

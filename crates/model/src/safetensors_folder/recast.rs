@@ -1,7 +1,8 @@
-//! The folder's tensors as the GGUF file has them that a converter makes of it: [`SafetensorsFolder::into_gguf_form`].
+//! Converts a folder's tensors to the form of the GGUF file made from it:
+//! [`SafetensorsFolder::into_gguf_form`].
 //!
-//! Separate from the changes that every use of a folder needs. Invariant: a change gives views, and reads nothing but numbers that
-//! become keys.
+//! Other changes apply on every use of a folder. Invariant: a change returns views; it reads only numbers
+//! that become keys.
 
 use std::{collections::BTreeMap, io, sync::Arc};
 
@@ -15,10 +16,10 @@ use crate::{
     tensor_view::{Reordered, Transposed},
 };
 
-/// Lists for the metadata, by key: a number for each layer.
+/// Metadata lists by key, with one number per layer.
 pub(crate) type LayerNumbers = BTreeMap<&'static str, Vec<f32>>;
 
-/// A view that several tensors are made of.
+/// A view that several tensors share.
 struct Shared(Arc<dyn ReadAt>);
 
 impl ReadAt for Shared {
@@ -36,11 +37,11 @@ impl ReadAt for Owned {
     }
 }
 
-/// Divisors of frequencies that are never to turn: what converters write for infinity.
+/// Divisor for frequencies that must not rotate: converters write it for infinity.
 const NEVER: f32 = 1e30;
 
 impl SafetensorsFolder {
-    /// Gives all tensors the form of a GGUF file, and those numbers that are metadata there.
+    /// Converts all tensors to the form of a GGUF file; returns the numbers that are metadata there.
     pub(crate) fn into_gguf_form(
         mut self,
         form: &GgufForm,
@@ -112,7 +113,7 @@ impl SafetensorsFolder {
         );
     }
 
-    /// Adds weights for norms of queries and keys that have none: files keep the scale of scores there.
+    /// Adds weights for query and key norms without any: files store the score scale there.
     fn add_plain_norms(&mut self, descriptor: &Descriptor) {
         for (layer_idx, layer) in descriptor.layers.iter().enumerate() {
             let attention = layer.mixer.attention();
@@ -126,7 +127,7 @@ impl SafetensorsFolder {
         }
     }
 
-    /// Adds the divisors of rope's frequencies, which files have in tensors.
+    /// Adds the divisors of rope's frequencies, which files store as tensors.
     fn add_rope_factors(&mut self, descriptor: &Descriptor) {
         let Some(rope) = descriptor.ropes.first() else {
             return;
@@ -153,13 +154,13 @@ impl SafetensorsFolder {
     }
 }
 
-/// Whether a name ends with whole parts.
+/// Returns whether a name ends with `end` at a dot.
 fn ends_with(name: &str, end: &str) -> bool {
     name.strip_suffix(end)
         .is_some_and(|stem| stem.is_empty() || stem.ends_with('.'))
 }
 
-/// The number of a tensor that has one.
+/// Returns the number of a tensor with a single one.
 fn only_number(name: &str, entry: &Entry) -> Result<f32, LoadError> {
     let read_error = |source| LoadError::ReadTensor {
         name: name.to_owned(),
@@ -189,7 +190,7 @@ fn only_number(name: &str, entry: &Entry) -> Result<f32, LoadError> {
 
 type Recasted = Result<Vec<(String, Entry)>, &'static str>;
 
-/// Changes one tensor, of which `stem` is the beginning of the name and `end` the rest. The error says what was expected.
+/// Changes one tensor; its name is `stem` followed by `end`. The error states what was expected.
 fn recast_one(recast: Recast, stem: &str, end: &str, entry: Entry, descriptor: &Descriptor) -> Recasted {
     let renamed = |end: &str, entry| Ok(vec![(format!("{stem}{end}"), entry)]);
     let layer = || {
@@ -299,14 +300,14 @@ fn recast_one(recast: Recast, stem: &str, end: &str, entry: Entry, descriptor: &
     renamed(end, entry)
 }
 
-/// What scores are scaled with besides the width of a head, without what multiplying and dividing by a square root has left in the
-/// last digits.
+/// Returns the factor of the scores apart from the head width, rounded to remove the error of multiplying and
+/// dividing by a square root.
 fn score_scale(attention: &AttentionDescriptor) -> f32 {
     let factor = attention.scale * (attention.head_dim_k as f32).sqrt();
     format!("{factor:.6}").parse().unwrap_or(factor)
 }
 
-/// Matrices that a tensor of experts holds; 1 of others.
+/// Returns the number of matrices in a tensor of experts; 1 for other tensors.
 fn n_matrices(dims: &[usize], end: &str) -> usize {
     let is_vector_of_each = end.rsplit_once('.').is_some_and(|(_, part)| part == "bias");
     if is_vector_of_each && dims.len() == 2 {
@@ -329,7 +330,7 @@ fn delta_net(descriptor: &Descriptor) -> Result<DeltaNetDescriptor, &'static str
     nets.next().ok_or("a tensor of a delta net")
 }
 
-/// The rows of a tensor in another order.
+/// Reorders the rows of a tensor.
 fn reorder(entry: Entry, n_units: usize, order: Vec<usize>) -> Entry {
     Entry {
         bytes: Box::new(Reordered {
@@ -341,7 +342,7 @@ fn reorder(entry: Entry, n_units: usize, order: Vec<usize>) -> Entry {
     }
 }
 
-/// Pairs of a head that are half a head apart become neighbours.
+/// Makes rope pairs adjacent that are half a head apart.
 fn neighbours(entry: Entry, n_heads: usize, attention: &AttentionDescriptor) -> Result<Entry, &'static str> {
     let head_dim = attention.head_dim_k;
     let n_rows = n_heads.saturating_mul(head_dim);
@@ -359,12 +360,12 @@ fn neighbours(entry: Entry, n_heads: usize, attention: &AttentionDescriptor) -> 
     Ok(reorder(entry, n_rows, order))
 }
 
-/// Splits the rows of each of `n_groups` groups in parts of these widths. Shares of a vector are split likewise. The parts of all
-/// groups lie one after the other.
+/// Splits the rows of each of `n_groups` groups into parts of these widths, and vectors in proportion. Each
+/// result concatenates one part of all groups.
 fn split(entry: Entry, n_groups: usize, widths: &[usize]) -> Result<Vec<Entry>, &'static str> {
     let dims = entry.info.dims.clone();
     let n_rows: usize = match dims[..] {
-        // A vector of each group.
+        // One vector per group.
         [width, n]
             if n == n_groups
                 && n_groups > 1
@@ -418,7 +419,7 @@ fn entry_elements(dims: &[usize]) -> usize {
     dims.iter().product()
 }
 
-/// Matrices with rows of one length, one below the other.
+/// Stacks matrices with equal row lengths.
 fn join_rows(parts: [Entry; 3]) -> Entry {
     let n_rows = parts
         .iter()
@@ -434,7 +435,7 @@ fn join_rows(parts: [Entry; 3]) -> Entry {
     }
 }
 
-/// Tensors of any length, one after the other.
+/// Tensors of any length, concatenated.
 struct Stacked(Vec<(usize, Box<dyn ReadAt>)>);
 
 impl ReadAt for Stacked {
@@ -458,7 +459,7 @@ impl ReadAt for Stacked {
     }
 }
 
-/// Value heads by their place among those of a key head first, and by the key head second.
+/// Reorders value heads: first by their index within a key head's group, then by key head.
 fn tile(entry: Entry, net: &DeltaNetDescriptor, is_columns: bool) -> Result<Entry, &'static str> {
     let expected = "values for each head";
     let n_k_heads = net.n_k_heads.max(1);
@@ -478,7 +479,7 @@ fn tile(entry: Entry, net: &DeltaNetDescriptor, is_columns: bool) -> Result<Entr
     }
     let n_rows = dims.last().copied().unwrap_or(0);
     let n_values = net.n_v_heads.saturating_mul(net.head_dim_v);
-    // What belongs to queries and keys stays where it is.
+    // The rows of queries and keys stay in place.
     let (n_before, width) = if n_rows == net.n_v_heads {
         (0, 1)
     } else if n_rows >= n_values && n_values > 0 {

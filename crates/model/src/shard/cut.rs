@@ -1,6 +1,6 @@
-//! [`Cut`]: some runs along one dimension of a tensor, read when they are wanted.
+//! [`Cut`]: some runs along one dimension of a tensor, read on access.
 //!
-//! Separate from the choice of the runs. Invariant: runs are whole blocks inside the tensor.
+//! Invariant: runs are whole blocks inside the tensor.
 
 use std::{io, ops::Range};
 
@@ -8,13 +8,13 @@ use tokenmill_gguf::{ReadAt, TensorBytes};
 
 use crate::{LoadError, WeightTensor, tensor_view::for_each_unit};
 
-/// The same runs of every `each_bytes` bytes, one after the other.
+/// The same runs of every `each_bytes` bytes, concatenated.
 pub(super) struct Cut<'a> {
     source: TensorBytes<'a>,
     each_bytes: usize,
     /// First byte and length of each run.
     runs: Vec<(usize, usize)>,
-    /// Bytes of all runs.
+    /// Total bytes of all runs.
     own_bytes: usize,
 }
 
@@ -36,7 +36,7 @@ impl<'a> Cut<'a> {
         if runs.iter().any(|run| run.end > len) {
             return Err(wrong_shape());
         }
-        // Along rows of blocks, a unit is a block; else it is all that lies within one step of the dimension.
+        // Along a row, a unit is a block; along other dimensions, it is everything within one index.
         let (unit_len, unit_bytes) = if axis == 0 {
             (ty.block_len(), ty.block_bytes())
         } else {
@@ -66,7 +66,7 @@ impl<'a> Cut<'a> {
         })
     }
 
-    /// Bytes of the whole cut.
+    /// Returns the size of the whole cut, in bytes.
     pub(super) fn n_bytes(&self) -> usize {
         match self.each_bytes {
             0 => 0,
@@ -99,7 +99,7 @@ impl ReadAt for Cut<'_> {
     }
 }
 
-/// A bias that another rank adds. In every plain type, zero is zero bytes.
+/// A bias that another rank adds. In every plain type, zero is all zero bytes.
 pub(super) struct Zeros;
 
 impl ReadAt for Zeros {
@@ -115,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// One run. A list of one range is easily taken for a list of numbers.
+    /// Returns one run. A literal list of one range is easily mistaken for a list of numbers.
     fn one(run: Range<usize>) -> Vec<Range<usize>> {
         std::iter::once(run).collect()
     }
@@ -143,9 +143,9 @@ mod tests {
 
     #[test]
     fn runs_of_any_dimension_are_read_in_pieces() {
-        // Columns of two rows of four.
+        // Columns of two rows of four values.
         check(TensorType::I8, &[4, 2], 0, &one(1..3), &[1, 2, 5, 6]);
-        // Rows, of which two runs are taken.
+        // Two runs of rows.
         check(TensorType::I8, &[2, 4], 1, &[0..1, 3..4], &[0, 1, 6, 7]);
         // Rows of each of two matrices, and their columns.
         check(

@@ -1,6 +1,6 @@
-//! [`HeadShare`], [`InnerShare`]: which heads and which inner rows are a rank's.
+//! [`HeadShare`], [`InnerShare`]: the heads and the inner rows of a rank.
 //!
-//! Separate because it is arithmetic alone. Invariant: the shares of all ranks together are everything, and each rank has something.
+//! This is arithmetic only. Invariant: the shares of all ranks cover everything, and each rank has something.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::{AttentionDescriptor, LoadError};
 
 use super::Rank;
 
-/// The heads of a rank. Where there are more ranks than KV heads, several ranks have the same one.
+/// The heads of a rank. If there are more ranks than KV heads, several ranks have the same one.
 pub(super) struct HeadShare {
     rank: Rank,
     n_heads: usize,
@@ -42,19 +42,19 @@ impl HeadShare {
         })
     }
 
-    /// Heads and KV heads of the rank.
+    /// Returns the numbers of heads and KV heads of the rank.
     pub(super) fn counts(&self) -> (usize, usize) {
         let n_ranks = self.rank.n_ranks;
         (self.n_heads / n_ranks, (self.n_kv_heads / n_ranks).max(1))
     }
 
-    /// The rank's part of rows of which each head has as many.
+    /// Returns the rank's part of rows that are divided evenly among heads.
     pub(super) fn queries(&self, n_rows: usize) -> Range<usize> {
         let len = n_rows / self.rank.n_ranks;
         self.rank.idx * len..(self.rank.idx + 1) * len
     }
 
-    /// The rank's part of rows of which each KV head has as many.
+    /// Returns the rank's part of rows that are divided evenly among KV heads.
     pub(super) fn keys(&self, n_rows: usize) -> Range<usize> {
         let (_, n_own) = self.counts();
         let first = self.rank.idx * self.n_kv_heads / self.rank.n_ranks;
@@ -66,11 +66,12 @@ impl HeadShare {
 /// The inner rows of a rank.
 pub(super) struct InnerShare(Range<usize>);
 
-/// Inner rows that lie together where nothing else says how many: what products take at a time.
+/// Preferred granularity of inner rows: the number that products process at a time.
 const GROUP: usize = 32;
 
 impl InnerShare {
-    /// Divides `n_ff` rows in pieces of whole blocks, so that the matrix behind them, `down`, can be divided along its rows.
+    /// Divides `n_ff` rows into pieces of whole blocks, so that the following matrix, `down`, can be divided
+    /// along its rows.
     pub(super) fn of(n_ff: usize, block_len: usize, rank: Rank, down: &str) -> Result<Self, LoadError> {
         let Rank { idx, n_ranks } = rank;
         let mut piece = block_len.max(GROUP);

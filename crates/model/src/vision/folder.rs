@@ -1,7 +1,8 @@
-//! [`VisionFolder`]: the encoder of images in a Hugging Face folder, as the file that a converter makes of it.
+//! [`VisionFolder`]: the image encoder in a Hugging Face folder, in the form of the file that a converter
+//! makes from it.
 //!
-//! Separate from [`FolderAsGguf`](crate::FolderAsGguf), the network that writes. Invariant: opening reads headers; what the file will say
-//! was described as a load describes it.
+//! [`FolderAsGguf`](crate::FolderAsGguf) is its text counterpart. Invariant: opening reads headers; the keys
+//! that the file will contain were described in the same way as by a load.
 //!
 //! Source: llama.cpp, `conversion/base.py` (`MmprojModel`), `conversion/gemma.py`, `qwenvl.py` and `qwen3vl.py`.
 
@@ -29,14 +30,14 @@ use super::{
     shape_of, tensors, tower,
 };
 
-/// The encoder of images of a folder, under the names, shapes and keys of a file.
+/// The image encoder of a folder, with the names, shapes and keys of a file.
 pub struct VisionFolder {
     keys: Metadata,
     weights: FolderWeights,
     shape: VisionShape,
 }
 
-/// Its tensors by their names in the file.
+/// The encoder's tensors by their names in the file.
 struct FolderWeights {
     entries: BTreeMap<String, Entry>,
     names: FolderNames,
@@ -52,7 +53,7 @@ impl VisionFolder {
     /// Opens a folder with `config.json`, safetensors files and `preprocessor_config.json` or `processor_config.json`.
     ///
     /// # Errors
-    /// [`LoadError`]: a folder without an encoder of images, one of a family that is not supported, and what is missing or damaged.
+    /// [`LoadError`]: a folder without image encoder, an unsupported family, or missing or damaged data.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, LoadError> {
         let folder = folder.as_ref();
         let config = HfConfig::open(&folder.join("config.json"))?;
@@ -62,46 +63,47 @@ impl VisionFolder {
         Ok(Self { keys, weights, shape })
     }
 
-    /// Whether a folder has an encoder of images of a family that is known, which has a file of its own.
+    /// Returns whether a folder has an image encoder of a supported family.
     ///
     /// # Errors
-    /// [`LoadError`]: a configuration that cannot be read.
+    /// [`LoadError`] if a configuration cannot be read.
     pub fn is_in(folder: impl AsRef<Path>) -> Result<bool, LoadError> {
         let config = HfConfig::open(&folder.as_ref().join("config.json"))?;
         Ok(folder_keys::family_of(&config).is_some())
     }
 
-    /// Runs a load of the file dry, so that no tensor is missing or has another shape.
+    /// Checks by a dry run of a load that no tensor is missing or has another shape.
     ///
     /// # Errors
-    /// [`LoadError`]: what is wrong with the tensors.
+    /// [`LoadError`], if the tensors are invalid.
     pub fn check(&self, backend: &dyn Weigh) -> Result<(), LoadError> {
         let source = tensors::TowerTensors::of(&self.weights, &self.shape);
         tower::check(&source, &self.shape, backend)
     }
 
-    /// `general.architecture`.
+    /// Returns `general.architecture`.
     pub fn architecture(&self) -> &'static str {
         super::ARCH
     }
 
-    /// What it takes and gives.
+    /// Returns the encoder's input and output sizes.
     pub fn shape(&self) -> &VisionShape {
         &self.shape
     }
 
-    /// The keys that describe the encoder.
+    /// Returns the keys that describe the encoder.
     pub fn keys(&self) -> &Metadata {
         &self.keys
     }
 
-    /// The tensors, in the types that the folder has them in.
+    /// Returns the tensors, in the folder's types.
     pub fn weights(&self) -> &dyn WeightSource {
         &self.weights
     }
 
-    /// Gives the types that tensors have in a file whose matrices have some type, where these are not those of other tensors of their
-    /// kind: readers want the matrix of patches in single or half precision, and the projection of Gemma 3 in half.
+    /// Returns a function from a tensor's name and the file's type for matrices to a type that overrides it.
+    /// Readers require single or half precision for the patch matrix, and half precision for the projection
+    /// of Gemma 3.
     pub fn own_types(&self) -> fn(&str, TensorType) -> Option<TensorType> {
         match self.shape.family {
             VisionFamily::Gemma3 => |name, _| {
@@ -128,7 +130,7 @@ impl FolderWeights {
             })?;
             let file = Arc::new(file);
             let header = FileHeader::read(&file)?;
-            // In the order of their names, so that the first that is wrong is the same each time.
+            // Sorted by name, so that the first error is always the same.
             let tensors: BTreeMap<_, _> = header.tensors().into_iter().collect();
             for (hf_name, tensor) in tensors {
                 let bad = |reason: String| LoadError::BadConfig {
@@ -181,7 +183,7 @@ impl FolderWeights {
     }
 }
 
-/// The part of a tensor that has a place of its own in the file.
+/// Returns the part of a tensor that is separate in the file.
 fn take(part: Part, entry: Entry) -> Result<Entry, String> {
     let Entry {
         mut info,

@@ -1,7 +1,7 @@
-//! The keys of an encoder's file, from the configurations of a folder.
+//! Derives the keys of an encoder's file from the configurations of a folder.
 //!
-//! Separate from the tensors, which are told nothing of them. Invariant: what no key says (activations, frames, which layers see all)
-//! is refused where it is not what readers take.
+//! Tensors do not depend on them. Invariant: a property without a key (activation, number of frames,
+//! full-attention layers) is refused if it differs from the readers' assumption.
 //!
 //! Source: llama.cpp, `conversion/base.py` (`MmprojModel`), `conversion/gemma.py`, `qwenvl.py` and `qwen3vl.py`.
 
@@ -14,10 +14,10 @@ use crate::{LoadError, arch::HfConfig};
 
 use super::VisionFamily;
 
-/// How the tensors begin that make inputs of patches.
+/// Name prefix of the tensors that embed patches.
 pub(super) const PATCHES: &str = "v.patch_embd.";
 
-/// The classes of models whose encoders are supported.
+/// The classes of models with supported encoders.
 const CLASSES: [(&str, VisionFamily); 5] = [
     ("Gemma3ForConditionalGeneration", VisionFamily::Gemma3),
     ("Qwen2VLForConditionalGeneration", VisionFamily::Qwen2Vl),
@@ -26,22 +26,22 @@ const CLASSES: [(&str, VisionFamily); 5] = [
     ("Qwen3VLMoeForConditionalGeneration", VisionFamily::Qwen3Vl),
 ];
 
-/// The epsilon of the encoders of Qwen, which no configuration says.
+/// The epsilon of Qwen's encoders, which no configuration states.
 const QWEN_EPS: f32 = 1e-6;
 
-/// Pixels of a side for which encoders of Qwen 2 are warmed up; images have any size.
+/// Image side in pixels with which Qwen 2 encoders are warmed up; images may have any size.
 const QWEN_IMAGE_SIZE: u32 = 560;
 
-/// Pixels to a side of a window that all readers take.
+/// Side of a window in pixels, as all readers assume.
 const WINDOW: u32 = 112;
 
-/// The side of the squares of patches that Gemma 3's readers average without being told.
+/// Side of the squares of patches that Gemma 3's readers average by default.
 const SQUARE: u32 = 4;
 
-/// Real ones have a few kilobytes.
+/// Largest accepted size in bytes; real files have a few kilobytes.
 const MAX_PROCESSOR_BYTES: usize = 16 << 20;
 
-/// The family of a folder's encoder, where it has one that is supported.
+/// Returns the family of a folder's encoder, if it is supported.
 pub(super) fn family_of(config: &HfConfig) -> Option<VisionFamily> {
     config.get(SECTION)?;
     let class = config.class().ok()?;
@@ -50,10 +50,10 @@ pub(super) fn family_of(config: &HfConfig) -> Option<VisionFamily> {
         .find_map(|(name, family)| (name == class).then_some(family))
 }
 
-/// The part of a configuration that describes the encoder.
+/// The key of the encoder's section.
 const SECTION: &str = "vision_config";
 
-/// The family, the keys, and the layers whose streams are read, in the order of the folder.
+/// Returns the family, the keys, and the tapped layers in the order of the folder.
 pub(super) fn read(
     folder: &Path,
     config: &HfConfig,
@@ -135,7 +135,7 @@ struct Sizes {
     n_heads: u32,
 }
 
-/// The side of the squares of patches that become a row.
+/// Returns the side of the squares of patches that become one row.
 fn square_of(config: &HfConfig, sizes: &Sizes) -> Result<u32, LoadError> {
     let n_rows = config.opt_usize("mm_tokens_per_image")?.unwrap_or(256);
     let n_side = n_rows.isqrt();
@@ -152,7 +152,7 @@ fn square_of(config: &HfConfig, sizes: &Sizes) -> Result<u32, LoadError> {
     })
 }
 
-/// `vision_config`.
+/// The section `vision_config`.
 struct Encoder<'a> {
     config: &'a HfConfig,
     values: &'a Map<String, Value>,
@@ -202,7 +202,7 @@ impl<'a> Encoder<'a> {
             .map(|number| number.map(|number| number as f32))
     }
 
-    /// A list of layers.
+    /// Reads a list of layers.
     fn layers(&self, key: &str, n_layers: u32) -> Result<Vec<usize>, LoadError> {
         let layer = |value: &Value| value.as_u64().filter(|&idx| idx < u64::from(n_layers));
         let layers = (self.get(key).and_then(Value::as_array)).and_then(|layers| {
@@ -223,7 +223,8 @@ impl<'a> Encoder<'a> {
         } else {
             ("depth", "num_heads")
         };
-        // Qwen 2 VL calls its own width so, and the model's `hidden_size`, which is then written for the other.
+        // Qwen 2 VL has the encoder's width in `embed_dim`. Its `hidden_size` is the model's, and converters
+        // write it as the inner width.
         let (width, inner) = match family {
             VisionFamily::Qwen2Vl => ("embed_dim", "hidden_size"),
             _ => ("hidden_size", "intermediate_size"),
@@ -248,7 +249,7 @@ impl<'a> Encoder<'a> {
         })
     }
 
-    /// The number of layers, which sizes a list.
+    /// Reads the number of layers, which bounds lists.
     fn n_layers(&self, key: &str) -> Result<u32, LoadError> {
         const MAX_LAYERS: u32 = 1024;
         let count = self.count(key)?;
@@ -258,7 +259,7 @@ impl<'a> Encoder<'a> {
         Ok(count)
     }
 
-    /// Of how many layers the last sees all patches.
+    /// Returns the period of the layers that see all patches; the last of each group does.
     fn window_period(&self, n_layers: u32) -> Result<u32, LoadError> {
         const KEY: &str = "fullatt_block_indexes";
         let layers = self.layers(KEY, n_layers)?;
@@ -271,11 +272,11 @@ impl<'a> Encoder<'a> {
         Ok(first as u32 + 1)
     }
 
-    /// The layers whose streams are read.
+    /// Reads the tapped layers.
     fn taps(&self, n_layers: u32) -> Result<Vec<usize>, LoadError> {
         const KEY: &str = "deepstack_visual_indexes";
         let taps = self.layers(KEY, n_layers)?;
-        // The parts of a row come in the order of the layers.
+        // The parts of a row are in the order of the layers.
         if !taps.is_sorted_by(|a, b| a < b) {
             return Err(self.wrong(KEY, "layers in their order, each once"));
         }
@@ -306,11 +307,11 @@ impl<'a> Encoder<'a> {
     }
 }
 
-/// What is done to an image's pixels.
+/// The preprocessing of pixels.
 struct Processor(Map<String, Value>);
 
 impl Processor {
-    /// Reads `preprocessor_config.json`, and `processor_config.json`, which comes before it.
+    /// Reads `preprocessor_config.json` and `processor_config.json`; the latter has priority.
     fn open(folder: &Path) -> Result<Self, LoadError> {
         let mut values = Map::new();
         for name in ["preprocessor_config.json", "processor_config.json"] {
@@ -335,7 +336,7 @@ impl Processor {
         Ok(Self(values))
     }
 
-    /// A number for each channel.
+    /// Reads one number per channel.
     fn channels(&self, folder: &Path, key: &str) -> Result<Vec<f32>, LoadError> {
         let number = |value: &Value| value.as_f64().map(|number| number as f32);
         let numbers = self.0.get(key).and_then(Value::as_array);

@@ -1,24 +1,25 @@
-//! [`FolderNames`]: what Hugging Face folders call the tensors of an encoder of images.
+//! [`FolderNames`]: the names of an image encoder's tensors in Hugging Face folders.
 //!
-//! Separate because it is names only. Invariant: each tensor of an encoder has a row, so one without is of a variant that is not known.
+//! Invariant: each tensor of a supported encoder has a row, so an unlisted tensor means an unsupported
+//! variant.
 //!
 //! Source: llama.cpp, `gguf-py/gguf/tensor_mapping.py`, `conversion/qwenvl.py` and `qwen3vl.py`.
 
 use super::VisionFamily;
 
-/// A tensor's names: without what stands before and behind, in the folder and in the file. `#` is the number of a layer.
+/// A tensor's names without prefix and suffix, in the folder and in the file. `#` is the layer number.
 type Row = (&'static str, &'static str, Part);
 
-/// Which part of a folder's tensor is the file's.
+/// The part of a folder's tensor that becomes a tensor of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// All of it.
+    /// The whole tensor.
     Whole,
-    /// All of it, one added to each number.
+    /// The whole tensor, with 1 added to each number.
     PlusOne,
     /// A third of the rows.
     Third(usize),
-    /// One frame of patches that have two.
+    /// One of the two frames of patches.
     Frame(usize),
 }
 
@@ -42,7 +43,7 @@ const GEMMA3: &[Row] = &[
     ("mm_soft_emb_norm", "mm.soft_emb_norm", Part::PlusOne),
 ];
 
-/// What Qwen 2 VL and 2.5 VL have in common.
+/// The tensors that Qwen 2 VL and 2.5 VL share.
 const QWEN2: &[Row] = &[
     ("patch_embed.proj", "v.patch_embd", Part::Frame(0)),
     ("patch_embed.proj", "v.patch_embd", Part::Frame(1)),
@@ -94,7 +95,7 @@ const QWEN3: &[Row] = &[
     ),
 ];
 
-/// What stands before the names, in published folders and in those that newer versions of transformers write.
+/// Name prefixes, in published folders and in those written by newer versions of transformers.
 const GEMMA3_PREFIXES: [&str; 3] = [
     "vision_tower.vision_model.",
     "vision_tower.",
@@ -102,12 +103,12 @@ const GEMMA3_PREFIXES: [&str; 3] = [
 ];
 const QWEN_PREFIXES: [&str; 1] = ["visual."];
 
-/// The part of Gemma 3's encoder that makes one row of an image, which the model does not use.
+/// The part of Gemma 3's encoder that reduces an image to one row; the model does not use it.
 const UNUSED_HEAD: &str = "head.";
 
-/// Where a part of a tensor goes.
+/// The destination of a part of a tensor.
 pub(super) struct Place {
-    /// Its name in the file.
+    /// The tensor's name in the file.
     pub(super) name: String,
     pub(super) part: Part,
 }
@@ -116,9 +117,9 @@ pub(super) struct Place {
 pub(super) struct FolderNames {
     rows: Vec<Row>,
     prefixes: &'static [&'static str],
-    /// The layers whose streams are read, in the order of the folder's list.
+    /// The tapped layers, in the order of the folder's list.
     taps: Vec<usize>,
-    /// What stands before the names of layers in this folder.
+    /// The prefix of layer names in this folder.
     found: Option<String>,
 }
 
@@ -138,7 +139,7 @@ impl FolderNames {
         }
     }
 
-    /// A tensor's name without what stands before it; `None` of a tensor that is none of the encoder.
+    /// Returns a tensor's name without prefix; `None` if the tensor does not belong to the encoder.
     pub(super) fn own_part(&mut self, hf_name: &str) -> Option<String> {
         let rest = hf_name.strip_prefix("model.").unwrap_or(hf_name);
         let own = self
@@ -154,9 +155,9 @@ impl FolderNames {
         Some(own.to_owned())
     }
 
-    /// Where the parts of a tensor go; none of one that is not known.
+    /// Returns the destinations of a tensor's parts; none for an unknown tensor.
     pub(super) fn places(&self, own: &str) -> Vec<Place> {
-        // Gemma 3 has a matrix that is no module's.
+        // Gemma 3 has a matrix without a module.
         let split = (own.rsplit_once('.')).filter(|(_, suffix)| matches!(*suffix, "weight" | "bias"));
         let Some((stem, suffix)) = split.or_else(|| Some((own.strip_suffix("_weight")?, "weight"))) else {
             return Vec::new();
@@ -175,7 +176,7 @@ impl FolderNames {
                 |number| gguf.replace('#', &number.to_string()),
             );
             Some(match part {
-                // A bias is added once.
+                // The bias goes to one frame only, so that it is added once.
                 Part::Frame(0) if is_bias => Place {
                     name: format!("{name}.bias"),
                     part: Part::Whole,
@@ -194,7 +195,7 @@ impl FolderNames {
         self.rows.iter().filter_map(place).collect()
     }
 
-    /// The name that a tensor of the file has, or would have, in the folder.
+    /// Returns the folder's name of a tensor of the file, or the name that it would have.
     pub(super) fn hf_name(&self, gguf_name: &str) -> Option<String> {
         let name = gguf_name.strip_suffix(".1").unwrap_or(gguf_name);
         let (stem, suffix) = name.rsplit_once('.')?;
@@ -218,7 +219,7 @@ impl FolderNames {
     }
 }
 
-/// A name with `#` in the place of its first number, and the number.
+/// Replaces the first number of a name by `#`; returns the name and the number.
 fn numbered(name: &str) -> (String, Option<usize>) {
     let mut parts: Vec<&str> = name.split('.').collect();
     let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());

@@ -16,13 +16,13 @@ use crate::{LoadError, NormDescriptor, Presence, WeightSource, error::check, loa
 
 use super::{ImageGrid, ImageSize, MAX_ROWS, VisionShape};
 
-/// Patches to a side of a square that becomes a row, where a file does not say.
+/// Default side of the squares of patches that become a row.
 const SQUARE: usize = 4;
 
-/// The matrix behind the averages.
+/// The projection after the averages.
 pub(super) const PROJECTION: &str = "mm.input_projection.weight";
 
-/// Fills in what follows from the rest of the file.
+/// Fills in values that follow from the rest of the file.
 pub(super) fn finish(
     metadata: &Metadata,
     weights: &dyn WeightSource,
@@ -58,7 +58,7 @@ pub(super) fn finish(
         (1..=1 << 20).contains(&n_embd),
         "between 1 and 2^20",
     )?;
-    // Before anything is allocated for a width that the file only claims.
+    // Checked before anything is allocated for a width that the file only claims.
     check(
         "embedding length of the encoder",
         shape.n_vision,
@@ -76,11 +76,11 @@ pub(super) fn finish(
     })
 }
 
-/// What stands behind the tower.
+/// The projector after the tower.
 pub(super) struct Projector<M: Memory> {
     norm: Norm<M::Vector>,
     projection: Linear<M::Matrix, M::Vector>,
-    /// Patches to a side of what becomes a row.
+    /// Side, in patches, of a square that becomes one row.
     n_merged: usize,
 }
 
@@ -93,7 +93,7 @@ impl<M: Memory> Projector<M> {
             bias: Presence::Absent,
         };
         let norm = loader.norm("mm.soft_emb_norm", n_in, norm)?;
-        // The file has it as the network of the paper writes it, `[n_in, n_out]` with the outputs next to each other.
+        // The file stores it as in the paper, `[n_in, n_out]` with outputs adjacent.
         let values = projection_values(loader, n_in, n_out)?;
         let columns = (0..n_out).flat_map(|col| values.iter().skip(col).step_by(n_out));
         let bytes: Vec<u8> = columns.flat_map(|value| value.to_le_bytes()).collect();
@@ -119,7 +119,7 @@ impl<M: Memory> Projector<M> {
     }
 }
 
-/// The numbers of the projection, `[n_in, n_out]`, of any type.
+/// Returns the numbers of the projection, `[n_in, n_out]`, decoded from any type.
 fn projection_values<M: Memory>(
     loader: &mut Loader<'_, M>,
     n_in: usize,
@@ -154,7 +154,7 @@ fn projection_values<M: Memory>(
 }
 
 impl<B: Backend + Memory<Buffer = Vec<f32>>> Projector<B> {
-    /// Makes an image's rows of what the tower gives, `rows: [n_side * n_side, n_vision]`.
+    /// Computes an image's rows from the tower's output, `rows: [n_side * n_side, n_vision]`.
     pub(super) fn run(
         &self,
         backend: &mut B,
@@ -172,7 +172,8 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> Projector<B> {
     }
 }
 
-/// The means of squares of `square` by `square` rows, of rows that are themselves a square of `n_side` by `n_side`.
+/// Returns the means of squares of `square` by `square` rows, from rows that form a square of `n_side` by
+/// `n_side`.
 fn mean_of_squares(rows: &[f32], width: usize, n_side: usize, square: usize) -> Vec<f32> {
     let n_out = n_side / square;
     let mut means = vec![0.0; n_out * n_out * width];
@@ -195,11 +196,11 @@ mod tests {
 
     #[test]
     fn squares_are_averaged_where_they_lie() {
-        // Four by four rows of one value, their number.
+        // Four by four rows of one value, their index.
         let rows: Vec<f32> = (0..16u8).map(f32::from).collect();
         assert_eq!(mean_of_squares(&rows, 1, 4, 2), [2.5, 4.5, 10.5, 12.5]);
         assert_eq!(mean_of_squares(&rows, 1, 4, 4), [7.5]);
-        // Of two values.
+        // Rows of two values.
         assert_eq!(mean_of_squares(&rows[..8], 2, 2, 2), [3.0, 4.0]);
     }
 }

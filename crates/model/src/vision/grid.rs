@@ -1,56 +1,56 @@
 //! [`ImageGrid`]: the size at which an image is encoded, and the rows that it becomes.
 //!
-//! Separate because prompts are made before anything is encoded, from sizes alone. Invariant: a grid that [`ImageSize::grid`] gave has
-//! at most [`ImageSize::max_rows`] rows.
+//! Prompts are built from sizes alone, before anything is encoded. Invariant: a grid from [`ImageSize::grid`]
+//! has at most [`ImageSize::max_rows`] rows.
 //!
 //! Source: transformers, `smart_resize` of `models/qwen2_vl/image_processing_qwen2_vl.py`.
 
 /// The size at which an image is encoded, and the rows that it becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageGrid {
-    /// Pixels of a line.
+    /// Width in pixels.
     pub width: usize,
-    /// Lines of pixels.
+    /// Height in pixels.
     pub height: usize,
-    /// Rows for the model that lie next to each other in the image.
+    /// Number of the model's rows per line of the image.
     pub n_across: usize,
-    /// Rows for the model that lie below each other.
+    /// Number of lines of such rows.
     pub n_down: usize,
 }
 
 impl ImageGrid {
-    /// Rows that the image becomes.
+    /// Returns the number of rows that the image becomes.
     pub fn n_rows(&self) -> usize {
         self.n_across * self.n_down
     }
 }
 
-/// Which sizes an encoder takes.
+/// The sizes that an encoder accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageSize {
     /// Squares of one size.
     Square {
-        /// Pixels of a side.
+        /// Side in pixels.
         side: usize,
-        /// Rows to a side.
+        /// Rows per side.
         n_side: usize,
     },
-    /// Any size within limits; sides become multiples of a number, and keep their proportion as well as these allow.
+    /// Any size within limits; sides are rounded to multiples, keeping the aspect ratio as well as possible.
     Free {
-        /// Pixels of a side of what becomes a row.
+        /// Side in pixels of the square that becomes one row.
         multiple: usize,
-        /// Pixels that an image has at least.
+        /// Minimum pixels of an image.
         min_pixels: usize,
-        /// Pixels that an image has at most.
+        /// Maximum pixels of an image.
         max_pixels: usize,
     },
 }
 
-/// How much longer one side may be than the other.
+/// Maximum ratio of the sides.
 const MAX_RATIO: usize = 200;
 
 impl ImageSize {
-    /// Rows that an image becomes at most.
+    /// Returns the maximum number of rows of an image.
     pub fn max_rows(&self) -> usize {
         match *self {
             Self::Square { n_side, .. } => n_side * n_side,
@@ -60,7 +60,7 @@ impl ImageSize {
         }
     }
 
-    /// How an image of a size is encoded; `None` where one side is too long for the other.
+    /// Returns how an image of a size is encoded; `None` if its aspect ratio is too large.
     pub fn grid(&self, width: usize, height: usize) -> Option<ImageGrid> {
         match *self {
             Self::Square { side, n_side } => Some(ImageGrid {
@@ -113,8 +113,8 @@ fn smart_resize(
     Some(rounded)
 }
 
-/// Takes rows and columns off the longer side until both make at most `max_pixels`: where the least is near the greatest, sides that grew
-/// were rounded up beyond it.
+/// Removes rows and columns from the longer side until the product is at most `max_pixels`. It is needed when
+/// the limits are close: sides that grew to the minimum may have been rounded beyond the maximum.
 fn shrunk(mut sides: [usize; 2], multiple: usize, max_pixels: usize) -> [usize; 2] {
     while sides[0] * sides[1] > max_pixels {
         let longer = usize::from(sides[1] > sides[0]);

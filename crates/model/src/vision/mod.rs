@@ -1,9 +1,9 @@
-//! [`VisionFile`]: the encoder of images that goes with a model, from a file of its own (`mmproj-*.gguf`).
+//! [`VisionFile`]: the image encoder of a model, from a file of its own (`mmproj-*.gguf`).
 //!
-//! Separate from the models, whose files know nothing of images. The tower is a network like others: a [`Descriptor`] whose
-//! inputs are rows, patches of an image, which all see each other; so it runs through the one forward pass. What stands
-//! before and behind it is a [`Projector`], one file for each family. Invariant: what a file says was checked against its
-//! tensors and against [`MAX_PATCHES`] before anything is allocated for it.
+//! The models' files know nothing of images. The tower is a network like others: a [`Descriptor`] with rows
+//! of image patches as inputs, which all attend to each other, so it uses the one forward pass. A
+//! [`Projector`], one file per family, holds the parts before and after it. Invariant: a file's values are
+//! checked against its tensors and against [`MAX_PATCHES`] before anything is allocated for them.
 //!
 //! Source of names and keys: llama.cpp, `tools/mtmd/clip-impl.h`, `gguf-py/gguf/constants.py`.
 
@@ -28,42 +28,42 @@ pub use grid::{ImageGrid, ImageSize};
 use tensors::TowerTensors;
 pub use tower::{VisionError, VisionTower};
 
-/// Patches that a tower may have: 128 to a side, four times those of the largest that is known.
+/// Maximum patches of a tower: 128 per side, four times the largest known number.
 pub const MAX_PATCHES: usize = 1 << 14;
 
-/// Rows that an image may become.
+/// Maximum rows of an image.
 const MAX_ROWS: usize = 1 << 12;
 
-/// An opened file of an encoder of images.
+/// An opened file of an image encoder.
 pub struct VisionFile {
     file: GgufFile,
     shape: VisionShape,
 }
 
-/// What an encoder of images takes and gives.
+/// The input and output sizes of an image encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VisionShape {
-    /// How its rows are made and where they stand in a prompt.
+    /// The family, which determines how rows are computed and where they stand in a prompt.
     pub family: VisionFamily,
-    /// Which sizes it takes, and how many rows these become.
+    /// The accepted sizes, and the number of rows for each.
     pub size: ImageSize,
-    /// Pixels of a side of a patch.
+    /// Side of a patch in pixels.
     pub patch_size: usize,
-    /// What is subtracted from each channel, of values between 0 and 1.
+    /// Mean of each channel, which is subtracted from values between 0 and 1.
     pub mean: [f32; 3],
-    /// What each channel is then divided by.
+    /// Standard deviation of each channel, by which the difference is divided.
     pub std: [f32; 3],
     /// Width of the model's hidden states.
     pub n_embd: usize,
-    /// Parts of a row behind the first, which the model adds behind its first layers.
+    /// Number of parts of a row after the first; the model adds them after its first layers.
     pub n_deep: usize,
     /// Width inside the tower.
     pub n_vision: usize,
-    /// Its layers.
+    /// Number of layers.
     pub n_layers: usize,
-    /// Patches to a side of what becomes a row.
+    /// Side, in patches, of a square that becomes one row.
     n_merged: usize,
-    /// What only the Qwen families have.
+    /// Properties of the Qwen families.
     qwen: Option<qwen::QwenShape>,
     n_heads: usize,
     n_ff: usize,
@@ -73,18 +73,18 @@ pub struct VisionShape {
 /// A family of encoders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VisionFamily {
-    /// Gemma 3: a square image, whose patches are averaged.
+    /// Gemma 3: a square image with averaged patches.
     Gemma3,
-    /// Qwen 2 VL: images of any size, whose rows have places in a plane.
+    /// Qwen 2 VL: images of any size; rows have two-dimensional positions.
     Qwen2Vl,
     /// Qwen 2.5 VL: as Qwen 2 VL, with windows in most layers.
     Qwen25Vl,
-    /// Qwen 3 VL: as Qwen 2 VL, with learned positions, and parts of rows for the model's first layers.
+    /// Qwen 3 VL: as Qwen 2 VL, with learned positions, and extra parts of rows for the model's first layers.
     Qwen3Vl,
 }
 
 impl VisionFamily {
-    /// Its name in files.
+    /// Returns the family's name in files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gemma3 => "gemma3",
@@ -94,18 +94,18 @@ impl VisionFamily {
         }
     }
 
-    /// Whether the rows of an image see each other in the model.
+    /// Returns whether the rows of an image attend to each other in the model.
     pub fn sees_itself(self) -> bool {
         self == Self::Gemma3
     }
 
-    /// Whether the rows of an image have places in a plane, by which rope turns.
+    /// Returns whether the rows of an image have two-dimensional rope positions.
     pub fn has_plane(self) -> bool {
         self != Self::Gemma3
     }
 }
 
-/// The families that are supported, by their names in files.
+/// The supported families, by their names in files.
 const FAMILIES: [VisionFamily; 4] = [
     VisionFamily::Gemma3,
     VisionFamily::Qwen2Vl,
@@ -114,19 +114,19 @@ const FAMILIES: [VisionFamily; 4] = [
 ];
 
 impl VisionShape {
-    /// Patches that an image has at most.
+    /// Returns the maximum number of patches of an image.
     pub fn max_patches(&self) -> usize {
         self.size.max_rows() * self.n_merged * self.n_merged
     }
 
-    /// Numbers that an image has at most.
+    /// Returns the maximum number of values of an image.
     fn max_values(&self) -> usize {
         self.max_patches() * self.patch_values()
     }
 
-    /// Numbers that are held around the layers while an image is encoded: the pixels and their patches; of each patch the input, that of
-    /// the second frame, the output of the layers, the merger's copy of it and what lies between its two matrices; the rows, and those that
-    /// one merger gives.
+    /// Returns the number of values held outside the layers while an image is encoded: the pixels and their
+    /// patches; for each patch its input, that of the second frame, the output of the layers, the merger's
+    /// copy of it and the merger's inner row; the image's rows, and those from one merger.
     fn values_around(&self) -> usize {
         let of_patches = self.max_patches().saturating_mul(5 * self.n_vision);
         let of_rows = self
@@ -138,12 +138,12 @@ impl VisionShape {
             .saturating_add(of_rows)
     }
 
-    /// Numbers of a patch.
+    /// Returns the number of values of a patch.
     fn patch_values(&self) -> usize {
         3 * self.patch_size * self.patch_size
     }
 
-    /// Width of a row: that of the model's hidden states, once for each part.
+    /// Returns the width of a row: the model's hidden width, once for each part.
     pub fn row_width(&self) -> usize {
         (1 + self.n_deep) * self.n_embd
     }
@@ -153,12 +153,12 @@ impl VisionFile {
     /// Opens a file; only its header is read.
     ///
     /// # Errors
-    /// [`LoadError`]: what is wrong with it, or that its family is not supported.
+    /// [`LoadError`], if the file is invalid or its family is not supported.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LoadError> {
         Self::from_gguf(GgufFile::open(path)?)
     }
 
-    /// Takes an opened file.
+    /// Creates an encoder from an opened file.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -167,12 +167,13 @@ impl VisionFile {
         Ok(Self { file, shape })
     }
 
-    /// What it takes and gives.
+    /// Returns the encoder's input and output sizes.
     pub fn shape(&self) -> &VisionShape {
         &self.shape
     }
 
-    /// What a load on `backend` will take, with the step that encodes an image; only headers are read.
+    /// Returns the memory that a load on `backend` will take, including the step that encodes an image; only
+    /// headers are read.
     ///
     /// # Errors
     /// As [`Self::load_on`].
@@ -187,7 +188,7 @@ impl VisionFile {
         Ok(plan)
     }
 
-    /// Loads it on a backend whose memory is the host's.
+    /// Loads it on a backend that uses host memory.
     ///
     /// # Errors
     /// [`LoadError`]: a tensor that is missing or has a wrong shape, or a backend's error.
@@ -211,10 +212,10 @@ fn read_shape(file: &GgufFile) -> Result<VisionShape, LoadError> {
     shape_of(metadata, file)
 }
 
-/// `general.architecture` of encoders.
+/// `general.architecture` of image encoders.
 const ARCH: &str = "clip";
 
-/// What the keys and tensors of an encoder say.
+/// Reads the sizes of an encoder from its keys and tensors.
 fn shape_of(metadata: &Metadata, weights: &dyn WeightSource) -> Result<VisionShape, LoadError> {
     let unsupported = |feature: String| LoadError::UnsupportedFeature {
         arch: ARCH.to_owned(),
@@ -259,7 +260,7 @@ fn shape_of(metadata: &Metadata, weights: &dyn WeightSource) -> Result<VisionSha
         divides(image, patch),
         "a multiple of the patch size",
     )?;
-    // Before it is squared.
+    // Checked before the number is squared.
     let is_small = image / patch <= MAX_PATCHES.isqrt();
     check(
         "number of patches to a side",
@@ -305,7 +306,7 @@ fn shape_of(metadata: &Metadata, weights: &dyn WeightSource) -> Result<VisionSha
     }
 }
 
-/// Three numbers, one for each channel.
+/// Reads three numbers, one per channel.
 fn channels(metadata: &Metadata, key: &str) -> Result<[f32; 3], LoadError> {
     let numbers = metadata.f32_array(key)?;
     <[f32; 3]>::try_from(numbers).map_err(|_| LoadError::BadValue {

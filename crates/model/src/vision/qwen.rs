@@ -1,14 +1,15 @@
-//! The Qwen VL families: images of any size, whose patches are merged two by two, and whose rows have places in a plane.
+//! The Qwen VL families: images of any size, with patches merged two by two and two-dimensional row
+//! positions.
 //!
 //! ```text
 //! x = W_1 patch + W_2 patch                       a still image is two frames that are the same
 //! x += position(row, column)                      Qwen 3 VL: learned, interpolated between the nearest four
 //! rows = tower(x)                                 rope turns by row and column; Qwen 2.5 VL: most layers see a window
 //! output = W_b gelu(W_a [4 rows])                 [n_rows, n_embd]
-//! deep_i = W_b gelu(W_a norm([4 rows behind a layer]))
+//! deep_i = W_b gelu(W_a norm([4 rows after a layer]))
 //! ```
 //!
-//! Separate from the tower, which is a network like others. Invariant: the four patches that become a row follow one another.
+//! The tower is a network like others. Invariant: the four patches of a row are consecutive.
 //!
 //! Source: transformers, `models/qwen2_vl`, `qwen2_5_vl` and `qwen3_vl`; llama.cpp, `tools/mtmd/models/qwen2vl.cpp`, `qwen3vl.cpp`
 //! and `conversion/qwenvl.py`.
@@ -20,24 +21,24 @@ use crate::{LoadError, NormDescriptor, Presence, WeightSource, error::check, loa
 
 use super::{ImageGrid, ImageSize, MAX_PATCHES, VisionFamily, VisionShape};
 
-/// Rows that an image becomes at most, where the file does not say: more take minutes on a CPU.
+/// Default maximum of an image's rows: more take minutes on a CPU.
 const MAX_IMAGE_ROWS: usize = 1280;
 
-/// What only the Qwen families have.
+/// Properties of the Qwen families only.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct QwenShape {
-    /// Of how many layers the last sees all patches, and the others a window.
+    /// Period of the layers that see all patches, the last of each group; the others see a window.
     pub(super) window_period: Option<usize>,
-    /// Rows of the model to a side of a window.
+    /// Side of a window, in rows of the model.
     window: usize,
-    /// Layers behind which parts of the rows are made.
+    /// Layers after which parts of the rows are computed.
     pub(super) taps: Vec<usize>,
-    /// Learned positions to a side of their square.
+    /// Side of the square of learned positions.
     n_positions: Option<usize>,
 }
 
 impl VisionShape {
-    /// The widest window of the layers that have one, in patches.
+    /// Returns the widest window of the layers that have one, in patches.
     pub(super) fn window_patches(&self) -> Option<usize> {
         let qwen = self.qwen.as_ref()?;
         let side = qwen.window * self.n_merged;
@@ -45,7 +46,7 @@ impl VisionShape {
     }
 }
 
-/// Fills in what follows from the rest of the file.
+/// Fills in values that follow from the rest of the file.
 pub(super) fn finish(
     metadata: &Metadata,
     weights: &dyn WeightSource,
@@ -73,7 +74,7 @@ pub(super) fn finish(
         })?;
         Ok::<_, LoadError>(tensor.dims)
     };
-    // The converter of Qwen 2 VL writes another number in the key.
+    // The converter of Qwen 2 VL writes a different number in the key.
     let up = dims("v.blk.0.ffn_up.weight")?;
     let n_ff = match up[..] {
         [n_in, n_ff] if n_in == shape.n_vision => n_ff,
@@ -82,7 +83,7 @@ pub(super) fn finish(
     };
     let width = |what, width: usize| check(what, width, (1..=1 << 20).contains(&width), "between 1 and 2^20");
     width("feed-forward length of the encoder", n_ff)?;
-    // Before anything is allocated for widths that the file only claims.
+    // Checked before anything is allocated for widths that the file only claims.
     let merged = dims("mm.0.weight")?;
     check(
         "embedding length of the encoder",
@@ -141,7 +142,8 @@ fn opt(metadata: &Metadata, key: &str) -> Result<Option<usize>, LoadError> {
     Ok(value.map(|value| value as usize))
 }
 
-/// Which sizes the file says that images have; where it does not, those of the family's processor, within a limit.
+/// Returns the image sizes stated by the file, or else the defaults of the family's processor, within a
+/// limit.
 fn size_of(
     metadata: &Metadata,
     shape: &VisionShape,
@@ -175,9 +177,9 @@ fn size_of(
 pub(super) struct PatchOrder {
     /// Row and column of each patch.
     pub(super) patches: Vec<[u32; 2]>,
-    /// Where in the model's order each of the computed rows belongs.
+    /// For each computed row, its index in the model's order.
     rows: Vec<usize>,
-    /// The first and the last patch of the window of each; empty where there are no windows.
+    /// First and last patch of each patch's window; empty if there are no windows.
     pub(super) windows: Vec<[u32; 2]>,
 }
 
@@ -211,7 +213,7 @@ impl PatchOrder {
         order
     }
 
-    /// One row of patches after the other.
+    /// Returns the patches in row order.
     pub(super) fn by_rows(shape: &VisionShape, grid: &ImageGrid) -> Self {
         let [n_down, n_across] = [grid.n_down, grid.n_across].map(|n| (n * shape.n_merged) as u32);
         let row = |y| (0..n_across).map(move |x| [y, x]);
@@ -222,7 +224,7 @@ impl PatchOrder {
         }
     }
 
-    /// Appends the patches of what becomes a row.
+    /// Appends the patches that become one row.
     fn push_row(&mut self, n_merged: usize, [down, across]: [usize; 2], grid: &ImageGrid) {
         self.rows.push(down * grid.n_across + across);
         for y in down * n_merged..(down + 1) * n_merged {
@@ -232,9 +234,9 @@ impl PatchOrder {
     }
 }
 
-/// Two matrices with a function between them, of merged patches.
+/// Two matrices with an activation between them, applied to merged patches.
 struct Merger<M: Memory> {
-    /// Of the merged patches together.
+    /// Norm of the merged patches together.
     norm: Option<Norm<M::Vector>>,
     first: Linear<M::Matrix, M::Vector>,
     second: Linear<M::Matrix, M::Vector>,
@@ -271,12 +273,12 @@ impl<M: Memory> Merger<M> {
     }
 }
 
-/// What stands behind the tower, and the learned positions before it.
+/// The projector after the tower, and the learned positions before it.
 pub(super) struct Projector<M: Memory> {
     main: Merger<M>,
-    /// Those behind the tapped layers.
+    /// The mergers after the tapped layers.
     deep: Vec<Merger<M>>,
-    /// `[n_positions, n_positions, n_vision]`, and the number to a side.
+    /// `[n_positions, n_positions, n_vision]`, with the number per side.
     positions: Option<(usize, Vec<f32>)>,
 }
 
@@ -331,7 +333,8 @@ impl<M: Memory> Projector<M> {
     }
 }
 
-/// The two learned positions next to one of `n_places`, and their weights: the first and the last lie on the first and the last.
+/// Returns the two learned positions nearest to one of `n_places`, with their weights. The first and the last
+/// place coincide with the first and the last position.
 fn between(place: u32, n_places: usize, n_side: usize) -> [(usize, f32); 2] {
     let last = (n_side - 1) as f32;
     let at = if n_places > 1 {
@@ -345,7 +348,8 @@ fn between(place: u32, n_places: usize, n_side: usize) -> [(usize, f32); 2] {
 }
 
 impl<B: Backend + Memory<Buffer = Vec<f32>>> Projector<B> {
-    /// Makes an image's rows of what the tower gives, `rows: [n_patches, n_vision]`, and of the streams behind its tapped layers.
+    /// Computes an image's rows from the tower's output, `rows: [n_patches, n_vision]`, and from the streams
+    /// after its tapped layers.
     pub(super) fn run<'t>(
         &self,
         backend: &mut B,
@@ -391,7 +395,7 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> Merger<B> {
 mod tests {
     use super::*;
 
-    /// Qwen 2.5 VL, whose rows are of 4 patches of 14 pixels.
+    /// Qwen 2.5 VL: each row covers 4 patches of 14 pixels.
     fn shape() -> VisionShape {
         VisionShape {
             family: VisionFamily::Qwen25Vl,
@@ -425,7 +429,7 @@ mod tests {
             });
             assert_eq!(found.ok(), expected, "{min} to {max}");
         };
-        // As transformers' configurations have it: 16,384 rows. Images are resized to 4,096.
+        // As in transformers' configurations: 16,384 rows. Images are resized to 4,096.
         check(3136, 12_845_056, Some((3136, 4096 * 28 * 28)));
         check(3136, 1_003_520, Some((3136, 1_003_520)));
         check(12_000_000, 12_845_056, Some((4096 * 28 * 28, 4096 * 28 * 28)));
@@ -437,7 +441,8 @@ mod tests {
     fn all_that_is_held_around_the_layers_is_counted() {
         let size = size_of(&Metadata::new(), &shape(), 28, 2).unwrap();
         let shape = VisionShape { size, ..shape() };
-        // 5,120 patches of 588 values, once as pixels; five times their 1,280 numbers; 1,280 rows of 2,048, twice.
+        // 5,120 patches of 588 values, also stored as pixels; five times their 1,280 values; 1,280 rows of
+        // 2,048, twice.
         let expected = 2 * 5120 * 588 + 5 * 5120 * 1280 + 2 * 1280 * 2048;
         assert_eq!((shape.max_patches(), shape.values_around()), (5120, expected));
     }

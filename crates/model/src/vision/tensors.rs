@@ -1,7 +1,6 @@
-//! [`TowerTensors`]: an encoder's tensors by the names that networks know.
+//! [`TowerTensors`]: an encoder's tensors under the names that networks use.
 //!
-//! Separate from the encoder because it is names only. Invariant: what a network of the tower does not use is listed under the
-//! file's own name, so that the load refuses it.
+//! Invariant: a tensor that the tower does not use keeps the file's name, so that the load refuses it.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +10,14 @@ use crate::{WeightInfo, WeightSource, WeightTensor};
 
 use super::{VisionFamily, VisionShape};
 
-/// Parts of a layer that files of encoders call by other names: those, and the usual ones.
+/// Parts of a layer with other names in encoder files: the file's name and the usual one.
 const PARTS: [(&str, &str); 3] = [
     ("ln1", "attn_norm"),
     ("ln2", "ffn_norm"),
     ("attn_out", "attn_output"),
 ];
 
-/// Whether a tensor of an encoder stands before or behind its layers.
+/// Returns whether a tensor of an encoder belongs before or after its layers.
 pub(super) fn is_around(name: &str, family: VisionFamily) -> bool {
     name.starts_with("v.patch_embd.")
         || name.starts_with("v.deepstack.")
@@ -28,15 +27,15 @@ pub(super) fn is_around(name: &str, family: VisionFamily) -> bool {
 /// The tensors of a tower.
 pub(super) struct TowerTensors<'a> {
     source: &'a dyn WeightSource,
-    /// Those of the layers as the file has them, by the usual names.
+    /// The tensors of the layers as in the file, by their usual names.
     infos: BTreeMap<String, WeightInfo>,
-    /// The embedding of the one token that there is, which is never looked up: zeros.
+    /// The embedding of the only token, all zeros. It is never looked up.
     no_token: Vec<u8>,
 }
 
 impl<'a> TowerTensors<'a> {
     pub(super) fn of(source: &'a dyn WeightSource, shape: &VisionShape) -> Self {
-        // Files of early 2025 call the two matrices of a feed-forward network by each other's names.
+        // Files of early 2025 swap the names of the two feed-forward matrices.
         let is_swapped = source.tensor("v.blk.0.ffn_down.weight").is_some_and(|down| {
             down.dims[..] == [shape.n_vision, shape.n_ff] && shape.n_vision != shape.n_ff
         });
@@ -52,7 +51,7 @@ impl<'a> TowerTensors<'a> {
     }
 }
 
-/// The usual name of a tensor of a tower.
+/// Returns the usual name of a tower's tensor.
 fn usual_name(name: &str, is_swapped: bool) -> String {
     let own = &name["v.".len()..];
     if let Some(suffix) = own.strip_prefix("post_ln.") {
@@ -70,7 +69,7 @@ fn usual_name(name: &str, is_swapped: bool) -> String {
     format!("blk.{layer}.{}.{suffix}", usual.map_or(part, |(_, usual)| usual))
 }
 
-/// The name in files of a tensor of a tower.
+/// Returns the file's name of a tower's tensor.
 fn name_in_files(usual: &str) -> String {
     if let Some(suffix) = usual.strip_prefix("output_norm.") {
         return format!("v.post_ln.{suffix}");
@@ -82,7 +81,7 @@ fn name_in_files(usual: &str) -> String {
     format!("v.blk.{layer}.{}.{suffix}", own.map_or(part, |(own, _)| own))
 }
 
-/// The layer, part and suffix of `blk.LAYER.PART.SUFFIX`.
+/// Returns the layer, part and suffix of `blk.LAYER.PART.SUFFIX`.
 fn split_layer(name: &str) -> Option<(&str, &str, &str)> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let (part, suffix) = rest.rsplit_once('.')?;
@@ -119,11 +118,11 @@ impl WeightSource for TowerTensors<'_> {
                 bytes: self.no_token.as_slice().into(),
             });
         }
-        // What stands around the tower has its own name.
+        // Tensors outside the layers keep the file's names.
         let name = self.infos.get(name).map_or(name, |info| info.name.as_str());
         let mut tensor = self.source.tensor(name)?;
         let dims = &mut tensor.dims;
-        // A convolution whose steps are as wide as its window is a matrix.
+        // A convolution with equal stride and window is a matrix.
         if name.starts_with("v.patch_embd.weight") && dims.len() == 4 {
             *dims = vec![dims[..3].iter().product(), dims[3]];
         }

@@ -1,7 +1,7 @@
-//! [`VisionTower`]: a loaded encoder of images: pixels in, rows for a model out.
+//! [`VisionTower`]: a loaded image encoder: pixels in, rows for a model out.
 //!
-//! Separate from its file, which may be described without loading it. Invariant: an image's rows depend on its pixels alone, to
-//! the bit, as everything does that the backend computes.
+//! A file can be described without loading it. Invariant: an image's rows depend on its pixels alone, bit for
+//! bit, like everything that the backend computes.
 
 use tokenmill_backend::{
     Activation, Backend, BackendError, Executor, ForwardBatch, KvType, Linear, MatrixUsage, Measure, Memory,
@@ -22,7 +22,7 @@ use super::{
     tensors::TowerTensors,
 };
 
-/// A loaded encoder of images.
+/// A loaded image encoder.
 pub struct VisionTower<B: Backend> {
     shape: VisionShape,
     around: Around<B>,
@@ -30,35 +30,36 @@ pub struct VisionTower<B: Backend> {
     output: StepOutput,
 }
 
-/// What stands before and behind the layers.
+/// The weights before and after the layers.
 struct Around<M: Memory> {
-    /// Make an input of each patch, `[patch values, n_vision]`: one for each frame, of which a still image has two that are the same.
+    /// Matrices that compute an input from each patch, `[patch values, n_vision]`: one per frame. A still
+    /// image counts as two equal frames.
     frames: Vec<Linear<M::Matrix, M::Vector>>,
     projector: Projector<M>,
 }
 
-/// What stands behind a tower.
+/// The projector after a tower.
 enum Projector<M: Memory> {
     Gemma3(gemma3::Projector<M>),
     Qwen(qwen::Projector<M>),
 }
 
-/// Why an image could not be encoded.
+/// The reason why an image could not be encoded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VisionError {
-    /// The pixels are not those of an image of the right size.
+    /// The number of pixels does not match the grid.
     #[error("the image has {found} values, expected {expected}")]
     WrongSize {
-        /// Values that the encoder takes.
+        /// Number of values that the encoder needs.
         expected: usize,
-        /// Values there are.
+        /// Number of values given.
         found: usize,
     },
     /// A step of the tower failed.
     #[error(transparent)]
     Step(#[from] StepError),
-    /// An operation around it failed.
+    /// An operation outside the tower failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
 }
@@ -111,16 +112,16 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
         })
     }
 
-    /// What it takes and gives.
+    /// Returns the encoder's input and output sizes.
     pub fn shape(&self) -> &VisionShape {
         &self.shape
     }
 
-    /// Makes the rows of an image, `[grid.n_rows(), row_width]`, of its pixels at the size that the grid says: rows of three channels,
-    /// with mean and deviation taken out, `pixels: [height, width, 3]`.
+    /// Computes the rows of an image, `[grid.n_rows(), row_width]`, from its pixels at the grid's size:
+    /// `pixels: [height, width, 3]`, normalized by mean and deviation.
     ///
     /// # Errors
-    /// [`VisionError`]: an image of another size, or a failed step.
+    /// [`VisionError`], if the image has another size or a step failed.
     pub fn encode(&mut self, pixels: &[f32], grid: &ImageGrid) -> Result<Vec<f32>, VisionError> {
         let shape = &self.shape;
         let expected = 3 * grid.width * grid.height;
@@ -167,7 +168,7 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
         })
     }
 
-    /// The inputs of the layers, `[n_patches, n_vision]`.
+    /// Computes the inputs of the layers, `[n_patches, n_vision]`.
     fn inputs(
         &mut self,
         pixels: &[f32],
@@ -198,7 +199,7 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
 /// The matrix of the second of two frames.
 const SECOND_FRAME: &str = "v.patch_embd.weight.1";
 
-/// What the layers of a tower will take; what stands before and behind them is not a part of it.
+/// Returns the memory plan of a tower's layers, without the parts before and after them.
 pub(super) fn plan_of(
     source: &TowerTensors<'_>,
     shape: &VisionShape,
@@ -207,7 +208,7 @@ pub(super) fn plan_of(
     plan(&describe(shape), source, backend, &options_of(shape))
 }
 
-/// Runs a load dry, of the layers and of what stands around them.
+/// Does a dry run of a load, of the layers and of the parts around them.
 pub(super) fn check(
     source: &TowerTensors<'_>,
     shape: &VisionShape,
@@ -219,7 +220,7 @@ pub(super) fn check(
     around.map(drop).map_err(|error| error.with_own_name(source))
 }
 
-/// How the layers of a tower are loaded: for one image at a time.
+/// Returns the options for loading the layers of a tower: for one image at a time.
 fn options_of(shape: &VisionShape) -> ModelOptions {
     let n_patches = shape.max_patches();
     ModelOptions {
@@ -228,13 +229,13 @@ fn options_of(shape: &VisionShape) -> ModelOptions {
         max_batch_seqs: 1,
         max_logit_rows: 1,
         n_pages: Some(n_patches.div_ceil(PAGE_TOKENS)),
-        // Keys and values live for one step only, and nothing is gained by rounding them.
+        // Keys and values live for one step only, so rounding them would gain nothing.
         kv_type: KvType::F32,
         ..ModelOptions::default()
     }
 }
 
-/// The tower as a network: its inputs are rows, and it predicts nothing.
+/// Describes the tower as a network: its inputs are rows, and it predicts nothing.
 fn describe(shape: &VisionShape) -> Descriptor {
     let is_qwen25 = shape.family == VisionFamily::Qwen25Vl;
     let head_dim = shape.n_vision / shape.n_heads;
@@ -288,7 +289,7 @@ fn describe(shape: &VisionShape) -> Descriptor {
     }
 }
 
-/// A layer of the tower.
+/// Describes a layer of the tower.
 fn layer_of(shape: &VisionShape, layer_idx: usize) -> LayerDescriptor {
     let is_qwen25 = shape.family == VisionFamily::Qwen25Vl;
     let head_dim = shape.n_vision / shape.n_heads;
@@ -302,7 +303,7 @@ fn layer_of(shape: &VisionShape, layer_idx: usize) -> LayerDescriptor {
             head_dim_v: head_dim,
             scale: 1.0 / (head_dim as f32).sqrt(),
             rope: shape.family.has_plane().then_some(0),
-            // The step says that its rows see each other.
+            // The step itself marks its rows as visible to each other.
             is_causal: true,
             window: shape.window_patches().filter(|_| sees_window),
             is_chunked: false,
@@ -338,7 +339,7 @@ fn layer_of(shape: &VisionShape, layer_idx: usize) -> LayerDescriptor {
     }
 }
 
-/// A rope that turns the first half of the pairs by row and the second by column.
+/// Returns a rope that rotates the first half of the pairs by row and the second by column.
 fn plane_rope(head_dim: usize) -> RopeDescriptor {
     RopeDescriptor {
         style: RopeStyle::Neox,
@@ -351,7 +352,8 @@ fn plane_rope(head_dim: usize) -> RopeDescriptor {
     }
 }
 
-/// The patches of an image at some places, one after the other: each the values of its first channel, then those of the others.
+/// Returns the patches of an image at some places, concatenated: each with the values of its first channel,
+/// then those of the others.
 fn patches_of(pixels: &[f32], width: usize, patch: usize, places: &[[u32; 2]]) -> Vec<f32> {
     let mut patches = Vec::with_capacity(pixels.len());
     for &[row, column] in places {

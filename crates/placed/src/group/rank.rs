@@ -1,7 +1,7 @@
-//! [`RankThread`]: the thread that a rank computes on.
+//! [`RankThread`]: the thread on which a rank computes.
 //!
-//! Separate from the group, which speaks to all ranks at once. Invariants: every order has one answer; a rank that fails, or whose
-//! thread ends, says so to the others before it answers; none is waited for without end, whatever it was told to do.
+//! The group addresses all ranks at once. Invariants: every order has one answer; a rank that fails, or whose
+//! thread ends, notifies the others before it answers; no wait is unbounded, whatever the order.
 
 use std::{
     cell::Cell,
@@ -21,19 +21,19 @@ use tokenmill_backend::{
 
 use super::GroupRank;
 
-/// What a rank is to do.
+/// An order to a rank.
 pub(super) enum Order {
     /// Submit the step.
     Submit,
     /// Wait for the step of a ticket.
     Wait(u64),
-    /// Wait for the newest step, and forget it.
+    /// Wait for the newest step, and discard its result.
     Forget,
     CopyPages(PageGroup, Arc<[PageCopy]>),
     Trace,
 }
 
-/// What a rank did.
+/// The result of an order.
 pub(super) enum Answer {
     Done,
     Results(Box<StepOutput>),
@@ -45,22 +45,23 @@ pub(super) struct RankThread {
     idx: usize,
     n_ranks: usize,
     place: String,
-    /// `None` once the thread is to end.
+    /// `None` once the thread should end.
     orders: Option<Sender<Order>>,
     answers: Receiver<Result<Answer, StepError>>,
     thread: Option<JoinHandle<()>>,
     group: HostGroup,
-    /// When it was given its last order.
+    /// Time of the last order.
     given: Cell<Instant>,
     /// Whether it was given up, so that no call waits for it any more.
     is_given_up: Cell<bool>,
 }
 
-/// How often it is looked whether another rank failed while one does not answer.
+/// Polling interval for failures of other ranks while one does not answer.
 const GLANCE: Duration = Duration::from_millis(500);
-/// How often it is looked whether a thread that was told to end has.
+/// Polling interval for the end of a thread.
 const END_GLANCE: Duration = Duration::from_millis(1);
-/// How many times as long as ranks wait for each other an order may take: once to miss another rank, and once for itself.
+/// Time limit of an order, as a multiple of the ranks' patience: once to miss another rank, and once for
+/// itself.
 const ORDER_TAKES: u32 = 2;
 
 impl RankThread {
@@ -114,12 +115,13 @@ impl RankThread {
 
     pub(super) fn give(&self, order: Order) {
         self.given.set(Instant::now());
-        // A thread that has ended gives no answer, which is noticed there.
+        // If the thread has ended, the missing answer is noticed later.
         let _ = self.orders.as_ref().map(|orders| orders.send(order));
     }
 
-    /// Waits for the answer to an order. A rank that takes as long as ranks wait for each other after one of them has failed, or twice as
-    /// long where none has, is lost: a call into a driver that never returns cannot be ended.
+    /// Waits for the answer to an order. A rank is lost if it takes longer than the ranks' patience after
+    /// another has failed, or twice that otherwise: a call into a driver that never returns cannot be
+    /// aborted.
     pub(super) fn answer(&self) -> Result<Answer, StepError> {
         let patience = self.group.patience();
         let mut failed_since = None;
@@ -146,7 +148,7 @@ impl RankThread {
         })
     }
 
-    /// Says where an error comes from.
+    /// Adds the rank's place to an error.
     pub(super) fn name(&self, error: StepError) -> StepError {
         let named = |reason: &str| format!("{}, rank {} of {}: {reason}", self.place, self.idx, self.n_ranks);
         match error {
@@ -169,7 +171,7 @@ impl Drop for RankThread {
         let Some(thread) = self.thread.take() else {
             return;
         };
-        // What a device is closed with may hang as well.
+        // Closing a device may hang as well.
         let began = Instant::now();
         while !self.is_given_up.get() && !thread.is_finished() {
             thread::sleep(END_GLANCE);
@@ -177,19 +179,19 @@ impl Drop for RankThread {
                 .set(began.elapsed() > ORDER_TAKES * self.group.patience());
         }
         if thread.is_finished() {
-            // A thread that panicked has said so already.
+            // A thread that panicked has already reported it.
             let _ = thread.join();
         }
     }
 }
 
-/// What a rank's thread has.
+/// The state of a rank's thread.
 struct RankWork {
     executor: Box<dyn Executor + Send>,
     batch: Arc<RwLock<ForwardBatch>>,
-    /// The steps that were not waited for, by the numbers of their tickets.
+    /// Steps not awaited yet, by ticket number.
     open: VecDeque<u64>,
-    /// Results of steps that had to be waited for before somebody asked.
+    /// Results of steps that had to be awaited before the caller asked.
     ready: VecDeque<Result<Box<StepOutput>, StepError>>,
 }
 

@@ -239,7 +239,8 @@ fn the_devices_part_of_decode_steps_is_replayed_behind_prompts_in_parts() {
     assert_eq!(run(Overlap::From(60)), whole);
 }
 
-/// What the rows of a step say, with both sides' feed-forward networks on the device but in steps that decode.
+/// Compares the tokens of a step's rows, with both sides' feed-forward networks on the device except in steps
+/// that decode.
 #[test]
 fn parts_of_rows_that_decode_are_not_taken_for_steps_of_another_route() {
     let model = model();
@@ -277,10 +278,10 @@ fn parts_of_rows_that_decode_are_not_taken_for_steps_of_another_route() {
 #[test]
 fn a_part_that_fails_on_the_device_puts_all_pages_back() {
     let model = model();
-    // Each is cut, whether or not they come in one step.
-    let prompts = [ids(150, 0), ids(140, 1)];
-    // Of these nothing is kept from before.
-    let others = [ids(150, 5), ids(140, 6)];
+    // Each prompt is cut, whether or not they arrive in one step.
+    let prompts = [ids(76, 0), ids(68, 1)];
+    // No pages of these prompts are left from before.
+    let others = [ids(76, 5), ids(68, 6)];
     for fault in [
         Fault::Launch { after: 2 },
         Fault::Launch { after: 40 },

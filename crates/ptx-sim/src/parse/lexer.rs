@@ -8,13 +8,13 @@ use std::fmt;
 use crate::LoadError;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Token {
-    Word(String),
+pub(super) enum Token<'a> {
+    Word(&'a str),
     Symbol(char),
-    Text(String),
+    Text(&'a str),
 }
 
-impl fmt::Display for Token {
+impl fmt::Display for Token<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Word(word) => write!(f, "`{word}`"),
@@ -34,7 +34,7 @@ impl<'a> Lexer<'a> {
         Self { rest: text, line: 1 }
     }
 
-    pub(super) fn tokens(mut self) -> Result<Vec<(Token, u32)>, LoadError> {
+    pub(super) fn tokens(mut self) -> Result<Vec<(Token<'a>, u32)>, LoadError> {
         let mut tokens = Vec::new();
         loop {
             self.skip_blank()?;
@@ -43,12 +43,12 @@ impl<'a> Lexer<'a> {
             };
             let line = self.line;
             let token = if is_word(first) {
-                Token::Word(self.take_word().to_owned())
+                Token::Word(self.take_word())
             } else if first == '"' {
                 let Some(end) = self.rest[1..].find('"') else {
                     return Err(self.error("a closing quotation mark"));
                 };
-                Token::Text(self.take(end + 2).trim_matches('"').to_owned())
+                Token::Text(self.take(end + 2).trim_matches('"'))
             } else if first.is_ascii() {
                 self.take(1);
                 Token::Symbol(first)
@@ -83,7 +83,10 @@ impl<'a> Lexer<'a> {
             let continues = self.rest[end..].starts_with("::")
                 && self.rest[end + 2..].starts_with(|c: char| c.is_ascii_alphanumeric());
             if !continues {
-                return self.take(end);
+                // No word has a line break.
+                let (word, rest) = self.rest.split_at(end);
+                self.rest = rest;
+                return word;
             }
             end += 2;
         }

@@ -5,7 +5,7 @@
 use super::{Instruction, Operand, Parser, Statement, StatementKind, VariableSpace};
 use crate::{LoadError, types::Ty};
 
-impl Parser {
+impl Parser<'_> {
     pub(super) fn body(&mut self) -> Result<Vec<Statement>, LoadError> {
         let mut statements = Vec::new();
         let mut depth = 0;

@@ -13,7 +13,7 @@ pub struct BlockBF16([u8; 2]);
 const _: () = assert!(size_of::<BlockBF16>() == 2 && align_of::<BlockBF16>() == 1);
 
 impl BlockBF16 {
-    /// The value, exactly.
+    /// Returns the value, exactly.
     #[inline(always)]
     pub const fn to_f32(self) -> f32 {
         f32::from_bits((u16::from_le_bytes(self.0) as u32) << 16)

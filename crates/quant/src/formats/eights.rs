@@ -1,13 +1,13 @@
-//! Grids of eights: what the IQ1 and IQ2 formats point into with one index for eight weights.
+//! Grids of eights, into which the IQ1 and IQ2 formats point with one index for eight weights.
 //!
-//! Separate because five formats have such a grid. An eight is eight digits in 0..=2; a grid is stored as a set of them, since
+//! Five formats have such a grid. An eight is eight digits in 0..=2; a grid is stored as a set of them, since
 //! indices count its eights in ascending order.
 
-/// Words of a set: a bit for each of the 3^8 eights.
+/// Number of words in a set: one bit for each of the 3^8 eights.
 pub(super) const SET_WORDS: usize = 6561_usize.div_ceil(64);
 
-/// The eights of a set, ascending. Bit `n % 64` of word `n / 64` says that the eight whose digit `i` is digit `i` of `n` to base 3 is in
-/// it; digit `i` of a result is bits `2 * i..`.
+/// Returns the eights of a set, ascending. Bit `n % 64` of word `n / 64` marks the eight whose digit `i` is
+/// digit `i` of `n` in base 3; digit `i` of a result is bits `2 * i..`.
 pub(super) const fn eights_of<const N: usize>(set: &[u64; SET_WORDS]) -> [u16; N] {
     let mut eights = [0; N];
     let (mut len, mut n) = (0, 0);
@@ -27,13 +27,13 @@ pub(super) const fn eights_of<const N: usize>(set: &[u64; SET_WORDS]) -> [u16; N
     eights
 }
 
-/// The digits of an eight.
+/// Returns the digits of an eight.
 #[inline(always)]
 pub(super) fn digits_of(eight: u16) -> [u8; 8] {
     std::array::from_fn(|i| (eight >> (2 * i) & 3) as u8)
 }
 
-/// The eight signs that seven bits stand for: the number of minuses is even.
+/// Expands seven bits to eight signs with an even number of minuses.
 #[inline(always)]
 pub(super) const fn even_signs(seven: u32) -> u8 {
     let seven = seven as u8 & 0x7f;

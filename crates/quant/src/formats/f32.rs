@@ -13,7 +13,7 @@ pub struct BlockF32([u8; 4]);
 const _: () = assert!(size_of::<BlockF32>() == 4 && align_of::<BlockF32>() == 1);
 
 impl BlockF32 {
-    /// The value.
+    /// Returns the value.
     #[inline(always)]
     pub const fn to_f32(self) -> f32 {
         f32::from_le_bytes(self.0)

@@ -1,62 +1,62 @@
-//! [`Grid`]: the points of a format's grid, and the search for the scale with which a group of values lies best on them.
+//! [`Grid`]: the points of a format's grid, and the search for the scale that fits a group of values best.
 //!
-//! Separate because seven formats round to a grid when they encode. What is not on the grid goes to one of the points nearby, which
-//! a table lists: finding them costs much more than looking them up. Invariant: every float operation happens in the reference's
-//! order, and points that are equally good are tried in its order.
+//! Seven formats round to a grid when they encode. A code that is not on the grid is rounded to one of the
+//! nearby points in a table: computing them would be much slower than looking them up. Invariant: every float
+//! operation happens in the reference's order, and equally good points are tried in its order.
 //!
 //! Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`iq2xs_init_impl`, `iq2_find_best_neighbour`, `quantize_row_iq2_xs_impl` and
 //! the like for other formats).
 
 use crate::scale_search::nearest_int;
 
-/// Points of `D` digits, and for each code that is none of them the points nearby.
+/// The points of `D` digits, and for every other code the points nearby.
 #[derive(Debug)]
 pub(super) struct Grid<const D: usize> {
     points: Vec<[u8; D]>,
     max_digit: u8,
-    /// By code.
+    /// The place of each code.
     places: Vec<Place>,
-    /// Points that [`Place::Near`] speaks of.
+    /// Points that [`Place::Near`] refers to.
     nearby: Vec<u16>,
 }
 
-/// Where a code is.
+/// The place of a code.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     /// It is this point of the grid.
     On(u16),
-    /// It is none; `len` points from `first` on are nearest.
+    /// It is not on the grid; the `len` points from `first` on are nearest.
     Near { first: u32, len: u16 },
 }
 
-/// How the scale of a group is searched.
+/// The parameters of a scale search.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Search {
-    /// Offset to the next inverse scale that is tried.
+    /// Difference between consecutive inverse scales.
     pub(super) step: f32,
-    /// How many are tried below the obvious one, and above it.
+    /// Number of scales to try on each side of the initial one.
     pub(super) n_steps: i32,
-    /// What is rounded once more with the scale that was found.
+    /// The codes to round again with the final scale.
     pub(super) refit: Refit,
 }
 
-/// What is rounded once more with the scale that was found.
+/// The codes to round again with the final scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refit {
     /// The codes that were not on the grid.
     OffGrid,
-    /// All codes, where one was not on the grid.
+    /// All codes, if one was not on the grid.
     AllIfOneOff,
     /// All codes.
     All,
 }
 
 impl<const D: usize> Grid<D> {
-    /// Bits of a digit in a code.
+    /// Number of bits of a digit in a code.
     const BITS: usize = if D == 8 { 2 } else { 3 };
 
-    /// Makes the tables of a grid whose points are given as codes, digit `i` in the bits from `i` times their number on. Of the points
-    /// around a code that is none, those at the `n_distances` least distances are nearby.
+    /// Builds the tables of a grid from its points as codes, with digit `i` in [`Self::BITS`] bits from
+    /// `i * BITS` on. The points nearby a code off the grid are those at its `n_distances` smallest distances.
     pub(super) fn new(codes: &[u16], max_digit: u8, n_distances: usize) -> Self {
         let digits =
             |code: usize| std::array::from_fn(|i| (code >> (Self::BITS * i) & ((1 << Self::BITS) - 1)) as u8);
@@ -102,12 +102,13 @@ impl<const D: usize> Grid<D> {
         }
     }
 
-    /// The digits of a point.
+    /// Returns the digits of a point.
     pub(super) fn point(&self, place: u16) -> &[u8; D] {
         &self.points[usize::from(place)]
     }
 
-    /// The point with these digits, or of those nearby the first with the least `error`. And whether it has these digits.
+    /// Returns the point with these digits, or the first nearby point with the least `error`; and whether it
+    /// has exactly these digits.
     pub(super) fn nearest(&self, digits: &[u8; D], error: impl Fn(&[u8; D]) -> f32) -> (u16, bool) {
         let code = (digits.iter().rev()).fold(0, |code, &digit| code << Self::BITS | usize::from(digit));
         match self.places[code] {
@@ -126,8 +127,8 @@ impl<const D: usize> Grid<D> {
         }
     }
 
-    /// Finds the scale of a group of magnitudes, and their points. A digit stands for twice it plus 1. The greatest magnitude is
-    /// `max`; where no scale fits, it is `first_scale`.
+    /// Finds the scale of a group of magnitudes, and their points. A digit means twice its value plus 1.
+    /// `max` is the largest magnitude; if no scale fits, the result is `first_scale`.
     pub(super) fn search<const K: usize>(
         &self,
         search: &Search,
@@ -194,7 +195,7 @@ impl<const D: usize> Grid<D> {
     }
 }
 
-/// The magnitudes of values, and their signs: bit `i` says that value `i` is negative.
+/// Returns the magnitudes of values, and their signs: bit `i` is set if value `i` is negative.
 pub(super) fn split_signs(values: &[f32; 8]) -> ([f32; 8], u8) {
     let is_negative = values.map(|x| u8::from(x < 0.0));
     let magnitudes = std::array::from_fn(|i| {
@@ -207,8 +208,8 @@ pub(super) fn split_signs(values: &[f32; 8]) -> ([f32; 8], u8) {
     (magnitudes, (0..8).fold(0, |signs, i| signs | is_negative[i] << i))
 }
 
-/// The same with an even number of minuses, of which seven bits are kept. Where it is odd, the value that counts least has its sign
-/// flipped, and so a negative magnitude.
+/// Does the same with an even number of minuses, of which seven bits are kept. If the number is odd, the
+/// value with the least weight gets its sign flipped, and so a negative magnitude.
 pub(super) fn split_even_signs(values: &[f32; 8], weights: &[f32; 8]) -> ([f32; 8], u8) {
     let (mut magnitudes, mut signs) = split_signs(values);
     if signs.count_ones() % 2 == 1 {
@@ -220,12 +221,12 @@ pub(super) fn split_even_signs(values: &[f32; 8], weights: &[f32; 8]) -> ([f32; 
     (magnitudes, signs & 0x7f)
 }
 
-/// The greatest of some magnitudes.
+/// Returns the largest of some magnitudes.
 pub(super) fn greatest(magnitudes: &[f32]) -> f32 {
     (magnitudes.iter()).fold(magnitudes[0], |max, &x| if max > x { max } else { x })
 }
 
-/// What a group's scale is stored as: the `n` for which `2 * n + 1` multiplies the block's scale.
+/// Returns the stored form of a group's scale: the `n` for which `2 * n + 1` multiplies the block's scale.
 pub(super) fn stored_scale(inverse: f32, scale: f32, max: i32) -> u8 {
     nearest_int(0.5 * (inverse * scale - 1.0)).clamp(0, max) as u8
 }

@@ -1,4 +1,4 @@
-//! IQ1_M: IQ1_S with a scale for each 16 weights and a shift for each 8; 1.75 bits a weight.
+//! IQ1_M: IQ1_S with a scale per 16 weights and a shift per 8; 1.75 bits per weight.
 
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
@@ -14,36 +14,36 @@ use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockIQ1M {
-    /// The low bits of each eight's place in the grid.
+    /// The low bits of each eight's index in the grid.
     pub eights: [u8; 32],
-    /// Of each 16 weights the three high bits of an eight's place and in a fourth whether it is shifted down, then those of
-    /// the next.
+    /// For each 16 weights, two halves, one per eight: the three high bits of its index, and a bit for a
+    /// downward shift.
     pub high_bits: [u8; 16],
-    /// Words of four 3-bit scales, the lowest first. Their highest four bits are the half-precision number that the scales are
-    /// multiples of, its lowest bits in the first word.
+    /// Words of four 3-bit scales, the lowest first. Their highest four bits form the half-precision block
+    /// scale that multiplies them, its lowest bits in the first word.
     pub scales: [[u8; 2]; 4],
 }
 
 const _: () = assert!(size_of::<BlockIQ1M>() == 56 && align_of::<BlockIQ1M>() == 1);
 
-/// A group of smaller values than this counts as all zero.
+/// Groups with only smaller values count as all zero.
 const GROUP_MAX_EPS: f32 = 1e-7;
 
-/// The best split of 16 sorted values into three levels, the two eights having a shift each.
+/// The best split of 16 sorted values into three levels, with one shift per eight.
 struct Split {
     scale: f32,
     score: f32,
     bounds: [usize; 2],
-    /// Which of [`LEVELS`] each eight takes.
+    /// The index into [`LEVELS`] of each eight.
     shifts: [usize; 2],
 }
 
 impl Split {
-    /// Tries all splits, by the sums of weight and of weight times value up to each place.
+    /// Tries all splits, using prefix sums of weight and of weight times value.
     ///
     /// Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`quantize_row_iq1_m_impl`).
     fn search(values: &[f32; 16], weights: &[f32; 16], order: &[usize; 16]) -> Option<Self> {
-        // For each eight; levels are 1 apart, so that two sums tell a split apart.
+        // For each eight; levels are 1 apart, so two sums determine a split.
         let (mut sums_x, mut sums_w) = ([[0.0_f32; 17]; 2], [[0.0_f32; 17]; 2]);
         for (j, &i) in order.iter().enumerate() {
             for eight in 0..2 {
@@ -63,7 +63,7 @@ impl Split {
         let mut best: Option<Self> = None;
         for first in 0..=16 {
             for second in first..=16 {
-                // By eight and by shift.
+                // Indexed by eight and by shift.
                 let (mut value_quant, mut quant_quant) = ([[0.0; 2]; 2], [[0.0; 2]; 2]);
                 for eight in 0..2 {
                     let (x, w) = (&sums_x[eight], &sums_w[eight]);
@@ -96,14 +96,15 @@ impl Split {
 }
 
 impl BlockIQ1M {
-    /// What the groups' scales are multiples of.
+    /// Returns the block scale, which multiplies the groups' scales.
     #[inline(always)]
     pub fn scale(&self) -> F16Bits {
         let [a, b, c, d] = self.scales.map(|[_, high]| high >> 4);
         F16Bits::from_le_bytes([a | b << 4, c | d << 4])
     }
 
-    /// Scale and shifts of each 16 weights: the scale in the low three bits, then for each eight whether it is shifted down.
+    /// Returns one byte per 16 weights: the scale in the low three bits, then one bit per eight for a
+    /// downward shift.
     #[inline(always)]
     pub fn group_bytes(&self) -> [u8; 16] {
         std::array::from_fn(|i| {
@@ -112,7 +113,7 @@ impl BlockIQ1M {
         })
     }
 
-    /// The quants in row order, in 0..=2.
+    /// Returns the quants in row order, in 0..=2.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
         let mut unpacked = [0; SUPERBLOCK_LEN];

@@ -1,9 +1,10 @@
-//! IQ1_S: 256 weights of three levels, in eights that point into a grid, with a 3-bit scale and a shift of the levels for each 32; 1.5625
-//! bits a weight.
+//! IQ1_S: 256 weights of three levels, in eights that point into a grid, with a 3-bit scale and a shift of
+//! the levels per 32 weights; 1.5625 bits per weight.
 //!
-//! A weight of group `g` is `scale * (2 * scales[g] + 1) * (quant - 1 + shift)`, the shift being an eighth up or down. Of the 6,561
-//! eights of quants the grid has 2,048. IQ1_M shares all of this but where its bits lie and how many weights share a scale
-//! and a shift: the parts of both have a byte for each 16 weights, as IQ1_M has them.
+//! A weight of group `g` is `scale * (2 * scales[g] + 1) * (quant - 1 + shift)`, with a shift of an eighth up
+//! or down. The grid has 2,048 of the 6,561 eights. IQ1_M differs only in the positions of its bits, and in
+//! the number of weights that share a scale and a shift. The parts of both formats have one byte per 16
+//! weights, as in IQ1_M.
 
 use std::sync::LazyLock;
 
@@ -52,16 +53,16 @@ const GRID_SET: [u64; SET_WORDS] = [
 /// The eights of the grid.
 pub(super) const GRID: [u16; 2048] = eights_of(&GRID_SET);
 
-/// The grid with the points around what is not on it.
+/// The grid with the nearby points of all other codes.
 pub(super) static NEARBY: LazyLock<Grid<8>> = LazyLock::new(|| Grid::new(&GRID, 2, 3));
 
-/// What the three levels stand for, shifted up and shifted down.
+/// The values of the three levels, shifted up and shifted down.
 pub(super) const LEVELS: [[f32; 3]; 2] = [[-0.875, 0.125, 1.125], [-1.125, -0.125, 0.875]];
 
-/// A group of smaller values than this counts as all zero.
+/// Groups with only smaller values count as all zero.
 const GROUP_MAX_EPS: f32 = 1e-12;
 
-/// The order of values, ascending and otherwise as they lie.
+/// Returns the indices that sort values in ascending order, stably.
 pub(super) fn ascending<const N: usize>(values: &[f32; N]) -> [usize; N] {
     let mut order = std::array::from_fn(|i| i);
     order.sort_by(|&a, &b| {
@@ -72,8 +73,9 @@ pub(super) fn ascending<const N: usize>(values: &[f32; N]) -> [usize; N] {
     order
 }
 
-/// The points for the levels of eights, of which each stands for other numbers, and the scale: of points that are not those
-/// levels, what fits best.
+/// Returns the grid points for `levels`, and the scale. `stands_for` has the values of each eight's levels.
+/// If some levels are not on the grid, the points with the least error are used and the scale is fitted
+/// again.
 pub(super) fn to_grid<const K: usize>(
     levels: &[[u8; 8]; K],
     stands_for: &[&[f32; 3]; K],
@@ -114,13 +116,13 @@ pub(super) fn to_grid<const K: usize>(
     )
 }
 
-/// The best split of sorted values into the three levels: the first `bounds[0]` take the lowest, those from
+/// The best split of sorted values into the three levels: the first `bounds[0]` get the lowest, those from
 /// `bounds[1]` on the highest.
 struct Split {
     scale: f32,
     score: f32,
     bounds: [usize; 2],
-    /// Which of [`LEVELS`] they take.
+    /// The index into [`LEVELS`].
     shift: usize,
 }
 
@@ -164,8 +166,8 @@ impl Split {
     }
 }
 
-/// The levels of values in `order`: those before `bounds[0]` are low, those from `bounds[1]` on high. With a negative scale they
-/// change places.
+/// Returns the levels of values in `order`: those before `bounds[0]` are low, those from `bounds[1]` on high.
+/// A negative scale swaps low and high.
 pub(super) fn levels_of<const N: usize>(order: &[usize; N], bounds: [usize; 2], scale: f32) -> [u8; N] {
     let mut levels = [0; N];
     for (j, &i) in order.iter().enumerate() {
@@ -179,19 +181,19 @@ pub(super) fn levels_of<const N: usize>(order: &[usize; N], bounds: [usize; 2], 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockIQ1S {
-    /// What the groups' scales are multiples of.
+    /// The block scale, which multiplies the groups' scales.
     pub scale: F16Bits,
-    /// The low bits of each eight's place in the grid.
+    /// The low bits of each eight's index in the grid.
     pub eights: [u8; 32],
-    /// Of each 32 weights the three high bits of the four eights, the lowest first, the scale in three bits, and in the highest
-    /// bit whether levels are shifted down.
+    /// For each 32 weights: the three high bits of the four indices, the lowest first, the scale in three
+    /// bits, and in the highest bit whether levels are shifted down.
     pub groups: [[u8; 2]; 8],
 }
 
 const _: () = assert!(size_of::<BlockIQ1S>() == 50 && align_of::<BlockIQ1S>() == 1);
 
-/// Decodes quants whose groups of 16 have a byte each: the scale in the low three bits, then for each eight whether it is shifted
-/// down.
+/// Decodes quants with one byte per group of 16: the scale in the low three bits, then one bit per eight for
+/// a downward shift.
 #[inline(always)]
 pub(super) fn dequantize(scale: F16Bits, groups: [u8; 16], quants: &[u8; SUPERBLOCK_LEN], out: &mut [f32]) {
     for (i, (out, quants)) in out.chunks_exact_mut(8).zip(quants.chunks_exact(8)).enumerate() {
@@ -209,7 +211,8 @@ pub(super) fn dequantize(scale: F16Bits, groups: [u8; 16], quants: &[u8; SUPERBL
 }
 
 impl BlockIQ1S {
-    /// Scale and shifts of each 16 weights: the scale in the low three bits, then for each eight whether it is shifted down.
+    /// Returns one byte per 16 weights: the scale in the low three bits, then one bit per eight for a
+    /// downward shift.
     #[inline(always)]
     pub fn group_bytes(&self) -> [u8; 16] {
         std::array::from_fn(|i| {
@@ -218,7 +221,7 @@ impl BlockIQ1S {
         })
     }
 
-    /// The quants in row order, in 0..=2.
+    /// Returns the quants in row order, in 0..=2.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
         let mut unpacked = [0; SUPERBLOCK_LEN];

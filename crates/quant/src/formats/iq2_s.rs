@@ -1,4 +1,4 @@
-//! IQ2_S: IQ2_XS with a grid of 1,024 eights and a bit for every sign; 2.5625 bits a weight.
+//! IQ2_S: IQ2_XS with a grid of 1,024 eights and a bit for every sign; 2.5625 bits per weight.
 
 use std::sync::LazyLock;
 
@@ -49,21 +49,21 @@ const GRID_SET: [u64; SET_WORDS] = [
 /// The eights of the grid.
 const GRID: [u16; 1024] = eights_of(&GRID_SET);
 
-/// The grid with the points around what is not on it.
+/// The grid with the nearby points of all other codes.
 static NEARBY: LazyLock<Grid<8>> = LazyLock::new(|| Grid::new(&GRID, 2, 1));
 
-/// A group of smaller values than this counts as all zero.
+/// Groups with only smaller values count as all zero.
 const GROUP_MAX_EPS: f32 = 1e-8;
 
 /// 256 weights of 3 magnitudes and a sign, 82 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockIQ2S {
-    /// What the groups' scales are multiples of.
+    /// The block scale, which multiplies the groups' scales.
     pub scale: F16Bits,
-    /// The low bits of each eight's place in the grid.
+    /// The low bits of each eight's index in the grid.
     pub eights: [u8; 32],
-    /// Bit `i % 8` of byte `i / 8` says that weight `i` is negative.
+    /// Bit `i % 8` of byte `i / 8` is set if weight `i` is negative.
     pub signs: [u8; 32],
     /// Bits `2 * (i % 4)..` of byte `i / 4` are the two high bits of eight `i`.
     pub high_bits: [u8; 8],
@@ -74,13 +74,13 @@ pub struct BlockIQ2S {
 const _: () = assert!(size_of::<BlockIQ2S>() == 82 && align_of::<BlockIQ2S>() == 1);
 
 impl BlockIQ2S {
-    /// The scales of the groups of 16, two in a byte.
+    /// Returns the scales of the groups of 16, two per byte.
     #[inline(always)]
     pub fn scale_pairs(&self) -> [u8; 8] {
         self.group_scales
     }
 
-    /// The places of the quants with their signs in [`QuantBlock::CODEBOOK`], in row order.
+    /// Returns the quants with signs, as indices into [`QuantBlock::CODEBOOK`], in row order.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
         let mut unpacked = [0; SUPERBLOCK_LEN];

@@ -1,4 +1,4 @@
-//! IQ2_XS: IQ2_XXS with a grid of 512 eights and a scale for each 16 weights; 2.3125 bits a weight.
+//! IQ2_XS: IQ2_XXS with a grid of 512 eights and a scale per 16 weights; 2.3125 bits per weight.
 
 use std::sync::LazyLock;
 
@@ -49,10 +49,10 @@ const GRID_SET: [u64; SET_WORDS] = [
 /// The eights of the grid.
 const GRID: [u16; 512] = eights_of(&GRID_SET);
 
-/// The grid with the points around what is not on it.
+/// The grid with the nearby points of all other codes.
 static NEARBY: LazyLock<Grid<8>> = LazyLock::new(|| Grid::new(&GRID, 2, 2));
 
-/// How IQ2_XS and IQ2_S search the scale of 16 weights.
+/// The scale search for 16 weights in IQ2_XS and IQ2_S.
 pub(super) const SEARCH: Search = Search {
     step: 0.1,
     n_steps: 9,
@@ -63,9 +63,9 @@ pub(super) const SEARCH: Search = Search {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockIQ2XS {
-    /// What the groups' scales are multiples of.
+    /// The block scale, which multiplies the groups' scales.
     pub scale: F16Bits,
-    /// Of each eight its place in the grid, nine bits, and seven bits for its signs.
+    /// For each eight, nine bits of its index in the grid, and seven bits of its signs.
     pub eights: [[u8; 2]; 32],
     /// Byte `i` holds scale `2 * i` in its low half and scale `2 * i + 1` in its high half.
     pub group_scales: [u8; 8],
@@ -74,13 +74,13 @@ pub struct BlockIQ2XS {
 const _: () = assert!(size_of::<BlockIQ2XS>() == 74 && align_of::<BlockIQ2XS>() == 1);
 
 impl BlockIQ2XS {
-    /// The scales of the groups of 16, two in a byte.
+    /// Returns the scales of the groups of 16, two per byte.
     #[inline(always)]
     pub fn scale_pairs(&self) -> [u8; 8] {
         self.group_scales
     }
 
-    /// The places of the quants with their signs in [`QuantBlock::CODEBOOK`], in row order.
+    /// Returns the quants with signs, as indices into [`QuantBlock::CODEBOOK`], in row order.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
         let mut unpacked = [0; SUPERBLOCK_LEN];

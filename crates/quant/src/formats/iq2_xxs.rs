@@ -1,8 +1,9 @@
-//! IQ2_XXS: 256 weights of three magnitudes, in eights that point into a grid, with signs and a 4-bit scale for each 32; 2.0625 bits
-//! a weight.
+//! IQ2_XXS: 256 weights of three magnitudes, in eights that point into a grid, with signs and a 4-bit scale
+//! per 32 weights; 2.0625 bits per weight.
 //!
-//! A weight of group `g` is `scale * (2 * scales[g] + 1) / 8 * CODEBOOK[quant]`. Of the 6,561 eights of magnitudes the grid has 256. The
-//! other IQ2 formats share all of this but where their bits lie and how large their grids are.
+//! A weight of group `g` is `scale * (2 * scales[g] + 1) / 8 * CODEBOOK[quant]`. The grid has 256 of the
+//! 6,561 eights of magnitudes. The other IQ2 formats differ only in the positions of their bits and the size
+//! of their grids.
 
 use std::sync::LazyLock;
 
@@ -52,33 +53,33 @@ const GRID_SET: [u64; SET_WORDS] = [
 /// The eights of the grid.
 const GRID: [u16; 256] = eights_of(&GRID_SET);
 
-/// The grid with the points around what is not on it.
+/// The grid with the nearby points of all other codes.
 static NEARBY: LazyLock<Grid<8>> = LazyLock::new(|| Grid::new(&GRID, 2, 2));
 
-/// What a digit of the grid with its sign, which is bit 2, stands for; see [`QuantBlock::CODEBOOK`].
+/// The value of a grid digit with its sign, which is bit 2; see [`QuantBlock::CODEBOOK`].
 pub(super) const CODEBOOK: [i8; 16] = [8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// 256 weights of 3 magnitudes and a sign, 66 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockIQ2XXS {
-    /// What the groups' scales are multiples of.
+    /// The block scale, which multiplies the groups' scales.
     pub scale: F16Bits,
-    /// Of each 32 weights four places in the grid, then a word: seven bits for the signs of each eight, the lowest first, and
-    /// the scale in the highest four.
+    /// For each 32 weights, four indices into the grid, then a word: seven sign bits per eight, the lowest
+    /// first, and the scale in the highest four bits.
     pub groups: [[[u8; 4]; 2]; 8],
 }
 
 const _: () = assert!(size_of::<BlockIQ2XXS>() == 66 && align_of::<BlockIQ2XXS>() == 1);
 
-/// Puts the quants of an eight together with their signs.
+/// Combines the quants of an eight with their signs.
 #[inline(always)]
 pub(super) fn signed(eight: u16, signs: u8) -> [u8; 8] {
     let digits = digits_of(eight);
     std::array::from_fn(|i| digits[i] | (signs >> i & 1) << 2)
 }
 
-/// Decodes quants whose groups of 16 have 4-bit scales, two in a byte.
+/// Decodes quants with 4-bit scales for groups of 16, two per byte.
 #[inline(always)]
 pub(super) fn dequantize(
     scale: F16Bits,
@@ -96,13 +97,13 @@ pub(super) fn dequantize(
 }
 
 impl BlockIQ2XXS {
-    /// The scales of the groups of 32, each twice, as the other formats have them for groups of 16.
+    /// Returns the scales of the groups of 32, each twice, as the other formats have them for groups of 16.
     #[inline(always)]
     pub fn scale_pairs(&self) -> [u8; 8] {
         self.groups.map(|[_, word]| (word[3] >> 4) * 0x11)
     }
 
-    /// The places of the quants with their signs in [`QuantBlock::CODEBOOK`], in row order.
+    /// Returns the quants with signs, as indices into [`QuantBlock::CODEBOOK`], in row order.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
         let mut unpacked = [0; SUPERBLOCK_LEN];

@@ -1,8 +1,8 @@
-//! IQ3_S: 256 weights in fours that point into a grid, each with a sign, in eight groups of 32 with a 4-bit scale; 3.4375
-//! bits a weight.
+//! IQ3_S: 256 signed weights, in fours that point into a grid, in eight groups of 32 with a 4-bit scale;
+//! 3.4375 bits per weight.
 //!
-//! A weight of group `g` is `scale * (2 * scales[g] + 1) * (2 * quant + 1)` or its negative; a quant is in 0..=7. Of the 4,096
-//! fours of quants the grid has 512, so that nine bits say which four it is.
+//! A weight of group `g` is `scale * (2 * scales[g] + 1) * (2 * quant + 1)` or its negative; a quant is in
+//! 0..=7. The grid has 512 of the 4,096 fours of quants, so nine bits identify one.
 
 use std::sync::LazyLock;
 
@@ -15,7 +15,7 @@ use crate::block::sum_of_squares;
 use crate::scale_search::squares;
 use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
-/// The grid as a set: bit `u % 64` of word `u / 64` says that the four `u` is in it, whose quant `i` is bits `3 * i..`.
+/// The grid as a set: bit `u % 64` of word `u / 64` marks the four `u`, whose quant `i` is bits `3 * i..`.
 ///
 /// Source: ggml-org/llama.cpp, `ggml/src/ggml-common.h` (`iq3s_grid`).
 #[rustfmt::skip]
@@ -38,13 +38,13 @@ const GRID_SET: [u64; 64] = [
     0x0000_0100_0001_0822, 0x0000_0004_0004_0000, 0x0000_0000_0200_0004, 0x0000_0000_0000_0001,
 ];
 
-/// The fours of the grid: what the nine bits index.
+/// The fours of the grid, indexed by the nine bits.
 const GRID: [u16; 512] = fours_of(&GRID_SET);
 
-/// The grid with the points around what is not on it.
+/// The grid with the nearby points of all other codes.
 static NEARBY: LazyLock<Grid<4>> = LazyLock::new(|| Grid::new(&GRID, 7, 3));
 
-/// The fours of a set, ascending.
+/// Returns the fours of a set, ascending.
 pub(super) const fn fours_of<const N: usize>(set: &[u64; 64]) -> [u16; N] {
     let mut grid = [0; N];
     let (mut len, mut four) = (0, 0);
@@ -59,20 +59,20 @@ pub(super) const fn fours_of<const N: usize>(set: &[u64; 64]) -> [u16; N] {
     grid
 }
 
-/// What a quant with its sign stands for; see [`QuantBlock::CODEBOOK`].
+/// The value of a quant with its sign; see [`QuantBlock::CODEBOOK`].
 const CODEBOOK: [i8; 16] = [-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15];
 
 /// 256 weights of 3 bits and a sign, 110 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockIQ3S {
-    /// What the groups' scales are multiples of.
+    /// The block scale, which multiplies the groups' scales.
     pub scale: F16Bits,
-    /// The low bits of each four's place in the grid.
+    /// The low bits of each four's index in the grid.
     pub fours: [u8; 64],
     /// Bit `i % 8` of byte `i / 8` is the ninth bit of four `i`.
     pub high_bits: [u8; 8],
-    /// Bit `i % 8` of byte `i / 8` says that weight `i` is negative.
+    /// Bit `i % 8` of byte `i / 8` is set if weight `i` is negative.
     pub signs: [u8; 32],
     /// Byte `i` holds scale `2 * i` in its low half and scale `2 * i + 1` in its high half.
     pub group_scales: [u8; 4],
@@ -80,7 +80,7 @@ pub struct BlockIQ3S {
 
 const _: () = assert!(size_of::<BlockIQ3S>() == 110 && align_of::<BlockIQ3S>() == 1);
 
-/// The quants of a four.
+/// Returns the quants of a four.
 pub(super) const fn quants_of(four: u16) -> [u8; 4] {
     [
         (four & 7) as u8,
@@ -91,13 +91,13 @@ pub(super) const fn quants_of(four: u16) -> [u8; 4] {
 }
 
 impl BlockIQ3S {
-    /// The odd factors of the groups' scales, in 1..=31.
+    /// Returns the odd factors of the groups' scales, in 1..=31.
     #[inline(always)]
     pub fn unpack_scales(&self) -> [u8; 8] {
         std::array::from_fn(|g| 2 * (self.group_scales[g / 2] >> (4 * (g % 2)) & 0xf) + 1)
     }
 
-    /// The places of the quants with their signs in [`QuantBlock::CODEBOOK`], in row order.
+    /// Returns the quants with signs, as indices into [`QuantBlock::CODEBOOK`], in row order.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
         let mut unpacked = [0; SUPERBLOCK_LEN];
@@ -112,8 +112,8 @@ impl BlockIQ3S {
         unpacked
     }
 
-    /// Encodes values as the reference does, with a fault that it has: a group of zeros takes no place, so that the groups after it
-    /// are stored one too early. `weights` gives those of errors in a group.
+    /// Encodes values like the reference, including its bug: a group of zeros takes no place, so the groups
+    /// after it are stored one too early. `weights` returns the error weights of a group.
     ///
     /// Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`quantize_row_iq3_s_impl`).
     fn encode(values: &[f32], weights: impl Fn(usize, &[f32; 32]) -> [f32; 32]) -> Self {

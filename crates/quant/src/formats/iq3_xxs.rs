@@ -1,7 +1,8 @@
-//! IQ3_XXS: 256 weights of eight magnitudes, in fours that point into a grid, with signs and a 4-bit scale for each 32; 3.0625 bits a
-//! weight.
+//! IQ3_XXS: 256 weights of eight magnitudes, in fours that point into a grid, with signs and a 4-bit scale
+//! per 32 weights; 3.0625 bits per weight.
 //!
-//! A weight of group `g` is `scale * (2 * scales[g] + 1) / 4 * CODEBOOK[quant]`. Of the 4,096 fours of magnitudes the grid has 256.
+//! A weight of group `g` is `scale * (2 * scales[g] + 1) / 4 * CODEBOOK[quant]`. The grid has 256 of the
+//! 4,096 fours of magnitudes.
 
 use std::sync::LazyLock;
 
@@ -41,13 +42,13 @@ const GRID_SET: [u64; 64] = [
 /// The fours of the grid.
 const GRID: [u16; 256] = fours_of(&GRID_SET);
 
-/// The grid with the points around what is not on it.
+/// The grid with the nearby points of all other codes.
 static NEARBY: LazyLock<Grid<4>> = LazyLock::new(|| Grid::new(&GRID, 7, 2));
 
-/// A group of smaller values than this counts as all zero.
+/// Groups with only smaller values count as all zero.
 const GROUP_MAX_EPS: f32 = 1e-8;
 
-/// What a quant with its sign stands for; see [`QuantBlock::CODEBOOK`].
+/// The value of a quant with its sign; see [`QuantBlock::CODEBOOK`].
 const CODEBOOK: [i8; 16] = [
     -62, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 28, 36, 44, 52, 62,
 ];
@@ -56,24 +57,25 @@ const CODEBOOK: [i8; 16] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockIQ3XXS {
-    /// What the groups' scales are multiples of.
+    /// The block scale, which multiplies the groups' scales.
     pub scale: F16Bits,
-    /// Each four's place in the grid.
+    /// Each four's index in the grid.
     pub fours: [u8; 64],
-    /// Of each 32 weights seven bits for the signs of each eight, the lowest first, and the scale in the highest four.
+    /// For each 32 weights, seven sign bits per eight, the lowest first, and the scale in the highest four
+    /// bits.
     pub signs_and_scales: [[u8; 4]; 8],
 }
 
 const _: () = assert!(size_of::<BlockIQ3XXS>() == 98 && align_of::<BlockIQ3XXS>() == 1);
 
 impl BlockIQ3XXS {
-    /// The odd factors of the groups' scales, in 1..=31.
+    /// Returns the odd factors of the groups' scales, in 1..=31.
     #[inline(always)]
     pub fn unpack_scales(&self) -> [u8; 8] {
         self.signs_and_scales.map(|word| 2 * (word[3] >> 4) + 1)
     }
 
-    /// The places of the quants with their signs in [`QuantBlock::CODEBOOK`], in row order.
+    /// Returns the quants with signs, as indices into [`QuantBlock::CODEBOOK`], in row order.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
         let mut unpacked = [0; SUPERBLOCK_LEN];

@@ -10,7 +10,7 @@ use crate::block::sum_of_squares;
 use crate::scale_search::{GROUP_MAX_EPS, greatest_magnitude, squares};
 use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
-/// What the quants of IQ4_NL and IQ4_XS stand for, ascending.
+/// The values of the quants of IQ4_NL and IQ4_XS, ascending.
 pub(super) const CODEBOOK: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
@@ -33,13 +33,13 @@ pub(super) fn look_up(codebook: &[i8; 16], quants: &[u8; 16]) -> [i8; 32] {
     unpack_4_bits(quants).map(|quant| codebook[usize::from(quant)])
 }
 
-/// The quant whose codebook value is nearest, the upper one of two. Doubled, the midpoints are integers.
+/// Returns the quant with the nearest codebook value, ties upwards. Doubled, the midpoints are integers.
 pub(super) fn nearest_quant(x: f32) -> u8 {
     let is_above = |pair: &[i8]| x + x >= f32::from(i16::from(pair[0]) + i16::from(pair[1]));
     CODEBOOK.windows(2).filter(|pair| is_above(pair)).count() as u8
 }
 
-/// Finds the scale of a group of 32: the best of 16 around the obvious one.
+/// Finds the scale of a group of 32: the best of 16 around the initial one.
 ///
 /// Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`quantize_row_iq4_nl_impl`).
 pub(super) fn search_scale(values: &[f32; 32], weights: &[f32; 32]) -> f32 {
@@ -75,7 +75,7 @@ pub(super) fn search_scale(values: &[f32; 32], weights: &[f32; 32]) -> f32 {
 }
 
 impl BlockIQ4NL {
-    /// The codebook values in row order.
+    /// Returns the codebook values in row order.
     #[inline(always)]
     pub fn unpack(&self) -> [i8; 32] {
         look_up(&CODEBOOK, &self.quants)

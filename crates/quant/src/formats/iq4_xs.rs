@@ -17,20 +17,21 @@ use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockIQ4XS {
-    /// What the groups' scales are multiples of.
+    /// The block scale, which multiplies the groups' scales.
     pub scale: F16Bits,
-    /// Bits `2 * g` and up of these 16, the first byte lowest, are the high part of scale `g`.
+    /// In these 16 bits, the first byte lowest, bits `2 * g` and up are the high part of scale `g`.
     pub scales_high: [u8; 2],
     /// Byte `i` holds the low part of scale `2 * i` in its low half and that of scale `2 * i + 1` in its high half.
     pub scales_low: [u8; 4],
-    /// Of each group, 16 bytes: byte `i` holds quant `i` in its low half and quant `i + 16` in its high half.
+    /// For each group, 16 bytes: byte `i` holds quant `i` in its low half and quant `i + 16` in its high
+    /// half.
     pub quants: [[u8; 16]; 8],
 }
 
 const _: () = assert!(size_of::<BlockIQ4XS>() == 136 && align_of::<BlockIQ4XS>() == 1);
 
 impl BlockIQ4XS {
-    /// The groups' scales, in -32..=31.
+    /// Returns the groups' scales, in -32..=31.
     #[inline(always)]
     pub fn unpack_scales(&self) -> [i8; 8] {
         let high = u16::from_le_bytes(self.scales_high);
@@ -42,7 +43,7 @@ impl BlockIQ4XS {
         scales
     }
 
-    /// Encodes values; `weights` gives those of errors in a group.
+    /// Encodes values; `weights` returns the error weights of a group.
     fn encode(values: &[f32], weights: impl Fn(usize, &[f32; 32]) -> [f32; 32]) -> Self {
         let (groups, _) = values.as_chunks::<32>();
         let found: [f32; 8] = std::array::from_fn(|g| search_scale(&groups[g], &weights(g, &groups[g])));

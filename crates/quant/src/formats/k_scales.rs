@@ -17,7 +17,7 @@ use crate::scale_search::{ScaleMin, nearest_int, search_positive};
 pub struct KScales(pub [u8; 12]);
 
 impl KScales {
-    /// The scales and the minima, in 0..=63.
+    /// Returns the scales and the minima, in 0..=63.
     #[inline(always)]
     pub const fn unpack(self) -> ([u8; 8], [u8; 8]) {
         const LOW_6: u32 = 0x3f3f_3f3f;
@@ -50,7 +50,8 @@ impl KScales {
     }
 }
 
-/// What Q4_K and Q5_K keep of eight groups' scales and minima: each rounded to 6 bits of the greatest.
+/// The stored form of eight groups' scales and minima in Q4_K and Q5_K: each rounded to 6 bits relative to
+/// the largest.
 pub(super) struct QuantizedScales {
     pub(super) scale: F16Bits,
     pub(super) min: F16Bits,
@@ -78,7 +79,7 @@ impl QuantizedScales {
         }
     }
 
-    /// Rounds scales and minima of groups that have the weights `sums` to multiples that fit all of them best.
+    /// Rounds scales and minima of groups with weights `sums` to the multiples that fit best overall.
     pub(super) fn weighted(groups: &[ScaleMin; 8], sums: &[f32; 8]) -> Self {
         let (mut scales, mut mins) = ([0; 8], [0; 8]);
         let scale = search_positive(63, &groups.map(|group| group.scale), sums, &mut scales);
@@ -90,7 +91,7 @@ impl QuantizedScales {
         }
     }
 
-    /// Quantizes all values again with the rounded scales. Groups whose scale became zero keep what they have.
+    /// Quantizes all values again with the rounded scales. Groups whose scale became zero keep their quants.
     pub(super) fn requantize(&self, max_quant: i32, values: &[f32], quants: &mut [u8; 256]) {
         let (scales, mins) = self.group_scales.unpack();
         for (i, (values, quants)) in values

@@ -1,8 +1,9 @@
 //! One file per format: the block's layout, its parts, its decoder and its encoder.
 //!
-//! All blocks are [`Pod`](bytemuck::Pod) with alignment 1, exactly as they lie in a GGUF file, so a tensor's bytes can
-//! be viewed as blocks with [`bytemuck::cast_slice`] at any offset. Fields are public: whoever repacks weights for a
-//! faster kernel reads them, or the parts that [`QuantBlock`](crate::QuantBlock) gives. Numbers that span bytes are little-endian.
+//! All blocks are [`Pod`](bytemuck::Pod) with alignment 1, exactly as stored in a GGUF file, so a tensor's
+//! bytes can be viewed as blocks with [`bytemuck::cast_slice`] at any offset. Fields are public, for code
+//! that rearranges weights for a faster kernel; it can also use the parts from
+//! [`QuantBlock`](crate::QuantBlock). Multi-byte numbers are little-endian.
 
 mod eights;
 mod grid_search;
@@ -28,5 +29,5 @@ for_each_format!(modules);
 
 pub use self::k_scales::KScales;
 
-/// Weights in a block of the K-formats.
+/// Number of weights in a block of the K-formats.
 pub const SUPERBLOCK_LEN: usize = 256;

@@ -28,7 +28,8 @@ pub struct BlockMXFP4 {
 
 const _: () = assert!(size_of::<BlockMXFP4>() == 17 && align_of::<BlockMXFP4>() == 1);
 
-/// The quant nearest to a value; of equally near ones the first: a magnitude's lower one, and plus zero.
+/// Returns the quant nearest to a value. Among equally near ones it is the first: the smaller magnitude, and
+/// plus zero.
 pub(super) fn nearest(x: f32, scale: f32) -> u8 {
     let mut best = (0, x.abs());
     for (quant, &value) in CODEBOOK.iter().enumerate().skip(1) {
@@ -41,16 +42,16 @@ pub(super) fn nearest(x: f32, scale: f32) -> u8 {
 }
 
 impl BlockMXFP4 {
-    /// The codebook values in row order.
+    /// Returns the codebook values in row order.
     #[inline(always)]
     pub fn unpack(&self) -> [i8; 32] {
         look_up(&CODEBOOK, &self.quants)
     }
 
-    /// Half the block's scale: `2^(exponent - 128)`, for the doubled values of the codebook.
+    /// Returns half the block's scale: `2^(exponent - 128)`, for the doubled values of the codebook.
     #[inline(always)]
     pub const fn half_scale(&self) -> f32 {
-        // The two least are subnormal.
+        // The two smallest are subnormal.
         f32::from_bits(match self.exponent {
             0 => 0x0020_0000,
             1 => 0x0040_0000,

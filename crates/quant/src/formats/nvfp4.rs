@@ -1,8 +1,9 @@
-//! NVFP4: 64 weights of 4-bit floats in four groups of 16, each with a scale that is an 8-bit float; 4.5 bits a weight.
+//! NVFP4: 64 weights of 4-bit floats in four groups of 16, each with an 8-bit float as its scale; 4.5 bits
+//! per weight.
 //!
-//! A weight of group `g` is `scale[g] / 2 * CODEBOOK[quant]`, the codebook having twice the values of the 4-bit floats. A scale has
-//! no sign, four bits of exponent and three of mantissa. Files may have one more scale for a whole tensor, which is a tensor of
-//! its own.
+//! A weight of group `g` is `scale[g] / 2 * CODEBOOK[quant]`, the codebook having twice the values of the
+//! 4-bit floats. A scale has no sign, four exponent bits and three mantissa bits. Files may have another
+//! scale for a whole tensor, in a separate tensor.
 
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
@@ -17,20 +18,20 @@ use crate::{Block, BlockParts, QuantBlock};
 pub struct BlockNVFP4 {
     /// The scales of the groups.
     pub group_scales: [u8; 4],
-    /// Of each group, byte `i` holds quant `i` in its low half and quant `i + 8` in its high half.
+    /// For each group, byte `i` holds quant `i` in its low half and quant `i + 8` in its high half.
     pub quants: [[u8; 8]; 4],
 }
 
 const _: () = assert!(size_of::<BlockNVFP4>() == 36 && align_of::<BlockNVFP4>() == 1);
 
-/// What all bits but the sign stand for; the pattern of NaN is 0.
+/// The pattern with all bits but the sign set: NaN, which counts as 0.
 const NAN: u8 = 0x7f;
 
-/// Half the value of a scale.
+/// Returns half the value of a scale.
 #[inline(always)]
 fn half_scale(byte: u8) -> f32 {
-    // With the exponent's bias off by 120, a multiplication by a power of two is exact for normal and subnormal numbers;
-    // half of it is 2^119.
+    // With the exponent's bias off by 120, multiplying by a power of two is exact for normal and subnormal
+    // numbers; half of it is 2^119.
     let bits = if byte == NAN {
         0
     } else {
@@ -39,7 +40,7 @@ fn half_scale(byte: u8) -> f32 {
     f32::from_bits(bits) * f32::from_bits((119 + 127) << 23)
 }
 
-/// The nearest scale, ties away from zero; from 256 on it is the greatest, 448, as in the reference.
+/// Returns the nearest scale, ties away from zero; from 256 on it is the largest, 448, as in the reference.
 fn nearest_scale(value: f32) -> u8 {
     let value = value.clamp(0.0, 448.0);
     let bits = value.to_bits();
@@ -51,13 +52,13 @@ fn nearest_scale(value: f32) -> u8 {
 }
 
 impl BlockNVFP4 {
-    /// The quants in row order.
+    /// Returns the quants in row order.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; 64] {
         std::array::from_fn(|i| self.quants[i / 16][i % 8] >> (4 * (i / 8 % 2)) & 0xf)
     }
 
-    /// The scales without bits that mean nothing: the sign, and the pattern of NaN, which stands for 0.
+    /// Returns the scales without meaningless bits: the sign, and the NaN pattern, which counts as 0.
     #[inline(always)]
     pub fn plain_scales(&self) -> [u8; 4] {
         self.group_scales

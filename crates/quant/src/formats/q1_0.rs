@@ -20,7 +20,7 @@ pub struct BlockQ1_0 {
 const _: () = assert!(size_of::<BlockQ1_0>() == 18 && align_of::<BlockQ1_0>() == 1);
 
 impl BlockQ1_0 {
-    /// The quants in row order, 0 or 1.
+    /// Returns the quants in row order, 0 or 1.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; 128] {
         std::array::from_fn(|i| self.quants[i / 8] >> (i % 8) & 1)
@@ -39,7 +39,7 @@ impl Block for BlockQ1_0 {
         }
     }
 
-    /// The scale is the mean of the magnitudes.
+    /// Uses the mean of the magnitudes as the scale.
     fn quantize(values: &[f32]) -> Self {
         let sum = values.iter().fold(0.0, |sum, x| sum + x.abs());
         let (eights, _) = values.as_chunks::<8>();

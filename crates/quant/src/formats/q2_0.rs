@@ -1,6 +1,6 @@
 //! Q2_0: 64 weights of 2 bits and one scale; 2.25 bits a weight.
 //!
-//! A weight is `scale * (quant - 1)`: ternary, and twice the scale, which encoders do not use.
+//! A weight is `scale * (quant - 1)`: ternary, or twice the scale, which encoders do not use.
 
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
@@ -21,7 +21,7 @@ pub struct BlockQ2_0 {
 const _: () = assert!(size_of::<BlockQ2_0>() == 18 && align_of::<BlockQ2_0>() == 1);
 
 impl BlockQ2_0 {
-    /// The quants in row order, in 0..=3.
+    /// Returns the quants in row order, in 0..=3.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; 64] {
         std::array::from_fn(|i| self.quants[i / 4] >> (2 * (i % 4)) & 3)

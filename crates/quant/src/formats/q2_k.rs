@@ -16,19 +16,19 @@ use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ2K {
-    /// Of each group, the scale in the low half and the minimum in the high half.
+    /// For each group, the scale in the low half and the minimum in the high half.
     pub group_scales: [u8; 16],
-    /// Of each 128 weights in order, 32 bytes: bits `2 * k` and up of byte `i` are quant `32 * k + i`.
+    /// For each 128 weights in order, 32 bytes: bits `2 * k` and up of byte `i` are quant `32 * k + i`.
     pub quants: [u8; 64],
-    /// What the groups' scales are multiples of.
+    /// The block scale, which multiplies the groups' scales.
     pub scale: F16Bits,
-    /// What the groups' minima are multiples of.
+    /// The block minimum, which multiplies the groups' minima.
     pub min: F16Bits,
 }
 
 const _: () = assert!(size_of::<BlockQ2K>() == 84 && align_of::<BlockQ2K>() == 1);
 
-/// Takes apart quants of 2 bits, 32 bytes for each 128.
+/// Unpacks 2-bit quants, 32 bytes per 128.
 #[inline(always)]
 pub(super) fn unpack_2_bits(bytes: &[u8; 64]) -> [u8; SUPERBLOCK_LEN] {
     let mut quants = [0; SUPERBLOCK_LEN];
@@ -42,7 +42,7 @@ pub(super) fn unpack_2_bits(bytes: &[u8; 64]) -> [u8; SUPERBLOCK_LEN] {
     quants
 }
 
-/// Puts the two low bits of quants together.
+/// Packs the two low bits of quants.
 pub(super) fn pack_2_bits(quants: &[u8; SUPERBLOCK_LEN]) -> [u8; 64] {
     std::array::from_fn(|i| {
         let first = i / 32 * 128 + i % 32;
@@ -51,13 +51,13 @@ pub(super) fn pack_2_bits(quants: &[u8; SUPERBLOCK_LEN]) -> [u8; 64] {
 }
 
 impl BlockQ2K {
-    /// The quants in row order, in 0..=3.
+    /// Returns the quants in row order, in 0..=3.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
         unpack_2_bits(&self.quants)
     }
 
-    /// Encodes values with the scales that were found. Groups whose scale became zero keep the quants that they have.
+    /// Encodes values with known scales. Groups whose scale became zero keep their quants.
     fn with_scales(
         values: &[f32],
         scale: F16Bits,

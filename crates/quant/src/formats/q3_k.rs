@@ -17,19 +17,20 @@ use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 pub struct BlockQ3K {
     /// Bit `k` of byte `i` is the third bit of quant `32 * k + i`.
     pub high_bits: [u8; 32],
-    /// Of each 128 weights in order, 32 bytes: bits `2 * k` and up of byte `i` are the low bits of quant `32 * k + i`.
+    /// For each 128 weights in order, 32 bytes: bits `2 * k` and up of byte `i` are the low bits of quant
+    /// `32 * k + i`.
     pub quants: [u8; 64],
     /// The groups' scales: the low half of byte `i` in 0..8 is the low part of scale `i`, its high half that of
     /// scale `i + 8`; bits `2 * k` and up of byte `8 + i` are the high part of scale `4 * k + i`.
     pub group_scales: [u8; 12],
-    /// What the groups' scales are multiples of.
+    /// The block scale, which multiplies the groups' scales.
     pub scale: F16Bits,
 }
 
 const _: () = assert!(size_of::<BlockQ3K>() == 110 && align_of::<BlockQ3K>() == 1);
 
 impl BlockQ3K {
-    /// The quants in row order, in 0..=7; 4 is subtracted from each.
+    /// Returns the quants in row order, in 0..=7; 4 is subtracted from each.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
         let mut quants = unpack_2_bits(&self.quants);
@@ -41,7 +42,7 @@ impl BlockQ3K {
         quants
     }
 
-    /// The groups' scales, in -32..=31.
+    /// Returns the groups' scales, in -32..=31.
     #[inline(always)]
     pub fn unpack_scales(&self) -> [i8; 16] {
         let mut scales = [0; 16];
@@ -63,7 +64,7 @@ impl BlockQ3K {
         bytes
     }
 
-    /// Encodes values with the scales that were found. Groups whose scale became zero keep the quants that they have.
+    /// Encodes values with known scales. Groups whose scale became zero keep their quants.
     fn with_scales(
         values: &[f32],
         scale: F16Bits,

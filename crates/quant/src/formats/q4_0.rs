@@ -20,7 +20,7 @@ pub struct BlockQ4_0 {
 
 const _: () = assert!(size_of::<BlockQ4_0>() == 18 && align_of::<BlockQ4_0>() == 1);
 
-/// Takes apart 32 quants of 4 bits.
+/// Unpacks 32 4-bit quants.
 #[inline(always)]
 pub(super) fn unpack_4_bits(bytes: &[u8; 16]) -> [u8; 32] {
     let mut quants = [0; 32];
@@ -31,13 +31,13 @@ pub(super) fn unpack_4_bits(bytes: &[u8; 16]) -> [u8; 32] {
     quants
 }
 
-/// Puts 32 quants of 4 bits together.
+/// Packs 32 4-bit quants.
 pub(super) fn pack_4_bits(quants: &[u8; 32]) -> [u8; 16] {
     std::array::from_fn(|i| quants[i] | quants[i + 16] << 4)
 }
 
 impl BlockQ4_0 {
-    /// The quants in row order, in -8..=7.
+    /// Returns the quants in row order, in -8..=7.
     #[inline(always)]
     pub fn unpack(&self) -> [i8; 32] {
         unpack_4_bits(&self.quants).map(|quant| quant as i8 - 8)

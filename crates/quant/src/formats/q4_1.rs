@@ -15,7 +15,7 @@ use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 pub struct BlockQ4_1 {
     /// The scale.
     pub scale: F16Bits,
-    /// What quant 0 stands for.
+    /// The value of quant 0.
     pub min: F16Bits,
     /// Byte `i` holds quant `i` in its low half and quant `i + 16` in its high half.
     pub quants: [u8; 16],
@@ -24,14 +24,14 @@ pub struct BlockQ4_1 {
 const _: () = assert!(size_of::<BlockQ4_1>() == 20 && align_of::<BlockQ4_1>() == 1);
 
 impl BlockQ4_1 {
-    /// The quants in row order, in 0..=15.
+    /// Returns the quants in row order, in 0..=15.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; 32] {
         unpack_4_bits(&self.quants)
     }
 }
 
-/// The least and the greatest value.
+/// Returns the smallest and the largest value.
 pub(super) fn range(values: &[f32]) -> (f32, f32) {
     let (mut min, mut max) = (f32::MAX, f32::MIN);
     for &x in values {

@@ -15,20 +15,20 @@ use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ4K {
-    /// What the groups' scales are multiples of.
+    /// The block scale, which multiplies the groups' scales.
     pub scale: F16Bits,
-    /// What the groups' minima are multiples of.
+    /// The block minimum, which multiplies the groups' minima.
     pub min: F16Bits,
     /// Scales and minima of the groups.
     pub group_scales: KScales,
-    /// Of each 64 weights in order, 32 bytes: byte `i` holds quant `i` in its low half and quant `i + 32` in its high
-    /// half, so that a half belongs to one group.
+    /// For each 64 weights in order, 32 bytes: byte `i` holds quant `i` in its low half and quant `i + 32` in
+    /// its high half, so that a half belongs to one group.
     pub quants: [u8; 128],
 }
 
 const _: () = assert!(size_of::<BlockQ4K>() == 144 && align_of::<BlockQ4K>() == 1);
 
-/// The weights' importance: the root mean square of their group plus their own magnitude.
+/// Returns the weights' importance: the root mean square of their group plus their own magnitude.
 pub(super) fn importance(values: &[f32; 32]) -> [f32; 32] {
     let mut sum = 0.0;
     for x in values {
@@ -45,7 +45,8 @@ pub(super) fn search_groups(search: &MinSearch, values: &[f32], quants: &mut [u8
     std::array::from_fn(|g| search_with_min(search, &groups[g], &importance(&groups[g]), &mut quants[g]))
 }
 
-/// Finds and rounds scale and minimum of each group of 32 with the weights that an importance matrix gives, then the quants.
+/// Finds and rounds scale and minimum of each group of 32 with weights from an importance matrix, then the
+/// quants.
 pub(super) fn quantize_groups(
     max_quant: i32,
     values: &[f32],
@@ -68,7 +69,7 @@ pub(super) fn quantize_groups(
 }
 
 impl BlockQ4K {
-    /// The quants in row order, in 0..=15.
+    /// Returns the quants in row order, in 0..=15.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
         let mut quants = [0; SUPERBLOCK_LEN];

@@ -14,7 +14,7 @@ use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 pub struct BlockQ5_0 {
     /// The scale.
     pub scale: F16Bits,
-    /// Bit `i` of these 32, the first byte lowest, is the fifth bit of quant `i`.
+    /// In these 32 bits, the first byte lowest, bit `i` is the fifth bit of quant `i`.
     pub high_bits: [u8; 4],
     /// Byte `i` holds the low bits of quant `i` in its low half and those of quant `i + 16` in its high half.
     pub quants: [u8; 16],
@@ -22,7 +22,7 @@ pub struct BlockQ5_0 {
 
 const _: () = assert!(size_of::<BlockQ5_0>() == 22 && align_of::<BlockQ5_0>() == 1);
 
-/// Puts the fifth bits to the low ones.
+/// Adds the fifth bits to the low ones.
 #[inline(always)]
 pub(super) fn unpack_5_bits(quants: &[u8; 16], high_bits: [u8; 4]) -> [u8; 32] {
     let high = u32::from_le_bytes(high_bits);
@@ -42,7 +42,7 @@ pub(super) fn pack_5_bits(unpacked: &[u8; 32]) -> ([u8; 16], [u8; 4]) {
 }
 
 impl BlockQ5_0 {
-    /// The quants in row order, in -16..=15.
+    /// Returns the quants in row order, in -16..=15.
     #[inline(always)]
     pub fn unpack(&self) -> [i8; 32] {
         unpack_5_bits(&self.quants, self.high_bits).map(|q| q as i8 - 16)

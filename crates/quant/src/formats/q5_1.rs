@@ -16,9 +16,9 @@ use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 pub struct BlockQ5_1 {
     /// The scale.
     pub scale: F16Bits,
-    /// What quant 0 stands for.
+    /// The value of quant 0.
     pub min: F16Bits,
-    /// Bit `i` of these 32, the first byte lowest, is the fifth bit of quant `i`.
+    /// In these 32 bits, the first byte lowest, bit `i` is the fifth bit of quant `i`.
     pub high_bits: [u8; 4],
     /// Byte `i` holds the low bits of quant `i` in its low half and those of quant `i + 16` in its high half.
     pub quants: [u8; 16],
@@ -27,7 +27,7 @@ pub struct BlockQ5_1 {
 const _: () = assert!(size_of::<BlockQ5_1>() == 24 && align_of::<BlockQ5_1>() == 1);
 
 impl BlockQ5_1 {
-    /// The quants in row order, in 0..=31.
+    /// Returns the quants in row order, in 0..=31.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; 32] {
         unpack_5_bits(&self.quants, self.high_bits)

@@ -15,23 +15,23 @@ use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ5K {
-    /// What the groups' scales are multiples of.
+    /// The block scale, which multiplies the groups' scales.
     pub scale: F16Bits,
-    /// What the groups' minima are multiples of.
+    /// The block minimum, which multiplies the groups' minima.
     pub min: F16Bits,
     /// Scales and minima of the groups.
     pub group_scales: KScales,
     /// Bit `g` of byte `i` is the fifth bit of quant `32 * g + i`.
     pub high_bits: [u8; 32],
-    /// Of each 64 weights in order, 32 bytes: byte `i` holds the low bits of quant `i` in its low half and those of
-    /// quant `i + 32` in its high half.
+    /// For each 64 weights in order, 32 bytes: byte `i` holds the low bits of quant `i` in its low half and
+    /// those of quant `i + 32` in its high half.
     pub quants: [u8; 128],
 }
 
 const _: () = assert!(size_of::<BlockQ5K>() == 176 && align_of::<BlockQ5K>() == 1);
 
 impl BlockQ5K {
-    /// The quants in row order, in 0..=31.
+    /// Returns the quants in row order, in 0..=31.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
         let mut quants = [0; SUPERBLOCK_LEN];

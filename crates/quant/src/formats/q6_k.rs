@@ -13,21 +13,22 @@ use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ6K {
-    /// Of each 128 weights in order, 64 bytes: byte `i` holds the low bits of quant `i` in its low half and those of
-    /// quant `i + 64` in its high half.
+    /// For each 128 weights in order, 64 bytes: byte `i` holds the low bits of quant `i` in its low half and
+    /// those of quant `i + 64` in its high half.
     pub low_bits: [u8; 128],
-    /// Of each 128 weights in order, 32 bytes: bits `2 * k` and up of byte `i` are the high bits of quant `32 * k + i`.
+    /// For each 128 weights in order, 32 bytes: bits `2 * k` and up of byte `i` are the high bits of quant
+    /// `32 * k + i`.
     pub high_bits: [u8; 64],
     /// The groups' scales.
     pub group_scales: [i8; 16],
-    /// What the groups' scales are multiples of.
+    /// The block scale, which multiplies the groups' scales.
     pub scale: F16Bits,
 }
 
 const _: () = assert!(size_of::<BlockQ6K>() == 210 && align_of::<BlockQ6K>() == 1);
 
 impl BlockQ6K {
-    /// The quants in row order, in 0..=63; 32 is subtracted from each.
+    /// Returns the quants in row order, in 0..=63; 32 is subtracted from each.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
         let mut quants = [0; SUPERBLOCK_LEN];
@@ -56,7 +57,7 @@ impl BlockQ6K {
         (low_bits, high_bits)
     }
 
-    /// Encodes values; `weights` gives those of errors in a group.
+    /// Encodes values; `weights` returns the error weights of a group.
     fn encode(values: &[f32], weights: impl Fn(usize, &[f32; 16]) -> [f32; 16]) -> Self {
         let (groups, _) = values.as_chunks::<16>();
         let mut quants = [[0_i8; 16]; 16];

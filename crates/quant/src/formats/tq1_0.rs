@@ -1,6 +1,7 @@
 //! TQ1_0: 256 ternary weights, five in a byte, and one scale; 1.6875 bits a weight.
 //!
-//! A weight is `scale * (quant - 1)`. A byte is a fraction of 256: its first quant is the first digit to base 3, and so on.
+//! A weight is `scale * (quant - 1)`. A byte is a fraction of 256: its first quant is the first digit in base
+//! 3, and so on.
 
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
@@ -13,7 +14,8 @@ use crate::{Block, BlockParts, F16Bits, QuantBlock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockTQ1_0 {
-    /// Digit `k` of byte `i` is quant `32 * k + i` of the first 160; of the last 16 bytes, quant `160 + 16 * k + i`.
+    /// Digit `k` of byte `i` is quant `32 * k + i` for the first 32 bytes (160 quants), and quant
+    /// `160 + 16 * k + i` for the last 16.
     pub fives: [u8; 48],
     /// Digit `k` of byte `i` is quant `240 + 4 * k + i`.
     pub fours: [u8; 4],
@@ -23,14 +25,14 @@ pub struct BlockTQ1_0 {
 
 const _: () = assert!(size_of::<BlockTQ1_0>() == 54 && align_of::<BlockTQ1_0>() == 1);
 
-/// Where bytes and their digits lie: first byte, bytes, first quant, digits.
+/// The layout of bytes and digits: first byte, number of bytes, first quant, number of digits.
 const RUNS: [(usize, usize, usize, usize); 3] = [(0, 32, 0, 5), (32, 16, 160, 5), (48, 4, 240, 4)];
 
-/// Powers of 3: what moves a digit to the front.
+/// Powers of 3, which move a digit to the front.
 const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
 
 impl BlockTQ1_0 {
-    /// The quants in row order, in 0..=2.
+    /// Returns the quants in row order, in 0..=2.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
         let bytes = bytemuck::bytes_of(self);
@@ -69,7 +71,7 @@ impl Block for BlockTQ1_0 {
                 let number = digits
                     .zip(POWERS.iter().rev())
                     .map(|(digit, &power)| digit * u16::from(power));
-                // Rounded up, so that multiplying gives the digits back.
+                // Rounded up, so that multiplying restores the digits.
                 bytes[first_byte + i] = (number.sum::<u16>() * 256).div_ceil(243) as u8;
             }
         }

@@ -14,7 +14,7 @@ use crate::{Block, BlockParts, F16Bits, QuantBlock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockTQ2_0 {
-    /// Of each 128 weights in order, 32 bytes: bits `2 * k` and up of byte `i` are quant `32 * k + i`.
+    /// For each 128 weights in order, 32 bytes: bits `2 * k` and up of byte `i` are quant `32 * k + i`.
     pub quants: [u8; 64],
     /// The scale.
     pub scale: F16Bits,
@@ -22,7 +22,8 @@ pub struct BlockTQ2_0 {
 
 const _: () = assert!(size_of::<BlockTQ2_0>() == 66 && align_of::<BlockTQ2_0>() == 1);
 
-/// The scale of ternary weights, and their quants in 0..=2: the greatest magnitude, of which each weight is rounded to a multiple.
+/// Returns the scale of ternary weights, and their quants in 0..=2: the scale is the largest magnitude, and
+/// each weight is rounded to a multiple of it.
 pub(super) fn quantize_ternary<const N: usize>(values: &[f32]) -> (f32, [u8; N]) {
     let (magnitude, _) = greatest_magnitude(values);
     let inverse = if magnitude > 0.0 { 1.0 / magnitude } else { 0.0 };
@@ -31,7 +32,7 @@ pub(super) fn quantize_ternary<const N: usize>(values: &[f32]) -> (f32, [u8; N])
 }
 
 impl BlockTQ2_0 {
-    /// The quants in row order, in 0..=3.
+    /// Returns the quants in row order, in 0..=3.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
         unpack_2_bits(&self.quants)

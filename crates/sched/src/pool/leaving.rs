@@ -1,7 +1,7 @@
-//! [`Leaving`]: which pages of a pool should be kept outside before they are gone.
+//! [`Leaving`]: the pages of a pool that should be kept in a store before they are evicted.
 //!
-//! Separate from the rest of the pool because most pools have no store to fill. Invariants: pages that no sequence uses are listed once; those
-//! that left a window are not, since hardly a prompt can use them.
+//! Most pools have no store. Invariants: unused pages are listed once; pages that left a window are not
+//! listed, since hardly any prompt can use them.
 
 use tokenmill_backend::PAGE_TOKENS;
 
@@ -14,17 +14,17 @@ pub(crate) struct LeavingPage {
     pub(crate) page: u32,
     pub(crate) key: PageKey,
     pub(crate) tokens: [u32; PAGE_TOKENS],
-    /// The slot with the snapshot behind it.
+    /// The slot with the snapshot after it.
     pub(crate) state: Option<u32>,
 }
 
-/// The pages of one pool.
+/// The listed pages of one pool.
 #[derive(Debug)]
 pub(super) struct Leaving {
-    /// Idle ones, or such as were when they were listed. A sequence gives back its last page first, so that first pages are on top.
+    /// Pages that were idle when listed. A sequence releases its last page first, so first pages are on top.
     idle: Vec<u32>,
     is_listed: Vec<bool>,
-    /// Those that just lost their place. It is written again by the copies and the step that come next.
+    /// Pages evicted just now. The next copies and the next step will overwrite them.
     pub(super) evicted: Vec<LeavingPage>,
 }
 
@@ -43,7 +43,7 @@ impl Leaving {
         }
     }
 
-    /// The page that was listed last, which may be in use again.
+    /// Returns the page listed last, which may be in use again.
     fn pop(&mut self) -> Option<u32> {
         let page = self.idle.pop()?;
         self.is_listed[page as usize] = false;
@@ -62,12 +62,13 @@ impl Leaving {
 }
 
 impl PagePool {
-    /// Notes from now on which pages no sequence uses, and which lose their place.
+    /// Starts recording unused and evicted pages.
     pub(crate) fn note_leaving(&mut self) {
         self.leaving = Some(Box::new(Leaving::new(self.pages.len())));
     }
 
-    /// A page that no sequence uses, each once until it is used again; first pages of a prefix before later ones.
+    /// Returns an unused page, each once until it is used again; first pages of a prefix come before later
+    /// ones.
     pub(crate) fn next_leaving(&mut self) -> Option<LeavingPage> {
         while let Some(page) = self.leaving.as_mut()?.pop() {
             let entry = self.pages[page as usize];
@@ -81,19 +82,19 @@ impl PagePool {
         None
     }
 
-    /// Whether [`Self::next_leaving`] may have another.
+    /// Returns whether [`Self::next_leaving`] may have another.
     pub(crate) fn has_leaving(&self) -> bool {
         self.leaving.as_ref().is_some_and(|leaving| !leaving.is_empty())
     }
 
-    /// Lists a page again that [`Self::next_leaving`] gave.
+    /// Lists a page again that [`Self::next_leaving`] returned.
     pub(crate) fn list_leaving(&mut self, page: u32) {
         if let Some(leaving) = &mut self.leaving {
             leaving.list(page);
         }
     }
 
-    /// Lists a page that has left a window, if no sequence uses it, as one that is worth keeping.
+    /// Lists a page that has left a window as worth keeping, unless a sequence uses it.
     pub(crate) fn list_left(&mut self, key: PageKey) {
         if self.leaving.is_some()
             && let Some(&Cached {
@@ -107,7 +108,8 @@ impl PagePool {
         }
     }
 
-    /// The pages that lost their place since this was asked last. What they held is there until the next copies and the next step.
+    /// Returns the pages evicted since the last call. Their contents stay valid until the next copies and the
+    /// next step.
     pub(crate) fn take_evicted(&mut self) -> Vec<LeavingPage> {
         (self.leaving.as_mut()).map_or_else(Vec::new, |leaving| std::mem::take(&mut leaving.evicted))
     }

@@ -1,7 +1,7 @@
-//! [`PagePool`]: who holds which KV page, and which whole pages can be found again.
+//! [`PagePool`]: tracks the holders of each KV page, and the whole pages that can be found again.
 //!
-//! One pool serves all sequences. It is separate from the scheduler because it knows no sequence: only counts, keys and
-//! the copies that the executor has to make. Every page of the pool is in exactly one state:
+//! One pool serves all sequences. It knows no sequence: only counts, keys and the copies that the executor
+//! has to make. Every page of the pool is in exactly one state:
 //!
 //! | state | references | has a key | where |
 //! |---|---|---|---|
@@ -11,8 +11,9 @@
 //!
 //! Pages that left a window count as oldest, the latest of them first.
 //!
-//! Idle pages are the prefix cache: they stay until their place is needed, then move to the host tier (where there is
-//! one) or are forgotten. Invariants: a page with a key is never written again; a key is in one place only.
+//! Idle pages are the prefix cache: they stay until their place is needed, then move to the host tier, if
+//! there is one, or are dropped. Invariants: a page with a key is never written again; a key is in one place
+//! only.
 
 use std::collections::HashMap;
 
@@ -41,11 +42,11 @@ pub struct PagePool {
     evicted: Ghosts,
     copies: Vec<PageCopy>,
     counters: PoolCounters,
-    /// Where the changes of the prefix cache are told.
+    /// Receives the changes of the prefix cache.
     journal: Option<Box<PageJournal>>,
-    /// Which pages should be kept outside, where any are.
+    /// Pages to keep in a store, if there is one.
     leaving: Option<Box<Leaving>>,
-    /// A snapshot goes when its page goes.
+    /// A snapshot is dropped with its page.
     pub(crate) states: StatePool,
 }
 
@@ -53,14 +54,14 @@ pub struct PagePool {
 struct Page {
     n_refs: u32,
     key: Option<PageKey>,
-    /// Its last holder gave it back because it had left the window, and no sequence has taken it since.
+    /// Its last holder released it because it had left the window, and no sequence has taken it since.
     has_left_window: bool,
-    /// It has, but a prompt that ends where that of its sequence did sees it.
+    /// It has left the window, but a prompt that ends where its sequence's prompt did can see it.
     ends_prompt: bool,
 }
 
 impl Page {
-    /// Whether it should be kept outside.
+    /// Returns whether a store should keep it.
     fn is_worth_keeping(self) -> bool {
         !self.has_left_window || self.ends_prompt
     }
@@ -73,7 +74,8 @@ struct HostTier {
     used: LruList,
 }
 
-/// A page of the prefix cache. Its tokens are kept to be compared, so that a hit never rests on a hash alone.
+/// A page of the prefix cache. Its tokens are kept for comparison, so that a hit never relies on a hash
+/// alone.
 #[derive(Clone, Copy, Debug)]
 struct Cached {
     place: Place,
@@ -96,27 +98,27 @@ impl Place {
     }
 }
 
-/// What it takes to use a cached page again.
+/// The cost of reusing a cached page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hit {
-    /// A sequence is using it at this moment: another reference is enough.
+    /// A sequence is using it now: another reference is enough.
     InUse,
-    /// It is idle: taking it leaves one page fewer to allocate.
+    /// It is idle: reusing it leaves one page fewer to allocate.
     Idle,
-    /// It lies in the host tier: it takes a page of the pool and an upload.
+    /// It is in the host tier: reusing it needs a page of the pool and an upload.
     Host,
 }
 
-/// What the pool has done since it was made, in pages.
+/// Counters of the pool since its creation, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolCounters {
-    /// Cached pages used again from the pool.
+    /// Cached pages reused from the pool.
     pub hits: u64,
-    /// Cached pages used again from the host tier.
+    /// Cached pages reused from the host tier.
     pub host_hits: u64,
     /// Whole pages that entered the prefix cache.
     pub cached: u64,
-    /// Cached pages forgotten to make room.
+    /// Cached pages dropped to make room.
     pub evictions: u64,
     /// Cached pages moved to the host tier.
     pub downloads: u64,
@@ -125,7 +127,7 @@ pub struct PoolCounters {
 }
 
 impl PagePool {
-    /// Makes a pool of free pages, and of slots for recurrent states.
+    /// Creates a pool of free pages, and of slots for recurrent states.
     pub fn new(n_pages: usize, n_host_pages: usize, n_states: usize) -> Self {
         Self {
             pages: vec![Page::default(); n_pages],
@@ -136,7 +138,7 @@ impl PagePool {
                 free: (0..n_host_pages as u32).rev().collect(),
                 used: LruList::new(n_host_pages),
             },
-            // Steps register and forget pages. A table with room for twice as many never grows.
+            // Steps add and remove keys. A table with room for twice as many never grows.
             index: HashMap::with_capacity(2 * n_pages),
             evicted: Ghosts::new(2 * (n_pages + n_host_pages)),
             copies: Vec::new(),
@@ -147,12 +149,12 @@ impl PagePool {
         }
     }
 
-    /// Tells the changes of the prefix cache from now on, as those of `group`.
+    /// Records the changes of the prefix cache from now on, as those of `group`.
     pub(crate) fn keep_journal(&mut self, group: PageGroup) {
         self.journal = Some(Box::new(PageJournal::new(group)));
     }
 
-    /// Tells all pages that can be found, in place of the changes since they were last taken.
+    /// Replaces the recorded changes by the addition of all findable pages.
     pub(crate) fn restate_events(&mut self) {
         if let Some(journal) = &mut self.journal {
             journal.restate(|key| {
@@ -162,49 +164,49 @@ impl PagePool {
         }
     }
 
-    /// Moves the changes of the prefix cache to the end of `events`.
+    /// Moves the recorded changes to the end of `events`.
     pub(crate) fn take_events(&mut self, events: &mut Vec<PageEvent>) {
         if let Some(journal) = &mut self.journal {
             journal.take(events);
         }
     }
 
-    /// Pages of the pool.
+    /// Returns the number of pages in the pool.
     pub fn n_pages(&self) -> usize {
         self.pages.len()
     }
 
-    /// Pages that can still be handed out: free ones and idle ones.
+    /// Returns the number of pages that can be allocated: free ones and idle ones.
     pub fn n_available(&self) -> usize {
         self.free.len() + self.idle.len()
     }
 
-    /// Pages that sequences hold.
+    /// Returns the number of pages that sequences hold.
     pub fn n_in_use(&self) -> usize {
         self.n_pages() - self.n_available()
     }
 
-    /// Pages that hold nothing but the prefix cache.
+    /// Returns the number of pages that only the prefix cache holds.
     pub fn n_idle(&self) -> usize {
         self.idle.len()
     }
 
-    /// Pages of the host tier that hold cached pages.
+    /// Returns the number of host tier pages that hold cached pages.
     pub fn n_host_used(&self) -> usize {
         self.host.used.len()
     }
 
-    /// Snapshots of recurrent states that prompts can continue from.
+    /// Returns the number of snapshots that prompts can continue from.
     pub fn n_snapshots(&self) -> usize {
         self.states.n_snapshots()
     }
 
-    /// What the pool has done so far.
+    /// Returns the counters.
     pub fn counters(&self) -> PoolCounters {
         self.counters
     }
 
-    /// Hands out a page with one reference, evicting the page idle longest where none is free.
+    /// Allocates a page with one reference, evicting the page idle longest if none is free.
     pub(crate) fn allocate(&mut self) -> Option<u32> {
         let page = match self.free.pop() {
             Some(page) => page,
@@ -228,7 +230,7 @@ impl PagePool {
         self.pages[page as usize].has_left_window = false;
     }
 
-    /// Takes a reference away; the last one makes the page idle, or free where it has no key.
+    /// Removes a reference; the last one makes the page idle, or free if it has no key.
     pub(crate) fn release(&mut self, page: u32) {
         let entry = &mut self.pages[page as usize];
         entry.n_refs = entry.n_refs.checked_sub(1).expect("a released page was held");
@@ -242,8 +244,8 @@ impl PagePool {
         }
     }
 
-    /// As [`Self::release`], of a page that the sequence's next token does not see. Only a prompt that parts from this one near
-    /// here can use it again, so it makes room before the pages that sequences ended with.
+    /// Does the same as [`Self::release`], for a page that the sequence's next token does not see. Only a prompt that
+    /// diverges from this one nearby can use it again, so it is evicted before pages at the end of sequences.
     pub(crate) fn release_left(&mut self, page: u32, ends_prompt: bool) {
         self.release(page);
         if self.idle.remove(page) {
@@ -253,14 +255,15 @@ impl PagePool {
         }
     }
 
-    /// Whether a sequence that holds `page` may write to it: no other sequence holds it or can find it.
+    /// Returns whether a sequence that holds `page` may write to it: no other sequence holds it or can find
+    /// it.
     pub(crate) fn is_exclusive(&self, page: u32) -> bool {
         let entry = self.pages[page as usize];
         entry.n_refs == 1 && entry.key.is_none()
     }
 
-    /// Exchanges the caller's reference to a page it may not write for a page that holds the same and that it may;
-    /// `None` where no page is available for the copy.
+    /// Exchanges the caller's reference to a page that it must not write for a writable page with the same
+    /// contents; `None` if no page is available for the copy.
     pub(crate) fn own(&mut self, from: u32) -> Option<u32> {
         if let Some(to) = self.allocate() {
             self.copies.push(PageCopy::Duplicate { from, to });
@@ -268,14 +271,14 @@ impl PagePool {
             self.release(from);
             return Some(to);
         }
-        // No other sequence holds it: then it can be taken without a copy, at the price of the cached page.
+        // If no other sequence holds it, it can be taken without a copy, at the cost of the cached page.
         (self.pages[from as usize].n_refs == 1).then(|| {
             self.forget(from);
             from
         })
     }
 
-    /// Lets a whole page that holds `tokens` be found by `key` from now on, unless another page already is.
+    /// Makes a whole page that holds `tokens` findable by `key`, unless another page already is.
     pub(crate) fn register(&mut self, page: u32, key: PageKey, tokens: &[u32], lineage: Lineage) {
         if self.pages[page as usize].key.is_some() || self.index.contains_key(&key) {
             return;
@@ -299,7 +302,7 @@ impl PagePool {
         self.counters.cached += 1;
     }
 
-    /// Looks a page up without taking it.
+    /// Looks up a page without taking a reference.
     pub(crate) fn find(&self, key: PageKey, tokens: &[u32]) -> Option<Hit> {
         let cached = self.index.get(&key).filter(|cached| cached.tokens == tokens)?;
         Some(match cached.place {
@@ -309,20 +312,20 @@ impl PagePool {
         })
     }
 
-    /// Whether a page of this name can be found.
+    /// Returns whether a page with this key can be found.
     pub(crate) fn contains(&self, key: PageKey) -> bool {
         self.index.contains_key(&key)
     }
 
-    /// Whether `key` was in the cache not long ago.
+    /// Returns whether `key` was evicted recently.
     pub(crate) fn was_evicted(&self, key: PageKey) -> bool {
         self.evicted.contains(key)
     }
 
-    /// Takes a reference to every page of `keys`, all of which [`Self::find`] has just found, and appends the pages to
-    /// `table`. The caller has checked that there is a page to allocate for each one of the host tier.
+    /// Takes a reference to every page of `keys`, all of which [`Self::find`] has just found, and appends the
+    /// pages to `table`. The caller has checked that a page can be allocated for each one in the host tier.
     pub(crate) fn take_cached(&mut self, keys: &[PageKey], table: &mut Vec<u32>) {
-        // What is already in the pool is held first, so that room for the rest is not made of it.
+        // Retain pages in the pool first, so that they are not evicted to make room.
         for key in keys {
             match self.index[key].place {
                 Place::Pool(page) => self.retain(page),
@@ -356,7 +359,7 @@ impl PagePool {
         page
     }
 
-    /// Makes a page unfindable: what it holds is not to be trusted.
+    /// Makes a page unfindable, because its contents are invalid.
     pub(crate) fn forget(&mut self, page: u32) {
         if let Some(key) = self.pages[page as usize].key.take() {
             self.index.remove(&key);
@@ -377,7 +380,7 @@ impl PagePool {
         }
     }
 
-    /// Makes a page of the host tier unfindable: what it holds is not to be trusted.
+    /// Makes a page of the host tier unfindable, because its contents are invalid.
     pub(crate) fn forget_host(&mut self, host_page: u32) {
         if let Some(key) = self.host.keys[host_page as usize].take() {
             self.host.used.remove(host_page);
@@ -386,7 +389,7 @@ impl PagePool {
         }
     }
 
-    /// Makes all pages unfindable that were computed with an adapter; those in use stay with their holders.
+    /// Makes all pages computed with an adapter unfindable; those in use stay with their holders.
     pub(crate) fn forget_adapter(&mut self, adapter: AdapterId) {
         let of_adapter = self
             .index
@@ -401,7 +404,8 @@ impl PagePool {
         }
     }
 
-    /// Empties the prefix cache, host tier included; pages in use stay with their holders. The caller tells it.
+    /// Empties the prefix cache, including the host tier; pages in use stay with their holders. The caller
+    /// reports the change.
     pub(crate) fn forget_all(&mut self) {
         let mut journal = self.journal.take();
         for page in 0..self.pages.len() as u32 {
@@ -427,7 +431,7 @@ impl PagePool {
         copies.append(&mut self.copies);
     }
 
-    /// Empties the oldest idle page: into the host tier where it has room, else its content is gone.
+    /// Evicts the oldest idle page: to the host tier if it has room, otherwise its contents are lost.
     fn evict(&mut self) -> Option<u32> {
         let page = self.idle.pop()?;
         let key = self.pages[page as usize]
@@ -441,7 +445,7 @@ impl PagePool {
         if let Some((leaving, page)) = self.leaving.as_mut().zip(leaving_page) {
             leaving.evicted.push(page);
         }
-        // No page of the host tier is forgotten for one that left its window.
+        // A page that left its window must not evict one from the host tier.
         let host_page = if has_left_window {
             self.host.free.pop()
         } else {
@@ -464,7 +468,7 @@ impl PagePool {
         Some(page)
     }
 
-    /// A free page of the host tier, made free by forgetting the oldest where necessary.
+    /// Returns a free page of the host tier, dropping its oldest page if necessary.
     fn host_page(&mut self) -> Option<u32> {
         if let Some(host_page) = self.host.free.pop() {
             return Some(host_page);
@@ -477,7 +481,7 @@ impl PagePool {
         Some(host_page)
     }
 
-    /// A cached page has moved to the other tier.
+    /// Records that a cached page has moved to the other tier.
     fn settle(&mut self, key: PageKey, place: Place) {
         let Some(cached) = self.index.get_mut(&key) else {
             return;
@@ -502,7 +506,7 @@ impl PagePool {
         self.counters.evictions += 1;
     }
 
-    /// The pages that can be found.
+    /// Returns the pages that can be found.
     #[cfg(test)]
     pub(crate) fn cached(&self) -> impl Iterator<Item = (PageKey, PageTier)> {
         let cached = self.index.iter();
@@ -512,7 +516,7 @@ impl PagePool {
     /// Checks every invariant against the page tables of all sequences.
     ///
     /// # Panics
-    /// When a page is lost, held twice by mistake, or cached in two states at once.
+    /// If a page is lost, held twice by mistake, or cached in two states at once.
     pub fn assert_consistent<'a>(&self, tables: impl IntoIterator<Item = &'a [u32]>) {
         let mut n_refs = vec![0; self.pages.len()];
         for &page in tables.into_iter().flatten() {

@@ -62,7 +62,8 @@ fn bits(tokens: &[Token]) -> Vec<[u32; 3]> {
         .collect()
 }
 
-/// What an engine that ends at its context gives, asked again for what is left each time: with the seed that the documents name.
+/// Returns the output of an engine that ends at its context and is asked again for the rest each time, with
+/// the seed that the documents name.
 fn asked_again(model: &TinyModel, prompt: &[u32], params: &GenerateParams) -> Vec<[u32; 3]> {
     let config = EngineConfig {
         uses_prefix_cache: false,

@@ -84,7 +84,7 @@ fn prompts(random: &mut Random, n: usize) -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// What each prompt gives in an engine of its own that computes it in one piece.
+/// Returns the output of each prompt in an engine of its own that computes it in one piece.
 fn alone(model: &TinyModel, prompts: &[Vec<u32>], params: &GenerateParams) -> Vec<Vec<u32>> {
     let options = ModelOptions {
         max_batch_seqs: 1,

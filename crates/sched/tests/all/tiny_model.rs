@@ -67,7 +67,7 @@ fn prompts(n: usize) -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// What a request gives when it has an engine to itself, one that computes everything from the start.
+/// Returns the output of each request in an engine to itself, which computes everything from the start.
 fn alone(prompts: &[Vec<u32>], params: &GenerateParams) -> Vec<Output> {
     let config = EngineConfig {
         uses_prefix_cache: false,

@@ -1,6 +1,7 @@
-//! What a drafting model is worth, in times of the test's own: it is used where it pays, and costs next to nothing where it does not.
+//! The gain of a draft model, in times of the test's own: it is used if it pays, and costs next to nothing if
+//! it does not.
 //!
-//! It drives [`Core`] with executors that advance a clock, so that times are exact.
+//! The tests drive [`Core`] with executors that advance a clock, so that times are exact.
 
 use tokenmill_backend::ExecutorLimits;
 use tokenmill_testkit::fake_executor::{FakeExecutor, Faults, HiddenReader, limits, prompt};
@@ -25,14 +26,15 @@ const N_VOCAB: usize = 4096;
 const N_PROMPT: usize = 50;
 const N_GENERATED: usize = 600;
 
-/// Microseconds that the engine takes for `n_seqs` answers, and what was accepted of models' drafts. A step takes 1000 and 40 more
-/// for each row after the first; a pass of the drafting model `pass_us`, and 8 more.
+/// Runs `n_seqs` answers and returns the engine's time in microseconds and the accepted tokens of model
+/// drafts. A step takes 1000 and 40 more for each row after the first; a pass of the draft model takes
+/// `pass_us`, and 8 more.
 fn run(n_seqs: usize, speculation: Speculation, draft: Option<(ExecutorLimits, u64)>) -> (u64, u64) {
     let (took_us, core) = run_with(n_seqs, speculation, draft, Faults::default());
     (took_us, core.scheduler.counters().model_drafts.accepted_tokens)
 }
 
-/// As [`run`], with faults of the drafting model; gives the engine as it is at the end.
+/// Does the same as [`run`] with faults of the draft model; returns the engine in its final state.
 fn run_with(
     n_seqs: usize,
     speculation: Speculation,
@@ -56,9 +58,10 @@ fn run_with(
 pub(crate) struct Timed {
     pub(crate) core: Core,
     clock: Arc<AtomicU64>,
-    /// What a pass takes more that follows a step of the model, as where threads sleep in the meantime, microseconds.
+    /// The extra time of a pass that follows a step of the model, as if threads had slept in between, in
+    /// microseconds.
     wake_us: Arc<AtomicU64>,
-    /// Hidden states that the model gave.
+    /// The number of hidden states that the model returned.
     n_hidden: Arc<AtomicU64>,
     mailbox: Arc<Mailbox>,
 }
@@ -68,7 +71,7 @@ impl Timed {
         Self::start_with(speculation, draft, draft_faults, HiddenReader::Nothing)
     }
 
-    /// As [`Self::start`], with a drafting model that reads hidden states.
+    /// Does the same as [`Self::start`], with a draft model that reads hidden states.
     fn start_with(
         speculation: Speculation,
         draft: Option<(ExecutorLimits, u64)>,
@@ -263,7 +266,8 @@ fn passes_that_take_longer_than_two_steps_count_as_long_as_they_take() {
         "drafts of three tokens, which are right: {} us",
         timed.now_us()
     );
-    // What the averages of passes do not show: the first of each draft takes long, the two others do not.
+    // The averages of passes do not show this case: the first pass of each draft takes long, the two others
+    // do not.
     timed.wake_us.store(6000, Ordering::Relaxed);
     let begun_us = timed.now_us();
     run_to(&mut timed, 3600);
@@ -336,7 +340,7 @@ fn hidden_states_are_kept_only_where_drafts_may_be_made_of_them() {
     }
     let n_hidden = |timed: &Timed| timed.n_hidden.load(Ordering::Relaxed);
     eprintln!("{} and {} states", n_hidden(&right), n_hidden(&wrong));
-    // Of 300 inputs each.
+    // Each answer has 300 inputs.
     assert!(n_hidden(&right) >= 40 * 299, "{}", n_hidden(&right));
     assert!(n_hidden(&wrong) < 40 * 100, "{}", n_hidden(&wrong));
     // A layer that is slow for a while is found to pay again.
@@ -381,7 +385,8 @@ impl TokenConstraint for Forced {
 
 #[test]
 fn drafts_of_others_neither_keep_the_ledger_closed_nor_fill_it() {
-    // What is forced repeats itself, so that it is looked up later: a draft in each step. The drafting model is right, and drafts did not pay lately; or it is wrong.
+    // Forced text repeats itself, so that it is looked up later: a draft in each step. Either the draft model
+    // is right, but drafts did not pay lately; or it is wrong.
     for (window, is_right) in [(None, true), (Some(3), false)] {
         let speculation = Speculation::Auto { max_draft: 4 };
         let mut timed = Timed::start(speculation, Some((draft(window), 100)), Faults::default());

@@ -1,4 +1,4 @@
-//! [`KnownPages`]: a reader of page events, and what it knows of the prefix cache.
+//! [`KnownPages`]: a reader of page events, and its knowledge of the prefix cache.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -8,22 +8,22 @@ use crate::{
     prefix::PageKey,
 };
 
-/// What a reader of page events knows.
+/// The knowledge of a reader of page events.
 #[derive(Debug, Default)]
 pub(crate) struct KnownPages {
     pages: BTreeSet<(usize, u64, PageTier)>,
-    /// All keys that ever were told.
+    /// All keys of any event so far.
     keys: HashMap<u64, PageKey>,
     n_times_behind: u64,
 }
 
 impl KnownPages {
-    /// How often it had fallen behind.
+    /// Returns how often it had fallen behind.
     pub(crate) fn n_times_behind(&self) -> u64 {
         self.n_times_behind
     }
 
-    /// Takes in all events that wait and compares with what the pools hold.
+    /// Takes all waiting events and compares the result with the pools.
     pub(crate) fn check(&mut self, events: &mut PageEvents, core: &Core) {
         let waiting: Vec<PageEvent> = std::iter::from_fn(|| events.try_next()).flatten().collect();
         for event in &waiting {
@@ -34,7 +34,7 @@ impl KnownPages {
                         Some(parent) => self.keys.get(&parent).copied(),
                         None => Some(hasher.root(page.salt, page.adapter)),
                     };
-                    // What follows a page that went untold cannot be named.
+                    // The key of a page cannot be computed if its parent was never reported.
                     if let Some(parent) = parent {
                         let key = hasher.next_with_media(parent, &page.tokens, 0, &[]);
                         assert_eq!(page.key, key.low_bits(), "{page:?}");

@@ -1,6 +1,6 @@
-//! What streams wait for prompts that come next to them, and prompts for streams, in times of the test's own.
+//! The time that streams wait for new prompts, and prompts for streams, in times of the test's own.
 //!
-//! It drives [`Core`] with an executor that advances a clock, so that times are exact.
+//! The tests drive [`Core`] with an executor that advances a clock, so that times are exact.
 
 use std::cell::Cell;
 
@@ -131,15 +131,15 @@ impl Engine {
     }
 }
 
-/// Next to `n_streams`, `n_prompts` come at once. Gives the longest time between two tokens of a stream until all prompts are
-/// computed, and how long that takes.
+/// Submits `n_prompts` at once next to `n_streams`. Returns the longest time between two tokens of a stream
+/// until all prompts are computed, and how long that takes.
 fn longest_gap(n_streams: usize, n_prompts: usize, max_stall_percent: u32) -> (u64, u64) {
     let mut engine = Engine::new(max_stall_percent);
     let mut streams: Vec<Generation> = (0..n_streams).map(|_| engine.submit(20, 3000)).collect();
     while streams.iter_mut().any(|stream| stream.try_next().is_none()) {
         engine.step();
     }
-    // What a token takes next to these streams is known then.
+    // After this request the engine knows the time of a prompt token next to these streams.
     let mut first = engine.submit(400, 1);
     while first.try_next().is_none() {
         engine.step();

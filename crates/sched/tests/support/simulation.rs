@@ -368,7 +368,7 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
     if let Some((limits, faults)) = &world.draft {
         let mut draft = FakeExecutor::with_faults(limits.clone(), faults.clone());
         if world.draft_reads_hidden {
-            // Of a model that sees all of the text, and carries nothing else on, it knows the states.
+            // The states are known for a model that sees the whole text and carries nothing else on.
             let is_plain = |limits: &ExecutorLimits| {
                 limits.kv_window.is_none() && limits.window_group.is_none() && limits.n_states == 0
             };

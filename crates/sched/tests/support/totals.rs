@@ -1,10 +1,10 @@
-//! [`Totals`]: what a simulation went through.
+//! [`Totals`]: the counts of a simulation.
 //!
-//! Separate because it decides nothing: it tells whether the cases had what they are to test.
+//! Separate because it decides nothing: it shows whether the cases covered their subjects.
 
 use super::{Caller, Core};
 
-/// What a simulation went through.
+/// The counts of a simulation.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     pub(super) cases: u64,
@@ -28,7 +28,7 @@ pub(super) struct Totals {
     pub(super) accepted_tokens: u64,
     pub(super) draft_tokens_of_models: u64,
     pub(super) accepted_tokens_of_models: u64,
-    /// Those that a layer of the model itself read, and those that were not known.
+    /// The hidden states that a layer of the model itself read, and the unknown ones.
     pub(super) hidden_states: std::sync::Arc<[std::sync::atomic::AtomicUsize; 2]>,
     pub(super) context_shifts: u64,
     pub(super) times_page_events_were_behind: u64,

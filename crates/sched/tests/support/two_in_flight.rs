@@ -1,5 +1,5 @@
-//! What guesses are worth where two steps are in flight, in times of the test's own: the host's work hides behind the device's, unless a step
-//! waits for the newest tokens. So steps wait where drafts pay, and nowhere else.
+//! The gain of drafts with two steps in flight, in times of the test's own: the host's work hides behind the
+//! device's, unless a step waits for the newest tokens. So steps wait only if drafts pay.
 
 use std::collections::VecDeque;
 
@@ -22,6 +22,8 @@ use crate::{
 
 const AUTO: Speculation = Speculation::Auto { max_draft: 16 };
 const N_GENERATED: usize = 600;
+/// So many that no run of tokens comes again by chance, and few enough that a step writes their logits quickly.
+const N_VOCAB: usize = 1 << 15;
 
 /// An executor that computes one step after the other while the host works, and a clock that both advance.
 struct Overlapped {
@@ -90,7 +92,7 @@ impl Overlap {
         Self::start_with(speculation, times, n_vocab, 0)
     }
 
-    /// Of a model with recurrent states, and so many slots for them.
+    /// Starts an engine of a model with recurrent states, with `n_states` slots for them.
     fn start_with(speculation: Speculation, times: Times, n_vocab: usize, n_states: usize) -> Self {
         let limits = ExecutorLimits {
             n_vocab,
@@ -165,7 +167,7 @@ impl Overlap {
 fn two_steps_stay_in_flight_where_there_is_nothing_to_guess() {
     for prompts in [&[1][..], &[1, 2, 3, 4]] {
         let [off, auto] = [Speculation::Off, AUTO].map(|speculation| {
-            let mut overlap = Overlap::start(speculation, TIMES, 1 << 20);
+            let mut overlap = Overlap::start(speculation, TIMES, N_VOCAB);
             let found = overlap.answers(prompts);
             assert_eq!(overlap.most_in_flight.load(Ordering::Relaxed), 2);
             found
@@ -178,9 +180,9 @@ fn two_steps_stay_in_flight_where_there_is_nothing_to_guess() {
 fn steps_wait_for_the_newest_tokens_where_a_draft_behind_them_pays() {
     for prompts in [&[1][..], &[1, 2]] {
         let [off, auto] = [Speculation::Off, AUTO].map(|speculation| {
-            let mut overlap = Overlap::start(speculation, TIMES, 1 << 20);
+            let mut overlap = Overlap::start(speculation, TIMES, N_VOCAB);
             let first = overlap.answers(prompts);
-            // What is asked for again is guessed by the earlier answer.
+            // Text that is requested again is drafted from the earlier answer.
             let again = overlap.answers(prompts);
             assert_eq!(first.1, again.1);
             (first, again, overlap.n_accepted())
@@ -205,7 +207,7 @@ fn steps_do_not_wait_where_drafts_are_right_and_do_not_pay() {
         },
     ] {
         let [off, auto] = [Speculation::Off, AUTO].map(|speculation| {
-            let mut overlap = Overlap::start(speculation, times, 1 << 20);
+            let mut overlap = Overlap::start(speculation, times, N_VOCAB);
             overlap.answers(&[1]);
             let mut took = 0;
             for _ in 0..4 {
@@ -223,9 +225,9 @@ fn steps_do_not_wait_where_drafts_are_right_and_do_not_pay() {
 fn steps_do_not_wait_for_drafts_that_get_no_place() {
     // The sequence's own state takes the one slot, so a draft has none for the state behind it.
     let [off, auto] = [Speculation::Off, AUTO].map(|speculation| {
-        let mut overlap = Overlap::start_with(speculation, TIMES, 1 << 20, 1);
+        let mut overlap = Overlap::start_with(speculation, TIMES, N_VOCAB, 1);
         let first = overlap.answers(&[1]);
-        // What is asked for again would be guessed by the earlier answer.
+        // Text that is requested again would be drafted from the earlier answer.
         let again = overlap.answers(&[1]);
         assert_eq!((first.1 == again.1, overlap.n_accepted()), (true, 0));
         (first.0, again.0)
@@ -399,7 +401,7 @@ fn what_is_forced_is_guessed_next_to_free_answers_where_that_pays() {
 fn sequences_that_draft_stay_together() {
     // One begins while the other is in flight: they share steps from then on, with drafts and without.
     for speculation in [AUTO, Speculation::Ngram { max_draft: 4 }] {
-        let mut overlap = Overlap::start(speculation, TIMES, 1 << 20);
+        let mut overlap = Overlap::start(speculation, TIMES, N_VOCAB);
         let mut first = overlap.timed.submit(1, N_GENERATED, None);
         for _ in 0..5 {
             overlap.timed.step();

@@ -44,7 +44,7 @@ impl World {
         };
         let max_running = pick(genes[4], 1, 8);
         let window = rarely(genes[2], 2, 1, 70);
-        // Of the models with windows, half have layers without one too.
+        // Half the models with windows have layers without one too.
         let has_groups = genes[2] / 2 % 2 == 1;
         let n_host_pages = rarely(genes[1], 2, 1, 8).unwrap_or(0);
         let context_shift = rarely(genes[4] / 8, 3, 0, 100).map(|keep| ContextShift { keep });

@@ -34,6 +34,7 @@ fn entry(app: &App, name: &str, parent: Option<&str>) -> Value {
         "architecture": modalities(model.facts(), model.sees()),
         "aliases": app.model.names(),
         "capabilities": capabilities(model.facts(), model.sees()),
+        "has_chat_template": app.model.chat_template().is_some(),
         "meta": meta(app),
     })
 }
@@ -119,6 +120,7 @@ fn entries_of(listed: &Listed, created_s: u64) -> Vec<Value> {
                     "architecture": modalities(listed.facts.as_ref(), listed.sees),
                     "aliases": listed.spec.names,
                     "capabilities": capabilities(listed.facts.as_ref(), listed.sees),
+                    "has_chat_template": listed.has_chat_template,
                 })
             })
             .collect()

@@ -33,6 +33,7 @@ const FILES: &[(&str, &str, &str)] = &[
         JAVASCRIPT,
         include_str!("../../web/conversations.js"),
     ),
+    ("copies.js", JAVASCRIPT, include_str!("../../web/copies.js")),
     ("database.js", JAVASCRIPT, include_str!("../../web/database.js")),
     ("engine.js", JAVASCRIPT, include_str!("../../web/engine.js")),
     ("failures.js", JAVASCRIPT, include_str!("../../web/failures.js")),

@@ -8,10 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokenmill::load::{ModelFacts, Task};
+use tokenmill::{
+    Model,
+    load::{ModelFacts, Task},
+};
 use tokio::time::{sleep, timeout_at};
 
-use super::{Many, ModelSpec, Models, Role};
+use super::{Many, Measured, ModelSpec, Models, Role};
 use crate::ApiError;
 
 /// How often a request looks whether enough was read.
@@ -26,6 +29,36 @@ pub(super) struct Reading {
     pub(super) facts: Option<ModelFacts>,
     /// Whether it takes images.
     pub(super) sees: bool,
+    /// Whether it has a chat template, as far as is known.
+    pub(super) has_chat_template: Option<bool>,
+}
+
+/// What was found out about a model at one time.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) facts: Option<ModelFacts>,
+    pub(super) sees: bool,
+    pub(super) has_chat_template: Option<bool>,
+}
+
+impl From<&Measured> for Found {
+    fn from(measured: &Measured) -> Self {
+        Self {
+            facts: measured.facts.clone(),
+            sees: measured.sees,
+            has_chat_template: measured.has_chat_template,
+        }
+    }
+}
+
+impl From<&Model> for Found {
+    fn from(model: &Model) -> Self {
+        Self {
+            facts: model.facts().cloned(),
+            sees: model.sees(),
+            has_chat_template: Some(model.words().template().is_some()),
+        }
+    }
 }
 
 impl Reading {
@@ -120,14 +153,14 @@ impl Many {
         readings[idx] = Reading::default();
     }
 
-    /// Notes what the files of a model say, or that they say nothing, and whether it takes images.
-    pub(super) fn note_reading(&self, idx: usize, found: Option<ModelFacts>, sees: bool) {
+    /// Notes what was found out about a model: from its files, or once it was loaded. The default says that nothing was.
+    pub(super) fn note_reading(&self, idx: usize, found: Found) {
         let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
-        readings[idx].is_over = true;
-        readings[idx].sees = sees;
-        if found.is_some() {
-            readings[idx].facts = found;
-        }
+        let reading = &mut readings[idx];
+        reading.is_over = true;
+        reading.sees = found.sees;
+        reading.has_chat_template = found.has_chat_template.or(reading.has_chat_template);
+        reading.facts = found.facts.or(reading.facts.take());
     }
 
     /// The model of requests that name none, as far as is known: the first of its role that can be loaded, else one for chats.

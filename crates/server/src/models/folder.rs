@@ -11,7 +11,7 @@ use std::{
 
 use tokio::{
     spawn,
-    sync::{Mutex, OwnedMutexGuard},
+    sync::{Mutex, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore},
     task::spawn_blocking,
     time::{sleep, timeout},
 };
@@ -24,6 +24,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Longest that a request waits for what is found: a file system may hang.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Downloads for clients at a time.
+const MAX_PULLS: usize = 2;
+
 /// How long files stay as they are before a model is loaded from them in the place of one that answers: they may be half written.
 const SETTLED: Duration = Duration::from_secs(2);
 
@@ -34,6 +37,38 @@ pub trait ModelFolder: fmt::Debug + Send + Sync {
     /// # Errors
     /// Why the folder cannot be read, for the operator; what is served then stays as it is.
     fn models(&self) -> Result<Vec<ModelSpec>, String>;
+
+    /// Returns what changes the folder for clients; `None` if the operator does not allow it.
+    fn manager(&self) -> Option<&dyn FolderManager> {
+        None
+    }
+}
+
+/// Downloads models into a folder and removes them, for clients. The calls come from threads of their own and may take long.
+pub trait FolderManager: Send + Sync {
+    /// Downloads a model, which is served after the next look through the folder.
+    ///
+    /// # Errors
+    /// Says for clients why it cannot be downloaded.
+    fn pull(&self, name: &str, watch: &dyn PullWatch) -> Result<(), String>;
+
+    /// Removes the files of the model that is served under this name.
+    ///
+    /// # Errors
+    /// Says for clients why it cannot be removed.
+    fn remove(&self, name: &str) -> Result<(), String>;
+}
+
+/// Watches a download.
+pub trait PullWatch: Sync {
+    /// Takes notice of the bytes that have arrived, and of those of all files.
+    fn progress(&self, done_bytes: u64, total_bytes: u64);
+
+    /// Takes notice of something else, in words.
+    fn status(&self, status: &str);
+
+    /// Says whether the download is to end early.
+    fn is_cancelled(&self) -> bool;
 }
 
 /// The files of a model that is loaded.
@@ -61,6 +96,8 @@ impl LoadedFiles {
 #[derive(Debug)]
 pub(super) struct Folder {
     models: Arc<dyn ModelFolder>,
+    /// Places of downloads for clients.
+    pulls: Arc<Semaphore>,
     last_look: Arc<Mutex<Option<Look>>>,
 }
 
@@ -82,6 +119,7 @@ impl Folder {
     pub(super) fn new(models: Box<dyn ModelFolder>) -> Self {
         Self {
             models: models.into(),
+            pulls: Arc::new(Semaphore::new(MAX_PULLS)),
             last_look: Arc::default(),
         }
     }
@@ -115,7 +153,7 @@ impl Models {
 
     /// Waits, at most for `patience`, for a look through the folder of models that began after this was called: what it found holds
     /// whatever was found before.
-    pub(super) async fn look_anew(&self, patience: Duration) {
+    pub(crate) async fn look_anew(&self, patience: Duration) {
         let Some(folder) = self.folder() else { return };
         let asked = Instant::now();
         let look = async {
@@ -133,6 +171,17 @@ impl Models {
             }
         };
         let _too_late = timeout(patience.min(PATIENCE), look).await;
+    }
+
+    /// Returns the folder of models if clients may change it.
+    pub(crate) fn managed_folder(&self) -> Option<Arc<dyn ModelFolder>> {
+        let models = &self.folder()?.models;
+        models.manager().is_some().then(|| Arc::clone(models))
+    }
+
+    /// Returns a place for a download; `None` while there is none.
+    pub(crate) fn place_to_pull(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.folder()?.pulls).try_acquire_owned().ok()
     }
 
     fn folder(&self) -> Option<&Folder> {

@@ -50,7 +50,7 @@ use self::{
     registry::Registry,
 };
 pub use self::{
-    folder::ModelFolder,
+    folder::{FolderManager, ModelFolder, PullWatch},
     keep_alive::{KeepAlive, KeepAliveError},
     spec::{FileLoader, FileStamp, Measured, ModelLoader, ModelSpec, Role},
 };
@@ -155,6 +155,8 @@ pub(crate) struct Listed {
     pub(crate) role: Role,
     /// Whether it takes images, as far as is known.
     pub(crate) sees: bool,
+    /// Whether it has a chat template, as far as is known.
+    pub(crate) has_chat_template: Option<bool>,
 }
 
 impl From<Arc<App>> for Models {
@@ -511,6 +513,7 @@ impl Many {
             role: reading.role(&spec).unwrap_or(spec.role),
             facts: reading.facts,
             sees: reading.sees,
+            has_chat_template: reading.has_chat_template,
             spec,
         }
     }

@@ -33,6 +33,8 @@ pub struct Measured {
     pub facts: Option<ModelFacts>,
     /// Whether it takes images, as far as is known before it is loaded.
     pub sees: bool,
+    /// Whether it has a chat template, or one was given for it; `None` where the loader cannot say. A base model has none.
+    pub has_chat_template: Option<bool>,
 }
 
 /// Weighs and loads one model, any number of times. The calls come from a thread of their own, one at a time.
@@ -146,6 +148,9 @@ impl FileLoader {
                 n_bytes: self.options.needed_bytes(&source, &network)?,
                 facts: Some(ModelFacts::of(&network)),
                 sees: self.options.sees(&source, &network)?,
+                has_chat_template: Some(
+                    self.options.chat_template.is_some() || source.chat_template(network.gguf())?.is_some(),
+                ),
             })
         })
     }

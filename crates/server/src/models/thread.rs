@@ -18,6 +18,7 @@ use tokenmill_sched::EngineState;
 use super::{
     Inner, Kind, Lease, Many, Models,
     asking::{Answer, Step},
+    by_role::Found,
 };
 use crate::{ApiError, App, ServedModel};
 
@@ -129,9 +130,7 @@ fn see(many: &Many, idx: usize) {
 fn measure(many: &Many, idx: usize) -> Result<u64, String> {
     let spec = many.spec(idx);
     let measured = caught(|| spec.loader.measure()).map_err(|reason| one_line(&reason));
-    let found = measured.as_ref().ok();
-    let facts = found.and_then(|measured| measured.facts.clone());
-    many.note_reading(idx, facts, found.is_some_and(|measured| measured.sees));
+    many.note_reading(idx, measured.as_ref().map(Found::from).unwrap_or_default());
     Ok(measured?.n_bytes)
 }
 
@@ -153,7 +152,7 @@ fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>
     let loaded = caught(|| {
         let model = spec.loader.load(!is_alone)?;
         let n_bytes = model.taken_bytes().max(n_bytes);
-        many.note_reading(idx, model.facts().cloned(), model.sees());
+        many.note_reading(idx, Found::from(&model));
         let served = ServedModel::new(spec.names.clone(), model)
             .given_as(spec.given.clone())
             .with_variants(spec.variants.clone());

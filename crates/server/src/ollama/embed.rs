@@ -39,12 +39,24 @@ pub const SHOW_FIELDS: &[Field] = &[
 
 /// Lists the fields of `/api/pull`.
 pub const PULL_FIELDS: &[Field] = &[
-    yes("model", "a served model is available; others are refused (501)"),
+    yes(
+        "model",
+        "a served model is available; others are downloaded with `--manage-models`, else refused (501)",
+    ),
     yes("name", "the older name of `model`"),
     yes("stream", "default true"),
     label("insecure"),
     label("username"),
     label("password"),
+];
+
+/// Lists the fields of `/api/delete`.
+pub const DELETE_FIELDS: &[Field] = &[
+    yes(
+        "model",
+        "the name of a model of `--models-dir` as it is listed; without `--manage-models` it is refused (501)",
+    ),
+    yes("name", "the older name of `model`"),
 ];
 
 /// A request to embed.
@@ -91,6 +103,20 @@ impl ShowRequest {
     pub fn name(&self) -> Option<&str> {
         let model = self.model.as_deref().filter(|model| !model.is_empty());
         model.or(self.name.as_deref())
+    }
+}
+
+/// Asks for a model to be removed.
+#[derive(Clone, Debug, Deserialize)]
+pub struct DeleteRequest {
+    model: Option<String>,
+    name: Option<String>,
+}
+
+impl DeleteRequest {
+    /// Returns the name from either field.
+    pub fn name(&self) -> Option<&str> {
+        self.model.as_deref().or(self.name.as_deref())
     }
 }
 

@@ -37,7 +37,7 @@ pub const FIELDS: &[Field] = &[
     KEEP_ALIVE,
     yes(
         "suffix",
-        "the text behind the answer, for models whose vocabulary has tokens for filling in the middle; not with `system` or `raw`",
+        "the text after the answer, for models whose vocabulary has tokens for filling in the middle; not with `system` or `raw`",
     ),
     refused(
         "template",
@@ -68,7 +68,7 @@ pub struct GenerateRequest {
     /// A system message.
     #[serde(default)]
     pub system: String,
-    /// The text behind the answer.
+    /// The text after the answer.
     #[serde(default)]
     pub suffix: String,
     /// Whether the prompt is continued as it is.

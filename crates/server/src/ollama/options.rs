@@ -3,19 +3,21 @@
 //! Separate from the endpoints because all of them have it. Invariant: an option that changes the answer is obeyed or
 //! refused by name; those accepted without effect only say how another server would compute the same.
 
+use std::sync::LazyLock;
+
 use serde_json::json;
 
 use crate::{
     ApiError,
     fields::{Body, Field, label, only, yes},
     openai::Stop,
-    sampling::SamplingFields,
+    sampling::{SAMPLING_FIELDS, SamplingFields},
 };
 
 const NOT_IMPLEMENTED: &str = "this sampler is not implemented";
 
-/// The options.
-pub const OPTIONS: &[Field] = &[
+/// The options of Ollama.
+const OWN_OPTIONS: &[Field] = &[
     yes("num_predict", "default, 0 and below: the rest of the context"),
     yes("num_ctx", "up to the context that the model is loaded with"),
     yes("temperature", "default 0.8; 0 is greedy"),
@@ -60,6 +62,31 @@ pub const OPTIONS: &[Field] = &[
     label("use_mlock"),
 ];
 
+/// Samplers of llama.cpp that Ollama does not have. They are options too, so that the defaults of `serve` hold on this API.
+const SAMPLERS_OF_LLAMA_CPP: [&str; 11] = [
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "samplers",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+];
+
+/// All options.
+pub fn options() -> &'static [Field] {
+    static TABLE: LazyLock<Vec<Field>> = LazyLock::new(|| {
+        let samplers = SAMPLING_FIELDS.iter();
+        let samplers = samplers.filter(|field| SAMPLERS_OF_LLAMA_CPP.contains(&field.name));
+        OWN_OPTIONS.iter().chain(samplers).copied().collect()
+    });
+    &TABLE
+}
+
 /// The options of a request to generate.
 #[derive(Debug)]
 pub(crate) struct Options {
@@ -78,7 +105,7 @@ pub(crate) struct Options {
 pub(crate) fn check_options(body: &Body, n_ctx: usize) -> Result<Body, ApiError> {
     let defaults =
         json!({ "temperature": 0.8, "top_k": 40, "top_p": 0.9, "repeat_penalty": 1.1, "repeat_last_n": 64 });
-    let mut options = body.inner("options", OPTIONS, defaults)?;
+    let mut options = body.inner("options", options(), defaults)?;
     if let Some(asked) = options.take("num_ctx") {
         let wants_more = |asked: u64| usize::try_from(asked).map_or(true, |asked| asked > n_ctx);
         match asked.as_u64() {
@@ -167,6 +194,10 @@ mod tests {
         );
         check(
             "{\"num_gpu\":99,\"num_thread\":8,\"use_mmap\":true,\"mirostat\":0,\"mirostat_tau\":5.0}",
+            Ok(None),
+        );
+        check(
+            "{\"xtc_probability\":0.5,\"dry_multiplier\":0.8,\"samplers\":[\"top_k\"]}",
             Ok(None),
         );
         check("{\"num_ctx\":101}", Err("options.num_ctx"));

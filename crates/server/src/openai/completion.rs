@@ -53,7 +53,7 @@ pub const FIELDS: &[Field] = &[
     label("user"),
     yes(
         "suffix",
-        "the text behind the answer, for models whose vocabulary has tokens for filling in the middle",
+        "the text after the answer, for models whose vocabulary has tokens for filling in the middle",
     ),
 ];
 

@@ -13,10 +13,6 @@ pub(super) enum Samplers {
     Letters(String),
 }
 
-/// llama.cpp's samplers that are no steps here: the one of `/infill`, which prefers endings, and one that is off.
-const IDLE_SAMPLERS: [&str; 2] = ["infill", "adaptive_p"];
-const IDLE_LETTERS: [char; 2] = ['i', 'a'];
-
 /// Most steps of a request: each passes over the vocabulary.
 const MAX_STEPS: usize = 32;
 
@@ -41,12 +37,12 @@ impl Samplers {
         match self {
             Self::Names(names) => names
                 .iter()
-                .filter(|name| !IDLE_SAMPLERS.contains(&name.as_str()))
+                .filter(|name| SamplerStep::IDLE.iter().all(|(idle, _)| idle != name))
                 .map(|name| SamplerStep::from_name(name).ok_or_else(|| unknown(name)))
                 .collect(),
             Self::Letters(letters) => letters
                 .chars()
-                .filter(|letter| !IDLE_LETTERS.contains(letter))
+                .filter(|letter| SamplerStep::IDLE.iter().all(|(_, idle)| idle != letter))
                 .map(|letter| SamplerStep::from_letter(letter).ok_or_else(|| unknown(&letter.to_string())))
                 .collect(),
         }

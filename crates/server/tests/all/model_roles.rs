@@ -1,6 +1,10 @@
 //! Which of several models answers a request without a name: by what it was started for, or by what its files are made for.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use serde_json::json;
 use tokenmill::{Device, Model};
@@ -87,4 +91,54 @@ async fn requests_without_a_name_find_the_model_whose_files_are_made_for_them() 
         of_bert["architecture"],
         json!({ "input_modalities": ["text"], "output_modalities": ["embeddings"] }),
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_say_which_models_have_a_chat_template_before_they_are_loaded() {
+    let data = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data"));
+    let options = || Model::options().threads(1).device(Device::Cpu);
+    let base = |options| FileLoader {
+        path: data.join("networks/minicpm/model-BF16.gguf"),
+        options,
+    };
+    let demo = FileLoader {
+        path: PathBuf::from("demo"),
+        options: options(),
+    };
+    let absent = FileLoader {
+        path: data.join("absent.gguf"),
+        options: options(),
+    };
+    let specs = vec![
+        ModelSpec::new("base", base(options())),
+        ModelSpec::new(
+            "templated",
+            base(options().chat_template("{{ messages[0].content }}")),
+        ),
+        ModelSpec::new("demo", demo),
+        ModelSpec::new("absent", absent),
+    ];
+    let server = Several::start(specs, ModelLimits::default(), ServerConfig::default()).await;
+    let told = || async {
+        let listed = server.get("/v1/models").await.json();
+        let entries = listed["data"].as_array().expect("a list").clone();
+        entries
+            .into_iter()
+            .map(|entry| {
+                (
+                    entry["has_chat_template"].clone(),
+                    entry["status"]["value"].clone(),
+                )
+            })
+            .collect::<Vec<_>>()
+    };
+    let expected = [json!(false), json!(true), json!(true), json!(null)].map(|has| (has, json!("unloaded")));
+    let until = Instant::now() + Duration::from_secs(30);
+    while told().await != expected && Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(told().await, expected);
+    let completion = json!({ "model": "base", "prompt": "Hi", "max_tokens": 1 });
+    assert_eq!(server.post("/v1/completions", &completion).await.status, 200);
+    assert_eq!(told().await[0], (json!(false), json!("loaded")));
 }

@@ -1,7 +1,7 @@
-//! [`Copy2d`]: what a copy in two dimensions is asked for.
+//! [`Copy2d`]: the record of a copy in two dimensions.
 //!
-//! Separate because the driver takes a record and not arguments. Invariant: [`Rows`] has only what the driver would take: pitches as wide
-//! as a row at least and no wider than a device's limit, and memory that is linear.
+//! Separate because the driver takes a record and not arguments. Invariant: [`Rows`] has only values that the
+//! driver would accept: pitches at least as wide as a row and at most a device's limit, and linear memory.
 
 use std::ffi::c_void;
 
@@ -41,7 +41,7 @@ struct Side {
 }
 
 impl Copy2d {
-    /// What is to be copied.
+    /// Returns the rows to copy.
     ///
     /// # Safety
     /// A side on the host has memory for its rows until the copy is done.

@@ -60,7 +60,7 @@ impl LaunchRecord {
     pub(crate) unsafe fn is_early(&self) -> Outcome<bool> {
         let mut is_early = false;
         for index in 0..self.n_attributes as usize {
-            // SAFETY: the caller says that there are so many.
+            // SAFETY: the caller guarantees this number of attributes.
             let attribute = unsafe { *self.attributes.add(index) };
             if attribute.id != PROGRAMMATIC_STREAM_SERIALIZATION {
                 return Err(code::INVALID_VALUE);

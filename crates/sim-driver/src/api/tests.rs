@@ -69,7 +69,7 @@ fn a_call_without_a_current_context_fails() {
     assert_eq!(alloc().0, INVALID_CONTEXT);
     let context = open(&simulator);
     assert_eq!(alloc().0, 0);
-    // What is current on one thread is not on another.
+    // A context that is current on one thread is not current on another.
     let elsewhere = thread::spawn(|| (alloc().0, event().0)).join().unwrap();
     assert_eq!(elsewhere, (INVALID_CONTEXT, INVALID_CONTEXT));
     assert_eq!(call!("cuCtxSetCurrent", *mut c_void: ptr::null_mut()), 0);

@@ -1,7 +1,7 @@
 //! Captures of streams, and the launch of what they recorded.
 //!
-//! Separate from the queueing, which records where a stream is captured. Invariant: a capture that ends, with or without a graph, leaves its stream
-//! as it was.
+//! Separate from the queueing, which records if a stream is captured. Invariant: a capture that ends, with or
+//! without a graph, leaves its stream unchanged.
 
 use super::{Capture, Operation, State, handle};
 use crate::{

@@ -6,7 +6,8 @@ use super::{Context, Function, handle};
 use crate::{
     card::Bounds,
     code::{self, Outcome},
-    decoded, timing,
+    loaded::Loaded,
+    timing,
 };
 
 /// Shared memory that a kernel has by default, including static shared memory.
@@ -41,16 +42,21 @@ impl Context {
             return refused(code::INVALID_PTX, "the image is not text");
         };
         let hash = timing::hash(ptx);
-        match decoded::load(ptx, hash, &mut self.memory) {
-            Ok(module) if !module.is_for(self.architecture()) => {
+        let late = if self.decodes_late {
+            Loaded::by_kernel(ptx)
+        } else {
+            None
+        };
+        match late.map_or_else(|| Loaded::whole(ptx, hash, &mut self.memory), Ok) {
+            Ok(loaded) if !loaded.module().is_for(self.architecture()) => {
                 let said = format!(
                     "ptxas fatal   : .target sm_{} is not for the GPU",
-                    module.target()
+                    loaded.module().target()
                 );
                 (Err(code::INVALID_PTX), said)
             }
-            Ok(module) => {
-                self.modules.push(module);
+            Ok(loaded) => {
+                self.modules.push(loaded);
                 self.texts.push(hash);
                 (Ok(self.modules.len() as u64), "info    : simulated".to_owned())
             }
@@ -70,7 +76,7 @@ impl Context {
         self.check()?;
         let index = (module as usize).wrapping_sub(1);
         let module = self.modules.get(index).ok_or(code::INVALID_HANDLE)?;
-        let kernel = module.kernel(name).map_err(|_| code::NOT_FOUND)?;
+        let kernel = module.kernel(name).ok_or(code::NOT_FOUND)?;
         let [max_threads, min_blocks] = kernel.launch_bounds();
         let function = handle();
         self.functions.insert(

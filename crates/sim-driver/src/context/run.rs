@@ -258,7 +258,8 @@ impl Context {
             }
             _ => {}
         }
-        let kernel = (self.modules[*module].kernel(name)).map_err(|error| error.to_string())?;
+        let kernel = self.modules[*module].kernel(name);
+        let kernel = kernel.ok_or_else(|| format!("there is no kernel `{name}`"))?;
         if let Some(timing) = timing {
             let text = self.texts[*module];
             return timing.launch(text, kernel, &self.memory, config, arguments, *is_early);

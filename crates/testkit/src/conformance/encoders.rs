@@ -1,7 +1,7 @@
 //! The part of the conformance suite that encoders are for: attention in both directions, pooling and its head.
 //!
-//! Separate from the decoders' part because a sequence of an encoder is one step and gives one row. Each function is one
-//! claim and panics where it does not hold.
+//! Separate from the decoders' part because a sequence of an encoder is one step and gives one row. Each
+//! function is one claim and panics if it does not hold.
 
 use tokenmill_backend::{Activation, Executor, ForwardBatch, KvType, NormKind, PAGE_TOKENS, Pooling};
 use tokenmill_gguf::TensorType;

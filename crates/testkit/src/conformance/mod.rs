@@ -1,10 +1,13 @@
-//! The conformance suite: what every [`Backend`](tokenmill_backend::Backend) must do, checked through whole tiny networks.
+//! The conformance suite: the claims that every [`Backend`](tokenmill_backend::Backend) must fulfil, checked
+//! through whole tiny networks.
 //!
-//! Through networks rather than operation by operation, so that a backend may fuse as it likes. Each function is one
-//! claim and panics where it does not hold; a backend's test file calls them all. The naive backend is the oracle.
+//! The suite checks networks rather than single operations, so that a backend may fuse operations freely.
+//! Each function is one claim and panics if it does not hold; a backend's test file calls them all. The naive
+//! backend is the oracle.
 
 mod compare;
 mod encoders;
+mod known;
 mod scene;
 mod subject;
 
@@ -30,7 +33,8 @@ pub use encoders::{encoded_texts_do_not_depend_on_company, encoders_agree_with_t
 pub use subject::{Company, Features, RANDOM_NETWORKS, Subject};
 
 use compare::{assert_close, assert_same_bits, assert_similar};
-use scene::{Scene, on, on_with, oracle, oracle_with};
+use known::known;
+use scene::{Scene, on, on_with};
 
 /// Gives the names of all claims, the functions of this module, to a macro.
 ///
@@ -91,12 +95,16 @@ pub fn networks_agree_with_the_oracle(subject: &Subject) {
             .map(|case| random_variant(&mut Random::new(case as u64))),
     );
     for (name, descriptor) in networks {
-        let mut random = Random::named(1, &name);
-        let model = TinyModel::random(descriptor, TensorType::F32, 3);
-        let scene = Scene::random(&mut random, model.descriptor.n_vocab);
-        let expected = scene.play(&mut oracle(&model, KvType::F32));
-        let found = scene.play(&mut on(subject, 2, &model, KvType::F32));
-        assert_close(&name, &expected, &found, F32_TOLERANCE);
+        // Random networks may share a name.
+        let case = known("networks", &format!("{name}, {descriptor:?}"), || {
+            let scene = Scene::random(&mut Random::named(1, &name), descriptor.n_vocab);
+            (
+                TinyModel::random(descriptor, TensorType::F32, 3),
+                scene,
+                [KvType::F32; 2],
+            )
+        });
+        assert_close(&name, &case.expected, &case.on(subject), F32_TOLERANCE);
     }
 }
 
@@ -113,11 +121,13 @@ pub fn rounded_types_agree_with_the_oracle(subject: &Subject) {
         layer.attention_mut().scale = 0.125;
         layer.dense_mut().n_ff = 512;
     }
-    // Limits on the root mean square difference, relative to that of the logits. Both sides round K and V, and differ
-    // only where a value lies between two neighbours: rare steps of 2^-11, 1/127, of E4M3 1/16 of the value or, of 4 bits, 1/8. Of keys in q8_0 the CPU also
-    // rounds queries, to steps of 1/127 of the block's largest, which moves scores by about as much as rounding keys did. An activation in a block of 32 to
-    // 256 of 8 bits is off by about 0.7 % of the block's deviation; over the products of two layers that adds up to a
-    // few percent, while a wrong scale or a swapped nibble would be of order 1.
+    // Limits on the root mean square difference, relative to that of the logits. Both sides round K and V,
+    // and differ only where a value lies between two neighbours. These rare steps are 2^-11, or 1/127, or
+    // 1/16 of the value for E4M3, or 1/8 for 4 bits. For keys in q8_0 the CPU also rounds queries, to steps
+    // of 1/127 of the block's largest value, which moves scores by about as much as the rounding of keys. An
+    // activation in an 8-bit block of 32 to 256 is off by about 0.7 % of the block's deviation; over the
+    // products of two layers that adds up to a few percent, while a wrong scale or a swapped nibble would be
+    // of order 1.
     let (half, byte, eight_bits, nibble, activations) = (1e-3, 2e-2, 3e-2, 5e-2, 0.1);
     let types = [
         (TensorType::F16, [KvType::F16, KvType::F16], half),
@@ -138,22 +148,20 @@ pub fn rounded_types_agree_with_the_oracle(subject: &Subject) {
     ];
     let is_stored = |(_, kv_types, _): &(TensorType, [KvType; 2], f64)| (subject.stores)(*kv_types);
     for (ty, kv_types, limit) in subject.tried("rounded types", types.into_iter().filter(is_stored)) {
-        let case = format!("{} with {kv_types:?} KV", ty.name());
-        let model = TinyModel::random(descriptor.clone(), ty, 4);
-        let scene = Scene::random(&mut Random::named(2, &case), model.descriptor.n_vocab);
-        let expected = scene.play(&mut oracle_with(&model, kv_types));
-        let found = scene.play(&mut on_with(subject, 2, &model, kv_types));
-        assert_similar(&case, &expected, &found, limit);
+        let name = format!("{} with {kv_types:?} KV", ty.name());
+        let case = known("rounded types", &name, || {
+            let scene = Scene::random(&mut Random::named(2, &name), descriptor.n_vocab);
+            (TinyModel::random(descriptor.clone(), ty, 4), scene, kv_types)
+        });
+        assert_similar(&name, &case.expected, &case.on(subject), limit);
     }
     // Latent rows in half precision may have kernels of their own.
     let latent = LATENT_VARIANTS.iter().chain(WIDE_LATENT_VARIANTS);
     for (name, change) in subject.tried("rounded latent rows", latent) {
         let mut descriptor = tiny_llama();
         change(&mut descriptor);
-        let model = TinyModel::random(descriptor, TensorType::F32, 4);
-        let scene = Scene::random(&mut Random::named(2, name), model.descriptor.n_vocab);
         // Codes of 8 bits are stored of rows of whole 16 columns.
-        let is_whole = model.descriptor.layers.iter().all(|layer| match &layer.mixer {
+        let is_whole = descriptor.layers.iter().all(|layer| match &layer.mixer {
             MixerDescriptor::Latent(latent) => [latent.kv_rank, latent.rotated_dim]
                 .iter()
                 .all(|width| width.is_multiple_of(16)),
@@ -164,9 +172,13 @@ pub fn rounded_types_agree_with_the_oracle(subject: &Subject) {
             if !(subject.stores)([kv_type; 2]) {
                 continue;
             }
-            let expected = scene.play(&mut oracle(&model, kv_type));
-            let found = scene.play(&mut on(subject, 2, &model, kv_type));
-            assert_similar(&format!("{name}, {kv_type}"), &expected, &found, limit);
+            let full_name = format!("{name}, {kv_type}");
+            let case = known("rounded latent rows", &full_name, || {
+                let scene = Scene::random(&mut Random::named(2, name), descriptor.n_vocab);
+                let model = TinyModel::random(descriptor.clone(), TensorType::F32, 4);
+                (model, scene, [kv_type; 2])
+            });
+            assert_similar(&full_name, &case.expected, &case.on(subject), limit);
         }
     }
 }
@@ -176,13 +188,14 @@ pub fn experts_agree_with_the_oracle(subject: &Subject) {
     let plain: Variant = ("plain experts", |_| {});
     let variants = subject.tried("features of experts", EXPERT_VARIANTS);
     for (name, change) in variants.into_iter().chain([&plain]) {
-        let mut descriptor = tiny_experts();
-        change(&mut descriptor);
-        let model = TinyModel::random(descriptor, TensorType::F32, 22);
-        let scene = Scene::random(&mut Random::named(21, name), model.descriptor.n_vocab);
-        let expected = scene.play(&mut oracle(&model, KvType::F32));
-        let found = scene.play(&mut on(subject, 2, &model, KvType::F32));
-        assert_close(name, &expected, &found, F32_TOLERANCE);
+        let case = known("experts", name, || {
+            let mut descriptor = tiny_experts();
+            change(&mut descriptor);
+            let scene = Scene::random(&mut Random::named(21, name), descriptor.n_vocab);
+            let model = TinyModel::random(descriptor, TensorType::F32, 22);
+            (model, scene, [KvType::F32; 2])
+        });
+        assert_close(name, &case.expected, &case.on(subject), F32_TOLERANCE);
     }
 }
 
@@ -202,18 +215,19 @@ pub fn rounded_experts_agree_with_the_oracle(subject: &Subject) {
     let formats = (tokenmill_quant::Format::all().iter()).filter(|format| format.has_encoder());
     for format in subject.tried("types of experts", formats) {
         let ty = format.tensor_type();
-        let mut model = TinyModel::random(descriptor.clone(), TensorType::F32, 24);
-        for layer_idx in 0..2 {
-            for part in ["gate", "up", "down"] {
-                model.set_type(&format!("blk.{layer_idx}.ffn_{part}_exps.weight"), ty, 25);
+        let case = known("rounded experts", ty.name(), || {
+            let mut model = TinyModel::random(descriptor.clone(), TensorType::F32, 24);
+            for layer_idx in 0..2 {
+                for part in ["gate", "up", "down"] {
+                    model.set_type(&format!("blk.{layer_idx}.ffn_{part}_exps.weight"), ty, 25);
+                }
             }
-        }
-        let scene = Scene::random(&mut Random::named(23, ty.name()), model.descriptor.n_vocab);
-        let expected = scene.play(&mut oracle(&model, KvType::F32));
-        let found = scene.play(&mut on(subject, 2, &model, KvType::F32));
+            let scene = Scene::random(&mut Random::named(23, ty.name()), descriptor.n_vocab);
+            (model, scene, [KvType::F32; 2])
+        });
         // As for dense networks: activations of 8 bits.
         let limit = if format.is_float() { 1e-3 } else { 0.1 };
-        assert_similar(ty.name(), &expected, &found, limit);
+        assert_similar(ty.name(), &case.expected, &case.on(subject), limit);
     }
 }
 
@@ -226,7 +240,7 @@ pub fn rows_of_experts_do_not_depend_on_company(subject: &Subject) {
         let expected = scene
             .alone(&mut random)
             .play(&mut on(subject, 1, &model, KvType::F32));
-        for n_threads in [1, 2, 3] {
+        for &n_threads in subject.n_threads {
             let company = scene.rescheduled(&mut random);
             let found = company.play(&mut on(subject, n_threads, &model, KvType::F32));
             let name = format!("experts in {}, {n_threads} threads", ty.name());
@@ -516,7 +530,7 @@ mod tests {
         let scene = Scene::random(&mut random, 96).alone(&mut random);
         let logits = |descriptor| {
             let model = TinyModel::random(descriptor, TensorType::F32, 13);
-            scene.play(&mut oracle(&model, KvType::F32))
+            scene.play(&mut scene::oracle_with(&model, [KvType::F32; 2]))
         };
         for (base, variants) in [
             (tiny_llama(), VARIANTS),

@@ -30,12 +30,7 @@ fn options([keys, values]: [KvType; 2]) -> ModelOptions {
     }
 }
 
-/// A network on the naive backend, with keys and values of one type.
-pub(super) fn oracle(model: &TinyModel, kv_type: KvType) -> Box<dyn Executor> {
-    oracle_with(model, [kv_type; 2])
-}
-
-/// As [`oracle`], with a type for keys and one for values.
+/// A network on the naive backend, with a type for keys and one for values.
 pub(super) fn oracle_with(model: &TinyModel, kv_types: [KvType; 2]) -> Box<dyn Executor> {
     Box::new(model.load_on(NaiveBackend::new(), &options(kv_types)))
 }
@@ -64,9 +59,9 @@ pub(super) fn on_with(
 #[derive(Clone, Debug)]
 pub(super) struct Scene {
     pub(super) sequences: Vec<Vec<u32>>,
-    /// Of each group, the pages of each sequence.
+    /// The pages of each sequence, for each group.
     pages: [Vec<Vec<u32>>; PageGroup::ALL.len()],
-    /// For each step, how many tokens of which sequences.
+    /// The number of tokens and the sequences of each step.
     steps: Vec<Vec<(usize, usize)>>,
 }
 

@@ -13,15 +13,16 @@ pub const RANDOM_NETWORKS: usize = 30;
 
 /// A backend under test.
 pub struct Subject {
-    /// Loads a network on the backend, with a number of threads where it has any.
+    /// Loads a network on the backend, with a number of threads if it has any.
     pub load: fn(n_threads: usize, model: &TinyModel, options: &ModelOptions) -> Box<dyn Executor>,
-    /// Numbers of threads that nothing depends on. Each is tried with another company, so a backend without threads lists as many as it is to be tried.
+    /// Numbers of threads that must not affect results. Each is tried with other rows in the batch, so a
+    /// backend without threads lists as many as the number of tries.
     pub n_threads: &'static [usize],
     /// Which of the networks with a feature of their own are tried.
     pub features: Features,
     /// Random networks, of which a slice is tried besides those.
     pub n_random_networks: usize,
-    /// What a row may differ by, depending on the other rows of its step.
+    /// The difference that other rows of a step may make to a row.
     pub company: Company,
     /// Whether it stores keys and values in these types; what it does not is left out.
     pub stores: fn([KvType; 2]) -> bool,
@@ -35,6 +36,8 @@ pub enum Features {
     /// A slice that the commit chooses ([`cases`](crate::cases)): for a subject that takes minutes for all, or only joins or varies others,
     /// which are tried with every one.
     Slice,
+    /// None besides the plain network and random ones: for a subject that differs from one that is tried with them in products alone.
+    Plain,
 }
 
 impl Subject {
@@ -43,6 +46,7 @@ impl Subject {
         let networks: Vec<T> = networks.into_iter().collect();
         match self.features {
             Features::All => networks,
+            Features::Plain => Vec::new(),
             Features::Slice => {
                 let tried: Vec<usize> = cases(list, networks.len()).collect();
                 (networks.into_iter().enumerate())
@@ -54,11 +58,11 @@ impl Subject {
     }
 }
 
-/// What a row may differ by, depending on the other rows of its step.
+/// The difference that other rows of a step may make to a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Company {
-    /// Nothing.
+    /// No difference.
     Bits,
-    /// This much in a logit.
+    /// At most this difference in a logit.
     Within(f32),
 }

@@ -11,7 +11,7 @@ use crate::NaiveBackend;
 
 /// A loaded encoder of images.
 pub trait Tower {
-    /// What it takes and gives.
+    /// Returns the shapes of its input and output.
     fn shape(&self) -> &VisionShape;
 
     /// Makes the rows of an image.

@@ -1,10 +1,13 @@
-//! What the fake executor's model generates: hashes of what a token sees, and the same without pages, batches or reuse.
+//! The output of the fake executor's model: hashes of all that a token sees, and the same output computed
+//! without pages, batches or reuse.
 //!
-//! Separate from the executor because it is the oracle that a scheduler is compared with. Invariant: it knows no page.
+//! Separate from the executor because it is the oracle that a scheduler is compared with. Invariant: it knows
+//! no page.
 
 use tokenmill_backend::{ExecutorLimits, PageGroup, SamplingParams};
 
-/// A hash of all that a token at `position` sees: of the layers without a window, and of those with one.
+/// Returns a hash of all that a token at `position` sees: of the layers without a window, and of those with
+/// one.
 pub(super) fn see(limits: &ExecutorLimits, position: usize, stored: impl Fn(PageGroup, usize) -> u64) -> u64 {
     let stored = &stored;
     fold(limits.groups().flat_map(|(group, limits)| {
@@ -80,8 +83,8 @@ fn states(tokens: &[u32], limits: &ExecutorLimits) -> Vec<u64> {
         .collect()
 }
 
-/// What a request must generate whatever else runs: up to `max_tokens` tokens, less where a stop token comes.
-/// Returns the tokens and whether a stop token ended them.
+/// Returns the tokens that a request must generate whatever else runs, and whether a stop token ended them.
+/// There are `max_tokens` of them, or fewer if a stop token comes first.
 pub fn reference(
     limits: &ExecutorLimits,
     prompt: &[u32],
@@ -129,7 +132,7 @@ pub fn reference_with_masks(
     (generated, false)
 }
 
-/// What a recurrent layer carries on; nothing in a model without one.
+/// Returns the state that a recurrent layer carries on; 0 in a model without one.
 fn carry(limits: &ExecutorLimits, carried: u64, value: u64) -> u64 {
     if limits.n_states > 0 {
         mix(carried ^ value)

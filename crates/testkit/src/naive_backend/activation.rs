@@ -28,7 +28,7 @@ pub(super) fn activate(activation: Activation, x: f32) -> f32 {
     }
 }
 
-/// What the activation of a gate is multiplied with.
+/// Returns the factor of a gate's activation.
 pub(super) fn other_factor(activation: Activation, up: f32) -> f32 {
     match activation {
         Activation::ClippedSwiglu => up.clamp(-Activation::CLIPPED_LIMIT, Activation::CLIPPED_LIMIT) + 1.0,

@@ -1,8 +1,8 @@
 //! [`NaiveBackend`]: every operation as its formula, in plain loops over f32.
 //!
-//! It is what other backends are compared with, so it is written to be read: weights are dequantized at upload, nothing
-//! is fused, nothing is parallel. Invariant: each row of a result is computed by itself, so it cannot depend on the rest
-//! of a batch.
+//! Other backends are compared with it, so it is written to be read: weights are dequantized at upload,
+//! nothing is fused, nothing is parallel. Invariant: each row of a result is computed separately, so it
+//! cannot depend on the rest of a batch.
 
 mod activation;
 mod adapters;
@@ -45,7 +45,7 @@ pub struct NaiveBackend {
     given_routes: VecDeque<Vec<u32>>,
     /// Where the choices of each router go, `[n_rows, n_used]`.
     route_log: Option<RouteLog>,
-    /// Its end of a group, where it is a rank of one.
+    /// Its end of a group, if it is a rank of one.
     collective: Option<Box<dyn Collective>>,
 }
 

@@ -1,7 +1,8 @@
-//! [`round_to`]: what is left of keys and values in a store of few bits.
+//! [`round_to`]: rounds keys and values like a store of few bits.
 //!
-//! Separate from the backend, whose stores hold f32. Invariant: a head is rounded by itself: the types of blocks by the quantizer of files, E4M3 by a search
-//! of its codes that shares no code with the product's encoder.
+//! Separate from the backend, whose stores hold f32. Invariant: each head is rounded separately: for block
+//! types by the quantizer of files, for E4M3 by a search of its codes that shares no code with the product's
+//! encoder.
 
 use std::cmp::Ordering;
 
@@ -44,8 +45,8 @@ fn nearest_e4m3(x: f32) -> f32 {
     e4m3::decode((0..0x7e).fold(0x7e, better)).copysign(x)
 }
 
-/// Rounds a row of heads to what the KV store can hold. What is rotated is rotated back: a query that is not rotated has the same
-/// products with it.
+/// Rounds a row of heads to numbers that the KV store can hold. A row that is rotated for the store is
+/// rotated back, since its products with a query that is not rotated are the same.
 pub(super) fn round_to(ty: KvType, head_dim: usize, rotation: usize, row: &mut [f32]) {
     match ty {
         KvType::F32 => {}

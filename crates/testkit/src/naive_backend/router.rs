@@ -10,7 +10,7 @@ use tokenmill_backend::{ExpertScore, GroupMeasure, MIN_SCORE_SUM, Router};
 pub struct Choice {
     /// The expert.
     pub expert: usize,
-    /// What its result is multiplied with.
+    /// The weight of its output.
     pub weight: f32,
 }
 

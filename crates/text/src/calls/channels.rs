@@ -298,7 +298,7 @@ impl ChannelFamily {
     }
 }
 
-/// The head of a message: a channel, and a recipient where it is a call's.
+/// Parses the head of a message: a channel, and a recipient if it is a call.
 fn harmony_route(head: &str) -> Option<Route<'_>> {
     let recipient = head.split_once("to=").map(|(_, rest)| {
         rest.split(|c: char| c.is_whitespace() || c == '<')

@@ -1,7 +1,7 @@
 //! [`ReplyFormat`]: how a model writes calls and reasoning, found in the source of its chat template.
 //!
-//! Separate from the parsers, which several formats share, and from the table of families. Invariant: a template that no
-//! family knows writes calls as Hermes does, which is told to the model.
+//! Separate from the parsers, which several formats share, and from the table of families. Invariant: for a
+//! template that matches no family, calls are written as Hermes does, and the prompt tells the model so.
 
 use super::{
     channels::{ChannelFamily, ChannelShape},
@@ -24,10 +24,11 @@ pub struct ReplyFormat {
 #[derive(Debug)]
 pub(super) struct CallFormat {
     pub(super) name: &'static str,
-    /// What stands in the template's source: one of these lists, wholly.
+    /// The signs of the family: a template's source matches if it contains every string of one of these
+    /// lists.
     pub(super) signs: &'static [&'static [&'static str]],
     pub(super) shape: Shape,
-    /// Marks that may stand around text and mean nothing.
+    /// Marks that may surround text without a meaning.
     pub(super) wrappers: &'static [&'static str],
 }
 
@@ -71,17 +72,17 @@ impl ReplyFormat {
         matches!(self.calls.shape, Shape::Channels(_))
     }
 
-    /// What ends reasoning, where it stands between tags.
+    /// Returns the mark that ends reasoning, if reasoning is between tags.
     pub fn reasoning_close(&self) -> Option<&'static str> {
         self.thinking.map(|tags| tags.close)
     }
 
-    /// What a prompt ends with if the model is to answer inside its reasoning.
+    /// Returns the end of a prompt after which the model answers inside its reasoning.
     pub fn reasoning_open(&self) -> Option<&'static str> {
         self.thinking.map(|tags| tags.open)
     }
 
-    /// Whether an answer to a prompt that ends like `tail` begins in its reasoning.
+    /// Returns whether an answer to a prompt that ends in `tail` begins in its reasoning.
     pub fn opens_reasoning(&self, tail: &str) -> bool {
         let open = self.thinking.map(|tags| tags.open.trim_end());
         open.is_some_and(|open| tail.trim_end().ends_with(open))

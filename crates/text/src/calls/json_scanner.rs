@@ -1,4 +1,4 @@
-//! [`JsonScanner`]: checks a JSON value that arrives in pieces and hands it on as it comes.
+//! [`JsonScanner`]: checks a JSON value that arrives in pieces and passes it on as it arrives.
 //!
 //! Separate because a call's arguments must go out before they are complete, and every format has JSON in it. Invariant:
 //! released text is the beginning of valid JSON, and all of it is valid once the scanner is done. Models write raw line breaks into

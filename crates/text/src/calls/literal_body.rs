@@ -16,15 +16,15 @@ pub(super) struct LiteralShape {
     pub(super) openers: &'static [&'static str],
     /// Marks that may end them.
     pub(super) closers: &'static [&'static str],
-    /// Whether the calls stand in brackets, separated by commas.
+    /// Whether the calls are a list in brackets, separated by commas.
     pub(super) is_list: bool,
-    /// What stands before a name.
+    /// The text before a name.
     pub(super) prefix: &'static str,
-    /// What is around the arguments.
+    /// The brackets around the arguments.
     pub(super) brackets: (char, char),
-    /// What is between an argument's name and its value.
+    /// The separator between an argument's name and its value.
     pub(super) separator: char,
-    /// How values are written.
+    /// The syntax of values.
     pub(super) dialect: Dialect,
 }
 

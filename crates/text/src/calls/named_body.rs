@@ -28,7 +28,7 @@ pub(super) struct NamedShape {
     pub(super) section_closers: &'static [&'static str],
 }
 
-/// What stands before a call's arguments.
+/// The head of a call, before its arguments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Head<'t> {
     pub(super) name: &'t str,

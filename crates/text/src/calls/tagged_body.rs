@@ -1,40 +1,42 @@
-//! [`TaggedBody`]: calls whose arguments stand in tags of their own, each a bare text.
+//! [`TaggedBody`]: calls whose arguments have tags of their own, each a bare text.
 //!
-//! Qwen3-Coder, GLM, MiniMax, newer DeepSeek and others write calls so. What such a text means, the tool's schema says: a
-//! string is taken as it is, anything else is JSON. Invariant: strings go out as they come, other arguments when they end.
+//! Qwen3-Coder, GLM, MiniMax, newer DeepSeek and others write calls in this form. The tool's schema decides
+//! the meaning of an argument's text: a string is taken as it is, anything else is JSON. Invariant: strings
+//! are passed on as they arrive, other arguments when they end.
 
 use super::{Calls, Found, Step, begins_with, begins_with_any, find_first, partial_len, space_len};
 
 /// How a family writes such calls.
 #[derive(Debug)]
 pub(super) struct TaggedShape {
-    /// The mark that begins a row of calls; empty where there is none.
+    /// The mark that begins a section of calls; empty if there is none.
     pub(super) section: &'static str,
-    /// What begins each call, up to its name.
+    /// The beginning of each call, before its name.
     pub(super) opener: &'static str,
-    /// What ends the name. Empty: space or the mark of an argument or of the end does.
+    /// The end of the name. If empty, the name ends at white space, or at the mark of an argument or of the
+    /// end.
     pub(super) name_end: &'static str,
-    /// What ends the rest of the call's opening tag, after `name_end`; empty where that is all.
+    /// The end of the rest of the call's opening tag, after `name_end`; empty if nothing follows.
     pub(super) opener_end: &'static str,
-    /// What begins an argument, up to its name.
+    /// The beginning of an argument, before its name.
     pub(super) argument: &'static str,
-    /// What ends the argument's name.
+    /// The end of the argument's name.
     pub(super) key_end: &'static str,
-    /// What begins its value. Attributes may stand before it where `has_attributes`, else space.
+    /// The beginning of its value. Attributes may precede it if `has_attributes`, else white space.
     pub(super) value: &'static str,
     /// Whether the argument's tag may have attributes.
     pub(super) has_attributes: bool,
-    /// Attributes as the family writes them: of a text, and of anything else.
+    /// Attributes in the family's own form: for a text, and for other values.
     pub(super) attributes: (&'static str, &'static str),
-    /// What ends its value.
+    /// The end of its value.
     pub(super) value_end: &'static str,
-    /// Whether a line break after the value's beginning and one before its end are not part of it.
+    /// Whether the value excludes a line break at its beginning and one at its end.
     pub(super) is_on_own_lines: bool,
     /// Whether a value may be wrapped in `<![CDATA[...]]>`.
     pub(super) has_cdata: bool,
-    /// What ends the call.
+    /// The end of the call.
     pub(super) closer: &'static str,
-    /// Marks that may end the row.
+    /// Marks that may end the section.
     pub(super) section_closers: &'static [&'static str],
 }
 
@@ -52,7 +54,7 @@ enum State {
     BeforeValue,
     /// A value that is read when it is complete.
     Value,
-    /// At the beginning of a text that goes out as it comes.
+    /// At the beginning of a text that is passed on as it arrives.
     TextStart,
     Text,
     /// After a call.

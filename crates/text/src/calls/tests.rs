@@ -1,4 +1,4 @@
-//! What holds of every format.
+//! Properties of every format.
 
 mod around_calls;
 
@@ -426,7 +426,7 @@ fn a_call_that_a_limit_cuts_stays_one_once_its_name_is_known() {
             "<|channel|>commentary to=functions.now <|message|>{\"a",
             "«now {\"a…",
         ),
-        // What is no call before the cut is none after it.
+        // Text that is no call before the cut is none after it.
         (
             "hermes",
             "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": oops}",

@@ -6,11 +6,11 @@
 /// A pair of tags.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Thinking {
-    /// What stands in the template's source if the model knows these tags.
+    /// The text in the template's source by which the model is known to use these tags.
     sign: &'static str,
-    /// What begins reasoning.
+    /// The beginning of reasoning.
     pub(super) open: &'static str,
-    /// What ends it.
+    /// The end of reasoning.
     pub(super) close: &'static str,
 }
 

@@ -67,7 +67,8 @@ impl ToolSet {
         self.0.iter().any(|tool| tool.name == name)
     }
 
-    /// What the schema of an argument lets through; `None` where it is not named.
+    /// Returns the kinds of values that the schema of an argument allows; `None` if it does not name the
+    /// argument.
     fn kinds(&self, name: &str, key: &str) -> Option<ValueKinds> {
         let tool = self.0.iter().find(|tool| tool.name == name)?;
         let document = Document::of(&tool.schema);

@@ -11,14 +11,14 @@ use crate::constraint::Document;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ValueKinds(u8);
 
-/// Selects how an argument is written by itself.
+/// Selects the form of an argument outside of JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Written {
     /// As it is: it can only be a text.
     Text,
     /// As JSON: it can be no text.
     Json,
-    /// A text as it is, anything else as JSON.
+    /// A text unchanged, anything else as JSON.
     Either,
 }
 

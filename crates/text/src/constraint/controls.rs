@@ -40,7 +40,7 @@ impl ControlTokens {
         Self { tokens, begins }
     }
 
-    /// Those of a tokenizer.
+    /// Returns the control tokens of a tokenizer.
     pub fn of(tokenizer: &Tokenizer) -> Self {
         let mut tokens: Vec<(String, u32)> = (0..tokenizer.n_vocab() as u32)
             .filter(|&id| tokenizer.token_kind(id) == Some(TokenKind::Control))

@@ -1,4 +1,4 @@
-//! [`Constraint`]: what a text may be, as it was asked for.
+//! [`Constraint`]: the form of a text, as the request gives it.
 //!
 //! Plain data, separate from the compiler so that requests can carry it. Invariant: nothing is checked here; compiling
 //! checks all of it.
@@ -214,8 +214,8 @@ impl Constraint {
         self
     }
 
-    /// Ends what comes first after `n_tokens` tokens, where it has not ended by itself: `end` is written then, and `not_next`
-    /// may not follow at once. Does nothing where nothing comes first.
+    /// Ends the part before the constrained text after `n_tokens` tokens, unless it has ended earlier: `end`
+    /// is written then, and `not_next` may not follow at once. Does nothing if there is no such part.
     #[must_use]
     pub fn thinks_at_most(
         mut self,

@@ -1,12 +1,12 @@
 //! Constraints: text that has a shape, such as JSON of a schema.
 //!
-//! A [`Constraint`] says what the text may be. [`ConstraintCompiler`], one for each model, makes a [`CompiledConstraint`]
-//! of it, and each sample walks through that with a [`ConstraintMatcher`]: a mask of the tokens that may come next, then the
-//! token that came.
+//! A [`Constraint`] describes the texts that are allowed. [`ConstraintCompiler`], one for each model,
+//! compiles it to a [`CompiledConstraint`]. Each sample walks through that with a [`ConstraintMatcher`]: it
+//! computes a mask of the tokens that may come next, then takes the token that came.
 //!
-//! The key decision: every language becomes a grammar of `llguidance`, which computes masks over a trie of the vocabulary.
-//! Two things are added here. What it cannot enforce is refused before anything is generated, never weakened; and a
-//! grammar without any finite text is refused too.
+//! The key decision: every language becomes a grammar of `llguidance`, which computes masks over a trie of
+//! the vocabulary. This module adds two rules. A constraint that cannot be enforced is refused before
+//! anything is generated, never weakened; and a grammar without any finite text is refused too.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -15,7 +15,8 @@ use serde_json::{Map, Value};
 /// Largest total size of copied schemas, which have no plain path, and most bytes by which references may grow.
 const MAX_COPIED_BYTES: usize = 1 << 20;
 
-/// Longest identifier that is kept as it is. Each schema of a document may have one, and all of them may begin with the document's.
+/// The longest identifier that is kept. Each schema of a document may have one, and all of them may begin
+/// with the document's.
 const MAX_ID_BYTES: usize = 512;
 
 /// Longest reference, and longest path to a named schema, in bytes. Many references may lead along the same path.
@@ -344,7 +345,7 @@ fn segments(pointer: &str) -> Path<'static> {
         .collect()
 }
 
-/// Decodes the percent escapes of a fragment of a URL; one that does not stand for UTF-8 stays as it is.
+/// Decodes the percent escapes of a fragment of a URL; escapes that are not UTF-8 stay unchanged.
 pub(super) fn without_percents(text: &str) -> String {
     let bytes = text.as_bytes();
     let digit = |at: usize| char::from(*bytes.get(at)?).to_digit(16);

@@ -9,14 +9,14 @@ use serde_json::{Map, Value, json};
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChatMessage {
-    /// Who speaks: `system`, `user`, `assistant`, `tool`.
+    /// The speaker: `system`, `user`, `assistant`, `tool`.
     pub role: String,
-    /// What is said.
+    /// The text of the message.
     pub content: String,
 }
 
 impl ChatMessage {
-    /// A message.
+    /// Creates a message.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Self {
             role: role.into(),
@@ -24,22 +24,22 @@ impl ChatMessage {
         }
     }
 
-    /// What the model is told about its task.
+    /// Creates a message that tells the model its task.
     pub fn system(content: impl Into<String>) -> Self {
         Self::new("system", content)
     }
 
-    /// What a person says.
+    /// Creates a message of the user.
     pub fn user(content: impl Into<String>) -> Self {
         Self::new("user", content)
     }
 
-    /// What the model said.
+    /// Creates an answer of the model.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self::new("assistant", content)
     }
 
-    /// What a tool returned.
+    /// Creates a message with the result of a tool.
     pub fn tool(content: impl Into<String>) -> Self {
         Self::new("tool", content)
     }

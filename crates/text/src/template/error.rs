@@ -14,7 +14,7 @@ pub enum TemplateError {
     Syntax {
         /// Line of the source, from 1.
         line: u32,
-        /// What was found and what was expected.
+        /// The text that was found and the text that was expected.
         problem: String,
     },
     /// The template itself refused the conversation by calling `raise_exception`.
@@ -30,7 +30,7 @@ pub enum TemplateError {
     Undefined {
         /// Line of the source, from 1.
         line: u32,
-        /// What is undefined.
+        /// The undefined name.
         what: String,
     },
     /// An operation does not fit its operands.

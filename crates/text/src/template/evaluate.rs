@@ -1,8 +1,8 @@
 //! Evaluates expressions.
 //!
-//! It is separate from the statements because every rule here is Python's, seen through Jinja's sandbox: what is missing is
-//! undefined rather than an error, and nothing can be changed. What stands behind a dot or in brackets is in `lookup`, calls
-//! are in `calls`.
+//! It is separate from the statements because every rule here is Python's, seen through Jinja's sandbox: a
+//! missing value is undefined rather than an error, and nothing can be changed. Attributes and subscripts are
+//! in `lookup`, calls are in `calls`.
 
 use std::cmp::Ordering;
 

@@ -412,8 +412,8 @@ impl Parser {
             Token::Op("(") => self.args()?,
             Token::Name(next) if matches!(next.as_str(), "else" | "or" | "and") => (Vec::new(), 0),
             Token::Name(next) if next == "is" => return self.error("tests cannot be chained with `is`"),
-            // What may start the one argument of a test without parentheses; `if` and `not` continue with the
-            // expression around it.
+            // Tokens that may start the one argument of a test without parentheses; `if` and `not` continue
+            // with the expression around it.
             Token::Name(next) if matches!(next.as_str(), "if" | "not" | "in" | "recursive") => {
                 (Vec::new(), 0)
             }

@@ -78,7 +78,7 @@ pub(super) struct Interpreter<'t> {
     pub(super) takes_any_turns: bool,
 }
 
-/// Names that Jinja defines by itself, where the template uses them.
+/// The names that Jinja predefines, if the template uses them.
 #[derive(Debug)]
 struct KnownNames {
     r#loop: Option<Symbol>,

@@ -55,7 +55,7 @@ pub(super) fn from_json(json: &serde_json::Value, meter: &Rc<Meter>, depth: usiz
 /// The arguments of `tojson`.
 #[derive(Debug)]
 pub(super) struct JsonStyle {
-    /// What one level of indentation is; `None` for one line.
+    /// The text of one level of indentation; `None` for one line.
     pub(super) indent: Option<String>,
     pub(super) item_separator: String,
     pub(super) key_separator: String,

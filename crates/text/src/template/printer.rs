@@ -189,7 +189,8 @@ fn str_repr(text: &str, out: &mut TextBuf) -> Result<(), Fault> {
     out.push(quote)
 }
 
-/// Whether Python prints the character as it is; close to `str.isprintable`, from the tables of the standard library.
+/// Returns whether Python prints the character unescaped; close to `str.isprintable`, from the tables of the
+/// standard library.
 fn is_printable(c: char) -> bool {
     if c == ' ' {
         return true;

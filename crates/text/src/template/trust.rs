@@ -141,8 +141,8 @@ mod tests {
         }
     }
 
-    /// What looks like a control token in a rendering of a real template, and does not stand in the conversation, was
-    /// written by the template.
+    /// Every text that looks like a control token in a rendering of a real template, but is not in the
+    /// conversation, was written by the template.
     #[test]
     fn real_templates_keep_the_trust_of_their_control_tokens() {
         let mut comparisons = tokenmill_testkit::Comparisons::of("trust of control tokens");

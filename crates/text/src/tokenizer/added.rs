@@ -20,7 +20,7 @@ pub(crate) struct AddedToken {
     pub(crate) is_special: bool,
     /// Takes the white space before it along.
     pub(crate) strips_left: bool,
-    /// Takes the white space behind it along.
+    /// Whether the white space after it belongs to it.
     pub(crate) strips_right: bool,
     /// Found only between non-word characters.
     pub(crate) is_single_word: bool,

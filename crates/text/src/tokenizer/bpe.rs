@@ -11,12 +11,12 @@ use super::{
     merge::{MergeTable, Merger, Symbol, Wholeness},
 };
 
-/// What a word is made of before merging, and what becomes of what is in no token.
+/// The symbols of a word before merging, and the treatment of symbols without a token.
 #[derive(Clone, Debug)]
 pub(crate) enum Alphabet {
-    /// Bytes; the vocabulary's keys are raw bytes. `None`: a byte without a token, which is dropped.
+    /// Bytes; the vocabulary's keys are raw bytes. `None` marks a byte without a token, which is dropped.
     Bytes(Box<[Option<u32>; 256]>),
-    /// Characters; one that is no token falls back to its bytes where all of them have tokens, else to `unknown`.
+    /// Characters; a character without a token becomes its bytes if all of them have tokens, else `unknown`.
     Characters {
         bytes: Option<Box<[Option<u32>; 256]>>,
         unknown: Option<u32>,

@@ -31,7 +31,7 @@ impl Charsmap {
     /// Reads a table.
     ///
     /// # Errors
-    /// [`TokenizerError::Charsmap`] where it is damaged.
+    /// [`TokenizerError::Charsmap`] if it is damaged.
     pub(crate) fn new(blob: &[u8], matching: Matching) -> Result<Self, TokenizerError> {
         let damaged = |problem| TokenizerError::Charsmap { problem };
         let (n_trie_bytes, rest) = blob

@@ -7,18 +7,19 @@
 use super::{Tokenizer, normalize::Normalizer};
 use crate::TokenizerError;
 
-/// Most parts of one kind. Real files have up to ten.
+/// The most parts of one kind. Real files have up to ten.
 const MAX_PARTS: usize = 64;
-/// Most that normalizers may multiply the length of a text by. What is compared with it is a bound: real files reach a few
-/// hundreds on paper, and hardly more than 3 with text.
+/// The largest factor by which normalizers may multiply the length of a text. It is compared with an upper
+/// bound: for real files that is up to a few hundred, although their texts hardly grow by more than 3.
 const MAX_FACTOR: f64 = 1024.0;
-/// Most bytes that normalizers may put around a text.
+/// The most bytes that normalizers may put around a text.
 const MAX_ADDED_BYTES: f64 = 65_536.0;
-/// Most that the decoder's replacements may multiply the length of a token by; real ones make tokens shorter.
+/// The largest factor by which the decoder's replacements may multiply the length of a token; real ones make
+/// tokens shorter.
 const MAX_DECODER_FACTOR: f64 = 16.0;
-/// Most tokens around a text. Real files have two or three.
+/// The most tokens around a text. Real files have two or three.
 const MAX_AROUND: usize = 1024;
-/// Bytes of all added tokens after normalization.
+/// The most bytes of all added tokens after normalization.
 const MAX_ADDED_TOKENS_BYTES: usize = 64 << 20;
 
 /// A bound on the length of a text of `n` bytes: `factor * n + added_bytes`.

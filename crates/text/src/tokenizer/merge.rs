@@ -11,7 +11,8 @@ use std::{
 
 /// Where ranks of adjacent symbols come from.
 pub(crate) trait MergeTable {
-    /// The rank of joining the symbols at `left` and `right` and the id of the result; `None` where they do not join.
+    /// Returns the rank of joining the symbols at `left` and `right` and the id of the result; `None` if they
+    /// do not join.
     fn join(&self, left: &Symbol, right: &Symbol) -> Option<(u32, u32)>;
 }
 

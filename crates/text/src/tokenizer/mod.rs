@@ -80,7 +80,7 @@ impl Default for EncodeOptions {
 #[derive(Debug)]
 pub struct Tokenizer {
     vocab: Vocab,
-    /// Tokens found in the text as it is.
+    /// Tokens found in the text before normalization.
     added: AddedTokens,
     /// Tokens found in the text once it is normalized.
     added_normalized: AddedTokens,

@@ -1,7 +1,8 @@
-//! What each `tokenizer.ggml.pre` name means.
+//! The pre-tokenizer of each `tokenizer.ggml.pre` name.
 //!
-//! A flat table, separate because it is knowledge about models rather than an algorithm. Patterns are those of the
-//! models' own `tokenizer.json` where llama.cpp's file quotes them, because its own are adapted to its matcher.
+//! A flat table, separate because it is knowledge about models rather than an algorithm. If llama.cpp's file
+//! quotes the pattern of a model's own `tokenizer.json`, the table has that pattern, because llama.cpp's own
+//! patterns are adapted to its matcher.
 //!
 //! Source: llama.cpp `src/llama-vocab.cpp` and `src/unicode.cpp`; the models' tokenizers for normalization.
 
@@ -11,7 +12,7 @@ use super::split::{
     Behavior, Contractions, DigitGroups, Digits, Pattern, Spaces, Step, SymbolTail, WordRule,
 };
 
-/// What a `tokenizer.ggml.pre` name means.
+/// The pre-tokenizer that a `tokenizer.ggml.pre` name stands for.
 #[derive(Clone, Debug)]
 pub(crate) struct PreTokenizer {
     pub(crate) steps: Vec<Step>,

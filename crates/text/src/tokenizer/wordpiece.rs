@@ -71,7 +71,7 @@ pub(crate) fn bert_steps() -> Result<Vec<Step>, TokenizerError> {
     ])
 }
 
-/// What a token that begins a word decodes to: a space before it, but none before punctuation and the like.
+/// Decodes a token that begins a word: with a space before it, except before punctuation and the like.
 pub(crate) fn wordpiece_piece(word: &str) -> Vec<u8> {
     const CLEANUP: &[(&str, &str)] = &[
         (" .", "."),

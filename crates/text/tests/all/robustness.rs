@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use serde_json::json;
 use tokenmill_gguf::{Array, Metadata, StringArray, Value};
-use tokenmill_testkit::{Random, json_mutation::mutate_json, text_mutation::mutate_text};
+use tokenmill_testkit::{Random, cases, json_mutation::mutate_json, text_mutation::mutate_text};
 use tokenmill_text::{
     DecodeOptions, EncodeOptions, StopMatcher, StreamDecoder, Tokenizer, TokenizerError, VocabularyFiles,
     template::{ChatTemplate, RenderOptions},
@@ -181,9 +181,9 @@ fn mutated_tokenizer_files_are_refused_or_work() {
     let base: serde_json::Value = serde_json::from_str(include_str!("support/tokenizer.json")).unwrap();
     let parts = tokenizer_parts::parts();
     let text = "the e\u{301} 日 \u{fdfa}<s> tool 77\u{2581}".repeat(20);
-    let mut random = Random::new(5);
     let (mut n_refused, mut n_built) = (0, 0);
-    for _ in 0..6000 {
+    for case in cases("mutated tokenizers", 6000) {
+        let mut random = Random::named(5, &case.to_string());
         let mut json = base.clone();
         for _ in 0..=random.below(4) {
             mutate_json(&mut json, &parts, &mut |n| random.below(n));
@@ -205,7 +205,7 @@ fn mutated_tokenizer_files_are_refused_or_work() {
         tokenizer.decode(&ids, DecodeOptions::default());
     }
     assert!(
-        n_refused > 1000 && n_built > 300,
+        n_refused > 125 && n_built > 37,
         "{n_refused} refused, {n_built} built"
     );
 }
@@ -215,9 +215,9 @@ fn mutated_tokenizer_files_are_refused_or_work() {
 fn mutated_vocabulary_files_are_refused_or_make_keys() {
     let base: serde_json::Value = serde_json::from_str(include_str!("support/tokenizer.json")).unwrap();
     let parts = tokenizer_parts::parts();
-    let mut random = Random::new(7);
     let (mut n_refused, mut n_made) = (0, 0);
-    for _ in 0..2000 {
+    for case in cases("mutated vocabularies", 2000) {
+        let mut random = Random::named(7, &case.to_string());
         let mut json = base.clone();
         for _ in 0..=random.below(4) {
             mutate_json(&mut json, &parts, &mut |n| random.below(n));
@@ -241,10 +241,7 @@ fn mutated_vocabulary_files_are_refused_or_make_keys() {
             Err(_) => n_refused += 1,
         }
     }
-    assert!(
-        n_refused > 50 && n_made > 50,
-        "{n_refused} refused, {n_made} made"
-    );
+    assert!(n_refused > 6 && n_made > 6, "{n_refused} refused, {n_made} made");
 }
 
 /// Templates with words of their language inserted, repeated and cut.
@@ -255,10 +252,10 @@ fn mutated_templates_are_refused_or_render_within_limits() {
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
         "add_generation_prompt": true, "bos_token": "<s>", "eos_token": "</s>",
     });
-    let mut random = Random::new(6);
     let (mut n_refused, mut n_rendered) = (0, 0);
     let started = Instant::now();
-    for _ in 0..4000 {
+    for case in cases("mutated templates", 4000) {
+        let mut random = Random::named(6, &case.to_string());
         let mut source = template_words::TEMPLATE.to_owned();
         for _ in 0..=random.below(5) {
             mutate_text(&mut source, &template_words::WORDS, &mut |n| random.below(n));
@@ -274,7 +271,7 @@ fn mutated_templates_are_refused_or_render_within_limits() {
         }
     }
     assert!(
-        n_refused > 500 && n_rendered > 50,
+        n_refused > 62 && n_rendered > 6,
         "{n_refused} refused, {n_rendered} rendered"
     );
     assert!(started.elapsed() < Duration::from_mins(5));

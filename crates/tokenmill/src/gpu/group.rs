@@ -1,7 +1,8 @@
 //! The load on several GPUs, each with a part of every layer.
 //!
-//! Separate from the load on one. Invariants: all GPUs are opened, and all parts planned, before anything is uploaded; the GPUs add up
-//! as [`choose`] says, and have one compute capability, since each computes for itself what has to be the same on all.
+//! Separate from the load on one GPU. Invariants: all GPUs are opened, and all parts planned, before anything
+//! is uploaded; the GPUs sum their results in the way that [`choose`] returns, and have one compute
+//! capability, since each computes separately the values that have to be the same on all.
 
 use std::time::Duration;
 
@@ -147,8 +148,9 @@ pub(crate) fn load_group(
     })
 }
 
-/// GPUs cannot compute a model together. The driver compiles the kernels for each capability by itself, so the last bits of results that
-/// every rank computes for itself, such as the choice of experts, may differ between them.
+/// The error for GPUs that cannot compute a model together. The driver compiles the kernels separately for
+/// each capability, so the last bits of results that every rank computes, such as the choice of experts, may
+/// differ between them.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "GPUs that compute a model together need the same compute capability: {first} has {}.{} and {other} has {}.{}",

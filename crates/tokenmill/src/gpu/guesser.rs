@@ -1,7 +1,7 @@
-//! What guesses tokens next to a model on a GPU: whether it fits, and its load.
+//! Checks whether a [`Guesser`] fits on a GPU next to its model, and loads it.
 //!
-//! A part of [`Guesser`] that stands apart because a build without CUDA has none of it. Invariant: what was not asked for, and does not fit,
-//! keeps no model from being loaded.
+//! These methods have a file of their own because a build without CUDA has none of them. Invariant: an
+//! optional guesser that does not fit never prevents a model from loading.
 
 use tokenmill_backend::{Backend, Executor, MemoryPlan};
 use tokenmill_model::{LoadError, LoadProgress, ModelExecutor, ModelOptions};
@@ -23,10 +23,10 @@ impl Guesser<'_> {
         }
     }
 
-    /// What it takes of the memory of a backend, next to a model with `options`.
+    /// Returns the memory that the guesser takes on a backend, next to a model with `options`.
     ///
     /// # Errors
-    /// What is wrong with its weights.
+    /// Returns an error if something is wrong with the weights.
     pub(crate) fn plan_on<B: Backend>(
         self,
         backend: &B,
@@ -39,10 +39,12 @@ impl Guesser<'_> {
         }
     }
 
-    /// What is left of it next to a model that takes `of_model`, where both share `room_bytes` of a GPU's memory.
+    /// Returns the guesser if it fits next to a model that takes `of_model`, else [`Self::Nothing`]. Both
+    /// share `room_bytes` of a GPU's memory.
     ///
     /// # Errors
-    /// [`Error::NoRoomToGuess`] where it is asked for, and what is wrong with its weights.
+    /// [`Error::NoRoomToGuess`] if the caller asked for the guesser and it does not fit; also if something is
+    /// wrong with its weights.
     pub(crate) fn fitting<B: Backend>(
         self,
         backend: &B,
@@ -56,7 +58,7 @@ impl Guesser<'_> {
             Err(_) => return Ok(Self::Nothing),
         };
         let model_bytes = of_model.device_bytes();
-        // A model that does not fit by itself is refused by what loads it.
+        // A model that does not fit alone is refused by its own load.
         let is_too_much = model_bytes as u64 <= room_bytes && (own + model_bytes) as u64 > room_bytes;
         match is_too_much {
             false => Ok(self),
@@ -69,10 +71,10 @@ impl Guesser<'_> {
         }
     }
 
-    /// Loads it next to its network, on a backend for it alone.
+    /// Loads the guesser next to its network, on a backend of its own.
     ///
     /// # Errors
-    /// What keeps it from loading.
+    /// Returns an error if the guesser cannot be loaded.
     pub(crate) fn load_on<B: Backend>(
         self,
         backend: impl FnOnce() -> Result<B, Error>,

@@ -66,7 +66,7 @@ impl<'a> Split<'a> {
         Ok(self.model.plan(&self.backend, self.options)?)
     }
 
-    /// What was asked for, as it is; leaves the backend with it.
+    /// Plans the requested placement unchanged, and leaves the backend with it.
     fn as_asked(&mut self, request: &PlacementRequest) -> Result<MemoryPlan, Error> {
         let plan = self.plan(request.placement(&self.network))?;
         if plan.device_bytes() as u64 <= self.room_bytes {
@@ -128,7 +128,7 @@ impl<'a> Split<'a> {
         Err(refused.expect("there is a candidate"))
     }
 
-    /// Of each retreat the first level that fits, where one leaves the GPU a part.
+    /// Returns the first level of each retreat that fits. Fails if no retreat leaves the GPU a part.
     fn first_fits(&mut self, request: &PlacementRequest) -> Result<Vec<(Retreat, Option<usize>)>, Error> {
         let network = self.network.clone();
         let mut first_fits = Vec::new();

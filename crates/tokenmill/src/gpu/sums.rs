@@ -65,7 +65,7 @@ fn unavailable(error: CudaExecError) -> Error {
 mod tests {
     use super::*;
 
-    /// The choice, which a check says before where it is a refusal.
+    /// Returns the choice, and asserts that [`check`] reports the same refusal.
     fn chosen(all_reduce: AllReduce, is_batch_invariant: bool) -> Result<Sums, Error> {
         let mut compute = Compute {
             all_reduce,

@@ -1,6 +1,7 @@
-//! [`token_reads`]: what a token of a model reads, part by part.
+//! [`token_reads`]: the bytes that a token of a model reads, part by part.
 //!
-//! Separate because it asks both backends how they hold weights. Invariant: of experts only those count that a token goes to.
+//! Separate because it asks both backends how they hold weights. Invariant: only the experts that a token is
+//! routed to count.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +9,10 @@ use tokenmill_backend::{KvLayerShape, NetworkPart, NetworkShape, Side, SplitOper
 use tokenmill_model::{LoadError, Model, ModelOptions};
 use tokenmill_placed::{LayerPlacement, LayerReads, Placed, Placement, TokenReads};
 
-/// What a token reads that stands behind half a context of a model. Leaves the backend with another placement.
+/// Returns the bytes that a token reads at half a model's context. Leaves the backend with another placement.
 ///
 /// # Errors
-/// What is wrong with the weights.
+/// Returns an error if something is wrong with the weights.
 pub(super) fn token_reads<H: SplitOperations, D: SplitOperations>(
     model: &Model,
     network: &NetworkShape,

@@ -28,7 +28,7 @@ const VERSION: u32 = 1;
 const SUM_BYTES: usize = 8;
 const HEAD_BYTES: usize = 48 + 4 * PAGE_TOKENS + SUM_BYTES;
 
-/// Bytes of a file with so many bytes of memory.
+/// Returns the size of a file with `n_bytes` of memory.
 pub(super) fn file_bytes(n_bytes: usize) -> u64 {
     (HEAD_BYTES + n_bytes + SUM_BYTES) as u64
 }

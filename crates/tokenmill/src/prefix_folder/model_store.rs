@@ -40,12 +40,12 @@ const PAUSE: Duration = Duration::from_secs(30);
 /// How long dropping waits for a disk.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a model's pages in a folder have been used for since it was loaded, and what there is.
+/// Counters of a model's pages in a folder since it was loaded, and the folder's current contents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixFolderFigures {
-    /// Pages and states that were written.
+    /// The number of pages and states written.
     pub written_pages: u64,
-    /// Bytes of their files.
+    /// The number of bytes of their files.
     pub written_bytes: u64,
     /// Pages and states that came back.
     pub read_pages: u64,
@@ -77,16 +77,16 @@ fn count(counters: &[AtomicU64; 2], n_bytes: u64) {
     counters[1].fetch_add(n_bytes, Ordering::Relaxed);
 }
 
-/// What the thread that writes is told.
+/// A command to the writer thread.
 enum Order {
     Write(KeptPage),
-    /// The file was used: the disk should know, for the next process.
+    /// The file was used; its time is updated on the disk for the next process.
     Touch(EntryName),
 }
 
 type Wanted = (Vec<KeptPage>, PageReceiver);
 
-/// What the calls and both threads share.
+/// State that the calls and both threads share.
 #[derive(Debug)]
 struct Shared {
     folder: Arc<Folder>,
@@ -198,7 +198,7 @@ impl ModelStore {
             self.threads.clear();
         }
         for thread in self.threads.drain(..) {
-            // What it panicked of was said by it.
+            // A thread that panicked has reported its panic already.
             let _ = thread.join();
         }
     }
@@ -341,14 +341,14 @@ impl Shared {
                 Ok(())
             }
             Err(error) => {
-                // There may be nothing, and the error that led here is told.
+                // The file may not exist, and the caller reports the first error.
                 let _ = fs::remove_file(&aside);
                 Err(error)
             }
         }
     }
 
-    /// Removes what was used longest ago, until so many more bytes fit.
+    /// Removes the least recently used files, until `n_bytes` more fit.
     fn make_room(&self, n_bytes: u64) -> io::Result<()> {
         loop {
             let oldest = (self.folder.index()).oldest_beyond(self.folder.max_bytes - n_bytes);

@@ -24,7 +24,7 @@ fn open(path: &Path) -> PrefixFolder {
     PrefixFolder::open(path, 1 << 30, |line| panic!("{line}")).unwrap()
 }
 
-/// An engine, and its pages in the folder where it has one.
+/// An engine, and its pages in the folder if it has one.
 struct Running {
     engine: Engine,
     store: Option<Arc<ModelStore>>,
@@ -128,7 +128,7 @@ fn a_conversation_goes_on_after_a_restart_to_the_bit() {
                 "{name}"
             );
             assert_eq!(second.figures().hits, 1, "{name}");
-            // What is in memory is not read again.
+            // Pages that are in memory are not read again.
             second.generate(&turn, 1);
             assert_eq!(second.figures().hits, 1, "{name}");
             second.wait_until(|second| second.stats().n_pages_in_use == 0);
@@ -142,14 +142,14 @@ fn what_lost_its_place_comes_back_and_a_kill_loses_nothing_that_was_idle() {
     for (name, change) in MEMORY_KINDS {
         let folder = tempfile::tempdir().unwrap();
         let model = model(*change);
-        let prompts: Vec<Vec<u32>> = (0..6).map(|seed| random_tokens(seed, 150)).collect();
+        let prompts: Vec<Vec<u32>> = (0..4).map(|seed| random_tokens(seed, 150)).collect();
         let expected: Vec<_> = prompts
             .iter()
             .map(|prompt| bits(&Running::new(&model, &options(80), None).generate(prompt, 4)))
             .collect();
         let of_folder = open(folder.path());
-        // Room for three of the six.
-        let running = Running::new(&model, &options(34), Some(&of_folder));
+        // Room for two of the four.
+        let running = Running::new(&model, &options(24), Some(&of_folder));
         for round in 0..2 {
             for (prompt, expected) in prompts.iter().zip(&expected) {
                 let output = running.generate(prompt, 4);
@@ -216,7 +216,7 @@ fn cut_and_damaged_files_are_removed_and_the_prompt_is_computed() {
         let again: Vec<Vec<u8>> = whole.iter().map(|file| fs::read(file).unwrap()).collect();
         assert!(again == contents);
     }
-    // What is not ours stays, and what was half written goes.
+    // Files of others stay, and half-written files are deleted.
     let notes = whole[0].with_file_name("notes.txt");
     fs::write(&notes, "mine").unwrap();
     let half = whole[0].with_extension(UNFINISHED);
@@ -416,14 +416,14 @@ fn a_disk_that_hangs_is_not_waited_for_without_end() {
         bytes: vec![1; 64],
     };
     let mut store = of_folder.store_of(IDENTITY, &format);
-    // As long as it is held, nothing is written.
+    // While the lock is held, nothing is written.
     let hangs = of_folder.folder.writing.lock().unwrap();
     store.keep(page_of(1));
     store.keep(page_of(2));
     store.end_within(Duration::from_millis(50));
     assert!(store.is_writing());
     drop(hangs);
-    // What was begun is ended, and the rest is left out.
+    // The write that has begun is completed, and the rest is dropped.
     let began = Instant::now();
     while store.is_writing() {
         assert!(began.elapsed() < Duration::from_secs(10));
@@ -452,7 +452,7 @@ fn memory_that_cannot_be_read_is_told_of() {
     );
 }
 
-/// What is in the way is left alone, and the rest is used.
+/// Things in the way are left alone, and the other files are used.
 #[test]
 fn things_of_other_kinds_do_not_keep_a_folder_from_opening() {
     let folder = tempfile::tempdir().unwrap();

@@ -30,7 +30,7 @@ pub(crate) fn write_aside<E: From<io::Error>>(
         Ok(sync_folder(path)?)
     });
     if written.is_err() {
-        // There may be nothing any more, and the error that led here is told.
+        // The file may no longer exist, and the caller reports the first error.
         let _ = fs::remove_file(&aside);
     }
     written
@@ -38,7 +38,7 @@ pub(crate) fn write_aside<E: From<io::Error>>(
 
 fn create_aside(path: &Path) -> io::Result<(File, PathBuf)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    // What a killed process left may have the number that this one has, as in a container.
+    // A file left by a killed process may have the id of this process, as in a container.
     let mut n_taken = 0;
     loop {
         let aside = path.with_file_name(format!(".{name}.{}-{n_taken}{UNFINISHED}", process::id()));
@@ -59,7 +59,7 @@ fn create_private(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// Gives a file the mode of the one that it replaces, where there is one.
+/// Gives a file the mode of the file that it replaces, if there is one.
 #[cfg(unix)]
 fn keep_mode(replaced: &Path, file: &File) -> io::Result<()> {
     match fs::metadata(replaced) {

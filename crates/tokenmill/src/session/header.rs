@@ -36,20 +36,20 @@ const MAX_HEADER_BYTES: usize = 256 << 20;
 /// Snapshots that a file has at most.
 const MAX_SNAPSHOTS: usize = 64;
 
-/// What a session file says of itself. [`SessionHeader::read`] checks only that it is whole.
+/// The header of a session file. [`SessionHeader::read`] checks only that it is whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionHeader {
-    /// The model whose memory it is.
+    /// The identity of the model that computed the memory.
     pub(super) identity: u128,
-    /// How the memory is arranged.
+    /// The format of the memory.
     pub(super) format: String,
-    /// Tokens of the conversation.
+    /// The tokens of the conversation.
     pub tokens: Vec<u32>,
-    /// What the caller keeps with it.
+    /// Notes that the caller keeps with it.
     pub notes: Vec<u8>,
-    /// Tokens, from the first one on, whose memory the file holds.
+    /// The number of tokens, from the first one on, whose memory the file holds.
     pub n_stored: usize,
-    /// Tokens that the recurrent states in it have seen, ascending.
+    /// The numbers of tokens that its recurrent states have seen, ascending.
     pub snapshots: Vec<u32>,
 }
 
@@ -157,7 +157,7 @@ impl SessionHeader {
     }
 }
 
-/// What is left of a header.
+/// The unread rest of a header.
 struct Parts<'a>(&'a [u8]);
 
 impl<'a> Parts<'a> {

@@ -52,18 +52,19 @@ impl Session {
     }
 }
 
-/// What was written or read.
+/// The size of a session that was written or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionSize {
-    /// Tokens of the conversation.
+    /// The number of tokens of the conversation.
     pub n_tokens: usize,
-    /// Those among them whose memory is in the file, from the first one on: whole pages of 16, as far as they were cached.
+    /// The number of tokens, from the first one on, whose memory is in the file: whole pages of 16, as far as
+    /// they were cached.
     pub n_stored: usize,
-    /// Bytes of the file.
+    /// The number of bytes of the file.
     pub n_bytes: u64,
 }
 
-/// A session file that was opened. Its tokens and notes can be used whatever became of its memory.
+/// A session file that was opened. Its tokens and notes are usable even if its memory is not.
 #[derive(Debug)]
 pub struct SessionFile {
     file: File,
@@ -96,12 +97,12 @@ impl SessionFile {
         })
     }
 
-    /// What it says of itself.
+    /// Returns the file's header.
     pub fn header(&self) -> &SessionHeader {
         &self.header
     }
 
-    /// Brings its memory into the engine.
+    /// Loads its memory into the engine.
     fn restore(mut self, to: &Owner<'_>, cache_salt: u64) -> Result<SessionSize, SessionError> {
         let Self {
             file,
@@ -196,7 +197,7 @@ fn at(path: &Path) -> impl Fn(SessionError) -> Error + '_ {
     }
 }
 
-/// Whose memory a file holds.
+/// The engine and the model whose memory a file holds.
 struct Owner<'a> {
     engine: &'a Engine,
     identity: Option<u128>,
@@ -301,8 +302,8 @@ impl Model {
         save().map_err(at(path))
     }
 
-    /// Brings the memory of a session into the prefix cache, for requests with this salt. What is not used long afterwards makes
-    /// room for other prompts, as everything there does.
+    /// Loads the memory of a session into the prefix cache, for requests with this salt. Like all entries
+    /// there, it makes room for other prompts if it is not used for long.
     ///
     /// # Errors
     /// [`Error::Session`]: the file is not whole, is of another model or of another arrangement of its memory, or there is no room

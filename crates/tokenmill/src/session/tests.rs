@@ -40,7 +40,7 @@ fn restore(engine: &Engine, path: &Path) -> Result<SessionSize, SessionError> {
     SessionFile::open_at(path)?.restore(&owner(engine), 0)
 }
 
-/// Waits until nothing is held any more: what a handle held is given back behind the caller's back.
+/// Waits until nothing is held any more: the engine releases what a handle held in the background.
 #[track_caller]
 fn assert_nothing_held(engine: &Engine) {
     for _ in 0..500 {

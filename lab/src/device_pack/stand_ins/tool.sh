@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Stands for llama-bench, ncu or compute-sanitizer, by the name that it is called by, in a rehearsal of the pack: takes the options that the tool
+# Stands for llama-bench, ncu, compute-sanitizer or nvidia-smi, by the name that it is called by, in a rehearsal of the pack: takes the options that the tool
 # has, with the values that they take, refuses others, and writes a little of what the tool would. The program that it is given runs.
 set -u
 tool=${0##*/}
@@ -25,6 +25,16 @@ while [ $# -gt 0 ]; do
             shift
             continue
             ;;
+        "nvidia-smi -q")
+            echo "==============NVSMI LOG=============="
+            exit 0
+            ;;
+        "nvidia-smi --query-gpu="*)
+            [ "${2:-}" = --format=csv,noheader ] || refuse "unknown argument '${2:-}'"
+            echo "simulated GPU"
+            exit 0
+            ;;
+        "ncu --clock-control") one_of "$1" "${2:-}" "base none" ;;
         "ncu --set") one_of "$1" "${2:-}" "basic detailed full none roofline" ;;
         "ncu --launch-count" | "compute-sanitizer --error-exitcode") number "$1" "${2:-}" ;;
         "compute-sanitizer --tool") one_of "$1" "${2:-}" "memcheck racecheck initcheck synccheck" ;;

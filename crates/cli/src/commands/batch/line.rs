@@ -35,10 +35,10 @@ pub(super) struct BadLine {
 }
 
 impl BatchRequest {
-    /// Reads a line. `ids` are those of the lines before it, to which its own is added.
+    /// Reads a line, and adds its id to `ids`, the ids of the lines before it.
     ///
     /// # Errors
-    /// What is wrong with the line.
+    /// Returns what is wrong with the line.
     pub(super) fn parse(line: &[u8], ids: &mut HashSet<String>) -> Result<Self, BadLine> {
         let mut custom_id = None;
         Self::read(line, &mut custom_id, ids).map_err(|(code, message)| BadLine {

@@ -1,7 +1,8 @@
-//! [`Results`]: the file of a batch's results, which is also the record of what is done.
+//! [`Results`]: the file of a batch's results, which also records the answered requests.
 //!
-//! Separate because resuming rests on it alone. Invariant: a result is in the file as a whole line or not at all: what a
-//! killed process left of one is cut off when the file is opened again, and its request is answered again.
+//! Separate because resuming rests on it alone. Invariant: a result is in the file as a whole line or not at
+//! all. A partial line, left by a killed process, is cut off when the file is opened again, and its request
+//! is answered again.
 
 use std::{
     collections::HashMap,
@@ -14,26 +15,26 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 
-/// What the ids of results begin with; the number of the request's line follows.
+/// The prefix of result ids; the number of the request's line follows.
 const ID: &str = "batch_req_";
 
-/// The file of the results, open for more.
+/// The open file of results.
 pub(super) struct Results {
     path: PathBuf,
     file: File,
-    /// Lines of the input that have their result, with the id that this has.
+    /// The input lines that have a result, with the result's id.
     done: HashMap<usize, Option<String>>,
 }
 
 /// How a request ended.
 pub(super) enum Ending {
-    /// The API answered, be it with a refusal.
+    /// The API answered, possibly with a refusal.
     Response {
         status_code: u16,
         request_id: Option<String>,
         body: Value,
     },
-    /// It never came to that.
+    /// The API gave no answer.
     Error { code: &'static str, message: String },
 }
 
@@ -44,7 +45,7 @@ impl Results {
     /// A file that cannot be opened, that another process writes to, or that holds something else.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
         let unwritable = |error: io::Error| Failure::unwritable(path.display(), &error);
-        // What is done is read from it, and a device may never end.
+        // The record of finished requests is read from the file, and a device may never end.
         if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
             let failure = Failure::input(format!("{} is not a file", path.display()));
             return Err(failure.hint("OUTPUT also says what is done already, so it must be a file"));

@@ -28,7 +28,7 @@ struct Followed {
     n_accepted: usize,
 }
 
-/// What one round gives.
+/// The measurements of one round.
 struct Round {
     tokens_per_s: f64,
     n_drafted: usize,

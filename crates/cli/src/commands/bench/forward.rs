@@ -15,7 +15,8 @@ pub(super) struct Forward {
     output: StepOutput,
     pages: Vec<u32>,
     n_stored: usize,
-    /// Of a model with recurrent states, the tokens before a test, and whether there is a snapshot behind them.
+    /// For a model with recurrent states: the number of tokens before a test, and whether there is a snapshot
+    /// at that position.
     n_before: usize,
     has_snapshot: bool,
 }
@@ -38,12 +39,13 @@ impl Forward {
         }
     }
 
-    /// What the time of the steps went to, where the device measures it.
+    /// Returns the breakdown of the steps' time, if the device measures it.
     pub(super) fn trace(&self) -> Option<StepTrace> {
         self.executor.trace()
     }
 
-    /// Goes back to the first `n_tokens` that are stored, or to all; gives how many are missing.
+    /// Goes back to the first `n_tokens` that are stored, or to all stored ones; returns how many are
+    /// missing.
     pub(super) fn begin(&mut self, n_tokens: usize) -> usize {
         let is_recurrent = self.executor.limits().n_states > 0;
         self.has_snapshot &= self.n_before == n_tokens;

@@ -45,10 +45,10 @@ impl SideBySide {
         Ok(tokens_per_s)
     }
 
-    /// What the engine now answers.
+    /// Returns the engine's estimate of its throughput.
     ///
     /// # Errors
-    /// Nothing was measured.
+    /// Fails if nothing was measured.
     pub(super) fn throughput(&self, n_seqs: usize) -> Result<Throughput, Failure> {
         Ok(self.engine.throughput(n_seqs)?)
     }

@@ -21,7 +21,7 @@ pub(super) struct Target {
     model: String,
 }
 
-/// What a request took.
+/// The times and tokens of a request.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Measured {
     /// When it was sent, since the beginning.
@@ -38,7 +38,7 @@ pub(super) struct Measured {
     pub(super) prompt_tokens: u64,
     /// Tokens of the answer, as the server counts; without its count, the pieces.
     pub(super) completion_tokens: u64,
-    /// What the server says it took (`timings`, as llama.cpp's server and this one report them).
+    /// The server's own times (`timings`, as reported by llama.cpp's server and this one).
     pub(super) server_timings: Option<Value>,
     /// Why there is no whole answer.
     pub(super) error: Option<String>,
@@ -153,7 +153,8 @@ impl Target {
     }
 }
 
-/// Sends a request and measures its answer. `on_gap` is told the time since the piece before, as each piece comes.
+/// Sends a request and measures its answer. Calls `on_gap` for each piece, with the time since the piece
+/// before.
 pub(super) async fn measure(
     target: &Target,
     path: &str,

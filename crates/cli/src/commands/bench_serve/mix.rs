@@ -1,7 +1,9 @@
-//! `--mix`: streams of several kinds side by side, what each kind feels, and what the mix costs against plain streams.
+//! `--mix`: streams of several kinds side by side, the latency of each kind, and the cost of the mix against
+//! plain streams.
 //!
-//! Separate from the load of completions because each client keeps to a kind, and chats. Invariant: answers of all kinds have
-//! the same number of tokens, so that loads compare; schemas of constrained answers ask for more than fits.
+//! Separate from the load of completions because each client keeps to a kind, and chats. Invariant: answers
+//! of all kinds have the same number of tokens, so that loads compare; schemas of constrained answers ask for
+//! more than fits.
 
 use std::{
     fmt::Write as _,
@@ -22,7 +24,7 @@ use crate::{note::note, signals::Signals};
 /// Where chats are asked for.
 const CHAT: &str = "/v1/chat/completions";
 
-/// What a stream asks for.
+/// The kind of a stream's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     /// Text.
@@ -129,7 +131,7 @@ pub(super) enum Bound {
     Requests(u32),
 }
 
-/// What a run gave.
+/// The results of a run.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) wall: Duration,
@@ -138,7 +140,7 @@ pub(super) struct Run {
     pub(super) is_whole: bool,
 }
 
-/// What the streams of a kind did since the last line.
+/// The pieces that the streams of a kind received since the last line.
 #[derive(Clone, Copy, Debug, Default)]
 struct Live {
     n_pieces: u32,
@@ -160,7 +162,7 @@ pub(super) fn body(kind: Kind, model: &str, words: &str, max_tokens: u32, seed: 
         "seed": seed,
         "stream": true,
         "stream_options": {"include_usage": true},
-        // So that a gap in the text is told from one between tokens.
+        // Token ids distinguish a gap in the text from a gap between tokens.
         "return_token_ids": true,
     });
     match kind {
@@ -369,7 +371,7 @@ impl Run {
     }
 }
 
-/// What the streams of a kind felt.
+/// The latencies of the streams of a kind.
 #[derive(Debug)]
 struct Figures {
     n_answers: usize,
@@ -377,8 +379,9 @@ struct Figures {
     p50_ms: f64,
     p99_ms: f64,
     longest_ms: f64,
-    /// Tokens that came from behind the beginning of the longest gap to its end: more than one where text was held back, since a character or a
-    /// mark was not complete. `None` where the server does not tell of tokens.
+    /// The tokens that arrived during the longest gap, up to and including its end. More than one means that
+    /// text was held back because a character or a mark was incomplete. `None` if the server reports no
+    /// tokens.
     tokens_in_longest: Option<usize>,
     /// The longest time between two tokens; `None` where the server does not tell of tokens.
     between_tokens_ms: Option<f64>,

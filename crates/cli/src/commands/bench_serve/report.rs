@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::client::Measured;
 
-/// What makes a request good.
+/// The limits within which a request counts as good.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
     pub(super) ttft_ms: Option<f64>,

@@ -10,7 +10,7 @@ use rustyline::{
 
 use super::line::COMMANDS;
 
-/// What can be set, but for the variables of a template.
+/// The names that `/set` takes, except the variables of a template.
 const SETTINGS: [&str; 10] = [
     "system",
     "temp",
@@ -23,7 +23,7 @@ const SETTINGS: [&str; 10] = [
     "seed",
     "n_predict",
 ];
-/// What can be shown.
+/// The names that `/show` takes.
 const SHOWN: [&str; 4] = ["settings", "messages", "tools", "template"];
 
 /// Completes the word before the cursor.

@@ -9,7 +9,7 @@ use tokenmill_server::near_names;
 
 use crate::failure::Failure;
 
-/// What `/help` prints.
+/// The text of `/help`.
 pub(super) const HELP: &str = "\
 /set NAME VALUE   change a setting (system, temp, top_k, top_p, min_p, repeat_penalty, seed, n_predict, …)
                   or a variable of the chat template (such as enable_thinking false)

@@ -23,7 +23,7 @@ pub(super) enum LineReader {
     Pipe(io::Lines<io::StdinLock<'static>>),
 }
 
-/// What reading gave.
+/// The result of reading.
 pub(super) enum Read {
     /// A line.
     Text(String),

@@ -18,7 +18,7 @@ const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 #[derive(Debug)]
 pub(super) struct Conversation {
     pub(super) system: Option<String>,
-    /// The messages behind the system message.
+    /// The messages after the system message.
     pub(super) messages: Vec<Value>,
 }
 

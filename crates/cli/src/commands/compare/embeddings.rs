@@ -14,15 +14,15 @@ use crate::{
     output, progress,
 };
 
-/// Texts that are computed side by side.
+/// The number of texts computed at once.
 const TEXTS_AT_ONCE: usize = 32;
 
-/// What the vectors of all texts show.
+/// The differences between the vectors of all texts.
 #[derive(Debug, Default)]
 struct Distances {
-    /// Of each text, the cosine of the angle between its two vectors.
+    /// The cosine of the angle between the two vectors of each text.
     cosines: Vec<f64>,
-    /// The line of each.
+    /// The line of each text.
     lines: Vec<usize>,
     /// The largest difference of two numbers in the same place, of vectors of length 1.
     largest: f64,
@@ -32,7 +32,7 @@ struct Distances {
 /// Compares two models on the lines of a text, each a text of its own, of which at most `chunks` are taken.
 ///
 /// # Errors
-/// What cannot be computed, and two that are no files of one model.
+/// Fails if a text cannot be computed, or if the two are not files of one model.
 pub(super) fn compare(
     [base, other]: [&mut Side; 2],
     text: &str,

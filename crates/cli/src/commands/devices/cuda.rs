@@ -36,7 +36,7 @@ pub(super) fn describe(found: &Availability) -> Gpus {
     }
 }
 
-/// What a GPU is, and why it cannot be used where it cannot.
+/// Describes a GPU, and says why it cannot be used, if so.
 fn text(gpu: &DeviceReport) -> String {
     let info = &gpu.info;
     let memory = match gpu.free_bytes {

@@ -22,7 +22,7 @@ const MAX_DEPTH: f32 = 16.0;
 /// Bytes before the tokens.
 const HEADER_BYTES: u64 = 20;
 
-/// What a file says of itself.
+/// The header of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Header {
     pub(super) n_ctx: usize,
@@ -37,7 +37,7 @@ impl Header {
         8 + 2 * self.n_vocab.next_multiple_of(2)
     }
 
-    /// Bytes of a file of so many chunks.
+    /// Returns the bytes of a file of `n_chunks` chunks.
     fn file_bytes(&self, n_chunks: u64) -> u64 {
         let n_rows = n_chunks.saturating_mul(n_scored(self.n_ctx as u64));
         HEADER_BYTES

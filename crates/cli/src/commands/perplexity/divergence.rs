@@ -9,17 +9,17 @@ use crate::numbers::rounded;
 /// The figures of all positions so far.
 #[derive(Debug, Default)]
 pub(crate) struct Divergence {
-    /// Of each position, the Kullback-Leibler divergence of the model from the base, in nats.
+    /// The Kullback-Leibler divergence of the model from the base at each position, in nats.
     kl: Vec<f32>,
-    /// Of each, by how much the model holds the right token for likelier than the base.
+    /// The amount by which the model's probability of the right token exceeds the base's, at each position.
     gains: Vec<f32>,
-    /// Of each, whether both hold the same token for the likeliest.
+    /// Whether both rank the same token first, at each position.
     same_top: Vec<bool>,
-    /// Sum of the base's negative log-likelihoods.
+    /// The sum of the base's negative log-likelihoods.
     base_nll: f64,
 }
 
-/// Probabilities that are smaller are taken for none, as their storage rounds them.
+/// The smallest stored log-probability: the storage rounds smaller probabilities to none.
 const MIN_LOG_PROB: f32 = -16.0;
 
 impl Divergence {
@@ -104,18 +104,18 @@ fn n_true(claims: &[bool]) -> usize {
     claims.iter().filter(|&&claim| claim).count()
 }
 
-/// What the positions from `start` to before `end` show.
+/// The figures of the positions `start..end`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) start: usize,
     pub(crate) end: usize,
     /// In nats.
     pub(crate) mean_kl: f64,
-    /// The share of positions at which both hold the same token for the likeliest.
+    /// The share of positions at which both rank the same token first.
     pub(crate) same_top: f64,
 }
 
-/// What all positions show together. Divergences are in nats.
+/// The figures of all positions together. Divergences are in nats.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figures {
     pub(crate) mean: f64,

@@ -1,7 +1,7 @@
-//! [`FoundModel`]: a model that is to be served with others, and [`NamedLoader`], how it is loaded.
+//! [`FoundModel`]: a model to serve with others, and [`NamedLoader`], which loads it.
 //!
-//! Separate from which models there are. Invariant: clients are told why a model cannot be loaded without the folders of this machine, which are
-//! in the log.
+//! Separate from the list of models. Invariant: clients learn why a model cannot be loaded, but not the
+//! folders of this machine, which are in the log.
 
 use std::{
     path::{MAIN_SEPARATOR, PathBuf},
@@ -55,15 +55,15 @@ impl FoundModel {
     }
 }
 
-/// Loads what stands for MODEL, if it is on this machine.
+/// Loads the model that MODEL names, if it is on this machine.
 #[derive(Debug)]
 pub(super) struct NamedLoader {
-    /// What the log calls it.
+    /// The name of the model in the log.
     name: String,
     model: PathBuf,
     fetch: FetchArgs,
     options: LoadOptions,
-    /// What the log says of it already: each is said once, until something else is.
+    /// The last message in the log: it is not repeated until another one follows.
     said: Mutex<Option<String>>,
 }
 
@@ -118,7 +118,7 @@ impl NamedLoader {
 }
 
 /// A text in which paths are their last part alone.
-fn without_folders(text: String, paths: &[PathBuf]) -> String {
+pub(super) fn without_folders(text: String, paths: &[PathBuf]) -> String {
     let folders = paths.iter().filter_map(|path| path.parent());
     let folders = folders.filter(|folder| folder.components().next().is_some());
     folders.fold(text, |text, folder| {
@@ -137,7 +137,7 @@ impl ModelLoader for NamedLoader {
         let model = loaded.map_err(|failure| self.reason(&failure))?;
         let warnings = warnings_of(&model, self.options.n_ctx);
         if warnings.is_empty() {
-            // What failed before, and fails again, is said again.
+            // A failure that occurs again is logged again.
             *self.said() = None;
         } else {
             self.warn(warnings.join("; "));
@@ -146,7 +146,7 @@ impl ModelLoader for NamedLoader {
     }
 }
 
-/// What an operator is told of a model that was loaded, for which a context of `asked` tokens was given.
+/// Returns the warnings about a loaded model that was given a context of `asked` tokens.
 fn warnings_of(model: &Model, asked: Option<usize>) -> Vec<String> {
     let cut = about_cut_context(asked, model.n_ctx());
     let n_ctx_train = model.facts().map(|facts| facts.n_ctx_train);

@@ -49,10 +49,10 @@ impl ModelFlags {
         Ok(options)
     }
 
-    /// The options of its load, with the draft model as it was named, which may be missing.
+    /// Returns the options of its load, with the draft model unresolved, so it may be missing.
     ///
     /// # Errors
-    /// Options that cannot be granted.
+    /// Fails on options that cannot be granted.
     pub(super) fn unresolved_options(&self) -> Result<LoadOptions, Failure> {
         let mut options = self.load.options()?;
         self.seats().add_unresolved(&mut options)?;
@@ -63,7 +63,7 @@ impl ModelFlags {
     }
 }
 
-/// A setting of a file: its name and its values. What is on or off has the value `true` or `false`.
+/// A setting of a file: its name and its values. A switch has the value `true` or `false`.
 pub(super) type Setting = (String, Vec<OsString>);
 
 /// The options of the command line, and which of them were given.

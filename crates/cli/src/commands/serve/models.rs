@@ -1,8 +1,8 @@
-//! Several models: which there are, by the command line, a folder and a file, and how each is loaded.
+//! Several models: the list of them, from the command line, a folder and a file, and the way each is loaded.
 //!
-//! Separate from the server of one model, which is loaded before it listens. Invariants: what is named on the command line is there, or
-//! the program does not start; what a folder or a file lists may be missing, and then its requests are told why. Nothing is downloaded
-//! while requests wait.
+//! Separate from the server of one model, which is loaded before it listens. Invariants: a model named on the
+//! command line exists, or the program does not start; a model in a folder or a file may be missing, and then
+//! its requests get the reason. Nothing is downloaded while requests wait.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use tokenmill::{
     text::without_mark,
 };
 use tokenmill_server::{
-    KeepAlive, ModelLimits, ModelSpec, Models, ServerConfig,
+    KeepAlive, Listen, ModelLimits, ModelSpec, Models, ServerConfig,
     models::{ModelFolder, Role},
     near_names,
 };
@@ -42,10 +42,13 @@ pub(super) struct SeveralArgs {
     /// Serve the models of a TOML file, each with settings of its own; docs/serving.md has an example
     #[arg(long, value_name = "FILE")]
     models: Option<PathBuf>,
-    /// Serve the models in a folder: the GGUF files in it, and those of the folders in it. Those that come later are found when a
-    /// list or an unknown name is asked for
+    /// Serve the models in a folder: the GGUF files in it, and those of the folders in it. Later additions
+    /// are found when a list or an unknown name is asked for
     #[arg(long, value_name = "DIR")]
     models_dir: Option<PathBuf>,
+    /// Let clients of Ollama's API download models into --models-dir (`/api/pull`) and remove models of it (`/api/delete`)
+    #[arg(long, requires = "models_dir")]
+    manage_models: bool,
     /// Serve a model that makes embeddings next to the others; requests for embeddings that name no model are for it
     #[arg(long, value_name = "MODEL")]
     embedding_model: Option<PathBuf>,
@@ -70,6 +73,11 @@ impl SeveralArgs {
     /// Whether a file or a folder says which models there are.
     pub(super) fn lists_models(&self) -> bool {
         self.models.is_some() || self.models_dir.is_some()
+    }
+
+    /// Whether clients may download and remove models.
+    pub(super) fn is_managed(&self) -> bool {
+        self.manage_models
     }
 
     /// Whether models are to come and go.
@@ -146,8 +154,17 @@ pub(super) fn several(
     for name in &several.pin {
         pin(&mut specs, name)?;
     }
-    // What is of one model is not of those that come.
+    // Flags for one model do not apply to models that appear later.
     let is_for_any = args.served_model_name.is_empty() && flags_of_one(args).all(|(is_given, ..)| !is_given);
+    if several.manage_models && !is_for_any {
+        return Err(
+            Failure::usage("`--manage-models` cannot be used with options for one model")
+                .hint("leave out --served-model-name, and options that name a file of one model"),
+        );
+    }
+    if several.manage_models {
+        warn_of_managers(&config);
+    }
     let watched = folder.filter(|_| is_for_any);
     let watched = watched.map(|folder| -> Box<dyn ModelFolder> { Box::new(folder.knowing(&specs)) });
     let budget = limits.budget_bytes;
@@ -172,6 +189,23 @@ pub(super) fn several(
         "models come and go"
     );
     Ok(models)
+}
+
+/// Warns if others than the users of this machine may download and remove models.
+fn warn_of_managers(config: &ServerConfig) {
+    let is_local = match &config.listen {
+        Listen::Tcp(address) => address.ip().is_loopback(),
+        #[cfg(unix)]
+        Listen::Unix(_) => true,
+    };
+    if !is_local {
+        let who = if config.api_keys.is_open() {
+            "anybody who reaches this address"
+        } else {
+            "whoever has a key"
+        };
+        tracing::warn!("{who} may download models and remove those of --models-dir");
+    }
 }
 
 /// Has a model loaded at the start and stay.
@@ -262,7 +296,7 @@ fn named(args: &Args, kept: Option<&PrefixFolder>, model: &Path) -> Result<Found
     let wanted = besides::of_generating(&flags.vision, &flags.speculation, &flags.load)?;
     let path = flags.load.fetch.resolve_with(model, wanted)?;
     ModelSource::find(&path)?.check()?;
-    // What is named on the command line is there, its draft model too.
+    // A model named on the command line must exist, and so must its draft model.
     let mut options = flags.load_options()?;
     options.prefix_folder = kept.cloned();
     Ok(FoundModel {

@@ -17,12 +17,12 @@ pub(super) const MAX_BYTES: u64 = 1 << 20;
 /// Keys of a model that are no options of the command line.
 const OWN_KEYS: [&str; 5] = ["model", "alias", "pin", "embedding", "idle-unload"];
 
-/// What a file says.
+/// The contents of a file.
 #[derive(Debug, Default)]
 pub(super) struct ModelsFile {
     /// The models in their order.
     pub(super) models: Vec<FileModel>,
-    /// What all together may take.
+    /// The memory budget of all models together.
     pub(super) memory_budget: Option<ByteSize>,
     /// How long each stays loaded without requests.
     pub(super) idle_unload: Option<KeepAlive>,
@@ -31,15 +31,15 @@ pub(super) struct ModelsFile {
 /// A model of a file.
 #[derive(Debug)]
 pub(super) struct FileModel {
-    /// What requests call it.
+    /// The name of the model in requests.
     pub(super) name: String,
-    /// What stands for MODEL on the command line.
+    /// The value of MODEL, as on the command line.
     pub(super) model: String,
     /// Other names.
     pub(super) alias: Vec<String>,
     /// Whether it is loaded at the start and stays.
     pub(super) is_pinned: bool,
-    /// Whether requests for embeddings without a name are for it.
+    /// Whether it answers requests for embeddings that name no model.
     pub(super) is_embedding: bool,
     /// How long it stays loaded without requests, where that is its own.
     pub(super) idle_unload: Option<KeepAlive>,
@@ -51,7 +51,7 @@ impl ModelsFile {
     /// Reads the text of a file.
     ///
     /// # Errors
-    /// What is wrong, in one line that names the table and the key.
+    /// Returns the error in one line that names the table and the key.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let table: Table = toml::from_str(text).map_err(|error: toml::de::Error| {
             let line = error

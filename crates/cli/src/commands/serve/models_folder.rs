@@ -1,29 +1,36 @@
 //! [`ModelsFolder`]: the models of a folder, at the start and whenever the server looks through it again.
 //!
-//! Separate from the models that are named, which are there and keep their names. Invariants: a path keeps the name that it had once; what is
-//! known to be no model by its name or its header is not shown, and what cannot be read is, so that its requests are told why.
+//! Models that clients have downloaded lie in hidden folders of it, as `pull` stores them elsewhere.
+//!
+//! Separate from the named models, which exist and keep their names. Invariants: a path keeps its first name;
+//! a file that is no model by its name or its header is not listed, but an unreadable file is, so that its
+//! requests get the reason.
 
 use std::{
     collections::{HashMap, HashSet},
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
 
-use tokenmill::{LoadOptions, hub::is_model_file_name, sessions::PrefixFolder};
+use tokenmill::{
+    LoadOptions,
+    hub::{SourceName, is_model_file_name},
+    sessions::PrefixFolder,
+};
 use tokenmill_gguf::{GgufFile, part_of_name};
 use tokenmill_server::{
     ModelSpec,
-    models::{FileStamp, ModelFolder, Role},
+    models::{FileStamp, FolderManager, ModelFolder, PullWatch, Role},
 };
 
-use super::{Args, found_model::FoundModel};
+use super::{Args, found_model::FoundModel, pulled_models::PulledModels};
 use crate::{
     failure::Failure,
     model_name::{FetchArgs, served_name},
 };
 
-/// What `general.type` says of files that stand next to a model.
+/// Values of `general.type` in files that accompany a model.
 const OTHER_TYPES: [&str; 4] = ["adapter", "imatrix", "mmproj", "clip-vision"];
 
 /// A folder of models.
@@ -32,18 +39,21 @@ pub(super) struct ModelsFolder {
     folder: PathBuf,
     options: LoadOptions,
     fetch: FetchArgs,
+    pulled: PulledModels,
     known: Mutex<Known>,
 }
 
-/// What was found out before.
+/// The results of earlier looks at the folder.
 #[derive(Debug, Default)]
 struct Known {
-    /// What each path is called.
+    /// The name of each path.
     names: HashMap<PathBuf, String>,
-    /// The names that are given away, and what else models are called by.
+    /// The names in use, and other identifiers of models.
     taken: HashSet<String>,
-    /// The paths that were said to have no name.
+    /// The paths that were reported to have no name.
     nameless: HashSet<PathBuf>,
+    /// The models that clients have downloaded, by the names that they are served under.
+    pulled: HashMap<String, SourceName>,
     headers: Headers,
 }
 
@@ -57,10 +67,12 @@ impl ModelsFolder {
         let flags = &args.model_flags.flags;
         let mut options = flags.unresolved_options()?;
         options.prefix_folder = kept.cloned();
+        let fetch = flags.load.fetch.clone();
         Ok(Self {
             folder: folder.to_owned(),
             options,
-            fetch: flags.load.fetch.clone(),
+            pulled: PulledModels::below(folder, fetch.settings(), args.several.is_managed()),
+            fetch,
             known: Mutex::default(),
         })
     }
@@ -72,7 +84,8 @@ impl ModelsFolder {
     pub(super) fn found(&self) -> Result<Vec<FoundModel>, Failure> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let paths = models_in(&self.folder, &mut known.headers)?;
-        if paths.is_empty() {
+        let pulled = known.pulled_names(self.pulled.found());
+        if paths.is_empty() && pulled.is_empty() && !self.pulled.is_managed() {
             let message = format!("there is no model in {}", self.folder.display());
             let failure = Failure::input(message);
             return Err(failure.hint("GGUF files are looked for in it and in the folders in it"));
@@ -81,7 +94,8 @@ impl ModelsFolder {
             let name = served_name(&path, &path);
             self.model(path, name)
         });
-        Ok(found.collect())
+        let pulled = pulled.into_iter().map(|(name, path)| self.model(path, name));
+        Ok(found.chain(pulled).collect())
     }
 
     /// The same, with what all models of the server are called.
@@ -90,6 +104,9 @@ impl ModelsFolder {
         for spec in specs {
             let names = spec.names.iter().chain(&spec.adapters).chain(&spec.given);
             known.taken.extend(names.cloned());
+            if spec.names.iter().any(|name| known.pulled.contains_key(name)) {
+                continue;
+            }
             if let (true, Some(given), Some(name)) = (spec.is_of_folder, &spec.given, spec.names.first()) {
                 known.names.insert(PathBuf::from(given), name.clone());
             }
@@ -114,8 +131,8 @@ impl ModelsFolder {
 }
 
 impl Known {
-    /// What a path is called: as it was before, else as its file, with the folder above before it where that name is given away. `None`
-    /// where both are, which is warned of once.
+    /// Returns the name of a path: its earlier name, else the name of its file, with its folder's name before
+    /// it if that is taken. Returns `None` if both are taken, and warns of it once.
     fn name(&mut self, path: &Path) -> Option<String> {
         if let Some(name) = self.names.get(path) {
             return Some(name.clone());
@@ -141,6 +158,21 @@ impl Known {
         self.names.insert(path.to_owned(), name.clone());
         Some(name)
     }
+
+    /// Names the downloaded models as their sources do. One whose name another model has is not served.
+    fn pulled_names(&mut self, found: Vec<(SourceName, PathBuf)>) -> Vec<(String, PathBuf)> {
+        let mut named = Vec::new();
+        for (source, path) in found {
+            let name = source.shown();
+            if self.pulled.contains_key(&name) || self.taken.insert(name.clone()) {
+                self.pulled.insert(name.clone(), source);
+                named.push((name, path));
+            } else if self.nameless.insert(path.clone()) {
+                tracing::warn!(path = %path.display(), "not served: another model is called {name}");
+            }
+        }
+        named
+    }
 }
 
 impl ModelFolder for ModelsFolder {
@@ -151,8 +183,47 @@ impl ModelFolder for ModelsFolder {
             let name = known.name(&path)?;
             Some(self.model(path, name).spec(&self.fetch))
         });
-        Ok(specs.collect())
+        let mut specs: Vec<ModelSpec> = specs.collect();
+        let pulled = known.pulled_names(self.pulled.found());
+        specs.extend((pulled.into_iter()).map(|(name, path)| self.model(path, name).spec(&self.fetch)));
+        Ok(specs)
     }
+
+    fn manager(&self) -> Option<&dyn FolderManager> {
+        self.pulled.is_managed().then_some(self as &dyn FolderManager)
+    }
+}
+
+impl FolderManager for ModelsFolder {
+    fn pull(&self, name: &str, watch: &dyn PullWatch) -> Result<(), String> {
+        self.pulled.pull(name, watch)
+    }
+
+    fn remove(&self, name: &str) -> Result<(), String> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(source) = known.pulled.get(name) {
+            return self.pulled.remove(source);
+        }
+        let path = known.names.iter().find(|(_, own)| *own == name);
+        let Some((path, _)) = path else {
+            return Err(format!("`{name}` is not in the folder of models"));
+        };
+        let path = path.clone();
+        drop(known);
+        remove_model(&path).map_err(|error| {
+            tracing::warn!(path = %path.display(), "not removed: {error}");
+            format!("`{name}` cannot be removed: {}", error.kind())
+        })
+    }
+}
+
+/// Removes the files of a model: a folder, or a file with its other parts. A link is removed, and not its target.
+fn remove_model(path: &Path) -> io::Result<()> {
+    if path.is_dir() && !path.is_symlink() {
+        return fs::remove_dir_all(path);
+    }
+    let parts = files_of(path);
+    parts.iter().try_for_each(fs::remove_file)
 }
 
 /// The models in a folder and in the folders in it, by name.
@@ -175,7 +246,7 @@ fn models_in(folder: &Path, headers: &mut Headers) -> Result<Vec<PathBuf>, Failu
             }
         }
     }
-    // What is gone is forgotten.
+    // Files that no longer exist are forgotten.
     *headers = seen;
     Ok(found)
 }
@@ -189,19 +260,26 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 
 /// The stamps of a model's files, by their names: of all files in its folder, or of the file and its other parts.
 pub(super) fn stamps_of(path: &Path) -> Vec<FileStamp> {
+    let files = if path.is_dir() {
+        entries(path).unwrap_or_default()
+    } else {
+        files_of(path)
+    };
+    files.iter().filter_map(|file| stamp(file)).collect()
+}
+
+/// Lists a file of a model and its other parts.
+fn files_of(path: &Path) -> Vec<PathBuf> {
     let begin = |path: &Path| {
         let (begin, ..) = part_of_name(path.file_name()?.to_str()?.strip_suffix(".gguf")?)?;
         Some(begin.to_owned())
     };
-    let files = if path.is_dir() {
-        entries(path).unwrap_or_default()
-    } else if let (Some(own), Some(folder)) = (begin(path), path.parent()) {
+    if let (Some(own), Some(folder)) = (begin(path), path.parent()) {
         let beside = entries(folder).unwrap_or_default().into_iter();
         beside.filter(|file| begin(file).as_ref() == Some(&own)).collect()
     } else {
         vec![path.to_owned()]
-    };
-    files.iter().filter_map(|file| stamp(file)).collect()
+    }
 }
 
 fn stamp(file: &Path) -> Option<FileStamp> {
@@ -225,7 +303,8 @@ fn inode(_metadata: &fs::Metadata) -> Option<u64> {
     None
 }
 
-/// Whether a file is a model by its name, or the first part of one. What stands next to a model is none, nor is a hidden file.
+/// Returns whether a file is a model, or the first part of one, by its name. Files that accompany a model and
+/// hidden files are not.
 fn is_model_file(path: &Path) -> bool {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
         return false;
@@ -345,7 +424,7 @@ mod tests {
         let mut headers = Headers::new();
         let expected = ["broken", "model", "old"];
         assert_eq!(names_in(folder.path(), &mut headers), expected);
-        // What was found out is kept as long as the file is the same.
+        // The results are kept as long as the file is the same.
         assert_eq!(headers.len(), 8);
         for (_, is_model) in headers.values_mut() {
             *is_model = !*is_model;

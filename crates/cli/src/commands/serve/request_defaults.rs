@@ -10,6 +10,7 @@ use tokenmill_server::RequestDefaults;
 use crate::{
     failure::Failure,
     numbers::{Limit, Seed},
+    sampling::{Steps, flag_of, parse_letters, parse_steps},
 };
 
 /// Holds the defaults of request fields.
@@ -34,6 +35,36 @@ pub(super) struct DefaultArgs {
     /// Locally typical sampling
     #[arg(long, alias = "typical-p", value_name = "P")]
     typical: Option<f32>,
+    /// Keep tokens whose logits are at most this many standard deviations below the highest; 0 keeps all
+    #[arg(long, alias = "top-nsigma", value_name = "N", allow_negative_numbers = true)]
+    top_n_sigma: Option<f32>,
+    /// Probability that XTC removes the likeliest tokens; 0 turns it off
+    #[arg(long, value_name = "P")]
+    xtc_probability: Option<f32>,
+    /// Lowest probability of a token that XTC may remove
+    #[arg(long, value_name = "P")]
+    xtc_threshold: Option<f32>,
+    /// Vary the temperature with the entropy of the tokens, by up to this much to either side; 0 is off
+    #[arg(long, value_name = "X")]
+    dynatemp_range: Option<f32>,
+    /// Exponent of the dynamic temperature
+    #[arg(long, value_name = "X")]
+    dynatemp_exp: Option<f32>,
+    /// Version of mirostat (1 or 2), which keeps the surprise of tokens near a target in place of filters and penalties; 0 is off
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=2))]
+    mirostat: Option<u8>,
+    /// Learning rate of mirostat (eta)
+    #[arg(long, value_name = "X")]
+    mirostat_lr: Option<f32>,
+    /// Target surprise of mirostat, in bits (tau)
+    #[arg(long, value_name = "X")]
+    mirostat_ent: Option<f32>,
+    /// Sampling steps in order, separated by `;`; other steps are skipped
+    #[arg(long, value_name = "STEPS", value_parser = parse_steps)]
+    samplers: Option<Steps>,
+    /// Sampling steps in order, by their letters: edskypmxt
+    #[arg(long, alias = "sampling-seq", value_name = "LETTERS", value_parser = parse_letters, conflicts_with = "samplers")]
+    sampler_seq: Option<Steps>,
     /// Penalty of tokens that already occurred; 1 is off
     #[arg(long, value_name = "X")]
     repeat_penalty: Option<f32>,
@@ -46,6 +77,21 @@ pub(super) struct DefaultArgs {
     /// How many of the newest tokens the penalties look at; -1 for all
     #[arg(long, value_name = "N")]
     repeat_last_n: Option<Limit>,
+    /// Strength of DRY, which weakens the continuation of repeated passages; 0 turns it off
+    #[arg(long, value_name = "X")]
+    dry_multiplier: Option<f32>,
+    /// Base of DRY's growth
+    #[arg(long, value_name = "X")]
+    dry_base: Option<f32>,
+    /// Repetitions up to this length cost nothing in DRY
+    #[arg(long, value_name = "N")]
+    dry_allowed_length: Option<u32>,
+    /// How many of the newest tokens DRY searches; -1 for all
+    #[arg(long, value_name = "N")]
+    dry_penalty_last_n: Option<Limit>,
+    /// A text that ends repetitions for DRY, in place of line ends, `:`, `"` and `*`; `none` for no text. May be repeated
+    #[arg(long, value_name = "TEXT")]
+    dry_sequence_breaker: Vec<String>,
     /// Seed of every request; -1 draws a new one for each
     #[arg(short, long, value_name = "N")]
     seed: Option<Seed>,
@@ -60,15 +106,18 @@ impl DefaultArgs {
     /// # Errors
     /// Fails on a value out of its range.
     pub(super) fn read(&self, is_verbose: bool) -> Result<RequestDefaults, Failure> {
-        let number = |value: Option<f32>| {
-            // Print the shortest digits of the f32, not those of the f64.
-            let shortest = |value: f32| value.to_string().parse().unwrap_or(f64::from(value));
-            value.map(|value| Value::from(shortest(value)))
-        };
+        let number = |value: Option<f32>| value.map(RequestDefaults::number);
         let limit = |limit: Limit| limit.bound().map_or(Value::from(-1), Value::from);
         let seed = match self.seed {
             Some(Seed::Fixed(seed)) => Some(Value::from(seed as i64)),
             Some(Seed::Random) | None => None,
+        };
+        let steps = self.samplers.as_ref().or(self.sampler_seq.as_ref());
+        let breakers = match &self.dry_sequence_breaker[..] {
+            [] => None,
+            // The word of llama.cpp for an empty list.
+            [only] if only == "none" => Some(Value::Array(Vec::new())),
+            texts => Some(Value::from(texts)),
         };
         let given = [
             ("temperature", number(self.temp)),
@@ -76,10 +125,27 @@ impl DefaultArgs {
             ("top_p", number(self.top_p)),
             ("min_p", number(self.min_p)),
             ("typical_p", number(self.typical)),
+            ("top_n_sigma", number(self.top_n_sigma)),
+            ("xtc_probability", number(self.xtc_probability)),
+            ("xtc_threshold", number(self.xtc_threshold)),
+            ("dynatemp_range", number(self.dynatemp_range)),
+            ("dynatemp_exponent", number(self.dynatemp_exp)),
+            ("mirostat", self.mirostat.map(Value::from)),
+            ("mirostat_eta", number(self.mirostat_lr)),
+            ("mirostat_tau", number(self.mirostat_ent)),
+            (
+                "samplers",
+                steps.map(|Steps(steps)| steps.iter().map(|step| step.name()).collect()),
+            ),
             ("repeat_penalty", number(self.repeat_penalty)),
             ("presence_penalty", number(self.presence_penalty)),
             ("frequency_penalty", number(self.frequency_penalty)),
             ("repeat_last_n", self.repeat_last_n.map(limit)),
+            ("dry_multiplier", number(self.dry_multiplier)),
+            ("dry_base", number(self.dry_base)),
+            ("dry_allowed_length", self.dry_allowed_length.map(Value::from)),
+            ("dry_penalty_last_n", self.dry_penalty_last_n.map(limit)),
+            ("dry_sequence_breakers", breakers),
             ("seed", seed),
         ];
         let given = (given.into_iter()).filter_map(|(name, value)| Some((name.to_owned(), value?)));
@@ -90,11 +156,7 @@ impl DefaultArgs {
             is_verbose,
         };
         defaults.check().map_err(|error| {
-            let flag = match error.param().unwrap_or_default() {
-                "temperature" => "temp".to_owned(),
-                "typical_p" => "typical".to_owned(),
-                name => name.replace('_', "-"),
-            };
+            let flag = flag_of(error.param().unwrap_or_default());
             let reason = error.to_string();
             let reason = reason
                 .split_once(": ")
@@ -143,7 +205,37 @@ mod tests {
             json!({ "temperature": 0.8, "repeat_last_n": -1, "seed": 42 })
         );
         assert_eq!((given.max_tokens, given.thinking_budget), (Some(64), Some(0)));
-        let wrong = read(&["--temp", "3"]).expect_err("it is out of its range");
-        assert!(wrong.contains("`--temp`: 3 is not between 0 and 2"), "{wrong}");
+    }
+
+    #[test]
+    fn samplers_of_llama_cpp_become_the_fields_of_requests() {
+        let line = "--top-n-sigma 1.5 --xtc-probability 0.5 --xtc-threshold 0.2 --dynatemp-range 0.3 --dynatemp-exp 2 --mirostat 2 \
+                    --mirostat-lr 0.2 --mirostat-ent 4 --samplers top_k;temp --dry-multiplier 0.8 --dry-base 2 --dry-allowed-length 3 \
+                    --dry-penalty-last-n=-1 --dry-sequence-breaker none";
+        let line: Vec<&str> = line.split_whitespace().collect();
+        let given = read(&line).expect("the line is right");
+        let expected = json!({
+            "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.2, "dynatemp_range": 0.3, "dynatemp_exponent": 2.0,
+            "mirostat": 2, "mirostat_eta": 0.2, "mirostat_tau": 4.0, "samplers": ["top_k", "temperature"], "dry_multiplier": 0.8,
+            "dry_base": 2.0, "dry_allowed_length": 3, "dry_penalty_last_n": -1, "dry_sequence_breakers": [],
+        });
+        assert_eq!(Value::Object(given.sampling), expected);
+        let letters = read(&["--sampler-seq", "kt"]).expect("the line is right");
+        assert_eq!(letters.sampling["samplers"], json!(["top_k", "temperature"]));
+    }
+
+    #[test]
+    fn a_value_out_of_its_range_names_its_flag() {
+        for (line, expected) in [
+            ("--temp=3", "`--temp`: 3 is not between 0 and 2"),
+            ("--temp=inf", "`--temp`: expected a finite number"),
+            ("--dynatemp-range=-1", "`--dynatemp-range`: -1 is not"),
+            ("--xtc-probability=1.5", "`--xtc-probability`: 1.5 is not"),
+            ("--dry-base=0.5", "`--dry-base`"),
+            ("--dry-sequence-breaker=", "`--dry-sequence-breaker`"),
+        ] {
+            let wrong = read(&[line, "--dry-multiplier=1"]).expect_err("it is out of its range");
+            assert!(wrong.contains(expected), "{wrong}");
+        }
     }
 }

@@ -133,7 +133,7 @@ fn greeting(models: &Models, address: &str) -> String {
     )
 }
 
-/// Waits until the engine ends by itself, which it does when its device is lost: a supervisor then restarts it.
+/// Waits until the engine ends because its device is lost: a supervisor then restarts the program.
 async fn engine_end(models: &Models) -> EngineError {
     loop {
         if let Some(reason) = models.lost() {

@@ -94,13 +94,13 @@ pub(crate) struct Seats<'a> {
     pub(crate) max_queued_tokens: usize,
     /// How much longer prompts may make steps.
     pub(crate) max_stall_percent: u32,
-    /// Batches of changes of the prefix cache that may wait to be published, where they are.
+    /// The most batches of prefix-cache changes that wait to be published, if they are published.
     pub(crate) max_page_event_batches: Option<usize>,
     /// Where what was computed of prompts is kept, if it is.
     pub(crate) prefix_folder: Option<PrefixFolder>,
     /// Whether tokens are guessed ahead.
     pub(crate) speculation: &'a SpeculationArgs,
-    /// What becomes of texts that fill their context, where that can be chosen.
+    /// The treatment of texts that fill their context, if it can be chosen.
     pub(crate) context_shift: Option<&'a ContextShiftArgs>,
 }
 
@@ -114,10 +114,10 @@ impl Seats<'_> {
         self.speculation.add_to(options, fetch)
     }
 
-    /// As [`Self::add_to`], with the draft model as it was named, which may be missing.
+    /// Does the same as [`Self::add_to`], but leaves the draft model unresolved, so it may be missing.
     ///
     /// # Errors
-    /// Speculation that cannot be granted.
+    /// Fails on speculation that cannot be granted.
     pub(super) fn add_unresolved(&self, options: &mut LoadOptions) -> Result<(), Failure> {
         options.n_seqs = self.n_seqs;
         if let Some(max_step_tokens) = self.max_step_tokens {

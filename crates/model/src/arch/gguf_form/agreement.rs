@@ -1,8 +1,8 @@
-//! [`GgufForm::disagreement`]: what a folder's network has, and the file made of it would not.
+//! [`GgufForm::disagreement`]: finds properties of a folder's network that its GGUF file would not express.
 //!
-//! Separate from the rules of keys, which it guards: whatever they leave out or cannot say is found here, by reading the file's header as
-//! a load does. Invariant: nothing here knows an architecture. What converters have in weights or tensors in the place of keys is said
-//! of the change ([`Recast`]) that puts it there.
+//! It guards the key rules: whatever they omit or cannot express is found here, by reading the file's header
+//! as a load does. Invariant: nothing here knows an architecture. If a converter stores a value in weights or
+//! tensors instead of a key, the [`Recast`] that does so declares it.
 
 use std::collections::HashSet;
 
@@ -18,8 +18,8 @@ use crate::{
 
 use super::{GgufForm, Recast};
 
-/// Ends of a field's path, and the keys of configurations that say it; the first that fits counts. Of the keys only those are told that a
-/// folder has, since each architecture knows few of them.
+/// Suffixes of field paths, with the configuration keys that set the field; the first match counts. Messages
+/// name only the keys that the folder has, since each architecture uses few of them.
 const KEYS: &[(&str, &[&str])] = &[
     ("mixer.window", &["sliding_window", "layer_types"]),
     ("mixer.is_chunked", &["attention_chunk_size", "layer_types"]),
@@ -92,7 +92,8 @@ const KEYS: &[(&str, &[&str])] = &[
 ];
 
 impl GgufForm {
-    /// In what a file differs from the folder that it is made of: their descriptors, and the tensors of the file.
+    /// Returns the differences between the descriptor of the folder and that of the file made from it.
+    /// `tensors` are the file's.
     pub(crate) fn disagreement(
         &self,
         folder: &Descriptor,
@@ -105,7 +106,7 @@ impl GgufForm {
         match_ropes(&mut folder, &mut file, tensors, n_ctx_train);
         match_xielu(&mut folder, &file);
         let mut found = differences(&folder, &file);
-        // Which layers there are explains much else.
+        // Differences of the layers come first, because they often explain the others.
         found.sort_by_key(|difference| !difference.field.starts_with("layers"));
         for difference in &mut found {
             if let Some((layer_idx, rest)) = rope_field(&difference.field) {
@@ -115,7 +116,7 @@ impl GgufForm {
         found
     }
 
-    /// The error that says so: of each field that differs the first layer. `None` where none does.
+    /// Returns the error for these differences, with the first layer of each field; `None` if there are none.
     pub(crate) fn cannot_say(&self, found: Vec<Difference>, config: &HfConfig) -> Option<LoadError> {
         let mut kinds = HashSet::new();
         let fields: Vec<FieldNotInGguf> = (found.into_iter())
@@ -135,14 +136,15 @@ impl GgufForm {
         })
     }
 
-    /// A folder's network as the file has it, where numbers of keys are in the tensors there.
+    /// Returns the folder's network as the file describes it: values that the file stores in tensors are
+    /// taken out.
     fn as_in_file(&self, folder: &Descriptor, tensors: &dyn WeightSource) -> Descriptor {
         let mut folder = comparable(folder, tensors);
         for &(end, recast) in self.recasts {
             match recast {
                 Recast::NeighbouringQueries if end == "attn_q.weight" => {
                     for rope in &mut folder.ropes {
-                        // The rows of a whole head change places, so all of them must turn.
+                        // The conversion permutes the rows of the whole head, so all of them must rotate.
                         if rope.n_dims == rope.head_dim {
                             rope.style = RopeStyle::Norm;
                         }
@@ -183,22 +185,22 @@ impl GgufForm {
     }
 }
 
-/// The layer whose rope a field is of, and the rest of its path: ropes are compared as a list of their own.
+/// Returns the layer and the remaining path of a rope's field. Ropes are compared as a separate list.
 fn rope_field(field: &str) -> Option<(&str, &str)> {
     field.strip_prefix("ropes[")?.split_once(']')
 }
 
-/// A field's path without the numbers of layers.
+/// Returns a field's path without layer numbers.
 fn without_numbers(field: &str) -> String {
     field.chars().filter(|c| !c.is_ascii_digit()).collect()
 }
 
-/// Where the configuration says a field, in words; empty where that is not known.
+/// Returns the configuration keys that set a field, in words; empty if unknown.
 fn said_by(field: &str, config: &HfConfig) -> String {
     if field.starts_with("pooling") {
         return "1_Pooling/config.json says it".to_owned();
     }
-    // Layers with two mixers have the first one's fields one level below.
+    // In layers with two mixers, the first one's fields are one level deeper.
     let field = field.replace("mixer.attention.", "mixer.");
     let Some((_, keys)) = KEYS.iter().find(|(end, _)| field.ends_with(end)) else {
         return String::new();
@@ -214,22 +216,24 @@ fn said_by(field: &str, config: &HfConfig) -> String {
     }
 }
 
-/// Scores that are scaled by the width of a head alone.
+/// Resets a score scale to the default, which depends on the head width only.
 fn unscale(mixer: &mut MixerDescriptor) {
     if let MixerDescriptor::Attention(attention) | MixerDescriptor::Both { attention, .. } = mixer {
         attention.scale = 1.0 / (attention.head_dim_k as f32).sqrt();
     }
 }
 
-/// A network without what names tensors and what a load finds out, and with a rope of its own in the place of each layer.
+/// Returns a network without tensor names and without properties that a load detects, and with one rope entry
+/// per layer.
 fn comparable(descriptor: &Descriptor, tensors: &dyn WeightSource) -> Descriptor {
     let mut descriptor = descriptor.clone();
-    // A class of folders may become one of several architectures, and the context is what a file recommends.
+    // A folder's class may map to several architectures, and the context length is only a recommendation of
+    // the file.
     descriptor.arch.clear();
     descriptor.n_ctx_train = 0;
     descriptor.tensor_names = &[];
     descriptor.ignorable.clear();
-    // Weights have it.
+    // The file's weights include them.
     descriptor.row_factors.clear();
     if descriptor.head == OutputHead::OwnIfPresent {
         descriptor.head = if tensors.contains("output.weight") {
@@ -249,7 +253,7 @@ fn comparable(descriptor: &Descriptor, tensors: &dyn WeightSource) -> Descriptor
     descriptor
 }
 
-/// What stands in the list for a layer without a rope.
+/// Returns the list entry of a layer without rope.
 fn no_rope() -> RopeDescriptor {
     RopeDescriptor {
         style: RopeStyle::Norm,
@@ -272,15 +276,15 @@ fn rope_of(mixer: &mut MixerDescriptor) -> Option<&mut usize> {
     }
 }
 
-/// Takes ropes of the same frequencies for the same, in whatever way they are said, up to the context that the network was made for; and
-/// so magnitudes, where the frequencies differ.
+/// Treats ropes as equal if their frequencies are equal up to the trained context, however they are
+/// expressed. The same applies to magnitudes when the frequencies differ.
 fn match_ropes(
     folder: &mut Descriptor,
     file: &mut Descriptor,
     tensors: &dyn WeightSource,
     n_ctx_train: usize,
 ) {
-    // A layer that one of the two lacks is a difference of its own.
+    // A layer that exists on one side only is reported separately.
     let n_layers = folder.ropes.len().min(file.ropes.len());
     folder.ropes.truncate(n_layers);
     file.ropes.truncate(n_layers);
@@ -288,7 +292,7 @@ fn match_ropes(
         let has_rope =
             |descriptor: &mut Descriptor| rope_of(&mut descriptor.layers[layer_idx].mixer).is_some();
         if !has_rope(folder) || !has_rope(file) {
-            // So is a rope that one of the two lacks.
+            // So is a rope that exists on one side only.
             file.ropes[layer_idx] = folder.ropes[layer_idx].clone();
             continue;
         }
@@ -322,14 +326,14 @@ fn match_rope(
         is_as_large &= is_near(&[own_magnitude], &[magnitude]);
         magnitudes = [own_magnitude, magnitude];
     }
-    // Some leave it to the formula.
+    // Some configurations leave the magnitude to the formula.
     for (rope, of_rope) in [&mut *of_folder, &mut *of_file].into_iter().zip(magnitudes) {
         if let RopeScaling::Yarn { magnitude, .. } = &mut rope.scaling {
             *magnitude = Some(of_rope);
         }
     }
     if turns_alike || !tensors.contains(FREQ_FACTORS) {
-        // Readers look for the tensor, and find none.
+        // Readers look for the tensor and find none.
         of_file.has_freq_factors = of_folder.has_freq_factors;
     }
     if turns_alike {
@@ -341,10 +345,10 @@ fn match_rope(
     }
 }
 
-/// The tensor of divisors of frequencies.
+/// The tensor of frequency divisors.
 const FREQ_FACTORS: &str = "rope_freqs.weight";
 
-/// Sets what a scaling multiplies rotated values with; false where it has no such number.
+/// Sets a scaling's multiplier of rotated values; returns false if the scaling has none.
 fn set_magnitude(scaling: &mut RopeScaling, number: f32) -> bool {
     match scaling {
         RopeScaling::Yarn { magnitude, .. } => *magnitude = Some(number),
@@ -363,7 +367,7 @@ fn original_context(rope: &RopeDescriptor) -> usize {
     }
 }
 
-/// How far each pair of a rope turns with a position, and its magnitude.
+/// Returns the rotation per position of each pair of a rope, and its magnitude.
 fn turns(rope: &RopeDescriptor, tensors: &dyn WeightSource, n_ctx: usize) -> (Vec<f32>, f32) {
     let factors = match &rope.scaling {
         RopeScaling::LongRope {
@@ -385,7 +389,7 @@ fn turns(rope: &RopeDescriptor, tensors: &dyn WeightSource, n_ctx: usize) -> (Ve
     rope.for_context(n_ctx).frequencies(factors.as_deref())
 }
 
-/// The numbers of a tensor of divisors, which is there in F32 or not at all.
+/// Returns the numbers of a tensor of divisors, which is either F32 or absent.
 fn numbers(tensors: &dyn WeightSource, name: &str) -> Option<Vec<f32>> {
     let tensor = (tensors.tensor(name)).filter(|tensor| tensor.ty == TensorType::F32)?;
     let bytes = tensor.bytes.to_vec().ok()?;
@@ -394,7 +398,7 @@ fn numbers(tensors: &dyn WeightSource, name: &str) -> Option<Vec<f32>> {
 }
 
 fn is_near(a: &[f32], b: &[f32]) -> bool {
-    /// Pairs that turn less than this never turn: converters write a huge divisor for none.
+    /// Rotations below this count as none: converters write a huge divisor for pairs that do not rotate.
     const STILL: f32 = 1e-20;
     let is_near = |(&x, &y): (&f32, &f32)| {
         let difference = f64::from(x - y).abs();
@@ -403,7 +407,7 @@ fn is_near(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(is_near)
 }
 
-/// Numbers of xIELU are tensors in folders and keys in files.
+/// Matches the parameters of xIELU, which are tensors in folders and keys in files.
 fn match_xielu(folder: &mut Descriptor, file: &Descriptor) {
     for (of_folder, of_file) in folder.layers.iter_mut().zip(&file.layers) {
         if let (FfnDescriptor::Dense(own), FfnDescriptor::Dense(other)) = (&mut of_folder.ffn, &of_file.ffn)
@@ -411,7 +415,7 @@ fn match_xielu(folder: &mut Descriptor, file: &Descriptor) {
             && other.xielu.is_some()
         {
             own.xielu = other.xielu;
-            // xIELU is in its place.
+            // xIELU replaces the activation.
             own.activation = other.activation;
         }
     }

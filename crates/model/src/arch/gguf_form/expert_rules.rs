@@ -1,6 +1,4 @@
-//! The keys of decoders with experts, and of Granite and HunYuan, whose dense models have the same.
-//!
-//! Separate from the other rules by the kind of network.
+//! The keys of decoders with experts, and of Granite and HunYuan, whose dense models use the same keys.
 
 use crate::{LoadError, RopeScaling};
 
@@ -10,7 +8,7 @@ pub(super) fn deepseek2(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.usual()?;
     let latent = (keys.descriptor.layers.iter()).find_map(|layer| layer.mixer.latent());
     let latent = latent.ok_or_else(|| keys.config.wrong("kv_lora_rank", "a count"))?;
-    // One row of keys is shared by all heads.
+    // All heads share one row of keys.
     keys.set("attention.head_count_kv", 1_u32);
     keys.set_count(
         "attention.key_length",
@@ -35,7 +33,7 @@ pub(super) fn deepseek2(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         Some(RopeScaling::Yarn { .. })
     ) {
         let multiplier = keys.config.yarn_score_multiplier()?;
-        // A tenth, which the reader multiplies again.
+        // A tenth of the multiplier; the reader multiplies it by 10.
         keys.set("rope.scaling.yarn_log_multiplier", 0.1 * multiplier);
     }
     Ok(())
@@ -142,7 +140,7 @@ pub(super) fn granite(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         let has_rope = keys.attention().is_some_and(|attention| attention.rope.is_some());
         keys.set("rope.scaling.finetuned", has_rope);
         if !has_rope {
-            // Nothing bounds positions then.
+            // Positions are then unbounded.
             keys.set("context_length", UNBOUNDED);
         }
     }
@@ -150,7 +148,7 @@ pub(super) fn granite(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
 }
 
 pub(super) fn hunyuan(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    /// What the scaled base reaches.
+    /// The context that the scaled base supports.
     const CONTEXT: u32 = 256 * 1024;
 
     keys.usual()?;

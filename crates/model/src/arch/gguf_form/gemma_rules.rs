@@ -1,6 +1,4 @@
 //! The keys of the Gemma family.
-//!
-//! Separate from the other rules because the family is large and goes its own way.
 
 use crate::{HeadLayer, LoadError};
 

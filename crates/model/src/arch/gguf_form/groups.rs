@@ -1,13 +1,11 @@
-//! Groups of keys that several architectures have, as methods of [`GgufKeys`].
-//!
-//! Separate from the collector itself, which knows no architecture.
+//! Groups of keys that several architectures share, as methods of [`GgufKeys`].
 
 use crate::{FfnDescriptor, LoadError, SsmKind};
 
 use super::keys::GgufKeys;
 
 impl GgufKeys<'_> {
-    /// The width of a head, also where the configuration leaves it out.
+    /// Sets the width of a head, even if the configuration omits it.
     pub(super) fn set_own_head_width(&mut self) -> Result<(), LoadError> {
         match self.attention() {
             Some(attention) => {
@@ -18,7 +16,7 @@ impl GgufKeys<'_> {
         }
     }
 
-    /// Heads and their width, also where the configuration leaves them out.
+    /// Sets the number of heads and their width, even if the configuration omits the width.
     pub(super) fn set_own_heads(&mut self) -> Result<(), LoadError> {
         if let Some(attention) = self.attention() {
             self.set_count("attention.head_count", attention.n_heads)?;
@@ -27,7 +25,7 @@ impl GgufKeys<'_> {
         self.set_own_head_width()
     }
 
-    /// The width of the dense network of each layer; 0 where it has none.
+    /// Returns the width of each layer's dense network; 0 for a layer without one.
     pub(super) fn dense_widths(&self) -> Vec<usize> {
         (self.descriptor.layers.iter())
             .map(|layer| match &layer.ffn {
@@ -38,7 +36,7 @@ impl GgufKeys<'_> {
             .collect()
     }
 
-    /// KV heads of each layer, 0 of those without attention.
+    /// Sets the number of KV heads of each layer; 0 for layers without attention.
     pub(super) fn kv_heads_of_layers(&mut self) -> Result<(), LoadError> {
         let kv_heads: Vec<usize> = (self.descriptor.layers.iter())
             .map(|layer| {
@@ -51,7 +49,7 @@ impl GgufKeys<'_> {
         self.set_count_list("attention.head_count_kv", &kv_heads)
     }
 
-    /// The window, also where the configuration leaves it out.
+    /// Sets the window, even if the configuration omits it.
     pub(super) fn window_of_layers(&mut self) -> Result<(), LoadError> {
         match self
             .descriptor
@@ -63,7 +61,7 @@ impl GgufKeys<'_> {
         }
     }
 
-    /// The width of the embeddings of each layer.
+    /// Sets the width of per-layer embeddings.
     pub(super) fn layer_embeddings(&mut self) -> Result<(), LoadError> {
         let width = self
             .descriptor
@@ -73,7 +71,7 @@ impl GgufKeys<'_> {
         self.set_count("embedding_length_per_layer_input", width)
     }
 
-    /// How many layers read the keys and values of others.
+    /// Sets the number of layers that reuse the keys and values of others.
     pub(super) fn shared_kv(&mut self) -> Result<(), LoadError> {
         let n_sharing = (self.descriptor.attentions())
             .filter(|attention| attention.shares_kv_of.is_some())
@@ -81,7 +79,7 @@ impl GgufKeys<'_> {
         self.set_count("attention.shared_kv_layers", n_sharing)
     }
 
-    /// Experts behind some dense layers, as DeepSeek's configurations name them.
+    /// Sets the keys of experts after some dense layers, as DeepSeek's configurations name them.
     pub(super) fn routed_experts(&mut self) -> Result<(), LoadError> {
         self.copy_count("expert_count", &["n_routed_experts", "num_experts"])?;
         self.leading_dense_layers()?;
@@ -90,7 +88,7 @@ impl GgufKeys<'_> {
         self.router()
     }
 
-    /// The dense layers that come first. Newer configurations have a list of kinds in the place of their count.
+    /// Sets the number of leading dense layers. Newer configurations have a list of layer kinds instead.
     pub(super) fn leading_dense_layers(&mut self) -> Result<(), LoadError> {
         if self.config.get("first_k_dense_replace").is_some() {
             return self.copy_count("leading_dense_block_count", &["first_k_dense_replace"]);
@@ -102,7 +100,7 @@ impl GgufKeys<'_> {
         }
     }
 
-    /// Layers that predict further tokens, which are counted among the others.
+    /// Sets the number of MTP layers, and includes them in the layer count.
     pub(super) fn draft_layers(&mut self, key: &str) -> Result<(), LoadError> {
         let n_drafting = self.first_count(&[key])?.unwrap_or(0);
         if n_drafting == 0 {
@@ -115,7 +113,7 @@ impl GgufKeys<'_> {
         self.set_count("nextn_predict_layers", n_drafting)
     }
 
-    /// The sizes of a state space model.
+    /// Sets the sizes of a state space model.
     pub(super) fn state_space(&mut self) -> Result<(), LoadError> {
         let Some(ssm) = self.ssm().copied() else {
             return Ok(());

@@ -1,9 +1,9 @@
-//! [`GgufKeys`]: the metadata of the GGUF file that a folder becomes, as it is collected.
+//! [`GgufKeys`]: collects the metadata of the GGUF file made from a folder.
 //!
-//! Separate from the rules of the architectures, which say what differs from [`GgufKeys::usual`]. Invariant: a key that a
-//! configuration does not justify is not written; a number that does not fit its type is an error.
+//! The rules of the architectures say what differs from [`GgufKeys::usual`]. Invariant: a key without a basis
+//! in the configuration is not written; a number that does not fit its type is an error.
 //!
-//! Source: llama.cpp, `convert_hf_to_gguf.py`, for the names of keys and where their values come from.
+//! Source: llama.cpp, `convert_hf_to_gguf.py`, for the names of keys and the origin of their values.
 
 use serde_json::Value as Json;
 use tokenmill_backend::ExpertScore;
@@ -13,21 +13,21 @@ use crate::{AttentionDescriptor, Descriptor, LoadError, RopeScaling, RouterDescr
 
 use super::super::HfConfig;
 
-/// Keys in the order of the file.
+/// The collected keys, in the order of the file.
 pub(crate) struct GgufKeys<'a> {
-    /// The architecture's name, which keys begin with.
+    /// Name of the architecture: the prefix of its keys.
     pub(super) arch: &'static str,
     pub(super) config: &'a HfConfig,
     pub(super) descriptor: &'a Descriptor,
     entries: Vec<(String, Value)>,
 }
 
-/// Names of the base of rotary positions, the most specific first.
+/// Configuration keys of the rope base, the most specific first.
 const ROPE_BASES: &[&str] = &["global_rope_theta", "rope_theta", "rotary_emb_base"];
-/// Keys of layers with a window, if they have their own.
+/// Configuration keys of the rope base of layers with a window.
 const LOCAL_ROPE_BASES: &[&str] = &["local_rope_theta", "rope_local_base_freq", "swa_rope_theta"];
 
-/// Names of the function that makes scores of a router's logits.
+/// Configuration keys of the function that turns a router's logits into scores.
 const SCORES: [&str; 3] = ["score_function", "scoring_func", "moe_router_activation_func"];
 
 impl<'a> GgufKeys<'a> {
@@ -48,7 +48,7 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
-    /// Sets a key of the architecture, in the place of an earlier value if there is one.
+    /// Sets a key of the architecture, replacing an earlier value.
     pub(super) fn set(&mut self, name: &str, value: impl Into<Value>) {
         let key = format!("{}.{name}", self.arch);
         let value = value.into();
@@ -58,7 +58,7 @@ impl<'a> GgufKeys<'a> {
         }
     }
 
-    /// Leaves a key out.
+    /// Removes a key.
     pub(super) fn remove(&mut self, name: &str) {
         let key = format!("{}.{name}", self.arch);
         self.entries.retain(|(known, _)| *known != key);
@@ -70,7 +70,7 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
-    /// Sets a count for each layer: one number where all have the same.
+    /// Sets a count for each layer, as one number if all are equal.
     pub(super) fn set_counts(&mut self, name: &str, counts: &[usize]) -> Result<(), LoadError> {
         match counts {
             [first, rest @ ..] if rest.iter().all(|count| count == first) => self.set_count(name, *first),
@@ -85,7 +85,7 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
-    /// Sets a count that the configuration has under one of these names, if it has one.
+    /// Copies a count from the first of these configuration keys that exists, if any.
     pub(super) fn copy_count(&mut self, name: &str, keys: &[&str]) -> Result<(), LoadError> {
         if let Some(count) = self.first_count(keys)? {
             self.set_count(name, count)?;
@@ -93,7 +93,7 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
-    /// Sets a number that the configuration has under one of these names, if it has one.
+    /// Copies a number from the first of these configuration keys that exists, if any.
     pub(super) fn copy_number(&mut self, name: &str, keys: &[&str]) -> Result<(), LoadError> {
         for key in keys {
             if let Some(number) = self.config.opt_f32(key)? {
@@ -104,7 +104,7 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
-    /// The count under the first of these names that the configuration has.
+    /// Returns the count under the first of these configuration keys that exists.
     pub(super) fn first_count(&self, keys: &[&str]) -> Result<Option<usize>, LoadError> {
         if keys.iter().all(|key| self.config.get(key).is_none()) {
             return Ok(None);
@@ -128,17 +128,17 @@ impl<'a> GgufKeys<'a> {
         }
     }
 
-    /// The attention of the first layer that has one.
+    /// Returns the attention of the first layer that has one.
     pub(super) fn attention(&self) -> Option<&'a AttentionDescriptor> {
         self.descriptor.attentions().next()
     }
 
-    /// The state space model of the first layer that has one.
+    /// Returns the state space model of the first layer that has one.
     pub(super) fn ssm(&self) -> Option<&'a SsmDescriptor> {
         (self.descriptor.layers.iter()).find_map(|layer| layer.mixer.ssm())
     }
 
-    /// Writes the keys that most architectures have.
+    /// Sets the keys that most architectures have.
     pub(super) fn usual(&mut self) -> Result<(), LoadError> {
         self.sizes()?;
         self.heads()?;
@@ -148,7 +148,7 @@ impl<'a> GgufKeys<'a> {
         self.head_widths()
     }
 
-    /// Counts of layers, positions, and widths.
+    /// Sets the numbers of layers and positions, and the widths.
     pub(super) fn sizes(&mut self) -> Result<(), LoadError> {
         self.set_count("block_count", self.descriptor.layers.len())?;
         self.set_count("context_length", self.descriptor.n_ctx_train)?;
@@ -166,7 +166,7 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
-    /// Counts of heads.
+    /// Sets the numbers of heads.
     pub(super) fn heads(&mut self) -> Result<(), LoadError> {
         self.copy_count(
             "attention.head_count",
@@ -175,7 +175,7 @@ impl<'a> GgufKeys<'a> {
         self.copy_count("attention.head_count_kv", &["num_key_value_heads", "n_kv_heads"])
     }
 
-    /// Rotary positions and their scaling.
+    /// Sets the keys of rope and its scaling.
     pub(super) fn rope(&mut self) -> Result<(), LoadError> {
         let parameters = self.config.rope_parameters()?;
         let global = if parameters.get("full_attention").is_some() {
@@ -193,7 +193,7 @@ impl<'a> GgufKeys<'a> {
             Some(base) => Some(base),
             None => self.first_number(ROPE_BASES)?,
         };
-        // Where the configuration leaves it out, the class of the network has a default.
+        // If the configuration omits the base, the class default applies.
         let base = base.or(self.descriptor.ropes.first().map(|rope| rope.base));
         if let Some(base) = base {
             self.set("rope.freq_base", base);
@@ -250,14 +250,14 @@ impl<'a> GgufKeys<'a> {
                 }
                 self.yarn_multipliers(parameters)?;
             }
-            // Others are tensors of factors, or in the base.
+            // Other scalings are tensors of factors, or folded into the base.
             _ => {}
         }
         Ok(())
     }
 
-    /// Writes YaRN's multiplier of rotated values, if two multipliers of its logarithm determine it. Some architectures have a key for
-    /// those.
+    /// Sets YaRN's multiplier of rotated values, if two multipliers of its logarithm determine it. Some
+    /// architectures have a key for these.
     fn yarn_multipliers(&mut self, parameters: &HfConfig) -> Result<(), LoadError> {
         let has_pair = parameters.opt_f32("mscale")?.unwrap_or(0.0) != 0.0
             && parameters.opt_f32("mscale_all_dim")?.unwrap_or(0.0) != 0.0;
@@ -274,7 +274,7 @@ impl<'a> GgufKeys<'a> {
         }
     }
 
-    /// The epsilon of norms, by their kind.
+    /// Sets the epsilon of norms, under the key for their kind.
     pub(super) fn norm_eps(&mut self) -> Result<(), LoadError> {
         self.copy_number("attention.layer_norm_rms_epsilon", &["rms_norm_eps", "norm_eps"])?;
         self.copy_number(
@@ -283,9 +283,9 @@ impl<'a> GgufKeys<'a> {
         )
     }
 
-    /// Experts, under the names that most configurations have.
+    /// Sets the keys of experts, under the names that most configurations use.
     pub(super) fn experts(&mut self) -> Result<(), LoadError> {
-        // A class may count experts for models that have none.
+        // A class may have a default number of experts for models without any.
         if self
             .descriptor
             .layers
@@ -313,7 +313,7 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
-    /// The width of a head where the configuration has it.
+    /// Sets the width of a head if the configuration has it.
     pub(super) fn head_widths(&mut self) -> Result<(), LoadError> {
         if let Some(width) = self.config.opt_usize("head_dim")? {
             self.set_head_width(width)?;
@@ -321,18 +321,18 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
-    /// The width of a head.
+    /// Sets the width of a head.
     pub(super) fn set_head_width(&mut self, width: usize) -> Result<(), LoadError> {
         self.set_count("attention.key_length", width)?;
         self.set_count("attention.value_length", width)
     }
 
-    /// The size of the vocabulary.
+    /// Sets the size of the vocabulary.
     pub(super) fn vocab_size(&mut self) -> Result<(), LoadError> {
         self.set_count("vocab_size", self.descriptor.n_vocab)
     }
 
-    /// Values of a head that are rotated.
+    /// Sets the number of rotated values per head.
     pub(super) fn rope_width(&mut self) -> Result<(), LoadError> {
         let width = match (self.descriptor.ropes.first(), self.attention()) {
             (Some(rope), _) => rope.n_dims,
@@ -342,7 +342,7 @@ impl<'a> GgufKeys<'a> {
         self.set_count("rope.dimension_count", width)
     }
 
-    /// The window of the layers that have one.
+    /// Sets the window of the layers that have one.
     pub(super) fn window(&mut self) -> Result<(), LoadError> {
         if let Some(window) = self.config.opt_usize("sliding_window")? {
             self.set_count("attention.sliding_window", window)?;
@@ -350,7 +350,7 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
-    /// Which layers have the window.
+    /// Sets which layers have the window.
     pub(super) fn window_pattern(&mut self) {
         let pattern: Vec<bool> = (self.descriptor.attentions())
             .map(|attention| attention.window.is_some())
@@ -358,7 +358,7 @@ impl<'a> GgufKeys<'a> {
         self.set("attention.sliding_window_pattern", pattern);
     }
 
-    /// Experts of a width of their own, and those that every token goes through.
+    /// Sets the widths of the experts and of the shared expert.
     pub(super) fn expert_widths(&mut self) -> Result<(), LoadError> {
         self.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])?;
         self.copy_count(
@@ -367,7 +367,7 @@ impl<'a> GgufKeys<'a> {
         )
     }
 
-    /// The scale of a router's weights, and whether they add up to 1.
+    /// Sets the scale of a router's weights, and whether they are normalized.
     pub(super) fn router(&mut self) -> Result<(), LoadError> {
         self.copy_number("expert_weights_scale", &["routed_scaling_factor"])?;
         // Readers of some architectures normalize the weights if the key is missing.
@@ -396,7 +396,7 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
-    /// The function that makes scores, where the configuration leaves it out.
+    /// Sets the score function if the configuration omits it.
     pub(super) fn score_with_default(&mut self) {
         let is_sigmoid = (self.first_router()).is_some_and(|router| router.score == ExpertScore::Sigmoid);
         if is_sigmoid && SCORES.iter().all(|key| self.config.get(key).is_none()) {
@@ -404,13 +404,13 @@ impl<'a> GgufKeys<'a> {
         }
     }
 
-    /// The router of the first layer that has experts.
+    /// Returns the router of the first layer with experts.
     fn first_router(&self) -> Option<RouterDescriptor> {
         let mut layers = self.descriptor.layers.iter();
         layers.find_map(|layer| Some(layer.ffn.moe()?.router))
     }
 
-    /// Writes the pooling of a sequence's rows, by sentence-transformers' files or the labels of a classifier.
+    /// Sets the pooling type, from sentence-transformers' files or a classifier's labels.
     pub(super) fn pooling(&mut self) -> Result<(), LoadError> {
         use tokenmill_backend::Pooling;
 

@@ -1,7 +1,7 @@
-//! The GGUF form of a folder: which keys and tensors the file has that a converter makes of it.
+//! The GGUF form of a folder: the keys and tensors that a converter writes for it.
 //!
-//! Separate from the architectures' descriptions, which folders and files share. Invariant: what stands here is data and rules of
-//! keys; the views that change tensors are with the folder.
+//! Folders and files share the architectures' descriptions. Invariant: this folder holds data and key rules;
+//! the views that change tensors belong to the safetensors folder.
 
 mod agreement;
 mod expert_rules;
@@ -20,27 +20,27 @@ use super::{HfConfig, HfLayout, Share};
 
 pub(crate) use recast::{Recast, recasts_of};
 
-/// More layers that predict further tokens than any network has; a larger count must not size a list.
+/// Largest accepted number of MTP layers. It bounds the size of lists.
 const MAX_DRAFT_LAYERS: usize = 64;
 
-/// What the folder of a network becomes.
+/// The GGUF architecture and tensor changes for the folder of a network.
 pub(crate) struct GgufForm {
     /// `general.architecture`.
     pub(crate) arch: &'static str,
     rule: rules::Rule,
-    /// How tensors change, by the end of their name, one after the other.
+    /// Tensor changes by suffix of the tensor's name, applied in order.
     pub(crate) recasts: &'static [(&'static str, Recast)],
 }
 
 impl GgufForm {
-    /// The form of a network.
+    /// Returns the form of a network.
     ///
     /// # Errors
-    /// [`LoadError::UnsupportedFeature`] where there is none for its architecture.
+    /// [`LoadError::UnsupportedFeature`] if its architecture has none.
     pub(crate) fn of(descriptor: &Descriptor) -> Result<Self, LoadError> {
         let has_experts = descriptor.layers.iter().any(|layer| layer.ffn.moe().is_some());
         let name = match descriptor.arch.as_str() {
-            // The class of the folders is the same.
+            // Both use the same class of folders.
             "nemotron_h" if has_experts => "nemotron_h_moe",
             name => name,
         };
@@ -70,13 +70,13 @@ impl GgufForm {
         keys.write(metadata)
     }
 
-    /// Whether norms of queries and keys that have no weights in folders have some in files.
+    /// Returns whether files have weights for the query and key norms that have none in folders.
     pub(crate) fn has_plain_norms(&self) -> bool {
         self.arch == "muse-glimmer"
     }
 
-    /// The GGUF name of a tensor of the layers that predict further tokens, of which no other use is made; `None` of other tensors,
-    /// and where the file leaves these layers out. They are counted from `n_layers` on.
+    /// Returns the GGUF name of an MTP layer's tensor, counted from `n_layers` on; `None` for other tensors,
+    /// and if the file omits MTP layers.
     pub(crate) fn draft_name(
         &self,
         layout: &HfLayout,

@@ -1,51 +1,51 @@
-//! [`Recast`]: how the tensors of a folder differ from those of the GGUF file that a converter makes of it.
+//! [`Recast`]: a difference between the tensors of a folder and those of the GGUF file made from it.
 //!
-//! Separate from the changes of a folder's layout, which every use of the folder needs. Invariant: data only; what a row does not
-//! name is the same in both.
+//! `Change`, in contrast, applies on every use of a folder. Invariant: data only; a tensor without a row is
+//! the same in both.
 
 /// A change of a tensor, or of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recast {
-    /// Another end of the name.
+    /// Replaces the end of the name.
     Rename(&'static str),
-    /// Another end of the name, where each half of a layer reads the layer's input through a norm of its own.
+    /// Replaces the end of the name in layers whose two halves read the layer's input through separate norms.
     RenameOfTwoNorms(&'static str),
-    /// There only where the network has a classification head.
+    /// Keeps the tensor only in networks with a classification head.
     OfClassifier,
-    /// A number that becomes an entry of a list in the metadata, which has one for each layer.
+    /// Moves a number into a metadata list with one entry per layer.
     IntoKey(&'static str),
     /// `x + 1`.
     AddOne,
-    /// Dimensions of 1 vanish.
+    /// Removes dimensions of 1.
     Squeeze,
-    /// A vector becomes a matrix with rows of one number.
+    /// Turns a vector into a matrix with one column.
     Column,
-    /// Dimensions of 1 are added until there are four.
+    /// Adds dimensions of 1 until there are four.
     FourDims,
-    /// The values that rope turns together become neighbours: rows of the queries.
+    /// Reorders the rows of the queries so that rope pairs are adjacent.
     NeighbouringQueries,
-    /// As [`Self::NeighbouringQueries`], of the keys.
+    /// Like [`Self::NeighbouringQueries`], for keys.
     NeighbouringKeys,
-    /// The first and the second half of the rows of each matrix become tensors of their own.
+    /// Splits each matrix: the first and the second half of its rows become separate tensors.
     Halves([&'static str; 2]),
-    /// As [`Self::Halves`], of the dense network next to the experts, or of a layer that has no experts.
+    /// Like [`Self::Halves`], for the shared network, or for the dense network of a layer without experts.
     SharedGateAndUp,
-    /// The last matrix of such a network.
+    /// Names the down matrix of such a network.
     SharedDown,
-    /// The rows of each head that make keys, and those that make values, become tensors of their own; the former transposed.
+    /// Splits the rows of each head into a tensor for keys, transposed, and a tensor for values.
     LatentKeysAndValues,
-    /// The inputs of a delta net, which come by key head: queries, keys and values, and the gate.
+    /// Splits the inputs of a delta net, grouped by key head, into queries, keys and values, and the gate.
     DeltaInputs,
-    /// Value heads that share a key head lie apart, not next to each other: rows, of which those of the queries and keys come first
-    /// where there are more than values.
+    /// Reorders rows so that value heads sharing a key head are no longer adjacent. If there are rows beyond
+    /// those of the values, the rows of queries and keys come first and stay.
     TiledRows,
-    /// As [`Self::TiledRows`], of columns.
+    /// Like [`Self::TiledRows`], for columns.
     TiledColumns,
-    /// Multiplied by the scale of embeddings, which files of the architecture have no key for.
+    /// Multiplies by the embedding scale, for which files of the architecture have no key.
     EmbeddingScale,
-    /// Multiplied by the scale of logits.
+    /// Multiplies by the logit scale.
     LogitScale,
-    /// Multiplied by what scores are scaled with besides the width of a head.
+    /// Multiplies by the part of the score scale that does not depend on the head width.
     ScoreScale,
 }
 
@@ -74,7 +74,7 @@ const SSM: Recasts = &[
     ("attn_k.weight", NeighbouringKeys),
 ];
 
-/// The changes of an architecture's tensors, by the end of their names.
+/// Returns the changes of an architecture's tensors, by suffix of their names.
 pub(crate) fn recasts_of(arch: &str) -> Recasts {
     match arch {
         "apertus" => &[
@@ -83,14 +83,14 @@ pub(crate) fn recasts_of(arch: &str) -> Recasts {
             ("ffn_act.beta", IntoKey("xielu.beta")),
             ("ffn_act.eps", IntoKey("xielu.eps")),
         ],
-        // BERT's pooler is called `cls`, and RoBERTa's, which its classifiers do not have, `pooler`.
+        // BERT's pooler is called `cls`; RoBERTa's is called `pooler`, and its classifiers have none.
         "bert" => &[
             ("cls.weight", OfClassifier),
             ("cls.bias", OfClassifier),
             ("pooler.weight", OfClassifier),
             ("pooler.bias", OfClassifier),
         ],
-        // What the training of the encoder left behind.
+        // A leftover of the encoder's training.
         "jina-bert-v3" => &[("pooler.weight", OfClassifier), ("pooler.bias", OfClassifier)],
         "deepseek2" => &[("attn_kv_b.weight", LatentKeysAndValues)],
         "falcon" => &[
@@ -170,7 +170,7 @@ const GRANITE: Recasts = &[
     ("ffn_down_shexp.weight", SharedDown),
 ];
 
-/// The end of the GGUF name of a tensor that only layers have which predict further tokens, by its end in a folder.
+/// GGUF name suffixes of tensors that only MTP layers have, by their suffix in a folder.
 pub(super) const DRAFT_NAMES: &[(&str, &str)] = &[
     ("eh_proj", "nextn.eh_proj"),
     ("embed_tokens", "nextn.embed_tokens"),
@@ -180,7 +180,7 @@ pub(super) const DRAFT_NAMES: &[(&str, &str)] = &[
     ("shared_head.norm", "nextn.shared_head_norm"),
 ];
 
-/// As [`DRAFT_NAMES`], where these layers are a network of their own, `mtp`.
+/// Like [`DRAFT_NAMES`], for folders that store the MTP layers as a separate network, `mtp`.
 pub(super) const MTP_NAMES: &[(&str, &str)] = &[
     ("fc", "nextn.eh_proj"),
     ("embed_tokens", "nextn.embed_tokens"),

@@ -1,12 +1,10 @@
 //! The keys of networks with recurrent layers.
-//!
-//! Separate from the other rules by the kind of network.
 
 use crate::{LoadError, MixerDescriptor};
 
 use super::keys::GgufKeys;
 
-/// The context of networks that know no positions, as converters write it.
+/// The context length that converters write for networks without positions.
 pub(super) const UNBOUNDED: u32 = 1 << 20;
 
 pub(super) fn falcon_h1(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {

@@ -1,7 +1,7 @@
-//! Which keys each architecture's GGUF file has: what it adds to, or has in place of, [`GgufKeys::usual`].
+//! The key rule of each architecture: the keys that it adds to [`GgufKeys::usual`] or writes instead.
 //!
-//! Separate from the descriptors, which say what a network computes and not how a converter writes it down. Invariant: each rule
-//! writes what the architecture's reader in this crate asks for.
+//! Descriptors say what a network computes, not how a converter writes it down. Invariant: each rule writes
+//! the keys that the architecture's reader in this crate reads.
 
 use serde_json::Value as Json;
 use tokenmill_backend::Activation;
@@ -16,10 +16,10 @@ use super::{
     recurrent_rules::{falcon_h1, kimi_linear, lfm2, mamba, nemotron_h, qwen35},
 };
 
-/// A rule.
+/// A function that collects the keys of an architecture.
 pub(super) type Rule = fn(&mut GgufKeys<'_>) -> Result<(), LoadError>;
 
-/// The rule of an architecture.
+/// Returns the rule of an architecture.
 pub(super) fn rule_of(arch: &str) -> Option<Rule> {
     Some(match arch {
         "apertus" => apertus,
@@ -156,7 +156,7 @@ fn bert(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     has_activation(keys, usual)
 }
 
-/// Refuses a network with another activation than readers of the architecture's files take, since no key says it.
+/// Refuses a network whose activation differs from the one that readers assume, since no key states it.
 fn has_activation(keys: &GgufKeys<'_>, usual: Activation) -> Result<(), LoadError> {
     let mut dense = keys
         .descriptor
@@ -172,7 +172,7 @@ fn has_activation(keys: &GgufKeys<'_>, usual: Activation) -> Result<(), LoadErro
     })
 }
 
-/// The names of a classifier's outputs.
+/// Sets the labels of a classifier.
 fn labels(keys: &mut GgufKeys<'_>) {
     let is_classifier = (keys.config.class()).is_ok_and(|class| class.ends_with("ForSequenceClassification"));
     let Some(Json::Object(labels)) = keys.config.get("id2label").filter(|_| is_classifier) else {
@@ -268,7 +268,7 @@ fn partly_rotated(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         "stablelm" => keys.set("use_parallel_residual", is_parallel.unwrap_or(false)),
         _ => {}
     }
-    // The readers take 10,000 where there is no base.
+    // Readers assume 10,000 if the base is missing.
     if let Some(rope) = keys.descriptor.ropes.first().filter(|rope| rope.base != 10_000.0) {
         keys.set("rope.freq_base", rope.base);
     }

@@ -1,6 +1,9 @@
 //! Samples whose every token is sampled with a mask, among others that have none.
 
-use std::{sync::Mutex, time::Instant};
+use std::sync::{
+    Condvar, Mutex,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
 
 use tokenmill_sched::{Generation, MaskTimes, Speculation};
 use tokenmill_testkit::fake_executor::reference_with_masks;
@@ -218,18 +221,52 @@ fn plain_samples_do_not_wait_for_a_slow_mask() {
     }
 }
 
+/// Whether a mask may come, and how many gave up waiting for that.
+#[derive(Default)]
+struct Gate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+    n_given_up: AtomicUsize,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.is_open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+
+    fn wait(&self) {
+        let is_open = self.is_open.lock().unwrap();
+        let waited = self
+            .opened
+            .wait_timeout_while(is_open, Duration::from_mins(1), |is_open| !*is_open);
+        if waited.unwrap().1.timed_out() {
+            self.n_given_up.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// The mask comes once the plain sample has all its tokens, however long a busy machine takes for them.
 fn plain_samples_overtake(engine: &Engine) {
-    let slow = constrained(3, u32::MAX, Duration::from_millis(400));
+    let gate = Arc::new(Gate::default());
+    let of_masks = Arc::clone(&gate);
+    let slow = GenerateParams {
+        constraint: Some(Endless::source(move || {
+            let gate = Arc::clone(&of_masks);
+            move |_, words: &mut [u32]| {
+                gate.wait();
+                words.fill(u32::MAX);
+                Ok(())
+            }
+        })),
+        ..greedy(3)
+    };
     let slow = engine.submit(vec![1, 2], slow).unwrap();
-    let started = Instant::now();
     let plain = engine.submit(vec![4, 5], greedy(100)).unwrap();
     assert_eq!(read(plain, 1)[0].0.len(), 100);
-    assert!(
-        started.elapsed() < Duration::from_millis(400),
-        "{:?}",
-        started.elapsed()
-    );
+    gate.open();
     assert_eq!(read(slow, 1)[0].1, Ok(FinishReason::Length));
+    assert_eq!(gate.n_given_up.load(Relaxed), 0, "masks that were waited for");
 }
 
 /// A mask that takes as long as a step comes while the step runs, so that no step goes without its row.
@@ -292,7 +329,8 @@ fn a_constraint_that_fails_or_panics_ends_its_own_sample_only() {
     }
 }
 
-/// Of four tokens, three are given: the steps of an answer are half of its tokens at most, and those tokens are the same.
+/// Three of every four tokens are forced: an answer takes at most half as many steps as tokens, and its
+/// tokens are the same.
 #[test]
 fn what_a_constraint_forces_is_guessed() {
     struct Forced(u32);
@@ -329,7 +367,7 @@ fn what_a_constraint_forces_is_guessed() {
                 speculation,
                 ..EngineConfig::default()
             };
-            // What comes while a step runs is looked at then.
+            // Steps take time, so that the host looks at masks that arrive during a step.
             let mut executor = executor(64, takes_late_masks);
             executor.on_step = Box::new(|_| std::thread::sleep(Duration::from_millis(2)));
             let engine = Engine::start(executor, config);

@@ -1,5 +1,5 @@
-//! What callers rely on, row by row: each test is named after what it keeps. The model below is a test double whose
-//! tokens depend on everything that a sequence may look at.
+//! The promises of the engine to its callers, row by row: each test is named after the promise that it
+//! checks. The model below is a test double whose tokens depend on everything that a sequence may look at.
 
 mod an_executor_of_two_routes;
 mod batch_generation_on_the_host;

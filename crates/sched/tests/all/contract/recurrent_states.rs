@@ -35,7 +35,8 @@ fn a_conversation_of_20_turns_computes_no_token_again_but_those_of_its_last_page
         let output = engine.generate(&tokens, &params).unwrap();
         assert_eq!(output.tokens, of_recurrent(&tokens, &params), "turn {turn}");
         if turn > 0 {
-            // What was there before this turn's message, the last token sampled excepted, which was never an input.
+            // The whole pages of tokens computed before this turn's message. The last sampled token was never
+            // an input.
             let n_held = n_computed / 16 * 16;
             let again = n_held.saturating_sub(output.usage.cached_tokens);
             assert!(

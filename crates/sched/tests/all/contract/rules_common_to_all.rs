@@ -1,4 +1,5 @@
-//! What holds for every call: what an output is, when a sequence ends, that company changes nothing, typed errors.
+//! Rules for every call: the contents of an output, the end of a sequence, independence of other sequences,
+//! typed errors.
 
 use super::*;
 

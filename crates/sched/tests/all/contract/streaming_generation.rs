@@ -90,7 +90,7 @@ fn the_prompts_pages_are_cached_also_when_generation_stops_early() {
 fn generated_pages_are_cached_when_they_are_whole() {
     let engine = engine(16);
     let first = engine.generate(&[7], &greedy(40)).unwrap();
-    // Of the 41 tokens the last was never stored: 40 make two whole pages.
+    // The last of the 41 tokens was never stored: 40 make two whole pages.
     assert_eq!(
         engine
             .generate(&first.tokens, &greedy(1))

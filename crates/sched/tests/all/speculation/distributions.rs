@@ -104,9 +104,9 @@ fn draw(engine: &Engine) -> HashMap<Vec<u32>, usize> {
     counts
 }
 
-/// Chi-square of what was drawn, and the value that it exceeds once in a million.
+/// Returns the chi-square of the drawn tokens, and the value that it exceeds once in a million.
 fn chi_square(counts: &HashMap<Vec<u32>, usize>, expected: &HashMap<Vec<u32>, f64>) -> (f64, f64) {
-    // Of each cell: expected, found.
+    // The expected and the found number of each cell.
     let mut cells = Vec::new();
     let mut rare = (0.0, 0.0);
     for (answer, probability) in expected {
@@ -143,7 +143,7 @@ fn the_bound_is_that_of_the_tables() {
         .map(|id| (vec![id], N_DRAWN / 64 + (id % 2) as usize))
         .collect();
     let (_, bound) = chi_square(&counts, &expected);
-    // Of 63 degrees of freedom, by a table: 131.6.
+    // The table's value for 63 degrees of freedom: 131.6.
     assert!((bound - 131.6).abs() < 0.5, "{bound}");
 }
 

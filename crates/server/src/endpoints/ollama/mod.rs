@@ -1,9 +1,11 @@
-//! Ollama's API: `/api/chat` and `/api/generate` here, what describes the model in [`models`], vectors in [`embed`].
+//! Ollama's API: `/api/chat` and `/api/generate` here, what describes the model in [`models`],
+//! what changes which there are in [`manage`], vectors in [`embed`].
 //!
 //! Answers are made as on every other endpoint; only the words differ. Invariant: counts and durations are what the engine
 //! measured.
 
 pub(crate) mod embed;
+pub(crate) mod manage;
 pub(crate) mod models;
 
 use std::{

@@ -1,12 +1,10 @@
-//! Answers Ollama's clients about models: the list, one model, the models in memory, the version. The operator chooses the models; paths
-//! that would change them refuse.
+//! Answers Ollama's clients about models: the list, one model, the models in memory, the version.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::{
-    Extension, Json,
+    Json,
     extract::State,
-    http::{Uri, header},
     response::{IntoResponse, Response},
 };
 use serde_json::{Map, Value, json};
@@ -16,14 +14,12 @@ use tokenmill_text::calls::ReplyFormat;
 
 use super::timestamp;
 use crate::{
-    ApiError, App, Dialect, Models,
-    app::{Call, Stay, error_response},
-    error::shortened,
+    ApiError, App, Models,
+    app::{Call, Stay},
     infill::has_marks,
     model_names::tagged,
     models::{Listed, Role},
-    ollama::embed::{PULL_FIELDS, PullRequest, SHOW_FIELDS, ShowRequest},
-    request_id::RequestId,
+    ollama::embed::{SHOW_FIELDS, ShowRequest},
 };
 
 /// Implemented version of Ollama. Clients compare it with the version that they need.
@@ -149,7 +145,7 @@ pub(crate) async fn show(models: Models, mut call: Call) -> Result<Response, Api
         None => json!({
             "modelfile": format!("FROM {}", card.name),
             "parameters": "",
-            "license": "",
+            "license": license(card.facts),
             "template": "",
             "details": details(card.facts),
             "model_info": model_info(card.facts, None),
@@ -164,57 +160,13 @@ fn shown(app: &App) -> Value {
     json!({
         "modelfile": format!("FROM {}", app.model.model().name()),
         "parameters": "",
-        "license": "",
+        "license": license(app.model.model().facts()),
         "template": app.model.chat_template().unwrap_or_default(),
         "details": details(app.model.model().facts()),
         "model_info": model_info(app.model.model().facts(), Some(app.engine().limits())),
         "capabilities": capabilities(app),
         "modified_at": modified_at(Card::of(app)),
     })
-}
-
-/// Answers `/api/pull`, with which clients ask for a model before they use it: a served model is there. The operator chooses which others
-/// are.
-pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, ApiError> {
-    let path = shortened(call.uri.path()).into_owned();
-    let request: PullRequest = call.read(PULL_FIELDS)?;
-    if !models.has(request.name().unwrap_or_default()) {
-        return Err(ApiError::NotImplemented {
-            path,
-            reason: unmanaged_reason(&models),
-        });
-    }
-    if request.stream == Some(false) {
-        return Ok(Json(json!({ "status": "success" })).into_response());
-    }
-    let lines = [
-        json!({ "status": "pulling manifest" }),
-        json!({ "status": "success" }),
-    ];
-    let lines = lines.map(|line| line.to_string() + "\n").concat();
-    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], lines).into_response())
-}
-
-fn unmanaged_reason(models: &Models) -> &'static str {
-    if models.only().is_some() {
-        "this server serves the one model that it was started with; `tokenmill serve MODEL` serves another"
-    } else {
-        "this server serves the models that it was started with; `--models` and `--models-dir` say which"
-    }
-}
-
-/// Refuses the paths that manage models.
-pub(crate) async fn unmanaged(
-    State(models): State<Models>,
-    request_id: Extension<RequestId>,
-    uri: Uri,
-) -> Response {
-    let error = ApiError::NotImplemented {
-        path: shortened(uri.path()).into_owned(),
-        reason: unmanaged_reason(&models),
-    };
-    models.count_refusal(&error);
-    error_response(&error, Dialect::Ollama, &request_id)
 }
 
 fn entry(card: Card<'_>, name: &str) -> Value {
@@ -245,6 +197,12 @@ fn details(facts: Option<&ModelFacts>) -> Value {
     })
 }
 
+fn license(facts: Option<&ModelFacts>) -> &str {
+    facts
+        .and_then(|facts| facts.license.as_deref())
+        .unwrap_or_default()
+}
+
 /// A count of parameters as people write it.
 fn parameter_size(n_params: u64) -> String {
     match n_params as f64 {
@@ -271,6 +229,9 @@ fn model_info(facts: Option<&ModelFacts>, limits: Option<&ExecutorLimits>) -> Va
         let of_arch = |name: &str| format!("{}.{name}", facts.arch);
         info.insert("general.architecture".to_owned(), facts.arch.clone().into());
         info.insert("general.parameter_count".to_owned(), facts.n_params.into());
+        if let Some(license) = &facts.license {
+            info.insert("general.license".to_owned(), license.clone().into());
+        }
         let n_ctx = limits.map_or(facts.n_ctx_train, |limits| limits.n_ctx);
         info.insert(of_arch("context_length"), n_ctx.into());
         if let Some(limits) = limits {

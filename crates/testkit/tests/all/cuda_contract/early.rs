@@ -8,7 +8,7 @@ use tokenmill_testkit::{TinyModel, engines, tiny_experts, tiny_llama};
 
 use super::scene::{greedy, options, sample, sequences};
 
-/// The launches of a replayed step: all, and those that may begin early. With the tokens of `n_seqs` sequences after five steps.
+/// The launches of a replayed step: all, and those that may begin early. With the tokens of `n_seqs` sequences after three steps.
 fn replayed(
     model: &TinyModel,
     n_seqs: usize,
@@ -23,7 +23,9 @@ fn replayed(
     let backend = CudaBackend::new(simulator.device_with_launches(launches)).unwrap();
     let mut executor = engines::tiny(model, backend, options);
     let mut all = sequences(n_seqs);
-    for _ in 0..4 {
+    // The shortest prompts whose step is none that decodes; then a step that is captured.
+    all.iter_mut().for_each(|sequence| sequence.tokens.truncate(2));
+    for _ in 0..2 {
         sample(&mut executor, all.iter_mut().collect(), &greedy()).unwrap();
     }
     let count = || -> (u64, u64) {

@@ -224,7 +224,7 @@ fn choices_of(fields: &Map<String, Value>) -> Option<&Vec<Value>> {
     }
 }
 
-/// Copies the definitions of `whole` into a part of it, which is compiled by itself.
+/// Copies the definitions of `whole` into a part of it, which is compiled separately.
 fn with_definitions(part: &Value, whole: &Value) -> Value {
     let mut part = part.clone();
     if let (Some(fields), Some(whole)) = (part.as_object_mut(), whole.as_object()) {

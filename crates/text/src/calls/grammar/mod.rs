@@ -357,7 +357,8 @@ impl Form<'_> {
             Ok(if shape.is_keyed_by_name {
                 format!("{name} S? \":\" S? {arguments}")
             } else {
-                // Without a mark, families differ in the key, and a model that begins a call by itself has its own.
+                // Without a mark, families differ in the key, and a model that begins a call unprompted uses
+                // its own.
                 let keys = if shape.is_bare || self.is_auto {
                     &[shape.keys.1, "arguments", "parameters"][..]
                 } else {
@@ -432,8 +433,9 @@ impl Form<'_> {
         Ok(self.section(shape.section, shape.section_closers, &row, rules))
     }
 
-    /// Writes the rule for a section of calls between its marks. In free text each call stands by itself, because models leave out the
-    /// section's marks: the first may follow the opening mark, and the closing mark is text.
+    /// Writes the rule for a section of calls between its marks. In free text each call is separate, because
+    /// models leave out the section's marks: the first may follow the opening mark, and the closing mark is
+    /// text.
     fn section(&self, section: &str, closers: &[&str], row: &str, rules: &mut Rules<'_>) -> String {
         if section.is_empty() {
             return row.to_owned();

@@ -22,7 +22,7 @@ pub(super) fn write(grammar: &Grammar) -> String {
     write_divided(&divide(grammar), grammar.root)
 }
 
-/// Writes a part as a regular expression; `false` where it is recursive or too long.
+/// Writes a part as a regular expression; `false` if it is recursive or too long.
 pub(super) fn write_regex(grammar: &Grammar, node: &Node, path: &mut Vec<usize>, out: &mut String) -> bool {
     if out.len() > MAX_REGEX_BYTES {
         return false;

@@ -43,7 +43,7 @@ pub(super) struct Divided {
     pub(super) terminals: Vec<Terminal>,
 }
 
-/// What is known of the texts of a part without recursion.
+/// Facts about the texts of a part without recursion.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     pub(super) is_nullable: bool,
@@ -192,7 +192,7 @@ pub(super) fn divide(grammar: &Grammar) -> Divided {
 }
 
 impl Terminal {
-    /// Whether it has parts. What has none never takes a character that it should not.
+    /// Returns whether it has parts. A terminal without parts never takes a character that it should not.
     fn is_divisible(&self) -> bool {
         match &self.node {
             Node::Literal(text) => text.chars().nth(1).is_some(),

@@ -1,9 +1,9 @@
 //! [`VocabularyFiles`]: the tokenizer of a Hugging Face folder as the keys of a GGUF file.
 //!
-//! Separate from the readers, which make a tokenizer that runs: a file keeps what a folder says, token by token. Invariant: a list
-//! of tokens is as long as the embeddings have rows, and every id lies inside it.
+//! Separate from the readers, which make a tokenizer that runs: a file keeps the contents of a folder, token
+//! by token. Invariant: a list of tokens is as long as the embeddings have rows, and every id lies inside it.
 //!
-//! Source: llama.cpp, `convert_hf_to_gguf.py`, and gguf-py's `SpecialVocab`, for what becomes of what.
+//! Source: llama.cpp, `convert_hf_to_gguf.py`, and gguf-py's `SpecialVocab`, for the mapping of keys.
 
 mod pre_names;
 mod roles;
@@ -18,7 +18,7 @@ use crate::{Tokenizer, TokenizerError};
 
 use super::byte_level;
 
-/// The files of a folder that describe its tokenizer. What is null is not there.
+/// The files of a folder that describe its tokenizer. A null value means that the file is missing.
 #[derive(Clone, Debug, Default)]
 pub struct VocabularyFiles {
     /// `tokenizer.json`.
@@ -35,7 +35,7 @@ pub struct VocabularyFiles {
     pub chat_template: Option<String>,
     /// Rows of the embeddings.
     pub n_vocab: usize,
-    /// `tokenizer.ggml.pre`, where it is not to be found out.
+    /// `tokenizer.ggml.pre`, if it cannot be detected.
     pub pre: Option<String>,
     /// Whether a vocabulary of characters with merges keeps them, as Gemma 4's does; others get scores in their place.
     pub keeps_merges: bool,
@@ -100,7 +100,7 @@ impl VocabularyFiles {
                 let tokens = self.with_added(self.tokens_of(vocab, |_| kind::NORMAL)?, &json)?;
                 write_tokens(&tokens, false, &mut metadata)?;
                 merges = Some(merge_list(model)?);
-                // Of an encoder, whose readers ask for it.
+                // The key is for encoders, whose readers ask for it.
                 if self.config["type_vocab_size"].is_u64() {
                     self.count_token_types(&mut metadata)?;
                 }

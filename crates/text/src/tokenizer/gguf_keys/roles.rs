@@ -22,7 +22,7 @@ const ROLES: [(&str, &str); 8] = [
     ("eom", "eom_token_id"),
 ];
 
-/// Roles that a text may get a token of by itself.
+/// The roles whose token may be added to a text automatically.
 const ADDED: [&str; 3] = ["bos", "eos", "sep"];
 
 #[derive(Debug, Default)]
@@ -34,7 +34,8 @@ pub(super) struct Roles {
 }
 
 impl Roles {
-    /// What `tokenizer.json`, `tokenizer_config.json` and `config.json` say, the earlier before the later.
+    /// Reads the roles from `tokenizer.json`, `tokenizer_config.json` and `config.json`; earlier files take
+    /// precedence.
     pub(super) fn of(json: &Value, tokenizer_config: &Value, config: &Value) -> Self {
         let mut roles = Self::default();
         let text = |role: &str| token_text(&tokenizer_config[format!("{role}_token")]);
@@ -128,7 +129,7 @@ impl Roles {
     }
 }
 
-/// What a template puts around a text, and between two.
+/// The tokens that a template puts around a text, and between two.
 struct Around<'v> {
     first: Option<&'v str>,
     last: Option<&'v str>,

@@ -19,7 +19,7 @@ pub(crate) enum Contractions {
     Suffix,
 }
 
-/// What a piece with letters looks like.
+/// The pattern of a piece with letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Letters {
     /// ` ?\p{L}+`
@@ -32,7 +32,7 @@ pub(crate) enum Letters {
     Cased,
 }
 
-/// What a piece with digits looks like.
+/// The pattern of a piece with digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Digits {
     /// ` ?\p{N}+`
@@ -43,7 +43,7 @@ pub(crate) enum Digits {
     Run,
 }
 
-/// What may follow a run of symbols.
+/// The characters that may follow a run of symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SymbolTail {
     /// Nothing.
@@ -139,7 +139,7 @@ impl WordRule {
 #[derive(Clone, Copy, Default)]
 struct SpaceRun {
     end: usize,
-    /// Behind its last line break; 0 where it has none.
+    /// The position after its last line break; 0 if it has none.
     newline_end: usize,
 }
 

@@ -4,10 +4,10 @@ use tokenmill_sched::{AdaptersInUse, EngineError, Event, Generation, Offer, Page
 
 use super::*;
 
-/// What was asked of a [`Gated`].
+/// The requests that a [`Gated`] holds back.
 type Held = Mutex<Vec<(Vec<KeptPage>, PageReceiver)>>;
 
-/// A folder that gives nothing until the test lets it.
+/// A folder that returns no pages until the test lets it.
 #[derive(Debug)]
 struct Gated {
     store: Arc<ModelStore>,

@@ -93,7 +93,7 @@ fn an_answer_is_a_call_or_has_the_shape_in_every_format() {
 
 #[test]
 fn marks_of_calls_inside_a_shape_are_text() {
-    // Those left out have no marks, or marks around each part of an answer.
+    // The excluded formats have no marks, or marks around each part of an answer.
     let has_marks = |name| !["harmony", "llama", "functionary"].contains(&name);
     for row in FORMATS.iter().filter(|row| has_marks(row.name)) {
         let inside = format!("{{\"note\": \"{}weather\"}}", opener(row.name));

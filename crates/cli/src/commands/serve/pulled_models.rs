@@ -1,0 +1,139 @@
+//! [`PulledModels`]: the models that clients have downloaded into a folder of models.
+//!
+//! Separate from the folder because names of the Hub and of Ollama's registry mean them. They lie in hidden folders of it, in the forms of
+//! those programs, so that a removal never touches the caches of this machine's users. Invariant: clients are told nothing of paths.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use tokenmill::hub::{
+    HubError, HubSettings, PullEvent, PullObserver, SourceName, SourceRemoval, ollama, stored_models,
+};
+use tokenmill_server::models::PullWatch;
+
+use super::found_model::without_folders;
+use crate::model_name::wishes;
+
+/// Where downloads of the Hub and of Ollama's registry lie in a folder of models.
+const HUB_FOLDER: &str = ".hub";
+const OLLAMA_FOLDER: &str = ".ollama";
+
+/// Holds where the models lie.
+#[derive(Debug)]
+pub(super) struct PulledModels {
+    settings: HubSettings,
+    is_managed: bool,
+}
+
+impl PulledModels {
+    pub(super) fn below(folder: &Path, settings: HubSettings, is_managed: bool) -> Self {
+        Self {
+            settings: HubSettings {
+                cache: folder.join(HUB_FOLDER),
+                ollama_models: folder.join(OLLAMA_FOLDER),
+                ..settings
+            },
+            is_managed,
+        }
+    }
+
+    /// Says whether clients may download and remove models.
+    pub(super) fn is_managed(&self) -> bool {
+        self.is_managed
+    }
+
+    /// Lists the models, each with its path. If several commits of one are there, the one that was used last counts.
+    pub(super) fn found(&self) -> Vec<(SourceName, PathBuf)> {
+        let of_hub = stored_models(&self.settings).unwrap_or_else(|error| {
+            tracing::warn!("downloaded models cannot be listed: {error}");
+            Vec::new()
+        });
+        let of_hub =
+            (of_hub.into_iter()).map(|stored| (SourceName::Hub(stored.name), stored.last_used, stored.path));
+        let of_ollama = (ollama::stored_models(&self.settings).into_iter()).map(|stored| {
+            (
+                SourceName::Ollama(stored.name),
+                stored.last_used,
+                stored.model.path,
+            )
+        });
+        let mut newest = BTreeMap::new();
+        for (name, last_used, path) in of_hub.chain(of_ollama) {
+            let entry = newest.entry(name.shown());
+            let (_, used_before, found) = entry.or_insert_with(|| (name, last_used, path.clone()));
+            if *used_before < last_used {
+                (*used_before, *found) = (last_used, path);
+            }
+        }
+        (newest.into_values())
+            .map(|(name, _, path)| (name, path))
+            .collect()
+    }
+
+    /// Downloads a model.
+    ///
+    /// # Errors
+    /// Says for clients why it cannot be downloaded.
+    pub(super) fn pull(&self, name: &str, watch: &dyn PullWatch) -> Result<(), String> {
+        // Clients of Ollama leave the tag `latest` out.
+        let marked = if name.contains([':', '/']) {
+            name.to_owned()
+        } else {
+            format!("ollama:{name}")
+        };
+        let source: SourceName = marked.parse().map_err(|error| self.reason(&error))?;
+        let observer = Observer(watch);
+        let plan = source.plan(&wishes(), &self.settings, &observer);
+        let plan = plan.map_err(|error| self.reason(&error))?;
+        let pulled = plan.fetch(&self.settings, &observer);
+        pulled.map(drop).map_err(|error| self.reason(&error))
+    }
+
+    /// Removes a model.
+    ///
+    /// # Errors
+    /// Says for clients why it cannot be removed.
+    pub(super) fn remove(&self, name: &SourceName) -> Result<(), String> {
+        let removal = SourceRemoval::of(name, &self.settings).map_err(|error| self.reason(&error))?;
+        removal.apply().map_err(|error| self.reason(&error))
+    }
+
+    fn reason(&self, error: &HubError) -> String {
+        let HubSettings {
+            cache, ollama_models, ..
+        } = &self.settings;
+        without_folders(error.to_string(), &[cache.clone(), ollama_models.clone()])
+    }
+}
+
+/// Tells a watcher what the download tells.
+struct Observer<'a>(&'a dyn PullWatch);
+
+impl PullObserver for Observer<'_> {
+    fn event(&self, event: PullEvent<'_>) {
+        match event {
+            PullEvent::Progress {
+                done_bytes,
+                total_bytes,
+            } => self.0.progress(done_bytes, total_bytes),
+            PullEvent::Waiting { file } => {
+                let status = format!("waiting: another program downloads {file}");
+                self.0.status(&status);
+            }
+            PullEvent::Retrying { reason, pause } => {
+                let status = format!("{reason}; trying again in {:.0} s", pause.as_secs_f64());
+                self.0.status(&status);
+            }
+            PullEvent::Restarting { file, reason } => {
+                self.0.status(&format!("{reason}; {file} is downloaded again"));
+            }
+            _ => {}
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.0.is_cancelled()
+    }
+}

@@ -1,0 +1,376 @@
+//! [`RecordedLaunch`]: a launch with the buffers that it points to, before and after, which any device can repeat; and [`Snapshot`]: buffers at
+//! one moment.
+//!
+//! For tools that look for the one kernel that is wrong on a GPU: what a kernel computed there is compared with what a simulated device computes
+//! of the same bytes. Separate from the device because steps need none of it. Invariants: a recorded launch is alone on the device; tables of
+//! addresses in device memory are not followed; while nothing is recorded, a launch and a buffer cost one load more each.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+};
+
+use bytemuck::Pod;
+
+use super::{Args, Buffer, Device, Kernel, LaunchShape, Stream, View, ViewMut, extents::Extent};
+use crate::{CudaExecError, error::Result};
+
+/// A launch that was done alone.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RecordedLaunch {
+    /// The kernel's module.
+    pub module: String,
+    /// The kernel's name.
+    pub name: String,
+    /// Thread blocks, threads and dynamic shared memory, in bytes.
+    pub shape: LaunchShape,
+    /// The arguments in order.
+    pub arguments: Vec<RecordedArgument>,
+    /// The buffers that arguments point to.
+    pub buffers: Vec<RecordedBuffer>,
+    /// The device's error if the launch failed; the buffers have no contents after it then.
+    pub failure: Option<String>,
+}
+
+/// An argument of a recorded launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordedArgument {
+    /// The bits of a number or of a null pointer.
+    Value(u64),
+    /// A place in a buffer.
+    Pointer {
+        /// Index of the buffer.
+        buffer: usize,
+        /// Distance from its start, in bytes.
+        offset: usize,
+    },
+}
+
+/// A buffer that a recorded launch points to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecordedBuffer {
+    /// Type of its elements, as Rust names it.
+    pub element: String,
+    /// Its contents before the launch.
+    pub before: Vec<u8>,
+    /// Its contents after the launch; `None` if they are the same.
+    pub after: Option<Vec<u8>>,
+    address: u64,
+}
+
+impl RecordedBuffer {
+    /// Makes a buffer that is on no device.
+    pub fn new(element: &str, before: Vec<u8>, after: Option<Vec<u8>>) -> Self {
+        Self {
+            element: element.to_owned(),
+            before,
+            after,
+            address: 0,
+        }
+    }
+}
+
+/// The contents of buffers at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot(BTreeMap<u64, Vec<u8>>);
+
+impl Snapshot {
+    /// Keeps the buffers whose contents a later snapshot of the same buffers has changed.
+    #[must_use]
+    pub fn changed(mut self, later: &Self) -> Self {
+        self.0
+            .retain(|address, bytes| later.0.get(address) != Some(bytes));
+        self
+    }
+
+    /// Returns the contents that a recorded buffer has here.
+    pub fn of(&self, buffer: &RecordedBuffer) -> Option<&[u8]> {
+        self.0.get(&buffer.address).map(Vec::as_slice)
+    }
+
+    /// Says whether there are no buffers.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Fate of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    Launched,
+    Recorded,
+    LeftOut,
+}
+
+/// Holds the task for the next launches.
+#[derive(Debug, Default)]
+pub(super) struct Recorder {
+    /// Whether new buffers are filled with zeros.
+    clears: AtomicBool,
+    is_on: AtomicBool,
+    task: Mutex<Task>,
+}
+
+#[derive(Debug, Default)]
+struct Task {
+    n_seen: usize,
+    /// Launches that are done; those after them are left out.
+    limit: Option<usize>,
+    /// The launch that is recorded.
+    wanted: Option<usize>,
+    recorded: Option<RecordedLaunch>,
+}
+
+impl Recorder {
+    /// Decides about the next launch.
+    pub(super) fn turn(&self) -> Turn {
+        if !self.is_on.load(SeqCst) {
+            return Turn::Launched;
+        }
+        let mut task = self.task();
+        let index = task.n_seen;
+        task.n_seen += 1;
+        if task.limit.is_some_and(|limit| index >= limit) {
+            Turn::LeftOut
+        } else if task.wanted == Some(index) {
+            Turn::Recorded
+        } else {
+            Turn::Launched
+        }
+    }
+
+    fn task(&self) -> MutexGuard<'_, Task> {
+        self.task.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives a task for as long as something runs.
+    fn with<T>(&self, task: Task, run: impl FnOnce() -> T) -> (T, Option<RecordedLaunch>) {
+        *self.task() = task;
+        self.is_on.store(true, SeqCst);
+        let result = run();
+        self.is_on.store(false, SeqCst);
+        (result, self.task().recorded.take())
+    }
+}
+
+impl Device {
+    /// Fills new buffers with zeros from now on, so that all of their bytes can be read, also those that no kernel has written.
+    pub fn clear_new_buffers(&self) {
+        self.recorder().clears.store(true, SeqCst);
+    }
+
+    /// Fills a new buffer with zeros, if that was asked for, before any stream uses it.
+    pub(super) fn clear_if_asked<T: Pod>(&self, mut buffer: Buffer<T>) -> Result<Buffer<T>> {
+        if self.recorder().clears.load(SeqCst) && !buffer.is_empty() {
+            self.zero(Stream::Compute, &buffer.view_mut())?;
+            let fence = self.fence()?;
+            fence.record(Stream::Compute)?;
+            fence.synchronize()?;
+        }
+        Ok(buffer)
+    }
+
+    /// Runs something and records the launch of this number in it, counted from 0, which must not be captured. Gives no record if there are fewer
+    /// launches.
+    pub fn record_launch<T>(&self, index: usize, run: impl FnOnce() -> T) -> (T, Option<RecordedLaunch>) {
+        let task = Task {
+            wanted: Some(index),
+            ..Task::default()
+        };
+        self.recorder().with(task, run)
+    }
+
+    /// Runs something of which only the first `n` launches are done or captured.
+    pub fn with_first_launches<T>(&self, n: usize, run: impl FnOnce() -> T) -> T {
+        let task = Task {
+            limit: Some(n),
+            ..Task::default()
+        };
+        self.recorder().with(task, run).0
+    }
+
+    /// Repeats a recorded launch on this device, with the buffers as they were before it, and returns their contents after it.
+    ///
+    /// # Errors
+    /// The driver's, or [`CudaExecError::NoKernel`].
+    pub fn repeat(&self, launch: &RecordedLaunch) -> Result<Vec<Vec<u8>>> {
+        let shared_bytes = launch.shape.shared_bytes as usize;
+        let kernel = self.kernel_with_shared_bytes(&launch.module, &launch.name, shared_bytes)?;
+        let buffers: Vec<Buffer<u8>> = (launch.buffers.iter())
+            .map(|buffer| self.upload("a recorded launch", &buffer.before))
+            .collect::<Result<_>>()?;
+        let mut args = Args::new();
+        for argument in &launch.arguments {
+            args = args.push(match *argument {
+                RecordedArgument::Value(bits) => bits,
+                RecordedArgument::Pointer { buffer, offset } => {
+                    buffers[buffer].view().address() + offset as u64
+                }
+            });
+        }
+        self.launch(kernel, launch.shape, &args)?;
+        buffers
+            .iter()
+            .map(|buffer| self.download(buffer.view()))
+            .collect()
+    }
+
+    /// Reads all buffers, after all that is queued for the compute stream.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        let extents = self.driver().extents().all();
+        self.snapshot_of_extents(extents.into_iter())
+    }
+
+    /// Reads the buffers of an earlier snapshot again, as far as they are still there.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn snapshot_like(&self, earlier: &Snapshot) -> Result<Snapshot> {
+        let extents = (earlier.0.keys()).filter_map(|address| self.driver().extents().at(*address));
+        self.snapshot_of_extents(extents)
+    }
+
+    fn snapshot_of_extents(&self, extents: impl Iterator<Item = Extent>) -> Result<Snapshot> {
+        let read = |extent: Extent| Ok((extent.address, self.bytes_at(&extent)?));
+        Ok(Snapshot(extents.map(read).collect::<Result<_>>()?))
+    }
+
+    /// Writes the contents of a snapshot back.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn restore(&self, snapshot: &Snapshot) -> Result<()> {
+        for (&address, bytes) in &snapshot.0 {
+            self.upload_to(bytes, &ViewMut::at(address, bytes.len()))?;
+        }
+        Ok(())
+    }
+
+    fn bytes_at(&self, extent: &Extent) -> Result<Vec<u8>> {
+        self.download(View::<u8>::at(extent.address, extent.n_bytes))
+    }
+
+    /// Launches alone, and keeps what that did to the buffers.
+    pub(super) fn launch_recorded(&self, kernel: Kernel, shape: LaunchShape, args: &Args<'_>) -> Result<()> {
+        let [module, name] = self.notes().names_of(kernel);
+        let mut launch = RecordedLaunch {
+            module,
+            name,
+            shape,
+            ..RecordedLaunch::default()
+        };
+        let mut extents: Vec<Extent> = Vec::new();
+        for &value in args.values() {
+            launch.arguments.push(match self.driver().extents().at(value) {
+                None => RecordedArgument::Value(value),
+                Some(extent) => {
+                    let known = extents.iter().position(|known| *known == extent);
+                    let buffer = known.unwrap_or(extents.len());
+                    if known.is_none() {
+                        extents.push(extent);
+                    }
+                    RecordedArgument::Pointer {
+                        buffer,
+                        offset: (value - extent.address) as usize,
+                    }
+                }
+            });
+        }
+        for extent in &extents {
+            launch.buffers.push(RecordedBuffer {
+                element: extent.element.to_owned(),
+                before: self.bytes_at(extent)?,
+                after: None,
+                address: extent.address,
+            });
+        }
+        let done = self.launch_alone(kernel, shape, args, &extents, &mut launch.buffers);
+        launch.failure = done.as_ref().err().map(CudaExecError::to_string);
+        self.recorder().task().recorded = Some(launch);
+        done
+    }
+
+    fn launch_alone(
+        &self,
+        kernel: Kernel,
+        shape: LaunchShape,
+        args: &Args<'_>,
+        extents: &[Extent],
+        buffers: &mut [RecordedBuffer],
+    ) -> Result<()> {
+        self.driver().launch(Stream::Compute, kernel, shape, args)?;
+        for (extent, buffer) in extents.iter().zip(buffers) {
+            let after = self.bytes_at(extent)?;
+            buffer.after = (after != buffer.before).then_some(after);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_sim_driver::{Defect, SimOptions, Simulator, When};
+
+    use super::*;
+    use crate::{Ops, QuantizedRows, driver::simulated};
+
+    #[test]
+    fn a_recorded_launch_is_repeated_on_another_device_and_shows_a_wrong_kernel() {
+        let simulator = Simulator::new(&SimOptions::default());
+        let device = simulated(&simulator);
+        device.clear_new_buffers();
+        let ops = Ops::load(&device).unwrap();
+        let x = device.upload("x", &[1.0f32; 64]).unwrap();
+        let mut rows = QuantizedRows::new(&device, 2, 32).unwrap();
+        let mut quantize = || ops.quantize(2, 32, x.view(), rows.view_mut());
+        let (done, launch) = device.record_launch(0, &mut quantize);
+        done.unwrap();
+        let launch = launch.unwrap();
+        assert_eq!((&*launch.module, &*launch.name), ("norm", "quantize_rows"));
+        assert_eq!(
+            (launch.buffers[0].element.as_str(), &launch.buffers[0].after),
+            ("f32", &None)
+        );
+        let after = |launch: &RecordedLaunch| -> Vec<Vec<u8>> {
+            let buffers = launch.buffers.iter();
+            buffers
+                .map(|buffer| buffer.after.as_ref().unwrap_or(&buffer.before).clone())
+                .collect()
+        };
+        let other = simulated(&Simulator::new(&SimOptions::default()));
+        assert_eq!(other.repeat(&launch).unwrap(), after(&launch));
+        simulator.plant(Defect::Wrong {
+            kernel: "quantize_rows".to_owned(),
+            when: When::Always,
+        });
+        let (_, wrong) = device.record_launch(0, &mut quantize);
+        let wrong = wrong.unwrap();
+        assert_ne!(other.repeat(&wrong).unwrap(), after(&wrong));
+        assert!(device.record_launch(1, &mut quantize).1.is_none());
+    }
+
+    #[test]
+    fn launches_past_the_limit_are_left_out_and_a_snapshot_is_written_back() {
+        let device = simulated(&Simulator::new(&SimOptions::default()));
+        device.clear_new_buffers();
+        let ops = Ops::load(&device).unwrap();
+        let [ones, twos] = [1.0f32, 2.0].map(|value| device.upload("x", &[value; 32]).unwrap());
+        let mut rows = QuantizedRows::new(&device, 1, 32).unwrap();
+        let mut quantize = |x: &Buffer<f32>| ops.quantize(1, 32, x.view(), rows.view_mut()).unwrap();
+        quantize(&ones);
+        let before = device.snapshot().unwrap();
+        device.with_first_launches(0, || quantize(&twos));
+        assert_eq!(device.snapshot().unwrap(), before);
+        device.with_first_launches(1, || quantize(&twos));
+        let changed = before.clone().changed(&device.snapshot().unwrap());
+        assert!(!changed.is_empty() && changed != before);
+        device.restore(&changed).unwrap();
+        assert_eq!(device.snapshot_like(&changed).unwrap(), changed);
+    }
+}

@@ -1,0 +1,101 @@
+//! The launches of a model's steps, each against its repetition.
+//!
+//! Separate from rows of `kernel-bench`, since a model launches kernels that no row has, and in its own order. Steps are launched one after the
+//! other and captured nowhere. Invariant: of launches of one kernel and shape the first two are tried.
+
+use std::collections::HashMap;
+
+use tokenmill_backend::{Executor as _, ForwardBatch, PAGE_TOKENS, RowOutput, SeqState};
+use tokenmill_cuda_exec::{CudaBackend, Device, LaunchShape, Launches};
+use tokenmill_model::{Model, ModelExecutor, ModelOptions};
+use tokenmill_testkit::generate::{RunError, ids, run as run_step};
+
+use super::{Culprit, repeat::Repeater};
+
+/// Tokens of the prompt.
+pub(super) const N_PROMPT: usize = 8;
+/// Launches of one kernel and shape that are tried.
+const N_ALIKE: usize = 2;
+
+/// Loads a model for sequences as short as are tried.
+///
+/// # Errors
+/// A model that does not fit, or a device that fails.
+pub(super) fn load(model: &Model, device: Device) -> anyhow::Result<ModelExecutor<CudaBackend>> {
+    let n_ctx = 4 * PAGE_TOKENS;
+    let options = ModelOptions {
+        n_ctx: Some(n_ctx),
+        max_batch_tokens: n_ctx,
+        max_batch_seqs: 1,
+        max_logit_rows: 1,
+        ..ModelOptions::default()
+    };
+    Ok(model.load_on(CudaBackend::new(device)?, &options, &mut |_| {})?)
+}
+
+/// Computes tokens behind `n_stored` others; the logits of the last are the result.
+///
+/// # Errors
+/// The step's.
+pub(super) fn step(
+    executor: &mut ModelExecutor<CudaBackend>,
+    tokens: &[u32],
+    n_stored: usize,
+) -> Result<Vec<f32>, RunError> {
+    let pages: Vec<u32> = (0..(n_stored + tokens.len()).div_ceil(PAGE_TOKENS) as u32).collect();
+    let mut batch = ForwardBatch::default();
+    batch.push_sequence(ids(tokens), n_stored as u32, &pages);
+    if executor.limits().n_states > 0 {
+        batch.states.push(SeqState::own(0));
+    }
+    batch.want_last(RowOutput::Logits);
+    Ok(run_step(executor, &batch)?.logits)
+}
+
+/// The tokens of a prompt, spread over the vocabulary.
+pub(super) fn prompt(executor: &ModelExecutor<CudaBackend>) -> Vec<u32> {
+    let n_vocab = executor.limits().n_vocab;
+    (1..=N_PROMPT).map(|idx| (idx * 7919 % n_vocab) as u32).collect()
+}
+
+/// The first launch of a prompt and a decode step that failed or whose results are not those of its repetition.
+///
+/// # Errors
+/// A launch that cannot be repeated at all.
+pub(super) fn search(
+    executor: &mut ModelExecutor<CudaBackend>,
+    repeater: &mut Repeater,
+) -> anyhow::Result<Option<Culprit>> {
+    const STAGE: &str = "steps of the model";
+    let device = executor.backend().device().clone();
+    executor.backend_mut().set_graphs(false);
+    device.set_launches(Launches::InOrder);
+    let prompt = prompt(executor);
+    let mut both = || -> Result<(), RunError> {
+        step(executor, &prompt, 0)?;
+        step(executor, &prompt[..1], N_PROMPT)?;
+        Ok(())
+    };
+    let (_, launches) = device.launches_of(&mut both);
+    let mut n_tried: HashMap<(String, LaunchShape), usize> = HashMap::new();
+    for (index, launch) in launches.iter().enumerate() {
+        let kernel = format!("{}/{}", launch.module, launch.name);
+        let tried = n_tried.entry((kernel, launch.shape)).or_default();
+        *tried += 1;
+        if *tried > N_ALIKE {
+            continue;
+        }
+        let (_, record) = device.record_launch(index, &mut both);
+        let Some(record) = record else { break };
+        let found = repeater.compare(&record);
+        if !found.is_right() {
+            return Ok(Some(Culprit::of_launch(
+                STAGE,
+                format!("launch {index}"),
+                record,
+                &found,
+            )));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,90 @@
+//! `device-ways`: the same tokens launched in order, captured and replayed, launched early, and both, equal to the bit.
+//!
+//! Separate from `device-compare`, which has the CPU's results and a limit: here a GPU is compared with itself, and nothing may differ. It also
+//! tells what the driver takes of the memory, which is estimated before. Invariant: a step that could not be captured is an error, since it would be
+//! launched one by one in both cases.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, bail};
+use serde_json::json;
+use tokenmill_cuda_exec::{CHECKED_TOKENS, CudaBackend, Launches, Way, compare_ways};
+use tokenmill_model::{Model, ModelExecutor, ModelOptions};
+use tokenmill_sim_driver::{SimOptions, Simulator};
+
+/// Compare the bits of a model's steps in every way of launching them; a non-zero exit code if any differs
+#[derive(clap::Args)]
+pub struct Args {
+    /// The model
+    model: PathBuf,
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Cuda)]
+    device: DeviceChoice,
+    /// Also write the result to this file, as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// A device.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum DeviceChoice {
+    /// The simulated device.
+    Sim,
+    /// The first GPU.
+    Cuda,
+}
+
+/// Compares.
+///
+/// # Errors
+/// Steps that differ or cannot be captured, or a model or a GPU that cannot be used.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let device = match args.device {
+        DeviceChoice::Sim => Simulator::new(&SimOptions::default()).device(),
+        DeviceChoice::Cuda => crate::gpu::open()?,
+    };
+    let mut free = vec![("opened", device.free_bytes()?)];
+    let model = Model::open(&args.model)?;
+    let n_ctx = CHECKED_TOKENS.min(model.descriptor().n_ctx_train);
+    let options = ModelOptions {
+        n_ctx: Some(n_ctx),
+        max_batch_tokens: n_ctx,
+        max_batch_seqs: 1,
+        max_logit_rows: 1,
+        ..ModelOptions::default()
+    };
+    let mut executor = model.load_on(CudaBackend::new(device.clone())?, &options, &mut |_| {})?;
+    free.push(("loaded", device.free_bytes()?));
+    let asked = device.options();
+    let ways = [!asked.runs_eagerly, asked.launches == Launches::Early];
+    let set = |executor: &mut ModelExecutor<CudaBackend>, way: Way| {
+        executor.backend_mut().set_graphs(way.uses_graphs);
+        executor.backend().device().set_launches(way.launches);
+    };
+    let compared = compare_ways(&mut executor, ways, set, |executor| {
+        executor.backend().capture_failure().map(str::to_owned)
+    });
+    if compared.is_ok() {
+        free.push(("captured", device.free_bytes()?));
+    }
+    let memory: serde_json::Map<_, _> = (free.iter())
+        .map(|&(moment, n_bytes)| (format!("free_bytes_{moment}"), json!(n_bytes)))
+        .collect();
+    let report = json!({
+        "model": args.model.file_name().map(|name| name.to_string_lossy()),
+        "device": device.info().name,
+        "is_captured": ways[0],
+        "begins_early": ways[1],
+        "finding": compared.as_ref().err().map(ToString::to_string),
+        "memory": memory,
+    });
+    println!("{report:#}");
+    if let Some(path) = &args.json {
+        fs::write(path, format!("{report:#}\n"))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    match compared {
+        Ok(()) => Ok(()),
+        Err(finding) => bail!("{finding}"),
+    }
+}
