@@ -1,6 +1,6 @@
 //! [`LeftOut`]: commands of a pipe that failed, and the exit code that they make.
 //!
-//! Separate from the turns, of which a failure ends the chat. Invariant: the chat goes on, and ends as the first of them did.
+//! Separate from the turns, of which a failure ends the chat. Invariant: the chat continues, and ends as the first of them did.
 
 use crate::failure::Failure;
 
