@@ -57,7 +57,7 @@ const PATIENCE: Patience = Patience {
 /// Bytes of batches that are kept, for slow subscribers and to be asked for again.
 const MAX_KEPT_BYTES: usize = 256 << 20;
 
-/// What ends the answer to a request for old batches.
+/// Sequence number of the message that ends a replay of old batches.
 const END: [u8; 8] = [0xff; 8];
 
 const PUBLISHES: Kind = Kind {
@@ -86,7 +86,7 @@ struct Kept {
     end: u64,
 }
 
-/// What a subscriber of `hwm` messages at most reads.
+/// The batches for one subscriber, which lags at most `hwm` messages behind.
 struct Published {
     kept: Arc<Mutex<Kept>>,
     /// The number of the next batch, after each one.
