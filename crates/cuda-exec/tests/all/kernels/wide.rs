@@ -371,7 +371,7 @@ fn wide_products_read_weights_once() {
             buffers.find(|buffer| (necessary * 19 / 20..=necessary).contains(&buffer.unique_loaded_sectors));
         let weights = weights.expect("the weights are read");
         let ratio = weights.loaded_sectors as f64 / weights.unique_loaded_sectors as f64;
-        // Of what lies in planes of its own a load takes a part of a sector, and the next comes from L1.
+        // A load takes a part of a sector from a plane of its own, and the next load gets the rest from L1.
         let limit = match ty {
             TensorType::Q4_K => 1.12,
             TensorType::Q5_K => 1.3,
@@ -382,10 +382,10 @@ fn wide_products_read_weights_once() {
     }
 }
 
-/// What a gate and up gave, and what is right.
+/// Results of a gate and up, and the expected sums.
 struct GatedProducts {
     y: Vec<f32>,
-    /// What the quantized rows stand for.
+    /// Values of the quantized rows.
     quantized: Vec<f64>,
     /// Sums of gate and of up, with their magnitudes.
     sums: Vec<[(f64, f64); 2]>,
