@@ -95,7 +95,7 @@ fn what_a_gpu_has_computed_comes_back_from_a_folder() {
         assert_eq!(found, expected);
         assert!(n_found >= 32, "{n_found}");
         let n_pages = metric(&second, "tokenmill_prefix_dir_read_pages_total");
-        // What others had no use for stays on the GPU.
+        // Pages that other prompts did not displace stay on the GPU.
         assert!(n_pages > n_read, "{n_pages} after {n_read}");
         n_read = n_pages;
         for other in OTHERS {
