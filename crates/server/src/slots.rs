@@ -73,7 +73,8 @@ fn lock(slots: &Mutex<Vec<Slot>>) -> MutexGuard<'_, Vec<Slot>> {
 }
 
 impl Slots {
-    /// As many empty slots as sequences run side by side. Who has the same lock saves one after the other.
+    /// Makes as many empty slots as sequences run side by side. Models that share the lock `saving` save one
+    /// after the other.
     pub(crate) fn new(n_slots: usize, saving: Arc<Mutex<()>>) -> Self {
         Self {
             slots: Arc::new(Mutex::new(vec![Slot::default(); n_slots.max(1)])),
