@@ -1,8 +1,9 @@
 //! `device-report`: the tables of docs/gpu.md from what a device pack wrote.
 //!
-//! Separate from the pack, which only collects. What the timing model predicted stands next to what was measured, with the ratio, where the results
-//! have a file of predictions. Invariant: a figure in a table was measured on a GPU, by the results in the folder, or is called predicted; where
-//! nothing was measured the command fails, and a part that did not run has no row.
+//! Separate from the pack, which only collects. Predictions of the timing model stand next to the
+//! measurements, with the ratio, where the results have a file of predictions. Invariant: a figure in a table
+//! was measured on a GPU, by the results in the folder, or is called predicted; where nothing was measured
+//! the command fails, and a part that did not run has no row.
 
 use std::{
     fmt::Write as _,

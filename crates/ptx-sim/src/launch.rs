@@ -170,7 +170,7 @@ struct BlockResult {
 /// Runs `kernel` over the grid and returns when it is done.
 ///
 /// # Errors
-/// [`LaunchError`] where a device would refuse the launch. What the kernel does wrong is in the report.
+/// [`LaunchError`] where a device would refuse the launch. Faults of the kernel are in the report.
 pub fn launch(
     kernel: &Kernel,
     memory: &DeviceMemory,

@@ -1,5 +1,5 @@
-//! Tiers of the prefix cache behind the memory of a GPU, the simulated one: main memory (`--kv-host-tokens`) and a folder (`--prefix-dir`). What
-//! comes back from there continues as what is computed again.
+//! Tiers of the prefix cache behind the memory of a GPU, the simulated one: main memory (`--kv-host-tokens`)
+//! and a folder (`--prefix-dir`). Pages from these tiers continue an answer as recomputed ones do.
 
 use std::path::Path;
 
@@ -17,7 +17,8 @@ const OTHERS: [&str; 2] = [
      gave him a pot of it and the bear was happy",
 ];
 
-/// A server with memory for one or two of the prompts. What is found again has no other bits than what is computed.
+/// Starts a server with memory for one or two of the prompts. Pages that are found again have the same bits
+/// as recomputed ones.
 fn serve(device: &str, extra: &[&str]) -> Server {
     let variables = [
         ("LD_LIBRARY_PATH", driver_folder().path()),

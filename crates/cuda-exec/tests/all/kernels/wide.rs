@@ -32,7 +32,8 @@ const SOME: [TensorType; 7] = [
 /// Rows of a tile of x.
 const TILE_ROWS: usize = 64;
 
-/// Relative to the sum of magnitudes: weights are rounded to 11 bits, up to three times, and so is x. Of 2^-11 each a sum of hundreds keeps little.
+/// Tolerance relative to the sum of magnitudes: weights are rounded to 11 bits, up to three times, and so is
+/// x. Errors of 2^-11 mostly cancel in a sum of hundreds.
 const ROUNDED: f64 = 3e-4;
 
 /// Rows that are written of tiles, as the program makes them: two or four thread blocks of 8 for the kernels that take all of up to 16 or 32.
@@ -44,7 +45,8 @@ fn n_written(n_rows: usize, width: usize) -> usize {
     }
 }
 
-/// Makes tiles of quantized rows, the first `n_written` of them with the zeros behind; gives tiles and powers. What is not written is no number.
+/// Makes tiles of quantized rows, the first `n_written` of them with the zeros behind, and returns tiles and
+/// powers. The rest is left as NaN.
 fn tiles(
     sim: &mut Sim,
     rows: &Quantized,
