@@ -132,7 +132,7 @@ struct Difference {
     max: f64,
     /// Positions with another likeliest token.
     n_others: usize,
-    /// Of them, those where the expected one leads by more than twice the largest difference.
+    /// Positions among them where the expected token leads by more than twice the largest difference.
     n_wrong: usize,
 }
 

@@ -1,8 +1,9 @@
 //! `device-report`: the tables of docs/gpu.md from what a device pack wrote.
 //!
-//! Separate from the pack, which only collects. What the timing model predicted stands next to what was measured, with the ratio, where the results
-//! have a file of predictions. Invariant: a figure in a table was measured on a GPU, by the results in the folder, or is called predicted; where
-//! nothing was measured the command fails, and a part that did not run has no row.
+//! Separate from the pack, which only collects. Predictions of the timing model stand next to the
+//! measurements, with the ratio, where the results have a file of predictions. Invariant: a figure in a table
+//! was measured on a GPU, by the results in the folder, or is called predicted; where nothing was measured
+//! the command fails, and a part that did not run has no row.
 
 use std::{
     fmt::Write as _,
@@ -26,12 +27,12 @@ pub struct Args {
     into: Option<PathBuf>,
 }
 
-/// Whose figures there are.
+/// The origin of a report's figures.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Figures {
-    /// Those of a GPU, and no others.
+    /// Figures of a GPU, and no others.
     Measured,
-    /// Those of a simulated one, which are counts without times.
+    /// Figures of a simulated GPU, which are counts without times.
     Rehearsed,
 }
 
@@ -52,7 +53,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             &args.results
         };
         let tables = unpack(archive, &unpacked).and_then(|()| tables(&unpacked, Figures::Measured));
-        // What cannot be removed takes little room.
+        // A temporary folder that cannot be removed takes little room.
         let _ = fs::remove_dir_all(&unpacked);
         tables?
     } else {
@@ -112,7 +113,7 @@ pub(crate) fn tables(results: &Path, figures: Figures) -> anyhow::Result<String>
     for path in files {
         // A part that failed may have left no JSON.
         let Ok(value) = read(&path) else { continue };
-        // What is measured from outside does not know whether the GPU is one.
+        // A load measured from outside cannot tell whether the GPU is simulated.
         if value["report"]["completion_tokens_per_s"].is_number() {
             if figures == Figures::Measured {
                 loads.push(value);
@@ -169,7 +170,7 @@ fn number(value: &Value, unit: f64, digits: usize) -> String {
     (value.as_f64()).map_or("-".to_owned(), |value| format!("{:.digits$}", value / unit))
 }
 
-/// What was measured, and on what.
+/// Renders the origin of the figures: date, commit, GPU and clocks.
 fn provenance(summary: &Value) -> String {
     let mut text = "| | |\n|---|---|\n".to_owned();
     for (name, key) in [
@@ -205,7 +206,7 @@ fn parts(summary: &Value) -> String {
     text + "\n"
 }
 
-/// What predictions rest on, and whether they are of the kernels that were measured.
+/// Renders the assumptions of the predictions, and whether they are for the measured kernels.
 fn assumptions(predictions: &Predictions, summary: &Value) -> String {
     let file = &predictions.file;
     if file.is_null() {
@@ -317,7 +318,7 @@ fn steps(benches: &[Value], predictions: &Predictions) -> String {
     text + "\n"
 }
 
-/// What clients of the server felt.
+/// Renders the throughput and the latencies that clients of the server measured.
 fn serving(load: &Value) -> String {
     let load = &load["report"];
     let mut text = "| requests | answered | tokens/s | first token, ms, p50 / p99 | between tokens, ms, p50 / p99 |\n|---|---|---|---|---|\n".to_owned();

@@ -172,7 +172,7 @@ fn run_rows<'a>(args: &Args, specs: impl Iterator<Item = &'a RowSpec>) -> anyhow
             "slice": slice,
             "copy_bytes_per_s": copy_bytes_per_s,
             "kernels": rows,
-            // What the driver's compiler said of the modules that were launched.
+            // Logs of the driver's compiler for the modules that were launched.
             "compiler": logs,
             "modules": modules,
         });
@@ -218,7 +218,7 @@ fn run_rows<'a>(args: &Args, specs: impl Iterator<Item = &'a RowSpec>) -> anyhow
                 modules.entry(module).or_insert(loaded);
             }
         }
-        // What is there stays there if the next row ends the program.
+        // Written after each row, so that the results survive a row that ends the program.
         write(&rows, &logs, &modules)?;
     }
     ensure!(!rows.is_empty(), "no row has `{}` in its name", args.filter);
@@ -455,7 +455,8 @@ mod tests {
             for spec in tried("rows of kernel-bench that are launched") {
                 let shop = shops.of(spec);
                 let device = shop.device.clone();
-                // What is made is not looked at: rows are quantized and chosen by launches too.
+                // Launches that make the inputs are not counted: rows are quantized and chosen by launches
+                // too.
                 let mut work = match shop.make(spec) {
                     Ok(work) => work,
                     Err(error) => panic!("{} on {}: {error:#}", spec.name, profile.name),

@@ -130,7 +130,7 @@ struct Candidate {
     label: String,
     /// The file type whose reference and limits apply.
     ty: String,
-    /// What opening it gave.
+    /// The result of opening it.
     model: Result<Model, LoadError>,
 }
 

@@ -16,7 +16,7 @@ pub struct Args {
 /// Pulls it.
 ///
 /// # Errors
-/// What the hub, the network or the disk says.
+/// Fails if the hub refuses, or on a fault of the network or the disk.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let settings = HubSettings::from_variables(|name| env::var(name).ok());
     let began = Instant::now();

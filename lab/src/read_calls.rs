@@ -46,7 +46,7 @@ pub fn run(_: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What an answer says that comes in pieces of so many characters.
+/// Reads an answer that comes in pieces of `n_chars` characters.
 fn read(mut parser: ReplyParser, text: &str, n_chars: usize) -> Value {
     let (mut said, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
     let mut take = |pieces: Vec<Piece>| {

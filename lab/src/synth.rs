@@ -248,7 +248,8 @@ fn insert_architecture(metadata: &mut Metadata, preset: &Preset) -> anyhow::Resu
         ] {
             metadata.insert(format!("{arch}.{key}"), number)?;
         }
-        // Of the pairs that are turned, those of each coordinate of an image; text has one position for all.
+        // The rotated pairs are divided among the coordinates of an image; text has the same position in all
+        // of them.
         let n_pairs = (preset.head_dim / 8) as i32;
         let sections = vec![n_pairs - 2 * (n_pairs / 3), n_pairs / 3, n_pairs / 3, 0];
         metadata.insert(format!("{arch}.rope.dimension_sections"), sections)?;

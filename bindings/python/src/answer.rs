@@ -90,11 +90,11 @@ impl From<tokenmill::stream::ScoredToken> for ScoredToken {
 pub(crate) struct Usage {
     /// Tokens of the prompt.
     prompt_tokens: usize,
-    /// Those of them that were in the prefix cache.
+    /// Tokens of the prompt that were in the prefix cache.
     cached_tokens: usize,
     /// Tokens generated.
     completion_tokens: usize,
-    /// Those of them that are reasoning.
+    /// Generated tokens that are reasoning.
     reasoning_tokens: usize,
 }
 
@@ -126,7 +126,7 @@ impl Answer {
         &self.0.text
     }
 
-    /// What the model thought before, where its format tells.
+    /// The model's reasoning before the answer, where its format marks it.
     #[getter]
     fn reasoning(&self) -> &str {
         &self.0.reasoning
@@ -161,7 +161,7 @@ impl Answer {
         }
     }
 
-    /// What it took.
+    /// The tokens that the answer took.
     #[getter]
     fn usage(&self) -> Usage {
         Usage {

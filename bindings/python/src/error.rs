@@ -1,4 +1,4 @@
-//! What the library refuses, as exceptions.
+//! The library's errors as exceptions.
 //!
 //! Two kinds, because programs treat them apart: a model that cannot be used, and a request that cannot be answered.
 //! Invariant: the message is the library's own.

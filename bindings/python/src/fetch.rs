@@ -22,7 +22,7 @@ use tokenmill::{
 
 use crate::{error, wait::BETWEEN_SIGNALS};
 
-/// What may be downloaded.
+/// Permissions and progress of a download.
 pub(crate) struct Fetch<'a, 'py> {
     /// Whether anything may.
     pub(crate) download: bool,

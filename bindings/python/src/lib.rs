@@ -22,7 +22,7 @@ mod wait;
 
 use pyo3::prelude::*;
 
-/// What `import tokenmill` loads.
+/// The native part of the package `tokenmill`.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();

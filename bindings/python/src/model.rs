@@ -30,7 +30,8 @@ use crate::{adapters, answer::Answer, error, fetch::Fetch, json, params, stream:
 /// A loaded model.
 ///
 /// `path` is a GGUF file, a folder with one, a Hugging Face folder with safetensors, `OWNER/REPOSITORY[:TYPE]` of the Hub, `NAME:TAG` of
-/// Ollama's registry, or `demo`, a small model inside the package. What exists as a file or a folder is never taken for a name. A model
+/// Ollama's registry, or `demo`, a small model inside the package. An existing file or folder is never taken
+/// for a name. A model
 /// that is named and not on this machine is downloaded, unless `download` is false; `offline` asks no server. `progress` is called with the
 /// bytes that are there and those of all files, some ten times a second.
 ///

@@ -1,4 +1,5 @@
-//! Who touched which global bytes in a launch, and whether two thread blocks did so without an order between them.
+//! Global bytes that each thread block accessed in a launch, and the check that conflicting accesses have an
+//! order.
 //!
 //! Each thread block keeps a log of byte ranges; when the launch is over the logs are compared. So the check costs
 //! little while running, does not depend on the schedule of the host threads, and is exact to the byte. Thread blocks
@@ -130,7 +131,8 @@ impl AccessLog {
     /// An atomic, or a strong store, of some addresses; it releases what came before the last fence.
     pub(crate) fn release(&mut self, addresses: impl Iterator<Item = u64>, kind: EventKind, sequence: u64) {
         self.phase += u32::from(kind == EventKind::Update);
-        // What only releases orders nothing behind it in its own thread block, so accesses around it may be joined.
+        // A pure release orders nothing after it in its own thread block, so accesses on both sides may be
+        // merged.
         let phase = self.phase + u32::from(kind != EventKind::Update);
         let mut last = None;
         for address in addresses {
@@ -143,7 +145,7 @@ impl AccessLog {
     /// A strong load of an address; it acquires at once, or with the next fence.
     pub(crate) fn load_strongly(&mut self, address: u64, pc: u32, is_ordered: bool, sequence: u64) {
         if is_ordered {
-            // Who spins acquires with the last of its loads.
+            // A spinning thread acquires with the last of its loads.
             if self.acquired == Some((pc, address))
                 && let Some(last) = self.events.last_mut()
             {
@@ -334,7 +336,7 @@ fn all_races(
             let behind = writes.partition_point(|(_, write)| write.start < access.end);
             for at in (0..behind).rev().take_while(|&at| ends[at] > access.start) {
                 let (writer, write) = writes[at];
-                // Of two writes, one asks for the other.
+                // A pair of writes is checked once, from the owner with the higher index.
                 let is_asked = writer != owner && !(access.kind.is_write() && writer > owner);
                 if !is_asked
                     || write.end <= access.start

@@ -54,7 +54,7 @@ pub struct SharedTraffic {
     pub ideal_wavefronts: u64,
 }
 
-/// What one launch did.
+/// Counts of one launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Thread blocks run.

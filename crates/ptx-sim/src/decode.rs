@@ -79,7 +79,7 @@ pub(crate) fn kernel(
     decoder.finish()
 }
 
-/// What a name stands for.
+/// The meaning of a name.
 #[derive(Clone, Copy, Debug)]
 enum Symbol {
     /// A 32-bit register file entry; `bits` is the declared width (16 or 32).

@@ -1,6 +1,6 @@
 //! [`LoadError`] and [`LaunchError`]: why a module or a launch was refused before anything ran.
 //!
-//! What a running kernel does wrong is not here but in [`Finding`].
+//! Faults of a running kernel are not here but in [`Finding`].
 
 use crate::Finding;
 
@@ -13,9 +13,9 @@ pub enum LoadError {
     Syntax {
         /// Line of the PTX text.
         line: u32,
-        /// What the grammar wants there.
+        /// The construct that the grammar expects there.
         expected: String,
-        /// What stands there.
+        /// The text found there.
         found: String,
     },
     /// An opcode or a modifier that the interpreter does not execute exactly.
@@ -33,7 +33,7 @@ pub enum LoadError {
         line: u32,
         /// The opcode with its modifiers.
         mnemonic: String,
-        /// What it expects.
+        /// The operands that it expects.
         expected: String,
     },
     /// A name that was not declared.
@@ -105,7 +105,7 @@ pub enum LaunchError {
     Size {
         /// The kernel.
         kernel: String,
-        /// What is too large or zero.
+        /// The size that is too large or zero.
         what: &'static str,
         /// Its value.
         found: u64,

@@ -58,18 +58,18 @@ pub(crate) enum Progress {
     Spins,
 }
 
-/// What a thread block left.
+/// Results of one thread block.
 pub(crate) struct BlockEnd {
     pub(crate) index: u64,
     /// Whether a device would have stopped there.
     pub(crate) is_stopped: bool,
     pub(crate) findings: Vec<Finding>,
     pub(crate) log: AccessLog,
-    /// What it executed, where that was asked for.
+    /// The executed instructions, where a trace was requested.
     pub(crate) trace: Option<BlockTrace>,
 }
 
-/// What all thread blocks of a launch share.
+/// State that all thread blocks of a launch share.
 pub(crate) struct LaunchContext<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) memory: &'a DeviceMemory,
@@ -106,7 +106,7 @@ pub(crate) struct BlockRunner<'a> {
     executions: Vec<u64>,
     counters: Counters,
     findings: Vec<Finding>,
-    /// What the thread block executes, where it is asked for.
+    /// The executed instructions of the thread block, where a trace is requested.
     trace: Option<BlockTrace>,
     /// The matrix operations of each warpgroup; empty where the kernel has none.
     group_shapes: Vec<Vec<groups::Shape>>,
@@ -183,7 +183,8 @@ impl<'a> BlockRunner<'a> {
         self.run_warps()
     }
 
-    /// What the thread block that ran last leaves: its findings, its log of global accesses and what was kept. The counters add up.
+    /// Takes the results of the thread block that ran last: its findings, its log of global accesses and its
+    /// trace. The counters add up.
     pub(crate) fn take_end(&mut self, index: u64, is_stopped: bool) -> BlockEnd {
         BlockEnd {
             index,
@@ -435,7 +436,7 @@ impl<'a> BlockRunner<'a> {
             Op::Exit => {
                 warp.alive &= !mask;
                 split.mask &= !mask;
-                // Those who wait for the lanes that left need wait no longer.
+                // Splits that wait for the lanes that left wait no longer.
                 for other in &mut warp.splits {
                     other.is_waiting = false;
                 }
@@ -506,7 +507,7 @@ impl<'a> BlockRunner<'a> {
     }
 }
 
-/// What a split does after an instruction.
+/// The next action of a split after an instruction.
 enum Flow {
     /// Continues at its instruction index.
     Next,

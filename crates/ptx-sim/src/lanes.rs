@@ -431,7 +431,7 @@ fn minimum(a: u32, b: u32, keeps_nan: bool) -> u32 {
     if is_unordered(a, b) {
         return one_number(a, b, keeps_nan);
     }
-    // Of two zeros the negative one is smaller.
+    // The negative zero is the smaller of two zeros.
     if f(a) < f(b) || (f(a) == f(b) && a >> 31 == 1) {
         a
     } else {

@@ -73,8 +73,9 @@ pub struct LaunchConfig {
     pub resident_blocks: u64,
     /// Host threads; 0 takes one per core.
     pub host_threads: usize,
-    /// What the launches before write, where this one may begin before they are done: the driver's attribute of programmatic stream
-    /// serialization. Its threads then must wait before they read that, and before they write anything.
+    /// Bytes that earlier launches write, where this one may begin before they are done: the driver's
+    /// attribute of programmatic stream serialization. Its threads then must wait before they read those
+    /// bytes, and before they write anything.
     pub in_flight: Option<Arc<Written>>,
     /// Whether the report says what was written; only where races between thread blocks are looked for.
     pub reports_written: bool,
@@ -150,14 +151,14 @@ impl Arguments {
     }
 }
 
-/// What a launch did and what it did wrong.
+/// Counts and findings of a launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaunchReport {
     /// Instructions and traffic.
     pub counters: Counters,
     /// Faults and undefined behaviour, by thread block; at most one for a pair of instructions.
     pub findings: Vec<Finding>,
-    /// What it wrote, where that was asked for.
+    /// The bytes it wrote, where they were requested.
     pub written: Written,
 }
 
@@ -169,7 +170,7 @@ struct BlockResult {
 /// Runs `kernel` over the grid and returns when it is done.
 ///
 /// # Errors
-/// [`LaunchError`] where a device would refuse the launch. What the kernel does wrong is in the report.
+/// [`LaunchError`] where a device would refuse the launch. Faults of the kernel are in the report.
 pub fn launch(
     kernel: &Kernel,
     memory: &DeviceMemory,
@@ -214,7 +215,7 @@ pub fn launch(
     Ok(conclude(&context, run, config.reports_written))
 }
 
-/// What the thread blocks of a launch did.
+/// Results of a launch's thread blocks.
 struct Run {
     /// By thread block.
     results: BTreeMap<u64, BlockResult>,
@@ -229,7 +230,7 @@ fn run_in_turns(context: &LaunchContext<'_>, n_resident: u64) -> Run {
     let mut results = BTreeMap::new();
     let mut stopped_at = u64::MAX;
     let end = |end: BlockEnd| {
-        // Of several that were stopped together all are told.
+        // Several blocks may stop together; all of them are reported.
         if end.is_stopped {
             stopped_at = if stopped_at == u64::MAX {
                 end.index

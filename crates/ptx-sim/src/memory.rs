@@ -220,7 +220,7 @@ impl DeviceMemory {
         Ok(out)
     }
 
-    /// Copies within the device. What was never written stays so at its new place.
+    /// Copies within the device. Uninitialized bytes stay so at their new place.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`] where a range is not inside one allocation.

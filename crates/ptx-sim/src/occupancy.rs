@@ -2,7 +2,7 @@
 //!
 //! Separate from the timing model since launches need it too.
 
-/// What thread blocks share on a multiprocessor.
+/// Resources of a multiprocessor that its thread blocks share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Multiprocessor {
     pub(crate) max_warps: u32,

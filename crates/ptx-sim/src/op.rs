@@ -428,7 +428,7 @@ pub(crate) enum Op {
     Async(AsyncOp),
 }
 
-/// What a `bar.red` computes over the thread block's predicates.
+/// A reduction by `bar.red` over the thread block's predicates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BarrierReduce {
     pub(crate) f: BarrierFn,

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-/// What an event on an address does.
+/// The effect of an event on an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventKind {
     /// A strong load from which on the thread block sees what was released there.

@@ -7,7 +7,7 @@
 
 use crate::op::{Instruction, Op, Reg, Register};
 
-/// What a thread block begins with zeros in.
+/// Registers that are zeroed when a thread block begins.
 #[derive(Debug, Default)]
 pub(crate) struct ReadFirst {
     pub(crate) regs32: Vec<Reg>,

@@ -43,7 +43,7 @@ impl From<&Place> for InstructionPlace {
     }
 }
 
-/// What two conflicting accesses are.
+/// The kinds of two conflicting accesses, earlier first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conflict {
     /// Two writes.
@@ -54,7 +54,7 @@ pub enum Conflict {
     WriteRead,
 }
 
-/// What went wrong.
+/// A kind of fault or undefined behaviour.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FindingKind {
@@ -66,7 +66,7 @@ pub enum FindingKind {
         address: u64,
         /// Bytes accessed.
         bytes: u32,
-        /// What lies near.
+        /// Description of the memory nearby.
         nearest: String,
     },
     /// An address that is not a multiple of the access's size. Ends the launch.
@@ -91,7 +91,7 @@ pub enum FindingKind {
     SharedRace {
         /// Offset in shared memory.
         address: u64,
-        /// What the accesses are, earlier first.
+        /// The kinds of the accesses, earlier first.
         conflict: Conflict,
         /// The other warp.
         other_warp: u32,
@@ -102,7 +102,7 @@ pub enum FindingKind {
     GlobalRace {
         /// The first byte that both access.
         address: u64,
-        /// What the accesses are.
+        /// The kinds of the accesses.
         conflict: Conflict,
         /// The other thread.
         other: Box<Location>,
@@ -130,14 +130,14 @@ pub enum FindingKind {
     BadDescriptor {
         /// The descriptor.
         descriptor: u64,
-        /// What is wrong with it.
+        /// The reason why it is not understood.
         problem: &'static str,
     },
     /// A barrier in shared memory, or a copy that it waits for, used as PTX does not allow. Ends the launch.
     BarrierMisuse {
         /// Offset of the barrier in shared memory.
         address: u64,
-        /// What is wrong.
+        /// The rule of PTX that it breaks.
         problem: &'static str,
     },
     /// A wait for a phase of a barrier in shared memory that nothing will end. Ends the launch.
@@ -213,9 +213,9 @@ pub enum FindingKind {
 /// A fault or undefined behaviour of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Who and where.
+    /// The thread and the instruction.
     pub location: Location,
-    /// What.
+    /// The fault.
     pub kind: FindingKind,
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct Executed {
     pub(crate) mark: u32,
 }
 
-/// What one thread block executed.
+/// Instructions that one thread block executed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockTrace {
     /// Index of the thread block in the grid.
@@ -124,7 +124,7 @@ impl BlockTrace {
             }
         }
         self.sectors[first..].sort_unstable();
-        // What is before `first` belongs to other instructions.
+        // Sectors before `first` belong to other instructions.
         let mut kept = first;
         for at in first..self.sectors.len() {
             if kept == first || self.sectors[kept - 1] != self.sectors[at] {

@@ -14,7 +14,7 @@ pub(crate) const QUEUE_LEN: u32 = 4096;
 /// Listens on a TCP address.
 ///
 /// # Errors
-/// Those of the system.
+/// Fails if the system cannot create, bind or listen on the socket.
 pub(crate) fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,

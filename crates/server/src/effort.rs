@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::{ApiError, error::shortened};
 
-/// What a request may say of how much a model reasons.
+/// Words that a request may use for its reasoning effort.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// Puts what a request says of reasoning in `field` into the variables that templates have for it.

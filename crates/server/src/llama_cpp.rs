@@ -138,7 +138,7 @@ pub const FIELDS: &[Field] = &[
         "sse_ping_interval",
         "a silent stream has a comment every 10 seconds",
     ),
-    // Of sampling, with llama.cpp's values.
+    // Sampling fields, with llama.cpp's values.
     yes("temperature", "default 0.8; 0 is greedy"),
     yes("top_k", "default 40; 0 or -1 is off"),
     yes("top_p", "default 0.95"),
@@ -176,7 +176,7 @@ pub const INFILL_FIELDS: &[Field] = &[
 pub struct CompletionRequest {
     /// Model name.
     pub model: Option<String>,
-    /// What to continue.
+    /// The text to continue.
     pub prompt: Option<RawPrompt>,
     /// The text before a gap.
     #[serde(default)]

@@ -46,7 +46,7 @@ pub(crate) async fn read_images(
     let Some(first) = asked.first() else {
         return Ok(());
     };
-    // What is refused whatever the files are is refused before any is opened.
+    // Checks that do not depend on the files come first, so that a refused request opens none.
     if app.engine().limits().is_encoder {
         return Err(EngineError::PredictsNoTokens.into());
     }

@@ -10,7 +10,7 @@ use crate::{ApiError, ServedModel};
 /// pass has the priority, the time limits, the adapter and the cache salt of `params`.
 ///
 /// # Errors
-/// What the engine refuses or fails with.
+/// Fails if the engine refuses the prompt or the pass fails.
 pub(crate) async fn score_prompt(
     model: &ServedModel,
     prompt: &[u32],

@@ -31,7 +31,7 @@ use crate::{
 /// Target of the event that each request leaves.
 pub(crate) const TARGET: &str = "tokenmill::request";
 
-/// What a request has cost so far; clones are handles to the same figures.
+/// Running costs of a request; clones are handles to the same figures.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally(Arc<Mutex<Figures>>);
 

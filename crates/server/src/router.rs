@@ -130,7 +130,7 @@ pub fn router(models: impl Into<Models>) -> Router {
     Router::new().fallback_service(router.map_request(normalize))
 }
 
-/// Ollama's API. What would change which models there are is refused in its words.
+/// Makes the routes of Ollama's API. Requests that would add or remove models are refused in its words.
 fn ollama_paths(models: &Models) -> Router<Models> {
     let dialect = Dialect::Ollama;
     let mut paths = Router::new()

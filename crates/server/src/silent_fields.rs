@@ -67,7 +67,8 @@ impl RequestDefaults {
             });
             return;
         }
-        // What generates has a temperature. Where an API has no field for a sampler, the operator's default holds nevertheless.
+        // Every endpoint that generates has a temperature. Where an API lacks a field for a sampler, the
+        // operator's default still applies.
         if has("temperature") {
             for (name, value) in &self.sampling {
                 let is_said = others_of(name).iter().any(|other| body.get(other).is_some());

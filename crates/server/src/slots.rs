@@ -51,7 +51,7 @@ struct Slot {
     used: u64,
 }
 
-/// Whose prompt it is.
+/// The client that a prompt belongs to, and the properties of the prompt that decide which slot fits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asker {
     pub(crate) tenant: Tenant,
@@ -73,7 +73,8 @@ fn lock(slots: &Mutex<Vec<Slot>>) -> MutexGuard<'_, Vec<Slot>> {
 }
 
 impl Slots {
-    /// As many empty slots as sequences run side by side. Who has the same lock saves one after the other.
+    /// Makes as many empty slots as sequences run side by side. Models that share the lock `saving` save one
+    /// after the other.
     pub(crate) fn new(n_slots: usize, saving: Arc<Mutex<()>>) -> Self {
         Self {
             slots: Arc::new(Mutex::new(vec![Slot::default(); n_slots.max(1)])),
@@ -112,7 +113,7 @@ impl Slots {
                 id,
             )
         };
-        // Of several that are as good, the first.
+        // Ties go to the first slot.
         let best = slots
             .iter()
             .enumerate()
@@ -216,7 +217,7 @@ impl Slots {
         if has_images {
             return Err(has_images_in_it());
         }
-        // What follows a shift of the context stands behind another text.
+        // Tokens beyond the context were computed after a context shift, behind a different text.
         tokens.truncate(model.engine().limits().n_ctx);
         if tokens.is_empty() {
             return Err(ApiError::invalid("id_slot", "nothing has run in this slot"));
@@ -281,7 +282,7 @@ impl Drop for Running {
     }
 }
 
-/// What a file of a server says besides tokens and memory.
+/// Metadata of a saved slot, besides tokens and memory.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Notes {
     /// A hash of the key that it was saved with; empty on a server without keys.
@@ -299,7 +300,7 @@ fn check_owner(file: &SessionFile, tenant: Tenant) -> Result<(), ApiError> {
     }
 }
 
-/// What is said where there is no file, and of a file that is none of the client's.
+/// Returns the error for a file that does not exist; the same one answers for another client's file.
 fn no_such_file() -> ApiError {
     ApiError::invalid("filename", "there is no such file")
 }
@@ -377,7 +378,7 @@ fn internal(error: &impl std::error::Error) -> ApiError {
     }
 }
 
-/// What a client is told of a session that was not saved or restored.
+/// Returns the error that a client gets when a session was not saved or restored.
 fn refusal(error: Error, folder: &SessionFolder) -> ApiError {
     let Error::Session { source, .. } = error else {
         return error.into();

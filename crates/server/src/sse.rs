@@ -115,7 +115,7 @@ fn unbuffered(mut response: Response) -> Response {
     response
 }
 
-/// What a client is sent.
+/// A message to a client.
 enum Sent {
     Event(OneEvent),
     /// Nothing came for a while: a sign of life.
@@ -221,7 +221,7 @@ struct Writer<F> {
 }
 
 impl<F: EventFormat> Writer<F> {
-    /// What is sent next. Signs of life count as events do: a client that takes none is behind.
+    /// Returns the next message. Signs of life count as events do: a client that takes none is behind.
     async fn next(&mut self) -> Option<Sent> {
         self.pace.set(PaceState::Reading);
         let sent = match timeout(self.keep_alive, self.next_event()).await {

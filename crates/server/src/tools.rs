@@ -164,7 +164,8 @@ fn add_examples(description: &mut String, path: &str, examples: &[Value]) -> Res
 }
 
 impl Tools {
-    /// Reads tools, each with the path of its description, which has its name and schema. Those in `ignored` were left out.
+    /// Reads tools, each with the path of its description, which has its name and schema. Tools of the kinds
+    /// in `ignored` were left out.
     ///
     /// # Errors
     /// Fails on a tool without a name, a repeated name, a schema that is not an object, or an unknown `choice`, and names the path.

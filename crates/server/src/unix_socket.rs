@@ -16,7 +16,7 @@ use crate::accept_queue::QUEUE_LEN;
 pub(crate) fn listen_unix(path: &Path) -> io::Result<UnixListener> {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
     if is_socket && UnixStream::connect(path).is_err() {
-        // What cannot be removed is in the way of what follows, which then says so.
+        // If removal fails, `bind` reports it.
         let _ = fs::remove_file(path);
     }
     let socket = UnixSocket::new_stream()?;

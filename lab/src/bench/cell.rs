@@ -7,7 +7,7 @@ use std::fmt;
 /// A kind of work on a model of some shape and type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cell {
-    /// Whose shapes, as `lab synth` knows them.
+    /// The preset of its shapes, as `lab synth` knows them.
     pub(super) preset: &'static str,
     /// The type of its weights.
     pub(super) recipe: &'static str,
@@ -15,7 +15,7 @@ pub(super) struct Cell {
     pub(super) kv: Kv,
 }
 
-/// What is done.
+/// The work of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// Compute a prompt.

@@ -119,7 +119,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What does not change from cell to cell.
+/// State that does not change from cell to cell.
 struct Bench<'a> {
     args: &'a Args,
     started: Instant,
@@ -356,7 +356,7 @@ fn machine() -> anyhow::Result<Machine> {
     })
 }
 
-/// What a program prints, without the line's end.
+/// Runs a program and returns its output, without the line's end.
 fn output_of(program: &str, options: &[&str]) -> anyhow::Result<String> {
     let output = Command::new(program)
         .args(options)

@@ -50,7 +50,7 @@ impl Meter {
         Ok(Self { host, buffer })
     }
 
-    /// What the machine does now.
+    /// Measures the present limits of the machine.
     pub(super) fn sample(&self) -> Limits {
         Limits {
             read_bytes_s: rate(|| {

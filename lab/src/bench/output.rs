@@ -1,4 +1,5 @@
-//! What measuring programs print: llama-bench's JSON, which `tokenmill bench` prints too, and llama-batched-bench's lines.
+//! Output of the measuring programs: llama-bench's JSON, which `tokenmill bench` prints too, and
+//! llama-batched-bench's lines.
 //!
 //! Output of other programs is untrusted: a missing field or a wrong type is an error that names it.
 

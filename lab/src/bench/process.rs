@@ -21,7 +21,7 @@ const MEMORY_INTERVAL: Duration = Duration::from_millis(20);
 /// A program that ended well.
 #[derive(Debug)]
 pub(super) struct Finished {
-    /// What it printed.
+    /// Its standard output.
     pub(super) stdout: String,
     /// Seconds until it had printed `mark`, if it did.
     pub(super) marked_s: Option<f64>,

@@ -36,7 +36,7 @@ pub(super) struct Machine {
     pub(super) system: String,
 }
 
-/// What one cell gave.
+/// The result of one cell.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Figure {
     /// `tokens/s` or `s`.
@@ -50,13 +50,13 @@ pub(super) struct Figure {
     pub(super) peers: Vec<SideFigure>,
     /// How much faster than the peer's best.
     pub(super) ratio: Option<f64>,
-    /// What a token costs at the least.
+    /// The least that a token costs.
     pub(super) cost: Option<Cost>,
-    /// What single steps of ours reach of the limits that were sampled around them.
+    /// Share of the machine's limits that single steps of ours reach; the limits are sampled around them.
     pub(super) steps: Option<StepFigure>,
 }
 
-/// What one side gave.
+/// The result of one side.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SideFigure {
     pub(super) name: String,

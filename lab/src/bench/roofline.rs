@@ -1,10 +1,10 @@
 //! [`ModelCost`]: the bytes that a token must move and the products it must compute, and so the speed that the machine's
 //! limits leave.
 //!
-//! What must be read is the weights, once in a step, and the keys and values of the context. What must be multiplied is
-//! every weight with every token, and queries and keys, weights and values; what the other instructions of a product leave
-//! of that is a bound of its own. Nothing else counts here: a bound that
-//! ignores work is still a bound.
+//! A step must read the weights once, and the keys and values of the context. It must multiply every weight
+//! with every token, queries with keys, and attention weights with values. The other instructions of a
+//! product leave fewer slots for multiplications, which is a bound of its own. Nothing else counts here: a
+//! bound that ignores work is still a bound.
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
@@ -42,7 +42,7 @@ pub(super) struct ModelCost {
     window: f64,
 }
 
-/// What a token costs, at the least.
+/// The least that a token costs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Cost {
     pub(super) bytes: f64,
@@ -161,7 +161,7 @@ impl ModelCost {
 }
 
 impl Cost {
-    /// What `limits` leave.
+    /// Returns the bound on the tokens per second under `limits`.
     pub(super) fn bound(self, limits: Limits) -> Bound {
         Bound {
             memory: limits.read_bytes_s / self.bytes,
@@ -171,7 +171,7 @@ impl Cost {
     }
 }
 
-/// What a machine runs out of.
+/// A resource of the machine that limits the speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Limit {
     Memory,

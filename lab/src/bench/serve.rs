@@ -45,7 +45,7 @@ pub(super) struct Args {
     rate: f64,
 }
 
-/// What the clients do.
+/// The load that clients put on a server.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Load {
     /// 8 clients, each sends its next request when its last is answered

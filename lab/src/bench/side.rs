@@ -29,7 +29,7 @@ pub(super) enum Side {
     LlamaCpp(PathBuf, LlamaConfig),
 }
 
-/// What llama.cpp can be told that changes its speed.
+/// Options of llama.cpp that change its speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LlamaConfig {
     /// Weights repacked at load.
@@ -53,7 +53,7 @@ impl LlamaConfig {
     }
 }
 
-/// What a side is to do.
+/// A measurement for a side to make.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Task<'a> {
     pub(super) model: &'a Path,
@@ -64,7 +64,7 @@ pub(super) struct Task<'a> {
     pub(super) repetitions: usize,
 }
 
-/// What one start of a program gave.
+/// The result of one start of a program.
 #[derive(Debug)]
 pub(super) struct Outcome {
     /// Tokens per second; seconds for [`Work::Load`].

@@ -15,7 +15,7 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// Of at least one measurement.
+    /// Computes the spread of at least one measurement.
     ///
     /// # Errors
     /// There is none, or one that is not a positive number.

@@ -33,12 +33,12 @@ const N_WARMUP_STEPS: usize = 3;
 /// Tokens of a step that fills a context, the default of the program.
 const FILL_TOKENS: usize = 512;
 
-/// What single steps reach of the limits sampled around them.
+/// Share of the machine's limits that single steps reach; the limits are sampled around them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct StepFigure {
-    /// Of the lower of both limits.
+    /// Share of the lower of both limits.
     pub(super) share: Spread,
-    /// Of what the instruction mix leaves, where it counts.
+    /// Share of the bound by the instruction mix, where it counts.
     pub(super) mix_share: Option<Spread>,
     /// Tokens per second of a step alone.
     pub(super) tokens_s: Spread,
@@ -106,7 +106,7 @@ struct Stepper {
 
 impl Stepper {
     fn load(task: Task<'_>) -> anyhow::Result<Self> {
-        // What a figure stands for on average: the middle of a generation.
+        // A step in the middle of a generation stands for the average.
         let (n_seqs, n_step_tokens, n_before) = match task.work {
             Work::Prefill { n_tokens } => (1, n_tokens, 0),
             Work::Decode { n_tokens, n_depth } => (1, 1, n_depth + n_tokens / 2),

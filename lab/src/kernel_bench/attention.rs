@@ -50,7 +50,7 @@ impl Context {
         let types = [ty; 2];
         workshop.ops.load_store(types)?;
         workshop.ops.load_runs(types)?;
-        // Of 32 numbers.
+        // Bytes of 32 numbers.
         let block_bytes = match ty {
             KvType::F32 => 128,
             KvType::F16 => 64,

@@ -66,7 +66,7 @@ impl Predictor {
         let shop = shops.of(row);
         let device = shop.device.clone();
         let mut work = shop.make(row)?;
-        // What made the row is done, and noted, before.
+        // Launches that made the row are finished and recorded here, and so not counted below.
         wait(&device)?;
         simulator.take_estimates();
         for index in 0..N_LAUNCHES {

@@ -11,7 +11,7 @@ use tokenmill_gguf::TensorType;
 pub(super) struct RowSpec {
     pub(super) name: &'static str,
     pub(super) what: What,
-    /// What the names of its kernel begin with; of several, GPUs have one or another.
+    /// Prefixes of its kernels' names; the GPU decides which of several it launches.
     pub(super) kernels: &'static [&'static str],
     /// Whether it is launched as on a GPU without matrix operations of warpgroups.
     pub(super) is_without_wide: bool,
@@ -35,7 +35,7 @@ impl RowSpec {
     }
 }
 
-/// What a row launches.
+/// The launch of a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
     /// Query, key and value weights of two types at once.
@@ -101,7 +101,7 @@ pub(super) struct ExpertShape {
     pub(super) n_out: usize,
 }
 
-/// Those of gpt-oss 20B.
+/// Experts of gpt-oss 20B.
 const MXFP4_EXPERTS: ExpertShape = ExpertShape {
     ty: TensorType::MXFP4,
     n_experts: 32,
@@ -109,7 +109,7 @@ const MXFP4_EXPERTS: ExpertShape = ExpertShape {
     n_in: 2880,
     n_out: 2880,
 };
-/// Those of Qwen3 30B A3B in Q4_K.
+/// Experts of Qwen3 30B A3B in Q4_K.
 const Q4_K_EXPERTS: ExpertShape = ExpertShape {
     ty: TensorType::Q4_K,
     n_experts: 128,

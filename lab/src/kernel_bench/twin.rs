@@ -1,7 +1,8 @@
 //! Plain loops that compute what a launch of `kernel-bench` should have given.
 //!
-//! Separate from the launches. Of large results a sample is computed, spread over all of it, the first and the last among it. Invariant: nothing here
-//! calls a kernel or an operation of the GPU; inputs are quantized as the kernels quantize them, so what is left is rounding.
+//! Separate from the launches. Only a sample of a large result is computed, spread over all of it, the first
+//! and the last value among it. Invariant: nothing here calls a kernel or an operation of the GPU; inputs are
+//! quantized as the kernels quantize them, so only rounding differs.
 
 use anyhow::ensure;
 use half::f16;

@@ -30,7 +30,7 @@ const ROTATED_BYTES: usize = 200 << 20;
 /// Standard deviation of weights: about that of a model.
 const WEIGHT_STD: f32 = 0.02;
 
-/// What a launch needs.
+/// A launch that is ready to be queued, with its shape and costs.
 pub(super) struct Work<'a> {
     pub(super) shape: String,
     /// Bytes that a launch has to read and write.
@@ -42,7 +42,7 @@ pub(super) struct Work<'a> {
     pub(super) check: Option<Box<dyn FnOnce() -> anyhow::Result<Checked> + 'a>>,
 }
 
-/// What is in the buffers.
+/// The contents of the buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Data {
     /// Random numbers.

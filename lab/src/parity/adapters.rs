@@ -16,7 +16,7 @@ use tokenmill_testkit::{
 
 use super::{Outcome, Row};
 
-/// What a fixture says of its base.
+/// The facts of a fixture about its base.
 #[derive(Deserialize)]
 struct Facts {
     /// The base's folder, from where the sets of fixtures are.

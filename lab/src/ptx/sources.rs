@@ -1,4 +1,4 @@
-//! What the archive was built from, and what changed since.
+//! Sources of the archive, and their changes since it was built.
 //!
 //! Separate because it needs no compiler. The archive is large and kept by git in every version, so it is rebuilt in the commit
 //! that ends a piece of work; between, the lock lists the sources that it is not of as pending. Invariant: a source that passes is
@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 
 use super::lock::{Hashes, Lock, sha256};
 
-/// What stands for the hash of a file that is no longer there.
+/// Marks a file that is no longer there, in place of its hash.
 const REMOVED: &str = "-";
 
 /// The hashes of all sources in a folder and below it.

@@ -3,7 +3,7 @@
 //! Separate from the tensors, which follow from a shape. Invariant: a preset whose layers are fewer than its model's says so in
 //! its name.
 
-/// Whose tensor names and metadata keys a model has.
+/// The architecture of a model, which decides its tensor names and metadata keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Architecture {
     Llama,
@@ -78,7 +78,7 @@ pub(super) struct DeltaNet {
     pub(super) n_taps: u32,
 }
 
-/// What most presets are a variation of.
+/// The base of most presets.
 const DENSE: Preset = Preset {
     name: "",
     architecture: Architecture::Llama,
@@ -325,7 +325,7 @@ const PRESETS: [Preset; 14] = [
 ];
 
 impl Preset {
-    /// Of the layers of a network with delta nets, every so many the last has attention.
+    /// Layers in a group of a network with delta nets. The last layer of each group has attention.
     pub(super) const ATTENTION_INTERVAL: u32 = 4;
 
     /// Finds a preset by its name.

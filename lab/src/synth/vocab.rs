@@ -42,14 +42,14 @@ const LETTERS: [(char, u64); 26] = [
     ('z', 700),
 ];
 
-/// What byte-level BPE writes for a space.
+/// The character for a space in byte-level BPE.
 const SPACE: &str = "\u{120}";
 /// Values of `tokenizer.ggml.token_type`.
 const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 const UNUSED: i32 = 5;
 
-/// What distinguishes the vocabularies of a model family.
+/// Properties of a model family's vocabularies.
 struct Family {
     pre: &'static str,
     /// The control tokens at the end of the vocabulary.
@@ -113,7 +113,7 @@ pub(super) fn insert(
 ) -> anyhow::Result<()> {
     let family = match architecture {
         Architecture::Llama => LLAMA,
-        // What a vocabulary costs is that of its size: other families get this one's.
+        // The cost of a vocabulary depends on its size alone: other families get this one's.
         _ => QWEN,
     };
     let n_vocab = n_vocab as usize;

@@ -62,7 +62,8 @@ pub(super) fn floats(stream: Stream, n: usize, mean: f32, std: f32) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
-/// What the blocks of a quantized format get, so that their weights have the mean 0 and the spread asked for.
+/// Scales of the blocks of a quantized format, chosen so that their weights have mean 0 and the requested
+/// spread.
 #[derive(Clone, Copy, Debug)]
 struct Scales {
     scale: f32,

@@ -194,7 +194,7 @@ fn options_that_make_no_sense() {
         lines.push(format!("{} -> {code}: {}", extra.join(" "), outcome.failed(code)));
     }
     insta::assert_snapshot!("bad_options", lines.join("\n"));
-    // What the parser refuses has its own form, with the usage below.
+    // The parser's refusals have a form of their own, with the usage below.
     for args in [
         &["run"][..],
         &["run", "--raw", "demo", "x", "--frobnicate"],

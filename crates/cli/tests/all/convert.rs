@@ -203,7 +203,7 @@ fn what_files_cannot_say_is_refused_by_its_field() {
         assert_eq!(line, expected);
     };
     let gelu = ("hidden_act", json!("gelu"));
-    // What is multiplied is left to the formula, which the file says in numbers: no difference.
+    // The attention factor follows from YaRN's formula, and the file states it as a number: no difference.
     let yarn = |more: &[(&str, Value)]| {
         let mut yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128});
         for (key, value) in more {
@@ -289,7 +289,7 @@ fn what_is_no_folder_to_convert_is_told_from_one() {
     .failed(3);
     assert!(line.contains("this file is an adapter"), "{line}");
     assert!(!output.exists());
-    // What was made of a folder may lie in it.
+    // A file that was made of a folder may lie in it.
     let own = target.path().join("own");
     copy_files(&folder(), &own);
     let inside = own.join("out.gguf");

@@ -91,7 +91,7 @@ fn a_disk_that_fills_up_is_one_line_and_leaves_the_older_file() {
             assert_eq!(names(own.path()), expected, "{args:?}");
             assert_eq!(fs::read(&output).ok().as_deref(), older.map(|older| &older[..]));
         }
-        // What has no room at all, and is no file to be put aside.
+        // `/dev/full` has no room at all, and is no file to be put aside.
         let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
         args.insert(*place, "/dev/full");
         let line = tokenmill(&args).failed(4);

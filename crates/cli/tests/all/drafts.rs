@@ -80,7 +80,7 @@ fn a_draft_model_that_cannot_guess_is_refused_in_a_line() {
     assert!(line.contains("it is an encoder"), "{line}");
     let line = refused("no-such-draft.gguf");
     assert!(line.contains("no-such-draft.gguf"), "{line}");
-    // What llama.cpp's option of this name takes.
+    // llama.cpp's option of this name takes a number of tokens.
     let line = tokenmill(["run", "--raw", "demo", PROMPT, "--draft", "8"]).failed(2);
     assert!(line.contains("--spec-max 8"), "{line}");
     for (spec, expected) in [("ngram", "does nothing"), ("off", "does nothing")] {
@@ -159,7 +159,7 @@ fn bench_follows_a_text_and_says_which_guesses_came_out() {
         let [n_drafted, n_accepted] = ["n_drafted", "n_accepted"].map(|name| row[name].as_u64().unwrap());
         match spec {
             "off" => assert_eq!(n_drafted, 0),
-            // Of each answer all but a few tokens were guessed: the text is one line again and again.
+            // All but a few tokens of each answer were guessed: the text is one line again and again.
             "ngram" => {
                 assert!(n_accepted >= 2 * n_seqs * 45, "{row}");
                 assert!(n_accepted <= 2 * n_seqs * 59, "{row}");

@@ -125,7 +125,7 @@ fn the_importance_of_an_encoders_weights_is_measured() {
         let said = tokenmill(["imatrix", arg(&model), arg(&text), arg(&matrix), "-c", "64"]).ok();
         assert!(said.contains("of 64 tokens"), "{said}");
         comparisons.compared(1);
-        // What is quantized already is not quantized again.
+        // An already quantized model is not quantized again.
         if ty != "F32" {
             continue;
         }

@@ -1,4 +1,4 @@
-//! What is wrong with a Hugging Face folder is told in the names that the folder has.
+//! Errors about a Hugging Face folder use the names in the folder.
 
 use std::{fs, path::Path};
 

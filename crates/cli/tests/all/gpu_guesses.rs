@@ -9,7 +9,7 @@ use crate::{
     support::arg,
 };
 
-/// What a run on the GPU tells of an answer of 12 tokens.
+/// Returns the JSON report of a run on the GPU with an answer of 12 tokens.
 #[track_caller]
 fn told(model: &str, extra: &[&str]) -> Value {
     let args = [

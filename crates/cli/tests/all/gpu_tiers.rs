@@ -1,5 +1,5 @@
-//! Tiers of the prefix cache behind the memory of a GPU, the simulated one: main memory (`--kv-host-tokens`) and a folder (`--prefix-dir`). What
-//! comes back from there continues as what is computed again.
+//! Tiers of the prefix cache behind the memory of a GPU, the simulated one: main memory (`--kv-host-tokens`)
+//! and a folder (`--prefix-dir`). Pages from these tiers continue an answer as recomputed ones do.
 
 use std::path::Path;
 
@@ -17,7 +17,8 @@ const OTHERS: [&str; 2] = [
      gave him a pot of it and the bear was happy",
 ];
 
-/// A server with memory for one or two of the prompts. What is found again has no other bits than what is computed.
+/// Starts a server with memory for one or two of the prompts. Pages that are found again have the same bits
+/// as recomputed ones.
 fn serve(device: &str, extra: &[&str]) -> Server {
     let variables = [
         ("LD_LIBRARY_PATH", driver_folder().path()),
@@ -95,7 +96,7 @@ fn what_a_gpu_has_computed_comes_back_from_a_folder() {
         assert_eq!(found, expected);
         assert!(n_found >= 32, "{n_found}");
         let n_pages = metric(&second, "tokenmill_prefix_dir_read_pages_total");
-        // What others had no use for stays on the GPU.
+        // Pages that other prompts did not displace stay on the GPU.
         assert!(n_pages > n_read, "{n_pages} after {n_read}");
         n_read = n_pages;
         for other in OTHERS {

@@ -43,7 +43,7 @@ fn with_gpus(machine: &str, extra: &[&str]) -> Outcome {
     run(with_driver(machine, &[&GREEDY[..], extra].concat()))
 }
 
-/// What is told where NCCL was looked for and is missing.
+/// The notice that NCCL was looked for and is missing.
 const SAYS_HOST: &str = "the GPUs add up in the host's memory";
 
 #[test]

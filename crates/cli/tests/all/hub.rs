@@ -441,7 +441,7 @@ fn without_a_network_the_host_is_named() {
             .stderr(Stdio::piped());
         command.spawn().unwrap()
     };
-    // Those that are not here try again for some seconds.
+    // Pulls of missing models try again for some seconds.
     let [of_hub, of_ollama, here] = ["org/other-GGUF", "other:1b", "tiny:latest"]
         .map(pull)
         .map(|child| Outcome::of(&child.wait_with_output().unwrap()));

@@ -1,4 +1,4 @@
-//! What a model takes of the memory, as it is told before a load.
+//! Memory that a model takes, as the program reports it before a load.
 
 use std::fs;
 

@@ -168,7 +168,8 @@ fn the_models_own_layer_guesses_and_the_answer_stays() {
     }
 }
 
-/// What of an answer depends on the guesses, and what must not.
+/// Returns an answer's ids, which must not depend on the guesses, and its counts of drafted and accepted
+/// tokens.
 fn guesses(answer: &Json) -> (Json, [u64; 2]) {
     let count = |name: &str| answer["timings"][name].as_u64().unwrap();
     (

@@ -124,7 +124,7 @@ fn flags_of_llama_cpp_are_answered_by_name() {
     .map(|line| format!("{line}\n  {}", refused(line, 2)))
     .collect();
     insta::assert_snapshot!(lines.join("\n"));
-    // What a command has itself is not taken for llama.cpp's.
+    // A flag of the command itself is not taken for llama.cpp's.
     let system = ["run", "demo", "Hi", "-sys", "Be kind.", "-n", "1"];
     assert_eq!(tokenmill(system).code, 0);
     assert!(

@@ -78,7 +78,7 @@ impl Pty {
         self.stdin.flush().expect("the terminal is there");
     }
 
-    /// Returns all that the terminal has been sent.
+    /// Returns the text sent to the terminal so far.
     pub(crate) fn shown(&self) -> String {
         self.shown.lock().expect("no panic").clone()
     }

@@ -361,7 +361,7 @@ fn the_layer_that_guesses_is_downloaded_where_it_would_guess() {
     let without = run(other.path(), &["--yes", "--spec", "off"]).ok();
     assert!(!layer_in(other.path()).exists());
     assert_eq!(with, without);
-    // What is here is taken as it is.
+    // A model that is already downloaded is used as it is.
     let line = run(other.path(), &["--yes", "--spec", "mtp"]).error_line(2);
     assert!(line.contains("has no layer that guesses"), "{line}");
 }

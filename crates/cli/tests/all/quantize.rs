@@ -86,7 +86,7 @@ fn ternary_types_of_a_model_that_was_not_trained_for_them_are_warned_of() {
     for ty in ["tq1_0", "tq2_0"] {
         assert!(said(&demo, &small, ty), "{ty}");
     }
-    // What has three values for each block is what these types are for.
+    // Weights with three values in each block suit these types, and draw no warning.
     assert!(!said(&small, &floats, "f32"));
     for ty in ["tq1_0", "tq2_0"] {
         assert!(!said(&floats, &again, ty), "{ty}");
@@ -247,7 +247,7 @@ fn what_quantize_refuses_leaves_nothing() {
         "{line}"
     );
 
-    // What is quantized is quantized again only where that is allowed.
+    // Quantized weights are quantized again only where that is allowed.
     tokenmill(["quantize", arg(&input), arg(&output), "q8_0"]).ok();
     let again = folder.path().join("again.gguf");
     let line = tokenmill(["quantize", arg(&output), arg(&again), "q4_0"]).failed(3);

@@ -163,7 +163,7 @@ fn models_of_the_command_line_and_of_a_folder_are_pinned() {
         server.wait_for(name, "loaded");
     }
     assert_eq!(server.complete("b").0, 200);
-    // Those that are not pinned go when no request uses them.
+    // Models that are not pinned are unloaded when no request uses them.
     for name in ["b", "demo"] {
         server.wait_for(name, "unloaded");
     }

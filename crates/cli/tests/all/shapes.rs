@@ -72,7 +72,7 @@ fn a_shape_that_a_limit_cuts_has_an_exit_code_of_its_own() {
         code == 7 && said.contains("2 of 2 answers were cut"),
         "{code} {said}"
     );
-    // What may end where it was cut is whole, and so is an answer without a shape.
+    // An answer that may end where it was cut is complete, and so is an answer without a shape.
     assert_eq!(run(&["--regex", "[a-z ]*", "-n", "4"]).0, 0);
     assert_eq!(run(&["-n", "4"]).0, 0);
     assert_eq!(run(&["--regex", "[a-z]{4}"]).0, 0);

@@ -138,7 +138,7 @@ fn what_cannot_be_split_is_refused_in_one_line() {
 
 #[test]
 fn what_would_fit_does() {
-    // What is said to fit, with the request's other flags, is loaded; one layer more is refused.
+    // The number of layers said to fit loads with the request's other flags; one layer more is refused.
     let mut n_tried = 0;
     for machine in ["mib=149", "mib=151"] {
         for parts in [&[][..], &["--place", "ffn=cpu"]] {

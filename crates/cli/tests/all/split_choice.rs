@@ -1,5 +1,6 @@
-//! What `-ngl auto` and `--gpu-batch auto` choose on a machine, by figures that are given, measured or remembered. The GPU is the simulated
-//! one, so what is measured means nothing; what is chosen by it computes the same.
+//! Choices of `-ngl auto` and `--gpu-batch auto` on a machine, by figures that are given, measured or
+//! remembered. The GPU is the simulated one, so its measurements mean nothing; every choice computes the
+//! same.
 
 use std::{fs, path::Path};
 
@@ -105,7 +106,7 @@ fn a_gpu_that_is_slower_is_passed_over_unless_it_was_asked_for() {
         asked_for.stderr
     );
     assert_eq!(asked_for.ok(), expected);
-    // What fits as a whole is taken as a whole.
+    // A model that fits the GPU is placed there whole.
     let whole = on("", &[&["-ngl", "auto"], &SLOW]);
     assert!(!whole.stderr.contains("CPU"), "{}", whole.stderr);
     assert_eq!(whole.ok(), expected);

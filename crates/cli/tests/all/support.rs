@@ -10,7 +10,7 @@ use std::{process::Child, thread, time::Duration};
 
 use tokenmill_gguf::{GgufFile, GgufWriter, Metadata, Value};
 
-/// What the program did.
+/// Output and exit code of the program.
 pub(crate) struct Outcome {
     pub(crate) stdout: String,
     pub(crate) stderr: String,

@@ -1,5 +1,5 @@
-//! What [`Ops::adapt`] adds to products, against plain loops: by types, ranks and widths at which another thread, thread block or launch
-//! begins.
+//! Changes that [`Ops::adapt`] adds to products, against plain loops: by types, ranks and widths at which
+//! another thread, thread block or launch begins.
 
 use tokenmill_cuda_exec::{
     AdaptedProduct, AdapterTable, AdapterTiles, Change, ChangedRows, CudaExecError, Device, Matrix,
@@ -124,7 +124,7 @@ impl Scene {
         outputs.map(|output| self.device.download(output.view()).unwrap())
     }
 
-    /// What a row of the product at a place becomes, and the sum of all magnitudes in it.
+    /// Returns the expected row of the product at a place: each value with the sum of its terms' magnitudes.
     fn expected(&self, adapter_idx: usize, place: usize, x: &[f32], before: &[f32]) -> Vec<(f64, f64)> {
         let Some([a, b]) = &self.changes[adapter_idx][place] else {
             return before.iter().map(|&y| (f64::from(y), 0.0)).collect();

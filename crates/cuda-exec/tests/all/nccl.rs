@@ -15,7 +15,7 @@ fn simulators(n: usize) -> (Vec<Simulator>, Vec<Device>) {
     (simulators, devices)
 }
 
-/// What each rank has after adding up its list.
+/// Adds up each rank's list, and returns the sums on each rank.
 fn sums(
     devices: &[Device],
     group: &HostGroup,
@@ -135,7 +135,7 @@ fn left_alone(group: &HostGroup, act: impl FnOnce()) -> (String, Duration) {
             let began = Instant::now();
             let error = device.download(values.view()).unwrap_err();
             let waited = began.elapsed();
-            // What is asked of an aborted communicator is refused, and the device itself works.
+            // An aborted communicator refuses further calls; the device itself works.
             let later = rank.all_reduce(&values.view_mut()).unwrap_err();
             assert!(matches!(later, CudaExecError::Lost { .. }), "{later}");
             assert!(

@@ -57,7 +57,7 @@ fn filled(
     store
 }
 
-/// What tokens attended to, and the kernels that were launched for it, by name.
+/// The output of attention, and the kernels that were launched for it, by name.
 struct Attended {
     output: Vec<f32>,
     kernels: Vec<String>,
@@ -76,7 +76,7 @@ impl Attended {
     }
 }
 
-/// What the last `n_new` of `n_tokens` attend to, as a run and each by itself.
+/// Runs the attention of the last `n_new` of `n_tokens`, as one run and each token by itself.
 fn attend(types: [KvType; 2], dims: [usize; 2], window: Option<usize>, lens: [usize; 2]) -> [Attended; 2] {
     attend_with(types, dims, [N_HEADS, N_KV_HEADS], window, Some(3.0), lens)
 }
@@ -201,7 +201,7 @@ fn a_short_run_behind_a_context_takes_the_kernel_that_splits_it() {
             assert_eq!(runs.kernels, singles.kernels, "{types:?} {dims:?}");
             assert_eq!(runs.output, singles.output, "{types:?} {dims:?}");
         }
-        // Of which little is seen.
+        // The window hides most of the context.
         let [runs, _] = attend(types, [64, 64], Some(20), [5, 100]);
         runs.assert_by(PrefillTiles::of(types, 64));
         // As many as fill a GPU.

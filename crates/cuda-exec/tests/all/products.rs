@@ -181,7 +181,7 @@ fn a_pair_of_types_is_one_launch_up_to_sixteen_rows() {
         assert_eq!(launches([q4, q4, q6], n_rows), 1, "{n_rows}");
     }
     assert_eq!(launches([q4, q4, q6], 17), 2);
-    // Of pairs that were not loaded, a launch for each type.
+    // Pairs that were not loaded take one launch for each type.
     assert_eq!(launches([q6, q6, q4], 16), 2);
 }
 

@@ -118,7 +118,7 @@ fn difference(found: &[f32], expected: &[f32]) -> f32 {
     worst / peak
 }
 
-/// What rounding weights and x to 11 bits leaves in sums of [`N_IN`] products.
+/// Largest error from rounding weights and x to 11 bits, in sums of [`N_IN`] products.
 const ROUNDING: f32 = 2e-3;
 
 #[test]
@@ -128,7 +128,7 @@ fn products_of_each_type_are_those_of_the_one_order_of_addition() {
     let mut random = Random::new(11);
     let bias = device.upload("bias", &random.values(130)).unwrap();
     for ty in TYPES {
-        // Of both lengths of a band, and of one row.
+        // Matrices with both lengths of a band, and with one row.
         let matrices: Vec<Matrix> = [130, 64, 1]
             .map(|n_out| matrix(&device, &mut random, ty, n_out))
             .into();
@@ -293,7 +293,7 @@ fn rows_of_other_widths_and_too_large_scales_are_multiplied_otherwise() {
             floats: floats.view(),
             quantized: Some(quantized.view()),
         };
-        // What is too large for one kind of products has bands, whose rows have whole superblocks too.
+        // A matrix with scales too large for wide products has bands, whose rows have whole superblocks too.
         assert_eq!(ops.can_gate(&matrix, &matrix, 9), n_in == 256);
         let mut output: Buffer<f32> = device.alloc("y", 9 * 2).unwrap();
         let product = Product {

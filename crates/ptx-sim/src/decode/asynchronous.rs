@@ -47,7 +47,7 @@ impl Decoder<'_> {
                 bytes: self.source32(bytes)?,
                 barrier: self.address(barrier, Space::Shared)?,
             },
-            // What follows is of one architecture only.
+            // The remaining instructions exist on one architecture only.
             _ if !is_specific || target != 90 => return Ok(false),
             (["setmaxnreg", "inc" | "dec", "sync", "aligned", "u32"], [Operand::Integer(n)]) => {
                 if !(24..=256).contains(n) || !n.is_multiple_of(8) {

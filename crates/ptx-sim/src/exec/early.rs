@@ -1,4 +1,5 @@
-//! What a launch may do that begins before those before it are done: reads and writes before and after its threads wait.
+//! Launches that may begin before earlier ones are done: reads and writes before and after their threads
+//! wait.
 //!
 //! Separate because it is about the order between launches, and everything else here about that within one. The launches before have
 //! run when this one begins, which a device promises only behind `griddepcontrol.wait`. So what they wrote counts as not there yet: a thread
@@ -9,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use super::{BlockRunner, Warp, lanes_of, memory::LaneWords, memory::WarpAccess};
 use crate::{FindingKind, op::Order, written::Written};
 
-/// What a thread reads in place of bytes that are not there yet: no number.
+/// The value that a thread reads in place of bytes that are not there yet: a NaN.
 const POISON: u32 = 0x7fff_dead;
 
-/// What is known of the launches before one that may begin early.
+/// State of the launches before one that may begin early.
 #[derive(Clone, Copy)]
 pub(crate) struct Early<'a> {
-    /// What they write.
+    /// The bytes that they write.
     pub(crate) in_flight: &'a Written,
     /// Whether a thread has waited for them.
     pub(crate) has_waited: &'a AtomicBool,

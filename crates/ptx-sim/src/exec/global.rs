@@ -13,7 +13,7 @@ use crate::{
     types::Space,
 };
 
-/// What a host thread remembers between accesses.
+/// State that a host thread keeps between accesses.
 pub(super) struct GlobalState {
     /// Allocation that each instruction touched last.
     hints: Vec<u32>,

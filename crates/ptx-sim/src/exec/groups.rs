@@ -22,7 +22,7 @@ use crate::{
 const GROUP_WARPS: u32 = 4;
 /// Rows of a warp.
 const ROWS: usize = 16;
-/// What a thread reads from an accumulator that is not there yet: no number.
+/// The value that a thread reads from an accumulator that is not there yet: a NaN.
 const POISON: u32 = 0x7fff_dead;
 
 /// A matrix operation that a warp has not waited for.
@@ -30,7 +30,7 @@ const POISON: u32 = 0x7fff_dead;
 struct Unfinished {
     group: u32,
     tiles: Vec<Tile>,
-    /// What the warp knew of when it began.
+    /// The warp's vector clock when the operation began.
     known: Vec<u32>,
     pc: u32,
 }
@@ -50,7 +50,7 @@ pub(super) struct Groups {
     n: usize,
 }
 
-/// What all four warps of a warpgroup must have alike.
+/// Operands that all four warps of a warpgroup must have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pc: u32,

@@ -8,7 +8,7 @@ use crate::{
     types::{Space, Ty, resolve_generic},
 };
 
-/// What a warp accesses: the same number of bytes in each lane of `mask`.
+/// An access of a warp: the same number of bytes in each lane of `mask`.
 #[derive(Clone, Copy)]
 pub(super) struct WarpAccess<'a> {
     pub(super) addresses: &'a Lanes64,

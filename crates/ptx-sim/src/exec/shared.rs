@@ -30,7 +30,7 @@ const N_BANKS: usize = 32;
 /// Marks a cell without an unfinished copy.
 const NO_COPY: u32 = u32::MAX;
 
-/// What is known about four bytes.
+/// State of four bytes of shared memory.
 #[derive(Clone, Copy)]
 struct Cell {
     /// Bytes written since the thread block began.

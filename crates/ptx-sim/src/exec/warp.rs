@@ -100,7 +100,7 @@ impl Warp {
         }
     }
 
-    /// What stands in a running warp's place.
+    /// Returns an empty warp, which stands in for a warp that is taken out to run.
     pub(super) fn vacant() -> Self {
         Self {
             index: 0,

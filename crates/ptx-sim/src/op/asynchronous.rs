@@ -57,9 +57,10 @@ pub(crate) struct GroupMultiply {
     /// The 64-bit register with B's descriptor.
     pub(crate) b: u16,
     pub(crate) adds: Pred,
-    /// Of A and of B, whether its elements are negated.
+    /// Whether the elements of A and of B are negated.
     pub(crate) negates: [bool; 2],
-    /// Of A and of B, whether the elements of one k are contiguous, and not those of a row; of A only in shared memory.
+    /// Whether the elements of one k are contiguous in A and in B, rather than those of a row; for A only in
+    /// shared memory.
     pub(crate) transposes: [bool; 2],
 }
 

@@ -90,7 +90,7 @@ fn whole(values: &mut Values, n: usize) -> Vec<i32> {
     (0..n).map(|_| (values.bits() % 17) as i32 - 8).collect()
 }
 
-/// What a test changes of the kernel.
+/// The parts of the kernel that a test changes.
 #[derive(Clone, Copy)]
 struct Parts<'a> {
     fill: &'a str,
@@ -210,7 +210,7 @@ fn multiply_by(
     let is_right = (0..ROWS * n).all(|index| {
         let (row, column) = (index / n, index % n);
         let expected: i32 = (0..k).map(|k_| a[row * k + k_] * b[column * k + k_]).sum();
-        // Of eight columns a thread has two, in rows 8 apart.
+        // A thread has two of every eight columns, in rows 8 apart.
         let register = column / 8 * 4 + row / 8 % 2 * 2 + column % 2;
         let thread = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
         f32::from_le_bytes(words[register * 128 + thread]) == (factor * expected) as f32

@@ -1,4 +1,5 @@
-//! What one thread block hands over to another by a flag: which store releases, which load acquires, and how far either reaches.
+//! Hand-over from one thread block to another by a flag: which store releases, which load acquires, and how
+//! far either reaches.
 
 use tokenmill_ptx_sim::{Conflict, FindingKind, LaunchConfig};
 

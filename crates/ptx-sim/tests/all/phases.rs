@@ -4,7 +4,7 @@ use tokenmill_ptx_sim::{Conflict, DeviceMemory, FindingKind, LaunchConfig, Modul
 
 use crate::bench::{HEADER, run};
 
-/// What a test changes of the kernel.
+/// The parts of the kernel that a test changes.
 #[derive(Clone, Copy)]
 struct Parts<'a> {
     after_init: &'a str,

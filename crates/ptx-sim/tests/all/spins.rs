@@ -12,7 +12,7 @@ use crate::bench::{self, HEADER};
 /// Thread blocks that are launched.
 const N: u32 = 6;
 
-/// What a test changes of the barrier.
+/// The parts of the barrier that a test changes.
 #[derive(Clone, Copy)]
 struct Parts<'a> {
     before: &'a str,

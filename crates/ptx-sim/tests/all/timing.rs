@@ -135,7 +135,7 @@ fn dependent_loads_take_the_latency_of_where_they_come_from() {
     assert_clocks(&cold, 32.0 * (device.latency.dram + step));
     assert_eq!(cold.limiter, Limiter::Blocks);
     assert!(cold.in_flight <= 32.0 && cold.in_flight_peak <= 32.0);
-    // What an earlier launch left in L2 comes from there.
+    // Bytes that an earlier launch left in L2 come from there.
     let warm = bench.estimate(1, 32, 32);
     assert_clocks(&warm, 32.0 * (device.latency.l2 + step));
     assert!(warm.dram_bytes == 0.0 && cold.dram_bytes > 0.0);

@@ -109,7 +109,7 @@ fn is_right(layout: (u64, usize), flags: &str) -> bool {
     (0..ROWS * COLUMNS).all(|index| {
         let (row, column) = (index / COLUMNS, index % COLUMNS);
         let expected: i32 = (0..K).map(|k| a[row * K + k] * b[column * K + k]).sum();
-        // Of eight columns a thread has two, in rows 8 apart.
+        // A thread has two of every eight columns, in rows 8 apart.
         let register = column / 8 * 4 + row / 8 % 2 * 2 + column % 2;
         let thread = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
         f32::from_le_bytes(words[register * 128 + thread]) == expected as f32

@@ -113,7 +113,7 @@ struct OutputConfig {
     effort: Option<String>,
 }
 
-/// What the server is to leave out of the conversation.
+/// The edits of the conversation that the server is asked to make.
 #[derive(Clone, Debug, Deserialize)]
 struct ContextManagement {
     #[serde(default)]
@@ -182,7 +182,7 @@ impl MessagesRequest {
     /// The tools that the request offers, and the kinds of those that are left out.
     ///
     /// # Errors
-    /// What is wrong with them or with the choice, by path.
+    /// Fails if a tool or the choice is invalid, and names it by its path.
     pub(crate) fn tools(&mut self) -> Result<(Tools, IgnoredTools), ApiError> {
         let choice = match self
             .tool_choice

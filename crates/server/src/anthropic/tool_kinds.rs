@@ -38,7 +38,7 @@ const OF_CLIENTS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Who runs a tool.
+/// The side that runs a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RunBy {
     /// The client, by the description in the request.
@@ -47,7 +47,7 @@ pub(super) enum RunBy {
     OtherServers,
 }
 
-/// Who runs a tool of a kind, which the request has at `path`.
+/// Returns the side that runs a tool of `kind`; errors name it by `path`.
 ///
 /// # Errors
 /// A kind whose description is not in the request, and one that is not known.

@@ -1,7 +1,7 @@
-//! What gateways and evaluation tools ask a replica about itself: load, version, model, tokenizer.
+//! Endpoints for gateways and evaluation tools that ask about a replica: load, version, model, tokenizer.
 //!
-//! The paths and the names in the answers are those of vLLM and SGLang, which these tools were made for. Only what this
-//! server knows is told.
+//! The paths and the names in the answers are those of vLLM and SGLang, which these tools were made for. The
+//! answers contain only values that this server knows.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 

@@ -26,7 +26,8 @@ struct Named {
     model: String,
 }
 
-/// Has a model loaded, and says what it is doing by now: a load that failed before says why. What has to go for it goes as for a request.
+/// Orders a model loaded, and reports its state so far: a load that failed before says why. Other models make
+/// room for it as they do for a request.
 pub(crate) async fn load(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let Named { model } = call.read(MANAGE)?;
     let idx = models.find(Some(&model), Role::Chat).await?;

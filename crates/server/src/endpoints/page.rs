@@ -91,7 +91,7 @@ const FILES: &[(&str, &str, &str)] = &[
 const CSS: &str = "text/css; charset=utf-8";
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// What stands in the page for the bytes that a request may have.
+/// Text in the page that is replaced by the size limit of a request body.
 const LIMIT: &str = "{max_body_bytes}";
 
 /// The page itself. It is told how large a request may be, so that it can say so before it sends one.

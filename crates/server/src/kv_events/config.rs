@@ -54,7 +54,7 @@ pub enum Endpoint {
     BindUnix(PathBuf),
 }
 
-/// What is wrong with a configuration.
+/// An error in a configuration.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvEventsError {

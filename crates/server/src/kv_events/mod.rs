@@ -1,10 +1,10 @@
 //! Tells routers which prefixes the KV cache holds, over ZeroMQ as vLLM does.
 //!
-//! A router that knows them sends a request to the replica that has its prefix. Separate from HTTP, with which it shares
-//! nothing. Each batch of the engine is a message of three frames: the topic, a number that counts up in 8 bytes, and
-//! the payload (`payload.rs`). Who missed some asks the second socket for all from a number on. Invariants: a
-//! slow reader holds up neither the engine nor other readers; there is one copy of what is kept for all of them, bounded in
-//! messages and in bytes.
+//! A router that knows them sends a request to the replica that has its prefix. Separate from HTTP, with
+//! which it shares nothing. Each batch of the engine is a message of three frames: the topic, a number that
+//! counts up in 8 bytes, and the payload (`payload.rs`). A subscriber that missed some asks the second socket
+//! for all from a number on. Invariants: a slow reader holds up neither the engine nor other readers; all
+//! readers share one copy of the kept batches, bounded in messages and in bytes.
 
 mod config;
 mod payload;
@@ -57,7 +57,7 @@ const PATIENCE: Patience = Patience {
 /// Bytes of batches that are kept, for slow subscribers and to be asked for again.
 const MAX_KEPT_BYTES: usize = 256 << 20;
 
-/// What ends the answer to a request for old batches.
+/// Sequence number of the message that ends a replay of old batches.
 const END: [u8; 8] = [0xff; 8];
 
 const PUBLISHES: Kind = Kind {
@@ -86,7 +86,7 @@ struct Kept {
     end: u64,
 }
 
-/// What a subscriber of `hwm` messages at most reads.
+/// The batches for one subscriber, which lags at most `hwm` messages behind.
 struct Published {
     kept: Arc<Mutex<Kept>>,
     /// The number of the next batch, after each one.

@@ -87,7 +87,7 @@ impl Payloads {
     fn stored(&self, pages: &[StoredPage], payload: &mut Payload) {
         let first = &pages[0];
         let window = self.windows[first.group.index()];
-        // Of what is not there, a map has nothing, and an array an empty place.
+        // A map omits a missing field; an array keeps an empty place for it.
         let has_window = window.is_some() || self.encoding == EventEncoding::Array;
         let mut fields = Fields::new(
             self.encoding,
@@ -144,7 +144,8 @@ impl Payloads {
     }
 }
 
-/// What vLLM calls the place of a page: the memory that steps compute on is the GPU's, also where there is none.
+/// Returns vLLM's name for the memory that holds a page. Pages that steps compute on are the GPU's, even
+/// without one.
 fn medium(tier: PageTier) -> &'static str {
     match tier {
         PageTier::Pool => "GPU",
@@ -252,7 +253,7 @@ impl Payload {
 mod tests {
     use super::*;
 
-    /// What `msgspec` 0.22.0 writes of vLLM's structs with these values.
+    /// The bytes that `msgspec` 0.22.0 writes for vLLM's structs with these values.
     const MAPS: &str = "93cb3ff80000000000009481a474797065b0416c6c426c6f636b73436c65617265648ba474797065ab426c6f636b53746f726564ac626c\
         6f636b5f68617368657392cf112233445566778809b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f696473dc00200001\
         02030405060708090a0b0c0d0e0fce00011170ce00011170ce00011170ce00011170ce00011170ce00011170ce00011170ce00011170ce\

@@ -36,7 +36,7 @@ pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// What a peer is talked to with.
+/// The connection to a peer.
 pub(super) type PeerStream = WriteTimeout<Box<dyn Stream>>;
 
 /// Types of ZeroMQ sockets: our own, and those of peers.

@@ -30,7 +30,7 @@ pub(super) struct Frame {
     pub(super) body: Vec<u8>,
 }
 
-/// What a peer knows of the protocol.
+/// The protocol version of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
     /// 3.0, without heartbeats.
@@ -78,7 +78,7 @@ pub(super) async fn shake_hands(
     Err(broken("its type of socket does not fit"))
 }
 
-/// What both sides say first: a signature, version 3.1, no security.
+/// Returns the greeting that both sides send first: a signature, version 3.1, no security.
 fn greeting() -> [u8; 64] {
     let mut greeting = [0; 64];
     greeting[0] = 0xff;

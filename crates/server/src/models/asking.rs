@@ -1,4 +1,5 @@
-//! What a [`Registry`] is asked, and what it answers: [`Asked`] to a request, [`Step`] to the thread that loads.
+//! Types that a [`Registry`] shares with its callers: [`Asked`] answers a request for a model, [`Step`] directs
+//! the thread that loads.
 //!
 //! Separate because both sides speak it. Invariant: it holds answers, and decides nothing.
 
@@ -11,7 +12,7 @@ use super::KeepAlive;
 use super::registry::Registry;
 use crate::ApiError;
 
-/// What holds for a model whatever it is doing.
+/// Settings of a model that hold in every state.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     /// The name that errors carry.
@@ -22,7 +23,7 @@ pub(crate) struct Rules {
     pub(crate) keep_alive: KeepAlive,
 }
 
-/// What a request wants of a model.
+/// The purpose for which a request asks for a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// To use it, and to have it stay for a time afterwards, where it says so.
@@ -31,7 +32,7 @@ pub(crate) enum Purpose {
     Look,
 }
 
-/// What happens to a request for a model.
+/// The outcome of a request for a model.
 #[derive(Debug)]
 pub(crate) enum Asked<A, L> {
     /// It runs; [`Registry::release`] is to be called when it has ended.
@@ -51,7 +52,7 @@ pub(crate) struct Answer<A, L> {
     pub(crate) reply: Result<A, ApiError>,
 }
 
-/// What is to be done next.
+/// The next action of the thread that loads.
 #[derive(Debug)]
 pub(crate) enum Step<A, L> {
     /// Find out what a model takes, and tell [`Registry::measured`].

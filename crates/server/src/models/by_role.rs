@@ -20,12 +20,12 @@ use crate::ApiError;
 /// How often a request looks whether enough was read.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// What was read of a model.
+/// The facts about a model that were read so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reading {
     /// Whether its files were read, with or without success.
     is_over: bool,
-    /// What they say of it.
+    /// The facts in its files.
     pub(super) facts: Option<ModelFacts>,
     /// Whether it takes images.
     pub(super) sees: bool,
@@ -33,7 +33,7 @@ pub(super) struct Reading {
     pub(super) has_chat_template: Option<bool>,
 }
 
-/// What was found out about a model at one time.
+/// Facts about a model, as found at one time.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) facts: Option<ModelFacts>,
@@ -62,7 +62,7 @@ impl From<&Model> for Found {
 }
 
 impl Reading {
-    /// What the model is for; `None` until that is known.
+    /// Returns the role of the model; `None` until it is known.
     pub(super) fn role(&self, spec: &ModelSpec) -> Option<Role> {
         match (spec.role, self.facts.as_ref().map(|facts| facts.task)) {
             (Role::Chat, Some(Task::Text)) => Some(Role::Chat),

@@ -191,7 +191,7 @@ pub(super) mod tests {
         let back = changed.with_folder(specs(&["a", "b"])).expect("one came back");
         assert_eq!(back.catalog.is_gone, [false, false, false, true]);
         assert_eq!(back.catalog.specs().len(), 4);
-        // What it was before it went need not hold.
+        // The facts from before it went need not hold.
         assert_eq!(back.changed, [1]);
     }
 

@@ -15,12 +15,12 @@ use serde_json::Value;
 use super::{KeepAlive, KeepAliveError, Role};
 use crate::{ApiError, intake::check_weight, paths::unescaped, shape_sizes::check_sizes};
 
-/// What a request says of its model.
+/// The model that a request names, and how it names it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Choice {
     /// The name; `None` where it names none.
     pub(crate) model: Option<String>,
-    /// What it is for where it names none.
+    /// The role that it asks for where it names none.
     pub(crate) role: Role,
     /// How long the model is to stay afterwards.
     pub(crate) keep_alive: Option<KeepAlive>,
@@ -81,7 +81,7 @@ impl Choice {
     }
 }
 
-/// What a request without a name is for.
+/// Returns the role that a request without a model name asks for, by its path.
 fn role_of(path: &str) -> Role {
     let last = path.rsplit('/').next().unwrap_or_default();
     match last {

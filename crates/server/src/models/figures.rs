@@ -52,7 +52,7 @@ pub(super) struct Figures {
     refused: Family<ReasonLabels, Counter>,
 }
 
-/// What a model is doing, in the word of the lists.
+/// Returns the state of a model, in the words of the model lists.
 fn word(listed: &Listed) -> &'static str {
     match listed.status.doing {
         Doing::Loaded => "loaded",

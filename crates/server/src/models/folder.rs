@@ -75,7 +75,7 @@ pub trait PullWatch: Sync {
 #[derive(Debug)]
 pub(super) struct LoadedFiles {
     stamps: Vec<FileStamp>,
-    /// Those that were found in their place, and when these were found first.
+    /// Other files found in their place, and when they were first found.
     others: Option<(Vec<FileStamp>, Instant)>,
 }
 

@@ -16,7 +16,7 @@ pub enum KeepAlive {
     For(Duration),
 }
 
-/// What is no time.
+/// The error for a value that is not a time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected a time such as `5m`, `90s`, `1h30m` or a number of seconds, or a negative one for ever")]
 pub struct KeepAliveError;
@@ -44,7 +44,7 @@ impl KeepAlive {
     /// Reads the `keep_alive` of a request: seconds, or a text.
     ///
     /// # Errors
-    /// What is neither.
+    /// Fails on a value that is neither.
     pub fn from_json(value: &Value) -> Result<Self, KeepAliveError> {
         match value {
             Value::Number(seconds) => Self::from_seconds(seconds.as_f64().ok_or(KeepAliveError)?),

@@ -71,7 +71,7 @@ struct Entry<A, L> {
     used_at: Instant,
     /// Which use of all models that was.
     used: u64,
-    /// What the newest request asked for.
+    /// The time to keep it, as the newest request asked.
     keep_alive: Option<KeepAlive>,
     /// Takes no new requests, for another model needs its room.
     is_leaving: bool,
@@ -340,7 +340,8 @@ impl<A: Clone, L> Registry<A, L> {
                 }
                 Room::Unload(gone) => self.make_leave(&gone),
                 Room::AfterRequests(gone) => {
-                    // What was loaded meanwhile is given as long: what waits for a load would else end another at once.
+                    // A model that was loaded after this wish gets the full patience too; otherwise the
+                    // waiting load would unload it at once.
                     let loaded_at = gone.iter().map(|&idx| self.entries[idx].loaded_at);
                     let since = loaded_at.fold(wish.since, Instant::max);
                     let rest = PATIENCE.saturating_sub(now.saturating_duration_since(since));
@@ -379,7 +380,7 @@ impl<A: Clone, L> Registry<A, L> {
                 return Step::Unload(idx, app);
             }
         }
-        // Those that waited for a model that stays after all.
+        // Admit the requests that waited for a model that stays after all.
         let answers: Vec<_> = (0..self.entries.len())
             .flat_map(|idx| {
                 if self.entries[idx].is_open() {
@@ -579,7 +580,7 @@ impl<A: Clone, L> Registry<A, L> {
             .map(|(idx, entry)| Resident {
                 idx,
                 n_bytes: entry.n_bytes(),
-                // What is stuck does not go for another.
+                // A stuck model cannot be unloaded to make room.
                 is_pinned: entry.rules.is_pinned || entry.is_stuck,
                 is_busy: entry.n_running > 0,
                 used: entry.used,

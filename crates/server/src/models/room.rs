@@ -8,7 +8,7 @@
 pub(crate) struct Resident {
     /// Its number.
     pub(crate) idx: usize,
-    /// What it takes.
+    /// The memory that it takes.
     pub(crate) n_bytes: u64,
     /// Whether it stays whatever happens.
     pub(crate) is_pinned: bool,
@@ -29,7 +29,7 @@ pub(crate) enum Room {
     AfterRequests(Vec<usize>),
     /// There never is: all that is not pinned takes less than what is missing.
     Never {
-        /// What the models that are pinned take.
+        /// The memory that the pinned models take.
         pinned_bytes: u64,
     },
 }
@@ -60,7 +60,7 @@ pub(crate) fn room_for(needed_bytes: u64, budget_bytes: u64, residents: &[Reside
         freed = freed.saturating_add(resident.n_bytes);
         gone.push(resident);
     }
-    // What came first may be small, and one that came later large enough without it. The newest stay if they can.
+    // A model chosen early may turn out unneeded once a larger one is added. The newest stay if they can.
     for place in (0..gone.len()).rev() {
         let without = freed - gone[place].n_bytes;
         if without >= missing {

@@ -12,7 +12,7 @@ use tokenmill::{
 
 use super::{KeepAlive, asking::Rules};
 
-/// What a request without a name of a model finds.
+/// The kind of model that a request without a model name selects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// It generates text.
@@ -24,12 +24,12 @@ pub enum Role {
     Rank,
 }
 
-/// What is known of a model before it is loaded.
+/// Facts about a model before it is loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Measured {
     /// Bytes that it will take.
     pub n_bytes: u64,
-    /// What its files say of it.
+    /// The facts in its files.
     pub facts: Option<ModelFacts>,
     /// Whether it takes images, as far as is known before it is loaded.
     pub sees: bool,
@@ -41,7 +41,7 @@ pub struct Measured {
 ///
 /// The server notes a failure at the level `info`, in the words that clients get. A loader warns the operator itself, and can say more there.
 pub trait ModelLoader: fmt::Debug + Send + Sync {
-    /// What the model will take; only headers are read.
+    /// Returns the memory that the model will take and its facts; reads only headers.
     ///
     /// # Errors
     /// Why it cannot be loaded, for the operator and the client.
@@ -70,17 +70,19 @@ pub struct FileStamp {
 pub struct ModelSpec {
     /// The names that requests call it by; responses carry the first.
     pub names: Vec<String>,
-    /// What it was called when the server was started, where that is none of its names: requests may call it so too.
+    /// The name given when the server was started, where it is none of its names; requests may use it too.
     pub given: Option<String>,
     /// The adapters that are loaded with it, which requests may name too.
     pub adapters: Vec<String>,
-    /// What tells it apart in its repository of the Hub, such as `Q4_K_M` or its file's name: requests may put it behind a name.
+    /// Suffixes that tell it apart in its repository of the Hub, such as `Q4_K_M` or its file's name;
+    /// requests may append one to a name.
     pub variants: Vec<String>,
     /// Whether it is a model of the folder that is looked through again, which is not served any more once it is not in it.
     pub is_of_folder: bool,
-    /// Those of its files, where it is a model of that folder. What was read of it before, and what failed, holds as long as they stay.
+    /// Stamps of its files, where it is a model of that folder. Facts read earlier and failures hold as long
+    /// as the stamps stay the same.
     pub stamps: Vec<FileStamp>,
-    /// What it is for. One for chats is for what its files say, once they were read.
+    /// The role of the model. A model for chats takes the role in its files, once they were read.
     pub role: Role,
     /// Whether it is loaded at the start and stays.
     pub is_pinned: bool,
@@ -110,7 +112,7 @@ impl ModelSpec {
         }
     }
 
-    /// What holds for it, where it has no time of its own.
+    /// Returns the rules for the model; `keep_alive` holds where it has no time of its own.
     pub(super) fn rules(&self, keep_alive: KeepAlive) -> Rules {
         Rules {
             name: self.name().to_owned(),
@@ -138,7 +140,7 @@ impl FileLoader {
     /// As [`ModelLoader::measure`].
     ///
     /// # Errors
-    /// What is wrong with the files or the options.
+    /// Fails if a file or an option is invalid.
     pub fn try_measure(&self) -> Result<Measured, Error> {
         at_low_priority(|| {
             let source = ModelSource::find(&self.path)?;

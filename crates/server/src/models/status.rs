@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::ApiError;
 
-/// What a model is doing.
+/// The activity of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doing {
     /// Nothing; it takes no memory.
@@ -20,7 +20,7 @@ pub(crate) enum Doing {
     Unloading,
 }
 
-/// What a model has been through since the start.
+/// Counts of a model's loads and unloads since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Loads that succeeded.
@@ -37,7 +37,7 @@ pub(crate) struct Status<A> {
     pub(crate) doing: Doing,
     /// The model, while it is loaded.
     pub(crate) app: Option<A>,
-    /// What it takes, while it takes something.
+    /// The memory that it takes, 0 while it takes none.
     pub(crate) n_bytes: u64,
     /// Why it could not be loaded the last time.
     pub(crate) failure: Option<ApiError>,

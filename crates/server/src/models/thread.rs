@@ -156,7 +156,7 @@ fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>
         let served = ServedModel::new(spec.names.clone(), model)
             .given_as(spec.given.clone())
             .with_variants(spec.variants.clone());
-        // What shapes need of a vocabulary takes seconds, in which other models answer.
+        // Preparing the vocabulary for output shapes takes seconds; other models answer meanwhile.
         let app = at_low_priority(|| App::of_many(served, &models.inner.common));
         Ok((Arc::new(app), n_bytes))
     });

@@ -62,7 +62,7 @@ pub const FIELDS: &[Field] = &[
 pub struct GenerateRequest {
     /// Model name.
     pub model: Option<String>,
-    /// What to answer.
+    /// The prompt to answer.
     #[serde(default)]
     pub prompt: String,
     /// A system message.

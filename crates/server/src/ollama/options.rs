@@ -48,7 +48,8 @@ const OWN_OPTIONS: &[Field] = &[
         &["false"],
         "the model is loaded for all that it can do",
     ),
-    // Of samplers that are off, of prompts that are cut, and of how the server computes: no matter of the answer.
+    // Fields of samplers that are off, of prompt truncation, and of how the server computes: none changes the
+    // answer.
     label("num_keep"),
     label("num_batch"),
     label("num_gpu"),

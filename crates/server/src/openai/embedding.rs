@@ -36,7 +36,7 @@ pub const LLAMA_CPP_FIELDS: &[Field] = &[
 pub struct LlamaCppRequest {
     /// Model name.
     pub model: Option<String>,
-    /// What to embed.
+    /// The texts to embed.
     pub content: Option<RawPrompt>,
     /// The same.
     pub input: Option<RawPrompt>,
@@ -47,7 +47,7 @@ pub struct LlamaCppRequest {
 pub struct EmbeddingRequest {
     /// Model name.
     pub model: Option<String>,
-    /// What to embed.
+    /// The texts to embed.
     pub input: RawPrompt,
     /// How many numbers of each vector are wanted.
     pub dimensions: Option<usize>,

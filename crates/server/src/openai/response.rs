@@ -85,7 +85,7 @@ pub const FIELDS: &[Field] = &[
 pub struct ResponseRequest {
     /// Model name.
     pub model: Option<String>,
-    /// What to answer.
+    /// The input to answer.
     pub input: Input,
     /// A system message.
     pub instructions: Option<String>,
@@ -142,7 +142,7 @@ impl ResponseRequest {
     /// The functions that the request offers, and the kinds of tools that are left out.
     ///
     /// # Errors
-    /// What is wrong with them or with the choice, by path.
+    /// Fails if a tool or the choice is invalid, and names it by its path.
     pub(crate) fn tools(&mut self) -> Result<(Tools, IgnoredTools), ApiError> {
         let choice = Choice::of_openai(self.tool_choice.as_ref())?;
         let mut functions = Vec::new();

@@ -1,5 +1,5 @@
-//! What agents send besides tools: effort, edits of the context, blocks and items of other servers' tools, stored answers, words of what
-//! is wrong.
+//! Features that agents use besides tools: effort, edits of the context, blocks and items of other servers'
+//! tools, stored answers, error messages.
 
 use serde_json::{Value, json};
 

@@ -87,7 +87,7 @@ async fn chat_gives_calls_and_reasoning_apart_from_the_text() {
     let last = streamed.last().expect("events");
     assert_eq!(last["choices"][0]["finish_reason"], "tool_calls");
 
-    // What was answered can be sent back, with a result.
+    // The answer can be sent back, with a result.
     let again = json!({ "seed": 3, "messages": [{ "role": "user", "content": "Well?" }, message,
         { "role": "tool", "tool_call_id": calls[0]["id"], "content": "Rain." },
         { "role": "tool", "tool_call_id": calls[1]["id"], "content": "Sun." }] });
@@ -212,7 +212,7 @@ async fn tools_of_anthropics_servers_are_left_out_and_named() {
     body["stream"] = json!(true);
     let streamed = server.post("/v1/messages", &body).await;
     assert_eq!(streamed.header("x-tokenmill-ignored-tools"), named);
-    // What cannot be called cannot be asked for either, and the refusal says why.
+    // A tool that cannot be called cannot be asked for either, and the refusal says why.
     let refused = |body: Value| {
         let server = &server;
         async move {

@@ -1,5 +1,5 @@
-//! What clients and gateways made for other servers send: defaults of foreign fields, other forms of paths, prefilled
-//! answers, questions about the replica.
+//! Requests of clients and gateways made for other servers: defaults of foreign fields, other forms of paths,
+//! prefilled answers, questions about the replica.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,5 @@
-//! What a hostile client or page tries: bodies that grow, streams that are never read, foreign pages, other keys' caches.
+//! Attacks by a hostile client or page: bodies that grow, streams that are never read, foreign pages, other
+//! keys' caches.
 
 use std::time::{Duration, Instant};
 

@@ -39,7 +39,8 @@ pub(crate) fn words_of(model: &Model) -> ModelWords {
 
 /// A tokenizer with a token for each byte, and marks of gaps and of files.
 pub(crate) fn tokenizer_to_fill() -> Tokenizer {
-    // Source: GPT-2's table of bytes. Those that print stand for themselves, the others for characters from 256 on.
+    // Source: GPT-2's table of bytes. Printable bytes stand for themselves, the others for characters from
+    // 256 on.
     let prints = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let others = (0..=u8::MAX).filter(|&byte| !prints(byte)).zip('\u{100}'..);
     let chars = (0..=u8::MAX)

@@ -48,7 +48,8 @@ async fn n_of_earlier(server: &TestServer) -> u64 {
     value.expect("the metric is there").parse().unwrap()
 }
 
-/// What a client with a key is told: its answer, how many tokens it has, and how many were guessed and came out.
+/// Asks with a key, and returns the answer, its number of tokens, and the numbers of drafted and accepted
+/// tokens.
 async fn ask(server: &TestServer, key: &str, path: &str, body: &Value) -> (Value, u64, u64, u64) {
     let reply = send(server, "POST", path, key, &body.to_string()).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
@@ -69,7 +70,7 @@ async fn the_same_request_of_the_same_key_takes_few_steps_and_no_other_does() {
     };
     let body = json!({ "prompt": "Once upon a time there was a secret that only one knew: it was", "max_tokens": 60, "temperature": 0 });
     let (answer, n_tokens, n_first, _) = ask(&server, "alpha", COMPLETIONS, &body).await;
-    // What the text itself lets guess is the same for all who have not asked before.
+    // Drafts from the text itself are the same for every client that has not asked before.
     let again = ask(&server, "alpha", COMPLETIONS, &body).await;
     assert_eq!((&again.0, again.1), (&answer, n_tokens));
     let (n_drafted, n_right) = (again.2, again.3);
@@ -114,7 +115,8 @@ async fn schemas_and_chats_that_come_again_are_guessed_too() {
         again.3 > first.3 && again.3 * 4 > again.1 * 3,
         "{first:?}, {again:?}"
     );
-    // Of another schema only the beginning is the same, and that is not said either.
+    // An answer to another schema shares only its beginning, so no drafts from earlier answers are counted
+    // for it.
     let before = n_of_earlier(&server).await;
     assert!(before > 0);
     ask(&server, "alpha", CHAT, &body("colour")).await;

@@ -284,7 +284,7 @@ async fn a_gap_is_filled_as_editors_ask_for_it() {
     );
     assert_eq!(answer.as_object().map(serde_json::Map::len), Some(5), "{answer}");
 
-    // What comes behind the line is not streamed either.
+    // Text after the line is not streamed either.
     let mut streamed = body.clone();
     streamed["stream"] = json!(true);
     streamed["seed"] = json!(2);

@@ -13,7 +13,7 @@ use crate::{
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// What is said of everything that is no file of the folder, there or not.
+/// The refusal of every path that is no file of the folder, whether it exists or not.
 const NOT_THERE: &str = "is no file below the server's `--media-path`";
 
 /// A model that sees, and a folder with the image of its first reference.
@@ -101,7 +101,7 @@ async fn every_api_reads_the_same_file() {
         expected.as_str(),
         "{reply}"
     );
-    // What was seen is stored, not the name of its file.
+    // The image is stored, not the name of its file.
     fs::remove_file(home.join("0.png")).expect("it is there");
     let next = json!({ "input": "And?", "previous_response_id": reply["id"], "max_output_tokens": 1 });
     let next = server.post_ok("/v1/responses", &next).await;

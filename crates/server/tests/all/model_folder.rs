@@ -139,7 +139,7 @@ async fn models_of_a_folder_come_and_go() {
     assert_eq!(server.says("berta").await, "berta");
     let tags = names(&server, "/api/tags", "models", "name").await;
     assert_eq!(tags, ["named:latest", "anna:latest", "berta:latest"]);
-    // What is loaded stays until it is not.
+    // A loaded model stays until it is unloaded.
     shelf.put(&[]);
     wait_for(&server, &["named", "berta"]).await;
     assert_eq!(server.post(CHAT, &chat("anna")).await.status, 404);
@@ -321,7 +321,7 @@ async fn a_folder_that_hangs_is_looked_through_once_and_holds_nobody_up() {
     }
     assert_eq!(shelf.n_looks.load(Ordering::SeqCst), 1);
     shelf.hangs.store(false, Ordering::SeqCst);
-    // What was begun for a client that is gone is served.
+    // The look that a departed client began finishes, and the models it found are served.
     wait_for(&server, &["named", "anna", "berta"]).await;
     assert_eq!(server.says("berta").await, "berta");
 }

@@ -313,7 +313,7 @@ async fn what_cannot_be_had_is_refused_with_what_is_wrong() {
         ..ModelLimits::default()
     };
     let server = Several::start(specs, limits, ServerConfig::default()).await;
-    // What is pinned is loaded without being asked for.
+    // A pinned model is loaded without a request.
     server.wait_for("small", "loaded").await;
     let refused = server.post(CHAT, &chat("huge")).await;
     assert_eq!(
@@ -489,7 +489,7 @@ async fn files_that_are_missing_damaged_or_deleted_fail_for_their_model_alone() 
         )
     });
     let server = Several::start(specs.into(), ModelLimits::default(), ServerConfig::default()).await;
-    // What is not there is known before anybody asks.
+    // A missing file is noticed before the first request.
     let deadline = Instant::now() + Duration::from_secs(30);
     while server.status("missing").await["failed"] != true {
         assert!(Instant::now() < deadline, "the missing file is not noticed");

@@ -205,7 +205,7 @@ async fn calls_come_whole_and_reasoning_apart() {
         ),
         (&json!("Looking."), &json!("Hm."), &json!("weather"))
     );
-    // What was answered can be sent back, with a result.
+    // The answer can be sent back, with a result.
     let mut again = body.clone();
     again["stream"] = json!(false);
     again["messages"] = json!([{ "role": "user", "content": "Well?" }, message,

@@ -1,4 +1,4 @@
-//! What an operator relies on: health, metrics, the queue's bound, the orderly end.
+//! Operation of the server: health, metrics, the queue's bound, the orderly end.
 
 use std::{
     collections::HashMap,
@@ -234,7 +234,7 @@ async fn time_limits_end_answers_and_waits_with_504() {
         (reply.status, &reply.json()["error"]["code"]),
         (504, &json!("deadline_exceeded"))
     );
-    // What is read of a prompt counts as well.
+    // Time spent on scoring a prompt counts as well.
     let echo = json!({ "prompt": vec!["Once upon a time, there was a little girl. ".repeat(20); 40], "max_tokens": 1,
         "echo": true, "logprobs": 5 });
     let mut hurried = setup.clone();
@@ -383,7 +383,7 @@ async fn the_metrics_are_strict_in_both_formats_and_count() {
         .strip_suffix("# EOF\n")
         .expect("the text ends with its end mark");
     let open = parse_families(body, "_total");
-    // Who asks for nothing gets what every scraper reads.
+    // A client without an `accept` header gets the text format, which every scraper reads.
     let reply = server.get("/metrics").await;
     assert!(
         reply

@@ -188,7 +188,7 @@ impl Several {
             .await
     }
 
-    /// What a model says.
+    /// Returns the answer of a model.
     pub(crate) async fn says(&self, model: &str) -> String {
         let reply = self.post(CHAT, &chat(model)).await;
         assert_eq!(reply.status, 200, "{}", reply.text());

@@ -172,7 +172,7 @@ pub(crate) async fn read_stream(mut exchange: Exchange, n: usize, text_of: fn(&V
     panic!("the stream was cut: {streamed:?}");
 }
 
-/// What came over a stream.
+/// The contents of a stream.
 #[derive(Debug)]
 pub(crate) struct Streamed {
     pub(crate) texts: Vec<String>,

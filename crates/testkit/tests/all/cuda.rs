@@ -32,7 +32,7 @@ const INVARIANT: Subject = Subject {
     ..CUDA
 };
 
-/// What a sequence's company does to it: nothing, to the bit.
+/// Sequences do not depend on their company, to the bit.
 mod with_batch_invariance {
     use super::{INVARIANT, conformance};
 

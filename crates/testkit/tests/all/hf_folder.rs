@@ -55,7 +55,7 @@ fn gemma_config(class: &str) -> String {
         .replace("silu", "gelu_pytorch_tanh")
 }
 
-/// What opening and loading a folder with these two files says.
+/// Returns the error message of opening and loading a folder with these two files.
 fn message(config: &str, weights: &[u8]) -> String {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("config.json"), config).unwrap();
@@ -297,7 +297,7 @@ fn a_configuration_that_says_everything_means_the_same_in_each_class() {
     assert_eq!(latent_network("Glm4MoeLiteForCausalLM", more), v3);
     let kinds = format!(r#"{more} "mlp_layer_types": ["dense", "dense", "sparse", "sparse", "sparse"],"#);
     assert_eq!(latent_network("Glm4MoeLiteForCausalLM", &kinds), v3);
-    // What it leaves out is not the default of another class.
+    // A field that it leaves out does not take the default of another class.
     let default = latent_network("DeepseekV3ForCausalLM", "\"n_group\": 4,");
     assert_ne!(default, v3);
 }

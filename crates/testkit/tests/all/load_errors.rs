@@ -1,4 +1,4 @@
-//! What is wrong with a model is said when it is loaded, by name, and never by a panic.
+//! Errors in a model are reported when it is loaded, by name, and never by a panic.
 
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::{GgufFile, TensorType};

@@ -1,5 +1,6 @@
-//! Where rounding shows: greedy tokens that differ from another program's at near-ties, and log-probabilities with keys and
-//! values in half precision. What the CPU computes is compared with plain loops over the same weights, which round less.
+//! Where rounding shows: greedy tokens that differ from another program's at near-ties, and log-probabilities
+//! with keys and values in half precision. Results of the CPU are compared with plain loops over the same
+//! weights, which round less.
 
 use std::path::{Path, PathBuf};
 

@@ -167,7 +167,7 @@ fn check_layer(path: &str, model: &Model) {
     );
 }
 
-/// What a layer guesses from states that are the same each time.
+/// Returns the logits of a layer's guesses, from states that are the same each time.
 fn guesses_of(nextn: &Nextn<'_>, model: &Model) -> Vec<f32> {
     let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 11) % 120).collect();
     let options = options(tokens.len());

@@ -16,7 +16,7 @@ use tokenmill_testkit::{
     engines::{self, Compiled, CompiledTower, Tower},
 };
 
-/// What transformers computes in single precision, in another order.
+/// Tolerance against transformers, which computes in single precision, in another order.
 const TOLERANCE: f32 = 2e-4;
 
 #[derive(Deserialize)]

@@ -1,7 +1,8 @@
 //! Calls as published chat templates write them into a conversation's history, read back.
 //!
-//! What a template renders for an assistant's message with a call is what its model was trained to write. So the text
-//! between prompt and end of the message is parsed, whole and cut anywhere, and must give the call that was rendered.
+//! A model was trained to write calls as its template renders them in an assistant's message. So the text
+//! between prompt and end of the message is parsed, whole and cut anywhere, and must give the call that was
+//! rendered.
 
 use std::{collections::BTreeMap, fs, sync::Arc};
 
@@ -114,7 +115,7 @@ const FAMILIES: &[(&str, &str)] = &[
     ("upstage-Solar-Open-100B", "solar"),
 ];
 
-/// What ends a turn; as tokens they end the generation, and are not part of the answer.
+/// Texts that end a turn; as tokens they end the generation, and are not part of the answer.
 const ENDS: &[&str] = &[
     "<|eom_id|>",
     "<|eot_id|>",

@@ -158,7 +158,7 @@ fn bands_have_no_bank_conflicts_and_read_weights_once() {
         });
         let weights = weights.expect("the weights are read");
         // Scales of superblocks that are in a plane of their own lie together, and come from L1 after the first.
-        // Those of groups of Q8_0 are half a sector a superblock.
+        // Scales of groups of Q8_0 take half a sector a superblock.
         let limit = match ty {
             TensorType::Q6_K => 1.4,
             TensorType::Q8_0 => 1.06,

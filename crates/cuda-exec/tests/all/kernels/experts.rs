@@ -165,7 +165,7 @@ fn rows_choose_their_experts_as_a_plain_loop_does() {
             .collect();
         let mut bias = random.values(n_experts);
         if has_ties {
-            // Of equal experts the first is chosen. Zero has two signs.
+            // The first of equal experts is chosen. Zero has two signs.
             for x in &mut logits {
                 *x = x.round();
             }
@@ -419,7 +419,7 @@ fn what_experts_gave_is_weighed_and_added_to_what_was_there() {
         [&choices, &weights, &gates].map(|values| sim.f32s(values));
     let device_places = sim.u32s(&places);
     for carry in 0..3 {
-        // What is overwritten need not be initialized.
+        // Memory that is overwritten need not be initialized.
         let output = if carry == 0 {
             sim.room(n_rows * width * 4)
         } else {

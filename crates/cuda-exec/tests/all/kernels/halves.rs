@@ -235,10 +235,10 @@ fn products_in_f16_read_weights_once() {
     }
 }
 
-/// What a gate and up gave, and what is right.
+/// Results of a gate and up, and the expected sums.
 struct GatedProducts {
     y: Vec<f32>,
-    /// What the quantized rows stand for.
+    /// Values of the quantized rows.
     quantized: Vec<f64>,
     /// Sums of gate and of up, with their magnitudes.
     sums: Vec<[(f64, f64); 2]>,

@@ -167,7 +167,8 @@ fn check(case: &Case, is_decode: bool) -> Counters {
             }
         }
     }
-    // Weights below 1 times values below 1: f32 sums of hundreds of terms. What of a query is beyond f16 has 11 bits: 4 of 75,000.
+    // Weights below 1 times values below 1: f32 sums of hundreds of terms. The part of a query beyond f16 has
+    // 11 bits: 4 of 75,000.
     let tolerance = if case.large > 1.0 { 1e-5 } else { 3e-6 };
     assert_close(&found, &expected, tolerance, "latent attention");
     if case.quantizes && is_decode {

@@ -12,7 +12,7 @@ use crate::kernels::bench::NULL;
 const WIDTH: usize = 512;
 const N_ROWS: usize = 2;
 
-/// What `add_norm` runs on.
+/// Sizes and offsets of the buffers that `add_norm` runs on.
 struct Buffers {
     hidden_len: usize,
     /// Added to the address of the weights.
@@ -26,7 +26,7 @@ const RIGHT: Buffers = Buffers {
     writes_hidden: true,
 };
 
-/// What the simulator finds in `add_norm` after `plant` changed its text.
+/// Returns the simulator's findings in `add_norm` after `plant` changed its text.
 fn findings(buffers: &Buffers, plant: impl Fn(&str) -> String) -> Vec<FindingKind> {
     let text = modules::ptx("norm").expect("a module of that name");
     let changed = plant(&text);
@@ -85,7 +85,7 @@ fn the_kernel_as_it_ships_has_none() {
 
 #[test]
 fn a_missing_barrier_is_a_race_between_warps() {
-    // Those of the other kernels go too, which does not matter here.
+    // Barriers of the other kernels go too, which does not matter here.
     let found = findings(&RIGHT, |text| replaced_all(text, "bar.sync \t0;", ""));
     let is_race = |kind: &FindingKind| {
         matches!(

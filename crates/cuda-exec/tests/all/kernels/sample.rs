@@ -21,10 +21,10 @@ struct Row {
     position: u32,
 }
 
-/// What row 0 and 1 of the step before sampled.
+/// Tokens that rows 0 and 1 of the step before sampled.
 const PREVIOUS: [u32; 2] = [4, 17];
 
-/// What the host and the device say of a row.
+/// The result for a row, from the host or the device.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     id: Option<u32>,
@@ -295,7 +295,7 @@ fn draws_with_every_filter_pick_the_hosts_token() {
         }
     }
     let listed = check(&rows);
-    // Those with top-p or top-k, and none with min-p or temperature alone.
+    // Rows with top-p or top-k list candidates; rows with min-p or temperature alone list none.
     assert!(
         listed[3] > 0 && listed[3] < 100 && listed[0] == 0 && listed[5] == 0,
         "{listed:?}"

@@ -39,7 +39,7 @@ impl Streams {
         [width.div_ceil(256), n_rows, n]
     }
 
-    /// What a kernel makes of the other streams, given a row for each.
+    /// Runs a kernel that changes the other streams, given a row for each, and returns them.
     fn run_on_rows(&mut self, kernel: &str, grid: [usize; 3]) -> Vec<f32> {
         let others = self.sim.f32s(&self.others);
         let arguments = Arguments::new()

@@ -32,7 +32,8 @@ const SOME: [TensorType; 7] = [
 /// Rows of a tile of x.
 const TILE_ROWS: usize = 64;
 
-/// Relative to the sum of magnitudes: weights are rounded to 11 bits, up to three times, and so is x. Of 2^-11 each a sum of hundreds keeps little.
+/// Tolerance relative to the sum of magnitudes: weights are rounded to 11 bits, up to three times, and so is
+/// x. Errors of 2^-11 mostly cancel in a sum of hundreds.
 const ROUNDED: f64 = 3e-4;
 
 /// Rows that are written of tiles, as the program makes them: two or four thread blocks of 8 for the kernels that take all of up to 16 or 32.
@@ -44,7 +45,8 @@ fn n_written(n_rows: usize, width: usize) -> usize {
     }
 }
 
-/// Makes tiles of quantized rows, the first `n_written` of them with the zeros behind; gives tiles and powers. What is not written is no number.
+/// Makes tiles of quantized rows, the first `n_written` of them with the zeros behind, and returns tiles and
+/// powers. The rest is left as NaN.
 fn tiles(
     sim: &mut Sim,
     rows: &Quantized,
@@ -371,7 +373,7 @@ fn wide_products_read_weights_once() {
             buffers.find(|buffer| (necessary * 19 / 20..=necessary).contains(&buffer.unique_loaded_sectors));
         let weights = weights.expect("the weights are read");
         let ratio = weights.loaded_sectors as f64 / weights.unique_loaded_sectors as f64;
-        // Of what lies in planes of its own a load takes a part of a sector, and the next comes from L1.
+        // A load takes a part of a sector from a plane of its own, and the next load gets the rest from L1.
         let limit = match ty {
             TensorType::Q4_K => 1.12,
             TensorType::Q5_K => 1.3,
@@ -382,10 +384,10 @@ fn wide_products_read_weights_once() {
     }
 }
 
-/// What a gate and up gave, and what is right.
+/// Results of a gate and up, and the expected sums.
 struct GatedProducts {
     y: Vec<f32>,
-    /// What the quantized rows stand for.
+    /// Values of the quantized rows.
     quantized: Vec<f64>,
     /// Sums of gate and of up, with their magnitudes.
     sums: Vec<[(f64, f64); 2]>,

@@ -37,7 +37,8 @@ struct Phases {
     /// Whether asynchronous operations see that it was made.
     is_fenced: bool,
     made_by: u32,
-    /// What those who arrived in this phase knew, and in all before.
+    /// Vector clocks of the threads that arrived in this phase or before, joined: their accesses, and their
+    /// fences.
     arriving: [Vec<u32>; 2],
     done: [Vec<u32>; 2],
     /// Copies of this phase that have come.
@@ -287,7 +288,7 @@ impl BlockRunner<'_> {
             raise(&mut barrier.arriving[1], &fences[row]);
             self.end_phase(index);
         }
-        // What the warp does from here on is not what it told.
+        // This arrival does not release the warp's later accesses, so its clock advances.
         self.shared.tick(warp.index);
         Ok(())
     }

@@ -176,7 +176,8 @@ pub(crate) async fn delete(models: Models, mut call: Call) -> Result<Response, A
         let reason = "it was named when the server was started; only models of the folder can be removed";
         return Err(ApiError::invalid("model", reason));
     }
-    // Requests find a model by other names too, such as that of its repository. What is removed is named as it is listed.
+    // Requests find a model by other names too, such as that of its repository. A removal must use the listed
+    // name.
     if tagged(name) != tagged(spec.name()) {
         let reason = format!("the model's name is `{}`", spec.name());
         return Err(ApiError::invalid("model", reason));

@@ -163,7 +163,7 @@ fn generate_prompt(app: &App, request: GenerateRequest) -> Result<Prompt, ApiErr
         .prompt(&messages, &Tools::default(), Turn::Open, variables)
 }
 
-/// What is generated, by the options and the shape of a request.
+/// Makes the parameters of a generation from a request's options and shape.
 fn text_params(
     app: &App,
     call: &mut Call,

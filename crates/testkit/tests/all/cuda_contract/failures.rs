@@ -1,4 +1,4 @@
-//! What happens when something fails: the step at most, never the others, and never a stream that is left capturing.
+//! Failures end one step at most, never the others, and leave no stream capturing.
 
 use tokenmill_backend::{BackendError, Executor, KvType, PageCopy, PageGroup, StepError, StepOutput};
 use tokenmill_gguf::TensorType;
@@ -41,7 +41,7 @@ fn an_error_inside_a_capture_ends_it() {
     for nth in [0, 1, 7, 15] {
         let (rows, gpu) = after(Some(Fault::Launch { after: nth }));
         assert_same_bits(&format!("launch {nth}"), &expected, &rows);
-        // What was recorded up to the error is thrown away.
+        // The recording up to the error is discarded.
         assert_eq!(gpu.simulator.graph_counts().1, 0, "nothing was replayed");
         assert_eq!(gpu.executor.backend().n_graphs(), 0);
     }
@@ -144,7 +144,7 @@ fn too_little_memory_is_known_before_anything_is_uploaded() {
     assert_eq!(kv_tokens, 1 << 20);
     assert!(fitting_kv_tokens > 0 && fitting_kv_tokens < kv_tokens);
     assert_eq!(simulator.copy_counts(), (0, 0));
-    // What would fit does.
+    // The number of tokens that the error calls fitting does fit.
     let fitting = ModelOptions {
         n_pages: Some(fitting_kv_tokens / 16),
         ..wide.clone()

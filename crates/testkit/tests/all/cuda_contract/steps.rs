@@ -1,4 +1,4 @@
-//! What a step costs: launches, copies, waits, and the memory that was planned.
+//! Costs of a step: launches, copies, waits, and the memory that was planned.
 
 use std::collections::BTreeMap;
 

@@ -14,7 +14,7 @@ use crate::kernels::bench::{NULL, Sim, assert_close};
 const DIM: usize = 32;
 const PAGE: usize = 16;
 
-/// What a head of a single token gets that sees the first positions of a page.
+/// Returns the attention of a single token's head that sees the first `n_seen` positions of a page.
 fn attend(types: [KvType; 2], module: &str, q: &[f32], pages: [&[u8]; 2], n_seen: u32) -> Vec<f32> {
     let shape = KvLayerShape {
         n_kv_heads: 1,
@@ -263,7 +263,7 @@ fn queries_beyond_f16_keep_their_size() {
             assert_close(&found, &expected, 2e-3, &format!("a query of {size}, {way}"));
         }
     }
-    // What is beyond twice the range is the largest that there is.
+    // A value beyond twice the range saturates at the largest one.
     let mut q = vec![0.0; DIM];
     q[0] = 1e30;
     for (way, found) in ways(&q) {

@@ -16,7 +16,7 @@ const TOLERANCE: f64 = 2e-5;
 /// Tokens of a chunk, which begins at a multiple of them.
 const CHUNK: usize = 16;
 
-/// What a launch is told about its sequences. A token's position is its row of the inputs.
+/// The sequences of a launch. A token's position is its row of the inputs.
 pub(super) struct Step {
     /// Rows of the inputs that the step has, sequence after sequence.
     tokens: Vec<usize>,
@@ -109,7 +109,7 @@ impl Layer<'_> {
         self.check_company(random);
     }
 
-    /// What a prompt of whole chunks costs token by token, and in chunks.
+    /// Counts the costs of a prompt of whole chunks, token by token and in chunks.
     fn costs(&self, n_tokens: usize) -> [Counters; 2] {
         [false, true].map(|in_chunks| {
             let mut sim = Sim::new();
