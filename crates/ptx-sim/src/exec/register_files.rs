@@ -1,8 +1,8 @@
 //! [`take`] and [`give_back`]: the registers of warps, in memory that later launches use again.
 //!
-//! Separate because kernels share it. Most launches are short, and clearing fresh registers for each took a sixth of the time of tests.
-//! Invariant: a kernel never sees what the memory held. Registers that it may read before it writes them are cleared for each thread
-//! block, and constants are set here.
+//! Separate because kernels share it. Most launches are short, and taking fresh memory for each took a sixth of the time of tests.
+//! Invariant: a kernel never sees what the memory held; it is cleared for each launch. Instructions compute all lanes and keep those that
+//! are active, and what other kernels left in the rest would be slow: small floats that are no normal numbers.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -15,7 +15,7 @@ type File = (Vec<Lanes32>, Vec<Lanes64>);
 
 static KEPT: Mutex<Vec<File>> = Mutex::new(Vec::new());
 
-/// Gives the registers of a warp, at least as many as asked for of each width, with the values that no instruction writes.
+/// Gives the registers of a warp, so many of each width, with the values that no instruction writes.
 pub(super) fn take(n_regs: [usize; 2], uniform32: &[(u16, u32)], uniform64: &[(u16, u64)]) -> File {
     let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner).pop();
     let (mut regs32, mut regs64) = kept.unwrap_or_default();
@@ -25,9 +25,8 @@ pub(super) fn take(n_regs: [usize; 2], uniform32: &[(u16, u32)], uniform64: &[(u
 }
 
 fn fill<T: Copy + Default>(registers: &mut Vec<[T; LANES]>, n: usize, uniform: &[(u16, T)]) {
-    if registers.len() < n {
-        registers.resize(n, [T::default(); LANES]);
-    }
+    registers.clear();
+    registers.resize(n, [T::default(); LANES]);
     for &(register, value) in uniform {
         registers[usize::from(register)] = [value; LANES];
     }
