@@ -83,6 +83,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         );
         return Ok(());
     }
+    // Nothing to look at is no success.
+    ensure!(
+        (modules::all().iter()).any(|module| module.name.contains(&args.filter)),
+        "no module's name contains `{}`; {LOCK} lists them",
+        args.filter
+    );
     let text = fs::read_to_string(root.join(LOCK)).with_context(|| format!("cannot read {LOCK}"))?;
     let mut lock = Lock::parse(&text).with_context(|| format!("{LOCK} is not as this command writes it"))?;
     let sources = sources::hashes(&root.join("kernels"))?;
@@ -119,12 +125,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
     if args.audit {
         let disassembler = Disassembler::fetch(&root.join("target/cuda-disassembler"))?;
-        let named = |module: &KernelModule| lock.modules.iter().find(|locked| locked.name == module.name);
-        let audited: Vec<_> = (modules::all().into_iter())
+        let named = |module: KernelModule| {
+            let locked = lock.modules.iter().find(|locked| locked.name == module.name);
+            let locked = locked.with_context(|| format!("{LOCK} has no module {}", module.name))?;
+            anyhow::Ok((module, locked))
+        };
+        let audited: anyhow::Result<Vec<_>> = (modules::all().into_iter())
             .filter(|module| module.name.contains(&args.filter))
-            .filter_map(|module| named(&module).map(|locked| (module, locked)))
+            .map(named)
             .collect();
-        return audit::run(&toolchain, &disassembler, &audited, &scratch);
+        return audit::run(&toolchain, &disassembler, &audited?, &scratch);
     }
     let (mut new_archive, mut new_lock) = (Vec::new(), Lock::default());
     let mut differing = Vec::new();
@@ -427,6 +437,25 @@ fn parse_log(log: &str) -> Vec<(String, Resources)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_filter_that_no_module_matches_is_an_error() {
+        for words in [&["--audit"][..], &["--check"], &["--check", "--final"], &[]] {
+            let words = ["ptx", "--filter", "matvec_q9_z"].iter().chain(words);
+            let line = <Line as clap::Parser>::try_parse_from(words).unwrap();
+            let error = run(&line.args).unwrap_err().to_string();
+            assert_eq!(
+                error,
+                "no module's name contains `matvec_q9_z`; kernels/ptx.lock lists them"
+            );
+        }
+    }
 
     #[test]
     fn the_version_line_is_lowered_and_nothing_else() {

@@ -84,12 +84,52 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         let name = if uses_graphs { "graphs" } else { "eager" };
         report[name] = measure(&model, args, &device, uses_graphs, is_measured)?;
     }
+    report["replay_against_eager"] = replay_against_eager(&report);
     println!("{report:#}");
+    println!("{}", replay_table(&report["replay_against_eager"]));
     if let Some(path) = &args.json {
         std::fs::write(path, format!("{report:#}\n"))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
+}
+
+/// Puts each batch's replayed steps next to its eager ones; empty where one of both was not run.
+fn replay_against_eager(report: &Value) -> Value {
+    let rows = |way: &str| report[way]["decode"].as_array().cloned().unwrap_or_default();
+    let pairs = rows("graphs").into_iter().zip(rows("eager"));
+    pairs
+        .map(|(replayed, eager)| {
+            let rates = [&replayed, &eager].map(|row| row["tokens_per_s"].as_f64());
+            json!({
+                "sequences": replayed["sequences"],
+                "replayed_tokens_per_s": rates[0],
+                "eager_tokens_per_s": rates[1],
+                "ratio": rates[0].zip(rates[1]).map(|(replayed, eager)| replayed / eager),
+            })
+        })
+        .collect()
+}
+
+/// The same as a table.
+fn replay_table(rows: &Value) -> String {
+    let mut table =
+        "| sequences | replayed, tokens/s | eager, tokens/s | replayed / eager |\n|---:|---:|---:|---:|"
+            .to_owned();
+    for row in rows.as_array().into_iter().flatten() {
+        let number = |name: &str, digits: usize| match row[name].as_f64() {
+            Some(number) => format!("{number:.digits$}"),
+            None => "not measured".to_owned(),
+        };
+        let cells = [
+            row["sequences"].to_string(),
+            number("replayed_tokens_per_s", 1),
+            number("eager_tokens_per_s", 1),
+            number("ratio", 2),
+        ];
+        table += &format!("\n| {} |", cells.join(" | "));
+    }
+    table
 }
 
 /// Bytes read and written in a second by a copy within the device.
@@ -271,4 +311,32 @@ fn wanted(args: &Args, seq_idx: usize, position: usize) -> RowOutput {
         n_prompt: 0,
         mask: tokenmill_backend::RowMask::Any,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replayed_steps_stand_next_to_eager_ones() {
+        let row = |n: usize, rate: Option<f64>| json!({ "sequences": n, "tokens_per_s": rate });
+        let mut report = json!({
+            "graphs": { "decode": [row(1, Some(300.0)), row(64, None)] },
+            "eager": { "decode": [row(1, Some(240.0)), row(64, None)] },
+        });
+        let rows = replay_against_eager(&report);
+        assert_eq!(rows[0]["ratio"], 1.25);
+        let table = replay_table(&rows);
+        let lines: Vec<&str> = table.lines().skip(2).collect();
+        assert_eq!(
+            lines,
+            [
+                "| 1 | 300.0 | 240.0 | 1.25 |",
+                "| 64 | not measured | not measured | not measured |"
+            ]
+        );
+        // With `--once` nothing runs eagerly.
+        report["eager"] = Value::Null;
+        assert_eq!(replay_against_eager(&report), json!([]));
+    }
 }

@@ -40,27 +40,48 @@ const FUSED: [(&str, &str); 3] = [
     ("fma.rn.f16x2", "HFMA2"),
 ];
 
-/// Number of each instruction in each kernel.
-type Counts = BTreeMap<String, BTreeMap<String, usize>>;
+/// Number of each instruction of a kernel.
+type OfKernel = BTreeMap<String, usize>;
+/// The same of each kernel.
+type Counts = BTreeMap<String, OfKernel>;
 
-/// Audits modules and prints a line for each module and GPU.
+static NONE: OfKernel = OfKernel::new();
+
+/// Holds a module's report: a line for each GPU, and what is wrong.
+#[derive(Default)]
+struct Audited {
+    lines: String,
+    findings: Vec<String>,
+}
+
+/// Audits modules, and prints a line for each module and GPU and one for each finding.
 ///
 /// # Errors
-/// Returns a tool's message, or what was found wrong.
+/// Returns a tool's message, or the number of findings.
 pub(super) fn run(
     toolchain: &Toolchain,
     disassembler: &Disassembler,
     modules_of: &[(KernelModule, &LockedModule)],
     scratch: &Path,
 ) -> anyhow::Result<()> {
-    let lines: anyhow::Result<Vec<String>> = (modules_of.par_iter())
+    let audited: anyhow::Result<Vec<Audited>> = (modules_of.par_iter())
         .map(|(module, locked)| audit(toolchain, disassembler, module, locked, scratch))
         .collect();
-    let lines = lines?;
-    for line in &lines {
-        print!("{line}");
+    let audited = audited?;
+    let mut n_findings = 0;
+    for module in &audited {
+        print!("{}", module.lines);
+        for finding in &module.findings {
+            println!("ptx: {finding}");
+        }
+        n_findings += module.findings.len();
     }
-    println!("ptx: {} modules match their PTX", lines.len());
+    ensure!(
+        n_findings == 0,
+        "{n_findings} findings in {} modules",
+        audited.len()
+    );
+    println!("ptx: {} modules match their PTX", audited.len());
     Ok(())
 }
 
@@ -70,13 +91,13 @@ fn audit(
     module: &KernelModule,
     locked: &LockedModule,
     scratch: &Path,
-) -> anyhow::Result<String> {
+) -> anyhow::Result<Audited> {
     let name = module.name.as_str();
     let ptx = modules::ptx(name).with_context(|| format!("the archive has no PTX of {name}"))?;
     let written = counts(ptx.lines().map(str::trim_start), |line| {
         Some(line.split_once(".entry ")?.1.split('(').next()?.trim())
     });
-    let mut lines = String::new();
+    let mut audited = Audited::default();
     for (column, architecture) in ARCHITECTURES.into_iter().enumerate() {
         let Some(text) = text_for(module, &ptx, architecture) else {
             continue;
@@ -108,28 +129,33 @@ fn audit(
         let mut n_bytes = 0;
         for (kernel, resources) in &locked.kernels {
             let place = format!("{name}: {kernel} on {architecture}");
-            let bytes = code.kernels.get(kernel.as_str());
-            let bytes = bytes.with_context(|| format!("{place}: no code"))?;
+            let Some(bytes) = code.kernels.get(kernel.as_str()) else {
+                audited.findings.push(format!("{place}: no code"));
+                continue;
+            };
             n_bytes += bytes.len();
-            ensure!(
-                apart.kernels.get(kernel.as_str()) == Some(bytes),
-                "{place}: products and sums are fused that the PTX rounds separately"
-            );
+            if apart.kernels.get(kernel.as_str()) != Some(bytes) {
+                let finding = "products and sums are fused that the PTX rounds separately";
+                audited.findings.push(format!("{place}: {finding}"));
+            }
             let said = resources[column].as_ref().map(|one| one.code_bytes as usize);
-            ensure!(
-                said == Some(bytes.len()),
-                "{place}: {said:?} bytes of code in the lock, {}",
-                bytes.len()
-            );
-            let n_made = |mnemonic: &str| made.get(kernel).map_or(0, |of| count(of, mnemonic));
-            for (mnemonic, wanted) in KEPT {
-                let n_written = written.get(kernel).map_or(0, |of| count(of, mnemonic));
-                let n_kept: usize = wanted.iter().map(|mnemonic| n_made(mnemonic)).sum();
-                ensure!(
-                    n_written == 0 || n_kept > 0,
-                    "{place}: {mnemonic} without {}",
-                    wanted.join(" or ")
-                );
+            if said != Some(bytes.len()) {
+                let finding = format!("{said:?} bytes of code in the lock, {}", bytes.len());
+                audited.findings.push(format!("{place}: {finding}"));
+            }
+            for (mnemonic, wanted) in lost(
+                written.get(kernel).unwrap_or(&NONE),
+                made.get(kernel).unwrap_or(&NONE),
+            ) {
+                let finding = format!("{mnemonic} without {}", wanted.join(" or "));
+                audited.findings.push(format!("{place}: {finding}"));
+            }
+        }
+        // A kernel that the lock does not know was audited by nobody.
+        for kernel in code.kernels.keys() {
+            if !locked.kernels.iter().any(|(known, _)| known == kernel) {
+                let finding = format!("{name}: {kernel} on {architecture}: not in the lock");
+                audited.findings.push(finding);
             }
         }
         let sums = FUSED.map(|(mnemonic, made_of_it)| {
@@ -143,14 +169,26 @@ fn audit(
             )
         });
         let sums = sums.join(", ");
-        writeln!(lines, "{name} {architecture}: {n_bytes} bytes of code, {sums}")
-            .expect("a string takes all");
+        writeln!(
+            audited.lines,
+            "{name} {architecture}: {n_bytes} bytes of code, {sums}"
+        )
+        .expect("a string takes all");
     }
-    Ok(lines)
+    Ok(audited)
+}
+
+/// Returns the PTX instructions of a kernel that none of the GPU instructions in [`KEPT`] carries out, with those.
+fn lost(written: &OfKernel, made: &OfKernel) -> Vec<(&'static str, &'static [&'static str])> {
+    (KEPT.into_iter())
+        .filter(|(mnemonic, wanted)| {
+            count(written, mnemonic) > 0 && wanted.iter().all(|mnemonic| count(made, mnemonic) == 0)
+        })
+        .collect()
 }
 
 /// Counts the instructions whose mnemonic has a prefix.
-fn count(of_kernel: &BTreeMap<String, usize>, mnemonic: &str) -> usize {
+fn count(of_kernel: &OfKernel, mnemonic: &str) -> usize {
     (of_kernel.iter())
         .filter(|(name, _)| name.starts_with(mnemonic))
         .map(|(_, n)| n)
@@ -203,6 +241,31 @@ fn mnemonic_of(line: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_instruction_that_nothing_carries_out_is_lost() {
+        let of = |mnemonics: &[&str]| -> OfKernel {
+            mnemonics
+                .iter()
+                .map(|mnemonic| ((*mnemonic).to_owned(), 1))
+                .collect()
+        };
+        let check = |written: &[&str], made: &[&str], expected: &[&str]| {
+            let found: Vec<&str> = (lost(&of(written), &of(made)).into_iter())
+                .map(|(mnemonic, _)| mnemonic)
+                .collect();
+            assert_eq!(found, expected);
+        };
+        let product = "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32";
+        check(&[product], &["IMMA.16832.S8.S8"], &[]);
+        check(&[product, "fma.rn.f32"], &["FFMA"], &["mma.sync"]);
+        check(
+            &["cp.async.cg.shared.global", "ldmatrix.sync"],
+            &["LDSM.16.M88.4"],
+            &["cp.async.cg"],
+        );
+        check(&[], &["HMMA.16816.F32"], &[]);
+    }
 
     #[test]
     fn instructions_are_counted_by_kernel_in_both_languages() {
