@@ -10,6 +10,8 @@ mod script;
 use pieces::{control_marks, cut, tokenizer};
 use script::{Script, Writer};
 
+use tokenmill_testkit::rounds;
+
 use super::{Arc, Dice, FORMATS, Value, json};
 use crate::{
     calls::{
@@ -20,7 +22,7 @@ use crate::{
     constraint::{ConstraintCompiler, ConstraintMatcher, ControlTokens, Segment},
 };
 
-/// Scripts for each family and way of reasoning.
+/// Scripts for each family and way of reasoning; `TOKENMILL_TEST_SECONDS` and `TOKENMILL_TEST_SEED` try more.
 const N_SCRIPTS: u64 = 6;
 
 fn tools(is_strict: bool) -> Value {
@@ -232,8 +234,9 @@ fn formats() -> Vec<ReplyFormat> {
 #[test]
 fn what_models_write_around_and_inside_calls_is_read_and_let_through() {
     let mut faults = Vec::new();
-    for (idx, format) in formats().iter().enumerate() {
-        for seed in 0..N_SCRIPTS {
+    let formats = formats();
+    for seed in rounds("what models write around calls", N_SCRIPTS) {
+        for (idx, format) in formats.iter().enumerate() {
             let mut writer = Writer {
                 row: format.calls,
                 dice: Dice((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ idx as u64),

@@ -1,0 +1,120 @@
+//! [`rounds`]: which rounds of a generator a run tries, and for how long.
+//!
+//! Separate from [`cases`](crate::cases()), which cuts grids of a known size: a generator has no end. Invariant: a round is its seed, so that
+//! it can be tried again alone.
+
+use std::{
+    io::{self, Write as _},
+    ops::RangeFrom,
+    time::{Duration, Instant},
+};
+
+/// The variable that asks for more rounds, for so many seconds.
+const SECONDS: &str = "TOKENMILL_TEST_SECONDS";
+
+/// The variable that sets the first seed.
+const SEED: &str = "TOKENMILL_TEST_SEED";
+
+/// Gives the seeds of a generator: `n` of them from 0 on. `TOKENMILL_TEST_SECONDS=3600` goes on for an hour, `TOKENMILL_TEST_SEED=7`
+/// begins with seed 7. The seed of a round that fails is printed.
+///
+/// ```
+/// use tokenmill_testkit::{Random, rounds};
+///
+/// for seed in rounds("sums", 100) {
+///     let mut random = Random::new(seed);
+///     let (a, b) = (random.below(1000), random.below(1000));
+///     assert_eq!(a + b, b + a);
+/// }
+/// ```
+///
+/// # Panics
+/// If one of the variables is no number.
+pub fn rounds(generator: &'static str, n: u64) -> Rounds {
+    let number = |name: &str| -> Option<u64> {
+        let text = std::env::var(name).ok()?;
+        let number = text.parse().ok();
+        Some(number.unwrap_or_else(|| panic!("{name} is `{text}`, expected a number")))
+    };
+    let first = number(SEED).unwrap_or(0);
+    Rounds {
+        generator,
+        seeds: first..,
+        newest: None,
+        n_least: first.saturating_add(n),
+        until: number(SECONDS).map(|seconds| Instant::now() + Duration::from_secs(seconds)),
+    }
+}
+
+/// Iterates over seeds; see [`rounds`].
+#[derive(Debug)]
+pub struct Rounds {
+    generator: &'static str,
+    seeds: RangeFrom<u64>,
+    newest: Option<u64>,
+    /// Seed behind the last one that is always tried.
+    n_least: u64,
+    until: Option<Instant>,
+}
+
+impl Iterator for Rounds {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        let goes_on = match self.until {
+            Some(until) => Instant::now() < until,
+            None => self.seeds.start < self.n_least,
+        };
+        if !goes_on {
+            if self.until.is_some() {
+                self.tell("reached");
+            }
+            self.newest = None;
+            return None;
+        }
+        self.newest = self.seeds.next();
+        if self.until.is_some() && self.newest.is_some_and(|seed| seed % 64 == 0) {
+            self.tell("at");
+        }
+        self.newest
+    }
+}
+
+impl Rounds {
+    fn tell(&self, what: &str) {
+        if let Some(seed) = self.newest {
+            // The test harness keeps back what is printed, and loses it if the process aborts.
+            let _ = writeln!(io::stderr(), "{}: {what} {SEED}={seed}", self.generator);
+        }
+    }
+}
+
+impl Drop for Rounds {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.tell("failed with");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generator_tries_its_seeds_in_order() {
+        let ends = |until| {
+            let rounds = Rounds {
+                generator: "test",
+                seeds: 3..,
+                newest: None,
+                n_least: 6,
+                until,
+            };
+            rounds.take(100).collect::<Vec<_>>()
+        };
+        assert_eq!(ends(None), [3, 4, 5]);
+        assert_eq!(ends(Some(Instant::now())), [0; 0]);
+        assert_eq!(ends(Some(Instant::now() + Duration::from_mins(1))).len(), 100);
+    }
+}
