@@ -23,3 +23,21 @@ pub(crate) fn listen_unix(path: &Path) -> io::Result<UnixListener> {
     socket.bind(path)?;
     socket.listen(QUEUE_LEN)
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::accept_queue::tests::n_clients;
+
+    #[tokio::test]
+    async fn a_burst_connects_while_nobody_accepts() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("socket");
+        let _listener = listen_unix(&path).expect("a free path");
+        let mut clients = Vec::new();
+        for _ in 0..n_clients() {
+            let client = tokio::net::UnixStream::connect(&path).await;
+            clients.push(client.expect("room in the queue"));
+        }
+    }
+}
