@@ -27,55 +27,31 @@ pub(crate) fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(QUEUE_LEN)
 }
 
+/// Returns a number of clients that is more than common queues hold, and no more than the kernel allows.
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) fn burst_len() -> usize {
+    let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").expect("Linux has it");
+    most.trim().parse::<usize>().expect("a number").min(400)
+}
+
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use std::time::Duration;
 
-    use tokio::{
-        net::{TcpStream, UnixStream},
-        time::timeout,
-    };
+    use tokio::{net::TcpStream, time::timeout};
 
     use super::*;
-    use crate::unix_socket::listen_unix;
-
-    /// Well below the first retry of a `SYN`.
-    const SOON: Duration = Duration::from_millis(500);
-
-    /// More clients than common queues hold, and no more than the kernel allows.
-    fn n_clients() -> usize {
-        let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").expect("Linux has it");
-        most.trim().parse::<usize>().expect("a number").min(400)
-    }
 
     #[tokio::test]
-    async fn a_burst_connects_while_nobody_accepts() {
+    async fn a_burst_connects_while_no_client_is_accepted() {
         let listener = listen_tcp(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         let mut clients = Vec::new();
-        for at in 0..n_clients() {
-            let connected = timeout(SOON, TcpStream::connect(address)).await;
-            clients.push(
-                connected
-                    .unwrap_or_else(|_| panic!("client {at} waits"))
-                    .expect("a connection"),
-            );
-        }
-    }
-
-    #[tokio::test]
-    async fn a_burst_connects_to_a_unix_socket_while_nobody_accepts() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("socket");
-        let _listener = listen_unix(&path).expect("a free path");
-        let mut clients = Vec::new();
-        for at in 0..n_clients() {
-            let connected = timeout(SOON, UnixStream::connect(&path)).await;
-            clients.push(
-                connected
-                    .unwrap_or_else(|_| panic!("client {at} waits"))
-                    .expect("a connection"),
-            );
+        for at in 0..burst_len() {
+            // Well below the first retry of a `SYN`.
+            let connected = timeout(Duration::from_millis(500), TcpStream::connect(address)).await;
+            let connected = connected.unwrap_or_else(|_| panic!("client {at} waits"));
+            clients.push(connected.expect("a connection"));
         }
     }
 }

@@ -211,7 +211,7 @@ fn clients_of_ollama_pull_and_delete_where_that_is_allowed() {
     ];
     let args = ["demo", "-c", "64", "--models-dir", arg(folder.path())];
     let of = |name: &str| json!({ "model": name }).to_string();
-    // By default nobody may.
+    // By default both are refused.
     let server = Server::start_in(&variables, &args);
     assert_eq!(server.ask("POST", "/api/pull", &of(NAME)).0, 501);
     assert_eq!(server.ask("DELETE", "/api/delete", &of("own")).0, 501);
