@@ -15,7 +15,7 @@ const SECONDS: &str = "TOKENMILL_TEST_SECONDS";
 /// The variable that sets the first seed.
 const SEED: &str = "TOKENMILL_TEST_SEED";
 
-/// Gives the seeds of a generator: `n` of them from 0 on. `TOKENMILL_TEST_SECONDS=3600` goes on for an hour, `TOKENMILL_TEST_SEED=7`
+/// Gives the seeds of a generator: `n` of them from 0 on. `TOKENMILL_TEST_SECONDS=3600` continues for an hour, `TOKENMILL_TEST_SEED=7`
 /// begins with seed 7. The seed of a round that fails is printed.
 ///
 /// ```
