@@ -151,7 +151,7 @@ fn audit(
                 audited.findings.push(format!("{place}: {finding}"));
             }
         }
-        // No audit has seen a kernel that the lock does not know.
+        // A kernel without a line in the lock would go unaudited.
         for kernel in code.kernels.keys() {
             if !locked.kernels.iter().any(|(known, _)| known == kernel) {
                 let finding = format!("{name}: {kernel} on {architecture}: not in the lock");
