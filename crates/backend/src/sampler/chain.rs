@@ -26,6 +26,9 @@ pub(super) struct Chain<'a> {
     /// Scratch row of logits, `[n_vocab]`.
     pub(super) row: &'a mut Vec<f32>,
     pub(super) n_vocab: usize,
+    /// Tokens with a logit of negative infinity that no step has cut off. The entropy is measured against that of all tokens, and llama.cpp
+    /// counts these among them.
+    pub(super) n_forbidden: usize,
 }
 
 impl Chain<'_> {
@@ -47,21 +50,35 @@ impl Chain<'_> {
         gumbel::race(candidates, 1.0, self.request.params.seed, self.request.position)
     }
 
-    fn apply(&mut self, step: SamplerStep, candidates: &mut Vec<Candidate>) {
+    /// Takes one step.
+    pub(super) fn apply(&mut self, step: SamplerStep, candidates: &mut Vec<Candidate>) {
         let params = self.request.params;
+        let n_before = candidates.len();
         match step {
             SamplerStep::Penalties if params.penalizes_tokens() => self.penalize(false, candidates),
             SamplerStep::Dry if params.dry.is_some() => self.penalize(true, candidates),
-            SamplerStep::TopNSigma => keep_near(candidates, params.top_n_sigma),
-            SamplerStep::TopK if params.top_k > 0 => keep_best(candidates, params.top_k as usize),
+            SamplerStep::TopNSigma => {
+                keep_near(candidates, params.top_n_sigma);
+                self.n_forbidden += n_before - candidates.len();
+            }
+            SamplerStep::TopK if params.top_k > 0 => {
+                let k = params.top_k as usize;
+                keep_best(candidates, k);
+                self.n_forbidden = self.n_forbidden.min(k - candidates.len());
+            }
             SamplerStep::Typical if params.typical_p < 1.0 => {
                 let max = max_logit(candidates);
                 keep_typical(candidates, max, params.typical_p);
+                self.n_forbidden = 0;
             }
-            SamplerStep::TopP if params.top_p < 1.0 => keep_top_p(candidates, params.top_p),
+            SamplerStep::TopP if params.top_p < 1.0 => {
+                keep_top_p(candidates, params.top_p);
+                self.n_forbidden = 0;
+            }
             SamplerStep::MinP if params.min_p > 0.0 => {
                 let threshold = max_logit(candidates) + params.min_p.ln();
                 candidates.retain(|candidate| candidate.logit >= threshold);
+                self.n_forbidden = 0;
             }
             SamplerStep::Xtc => {
                 if let Some(xtc) = params.xtc {
@@ -71,10 +88,15 @@ impl Chain<'_> {
             }
             SamplerStep::Temperature => {
                 let temperature = match params.dynamic_temperature {
-                    Some(dynamic) => dynamic_temperature(candidates, params.temperature, dynamic),
+                    Some(dynamic) => {
+                        dynamic_temperature(candidates, self.n_forbidden, params.temperature, dynamic)
+                    }
                     None => params.temperature,
                 };
                 heat(candidates, temperature);
+                if temperature <= 0.0 {
+                    self.n_forbidden += n_before - candidates.len();
+                }
             }
             SamplerStep::Penalties
             | SamplerStep::Dry
@@ -105,7 +127,18 @@ impl Chain<'_> {
 
     fn draw_by_mirostat(&mut self, mirostat: &Mirostat, candidates: &mut Vec<Candidate>) -> u32 {
         let position = self.request.position;
-        let bound = mirostat.bound(position);
+        self.keep_unsurprising(mirostat, mirostat.bound(position), candidates);
+        let id = self.race(candidates);
+        let log_sum = log2_sum(candidates);
+        let drawn = candidates.iter().find(|candidate| candidate.id == id);
+        let drawn = drawn.expect("one of the candidates was drawn");
+        let surprise = log_sum - log2(*drawn, candidates[0].logit);
+        mirostat.observe(position, surprise as f32);
+        id
+    }
+
+    /// Keeps the tokens that mirostat leaves at this bound of surprise, in bits, likeliest first.
+    pub(super) fn keep_unsurprising(&self, mirostat: &Mirostat, bound: f32, candidates: &mut Vec<Candidate>) {
         candidates.sort_unstable_by(Candidate::by_likelihood);
         match mirostat.version {
             MirostatVersion::One => {
@@ -121,13 +154,6 @@ impl Chain<'_> {
                 candidates.truncate(n.unwrap_or(candidates.len()).max(1));
             }
         }
-        let id = self.race(candidates);
-        let log_sum = log2_sum(candidates);
-        let drawn = candidates.iter().find(|candidate| candidate.id == id);
-        let drawn = drawn.expect("one of the candidates was drawn");
-        let surprise = log_sum - log2(*drawn, candidates[0].logit);
-        mirostat.observe(position, surprise as f32);
-        id
     }
 }
 
@@ -218,12 +244,18 @@ fn heat(candidates: &mut Vec<Candidate>, temperature: f32) {
     keep_best(candidates, 1);
 }
 
-/// Computes the temperature from the entropy of the candidates.
-fn dynamic_temperature(candidates: &[Candidate], temperature: f32, dynamic: DynamicTemperature) -> f32 {
+/// Computes the temperature from the entropy of the candidates, relative to that of equally likely tokens with the forbidden ones.
+fn dynamic_temperature(
+    candidates: &[Candidate],
+    n_forbidden: usize,
+    temperature: f32,
+    dynamic: DynamicTemperature,
+) -> f32 {
     if dynamic.range <= 0.0 {
         return temperature;
     }
-    if candidates.len() < 2 {
+    let n_tokens = candidates.len() + n_forbidden;
+    if n_tokens < 2 {
         return 1.0;
     }
     let max = max_logit(candidates);
@@ -235,7 +267,7 @@ fn dynamic_temperature(candidates: &[Candidate], temperature: f32, dynamic: Dyna
         .filter(|&share| share > 0.0)
         .map(|share| -share * share.ln())
         .sum();
-    let share = (entropy / (candidates.len() as f64).ln()).clamp(0.0, 1.0);
+    let share = (entropy / (n_tokens as f64).ln()).clamp(0.0, 1.0);
     let least = (temperature - dynamic.range).max(0.0);
     let most = temperature + dynamic.range;
     least + (most - least) * share.powf(f64::from(dynamic.exponent)) as f32

@@ -148,6 +148,7 @@ impl Sampler {
                 penalties: &mut self.penalties,
                 row: &mut self.row,
                 n_vocab: row.n_vocab(),
+                n_forbidden: row.n_vocab() - candidates.len(),
             };
             return chain.draw(candidates);
         }
@@ -232,5 +233,7 @@ fn keep_typical(candidates: &mut Vec<Candidate>, max: f32, typical_p: f32) {
 
 #[cfg(test)]
 mod chain_tests;
+#[cfg(test)]
+mod llama_cpp_tests;
 #[cfg(test)]
 mod tests;

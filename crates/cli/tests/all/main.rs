@@ -46,10 +46,14 @@ mod gpu_tiers;
 #[cfg(feature = "cuda")]
 mod group;
 mod help;
+#[cfg(target_os = "linux")]
+mod hostile_files;
 mod hub;
 mod images;
 #[cfg(target_os = "linux")]
 mod interrupt;
+#[cfg(target_os = "linux")]
+mod large_fields;
 mod memory;
 #[cfg(target_os = "linux")]
 mod mix;
