@@ -7,7 +7,7 @@
 
 # In their order. Models are made next to checks that need none, behind the driver's compiler, which wants the CPUs for itself.
 first_parts="facts self-test kernel-checks jit ways compare parity cubins bench kernels"
-red_parts="bisect conformance doctor"
+red_parts=${RED_PARTS:-bisect conformance doctor}
 
 # Whether there is a GPU to use: the program computes something, for which it loads the kernels that it needs.
 check_device() {

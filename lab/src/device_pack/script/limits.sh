@@ -81,7 +81,7 @@ begins() {
 
 # anywhere NEEDS NAME COMMAND...: runs it with its output in a log, if so many seconds are left.
 anywhere() {
-    local needs=$1 name=$2 status seconds limit reason rest
+    local needs=$(($1 * ${NEEDS_PERCENT:-100} / 100)) name=$2 status seconds limit reason rest
     shift 2
     rm -f "$results/$name.json" "$results/$name.json.new" "$results/$name.log"
     rest=$(left)

@@ -11,7 +11,8 @@
 # PARTS="self-test parity"      runs only these, in their order here
 # BENCH_PRESETS="llama-3-8b:Q4_K_M ..."  chooses the models of the benches, the first of them also for what follows; SMALL_PRESET that of the checks
 # BENCH_ARGS, BATCHES_ARGS, ... lengths of the benches, the server's options and the load, as they stand in the files of calls
-# PART_LIMIT_S                  what a part may take
+# PART_LIMIT_S, NEEDS_PERCENT   what a part may take, and the share of the usual seconds that must be left for one to begin
+# RED_PARTS                     the parts of the second call if the first failed
 # PARITY_ARGS, CONFORMANCE_ARGS, CHECK_ARGS, BISECT_ARGS  further arguments of these, such as --filter
 # PREDICTIONS=h200              takes the predictions for this GPU instead of those for the one that is there
 # CUBINS=FILE                   kernels compiled ahead, instead of the pack's
