@@ -7,7 +7,9 @@ mod distributions;
 mod earlier;
 mod following;
 
-use tokenmill_backend::{Executor, SamplingParams};
+use tokenmill_backend::{
+    DynamicTemperature, Executor, Mirostat, MirostatVersion, SamplerStep, SamplingParams, Xtc,
+};
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{Descriptor, ModelOptions, WindowPages};
 use tokenmill_sched::{
@@ -145,6 +147,52 @@ struct Request {
     cancels_after: Option<usize>,
 }
 
+/// Samplers that only the host has, with mirostat, whose draws depend on those before, and steps in any order.
+fn by_steps(random: &mut Random) -> SamplingParams {
+    let mut sampling = SamplingParams {
+        temperature: 0.4,
+        seed: random.below(1000) as u64,
+        n_logprobs: (random.below(2) == 0).then_some(1),
+        ..SamplingParams::default()
+    };
+    match random.below(6) {
+        0 => {
+            sampling.xtc = Some(Xtc {
+                probability: 0.5,
+                threshold: 0.1,
+            });
+        }
+        1 => {
+            sampling.dynamic_temperature = Some(DynamicTemperature {
+                range: 0.3,
+                exponent: 1.5,
+            });
+        }
+        2 => sampling.top_n_sigma = 1.0,
+        3 => {
+            let mut order = SamplerStep::DEFAULT_ORDER.to_vec();
+            random.shuffle(&mut order);
+            sampling = SamplingParams {
+                order: Some(order),
+                top_k: 4,
+                top_p: 0.9,
+                repeat_penalty: 1.1,
+                penalty_last_n: 12,
+                ..sampling
+            };
+        }
+        version => {
+            let version = match version {
+                4 => MirostatVersion::One,
+                _ => MirostatVersion::Two,
+            };
+            let (target, rate) = (1.0 + random.below(3) as f32, [0.1, 0.7][random.below(2)]);
+            sampling.mirostat = Some(Mirostat::new(version, target, rate));
+        }
+    }
+    sampling
+}
+
 /// Prompts that repeat themselves, most of which begin alike, and all kinds of parameters.
 fn request(random: &mut Random, shared: &[u32]) -> Request {
     let n_vocab = tiny_llama().n_vocab;
@@ -155,9 +203,10 @@ fn request(random: &mut Random, shared: &[u32]) -> Request {
     for _ in 0..=random.below(5) {
         prompt.extend(&phrase);
     }
-    let mut sampling = match random.below(3) {
+    let mut sampling = match random.below(5) {
         0 => SamplingParams::default(),
-        1 => SamplingParams {
+        1 | 2 => by_steps(random),
+        3 => SamplingParams {
             temperature: 0.2,
             seed: random.below(1000) as u64,
             n_logprobs: Some(2),
