@@ -7,10 +7,12 @@ mod constraint_instances;
 mod differential;
 mod odd_files;
 mod pattern_spellings;
+mod references;
 mod robustness;
 mod support {
-    //! Vocabularies and words that fuzz targets use too.
+    //! Vocabularies, words and references that fuzz targets use too.
 
+    pub(crate) mod references;
     pub(crate) mod template_words;
     pub(crate) mod tokenizer_parts;
     pub(crate) mod vocabularies;
