@@ -168,7 +168,8 @@ impl Harness {
     }
 }
 
-fn endpoint_of(letter: u8) -> &'static str {
+/// The path that a letter stands for.
+pub(crate) fn endpoint_of(letter: u8) -> &'static str {
     ENDPOINTS[usize::from(letter.wrapping_sub(b'a')) % ENDPOINTS.len()]
 }
 

@@ -186,6 +186,29 @@ async fn messages_have_blocks_of_thinking_text_and_calls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_is_cut_anywhere_has_the_same_blocks_whole_and_streamed() {
+    let Some(server) = start(ANSWER).await else { return };
+    let tool = json!({ "name": "weather", "input_schema": { "type": "object" } });
+    for max_tokens in 1..40 {
+        let mut body = json!({ "max_tokens": max_tokens, "messages": [{ "role": "user", "content": "Well?" }], "tools": [tool] });
+        let whole = server.post_ok("/v1/messages", &body).await;
+        let kinds = |blocks: &mut dyn Iterator<Item = &Value>| -> Vec<String> {
+            blocks
+                .map(|block| block["type"].as_str().expect("a type").to_owned())
+                .collect()
+        };
+        let of_whole = kinds(&mut whole["content"].as_array().expect("blocks").iter());
+        body["stream"] = json!(true);
+        let streamed = events(&server, "/v1/messages", &body).await;
+        let starts = streamed
+            .iter()
+            .filter(|event| event["type"] == "content_block_start");
+        let of_stream = kinds(&mut starts.map(|event| &event["content_block"]));
+        assert_eq!(of_stream, of_whole, "of {max_tokens} tokens");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn tools_of_anthropics_servers_are_left_out_and_named() {
     let Some(server) = start(ANSWER).await else { return };
     let own = json!({ "type": "custom", "name": "weather", "input_schema": { "type": "object" } });
@@ -300,6 +323,8 @@ async fn responses_have_items_and_are_remembered() {
     let expected = ["reasoning", "message", "function_call", "function_call"];
     assert_eq!(kinds(&whole["output"]), expected);
     assert_eq!(whole["output"][2]["arguments"], "{\"city\": \"Bern\"}");
+    // OpenAI's packages refuse an answer without it.
+    assert_eq!(whole["usage"]["input_tokens_details"]["cache_write_tokens"], 0);
 
     let result = json!([{ "type": "function_call_output", "call_id": whole["output"][2]["call_id"], "output": "Rain." }]);
     let mut next = body.clone();

@@ -3,6 +3,7 @@
 //! One binary, so that it links once. Every test starts its own server, on a port that the system chooses.
 
 mod adapters;
+mod after_refusals;
 mod agents;
 mod any_name;
 mod babble;

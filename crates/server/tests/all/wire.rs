@@ -119,6 +119,11 @@ impl Exchange {
 
     /// Reads the rest of the response.
     pub(crate) async fn reply(mut self) -> Reply {
+        self.next_reply().await
+    }
+
+    /// Reads a response, behind which another may come.
+    pub(crate) async fn next_reply(&mut self) -> Reply {
         let (status, headers) = self.head().await;
         let mut body = Vec::new();
         if self.is_chunked {

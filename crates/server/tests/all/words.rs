@@ -82,6 +82,22 @@ fn decode_base64(text: &str) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn as_many_inputs_are_embedded_at_once_as_by_openai() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let reply = server
+        .post("/v1/embeddings", &json!({ "input": vec!["a"; 2049] }))
+        .await;
+    assert_eq!(reply.status, 400, "{}", reply.text());
+    assert!(reply.text().contains("expected 1 to 2048"), "{}", reply.text());
+    let reply = server
+        .post_ok("/v1/embeddings", &json!({ "input": vec!["a"; 600] }))
+        .await;
+    assert_eq!(reply["data"].as_array().expect("a list").len(), 600);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_model_is_listed_under_its_names() {
     let Some(server) = TestServer::start().await else {
         return;
