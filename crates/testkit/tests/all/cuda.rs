@@ -34,7 +34,7 @@ const INVARIANT: Subject = Subject {
 
 /// Sequences do not depend on their company, to the bit.
 mod with_batch_invariance {
-    use super::{INVARIANT, conformance};
+    use super::{Features, INVARIANT, RANDOM_NETWORKS, Subject, conformance};
 
     #[test]
     fn rows_do_not_depend_on_company() {
