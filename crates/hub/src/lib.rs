@@ -56,7 +56,7 @@ pub use model_name::ModelName;
 pub use model_type::{is_model_file_name, variants_of_file};
 pub use observer::{PullEvent, PullObserver};
 pub use on_disk::{DiskUse, InterruptedPull};
-pub use pull::{PullPlan, PullWishes, PulledModel, find_stored, plan, pull};
+pub use pull::{PullPlan, PullWishes, PulledModel, SAFETENSORS, find_stored, plan, pull};
 pub use settings::{HubSettings, HubToken, folder_of_caches};
 pub use source::{SourceName, SourcePlan, SourceRemoval};
 pub use stored::{Removal, StoredModel, stored_models};

@@ -84,7 +84,7 @@ pub struct PulledModel {
 }
 
 /// Type name of safetensors models.
-pub(crate) const SAFETENSORS: &str = "safetensors";
+pub const SAFETENSORS: &str = "safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Gets a model: downloads the parts that are not in the cache.

@@ -259,10 +259,10 @@ impl SourceRemoval {
     /// Deletes the files.
     ///
     /// # Errors
-    /// An error if a file cannot be removed.
-    pub fn apply(self) -> Result<(), HubError> {
+    /// As [`Removal::apply`].
+    pub fn apply(self, observer: &dyn PullObserver) -> Result<(), HubError> {
         match self {
-            Self::Hub(removal) => removal.apply(),
+            Self::Hub(removal) => removal.apply(observer),
             Self::Ollama(removal) => removal.apply(),
         }
     }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    HubError, HubSettings, ModelName,
+    HubError, HubSettings, ModelName, PullObserver,
     cache::{Cache, Entry, Waiter},
     choice::{Variant, choose, nextn, variants},
     on_disk::{bytes_below, file_bytes, incomplete_files},
@@ -212,8 +212,8 @@ impl Removal {
     /// Deletes the files: links first, so that no listed model lacks its bytes.
     ///
     /// # Errors
-    /// An error if a file cannot be removed.
-    pub fn apply(self) -> Result<(), HubError> {
+    /// An error if a file cannot be removed, and [`HubError::Cancelled`] if the observer ends the wait for a download of such a file.
+    pub fn apply(self, observer: &dyn PullObserver) -> Result<(), HubError> {
         self.cache.prepare()?;
         // Wait for a running pull of such a file.
         let incomplete = if self.takes_all {
@@ -223,10 +223,7 @@ impl Removal {
         };
         let names = (self.blobs.iter()).filter_map(|blob| blob.file_name()?.to_str());
         let of_incomplete = (incomplete.iter()).filter_map(|(path, _)| Cache::etag_of_incomplete(path));
-        let waiter = Waiter {
-            observer: &(),
-            file: None,
-        };
+        let waiter = Waiter { observer, file: None };
         // Each once: a file may exist both complete and in part, and waiting for a lock held by this process
         // would block forever.
         let names: BTreeSet<&str> = names.chain(of_incomplete).collect();

@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Failure::usage(format!("`{name}` is still there")).hint("`--yes` removes it without asking")
         );
     }
-    removal.apply()?;
+    removal.apply(&())?;
     note!(
         "{}",
         visible(&format!("removed {name}{models}; {freed} are free again"))

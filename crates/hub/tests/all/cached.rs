@@ -105,12 +105,12 @@ fn a_removal_leaves_what_other_snapshots_use() {
         (removal.freed_bytes, removal.labels.as_slice()),
         (6_000, ["Q8_0".to_owned()].as_slice())
     );
-    removal.apply().unwrap();
+    removal.apply(&()).unwrap();
     assert_eq!(fs::read(other.join("part.bin")).unwrap().len(), 5_000);
     assert_eq!(stored(&hub, "org/model-GGUF").as_deref(), Some("Q4_K_M"));
 
     let whole = Removal::of(&"org/model-GGUF".parse().unwrap(), &hub.settings()).unwrap();
-    whole.apply().unwrap();
+    whole.apply(&()).unwrap();
     assert!(!folder.exists());
     let gone = Removal::of(&"org/model-GGUF".parse().unwrap(), &hub.settings());
     assert!(matches!(gone, Err(HubError::NotStored { .. })));
@@ -131,7 +131,7 @@ fn a_removal_does_not_wait_for_itself_and_leaves_another_types_download() {
     }
     let remove = |name: &str| {
         let removal = Removal::of(&name.parse().unwrap(), &hub.settings()).unwrap();
-        removal.apply().unwrap();
+        removal.apply(&()).unwrap();
     };
     remove("org/model-GGUF:Q4_K_M");
     assert!(!pulled.path.exists() && of_another.exists());
@@ -152,7 +152,7 @@ fn a_folder_and_a_file_of_one_snapshot_are_removed_apart() {
     let remove = |name: &str| {
         let removal = Removal::of(&name.parse().unwrap(), &hub.settings()).unwrap();
         let labels = removal.labels.clone();
-        removal.apply().unwrap();
+        removal.apply(&()).unwrap();
         labels
     };
     assert_eq!(remove("org/model-GGUF:Q4_K_M"), ["Q4_K_M"]);
@@ -170,7 +170,7 @@ fn the_last_model_takes_the_rest_of_its_snapshot_along() {
     assert!(matches!(wrong, Err(HubError::NoSuchType { .. })));
     Removal::of(&"org/model-GGUF:Q4_K_M".parse().unwrap(), &hub.settings())
         .unwrap()
-        .apply()
+        .apply(&())
         .unwrap();
     assert!(stored_models(&hub.settings()).unwrap().is_empty());
     assert!(!hub.cache.path().join("models--org--model-GGUF").exists());
@@ -247,7 +247,7 @@ fn layers_for_further_tokens_come_and_go_with_their_model() {
     let remove = |ty: &str| {
         let removal = Removal::of(&name(ty), &hub.settings()).unwrap();
         let (labels, freed_bytes) = (removal.labels.clone(), removal.freed_bytes);
-        removal.apply().unwrap();
+        removal.apply(&()).unwrap();
         assert_eq!(labels, [ty]);
         freed_bytes
     };

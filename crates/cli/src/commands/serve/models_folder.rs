@@ -200,21 +200,40 @@ impl FolderManager for ModelsFolder {
     }
 
     fn remove(&self, name: &str) -> Result<(), String> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(source) = known.pulled.get(name) {
-            return self.pulled.remove(source);
+        let (source, path) = {
+            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let path = known.names.iter().find(|(_, own)| *own == name);
+            (
+                known.pulled.get(name).cloned(),
+                path.map(|(path, _)| path.clone()),
+            )
+        };
+        // A removal may wait for a download: the table of names is free meanwhile.
+        if let Some(source) = source {
+            return self.pulled.remove(&source);
         }
-        let path = known.names.iter().find(|(_, own)| *own == name);
-        let Some((path, _)) = path else {
+        let Some(path) = path else {
             return Err(format!("`{name}` is not in the folder of models"));
         };
-        let path = path.clone();
-        drop(known);
+        if !lies_in(&path, &self.folder) {
+            return Err(format!(
+                "`{name}` is outside the folder of models, which has a link to its place"
+            ));
+        }
         remove_model(&path).map_err(|error| {
             tracing::warn!(path = %path.display(), "not removed: {error}");
             format!("`{name}` cannot be removed: {}", error.kind())
         })
     }
+}
+
+/// Returns whether the entry itself, not the target of a link, lies in a folder after all links on the way are followed.
+fn lies_in(path: &Path, folder: &Path) -> bool {
+    let parent = path.parent().and_then(|parent| parent.canonicalize().ok());
+    let folder = folder.canonicalize().ok();
+    parent
+        .zip(folder)
+        .is_some_and(|(parent, folder)| parent.starts_with(folder))
 }
 
 /// Removes the files of a model: a folder, or a file with its other parts. A link is removed, and not its target.
@@ -271,8 +290,8 @@ pub(super) fn stamps_of(path: &Path) -> Vec<FileStamp> {
 /// Lists a file of a model and its other parts.
 fn files_of(path: &Path) -> Vec<PathBuf> {
     let begin = |path: &Path| {
-        let (begin, ..) = part_of_name(path.file_name()?.to_str()?.strip_suffix(".gguf")?)?;
-        Some(begin.to_owned())
+        let (begin, _, n_parts) = part_of_name(path.file_name()?.to_str()?.strip_suffix(".gguf")?)?;
+        Some((begin.to_owned(), n_parts))
     };
     if let (Some(own), Some(folder)) = (begin(path), path.parent()) {
         let beside = entries(folder).unwrap_or_default().into_iter();
@@ -477,5 +496,36 @@ mod tests {
             }
             before = now;
         }
+    }
+
+    #[test]
+    fn a_removal_takes_the_parts_of_one_model() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let names = |n_parts: u32| (1..=n_parts).map(move |no| format!("a-{no:05}-of-{n_parts:05}.gguf"));
+        for name in names(2).chain(names(3)) {
+            put(folder.path(), &name, b"");
+        }
+        remove_model(&folder.path().join("a-00001-of-00002.gguf")).expect("it is there");
+        let left = entries(folder.path()).expect("a folder");
+        let expected: Vec<PathBuf> = names(3).map(|name| folder.path().join(name)).collect();
+        assert_eq!(left, expected);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_in_a_linked_folder_lies_outside() {
+        let [folder, other] = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+        for name in ["own.gguf", "sub/x.gguf"] {
+            put(folder.path(), name, b"");
+        }
+        put(other.path(), "x.gguf", b"");
+        std::os::unix::fs::symlink(other.path(), folder.path().join("link")).expect("a link");
+        std::os::unix::fs::symlink(other.path().join("x.gguf"), folder.path().join("y.gguf"))
+            .expect("a link");
+        let is_inside = |name: &str| lies_in(&folder.path().join(name), folder.path());
+        assert!(is_inside("own.gguf") && is_inside("sub/x.gguf"));
+        // The link itself is an entry of the folder, and only it is removed.
+        assert!(is_inside("y.gguf"));
+        assert!(!is_inside("link/x.gguf") && !is_inside("link/missing/x.gguf"));
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokenmill::hub::{
-    HubError, HubSettings, PullEvent, PullObserver, SourceName, SourceRemoval, ollama, stored_models,
+    self, HubError, HubSettings, PullEvent, PullObserver, SourceName, SourceRemoval, ollama, stored_models,
 };
 use tokenmill_server::models::PullWatch;
 
@@ -96,8 +96,18 @@ impl PulledModels {
     /// # Errors
     /// Says for clients why it cannot be removed.
     pub(super) fn remove(&self, name: &SourceName) -> Result<(), String> {
-        let removal = SourceRemoval::of(name, &self.settings).map_err(|error| self.reason(&error))?;
-        removal.apply().map_err(|error| self.reason(&error))
+        let name = match name {
+            // Without a type a name means all of a repository, and the models of other types have names of their own.
+            SourceName::Hub(name) if name.wanted().is_none() => {
+                SourceName::Hub(name.with_wanted(hub::SAFETENSORS))
+            }
+            name => name.clone(),
+        };
+        let removal = SourceRemoval::of(&name, &self.settings).map_err(|error| self.reason(&error))?;
+        removal.apply(&Impatient).map_err(|error| match error {
+            HubError::Cancelled => "a download of this repository runs; remove the model after it".to_owned(),
+            error => self.reason(&error),
+        })
     }
 
     fn reason(&self, error: &HubError) -> String {
@@ -105,6 +115,17 @@ impl PulledModels {
             cache, ollama_models, ..
         } = &self.settings;
         without_folders(error.to_string(), &[cache.clone(), ollama_models.clone()])
+    }
+}
+
+/// Ends a removal that would wait for a download.
+struct Impatient;
+
+impl PullObserver for Impatient {
+    fn event(&self, _event: PullEvent<'_>) {}
+
+    fn is_cancelled(&self) -> bool {
+        true
     }
 }
 

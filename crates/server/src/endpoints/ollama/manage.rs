@@ -36,6 +36,9 @@ const LINE_INTERVAL: Duration = Duration::from_millis(100);
 /// Lines that wait for a slow client; further progress is left out.
 const MAX_LINES: usize = 16;
 
+/// Longest name of a model to download: names are logged.
+const MAX_NAME_BYTES: usize = 512;
+
 /// Longest wait until a folder that has changed is looked through.
 const LOOK_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -61,6 +64,10 @@ pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, Api
     };
     if name.is_empty() {
         return Err(ApiError::invalid("model", "this field is required"));
+    }
+    if name.len() > MAX_NAME_BYTES {
+        let reason = format!("the name has more than {MAX_NAME_BYTES} bytes");
+        return Err(ApiError::invalid("model", reason));
     }
     let Some(place) = models.place_to_pull() else {
         return Err(ApiError::NotReady {
