@@ -160,6 +160,8 @@ fn of_command(command: &Command, scope: Scope, n_columns: usize) -> StyledStr {
     }
     let mut shown = Command::new("tokenmill")
         .term_width(n_columns)
+        // The options include the program's `--version`, which the parser refuses without one.
+        .version(env!("CARGO_PKG_VERSION"))
         .disable_help_flag(true)
         .disable_version_flag(true)
         .override_usage(usage.trim_start_matches("Usage: ").to_owned())
