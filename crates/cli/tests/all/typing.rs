@@ -80,14 +80,14 @@ fn an_interrupted_answer_gives_the_terminal_back() {
 
 #[test]
 fn two_presses_at_once_give_the_terminal_back() {
-    // Four steps of half a million tokens: the first press waits for one to end.
-    let line = "tokenmill run demo --raw --temp 0 -t 1 -c 20000 -l 1-inf Story; stty -a";
+    let line = "tokenmill run demo --raw --temp 0 -t 1 -c 20000 -l 1-inf Story; echo code=$?; stty -a";
     let Some(mut pty) = Pty::start(80, line) else {
         return skip();
     };
     pty.wait_until("a part of the answer", |shown| shown.lines().count() > 12);
     pty.type_in("\u{3}\u{3}");
     let shown = pty.end();
+    assert!(shown.contains("code=130"), "{shown}");
     assert!(shown.contains(" echo ") && !shown.contains("-echo "), "{shown}");
 }
 
