@@ -40,6 +40,14 @@ pub(super) fn run() -> anyhow::Result<()> {
     for (source, filter) in TESTS {
         let binary = binaries.iter().find(|binary| binary.source.ends_with(source));
         let binary = binary.with_context(|| format!("cargo built no tests of {source}"))?;
+        for name in *filter {
+            let listed = Command::new(&binary.path).args([name, "--list"]).output();
+            let listed = listed.context("cannot list the tests")?;
+            ensure!(
+                String::from_utf8_lossy(&listed.stdout).contains(": test"),
+                "{source} has no test `{name}`"
+            );
+        }
         let status = Command::new(&binary.path)
             .args(filter)
             .env("TOKENMILL_TESTS", "all")
