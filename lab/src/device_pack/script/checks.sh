@@ -20,6 +20,8 @@ check_device() {
         fi
     fi
     [ "$(left)" -lt "$limit" ] && limit=$(left)
+    # `timeout 0` would have no limit.
+    [ "$limit" -gt 0 ] || limit=1
     begins self-test tokenmill run demo --device cuda
     limited "$limit" tokenmill run demo "Once upon a time" --temp 0 -n 32 --device cuda \
         >"$results/self-test.txt" 2>"$results/self-test.log"

@@ -85,7 +85,7 @@ anywhere() {
     shift 2
     rm -f "$results/$name.json" "$results/$name.json.new" "$results/$name.log"
     rest=$(left)
-    if [ "$rest" -lt "$needs" ]; then
+    if [ "$rest" -lt "$needs" ] || [ "$rest" -le 0 ]; then
         record "$name" late "left out: it needs some $needs s, $((rest > 0 ? rest : 0)) s are left" 0 "$*"
         return 1
     fi

@@ -51,7 +51,7 @@ run_baselines() {
     # Looking for torch takes seconds itself.
     if [ "$(left)" -lt 30 ]; then
         record baseline-torch late "left out: it needs some 30 s, fewer are left" 0
-    elif limited 60 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+    elif limited 30 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
         part 20 baseline-torch python3 "$here/torch_baseline.py" "$results/baseline-torch.json.new"
     else
         record baseline-torch absent "skipped: there is no python3 with a torch that sees the GPU" 0

@@ -36,6 +36,8 @@ out=$(absolute "${1:-results}")
 out=${out%/}
 deadline_s=${2:-0}
 case $deadline_s in *[!0-9]*) echo "SECONDS is a number, not $deadline_s" >&2; exit 2 ;; esac
+# A number that begins with 0 would be octal.
+deadline_s=$((10#$deadline_s))
 call=${CALL:-}
 case $call in '' | 1 | 2) ;; *) echo "CALL is 1 or 2, not $call" >&2; exit 2 ;; esac
 work=$(absolute "${WORK_FOLDER:-$out.work}")
