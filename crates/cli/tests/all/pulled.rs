@@ -303,6 +303,12 @@ fn clients_of_ollama_pull_and_delete_where_that_is_allowed() {
         let (status, answer) = server.complete(asked);
         assert_eq!((status, &answer["model"]), (200, &json!(name)), "{answer}");
     }
+    let (_, shown) = server.ask("POST", "/api/show", &of("demo"));
+    let license = json!("MIT OR Apache-2.0");
+    assert_eq!(
+        (&shown["license"], &shown["model_info"]["general.license"]),
+        (&license, &license)
+    );
     let long = "x".repeat(1000);
     assert_eq!(server.ask("POST", "/api/pull", &of(&long)).0, 400);
     let whole = json!({ "model": "org/none", "stream": false }).to_string();
