@@ -116,7 +116,7 @@ mod tests {
         for name in ["norm", "attention_decode", "matvec_q4_k", "route"] {
             let text = modules::ptx(name).unwrap();
             let whole = Module::load(&text, &mut DeviceMemory::new()).unwrap();
-            let loaded = Loaded::by_kernel(&text).unwrap();
+            let loaded = Loaded::by_kernel(&text).unwrap_or_else(|| panic!("{name}"));
             assert_eq!(loaded.module().target(), whole.target());
             for kernel in whole.kernels() {
                 let alone = loaded.kernel(kernel.name()).unwrap();

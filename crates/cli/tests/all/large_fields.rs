@@ -11,7 +11,7 @@ use tokenmill_testkit::{Random, rounds};
 
 use crate::server::Server;
 
-/// Most memory that a request may take at its height, beside a multiple of its body. The demo model's contexts are part of it.
+/// Most memory that a request may take at its height, on top of a multiple of its body. The demo model's contexts are part of it.
 const FIXED_MB: u64 = 96;
 /// A tree of values takes some multiple of its text.
 const BODY_MULTIPLE: u64 = 48;
@@ -127,7 +127,7 @@ fn the_largest_value_of_any_field_takes_memory_once() {
             body["n"] = json!(1);
         }
         let body = body.to_string();
-        // The height is counted anew.
+        // Count the height from zero.
         let _ = fs::write(format!("/proc/{}/clear_refs", server.id()), "5");
         let before = status_mb(&server, "VmRSS");
         let (status, text) = server.ask_text("POST", path, &body);
