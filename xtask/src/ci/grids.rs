@@ -40,8 +40,8 @@ pub(super) fn run() -> anyhow::Result<()> {
     for (source, filter) in TESTS {
         let binary = binaries.iter().find(|binary| binary.source.ends_with(source));
         let binary = binary.with_context(|| format!("cargo built no tests of {source}"))?;
-        for name in *filter {
-            let listed = Command::new(&binary.path).args([name, "--list"]).output();
+        for name in filter {
+            let listed = Command::new(&binary.path).args([*name, "--list"]).output();
             let listed = listed.context("cannot list the tests")?;
             ensure!(
                 String::from_utf8_lossy(&listed.stdout).contains(": test"),
