@@ -190,7 +190,7 @@ fn search(
     let device = open(WideProducts::WhereThere)?;
     device.limit_waits(Some(WAIT_LIMIT));
     let mut executor = steps::load(model, device)?;
-    if let Some(culprit) = steps::search(&mut executor, &mut repeater)? {
+    if let Some(culprit) = steps::search(&mut executor, &mut repeater) {
         return Ok(Some(culprit));
     }
     ways::search(&mut executor, N_REPEATS)

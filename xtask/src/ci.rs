@@ -87,10 +87,11 @@ const CARGO: [Cargo; 5] = [
         ],
         env: None,
     },
-    // Without a choice of targets it would link the examples too, which no test runs; lints check them.
+    // All that has tests. Without a choice of targets it would link the examples too, which no test runs; `--lib` would compile
+    // the library of kernels once more, which has no tests inside.
     Cargo {
         name: "tests",
-        args: &["test", "--workspace", "--lib", "--bins", "--tests", "--locked"],
+        args: &["test", "--workspace", "--tests", "--locked"],
         env: None,
     },
     Cargo {

@@ -6,6 +6,7 @@
 
 use std::{
     ffi::OsString,
+    fmt::Write as _,
     io::{self, Write as _},
     process,
 };
@@ -202,7 +203,7 @@ fn placed(arg: Arg, scope: Scope) -> Arg {
     let mut text = arg.get_help().map(ToString::to_string).unwrap_or_default();
     for value in values.iter().filter(|value| !value.is_hide_set()) {
         let help = value.get_help().map(ToString::to_string).unwrap_or_default();
-        text.push_str(&format!("\n- {}: {help}", value.get_name()));
+        let _ = write!(text, "\n- {}: {help}", value.get_name());
     }
     arg.help(text).hide_possible_values(true)
 }

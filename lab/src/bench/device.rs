@@ -127,7 +127,8 @@ fn replay_table(rows: &Value) -> String {
             number("eager_tokens_per_s", 1),
             number("ratio", 2),
         ];
-        table += &format!("\n| {} |", cells.join(" | "));
+        let row = format!("\n| {} |", cells.join(" | "));
+        table.push_str(&row);
     }
     table
 }

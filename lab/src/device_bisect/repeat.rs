@@ -135,13 +135,16 @@ impl Repeater {
     }
 }
 
+/// Reads an element from its bytes.
+type Reader = fn(&[u8]) -> f64;
+
 /// How far a buffer is from what is expected; `None` if neither device changed it.
 fn distance(index: usize, buffer: &RecordedBuffer, expected: &[u8]) -> Option<Distance> {
     let (before, found) = (&buffer.before, buffer.after.as_ref().unwrap_or(&buffer.before));
     if found == before && expected == before {
         return None;
     }
-    let (size, limit, value): (usize, f64, fn(&[u8]) -> f64) = match buffer.element.as_str() {
+    let (size, limit, value): (usize, f64, Reader) = match buffer.element.as_str() {
         "f32" => (4, LIMIT, |bytes| f32::from_le_bytes(array(bytes)).into()),
         "half::binary16::f16" | "u16" => (2, LIMIT, |bytes| f16::from_le_bytes(array(bytes)).to_f64()),
         "u32" | "i32" => (4, 0.0, |bytes| u32::from_le_bytes(array(bytes)).into()),

@@ -29,10 +29,11 @@ const SPARE_S: u64 = 10;
 /// Bytes that travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Load {
-    pack_bytes: u64,
-    /// Files of the work tree that are there, and those that are left of it.
-    tree_bytes: u64,
-    sparse_bytes: u64,
+    pack: u64,
+    /// Files of the whole work tree.
+    tree: u64,
+    /// Files of the sparse work tree.
+    sparse: u64,
 }
 
 impl Load {
@@ -46,9 +47,9 @@ impl Load {
         };
         let kept = files.iter().filter(|file| file.is_kept());
         Ok(Some(Self {
-            pack_bytes: size_of(pack)?,
-            tree_bytes: files.iter().map(|file| file.n_bytes).sum(),
-            sparse_bytes: kept.map(|file| file.n_bytes).sum(),
+            pack: size_of(pack)?,
+            tree: files.iter().map(|file| file.n_bytes).sum(),
+            sparse: kept.map(|file| file.n_bytes).sum(),
         }))
     }
 
@@ -59,10 +60,7 @@ impl Load {
     pub(super) fn told(self) -> anyhow::Result<String> {
         let mib = |n_bytes: u64| format!("{:.1} MiB", n_bytes as f64 / f64::from(1 << 20));
         let limit = TAKEN_BYTES >> 20;
-        let (all, sparse) = (
-            self.pack_bytes + self.tree_bytes,
-            self.pack_bytes + self.sparse_bytes,
-        );
+        let (all, sparse) = (self.pack + self.tree, self.pack + self.sparse);
         ensure!(
             sparse <= TAKEN_BYTES,
             "the pack and what is left of the work tree are {}: more than the {limit} MiB of a machine that takes them; build it of release binaries",
@@ -243,11 +241,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_without_the_tree_is_refused() {
-        let load = |pack_bytes, tree_bytes, sparse_bytes| Load {
-            pack_bytes,
-            tree_bytes,
-            sparse_bytes,
-        };
+        let load = |pack, tree, sparse| Load { pack, tree, sparse };
         let told = load(20 << 20, 20 << 20, 1 << 20).told().unwrap();
         assert_eq!(told, "40.0 MiB with the files of the work tree, of 64 MiB");
         let told = load(50 << 20, 20 << 20, 1 << 20).told().unwrap();
@@ -281,9 +275,9 @@ mod tests {
         git(root, &["add", ".gitignore", "docs", "crates"]).unwrap();
         let load = Load::of(root, &root.join("pack")).unwrap().unwrap();
         let expected = Load {
-            pack_bytes: 1000,
-            tree_bytes: 5 + 3 + 100 + 7,
-            sparse_bytes: 5 + 3 + 7,
+            pack: 1000,
+            tree: 5 + 3 + 100 + 7,
+            sparse: 5 + 3 + 7,
         };
         assert_eq!(load, expected);
         // It lies there as here.

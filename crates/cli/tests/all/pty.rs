@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::support::WITHOUT_NETWORK;
 
 /// Far beyond what a starved machine needs.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_mins(2);
 
 /// A shell line on a terminal.
 pub(crate) struct Pty {

@@ -80,7 +80,8 @@ impl Sent {
             head.extend([name, ": ", value.as_str(), "\r\n"]);
         }
         if !is_chunked {
-            head += &format!("content-length: {}\r\n\r\n", self.body.len());
+            let length = format!("content-length: {}\r\n\r\n", self.body.len());
+            head.push_str(&length);
             return [head.as_bytes(), &self.body].concat();
         }
         head += "transfer-encoding: chunked\r\n\r\n";
@@ -139,7 +140,7 @@ fn bad(random: &mut Random) -> Sent {
         5 => Sent::post("/v1/completions", SMUGGLED).header("origin", "https://evil.example"),
         6 => Sent::post("/v1/completions", SMUGGLED).header("host", "evil.example"),
         7 => {
-            let coding: &str = *random.pick(&["gzip", "br", "x"]);
+            let coding = *random.pick(&["gzip", "br", "x"]);
             Sent::post("/tokenize", SMUGGLED).header("content-encoding", coding)
         }
         8 => Sent::post(
@@ -277,7 +278,7 @@ async fn a_refused_stream_of_http2_harms_no_other() {
     let mut n_refused = 0;
     for seed in rounds("refusals over HTTP/2", 300) {
         let mut random = Random::new(seed);
-        let bad: Vec<Sent> = (0..1 + random.below(4)).map(|_| bad(&mut random)).collect();
+        let bad: Vec<Sent> = (0..=random.below(4)).map(|_| bad(&mut random)).collect();
         let answers: Vec<_> = bad.iter().map(|bad| sender.send_request(bad.http2())).collect();
         let good = sender.send_request(once.http2());
         for (answer, bad) in answers.into_iter().zip(&bad) {

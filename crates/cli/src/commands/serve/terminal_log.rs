@@ -3,7 +3,7 @@
 //! Separate from the structured log, which files and collectors get. Invariant: a request is one sentence without its text or its keys,
 //! and lines break between words.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use console::Term;
 use tracing::{
@@ -92,13 +92,13 @@ impl Fields {
         }
         if let Some(n_prompt) = self.get("prompt_tokens") {
             let n_generated = self.get("completion_tokens").unwrap_or("0");
-            text.push_str(&format!(", {n_prompt} + {n_generated} tokens"));
+            let _ = write!(text, ", {n_prompt} + {n_generated} tokens");
         }
         if let Some(n_cached) = self.get("cached_tokens").filter(|&n_cached| n_cached != "0") {
-            text.push_str(&format!(", {n_cached} cached"));
+            let _ = write!(text, ", {n_cached} cached");
         }
         if let Some(error) = self.get("error") {
-            text.push_str(&format!(", {error}"));
+            let _ = write!(text, ", {error}");
         }
         if self.get("disconnected").is_some() {
             text.push_str(", the client left");
@@ -117,7 +117,7 @@ impl Fields {
         .to_owned();
         text.push_str(self.get("message").unwrap_or_default());
         for (name, value) in self.0.iter().filter(|(name, _)| *name != "message") {
-            text.push_str(&format!(" {name}={value}"));
+            let _ = write!(text, " {name}={value}");
         }
         text
     }

@@ -24,7 +24,9 @@ fn replayed(
     let mut executor = engines::tiny(model, backend, options);
     let mut all = sequences(n_seqs);
     // The shortest prompts whose step is none that decodes; then a step that is captured.
-    all.iter_mut().for_each(|sequence| sequence.tokens.truncate(2));
+    for sequence in &mut all {
+        sequence.tokens.truncate(2);
+    }
     for _ in 0..2 {
         sample(&mut executor, all.iter_mut().collect(), &greedy()).unwrap();
     }
