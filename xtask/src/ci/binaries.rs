@@ -30,7 +30,7 @@ impl TestBinary {
 }
 
 /// All tests of the workspace, and no examples.
-pub(super) const WORKSPACE: [&str; 4] = ["--workspace", "--lib", "--bins", "--tests"];
+pub(super) const WORKSPACE: [&str; 2] = ["--workspace", "--tests"];
 
 /// Builds tests as `cargo test` with these arguments would, and runs none.
 ///
