@@ -77,7 +77,8 @@ pub struct LoadOptions {
     pub max_page_event_batches: Option<usize>,
     /// A chat template in the place of the model's own.
     pub chat_template: Option<String>,
-    /// Template variables for conversations that do not set them ([`ModelWords::set_variables`]).
+    /// Template variables for conversations that do not set them
+    /// ([`ModelWords::set_variables`](crate::text::ModelWords::set_variables)).
     pub template_variables: Map<String, Value>,
     /// Preset to which the weights of a Hugging Face folder are quantized while they load; `None` loads them unchanged.
     pub quantize: Option<Preset>,
