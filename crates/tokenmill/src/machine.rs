@@ -6,5 +6,7 @@ pub use crate::{
     address_space::address_room_bytes,
     compute::n_processors,
     low_priority::at_low_priority,
-    machine_memory::{available_bytes, available_main_bytes, check_memory, lacks_memory, machine_bytes},
+    machine_memory::{
+        available_bytes, available_main_bytes, check_memory, lacks_memory, machine_bytes, memory_bytes,
+    },
 };

@@ -15,10 +15,14 @@ use crate::{Error, address_space::address_room_bytes, group_memory::GroupMemory,
 
 /// Bytes of memory that a program can have here at most, swap included; `None` where the system does not say.
 pub fn machine_bytes() -> Option<u64> {
+    Some(memory_bytes()?.min(address_room_bytes().unwrap_or(u64::MAX)))
+}
+
+/// Bytes of memory of this machine or control group, swap included, whatever the limit of the address space.
+pub fn memory_bytes() -> Option<u64> {
     // Other systems have neither this file nor control groups.
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-    let most = most_bytes(&meminfo, GroupMemory::of_this_process())?;
-    Some(most.min(address_room_bytes().unwrap_or(u64::MAX)))
+    most_bytes(&meminfo, GroupMemory::of_this_process())
 }
 
 /// Combines `/proc/meminfo` and control groups into the largest usable memory, in bytes. A limit of main memory does not limit swap.

@@ -2,7 +2,7 @@
 //!
 //! Separate because the numbers decide what there is to do.
 
-use tokenmill::machine::address_room_bytes;
+use tokenmill::machine::{address_room_bytes, memory_bytes};
 use tokenmill_backend::MemoryPlan;
 
 use super::Failure;
@@ -31,11 +31,13 @@ pub(super) fn not_enough_memory(plan: &MemoryPlan, machine_bytes: u64) -> Failur
         "give a smaller context with -c (`serve` and `batch` also take --kv-cache-tokens)"
     };
     let memory = size(machine_bytes as usize);
-    let room = match address_room_bytes() {
-        Some(room_bytes) if room_bytes <= machine_bytes => {
-            format!("the limit of `ulimit -v` leaves {memory}")
-        }
-        _ => format!("this machine has {memory} in all"),
+    // What is left of the address space changes all the time, and the memory does not.
+    let is_limited =
+        address_room_bytes().is_some() && memory_bytes().is_some_and(|bytes| machine_bytes < bytes);
+    let room = if is_limited {
+        format!("the limit of `ulimit -v` leaves {memory}")
+    } else {
+        format!("this machine has {memory} in all")
     };
     let failure = Failure::input(format!(
         "the model needs {} of memory, {} of it for keys and values, and {room}",
