@@ -260,7 +260,7 @@ fn in_launches(
         if !found.is_right() {
             return Ok(Some(Culprit::of_launch(stage, name.to_owned(), record, &found)));
         }
-        // An error behind the recorded launch is that of a later one.
+        // A later launch caused an error after the recorded one.
         drop(launched);
     }
     Ok(None)

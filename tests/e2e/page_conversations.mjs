@@ -106,7 +106,7 @@ let deep = [{ role: "assistant", content: "a" }];
 for (let level = 0; level < 500; level += 1) deep = [{ role: "assistant", content: "b", versions: { at: 0, tails: [null, deep] } }];
 const [{ messages: shallow }] = conversationsOf(JSON.stringify({ conversations: [{ messages: deep }] }), "deep.json");
 assert.equal(everyMessage(shallow).length, 51);
-// What a file in the form of requests does not say does not make another conversation of it; its images do.
+// A field that the form of requests lacks does not make another conversation of a file; its images do.
 const image = (key) => ({ key, name: key, length: 3 });
 const request = (texts, key) => {
   const messages = texts.map((text, i) => ({ role: i % 2 ? "assistant" : "user", content: text, ...(i === 0 && key && { images: [image(key)] }) }));

@@ -149,7 +149,7 @@ impl Failure {
         self
     }
 
-    /// Says more of what is wrong.
+    /// Adds detail to the error.
     #[must_use]
     pub(crate) fn add(mut self, more: &str) -> Self {
         self.message = format!("{}; {more}", self.message);

@@ -29,7 +29,7 @@ impl Scheduler {
     }
 
     /// Divides the step. Every decoding sequence gets one token. Prefill tokens are shared: each sequence in turn
-    /// (within a priority) gets half of the rest, so that a short prompt behind a long one gets through;
+    /// (within a priority) gets half of the rest, so that a short prompt after a long one gets through;
     /// unused tokens go to the first.
     pub(crate) fn share_step(&mut self, budget: StepBudget) {
         self.wants.clear();

@@ -217,7 +217,7 @@ impl Slots {
         if has_images {
             return Err(has_images_in_it());
         }
-        // Tokens beyond the context were computed after a context shift, behind a different text.
+        // Tokens beyond the context were computed after a context shift, so a different text precedes them.
         tokens.truncate(model.engine().limits().n_ctx);
         if tokens.is_empty() {
             return Err(ApiError::invalid("id_slot", "nothing has run in this slot"));

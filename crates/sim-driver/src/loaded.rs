@@ -25,7 +25,7 @@ pub(crate) enum Loaded {
 #[derive(Debug)]
 pub(crate) struct ByKernel {
     text: String,
-    /// What stands outside of kernels.
+    /// The text outside of kernels.
     rest: Module,
     kernels: HashMap<String, (Range<usize>, OnceLock<Option<Module>>)>,
 }
@@ -55,7 +55,7 @@ impl Loaded {
         }))
     }
 
-    /// What the text says outside of its kernels.
+    /// Returns the module of the text outside of its kernels.
     pub(crate) fn module(&self) -> &Module {
         match self {
             Self::Whole(module) => module,

@@ -52,7 +52,7 @@ pub struct Rounds {
     generator: &'static str,
     seeds: RangeFrom<u64>,
     newest: Option<u64>,
-    /// Seed behind the last one that is always tried.
+    /// The seed after the last one that is always tried.
     n_least: u64,
     until: Option<Instant>,
 }

@@ -1,6 +1,6 @@
 //! [`Repeater`]: a recorded launch against its repetition on a simulated device.
 //!
-//! Separate from the search, which only asks whether a launch is right. Of the buffers only what either device changed is compared, since one
+//! Separate from the search, which only asks whether a launch is right. Only bytes that either device changed are compared, since one
 //! row of a large buffer would be lost in it. Invariant: floats and bytes may differ by rounding, which sums in other orders and approximate
 //! functions explain; whole numbers may not.
 

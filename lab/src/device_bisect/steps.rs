@@ -33,7 +33,7 @@ pub(super) fn load(model: &Model, device: Device) -> anyhow::Result<ModelExecuto
     Ok(model.load_on(CudaBackend::new(device)?, &options, &mut |_| {})?)
 }
 
-/// Computes tokens behind `n_stored` others; the logits of the last are the result.
+/// Computes tokens after `n_stored` others and returns the logits of the last.
 ///
 /// # Errors
 /// The step's.

@@ -1,6 +1,6 @@
-//! Decode steps launched early, captured and replayed, against launches in order: the first launch behind which memory differs.
+//! Decode steps launched early, captured and replayed, against launches in order: the first launch after which memory differs.
 //!
-//! Separate from the launches one by one, which are all in order. Of a step only the first so many launches are done, in both ways, and their
+//! Separate from the launches one by one, which are all in order. Only the first launches of a step are done, in both ways, and their
 //! number is halved until one launch makes the difference. Invariant: both ways begin with the same bytes in every buffer that a step changes.
 
 use anyhow::{Context as _, ensure};
@@ -13,7 +13,7 @@ use super::{
     steps::{N_PROMPT, prompt, step},
 };
 
-/// A decode step behind a prompt.
+/// A decode step after a prompt.
 struct Scene<'a> {
     executor: &'a mut ModelExecutor<CudaBackend>,
     device: Device,
@@ -62,7 +62,7 @@ impl<'a> Scene<'a> {
         Ok(device.snapshot_like(&self.before)?)
     }
 
-    /// Memory behind the first `n` launches in a way, if it is other than with launches in order.
+    /// Returns the memory after the first `n` launches in a way, if it differs from that of launches in order.
     fn difference(&mut self, way: Way, n: usize) -> anyhow::Result<Option<Snapshot>> {
         let expected = self.play(IN_ORDER, n)?;
         for _ in 0..self.n_repeats {
@@ -85,7 +85,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// The first launch behind which memory is other than with launches in order, each way being tried `n_repeats` times.
+/// Returns the first launch after which memory differs from launches in order; each way is tried `n_repeats` times.
 ///
 /// # Errors
 /// A device that fails with launches in order, or steps that are other each time.

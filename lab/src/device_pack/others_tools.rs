@@ -1,4 +1,4 @@
-//! What stands for other programs in a rehearsal: `llama-bench`, `ncu`, `compute-sanitizer`, `nvidia-smi` and a python's torch.
+//! Stand-ins for other programs in a rehearsal: `llama-bench`, `ncu`, `compute-sanitizer`, `nvidia-smi` and a python's torch.
 //!
 //! Separate from the rehearsal, which runs the pack's own programs as they are. A tool that is not here cannot say that an argument is none of
 //! its own, so each stand-in knows the options that the tool has and refuses others; what runs under a tool is run. Invariant: a stand-in is found

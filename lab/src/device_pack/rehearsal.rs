@@ -4,7 +4,7 @@
 //! together before: what a machine is sent is copied, the calls' commands run in it by the very files that are packed, and what comes back is
 //! counted; other programs have stand-ins. Then a run is cut off while its server works, and both calls run over a GPU of which one kernel is wrong.
 //! Invariant: every part passes, but for torch where there is no python; a part that the seconds did not suffice for is an error unless late parts
-//! are allowed; the wrong kernel is named, and its launch repeated. What is rehearsed is called so, and no time of it is reported.
+//! are allowed; the wrong kernel is named, and its launch repeated. A rehearsal is labelled as one, and none of its times is reported.
 
 use std::{
     fs,

@@ -197,7 +197,7 @@ mod tests {
         super::check(results, unpacked.path(), expected)
     }
 
-    /// What a script leaves whose parts all have a status.
+    /// The files that a script leaves if all parts have a status.
     fn results(status: &str, reason: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let rows: Vec<Value> = (PARTS.iter())

@@ -73,7 +73,7 @@ impl Load {
             ));
         }
         Ok(format!(
-            "{} with the files of the work tree, which is more than {limit} MiB; {} behind `git sparse-checkout set {KEPT}` \
+            "{} with the files of the work tree, which is more than {limit} MiB; {} after `git sparse-checkout set {KEPT}` \
              (`git sparse-checkout disable` brings them back)",
             mib(all),
             mib(sparse)

@@ -1,6 +1,6 @@
 //! [`Suspects`]: the rows of `kernel-bench` for the search for a wrong kernel: which of them fail, and their launches once more.
 //!
-//! Separate from measuring, which continues behind a row that failed. Invariant: a row gives the same launches, with the same bytes, each time.
+//! Separate from measuring, which continues after a row that failed. Invariant: a row gives the same launches, with the same bytes, each time.
 
 use anyhow::Context;
 use tokenmill_cuda_exec::{Device, WideProducts};

@@ -55,7 +55,7 @@ use crate::{
     tokenmill chat demo --tools weather.json --temp 0\n  \
     echo \"What is 3 + 4?\" | tokenmill chat demo\n\n\
     While talking: /help lists what can be done, \"\"\" begins and ends a text of several lines, Ctrl-C stops an answer.\n\
-    What is typed while the model answers is not shown, and is the beginning of the next message.\n\
+    Text typed while the model answers is not shown; it begins the next message.\n\
     From a pipe, a command that fails is said and left out, and the exit code at the end is that of the first; an answer\n\
     that fails ends the chat.")]
 pub(crate) struct Args {

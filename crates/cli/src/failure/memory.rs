@@ -31,7 +31,7 @@ pub(super) fn not_enough_memory(plan: &MemoryPlan, machine_bytes: u64) -> Failur
         "give a smaller context with -c (`serve` and `batch` also take --kv-cache-tokens)"
     };
     let memory = size(machine_bytes as usize);
-    // What is left of the address space changes all the time, and the memory does not.
+    // The free part of the address space changes all the time; the memory does not.
     let is_limited =
         address_room_bytes().is_some() && memory_bytes().is_some_and(|bytes| machine_bytes < bytes);
     let room = if is_limited {

@@ -77,7 +77,7 @@ fn the_gpu_continues_as_the_cpu_does() {
     let outcome = run(with_driver("", &[&GREEDY[..], &["--device", "auto"]].concat()));
     assert!(!outcome.stderr.contains("CPU"), "{}", outcome.stderr);
     assert_eq!(outcome.ok(), expected);
-    // However it is asked for.
+    // All forms of the request are tried.
     let short = of_length("2");
     let expected = tokenmill([&short[..], &["--device", "cpu"]].concat()).ok();
     for device in [["--device", "cuda"], ["--device", "cuda:0"], ["-ngl", "99"]] {

@@ -1,4 +1,4 @@
-//! Tiers of the prefix cache behind the memory of a GPU, the simulated one: main memory (`--kv-host-tokens`)
+//! Tiers of the prefix cache below the memory of a simulated GPU: main memory (`--kv-host-tokens`)
 //! and a folder (`--prefix-dir`). Pages from these tiers continue an answer as recomputed ones do.
 
 use std::path::Path;

@@ -104,7 +104,7 @@ fn status_mb(server: &Server, name: &str) -> u64 {
 fn the_largest_value_of_any_field_takes_memory_once() {
     let server = Server::start(&["demo"]);
     let endpoints = endpoints();
-    // What is loaded with the first requests.
+    // The first requests load these modules.
     for (path, _, body) in &endpoints {
         server.ask("POST", path, &body.to_string());
     }

@@ -54,7 +54,7 @@ impl Chain {
     }
 }
 
-/// Runs a dependent kernel behind the writer, and returns its findings and the value that it leaves.
+/// Runs a dependent kernel after the writer and returns its findings and the value that it leaves.
 fn behind_writer(body: &str) -> (Vec<FindingKind>, u32) {
     let mut chain = Chain::new();
     let report = chain.run(WRITER, None);

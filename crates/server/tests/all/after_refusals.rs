@@ -171,7 +171,7 @@ async fn is_closed(connection: &mut Exchange, what: &str) -> bool {
     begun.map_or(true, <[u8]>::is_empty)
 }
 
-/// Says whether the server closes the connection behind an answer.
+/// Returns whether the server closes the connection after an answer.
 fn closes(reply: &Reply) -> bool {
     reply.header("connection").is_some_and(|value| value == "close")
 }

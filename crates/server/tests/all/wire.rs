@@ -122,7 +122,7 @@ impl Exchange {
         self.next_reply().await
     }
 
-    /// Reads a response, behind which another may come.
+    /// Reads a response, after which another may come.
     pub(crate) async fn next_reply(&mut self) -> Reply {
         let (status, headers) = self.head().await;
         let mut body = Vec::new();

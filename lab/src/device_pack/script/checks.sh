@@ -2,10 +2,10 @@
 # The checks: whether there is a GPU, each kernel, the driver's compiler, the ways of launching, models against the CPU and references; and the search
 # for the wrong kernel where one of them failed.
 #
-# Read by run.sh behind models.sh.
+# Read by run.sh after models.sh.
 # shellcheck disable=SC2016,SC2034,SC2086,SC2154
 
-# In their order. Models are made next to checks that need none, behind the driver's compiler, which wants the CPUs for itself.
+# In their order. Models are made next to checks that need none, after the driver's compiler, which needs all CPUs.
 first_parts="facts self-test kernel-checks jit ways compare parity cubins bench kernels"
 red_parts=${RED_PARTS:-bisect conformance doctor}
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The figures: models by batches, prompts, depth and switches, the kernels one by one, and the server under load.
 #
-# Read by run.sh behind models.sh and serving.sh.
+# Read by run.sh after models.sh and serving.sh.
 # shellcheck disable=SC2016,SC2034,SC2086,SC2154
 
 # The last of them are for the time that is left.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Time limits and results of parts: they run in groups of processes that end with them, at the deadline or by a signal.
 #
-# Read by run.sh behind rows.sh. shellcheck does not see what that sets.
+# Read by run.sh after rows.sh. shellcheck does not see what that sets.
 # shellcheck disable=SC2034,SC2154
 
 # The running part: its name, since when, its command line and its process group; the model that is made next to the parts, since when, and its group.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The models with random weights that parts measure: made on the machine, one of them next to the parts before, since that takes a minute of CPUs.
 #
-# Read by run.sh behind limits.sh.
+# Read by run.sh after limits.sh.
 # shellcheck disable=SC2016,SC2034,SC2154
 
 # begin_model PRESET:TYPE: begins to make a model next to the parts that follow.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The parts that take longest or tell least at a first contact: the suites on GPU and CPU, all kernels, other programs, and NVIDIA's tools.
 #
-# Read by run.sh behind models.sh. Functions are called by `bash -c` too, in single quotes.
+# Read by run.sh after models.sh. Functions are called by `bash -c` too, in single quotes.
 # shellcheck disable=SC2016,SC2086,SC2154,SC2317
 
 # The command succeeds where it could say what is wrong.

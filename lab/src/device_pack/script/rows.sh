@@ -14,7 +14,7 @@ cut_by=
 # The GPU whose predictions are compared.
 predictions_name=
 
-# What a log says went wrong: its first line that says so, or its last.
+# The error of a log: its first line that names one, or its last line.
 said() { { grep -m 1 -i '^error' "$1" || tail -n 1 "$1"; } 2>/dev/null; }
 # shellcheck disable=SC1003
 escaped() { printf '%s' "$1" | tr '\n\t\r"\\' "    '/" | tr -d '\000-\037' | cut -c1-600; }
@@ -37,7 +37,7 @@ note() {
 record() {
     note "$@"
     running=
-    # What did not run is archived with the next that did, or at the end: writing takes time, which is short where parts are late.
+    # The archive takes parts that did not run with the next part that did, or at the end: writing takes time, which is short when parts are late.
     case $2 in late | absent | "no device") [ "$4" -eq 0 ] && return 0 ;; esac
     summarize
 }
@@ -60,7 +60,7 @@ summarize() {
         printf '  "cut_off": "%s",\n' "$cut_by"
         printf '  "no_device": "%s",\n' "$(escaped "$no_device")"
         printf '  "call": "%s",\n' "$call"
-        # What the second call does follows from this of the first.
+        # The outcome of the first call decides what the second one does.
         printf '  "verdict": "%s",\n' "$([ "$n_failed" -gt 0 ] && echo red || echo green)"
         echo '  "parts": ['
         for index in "${!rows[@]}"; do

@@ -43,7 +43,7 @@ pub(super) struct SeveralArgs {
     #[arg(long, value_name = "FILE")]
     models: Option<PathBuf>,
     /// Serve the models in a folder: the GGUF files in it, and those of the folders in it. Later additions
-    /// are found when a list or an unknown name is asked for
+    /// are found when a client asks for a list or an unknown name
     #[arg(long, value_name = "DIR")]
     models_dir: Option<PathBuf>,
     /// Let clients of Ollama's API download models into --models-dir (`/api/pull`) and remove models of it (`/api/delete`)

@@ -45,7 +45,7 @@ fn n_written(n_rows: usize, width: usize) -> usize {
     }
 }
 
-/// Makes tiles of quantized rows, the first `n_written` of them with the zeros behind, and returns tiles and
+/// Makes tiles of quantized rows, the first `n_written` of them with the zeros after them, and returns tiles and
 /// powers. The rest is left as NaN.
 fn tiles(
     sim: &mut Sim,
