@@ -15,8 +15,9 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
-use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::generate::{all_logits, greedy};
+
+use crate::gpu::DeviceChoice;
 
 /// Compare a model on a GPU with the same model on the CPU, fed the same tokens; a non-zero exit code if logits are too far apart
 #[derive(clap::Args)]
@@ -37,25 +38,13 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
-/// A device.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum DeviceChoice {
-    /// The simulated device.
-    Sim,
-    /// The first GPU.
-    Cuda,
-}
-
 /// Compares.
 ///
 /// # Errors
 /// A model or a GPU that cannot be used, or logits that are too far apart.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(args.n_gen > 0, "there must be a token to compare");
-    let device = match args.device {
-        DeviceChoice::Sim => Simulator::new(&SimOptions::default()).device(),
-        DeviceChoice::Cuda => crate::gpu::open()?,
-    };
+    let device = args.device.open()?;
     let name = device.info().name.clone();
     let model = Model::open(&args.model)?;
     let n_vocab = model.descriptor().n_vocab;

@@ -10,7 +10,8 @@ use anyhow::{Context, bail};
 use serde_json::json;
 use tokenmill_cuda_exec::{CHECKED_TOKENS, CudaBackend, Launches, Way, compare_ways};
 use tokenmill_model::{Model, ModelExecutor, ModelOptions};
-use tokenmill_sim_driver::{SimOptions, Simulator};
+
+use crate::gpu::DeviceChoice;
 
 /// Compare the bits of a model's steps in every way of launching them; a non-zero exit code if any differs
 #[derive(clap::Args)]
@@ -25,24 +26,12 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
-/// A device.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum DeviceChoice {
-    /// The simulated device.
-    Sim,
-    /// The first GPU.
-    Cuda,
-}
-
 /// Compares.
 ///
 /// # Errors
 /// Steps that differ or cannot be captured, or a model or a GPU that cannot be used.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let device = match args.device {
-        DeviceChoice::Sim => Simulator::new(&SimOptions::default()).device(),
-        DeviceChoice::Cuda => crate::gpu::open()?,
-    };
+    let device = args.device.open()?;
     let mut free = vec![("opened", device.free_bytes()?)];
     let model = Model::open(&args.model)?;
     let n_ctx = CHECKED_TOKENS.min(model.descriptor().n_ctx_train);

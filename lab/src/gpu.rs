@@ -1,4 +1,4 @@
-//! [`open`]: the GPU that commands work with.
+//! [`open`] and [`DeviceChoice`]: the GPU that commands work with.
 //!
 //! Separate because a program reads the environment, and the library below does not. Invariant: what the variables ask for is done or
 //! refused.
@@ -7,6 +7,29 @@ use std::{env, fs, path::Path};
 
 use anyhow::Context;
 use tokenmill_cuda_exec::{Buffers, Carveout, Cubins, Device, DeviceOptions, Launches, WideProducts};
+use tokenmill_sim_driver::{SimOptions, Simulator};
+
+/// A GPU that a command computes on.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum DeviceChoice {
+    /// The simulated device.
+    Sim,
+    /// The first GPU.
+    Cuda,
+}
+
+impl DeviceChoice {
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// Returns the errors of [`open`] for a GPU.
+    pub(crate) fn open(self) -> anyhow::Result<Device> {
+        match self {
+            Self::Sim => Ok(Simulator::new(&SimOptions::default()).device()),
+            Self::Cuda => open(),
+        }
+    }
+}
 
 /// Opens the first GPU as the variables say, but for its products by many rows.
 ///

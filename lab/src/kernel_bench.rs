@@ -27,7 +27,7 @@ use self::{
     twin::Checked,
     work::{Data, Work, Workshop},
 };
-use crate::predictions::Predictions;
+use crate::{gpu::DeviceChoice, predictions::Predictions};
 
 pub(crate) use self::{
     predict::{Predictor, rows as predicted_rows},
@@ -61,15 +61,6 @@ pub struct Args {
     /// Also write the rows to this file, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
-}
-
-/// A device.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum DeviceChoice {
-    /// The simulated device.
-    Sim,
-    /// The first GPU.
-    Cuda,
 }
 
 /// Which rows there are.

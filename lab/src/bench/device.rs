@@ -13,8 +13,10 @@ use tokenmill_backend::{
 };
 use tokenmill_cuda_exec::{CudaBackend, Device, Stream};
 use tokenmill_model::{LoadProgress, Model, ModelExecutor, ModelOptions};
-use tokenmill_sim_driver::{SimOptions, Simulator};
+use tokenmill_sim_driver::Simulator;
 use tokenmill_testkit::generate::run as run_step;
+
+use crate::gpu::DeviceChoice;
 
 /// Measure prefill, decode of several batch sizes, replay against eager launches, and copies on a GPU
 #[derive(clap::Args)]
@@ -44,15 +46,6 @@ pub(super) struct Args {
     json: Option<PathBuf>,
 }
 
-/// A device.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum DeviceChoice {
-    /// The simulated device.
-    Sim,
-    /// The first GPU.
-    Cuda,
-}
-
 /// Bytes of each of the two buffers whose copy gives the bandwidth.
 const COPY_BYTES: usize = 1 << 30;
 
@@ -62,10 +55,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         args.n_prompt > 0 && args.n_gen > 1 && args.batches.iter().all(|&n| n > 0),
         "lengths and batches must be positive, and a generation must have two tokens"
     );
-    let device = match args.device {
-        DeviceChoice::Sim => Simulator::new(&SimOptions::default()).device(),
-        DeviceChoice::Cuda => crate::gpu::open()?,
-    };
+    let device = args.device.open()?;
     let is_measured = device.info().name != Simulator::DEVICE_NAME;
     let model = Model::open(&args.model)?;
     let mut report = json!({
