@@ -1,8 +1,8 @@
 //! [`Unechoed`]: keeps a terminal from showing what is typed while it shows an answer.
 //!
 //! Separate because every way out of the program has to give the terminal back: [`restore`] is also called where nothing is dropped.
-//! Invariants: a job in the background leaves the terminal alone, as the system would stop it; what is typed meanwhile waits for the next
-//! line that is read.
+//! Invariants: a job in the background leaves the terminal alone, as the system would stop it; text typed meanwhile waits for the next line
+//! that is read; a signal that ends the program gives the terminal back first.
 
 #[cfg(unix)]
 pub(crate) use unix::{Unechoed, restore};
@@ -12,13 +12,16 @@ mod unix {
     use std::{
         io::{self, IsTerminal as _},
         os::fd::{AsFd, OwnedFd},
-        sync::{Mutex, PoisonError},
+        process,
+        sync::{Mutex, Once, PoisonError},
+        thread,
     };
 
     use nix::{
         sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr},
         unistd::{getpgrp, tcgetpgrp},
     };
+    use tokio::signal::unix::{SignalKind, signal};
 
     /// Holds the terminal and its former settings; `None` while they are unchanged.
     static BEFORE: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
@@ -51,6 +54,7 @@ mod unix {
                 quiet.local_flags.remove(LocalFlags::ECHO | LocalFlags::ECHONL);
                 if tcsetattr(&terminal, SetArg::TCSANOW, &quiet).is_ok() {
                     *before = Some((terminal, was));
+                    restore_before_end();
                 }
             }
             Self(())
@@ -61,6 +65,36 @@ mod unix {
         fn drop(&mut self) {
             restore();
         }
+    }
+
+    /// Has the terminal restored when SIGTERM, SIGHUP or SIGQUIT ends the program. Ctrl-C has a handler of its own, which calls [`restore`].
+    fn restore_before_end() {
+        static STARTED: Once = Once::new();
+        STARTED.call_once(|| {
+            // Without the thread these signals end the program as ever.
+            let _unstarted = thread::Builder::new().name("terminal".to_owned()).spawn(|| {
+                let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_io().build() else {
+                    return;
+                };
+                if let Some(kind) = runtime.block_on(next_end()) {
+                    restore();
+                    process::exit(128 + kind.as_raw_value());
+                }
+            });
+        });
+    }
+
+    /// Waits for a signal that ends the program; `None` if the system lets no program handle them.
+    async fn next_end() -> Option<SignalKind> {
+        let [terminate, hangup, quit] = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::quit()];
+        let mut terminated = signal(terminate).ok()?;
+        let mut hung_up = signal(hangup).ok()?;
+        let mut has_quit = signal(quit).ok()?;
+        Some(tokio::select! {
+            _ = terminated.recv() => terminate,
+            _ = hung_up.recv() => hangup,
+            _ = has_quit.recv() => quit,
+        })
     }
 
     /// Restores the terminal's settings.

@@ -3,6 +3,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::TcpStream,
+    process::Command,
 };
 
 use crate::pty::Pty;
@@ -91,6 +92,25 @@ fn two_presses_at_once_give_the_terminal_back() {
     let shown = pty.end();
     assert!(shown.contains("code=130"), "{shown}");
     assert!(shown.contains(" echo ") && !shown.contains("-echo "), "{shown}");
+}
+
+#[test]
+fn a_terminated_answer_gives_the_terminal_back() {
+    for (signal, code) in [("-TERM", 143), ("-HUP", 129), ("-QUIT", 131)] {
+        let line = "sh -c 'echo pid=$$.; exec tokenmill run demo --raw --temp 0 -t 1 -c 20000 -l 1-inf Story'; echo code=$?; stty -a";
+        let Some(pty) = Pty::start(80, line) else {
+            return skip();
+        };
+        pty.wait_until("a part of the answer", |shown| shown.lines().count() > 12);
+        let shown = pty.shown();
+        let (_, after) = shown.split_once("pid=").expect("the shell says it");
+        let (pid, _) = after.split_once('.').expect("a dot ends it");
+        let sent = Command::new("kill").args([signal, pid]).status();
+        assert!(sent.expect("there is `kill`").success());
+        let shown = pty.end();
+        assert!(shown.contains(&format!("code={code}")), "{shown}");
+        assert!(shown.contains(" echo ") && !shown.contains("-echo "), "{shown}");
+    }
 }
 
 #[test]
