@@ -29,7 +29,7 @@ use self::{
     record::{Due, Record},
 };
 
-/// How old a run is, in minutes, when no further step by path starts. A machine of CI stops a run after 90, and no step takes 35.
+/// How old a run is, in minutes, when no further step by path starts. A machine of CI stops a run after 90.
 const YOUNG_MINUTES: u64 = 55;
 
 /// The options of this command.

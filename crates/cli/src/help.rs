@@ -42,6 +42,7 @@ const ADVANCED: &[&str] = &[
     "dry-base",
     "dry-allowed-length",
     "dry-penalty-last-n",
+    "dry-sequence-breaker",
     "logit-bias",
     // Prompts.
     "special",

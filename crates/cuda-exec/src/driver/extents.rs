@@ -34,7 +34,11 @@ impl Extents {
     /// Removes the extents in memory that is freed.
     pub(super) fn remove(&self, address: u64, n_bytes: usize) {
         let freed = address..address + n_bytes as u64;
-        self.table().retain(|start, _| !freed.contains(start));
+        let mut table = self.table();
+        let starts: Vec<u64> = table.range(freed).map(|(&start, _)| start).collect();
+        for start in starts {
+            table.remove(&start);
+        }
     }
 
     /// Finds the extent in which an address lies.

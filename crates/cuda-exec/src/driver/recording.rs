@@ -3,7 +3,8 @@
 //!
 //! For tools that look for the one kernel that is wrong on a GPU: what a kernel computed there is compared with what a simulated device computes
 //! of the same bytes. Separate from the device because steps need none of it. Invariants: a recorded launch is alone on the device; tables of
-//! addresses in device memory are not followed; while nothing is recorded, a launch and a buffer cost one load more each.
+//! addresses in device memory are not followed; while nothing is recorded, a launch costs one load more, and a buffer an entry
+//! of a table.
 
 use std::{
     collections::BTreeMap,

@@ -49,9 +49,10 @@ run_baselines() {
         record baseline-llama.cpp absent "skipped: there is no llama-bench in PATH" 0
     fi
     # Looking for torch takes seconds itself.
-    if [ "$(left)" -lt 30 ]; then
-        record baseline-torch late "left out: it needs some 30 s, fewer are left" 0
-    elif limited 30 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+    local look=$((30 * ${NEEDS_PERCENT:-100} / 100))
+    if [ "$(left)" -lt "$look" ]; then
+        record baseline-torch late "left out: it needs some $look s, fewer are left" 0
+    elif limited $((look > 0 ? look : 1)) python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
         part 20 baseline-torch python3 "$here/torch_baseline.py" "$results/baseline-torch.json.new"
     else
         record baseline-torch absent "skipped: there is no python3 with a torch that sees the GPU" 0
