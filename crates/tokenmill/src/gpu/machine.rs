@@ -12,7 +12,7 @@ use tokenmill_placed::Bandwidths;
 use crate::{
     Error,
     compute::Compute,
-    machine_memory::{available_main_bytes, machine_bytes},
+    machine_memory::{available_main_bytes, memory_bytes},
     measurements::MeasuredWhen,
 };
 
@@ -58,7 +58,7 @@ pub(super) fn bandwidths(
 pub(super) fn machine(compute: &Compute, device: &CudaBackend) -> String {
     let info = device.device().info();
     // Not all of the memory is the system's to give away, and a kernel may keep more of it than the last one.
-    let memory_gib = machine_bytes().unwrap_or(0).div_ceil(1 << 30);
+    let memory_gib = memory_bytes().unwrap_or(0).div_ceil(1 << 30);
     let threads = compute
         .n_threads
         .map_or_else(|| "all".to_owned(), |n| n.to_string());
