@@ -21,8 +21,6 @@ pub struct ParityDevice {
     pub activations: ActivationKind,
     /// Loads a model on it.
     pub load: LoadFn,
-    /// Greedy tokens that are compared of each prompt, at most.
-    pub n_greedy: usize,
 }
 
 /// Loads a model on a device.
@@ -207,7 +205,7 @@ pub fn compare(
     comparison.judge(limits);
     if is_exact(ty) {
         let margin = if kv_type == KvType::F32 { "0.001" } else { "0.02" };
-        comparison.compare_greedy(reference, executor.as_mut(), margin, device.n_greedy)?;
+        comparison.compare_greedy(reference, executor.as_mut(), margin)?;
     }
     Ok(comparison)
 }
@@ -311,12 +309,11 @@ impl Comparison {
         reference: &Reference,
         executor: &mut dyn Executor,
         margin: &str,
-        n_most: usize,
     ) -> Result<(), ParityError> {
         let facts = &reference.facts;
         let (mut n_safe_all, mut n_equal_all) = (0, 0);
         for (prompt_idx, prompt) in facts.prompts.iter().enumerate() {
-            let n_safe = facts.greedy_safe_steps[margin][prompt_idx].min(n_most);
+            let n_safe = facts.greedy_safe_steps[margin][prompt_idx];
             let expected = &facts.greedy[prompt_idx][..n_safe];
             let found = greedy_without(executor, prompt, n_safe, &reference.banned_tokens)?;
             let n_equal = expected.iter().zip(&found).take_while(|(a, b)| a == b).count();

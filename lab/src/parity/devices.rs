@@ -28,7 +28,6 @@ pub(super) enum DeviceChoice {
 }
 
 const CUDA: ParityDevice = ParityDevice {
-    n_greedy: usize::MAX,
     name: "cuda",
     activations: ActivationKind::Q8,
     load: |model, options| {

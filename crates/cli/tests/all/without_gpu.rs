@@ -19,7 +19,7 @@ fn last_line(outcome: &Outcome) -> String {
 
 #[test]
 fn inspect_and_doctor_refuse_what_a_run_refuses_in_its_words() {
-    let check = |machine: &str, flags: &[&str], code: i32, asks_doctor: bool| {
+    let check = |machine: &str, flags: &[&str], code: i32| {
         let at = |command: &[&str]| run(with_driver(machine, &[command, flags].concat()));
         let expected = at(&["run", "--raw", "demo", "Once", "-n", "1"]).failed(code);
         let reason = expected.strip_prefix("error: ").unwrap();
@@ -33,9 +33,6 @@ fn inspect_and_doctor_refuse_what_a_run_refuses_in_its_words() {
         let told = format!("With these options it cannot be run: {reason}\n");
         assert!(inspect.stdout.contains(&told), "{flags:?}: {}", inspect.stdout);
         // It has its verdict from where `inspect` has it, and tests the GPU before, which takes longest here.
-        if !asks_doctor {
-            return;
-        }
         let doctor = at(&["doctor", "demo"]);
         assert_eq!(
             (doctor.code, last_line(&doctor)),
@@ -46,23 +43,18 @@ fn inspect_and_doctor_refuse_what_a_run_refuses_in_its_words() {
         assert!(doctor.stdout.contains(&verdict), "{flags:?}: {}", doctor.stdout);
     };
     for flags in [&["--device", "cuda"][..], &["-tp", "2"]] {
-        check("devices=0", flags, 5, true);
+        check("devices=0", flags, 5);
     }
     // On a machine with a GPU too: one with room for a part, and one that suffices.
-    check("mib=151", &["-ngl", "99"], 5, true);
-    check("mib=151", &["--place", "attn=gpu"], 5, false);
-    check("", &["--cpu-moe"], 2, true);
-    check("", &["--place", "attn=cpu,ffn=cpu"], 2, false);
-    check("mib=129", &["-ngl", "auto", "--device", "cuda"], 5, false);
-    check("", &["-tp", "2"], 5, false);
-    check("devices=2", &["-tp", "2", "--all-reduce", "nccl"], 5, true);
-    check(
-        "devices=2,mib=140",
-        &["-tp", "2", "--all-reduce", "host"],
-        5,
-        false,
-    );
-    check("devices=3", &["-tp", "3"], 2, false);
+    check("mib=151", &["-ngl", "99"], 5);
+    check("mib=151", &["--place", "attn=gpu"], 5);
+    check("", &["--cpu-moe"], 2);
+    check("", &["--place", "attn=cpu,ffn=cpu"], 2);
+    check("mib=129", &["-ngl", "auto", "--device", "cuda"], 5);
+    check("", &["-tp", "2"], 5);
+    check("devices=2", &["-tp", "2", "--all-reduce", "nccl"], 5);
+    check("devices=2,mib=140", &["-tp", "2", "--all-reduce", "host"], 5);
+    check("devices=3", &["-tp", "3"], 2);
     let json = without_gpu(&["inspect", "demo", "--json", "--device", "cuda"]).stdout;
     let json: Value = serde_json::from_str(&json).unwrap();
     let refused = json["refused"].as_str().unwrap();

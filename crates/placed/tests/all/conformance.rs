@@ -112,7 +112,7 @@ const MIXED: Subject = Subject {
             options,
         )
     },
-    n_threads: &[2],
+    n_threads: &[1, 2],
     // Each side is tried with every one, and so are splits between two backends of the host.
     features: Features::Slice,
     n_random_networks: 12,

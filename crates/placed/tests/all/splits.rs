@@ -175,7 +175,7 @@ fn splits_with_the_simulated_gpu_give_the_tokens_of_the_whole() {
     for (name, descriptor) in networks() {
         // Exact weights: the two sides add in different orders, and round nothing to 8 bits.
         let model = TinyModel::random(descriptor, TensorType::F16, 5);
-        let tokens = |executor: &mut dyn Executor| greedy(executor, &[5, 17, 33, 2, 80], 3).unwrap();
+        let tokens = |executor: &mut dyn Executor| greedy(executor, &[5, 17, 33, 2, 80], 6).unwrap();
         let expected = tokens(&mut engines::tiny(&model, cpu(), &options()));
         for layers in placements(2) {
             let placement = Placement::new(&model.descriptor.shape(), layers.clone());

@@ -44,7 +44,7 @@ async fn a_body_whose_values_outgrow_it_is_refused_before_it_is_parsed() {
         );
     }
     // Weighing is a look at each byte, also on a busy machine.
-    assert!(began.elapsed() < Duration::from_mins(2), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     server.assert_idle().await;
 }
 

@@ -147,7 +147,7 @@ async fn an_answer_that_nobody_reads_holds_no_model() {
         let unread = ask(&mut sender, CHAT, &body).await;
         let begun = Instant::now();
         assert_eq!(server.says("berta").await, "berta");
-        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
         drop(unread);
     }
 }
@@ -172,6 +172,7 @@ async fn a_connection_without_requests_is_closed_and_one_with_a_request_is_not()
             .await
             .is_some()
     );
+    let begun = Instant::now();
     timeout(SOON, silent_ended)
         .await
         .expect("it is closed")
@@ -180,6 +181,7 @@ async fn a_connection_without_requests_is_closed_and_one_with_a_request_is_not()
         .await
         .expect("it is closed")
         .expect("no panic");
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -201,7 +203,7 @@ async fn idle_connections_make_room_and_probes_find_a_place_among_busy_ones() {
     }
     let begun = Instant::now();
     assert_eq!(status_of(&server.address, "/v1/models").await, 200);
-    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     drop(idle);
     // Now every place has a running request.
     let body = json!({ "prompt": "Once", "max_tokens": 900, "ignore_eos": true, "stream": true });

@@ -36,8 +36,6 @@ pub enum Features {
     /// A slice that the commit chooses ([`cases`](crate::cases)): for a subject that takes minutes for all, or only joins or varies others,
     /// which are tried with every one.
     Slice,
-    /// None besides the plain network and random ones: for a subject that differs from one that is tried with them in products alone.
-    Plain,
 }
 
 impl Subject {
@@ -46,7 +44,6 @@ impl Subject {
         let networks: Vec<T> = networks.into_iter().collect();
         match self.features {
             Features::All => networks,
-            Features::Plain => Vec::new(),
             Features::Slice => {
                 let tried: Vec<usize> = cases(list, networks.len()).collect();
                 (networks.into_iter().enumerate())

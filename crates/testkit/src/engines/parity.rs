@@ -19,7 +19,6 @@ pub const NAIVE: ParityDevice = ParityDevice {
     name: "naive",
     activations: ActivationKind::F32,
     load: |model, options| Ok(load(model, NaiveBackend::new(), options)?),
-    n_greedy: usize::MAX,
 };
 
 /// The CPU, with as many threads as it has cores.
@@ -30,7 +29,6 @@ pub const CPU: ParityDevice = ParityDevice {
         let backend = CpuBackend::new(None, CpuFeatures::detect())?;
         Ok(load(model, backend, options)?)
     },
-    n_greedy: usize::MAX,
 };
 
 /// The CUDA backend on the simulated device: every kernel interpreted, with every check on.
@@ -42,5 +40,4 @@ pub const SIM: ParityDevice = ParityDevice {
         let backend = CudaBackend::new(device).map_err(BackendError::from)?;
         Ok(load(model, backend, options)?)
     },
-    n_greedy: usize::MAX,
 };

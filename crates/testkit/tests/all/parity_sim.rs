@@ -3,16 +3,7 @@
 
 use tokenmill_backend::KvType;
 use tokenmill_model::Model;
-use tokenmill_testkit::{
-    Comparisons, Reference, engines,
-    parity::{ParityDevice, compare},
-};
-
-/// All greedy tokens are compared on the CPU. Here a third of them shows that steps of decoding continue what steps of prompts stored.
-const SIM: ParityDevice = ParityDevice {
-    n_greedy: 8,
-    ..engines::SIM
-};
+use tokenmill_testkit::{Comparisons, Reference, engines, parity::compare};
 
 /// Exact types of each architecture, where greedy tokens are compared, one of each way that quantized weights lie, experts, each kind of
 /// recurrent layer, and what few networks have: latent rows, embeddings of each layer, several streams, xIELU, chunks.
@@ -62,7 +53,7 @@ fn folders_of_variants_meet_the_limits_on_the_simulated_gpu() {
             .expect("in the core set");
         let reference = Reference::open(path.parent().expect("a folder lies in a folder")).unwrap();
         let model = Model::from_hf(&path, &path.join("config.json")).unwrap();
-        let comparison = compare(&reference, "F32", &model, &SIM, KvType::F32).unwrap();
+        let comparison = compare(&reference, "F32", &model, &engines::SIM, KvType::F32).unwrap();
         assert!(comparison.failures.is_empty(), "{fixture}: {comparison:?}");
         let (n_equal, n_safe) = comparison.greedy.expect("weights are exact");
         assert!(n_equal == n_safe && n_safe > 0, "{fixture}");
@@ -81,7 +72,7 @@ fn the_simulated_gpu_meets_the_limits_of_its_arithmetic() {
         let Some(model) = comparisons.open(Model::open(&path)) else {
             continue;
         };
-        let comparison = compare(&reference, ty, &model, &SIM, kv_type).unwrap();
+        let comparison = compare(&reference, ty, &model, &engines::SIM, kv_type).unwrap();
         assert!(
             comparison.failures.is_empty(),
             "{fixture} {ty} with {kv_type:?} KV: {comparison:?}"

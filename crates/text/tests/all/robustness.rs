@@ -205,7 +205,7 @@ fn mutated_tokenizer_files_are_refused_or_work() {
         tokenizer.decode(&ids, DecodeOptions::default());
     }
     assert!(
-        n_refused > 125 && n_built > 37,
+        n_refused > (n_refused + n_built) / 6 && n_built > (n_refused + n_built) / 20,
         "{n_refused} refused, {n_built} built"
     );
 }
@@ -241,7 +241,11 @@ fn mutated_vocabulary_files_are_refused_or_make_keys() {
             Err(_) => n_refused += 1,
         }
     }
-    assert!(n_refused > 6 && n_made > 6, "{n_refused} refused, {n_made} made");
+    let fewest = (n_refused + n_made) / 40;
+    assert!(
+        n_refused > fewest && n_made > fewest,
+        "{n_refused} refused, {n_made} made"
+    );
 }
 
 /// Templates with words of their language inserted, repeated and cut.
@@ -271,7 +275,7 @@ fn mutated_templates_are_refused_or_render_within_limits() {
         }
     }
     assert!(
-        n_refused > 62 && n_rendered > 6,
+        n_refused > (n_refused + n_rendered) / 8 && n_rendered > (n_refused + n_rendered) / 80,
         "{n_refused} refused, {n_rendered} rendered"
     );
     assert!(started.elapsed() < Duration::from_mins(5));

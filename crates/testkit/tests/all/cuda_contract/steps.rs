@@ -99,10 +99,10 @@ fn launches_of_a_layer(
     kv_type: KvType,
 ) -> BTreeMap<String, u64> {
     let with_layers = |n_layers: usize| launches_of_a_step(&llama_of(n_layers, ty, others), kv_type);
-    let (one, two) = (with_layers(1), with_layers(2));
-    (two.into_iter())
+    let (two, three) = (with_layers(2), with_layers(3));
+    (three.into_iter())
         .map(|(name, n)| {
-            let n_before = one.get(&name).copied().unwrap_or(0);
+            let n_before = two.get(&name).copied().unwrap_or(0);
             (name, n - n_before)
         })
         .filter(|(_, n)| *n > 0)
