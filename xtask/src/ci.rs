@@ -3,8 +3,8 @@
 //! Format and tidy answer in seconds, then come lints, tests and documentation, all of one build of the workspace. Steps whose claim
 //! depends on few paths come last (`by_path`): they run where one of these changed, and whole once a day (`record`). A step that
 //! is left out says so at the end, and why. None starts once the run is old, so that they cannot make a run exceed the time that a
-//! machine of CI gives it: the one whose last run is the oldest comes first, and the others stay due. A machine of CI builds once and has little room: nothing incremental is kept, and
-//! what the build for another system leaves is removed.
+//! machine of CI gives it. The step whose last run is the oldest comes first, and the others stay due. A machine of CI builds once and
+//! has little room: nothing incremental is kept, and the files of a build for another system are removed.
 
 mod binaries;
 mod by_path;
@@ -73,7 +73,7 @@ struct Cargo {
 }
 
 /// The cargo checks that the code must pass everywhere; format and tidy are separate.
-const CARGO: [Cargo; 5] = [
+const CARGO: [Cargo; 4] = [
     Cargo {
         name: "lints",
         args: &[
@@ -87,16 +87,11 @@ const CARGO: [Cargo; 5] = [
         ],
         env: None,
     },
-    // All that has tests. Without a choice of targets it would link the examples too, which no test runs; `--lib` would compile
-    // the library of kernels once more, which has no tests inside.
+    // Without a choice of targets, cargo also builds the examples, which tests run, and runs the documentation's tests. `--lib` would
+    // compile the library of kernels once more, which has no tests inside.
     Cargo {
         name: "tests",
-        args: &["test", "--workspace", "--tests", "--locked"],
-        env: None,
-    },
-    Cargo {
-        name: "doctests",
-        args: &["test", "--workspace", "--doc", "--locked"],
+        args: &["test", "--workspace", "--locked"],
         env: None,
     },
     // With the examples, features are those of lints and tests, so that what others wrote is checked once.
