@@ -3,7 +3,7 @@
 //! Separate from the model because these are facts of hardware, each with its source, and the model's own assumptions are not.
 //! Invariant: a figure that was not looked up in a published source is marked as such, or as an assumption.
 //!
-//! Sources; decision record 104 has the figures of each, their addresses, and what they differ in.
+//! Sources; note 104 of docs/notebook/kernels.md has the figures of each, their addresses, and what they differ in.
 //! (P) CUDA C++ programming guide: "Compute capabilities" (registers, warps, shared memory) and "Arithmetic instructions" (results per clock
 //! and multiprocessor). (D) the makers' data sheets and white papers. (B) github.com/te42kyfo/gpu-benches: logs of an H100 PCIe, an A100,
 //! an L40, and of what it calls an H200, whose memory has the rate of a GH200's. (L) github.com/HPMLL/NVIDIA-Hopper-Benchmark: logs by the
@@ -13,7 +13,7 @@
 //! products and attention on an H100 SXM5. (I) latencies of instructions: github.com/NMSU-PEARL/GPUs-ISA-Latencies (Turing), PPT-GPU (Volta), and
 //! Accel-Sim's description of an RTX 3070. (W) "No bubbles" of Hazy Research: 1.3 us for a dependent launch in a graph of an
 //! H100. (G) issue 569 of pegainfer-project/pegainfer: between two empty kernels of an H100 at 1755 MHz programmatic dependent launch takes 0.96 us
-//! away; decision record 57 has what else was published. (N) no published figure was found; the number is an assumption.
+//! away; note 57 has what else was published. (N) no published figure was found; the number is an assumption.
 
 use crate::{Kernel, LaunchConfig, occupancy::Multiprocessor};
 
