@@ -78,7 +78,7 @@ impl Args {
     }
 }
 
-/// What is packed of `bin` and `fixtures`, and the kernels that are cut out of the binaries.
+/// Archive of `bin` and `fixtures`, and the kernels that are cut out of the binaries.
 const ARCHIVE: &str = "pack.tar.gz";
 const KERNELS: &str = "kernels.z";
 /// The script, and the files that it reads.
@@ -92,7 +92,7 @@ const SCRIPTS: [(&str, &str); 7] = [
     ("figures.sh", include_str!("device_pack/script/figures.sh")),
     ("others.sh", include_str!("device_pack/script/others.sh")),
 ];
-/// What times torch, where a machine has it.
+/// Script that times torch, where a machine has it.
 const TORCH: &str = include_str!("device_pack/torch_baseline.py");
 /// The binaries.
 const BINARIES: [&str; 2] = ["tokenmill", "lab"];
@@ -118,7 +118,7 @@ const FIXTURES: [(&str, &[&str]); 5] = [
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let root = crate::workspace_root();
     let out = root.join(&args.out);
-    // What is missing is said before minutes of building.
+    // Missing fixtures are reported before minutes of building.
     let fixtures = fixtures_folder(&args.data);
     for (fixture, _) in args.fixtures(&fixtures) {
         let reference = fixtures.join(fixture).join("ref.json");
@@ -193,7 +193,7 @@ fn write_scripts(out: &Path) -> anyhow::Result<()> {
     make_executable(&script)
 }
 
-/// What git says, without the space around it; `None` where it says nothing.
+/// Returns git's output without the space around it; `None` where git fails.
 fn git(root: &Path, args: &[&str]) -> Option<String> {
     let output = Command::new("git").args(args).current_dir(root).output().ok()?;
     (output.status.success()).then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -211,7 +211,7 @@ fn commit(root: &Path) -> String {
     }
 }
 
-/// What the pack is made of: one key a line, as the script reads it.
+/// Returns the description of the pack: one key a line, as the script reads it.
 fn about(root: &Path, cubins: &str, out: &Path) -> anyhow::Result<String> {
     let text = fs::read_to_string(out.join("fixtures/llama/ref.json")).context("cannot read a reference")?;
     let reference: serde_json::Value = serde_json::from_str(&text).context("a reference is no JSON")?;

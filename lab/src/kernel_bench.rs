@@ -55,7 +55,7 @@ pub struct Args {
     /// Divides the rows of matrices and the vocabulary [default: 1, or 64 on a simulated device].
     #[arg(long)]
     slice: Option<usize>,
-    /// What the timing model predicts for this GPU, as `device-pack` writes it.
+    /// Predictions of the timing model for this GPU, as `device-pack` writes them.
     #[arg(long, value_name = "FILE")]
     predictions: Option<PathBuf>,
     /// Also write the rows to this file, as JSON.

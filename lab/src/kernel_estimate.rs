@@ -26,7 +26,7 @@ pub(crate) use step::registers;
 #[derive(clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub struct Args {
-    /// Whose shapes: a preset of `synth`
+    /// Model with the shapes to take: a preset of `synth`
     #[arg(long, default_value = "llama-3-8b")]
     model: String,
     /// Type of the weights, as `synth` names it

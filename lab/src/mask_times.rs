@@ -22,7 +22,7 @@ pub struct Args {
     vocabulary: PathBuf,
     /// A folder of JSON schemas with instances, or the file of a grammar.
     constraints: PathBuf,
-    /// What the grammar is measured on: a text, or the file of one.
+    /// The text on which a grammar is measured, or a file with it.
     text: Option<String>,
 }
 

@@ -44,7 +44,7 @@ struct Steps {
     has_prompt: bool,
 }
 
-/// What `run.sh` measures, as far as it takes no more than a step at a time.
+/// Measurements of `run.sh` that run one step at a time.
 const STEPS: [Steps; 7] = [
     steps("llama-3-8b", "Q4_K_M", [512, 64], &[1, 4, 16, 64], true),
     steps("llama-3-8b", "Q8_0", [512, 64], &[1, 4, 16, 64], true),
@@ -113,7 +113,7 @@ pub(crate) struct Predicted {
     pub(crate) problems: BTreeMap<String, String>,
 }
 
-/// What is predicted by itself.
+/// A unit of prediction.
 #[derive(Clone, Copy, Debug)]
 enum Job {
     Row(&'static str),
@@ -182,8 +182,8 @@ impl Steps {
 }
 
 impl Predicted {
-    /// Makes those that `self` does not have on all cores, showing how far it is, and has `keep` keep what there is after each. What cannot be predicted
-    /// says why, and leaves the others.
+    /// Makes the predictions that `self` lacks, on all cores. Shows the progress, and passes the predictions so far to `keep` after each
+    /// one. A prediction that fails is recorded with its reason; the others continue.
     ///
     /// # Errors
     /// That nothing could be predicted, with one of the reasons, or that nothing can be kept.
@@ -291,7 +291,7 @@ impl Predicted {
     }
 }
 
-/// What the timing model takes for granted of a device.
+/// Returns the assumptions of the timing model about a device.
 fn assumptions(device: &str) -> Vec<String> {
     let mut lines = vec![
         "launches begin early, as from compute capability 9.0 on; a row is one of many in a graph, with what launching takes".to_owned(),
@@ -339,7 +339,7 @@ pub(crate) fn write(device: &str, extent: Extent, commit: &str, to: &Path) -> an
             fs::read_to_string(&cached).with_context(|| format!("cannot read {}", cached.display()))?;
         serde_json::from_str(&text).with_context(|| format!("{} is no JSON", cached.display()))?
     } else {
-        // What could not be predicted is tried again; what was is kept in a file of its own until all is there.
+        // Failed predictions are tried again. The others stay in a file of their own until all are there.
         let part = cached.with_extension("part");
         let begun = Predictions::read(&part).map(|begun| Predicted {
             problems: BTreeMap::new(),
@@ -529,7 +529,7 @@ mod tests {
         predicted.note(steps[0], Err(anyhow::anyhow!("no room")));
         predicted.note(steps[1], Ok(5.0));
         assert_eq!((predicted.kernels.len(), predicted.steps.len()), (1, 1));
-        // What was predicted is not asked for again.
+        // Finished predictions are not computed again.
         let has = |job: &Job| predicted.has(*job);
         assert_eq!(
             [&rows[0], &rows[1], &steps[0], &steps[1]].map(has),

@@ -31,7 +31,7 @@ const DEFAULT_STD: f32 = 0.02;
 /// Writes a model of real shapes with random weights and a generated vocabulary
 #[derive(clap::Args)]
 pub struct Args {
-    /// Whose shapes: qwen2.5-0.5b, qwen3-0.6b, llama-3.2-1b, llama-3-8b, qwen3.5-2b, qwen3-30b-a3b-8l, gpt-oss-20b-6l,
+    /// Model with the shapes to take: qwen2.5-0.5b, qwen3-0.6b, llama-3.2-1b, llama-3-8b, qwen3.5-2b, qwen3-30b-a3b-8l, gpt-oss-20b-6l,
     /// gemma-3-4b, tiny-llama, tiny-qwen2, tiny-qwen3.5, tiny-qwen3-moe, tiny-gpt-oss, tiny-gemma-3
     preset: String,
     /// Type of the weights: F32, F16, BF16, Q8_0, Q4_0, Q4_K_M, Q6_K, MXFP4_MOE, ...

@@ -25,7 +25,7 @@
 //! batch.push_sequence([9].map(TokenSource::Id), 16, &[0, 7]);
 //! batch.want_last(RowOutput::Logits);
 //!
-//! // What the forward pass sees of them.
+//! // The shape that the forward pass sees.
 //! let shape = StepShape::of(&batch);
 //! assert_eq!((shape.n_tokens, shape.n_seqs, shape.n_logits, shape.max_pages), (4, 2, 2, 2));
 //! assert_eq!((shape.phase, shape.sampling), (Phase::Mixed, SamplingMode::Raw));

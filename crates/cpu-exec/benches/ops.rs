@@ -1,5 +1,5 @@
-//! What a forward pass computes between its products, for one token and for 256: norms, positions, activations, sums,
-//! and rows of the embedding.
+//! Measures the operations between the matrix products of a forward pass, for one token and for 256: norms, positions,
+//! activations, sums, and rows of the embedding.
 //!
 //! One thread, processor time, the widths of Llama 3.2 1B.
 

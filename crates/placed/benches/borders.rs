@@ -1,4 +1,4 @@
-//! What host layers cost in a split network: their time over that of the same layers in a network that the CPU has for itself.
+//! Measures the cost of host layers in a split network: their time over that of the same layers in a network that the CPU computes alone.
 //!
 //! The device's side is a stand-in that computes nothing, so that a step of the split network is its host layers and the border. A line
 //! for each kind of step, medians, steps right behind each other and steps that each follow a wait: the host waits for the device where that

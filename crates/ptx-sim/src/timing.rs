@@ -1,13 +1,13 @@
-//! [`estimate`]: how long a launch takes on a GPU that is not there.
+//! [`estimate`]: how long a launch would take on a GPU, without the GPU.
 //!
-//! The thread blocks of a grid, or some of them where there are many, are run and what they execute is kept; one multiprocessor's share
-//! of the grid is then played in time. Register dependences, addresses and trip counts are those of the run; the figures of the GPU
-//! are a [`DeviceProfile`]. No kernel has figures of its own. What the model leaves out: caches of instructions and constants, address
-//! translation, conflicts in device memory, the order in which a real scheduler picks warps, and the time to start and drain a launch
-//! beyond [`DeviceProfile::launch_us`].
+//! The simulator runs the thread blocks of a grid, or a sample of them if there are many, and records the instructions they execute. It
+//! then plays one multiprocessor's share of the grid in time. Register dependences, addresses and trip counts come from the run; the
+//! figures of the GPU come from a [`DeviceProfile`]. No kernel has figures of its own. The model leaves out caches of instructions and
+//! constants, address translation, conflicts in device memory, the order in which a real scheduler picks warps, and the time to start
+//! and drain a launch beyond [`DeviceProfile::launch_us`].
 //!
-//! Separate from [`launch`](crate::launch()), which checks: an estimate runs without checks and, of a large grid, not every thread block. So
-//! what a launch computes is not there afterwards, and kernels whose work depends on values see whatever memory holds.
+//! An estimate runs without the checks of [`launch`](crate::launch()) and runs only some thread blocks of a large grid. Memory does not
+//! hold the launch's results afterwards, and a kernel whose work depends on values sees stale memory.
 
 mod cost;
 mod device;
@@ -53,7 +53,7 @@ const MAX_ROUNDS: usize = 6;
 /// Share of a limit from which on it is the limit.
 const IS_LIMIT: f64 = 0.7;
 
-/// What keeps a launch from being faster.
+/// The limit that keeps a launch from being faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Limiter {
@@ -100,7 +100,7 @@ impl fmt::Display for Limiter {
     }
 }
 
-/// What a launch is estimated to take.
+/// The estimated time of a launch, and how it uses the device.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Estimate {
@@ -112,7 +112,7 @@ pub struct Estimate {
     pub lets_next_us: f64,
     /// Thread blocks of the grid.
     pub thread_blocks: u64,
-    /// Of these, those that do at least an eighth of the work of the longest.
+    /// Thread blocks that do at least an eighth of the work of the longest.
     pub working_blocks: u64,
     /// Thread blocks of a multiprocessor at a time.
     pub resident_blocks: u32,
@@ -130,11 +130,11 @@ pub struct Estimate {
     pub issue_share: f64,
     /// Bandwidth of device memory that was used, of 1.
     pub dram_share: f64,
-    /// What keeps it from being faster.
+    /// The limit that keeps it from being faster.
     pub limiter: Limiter,
     /// Different bytes that it touches of each allocation.
     pub touched: BTreeMap<DevicePtr, u64>,
-    /// What its thread blocks leave of a multiprocessor.
+    /// Room on a multiprocessor that its thread blocks leave.
     room: Room,
 }
 
@@ -382,7 +382,7 @@ fn blocks_of_one(traces: &[BlockTrace], n_blocks: u64, device: &DeviceProfile) -
             let work: usize = blocks.iter().map(|&trace| traces[trace].n_executed()).sum();
             (work, blocks)
         })
-        // Of equals the first.
+        // The first of equals wins.
         .reduce(|best, next| if next.0 > best.0 { next } else { best })
         .map(|(_, blocks)| blocks)
         .unwrap_or_default()

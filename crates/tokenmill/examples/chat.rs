@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let question = line?;
         println!("> {question}");
         messages.push(Message::user(question));
-        // What is already computed of the conversation is found in the prefix cache.
+        // The prefix cache has the earlier part of the conversation, so it is not computed again.
         let answers = model.chat_stream(&messages, &params)?.read(|piece| {
             print!("{}", piece.text);
             Ok::<(), Box<dyn Error>>(stdout().flush()?)

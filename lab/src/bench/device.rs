@@ -283,7 +283,7 @@ fn measure(
     }))
 }
 
-/// What a row gives: the likeliest token, or one that is drawn.
+/// Returns the output to ask of a row: the likeliest token, or one that is drawn.
 fn wanted(args: &Args, seq_idx: usize, position: usize) -> RowOutput {
     let params = if args.sampled {
         SamplingParams {

@@ -46,7 +46,7 @@ fn load(model: &Model, options: &ModelOptions) -> Result<ModelExecutor<CpuBacken
 pub(super) struct Args {
     /// The model
     model: PathBuf,
-    /// What to measure; everything where nothing is named
+    /// Measurements to make; all where none is named
     #[arg(value_enum)]
     what: Vec<Measurement>,
     /// Draw the decoding of several sequences into this file

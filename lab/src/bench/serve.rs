@@ -21,7 +21,7 @@ use tokenmill_chart::{BLUE, Bar, Chart, GRAY};
 /// Compare the server with llama.cpp's under the same load
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// What the clients do
+    /// Load that the clients put on the servers
     #[arg(value_enum)]
     load: Load,
     /// The model

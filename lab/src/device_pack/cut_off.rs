@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::device_report;
 
-/// What a run may take to end once it is told to.
+/// Longest time, in seconds, that a run may take to end after SIGTERM.
 const END_S: u64 = 15;
 /// How often a condition is looked at again.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -55,7 +55,7 @@ mod tests {
 
     use super::*;
 
-    /// What a stand-in says to arguments, a line, or that it takes them.
+    /// Returns the line with which a stand-in refuses arguments, or `taken`.
     fn said(arguments: &[&str]) -> String {
         let folder = tempfile::tempdir().unwrap();
         let stands = write(folder.path()).unwrap();

@@ -1,4 +1,4 @@
-//! What CI asks of the launches of a decode step, and the list of those that do not meet it yet.
+//! Demands of CI on the launches of a decode step, and the list of launches that miss them.
 //!
 //! A product of one row has at least 40 KB of loads on their way in a multiprocessor at its best moment, attention at least 32 KB: device
 //! memory needs them to give its bandwidth. No launch with fewer than 64 thread blocks at work takes longer than 4 us. Asked of dense models of 8B and 1B and
@@ -64,7 +64,7 @@ const PRODUCT_KB: f64 = 40.0;
 const ATTENTION_KB: f64 = 32.0;
 const FEW_BLOCKS: u64 = 64;
 const MAX_US: f64 = 4.0;
-/// What a figure may differ by before it counts as worse: another path of the compiler through the same source.
+/// Relative difference below which a figure does not count as worse: the compiler may take another path through the same source.
 const SLACK: f64 = 0.02;
 
 /// A demand.
@@ -97,10 +97,10 @@ impl Demand {
 /// Which demand a launch misses: with the step and the launch.
 type Key = (String, String, Demand);
 type Missed = BTreeMap<Key, f64>;
-/// What the list has: figures and reasons.
+/// The entries of the list: figures and reasons.
 type Listed = BTreeMap<Key, (f64, String)>;
 
-/// What stands for a reason that is still to be written.
+/// Stands for a reason that is still to be written.
 const NO_REASON: &str = "?";
 
 /// Demands that a launch of a step by so many rows misses, with its figures.
@@ -174,7 +174,7 @@ fn parse(text: &str) -> anyhow::Result<Listed> {
     Ok(list)
 }
 
-/// What is wrong with the list, a line each.
+/// Returns the errors of the list, a line each.
 fn differences(found: &Missed, listed: &Listed) -> Vec<String> {
     let mut lines = Vec::new();
     for (key, figure) in found {

@@ -103,7 +103,7 @@ const WAYS: [Way; 10] = [
     },
 ];
 
-/// What the launches of a way take.
+/// The estimated launches of one way of sampling.
 pub(super) struct Sampled {
     name: &'static str,
     deviation: f32,

@@ -18,7 +18,7 @@ use tokenmill_testkit::generate::run as run_step;
 use super::adapters;
 use crate::{ptx, synth::outline};
 
-/// What is run.
+/// The model and the batch that a step runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape<'a> {
     pub(super) model: &'a str,
@@ -37,7 +37,7 @@ pub(super) struct Shape<'a> {
     pub(super) reads_apart: bool,
 }
 
-/// What a step computes.
+/// The batch of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Batch {
     /// So many sequences decode a token each.

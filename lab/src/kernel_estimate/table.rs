@@ -1,4 +1,4 @@
-//! What is printed of a step: a table of its launches, and the same as JSON.
+//! Prints a step: a table of its launches, and the same as JSON.
 //!
 //! Separate from the step because it is for people. Launches that are alike are one row, in the order of their first.
 
@@ -47,12 +47,12 @@ pub(super) fn grid(launch: &LaunchEstimate) -> String {
     format!("{text}x{threads}")
 }
 
-/// Tokens a second.
+/// Returns tokens a second.
 fn rate(step: &Step) -> f64 {
     step.batch.n_tokens() as f64 * 1e6 / step.us()
 }
 
-/// Of the bandwidth of device memory.
+/// Returns the share of the bandwidth of device memory that a step uses.
 fn share(step: &Step) -> f64 {
     step.dram_bytes() / (step.us() * 1e-6) / step.device.dram_bytes_per_s
 }

@@ -1,40 +1,68 @@
-//! Rows of the README that list what a registry has.
+//! Checks lists in the README and the docs against the registries of the code.
 //!
-//! Tests of the tools, since only they may read both. Invariant: a list in the README is the registry's; whoever adds an
-//! architecture or a weight format adds it there.
+//! These are tests of the tools, since only the tools may read both. Invariant: a list has exactly the registry's entries, so
+//! an architecture or a weight format is added to its page together with its code.
 
 use std::{collections::BTreeSet, path::Path};
 
+use tokenmill_model::{LoadError, Model};
 use tokenmill_quant::Format;
 
-fn readme() -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+fn page(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
     std::fs::read_to_string(path).unwrap()
 }
 
-#[test]
-fn the_readme_names_every_architecture_and_no_other() {
-    let text = readme();
-    let rows = (text.lines())
-        .filter(|line| line.starts_with("| architectures |") || line.starts_with("| encoders |"));
+/// Returns the names between backticks in one column of the rows that list architectures.
+fn names_in_column(page: &str, column: usize) -> BTreeSet<&str> {
+    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let cells = rows.map(|row| row.split('|').nth(column).unwrap());
     // Every second piece stands between backticks.
-    let named: BTreeSet<&str> = rows.flat_map(|row| row.split('`').skip(1).step_by(2)).collect();
+    cells
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+        .collect()
+}
+
+/// Returns the classes of all folders that can be loaded, as the error for an unknown class lists them.
+fn folder_classes() -> BTreeSet<&'static str> {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config.json");
+    std::fs::write(&config, r#"{"architectures": ["NoSuchClass"]}"#).unwrap();
+    match Model::from_hf(folder.path(), &config) {
+        Err(LoadError::UnknownArchitecture { supported, .. }) => supported.into_iter().collect(),
+        Err(error) => panic!("another error: {error}"),
+        Ok(_) => panic!("the class should be unknown"),
+    }
+}
+
+#[test]
+fn the_page_of_architectures_names_each_one_and_no_other() {
+    let text = page("docs/architectures.md");
     let known: BTreeSet<&str> = tokenmill_model::architectures().into_iter().collect();
+    assert_eq!(names_in_column(&text, 1), known, "the names in GGUF files");
     assert_eq!(
-        named, known,
-        "the names in the README's rows, and those of the registry"
+        names_in_column(&text, 3),
+        folder_classes(),
+        "the classes in folders"
     );
-    let count = format!("| model architectures | {} |", known.len());
-    assert!(
-        text.contains(&count),
-        "the comparison's row should begin with {count}"
-    );
+}
+
+#[test]
+fn the_readme_counts_the_architectures() {
+    let text = page("README.md");
+    let n_known = tokenmill_model::architectures().len();
+    for count in [
+        format!("| model architectures | {n_known} |"),
+        format!("lists all {n_known} architectures"),
+    ] {
+        assert!(text.contains(&count), "the README should contain `{count}`");
+    }
 }
 
 #[test]
 fn the_readme_names_every_tensor_type_in_order() {
     let types: Vec<_> = Format::all().iter().map(Format::name).collect();
     let row = format!("| tensor types | {} |", types.join(", "));
-    let text = readme();
+    let text = page("README.md");
     assert!(text.lines().any(|line| line == row), "the row must be `{row}`");
 }

@@ -28,6 +28,10 @@ const PHRASES: [(&str, &str); 12] = [
     ("went on", "continued"),
     ("what became of", "the result of"),
 ];
+/// Words that no sentence begins with: the subject is the thing itself.
+const OPENINGS: [&str; 5] = ["What ", "Who ", "Whose ", "Those ", "Of "];
+/// Records of the past, which keep the sentences they were written with.
+const RECORDS: [&str; 4] = ["CHANGELOG.md", "bench/", "docs/decisions/", "docs/notebook/"];
 /// Macros and attributes that mean the same, in code.
 const FORBIDDEN_CODE: [&str; 5] = ["todo!", "unimplemented!", "dbg!", "#[ignore", "#![ignore"];
 /// The macros that a library must not use, because it does not print.
@@ -71,12 +75,17 @@ pub(super) fn check_file(path: &str, text: &str) -> Vec<Finding> {
     if has_extension(path, "md") && !path.starts_with("bench/runs/") {
         for (line_number, line) in (1..).zip(text.lines()) {
             check_phrases(line_number, line, &mut report);
+            let is_record = RECORDS.iter().any(|record| path.starts_with(record));
+            if !is_record && !line.starts_with('#') {
+                check_openings(line_number, line, &mut report);
+            }
         }
     }
     if has_extension(path, "rs") {
         let source = Source::parse(text);
         for (line_number, line) in (1..).zip(&source.lines) {
             check_phrases(line_number, &line.comment, &mut report);
+            check_openings(line_number, &line.comment, &mut report);
         }
         check_module_docs(text, &mut report);
         check_size(text, &mut report);
@@ -212,6 +221,22 @@ fn check_phrases(line_number: usize, text: &str, report: &mut Report<'_>) {
             report.error(
                 line_number,
                 format!("`{phrase}`: say it plainly, such as \"{plain}\""),
+            );
+        }
+    }
+}
+
+/// Looks at the start of a line or of a table's cell, and behind each mark that ends a sentence. Questions may begin so.
+fn check_openings(line_number: usize, text: &str, report: &mut Report<'_>) {
+    let is_mark = |c: char| c.is_whitespace() || "/!*-".contains(c);
+    for sentence in text.split_inclusive(['.', '?', '!', '|']) {
+        let sentence = sentence.trim_start_matches(is_mark);
+        let word = OPENINGS.iter().find(|word| sentence.starts_with(**word));
+        if let Some(word) = word.filter(|_| !sentence.ends_with('?')) {
+            let word = word.trim_end();
+            report.error(
+                line_number,
+                format!("a sentence begins with `{word}`: begin with the thing"),
             );
         }
     }
@@ -372,6 +397,22 @@ mod tests {
             &[],
         );
         check("bench/runs/a/README.md", "It goes on.\n", &[]);
+    }
+
+    #[test]
+    fn sentences_begin_with_the_thing() {
+        let finding = ["a sentence begins"];
+        check(LIBRARY, "//! What is here.\n", &finding);
+        check(LIBRARY, "//! A.\n/// It ends. Of these, one.\n", &finding);
+        check(LIBRARY, "//! A.\n//! - Those that run.\n", &finding);
+        check("docs/a.md", "| a | Whose model it is |\n", &finding);
+        check(
+            LIBRARY,
+            "//! Tells what is here: Of Mice and Men.\n/// `\"What is 3 + 4?\"`, Whatever.\nconst A: &str = \"What now\";\n",
+            &[],
+        );
+        check("docs/a.md", "## What is read\n\nWhat does it cost?\n", &[]);
+        check("docs/decisions/0001-a.md", "What is read.\n", &[]);
     }
 
     #[test]

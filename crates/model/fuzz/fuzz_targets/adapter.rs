@@ -1,5 +1,5 @@
 //! Reads damaged adapters for a small model: the input as a GGUF file, as a safetensors file behind a sound
-//! `adapter_config.json`, and as that configuration. What is read has a rank, and matrices of its shapes.
+//! `adapter_config.json`, and as that configuration. An accepted adapter has a rank, and matrices of the matching shapes.
 //!
 //! ```text
 //! cd crates/model && mkdir -p fuzz/corpus/adapter

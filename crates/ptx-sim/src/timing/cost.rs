@@ -1,4 +1,4 @@
-//! [`Cost`]: what an instruction occupies of a scheduler and how long its result takes.
+//! [`Cost`]: the share of a scheduler that an instruction occupies, and the latency of its result.
 //!
 //! Separate from the simulation of time because it is a table. PTX is not what runs: the assembler turns an instruction into one or
 //! several of the device's. Copies of registers and generic addresses are taken to cost nothing, 64-bit integer operations two
@@ -31,7 +31,7 @@ impl Unit {
     pub(super) const COUNT: usize = 8;
 }
 
-/// What an instruction takes.
+/// The cost of an instruction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cost {
     /// Instructions that the scheduler issues.

@@ -43,11 +43,11 @@ pub struct DeviceProfile {
     pub l1_bytes: u32,
     /// The L2 cache. (D)
     pub l2_bytes: u64,
-    /// What the L2 gives to all multiprocessors, in bytes a clock. (B)
+    /// Bandwidth of L2 to all multiprocessors together, in bytes a clock. (B)
     pub l2_bytes_per_clock: f64,
-    /// What one multiprocessor takes from the L2, in bytes a clock. (N)
+    /// Bandwidth of L2 to one multiprocessor, in bytes a clock. (N)
     pub l2_port_bytes_per_clock: f64,
-    /// What device memory gives, in bytes a second: between the rates of a copy and of reading alone. (A)
+    /// Bandwidth of device memory, in bytes a second: between the rates of a copy and of reading alone. (A)
     pub dram_bytes_per_s: f64,
     /// The lane operations of a class per clock and multiprocessor. (P)
     pub lanes: Lanes,
@@ -101,7 +101,7 @@ pub struct Latencies {
     pub shared: f64,
     /// Global memory that is in L1: 40.2 (S), 40 (K), 38 (T), 34 (B), 32 (L) on Hopper.
     pub l1: f64,
-    /// Global memory that is in L2, in the near half of it: 259.9 (S), 264.5 (L), 265.5 (B), 281 (K) on Hopper. What is in the far half takes some 200 more.
+    /// Global memory that is in L2, in the near half of it: 259.9 (S), 264.5 (L), 265.5 (B), 281 (K) on Hopper. The far half takes some 200 more.
     pub l2: f64,
     /// Global memory that is in neither, without a queue. On Hopper, each as long chains of loads at random places have it: 690 cycles at 1.98 GHz (K), which are
     /// 348 ns; 570.5 at 1.98 GHz (S), of whose loads a fifth was in L2 by the sizes, so 648 without these, 327 ns; 650 to 658 at 1.755 GHz with HBM2e (B, L).
@@ -112,8 +112,8 @@ pub struct Latencies {
     pub barrier: f64,
     /// A branch that is taken. (N); Volta's description in PPT-GPU has 4 (I).
     pub branch: f64,
-    /// From the end of a thread block to the first instruction of the one that takes its place. What (B)'s streams with one load a thread take for a
-    /// thread block, less the latency of that load and its few instructions: 204 to 246 ns.
+    /// From the end of a thread block to the first instruction of the one that takes its place: the time for a
+    /// thread block in (B)'s streams with one load a thread, less the latency of that load and its few instructions. 204 to 246 ns.
     pub block: f64,
 }
 
@@ -266,7 +266,7 @@ impl DeviceProfile {
         ALL.iter().find(|device| device.name == name)
     }
 
-    /// What device memory gives, in bytes a clock.
+    /// Returns the bandwidth of device memory, in bytes a clock.
     pub fn dram_bytes_per_clock(&self) -> f64 {
         self.dram_bytes_per_s / (self.clock_ghz * 1e9)
     }

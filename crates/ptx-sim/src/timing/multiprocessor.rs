@@ -204,7 +204,7 @@ impl Multiprocessor<'_> {
         }
     }
 
-    /// The next instruction that takes a slot. What costs nothing only passes on when its operands are there.
+    /// The next instruction that takes a slot. An instruction without cost only passes on the time at which its operands are ready.
     fn next_of(&mut self, warp: usize) -> Option<Executed> {
         let kernel = self.work.kernel;
         loop {
@@ -411,7 +411,7 @@ impl Multiprocessor<'_> {
         let mut arrives = begun + latency.l1;
         let mut missed = 0.0;
         for (&sector, source) in sectors.iter().zip(&work.sources[trace][first..]) {
-            // What only this thread block reads has another address in each of those that its trace stands for.
+            // A trace stands for several thread blocks. A sector that only one of them reads has another address in each.
             let key = if source.is_common {
                 sector
             } else {
@@ -479,7 +479,7 @@ impl Multiprocessor<'_> {
         let bytes = f64::from(executed.n_sectors) * SECTOR_BYTES as f64;
         self.l2_free = self.l2_free.max(begun) + bytes / self.work.l2_bytes_per_clock;
         self.outcome.l2_bytes += bytes;
-        // What is evicted for it takes its turn in device memory, and is not waited for.
+        // Evicted bytes queue for device memory; the store does not wait for them.
         let evicted = bytes * self.work.write_back;
         if evicted > 0.0 {
             self.dram_free = self.dram_free.max(self.l2_free);

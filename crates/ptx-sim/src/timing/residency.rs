@@ -1,4 +1,4 @@
-//! [`Residency`]: what of device memory is still in the L2 cache when a launch begins.
+//! [`Residency`]: the part of device memory that is still in the L2 cache when a launch begins.
 //!
 //! Separate from a launch because it outlives it. Kept by allocation: what was touched last stays, as far as what was touched
 //! since leaves room. Invariant: an allocation that is larger than the cache is never in it.
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use super::DeviceProfile;
 use crate::DevicePtr;
 
-/// What the launches so far left in the L2 cache.
+/// The contents of the L2 cache after the launches so far.
 #[derive(Clone, Debug, Default)]
 pub struct Residency {
     /// Bytes brought into the cache so far.
@@ -61,7 +61,7 @@ mod tests {
         assert_eq!((kept(&residency, 1), kept(&residency, 2)), (40, 50));
         residency.touch(DevicePtr(3), 60, &device);
         assert_eq!([1, 2, 3].map(|at| kept(&residency, at)), [0, 0, 60]);
-        // What is touched again brings nothing new.
+        // Touching an allocation again brings nothing new.
         residency.touch(DevicePtr(4), 40, &device);
         residency.touch(DevicePtr(3), 60, &device);
         assert_eq!([3, 4].map(|at| kept(&residency, at)), [60, 40]);

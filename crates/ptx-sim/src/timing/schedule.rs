@@ -43,7 +43,7 @@ impl Schedule {
                 Op::Exit
                 | Op::Trap
                 | Op::Barrier { .. }
-                // What comes after reads what it waits for, which no register says.
+                // Later instructions read the data that these wait for; no register shows that dependence.
                 | Op::Async(AsyncOp::GroupWait { .. } | AsyncOp::GroupFence | AsyncOp::TryWait { .. }) => {
                     is_leader[pc + 1] = true;
                 }
@@ -69,7 +69,7 @@ impl Schedule {
     }
 }
 
-/// What an instruction does with memory, for the order among them.
+/// The memory access of an instruction, which decides its order among others.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MemoryUse {
     None,

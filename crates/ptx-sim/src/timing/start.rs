@@ -16,11 +16,11 @@ pub struct Start {
     pub(super) lead_us: f64,
     /// Share of the device memory's bandwidth that the launch before takes meanwhile.
     pub(super) busy_share: f64,
-    /// What the thread blocks of the launch before leave of a multiprocessor.
+    /// Room on a multiprocessor that the thread blocks of the launch before leave.
     pub(super) room: Room,
 }
 
-/// What a multiprocessor has left.
+/// Resources of a multiprocessor that are free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) n_warps: u32,
@@ -74,7 +74,7 @@ impl Start {
 }
 
 impl Room {
-    /// What so many thread blocks leave.
+    /// Returns the room that `n` thread blocks leave.
     pub(super) fn beside(
         n: u32,
         n_threads: u32,

@@ -21,7 +21,7 @@ pub(super) struct Source {
     pub(super) is_common: bool,
 }
 
-/// What a launch moves.
+/// The bytes that a launch moves.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
     /// For each trace, a source for each of its sectors.
@@ -30,22 +30,22 @@ pub(super) struct Traffic {
     pub(super) bytes: Vec<[f64; 2]>,
     /// Bytes of the whole grid: asked of L2, and from or to device memory.
     pub(super) total: [f64; 2],
-    /// Of what is written, the share that leaves L2 for device memory while the launch runs: as much as it touches beyond what L2 holds.
+    /// Share of the written bytes that leaves L2 for device memory while the launch runs: as much as it touches beyond the size of L2.
     pub(super) write_back: f64,
     /// By address: different bytes of each allocation.
     pub(super) touched: BTreeMap<DevicePtr, u64>,
 }
 
-/// What the thread blocks that were run do with one allocation.
+/// The use that the simulated thread blocks make of one allocation.
 #[derive(Default)]
 struct Use {
     /// Sectors, each counted once for each thread block.
     n_asked: u64,
-    /// Of these, those that no other has.
+    /// Sectors that only one thread block asks for.
     n_private: u64,
-    /// Different ones that several have.
+    /// Different sectors that several thread blocks ask for.
     n_common: u64,
-    /// Of the first and the second thread block of the grid.
+    /// Whether the first and the second thread block of the grid share a sector.
     is_shared_by_neighbours: bool,
 }
 

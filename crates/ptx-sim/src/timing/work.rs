@@ -1,11 +1,11 @@
-//! [`Work`] and [`Outcome`]: what one multiprocessor is given to do, and what came of it.
+//! [`Work`] and [`Outcome`]: the work of one multiprocessor in a launch, and its result.
 //!
 //! Separate from playing it because the whole launch is turned into the one, and the estimate is made of the other.
 
 use super::{DeviceProfile, traffic::Source};
 use crate::{Kernel, trace::BlockTrace};
 
-/// What a multiprocessor is given to do.
+/// The work of a multiprocessor in a launch.
 pub(super) struct Work<'a> {
     pub(super) kernel: &'a Kernel,
     pub(super) device: &'a DeviceProfile,
@@ -26,13 +26,13 @@ pub(super) struct Work<'a> {
     pub(super) release: f64,
     /// Thread blocks that are there before.
     pub(super) n_early: usize,
-    /// Of what is written, the share that L2 has no room for.
+    /// Share of the written bytes that L2 has no room for.
     pub(super) write_back: f64,
-    /// What they have of the bandwidth of device memory until then.
+    /// Share of the bandwidth of device memory that the early thread blocks have until then.
     pub(super) early_share: f64,
 }
 
-/// What came of it.
+/// The result of playing a [`Work`] in time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Outcome {
     /// From the moment when threads that wait for the launch before continue.

@@ -12,7 +12,7 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 use tokenmill_text::calls::{Opening, Part, ReplyFormat, ReplyParser, ToolSet};
 
-/// What stands in the sources of templates of each family.
+/// A piece of each family's chat template by which its format is recognized.
 const SOURCES: [&str; 20] = [
     "<|channel|><|message|><|start|>",
     ">>>all",

@@ -1,4 +1,4 @@
-//! What holds of every tokenizer that was accepted.
+//! Checks properties that hold for every accepted tokenizer.
 
 use tokenmill_text::{DecodeOptions, EncodeOptions, Tokenizer};
 

@@ -1,5 +1,5 @@
 //! Builds tokenizers from damaged `tokenizer.json` files: bytes as they are, and a sound file with its structure changed.
-//! What is accepted must encode and decode anything.
+//! An accepted tokenizer must encode and decode any text.
 //!
 //! ```text
 //! cd crates/text && mkdir -p fuzz/corpus/tokenizer_json

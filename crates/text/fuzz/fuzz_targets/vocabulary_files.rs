@@ -1,5 +1,5 @@
 //! Makes keys of GGUF files from damaged files of a folder: a `tokenizer.model`, and a `tokenizer.json` with its structure changed.
-//! What keys are made must be a tokenizer, or an error.
+//! The keys must make a tokenizer, or an error.
 //!
 //! ```text
 //! cd crates/text && mkdir -p fuzz/corpus/vocabulary_files

@@ -1,4 +1,4 @@
-//! What the front door promises of models that embed and rank, on tiny ones with random weights.
+//! Tests the promises of the library's interface for models that embed and rank, on tiny ones with random weights.
 
 use std::path::PathBuf;
 

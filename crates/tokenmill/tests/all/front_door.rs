@@ -1,4 +1,4 @@
-//! What the front door promises, on the built-in model.
+//! Tests the promises of the library's interface on the built-in model.
 
 use std::{
     fs,

@@ -302,7 +302,7 @@ fn events_of_the_cache_tell_images_apart() {
     };
     let model = options.load(data("qwen2vl/model.gguf")).unwrap();
     let mut events = model.engine().take_page_events().unwrap();
-    // What the pages of a prompt with an image, or none, say of their media.
+    // The media that the events name for the pages of a prompt, with an image or without one.
     let mut media = |image: Option<&str>| {
         let image = image.map(|name| image_part(&fs::read(data("qwen2vl").join(name)).unwrap()));
         let said = text("The same words before and after, and enough of them for some pages.");

@@ -14,7 +14,7 @@ use crate::{
     trace::Executed,
 };
 
-/// What `waits_at` says of a warp that waits for a phase.
+/// The value of `waits_at` for a warp that waits for a phase.
 const AT_PHASE: usize = usize::MAX;
 /// Bytes that shared memory gives or takes in a clock.
 const SHARED_BYTES_PER_CLOCK: f64 = 128.0;

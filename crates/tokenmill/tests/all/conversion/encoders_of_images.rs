@@ -9,7 +9,7 @@ use super::*;
 /// The families, by the folders of their models.
 const FAMILIES: [&str; 4] = ["gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl"];
 
-/// What is in our files and not in the reference's: the family, the key, and why.
+/// Keys in our files that the reference's lack: the family, the key, and the reason.
 const EXTRA: &[(&str, &str, &str)] = &[(
     "qwen2.5vl",
     "clip.vision.window_size",
