@@ -2,7 +2,8 @@
 //!
 //! The step is the program's own: a model of real shape, whose weights are holes in its file, is loaded and run on the simulated driver,
 //! which estimates each launch in place of running it. The parts: `step` runs it, `table` prints it, `sampling` does so for sampling alone,
-//! `demands` has what CI asks of the launches. Estimates are no measurements; what they are worth is in decision record 30.
+//! `demands` has CI's demands on the launches.
+//! Estimates are no measurements; decision record 30 says what they are worth.
 
 mod adapters;
 mod demands;
@@ -32,7 +33,7 @@ pub struct Args {
     /// Type of the weights, as `synth` names it
     #[arg(long = "type", value_name = "TYPE", default_value = "Q4_K_M")]
     recipe: String,
-    /// The GPU: h100, h200, h100-pcie, a100 or rtx-4090
+    /// The GPU: h100, h200, h100-pcie, a100, rtx-4090 or rtx-pro-6000
     #[arg(long, default_value = "h200")]
     device: String,
     /// Sequences that decode a token each; one step for each number
@@ -42,7 +43,7 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_name = "N,..", conflicts_with = "rows")]
     prefill: Vec<usize>,
     /// Instead of steps, the launches of sampling alone, with `--rows` rows of made up logits
-    #[arg(long, conflicts_with_all = ["prefill", "model", "recipe", "context", "kv_type", "layers", "adapters", "shared_prefix", "apart"])]
+    #[arg(long, conflicts_with_all = ["prefill", "model", "recipe", "context", "kv_type", "layers", "adapters", "shared_prefix", "apart", "warm_code"])]
     sampling: bool,
     /// Let each launch begin only when the one before it is done, as GPUs before the H100 do
     #[arg(long)]
@@ -65,6 +66,9 @@ pub struct Args {
     /// Attend to pages that sequences share for each sequence by itself
     #[arg(long)]
     apart: bool,
+    /// Assume that the code of all kernels is in the caches of instructions, as estimates before 2026-11-29 did
+    #[arg(long)]
+    warm_code: bool,
     /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -103,6 +107,7 @@ pub(crate) fn predict(asked: &StepAsked, device: &'static DeviceProfile) -> anyh
         adapter_rank: None,
         shared_prefix: 0,
         reads_apart: false,
+        is_code_warm: false,
     };
     let batch = match asked.n_seqs {
         0 => Batch::Prefill {
@@ -149,6 +154,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         adapter_rank: args.adapters.map(|rank| rank as usize),
         shared_prefix: args.shared_prefix,
         reads_apart: args.apart,
+        is_code_warm: args.warm_code,
     };
     let launches = if args.in_order {
         Launches::InOrder

@@ -19,7 +19,7 @@ use crate::{
     fault::{Defect, Fault},
     gpu::{self, Gpu},
     machine::GpuSpec,
-    timing::{LaunchEstimate, Registers, Timing},
+    timing::{AssembledKernels, LaunchEstimate, Timing},
 };
 
 /// Describes a simulated GPU.
@@ -69,7 +69,7 @@ impl Simulator {
 
     /// Adds a GPU of a kind that estimates how long launches take, in place of running them. Its memory takes room only where something
     /// other than zero is written, and what launches compute is not there.
-    pub fn estimating(profile: &'static DeviceProfile, registers: Registers) -> Self {
+    pub fn estimating(profile: &'static DeviceProfile, assembled: AssembledKernels) -> Self {
         let (ordinal, gpu) = gpu::add(GpuSpec {
             total_bytes: profile.memory_bytes,
             capability: capability_of(profile.architecture),
@@ -84,7 +84,7 @@ impl Simulator {
             is_sparse: true,
             ..GpuSpec::default()
         });
-        gpu.lock().timing = Some(Timing::new(profile, registers));
+        gpu.lock().timing = Some(Timing::new(profile, assembled));
         Self { gpu, ordinal }
     }
 

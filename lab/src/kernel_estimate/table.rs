@@ -134,6 +134,7 @@ pub(super) fn json(shape: &Shape<'_>, step: &Step) -> Value {
                 "thread_blocks_at_work": estimate.working_blocks,
                 "resident_thread_blocks": estimate.resident_blocks,
                 "rounds": estimate.rounds,
+                "cold_code_bytes": estimate.cold_code_bytes,
                 "dram_bytes": estimate.dram_bytes,
                 "l2_bytes": estimate.l2_bytes,
                 "in_flight_bytes": estimate.in_flight,
