@@ -2,11 +2,13 @@
 //!
 //! The step is the program's own: a model of real shape, whose weights are holes in its file, is loaded and run on the simulated driver,
 //! which estimates each launch in place of running it. The parts: `step` runs it, `table` prints it, `sampling` does so for sampling alone,
-//! `demands` has CI's demands on the launches.
+//! `demands` has CI's demands on the launches, `published` compares with others' measurements, `range` says how much longer a card may take.
 //! Estimates are no measurements; decision record 30 says what they are worth.
 
 mod adapters;
 mod demands;
+mod published;
+mod range;
 mod sampling;
 mod step;
 mod table;
@@ -72,6 +74,9 @@ pub struct Args {
     /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Instead compare others' measurements with predictions
+    #[arg(long)]
+    published: bool,
     /// Instead compare the launches with `kernels/latency.list`, the demands that they do not meet yet
     #[arg(long)]
     check: bool,
@@ -126,6 +131,9 @@ pub(crate) fn predict(asked: &StepAsked, device: &'static DeviceProfile) -> anyh
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.update {
         return demands::update();
+    }
+    if args.published {
+        return published::check();
     }
     if args.check {
         return demands::check();

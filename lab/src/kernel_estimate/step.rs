@@ -15,7 +15,7 @@ use tokenmill_ptx_sim::DeviceProfile;
 use tokenmill_sim_driver::{AssembledKernels, LaunchEstimate, Simulator};
 use tokenmill_testkit::generate::run as run_step;
 
-use super::adapters;
+use super::{adapters, range};
 use crate::{ptx, synth::outline};
 
 /// The model and the batch that a step runs.
@@ -172,6 +172,11 @@ impl Step {
     pub(super) fn us(&self) -> f64 {
         let launches = self.launches.iter().map(|launch| launch.estimate.us);
         launches.sum::<f64>() + self.gaps_us()
+    }
+
+    /// Returns the most microseconds that the step may take, as far as published figures tell.
+    pub(super) fn most_us(&self) -> f64 {
+        self.launches.iter().map(range::most_us).sum()
     }
 
     /// Microseconds between its launches.
