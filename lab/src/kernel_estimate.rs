@@ -2,11 +2,12 @@
 //!
 //! The step is the program's own: a model of real shape, whose weights are holes in its file, is loaded and run on the simulated driver,
 //! which estimates each launch in place of running it. The parts: `step` runs it, `table` prints it, `sampling` does so for sampling alone,
-//! `demands` has CI's demands on the launches, `published` compares with others' measurements, `range` says how much longer a card may take.
-//! Estimates are no measurements; decision record 30 says what they are worth.
+//! `demands` has CI's demands on the launches, `published` compares with others' measurements, `range` says how much longer a card may take,
+//! `hybrid` adds a CPU that has the first layers. Estimates are no measurements; decision record 30 says what they are worth.
 
 mod adapters;
 mod demands;
+mod hybrid;
 mod published;
 mod range;
 mod sampling;
@@ -21,9 +22,12 @@ use tokenmill_backend::KvType;
 use tokenmill_cuda_exec::Launches;
 use tokenmill_ptx_sim::DeviceProfile;
 
+use hybrid::{Host, Hybrid};
 use step::{Batch, Shape, Step};
 
 pub(crate) use step::registers;
+
+use crate::synth::outline;
 
 /// Estimate how long the launches of a step take on a GPU, on the simulator
 #[derive(clap::Args)]
@@ -59,6 +63,13 @@ pub struct Args {
     /// Take only the first layers of the model
     #[arg(long, value_name = "N")]
     layers: Option<u32>,
+    /// Give the first layers, this many, to the CPU and the others to the GPU, as `-ngl` does
+    #[arg(long, value_name = "N", requires = "host", conflicts_with_all = ["layers", "prefill", "sampling"], value_parser = clap::value_parser!(u32).range(1..))]
+    cpu_layers: Option<u32>,
+    /// Speed of that CPU and of the link: GB/s, billions of multiplications a second, GB/s of the link and microseconds of a crossing, such as
+    /// `cpu=200,multiplies=3000,link=25,crossing=15`
+    #[arg(long, value_name = "LIST", requires = "cpu_layers")]
+    host: Option<Host>,
     /// Give the sequences four adapters of this rank in turn, each of all matrices of the layers
     #[arg(long, value_name = "RANK", value_parser = clap::value_parser!(u32).range(1..))]
     adapters: Option<u32>,
@@ -153,10 +164,18 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         args.shared_prefix,
         args.context
     );
+    let n_layers = match args.cpu_layers {
+        None => args.layers,
+        Some(n_cpu) => {
+            let n_layers = outline::n_layers(&args.model)?;
+            ensure!(n_cpu < n_layers, "{} has {n_layers} layers", args.model);
+            Some(n_layers - n_cpu)
+        }
+    };
     let shape = Shape {
         model: &args.model,
         recipe: &args.recipe,
-        n_layers: args.layers,
+        n_layers,
         context: args.context,
         kv_type: args.kv_type,
         adapter_rank: args.adapters.map(|rank| rank as usize),
@@ -190,6 +209,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for step in &steps {
         println!("{}", table::render(&shape, step));
         report.push(table::json(&shape, step));
+    }
+    if let (Some(n_cpu), Some(host)) = (args.cpu_layers, args.host) {
+        for step in &steps {
+            println!("{}", Hybrid::of(&shape, step, n_cpu, host)?.render());
+        }
     }
     write_json(args, "steps", &report)
 }
