@@ -19,7 +19,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
-use tokenmill_cuda_exec::{CudaExecError, Device, RecordedLaunch, WideProducts};
+use tokenmill_cuda_exec::{CudaExecError, Device, RecordedLaunch, Recording, WideProducts};
 use tokenmill_model::Model;
 use tokenmill_sim_driver::Simulator;
 
@@ -117,7 +117,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return repeat_dump(path);
     }
     let model = args.model.as_ref().map(Model::open).transpose()?;
-    let found = search(&crate::gpu::open_with, model.as_ref(), &args.filter, args.slice)?;
+    let open = |wide| crate::gpu::open_with(wide, Recording::On);
+    let found = search(&open, model.as_ref(), &args.filter, args.slice)?;
     let report = match &found {
         Some(culprit) => culprit.to_json(),
         None => json!({ "found": false }),
@@ -157,19 +158,13 @@ pub(crate) fn repeat_dump(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goes through the stages until a kernel is found.
+/// Goes through the stages until a kernel is found. `open` opens a device that records launches.
 fn search(
     open: &impl Fn(WideProducts) -> anyhow::Result<Device>,
     model: Option<&Model>,
     filter: &str,
     slice: usize,
 ) -> anyhow::Result<Option<Culprit>> {
-    // Every byte is read, also where no kernel has written one yet.
-    let open = &|wide| -> anyhow::Result<Device> {
-        let device = open(wide)?;
-        device.clear_new_buffers();
-        Ok(device)
-    };
     let info = open(WideProducts::WhereThere)?.info().clone();
     let is_real = info.name != Simulator::DEVICE_NAME;
     let mut repeater = Repeater::new(info.capability);
@@ -268,6 +263,7 @@ fn in_launches(
 
 #[cfg(test)]
 mod tests {
+    use tokenmill_cuda_exec::DeviceOptions;
     use tokenmill_sim_driver::{Defect, SimOptions, When};
 
     use super::*;
@@ -275,7 +271,13 @@ mod tests {
     fn search_with(defect: Defect, filter: &str) -> Option<Culprit> {
         let simulator = Simulator::new(&SimOptions::default());
         simulator.plant(defect);
-        let open = |wide| Ok(simulator.device_with_wide(wide));
+        let open = |wide| {
+            Ok(simulator.device_as(DeviceOptions {
+                wide,
+                recording: Recording::On,
+                ..DeviceOptions::default()
+            }))
+        };
         search(&open, None, filter, 512).unwrap()
     }
 

@@ -6,7 +6,9 @@
 use std::{env, fs, path::Path};
 
 use anyhow::Context;
-use tokenmill_cuda_exec::{Buffers, Carveout, Cubins, Device, DeviceOptions, Launches, WideProducts};
+use tokenmill_cuda_exec::{
+    Buffers, Carveout, Cubins, Device, DeviceOptions, Launches, Recording, WideProducts,
+};
 use tokenmill_sim_driver::{SimOptions, Simulator};
 
 /// A GPU that a command computes on.
@@ -31,17 +33,22 @@ impl DeviceChoice {
     }
 }
 
-/// Opens the first GPU as the variables say, but for its products by many rows.
+/// Opens the first GPU as the variables say, but for its products by many rows and whether it can record launches.
 ///
 /// # Errors
 /// Returns the errors of [`open`].
-pub(crate) fn open_with(wide: WideProducts) -> anyhow::Result<Device> {
+pub(crate) fn open_with(wide: WideProducts, recording: Recording) -> anyhow::Result<Device> {
     let options = options()?;
     let wide = match options.wide {
         WideProducts::Never => WideProducts::Never,
         WideProducts::WhereThere => wide,
     };
-    Device::open_as(0, DeviceOptions { wide, ..options }).context("no device")
+    let options = DeviceOptions {
+        wide,
+        recording,
+        ..options
+    };
+    Device::open_as(0, options).context("no device")
 }
 
 /// Opens the first GPU with the variables `TOKENMILL_CUDA_APART`, `TOKENMILL_CUDA_CUBINS`, `TOKENMILL_CUDA_IN_ORDER`,
@@ -93,5 +100,6 @@ fn options() -> anyhow::Result<DeviceOptions> {
             Carveout::Shared
         },
         runs_eagerly: is_set("TOKENMILL_CUDA_NO_GRAPHS"),
+        ..DeviceOptions::default()
     })
 }

@@ -19,7 +19,7 @@ use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
-use tokenmill_cuda_exec::{Device, NotedLaunch, Stream, WideProducts};
+use tokenmill_cuda_exec::{Device, NotedLaunch, Recording, Stream, WideProducts};
 use tokenmill_sim_driver::{SimOptions, Simulator};
 
 use self::{
@@ -116,7 +116,7 @@ fn run_rows<'a>(args: &Args, specs: impl Iterator<Item = &'a RowSpec>) -> anyhow
     let simulator = Simulator::new(&SimOptions::default());
     let open = |wide| match args.device {
         DeviceChoice::Sim => Ok(simulator.device_with_wide(wide)),
-        DeviceChoice::Cuda => crate::gpu::open_with(wide),
+        DeviceChoice::Cuda => crate::gpu::open_with(wide, Recording::Off),
     };
     let device = open(WideProducts::WhereThere)?;
     let is_real = device.info().name != Simulator::DEVICE_NAME;

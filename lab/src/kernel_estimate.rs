@@ -2,10 +2,14 @@
 //!
 //! The step is the program's own: a model of real shape, whose weights are holes in its file, is loaded and run on the simulated driver,
 //! which estimates each launch in place of running it. The parts: `step` runs it, `table` prints it, `sampling` does so for sampling alone,
-//! `demands` has what CI asks of the launches. Estimates are no measurements; what they are worth is in decision record 30.
+//! `demands` has CI's demands on the launches, `published` compares with others' measurements, `range` says how much longer a card may take,
+//! `hybrid` adds a CPU that has the first layers. Estimates are no measurements; decision record 30 says what they are worth.
 
 mod adapters;
 mod demands;
+mod hybrid;
+mod published;
+mod range;
 mod sampling;
 mod step;
 mod table;
@@ -18,9 +22,12 @@ use tokenmill_backend::KvType;
 use tokenmill_cuda_exec::Launches;
 use tokenmill_ptx_sim::DeviceProfile;
 
+use hybrid::{Host, Hybrid};
 use step::{Batch, Shape, Step};
 
 pub(crate) use step::registers;
+
+use crate::synth::outline;
 
 /// Estimate how long the launches of a step take on a GPU, on the simulator
 #[derive(clap::Args)]
@@ -32,7 +39,7 @@ pub struct Args {
     /// Type of the weights, as `synth` names it
     #[arg(long = "type", value_name = "TYPE", default_value = "Q4_K_M")]
     recipe: String,
-    /// The GPU: h100, h200, h100-pcie, a100 or rtx-4090
+    /// The GPU: h100, h200, h100-pcie, a100, rtx-4090 or rtx-pro-6000
     #[arg(long, default_value = "h200")]
     device: String,
     /// Sequences that decode a token each; one step for each number
@@ -42,7 +49,7 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_name = "N,..", conflicts_with = "rows")]
     prefill: Vec<usize>,
     /// Instead of steps, the launches of sampling alone, with `--rows` rows of made up logits
-    #[arg(long, conflicts_with_all = ["prefill", "model", "recipe", "context", "kv_type", "layers", "adapters", "shared_prefix", "apart"])]
+    #[arg(long, conflicts_with_all = ["prefill", "model", "recipe", "context", "kv_type", "layers", "adapters", "shared_prefix", "apart", "warm_code"])]
     sampling: bool,
     /// Let each launch begin only when the one before it is done, as GPUs before the H100 do
     #[arg(long)]
@@ -56,6 +63,13 @@ pub struct Args {
     /// Take only the first layers of the model
     #[arg(long, value_name = "N")]
     layers: Option<u32>,
+    /// Give the first layers, this many, to the CPU and the others to the GPU, as `-ngl` does
+    #[arg(long, value_name = "N", requires = "host", conflicts_with_all = ["layers", "prefill", "sampling"], value_parser = clap::value_parser!(u32).range(1..))]
+    cpu_layers: Option<u32>,
+    /// Speed of that CPU and of the link: GB/s, billions of multiplications a second, GB/s of the link and microseconds of a crossing, such as
+    /// `cpu=200,multiplies=3000,link=25,crossing=15`
+    #[arg(long, value_name = "LIST", requires = "cpu_layers")]
+    host: Option<Host>,
     /// Give the sequences four adapters of this rank in turn, each of all matrices of the layers
     #[arg(long, value_name = "RANK", value_parser = clap::value_parser!(u32).range(1..))]
     adapters: Option<u32>,
@@ -65,9 +79,15 @@ pub struct Args {
     /// Attend to pages that sequences share for each sequence by itself
     #[arg(long)]
     apart: bool,
+    /// Assume that the code of all kernels is in the caches of instructions, as estimates before 2026-11-29 did
+    #[arg(long)]
+    warm_code: bool,
     /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Instead compare others' measurements with predictions
+    #[arg(long)]
+    published: bool,
     /// Instead compare the launches with `kernels/latency.list`, the demands that they do not meet yet
     #[arg(long)]
     check: bool,
@@ -103,6 +123,7 @@ pub(crate) fn predict(asked: &StepAsked, device: &'static DeviceProfile) -> anyh
         adapter_rank: None,
         shared_prefix: 0,
         reads_apart: false,
+        is_code_warm: false,
     };
     let batch = match asked.n_seqs {
         0 => Batch::Prefill {
@@ -122,6 +143,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.update {
         return demands::update();
     }
+    if args.published {
+        return published::check();
+    }
     if args.check {
         return demands::check();
     }
@@ -140,15 +164,24 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         args.shared_prefix,
         args.context
     );
+    let n_layers = match args.cpu_layers {
+        None => args.layers,
+        Some(n_cpu) => {
+            let n_layers = outline::n_layers(&args.model)?;
+            ensure!(n_cpu < n_layers, "{} has {n_layers} layers", args.model);
+            Some(n_layers - n_cpu)
+        }
+    };
     let shape = Shape {
         model: &args.model,
         recipe: &args.recipe,
-        n_layers: args.layers,
+        n_layers,
         context: args.context,
         kv_type: args.kv_type,
         adapter_rank: args.adapters.map(|rank| rank as usize),
         shared_prefix: args.shared_prefix,
         reads_apart: args.apart,
+        is_code_warm: args.warm_code,
     };
     let launches = if args.in_order {
         Launches::InOrder
@@ -176,6 +209,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for step in &steps {
         println!("{}", table::render(&shape, step));
         report.push(table::json(&shape, step));
+    }
+    if let (Some(n_cpu), Some(host)) = (args.cpu_layers, args.host) {
+        for step in &steps {
+            println!("{}", Hybrid::of(&shape, step, n_cpu, host)?.render());
+        }
     }
     write_json(args, "steps", &report)
 }

@@ -297,6 +297,7 @@ fn assumptions(device: &str) -> Vec<String> {
         "launches begin early, as from compute capability 9.0 on; a row is one of many in a graph, with what launching takes".to_owned(),
         "a decode step is one behind the prompt and half of what is generated, by the likeliest token; without the host's time".to_owned(),
         "half as long or twice as long for one launch is within what to expect (decision 30)".to_owned(),
+        "simulated: a card may give 20 to 40 % less".to_owned(),
         "rows of experts go to experts that are made up, all as likely".to_owned(),
     ];
     if let Some(profile) = DeviceProfile::find(device) {

@@ -12,7 +12,7 @@ mod rounding;
 mod sources;
 mod toolchain;
 
-use std::{borrow::Cow, collections::BTreeMap, fs, path::Path, process::Command};
+use std::{borrow::Cow, fs, path::Path, process::Command};
 
 use anyhow::{Context, ensure};
 use tokenmill_cuda_exec::{
@@ -20,6 +20,8 @@ use tokenmill_cuda_exec::{
     modules::{self, Entry, KernelModule, Target},
 };
 use tokenmill_gguf::TensorType;
+use tokenmill_ptx_sim::Assembled;
+use tokenmill_sim_driver::AssembledKernels;
 
 pub(crate) use self::lock::hex;
 use self::{
@@ -257,19 +259,23 @@ pub(crate) fn cubins(architecture: &str) -> anyhow::Result<Vec<u8>> {
     Ok(archive)
 }
 
-/// Registers of every kernel on an architecture, by module and kernel, as the lock has them; `None` for an architecture that it lacks.
-pub(crate) fn registers(architecture: &str) -> Option<BTreeMap<(String, String), u32>> {
+/// Registers and bytes of code of every kernel on an architecture, as the lock has them; `None` for an architecture that it lacks.
+pub(crate) fn assembled(architecture: &str) -> Option<AssembledKernels> {
     let column = ARCHITECTURES.iter().position(|name| *name == architecture)?;
     let lock = Lock::parse(&fs::read_to_string(crate::workspace_root().join(LOCK)).ok()?)?;
-    let mut registers = BTreeMap::new();
+    let mut assembled = AssembledKernels::new();
     for module in lock.modules {
         for (kernel, resources) in module.kernels {
             if let Some(resources) = resources.get(column)? {
-                registers.insert((module.name.clone(), kernel), resources.registers);
+                let one = Assembled {
+                    n_registers: resources.registers,
+                    code_bytes: resources.code_bytes,
+                };
+                assembled.insert((module.name.clone(), kernel), one);
             }
         }
     }
-    Some(registers)
+    Some(assembled)
 }
 
 /// Preprocessor definitions of a module: the types it is compiled for and the headers that define them.

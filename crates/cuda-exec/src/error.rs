@@ -127,6 +127,14 @@ pub enum CudaExecError {
         /// Length of the buffer.
         len: usize,
     },
+    /// A buffer of a snapshot whose memory is no longer allocated.
+    #[error("a buffer of {n_bytes} bytes of {element} was freed; its contents cannot be written back")]
+    Freed {
+        /// Type of its elements.
+        element: &'static str,
+        /// Bytes of the buffer.
+        n_bytes: usize,
+    },
     /// Sizes that do not fit together or that no kernel takes.
     #[error("{what} is {found}, expected {expected}")]
     Shape {

@@ -84,7 +84,7 @@ pub use checks::{
 pub use driver::{
     Api, Args, Availability, Buffer, Buffers, Capture, Carveout, Device, DeviceInfo, DeviceOptions,
     DeviceReport, Fence, Graph, Kernel, KernelResources, LaunchShape, Launches, NcclApi, NcclRank,
-    NotedLaunch, PageRows, Pinned, PinnedCopies, RecordedArgument, RecordedBuffer, RecordedLaunch,
+    NotedLaunch, PageRows, Pinned, PinnedCopies, RecordedArgument, RecordedBuffer, RecordedLaunch, Recording,
     SharedView, Snapshot, Stream, View, ViewMut, WideProducts, buffer_bytes, has_driver, probe, probe_with,
 };
 pub use error::CudaExecError;
@@ -94,7 +94,7 @@ pub use half_bands::HalfBands;
 pub use kv::{KvLayer, KvLayerMut, KvStore};
 pub use layout::{LayoutError, MatrixLayout, Plane};
 pub use matrix::{Matrix, MatrixUse, Uploader};
-pub use modules::Cubins;
+pub use modules::{Cubins, ModuleTexts};
 pub use ops::{
     AdaptedProduct, AdapterTable, AdapterTiles, ArgmaxScratch, AttentionScratch, AttentionStep, CarriedRows,
     Change, ChangedRows, ColumnsView, DecodePlan, DeviceRoutes, ExpertRows, GatedProduct, LinearInput,

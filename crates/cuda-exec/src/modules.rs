@@ -11,11 +11,11 @@ mod variant;
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
 
-pub(crate) use self::text::text;
+pub(crate) use self::text::ModuleText;
 pub(crate) use self::variant::EARLY_CAPABILITY;
 pub use self::{
     archive::{Cubins, Entry},
-    text::keep_texts,
+    text::ModuleTexts,
     variant::{early_variant, text_for, waiting_kernels},
 };
 

@@ -128,19 +128,18 @@ impl<'a> BlockRunner<'a> {
         let kernel = context.kernel;
         let n_threads = context.block.iter().product::<u32>();
         let n_warps = n_threads.div_ceil(LANES as u32);
+        let n_regs = [kernel.n_regs32, kernel.n_regs64];
+        let files = register_files::take(n_warps as usize, n_regs, context.uniform32, context.uniform64);
         let warps = (0..n_warps)
-            .map(|index| {
-                let n_regs = [kernel.n_regs32, kernel.n_regs64];
-                let (regs32, regs64) = register_files::take(n_regs, context.uniform32, context.uniform64);
-                Warp {
-                    index,
-                    regs32,
-                    regs64,
-                    preds: vec![0; kernel.n_preds],
-                    splits: Vec::with_capacity(LANES),
-                    local: local::LocalState::new(kernel.local_bytes),
-                    ..Warp::vacant()
-                }
+            .zip(files)
+            .map(|(index, (regs32, regs64))| Warp {
+                index,
+                regs32,
+                regs64,
+                preds: vec![0; kernel.n_preds],
+                splits: Vec::with_capacity(LANES),
+                local: local::LocalState::new(kernel.local_bytes),
+                ..Warp::vacant()
             })
             .collect();
         let dynamic_start = kernel.shared_bytes.next_multiple_of(16);

@@ -72,7 +72,7 @@ pub use crate::{
     memory::{ALLOCATION_ALIGN, DeviceMemory, DevicePtr, GUARD_BYTES},
     op::Class,
     report::{Conflict, Finding, FindingKind, InstructionPlace, Location},
-    timing::{DeviceProfile, Estimate, Lanes, Latencies, Limiter, Residency, Start, estimate},
+    timing::{Assembled, DeviceProfile, Estimate, Lanes, Latencies, Limiter, Residency, Start, estimate},
     types::Space,
     written::Written,
 };

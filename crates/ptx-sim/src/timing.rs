@@ -2,13 +2,14 @@
 //!
 //! The simulator runs the thread blocks of a grid, or a sample of them if there are many, and records the instructions they execute. It
 //! then plays one multiprocessor's share of the grid in time. Register dependences, addresses and trip counts come from the run; the
-//! figures of the GPU come from a [`DeviceProfile`]. No kernel has figures of its own. The model leaves out caches of instructions and
-//! constants, address translation, conflicts in device memory, the order in which a real scheduler picks warps, and the time to start
-//! and drain a launch beyond [`DeviceProfile::launch_us`].
+//! figures of the GPU come from a [`DeviceProfile`]. A kernel's own figures are its registers and the bytes of its code, which comes line by
+//! line if it is in no cache of instructions. The model leaves out caches of constants, address translation, conflicts in device memory, the
+//! order in which a real scheduler picks warps, and the time to start and drain a launch beyond [`DeviceProfile::launch_us`].
 //!
 //! An estimate runs without the checks of [`launch`](crate::launch()) and runs only some thread blocks of a large grid. Memory does not
 //! hold the launch's results afterwards, and a kernel whose work depends on values sees stale memory.
 
+mod code;
 mod cost;
 mod device;
 mod mix;
@@ -22,6 +23,7 @@ mod work;
 use std::{collections::BTreeMap, fmt, sync::atomic::AtomicU64};
 
 pub use self::{
+    code::Assembled,
     device::{DeviceProfile, Lanes, Latencies},
     residency::Residency,
     start::Start,
@@ -134,12 +136,14 @@ pub struct Estimate {
     pub limiter: Limiter,
     /// Different bytes that it touches of each allocation.
     pub touched: BTreeMap<DevicePtr, u64>,
+    /// Bytes of its code that were in no cache of instructions.
+    pub cold_code_bytes: u32,
     /// Room on a multiprocessor that its thread blocks leave.
     room: Room,
 }
 
-/// Estimates the time of a launch of `kernel`, which has `n_registers` registers a thread on the device, and notes in `residency` what it
-/// leaves in the L2 cache. `start` is how it begins. Runs some thread blocks of the grid on `memory`.
+/// Estimates the time of a launch of `kernel`, which is `assembled` for the device, and notes in `residency` what it leaves in the caches.
+/// `start` is how it begins. Runs some thread blocks of the grid on `memory`.
 ///
 /// # Errors
 /// [`LaunchError`] where a device would refuse the launch, or where a thread block does something that a device would stop at.
@@ -148,7 +152,7 @@ pub fn estimate(
     memory: &DeviceMemory,
     config: &LaunchConfig,
     arguments: &Arguments,
-    n_registers: u32,
+    assembled: &Assembled,
     device: &DeviceProfile,
     residency: &mut Residency,
     start: &Start,
@@ -156,6 +160,7 @@ pub fn estimate(
     check_sizes(kernel, config)?;
     let n_threads = config.block.iter().product::<u32>();
     let shared_bytes = kernel.shared_bytes + config.shared_bytes;
+    let n_registers = assembled.n_registers;
     let n_resident = device.resident_blocks(n_threads, n_registers, shared_bytes);
     if n_resident == 0 {
         return Err(LaunchError::Size {
@@ -199,11 +204,24 @@ pub fn estimate(
         n_early: start.room.blocks(n_threads, n_registers, shared_bytes) as usize,
         early_share: 1.0 - start.busy_share,
         write_back: traffic.write_back,
+        cold_code_bytes: residency.cold_code_bytes(kernel, assembled, device),
     };
     let outcome = simulate(&work);
+    // Only the first round waits for code.
+    let once_clocks = if n_played < n_of_one && work.cold_code_bytes > 0 {
+        let warm = Work {
+            cold_code_bytes: 0,
+            blocks: work.blocks.clone(),
+            ..work
+        };
+        outcome.clocks - simulate(&warm).clocks
+    } else {
+        0.0
+    };
     for (&allocation, &bytes) in &traffic.touched {
         residency.touch(allocation, bytes, device);
     }
+    residency.run(kernel, assembled, device);
 
     let longest = traces.iter().map(BlockTrace::n_executed).max().unwrap_or(0);
     let n_working = traces
@@ -212,7 +230,8 @@ pub fn estimate(
         .count();
     let working_blocks = n_working as f64 * n_blocks as f64 / traces.len() as f64;
     let rounds = n_blocks as f64 / (f64::from(n_resident) * n_multiprocessors);
-    let clocks = outcome.clocks * n_of_one as f64 / n_played.max(1) as f64;
+    let of_rounds = (outcome.clocks - once_clocks) * n_of_one as f64 / n_played.max(1) as f64;
+    let clocks = of_rounds + once_clocks;
     let us_of = |clocks: f64| clocks / device.clock_ghz / 1e3;
     let us = us_of(clocks);
     let n_last = u64::from(n_resident).min(n_blocks.div_ceil(u64::from(device.n_multiprocessors)));
@@ -234,6 +253,7 @@ pub fn estimate(
         dram_share: traffic.total[1] / (all_dram * clocks).max(1.0),
         limiter: limiter(&work, &outcome, us, working_blocks, rounds),
         touched: traffic.touched,
+        cold_code_bytes: work.cold_code_bytes,
     })
 }
 

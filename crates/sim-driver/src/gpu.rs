@@ -79,8 +79,6 @@ pub(crate) fn n_devices() -> i32 {
 
 /// Adds a GPU and gives it with its ordinal.
 pub(crate) fn add(spec: GpuSpec) -> (usize, Arc<Gpu>) {
-    // Further GPUs of the process load the same modules.
-    tokenmill_cuda_exec::modules::keep_texts();
     let gpu = Arc::new(Gpu::new(spec));
     let mut machines = machines();
     machines.gpus.push(Some(Arc::clone(&gpu)));

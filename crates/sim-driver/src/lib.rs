@@ -69,4 +69,4 @@ mod timing;
 pub use api::{nccl_symbol, symbol};
 pub use fault::{Defect, Fault, When};
 pub use simulator::{SimOptions, Simulator};
-pub use timing::{LaunchEstimate, Registers};
+pub use timing::{AssembledKernels, LaunchEstimate};

@@ -3,9 +3,14 @@
 //! Separate from the C interface, through which everything else goes. Invariant: simulators of one process know nothing of each
 //! other; each is a GPU of its own, opened and used as any.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, LazyLock},
+};
 
-use tokenmill_cuda_exec::{Api, Buffers, Cubins, Device, DeviceOptions, Launches, NcclApi, WideProducts};
+use tokenmill_cuda_exec::{
+    Api, Buffers, Cubins, Device, DeviceOptions, Launches, ModuleTexts, NcclApi, WideProducts,
+};
 use tokenmill_ptx_sim::{Counters, DeviceProfile};
 
 use crate::{
@@ -14,7 +19,7 @@ use crate::{
     fault::{Defect, Fault},
     gpu::{self, Gpu},
     machine::GpuSpec,
-    timing::{LaunchEstimate, Registers, Timing},
+    timing::{AssembledKernels, LaunchEstimate, Timing},
 };
 
 /// Describes a simulated GPU.
@@ -64,7 +69,7 @@ impl Simulator {
 
     /// Adds a GPU of a kind that estimates how long launches take, in place of running them. Its memory takes room only where something
     /// other than zero is written, and what launches compute is not there.
-    pub fn estimating(profile: &'static DeviceProfile, registers: Registers) -> Self {
+    pub fn estimating(profile: &'static DeviceProfile, assembled: AssembledKernels) -> Self {
         let (ordinal, gpu) = gpu::add(GpuSpec {
             total_bytes: profile.memory_bytes,
             capability: capability_of(profile.architecture),
@@ -79,7 +84,7 @@ impl Simulator {
             is_sparse: true,
             ..GpuSpec::default()
         });
-        gpu.lock().timing = Some(Timing::new(profile, registers));
+        gpu.lock().timing = Some(Timing::new(profile, assembled));
         Self { gpu, ordinal }
     }
 
@@ -88,7 +93,7 @@ impl Simulator {
     /// # Panics
     /// As [`Self::device`].
     pub fn device_with_launches(&self, launches: Launches) -> Device {
-        self.open(DeviceOptions {
+        self.device_as(DeviceOptions {
             launches,
             ..DeviceOptions::default()
         })
@@ -99,7 +104,7 @@ impl Simulator {
     /// # Panics
     /// As [`Self::device`].
     pub fn device_with_wide(&self, wide: WideProducts) -> Device {
-        self.open(DeviceOptions {
+        self.device_as(DeviceOptions {
             wide,
             ..DeviceOptions::default()
         })
@@ -142,19 +147,30 @@ impl Simulator {
     /// # Panics
     /// As [`Self::device`].
     pub fn device_with(&self, cubins: Option<Cubins>) -> Device {
-        self.open(DeviceOptions {
+        self.device_as(DeviceOptions {
             cubins,
             ..DeviceOptions::default()
         })
     }
 
-    fn open(&self, options: DeviceOptions) -> Device {
+    /// Opens the GPU with options, but with each buffer in an allocation of its own and with the [texts](Self::texts) of the process.
+    ///
+    /// # Panics
+    /// As [`Self::device`].
+    pub fn device_as(&self, options: DeviceOptions) -> Device {
         let options = DeviceOptions {
             buffers: Buffers::Apart,
+            texts: Some(Self::texts()),
             ..options
         };
         Device::open_with(&api::functions(), self.ordinal, options)
             .expect("a simulated GPU without a fault opens")
+    }
+
+    /// The texts of modules that all simulated GPUs of the process share, since tests open many.
+    pub fn texts() -> ModuleTexts {
+        static TEXTS: LazyLock<ModuleTexts> = LazyLock::new(ModuleTexts::default);
+        TEXTS.clone()
     }
 
     /// The functions of the driver that has all simulated GPUs of the process.

@@ -1,7 +1,7 @@
 //! [`Timing`]: launches that are estimated in place of being run.
 //!
 //! Separate from running, of which it is the alternative. Invariant: of two launches that are alike (kernel, grid, numbers among
-//! the arguments, sizes of the buffers and what of them is in the L2 cache) one is played, and both have its time.
+//! the arguments, sizes of the buffers, and what of them and of the code is in caches) one is played, and both have its time.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,14 +11,14 @@ use std::{
 
 use tokenmill_cuda_exec::modules;
 use tokenmill_ptx_sim::{
-    Arguments, DeviceMemory, DeviceProfile, DevicePtr, Estimate, Kernel, LaunchConfig, Residency, Start,
-    estimate,
+    Arguments, Assembled, DeviceMemory, DeviceProfile, DevicePtr, Estimate, Kernel, LaunchConfig, Residency,
+    Start, estimate,
 };
 
 use crate::choices;
 
-/// Registers a thread has on a device, by module and kernel.
-pub type Registers = BTreeMap<(String, String), u32>;
+/// The assembler's results for a device, by module and kernel.
+pub type AssembledKernels = BTreeMap<(String, String), Assembled>;
 
 /// A launch, and how long it is estimated to take.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +51,7 @@ struct Key {
     block: [u32; 3],
     shared_bytes: u32,
     arguments: Vec<Argument>,
+    cold_code_bytes: u32,
     start: [u64; 4],
 }
 
@@ -58,7 +59,7 @@ struct Key {
 #[derive(Debug)]
 pub(crate) struct Timing {
     profile: &'static DeviceProfile,
-    registers: Registers,
+    assembled: AssembledKernels,
     residency: Residency,
     /// With the buffers that the launch was played with.
     known: HashMap<Key, (Estimate, Vec<Option<DevicePtr>>)>,
@@ -94,10 +95,10 @@ static NAMES: LazyLock<HashMap<u64, String>> = LazyLock::new(|| {
 });
 
 impl Timing {
-    pub(crate) fn new(profile: &'static DeviceProfile, registers: Registers) -> Self {
+    pub(crate) fn new(profile: &'static DeviceProfile, assembled: AssembledKernels) -> Self {
         Self {
             profile,
-            registers,
+            assembled,
             residency: Residency::new(),
             known: HashMap::new(),
             launches: Vec::new(),
@@ -133,7 +134,7 @@ impl Timing {
             .get(&text)
             .ok_or("a module that is none of this program's")?;
         let name = (module.clone(), kernel.name().to_owned());
-        let registers = *(self.registers.get(&name))
+        let assembled = *(self.assembled.get(&name))
             .ok_or_else(|| format!("the registers of `{}` in `{}` are not known", name.1, name.0))?;
         choices::make_up(&name.0, &name.1, memory, arguments)?;
         let buffers: Vec<Option<DevicePtr>> = arguments
@@ -155,6 +156,7 @@ impl Timing {
             arguments: (arguments.values())
                 .map(|value| self.argument(memory, value))
                 .collect(),
+            cold_code_bytes: (self.residency).cold_code_bytes(kernel, &assembled, self.profile),
         };
         let estimate = if let Some((estimate, theirs)) = self.known.get(&key) {
             for (mine, theirs) in buffers.iter().zip(theirs) {
@@ -164,6 +166,7 @@ impl Timing {
                     self.residency.touch(mine, bytes, self.profile);
                 }
             }
+            self.residency.run(kernel, &assembled, self.profile);
             estimate.clone()
         } else {
             let estimate = estimate(
@@ -171,7 +174,7 @@ impl Timing {
                 memory,
                 config,
                 arguments,
-                registers,
+                &assembled,
                 self.profile,
                 &mut self.residency,
                 &start,

@@ -125,6 +125,7 @@ mod with_cuda {
                 Carveout::Shared
             },
             runs_eagerly: options.without_graphs,
+            ..DeviceOptions::default()
         })
     }
 

@@ -148,6 +148,7 @@ pub(super) fn search(
 
 #[cfg(test)]
 mod tests {
+    use tokenmill_cuda_exec::{DeviceOptions, Recording};
     use tokenmill_sim_driver::{Defect, SimOptions, Simulator, When};
 
     use super::*;
@@ -159,8 +160,10 @@ mod tests {
         let path = folder.path().join("tiny.gguf");
         crate::synth::run(&crate::synth::Args::new("tiny-llama", "Q4_K_M", &path)).unwrap();
         let model = tokenmill_model::Model::open(&path).unwrap();
-        let device = simulator.device();
-        device.clear_new_buffers();
+        let device = simulator.device_as(DeviceOptions {
+            recording: Recording::On,
+            ..DeviceOptions::default()
+        });
         let mut executor = steps::load(&model, device).unwrap();
         if let Some(defect) = defect {
             simulator.plant(defect);

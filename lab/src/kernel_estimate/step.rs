@@ -12,10 +12,10 @@ use tokenmill_backend::{
 use tokenmill_cuda_exec::{CudaBackend, Launches};
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_ptx_sim::DeviceProfile;
-use tokenmill_sim_driver::{LaunchEstimate, Registers, Simulator};
+use tokenmill_sim_driver::{AssembledKernels, LaunchEstimate, Simulator};
 use tokenmill_testkit::generate::run as run_step;
 
-use super::adapters;
+use super::{adapters, range};
 use crate::{ptx, synth::outline};
 
 /// The model and the batch that a step runs.
@@ -35,6 +35,8 @@ pub(super) struct Shape<'a> {
     pub(super) shared_prefix: usize,
     /// Whether each sequence reads them for itself.
     pub(super) reads_apart: bool,
+    /// Whether code is in the caches of instructions when a launch begins.
+    pub(super) is_code_warm: bool,
 }
 
 /// The batch of a step.
@@ -129,7 +131,11 @@ impl Step {
             kv_type: shape.kv_type,
             ..ModelOptions::default()
         };
-        let simulator = Simulator::estimating(device, registers(device)?);
+        let mut assembled = registers(device)?;
+        if shape.is_code_warm {
+            assembled.values_mut().for_each(|one| one.code_bytes = 0);
+        }
+        let simulator = Simulator::estimating(device, assembled);
         let backend =
             CudaBackend::new(simulator.device_with_launches(begin))?.with_shared_pages(!shape.reads_apart);
         let mut executor = model.load_on(backend, &options, &mut |_| {})?;
@@ -166,6 +172,11 @@ impl Step {
     pub(super) fn us(&self) -> f64 {
         let launches = self.launches.iter().map(|launch| launch.estimate.us);
         launches.sum::<f64>() + self.gaps_us()
+    }
+
+    /// Returns the most microseconds that the step may take, as far as published figures tell.
+    pub(super) fn most_us(&self) -> f64 {
+        self.launches.iter().map(range::most_us).sum()
     }
 
     /// Microseconds between its launches.
@@ -215,8 +226,8 @@ fn inputs(of: Batch, context: usize, shared_prefix: usize, limits: &ExecutorLimi
     batch
 }
 
-/// The registers that `kernels/ptx.lock` has for the device.
-pub(crate) fn registers(device: &DeviceProfile) -> anyhow::Result<Registers> {
-    ptx::registers(device.architecture)
+/// The registers and bytes of code that `kernels/ptx.lock` has for the device.
+pub(crate) fn registers(device: &DeviceProfile) -> anyhow::Result<AssembledKernels> {
+    ptx::assembled(device.architecture)
         .with_context(|| format!("kernels/ptx.lock has no registers for {}", device.architecture))
 }

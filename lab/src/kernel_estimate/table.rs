@@ -52,6 +52,11 @@ fn rate(step: &Step) -> f64 {
     step.batch.n_tokens() as f64 * 1e6 / step.us()
 }
 
+/// Returns the least and the most tokens a second that a card may reach, as far as published figures tell.
+fn rate_range(step: &Step) -> [f64; 2] {
+    [step.most_us(), step.us()].map(|us| step.batch.n_tokens() as f64 * 1e6 / us)
+}
+
 /// Returns the share of the bandwidth of device memory that a step uses.
 fn share(step: &Step) -> f64 {
     step.dram_bytes() / (step.us() * 1e-6) / step.device.dram_bytes_per_s
@@ -109,9 +114,11 @@ pub(super) fn render(shape: &Shape<'_>, step: &Step) -> String {
     );
     let _ = writeln!(
         out,
-        "\n{:.2} ms a step, {:.0} tokens/s, {:.2} GB from device memory, {:.0} % of its bandwidth",
+        "\n{:.2} to {:.2} ms a step, {:.0} to {:.0} tokens/s, {:.2} GB from device memory, at most {:.0} % of its bandwidth",
         step.us() / 1e3,
-        rate(step),
+        step.most_us() / 1e3,
+        rate_range(step)[0],
+        rate_range(step)[1],
         step.dram_bytes() / 1e9,
         share(step) * 100.0
     );
@@ -134,6 +141,7 @@ pub(super) fn json(shape: &Shape<'_>, step: &Step) -> Value {
                 "thread_blocks_at_work": estimate.working_blocks,
                 "resident_thread_blocks": estimate.resident_blocks,
                 "rounds": estimate.rounds,
+                "cold_code_bytes": estimate.cold_code_bytes,
                 "dram_bytes": estimate.dram_bytes,
                 "l2_bytes": estimate.l2_bytes,
                 "in_flight_bytes": estimate.in_flight,
@@ -157,6 +165,8 @@ pub(super) fn json(shape: &Shape<'_>, step: &Step) -> Value {
         "gaps_us": step.gaps_us(),
         "us": step.us(),
         "tokens_per_s": rate(step),
+        "most_us": step.most_us(),
+        "tokens_per_s_range": rate_range(step),
         "dram_bytes": step.dram_bytes(),
         "launches": launches,
     })

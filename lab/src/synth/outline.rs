@@ -97,3 +97,59 @@ pub(crate) fn write(preset: &str, recipe: &str, n_layers: Option<u32>, path: &Pa
     out.finish()?;
     Ok(preset.n_layers)
 }
+
+/// The mean costs of a model's layers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LayerCosts {
+    pub(crate) weight_bytes: usize,
+    pub(crate) n_weights: usize,
+    /// Bytes of f16 keys and values.
+    pub(crate) kv_bytes_per_token: usize,
+    /// Width of a row of hidden states.
+    pub(crate) n_embd: usize,
+}
+
+/// Counts the costs of a dense model's layers.
+///
+/// # Errors
+/// An unknown preset or type, or a model whose rows do not use all weights.
+pub(crate) fn layer_costs(preset: &str, recipe: &str) -> anyhow::Result<LayerCosts> {
+    let preset = Preset::find(preset)
+        .with_context(|| format!("unknown preset `{preset}`; known are {}", Preset::names()))?;
+    let recipe = Recipe::find(recipe)
+        .with_context(|| format!("unknown type `{recipe}`; known are {}", Recipe::names()))?;
+    ensure!(
+        preset.experts.is_none() && preset.delta_net.is_none(),
+        "the layers of {} are not alike",
+        preset.name
+    );
+    let (mut weight_bytes, mut n_weights) = (0, 0);
+    for tensor in preset.tensors() {
+        if !tensor.name.starts_with("blk.") || tensor.kind != TensorKind::Weight {
+            continue;
+        }
+        let width = tensor.dims[0] as usize;
+        let ty = recipe.type_of(preset, &tensor.name, tensor.dims[0]);
+        let row_bytes = ty.row_bytes(width).context("rows are whole blocks")?;
+        weight_bytes += tensor.n_elements() / width * row_bytes;
+        n_weights += tensor.n_elements();
+    }
+    let n_layers = preset.n_layers as usize;
+    Ok(LayerCosts {
+        weight_bytes: weight_bytes / n_layers,
+        n_weights: n_weights / n_layers,
+        kv_bytes_per_token: 2 * 2 * (preset.n_kv_heads * preset.head_dim) as usize,
+        n_embd: preset.n_embd as usize,
+    })
+}
+
+/// Returns the number of a model's layers.
+///
+/// # Errors
+/// An unknown preset.
+pub(crate) fn n_layers(preset: &str) -> anyhow::Result<u32> {
+    let found = Preset::find(preset);
+    Ok(found
+        .with_context(|| format!("unknown preset `{preset}`; known are {}", Preset::names()))?
+        .n_layers)
+}

@@ -131,6 +131,18 @@ pub(super) const STEPS: &[Step] = &[
         needs: &[],
         run: || lab(&["kernel-estimate", "--check"]),
     },
+    // Its stated errors follow from the same files.
+    Step {
+        name: "published measurements of kernels",
+        paths: &[
+            "crates/cuda-exec/kernels.ptx.z",
+            "crates/ptx-sim/src/",
+            "kernels/",
+            "lab/src/kernel_estimate*",
+        ],
+        needs: &[],
+        run: || lab(&["kernel-estimate", "--published"]),
+    },
     Step {
         name: "device pack",
         paths: &[

@@ -23,7 +23,7 @@ use cudarc::driver::sys::{
 
 use super::{
     Api, Args, Buffers, DeviceInfo, EARLY_CAPABILITY, EARLY_CUDA, Handle, Kernel, LaunchShape,
-    NEEDED_CAPABILITY, NEEDED_CUDA, Poison, Stream,
+    NEEDED_CAPABILITY, NEEDED_CUDA, Poison, Recording, Stream,
     api::{Code, LaunchWithAttributes, Pointer, is_present, version_from},
     codes::{self, Meaning},
     extents::Extents,
@@ -56,7 +56,8 @@ pub(super) struct Driver {
     is_abandoned: AtomicBool,
     /// Whether launches run in order even if they could begin early.
     is_in_order: AtomicBool,
-    extents: Extents,
+    /// The buffers' places, if launches can be recorded.
+    extents: Option<Extents>,
 }
 
 fn pointer(handle: Handle) -> Pointer {
@@ -159,7 +160,7 @@ pub(super) fn check_device(info: &DeviceInfo) -> Result<()> {
 
 /// Bytes free on a GPU, which is opened for the question if it is not open yet.
 pub(super) fn free_bytes_of(api: &Api, ordinal: usize) -> Result<u64> {
-    Driver::open(api, ordinal, Buffers::Together)?.free_bytes()
+    Driver::open(api, ordinal, Buffers::Together, Recording::Off)?.free_bytes()
 }
 
 /// Whether there is a driver to ask, without starting it.
@@ -193,7 +194,7 @@ fn describe(api: &Api, code: Code) -> String {
 
 impl Driver {
     /// Opens a GPU by its number among those that the driver shows.
-    pub(super) fn open(api: &Api, ordinal: usize, buffers: Buffers) -> Result<Self> {
+    pub(super) fn open(api: &Api, ordinal: usize, buffers: Buffers, recording: Recording) -> Result<Self> {
         let n_devices = count_devices(api)?;
         if ordinal >= n_devices {
             return Err(CudaExecError::NoSuchDevice { ordinal, n_devices });
@@ -219,7 +220,7 @@ impl Driver {
             wait_limit_ms: AtomicU64::new(0),
             is_abandoned: AtomicBool::new(false),
             is_in_order: AtomicBool::new(false),
-            extents: Extents::default(),
+            extents: (recording == Recording::On).then(Extents::default),
         };
         driver.enter("opening the GPU")?;
         for stream in Stream::ALL {
@@ -242,9 +243,9 @@ impl Driver {
         self.buffers
     }
 
-    /// Returns where the buffers lie in the device's memory.
-    pub(super) fn extents(&self) -> &Extents {
-        &self.extents
+    /// Returns where the buffers lie in the device's memory; `None` on a device that records nothing.
+    pub(super) fn extents(&self) -> Option<&Extents> {
+        self.extents.as_ref()
     }
 
     /// A stream to queue something else on than a launch.

@@ -17,7 +17,7 @@ use rayon::prelude::*;
 
 use super::{
     Api, Args, Buffer, Carveout, DeviceInfo, DeviceOptions, Handle, Kernel, KernelResources, LaunchShape,
-    Launches, Pinned, Stream, UNASKED_SHARED_BYTES, View, ViewMut, WideProducts,
+    Launches, Pinned, Recording, Stream, UNASKED_SHARED_BYTES, View, ViewMut, WideProducts,
     cuda::Driver,
     memory::Arena,
     notes::{NotedLaunch, Notes},
@@ -26,7 +26,7 @@ use super::{
 use crate::{
     CudaExecError,
     error::Result,
-    modules::{self, Target},
+    modules::{self, ModuleText, Target},
 };
 
 /// An opened GPU. Clones are handles of the same one.
@@ -45,7 +45,8 @@ struct Shared {
     modules: Mutex<HashMap<&'static str, Arc<Module>>>,
     n_launches: AtomicU64,
     notes: Notes,
-    recorder: Recorder,
+    /// Present on a device that can record launches.
+    recorder: Option<Recorder>,
     /// Nanoseconds that the driver took for modules and kernels.
     loading_ns: AtomicU64,
 }
@@ -117,15 +118,15 @@ impl Device {
     pub fn open_with(api: &Api, ordinal: usize, options: DeviceOptions) -> Result<Self> {
         Ok(Self {
             shared: Arc::new(Shared {
-                driver: Arc::new(Driver::open(api, ordinal, options.buffers)?),
+                driver: Arc::new(Driver::open(api, ordinal, options.buffers, options.recording)?),
                 ordinal,
+                recorder: (options.recording == Recording::On).then(Recorder::default),
                 options,
                 timelines: Arc::default(),
                 arena: Mutex::default(),
                 modules: Mutex::default(),
                 n_launches: AtomicU64::new(0),
                 notes: Notes::default(),
-                recorder: Recorder::default(),
                 loading_ns: AtomicU64::new(0),
             }),
         })
@@ -135,8 +136,8 @@ impl Device {
         &self.shared.driver
     }
 
-    pub(super) fn recorder(&self) -> &Recorder {
-        &self.shared.recorder
+    pub(super) fn recorder(&self) -> Option<&Recorder> {
+        self.shared.recorder.as_ref()
     }
 
     pub(super) fn notes(&self) -> &Notes {
@@ -189,7 +190,7 @@ impl Device {
     /// [`CudaExecError::OutOfMemory`].
     pub fn alloc<T: Pod>(&self, purpose: &'static str, len: usize) -> Result<Buffer<T>> {
         let buffer = lock(&self.shared.arena).alloc(&self.shared.driver, purpose, len)?;
-        self.clear_if_asked(buffer)
+        self.clear_if_recording(buffer)
     }
 
     /// Allocates pinned host memory.
@@ -431,7 +432,10 @@ impl Device {
             let capability = self.info().capability;
             // Code for these GPUs waits too, but the driver may be too old for early launches.
             let is_early = self.begins_early() && capability >= modules::EARLY_CAPABILITY;
-            let text = modules::text(&found, is_early);
+            let text = match &self.shared.options.texts {
+                Some(texts) => texts.text(&found, is_early),
+                None => Arc::new(ModuleText::unpack(&found, is_early)),
+            };
             let driver = &self.shared.driver;
             let cubins = self.shared.options.cubins.as_ref();
             let exact =
@@ -477,7 +481,8 @@ impl Device {
         args.check()?;
         self.shared.n_launches.fetch_add(1, SeqCst);
         self.shared.notes.launch(kernel, shape);
-        match self.shared.recorder.turn() {
+        let turn = self.shared.recorder.as_ref().map(Recorder::turn);
+        match turn.unwrap_or(Turn::Launched) {
             Turn::Launched => self.shared.driver.launch(Stream::Compute, kernel, shape, args),
             Turn::Recorded => self.launch_recorded(kernel, shape, args),
             Turn::LeftOut => Ok(()),

@@ -23,7 +23,9 @@ struct Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        self.driver.extents().remove(self.address, self.n_bytes);
+        if let Some(extents) = self.driver.extents() {
+            extents.remove(self.address, self.n_bytes);
+        }
         self.driver.free(self.address, self.n_bytes);
     }
 }
@@ -65,9 +67,9 @@ impl Arena {
         len: usize,
     ) -> Result<Buffer<T>> {
         let buffer = self.place(driver, purpose, len)?;
-        driver
-            .extents()
-            .add(buffer.address, len * size_of::<T>(), type_name::<T>());
+        if let Some(extents) = driver.extents() {
+            extents.add(buffer.address, len * size_of::<T>(), type_name::<T>());
+        }
         Ok(buffer)
     }
 

@@ -23,11 +23,16 @@ mod page_rows;
 mod pinned;
 mod probe;
 mod recording;
+mod switch;
 
 use std::sync::OnceLock;
 
 pub(crate) use crate::modules::EARLY_CAPABILITY;
-use crate::{CudaExecError, error::Result, modules::Cubins};
+use crate::{
+    CudaExecError,
+    error::Result,
+    modules::{Cubins, ModuleTexts},
+};
 
 pub use api::Api;
 pub use device::{Device, Fence};
@@ -40,7 +45,7 @@ pub use notes::NotedLaunch;
 pub use page_rows::PageRows;
 pub use pinned::{Pinned, PinnedCopies};
 pub use probe::{Availability, DeviceReport, has_driver, probe, probe_with};
-pub use recording::{RecordedArgument, RecordedBuffer, RecordedLaunch, Snapshot};
+pub use recording::{RecordedArgument, RecordedBuffer, RecordedLaunch, Recording, Snapshot};
 
 /// The CUDA version whose PTX the kernels are written in.
 pub(crate) const NEEDED_CUDA: (u32, u32) = (11, 4);
@@ -86,6 +91,10 @@ pub struct DeviceOptions {
     pub carveout: Carveout,
     /// Whether decode steps are queued launch by launch, without CUDA graphs.
     pub runs_eagerly: bool,
+    /// Whether launches can be recorded, for tools that look for a wrong kernel.
+    pub recording: Recording,
+    /// Texts of modules that this device shares with others of the process; by default, it unpacks its own.
+    pub texts: Option<ModuleTexts>,
 }
 
 /// Selects the split of a multiprocessor's memory between shared memory and L1 cache.
@@ -187,6 +196,12 @@ impl Poison {
 /// Returns a device of the simulated driver, for unit tests: `tokenmill-sim-driver` provides that of the library outside of tests.
 #[cfg(test)]
 pub(crate) fn simulated(simulator: &tokenmill_sim_driver::Simulator) -> Device {
+    simulated_with(simulator, Recording::Off)
+}
+
+/// Returns the same device, which can record launches if that is asked for.
+#[cfg(test)]
+fn simulated_with(simulator: &tokenmill_sim_driver::Simulator, recording: Recording) -> Device {
     // SAFETY: the simulated driver keeps the contract of the real one's functions.
     let api = unsafe { Api::from_symbols(&tokenmill_sim_driver::symbol) };
     Device::open_with(
@@ -194,6 +209,7 @@ pub(crate) fn simulated(simulator: &tokenmill_sim_driver::Simulator) -> Device {
         simulator.ordinal(),
         DeviceOptions {
             buffers: Buffers::Apart,
+            recording,
             ..DeviceOptions::default()
         },
     )

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use super::{Handle, Kernel, LaunchShape};
+use super::{Handle, Kernel, LaunchShape, switch::Switch};
 
 /// A queued launch.
 #[derive(Clone, Debug)]
@@ -61,9 +61,9 @@ impl Notes {
     /// The launches while something runs.
     pub(super) fn of<T>(&self, run: impl FnOnce() -> T) -> (T, Vec<NotedLaunch>) {
         lock(&self.launches).clear();
-        self.is_noting.store(true, SeqCst);
+        let noting = Switch::turn_on(&self.is_noting);
         let result = run();
-        self.is_noting.store(false, SeqCst);
+        drop(noting);
         let launches = std::mem::take(&mut *lock(&self.launches));
         let names = lock(&self.names);
         let named = launches.into_iter().map(|(kernel, shape)| {
@@ -106,5 +106,19 @@ mod tests {
         assert!(launch.shape.n_threads > 0);
         quantize().unwrap();
         assert!(device.launches_of(|| ()).1.is_empty());
+    }
+
+    #[test]
+    fn nothing_is_noted_after_something_that_was_noted_panicked() {
+        let device = simulated(&Simulator::new(&SimOptions::default()));
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            device.launches_of(|| panic!("as a step may"));
+        }));
+        caught.unwrap_err();
+        let ops = Ops::load(&device).unwrap();
+        let x = device.upload("x", &[1.0f32; 32]).unwrap();
+        let mut rows = QuantizedRows::new(&device, 1, 32).unwrap();
+        ops.quantize(1, 32, x.view(), rows.view_mut()).unwrap();
+        assert!(super::lock(&device.notes().launches).is_empty());
     }
 }

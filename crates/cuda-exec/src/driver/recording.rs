@@ -2,9 +2,9 @@
 //! one moment.
 //!
 //! For tools that look for the one kernel that is wrong on a GPU: what a kernel computed there is compared with what a simulated device computes
-//! of the same bytes. Separate from the device because steps need none of it. Invariants: a recorded launch is alone on the device; tables of
-//! addresses in device memory are not followed; while nothing is recorded, a launch costs one load more, and a buffer an entry
-//! of a table.
+//! of the same bytes. Separate from the device because steps need none of it: only a device that is opened with [`Recording::On`] can do it, and
+//! others pay nothing. Invariants: a recorded launch is alone on the device; tables of addresses in device memory are not followed; what is
+//! written back goes to the buffer that it was read from.
 
 use std::{
     collections::BTreeMap,
@@ -16,8 +16,23 @@ use std::{
 
 use bytemuck::Pod;
 
-use super::{Args, Buffer, Device, Kernel, LaunchShape, Stream, View, ViewMut, extents::Extent};
+use super::{
+    Args, Buffer, Device, Kernel, LaunchShape, Stream, View, ViewMut,
+    extents::{Extent, Extents},
+    switch::Switch,
+};
 use crate::{CudaExecError, error::Result};
+
+/// Whether a device can record launches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recording {
+    /// No.
+    #[default]
+    Off,
+    /// Yes: the places of buffers are kept, and new buffers are filled with zeros, so that all of their bytes can be read, also those that no
+    /// kernel has written.
+    On,
+}
 
 /// A launch that was done alone.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -76,20 +91,27 @@ impl RecordedBuffer {
 
 /// The contents of buffers at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot(BTreeMap<u64, Vec<u8>>);
+pub struct Snapshot(BTreeMap<u64, Contents>);
+
+/// The contents of a buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Contents {
+    of: Extent,
+    bytes: Vec<u8>,
+}
 
 impl Snapshot {
     /// Keeps the buffers whose contents a later snapshot of the same buffers has changed.
     #[must_use]
     pub fn changed(mut self, later: &Self) -> Self {
         self.0
-            .retain(|address, bytes| later.0.get(address) != Some(bytes));
+            .retain(|address, contents| later.0.get(address) != Some(contents));
         self
     }
 
     /// Returns the contents that a recorded buffer has here.
     pub fn of(&self, buffer: &RecordedBuffer) -> Option<&[u8]> {
-        self.0.get(&buffer.address).map(Vec::as_slice)
+        Some(&self.0.get(&buffer.address)?.bytes)
     }
 
     /// Says whether there are no buffers.
@@ -97,6 +119,9 @@ impl Snapshot {
         self.0.is_empty()
     }
 }
+
+/// Why the methods for tools may be called: the tools open their devices so.
+const OPENED_TO_RECORD: &str = "the device was opened with `Recording::On`";
 
 /// Fate of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,8 +134,6 @@ pub(super) enum Turn {
 /// Holds the task for the next launches.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
-    /// Whether new buffers are filled with zeros.
-    clears: AtomicBool,
     is_on: AtomicBool,
     task: Mutex<Task>,
 }
@@ -147,25 +170,20 @@ impl Recorder {
         self.task.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a task for as long as something runs.
+    /// Gives a task for as long as something runs, also if that panics.
     fn with<T>(&self, task: Task, run: impl FnOnce() -> T) -> (T, Option<RecordedLaunch>) {
         *self.task() = task;
-        self.is_on.store(true, SeqCst);
+        let on = Switch::turn_on(&self.is_on);
         let result = run();
-        self.is_on.store(false, SeqCst);
+        drop(on);
         (result, self.task().recorded.take())
     }
 }
 
 impl Device {
-    /// Fills new buffers with zeros from now on, so that all of their bytes can be read, also those that no kernel has written.
-    pub fn clear_new_buffers(&self) {
-        self.recorder().clears.store(true, SeqCst);
-    }
-
-    /// Fills a new buffer with zeros, if that was asked for, before any stream uses it.
-    pub(super) fn clear_if_asked<T: Pod>(&self, mut buffer: Buffer<T>) -> Result<Buffer<T>> {
-        if self.recorder().clears.load(SeqCst) && !buffer.is_empty() {
+    /// Fills a new buffer with zeros before any stream uses it, on a device that can record launches.
+    pub(super) fn clear_if_recording<T: Pod>(&self, mut buffer: Buffer<T>) -> Result<Buffer<T>> {
+        if self.recorder().is_some() && !buffer.is_empty() {
             self.zero(Stream::Compute, &buffer.view_mut())?;
             let fence = self.fence()?;
             fence.record(Stream::Compute)?;
@@ -176,21 +194,35 @@ impl Device {
 
     /// Runs something and records the launch of this number in it, counted from 0, which must not be captured. Gives no record if there are fewer
     /// launches.
+    ///
+    /// # Panics
+    /// If the device was not opened with [`Recording::On`].
     pub fn record_launch<T>(&self, index: usize, run: impl FnOnce() -> T) -> (T, Option<RecordedLaunch>) {
         let task = Task {
             wanted: Some(index),
             ..Task::default()
         };
-        self.recorder().with(task, run)
+        self.needed_recorder().with(task, run)
     }
 
     /// Runs something of which only the first `n` launches are done or captured.
+    ///
+    /// # Panics
+    /// If the device was not opened with [`Recording::On`].
     pub fn with_first_launches<T>(&self, n: usize, run: impl FnOnce() -> T) -> T {
         let task = Task {
             limit: Some(n),
             ..Task::default()
         };
-        self.recorder().with(task, run).0
+        self.needed_recorder().with(task, run).0
+    }
+
+    fn needed_recorder(&self) -> &Recorder {
+        self.recorder().expect(OPENED_TO_RECORD)
+    }
+
+    fn extents(&self) -> &Extents {
+        self.driver().extents().expect(OPENED_TO_RECORD)
     }
 
     /// Repeats a recorded launch on this device, with the buffers as they were before it, and returns their contents after it.
@@ -223,31 +255,50 @@ impl Device {
     ///
     /// # Errors
     /// The driver's.
+    ///
+    /// # Panics
+    /// If the device was not opened with [`Recording::On`].
     pub fn snapshot(&self) -> Result<Snapshot> {
-        let extents = self.driver().extents().all();
-        self.snapshot_of_extents(extents.into_iter())
+        self.snapshot_of_extents(self.extents().all().into_iter())
     }
 
     /// Reads the buffers of an earlier snapshot again, as far as they are still there.
     ///
     /// # Errors
     /// The driver's.
+    ///
+    /// # Panics
+    /// If the device was not opened with [`Recording::On`].
     pub fn snapshot_like(&self, earlier: &Snapshot) -> Result<Snapshot> {
-        let extents = (earlier.0.keys()).filter_map(|address| self.driver().extents().at(*address));
-        self.snapshot_of_extents(extents)
+        let extents = earlier.0.values().map(|contents| contents.of);
+        self.snapshot_of_extents(extents.filter(|extent| self.extents().has(extent)))
     }
 
     fn snapshot_of_extents(&self, extents: impl Iterator<Item = Extent>) -> Result<Snapshot> {
-        let read = |extent: Extent| Ok((extent.address, self.bytes_at(&extent)?));
+        let read = |of: Extent| {
+            let bytes = self.bytes_at(&of)?;
+            Ok((of.address, Contents { of, bytes }))
+        };
         Ok(Snapshot(extents.map(read).collect::<Result<_>>()?))
     }
 
     /// Writes the contents of a snapshot back.
     ///
     /// # Errors
-    /// The driver's.
+    /// [`CudaExecError::Freed`] for a buffer whose memory is no longer allocated, before anything is written; or the driver's.
+    ///
+    /// # Panics
+    /// If the device was not opened with [`Recording::On`].
     pub fn restore(&self, snapshot: &Snapshot) -> Result<()> {
-        for (&address, bytes) in &snapshot.0 {
+        for Contents { of, .. } in snapshot.0.values() {
+            if !self.extents().has(of) {
+                return Err(CudaExecError::Freed {
+                    element: of.element,
+                    n_bytes: of.n_bytes,
+                });
+            }
+        }
+        for (&address, Contents { bytes, .. }) in &snapshot.0 {
             self.upload_to(bytes, &ViewMut::at(address, bytes.len()))?;
         }
         Ok(())
@@ -268,7 +319,7 @@ impl Device {
         };
         let mut extents: Vec<Extent> = Vec::new();
         for &value in args.values() {
-            launch.arguments.push(match self.driver().extents().at(value) {
+            launch.arguments.push(match self.extents().at(value) {
                 None => RecordedArgument::Value(value),
                 Some(extent) => {
                     let known = extents.iter().position(|known| *known == extent);
@@ -293,7 +344,7 @@ impl Device {
         }
         let done = self.launch_alone(kernel, shape, args, &extents, &mut launch.buffers);
         launch.failure = done.as_ref().err().map(CudaExecError::to_string);
-        self.recorder().task().recorded = Some(launch);
+        self.needed_recorder().task().recorded = Some(launch);
         done
     }
 
@@ -319,13 +370,19 @@ mod tests {
     use tokenmill_sim_driver::{Defect, SimOptions, Simulator, When};
 
     use super::*;
-    use crate::{Ops, QuantizedRows, driver::simulated};
+    use crate::{
+        Ops, QuantizedRows,
+        driver::{simulated, simulated_with},
+    };
+
+    fn recording() -> Device {
+        simulated_with(&Simulator::new(&SimOptions::default()), Recording::On)
+    }
 
     #[test]
     fn a_recorded_launch_is_repeated_on_another_device_and_shows_a_wrong_kernel() {
         let simulator = Simulator::new(&SimOptions::default());
-        let device = simulated(&simulator);
-        device.clear_new_buffers();
+        let device = simulated_with(&simulator, Recording::On);
         let ops = Ops::load(&device).unwrap();
         let x = device.upload("x", &[1.0f32; 64]).unwrap();
         let mut rows = QuantizedRows::new(&device, 2, 32).unwrap();
@@ -358,8 +415,7 @@ mod tests {
 
     #[test]
     fn launches_past_the_limit_are_left_out_and_a_snapshot_is_written_back() {
-        let device = simulated(&Simulator::new(&SimOptions::default()));
-        device.clear_new_buffers();
+        let device = recording();
         let ops = Ops::load(&device).unwrap();
         let [ones, twos] = [1.0f32, 2.0].map(|value| device.upload("x", &[value; 32]).unwrap());
         let mut rows = QuantizedRows::new(&device, 1, 32).unwrap();
@@ -373,5 +429,37 @@ mod tests {
         assert!(!changed.is_empty() && changed != before);
         device.restore(&changed).unwrap();
         assert_eq!(device.snapshot_like(&changed).unwrap(), changed);
+    }
+
+    #[test]
+    fn a_snapshot_with_a_freed_buffer_is_not_written_back() {
+        let device = recording();
+        let mut kept = device.upload("kept", &[1u8; 16]).unwrap();
+        let freed = device.upload("freed", &[2u8; 16]).unwrap();
+        let before = device.snapshot().unwrap();
+        device.upload_to(&[3u8; 16], &kept.view_mut()).unwrap();
+        drop(freed);
+        let refused = device.restore(&before).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "a buffer of 16 bytes of u8 was freed; its contents cannot be written back"
+        );
+        assert_eq!(device.download(kept.view()).unwrap(), [3; 16]);
+        assert_eq!(device.snapshot_like(&before).unwrap().0.len(), 1);
+    }
+
+    #[test]
+    fn launches_are_done_again_after_something_that_was_recorded_panicked() {
+        let device = recording();
+        let ops = Ops::load(&device).unwrap();
+        let x = device.upload("x", &[1.0f32; 32]).unwrap();
+        let mut rows = QuantizedRows::new(&device, 1, 32).unwrap();
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            device.with_first_launches(0, || panic!("as a step may"));
+        }));
+        caught.unwrap_err();
+        let before = device.snapshot().unwrap();
+        ops.quantize(1, 32, x.view(), rows.view_mut()).unwrap();
+        assert_ne!(device.snapshot().unwrap(), before);
     }
 }

@@ -1,54 +1,61 @@
-//! [`Text`]: a module's PTX as a driver gets it.
+//! [`ModuleText`]: a module's PTX as a driver gets it; and [`ModuleTexts`]: texts that several devices share.
 //!
 //! Separate from the archive, whose texts are for all GPUs. Invariant: a text depends on the module and on whether its launches may begin
-//! early, so what was unpacked once is right for every device.
+//! early, so the unpacked text of one device is right for every other.
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use super::{Entry, early_variant, waiting_kernels};
 
 /// A module's PTX for some GPUs.
 #[derive(Debug)]
-pub(crate) struct Text {
+pub(crate) struct ModuleText {
     pub(crate) ptx: String,
     /// Kernels that wait for the launches before them.
     pub(crate) waiting: BTreeSet<String>,
 }
 
-type Kept = Mutex<HashMap<(&'static str, bool), Arc<Text>>>;
-
-static KEPT: OnceLock<Kept> = OnceLock::new();
-
-/// Keeps each text that is unpacked from now on, at most 130 MB. A process that opens many devices, as tests do, otherwise unpacks the same
-/// texts for each.
-pub fn keep_texts() {
-    KEPT.get_or_init(Mutex::default);
+impl ModuleText {
+    /// Unpacks the PTX of a module, for GPUs whose launches begin early or for all others.
+    pub(crate) fn unpack(entry: &Entry<'static>, is_early: bool) -> Self {
+        let ptx = entry.ptx().expect("the archive is as `cargo lab ptx` wrote it");
+        let early = if is_early { early_variant(&ptx) } else { None };
+        Self {
+            waiting: early.as_deref().map(waiting_kernels).unwrap_or_default(),
+            ptx: early.unwrap_or(ptx),
+        }
+    }
 }
 
-/// Unpacks the PTX of a module, for GPUs whose launches begin early or for all others.
-pub(crate) fn text(entry: &Entry<'static>, is_early: bool) -> Arc<Text> {
-    let kept = KEPT
-        .get()
-        .map(|kept| kept.lock().unwrap_or_else(PoisonError::into_inner));
-    let known = kept
-        .as_ref()
-        .and_then(|kept| kept.get(&(entry.name, is_early)).map(Arc::clone));
-    drop(kept);
-    if let Some(known) = known {
-        return known;
+/// Texts that devices of one process share, at most 130 MB. Clones are handles of the same texts.
+///
+/// A process that opens many devices, as tests do, otherwise unpacks the same texts for each
+/// ([`DeviceOptions::texts`](crate::DeviceOptions::texts)).
+#[derive(Clone, Default)]
+pub struct ModuleTexts(Arc<Mutex<Texts>>);
+
+type Texts = HashMap<(&'static str, bool), Arc<ModuleText>>;
+
+impl fmt::Debug for ModuleTexts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModuleTexts").finish_non_exhaustive()
     }
-    let ptx = entry.ptx().expect("the archive is as `cargo lab ptx` wrote it");
-    let early = if is_early { early_variant(&ptx) } else { None };
-    let text = Arc::new(Text {
-        waiting: early.as_deref().map(waiting_kernels).unwrap_or_default(),
-        ptx: early.unwrap_or(ptx),
-    });
-    if let Some(kept) = KEPT.get() {
-        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.insert((entry.name, is_early), Arc::clone(&text));
+}
+
+impl ModuleTexts {
+    /// Gives the text of a module, which is unpacked the first time. Devices that ask meanwhile unpack others.
+    pub(crate) fn text(&self, entry: &Entry<'static>, is_early: bool) -> Arc<ModuleText> {
+        let key = (entry.name, is_early);
+        let texts = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = texts().get(&key).map(Arc::clone);
+        known.unwrap_or_else(|| {
+            let text = Arc::new(ModuleText::unpack(entry, is_early));
+            texts().insert(key, Arc::clone(&text));
+            text
+        })
     }
-    text
 }

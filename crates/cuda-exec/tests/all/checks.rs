@@ -25,6 +25,7 @@ fn needs() -> Needs {
 fn options() -> DeviceOptions {
     DeviceOptions {
         buffers: Buffers::Apart,
+        texts: Some(Simulator::texts()),
         ..DeviceOptions::default()
     }
 }

@@ -11,6 +11,7 @@ use tokenmill_sim_driver::{SimOptions, Simulator};
 fn options() -> DeviceOptions {
     DeviceOptions {
         buffers: Buffers::Apart,
+        texts: Some(Simulator::texts()),
         ..DeviceOptions::default()
     }
 }

@@ -1,6 +1,8 @@
 //! [`take`] and [`give_back`]: the registers of warps, in memory that later launches use again.
 //!
-//! Separate because kernels share it. Most launches are short, and taking fresh memory for each took a sixth of the time of tests.
+//! Separate because kernels share it. Most launches are short, and taking fresh memory for each took a sixth of the time of tests. The list is
+//! the process's, behind a lock, because a launch has host threads of its own: a list of each thread would end with the launch. A thread
+//! block's warps are taken at once, so a host thread mostly locks it twice in a launch.
 //! Invariant: a kernel never sees what the memory held; it is cleared for each launch. Instructions compute all lanes and keep those that
 //! are active, and what other kernels left in the rest would be slow: small floats that are no normal numbers.
 
@@ -15,13 +17,24 @@ type File = (Vec<Lanes32>, Vec<Lanes64>);
 
 static KEPT: Mutex<Vec<File>> = Mutex::new(Vec::new());
 
-/// Gives the registers of a warp, so many of each width, with the values that no instruction writes.
-pub(super) fn take(n_regs: [usize; 2], uniform32: &[(u16, u32)], uniform64: &[(u16, u64)]) -> File {
-    let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let (mut regs32, mut regs64) = kept.unwrap_or_default();
-    fill(&mut regs32, n_regs[0], uniform32);
-    fill(&mut regs64, n_regs[1], uniform64);
-    (regs32, regs64)
+/// Gives the registers of some warps, so many of each width, with the values that no instruction writes.
+pub(super) fn take(
+    n_warps: usize,
+    n_regs: [usize; 2],
+    uniform32: &[(u16, u32)],
+    uniform64: &[(u16, u64)],
+) -> Vec<File> {
+    let mut files = {
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let n_left = kept.len().saturating_sub(n_warps);
+        kept.split_off(n_left)
+    };
+    files.resize_with(n_warps, File::default);
+    for (regs32, regs64) in &mut files {
+        fill(regs32, n_regs[0], uniform32);
+        fill(regs64, n_regs[1], uniform64);
+    }
+    files
 }
 
 fn fill<T: Copy + Default>(registers: &mut Vec<[T; LANES]>, n: usize, uniform: &[(u16, T)]) {

@@ -13,7 +13,9 @@
 //! products and attention on an H100 SXM5. (I) latencies of instructions: github.com/NMSU-PEARL/GPUs-ISA-Latencies (Turing), PPT-GPU (Volta), and
 //! Accel-Sim's description of an RTX 3070. (W) "No bubbles" of Hazy Research: 1.3 us for a dependent launch in a graph of an
 //! H100. (G) issue 569 of pegainfer-project/pegainfer: between two empty kernels of an H100 at 1755 MHz programmatic dependent launch takes 0.96 us
-//! away; note 57 has what else was published. (N) no published figure was found; the number is an assumption.
+//! away; note 57 has what else was published. (H) "Analyzing Modern NVIDIA GPU cores", arXiv 2503.20481, of an RTX A6000: lines of
+//! instructions come by a stream buffer, probably of 16 entries. (F) pull request 37 of FlashGPU-Sim/FlashGPU-Sim: code of an RTX 5090 becomes
+//! slower beyond 64 KB and again beyond 132 to 148 KB. (N) no published figure was found; the number is an assumption.
 
 use crate::{Kernel, LaunchConfig, occupancy::Multiprocessor};
 
@@ -45,6 +47,11 @@ pub struct DeviceProfile {
     pub l2_bytes: u64,
     /// Bandwidth of L2 to all multiprocessors together, in bytes a clock. (B)
     pub l2_bytes_per_clock: f64,
+    /// Bytes of code that a multiprocessor keeps from launch to launch, the most recent first: the larger cache of (F). It is an assumption that it
+    /// keeps them.
+    pub code_cache_bytes: u64,
+    /// Lines of code that are requested after the one that a warp needs. (H)
+    pub code_lines_ahead: usize,
     /// Bandwidth of L2 to one multiprocessor, in bytes a clock. (N)
     pub l2_port_bytes_per_clock: f64,
     /// Bandwidth of device memory, in bytes a second: between the rates of a copy and of reading alone. (A)
@@ -147,6 +154,8 @@ const H100: DeviceProfile = DeviceProfile {
     l2_bytes: 50 << 20,
     // 9.77 TB/s in (B) by 23 MB, at the highest clock.
     l2_bytes_per_clock: 4930.0,
+    code_cache_bytes: 128 << 10,
+    code_lines_ahead: 16,
     l2_port_bytes_per_clock: 64.0,
     // A copy has 2.90 TB/s, reading alone 3.18. (A)
     dram_bytes_per_s: 3.0e12,
@@ -171,7 +180,7 @@ const H100: DeviceProfile = DeviceProfile {
 
 impl DeviceProfile {
     /// Every device that the model knows.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         H100,
         Self {
             name: "h200",
@@ -256,6 +265,38 @@ impl DeviceProfile {
             launch_us: 1.0,
             // Launches do not begin early before Hopper.
             dependent_us: 1.0,
+            ..H100
+        },
+        // A Blackwell for workstations, for which others published figures of decode steps. (D), unless a figure says more.
+        Self {
+            name: "rtx-pro-6000",
+            architecture: "sm_120",
+            n_multiprocessors: 188,
+            clock_ghz: 2.4,
+            memory_bytes: 96 << 30,
+            max_warps: 48,
+            max_blocks: 24,
+            shared_bytes: 100 << 10,
+            l1_bytes: 128 << 10,
+            l2_bytes: 128 << 20,
+            // An L40's figure for each multiprocessor and clock: an assumption.
+            l2_bytes_per_clock: 2790.0,
+            // 1.792 TB/s, and the product of a model's head reaches 1.665 in pull request 1789 of kekzl/imp.
+            dram_bytes_per_s: 1.665e12,
+            lanes: Lanes {
+                float64: 2.0,
+                ..H100.lanes
+            },
+            // The figures of an RTX 4090: an assumption.
+            latency: Latencies {
+                l1: 36.0,
+                l2: 285.0,
+                dram: 644.0,
+                block: 500.0,
+                ..HOPPER_LATENCY
+            },
+            matrix_f16_per_clock: 256.0,
+            launch_us: 1.0,
             ..H100
         },
     ];

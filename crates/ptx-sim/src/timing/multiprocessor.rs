@@ -1,11 +1,12 @@
 //! [`simulate`]: time on one multiprocessor that runs its share of a grid.
 //!
 //! All multiprocessors do alike, so one is simulated, with its share of the bandwidths of L2 and device memory. A warp issues in
-//! order: an instruction waits until its operands are there, its scheduler has a slot and its unit is free. A request to memory
+//! order: an instruction waits until its code and its operands are there, its scheduler has a slot and its unit is free. A request to memory
 //! waits in the queue of each level that it passes, then for the level's latency. Invariant: nothing here knows a kernel; all times
 //! follow from what the thread blocks executed.
 
 mod asynchronous;
+mod fetch;
 
 use std::{
     cmp::Reverse,
@@ -86,6 +87,7 @@ struct Multiprocessor<'a> {
     /// When each sector in L1 arrives or arrived.
     l1: HashMap<u64, f64, BuildHasherDefault<Mix>>,
     l1_order: VecDeque<u64>,
+    fetch: fetch::Fetch,
     events: Vec<(f64, f64)>,
     outcome: Outcome,
 }
@@ -113,6 +115,7 @@ pub(super) fn simulate(work: &Work<'_>) -> Outcome {
         dram_free: 0.0,
         l1: HashMap::default(),
         l1_order: VecDeque::new(),
+        fetch: fetch::Fetch::of(work),
         events: Vec::new(),
         outcome: Outcome::default(),
     };
@@ -191,7 +194,8 @@ impl Multiprocessor<'_> {
                 self.end_warp(warp, now);
                 continue;
             };
-            let at = self.earliest(warp, &executed).max(now);
+            let is_there = self.fetch.arrives(executed.pc, now);
+            let at = self.earliest(warp, &executed).max(is_there).max(now);
             if at > now {
                 self.enqueue(warp, at);
                 continue;

@@ -1,46 +1,84 @@
-//! [`Residency`]: the part of device memory that is still in the L2 cache when a launch begins.
+//! [`Residency`]: the device memory that is still in the L2 cache when a launch begins, and the code that is still in a multiprocessor's.
 //!
-//! Separate from a launch because it outlives it. Kept by allocation: what was touched last stays, as far as what was touched
-//! since leaves room. Invariant: an allocation that is larger than the cache is never in it.
+//! Separate from a launch because it outlives it. Device memory is kept by allocation, code by kernel, the most recent first. Invariant: an
+//! allocation or a kernel that is larger than its cache is never in it.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, hash::Hash};
 
-use super::DeviceProfile;
-use crate::DevicePtr;
+use super::{Assembled, DeviceProfile};
+use crate::{DevicePtr, Kernel};
 
-/// The contents of the L2 cache after the launches so far.
+/// The contents of L2 and of a cache of code after the launches so far.
 #[derive(Clone, Debug, Default)]
 pub struct Residency {
+    /// By address of the allocation.
+    memory: Recent<DevicePtr>,
+    code: Recent<u64>,
+}
+
+/// Tracks the contents of a cache.
+#[derive(Clone, Debug)]
+struct Recent<K> {
     /// Bytes brought into the cache so far.
     brought: u64,
-    /// By address of the allocation: `brought` right after it was touched, and the bytes of it that are in the cache.
-    touched: HashMap<DevicePtr, (u64, u64)>,
+    /// For each allocation or kernel, `brought` right after it was used, and the bytes of it that are in the cache.
+    touched: HashMap<K, (u64, u64)>,
+}
+
+impl<K> Default for Recent<K> {
+    fn default() -> Self {
+        Self {
+            brought: 0,
+            touched: HashMap::new(),
+        }
+    }
+}
+
+impl<K: Copy + Eq + Hash> Recent<K> {
+    fn kept(&self, key: K, capacity: u64) -> u64 {
+        match self.touched.get(&key) {
+            Some(&(when, kept)) if self.brought - when + kept <= capacity => kept,
+            _ => 0,
+        }
+    }
+
+    fn touch(&mut self, key: K, bytes: u64, capacity: u64) {
+        let kept = self.kept(key, capacity);
+        self.brought += bytes.saturating_sub(kept);
+        let kept = if bytes <= capacity { bytes.max(kept) } else { 0 };
+        self.touched.insert(key, (self.brought, kept));
+    }
 }
 
 impl Residency {
-    /// An empty cache.
+    /// Empty caches.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Bytes of the allocation that starts at an address that are still in the cache.
     pub fn kept(&self, allocation: DevicePtr, device: &DeviceProfile) -> u64 {
-        match self.touched.get(&allocation) {
-            Some(&(when, kept)) if self.brought - when + kept <= device.l2_bytes => kept,
-            _ => 0,
-        }
+        self.memory.kept(allocation, device.l2_bytes)
     }
 
     /// Notes that a launch touched so many bytes of an allocation.
     pub fn touch(&mut self, allocation: DevicePtr, bytes: u64, device: &DeviceProfile) {
-        let kept = self.kept(allocation, device);
-        self.brought += bytes.saturating_sub(kept);
-        let kept = if bytes <= device.l2_bytes {
-            bytes.max(kept)
-        } else {
-            0
-        };
-        self.touched.insert(allocation, (self.brought, kept));
+        self.memory.touch(allocation, bytes, device.l2_bytes);
+    }
+
+    /// Returns the bytes of a kernel's code that are not in a multiprocessor's cache: all or none.
+    pub fn cold_code_bytes(&self, kernel: &Kernel, assembled: &Assembled, device: &DeviceProfile) -> u32 {
+        let key = assembled.key(kernel);
+        match self.code.kept(key, device.code_cache_bytes) {
+            0 => assembled.code_bytes,
+            _ => 0,
+        }
+    }
+
+    /// Notes that a kernel ran.
+    pub fn run(&mut self, kernel: &Kernel, assembled: &Assembled, device: &DeviceProfile) {
+        let key = assembled.key(kernel);
+        (self.code).touch(key, assembled.code_bytes.into(), device.code_cache_bytes);
     }
 }
 

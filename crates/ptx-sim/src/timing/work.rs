@@ -26,6 +26,8 @@ pub(super) struct Work<'a> {
     pub(super) release: f64,
     /// Thread blocks that are there before.
     pub(super) n_early: usize,
+    /// Bytes of code that are in no cache of instructions.
+    pub(super) cold_code_bytes: u32,
     /// Share of the written bytes that L2 has no room for.
     pub(super) write_back: f64,
     /// Share of the bandwidth of device memory that the early thread blocks have until then.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tokenmill_ptx_sim::{
-    Arguments, DeviceMemory, DeviceProfile, DevicePtr, Estimate, FindingKind, LaunchConfig, LaunchReport,
-    Module, Residency, Start, Written, estimate, launch,
+    Arguments, Assembled, DeviceMemory, DeviceProfile, DevicePtr, Estimate, FindingKind, LaunchConfig,
+    LaunchReport, Module, Residency, Start, Written, estimate, launch,
 };
 
 use crate::bench::load_error;
@@ -183,7 +183,7 @@ fn estimated(body: &str, n_blocks: u32, start: &Start) -> Estimate {
         &memory,
         &LaunchConfig::new([n_blocks, 1, 1], [32, 1, 1]),
         &Arguments::new().ptr(data),
-        32,
+        &Assembled::without_code(32),
         h100(),
         &mut Residency::new(),
         start,

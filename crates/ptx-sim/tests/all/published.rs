@@ -6,11 +6,14 @@
 //! thread blocks.
 
 use tokenmill_ptx_sim::{
-    Arguments, DeviceMemory, DeviceProfile, LaunchConfig, Module, Residency, Start, estimate,
+    Arguments, Assembled, DeviceMemory, DeviceProfile, LaunchConfig, Module, Residency, Start, estimate,
 };
 
-/// Registers of a thread of these kernels.
-const REGISTERS: u32 = 16;
+/// The rough size of these kernels: some thirty instructions of 16 bytes.
+const ASSEMBLED: Assembled = Assembled {
+    n_registers: 16,
+    code_bytes: 512,
+};
 
 /// A kernel of three buffers and a number of elements: `%d1` to `%d3` are this thread's numbers in them.
 fn kernel(body: &str) -> String {
@@ -62,7 +65,7 @@ impl Bench {
             &self.memory,
             &config,
             &arguments.u32(n),
-            REGISTERS,
+            &ASSEMBLED,
             self.device,
             &mut self.residency,
             &Start::after(self.device),
@@ -84,7 +87,7 @@ impl Bench {
                 &self.memory,
                 &config,
                 &Arguments::new().ptr(to).ptr(from).ptr(from).u32(n),
-                REGISTERS,
+                &ASSEMBLED,
                 self.device,
                 &mut self.residency,
                 &Start::after(self.device),
@@ -96,56 +99,111 @@ impl Bench {
     }
 }
 
-/// Prints a row and fails where the ratio leaves the bounds.
-#[track_caller]
-fn compare(what: &str, published: f64, predicted: f64, bounds: std::ops::Range<f64>) {
-    let ratio = predicted / published;
-    println!("| {what} | {published} | {predicted:.2} | {ratio:.2} |");
-    assert!(
-        bounds.contains(&ratio),
-        "{what}: {predicted} where {published} was measured, {ratio}"
-    );
+/// Collects ratios of predictions to measurements that are no longer the stated ones.
+#[derive(Default)]
+struct Changed(Vec<String>);
+
+impl Changed {
+    /// Prints a row, and notes a ratio that is not the stated one: the model has changed then, and its errors must be stated again.
+    fn compare(&mut self, what: &str, published: f64, predicted: f64, stated: f64) {
+        let ratio = predicted / published;
+        println!("| {what} | {published} | {predicted:.2} | {ratio:.2} |");
+        if (ratio - stated).abs() > 0.0051 {
+            self.0.push(format!("{what}: {ratio:.3} and not {stated}"));
+        }
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        assert!(self.0.is_empty(), "{:#?}", self.0);
+    }
 }
 
 /// GB/s with 32, 256, 512 and 1,024 threads a thread block.
 #[test]
-fn streams_of_one_load_a_thread_have_the_rates_that_were_measured() {
+fn streams_of_one_load_a_thread_have_the_stated_errors() {
+    let mut changed = Changed::default();
     let threads = [32, 256, 512, 1024];
-    for (device, name, body, n_streams, measured) in [
-        ("h100-pcie", "read", READ, 1, [96.0, 702.0, 1261.0, 1942.0]),
-        ("h100-pcie", "scale", SCALE, 2, [183.0, 1037.0, 1583.0, 1704.0]),
-        ("h100-pcie", "triad", TRIAD, 3, [254.0, 1399.0, 1675.0, 1832.0]),
-        ("a100", "read", READ, 1, [85.0, 619.0, 1122.0, 1769.0]),
-        ("a100", "scale", SCALE, 2, [157.0, 1026.0, 1577.0, 1732.0]),
-        ("a100", "triad", TRIAD, 3, [221.0, 1372.0, 1659.0, 1759.0]),
+    for (device, name, body, n_streams, measured, stated) in [
+        (
+            "h100-pcie",
+            "read",
+            READ,
+            1,
+            [96.0, 702.0, 1261.0, 1942.0],
+            [1.04, 0.93, 0.86, 0.83],
+        ),
+        (
+            "h100-pcie",
+            "scale",
+            SCALE,
+            2,
+            [183.0, 1037.0, 1583.0, 1704.0],
+            [1.10, 1.27, 1.19, 1.15],
+        ),
+        (
+            "h100-pcie",
+            "triad",
+            TRIAD,
+            3,
+            [254.0, 1399.0, 1675.0, 1832.0],
+            [1.15, 1.15, 1.11, 1.04],
+        ),
+        (
+            "a100",
+            "read",
+            READ,
+            1,
+            [85.0, 619.0, 1122.0, 1769.0],
+            [1.03, 0.93, 0.86, 0.82],
+        ),
+        (
+            "a100",
+            "scale",
+            SCALE,
+            2,
+            [157.0, 1026.0, 1577.0, 1732.0],
+            [1.12, 1.13, 1.10, 1.04],
+        ),
+        (
+            "a100",
+            "triad",
+            TRIAD,
+            3,
+            [221.0, 1372.0, 1659.0, 1759.0],
+            [1.15, 1.04, 1.04, 1.00],
+        ),
     ] {
-        for (n_threads, published) in threads.into_iter().zip(measured) {
+        for ((n_threads, published), stated) in threads.into_iter().zip(measured).zip(stated) {
             let predicted = Bench::new(device, body).stream(n_threads, n_streams);
             let what = format!("{device}, {name}, {n_threads} threads, GB/s");
-            compare(&what, published, predicted, 0.8..1.35);
+            changed.compare(&what, published, predicted, stated);
         }
     }
+    changed.check();
 }
 
 /// Microseconds a launch, by 256 threads a thread block.
 #[test]
-fn small_launches_follow_each_other_no_faster_than_was_measured() {
-    for (device, n, published) in [
-        ("h200", 4096, 1.29),
-        ("h200", 23_490, 1.35),
-        ("a100", 4096, 1.34),
-        ("a100", 19_070, 1.47),
-        ("rtx-4090", 4096, 0.96),
-        ("rtx-4090", 23_490, 1.06),
+fn small_launches_that_follow_each_other_have_the_stated_errors() {
+    let mut changed = Changed::default();
+    for (device, n, published, stated) in [
+        ("h200", 4096, 1.29, 1.15),
+        ("h200", 23_490, 1.35, 1.10),
+        ("a100", 4096, 1.34, 1.11),
+        ("a100", 19_070, 1.47, 1.02),
+        ("rtx-4090", 4096, 0.96, 1.20),
+        ("rtx-4090", 23_490, 1.06, 1.10),
     ] {
         let predicted = Bench::new(device, SCALE).chain(n, 256);
-        compare(
+        changed.compare(
             &format!("{device}, {n} numbers, us"),
             published,
             predicted,
-            0.95..1.4,
+            stated,
         );
     }
+    changed.check();
 }
 
 /// Four loads of 16 bytes for each thread, one thread block apart, and a sum that is almost never stored: the weight reads of a one-row
@@ -160,29 +218,31 @@ const READ_WIDE: &str = "mad.lo.u32 %r6, %r1, %r2, 0; shl.b32 %r6, %r6, 2; add.u
     add.rn.f64 %f1, %f1, %f3; add.rn.f64 %f5, %f5, %f7; add.rn.f64 %f1, %f1, %f5; mov.f64 %f2, 0d405EC00000000000;
     setp.neu.f64 %p1, %f1, %f2; @%p1 bra END; st.global.f64 [%d1], %f1;";
 
-/// Compares one-row products of f16 weights on an H200 with TileOps's measurements (issues 243 and 244 of tile-ai/TileOPs), in TB/s
+/// Compares one-row products of f16 weights on an H200 with TileOps's measurements (pull requests 243 and 244 of tile-ai/TileOPs), in TB/s
 /// including the launch. The simulated kernel reads the same bytes and does nothing else, so it is a lower bound of the time. The bound is
 /// too low for small products, most of all for those of a decode step.
 #[test]
-fn the_floor_of_a_product_of_one_row_is_below_what_an_h200_took() {
-    for (megabytes, published, bounds) in [
-        (235, 3.5, 1.0..1.35),
-        (264, 3.8, 1.0..1.3),
-        (470, 4.0, 1.0..1.2),
-        (822, 4.26, 0.9..1.1),
+fn the_floor_of_a_product_of_one_row_has_the_stated_distance_from_what_an_h200_took() {
+    let mut changed = Changed::default();
+    for (megabytes, published, stated) in [
+        (235, 3.47, 1.19),
+        (264, 3.80, 1.09),
+        (470, 4.02, 1.04),
+        (822, 4.26, 0.99),
     ] {
         let n_bytes = megabytes * 1_000_000_u64;
         let us = read(n_bytes);
         let predicted = n_bytes as f64 / us / 1e6;
-        compare(
+        changed.compare(
             &format!("h200, {megabytes} MB of weights, TB/s"),
             published,
             predicted,
-            bounds,
+            stated,
         );
     }
     // 2 MB, in microseconds.
-    compare("h200, 2 MB of weights, us", 3.9, read(2_000_000), 0.3..1.0);
+    changed.compare("h200, 2 MB of weights, us", 3.9, read(2_000_000), 0.59);
+    changed.check();
 }
 
 /// Simulates reading this many bytes in one launch on an H200; returns microseconds, launch included.
@@ -195,7 +255,10 @@ fn read(n_bytes: u64) -> f64 {
         &bench.memory,
         &LaunchConfig::new([n_blocks, 1, 1], [256, 1, 1]),
         &Arguments::new().ptr(a).ptr(b).ptr(b).u32(u32::MAX),
-        32,
+        &Assembled {
+            n_registers: 32,
+            ..ASSEMBLED
+        },
         bench.device,
         &mut bench.residency,
         &Start::after(bench.device),

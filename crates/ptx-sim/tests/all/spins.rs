@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tokenmill_ptx_sim::{
-    Arguments, Conflict, DeviceMemory, DeviceProfile, FindingKind, LaunchConfig, LaunchReport, Module,
-    Residency, Start, Written, estimate, launch,
+    Arguments, Assembled, Conflict, DeviceMemory, DeviceProfile, FindingKind, LaunchConfig, LaunchReport,
+    Module, Residency, Start, Written, estimate, launch,
 };
 
 use crate::bench::{self, HEADER};
@@ -391,7 +391,7 @@ fn the_time_of_a_wait_is_estimated_and_a_deadlock_refused() {
             &memory,
             &config,
             &arguments,
-            32,
+            &Assembled::without_code(32),
             device,
             &mut Residency::new(),
             &Start::after(device),

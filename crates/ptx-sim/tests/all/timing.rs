@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use tokenmill_ptx_sim::{
-    Arguments, DeviceMemory, DeviceProfile, DevicePtr, Estimate, LaunchConfig, Limiter, Module, Residency,
-    Start, estimate,
+    Arguments, Assembled, DeviceMemory, DeviceProfile, DevicePtr, Estimate, LaunchConfig, Limiter, Module,
+    Residency, Start, estimate,
 };
 
 /// Clocks besides those that a test counts: addresses before, the exit after.
@@ -51,13 +51,23 @@ impl Bench {
     }
 
     fn estimate_from(&mut self, n_blocks: u32, n_threads: u32, n_registers: u32, start: &Start) -> Estimate {
+        let assembled = Assembled::without_code(n_registers);
+        self.estimate_assembled([n_blocks, n_threads], &assembled, start)
+    }
+
+    fn estimate_assembled(
+        &mut self,
+        [n_blocks, n_threads]: [u32; 2],
+        assembled: &Assembled,
+        start: &Start,
+    ) -> Estimate {
         let config = LaunchConfig::new([n_blocks, 1, 1], [n_threads, 1, 1]);
         estimate(
             self.module.kernel("k").unwrap(),
             &self.memory,
             &config,
             &Arguments::new().ptr(self.data),
-            n_registers,
+            assembled,
             h100(),
             &mut self.residency,
             start,
@@ -294,6 +304,51 @@ fn a_stream_with_enough_in_flight_reaches_the_bandwidth() {
     );
     assert_eq!(shallow.in_flight_peak, 512.0);
     assert_eq!(shallow.limiter, Limiter::Latency);
+}
+
+/// Estimates one warp of a kernel whose code is `kilobytes` long; registers tell kernels apart.
+fn with_code(bench: &mut Bench, n_registers: u32, kilobytes: u32) -> Estimate {
+    let assembled = Assembled {
+        n_registers,
+        code_bytes: kilobytes << 10,
+    };
+    bench.estimate_assembled([1, 32], &assembled, &Start::after(h100()))
+}
+
+#[test]
+fn code_that_no_cache_holds_comes_line_by_line() {
+    let body = repeat(512, |index| format!("add.f32 %f{}, %f1, %f2;", 10 + index % 500));
+    let mut bench = Bench::new(&body);
+    let cold = with_code(&mut bench, 32, 8);
+    assert_eq!(cold.cold_code_bytes, 8 << 10);
+    // 64 lines of 8 instructions, of which 16 are on their way at a time, each from L2; at the end 15 are there in time.
+    assert_clocks(&cold, 4.0 * h100().latency.l2 + 15.0 * 8.0);
+    let warm = with_code(&mut bench, 32, 8);
+    assert_eq!(warm.cold_code_bytes, 0);
+    assert_clocks(&warm, 512.0);
+    assert_eq!(warm.us, Bench::new(&body).estimate(1, 32, 32).us);
+}
+
+#[test]
+fn code_that_is_jumped_over_is_not_waited_for() {
+    let skipped = format!(
+        "setp.ne.u32 %p0, %r8, 77;\n@%p0 bra END;\n{}END:",
+        repeat(512, |_| "add.f32 %f1, %f1, %f2;".to_owned())
+    );
+    let mut bench = Bench::new(&skipped);
+    // The first lines, and the one behind the jump.
+    assert_clocks(&with_code(&mut bench, 32, 8), 2.0 * h100().latency.l2);
+}
+
+#[test]
+fn kernels_take_each_others_place_in_the_cache_of_code() {
+    let mut bench = Bench::new("add.f32 %f1, %f1, %f2;");
+    let mut cold = |n_registers, kilobytes| {
+        let estimate = with_code(&mut bench, n_registers, kilobytes);
+        estimate.cold_code_bytes >> 10
+    };
+    assert_eq!([cold(32, 60), cold(40, 60), cold(32, 60)], [60, 60, 0]);
+    assert_eq!([cold(48, 80), cold(40, 60)], [80, 60]);
 }
 
 #[test]

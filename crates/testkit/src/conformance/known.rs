@@ -1,7 +1,7 @@
 //! [`Known`]: a random network, its scene and the oracle's logits, made once for all subjects of a process.
 //!
-//! Separate because several subjects are held to the same logits, and making them takes longer than most subjects do. Invariant: a case
-//! is known by its claim and its name, and whatever else it depends on follows from these.
+//! Separate because several subjects are held to the same logits, and making them takes longer than most subjects do. Invariant: whatever a
+//! case depends on follows from its [`Case`].
 
 use std::{
     collections::HashMap,
@@ -9,11 +9,31 @@ use std::{
 };
 
 use tokenmill_backend::KvType;
+use tokenmill_gguf::TensorType;
 
 use super::scene::{Scene, oracle_with};
 use crate::TinyModel;
 
-/// A case and its answer.
+/// Identifies a case: its claim, and what differs between the claim's cases. Variants are known by their names, which are all different.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Case {
+    /// The plain network in f32.
+    Plain,
+    /// A variant of it.
+    Variant(&'static str),
+    /// Several variants at once, by the number from which they are drawn.
+    Random(usize),
+    /// Weights of this type, and keys and values of these.
+    Rounded(TensorType, [KvType; 2]),
+    /// A variant with latent rows of this type.
+    RoundedLatent(&'static str, KvType),
+    /// A variant of experts.
+    Experts(&'static str),
+    /// Experts of this type.
+    RoundedExperts(TensorType),
+}
+
+/// A case's network and its answer.
 pub(super) struct Known {
     pub(super) model: TinyModel,
     pub(super) scene: Scene,
@@ -24,17 +44,13 @@ pub(super) struct Known {
 
 type Slot = Arc<OnceLock<Arc<Known>>>;
 
-static KNOWN: LazyLock<Mutex<HashMap<String, Slot>>> = LazyLock::new(Mutex::default);
+static KNOWN: LazyLock<Mutex<HashMap<Case, Slot>>> = LazyLock::new(Mutex::default);
 
-/// Gives a case of a claim, which is made where no subject had it yet. Whoever wants it meanwhile waits.
-pub(super) fn known(
-    claim: &str,
-    name: &str,
-    make: impl FnOnce() -> (TinyModel, Scene, [KvType; 2]),
-) -> Arc<Known> {
+/// Gives a case, which is made if no subject had it yet. Threads that ask for it meanwhile wait.
+pub(super) fn known(case: Case, make: impl FnOnce() -> (TinyModel, Scene, [KvType; 2])) -> Arc<Known> {
     let slot = {
         let mut all = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(all.entry(format!("{claim}: {name}")).or_default())
+        Arc::clone(all.entry(case).or_default())
     };
     let known = slot.get_or_init(|| {
         let (model, scene, kv_types) = make();

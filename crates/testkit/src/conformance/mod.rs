@@ -33,7 +33,7 @@ pub use encoders::{encoded_texts_do_not_depend_on_company, encoders_agree_with_t
 pub use subject::{Company, Features, RANDOM_NETWORKS, Subject};
 
 use compare::{assert_close, assert_same_bits, assert_similar};
-use known::known;
+use known::{Case, known};
 use scene::{Scene, on, on_with};
 
 /// Gives the names of all claims, the functions of this module, to a macro.
@@ -84,19 +84,18 @@ fn more_variants() -> Vec<Variant> {
 /// Every feature of a descriptor, alone and in combinations, gives the oracle's logits, in f32 and with f32 KV.
 pub fn networks_agree_with_the_oracle(subject: &Subject) {
     let more = more_variants();
-    let mut networks = vec![("plain".to_owned(), tiny_llama())];
+    let mut networks = vec![(Case::Plain, "plain".to_owned(), tiny_llama())];
     for (name, change) in subject.tried("features", VARIANTS.iter().chain(&more)) {
         let mut descriptor = tiny_llama();
         change(&mut descriptor);
-        networks.push(((*name).to_owned(), descriptor));
+        networks.push((Case::Variant(name), (*name).to_owned(), descriptor));
     }
-    networks.extend(
-        cases("random networks", subject.n_random_networks)
-            .map(|case| random_variant(&mut Random::new(case as u64))),
-    );
-    for (name, descriptor) in networks {
-        // Random networks may share a name.
-        let case = known("networks", &format!("{name}, {descriptor:?}"), || {
+    networks.extend(cases("random networks", subject.n_random_networks).map(|number| {
+        let (name, descriptor) = random_variant(&mut Random::new(number as u64));
+        (Case::Random(number), name, descriptor)
+    }));
+    for (case, name, descriptor) in networks {
+        let case = known(case, || {
             let scene = Scene::random(&mut Random::named(1, &name), descriptor.n_vocab);
             (
                 TinyModel::random(descriptor, TensorType::F32, 3),
@@ -149,7 +148,7 @@ pub fn rounded_types_agree_with_the_oracle(subject: &Subject) {
     let is_stored = |(_, kv_types, _): &(TensorType, [KvType; 2], f64)| (subject.stores)(*kv_types);
     for (ty, kv_types, limit) in subject.tried("rounded types", types.into_iter().filter(is_stored)) {
         let name = format!("{} with {kv_types:?} KV", ty.name());
-        let case = known("rounded types", &name, || {
+        let case = known(Case::Rounded(ty, kv_types), || {
             let scene = Scene::random(&mut Random::named(2, &name), descriptor.n_vocab);
             (TinyModel::random(descriptor.clone(), ty, 4), scene, kv_types)
         });
@@ -173,7 +172,7 @@ pub fn rounded_types_agree_with_the_oracle(subject: &Subject) {
                 continue;
             }
             let full_name = format!("{name}, {kv_type}");
-            let case = known("rounded latent rows", &full_name, || {
+            let case = known(Case::RoundedLatent(name, kv_type), || {
                 let scene = Scene::random(&mut Random::named(2, name), descriptor.n_vocab);
                 let model = TinyModel::random(descriptor.clone(), TensorType::F32, 4);
                 (model, scene, [kv_type; 2])
@@ -188,7 +187,7 @@ pub fn experts_agree_with_the_oracle(subject: &Subject) {
     let plain: Variant = ("plain experts", |_| {});
     let variants = subject.tried("features of experts", EXPERT_VARIANTS);
     for (name, change) in variants.into_iter().chain([&plain]) {
-        let case = known("experts", name, || {
+        let case = known(Case::Experts(name), || {
             let mut descriptor = tiny_experts();
             change(&mut descriptor);
             let scene = Scene::random(&mut Random::named(21, name), descriptor.n_vocab);
@@ -215,7 +214,7 @@ pub fn rounded_experts_agree_with_the_oracle(subject: &Subject) {
     let formats = (tokenmill_quant::Format::all().iter()).filter(|format| format.has_encoder());
     for format in subject.tried("types of experts", formats) {
         let ty = format.tensor_type();
-        let case = known("rounded experts", ty.name(), || {
+        let case = known(Case::RoundedExperts(ty), || {
             let mut model = TinyModel::random(descriptor.clone(), TensorType::F32, 24);
             for layer_idx in 0..2 {
                 for part in ["gate", "up", "down"] {
@@ -552,6 +551,21 @@ mod tests {
                 // Exact GELU and its approximation lie apart by much less than either from SiLU; this is from SiLU.
                 assert!(difference > 10.0 * F32_TOLERANCE, "{name}: {difference}");
             }
+        }
+    }
+
+    #[test]
+    fn variants_of_a_claim_have_different_names() {
+        // Cases are known by them.
+        let of_networks: Vec<&str> = (VARIANTS.iter().chain(&more_variants()))
+            .map(|(name, _)| *name)
+            .collect();
+        let of_experts: Vec<&str> = (EXPERT_VARIANTS.iter().map(|(name, _)| *name))
+            .chain(["plain experts"])
+            .collect();
+        for names in [of_networks, of_experts] {
+            let different: std::collections::BTreeSet<&str> = names.iter().copied().collect();
+            assert_eq!(different.len(), names.len(), "{names:?}");
         }
     }
 }

@@ -1,0 +1,22 @@
+//! [`Switch`]: something that is on for as long as a function runs.
+//!
+//! Separate because notes and records of launches both have one. Invariant: it is off again when the function is done, also if that panicked.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+/// Turns something off when it is dropped.
+pub(super) struct Switch<'a>(&'a AtomicBool);
+
+impl<'a> Switch<'a> {
+    /// Turns something on.
+    pub(super) fn turn_on(is_on: &'a AtomicBool) -> Self {
+        is_on.store(true, SeqCst);
+        Self(is_on)
+    }
+}
+
+impl Drop for Switch<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, SeqCst);
+    }
+}
