@@ -17,6 +17,7 @@ use tokenmill_backend::{
 
 use crate::{
     failure::Failure,
+    help::ADVANCED,
     numbers::{Limit, Seed},
 };
 
@@ -36,37 +37,37 @@ pub(crate) struct SamplerFlags {
     #[arg(long, value_name = "P")]
     pub(crate) min_p: Option<f32>,
     /// Locally typical sampling: keep the tokens nearest to the expected surprise, up to this probability; 1 keeps all
-    #[arg(long, alias = "typical-p", value_name = "P")]
+    #[arg(long, help_heading = ADVANCED, alias = "typical-p", value_name = "P")]
     pub(crate) typical: Option<f32>,
     /// Keep tokens whose logits are at most this many standard deviations below the highest; 0 keeps all
-    #[arg(long, alias = "top-nsigma", value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, help_heading = ADVANCED, alias = "top-nsigma", value_name = "N", allow_negative_numbers = true)]
     pub(crate) top_n_sigma: Option<f32>,
     /// Probability that XTC removes the likeliest tokens; 0 turns it off
-    #[arg(long, value_name = "P")]
+    #[arg(long, help_heading = ADVANCED, value_name = "P")]
     pub(crate) xtc_probability: Option<f32>,
     /// Lowest probability of a token that XTC may remove
-    #[arg(long, value_name = "P")]
+    #[arg(long, help_heading = ADVANCED, value_name = "P")]
     pub(crate) xtc_threshold: Option<f32>,
     /// Vary the temperature with the entropy of the tokens, by up to this much to either side; 0 is off
-    #[arg(long, value_name = "X")]
+    #[arg(long, help_heading = ADVANCED, value_name = "X")]
     pub(crate) dynatemp_range: Option<f32>,
     /// Exponent of the dynamic temperature
-    #[arg(long, value_name = "X")]
+    #[arg(long, help_heading = ADVANCED, value_name = "X")]
     pub(crate) dynatemp_exp: Option<f32>,
     /// Version of mirostat (1 or 2), which keeps the surprise of tokens near a target in place of filters and penalties; 0 is off
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=2))]
+    #[arg(long, help_heading = ADVANCED, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=2))]
     pub(crate) mirostat: Option<u8>,
     /// Learning rate of mirostat (eta)
-    #[arg(long, value_name = "X")]
+    #[arg(long, help_heading = ADVANCED, value_name = "X")]
     pub(crate) mirostat_lr: Option<f32>,
     /// Target surprise of mirostat, in bits (tau)
-    #[arg(long, value_name = "X")]
+    #[arg(long, help_heading = ADVANCED, value_name = "X")]
     pub(crate) mirostat_ent: Option<f32>,
     /// Sampling steps in order, separated by `;`; other steps are skipped
-    #[arg(long, value_name = "STEPS", value_parser = parse_steps)]
+    #[arg(long, help_heading = ADVANCED, value_name = "STEPS", value_parser = parse_steps)]
     samplers: Option<Steps>,
     /// Sampling steps in order, by their letters: edskypmxt
-    #[arg(long, alias = "sampling-seq", value_name = "LETTERS", value_parser = parse_letters, conflicts_with = "samplers")]
+    #[arg(long, help_heading = ADVANCED, alias = "sampling-seq", value_name = "LETTERS", value_parser = parse_letters, conflicts_with = "samplers")]
     sampler_seq: Option<Steps>,
     /// Penalize tokens that already occurred; 1 is off
     #[arg(long, value_name = "X")]
@@ -78,19 +79,19 @@ pub(crate) struct SamplerFlags {
     #[arg(long, value_name = "X")]
     pub(crate) frequency_penalty: Option<f32>,
     /// How many of the newest tokens the penalties look at; -1 looks at the context
-    #[arg(long, value_name = "N")]
+    #[arg(long, help_heading = ADVANCED, value_name = "N")]
     pub(crate) repeat_last_n: Option<Limit>,
     /// Strength of DRY, which weakens the continuation of repeated passages; 0 turns it off
-    #[arg(long, value_name = "X")]
+    #[arg(long, help_heading = ADVANCED, value_name = "X")]
     pub(crate) dry_multiplier: Option<f32>,
     /// Base of DRY's growth
-    #[arg(long, value_name = "X")]
+    #[arg(long, help_heading = ADVANCED, value_name = "X")]
     pub(crate) dry_base: Option<f32>,
     /// Repetitions up to this length cost nothing in DRY
-    #[arg(long, value_name = "N")]
+    #[arg(long, help_heading = ADVANCED, value_name = "N")]
     pub(crate) dry_allowed_length: Option<u32>,
     /// How many of the newest tokens DRY searches; -1 searches the context
-    #[arg(long, value_name = "N")]
+    #[arg(long, help_heading = ADVANCED, value_name = "N")]
     pub(crate) dry_penalty_last_n: Option<Limit>,
     /// Seed; -1 takes another one every time
     #[arg(short, long, value_name = "N")]
@@ -122,7 +123,7 @@ pub(crate) struct SamplingArgs {
     #[command(flatten)]
     flags: SamplerFlags,
     /// Change a token's logit, for example 15043+1 or 15043-inf; may be repeated
-    #[arg(short = 'l', long, value_name = "ID±BIAS", value_parser = parse_bias)]
+    #[arg(short = 'l', long, help_heading = ADVANCED, value_name = "ID±BIAS", value_parser = parse_bias)]
     logit_bias: Vec<(u32, f32)>,
 }
 

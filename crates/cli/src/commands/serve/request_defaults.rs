@@ -9,6 +9,7 @@ use tokenmill_server::RequestDefaults;
 
 use crate::{
     failure::Failure,
+    help::ADVANCED,
     numbers::{Limit, Seed},
     sampling::{SamplerFlags, flag_of, with_default_note},
 };
@@ -23,7 +24,7 @@ pub(super) struct DefaultArgs {
     #[command(flatten)]
     sampling: SamplerFlags,
     /// A text that ends repetitions for DRY, in place of line ends, `:`, `"` and `*`; `none` for no text. May be repeated
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, help_heading = ADVANCED, value_name = "TEXT")]
     dry_sequence_breaker: Vec<String>,
     /// Most tokens of the model's reasoning, whose end is then forced; -1 for no limit
     #[arg(long, value_name = "N")]
