@@ -15,7 +15,7 @@ use crate::{
     load_manner::load_with,
     load_plan::LoadPlan,
     loaded::{Loaded, LoadedDevice},
-    machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
+    machine_memory::{available_bytes, check_available, check_memory, memory_limit},
 };
 
 /// Loads a network on the device that `compute` chooses, and says where that is.
@@ -143,7 +143,7 @@ fn load_on_cpu(
 ) -> Result<Loaded, Error> {
     let backend = compute.cpu_backend()?;
     let plan = model.plan(&backend, options)?;
-    check_memory(&plan, machine_bytes())?;
+    check_memory(&plan, memory_limit())?;
     check_available(&plan, available_bytes())?;
     let mtp = match guesser {
         Guesser::Nothing => None,
