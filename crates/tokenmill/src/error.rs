@@ -151,6 +151,16 @@ pub enum Error {
     /// The network could not be opened or loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// The system had no memory left during a load on the CPU.
+    #[error("{source}; the whole load takes {} bytes", plan.total_bytes())]
+    LoadOutOfMemory {
+        /// Memory plan of the load.
+        plan: Box<MemoryPlan>,
+        /// Tokens of a context.
+        n_ctx: usize,
+        /// Why.
+        source: Box<LoadError>,
+    },
     /// The GPU that was asked for cannot be used, or not for this model.
     #[error("the GPU cannot be used: {0}")]
     Gpu(#[source] BackendError),

@@ -13,7 +13,11 @@ use super::{
     gpu::gpu_hint,
     memory::{not_enough_memory, weights_too_large},
 };
-use crate::{memory_words::limit_text, missing_model::WHAT_MODEL_IS, numbers::size};
+use crate::{
+    memory_words::{limit_text, plan_text},
+    missing_model::WHAT_MODEL_IS,
+    numbers::size,
+};
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
@@ -54,6 +58,9 @@ impl From<Error> for Failure {
                     .hint("an adapter is a .gguf file, or a folder with adapter_config.json as PEFT writes it")
             }
             Error::Load(error) => error.into(),
+            Error::LoadOutOfMemory { plan, n_ctx, source } => {
+                Self::from(*source).add(&format!("the whole load takes {}", plan_text(&plan, n_ctx)))
+            }
             Error::Gpu(BackendError::Lost { .. }) => Self::device_lost(error.to_string()),
             Error::Gpu(ref reason) => {
                 let failure = Self::device(error.to_string());
