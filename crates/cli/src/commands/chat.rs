@@ -8,6 +8,8 @@ mod left_out;
 mod line;
 mod reader;
 mod saved;
+#[cfg(unix)]
+mod stop_key;
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
