@@ -6,15 +6,10 @@ use std::{
     process::Command,
 };
 
-use crate::pty::Pty;
+use crate::pty::{Pty, skip};
 
 /// A chat whose answers are long: the token that ends one is never taken.
 const LONG_CHAT: &str = "tokenmill chat demo --temp 0 -t 1 -c 20000 -l 1-inf";
-
-/// Says that a test needs a terminal.
-fn skip() {
-    println!("skipped: there is no `script` to make a terminal with");
-}
 
 /// Checks that no line has words that the terminal would break.
 #[track_caller]
