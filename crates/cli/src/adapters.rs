@@ -10,7 +10,7 @@ use std::{
 
 use tokenmill::{LoadOptions, adapters::AdapterSource};
 
-use crate::failure::Failure;
+use crate::{failure::Failure, help::ADVANCED};
 
 /// The adapters of a command.
 #[derive(clap::Args, Debug, Clone, Default)]
@@ -21,10 +21,10 @@ pub(crate) struct AdapterArgs {
     #[arg(long, value_name = "NAME=PATH[:SCALE]", value_parser = AdapterSource::from_str)]
     lora: Vec<AdapterSource>,
     /// Add a control vector, a GGUF file, to the stream of all requests, multiplied by a scale; may be repeated
-    #[arg(long, value_name = "FILE[:SCALE]", value_parser = control_vector)]
+    #[arg(long, help_heading = ADVANCED, value_name = "FILE[:SCALE]", value_parser = control_vector)]
     control_vector: Vec<ControlSource>,
     /// First and last layer behind which control vectors are added, counted from 0 [default: all that they have]
-    #[arg(long, value_names = ["FIRST", "LAST"], num_args = 2, requires = "control_vector")]
+    #[arg(long, help_heading = ADVANCED, value_names = ["FIRST", "LAST"], num_args = 2, requires = "control_vector")]
     control_vector_layer_range: Vec<usize>,
 }
 

@@ -6,7 +6,7 @@
 use clap::Args;
 use tokenmill::{LoadOptions, load::ContextShift};
 
-use crate::{failure::Failure, kept_session::SessionArgs, numbers::Limit};
+use crate::{failure::Failure, help::ADVANCED, kept_session::SessionArgs, numbers::Limit};
 
 /// How a text continues after it has filled its context.
 #[derive(Args, Debug, Clone)]
@@ -14,13 +14,13 @@ use crate::{failure::Failure, kept_session::SessionArgs, numbers::Limit};
 pub(crate) struct ContextShiftArgs {
     /// Where the context is full, drop half of the tokens behind --keep, the oldest first, compute the others again, and continue
     /// [default: the text ends there]
-    #[arg(long)]
+    #[arg(long, help_heading = ADVANCED)]
     context_shift: bool,
     /// Tokens of the prompt's beginning that --context-shift never drops, besides the one that begins a text: up to half of the
     /// context; -1 keeps the prompt, up to that
     ///
     /// [default: 0]
-    #[arg(long, value_name = "N", requires = "context_shift", value_parser = keep)]
+    #[arg(long, help_heading = ADVANCED, value_name = "N", requires = "context_shift", value_parser = keep)]
     keep: Option<Limit>,
 }
 

@@ -2,10 +2,10 @@
 //!
 //! Separate because every way out of the program has to give the terminal back: [`restore`] is also called where nothing is dropped.
 //! Invariants: a job in the background leaves the terminal alone, as the system would stop it; text typed meanwhile waits for the next line
-//! that is read; a signal that ends the program gives the terminal back first.
+//! that is read; a signal that ends or stops the program gives the terminal back first, and one that continues it takes the echo again.
 
 #[cfg(unix)]
-pub(crate) use unix::{Unechoed, restore};
+pub(crate) use unix::{STOP, Unechoed, restore};
 
 #[cfg(unix)]
 mod unix {
@@ -13,18 +13,25 @@ mod unix {
         io::{self, IsTerminal as _},
         os::fd::{AsFd, OwnedFd},
         process,
-        sync::{Mutex, Once, PoisonError},
+        sync::{Mutex, MutexGuard, Once, PoisonError},
         thread,
     };
 
     use nix::{
-        sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr},
+        sys::{
+            signal::{Signal, raise},
+            termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr},
+        },
         unistd::{getpgrp, tcgetpgrp},
     };
     use tokio::signal::unix::{SignalKind, signal};
 
     /// Holds the terminal and its former settings; `None` while they are unchanged.
     static BEFORE: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
+
+    /// Stops this program in place of SIGTSTP, which has a handler here. The system's own action for it leaves a program running that no
+    /// shell could continue; SIGSTOP would stop that, too.
+    pub(crate) const STOP: Signal = Signal::SIGTTIN;
 
     /// A terminal without echo, until it is dropped.
     #[must_use]
@@ -44,18 +51,15 @@ mod unix {
         }
 
         fn begin_on(terminal: OwnedFd) -> Self {
-            let mut before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut before = before();
             if is_in_background(&terminal) || before.is_some() {
                 return Self(());
             }
-            if let Ok(was) = tcgetattr(&terminal) {
-                let mut quiet = was.clone();
-                // Ctrl-C stays a signal.
-                quiet.local_flags.remove(LocalFlags::ECHO | LocalFlags::ECHONL);
-                if tcsetattr(&terminal, SetArg::TCSANOW, &quiet).is_ok() {
-                    *before = Some((terminal, was));
-                    restore_before_end();
-                }
+            if let Ok(was) = tcgetattr(&terminal)
+                && quieten(&terminal, &was).is_ok()
+            {
+                *before = Some((terminal, was));
+                follow_signals();
             }
             Self(())
         }
@@ -67,8 +71,21 @@ mod unix {
         }
     }
 
-    /// Has the terminal restored when SIGTERM, SIGHUP or SIGQUIT ends the program. Ctrl-C has a handler of its own, which calls [`restore`].
-    fn restore_before_end() {
+    fn before() -> MutexGuard<'static, Option<(OwnedFd, Termios)>> {
+        BEFORE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Turns off the echo of a terminal with these settings.
+    fn quieten(terminal: &OwnedFd, was: &Termios) -> nix::Result<()> {
+        let mut quiet = was.clone();
+        // Ctrl-C and Ctrl-Z stay signals.
+        quiet.local_flags.remove(LocalFlags::ECHO | LocalFlags::ECHONL);
+        tcsetattr(terminal, SetArg::TCSANOW, &quiet)
+    }
+
+    /// Has the terminal restored when SIGTERM, SIGHUP or SIGQUIT ends the program, and while SIGTSTP stops it. Ctrl-C has a handler of its
+    /// own, which calls [`restore`].
+    fn follow_signals() {
         static STARTED: Once = Once::new();
         STARTED.call_once(|| {
             // Without the thread these signals end the program as ever.
@@ -84,22 +101,49 @@ mod unix {
         });
     }
 
-    /// Waits for a signal that ends the program; `None` if the system lets no program handle them.
+    /// Stops and continues the program until a signal ends it; `None` if the system lets no program handle these signals.
     async fn next_end() -> Option<SignalKind> {
+        let of = |kind: Signal| signal(SignalKind::from_raw(kind as i32)).ok();
+        let mut stopped = of(Signal::SIGTSTP)?;
+        let mut continued = of(Signal::SIGCONT)?;
         let [terminate, hangup, quit] = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::quit()];
         let mut terminated = signal(terminate).ok()?;
         let mut hung_up = signal(hangup).ok()?;
         let mut has_quit = signal(quit).ok()?;
-        Some(tokio::select! {
-            _ = terminated.recv() => terminate,
-            _ = hung_up.recv() => hangup,
-            _ = has_quit.recv() => quit,
-        })
+        loop {
+            tokio::select! {
+                _ = stopped.recv() => stop(),
+                _ = continued.recv() => resume(),
+                _ = terminated.recv() => return Some(terminate),
+                _ = hung_up.recv() => return Some(hangup),
+                _ = has_quit.recv() => return Some(quit),
+            }
+        }
+    }
+
+    /// Stops the program, as Ctrl-Z asked, with the terminal as it was before the answer.
+    fn stop() {
+        if let Some((terminal, was)) = &*before()
+            && !is_in_background(terminal)
+        {
+            let _refused = tcsetattr(terminal, SetArg::TCSANOW, was);
+        }
+        let _refused = raise(STOP);
+        resume();
+    }
+
+    /// Turns the echo off again where the program continues in the foreground of its terminal.
+    fn resume() {
+        if let Some((terminal, was)) = &*before()
+            && !is_in_background(terminal)
+        {
+            let _refused = quieten(terminal, was);
+        }
     }
 
     /// Restores the terminal's settings.
     pub(crate) fn restore() {
-        let before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let before = before().take();
         if let Some((terminal, was)) = before.filter(|(terminal, _)| !is_in_background(terminal)) {
             // Input that waits is not dropped.
             let _refused = tcsetattr(&terminal, SetArg::TCSANOW, &was);

@@ -25,6 +25,7 @@ use tokenmill_quant::CpuFeatures;
 
 use crate::{
     failure::Failure,
+    help::ADVANCED,
     model_name::FetchArgs,
     numbers::{count, positive},
     type_names::preset,
@@ -46,26 +47,26 @@ pub(crate) struct LoadArgs {
     #[arg(short, long, value_name = "N", value_parser = positive)]
     threads: Option<usize>,
     /// Threads for prompts [default: the same as --threads] [short: -tb]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, help_heading = ADVANCED, value_name = "N", value_parser = positive)]
     threads_batch: Option<usize>,
     /// Processors that the threads may use, as 0-3 or 0-3,8 [default: all that the process may use] [short: -Cr]
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, help_heading = ADVANCED, value_name = "LIST")]
     cpu_range: Option<CpuList>,
     /// Give each thread a processor of its own, as far as there are enough: 0 or 1
-    #[arg(long, value_name = "0|1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
+    #[arg(long, help_heading = ADVANCED, value_name = "0|1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     cpu_strict: u8,
     /// How threads are placed on memory nodes: distribute, evenly on all, each with the weights that it reads; isolate, all on the node on
     /// which the program starts; numactl, as the program was placed [default: numactl]
-    #[arg(long, value_name = "HOW")]
+    #[arg(long, help_heading = ADVANCED, value_name = "HOW")]
     numa: Option<Numa>,
     /// Load all weights into memory. By default a token embedding of 64 MiB or more stays in the file on the CPU
-    #[arg(long)]
+    #[arg(long, help_heading = ADVANCED)]
     no_mmap: bool,
     /// Tokens of a prompt in one batch
-    #[arg(short, long, value_name = "N", default_value_t = 2048, value_parser = positive)]
+    #[arg(short, long, help_heading = ADVANCED, value_name = "N", default_value_t = 2048, value_parser = positive)]
     batch_size: usize,
     /// Tokens computed in one step, at most a batch [default: 512, and 2048 where a GPU with room for it has all of the model] [short: -ub]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, help_heading = ADVANCED, value_name = "N", value_parser = positive)]
     ubatch_size: Option<usize>,
     /// Type of the stored keys [short: -ctk]
     #[arg(long, value_name = "TYPE", value_parser = kv_type(), default_value_t = KvType::F16)]
@@ -75,7 +76,7 @@ pub(crate) struct LoadArgs {
     cache_type_v: KvType,
     /// Instruction sets to use, a list of avx2, avxvnni and avx512vnni, on ARM of neon, dotprod and i8mm, or scalar
     /// [default: all that there are; also TOKENMILL_CPU_FEATURES]
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, help_heading = ADVANCED, value_name = "LIST")]
     cpu_features: Option<CpuFeatures>,
     /// Where to compute: auto, cpu, cuda or cuda:N; auto takes the first GPU that can [default: auto]
     #[arg(long, value_name = "DEVICE")]
@@ -92,21 +93,21 @@ pub(crate) struct LoadArgs {
     #[arg(long)]
     cpu_moe: bool,
     /// Keep the experts of the first N layers on the CPU [short: -ncmoe]
-    #[arg(long, value_name = "N", value_parser = count, conflicts_with = "cpu_moe")]
+    #[arg(long, help_heading = ADVANCED, value_name = "N", value_parser = count, conflicts_with = "cpu_moe")]
     n_cpu_moe: Option<usize>,
     /// Place parts of the GPU's layers, a list of attn, ffn and experts, each =gpu or =cpu, such as ffn=gpu,attn=cpu
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, help_heading = ADVANCED, value_name = "LIST")]
     place: Option<PartsRequest>,
     /// Let the CPU compute the GPU's feed-forward networks in steps of fewer than N tokens; auto measures that number and remembers
     /// it. These weights are in the memory of both then
-    #[arg(long, value_name = "N", value_parser = gpu_batch)]
+    #[arg(long, help_heading = ADVANCED, value_name = "N", value_parser = gpu_batch)]
     gpu_batch: Option<BatchThreshold>,
     /// Bandwidths by which -ngl auto chooses, in place of measured ones, all four: GB/s of gpu, cpu and the link between them, and microseconds of
     /// a crossing, such as gpu=900,cpu=40,link=25,crossing=15
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, help_heading = ADVANCED, value_name = "LIST")]
     bandwidths: Option<Bandwidths>,
     /// Measure again what -ngl auto and --gpu-batch auto remember of this machine, in $XDG_CACHE_HOME/tokenmill or ~/.cache/tokenmill
-    #[arg(long, conflicts_with = "bandwidths")]
+    #[arg(long, help_heading = ADVANCED, conflicts_with = "bandwidths")]
     measure_again: bool,
     /// GPUs that compute the model together, each a part of every layer: the first, or the one of --device, and those behind it
     /// [default: 1] [short: -tp]
@@ -114,10 +115,10 @@ pub(crate) struct LoadArgs {
         conflicts_with_all = ["cpu_moe", "n_cpu_moe", "place", "gpu_batch"])]
     tensor_parallel_size: Option<usize>,
     /// How these GPUs add up: nccl, host (in its memory), or auto, which takes NCCL where it is installed [default: auto]
-    #[arg(long, value_name = "WAY")]
+    #[arg(long, help_heading = ADVANCED, value_name = "WAY")]
     all_reduce: Option<AllReduce>,
     /// Give each sequence the same bits whatever other sequences are computed with it; slower on a GPU, always so on the CPU
-    #[arg(long, conflicts_with = "gpu_batch")]
+    #[arg(long, help_heading = ADVANCED, conflicts_with = "gpu_batch")]
     batch_invariant: bool,
     #[command(flatten)]
     pub(crate) fetch: FetchArgs,

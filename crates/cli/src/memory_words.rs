@@ -2,7 +2,10 @@
 //!
 //! Separate from the failures because nothing is refused here. Invariant: where a size is unknown, nothing is said.
 
-use tokenmill::{load::MemoryPlan, machine::available_bytes};
+use tokenmill::{
+    load::MemoryPlan,
+    machine::{MemoryLimit, available_bytes},
+};
 
 use crate::numbers::size;
 
@@ -26,6 +29,23 @@ pub(crate) fn plan_text(plan: &MemoryPlan, n_ctx: usize) -> String {
         size(plan.activations_bytes),
         size(plan.workspace_bytes),
     )
+}
+
+/// Says how much memory there is at most.
+pub(crate) fn limit_text(limit: MemoryLimit) -> String {
+    let n_bytes = size(limit.n_bytes() as usize);
+    match limit {
+        MemoryLimit::Machine { .. } => format!("this machine has {n_bytes} in all"),
+        MemoryLimit::AddressSpace { .. } => format!("the limit of `ulimit -v` leaves {n_bytes}"),
+    }
+}
+
+/// Says in a subordinate clause that a load takes more.
+pub(crate) fn beyond_text(limit: MemoryLimit) -> &'static str {
+    match limit {
+        MemoryLimit::Machine { .. } => "which is more than this machine has",
+        MemoryLimit::AddressSpace { .. } => "which is more than the limit of `ulimit -v` leaves",
+    }
 }
 
 /// Warns, before loading, about a model that may need more memory than is available.

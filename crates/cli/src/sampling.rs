@@ -1,11 +1,15 @@
-//! [`SamplingArgs`]: the options that say how tokens are chosen, with llama.cpp's names and defaults.
+//! [`SamplerFlags`]: the options that say how tokens are chosen, with llama.cpp's names, and [`SamplingArgs`], which adds its defaults.
+//!
+//! Separate from the commands because `run`, `chat` and `serve` take the same flags: the first two compute by them, and `serve` makes the
+//! given ones the defaults of requests. Invariant: a flag has one name, one range and one text, whatever command takes it.
 
 use std::{
     process,
+    sync::LazyLock,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use clap::Args;
+use clap::{Arg, Args};
 use tokenmill::{sampling::DRY_BREAKERS, text::ModelWords};
 use tokenmill_backend::{
     Dry, DynamicTemperature, Mirostat, MirostatVersion, SamplerStep, SamplingParams, SamplingParamsError, Xtc,
@@ -13,95 +17,163 @@ use tokenmill_backend::{
 
 use crate::{
     failure::Failure,
+    help::ADVANCED,
     numbers::{Limit, Seed},
 };
 
-/// How tokens are chosen.
+/// Holds the options that choose tokens, with llama.cpp's names; one that was not given is `None`.
 #[derive(Args, Debug, Clone)]
-#[command(next_help_heading = "Sampling")]
-pub(crate) struct SamplingArgs {
+pub(crate) struct SamplerFlags {
     /// Temperature; 0 always takes the likeliest token
-    #[arg(long, alias = "temperature", value_name = "T", default_value_t = SamplingParams::llama_cpp().temperature)]
-    pub(crate) temp: f32,
+    #[arg(long, alias = "temperature", value_name = "T")]
+    pub(crate) temp: Option<f32>,
     /// Keep the K likeliest tokens; 0 keeps all
-    #[arg(long, value_name = "K", default_value_t = SamplingParams::llama_cpp().top_k)]
-    pub(crate) top_k: u32,
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<u32>,
     /// Keep the likeliest tokens up to this probability; 1 keeps all
-    #[arg(long, value_name = "P", default_value_t = SamplingParams::llama_cpp().top_p)]
-    pub(crate) top_p: f32,
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f32>,
     /// Keep tokens at least this many times as likely as the likeliest; 0 keeps all
-    #[arg(long, value_name = "P", default_value_t = SamplingParams::llama_cpp().min_p)]
-    pub(crate) min_p: f32,
+    #[arg(long, value_name = "P")]
+    pub(crate) min_p: Option<f32>,
     /// Locally typical sampling: keep the tokens nearest to the expected surprise, up to this probability; 1 keeps all
-    #[arg(long, alias = "typical-p", value_name = "P", default_value_t = 1.0)]
-    pub(crate) typical: f32,
+    #[arg(long, help_heading = ADVANCED, alias = "typical-p", value_name = "P")]
+    pub(crate) typical: Option<f32>,
     /// Keep tokens whose logits are at most this many standard deviations below the highest; 0 keeps all
-    #[arg(
-        long,
-        alias = "top-nsigma",
-        value_name = "N",
-        default_value_t = 0.0,
-        allow_negative_numbers = true
-    )]
-    pub(crate) top_n_sigma: f32,
+    #[arg(long, help_heading = ADVANCED, alias = "top-nsigma", value_name = "N", allow_negative_numbers = true)]
+    pub(crate) top_n_sigma: Option<f32>,
     /// Probability that XTC removes the likeliest tokens; 0 turns it off
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
-    pub(crate) xtc_probability: f32,
+    #[arg(long, help_heading = ADVANCED, value_name = "P")]
+    pub(crate) xtc_probability: Option<f32>,
     /// Lowest probability of a token that XTC may remove
-    #[arg(long, value_name = "P", default_value_t = Xtc::default().threshold)]
-    pub(crate) xtc_threshold: f32,
+    #[arg(long, help_heading = ADVANCED, value_name = "P")]
+    pub(crate) xtc_threshold: Option<f32>,
     /// Vary the temperature with the entropy of the tokens, by up to this much to either side; 0 is off
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
-    pub(crate) dynatemp_range: f32,
+    #[arg(long, help_heading = ADVANCED, value_name = "X")]
+    pub(crate) dynatemp_range: Option<f32>,
     /// Exponent of the dynamic temperature
-    #[arg(long, value_name = "X", default_value_t = DynamicTemperature::default().exponent)]
-    pub(crate) dynatemp_exp: f32,
+    #[arg(long, help_heading = ADVANCED, value_name = "X")]
+    pub(crate) dynatemp_exp: Option<f32>,
     /// Version of mirostat (1 or 2), which keeps the surprise of tokens near a target in place of filters and penalties; 0 is off
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
-    pub(crate) mirostat: u8,
+    #[arg(long, help_heading = ADVANCED, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub(crate) mirostat: Option<u8>,
     /// Learning rate of mirostat (eta)
-    #[arg(long, value_name = "X", default_value_t = Mirostat::DEFAULT_RATE)]
-    pub(crate) mirostat_lr: f32,
+    #[arg(long, help_heading = ADVANCED, value_name = "X")]
+    pub(crate) mirostat_lr: Option<f32>,
     /// Target surprise of mirostat, in bits (tau)
-    #[arg(long, value_name = "X", default_value_t = Mirostat::DEFAULT_TARGET)]
-    pub(crate) mirostat_ent: f32,
-    /// Sampling steps in order, separated by `;`; other steps are skipped [default:
-    /// penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature]
-    #[arg(long, value_name = "STEPS", value_parser = parse_steps)]
-    pub(crate) samplers: Option<Steps>,
+    #[arg(long, help_heading = ADVANCED, value_name = "X")]
+    pub(crate) mirostat_ent: Option<f32>,
+    /// Sampling steps in order, separated by `;`; other steps are skipped
+    #[arg(long, help_heading = ADVANCED, value_name = "STEPS", value_parser = parse_steps)]
+    samplers: Option<Steps>,
     /// Sampling steps in order, by their letters: edskypmxt
-    #[arg(long, alias = "sampling-seq", value_name = "LETTERS", value_parser = parse_letters, conflicts_with = "samplers")]
-    pub(crate) sampler_seq: Option<Steps>,
+    #[arg(long, help_heading = ADVANCED, alias = "sampling-seq", value_name = "LETTERS", value_parser = parse_letters, conflicts_with = "samplers")]
+    sampler_seq: Option<Steps>,
     /// Penalize tokens that already occurred; 1 is off
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
-    pub(crate) repeat_penalty: f32,
+    #[arg(long, value_name = "X")]
+    pub(crate) repeat_penalty: Option<f32>,
     /// Subtract this from the logit of tokens that occurred
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
-    pub(crate) presence_penalty: f32,
+    #[arg(long, value_name = "X")]
+    pub(crate) presence_penalty: Option<f32>,
     /// Subtract this from a token's logit for each time it occurred
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
-    pub(crate) frequency_penalty: f32,
+    #[arg(long, value_name = "X")]
+    pub(crate) frequency_penalty: Option<f32>,
     /// How many of the newest tokens the penalties look at; -1 looks at the context
-    #[arg(long, value_name = "N", default_value_t = Limit::AtMost(SamplingParams::llama_cpp().penalty_last_n as usize))]
-    pub(crate) repeat_last_n: Limit,
+    #[arg(long, help_heading = ADVANCED, value_name = "N")]
+    pub(crate) repeat_last_n: Option<Limit>,
     /// Strength of DRY, which weakens the continuation of repeated passages; 0 turns it off
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
-    pub(crate) dry_multiplier: f32,
+    #[arg(long, help_heading = ADVANCED, value_name = "X")]
+    pub(crate) dry_multiplier: Option<f32>,
     /// Base of DRY's growth
-    #[arg(long, value_name = "X", default_value_t = Dry::default().base)]
-    pub(crate) dry_base: f32,
+    #[arg(long, help_heading = ADVANCED, value_name = "X")]
+    pub(crate) dry_base: Option<f32>,
     /// Repetitions up to this length cost nothing in DRY
-    #[arg(long, value_name = "N", default_value_t = Dry::default().allowed_length)]
-    pub(crate) dry_allowed_length: u32,
+    #[arg(long, help_heading = ADVANCED, value_name = "N")]
+    pub(crate) dry_allowed_length: Option<u32>,
     /// How many of the newest tokens DRY searches; -1 searches the context
-    #[arg(long, value_name = "N", default_value_t = Limit::Unbounded)]
-    pub(crate) dry_penalty_last_n: Limit,
-    /// Change a token's logit, for example 15043+1 or 15043-inf; may be repeated
-    #[arg(short = 'l', long, value_name = "ID±BIAS", value_parser = parse_bias)]
-    pub(crate) logit_bias: Vec<(u32, f32)>,
+    #[arg(long, help_heading = ADVANCED, value_name = "N")]
+    pub(crate) dry_penalty_last_n: Option<Limit>,
     /// Seed; -1 takes another one every time
-    #[arg(short, long, value_name = "N", default_value_t = Seed::Random)]
-    pub(crate) seed: Seed,
+    #[arg(short, long, value_name = "N")]
+    pub(crate) seed: Option<Seed>,
+}
+
+impl SamplerFlags {
+    /// Returns the given sampling steps.
+    pub(crate) fn steps(&self) -> Option<&[SamplerStep]> {
+        let steps = self.samplers.as_ref().or(self.sampler_seq.as_ref());
+        steps.map(|Steps(steps)| &steps[..])
+    }
+}
+
+/// Adds to an option's help, in words, the behavior without it.
+pub(crate) fn with_default_note(arg: Arg, default: &str) -> Arg {
+    let text = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    arg.help(format!("{text} [default: {default}]"))
+}
+
+/// Holds the options of one text: [`SamplerFlags`] with llama.cpp's defaults.
+#[derive(Args, Debug, Clone)]
+#[command(
+    next_help_heading = "Sampling",
+    mut_args(with_llama_cpp_default),
+    mut_arg("samplers", with_step_order)
+)]
+pub(crate) struct SamplingArgs {
+    #[command(flatten)]
+    flags: SamplerFlags,
+    /// Change a token's logit, for example 15043+1 or 15043-inf; may be repeated
+    #[arg(short = 'l', long, help_heading = ADVANCED, value_name = "ID±BIAS", value_parser = parse_bias)]
+    logit_bias: Vec<(u32, f32)>,
+}
+
+/// Holds the default of each flag that has one, by the flag's field.
+static LLAMA_CPP_DEFAULTS: LazyLock<[(&str, String); 22]> = LazyLock::new(|| {
+    let params = SamplingParams::llama_cpp();
+    let (dry, xtc) = (Dry::default(), Xtc::default());
+    let off = 0.0_f32.to_string();
+    [
+        ("temp", params.temperature.to_string()),
+        ("top_k", params.top_k.to_string()),
+        ("top_p", params.top_p.to_string()),
+        ("min_p", params.min_p.to_string()),
+        ("typical", params.typical_p.to_string()),
+        ("top_n_sigma", params.top_n_sigma.to_string()),
+        ("xtc_probability", off.clone()),
+        ("xtc_threshold", xtc.threshold.to_string()),
+        ("dynatemp_range", off.clone()),
+        ("dynatemp_exp", DynamicTemperature::default().exponent.to_string()),
+        ("mirostat", off.clone()),
+        ("mirostat_lr", Mirostat::DEFAULT_RATE.to_string()),
+        ("mirostat_ent", Mirostat::DEFAULT_TARGET.to_string()),
+        ("repeat_penalty", params.repeat_penalty.to_string()),
+        ("presence_penalty", params.presence_penalty.to_string()),
+        ("frequency_penalty", params.frequency_penalty.to_string()),
+        ("repeat_last_n", params.penalty_last_n.to_string()),
+        ("dry_multiplier", off),
+        ("dry_base", dry.base.to_string()),
+        ("dry_allowed_length", dry.allowed_length.to_string()),
+        ("dry_penalty_last_n", Limit::Unbounded.to_string()),
+        ("seed", Seed::Random.to_string()),
+    ]
+});
+
+/// Gives a flag its default; any other option stays as it is.
+fn with_llama_cpp_default(arg: Arg) -> Arg {
+    match (LLAMA_CPP_DEFAULTS.iter()).find(|(id, _)| arg.get_id().as_str() == *id) {
+        Some((_, default)) => arg.default_value(default.as_str()),
+        None => arg,
+    }
+}
+
+/// Names the steps that are taken without `--samplers`.
+fn with_step_order(arg: Arg) -> Arg {
+    with_default_note(arg, &SamplerStep::DEFAULT_ORDER.map(SamplerStep::name).join(";"))
+}
+
+/// Returns the value of a flag of [`SamplingArgs`].
+fn value<T>(flag: Option<T>) -> T {
+    flag.expect("each flag of these has a default")
 }
 
 impl SamplingArgs {
@@ -114,38 +186,39 @@ impl SamplingArgs {
             let n_tokens = limit.bound().unwrap_or(n_ctx).min(n_ctx);
             u32::try_from(n_tokens).unwrap_or(u32::MAX)
         };
-        let dry = (self.dry_multiplier != 0.0).then(|| Dry {
-            multiplier: self.dry_multiplier,
-            base: self.dry_base,
-            allowed_length: self.dry_allowed_length,
-            last_n: newest(self.dry_penalty_last_n),
+        let flags = &self.flags;
+        let dry = (value(flags.dry_multiplier) != 0.0).then(|| Dry {
+            multiplier: value(flags.dry_multiplier),
+            base: value(flags.dry_base),
+            allowed_length: value(flags.dry_allowed_length),
+            last_n: newest(value(flags.dry_penalty_last_n)),
             breakers: words.dry_breakers(&DRY_BREAKERS),
         });
         let params = SamplingParams {
-            temperature: self.temp,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            typical_p: self.typical,
-            top_n_sigma: self.top_n_sigma,
-            xtc: (self.xtc_probability != 0.0).then_some(Xtc {
-                probability: self.xtc_probability,
-                threshold: self.xtc_threshold,
+            temperature: value(flags.temp),
+            top_k: value(flags.top_k),
+            top_p: value(flags.top_p),
+            min_p: value(flags.min_p),
+            typical_p: value(flags.typical),
+            top_n_sigma: value(flags.top_n_sigma),
+            xtc: (value(flags.xtc_probability) != 0.0).then(|| Xtc {
+                probability: value(flags.xtc_probability),
+                threshold: value(flags.xtc_threshold),
             }),
-            dynamic_temperature: (self.dynatemp_range != 0.0).then_some(DynamicTemperature {
-                range: self.dynatemp_range,
-                exponent: self.dynatemp_exp,
+            dynamic_temperature: (value(flags.dynatemp_range) != 0.0).then(|| DynamicTemperature {
+                range: value(flags.dynatemp_range),
+                exponent: value(flags.dynatemp_exp),
             }),
-            mirostat: MirostatVersion::from_number(self.mirostat)
-                .map(|version| Mirostat::new(version, self.mirostat_ent, self.mirostat_lr)),
+            mirostat: MirostatVersion::from_number(value(flags.mirostat))
+                .map(|version| Mirostat::new(version, value(flags.mirostat_ent), value(flags.mirostat_lr))),
             order: None,
-            repeat_penalty: self.repeat_penalty,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            penalty_last_n: newest(self.repeat_last_n),
+            repeat_penalty: value(flags.repeat_penalty),
+            presence_penalty: value(flags.presence_penalty),
+            frequency_penalty: value(flags.frequency_penalty),
+            penalty_last_n: newest(value(flags.repeat_last_n)),
             dry,
             logit_bias: self.logit_bias.clone(),
-            seed: match self.seed {
+            seed: match value(flags.seed) {
                 Seed::Fixed(seed) => seed,
                 Seed::Random => random_seed(),
             },
@@ -154,11 +227,15 @@ impl SamplingArgs {
         params
             .validate(words.tokenizer().n_vocab())
             .map_err(|error| refusal(&error))?;
-        let steps = self.samplers.as_ref().or(self.sampler_seq.as_ref());
-        Ok(match steps {
-            Some(Steps(steps)) => params.with_steps(steps),
+        Ok(match flags.steps() {
+            Some(steps) => params.with_steps(steps),
             None => params,
         })
+    }
+
+    /// Says whether each run draws the same random numbers.
+    pub(crate) fn has_fixed_seed(&self) -> bool {
+        value(self.flags.seed) != Seed::Random
     }
 }
 
@@ -187,13 +264,13 @@ pub(crate) fn flag_of(parameter: &str) -> String {
 
 /// Holds sampling steps, in order.
 #[derive(Clone, Debug)]
-pub(crate) struct Steps(pub(crate) Vec<SamplerStep>);
+struct Steps(Vec<SamplerStep>);
 
 /// Parses names of steps.
 ///
 /// # Errors
 /// Fails on a name that no step has.
-pub(crate) fn parse_steps(text: &str) -> Result<Steps, String> {
+fn parse_steps(text: &str) -> Result<Steps, String> {
     let steps = text.split(';').filter(|name| !name.is_empty()).map(|name| {
         SamplerStep::from_name(name.trim()).ok_or_else(|| {
             let known = SamplerStep::DEFAULT_ORDER.map(SamplerStep::name).join(", ");
@@ -207,7 +284,7 @@ pub(crate) fn parse_steps(text: &str) -> Result<Steps, String> {
 ///
 /// # Errors
 /// Fails on a letter that no step has.
-pub(crate) fn parse_letters(text: &str) -> Result<Steps, String> {
+fn parse_letters(text: &str) -> Result<Steps, String> {
     let steps = text.chars().map(|letter| {
         SamplerStep::from_letter(letter).ok_or_else(|| {
             let known: String = SamplerStep::DEFAULT_ORDER
@@ -241,7 +318,23 @@ fn random_seed() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use clap::Command;
+
     use super::*;
+
+    #[test]
+    fn each_flag_has_a_default_where_one_text_is_computed_only() {
+        let shared = SamplerFlags::augment_args(Command::new("flags"));
+        let of_text = SamplingArgs::augment_args(Command::new("text"));
+        for flag in shared.get_arguments() {
+            let id = flag.get_id();
+            let n_defaults = |flag: &Arg| flag.get_default_values().len();
+            assert_eq!(n_defaults(flag), 0, "{id}");
+            let same = of_text.get_arguments().find(|other| other.get_id() == id);
+            let is_optional = ["samplers", "sampler_seq"].contains(&id.as_str());
+            assert_eq!(same.map(n_defaults), Some(usize::from(!is_optional)), "{id}");
+        }
+    }
 
     #[test]
     fn biases_are_read_as_llama_cpp_reads_them() {

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum, builder::RangedI64ValueParser};
 use tokenmill::{LoadOptions, speculation::Speculation};
 use tokenmill_sched::MAX_DRAFT;
 
-use crate::{failure::Failure, model_name::FetchArgs};
+use crate::{failure::Failure, help::ADVANCED, model_name::FetchArgs};
 
 /// Whether tokens are guessed ahead.
 #[derive(Args, Debug, Clone)]
@@ -20,14 +20,14 @@ pub(crate) struct SpeculationArgs {
     /// Tokens guessed in a row at most
     ///
     /// [default: 16]
-    #[arg(long, value_name = "N", value_parser = spec_max())]
+    #[arg(long, help_heading = ADVANCED, value_name = "N", value_parser = spec_max())]
     spec_max: Option<u32>,
     /// A smaller model with the same vocabulary that guesses, named as MODEL is [short: -md]
     #[arg(long, alias = "model-draft", value_name = "MODEL")]
     draft: Option<PathBuf>,
     /// A GGUF file with the model's layer for further tokens [default: the model's own file, else one next to it that fits it and is
     /// called mtp-*.gguf]
-    #[arg(long, value_name = "FILE", conflicts_with = "draft")]
+    #[arg(long, help_heading = ADVANCED, value_name = "FILE", conflicts_with = "draft")]
     mtp: Option<PathBuf>,
 }
 

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 use tokenmill::LoadOptions;
 
-use crate::{failure::Failure, input::read_text};
+use crate::{failure::Failure, help::ADVANCED, input::read_text};
 
 /// The most common training format of models without a template of their own.
 const CHATML: &str = "{%- for message in messages -%}\
@@ -25,13 +25,13 @@ pub(crate) struct TemplateArgs {
     #[arg(long, alias = "chat-template-file", value_name = "FILE")]
     template: Option<PathBuf>,
     /// Use this text as the template, or `chatml`
-    #[arg(long, value_name = "TEXT", conflicts_with = "template")]
+    #[arg(long, help_heading = ADVANCED, value_name = "TEXT", conflicts_with = "template")]
     chat_template: Option<String>,
     /// Turn the model's reasoning on or off, if its template can [default: auto, which is on]
     #[arg(long, value_enum, value_name = "on|off|auto", hide_possible_values = true)]
     reasoning: Option<Reasoning>,
     /// JSON object of template variables, for conversations that do not set them
-    #[arg(long, value_name = "JSON", value_parser = variables)]
+    #[arg(long, help_heading = ADVANCED, value_name = "JSON", value_parser = variables)]
     chat_template_kwargs: Option<Variables>,
 }
 

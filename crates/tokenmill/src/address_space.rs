@@ -9,7 +9,7 @@ const RESERVE_BYTES: u64 = 32 << 20;
 
 /// Returns the bytes that a load of this process can still map; `None` without a limit.
 #[cfg(target_os = "linux")]
-pub fn address_room_bytes() -> Option<u64> {
+pub(crate) fn address_room_bytes() -> Option<u64> {
     use rustix::process::{Resource, getrlimit};
 
     let limit_bytes = getrlimit(Resource::As).current?;
@@ -19,7 +19,7 @@ pub fn address_room_bytes() -> Option<u64> {
 
 /// Returns `None`: other systems have no such limit, or do not say what is left of it.
 #[cfg(not(target_os = "linux"))]
-pub fn address_room_bytes() -> Option<u64> {
+pub(crate) fn address_room_bytes() -> Option<u64> {
     None
 }
 

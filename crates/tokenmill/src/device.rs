@@ -15,7 +15,7 @@ use crate::{
     load_manner::load_with,
     load_plan::LoadPlan,
     loaded::{Loaded, LoadedDevice},
-    machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
+    machine_memory::{available_bytes, check_available, check_memory, lacks_memory, memory_limit},
 };
 
 /// Loads a network on the device that `compute` chooses, and says where that is.
@@ -24,7 +24,8 @@ use crate::{
 /// [`Error::Load`] as [`Model::load_on`], [`Error::Gpu`] where a GPU was asked for and cannot be used, [`Error::TooFewGpus`] and
 /// [`Error::GroupNotWhole`] where several cannot compute it together, [`Error::AdaptersNotWhole`], [`Error::SplitTooLarge`],
 /// [`Error::NothingOnGpu`] and [`Error::NoExperts`] where what was asked for cannot be on it, [`Error::HostPartTooLarge`] where the
-/// rest is larger than the machine's memory, and [`Error::NotEnoughMemory`] of a load on the CPU that is.
+/// rest is larger than the machine's memory, [`Error::NotEnoughMemory`] of a load on the CPU that is, and [`Error::LoadOutOfMemory`] where
+/// the system refuses memory for it.
 pub fn load(
     model: &Model,
     options: &ModelOptions,
@@ -143,7 +144,7 @@ fn load_on_cpu(
 ) -> Result<Loaded, Error> {
     let backend = compute.cpu_backend()?;
     let plan = model.plan(&backend, options)?;
-    check_memory(&plan, machine_bytes())?;
+    check_memory(&plan, memory_limit())?;
     check_available(&plan, available_bytes())?;
     let mtp = match guesser {
         Guesser::Nothing => None,
@@ -157,7 +158,9 @@ fn load_on_cpu(
             Err(_) => None,
         },
     };
-    compute.show_plan(&LoadPlan::new(model, options, &plan, false));
+    let told = LoadPlan::new(model, options, &plan, false);
+    compute.show_plan(&told);
+    let n_ctx = told.n_ctx;
     let own = mtp.map(|mtp| Ok((mtp, compute.cpu_backend()?)));
     let own = own.transpose().map_err(Error::Load)?;
     let loaded = load_with(backend, compute, on_progress, |backend, on_progress| {
@@ -165,7 +168,17 @@ fn load_on_cpu(
         let mtp = own.map(|(mtp, backend)| mtp.load(backend, options, &executor, on_progress));
         Ok((executor, mtp.transpose()?))
     });
-    let (executor, guesser) = loaded?;
+    let (executor, guesser) = match loaded {
+        Ok(loaded) => loaded,
+        Err(error) if lacks_memory(&error) => {
+            return Err(Error::LoadOutOfMemory {
+                plan: Box::new(plan),
+                n_ctx,
+                source: Box::new(error),
+            });
+        }
+        Err(error) => return Err(error.into()),
+    };
     Ok(Loaded {
         executor: Box::new(executor),
         device: LoadedDevice::Cpu { passed_over },

@@ -15,7 +15,7 @@ use crate::{
     draft_facts::{DraftFacts, LoadedGuesser, options_next_to},
     load_manner::load_with,
     loaded::LoadedDevice,
-    machine_memory::{self, available_bytes, machine_bytes},
+    machine_memory::{self, MemoryLimit, available_bytes, memory_limit},
     model_source::ModelSource,
     vocabularies::difference_of,
 };
@@ -140,7 +140,7 @@ impl Draft {
     ) -> Result<(), Error> {
         let backend = compute.cpu_backend().map_err(|error| self.error(error.into()))?;
         let memory = self.plan_on(&backend, options)?;
-        self.check_memory(&memory, of_model, machine_bytes())
+        self.check_memory(&memory, of_model, memory_limit())
     }
 
     /// Loads it on the CPU, next to a model with `options` on `device`, the CPU too, that takes `of_model`.
@@ -161,7 +161,7 @@ impl Draft {
         let of_draft = |source: Error| self.error(source);
         let backend = compute.cpu_backend().map_err(|error| of_draft(error.into()))?;
         let memory = self.plan_on(&backend, options)?;
-        self.check_memory(&memory, of_model, machine_bytes())?;
+        self.check_memory(&memory, of_model, memory_limit())?;
         machine_memory::check_available(&memory, available_bytes()).map_err(of_draft)?;
         let options = self.options_next_to(options);
         let executor = load_with(backend, compute, on_progress, |backend, on_progress| {
@@ -190,16 +190,16 @@ impl Draft {
         &self,
         memory: &MemoryPlan,
         of_model: &MemoryPlan,
-        machine_bytes: Option<u64>,
+        limit: Option<MemoryLimit>,
     ) -> Result<(), Error> {
         let (needed_bytes, model_bytes) = (memory.total_bytes(), of_model.total_bytes());
-        match machine_bytes {
-            Some(machine_bytes) if needed_bytes.saturating_add(model_bytes) as u64 > machine_bytes => {
+        match limit {
+            Some(limit) if needed_bytes.saturating_add(model_bytes) as u64 > limit.n_bytes() => {
                 Err(Error::DraftTooLarge {
                     path: self.path.clone(),
                     needed_bytes,
                     model_bytes,
-                    machine_bytes,
+                    limit,
                 })
             }
             _ => Ok(()),

@@ -16,7 +16,7 @@ use tokenmill_text::{
     TokenizerError, calls::CallFormError, constraint::ConstraintError, template::TemplateError,
 };
 
-use crate::session_error::SessionError;
+use crate::{machine_memory::MemoryLimit, session_error::SessionError};
 
 /// Why a model could not be opened, loaded or used.
 #[derive(Debug, thiserror::Error)]
@@ -151,6 +151,16 @@ pub enum Error {
     /// The network could not be opened or loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// The system had no memory left during a load on the CPU.
+    #[error("{source}; the whole load takes {} bytes", plan.total_bytes())]
+    LoadOutOfMemory {
+        /// Memory plan of the load.
+        plan: Box<MemoryPlan>,
+        /// Tokens of a context.
+        n_ctx: usize,
+        /// Why.
+        source: Box<LoadError>,
+    },
     /// The GPU that was asked for cannot be used, or not for this model.
     #[error("the GPU cannot be used: {0}")]
     Gpu(#[source] BackendError),
@@ -231,13 +241,13 @@ pub enum Error {
         /// Memory of the machine, or, for weights, the memory that is available now.
         memory_bytes: u64,
     },
-    /// A load on the CPU that is larger than the memory of the machine.
-    #[error("the model needs {} bytes of memory, and this machine has {machine_bytes}", plan.total_bytes())]
+    /// A load on the CPU that is larger than the memory that this process can have.
+    #[error("the model needs {} bytes of memory, and {limit}", plan.total_bytes())]
     NotEnoughMemory {
         /// Memory plan of the load.
         plan: Box<MemoryPlan>,
-        /// Memory of the machine, including swap.
-        machine_bytes: u64,
+        /// The memory that there is, and what sets that bound.
+        limit: MemoryLimit,
     },
     /// Weights that do not fit into the memory that is available now.
     #[error(
@@ -281,8 +291,7 @@ pub enum Error {
     },
     /// The model that was to guess tokens ahead does not fit next to the model.
     #[error(
-        "draft model {}: it needs {needed_bytes} bytes of memory next to the model's {model_bytes}, and this machine has \
-         {machine_bytes}",
+        "draft model {}: it needs {needed_bytes} bytes of memory next to the model's {model_bytes}, and {limit}",
         path.display()
     )]
     DraftTooLarge {
@@ -292,8 +301,8 @@ pub enum Error {
         needed_bytes: usize,
         /// Memory of the model.
         model_bytes: usize,
-        /// Memory of the machine, including swap.
-        machine_bytes: u64,
+        /// The memory that there is, and what sets that bound.
+        limit: MemoryLimit,
     },
     /// A model that guesses tokens ahead, next to one on several devices.
     #[error("a draft model works next to a model that the CPU or one GPU computes as a whole")]

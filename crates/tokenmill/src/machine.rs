@@ -3,10 +3,10 @@
 pub use tokenmill_cpu_exec::{CpuList, Numa, Places, PlacesError};
 
 pub use crate::{
-    address_space::address_room_bytes,
     compute::n_processors,
     low_priority::at_low_priority,
     machine_memory::{
-        available_bytes, available_main_bytes, check_memory, lacks_memory, machine_bytes, memory_bytes,
+        MemoryLimit, available_bytes, available_main_bytes, check_memory, lacks_memory, machine_bytes,
+        memory_limit,
     },
 };

@@ -5,7 +5,7 @@
 //! whole machine is too small, or where its weights do not fit into what is available now; where a size is unknown,
 //! nothing is refused.
 
-use std::fs;
+use std::{fmt, fs};
 
 use tokenmill_backend::{BackendError, MemoryPlan};
 use tokenmill_cpu_exec::CpuExecError;
@@ -13,13 +13,61 @@ use tokenmill_model::LoadError;
 
 use crate::{Error, address_space::address_room_bytes, group_memory::GroupMemory, proc_field::field_bytes};
 
-/// Bytes of memory that a program can have here at most, swap included; `None` where the system does not say.
+/// The most memory that this process can have, and what sets that bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryLimit {
+    /// The memory of the machine or control group, swap included.
+    Machine {
+        /// All of it.
+        n_bytes: u64,
+    },
+    /// The limit of the process's address space (`ulimit -v`).
+    AddressSpace {
+        /// Bytes that it leaves to a load.
+        n_bytes: u64,
+    },
+}
+
+impl MemoryLimit {
+    /// Returns the lower of two bounds.
+    fn lower(memory_bytes: u64, room_bytes: Option<u64>) -> Self {
+        match room_bytes {
+            Some(n_bytes) if n_bytes < memory_bytes => Self::AddressSpace { n_bytes },
+            _ => Self::Machine {
+                n_bytes: memory_bytes,
+            },
+        }
+    }
+
+    /// Returns the bytes of the bound.
+    pub fn n_bytes(self) -> u64 {
+        match self {
+            Self::Machine { n_bytes } | Self::AddressSpace { n_bytes } => n_bytes,
+        }
+    }
+}
+
+impl fmt::Display for MemoryLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Machine { n_bytes } => write!(f, "this machine has {n_bytes}"),
+            Self::AddressSpace { n_bytes } => write!(f, "the limit of the address space leaves {n_bytes}"),
+        }
+    }
+}
+
+/// Returns the most memory that this process can have; `None` where the system does not say.
+pub fn memory_limit() -> Option<MemoryLimit> {
+    Some(MemoryLimit::lower(memory_bytes()?, address_room_bytes()))
+}
+
+/// Returns the bytes of [`memory_limit`].
 pub fn machine_bytes() -> Option<u64> {
-    Some(memory_bytes()?.min(address_room_bytes().unwrap_or(u64::MAX)))
+    memory_limit().map(MemoryLimit::n_bytes)
 }
 
 /// Bytes of memory of this machine or control group, swap included, whatever the limit of the address space.
-pub fn memory_bytes() -> Option<u64> {
+pub(crate) fn memory_bytes() -> Option<u64> {
     // Other systems have neither this file nor control groups.
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
     most_bytes(&meminfo, GroupMemory::of_this_process())
@@ -111,15 +159,15 @@ pub(crate) fn check_host_part(
     Ok(())
 }
 
-/// Refuses a plan of more memory than the machine has, for a load on the CPU.
+/// Refuses a plan of more memory than this process can have, for a load on the CPU.
 ///
 /// # Errors
 /// [`Error::NotEnoughMemory`].
-pub fn check_memory(plan: &MemoryPlan, machine_bytes: Option<u64>) -> Result<(), Error> {
-    match machine_bytes {
-        Some(machine_bytes) if plan.total_bytes() as u64 > machine_bytes => Err(Error::NotEnoughMemory {
+pub fn check_memory(plan: &MemoryPlan, limit: Option<MemoryLimit>) -> Result<(), Error> {
+    match limit {
+        Some(limit) if plan.total_bytes() as u64 > limit.n_bytes() => Err(Error::NotEnoughMemory {
             plan: Box::new(plan.clone()),
-            machine_bytes,
+            limit,
         }),
         _ => Ok(()),
     }
@@ -195,11 +243,24 @@ mod tests {
             ..MemoryPlan::default()
         };
         assert!(check_memory(&plan, None).is_ok());
-        assert!(check_memory(&plan, Some(8 << 20)).is_ok());
-        let error = check_memory(&plan, Some((8 << 20) - 1)).expect_err("one byte is missing");
+        let check = |memory_bytes, room_bytes| {
+            let checked = check_memory(&plan, Some(MemoryLimit::lower(memory_bytes, room_bytes)));
+            checked.map_err(|error| error.to_string())
+        };
+        let enough = 8 << 20;
+        for room_bytes in [None, Some(enough), Some(u64::MAX)] {
+            assert_eq!(check(enough, room_bytes), Ok(()));
+        }
+        let needed = "the model needs 8388608 bytes of memory";
+        let of_machine = Err(format!("{needed}, and this machine has 8388607"));
+        for room_bytes in [None, Some(enough - 1), Some(enough)] {
+            assert_eq!(check(enough - 1, room_bytes), of_machine);
+        }
         assert_eq!(
-            error.to_string(),
-            "the model needs 8388608 bytes of memory, and this machine has 8388607"
+            check(enough, Some(enough - 1)),
+            Err(format!(
+                "{needed}, and the limit of the address space leaves 8388607"
+            ))
         );
     }
 

@@ -13,7 +13,7 @@ use crate::{
     Error,
     compute::Compute,
     draft_facts::{DraftFacts, LoadedGuesser, options_next_to},
-    machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
+    machine_memory::{available_bytes, check_available, check_memory, memory_limit},
     model_source::ModelSource,
     mtp_file::MtpFile,
 };
@@ -147,7 +147,7 @@ impl<'a> Mtp<'a> {
             weights_bytes: own.total_bytes().saturating_add(of_network.weights_bytes),
             ..of_network.clone()
         };
-        check_memory(&both, machine_bytes())?;
+        check_memory(&both, memory_limit())?;
         check_available(&both, available_bytes())
     }
 

@@ -26,6 +26,7 @@ use tokenmill_sched::{Engine, EngineConfig, Throughput};
 use self::{forward::Forward, side_by_side::SideBySide};
 use crate::{
     failure::Failure,
+    help::ADVANCED,
     interrupt,
     load::{LoadArgs, load_network},
     note::note,
@@ -93,7 +94,7 @@ pub(crate) struct Args {
     )]
     spec: Vec<Drafter>,
     /// Tokens guessed in a row at most; with --follow [default: 16]
-    #[arg(long, value_name = "N", value_parser = spec_max(), requires = "follow")]
+    #[arg(long, help_heading = ADVANCED, value_name = "N", value_parser = spec_max(), requires = "follow")]
     spec_max: Option<u32>,
     /// A smaller model with the same vocabulary that guesses, named as MODEL is; with --follow [short: -md]
     #[arg(long, alias = "model-draft", value_name = "MODEL", requires = "follow")]

@@ -8,6 +8,8 @@ mod left_out;
 mod line;
 mod reader;
 mod saved;
+#[cfg(unix)]
+mod stop_key;
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
@@ -36,7 +38,7 @@ use crate::{
     kept_session::{KeptSession, SessionArgs, Unusable},
     load::LoadArgs,
     note::note,
-    numbers::{Limit, Seed, counted},
+    numbers::{Limit, counted},
     output,
     reply_view::ReplyView,
     sampling::SamplingArgs,
@@ -120,7 +122,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .filter(|_| !model.sees()),
         last: None,
         params,
-        has_fixed_seed: args.sampling.seed != Seed::Random,
+        has_fixed_seed: args.sampling.has_fixed_seed(),
         n_predict: args.n_predict,
         reasoning_budget: args.asking.reasoning_budget(),
         shows_reasoning: !args.asking.hide_reasoning,

@@ -19,7 +19,7 @@ use tokenmill::{
     Device as DeviceChoice, Error,
     hub::HubSettings,
     load::{ModelSource, projector_beside},
-    machine::{available_bytes, check_memory, machine_bytes},
+    machine::{available_bytes, check_memory, machine_bytes, memory_limit},
     speculation::mtp_plan,
 };
 use tokenmill_backend::MemoryPlan;
@@ -34,7 +34,7 @@ use crate::{
     },
     failure::Failure,
     load::{LoadArgs, refused},
-    memory_words::plan_text,
+    memory_words::{beyond_text, plan_text},
     numbers::size_of,
     output,
     serve_plan::ServePlan,
@@ -345,17 +345,20 @@ impl Examination {
             .and_then(|backend| model.plan(&backend, &options))
             .map_err(Error::from);
         let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
+        let limit = memory_limit();
         let too_large = (cpu.as_ref().ok())
-            .and_then(|plan| check_memory(plan, machine_bytes()).err())
+            .and_then(|plan| check_memory(plan, limit).err())
             .map(Failure::from);
         let row = Row::new(
             "model, CPU",
             match &cpu {
-                Ok(plan) if too_large.is_some() => Err(format!(
-                    "{}, which is more than this machine has",
-                    plan_text(plan, n_ctx)
-                )),
-                Ok(plan) => Ok(plan_text(plan, n_ctx)),
+                Ok(plan) => {
+                    let text = plan_text(plan, n_ctx);
+                    match limit.filter(|_| too_large.is_some()) {
+                        Some(limit) => Err(format!("{text}, {}", beyond_text(limit))),
+                        None => Ok(text),
+                    }
+                }
                 Err(error) => Err(error.to_string()),
             },
         );

@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use crate::{failure::Failure, output, parser};
+use crate::{failure::Failure, help::with_advanced_last, output, parser};
 
 /// Write the pages of the manual to a folder.
 #[derive(clap::Args)]
@@ -19,7 +19,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let unwritable = |error| Failure::unwritable(folder.display(), &error);
     fs::create_dir_all(folder).map_err(unwritable)?;
     // A page has room for the types that `--help` lists in one place only, or not at all.
-    let with_values = |command: clap::Command| command.mut_args(|arg| arg.hide_possible_values(false));
+    let with_values =
+        |command: clap::Command| with_advanced_last(command).mut_args(|arg| arg.hide_possible_values(false));
     let command = parser()
         .disable_help_subcommand(true)
         .mut_subcommands(with_values);

@@ -25,6 +25,7 @@ use crate::{
     context_shift::ContextShiftArgs,
     echo::Unechoed,
     failure::Failure,
+    help::ADVANCED,
     input::{read_stdin, read_text},
     interrupt::Interrupt,
     kept_session::{SessionArgs, Unusable},
@@ -83,7 +84,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     image: Vec<PathBuf>,
     /// Parse control tokens in the prompt, such as <|im_end|>; implies --raw
-    #[arg(long)]
+    #[arg(long, help_heading = ADVANCED)]
     special: bool,
     /// Print only what is generated, not the prompt before it; of a conversation the prompt is never printed
     #[arg(long, alias = "no-display-prompt", conflicts_with = "json")]

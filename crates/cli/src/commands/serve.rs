@@ -31,6 +31,7 @@ use tracing_subscriber::{Layer, Registry, layer::SubscriberExt as _, util::Subsc
 
 use crate::{
     failure::Failure,
+    help::ADVANCED,
     media::{MediaArgs, existing_folder},
     numbers::ByteSize,
 };
@@ -117,7 +118,7 @@ pub(crate) struct Args {
     #[arg(long, alias = "no-webui")]
     no_ui: bool,
     /// Do not report at /slots what each slot is doing
-    #[arg(long)]
+    #[arg(long, help_heading = ADVANCED)]
     no_slots: bool,
     /// Model name for clients; may be repeated, responses carry the first [default: the file's name] [short: -a]
     #[arg(long, alias = "alias", value_delimiter = ',', value_name = "NAME")]
@@ -128,7 +129,7 @@ pub(crate) struct Args {
     strict_model_names: bool,
     /// Publish over ZeroMQ what the prefix cache gets and loses, for routers that look for it. JSON with vLLM's keys
     /// (`{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "topic": "…"}`); docs/serving.md has them all
-    #[arg(long, value_name = "JSON", value_parser = kv_events)]
+    #[arg(long, help_heading = ADVANCED, value_name = "JSON", value_parser = kv_events)]
     kv_events_config: Option<KvEvents>,
     #[command(flatten)]
     media: MediaArgs,
@@ -137,7 +138,7 @@ pub(crate) struct Args {
     session_dir: Option<PathBuf>,
     /// Keep what was computed of prompts in this folder, so that prompts that begin alike find it, also after a restart; no other
     /// process uses it meanwhile
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, help_heading = ADVANCED, value_name = "DIR")]
     prefix_dir: Option<PathBuf>,
     #[command(flatten)]
     several: Box<SeveralArgs>,
@@ -154,7 +155,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
     log_format: LogFormat,
     /// Let clients load and unload adapters, of files below this folder only [default: they cannot]
-    #[arg(long, value_name = "DIR", help_heading = "Loading")]
+    #[arg(long, value_name = "DIR", help_heading = ADVANCED)]
     lora_dir: Option<PathBuf>,
 }
 
@@ -163,31 +164,31 @@ pub(crate) struct Args {
 #[command(next_help_heading = "Limits")]
 struct Limits {
     /// Largest request body
-    #[arg(long, default_value = "8MiB", value_name = "SIZE")]
+    #[arg(long, help_heading = ADVANCED, default_value = "8MiB", value_name = "SIZE")]
     max_body_bytes: ByteSize,
     /// Space that the files in --session-dir may take together; a save beyond it gets 507
-    #[arg(long, default_value = "32GiB", value_name = "SIZE", requires = "session_dir")]
+    #[arg(long, help_heading = ADVANCED, default_value = "32GiB", value_name = "SIZE", requires = "session_dir")]
     session_dir_bytes: ByteSize,
     /// Space that the files in --prefix-dir may take together; what was used longest ago is removed for more
-    #[arg(long, default_value = "10GiB", value_name = "SIZE", requires = "prefix_dir")]
+    #[arg(long, help_heading = ADVANCED, default_value = "10GiB", value_name = "SIZE", requires = "prefix_dir")]
     prefix_dir_bytes: ByteSize,
     /// Longest time for an answer [default: unbounded]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     request_timeout: Option<Duration>,
     /// Longest wait in the queue [default: unbounded]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, help_heading = ADVANCED, value_name = "SECONDS", value_parser = seconds)]
     queue_timeout: Option<Duration>,
     /// How long a client may take nothing of a stream before it is ended
-    #[arg(long, default_value = "60", value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, help_heading = ADVANCED, default_value = "60", value_name = "SECONDS", value_parser = seconds)]
     write_timeout: Duration,
     /// Which waiting requests go first: in their order, or by the `priority` that clients give
-    #[arg(long, value_enum, default_value_t = SchedulingPolicy::Fcfs, value_name = "POLICY")]
+    #[arg(long, help_heading = ADVANCED, value_enum, default_value_t = SchedulingPolicy::Fcfs, value_name = "POLICY")]
     scheduling_policy: SchedulingPolicy,
     /// How long running answers may continue after the first signal
-    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, help_heading = ADVANCED, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
     drain_timeout: Duration,
     /// Silence of the engine after which /livez says that it hangs
-    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, help_heading = ADVANCED, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
     heartbeat_timeout: Duration,
 }
 

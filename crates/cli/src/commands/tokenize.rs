@@ -11,6 +11,7 @@ use tokenmill_text::{EncodeOptions, Tokenizer};
 
 use crate::{
     failure::Failure,
+    help::ADVANCED,
     input::{read_stdin, read_text},
     model_name::FetchArgs,
     output,
@@ -43,7 +44,7 @@ pub(crate) struct Args {
     #[arg(long)]
     no_bos: bool,
     /// Parse control tokens in the text, such as <|im_end|>
-    #[arg(long)]
+    #[arg(long, help_heading = ADVANCED)]
     special: bool,
     #[command(flatten)]
     fetch: FetchArgs,

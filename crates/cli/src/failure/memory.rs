@@ -2,11 +2,11 @@
 //!
 //! Separate because the numbers decide what there is to do.
 
-use tokenmill::machine::{address_room_bytes, memory_bytes};
+use tokenmill::machine::MemoryLimit;
 use tokenmill_backend::MemoryPlan;
 
 use super::Failure;
-use crate::numbers::size;
+use crate::{memory_words::limit_text, numbers::size};
 
 /// The hint for a system that is out of memory.
 pub(super) const HOW_TO_TAKE_LESS: &str = "`-c N` and `-ctk q8_0 -ctv q8_0` take less for keys and values, `-ub N` less for a step, and a file of a smaller \
@@ -22,27 +22,19 @@ pub(super) fn weights_too_large(weights_bytes: usize, available_bytes: u64) -> F
     failure.hint("end other programs, or take a model of fewer or smaller weights")
 }
 
-/// Says what a load takes that is larger than the machine's memory.
-pub(super) fn not_enough_memory(plan: &MemoryPlan, machine_bytes: u64) -> Failure {
+/// Says what a load takes that is larger than the memory that there is.
+pub(super) fn not_enough_memory(plan: &MemoryPlan, limit: MemoryLimit) -> Failure {
     let needed_bytes = plan.total_bytes();
-    let hint = if needed_bytes.saturating_sub(plan.kv_bytes) as u64 > machine_bytes {
+    let hint = if needed_bytes.saturating_sub(plan.kv_bytes) as u64 > limit.n_bytes() {
         "no context is small enough; take a model of fewer or smaller weights"
     } else {
         "give a smaller context with -c (`serve` and `batch` also take --kv-cache-tokens)"
     };
-    let memory = size(machine_bytes as usize);
-    // The free part of the address space changes all the time; the memory does not.
-    let is_limited =
-        address_room_bytes().is_some() && memory_bytes().is_some_and(|bytes| machine_bytes < bytes);
-    let room = if is_limited {
-        format!("the limit of `ulimit -v` leaves {memory}")
-    } else {
-        format!("this machine has {memory} in all")
-    };
     let failure = Failure::input(format!(
-        "the model needs {} of memory, {} of it for keys and values, and {room}",
+        "the model needs {} of memory, {} of it for keys and values, and {}",
         size(needed_bytes),
         size(plan.kv_bytes),
+        limit_text(limit)
     ));
     failure.hint(hint)
 }
@@ -60,12 +52,12 @@ mod tests {
             ..MemoryPlan::default()
         };
         insta::assert_snapshot!(
-            not_enough_memory(&plan, (8 << 20) - 1).line(),
+            not_enough_memory(&plan, MemoryLimit::Machine { n_bytes: (8 << 20) - 1 }).line(),
             @"error: the model needs 8.0 MiB of memory, 6.0 MiB of it for keys and values, and this machine has 8.0 MiB in all (hint: give a smaller context with -c (`serve` and `batch` also take --kv-cache-tokens))"
         );
         insta::assert_snapshot!(
-            not_enough_memory(&plan, 1 << 20).line(),
-            @"error: the model needs 8.0 MiB of memory, 6.0 MiB of it for keys and values, and this machine has 1.0 MiB in all (hint: no context is small enough; take a model of fewer or smaller weights)"
+            not_enough_memory(&plan, MemoryLimit::AddressSpace { n_bytes: 1 << 20 }).line(),
+            @"error: the model needs 8.0 MiB of memory, 6.0 MiB of it for keys and values, and the limit of `ulimit -v` leaves 1.0 MiB (hint: no context is small enough; take a model of fewer or smaller weights)"
         );
     }
 

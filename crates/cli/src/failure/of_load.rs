@@ -90,6 +90,8 @@ fn bad_option(option: &'static str, found: usize, expected: &str) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use tokenmill::Error;
+    use tokenmill_backend::MemoryPlan;
     use tokenmill_cpu_exec::CpuExecError;
 
     use super::*;
@@ -100,13 +102,27 @@ mod tests {
             what: "weights",
             n_bytes: 9_437_184,
         };
-        let error = LoadError::Backend(BackendError::Failed {
+        let source = LoadError::Backend(BackendError::Failed {
             operation: "loading weights",
             source: source.into(),
         });
+        let plan = MemoryPlan {
+            weights_bytes: 250 << 20,
+            kv_bytes: 8 << 20,
+            ..MemoryPlan::default()
+        };
+        let error = Error::LoadOutOfMemory {
+            plan: Box::new(plan),
+            n_ctx: 64,
+            source: Box::new(source),
+        };
+        assert_eq!(
+            error.to_string(),
+            "loading weights failed: 9437184 bytes of memory could not be allocated for weights; the whole load takes 270532608 bytes"
+        );
         insta::assert_snapshot!(
-            Failure::from(error).add("the whole load takes 258.0 MiB").line(),
-            @"error: cannot load the model: loading weights failed: 9437184 bytes of memory could not be allocated for weights; the whole load takes 258.0 MiB (hint: `-c N` and `-ctk q8_0 -ctv q8_0` take less for keys and values, `-ub N` less for a step, and a file of a smaller type less for the weights)"
+            Failure::from(error).line(),
+            @"error: cannot load the model: loading weights failed: 9437184 bytes of memory could not be allocated for weights; the whole load takes 258.0 MiB with a context of 64 tokens: weights 250.0 MiB, keys and values 8.0 MiB, activations 0 B, workspace 0 B (hint: `-c N` and `-ctk q8_0 -ctv q8_0` take less for keys and values, `-ub N` less for a step, and a file of a smaller type less for the weights)"
         );
     }
 }

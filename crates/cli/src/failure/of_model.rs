@@ -13,7 +13,11 @@ use super::{
     gpu::gpu_hint,
     memory::{not_enough_memory, weights_too_large},
 };
-use crate::{missing_model::WHAT_MODEL_IS, numbers::size};
+use crate::{
+    memory_words::{limit_text, plan_text},
+    missing_model::WHAT_MODEL_IS,
+    numbers::size,
+};
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
@@ -54,6 +58,9 @@ impl From<Error> for Failure {
                     .hint("an adapter is a .gguf file, or a folder with adapter_config.json as PEFT writes it")
             }
             Error::Load(error) => error.into(),
+            Error::LoadOutOfMemory { plan, n_ctx, source } => {
+                Self::from(*source).add(&format!("the whole load takes {}", plan_text(&plan, n_ctx)))
+            }
             Error::Gpu(BackendError::Lost { .. }) => Self::device_lost(error.to_string()),
             Error::Gpu(ref reason) => {
                 let failure = Self::device(error.to_string());
@@ -94,7 +101,7 @@ impl From<Error> for Failure {
             Error::NoExperts => {
                 Self::usage(error.to_string()).hint("leave out --cpu-moe, --n-cpu-moe and --place experts")
             }
-            Error::NotEnoughMemory { plan, machine_bytes } => not_enough_memory(&plan, machine_bytes),
+            Error::NotEnoughMemory { plan, limit } => not_enough_memory(&plan, limit),
             Error::WeightsTooLarge {
                 weights_bytes,
                 available_bytes,
@@ -115,13 +122,13 @@ impl From<Error> for Failure {
                 path,
                 needed_bytes,
                 model_bytes,
-                machine_bytes,
+                limit,
             } => Self::input(format!(
-                "draft model {}: it needs {} of memory next to the model's {}, and this machine has {} in all",
+                "draft model {}: it needs {} of memory next to the model's {}, and {}",
                 path.display(),
                 size(needed_bytes),
                 size(model_bytes),
-                size(machine_bytes as usize)
+                limit_text(limit)
             ))
             .hint("take a smaller one, or a smaller context with -c"),
             Error::DraftNotWhole => Self::usage(error.to_string())

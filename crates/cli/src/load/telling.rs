@@ -3,7 +3,6 @@
 //! Separate from the options. Invariant: a program with a log reports there, any other on standard error.
 
 use std::{
-    cell::RefCell,
     io::{self, IsTerminal as _},
     path::Path,
     time::Duration,
@@ -13,7 +12,7 @@ use tokenmill::{
     Error, KvCache, LoadOptions, Model,
     gpu::GpuSteps,
     load::{Compute, LoadPlan, Loaded, LoadedDevice, ModelSource},
-    machine::{lacks_memory, n_processors},
+    machine::n_processors,
     placement::{MeasuredWhen, SplitPlan},
     speculation::DraftFacts,
 };
@@ -30,11 +29,6 @@ use crate::{
 
 /// Loading kernels for this long is mentioned: the driver was probably compiling them.
 const LONG_LOAD: Duration = Duration::from_secs(1);
-
-thread_local! {
-    /// Holds what the load on this thread takes, for its failure.
-    static PLAN: RefCell<Option<String>> = const { RefCell::new(None) };
-}
 
 /// Finds, opens and loads a model, with a progress bar.
 ///
@@ -106,15 +100,7 @@ fn with_progress<T>(
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    let plan = PLAN.take();
-    loaded.map_err(|error| {
-        let is_out_of_memory = matches!(&error, Error::Load(error) if lacks_memory(error));
-        let failure = Failure::of_group(error, n_gpus);
-        match plan {
-            Some(plan) if is_out_of_memory => failure.add(&format!("the whole load takes {plan}")),
-            _ => failure,
-        }
-    })
+    loaded.map_err(|error| Failure::of_group(error, n_gpus))
 }
 
 /// Says where `--batch-invariant` is nothing new.
@@ -250,7 +236,6 @@ pub(super) fn say_split(plan: &SplitPlan) {
 /// Reports the memory that a model will need on one device before it is loaded, and warns if it is too much.
 pub(super) fn say_plan(plan: &LoadPlan<'_>) {
     let text = plan_text(plan.memory, plan.n_ctx);
-    PLAN.set(Some(text.clone()));
     let whose = if plan.is_on_gpu {
         "memory of the GPU"
     } else {

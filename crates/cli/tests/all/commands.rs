@@ -510,6 +510,12 @@ fn the_manual_has_a_page_for_each_command() {
             "{page}: {found}"
         );
     }
+    let page = fs::read_to_string(man.join("tokenmill-run.1")).unwrap();
+    let at = |heading: &str| {
+        page.find(heading)
+            .unwrap_or_else(|| panic!("{heading} in {page}"))
+    };
+    assert!(at("SAMPLING") < at("ADVANCED") && at("MODELS BY NAME") < at("ADVANCED"));
     fs::write(folder.path().join("file"), "").unwrap();
     let line = tokenmill(["man", arg(&folder.path().join("file"))]).failed(4);
     assert!(line.contains("cannot write to"), "{line}");

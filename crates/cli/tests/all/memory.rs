@@ -5,9 +5,12 @@ use std::fs;
 use tokenmill_gguf::TensorType;
 use tokenmill_testkit::{TinyModel, tiny_llama};
 
-#[cfg(target_os = "linux")]
-use crate::support::{Outcome, command};
 use crate::support::{arg, tokenmill};
+#[cfg(target_os = "linux")]
+use crate::{
+    server::Server,
+    support::{Outcome, command},
+};
 
 #[test]
 fn a_large_table_stays_in_its_file_unless_all_is_to_be_in_memory() {
@@ -27,6 +30,42 @@ fn a_large_table_stays_in_its_file_unless_all_is_to_be_in_memory() {
     };
     assert_eq!(weights(&[]), "weights        64.2 MiB");
     assert_eq!(weights(&["--no-mmap"]), "weights       128.2 MiB");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_server_takes_the_memory_that_doctor_and_inspect_tell() {
+    for (options, contexts) in [
+        (&["-c", "512"][..], "4 contexts of 512 tokens"),
+        (
+            &["-c", "8192", "-ctk", "q8_0", "-ctv", "q8_0"],
+            "4 contexts of 8192 tokens",
+        ),
+        (&["-c", "64", "-ub", "32"], "4 contexts of 64 tokens"),
+    ] {
+        let options = [&["demo", "--device", "cpu"][..], options].concat();
+        let told = |command: &str| {
+            let text = tokenmill([&[command, "-t", "1"][..], &options].concat()).ok();
+            let row = text.lines().find(|row| row.contains(" in all for "));
+            let row = row.unwrap_or_else(|| panic!("{text}"));
+            let (before, after) = row.split_once(" in all for ").expect("it was found by this");
+            assert!(
+                after.starts_with(&format!("{contexts} and 16 sequences;")),
+                "{row}"
+            );
+            let words: Vec<&str> = before.split_whitespace().collect();
+            words[words.len() - 2..].join(" ")
+        };
+        let size = told("doctor");
+        assert_eq!(told("inspect"), size);
+        let server = Server::start(&options);
+        let log = server.log.lock().unwrap().join("\n");
+        assert!(
+            log.contains(&format!("memory: {size} with a context of ")),
+            "{size} in {log}"
+        );
+        server.end();
+    }
 }
 
 /// Runs the program with so many KiB of address space.
@@ -53,4 +92,11 @@ fn a_limit_of_the_address_space_refuses_a_load_that_cannot_fit() {
     let line = limited(400_000, &["run", "demo", "Hi", "-c", "1000000"]).failed(3);
     assert!(line.contains("the limit of `ulimit -v` leaves "), "{line}");
     assert!(line.contains("give a smaller context with -c"), "{line}");
+    let told = limited(400_000, &["doctor", "demo", "--device", "cpu", "-c", "1000000"]);
+    let row = told.stdout.lines().find(|row| row.starts_with("model, CPU"));
+    assert!(
+        row.is_some_and(|row| row.ends_with("which is more than the limit of `ulimit -v` leaves")),
+        "{}",
+        told.stdout
+    );
 }

@@ -4,6 +4,7 @@
 
 use std::{
     io::{Read as _, Write as _},
+    iter,
     process::{Child, ChildStdin, Command, Stdio},
     sync::{Arc, Mutex},
     thread,
@@ -16,6 +17,22 @@ use crate::support::WITHOUT_NETWORK;
 
 /// Far beyond what a starved machine needs.
 const LIMIT: Duration = Duration::from_mins(2);
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_tokenmill");
+
+/// Runs the program on a terminal of 80 columns, with `input` typed ahead; what the terminal shows. `None` where no terminal can be made.
+pub(crate) fn on_terminal(args: &[&str], input: &str) -> Option<String> {
+    let words = iter::once(&PROGRAM).chain(args);
+    let words: Vec<String> = words.map(|word| format!("'{word}'")).collect();
+    let mut pty = Pty::start_line(80, &words.join(" "))?;
+    pty.type_in(input);
+    Some(pty.end())
+}
+
+/// Says that a test needs a terminal.
+pub(crate) fn skip() {
+    println!("skipped: there is no `script` to make a terminal with");
+}
 
 /// A shell line on a terminal.
 pub(crate) struct Pty {
@@ -36,11 +53,11 @@ impl Pty {
     /// Starts a line in which `tokenmill` is the program, on a terminal of `n_columns`. `None` where the tool that makes terminals,
     /// `script` of util-linux, is missing.
     pub(crate) fn start(n_columns: usize, line: &str) -> Option<Self> {
-        let program = env!("CARGO_BIN_EXE_tokenmill");
-        let line = format!(
-            "stty rows 24 cols {n_columns}; {}",
-            line.replace("tokenmill", program)
-        );
+        Self::start_line(n_columns, &line.replace("tokenmill", PROGRAM))
+    }
+
+    fn start_line(n_columns: usize, line: &str) -> Option<Self> {
+        let line = format!("stty rows 24 cols {n_columns}; {line}");
         let home = tempfile::tempdir().expect("a folder for the history");
         let mut child = Command::new("script")
             .args(["--quiet", "--return", "--command", &line, "/dev/null"])

@@ -109,39 +109,6 @@ pub(crate) fn with_input(command: &mut Command, input: &str) -> Outcome {
     Outcome::of(&child.wait_with_output().expect("the program ends"))
 }
 
-/// Runs the program on a terminal of 80 columns, with `input` typed ahead; what the terminal shows. `None` where the tool
-/// that makes terminals, `script` of util-linux, is missing.
-#[cfg(target_os = "linux")]
-pub(crate) fn on_terminal(args: &[&str], input: &str) -> Option<String> {
-    let quoted: Vec<String> = args.iter().map(|arg| format!("'{arg}'")).collect();
-    let line = format!(
-        "stty rows 24 cols 80; {} {}",
-        env!("CARGO_BIN_EXE_tokenmill"),
-        quoted.join(" ")
-    );
-    let home = tempfile::tempdir().expect("a folder for the history");
-    let mut child = Command::new("script")
-        .args(["--quiet", "--return", "--command", &line, "/dev/null"])
-        .env("NO_COLOR", "1")
-        .env("TERM", "xterm")
-        .envs(WITHOUT_NETWORK)
-        .env("XDG_STATE_HOME", home.path())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .ok()?;
-    let mut stdin = child.stdin.take().expect("piped");
-    stdin.write_all(input.as_bytes()).expect("it reads");
-    let reader = thread::spawn(move || child.wait_with_output());
-    // Its end would be typed as Ctrl-D, so it comes when the program has had its input.
-    thread::sleep(Duration::from_secs(2));
-    drop(stdin);
-    let output = reader.join().expect("no panic").expect("it ends");
-    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(!shown.contains("panicked"), "{shown}");
-    Some(shown)
-}
-
 /// Waits until a program has taken Ctrl-C over from the system, which it is asked for every few milliseconds.
 #[cfg(target_os = "linux")]
 pub(crate) fn await_handler(child: &mut Child) {

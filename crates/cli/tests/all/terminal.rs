@@ -1,11 +1,9 @@
 //! The program on a terminal: what is typed ahead, and what a terminal must not be told.
 
-use crate::support::{DEMO_GGUF, arg, on_terminal, tokenmill, tokenmill_with};
-
-/// Says that a test needs a terminal.
-fn skip() {
-    println!("skipped: there is no `script` to make a terminal with");
-}
+use crate::{
+    pty::{on_terminal, skip},
+    support::{DEMO_GGUF, arg, tokenmill, tokenmill_with},
+};
 
 #[test]
 fn lines_typed_ahead_are_all_answered() {

@@ -6,15 +6,10 @@ use std::{
     process::Command,
 };
 
-use crate::pty::Pty;
+use crate::pty::{Pty, skip};
 
 /// A chat whose answers are long: the token that ends one is never taken.
 const LONG_CHAT: &str = "tokenmill chat demo --temp 0 -t 1 -c 20000 -l 1-inf";
-
-/// Says that a test needs a terminal.
-fn skip() {
-    println!("skipped: there is no `script` to make a terminal with");
-}
 
 /// Checks that no line has words that the terminal would break.
 #[track_caller]
@@ -111,6 +106,75 @@ fn a_terminated_answer_gives_the_terminal_back() {
         assert!(shown.contains(&format!("code={code}")), "{shown}");
         assert!(shown.contains(" echo ") && !shown.contains("-echo "), "{shown}");
     }
+}
+
+/// A shell line with jobs, whose shell leaves the terminal's settings as they are: it starts a command, and continues it with `fg` once it
+/// was stopped.
+fn stopped_once(command: &str) -> String {
+    format!("exec sh -c 'set -m; {command}; echo is-stopped=$?.; stty -a; fg; echo is-over=$?.; stty -a'")
+}
+
+/// Checks that a terminal echoes and reads lines, by what `stty` shows behind a mark.
+#[track_caller]
+fn check_echo(shown: &str, mark: &str) {
+    let (_, settings) = shown.split_once(mark).expect("the mark was waited for");
+    assert!(
+        settings.contains(" echo ") && settings.contains(" icanon "),
+        "{shown}"
+    );
+}
+
+#[test]
+fn a_stopped_answer_gives_the_terminal_back_until_it_continues() {
+    let line = stopped_once("tokenmill run demo --raw --temp 0 -t 1 -c 20000 -l 1-inf Story");
+    let Some(mut pty) = Pty::start(80, &line) else {
+        return skip();
+    };
+    pty.wait_until("a part of the answer", |shown| shown.lines().count() > 12);
+    pty.type_in("\u{1a}");
+    // 128 and a signal that stops.
+    pty.wait_for("is-stopped=1");
+    let rest = |shown: &str| shown.split_once("is-stopped=").map(|(_, rest)| rest.to_owned());
+    pty.wait_until("the rest of the answer", |shown| {
+        rest(shown).is_some_and(|rest| rest.contains(" echoke") && rest.lines().count() > 30)
+    });
+    check_echo(&pty.shown(), "is-stopped=");
+    pty.type_in("typed meanwhile");
+    let n_lines = pty.shown().lines().count();
+    pty.wait_until("more of the answer", |shown| shown.lines().count() > n_lines + 10);
+    pty.type_in("\u{3}");
+    pty.wait_for("is-over=130.");
+    let shown = pty.end();
+    assert!(!shown.contains("typed meanwhile"), "{shown}");
+    check_echo(&shown, "is-over=");
+}
+
+#[test]
+fn a_chat_that_is_stopped_at_its_prompt_gives_the_terminal_back() {
+    let Some(mut pty) = Pty::start(80, &stopped_once("tokenmill chat demo --temp 0 -t 1")) else {
+        return skip();
+    };
+    pty.wait_for(">>> ");
+    // After an answer the program handles what stops it.
+    pty.type_in("What is 3 + 4?\n");
+    pty.wait_until("the next prompt", |shown| {
+        shown
+            .split_once("3 + 4 = 7.")
+            .is_some_and(|(_, rest)| rest.contains(">>> "))
+    });
+    pty.type_in("What is \u{1a}");
+    pty.wait_for("is-stopped=1");
+    pty.wait_until("the same line", |shown| {
+        let rest = shown.split_once(" echoke").map(|(_, rest)| rest);
+        rest.is_some_and(|rest| rest.contains("What is "))
+    });
+    check_echo(&pty.shown(), "is-stopped=");
+    pty.type_in("2 + 2?\n");
+    pty.wait_for("2 + 2 is 4.");
+    pty.type_in("/bye\n");
+    let shown = pty.end();
+    assert!(shown.contains("is-over=0."), "{shown}");
+    check_echo(&shown, "is-over=");
 }
 
 #[test]

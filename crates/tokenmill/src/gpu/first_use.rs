@@ -20,7 +20,7 @@ use crate::{
     Error,
     compute::Compute,
     gpu::{GpuOptions, WarpgroupProducts},
-    machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
+    machine_memory::{available_bytes, check_available, check_memory, memory_limit},
     measurements::Measurements,
 };
 
@@ -373,7 +373,7 @@ fn reference(model: &Model, options: &ModelOptions, compute: &Compute) -> Option
     };
     let backend = compute.cpu_backend().ok()?;
     let plan = model.plan(&backend, &options).ok()?;
-    check_memory(&plan, machine_bytes()).ok()?;
+    check_memory(&plan, memory_limit()).ok()?;
     check_available(&plan, available_bytes()).ok()?;
     model.load_on(backend, &options, &mut |_| {}).ok()
 }

@@ -23,7 +23,9 @@ use crate::{
     gpu::GpuSteps,
     guesser::Guesser,
     loaded::{Loaded, LoadedDevice},
-    machine_memory::{available_bytes, check_available, check_host_part, check_memory, machine_bytes},
+    machine_memory::{
+        available_bytes, check_available, check_host_part, check_memory, machine_bytes, memory_limit,
+    },
     measurements::MeasuredWhen,
     session::identity_of,
     split_plan::{SplitPlan, SplitReason},
@@ -171,7 +173,7 @@ impl<'a> Split<'a> {
     /// Whether the machine has the memory for all of the network.
     fn fits_on_host(&self) -> Result<bool, Error> {
         let plan = self.model.plan(self.backend.host(), self.options)?;
-        let fits = check_memory(&plan, machine_bytes()).is_ok();
+        let fits = check_memory(&plan, memory_limit()).is_ok();
         Ok(fits && check_available(&plan, available_bytes()).is_ok())
     }
 

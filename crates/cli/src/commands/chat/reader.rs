@@ -7,8 +7,12 @@ use std::{
 };
 
 use rustyline::{CompletionType, Config, Editor, error::ReadlineError, history::DefaultHistory};
+#[cfg(unix)]
+use rustyline::{EventHandler, KeyEvent};
 
 use super::completion::Completion;
+#[cfg(unix)]
+use super::stop_key::StopKey;
 use crate::failure::Failure;
 
 /// Begins and ends a text of several lines.
@@ -44,6 +48,10 @@ impl LineReader {
         let config = Config::builder().completion_type(CompletionType::List).build();
         let mut editor = Editor::with_config(config).map_err(|error| terminal_failure(&error))?;
         editor.set_helper(Some(Completion::new()));
+        #[cfg(unix)]
+        if let Some(stop) = StopKey::new() {
+            editor.bind_sequence(KeyEvent::ctrl('Z'), EventHandler::Conditional(Box::new(stop)));
+        }
         let history = history_path();
         if let Some(path) = &history {
             // The first chat has no history yet.

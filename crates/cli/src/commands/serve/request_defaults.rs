@@ -3,101 +3,37 @@
 //! Separate from the sampling options of `run`, which always have a value: here only the given options replace an API's own defaults.
 //! Invariant: values are checked before a model is loaded.
 
-use clap::Args;
+use clap::{Arg, Args};
 use serde_json::{Map, Value};
 use tokenmill_server::RequestDefaults;
 
 use crate::{
     failure::Failure,
+    help::ADVANCED,
     numbers::{Limit, Seed},
-    sampling::{Steps, flag_of, parse_letters, parse_steps},
+    sampling::{SamplerFlags, flag_of, with_default_note},
 };
 
 /// Holds the defaults of request fields.
 #[derive(Args, Debug, Clone)]
-#[command(next_help_heading = "Defaults of requests")]
+#[command(next_help_heading = "Defaults of requests", mut_arg("temp", with_api_note))]
 pub(super) struct DefaultArgs {
     /// Most tokens of an answer if the request does not say it; -1 leaves it to the API [default: -1]
     #[arg(short, long, alias = "predict", value_name = "N")]
     n_predict: Option<Limit>,
-    /// Temperature; 0 always takes the likeliest token [default: the API's, as for the options below]
-    #[arg(long, alias = "temperature", value_name = "T")]
-    temp: Option<f32>,
-    /// Keep the K likeliest tokens; 0 keeps all
-    #[arg(long, value_name = "K")]
-    top_k: Option<u32>,
-    /// Keep the likeliest tokens up to this probability
-    #[arg(long, value_name = "P")]
-    top_p: Option<f32>,
-    /// Keep tokens at least this many times as likely as the likeliest
-    #[arg(long, value_name = "P")]
-    min_p: Option<f32>,
-    /// Locally typical sampling
-    #[arg(long, alias = "typical-p", value_name = "P")]
-    typical: Option<f32>,
-    /// Keep tokens whose logits are at most this many standard deviations below the highest; 0 keeps all
-    #[arg(long, alias = "top-nsigma", value_name = "N", allow_negative_numbers = true)]
-    top_n_sigma: Option<f32>,
-    /// Probability that XTC removes the likeliest tokens; 0 turns it off
-    #[arg(long, value_name = "P")]
-    xtc_probability: Option<f32>,
-    /// Lowest probability of a token that XTC may remove
-    #[arg(long, value_name = "P")]
-    xtc_threshold: Option<f32>,
-    /// Vary the temperature with the entropy of the tokens, by up to this much to either side; 0 is off
-    #[arg(long, value_name = "X")]
-    dynatemp_range: Option<f32>,
-    /// Exponent of the dynamic temperature
-    #[arg(long, value_name = "X")]
-    dynatemp_exp: Option<f32>,
-    /// Version of mirostat (1 or 2), which keeps the surprise of tokens near a target in place of filters and penalties; 0 is off
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=2))]
-    mirostat: Option<u8>,
-    /// Learning rate of mirostat (eta)
-    #[arg(long, value_name = "X")]
-    mirostat_lr: Option<f32>,
-    /// Target surprise of mirostat, in bits (tau)
-    #[arg(long, value_name = "X")]
-    mirostat_ent: Option<f32>,
-    /// Sampling steps in order, separated by `;`; other steps are skipped
-    #[arg(long, value_name = "STEPS", value_parser = parse_steps)]
-    samplers: Option<Steps>,
-    /// Sampling steps in order, by their letters: edskypmxt
-    #[arg(long, alias = "sampling-seq", value_name = "LETTERS", value_parser = parse_letters, conflicts_with = "samplers")]
-    sampler_seq: Option<Steps>,
-    /// Penalty of tokens that already occurred; 1 is off
-    #[arg(long, value_name = "X")]
-    repeat_penalty: Option<f32>,
-    /// Subtracted from the logit of tokens that occurred
-    #[arg(long, value_name = "X")]
-    presence_penalty: Option<f32>,
-    /// Subtracted from a token's logit for each time it occurred
-    #[arg(long, value_name = "X")]
-    frequency_penalty: Option<f32>,
-    /// How many of the newest tokens the penalties look at; -1 for all
-    #[arg(long, value_name = "N")]
-    repeat_last_n: Option<Limit>,
-    /// Strength of DRY, which weakens the continuation of repeated passages; 0 turns it off
-    #[arg(long, value_name = "X")]
-    dry_multiplier: Option<f32>,
-    /// Base of DRY's growth
-    #[arg(long, value_name = "X")]
-    dry_base: Option<f32>,
-    /// Repetitions up to this length cost nothing in DRY
-    #[arg(long, value_name = "N")]
-    dry_allowed_length: Option<u32>,
-    /// How many of the newest tokens DRY searches; -1 for all
-    #[arg(long, value_name = "N")]
-    dry_penalty_last_n: Option<Limit>,
+    #[command(flatten)]
+    sampling: SamplerFlags,
     /// A text that ends repetitions for DRY, in place of line ends, `:`, `"` and `*`; `none` for no text. May be repeated
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, help_heading = ADVANCED, value_name = "TEXT")]
     dry_sequence_breaker: Vec<String>,
-    /// Seed of every request; -1 draws a new one for each
-    #[arg(short, long, value_name = "N")]
-    seed: Option<Seed>,
     /// Most tokens of the model's reasoning, whose end is then forced; -1 for no limit
     #[arg(long, value_name = "N")]
     reasoning_budget: Option<Limit>,
+}
+
+/// Says once for all flags where their defaults come from.
+fn with_api_note(arg: Arg) -> Arg {
+    with_default_note(arg, "the API's, as for the options below")
 }
 
 impl DefaultArgs {
@@ -106,13 +42,14 @@ impl DefaultArgs {
     /// # Errors
     /// Fails on a value out of its range.
     pub(super) fn read(&self, is_verbose: bool) -> Result<RequestDefaults, Failure> {
+        let flags = &self.sampling;
         let number = |value: Option<f32>| value.map(RequestDefaults::number);
         let limit = |limit: Limit| limit.bound().map_or(Value::from(-1), Value::from);
-        let seed = match self.seed {
+        let seed = match flags.seed {
             Some(Seed::Fixed(seed)) => Some(Value::from(seed as i64)),
             Some(Seed::Random) | None => None,
         };
-        let steps = self.samplers.as_ref().or(self.sampler_seq.as_ref());
+        let steps = flags.steps();
         let breakers = match &self.dry_sequence_breaker[..] {
             [] => None,
             // The word of llama.cpp for an empty list.
@@ -120,31 +57,31 @@ impl DefaultArgs {
             texts => Some(Value::from(texts)),
         };
         let given = [
-            ("temperature", number(self.temp)),
-            ("top_k", self.top_k.map(Value::from)),
-            ("top_p", number(self.top_p)),
-            ("min_p", number(self.min_p)),
-            ("typical_p", number(self.typical)),
-            ("top_n_sigma", number(self.top_n_sigma)),
-            ("xtc_probability", number(self.xtc_probability)),
-            ("xtc_threshold", number(self.xtc_threshold)),
-            ("dynatemp_range", number(self.dynatemp_range)),
-            ("dynatemp_exponent", number(self.dynatemp_exp)),
-            ("mirostat", self.mirostat.map(Value::from)),
-            ("mirostat_eta", number(self.mirostat_lr)),
-            ("mirostat_tau", number(self.mirostat_ent)),
+            ("temperature", number(flags.temp)),
+            ("top_k", flags.top_k.map(Value::from)),
+            ("top_p", number(flags.top_p)),
+            ("min_p", number(flags.min_p)),
+            ("typical_p", number(flags.typical)),
+            ("top_n_sigma", number(flags.top_n_sigma)),
+            ("xtc_probability", number(flags.xtc_probability)),
+            ("xtc_threshold", number(flags.xtc_threshold)),
+            ("dynatemp_range", number(flags.dynatemp_range)),
+            ("dynatemp_exponent", number(flags.dynatemp_exp)),
+            ("mirostat", flags.mirostat.map(Value::from)),
+            ("mirostat_eta", number(flags.mirostat_lr)),
+            ("mirostat_tau", number(flags.mirostat_ent)),
             (
                 "samplers",
-                steps.map(|Steps(steps)| steps.iter().map(|step| step.name()).collect()),
+                steps.map(|steps| steps.iter().map(|step| step.name()).collect()),
             ),
-            ("repeat_penalty", number(self.repeat_penalty)),
-            ("presence_penalty", number(self.presence_penalty)),
-            ("frequency_penalty", number(self.frequency_penalty)),
-            ("repeat_last_n", self.repeat_last_n.map(limit)),
-            ("dry_multiplier", number(self.dry_multiplier)),
-            ("dry_base", number(self.dry_base)),
-            ("dry_allowed_length", self.dry_allowed_length.map(Value::from)),
-            ("dry_penalty_last_n", self.dry_penalty_last_n.map(limit)),
+            ("repeat_penalty", number(flags.repeat_penalty)),
+            ("presence_penalty", number(flags.presence_penalty)),
+            ("frequency_penalty", number(flags.frequency_penalty)),
+            ("repeat_last_n", flags.repeat_last_n.map(limit)),
+            ("dry_multiplier", number(flags.dry_multiplier)),
+            ("dry_base", number(flags.dry_base)),
+            ("dry_allowed_length", flags.dry_allowed_length.map(Value::from)),
+            ("dry_penalty_last_n", flags.dry_penalty_last_n.map(limit)),
             ("dry_sequence_breakers", breakers),
             ("seed", seed),
         ];
