@@ -1,13 +1,15 @@
 //! `tidy`: turns taste and architecture into checks that fail.
 //!
 //! The rules about one file are in `rules`, those about the imports of crates in `layers` and of modules in `modules`, those
-//! about names in all files in `workspace`; `source` tells code from comments. The test at the end runs them all.
+//! about names in all files in `workspace`, the one about tests that nothing runs in `unrun`; `source` tells code from comments. The
+//! test at the end runs them all.
 //! Invariant: a finding names file and line and says what the rule wants.
 
 mod layers;
 mod modules;
 mod rules;
 mod source;
+mod unrun;
 mod workspace;
 
 use std::{fs, path::Path, process::Command};
@@ -96,6 +98,7 @@ fn check(root: &Path) -> anyhow::Result<(usize, Vec<Finding>)> {
     ensure!(!paths.is_empty(), "git lists no file in {}", root.display());
     let n_files = paths.len();
     let mut rust_files = Vec::new();
+    let mut manifests = Vec::new();
     for path in paths {
         let Ok(text) = fs::read_to_string(root.join(&path)) else {
             continue; // Binary data, or deleted and not yet committed.
@@ -103,10 +106,14 @@ fn check(root: &Path) -> anyhow::Result<(usize, Vec<Finding>)> {
         findings.extend(rules::check_file(&path, &text));
         if rules::has_extension(&path, "rs") {
             rust_files.push(RustFile::parse(path, &text));
+        } else if path.ends_with("Cargo.toml") {
+            manifests.push((path, text));
         }
     }
     findings.extend(modules::check(&rust_files));
     findings.extend(workspace::check(&rust_files));
+    let read = |path: &str| fs::read_to_string(root.join(path)).ok();
+    findings.extend(unrun::check(&manifests, &rust_files, read));
     Ok((n_files, findings))
 }
 

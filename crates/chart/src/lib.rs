@@ -153,6 +153,17 @@ impl Chart {
     }
 
     /// Draws bars of a height below each other, with one label to their left.
+    ///
+    /// ```
+    /// use tokenmill_chart::{BLUE, Bar, Chart};
+    ///
+    /// let mut chart = Chart::new(100.0, 40.0);
+    /// let bar = |length| Bar { color: BLUE, length, value: format!("{length}") };
+    /// chart.bars([30.0, 5.0], 10.0, "both", &[bar(40.0), bar(20.0)]);
+    /// let svg = chart.finish();
+    /// assert!(svg.contains("x=\"30.0\" y=\"5.0\" width=\"40.0\" height=\"10.0\""), "{svg}");
+    /// assert!(svg.contains("x=\"30.0\" y=\"16.0\" width=\"20.0\""), "{svg}");
+    /// ```
     pub fn bars(&mut self, [left, top]: [f64; 2], height: f64, label: &str, bars: &[Bar<'_>]) {
         let middle = top + bars.len() as f64 * (height + 1.0) / 2.0;
         self.text([left - 8.0, middle + 4.0], Anchor::End, label);
@@ -167,7 +178,40 @@ impl Chart {
         }
     }
 
-    /// Draws a panel whose axes begin at the lower left corner of the field of `size` at `place`.
+    /// Draws a panel whose axes begin at the lower left corner of the field of `size` at `place`. A curve spans it.
+    ///
+    /// ```
+    /// use tokenmill_chart::{Axis, BLUE, Chart, Curve, Panel};
+    ///
+    /// let mut chart = Chart::new(200.0, 100.0);
+    /// let panel = Panel {
+    ///     title: "a < b & c",
+    ///     x: Axis::in_parts(2.0, 1, 0),
+    ///     y: Axis::in_parts(10.0, 2, 1),
+    ///     curves: &[Curve { color: BLUE, points: &[(0.0, 0.0), (1.0, 10.0), (2.0, 5.0)] }],
+    /// };
+    /// chart.panel([20.0, 10.0], [100.0, 50.0], &panel);
+    /// let svg = chart.finish();
+    /// assert!(svg.contains("points=\"20.0,60.0 70.0,10.0 120.0,35.0\""), "{svg}");
+    /// assert!(svg.contains(">a &lt; b &amp; c<"), "{svg}");
+    /// assert!(svg.contains(">5.0<") && svg.contains(">2<"), "{svg}");
+    /// ```
+    ///
+    /// Where nothing was measured, it is empty:
+    ///
+    /// ```
+    /// use tokenmill_chart::{Axis, Chart, Curve, GRAY, Panel};
+    ///
+    /// let mut chart = Chart::new(10.0, 10.0);
+    /// let panel = Panel {
+    ///     title: "",
+    ///     x: Axis::in_parts(0.0, 1, 0),
+    ///     y: Axis::in_parts(0.0, 1, 0),
+    ///     curves: &[Curve { color: GRAY, points: &[] }],
+    /// };
+    /// chart.panel([0.0, 0.0], [10.0, 10.0], &panel);
+    /// assert!(!chart.finish().contains("NaN"));
+    /// ```
     pub fn panel(&mut self, [left, top]: [f64; 2], [width, height]: [f64; 2], panel: &Panel<'_>) {
         let bottom = top + height;
         let x = |value: f64| left + value / panel.x.max * width;
@@ -214,61 +258,4 @@ impl Chart {
 
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_curve_spans_its_panel() {
-        let mut chart = Chart::new(200.0, 100.0);
-        let panel = Panel {
-            title: "a < b & c",
-            x: Axis::in_parts(2.0, 1, 0),
-            y: Axis::in_parts(10.0, 2, 1),
-            curves: &[Curve {
-                color: BLUE,
-                points: &[(0.0, 0.0), (1.0, 10.0), (2.0, 5.0)],
-            }],
-        };
-        chart.panel([20.0, 10.0], [100.0, 50.0], &panel);
-        let svg = chart.finish();
-        assert!(svg.contains("points=\"20.0,60.0 70.0,10.0 120.0,35.0\""), "{svg}");
-        assert!(svg.contains(">a &lt; b &amp; c<"), "{svg}");
-        assert!(svg.contains(">5.0<") && svg.contains(">2<"), "{svg}");
-    }
-
-    #[test]
-    fn nothing_measured_draws_an_empty_panel() {
-        let mut chart = Chart::new(10.0, 10.0);
-        let panel = Panel {
-            title: "",
-            x: Axis::in_parts(0.0, 1, 0),
-            y: Axis::in_parts(0.0, 1, 0),
-            curves: &[Curve {
-                color: GRAY,
-                points: &[],
-            }],
-        };
-        chart.panel([0.0, 0.0], [10.0, 10.0], &panel);
-        assert!(!chart.finish().contains("NaN"));
-    }
-
-    #[test]
-    fn bars_lie_below_each_other() {
-        let mut chart = Chart::new(100.0, 40.0);
-        let bar = |length| Bar {
-            color: BLUE,
-            length,
-            value: format!("{length}"),
-        };
-        chart.bars([30.0, 5.0], 10.0, "both", &[bar(40.0), bar(20.0)]);
-        let svg = chart.finish();
-        assert!(
-            svg.contains("x=\"30.0\" y=\"5.0\" width=\"40.0\" height=\"10.0\""),
-            "{svg}"
-        );
-        assert!(svg.contains("x=\"30.0\" y=\"16.0\" width=\"20.0\""), "{svg}");
-    }
 }

@@ -155,6 +155,12 @@ impl Kernel {
         [self.max_threads, self.min_blocks]
     }
 
+    /// Counts the registers of 32 and of 64 bits that a thread may read before it has written them. They begin as zeros here; PTX
+    /// gives them no value.
+    pub fn n_read_first(&self) -> [usize; 2] {
+        [self.read_first.regs32.len(), self.read_first.regs64.len()]
+    }
+
     /// Local memory of a thread.
     pub fn local_bytes(&self) -> usize {
         self.local_bytes as usize

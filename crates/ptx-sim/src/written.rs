@@ -46,28 +46,3 @@ impl Written {
         });
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_join_and_are_found() {
-        let mut written = Written::default();
-        written.add_all([(8, 12), (0, 4), (4, 6), (20, 24)].into_iter());
-        assert_eq!(written.ranges, [(0, 6), (8, 12), (20, 24)]);
-        let mut more = Written::default();
-        more.add_all([(6, 8)].into_iter());
-        written.extend(&more);
-        assert_eq!(written.ranges, [(0, 12), (20, 24)]);
-        for (start, end, expected) in [
-            (0, 1, true),
-            (11, 13, true),
-            (12, 20, false),
-            (19, 21, true),
-            (24, 30, false),
-        ] {
-            assert_eq!(written.overlaps(start, end), expected, "{start}..{end}");
-        }
-    }
-}

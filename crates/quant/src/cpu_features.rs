@@ -189,36 +189,3 @@ impl FromStr for CpuFeatures {
         Ok(chosen)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_path_reads_back_from_its_name() {
-        for features in CpuFeatures::each_path().chain([CpuFeatures::detect()]) {
-            assert_eq!(features.to_string().parse(), Ok(features));
-        }
-    }
-
-    #[test]
-    fn only_and_without_never_add() {
-        for isa in Isa::ALL {
-            assert!(!CpuFeatures::scalar().only(isa).has(isa));
-            assert!(!CpuFeatures::detect().without(isa).has(isa));
-            assert_eq!(CpuFeatures::detect().only(isa).has(isa), isa.is_detected());
-        }
-    }
-
-    #[test]
-    fn unknown_names_are_refused() {
-        assert_eq!(
-            "avx2048".parse::<CpuFeatures>(),
-            Err(QuantError::UnknownIsa("avx2048".to_owned()))
-        );
-        assert_eq!(
-            "".parse::<CpuFeatures>(),
-            Err(QuantError::UnknownIsa(String::new()))
-        );
-    }
-}

@@ -21,13 +21,15 @@ use serde::{Deserialize, Serialize};
 use tokenmill_model::{LoadError, Model};
 
 /// A test that compares with other software.
-struct Row {
-    name: &'static str,
+#[derive(Debug)]
+pub struct Row {
+    /// The test, as the report names it.
+    pub name: &'static str,
     /// The software or data that it is compared with.
-    reference: &'static str,
+    pub reference: &'static str,
     /// The number of comparisons with the core set alone. A smaller number means that a fixture is missing or
     /// is not found.
-    n_core: usize,
+    pub n_core: usize,
 }
 
 const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row {
@@ -221,10 +223,11 @@ pub struct Comparisons {
 
 /// The numbers of comparisons and skips of a test.
 #[derive(Debug, Default, Deserialize, Serialize)]
-struct Count {
-    n_compared: usize,
+pub struct Count {
+    /// Comparisons that were made.
+    pub n_compared: usize,
     /// How often each reason for skipping came up.
-    skipped: BTreeMap<String, usize>,
+    pub skipped: BTreeMap<String, usize>,
 }
 
 impl Comparisons {
@@ -242,6 +245,21 @@ impl Comparisons {
             full: full_set(),
             count: Count::default(),
         }
+    }
+
+    /// Begins the comparisons of a row with the core set alone, whatever `TOKENMILL_TEST_DATA` names.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn of_core_set(row: &'static str) -> Self {
+        let mut comparisons = Self::of(row);
+        comparisons.full = None;
+        comparisons
+    }
+
+    /// Returns what was counted so far.
+    pub fn count(&self) -> &Count {
+        &self.count
     }
 
     /// Finds a file or folder of the reference data, in the full set or in the core set; counts a skip where neither has
@@ -377,8 +395,8 @@ pub fn take_report() -> (String, Vec<String>) {
     (table(&counted), shortfalls(&counted))
 }
 
-/// Rows that compared less than the core set gives.
-fn shortfalls(rows: &[(&Row, Option<Count>)]) -> Vec<String> {
+/// Names the rows that compared less than the core set gives.
+pub fn shortfalls(rows: &[(&Row, Option<Count>)]) -> Vec<String> {
     let short = rows.iter().filter_map(|(row, count)| {
         let n_compared = count.as_ref()?.n_compared;
         (n_compared < row.n_core).then(|| {
@@ -391,7 +409,8 @@ fn shortfalls(rows: &[(&Row, Option<Count>)]) -> Vec<String> {
     short.collect()
 }
 
-fn table(rows: &[(&Row, Option<Count>)]) -> String {
+/// Writes the table of all rows, those without a count as such, and why something was skipped.
+pub fn table(rows: &[(&Row, Option<Count>)]) -> String {
     let mut text = format!(
         "{:<32} {:<42} {:>8} {:>8}\n",
         "comparisons with other software", "", "compared", "skipped"
@@ -427,59 +446,4 @@ fn table(rows: &[(&Row, Option<Count>)]) -> String {
         );
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_report_tells_what_ran_what_was_skipped_and_what_is_silent() {
-        let count = |n_compared, reasons: &[(&str, usize)]| {
-            let skipped = reasons
-                .iter()
-                .map(|(reason, n)| ((*reason).to_owned(), *n))
-                .collect();
-            Some(Count { n_compared, skipped })
-        };
-        let rows = [
-            (
-                &row("logits", "transformers", 7),
-                count(7, &[("no data", 3), ("no format", 1)]),
-            ),
-            (&row("templates", "transformers", 6), count(5, &[("no data", 2)])),
-            (&row("perplexity", "llama.cpp", 9), None),
-        ];
-        assert_eq!(
-            shortfalls(&rows),
-            [
-                "`templates` made 5 comparisons, and tests/data alone gives 6: a fixture is missing or not found"
-            ]
-        );
-        let text = table(&rows);
-        let words: Vec<Vec<&str>> = text
-            .lines()
-            .map(|line| line.split_whitespace().collect())
-            .collect();
-        assert_eq!(words[1], ["logits", "transformers", "7", "4"]);
-        assert_eq!(words[2], ["templates", "transformers", "5", "2"]);
-        assert_eq!(words[3], ["perplexity", "llama.cpp", "did", "not", "run"]);
-        assert_eq!(words[4], ["all", "12", "6"]);
-        assert_eq!(words[5], ["5", "skipped:", "no", "data"]);
-        assert_eq!(words[6], ["1", "skipped:", "no", "format"]);
-        assert!(text.ends_with(
-            "1 of the tests did not run since the last report; `cargo test --workspace` runs all\n"
-        ));
-    }
-
-    #[test]
-    fn what_is_not_there_is_counted() {
-        let mut comparisons = Comparisons::of("logits, CPU");
-        comparisons.full = None;
-        assert!(comparisons.find("no/such/fixture").is_none());
-        assert!(comparisons.find("parity/qwen2/ref.json").is_some());
-        assert_eq!(comparisons.count.skipped.values().sum::<usize>(), 1);
-        // Not for the report.
-        std::mem::forget(comparisons);
-    }
 }

@@ -27,10 +27,9 @@ pub mod adapter_files;
 pub mod adapter_parity;
 mod cases;
 mod clocked_backend;
-mod comparisons;
+pub mod comparisons;
 pub mod conformance;
-// Tests inside this crate run the naive backend alone, so that the networks are not compiled once more for them.
-#[cfg(all(feature = "engines", not(test)))]
+#[cfg(feature = "engines")]
 pub mod engines;
 mod expert_variants;
 pub mod fake_executor;
@@ -50,16 +49,16 @@ pub mod text_mutation;
 mod tiny_model;
 mod variants;
 
-pub use cases::{cases, sizes};
+pub use cases::{Slice, cases, sizes};
 pub use clocked_backend::{Clock, ClockedBackend, ProductTime, SharedClock};
 pub use comparisons::{Comparisons, skip, take_report, test_data};
 pub use expert_variants::{EXPERT_VARIANTS, tiny_experts};
 pub use fake_executor::FakeExecutor;
 pub use memory_kinds::MEMORY_KINDS;
-pub use naive_backend::{NaiveBackend, NaiveMatrix, RouteLog};
+pub use naive_backend::{NaiveBackend, NaiveMatrix, RouteLog, erf};
 pub use png::{crc32, png_header};
 pub use random::Random;
-pub use reference::{Facts, FileFacts, Limits, Reference, ReferenceError, Tolerance};
+pub use reference::{Facts, FileFacts, Limits, Reference, ReferenceError, Tolerance, end_tokens};
 pub use rounds::{Rounds, rounds};
 pub use small_disk::SmallDisk;
 pub use tiny_model::{TinyModel, tiny_llama};

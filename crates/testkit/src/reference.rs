@@ -76,7 +76,22 @@ pub struct Facts {
     reload_vs_memory_max: Option<f64>,
 }
 
-/// The tokens that end an answer, in a folder's configuration.
+/// Reads the tokens that end an answer from a folder's `config.json`: those of the network that writes, if the folder has several
+/// networks.
+///
+/// # Errors
+/// The reason why the text is no such JSON.
+pub fn end_tokens(config: &[u8]) -> serde_json::Result<Vec<u32>> {
+    let config: Config = serde_json::from_slice(config)?;
+    let of_text = config.text_config.and_then(|text| text.eos_token_id);
+    Ok(match of_text.or(config.eos_token_id) {
+        None => Vec::new(),
+        Some(EndTokens::One(token)) => vec![token],
+        Some(EndTokens::Several(tokens)) => tokens,
+    })
+}
+
+/// The part of a folder's configuration that says what ends an answer.
 #[derive(serde::Deserialize)]
 struct Config {
     eos_token_id: Option<EndTokens>,
@@ -89,18 +104,6 @@ struct Config {
 enum EndTokens {
     One(u32),
     Several(Vec<u32>),
-}
-
-impl Config {
-    /// Returns the end tokens of the network that writes, if the folder has several networks.
-    fn end_tokens(self) -> Vec<u32> {
-        let of_text = self.text_config.and_then(|text| text.eos_token_id);
-        match of_text.or(self.eos_token_id) {
-            None => Vec::new(),
-            Some(EndTokens::One(token)) => vec![token],
-            Some(EndTokens::Several(tokens)) => tokens,
-        }
-    }
 }
 
 /// One GGUF file of a fixture.
@@ -160,8 +163,7 @@ impl Reference {
         // The first set's continuations run through the end of an answer, the second set's leave it out.
         let banned_tokens = if facts.reload_vs_memory_max.is_some() {
             let (path, json) = read("hf/config.json")?;
-            let config: Config = serde_json::from_slice(&json).map_err(wrong(path))?;
-            config.end_tokens()
+            end_tokens(&json).map_err(wrong(path))?
         } else {
             Vec::new()
         };
@@ -215,29 +217,6 @@ impl Reference {
                 .map(|pair| f16::from_le_bytes([pair[0], pair[1]]).to_f32())
                 .collect()),
             _ => Err(wrong(safetensors::SafeTensorError::TensorInvalidInfo)),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_tokens_that_end_an_answer_are_those_of_the_network_that_writes() {
-        for (json, expected) in [
-            (r#"{"vocab_size": 8}"#, vec![]),
-            (r#"{"eos_token_id": null}"#, vec![]),
-            (r#"{"eos_token_id": 5}"#, vec![5]),
-            (r#"{"eos_token_id": [5, 7]}"#, vec![5, 7]),
-            (
-                r#"{"eos_token_id": 5, "text_config": {"eos_token_id": 6}}"#,
-                vec![6],
-            ),
-            (r#"{"eos_token_id": 5, "text_config": {}}"#, vec![5]),
-        ] {
-            let config: Config = serde_json::from_str(json).unwrap();
-            assert_eq!(config.end_tokens(), expected, "{json}");
         }
     }
 }

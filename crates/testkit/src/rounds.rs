@@ -36,14 +36,8 @@ pub fn rounds(generator: &'static str, n: u64) -> Rounds {
         let number = text.parse().ok();
         Some(number.unwrap_or_else(|| panic!("{name} is `{text}`, expected a number")))
     };
-    let first = number(SEED).unwrap_or(0);
-    Rounds {
-        generator,
-        seeds: first..,
-        newest: None,
-        n_least: first.saturating_add(n),
-        until: number(SECONDS).map(|seconds| Instant::now() + Duration::from_secs(seconds)),
-    }
+    let until = number(SECONDS).map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    Rounds::new(generator, number(SEED).unwrap_or(0), n, until)
 }
 
 /// Iterates over seeds; see [`rounds`].
@@ -81,6 +75,17 @@ impl Iterator for Rounds {
 }
 
 impl Rounds {
+    /// Gives `n` seeds from `first` on, or those that there is time for until a moment.
+    pub fn new(generator: &'static str, first: u64, n: u64, until: Option<Instant>) -> Self {
+        Self {
+            generator,
+            seeds: first..,
+            newest: None,
+            n_least: first.saturating_add(n),
+            until,
+        }
+    }
+
     fn tell(&self, what: &str) {
         if let Some(seed) = self.newest {
             // The test harness keeps back what is printed, and loses it if the process aborts.
@@ -94,27 +99,5 @@ impl Drop for Rounds {
         if std::thread::panicking() {
             self.tell("failed with");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_generator_tries_its_seeds_in_order() {
-        let ends = |until| {
-            let rounds = Rounds {
-                generator: "test",
-                seeds: 3..,
-                newest: None,
-                n_least: 6,
-                until,
-            };
-            rounds.take(100).collect::<Vec<_>>()
-        };
-        assert_eq!(ends(None), [3, 4, 5]);
-        assert_eq!(ends(Some(Instant::now())), [0; 0]);
-        assert_eq!(ends(Some(Instant::now() + Duration::from_mins(1))).len(), 100);
     }
 }

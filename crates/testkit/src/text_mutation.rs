@@ -62,23 +62,3 @@ pub fn choices(bytes: &[u8]) -> impl FnMut(usize) -> usize + '_ {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn any_choices_leave_a_text_that_is_one() {
-        let mut text = "mov.u32 %r1, 7; // é👩".repeat(3);
-        let mut state = 1_usize;
-        for _ in 0..2000 {
-            mutate_text(&mut text, &["add", "é"], &mut |n| {
-                state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
-                (state >> 33) % n
-            });
-            if !(1..4096).contains(&text.len()) {
-                "mov.u32 %r1, 7; // é👩".clone_into(&mut text);
-            }
-        }
-    }
-}

@@ -3,7 +3,7 @@
 //! The library is not compiled as a test (`test = false`): that would compile each format's products for each instruction
 //! set a second time, which takes minutes. Public functions are tested from outside. Modules that no caller sees are
 //! compiled here from their source, with the tests that stand in them. Invariant: no other module of the library has tests,
-//! since nothing would run them.
+//! since nothing would run them; `cargo xtask tidy` checks it.
 
 #![expect(
     clippy::inline_always,
@@ -45,39 +45,3 @@ mod tile_memory;
 
 mod attention_bytes;
 mod float_products;
-
-use std::{fs, path::Path};
-
-/// Modules above, by their paths in `src`.
-const COMPILED_HERE: [&str; 7] = [
-    "activation.rs",
-    "activation_block.rs",
-    "math.rs",
-    "recurrence",
-    "rotation.rs",
-    "simd",
-    "tile_memory.rs",
-];
-
-#[test]
-fn no_other_module_has_tests() {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut folders = vec![source.clone()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let inner = path.strip_prefix(&source).unwrap();
-            let is_compiled = COMPILED_HERE.iter().any(|module| inner.starts_with(module));
-            let has_tests = fs::read_to_string(&path).unwrap().contains("cfg(test)");
-            assert!(
-                is_compiled || !has_tests,
-                "{} is not compiled as a test",
-                path.display()
-            );
-        }
-    }
-}

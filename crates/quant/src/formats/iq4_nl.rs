@@ -5,15 +5,11 @@
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
+use super::iq4_codebook::{CODEBOOK, nearest_quant};
 use super::q4_0::{pack_4_bits, unpack_4_bits};
 use crate::block::sum_of_squares;
 use crate::scale_search::{GROUP_MAX_EPS, greatest_magnitude, squares};
 use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
-
-/// The values of the quants of IQ4_NL and IQ4_XS, ascending.
-pub(super) const CODEBOOK: [i8; 16] = [
-    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
-];
 
 /// 32 weights of 4 bits, 18 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -31,12 +27,6 @@ const _: () = assert!(size_of::<BlockIQ4NL>() == 18 && align_of::<BlockIQ4NL>() 
 #[inline(always)]
 pub(super) fn look_up(codebook: &[i8; 16], quants: &[u8; 16]) -> [i8; 32] {
     unpack_4_bits(quants).map(|quant| codebook[usize::from(quant)])
-}
-
-/// Returns the quant with the nearest codebook value, ties upwards. Doubled, the midpoints are integers.
-pub(super) fn nearest_quant(x: f32) -> u8 {
-    let is_above = |pair: &[i8]| x + x >= f32::from(i16::from(pair[0]) + i16::from(pair[1]));
-    CODEBOOK.windows(2).filter(|pair| is_above(pair)).count() as u8
 }
 
 /// Finds the scale of a group of 32: the best of 16 around the initial one.
@@ -129,25 +119,5 @@ impl QuantBlock for BlockIQ4NL {
 
     fn set_scales(&mut self, scale: f32, _: f32) {
         self.scale = F16Bits::from_f32(scale);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nearest_quant_takes_the_upper_of_two() {
-        for (x, expected) in [
-            (-1e9, 0),
-            (-115.5, 1),
-            (-115.6, 0),
-            (0.0, 8),
-            (7.0, 9),
-            (101.0, 15),
-            (f32::NAN, 0),
-        ] {
-            assert_eq!(nearest_quant(x), expected, "{x}");
-        }
     }
 }

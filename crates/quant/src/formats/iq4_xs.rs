@@ -7,7 +7,8 @@ use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use super::SUPERBLOCK_LEN;
-use super::iq4_nl::{CODEBOOK, look_up, nearest_quant, search_scale};
+use super::iq4_codebook::{CODEBOOK, nearest_quant};
+use super::iq4_nl::{look_up, search_scale};
 use super::q4_0::{pack_4_bits, unpack_4_bits};
 use crate::block::sum_of_squares;
 use crate::scale_search::{greatest_magnitude, nearest_int, squares};

@@ -7,6 +7,7 @@
 
 mod eights;
 mod grid_search;
+mod iq4_codebook;
 mod k_scales;
 
 macro_rules! modules {

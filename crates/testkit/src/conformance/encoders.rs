@@ -155,6 +155,27 @@ pub fn encoded_texts_do_not_depend_on_company(subject: &Subject) {
     }
 }
 
+/// Every feature of an encoder changes the oracle's rows: one that changed nothing would be no test of anything.
+pub fn every_encoder_differs_from_the_plain_one() {
+    let mut random = Random::new(25);
+    let texts = random_texts(&mut random, 96);
+    let rows = |change| {
+        let model = TinyModel::random(encoder(change), TensorType::F32, 26);
+        pooled(&mut oracle(&model, KvType::F32), &texts, texts.len())
+    };
+    let plain = rows(ENCODERS[0].1);
+    for (name, change) in &ENCODERS[1..] {
+        let changed = rows(*change);
+        let same_width = changed[3].len() == plain[3].len();
+        let difference =
+            (plain[3].iter().zip(&changed[3])).fold(0.0f32, |max, (a, b)| max.max((a - b).abs()));
+        assert!(
+            !same_width || difference > 10.0 * F32_TOLERANCE,
+            "{name}: {difference}"
+        );
+    }
+}
+
 fn random_texts(random: &mut Random, n_vocab: usize) -> Vec<Vec<u32>> {
     [1, 2, 17, 45]
         .map(|len| (0..len).map(|_| random.below(n_vocab) as u32).collect())
@@ -198,30 +219,4 @@ fn oracle(model: &TinyModel, kv_type: KvType) -> Box<dyn Executor> {
 
 fn on(subject: &Subject, n_threads: usize, model: &TinyModel, kv_type: KvType) -> Box<dyn Executor> {
     (subject.load)(n_threads, model, &options(kv_type))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_encoder_differs_from_the_plain_one() {
-        let mut random = Random::new(25);
-        let texts = random_texts(&mut random, 96);
-        let rows = |change| {
-            let model = TinyModel::random(encoder(change), TensorType::F32, 26);
-            pooled(&mut oracle(&model, KvType::F32), &texts, texts.len())
-        };
-        let plain = rows(ENCODERS[0].1);
-        for (name, change) in &ENCODERS[1..] {
-            let changed = rows(*change);
-            let same_width = changed[3].len() == plain[3].len();
-            let difference =
-                (plain[3].iter().zip(&changed[3])).fold(0.0f32, |max, (a, b)| max.max((a - b).abs()));
-            assert!(
-                !same_width || difference > 10.0 * F32_TOLERANCE,
-                "{name}: {difference}"
-            );
-        }
-    }
 }

@@ -2,7 +2,7 @@
 //! through whole tiny networks.
 //!
 //! The suite checks networks rather than single operations, so that a backend may fuse operations freely.
-//! Each function is one claim and panics if it does not hold; a backend's test file calls them all. The naive
+//! Each function is one claim and panics if it does not hold; a backend's test file calls all that take one. The naive
 //! backend is the oracle.
 
 mod compare;
@@ -29,14 +29,17 @@ use crate::{
     variants::{LAYER_VARIANTS, STATE_VARIANTS, VARIANTS, Variant, WIDE_VARIANTS, random_variant},
 };
 
-pub use encoders::{encoded_texts_do_not_depend_on_company, encoders_agree_with_the_oracle};
+pub use encoders::{
+    encoded_texts_do_not_depend_on_company, encoders_agree_with_the_oracle,
+    every_encoder_differs_from_the_plain_one,
+};
 pub use subject::{Company, Features, RANDOM_NETWORKS, Subject};
 
 use compare::{assert_close, assert_same_bits, assert_similar};
 use known::{Case, known};
 use scene::{Scene, on, on_with};
 
-/// Gives the names of all claims, the functions of this module, to a macro.
+/// Gives the names of all claims about a backend, the functions of this module that take a [`Subject`], to a macro.
 ///
 /// ```
 /// macro_rules! names {
@@ -518,39 +521,33 @@ fn sample(params: &std::sync::Arc<SamplingParams>, history: std::ops::Range<u32>
     })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_variant_changes_what_the_oracle_says() {
-        // A variant that changed nothing would be no test of anything.
-        let mut random = Random::new(12);
-        let scene = Scene::random(&mut random, 96).alone(&mut random);
-        let logits = |descriptor| {
-            let model = TinyModel::random(descriptor, TensorType::F32, 13);
-            scene.play(&mut scene::oracle_with(&model, [KvType::F32; 2]))
-        };
-        for (base, variants) in [
-            (tiny_llama(), VARIANTS),
-            (tiny_llama(), LATENT_VARIANTS),
-            (tiny_llama(), STATE_VARIANTS),
-            (tiny_llama(), LAYER_VARIANTS),
-            (tiny_llama(), WIDE_VARIANTS),
-            (tiny_llama(), WIDE_LATENT_VARIANTS),
-            (tiny_experts(), EXPERT_VARIANTS),
-            (tiny_experts(), EXPERT_LAYER_VARIANTS),
-        ] {
-            let plain = logits(base.clone());
-            for (name, change) in variants {
-                let mut descriptor = base.clone();
-                change(&mut descriptor);
-                let difference = (plain.iter().flatten())
-                    .zip(logits(descriptor).iter().flatten())
-                    .fold(0.0f32, |max, (a, b)| max.max((a - b).abs()));
-                // Exact GELU and its approximation lie apart by much less than either from SiLU; this is from SiLU.
-                assert!(difference > 10.0 * F32_TOLERANCE, "{name}: {difference}");
-            }
+/// Every variant of a network changes the oracle's logits: one that changed nothing would be no test of anything.
+pub fn every_variant_changes_what_the_oracle_says() {
+    let mut random = Random::new(12);
+    let scene = Scene::random(&mut random, 96).alone(&mut random);
+    let logits = |descriptor| {
+        let model = TinyModel::random(descriptor, TensorType::F32, 13);
+        scene.play(&mut scene::oracle_with(&model, [KvType::F32; 2]))
+    };
+    for (base, variants) in [
+        (tiny_llama(), VARIANTS),
+        (tiny_llama(), LATENT_VARIANTS),
+        (tiny_llama(), STATE_VARIANTS),
+        (tiny_llama(), LAYER_VARIANTS),
+        (tiny_llama(), WIDE_VARIANTS),
+        (tiny_llama(), WIDE_LATENT_VARIANTS),
+        (tiny_experts(), EXPERT_VARIANTS),
+        (tiny_experts(), EXPERT_LAYER_VARIANTS),
+    ] {
+        let plain = logits(base.clone());
+        for (name, change) in variants {
+            let mut descriptor = base.clone();
+            change(&mut descriptor);
+            let difference = (plain.iter().flatten())
+                .zip(logits(descriptor).iter().flatten())
+                .fold(0.0f32, |max, (a, b)| max.max((a - b).abs()));
+            // Exact GELU and its approximation lie apart by much less than either from SiLU; this is from SiLU.
+            assert!(difference > 10.0 * F32_TOLERANCE, "{name}: {difference}");
         }
     }
 

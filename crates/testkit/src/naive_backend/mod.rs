@@ -28,6 +28,8 @@ use tokenmill_backend::{
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{dequantize_row, format};
 
+pub use activation::erf;
+
 use activation::{activate, other_factor};
 use adapters::NaiveAdapter;
 use kv::NaiveKv;

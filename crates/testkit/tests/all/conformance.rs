@@ -56,3 +56,13 @@ macro_rules! suite {
 }
 
 tokenmill_testkit::conformance_claims!(suite);
+
+#[test]
+fn every_variant_changes_what_the_oracle_says() {
+    conformance::every_variant_changes_what_the_oracle_says();
+}
+
+#[test]
+fn every_encoder_differs_from_the_plain_one() {
+    conformance::every_encoder_differs_from_the_plain_one();
+}
