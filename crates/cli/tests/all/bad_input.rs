@@ -176,38 +176,6 @@ fn prompts_that_cannot_be_continued() {
 }
 
 #[test]
-fn options_that_make_no_sense() {
-    let mut lines = Vec::new();
-    for extra in [
-        &["--logit-bias", "2048+1"][..],
-        &["--temp", "nan"],
-        &["--top-p", "1.5"],
-        &["-tb", "0"],
-        &["-np", "0"],
-        &["-ngl", "twelve"],
-        &["-ub", "0"],
-        &["-t", "0"],
-    ] {
-        let args = [&["run", "--raw", "demo", "Hello"], extra].concat();
-        let outcome = tokenmill(args);
-        let code = outcome.code;
-        lines.push(format!("{} -> {code}: {}", extra.join(" "), outcome.failed(code)));
-    }
-    insta::assert_snapshot!("bad_options", lines.join("\n"));
-    // The parser's refusals have a form of their own, with the usage below.
-    for args in [
-        &["run"][..],
-        &["run", "--raw", "demo", "x", "--frobnicate"],
-        &["frobnicate"],
-        &["run", "--raw", "demo", "x", "-n", "x"],
-    ] {
-        let outcome = tokenmill(args);
-        assert_eq!((outcome.code, outcome.stdout.as_str()), (2, ""), "{args:?}");
-        assert!(outcome.stderr.starts_with("error: "), "{}", outcome.stderr);
-    }
-}
-
-#[test]
 fn an_empty_key_does_not_open_the_server() {
     // Its port is taken, so that a server that starts all the same ends at once.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

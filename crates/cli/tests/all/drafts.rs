@@ -93,15 +93,6 @@ fn a_draft_model_that_cannot_guess_is_refused_in_a_line() {
     assert!(line.contains("`batch` and `bench` take it"), "{line}");
 }
 
-#[test]
-fn a_draft_model_works_next_to_a_model_on_one_device() {
-    for extra in [&["--device", "cuda", "-ngl", "2"][..], &["-tp", "2"]] {
-        let args = [&["run", "--raw", "demo", PROMPT, "--draft", "demo"], extra].concat();
-        let line = tokenmill(args).failed(2);
-        assert!(line.contains("leave out `-ngl N`"), "{line}");
-    }
-}
-
 /// Writes a text of lines for `bench --follow`.
 fn text_of(folder: &Path, lines: impl Iterator<Item = String>) -> std::path::PathBuf {
     let path = folder.join("text.txt");

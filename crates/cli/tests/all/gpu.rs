@@ -66,6 +66,13 @@ pub(crate) const GREEDY: [&str; 10] = [
     "64",
 ];
 
+/// Such a run of a model of the reference data.
+pub(crate) fn greedy_of(model: &str) -> [&str; 10] {
+    [
+        "run", "--raw", model, "Once", "--temp", "0", "-n", "8", "-c", "64",
+    ]
+}
+
 /// As [`GREEDY`], with another number of tokens.
 pub(crate) fn of_length(n_tokens: &'static str) -> [&'static str; 10] {
     GREEDY.map(|arg| if arg == "12" { n_tokens } else { arg })
@@ -402,18 +409,7 @@ fn a_network_with_experts_continues_as_on_the_cpu() {
         let Some(file) = comparisons.find(&format!("parity/{name}/model-F32.gguf")) else {
             return;
         };
-        let greedy = [
-            "run",
-            "--raw",
-            arg(&file),
-            "Once",
-            "--temp",
-            "0",
-            "-n",
-            "8",
-            "-c",
-            "64",
-        ];
+        let greedy = greedy_of(arg(&file));
         let expected = tokenmill([&greedy[..], &["--device", "cpu"]].concat()).ok();
         let found = run(with_driver("", &[&greedy[..], &["--device", "cuda"]].concat())).ok();
         assert_eq!(found, expected, "{name}");
@@ -428,18 +424,7 @@ fn a_network_with_recurrent_layers_continues_as_on_the_cpu() {
         let Some(file) = comparisons.find(&format!("parity/{name}/model-F32.gguf")) else {
             return;
         };
-        let greedy = [
-            "run",
-            "--raw",
-            arg(&file),
-            "Once",
-            "--temp",
-            "0",
-            "-n",
-            "8",
-            "-c",
-            "64",
-        ];
+        let greedy = greedy_of(arg(&file));
         let expected = tokenmill([&greedy[..], &["--device", "cpu"]].concat()).ok();
         let found = run(with_driver("", &[&greedy[..], &["--device", "cuda"]].concat())).ok();
         assert_eq!(found, expected, "{name}");

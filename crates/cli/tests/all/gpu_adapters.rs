@@ -59,24 +59,6 @@ fn the_gpu_continues_with_adapters_as_the_cpu_does() {
 }
 
 #[test]
-fn a_model_that_is_divided_has_no_adapters() {
-    let [model, folder] = model_and_adapters();
-    let lora = format!("x={}", arg(&folder.join("qwen3-b")));
-    for (machine, flags) in [
-        ("", &["-ngl", "1"][..]),
-        ("", &["--place", "ffn=cpu"]),
-        ("devices=2", &["-tp", "2"]),
-    ] {
-        let args = greedy(arg(&model), &[&["--lora", &lora], flags].concat());
-        let line = run(with_driver(machine, &args)).failed(2);
-        assert!(
-            line.contains("adapters are computed where the CPU or one GPU has all of the model"),
-            "{line}"
-        );
-    }
-}
-
-#[test]
 fn adapters_for_which_a_gpu_has_no_room_count_before_the_load() {
     let [model, _] = model_and_adapters();
     let folder = tempfile::tempdir().unwrap();

@@ -63,7 +63,7 @@ fn a_gpu_is_checked_once_and_what_fails_is_given_up() {
 
     // Replays are wrong, so steps are not captured any more, and `doctor` reports it.
     let folder = tempfile::tempdir().unwrap();
-    let machine = "capability=9.0,wrong_replayed=matvec";
+    let machine = "capability=8.0,wrong_replayed=matvec";
     let first = run(checked(machine, folder.path(), &[&RUN[..], &["auto"]].concat()));
     let said = first.stderr.clone();
     assert!(said.contains("from now on steps are not captured"), "{said}");

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use tokenmill_testkit::Comparisons;
 
 use crate::{
-    gpu::{GREEDY, driver_folder, run, with_driver},
+    gpu::{GREEDY, driver_folder, greedy_of, run, with_driver},
     server::Server,
     support::{Outcome, arg, end_of, tokenmill},
 };
@@ -198,9 +198,17 @@ fn what_several_gpus_do_not_do_is_told_before_they_are_looked_for() {
         ),
         (
             &["--device", "cuda", "-ngl", "1", "--lora", "x=none.gguf"],
+            "adapters are computed where the CPU or one GPU has all of the model",
+        ),
+        (
+            &["--device", "cuda", "--place", "ffn=cpu", "--lora", "x=none.gguf"],
             "adapters are computed where",
         ),
         (&["-tp", "2", "--draft", "demo"], "a draft model works next to"),
+        (
+            &["--device", "cuda", "-ngl", "2", "--draft", "demo"],
+            "leave out `-ngl N`",
+        ),
     ] {
         let line = tokenmill([&GREEDY[..], extra].concat()).failed(2);
         assert!(line.contains(expected), "{extra:?}: {line}");
@@ -220,18 +228,7 @@ fn files_of_several_architectures_are_divided() {
         let Some(file) = comparisons.find(&format!("parity/{name}.gguf")) else {
             return;
         };
-        let greedy = [
-            "run",
-            "--raw",
-            arg(&file),
-            "Once",
-            "--temp",
-            "0",
-            "-n",
-            "8",
-            "-c",
-            "64",
-        ];
+        let greedy = greedy_of(arg(&file));
         let expected = tokenmill([&greedy[..], &["--device", "cpu"]].concat()).ok();
         let found = run(with_driver("devices=2", &[&greedy[..], &["-tp", "2"]].concat())).ok();
         assert_eq!(found, expected, "{name}");

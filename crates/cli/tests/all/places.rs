@@ -52,27 +52,22 @@ fn threads_that_are_placed_say_the_same() {
 fn more_threads_than_the_processors_that_are_left_are_warned_of() {
     let given = given();
     let first = given.split(['-', ',']).next().unwrap();
-    let said = |threads: &str| {
-        let args = [
-            "run",
-            "--raw",
-            "demo",
-            "Once",
-            "-n",
-            "1",
-            "--cpu-range",
-            first,
-            "-t",
-            threads,
-        ];
-        tokenmill(args).stderr
+    let said = |extra: &[&str]| {
+        let outcome = tokenmill([&["run", "--raw", "demo", "Once", "-n", "1"], extra].concat());
+        let said = outcome.stderr.clone();
+        assert!(outcome.ok().starts_with("Once"));
+        said
     };
-    let (two, one) = (said("2"), said("1"));
+    let many = said(&["-t", "1000"]);
+    assert!(many.starts_with("`-t 1000` is more than the "), "{many}");
+    let two = said(&["--cpu-range", first, "-t", "2"]);
     assert!(
         two.starts_with("`-t 2` is more than the 1 processors that it may use, and slower than -t 1"),
         "{two}"
     );
-    assert!(!one.contains("processors"), "{one}");
+    for one in [said(&["-t", "1"]), said(&["--cpu-range", first, "-t", "1"])] {
+        assert!(!one.contains("processors"), "{one}");
+    }
 }
 
 #[test]

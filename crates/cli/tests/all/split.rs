@@ -3,7 +3,7 @@
 use tokenmill_testkit::Comparisons;
 
 use crate::{
-    gpu::{run, with_driver},
+    gpu::{greedy_of, run, with_driver},
     support::{arg, tokenmill},
 };
 
@@ -35,25 +35,24 @@ fn a_split_by_each_flag_continues_as_the_cpu_does() {
             "{flags:?}: {}",
             outcome.stderr
         );
+        if flags[1] == "2" {
+            check_plan(&outcome.stderr);
+        }
         assert_eq!(outcome.ok(), expected, "{flags:?}");
     }
 }
 
-#[test]
-fn the_plan_says_what_is_where_before_the_load() {
-    let outcome = run(with_driver("", &[&GREEDY[..], &["-ngl", "2"]].concat()));
+/// The plan says before the load what is where.
+#[track_caller]
+fn check_plan(said: &str) {
     for row in ["token embedding", "keys and values", "steps", "all", "head"] {
-        assert!(outcome.stderr.contains(row), "{row}: {}", outcome.stderr);
+        assert!(said.contains(row), "{row}: {said}");
     }
-    let all = |place: &str| {
-        outcome
-            .stderr
-            .lines()
-            .filter(|line| line.contains(&format!("  {place}  ")))
-            .count()
+    let rows_on = |place: &str| {
+        let place = format!("  {place}  ");
+        said.lines().filter(|line| line.contains(&place)).count()
     };
-    assert!(all("GPU") >= 4 && all("CPU") >= 4, "{}", outcome.stderr);
-    outcome.ok();
+    assert!(rows_on("GPU") >= 4 && rows_on("CPU") >= 4, "{said}");
 }
 
 #[test]
@@ -174,18 +173,7 @@ fn experts_on_the_cpu_continue_as_without() {
         let Some(file) = comparisons.find(name) else {
             continue;
         };
-        let greedy = [
-            "run",
-            "--raw",
-            arg(&file),
-            "Once",
-            "--temp",
-            "0",
-            "-n",
-            "8",
-            "-c",
-            "64",
-        ];
+        let greedy = greedy_of(arg(&file));
         let expected = tokenmill([&greedy[..], &["--device", "cpu"]].concat()).ok();
         for flags in [
             &["-cmoe"][..],

@@ -1,9 +1,6 @@
 //! Host and device at once: steps in two parts, and shared networks next to the host's experts. Nothing but the time changes.
 
-use std::{
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::sync::{Arc, PoisonError};
 
 use tokenmill_backend::{
     Backend, Executor, ForwardBatch, KvType, RowMask, RowOutput, SampleRow, Side, SplitOperations,
@@ -21,6 +18,8 @@ use tokenmill_testkit::{
     generate::{all_logits, greedy},
     tiny_experts, tiny_llama,
 };
+
+use crate::contract::wait_until_no_page_is_held;
 
 const N_LAYERS: usize = 4;
 
@@ -209,16 +208,6 @@ fn generate(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Option<Vec<u32>>> {
     (engine.batch_generate(prompts, &params).unwrap().into_iter())
         .map(|output| output.ok().map(|output| output.tokens))
         .collect()
-}
-
-fn wait_until_no_page_is_held(engine: &Engine) {
-    for _ in 0..400 {
-        if engine.stats().n_pages_in_use == 0 {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    panic!("pages are held: {:?}", engine.stats());
 }
 
 #[test]

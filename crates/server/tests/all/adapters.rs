@@ -179,32 +179,48 @@ async fn a_request_ends_with_the_adapter_that_it_began_with() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn adapters_that_cannot_be_are_refused_and_nothing_is_lost() {
-    let server = server().await;
+    let outer = tempfile::tempdir().unwrap();
+    let folder = outer.path().join("adapters");
+    for name in ["qwen3-a", "qwen3-b"] {
+        copy(&data(&format!("parity2/lora/{name}")), &folder.join(name));
+    }
+    let model = data("parity/qwen3/model-F32.gguf");
+    std::fs::copy(&model, outer.path().join("model.gguf")).unwrap();
+    let config = ServerConfig {
+        adapter_folder: Some(folder.clone()),
+        ..ServerConfig::default()
+    };
+    let server = TestServer::start_file(&model, "tiny", config).await;
     assert_eq!(load(&server, "a", "qwen3-a").await, 200);
-    let refuse = |name: &'static str, path: &'static str, part: &'static str| {
-        let server = &server;
-        async move {
-            let body = json!({ "lora_name": name, "lora_path": path });
-            let reply = server.post("/v1/load_lora_adapter", &body).await;
-            let message = reply.json()["error"]["message"]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned();
-            assert_eq!(reply.status, 400, "{message}");
-            assert!(message.contains(part) && !message.contains('\n'), "{message}");
-            assert!(
-                !message.contains("parity2"),
-                "it tells where the folder lies: {message}"
-            );
-        }
+    let refuse = async |name: &str, path: &str, part: &str| {
+        let body = json!({ "lora_name": name, "lora_path": path });
+        let reply = server.post("/v1/load_lora_adapter", &body).await;
+        let error = reply.json();
+        let message = error["error"]["message"].as_str().unwrap_or_default();
+        assert_eq!(reply.status, 400, "{path}: {message}");
+        assert!(
+            message.contains(part) && !message.contains('\n'),
+            "{path}: {message}"
+        );
+        assert!(
+            !message.contains(outer.path().to_str().unwrap()),
+            "it tells where the folder lies: {message}"
+        );
     };
     refuse("a", "qwen3-b", "is that of an adapter that is loaded").await;
     refuse("tiny", "qwen3-b", "name of the model").await;
     refuse("", "qwen3-b", "is empty").await;
-    refuse("b", "../../parity/qwen3/model-F32.gguf", "below").await;
-    refuse("b", "/etc/passwd", "below").await;
-    refuse("b", "no-such", "below").await;
+    for path in ["../model.gguf", "/etc/passwd", "no-such"] {
+        refuse("b", path, "below").await;
+    }
     refuse("b", "qwen3-a/ref.json", "ref.json").await;
+    let n_in = server.app.model.engine().limits().n_embd;
+    for wrong in wrong_adapters("qwen3", n_in, 2 * n_in) {
+        wrong.write(&folder);
+        refuse("b", &wrong.name, wrong.part).await;
+        // In the place of one that is loaded, too.
+        assert_eq!(load(&server, "a", &wrong.name).await, 400, "{}", wrong.name);
+    }
     let unknown = json!([{ "id": 7, "scale": 1 }]);
     assert_eq!(server.post("/lora-adapters", &unknown).await.status, 400);
     let embedding = server
@@ -213,6 +229,11 @@ async fn adapters_that_cannot_be_are_refused_and_nothing_is_lost() {
     assert_eq!(embedding.status, 400);
     let (prompt, of_a) = expected("qwen3-a");
     assert_eq!(greedy(&server, "a", &prompt, of_a.len()).await, of_a);
+
+    let models = server.get("/v1/models").await.json();
+    assert_eq!(models["data"].as_array().unwrap().len(), 2, "{models}");
+    assert_eq!(load(&server, "b", "qwen3-b").await, 200, "the name is free");
+    server.assert_idle().await;
 
     let closed = TestServer::start_file(
         &data("parity/qwen3/model-F32.gguf"),
@@ -241,44 +262,6 @@ fn copy(from: &Path, to: &Path) {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn adapters_of_rank_0_or_wrong_shapes_are_refused_and_nothing_is_lost() {
-    let folder = tempfile::tempdir().unwrap();
-    copy(&data("parity2/lora/qwen3-a"), &folder.path().join("good"));
-    let config = ServerConfig {
-        adapter_folder: Some(folder.path().to_owned()),
-        ..ServerConfig::default()
-    };
-    let server = TestServer::start_file(&data("parity/qwen3/model-F32.gguf"), "tiny", config).await;
-    assert_eq!(load(&server, "a", "good").await, 200);
-    let (prompt, of_a) = expected("qwen3-a");
-    let facts = server.app.model.engine().limits();
-    let n_in = facts.n_embd;
-    for wrong in wrong_adapters("qwen3", n_in, 2 * n_in) {
-        wrong.write(folder.path());
-        let body = json!({ "lora_name": "b", "lora_path": wrong.name });
-        let reply = server.post("/v1/load_lora_adapter", &body).await;
-        let message = reply.json()["error"]["message"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned();
-        assert_eq!(reply.status, 400, "{}: {message}", wrong.name);
-        assert!(message.contains(wrong.part), "{}: {message}", wrong.name);
-        assert!(
-            !message.contains('\n') && !message.contains(folder.path().to_str().unwrap()),
-            "{message}"
-        );
-        // In the place of one that is loaded, too.
-        let body = json!({ "lora_name": "a", "lora_path": wrong.name });
-        assert_eq!(server.post("/v1/load_lora_adapter", &body).await.status, 400);
-    }
-    let models = server.get("/v1/models").await.json();
-    assert_eq!(models["data"].as_array().unwrap().len(), 2, "{models}");
-    assert_eq!(greedy(&server, "a", &prompt, of_a.len()).await, of_a);
-    assert_eq!(load(&server, "b", "good").await, 200, "the name is free");
-    server.assert_idle().await;
 }
 
 #[cfg(unix)]

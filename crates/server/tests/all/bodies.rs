@@ -26,7 +26,7 @@ use tokio::runtime::Runtime;
 use tower::ServiceExt as _;
 
 use crate::{
-    babble::Babble,
+    babble::babble,
     demo::{demo_path, words_of},
 };
 
@@ -95,7 +95,7 @@ impl Harness {
     pub(crate) fn new() -> Option<Self> {
         let words = words_of(&Network::open(demo_path()?).expect("the demo model opens"));
         let end_id = words.tokenizer().end_of_generation()[0];
-        let executor = Babble::new(words.tokenizer().n_vocab(), end_id, N_PAGES);
+        let executor = babble(words.tokenizer().n_vocab(), end_id, N_PAGES);
         let engine = Engine::start(executor, EngineConfig::default());
         let config = ServerConfig {
             max_n: 4,

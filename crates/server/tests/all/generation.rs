@@ -268,28 +268,6 @@ async fn an_echoed_prompt_is_scored_as_it_would_be_generated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn prompts_come_as_text_or_tokens() {
-    let Some(server) = TestServer::start().await else {
-        return;
-    };
-    let tokens = server
-        .post_ok(
-            "/tokenize",
-            &json!({ "content": "Once upon a time", "add_special": true }),
-        )
-        .await["tokens"]
-        .clone();
-    let text_of = async |prompt: Value| {
-        let body = json!({ "prompt": prompt, "temperature": 0, "max_tokens": 6 });
-        let whole = server.post_ok(COMPLETIONS, &body).await;
-        whole["choices"][0]["text"].as_str().expect("text").to_owned()
-    };
-    let text = text_of(json!("Once upon a time")).await;
-    assert_eq!(text_of(tokens.clone()).await, text);
-    assert_eq!(text_of(json!([tokens])).await, text);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn the_newer_endpoints_say_the_same() {
     let Some(server) = TestServer::start().await else {
         return;

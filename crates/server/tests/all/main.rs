@@ -34,6 +34,7 @@ mod model_roles;
 mod models;
 mod ollama;
 mod operations;
+mod played;
 mod refusals;
 mod script;
 mod server;

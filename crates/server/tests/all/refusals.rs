@@ -32,201 +32,93 @@ async fn every_fault_is_named() {
         return;
     };
     let hello = r#""messages":[{"role":"user","content":"hi"}]"#;
-    let cases: Vec<(&str, String, u16, &str, Option<&str>)> = vec![
-        (CHAT, "{".into(), 400, "malformed_json", None),
-        (CHAT, String::new(), 400, "malformed_json", None),
-        (CHAT, "[1]".into(), 400, "malformed_json", None),
-        (CHAT, "[".repeat(100_000), 400, "malformed_json", None),
-        (CHAT, "{}".into(), 400, "invalid_value", Some("messages")),
+    let chat = |more: &str| (CHAT, format!("{{{hello},{more}}}"));
+    let of = |path: &'static str, body: &str| (path, body.to_owned());
+    for body in ["{", "", "[1]", &"[".repeat(100_000)] {
+        check_fault(&server, of(CHAT, body), 400, "malformed_json", None).await;
+    }
+    let scored = format!(
+        r#"{{"prompt":[{}],"echo":true,"logprobs":20,"n":128,"max_tokens":1}}"#,
+        ["[1,1,1,1,1]"; 60].join(",")
+    );
+    for (request, param) in [
+        (of(CHAT, "{}"), "messages"),
+        (of(CHAT, r#"{"messages":[]}"#), "messages"),
+        (of(CHAT, r#"{"messages":"hi"}"#), "messages"),
         (
-            CHAT,
-            r#"{"messages":[]}"#.into(),
-            400,
-            "invalid_value",
-            Some("messages"),
+            of(CHAT, r#"{"messages":[{"role":"user","content":7}]}"#),
+            "messages[0].content",
         ),
         (
-            CHAT,
-            r#"{"messages":"hi"}"#.into(),
-            400,
-            "invalid_value",
-            Some("messages"),
+            of(CHAT, r#"{"messages":[{"role":"robot","content":"hi"}]}"#),
+            "messages[0].role",
+        ),
+        (chat(r#""temperature":"hot""#), "temperature"),
+        (chat(r#""temperature":3"#), "temperature"),
+        (chat(r#""max_tokens":-2"#), "max_tokens"),
+        (chat(r#""n":0"#), "n"),
+        (chat(r#""n":1000"#), "n"),
+        (chat(r#""stop":"""#), "stop"),
+        (
+            chat(r#""tools":[{"type":"function","function":{"description":"d"}}]"#),
+            "tools[0].function.name",
         ),
         (
-            CHAT,
-            r#"{"messages":[{"role":"user","content":7}]}"#.into(),
-            400,
-            "invalid_value",
-            Some("messages[0].content"),
+            chat(r#""tool_choice":{"type":"function","function":{"name":"f"}}"#),
+            "tool_choice",
         ),
         (
-            CHAT,
-            r#"{"messages":[{"role":"robot","content":"hi"}]}"#.into(),
-            400,
-            "invalid_value",
-            Some("messages[0].role"),
+            chat(r#""response_format":{"type":"xml"}"#),
+            "response_format.type",
+        ),
+        (chat(r#""stream_options":{}"#), "stream_options"),
+        (of(COMPLETIONS, &scored), "echo"),
+        (of(COMPLETIONS, r#"{"prompt":[]}"#), "prompt"),
+        (of(COMPLETIONS, r#"{"prompt":[99999]}"#), "prompt"),
+        (
+            of(COMPLETIONS, r#"{"prompt":"a","echo":true,"logprobs":21}"#),
+            "logprobs",
         ),
         (
-            CHAT,
-            format!(r#"{{"model":"gpt-9",{hello}}}"#),
-            404,
-            "model_not_found",
-            Some("model"),
+            of("/v1/embeddings", r#"{"input":"a","dimensions":0}"#),
+            "dimensions",
         ),
         (
-            CHAT,
-            format!(r#"{{{hello},"temperature":"hot"}}"#),
-            400,
-            "invalid_value",
-            Some("temperature"),
+            of("/v1/responses", r#"{"input":"a","previous_response_id":"x"}"#),
+            "previous_response_id",
         ),
-        (
-            CHAT,
-            format!(r#"{{{hello},"temperature":3}}"#),
-            400,
-            "invalid_value",
-            Some("temperature"),
-        ),
-        (
-            CHAT,
-            format!(r#"{{{hello},"max_tokens":-2}}"#),
-            400,
-            "invalid_value",
-            Some("max_tokens"),
-        ),
-        (
-            CHAT,
-            format!(r#"{{{hello},"n":0}}"#),
-            400,
-            "invalid_value",
-            Some("n"),
-        ),
-        (
-            CHAT,
-            format!(r#"{{{hello},"n":1000}}"#),
-            400,
-            "invalid_value",
-            Some("n"),
-        ),
-        (
-            CHAT,
-            format!(r#"{{{hello},"stop":""}}"#),
-            400,
-            "invalid_value",
-            Some("stop"),
-        ),
-        (
-            CHAT,
-            format!(r#"{{{hello},"temprature":1}}"#),
-            400,
-            "unknown_parameter",
-            Some("temprature"),
-        ),
-        (
-            CHAT,
-            format!(r#"{{{hello},"tools":[{{}}]}}"#),
-            400,
-            "unsupported_parameter",
-            Some("tools[0].type"),
-        ),
-        (
-            CHAT,
-            format!(r#"{{{hello},"tools":[{{"type":"function","function":{{"description":"d"}}}}]}}"#),
-            400,
-            "invalid_value",
-            Some("tools[0].function.name"),
-        ),
-        (
-            CHAT,
-            format!(r#"{{{hello},"tool_choice":{{"type":"function","function":{{"name":"f"}}}}}}"#),
-            400,
-            "invalid_value",
-            Some("tool_choice"),
-        ),
-        (
-            CHAT,
-            format!(r#"{{{hello},"response_format":{{"type":"xml"}}}}"#),
-            400,
-            "invalid_value",
-            Some("response_format.type"),
-        ),
-        (
-            CHAT,
-            format!(r#"{{{hello},"stream_options":{{}}}}"#),
-            400,
-            "invalid_value",
-            Some("stream_options"),
-        ),
-        (
-            COMPLETIONS,
-            format!(
-                r#"{{"prompt":[{}],"echo":true,"logprobs":20,"n":128,"max_tokens":1}}"#,
-                ["[1,1,1,1,1]"; 60].join(",")
-            ),
-            400,
-            "invalid_value",
-            Some("echo"),
-        ),
-        (
-            COMPLETIONS,
-            r#"{"prompt":[]}"#.into(),
-            400,
-            "invalid_value",
-            Some("prompt"),
-        ),
-        (
-            COMPLETIONS,
-            r#"{"prompt":[99999]}"#.into(),
-            400,
-            "invalid_value",
-            Some("prompt"),
-        ),
-        (
-            COMPLETIONS,
-            r#"{"prompt":"a","echo":true,"logprobs":21}"#.into(),
-            400,
-            "invalid_value",
-            Some("logprobs"),
-        ),
-        (
-            "/v1/embeddings",
-            r#"{"input":"a","dimensions":0}"#.into(),
-            400,
-            "invalid_value",
-            Some("dimensions"),
-        ),
-        (
-            "/v1/responses",
-            r#"{"input":"a","previous_response_id":"x"}"#.into(),
-            400,
-            "invalid_value",
-            Some("previous_response_id"),
-        ),
-        (
-            "/detokenize",
-            r#"{"tokens":[99999]}"#.into(),
-            400,
-            "invalid_value",
-            Some("tokens"),
-        ),
-    ];
-    for (path, body, status, code, param) in cases {
-        let (found, error) = post_bytes(&server, path, body.as_bytes()).await;
-        let error = &error["error"];
-        let shown: String = body.chars().take(100).collect();
-        assert_eq!(
-            (found, &error["code"]),
-            (status, &json!(code)),
-            "{shown}: {error}"
-        );
-        assert_eq!(error["param"].as_str(), param, "{shown}: {error}");
-        assert!(
-            error["message"]
-                .as_str()
-                .is_some_and(|message| message.len() > 10)
-        );
+        (of("/detokenize", r#"{"tokens":[99999]}"#), "tokens"),
+    ] {
+        check_fault(&server, request, 400, "invalid_value", Some(param)).await;
+    }
+    for (more, status, code, param) in [
+        (r#""model":"gpt-9""#, 404, "model_not_found", "model"),
+        (r#""temprature":1"#, 400, "unknown_parameter", "temprature"),
+        (r#""tools":[{}]"#, 400, "unsupported_parameter", "tools[0].type"),
+    ] {
+        check_fault(&server, chat(more), status, code, Some(param)).await;
     }
     server.assert_idle().await;
+}
+
+/// Posts a body, and compares status, code and field of its refusal.
+async fn check_fault(
+    server: &TestServer,
+    (path, body): (&str, String),
+    status: u16,
+    code: &str,
+    param: Option<&str>,
+) {
+    let (found, error) = post_bytes(server, path, body.as_bytes()).await;
+    let error = &error["error"];
+    let shown: String = body.chars().take(100).collect();
+    assert_eq!(
+        (found, error["code"].as_str(), error["param"].as_str()),
+        (status, Some(code), param),
+        "{shown}: {error}"
+    );
+    let message = error["message"].as_str();
+    assert!(message.is_some_and(|message| message.len() > 10), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

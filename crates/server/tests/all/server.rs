@@ -18,9 +18,9 @@ use tokenmill_testkit::engines;
 use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
-    babble::Babble,
+    babble::babble,
     demo::{demo_path, tokenizer_to_fill, words_of},
-    script::Script,
+    script::script,
     wire::{Exchange, Reply},
 };
 
@@ -94,7 +94,7 @@ impl TestServer {
             let tokenizer = words.tokenizer();
             let end_id = tokenizer.end_of_generation().first().copied().unwrap_or(0);
             let tokens = words.encode_text(text, false);
-            Box::new(Script::new(
+            Box::new(script(
                 tokenizer.n_vocab(),
                 end_id,
                 n_pages,
@@ -104,7 +104,7 @@ impl TestServer {
         } else if setup.babbles {
             let tokenizer = words.tokenizer();
             let end_id = tokenizer.end_of_generation()[0];
-            Box::new(Babble::new(tokenizer.n_vocab(), end_id, n_pages))
+            Box::new(babble(tokenizer.n_vocab(), end_id, n_pages))
         } else {
             let options = ModelOptions {
                 max_batch_seqs: MAX_SEQS,
@@ -115,11 +115,22 @@ impl TestServer {
             engines::load(&model, engines::cpu(1), &options).expect("the demo model loads")
         };
         let executor = match setup.step_error {
-            Some(error) => Box::new(Failing { executor, error }),
+            Some(error) => Box::new(Behind {
+                executor,
+                first: Box::new(move || Err(error.clone())),
+            }),
             None => executor,
         };
         let engine = match setup.hang {
-            Some(hang) => Engine::start(Hanging { executor, hang }, setup.engine),
+            Some(hang) => {
+                let first = Box::new(move || {
+                    while *hang.borrow() {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    Ok(())
+                });
+                Engine::start(Behind { executor, first }, setup.engine)
+            }
             None if setup.drafts => Engine::start_with_draft(executor, draft_of(&model), setup.engine),
             None => Engine::start(executor, setup.engine),
         };
@@ -224,46 +235,20 @@ pub(crate) fn wait_until(claim: &'static str, mut holds: impl FnMut() -> bool) -
     }
 }
 
-/// The demo model on a device that stops answering while it is told to.
-struct Hanging {
+/// An executor behind something that each of its steps meets first.
+struct Behind {
     executor: Box<dyn Executor + Send>,
-    hang: watch::Receiver<bool>,
+    first: Box<dyn FnMut() -> Result<(), StepError> + Send>,
 }
 
-impl Executor for Hanging {
+impl Executor for Behind {
     fn limits(&self) -> &ExecutorLimits {
         self.executor.limits()
     }
 
     fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {
-        while *self.hang.borrow() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        (self.first)()?;
         self.executor.submit(batch)
-    }
-
-    fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), StepError> {
-        self.executor.wait(ticket, output)
-    }
-
-    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
-        self.executor.copy_pages(group, copies)
-    }
-}
-
-/// An executor whose steps all fail.
-struct Failing {
-    executor: Box<dyn Executor + Send>,
-    error: StepError,
-}
-
-impl Executor for Failing {
-    fn limits(&self) -> &ExecutorLimits {
-        self.executor.limits()
-    }
-
-    fn submit(&mut self, _: &ForwardBatch) -> Result<Ticket, StepError> {
-        Err(self.error.clone())
     }
 
     fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), StepError> {

@@ -10,9 +10,6 @@ use std::{
 
 use serde_json::{Value, json};
 use tokenmill::{Model, load::LoadedDevice};
-use tokenmill_backend::{
-    Executor, ExecutorLimits, ForwardBatch, PageCopy, PageGroup, StepError, StepOutput, Ticket,
-};
 use tokenmill_model::Model as Network;
 use tokenmill_sched::{Engine, EngineConfig};
 use tokenmill_server::{
@@ -22,7 +19,7 @@ use tokio::task::JoinHandle;
 
 use crate::{
     demo::{demo_path, words_of},
-    script::Script,
+    script::script,
     wire::{Exchange, Reply},
 };
 
@@ -99,8 +96,8 @@ impl ModelLoader for Speaker {
         let tokenizer = words.tokenizer();
         let end_id = tokenizer.end_of_generation().first().copied().unwrap_or(0);
         let tokens = words.encode_text(&self.0.says, false);
-        let script = Script::new(tokenizer.n_vocab(), end_id, 512, tokens, self.0.step_time);
-        let counted = Counted::new(script, &self.0.n_alive);
+        let script = script(tokenizer.n_vocab(), end_id, 512, tokens, self.0.step_time);
+        let counted = script.with(Alive::new(&self.0.n_alive));
         let engine = Engine::start(counted, EngineConfig::default());
         Ok(Model::from_parts(
             &*self.0.says,
@@ -112,43 +109,19 @@ impl ModelLoader for Speaker {
     }
 }
 
-/// An executor that is counted while it is in memory.
-struct Counted {
-    script: Script,
-    n_alive: Arc<AtomicUsize>,
-}
+/// Counts one more while it is in memory.
+struct Alive(Arc<AtomicUsize>);
 
-impl Counted {
-    pub(crate) fn new(script: Script, n_alive: &Arc<AtomicUsize>) -> Self {
+impl Alive {
+    fn new(n_alive: &Arc<AtomicUsize>) -> Self {
         n_alive.fetch_add(1, Ordering::SeqCst);
-        Self {
-            script,
-            n_alive: Arc::clone(n_alive),
-        }
+        Self(Arc::clone(n_alive))
     }
 }
 
-impl Drop for Counted {
+impl Drop for Alive {
     fn drop(&mut self) {
-        self.n_alive.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-impl Executor for Counted {
-    fn limits(&self) -> &ExecutorLimits {
-        self.script.limits()
-    }
-
-    fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {
-        self.script.submit(batch)
-    }
-
-    fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), StepError> {
-        self.script.wait(ticket, output)
-    }
-
-    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
-        self.script.copy_pages(group, copies)
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

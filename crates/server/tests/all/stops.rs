@@ -124,22 +124,3 @@ async fn what_is_handed_to_a_tool_is_not_searched() {
     )
     .await;
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_call_in_thoughts_that_never_end_is_made() {
-    let call = "<tool_call>\n{\"name\": \"w\", \"arguments\": {\"s\": \"a\"}}\n</tool_call>";
-    for tail in ["", "\n", "\n\n"] {
-        check(
-            &format!("<think>\nI need it.\n{call}{tail}"),
-            json!([]),
-            ("", "I need it.", &["{\"s\": \"a\"}"], "tool_calls"),
-        )
-        .await;
-    }
-    check(
-        &format!("<think>\nA draft: {call} Good.\n</think>\n\nNo call."),
-        json!([]),
-        ("No call.", &format!("A draft: {call} Good."), &[], "stop"),
-    )
-    .await;
-}

@@ -35,4 +35,5 @@ mod tables_in_files;
 mod tensor_parts;
 mod vision;
 mod vision_qwen;
+mod vision_scene;
 mod wrong_adapters;

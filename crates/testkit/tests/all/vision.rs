@@ -2,67 +2,23 @@
 //!
 //! `tests/data/make_vision.py` makes the models and the references.
 
-use std::{fs, path::Path};
+use std::fs;
 
-use serde::Deserialize;
-use tokenmill_backend::{Executor, ForwardBatch, KvType, PAGE_TOKENS, RowOutput, StepOutput, TokenSource};
-use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_cuda_exec::CudaBackend;
+use tokenmill_backend::{Executor, ForwardBatch, PAGE_TOKENS, StepOutput, TokenSource};
 use tokenmill_gguf::GgufFile;
-use tokenmill_image::{Filter, ImageLimits, Rgb};
-use tokenmill_model::{MAX_PATCHES, Model, ModelOptions, VisionFile};
+use tokenmill_image::Filter;
+use tokenmill_model::{Model, VisionFile};
 use tokenmill_testkit::{
-    Comparisons, NaiveBackend, Random,
-    engines::{self, Compiled, CompiledTower, Tower},
+    Comparisons, NaiveBackend,
+    engines::{self, Compiled, CompiledTower},
 };
 
-/// Tolerance against transformers, which computes in single precision, in another order.
-const TOLERANCE: f32 = 2e-4;
+use crate::vision_scene::{
+    Reference, all_logits, assert_close, assert_same_bits, cpu, gpu, is_loaded, n_refused, options, pixels_of,
+};
 
-#[derive(Deserialize)]
-struct Reference {
-    cases: Vec<Case>,
-}
-
-#[derive(Deserialize)]
-struct Case {
-    images: Vec<String>,
-    /// Ids in which each row of an image is `<image_soft_token>`.
-    prompt: Vec<u32>,
-    pixels: Vec<f32>,
-    features: Vec<f32>,
-    last_logits: Vec<f32>,
-    middle_logits: Vec<f32>,
-    greedy: Vec<u32>,
-}
-
-fn cpu() -> CpuBackend {
-    engines::cpu(2)
-}
-
-/// Returns a GPU whose bits do not depend on how a prompt is divided.
-fn gpu() -> CudaBackend {
-    engines::gpu().with_batch_invariance(true)
-}
-
-#[track_caller]
-fn assert_close(what: &str, expected: &[f32], found: &[f32]) {
-    assert_eq!(expected.len(), found.len(), "{what}");
-    for (at, (a, b)) in expected.iter().zip(found).enumerate() {
-        // Written so that NaN fails.
-        let is_close = (a - b).abs() <= TOLERANCE;
-        assert!(is_close, "{what}: value {at} is {b} instead of {a}");
-    }
-}
-
-/// The pixels of an image as a tower takes them.
-fn pixels_of(tower: &dyn Tower, file: &Path) -> Vec<f32> {
-    let shape = tower.shape();
-    let image = Rgb::decode(&fs::read(file).unwrap(), &ImageLimits::default()).unwrap();
-    let grid = shape.size.grid(image.width(), image.height()).unwrap();
-    let image = image.resized(grid.width, grid.height, Filter::Bilinear);
-    image.normalized(shape.mean, shape.std)
-}
+/// Room for the longest prompt.
+const N_CTX: usize = 256;
 
 /// A prompt and its images, to run in chunks.
 struct Prompt<'a> {
@@ -111,25 +67,10 @@ impl Prompt<'_> {
             {
                 batch.see_each_other(start.max(first) as u32..(start + self.n_rows) as u32);
             }
-            batch.logit_rows = (0..(end - first) as u32).collect();
-            batch.outputs.resize(end - first, RowOutput::Logits);
-            let ticket = executor.submit(&batch).unwrap();
-            let mut output = StepOutput::default();
-            executor.wait(ticket, &mut output).unwrap();
-            logits.extend_from_slice(&output.logits);
+            logits.extend(all_logits(executor, batch));
             first = end;
         }
         logits
-    }
-}
-
-fn options() -> ModelOptions {
-    ModelOptions {
-        n_ctx: Some(256),
-        max_batch_tokens: 256,
-        max_logit_rows: 256,
-        kv_type: KvType::F32,
-        ..ModelOptions::default()
     }
 }
 
@@ -143,21 +84,18 @@ where
     let Some(folder) = comparisons.find("vision/gemma3") else {
         return;
     };
-    let reference: Reference = serde_json::from_slice(&fs::read(folder.join("ref.json")).unwrap()).unwrap();
     let model = Model::open(folder.join("model.gguf")).unwrap();
     let vision = VisionFile::open(folder.join("mmproj-model.gguf")).unwrap();
     assert_eq!(vision.shape().n_embd, model.descriptor().n_embd);
     let mut tower = engines::tower(&vision, of_tower()).unwrap();
     let grid = tower.shape().size.grid(1, 1).unwrap();
     let n_rows = grid.n_rows();
-    for case in &reference.cases {
+    for case in &Reference::open(&folder).cases {
         let mut rows = Vec::new();
         for (image_idx, image) in case.images.iter().enumerate() {
-            let pixels = pixels_of(&*tower, &folder.join(image));
+            let (pixels, _) = pixels_of(&*tower, &folder.join(image), Filter::Bilinear);
             if image_idx == 0 {
-                for (expected, found) in case.pixels.iter().zip(&pixels) {
-                    assert!((expected - found).abs() < 2e-5, "pixels of {image}");
-                }
+                case.check_pixels(&pixels, image);
             }
             rows.extend(tower.encode(&pixels, &grid).unwrap());
         }
@@ -176,27 +114,14 @@ where
         assert_eq!(prompt.starts.len(), case.images.len());
         let n = case.prompt.len();
         let n_vocab = model.descriptor().n_vocab;
-        let load = || engines::load(&model, backend(), &options()).unwrap();
+        let load = || engines::load(&model, backend(), &options(N_CTX)).unwrap();
         let whole = prompt.logits(&mut load(), &[n]);
-        assert_close("last logits", &case.last_logits, &whole[(n - 1) * n_vocab..]);
-        let middle = n / 2 * n_vocab;
-        assert_close(
-            "middle logits",
-            &case.middle_logits,
-            &whole[middle..middle + n_vocab],
-        );
-        let best = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32;
-        assert_eq!(best(&whole[(n - 1) * n_vocab..]), case.greedy[0]);
+        case.check_logits(&whole);
 
         // In chunks that part no image, and with the second half of an image behind pages that hold the first.
         let (start, end) = (prompt.starts[0], prompt.starts[0] + n_rows);
         let chunked = prompt.logits(&mut load(), &[1, start, end, end + 3, n]);
-        assert!(
-            whole
-                .iter()
-                .zip(&chunked)
-                .all(|(a, b)| a.to_bits() == b.to_bits())
-        );
+        assert_same_bits(&whole, &chunked);
         let mut executor = load();
         prompt.logits(&mut executor, &[n]);
         let rest = Prompt {
@@ -207,12 +132,7 @@ where
         };
         let again = rest_of(&rest, &mut executor, start + n_rows / 2);
         let from = (start + n_rows / 2) * n_vocab;
-        assert!(
-            whole[from..]
-                .iter()
-                .zip(&again)
-                .all(|(a, b)| a.to_bits() == b.to_bits())
-        );
+        assert_same_bits(&whole[from..], &again);
         // Rows that see each other are not rows that do not.
         let mut other = rows.clone();
         other[0] += 0.5;
@@ -249,12 +169,7 @@ fn rest_of(prompt: &Prompt<'_>, executor: &mut dyn Executor, from: usize) -> Vec
     {
         batch.see_each_other(start.max(from) as u32..(start + prompt.n_rows) as u32);
     }
-    batch.logit_rows = (0..(n - from) as u32).collect();
-    batch.outputs.resize(n - from, RowOutput::Logits);
-    let ticket = executor.submit(&batch).unwrap();
-    let mut output = StepOutput::default();
-    executor.wait(ticket, &mut output).unwrap();
-    output.logits
+    all_logits(executor, batch)
 }
 
 #[test]
@@ -283,7 +198,7 @@ fn batches_with_rows_that_are_not_there_are_refused() {
         return;
     };
     let model = Model::open(folder.join("model.gguf")).unwrap();
-    let mut executor = engines::load(&model, cpu(), &options()).unwrap();
+    let mut executor = engines::load(&model, cpu(), &options(N_CTX)).unwrap();
     let width = executor.input_row_width().unwrap();
     let check = |executor: &mut dyn Executor, change: fn(&mut ForwardBatch), expected: &str| {
         let mut batch = ForwardBatch::default();
@@ -376,15 +291,7 @@ fn damaged_encoders_are_refused_or_load() {
         return;
     };
     let whole = fs::read(folder.join("mmproj-model.gguf")).unwrap();
-    let load = |bytes: &[u8]| {
-        let file = GgufFile::from_bytes(bytes).ok()?;
-        let vision = VisionFile::from_gguf(file).ok()?;
-        let shape = vision.shape().clone();
-        let (n_patches, n_rows) = (shape.max_patches(), shape.size.max_rows());
-        assert!((1..=MAX_PATCHES).contains(&n_patches) && n_rows <= n_patches);
-        engines::tower(&vision, NaiveBackend::new()).ok()
-    };
-    assert!(load(&whole).is_some());
+    assert!(is_loaded(&whole));
     // A width that only the header claims is refused before anything is allocated for it.
     let patched = |key: &str, value: u32| {
         let mut bytes = whole.clone();
@@ -406,17 +313,7 @@ fn damaged_encoders_are_refused_or_load() {
         let refused = VisionFile::from_gguf(file).err().unwrap().to_string();
         assert!(refused.contains("embedding length"), "{width}: {refused}");
     }
-    let mut random = Random::new(7);
-    let n_header = whole.len() - 25_000;
-    let mut n_refused = 0;
-    for _ in 0..600 {
-        let mut bytes = whole.clone();
-        for _ in 0..=random.below(3) {
-            let at = random.below(n_header);
-            bytes[at] = random.bits() as u8;
-        }
-        n_refused += usize::from(load(&bytes).is_none());
-    }
+    let n_refused = n_refused(&whole, whole.len() - 25_000, 600);
     assert!(n_refused > 100, "{n_refused} were refused");
     comparisons.compared(1);
 }

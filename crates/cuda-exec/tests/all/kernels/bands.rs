@@ -1,6 +1,6 @@
 //! Matrices of K-quants, Q8_0, F16 and BF16 times 9 rows and more, in bands.
 
-use tokenmill_cuda_exec::{BandHeight, Bands, MatrixLayout, modules::type_suffix};
+use tokenmill_cuda_exec::{BandHeight, Bands, modules::type_suffix};
 use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::Arguments;
 use tokenmill_testkit::Random;
@@ -8,7 +8,8 @@ use tokenmill_testkit::Random;
 use crate::{
     grid::pairs,
     kernels::{
-        bench::{NULL, Sim, random_matrix},
+        bench::{NULL, Sim, assert_relative, random_matrix},
+        many_rows::reads_of_weights,
         matvec::{Kernel, TOLERANCE, check_kernel, dot, upload},
     },
 };
@@ -126,18 +127,6 @@ fn rows_of_x_may_be_large_and_small() {
     }
 }
 
-/// As `assert_close`, for sums far below 1 too.
-#[track_caller]
-fn assert_relative(found: &[f32], expected: &[(f64, f64)], tolerance: f64, what: &str) {
-    for (&found, &(expected, magnitude)) in found.iter().zip(expected) {
-        let error = (f64::from(found) - expected).abs();
-        assert!(
-            error <= tolerance * magnitude,
-            "{what}: {found}, expected {expected}"
-        );
-    }
-}
-
 #[test]
 fn bands_have_no_bank_conflicts_and_read_weights_once() {
     for (ty, (height, columns)) in pairs("bank conflicts of bands", all()) {
@@ -151,12 +140,6 @@ fn bands_have_no_bank_conflicts_and_read_weights_once() {
             false,
         );
         assert_eq!(counters.bank_conflicts(), 0, "{ty:?} {height:?} by {columns}");
-        let necessary = MatrixLayout::of(ty, n_out, n_in).unwrap().bytes() as u64 / 32;
-        let weights = (counters.buffers.values()).find(|buffer| {
-            let unique = buffer.unique_loaded_sectors;
-            (necessary * 19 / 20..=necessary).contains(&unique)
-        });
-        let weights = weights.expect("the weights are read");
         // Scales of superblocks that are in a plane of their own lie together, and come from L1 after the first.
         // Scales of groups of Q8_0 take half a sector a superblock.
         let limit = match ty {
@@ -164,7 +147,7 @@ fn bands_have_no_bank_conflicts_and_read_weights_once() {
             TensorType::Q8_0 => 1.06,
             _ => 1.0,
         };
-        let ratio = weights.loaded_sectors as f64 / weights.unique_loaded_sectors as f64;
+        let ratio = reads_of_weights(&counters, ty, n_out, n_in);
         assert!(ratio <= limit, "{ty:?} {height:?} by {columns}: {ratio}");
     }
 }

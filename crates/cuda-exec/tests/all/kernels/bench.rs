@@ -202,3 +202,16 @@ pub(crate) fn assert_close(found: &[f32], expected: &[(f64, f64)], tolerance: f6
         );
     }
 }
+
+/// As [`assert_close`], for sums far below 1 too.
+#[track_caller]
+pub(crate) fn assert_relative(found: &[f32], expected: &[(f64, f64)], tolerance: f64, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (&found, &(expected, magnitude)) in found.iter().zip(expected) {
+        let error = (f64::from(found) - expected).abs();
+        assert!(
+            error <= tolerance * magnitude,
+            "{what}: {found}, expected {expected}"
+        );
+    }
+}

@@ -1,13 +1,13 @@
 //! Matrices of K-quants times many rows in f16.
 
-use tokenmill_cuda_exec::{HalfBands, MatrixLayout, modules::type_suffix};
+use tokenmill_cuda_exec::{HalfBands, modules::type_suffix};
 use tokenmill_gguf::TensorType;
-use tokenmill_ptx_sim::{Arguments, Counters, DevicePtr};
+use tokenmill_ptx_sim::{Arguments, DevicePtr};
 use tokenmill_testkit::Random;
 
 use crate::kernels::{
-    bench::{NULL, Quantized, Sim, assert_close, random_matrix},
-    matvec::dot,
+    bench::{NULL, Quantized, Sim, assert_relative, random_matrix},
+    many_rows::{GateAndUp, GatedProducts, Operands, Products, assert_reset, reads_of_weights, silu},
 };
 
 const TYPES: [TensorType; 3] = [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K];
@@ -50,13 +50,6 @@ fn halved(sim: &mut Sim, rows: &Quantized, n_rows: usize, n_in: usize) -> [Devic
     planes
 }
 
-/// Products of up to three matrices of a type with rows, what plain loops over the quantized rows give, and the launch's counters.
-struct Products {
-    found: Vec<Vec<f32>>,
-    expected: Vec<Vec<(f64, f64)>>,
-    counters: Counters,
-}
-
 fn multiply(
     ty: TensorType,
     n_splits: usize,
@@ -66,40 +59,15 @@ fn multiply(
     has_bias: bool,
 ) -> Products {
     let n_rows = rows.len() / n_in;
-    let mut random = Random::new((n_in + n_outs[0]) as u64);
     let mut sim = Sim::new();
     let quantized = sim.quantized(rows, n_in);
     let exact = sim.dequantized(&quantized, n_rows, n_in);
     let planes = halved(&mut sim, &quantized, n_rows, n_in);
-    let [mut matrices, mut outputs, mut biases] = [[NULL; 3]; 3];
-    let mut expected = Vec::new();
-    for (job, &n_out) in n_outs.iter().enumerate().filter(|(_, n_out)| **n_out > 0) {
-        let (file_rows, values) = random_matrix(&mut random, ty, n_out, n_in);
-        let bias = random.values(n_out);
-        matrices[job] = sim.matrix(ty, n_out, n_in, &file_rows);
-        outputs[job] = sim.room(n_rows * n_out * 4);
-        if has_bias {
-            biases[job] = sim.f32s(&bias);
-        }
-        let sums = (0..n_rows * n_out).map(|index| {
-            let (sum, magnitude) = dot(&values, &exact, n_in, index % n_out, index / n_out);
-            let bias = if has_bias {
-                f64::from(bias[index % n_out])
-            } else {
-                0.0
-            };
-            (sum + bias, magnitude + bias.abs())
-        });
-        expected.push(sums.collect());
-    }
-    let mut arguments = Arguments::new();
-    for list in [matrices, outputs, biases] {
-        arguments = list.into_iter().fold(arguments, Arguments::ptr);
-    }
-    for n in [n_outs[0], n_outs[1], n_outs[2], n_in, n_rows] {
-        arguments = arguments.i32(n as i32);
-    }
-    arguments = planes.into_iter().fold(arguments, Arguments::ptr);
+    let n_biased = if has_bias { 3 } else { 0 };
+    let operands = Operands::new(&mut sim, ty, &exact, n_outs, n_in, n_biased, |random, n_out| {
+        random_matrix(random, ty, n_out, n_in)
+    });
+    let mut arguments = planes.into_iter().fold(operands.arguments(), Arguments::ptr);
     let n_blocks = n_outs.iter().map(|n_out| n_out.div_ceil(HalfBands::ROWS)).sum();
     let n_tiles = n_rows.div_ceil(HalfBands::COLUMNS);
     let mut name = "half_band_n64";
@@ -121,26 +89,9 @@ fn multiply(
     );
     assert_eq!(counters.bank_conflicts(), 0, "{ty:?} {name}");
     if n_splits > 1 {
-        let left = sim.read_u32s(counts, n_blocks * n_tiles);
-        assert!(
-            left.iter().all(|&count| count == 0),
-            "counters are left as they were"
-        );
+        assert_reset(&sim, counts, n_blocks * n_tiles);
     }
-    let found = (n_outs.iter().zip(outputs)).filter(|(n_out, _)| **n_out > 0);
-    let found = found.map(|(n_out, y)| sim.read_f32s(y, n_rows * n_out)).collect();
-    Products {
-        found,
-        expected,
-        counters,
-    }
-}
-
-#[track_caller]
-fn check(products: &Products, tolerance: f64, what: &str) {
-    for (found, expected) in products.found.iter().zip(&products.expected) {
-        assert_close(found, expected, tolerance, what);
-    }
+    operands.products(&sim, counters)
 }
 
 #[test]
@@ -152,10 +103,10 @@ fn products_in_f16_match_a_plain_loop() {
         {
             let rows = exact_rows(&mut Random::new(3), n_rows * n_in);
             let products = multiply(ty, 1, &rows, n_outs, n_in, has_bias);
-            check(&products, tolerance(ty), &format!("{ty:?} exact by {n_rows}"));
+            products.check(tolerance(ty), &format!("{ty:?} exact by {n_rows}"));
             let rows = Random::new(4).values(n_rows * n_in);
             let products = multiply(ty, 1, &rows, n_outs, n_in, has_bias);
-            check(&products, ROUNDED, &format!("{ty:?} by {n_rows}"));
+            products.check(ROUNDED, &format!("{ty:?} by {n_rows}"));
         }
     }
 }
@@ -167,7 +118,7 @@ fn products_in_f16_whose_columns_are_shared_match_a_plain_loop() {
             let n_in = n_supers * 256;
             let rows = exact_rows(&mut Random::new(5), 67 * n_in);
             let products = multiply(ty, n_splits, &rows, [150, 33, 5], n_in, true);
-            check(&products, tolerance(ty), &format!("{ty:?} by {n_splits}"));
+            products.check(tolerance(ty), &format!("{ty:?} by {n_splits}"));
         }
     }
 }
@@ -178,18 +129,7 @@ fn rounding_to_f16_hardly_adds_to_what_eight_bits_leave_away() {
     for ty in TYPES {
         let rows = Random::new(6).values(n_rows * n_in);
         let products = multiply(ty, 1, &rows, [n_out, 0, 0], n_in, false);
-        let (_, values) = random_matrix(&mut Random::new((n_in + n_out) as u64), ty, n_out, n_in);
-        let unrounded: Vec<f64> = rows.iter().map(|&x| f64::from(x)).collect();
-        let [mut of_f16, mut of_bytes] = [0.0; 2];
-        for index in 0..n_rows * n_out {
-            let (right, _) = dot(&values, &unrounded, n_in, index % n_out, index / n_out);
-            of_f16 += (f64::from(products.found[0][index]) - right).powi(2);
-            of_bytes += (products.expected[0][index].0 - right).powi(2);
-        }
-        assert!(
-            of_f16.sqrt() < 1.02 * of_bytes.sqrt(),
-            "{ty:?}: {of_f16} {of_bytes}"
-        );
+        products.check_rounding(&rows, n_in, &format!("{ty:?}"));
     }
 }
 
@@ -201,13 +141,8 @@ fn rows_in_f16_may_be_large_small_and_zero() {
         let rows: Vec<f32> = rows.iter().map(|x| x * factor).collect();
         for ty in TYPES {
             let products = multiply(ty, 1, &rows, [20, 0, 0], n_in, false);
-            for (found, (expected, magnitude)) in products.found[0].iter().zip(&products.expected[0]) {
-                let error = (f64::from(*found) - expected).abs();
-                assert!(
-                    error <= ROUNDED * magnitude,
-                    "{ty:?} by {factor}: {found}, expected {expected}"
-                );
-            }
+            let what = format!("{ty:?} by {factor}");
+            assert_relative(&products.found[0], &products.expected[0], ROUNDED, &what);
         }
     }
 }
@@ -218,12 +153,7 @@ fn products_in_f16_read_weights_once() {
         let (n_out, n_in) = (256, 1024);
         let rows = Random::new(8).values(64 * n_in);
         let products = multiply(ty, 1, &rows, [n_out, 0, 0], n_in, false);
-        let necessary = MatrixLayout::of(ty, n_out, n_in).unwrap().bytes() as u64 / 32;
-        let mut buffers = products.counters.buffers.values();
-        let weights =
-            buffers.find(|buffer| (necessary * 19 / 20..=necessary).contains(&buffer.unique_loaded_sectors));
-        let weights = weights.expect("the weights are read");
-        let ratio = weights.loaded_sectors as f64 / weights.unique_loaded_sectors as f64;
+        let ratio = reads_of_weights(&products.counters, ty, n_out, n_in);
         // Scales of superblocks that are in a plane of their own lie together, and come from L1 after the first; of further bits of Q5_K a step takes half
         // a sector.
         let limit = match ty {
@@ -235,32 +165,14 @@ fn products_in_f16_read_weights_once() {
     }
 }
 
-/// Results of a gate and up, and the expected sums.
-struct GatedProducts {
-    y: Vec<f32>,
-    /// Values of the quantized rows.
-    quantized: Vec<f64>,
-    /// Sums of gate and of up, with their magnitudes.
-    sums: Vec<[(f64, f64); 2]>,
-}
-
 /// A gate and up of a type in f16.
 fn gated(ty: TensorType, rows: &[f32], n_out: usize, n_in: usize) -> GatedProducts {
     let n_rows = rows.len() / n_in;
-    let mut random = Random::new(9);
     let mut sim = Sim::new();
     let quantized = sim.quantized(rows, n_in);
     let exact = sim.dequantized(&quantized, n_rows, n_in);
     let planes = halved(&mut sim, &quantized, n_rows, n_in);
-    let matrices = [0, 1].map(|_| random_matrix(&mut random, ty, n_out, n_in));
-    let [gate, up] = [0, 1].map(|index: usize| sim.matrix(ty, n_out, n_in, &matrices[index].0));
-    let bias_values = random.values(n_out);
-    let bias = sim.f32s(&bias_values);
-    let y = sim.room(n_rows * n_out * 4);
-    let output = sim.room_quantized(n_rows, n_out);
-    let arguments = Arguments::new().ptr(gate).ptr(up).i32(n_out as i32);
-    let arguments = (arguments.ptr(bias).ptr(NULL).i32(0).ptr(y)).ptr(output.bytes);
-    let arguments = (arguments.ptr(output.scales)).i32(n_in as i32).i32(n_rows as i32);
+    let operands = GateAndUp::new(&mut sim, ty, &exact, n_out, n_in, true);
     let counters = sim.launch(
         &format!("matmul_halves_{}", type_suffix(ty).unwrap()),
         "half_gated_n64",
@@ -271,20 +183,10 @@ fn gated(ty: TensorType, rows: &[f32], n_out: usize, n_in: usize) -> GatedProduc
         ],
         128,
         HalfBands::of(ty).unwrap().shared_bytes(),
-        &planes.into_iter().fold(arguments, Arguments::ptr),
+        &planes.into_iter().fold(operands.arguments(0), Arguments::ptr),
     );
     assert_eq!(counters.bank_conflicts(), 0, "{ty:?}");
-    let sums = (0..n_rows * n_out).map(|index| {
-        let mut sums =
-            [0, 1].map(|which: usize| dot(&matrices[which].1, &exact, n_in, index % n_out, index / n_out));
-        sums[0].0 += f64::from(bias_values[index % n_out]);
-        sums
-    });
-    GatedProducts {
-        y: sim.read_f32s(y, n_rows * n_out),
-        quantized: sim.dequantized(&output, n_rows, n_out),
-        sums: sums.collect(),
-    }
+    operands.products(&sim)
 }
 
 #[test]
@@ -293,22 +195,7 @@ fn a_gate_and_up_in_f16_match_a_plain_loop_and_are_quantized() {
     for ty in TYPES {
         let rows = exact_rows(&mut Random::new(10), n_rows * n_in);
         let rows: Vec<f32> = rows.iter().map(|x| x / 500.0).collect();
-        let products = gated(ty, &rows, n_out, n_in);
-        let expected: Vec<(f64, f64)> = (products.sums.iter())
-            .map(|[(gate, gate_magnitude), (up, up_magnitude)]| {
-                let value = gate / (1.0 + (-gate).exp()) * up;
-                // No slope of SiLU is above 1.1.
-                (value, 1.1 * gate_magnitude * up.abs() + up_magnitude * gate.abs())
-            })
-            .collect();
-        assert_close(&products.y, &expected, ROUNDED, &format!("{ty:?}"));
-        for (group, values) in products.y.chunks(32).enumerate() {
-            let peak = values.iter().fold(0f32, |peak, x| peak.max(x.abs()));
-            for (i, value) in values.iter().enumerate() {
-                let error = (f64::from(*value) - products.quantized[group * 32 + i]).abs();
-                assert!(error <= f64::from(peak) / 127.0 * 0.501, "{ty:?} {group} {i}");
-            }
-        }
+        gated(ty, &rows, n_out, n_in).check(silu, ROUNDED, &format!("{ty:?}"));
     }
 }
 

@@ -9,6 +9,7 @@ mod experts;
 mod halves;
 mod latent;
 mod layers;
+mod many_rows;
 mod matvec;
 mod norm;
 mod planted;

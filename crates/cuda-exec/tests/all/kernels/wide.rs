@@ -1,19 +1,19 @@
 //! Quantized matrices times many rows by matrix operations of warpgroups.
 
 use tokenmill_cuda_exec::{
-    MatrixLayout, Wide,
+    Wide,
     modules::{WIDE, type_suffix},
 };
 use tokenmill_gguf::TensorType;
-use tokenmill_ptx_sim::{Arguments, Counters, DevicePtr};
+use tokenmill_ptx_sim::{Arguments, DevicePtr};
 use tokenmill_quant::Format;
 use tokenmill_testkit::Random;
 
 use crate::{
     grid::pairs,
     kernels::{
-        bench::{NULL, Quantized, Sim, assert_close, random_matrix},
-        matvec::dot,
+        bench::{NULL, Quantized, Sim, assert_relative, random_matrix},
+        many_rows::{GateAndUp, GatedProducts, Operands, Products, assert_reset, reads_of_weights, silu},
     },
 };
 
@@ -71,13 +71,6 @@ fn tiles(
     planes
 }
 
-/// Products of up to three matrices of a type with rows, what plain loops over the quantized rows give, and the launch's counters.
-struct Products {
-    found: Vec<Vec<f32>>,
-    expected: Vec<Vec<(f64, f64)>>,
-    counters: Counters,
-}
-
 /// `matrix` makes rows as a file has them and their values.
 fn multiply_by(
     ty: TensorType,
@@ -85,40 +78,15 @@ fn multiply_by(
     rows: &[f32],
     n_outs: [usize; 3],
     n_in: usize,
-    mut matrix: impl FnMut(&mut Random, usize) -> (Vec<u8>, Vec<f32>),
+    matrix: impl FnMut(&mut Random, usize) -> (Vec<u8>, Vec<f32>),
 ) -> Products {
     let n_rows = rows.len() / n_in;
-    let mut random = Random::new((n_in + n_outs[0]) as u64);
     let mut sim = Sim::new();
     let quantized = sim.quantized(rows, n_in);
     let exact = sim.dequantized(&quantized, n_rows, n_in);
     let planes = tiles(&mut sim, &quantized, [n_rows, n_written(n_rows, width)], n_in, 2);
-    let [mut matrices, mut outputs, mut biases] = [[NULL; 3]; 3];
-    let mut expected = Vec::new();
-    for (job, &n_out) in n_outs.iter().enumerate().filter(|(_, n_out)| **n_out > 0) {
-        let (file_rows, values) = matrix(&mut random, n_out);
-        // The last has none.
-        let bias = if job < 2 { random.values(n_out) } else { Vec::new() };
-        matrices[job] = sim.matrix(ty, n_out, n_in, &file_rows);
-        outputs[job] = sim.room(n_rows * n_out * 4);
-        if job < 2 {
-            biases[job] = sim.f32s(&bias);
-        }
-        let sums = (0..n_rows * n_out).map(|index| {
-            let (sum, magnitude) = dot(&values, &exact, n_in, index % n_out, index / n_out);
-            let bias = bias.get(index % n_out).copied().map_or(0.0, f64::from);
-            (sum + bias, magnitude + bias.abs())
-        });
-        expected.push(sums.collect());
-    }
-    let mut arguments = Arguments::new();
-    for list in [matrices, outputs, biases] {
-        arguments = list.into_iter().fold(arguments, Arguments::ptr);
-    }
-    for n in [n_outs[0], n_outs[1], n_outs[2], n_in, n_rows] {
-        arguments = arguments.i32(n as i32);
-    }
-    arguments = planes.into_iter().fold(arguments, Arguments::ptr);
+    let operands = Operands::new(&mut sim, ty, &exact, n_outs, n_in, 2, matrix);
+    let arguments = planes.into_iter().fold(operands.arguments(), Arguments::ptr);
     let n_bands: usize = n_outs.iter().map(|n_out| n_out.div_ceil(Wide::ROWS)).sum();
     let (n_places, n_splits) = (n_bands * n_rows.div_ceil(width), (n_in / 256).div_ceil(each));
     let [mut parts, mut counts] = [NULL; 2];
@@ -136,19 +104,9 @@ fn multiply_by(
     );
     assert_eq!(counters.bank_conflicts(), 0, "{ty:?} by {width}");
     if n_splits > 1 {
-        let left = sim.read_u32s(counts, n_places);
-        assert!(
-            left.iter().all(|&count| count == 0),
-            "counters are left as they were"
-        );
+        assert_reset(&sim, counts, n_places);
     }
-    let found = (n_outs.iter().zip(outputs)).filter(|(n_out, _)| **n_out > 0);
-    let found = found.map(|(n_out, y)| sim.read_f32s(y, n_rows * n_out)).collect();
-    Products {
-        found,
-        expected,
-        counters,
-    }
+    operands.products(&sim, counters)
 }
 
 /// Cases of types that have kernels of their width.
@@ -166,13 +124,6 @@ fn multiply(ty: TensorType, shape: [usize; 2], rows: &[f32], n_outs: [usize; 3],
     multiply_by(ty, shape, rows, n_outs, n_in, |random, n_out| {
         random_matrix(random, ty, n_out, n_in)
     })
-}
-
-#[track_caller]
-fn check(products: &Products, tolerance: f64, what: &str) {
-    for (found, expected) in products.found.iter().zip(&products.expected) {
-        assert_close(found, expected, tolerance, what);
-    }
 }
 
 #[test]
@@ -194,7 +145,7 @@ fn wide_products_match_a_plain_loop() {
         let n_in = n_supers * 256;
         let rows = Random::new(4).values(n_rows * n_in);
         let products = multiply(ty, [width, n_supers], &rows, n_outs, n_in);
-        check(&products, ROUNDED, &format!("{ty:?} {n_rows} by {width}"));
+        products.check(ROUNDED, &format!("{ty:?} {n_rows} by {width}"));
     }
 }
 
@@ -218,11 +169,7 @@ fn wide_products_by_exactly_the_rows_of_thread_blocks_match_a_plain_loop() {
     ) {
         let rows = Random::new(13).values(n_rows * n_in);
         let products = multiply(ty, [width, each], &rows, [16, 3, 0], n_in);
-        check(
-            &products,
-            ROUNDED,
-            &format!("{ty:?} {n_rows} by {width}, {each} each"),
-        );
+        products.check(ROUNDED, &format!("{ty:?} {n_rows} by {width}, {each} each"));
     }
 }
 
@@ -236,7 +183,7 @@ fn wide_products_whose_columns_are_shared_match_a_plain_loop() {
         let n_in = n_supers * 256;
         let rows = Random::new(5).values(67 * n_in);
         let products = multiply(ty, [width, each], &rows, [150, 33, 5], n_in);
-        check(&products, ROUNDED, &format!("{ty:?} by {width}, {each} each"));
+        products.check(ROUNDED, &format!("{ty:?} by {width}, {each} each"));
     }
 }
 
@@ -246,18 +193,7 @@ fn wide_products_hardly_add_to_what_eight_bits_leave_away() {
     for ty in SOME {
         let rows = Random::new(6).values(n_rows * n_in);
         let products = multiply(ty, [64, 4], &rows, [0, 0, n_out], n_in);
-        let (_, values) = random_matrix(&mut Random::new(n_in as u64), ty, n_out, n_in);
-        let unrounded: Vec<f64> = rows.iter().map(|&x| f64::from(x)).collect();
-        let [mut of_f16, mut of_bytes] = [0.0; 2];
-        for index in 0..n_rows * n_out {
-            let (right, _) = dot(&values, &unrounded, n_in, index % n_out, index / n_out);
-            of_f16 += (f64::from(products.found[0][index]) - right).powi(2);
-            of_bytes += (products.expected[0][index].0 - right).powi(2);
-        }
-        assert!(
-            of_f16.sqrt() < 1.02 * of_bytes.sqrt(),
-            "{ty:?}: {of_f16} {of_bytes}"
-        );
+        products.check_rounding(&rows, n_in, &format!("{ty:?}"));
     }
 }
 
@@ -331,7 +267,7 @@ fn blocks_of_zeros_may_have_any_exponent() {
         }
         (file_rows, values)
     });
-    check(&products, ROUNDED, "blocks of zeros");
+    products.check(ROUNDED, "blocks of zeros");
 }
 
 #[test]
@@ -342,13 +278,8 @@ fn wide_rows_may_be_large_small_and_zero() {
         let rows: Vec<f32> = rows.iter().map(|x| x * factor).collect();
         for ty in SOME {
             let products = multiply(ty, [64, 2], &rows, [0, 0, 20], n_in);
-            for (found, (expected, magnitude)) in products.found[0].iter().zip(&products.expected[0]) {
-                let error = (f64::from(*found) - expected).abs();
-                assert!(
-                    error <= ROUNDED * magnitude,
-                    "{ty:?} by {factor}: {found}, expected {expected}"
-                );
-            }
+            let what = format!("{ty:?} by {factor}");
+            assert_relative(&products.found[0], &products.expected[0], ROUNDED, &what);
         }
     }
 }
@@ -360,19 +291,13 @@ fn wide_products_read_weights_once() {
         let rows = Random::new(8).values(64 * n_in);
         let products = multiply(ty, [64, 4], &rows, [n_out, 0, 0], n_in);
         // Exactly as many rows as a thread block takes.
-        for (found, (expected, magnitude)) in products.found[0].iter().zip(&products.expected[0]) {
-            let error = (f64::from(*found) - expected).abs();
-            assert!(
-                error <= ROUNDED * magnitude,
-                "{ty:?}: {found}, expected {expected}"
-            );
-        }
-        let necessary = MatrixLayout::of(ty, n_out, n_in).unwrap().bytes() as u64 / 32;
-        let mut buffers = products.counters.buffers.values();
-        let weights =
-            buffers.find(|buffer| (necessary * 19 / 20..=necessary).contains(&buffer.unique_loaded_sectors));
-        let weights = weights.expect("the weights are read");
-        let ratio = weights.loaded_sectors as f64 / weights.unique_loaded_sectors as f64;
+        assert_relative(
+            &products.found[0],
+            &products.expected[0],
+            ROUNDED,
+            &format!("{ty:?}"),
+        );
+        let ratio = reads_of_weights(&products.counters, ty, n_out, n_in);
         // A load takes a part of a sector from a plane of its own, and the next load gets the rest from L1.
         let limit = match ty {
             TensorType::Q4_K => 1.12,
@@ -382,15 +307,6 @@ fn wide_products_read_weights_once() {
         };
         assert!(ratio <= limit, "{ty:?}: {ratio}");
     }
-}
-
-/// Results of a gate and up, and the expected sums.
-struct GatedProducts {
-    y: Vec<f32>,
-    /// Values of the quantized rows.
-    quantized: Vec<f64>,
-    /// Sums of gate and of up, with their magnitudes.
-    sums: Vec<[(f64, f64); 2]>,
 }
 
 /// A gate and up of a type; `activation` by its code.
@@ -403,23 +319,12 @@ fn gated(
     (activation, has_bias): (i32, bool),
 ) -> GatedProducts {
     let n_rows = rows.len() / n_in;
-    let mut random = Random::new(9);
     let mut sim = Sim::new();
     let quantized = sim.quantized(rows, n_in);
     let exact = sim.dequantized(&quantized, n_rows, n_in);
     let planes = tiles(&mut sim, &quantized, [n_rows, n_written(n_rows, width)], n_in, 1);
-    let matrices = [0, 1].map(|_| random_matrix(&mut random, ty, n_out, n_in));
-    let [gate, up] = [0, 1].map(|index: usize| sim.matrix(ty, n_out, n_in, &matrices[index].0));
-    let mut bias_values = random.values(n_out);
-    if !has_bias {
-        bias_values.fill(0.0);
-    }
-    let bias = if has_bias { sim.f32s(&bias_values) } else { NULL };
-    let y = sim.room(n_rows * n_out * 4);
-    let output = sim.room_quantized(n_rows, n_out);
-    let arguments = Arguments::new().ptr(gate).ptr(up).i32(n_out as i32);
-    let arguments = (arguments.ptr(bias).ptr(NULL).i32(activation).ptr(y)).ptr(output.bytes);
-    let arguments = (arguments.ptr(output.scales)).i32(n_in as i32).i32(n_rows as i32);
+    let operands = GateAndUp::new(&mut sim, ty, &exact, n_out, n_in, has_bias);
+    let arguments = operands.arguments(activation);
     let counters = sim.launch(
         &format!("matmul_wide_{}", type_suffix(ty).unwrap()),
         &format!("wide_gated_n{width}"),
@@ -429,17 +334,7 @@ fn gated(
         &planes.into_iter().fold(arguments, Arguments::ptr),
     );
     assert_eq!(counters.bank_conflicts(), 0, "{ty:?}");
-    let sums = (0..n_rows * n_out).map(|index| {
-        let mut sums =
-            [0, 1].map(|which: usize| dot(&matrices[which].1, &exact, n_in, index % n_out, index / n_out));
-        sums[0].0 += f64::from(bias_values[index % n_out]);
-        sums
-    });
-    GatedProducts {
-        y: sim.read_f32s(y, n_rows * n_out),
-        quantized: sim.dequantized(&output, n_rows, n_out),
-        sums: sums.collect(),
-    }
+    operands.products(&sim)
 }
 
 #[test]
@@ -472,28 +367,8 @@ fn a_wide_gate_and_up_match_a_plain_loop_and_are_quantized() {
             n_in,
             (if is_silu { 0 } else { 3 }, has_bias),
         );
-        let expected: Vec<(f64, f64)> = (products.sums.iter())
-            .map(|[(gate, gate_magnitude), (up, up_magnitude)]| {
-                let active = if is_silu {
-                    gate / (1.0 + (-gate).exp())
-                } else {
-                    gate.max(0.0)
-                };
-                // No slope of SiLU is above 1.1.
-                (
-                    active * up,
-                    1.1 * gate_magnitude * up.abs() + up_magnitude * gate.abs(),
-                )
-            })
-            .collect();
-        assert_close(&products.y, &expected, ROUNDED, &format!("{ty:?} by {width}"));
-        for (group, values) in products.y.chunks(32).enumerate() {
-            let peak = values.iter().fold(0f32, |peak, x| peak.max(x.abs()));
-            for (i, value) in values.iter().enumerate() {
-                let error = (f64::from(*value) - products.quantized[group * 32 + i]).abs();
-                assert!(error <= f64::from(peak) / 127.0 * 0.501, "{ty:?} {group} {i}");
-            }
-        }
+        let active = |gate: f64| if is_silu { silu(gate) } else { gate.max(0.0) };
+        products.check(active, ROUNDED, &format!("{ty:?} by {width}"));
     }
 }
 
