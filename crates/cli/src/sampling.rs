@@ -13,6 +13,7 @@ use tokenmill_backend::{
 
 use crate::{
     failure::Failure,
+    note::note,
     numbers::{Limit, Seed},
 };
 
@@ -105,6 +106,34 @@ pub(crate) struct SamplingArgs {
 }
 
 impl SamplingArgs {
+    /// Notes options that change nothing because their sampler is off.
+    pub(crate) fn note_idle(&self) {
+        for (flag, switch) in self.idle() {
+            note!("`--{flag}` changes nothing without `--{switch}`");
+        }
+    }
+
+    /// Lists options with other values than the default whose sampler is off, each with the option that turns it on.
+    fn idle(&self) -> Vec<(String, String)> {
+        let is_given = |value: &str| match value {
+            "xtc_threshold" => self.xtc_threshold != Xtc::default().threshold,
+            "dynatemp_exponent" => self.dynatemp_exp != DynamicTemperature::default().exponent,
+            "mirostat_eta" => self.mirostat_lr != Mirostat::DEFAULT_RATE,
+            "mirostat_tau" => self.mirostat_ent != Mirostat::DEFAULT_TARGET,
+            "dry_base" => self.dry_base != Dry::default().base,
+            "dry_allowed_length" => self.dry_allowed_length != Dry::default().allowed_length,
+            "dry_penalty_last_n" => self.dry_penalty_last_n.bound().is_some(),
+            _ => false,
+        };
+        let is_on = |switch: &str| match switch {
+            "xtc_probability" => self.xtc_probability != 0.0,
+            "dynatemp_range" => self.dynatemp_range != 0.0,
+            "mirostat" => self.mirostat != 0,
+            _ => self.dry_multiplier != 0.0,
+        };
+        idle_options(is_given, is_on)
+    }
+
     /// The parameters for a model. A random seed is drawn here, so that it can be reported.
     ///
     /// # Errors
@@ -160,6 +189,29 @@ impl SamplingArgs {
             None => params,
         })
     }
+}
+
+/// Values of samplers, each with the parameter that turns its sampler on.
+const NEEDS: [(&str, &str); 8] = [
+    ("xtc_threshold", "xtc_probability"),
+    ("dynatemp_exponent", "dynatemp_range"),
+    ("mirostat_eta", "mirostat"),
+    ("mirostat_tau", "mirostat"),
+    ("dry_base", "dry_multiplier"),
+    ("dry_allowed_length", "dry_multiplier"),
+    ("dry_penalty_last_n", "dry_multiplier"),
+    ("dry_sequence_breakers", "dry_multiplier"),
+];
+
+/// Lists the given options whose sampler is off, each with the option that turns it on.
+pub(crate) fn idle_options(
+    is_given: impl Fn(&str) -> bool,
+    is_on: impl Fn(&str) -> bool,
+) -> Vec<(String, String)> {
+    (NEEDS.into_iter())
+        .filter(|(value, switch)| is_given(value) && !is_on(switch))
+        .map(|(value, switch)| (flag_of(value), flag_of(switch)))
+        .collect()
 }
 
 /// Says which option is out of its range.
@@ -242,6 +294,32 @@ fn random_seed() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        sampling: SamplingArgs,
+    }
+
+    #[test]
+    fn an_option_without_the_one_that_turns_its_sampler_on_is_idle() {
+        let idle = |line: &str| {
+            let line = [&["t"], &line.split(' ').collect::<Vec<_>>()[..]].concat();
+            let line = <Line as clap::Parser>::try_parse_from(line).expect("the line is right");
+            let flags = line.sampling.idle().into_iter().map(|(flag, _)| flag);
+            flags.collect::<Vec<_>>()
+        };
+        let all = "--xtc-threshold 0.2 --dynatemp-exp 2 --mirostat-lr 0.2 --mirostat-ent 4 --dry-base 2 --dry-allowed-length 3 \
+                   --dry-penalty-last-n 64";
+        let flags: Vec<&str> = all
+            .split(' ')
+            .filter_map(|word| word.strip_prefix("--"))
+            .collect();
+        assert_eq!(idle(all), flags);
+        let switches = "--xtc-probability 0.5 --dynatemp-range 0.3 --mirostat 2 --dry-multiplier 0.8";
+        assert_eq!(idle(&format!("{all} {switches}")), [""; 0]);
+        assert_eq!(idle("--dry-base 1.75"), [""; 0], "it is the default");
+    }
 
     #[test]
     fn biases_are_read_as_llama_cpp_reads_them() {

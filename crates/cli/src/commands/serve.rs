@@ -48,7 +48,10 @@ mod terminal_log;
 
 pub(crate) use self::seats::{Seats, load_app};
 use self::{
-    model_flags::GivenFlags, models::SeveralArgs, request_defaults::DefaultArgs, running::serve,
+    model_flags::GivenFlags,
+    models::SeveralArgs,
+    request_defaults::{DefaultArgs, note_idle},
+    running::serve,
     terminal_log::TerminalLines,
 };
 
@@ -314,6 +317,8 @@ impl Args {
         }
         api_keys.extend(ApiKeys::new(variable));
         let tls = self.tls_cert.clone().zip(self.tls_key.clone());
+        let defaults = self.defaults.read(self.verbose)?;
+        note_idle(&defaults);
         Ok(ServerConfig {
             listen: self.listen()?,
             tls: tls.map(|(certificate, key)| TlsFiles { certificate, key }),
@@ -324,7 +329,7 @@ impl Args {
             strict_model_names: self.strict_model_names,
             has_page: !self.no_ui,
             tells_slots: !self.no_slots,
-            defaults: self.defaults.read(self.verbose)?,
+            defaults,
             obeys_priority: self.limits.scheduling_policy == SchedulingPolicy::Priority,
             max_body_bytes: usize::try_from(self.limits.max_body_bytes.0).unwrap_or(usize::MAX),
             request_timeout: self.limits.request_timeout,
