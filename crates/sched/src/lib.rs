@@ -125,6 +125,9 @@ mod masks_of_later_steps;
 #[path = "../tests/support/missed_masks.rs"]
 mod missed_masks;
 #[cfg(test)]
+#[path = "../tests/support/missing_threads.rs"]
+mod missing_threads;
+#[cfg(test)]
 #[path = "../tests/support/prompts_and_streams.rs"]
 mod prompts_and_streams;
 #[cfg(test)]
