@@ -179,6 +179,7 @@ impl SamplingArgs {
                 Seed::Random => random_seed(),
             },
             n_logprobs: None,
+            scores_draw: false,
         };
         params
             .validate(words.tokenizer().n_vocab())

@@ -317,6 +317,7 @@ impl SamplingFields {
             logit_bias: read_bias(self.logit_bias.unwrap_or_default(), tokens_of)?,
             seed: self.seed.map_or(fresh_seed, |seed| seed as u64),
             n_logprobs: None,
+            scores_draw: false,
         };
         params
             .validate(n_vocab)
