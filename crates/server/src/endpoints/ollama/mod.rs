@@ -353,7 +353,7 @@ impl EventFormat for Lines {
                 self.finish(&mut line, end);
                 out.data(&line);
             }
-            TextEvent::Failed { .. } => {}
+            TextEvent::Prefill(_) | TextEvent::Failed { .. } => {}
         }
     }
 
