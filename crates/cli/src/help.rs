@@ -73,6 +73,7 @@ const ADVANCED: &[&str] = &[
     "keep",
     // Serving.
     "kv-events-config",
+    "tags",
     "no-slots",
     "prefix-dir",
     "prefix-dir-bytes",

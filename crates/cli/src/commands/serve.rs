@@ -125,6 +125,9 @@ pub(crate) struct Args {
     /// Model name for clients; may be repeated, responses carry the first [default: the file's name] [short: -a]
     #[arg(long, alias = "alias", value_delimiter = ',', value_name = "NAME")]
     served_model_name: Vec<String>,
+    /// Tags of the model, separated by commas, that lists of models show; they select nothing
+    #[arg(long, value_delimiter = ',', value_name = "TAGS")]
+    tags: Vec<String>,
     /// Refuse requests with an unknown model name [default: a server's only model answers any name; several models, or adapters, refuse
     /// unknown names]
     #[arg(long)]
@@ -284,6 +287,17 @@ impl Args {
         self.kv_events_config.as_ref().and_then(|config| config.0.clone())
     }
 
+    /// Returns the tags of the model, each once and in their order.
+    fn model_tags(&self) -> Vec<String> {
+        let mut tags: Vec<String> = Vec::new();
+        for tag in self.tags.iter().map(|tag| tag.trim()) {
+            if !tag.is_empty() && tags.iter().all(|known| known != tag) {
+                tags.push(tag.to_owned());
+            }
+        }
+        tags
+    }
+
     /// Where to listen.
     fn listen(&self) -> Result<Listen, Failure> {
         #[cfg(unix)]
@@ -327,6 +341,7 @@ impl Args {
             allowed_hosts: self.allowed_hosts(),
             write_timeout: self.limits.write_timeout,
             strict_model_names: self.strict_model_names,
+            model_tags: self.model_tags(),
             has_page: !self.no_ui,
             tells_slots: !self.no_slots,
             defaults,

@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 use tokenmill_sched::EngineConfig;
+use tokenmill_server::ServerConfig;
 
 use crate::server::{Setup, TestServer};
 
@@ -210,4 +211,26 @@ async fn probabilities_after_the_samplers_are_those_of_the_draw() {
             }
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_show_the_tags_of_the_model() {
+    let tags = json!(["chat", "small"]);
+    let setup = Setup {
+        server: ServerConfig {
+            model_tags: vec!["chat".to_owned(), "small".to_owned()],
+            ..ServerConfig::default()
+        },
+        ..Setup::default()
+    };
+    let Some(server) = TestServer::start_with(setup).await else {
+        return;
+    };
+    let list = server.get("/v1/models").await.json();
+    let entries = list["data"].as_array().expect("a list");
+    assert!(
+        !entries.is_empty() && entries.iter().all(|entry| entry["tags"] == tags),
+        "{list}"
+    );
+    assert_eq!(server.get("/v1/models/demo").await.json()["tags"], tags);
 }
