@@ -75,12 +75,13 @@ impl Fetch<'_, '_> {
         let watcher = Arc::new(Watcher::default());
         let (sender, mut receiver) = mpsc::channel();
         let observer = Arc::clone(&watcher);
-        thread::spawn(move || {
+        let downloading = thread::Builder::new().spawn(move || {
             let plan = name.plan(&wishes, &settings, &*observer);
             let pulled = plan.and_then(|plan| plan.fetch(&settings, &*observer));
             // No caller waits after Ctrl-C.
             let _unheard = sender.send(pulled);
         });
+        downloading.map_err(|error| error::LoadError::new_err(format!("cannot start a thread: {error}")))?;
         let mut told = None;
         loop {
             let receiver = &mut receiver;

@@ -77,7 +77,7 @@ impl Reading {
             };
             let piece = match &event {
                 TextEvent::Delta(delta) => Some(Piece::from(delta.clone())),
-                TextEvent::Finished(_) | TextEvent::Failed { .. } => None,
+                TextEvent::Prefill(_) | TextEvent::Finished(_) | TextEvent::Failed { .. } => None,
             };
             if let Some(gathered) = &mut self.gathered {
                 gathered.take(event).map_err(error::request)?;

@@ -47,6 +47,9 @@ pub struct SamplingParams {
     pub seed: u64,
     /// Number of likeliest tokens to report with their log-probabilities; `Some(0)` reports only the chosen one.
     pub n_logprobs: Option<u32>,
+    /// Whether the reported log-probabilities are those of the draw, after all steps, and not those of the model. A token that a step removed
+    /// has negative infinity.
+    pub scores_draw: bool,
 }
 
 /// "Don't repeat yourself": a token that would extend a run already seen costs `multiplier * base^(n - allowed)`, where
@@ -99,6 +102,7 @@ impl Default for SamplingParams {
             logit_bias: Vec::new(),
             seed: 0,
             n_logprobs: None,
+            scores_draw: false,
         }
     }
 }
@@ -122,10 +126,11 @@ impl SamplingParams {
         !self.goes_by_steps() && (self.temperature == 0.0 || self.top_k == 1)
     }
 
-    /// Returns whether the host runs the steps one after the other, which other orders and some samplers
-    /// need.
+    /// Returns whether the host runs the steps one after the other, which other orders, some samplers and the
+    /// log-probabilities of the draw need.
     pub fn goes_by_steps(&self) -> bool {
         self.order.is_some()
+            || (self.scores_draw && self.n_logprobs.is_some())
             || self.mirostat.is_some()
             || self.top_n_sigma > 0.0
             || self.xtc.is_some_and(|xtc| xtc.probability > 0.0)

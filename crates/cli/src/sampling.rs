@@ -18,6 +18,7 @@ use tokenmill_backend::{
 use crate::{
     failure::Failure,
     help::ADVANCED,
+    note::note,
     numbers::{Limit, Seed},
 };
 
@@ -177,6 +178,35 @@ fn value<T>(flag: Option<T>) -> T {
 }
 
 impl SamplingArgs {
+    /// Notes options that change nothing because their sampler is off.
+    pub(crate) fn note_idle(&self) {
+        for (flag, switch) in self.idle() {
+            note!("`--{flag}` changes nothing without `--{switch}`");
+        }
+    }
+
+    /// Lists options with other values than the default whose sampler is off, each with the option that turns it on.
+    fn idle(&self) -> Vec<(String, String)> {
+        let flags = &self.flags;
+        let is_given = |parameter: &str| match parameter {
+            "xtc_threshold" => value(flags.xtc_threshold) != Xtc::default().threshold,
+            "dynatemp_exponent" => value(flags.dynatemp_exp) != DynamicTemperature::default().exponent,
+            "mirostat_eta" => value(flags.mirostat_lr) != Mirostat::DEFAULT_RATE,
+            "mirostat_tau" => value(flags.mirostat_ent) != Mirostat::DEFAULT_TARGET,
+            "dry_base" => value(flags.dry_base) != Dry::default().base,
+            "dry_allowed_length" => value(flags.dry_allowed_length) != Dry::default().allowed_length,
+            "dry_penalty_last_n" => value(flags.dry_penalty_last_n).bound().is_some(),
+            _ => false,
+        };
+        let is_on = |switch: &str| match switch {
+            "xtc_probability" => value(flags.xtc_probability) != 0.0,
+            "dynatemp_range" => value(flags.dynatemp_range) != 0.0,
+            "mirostat" => value(flags.mirostat) != 0,
+            _ => value(flags.dry_multiplier) != 0.0,
+        };
+        idle_options(is_given, is_on)
+    }
+
     /// The parameters for a model. A random seed is drawn here, so that it can be reported.
     ///
     /// # Errors
@@ -223,6 +253,7 @@ impl SamplingArgs {
                 Seed::Random => random_seed(),
             },
             n_logprobs: None,
+            scores_draw: false,
         };
         params
             .validate(words.tokenizer().n_vocab())
@@ -237,6 +268,29 @@ impl SamplingArgs {
     pub(crate) fn has_fixed_seed(&self) -> bool {
         value(self.flags.seed) != Seed::Random
     }
+}
+
+/// Values of samplers, each with the parameter that turns its sampler on.
+const NEEDS: [(&str, &str); 8] = [
+    ("xtc_threshold", "xtc_probability"),
+    ("dynatemp_exponent", "dynatemp_range"),
+    ("mirostat_eta", "mirostat"),
+    ("mirostat_tau", "mirostat"),
+    ("dry_base", "dry_multiplier"),
+    ("dry_allowed_length", "dry_multiplier"),
+    ("dry_penalty_last_n", "dry_multiplier"),
+    ("dry_sequence_breakers", "dry_multiplier"),
+];
+
+/// Lists the given options whose sampler is off, each with the option that turns it on.
+pub(crate) fn idle_options(
+    is_given: impl Fn(&str) -> bool,
+    is_on: impl Fn(&str) -> bool,
+) -> Vec<(String, String)> {
+    (NEEDS.into_iter())
+        .filter(|(value, switch)| is_given(value) && !is_on(switch))
+        .map(|(value, switch)| (flag_of(value), flag_of(switch)))
+        .collect()
 }
 
 /// Says which option is out of its range.
@@ -321,6 +375,32 @@ mod tests {
     use clap::Command;
 
     use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        sampling: SamplingArgs,
+    }
+
+    #[test]
+    fn an_option_without_the_one_that_turns_its_sampler_on_is_idle() {
+        let idle = |line: &str| {
+            let line = [&["t"], &line.split(' ').collect::<Vec<_>>()[..]].concat();
+            let line = <Line as clap::Parser>::try_parse_from(line).expect("the line is right");
+            let flags = line.sampling.idle().into_iter().map(|(flag, _)| flag);
+            flags.collect::<Vec<_>>()
+        };
+        let all = "--xtc-threshold 0.2 --dynatemp-exp 2 --mirostat-lr 0.2 --mirostat-ent 4 --dry-base 2 --dry-allowed-length 3 \
+                   --dry-penalty-last-n 64";
+        let flags: Vec<&str> = all
+            .split(' ')
+            .filter_map(|word| word.strip_prefix("--"))
+            .collect();
+        assert_eq!(idle(all), flags);
+        let switches = "--xtc-probability 0.5 --dynatemp-range 0.3 --mirostat 2 --dry-multiplier 0.8";
+        assert_eq!(idle(&format!("{all} {switches}")), [""; 0]);
+        assert_eq!(idle("--dry-base 1.75"), [""; 0], "it is the default");
+    }
 
     #[test]
     fn each_flag_has_a_default_where_one_text_is_computed_only() {

@@ -102,18 +102,24 @@ impl Transfer<'_> {
             lock(&first_error).get_or_insert(error);
             self.is_aborted.store(true, Ordering::Relaxed);
         };
+        let work = || {
+            while let Some(span) = spans.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if self.is_aborted.load(Ordering::Relaxed) {
+                    return;
+                }
+                if let Err(error) = self.fetch(*span) {
+                    return fail(error);
+                }
+            }
+        };
         let found = thread::scope(|scope| {
-            for _ in 0..n_workers {
-                scope.spawn(|| {
-                    while let Some(span) = spans.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        if self.is_aborted.load(Ordering::Relaxed) {
-                            return;
-                        }
-                        if let Err(error) = self.fetch(*span) {
-                            return fail(error);
-                        }
-                    }
-                });
+            for worker_idx in 0..n_workers {
+                match thread::Builder::new().spawn_scoped(scope, work) {
+                    Ok(_) => {}
+                    Err(source) if worker_idx == 0 => fail(HubError::Thread { source }),
+                    // Fewer connections take longer.
+                    Err(_) => break,
+                }
             }
             self.hash().unwrap_or_else(|error| {
                 fail(error);

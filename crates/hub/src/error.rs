@@ -200,6 +200,12 @@ pub enum HubError {
         /// The I/O error.
         source: io::Error,
     },
+    /// The system starts no thread for a download.
+    #[error("cannot start a thread: {source}")]
+    Thread {
+        /// The I/O error.
+        source: io::Error,
+    },
     /// The observer cancelled the download.
     #[error("the download was stopped; the next one continues where it ended")]
     Cancelled,

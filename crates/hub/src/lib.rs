@@ -3,8 +3,9 @@
 //! [`pull()`] asks the Hugging Face Hub for the contents of a repository, picks a file that fits into the
 //! memory, downloads it over several connections and puts it into the cache of `huggingface_hub`.
 //! [`find_stored`] finds a stored model without asking a server. [`stored_models`] lists the stored models,
-//! [`DiskUse`] reports their disk space, and [`Removal`] removes them. [`SourceName`] is a name of the Hub or
-//! of Ollama's registry, and distinguishes names from paths.
+//! [`DiskUse`] reports their disk space, [`Removal`] removes them, and [`remove_interrupted`] what broken-off
+//! downloads left. [`SourceName`] is a name of the Hub or of Ollama's registry, and distinguishes names from
+//! paths.
 //!
 //! ```no_run
 //! use tokenmill_hub::{HubSettings, ModelName, PullWishes, pull};
@@ -37,6 +38,7 @@ mod digest;
 mod error;
 mod http;
 mod incomplete;
+mod interrupted;
 mod lists;
 mod model_name;
 mod model_type;
@@ -52,6 +54,7 @@ mod stored_projector;
 
 pub use choice::Variant;
 pub use error::HubError;
+pub use interrupted::remove_interrupted;
 pub use model_name::ModelName;
 pub use model_type::{is_model_file_name, variants_of_file};
 pub use observer::{PullEvent, PullObserver};

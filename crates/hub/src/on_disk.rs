@@ -110,7 +110,8 @@ pub(crate) fn bytes_below(folder: &Path) -> u64 {
     sizes.sum()
 }
 
-fn entries(folder: &Path) -> impl Iterator<Item = DirEntry> {
+/// Lists a folder; one that cannot be read is empty.
+pub(crate) fn entries(folder: &Path) -> impl Iterator<Item = DirEntry> {
     (fs::read_dir(folder).into_iter().flatten()).filter_map(Result::ok)
 }
 

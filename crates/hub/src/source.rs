@@ -10,7 +10,7 @@ use crate::{
     HubError, HubSettings, ModelName, PullObserver, PullPlan, PullWishes, PulledModel, Removal,
     StoredProjector, find_stored,
     ollama::{self, OllamaName, OllamaPlan, OllamaRemoval},
-    plan, stored_projector,
+    plan, remove_interrupted, stored_projector,
 };
 
 /// A model by name.
@@ -97,6 +97,22 @@ impl SourceName {
         match self {
             Self::Hub(name) => stored_projector(name, model, settings),
             Self::Ollama(_) => StoredProjector::There,
+        }
+    }
+
+    /// Removes what broken-off downloads of the model left; on the Hub, those of all models of its repository. Returns whether there was
+    /// anything.
+    ///
+    /// # Errors
+    /// As [`remove_interrupted`].
+    pub fn remove_interrupted(
+        &self,
+        settings: &HubSettings,
+        observer: &dyn PullObserver,
+    ) -> Result<bool, HubError> {
+        match self {
+            Self::Hub(name) => remove_interrupted(name, settings, observer),
+            Self::Ollama(name) => ollama::remove_interrupted(name, settings, observer),
         }
     }
 

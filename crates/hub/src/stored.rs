@@ -283,7 +283,8 @@ fn taken_of(name: &ModelName, entries: &[Entry]) -> Result<Vec<String>, HubError
     Ok(taken.files.into_iter().chain(layers).collect())
 }
 
-fn remove(path: &Path) -> Result<(), HubError> {
+/// Removes a file, which may be gone already.
+pub(crate) fn remove(path: &Path) -> Result<(), HubError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(HubError::file("remove", path)(error))

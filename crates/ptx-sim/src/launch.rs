@@ -294,8 +294,10 @@ fn run_at_once(context: &LaunchContext<'_>, n_blocks: u64, host_threads: usize) 
         work();
     } else {
         std::thread::scope(|scope| {
-            for _ in 0..n_threads {
-                scope.spawn(work);
+            let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, work);
+            // If some do not start, the others do their work.
+            if (0..n_threads).map_while(|thread| spawn(thread).ok()).count() == 0 {
+                work();
             }
         });
     }

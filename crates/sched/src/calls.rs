@@ -146,7 +146,7 @@ impl Engine {
                     });
                 }
                 Event::Failed { error, .. } => return Err(error),
-                Event::Rows(_) => {}
+                Event::Prefill(_) | Event::Rows(_) => {}
             }
         }
         Err(EngineError::Stopped)
@@ -185,7 +185,7 @@ impl Engine {
                 Event::Rows(rows) if values.is_empty() => values = rows.values,
                 Event::Rows(rows) => values.extend_from_slice(&rows.values),
                 Event::Failed { error, .. } => return Err(error),
-                Event::Token(_) | Event::Finished(_) => {}
+                Event::Prefill(_) | Event::Token(_) | Event::Finished(_) => {}
             }
         }
         Ok(values)
@@ -276,7 +276,7 @@ fn gather(prompt: &[u32], generation: Generation, n_samples: usize) -> Vec<Resul
                 });
             }
             Event::Failed { sample, error } => outputs[sample as usize] = Err(error),
-            Event::Rows(_) => {}
+            Event::Prefill(_) | Event::Rows(_) => {}
         }
     }
     outputs

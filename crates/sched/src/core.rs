@@ -34,6 +34,7 @@ use crate::{
     page_events::PageEventSender,
     params::EngineConfig,
     plan::{PlannedRow, StepPlan},
+    prefill_watch::PrefillWatch,
     queue_gauge::{Place, QueueGauge},
     scheduler::{Scheduler, SchedulerConfig, StepBudget},
     stopwatch::Stopwatch,
@@ -299,6 +300,8 @@ impl Core {
                 expected: None,
                 unordered: None,
                 stopwatch: Stopwatch::new(submission.submitted_us, submission.job.traces_tokens()),
+                prefill: (sample == 0 && submission.job.reports_prefill())
+                    .then(|| PrefillWatch::new(n_prompt)),
                 n_queued_tokens: if sample == 0 { submission.tokens.len() } else { 0 },
                 place: Place::Queued,
             });
@@ -557,6 +560,7 @@ impl Core {
             self.note_drafting(&plan, took_us, &drafts_before);
         }
         self.order_masks();
+        self.send_prefills(&plan, now_us);
         self.publish_outcomes(Cause::Step(&plan), now_us);
         self.spare_plans.push(plan);
         true

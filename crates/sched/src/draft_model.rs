@@ -331,6 +331,7 @@ impl DraftModel {
         let own = Some(&**seat.sampling).filter(|params| params.validate(n_vocab).is_ok());
         let params = SamplingParams {
             n_logprobs: Some(0),
+            scores_draw: false,
             ..own.unwrap_or(&likeliest).clone()
         };
         let seq = self.scheduler.submit(SeqSpec {

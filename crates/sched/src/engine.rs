@@ -53,40 +53,64 @@ struct Inner {
 
 impl Engine {
     /// Starts an engine on `executor`.
+    ///
+    /// # Panics
+    /// If the system starts no thread; [`Self::try_start`] returns an error then.
     pub fn start(executor: impl Executor + Send + 'static, config: EngineConfig) -> Self {
-        match Self::start_with(config, move || Ok::<_, std::convert::Infallible>(executor)) {
-            Ok(engine) => engine,
-            Err(never) => match never {},
-        }
+        Self::try_start(executor, config).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Starts an engine on `executor`.
+    ///
+    /// # Errors
+    /// [`EngineError::NoThread`].
+    pub fn try_start(
+        executor: impl Executor + Send + 'static,
+        config: EngineConfig,
+    ) -> Result<Self, EngineError> {
+        Self::start_both(config, move || Ok((executor, None)))
     }
 
     /// Starts an engine on `executor`, with `draft` as its draft model if `config` asks for one: a faster
     /// executor of a model with the same vocabulary. The output is the same without it.
     ///
     /// # Panics
-    /// If `draft` is an encoder, which cannot predict tokens.
+    /// If `draft` is an encoder, which cannot predict tokens, or if the system starts no thread;
+    /// [`Self::try_start_with_draft`] returns an error then.
     pub fn start_with_draft(
         executor: impl Executor + Send + 'static,
         draft: impl Executor + Send + 'static,
         config: EngineConfig,
     ) -> Self {
+        Self::try_start_with_draft(executor, draft, config).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Does the same as [`Self::start_with_draft`], without a panic if there is no thread.
+    ///
+    /// # Errors
+    /// [`EngineError::NoThread`].
+    ///
+    /// # Panics
+    /// If `draft` is an encoder, which cannot predict tokens.
+    pub fn try_start_with_draft(
+        executor: impl Executor + Send + 'static,
+        draft: impl Executor + Send + 'static,
+        config: EngineConfig,
+    ) -> Result<Self, EngineError> {
         assert!(!draft.limits().is_encoder, "an encoder guesses nothing");
         let make = move || {
             let draft: Box<dyn Executor> = Box::new(draft);
-            Ok::<_, std::convert::Infallible>((executor, Some(draft)))
+            Ok((executor, Some(draft)))
         };
-        match Self::start_both(config, make) {
-            Ok(engine) => engine,
-            Err(never) => match never {},
-        }
+        Self::start_both(config, make)
     }
 
     /// Starts an engine on an executor that `make` builds on the engine's own thread, for executors that are
     /// not `Send`, such as those bound to a device context. Returns when it is built.
     ///
     /// # Errors
-    /// The error of `make`.
-    pub fn start_with<X: Executor + 'static, E: Send + 'static>(
+    /// The error of `make`, and [`EngineError::NoThread`].
+    pub fn start_with<X: Executor + 'static, E: From<EngineError> + Send + 'static>(
         config: EngineConfig,
         make: impl FnOnce() -> Result<X, E> + Send + 'static,
     ) -> Result<Self, E> {
@@ -94,7 +118,7 @@ impl Engine {
     }
 
     /// Does the same as [`Self::start_with`], with an optional draft model.
-    fn start_both<X: Executor + 'static, E: Send + 'static>(
+    fn start_both<X: Executor + 'static, E: From<EngineError> + Send + 'static>(
         config: EngineConfig,
         make: impl FnOnce() -> Result<(X, Option<Box<dyn Executor>>), E> + Send + 'static,
     ) -> Result<Self, E> {
@@ -108,7 +132,8 @@ impl Engine {
         let (ready, built) = mpsc::channel();
         let thread = {
             let (mailbox, board, config) = (Arc::clone(&mailbox), Arc::clone(&board), config.clone());
-            thread::spawn(move || {
+            let builder = thread::Builder::new().name("engine".to_owned());
+            let started = builder.spawn(move || {
                 // Declared first and so dropped last, even if the executor panics.
                 let end = EndOfThread(&mailbox);
                 let (executor, draft) = match make() {
@@ -137,7 +162,8 @@ impl Engine {
                 }
                 serve(core, &mailbox, &board, epoch);
                 drop(end);
-            })
+            });
+            started.map_err(|error| EngineError::NoThread { kind: error.kind() })?
         };
         let (limits, memory_format, input_row_width, n_steps) = match built.recv() {
             Ok(Ok(built)) => built,

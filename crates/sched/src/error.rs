@@ -13,6 +13,12 @@ use crate::constraint::ConstraintFailure;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
+    /// The system starts no thread for the engine.
+    #[error("cannot start the engine's thread: {kind}")]
+    NoThread {
+        /// The system's reason.
+        kind: std::io::ErrorKind,
+    },
     /// The prompt has no token.
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,

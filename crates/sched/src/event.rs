@@ -25,6 +25,9 @@ impl RequestId {
 /// An event of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// A part of the prompt was computed; see
+    /// [`GenerateParams::reports_prefill`](crate::GenerateParams::reports_prefill).
+    Prefill(Prefill),
     /// A sample has one more token.
     Token(Token),
     /// Rows of a forward pass, in order.
@@ -38,6 +41,23 @@ pub enum Event {
         /// The error.
         error: EngineError,
     },
+}
+
+/// The progress of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prefill {
+    /// The sample that computes the prompt; the others of its request share it.
+    pub sample: u32,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Number of them that came from the prefix cache.
+    pub cached_tokens: usize,
+    /// Number of them whose keys and values are there, including those from the prefix cache.
+    pub done_tokens: usize,
+    /// From submission to its start.
+    pub queued: Duration,
+    /// Time since its start.
+    pub elapsed: Duration,
 }
 
 /// A generated token.

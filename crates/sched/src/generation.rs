@@ -147,7 +147,7 @@ impl Generation {
                 self.samples[*sample as usize].has_ended = true;
                 Some(event)
             }
-            Event::Rows(_) => Some(event),
+            Event::Prefill(_) | Event::Rows(_) => Some(event),
         }
     }
 

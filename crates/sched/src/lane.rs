@@ -14,6 +14,7 @@ use crate::{
     lane_mask::{LaneMask, Promises},
     masked_text::Seen,
     media::Media,
+    prefill_watch::PrefillWatch,
     queue_gauge::Place,
     stopwatch::Stopwatch,
     submission::Opening,
@@ -43,6 +44,8 @@ pub(crate) struct Lane {
     /// Its newest tokens if their mask is not ordered yet, because the draft model may predict what follows.
     pub(crate) unordered: Option<Vec<u32>>,
     pub(crate) stopwatch: Stopwatch,
+    /// Reports the progress of its prompt, if its caller asked for it and it computes the prompt.
+    pub(crate) prefill: Option<PrefillWatch>,
     /// Number of prompt tokens that this sequence counts for in the queue gauge.
     pub(crate) n_queued_tokens: usize,
     pub(crate) place: Place,

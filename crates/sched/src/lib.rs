@@ -93,6 +93,7 @@ mod params;
 mod pass_times;
 mod plan;
 mod pool;
+mod prefill_watch;
 mod prefilled;
 mod prefix;
 mod prefix_memory;
@@ -125,6 +126,9 @@ mod masks_of_later_steps;
 #[path = "../tests/support/missed_masks.rs"]
 mod missed_masks;
 #[cfg(test)]
+#[path = "../tests/support/missing_threads.rs"]
+mod missing_threads;
+#[cfg(test)]
 #[path = "../tests/support/prompts_and_streams.rs"]
 mod prompts_and_streams;
 #[cfg(test)]
@@ -147,7 +151,7 @@ pub use draft_times::DraftTimes;
 pub use drafting::{DraftCounters, MAX_DRAFT, Speculation};
 pub use engine::Engine;
 pub use error::EngineError;
-pub use event::{Event, FinishReason, Finished, Rows, Timings, Token, Usage};
+pub use event::{Event, FinishReason, Finished, Prefill, Rows, Timings, Token, Usage};
 pub use generation::{Canceller, EventStream, Generation};
 pub use hidden_states::hidden_states_bytes;
 pub use mailbox::EngineState;

@@ -34,6 +34,7 @@ impl Manner {
             mirostat: _,
             order: _,
             n_logprobs: _,
+            scores_draw: _,
             repeat_penalty,
             presence_penalty,
             frequency_penalty,

@@ -2,7 +2,8 @@
 //! does.
 //!
 //! A mask may take longer than a step, and other sequences must not wait for it. Invariants: each order comes
-//! back exactly once, even if a constraint panics; threads are started on first use and end with the engine;
+//! back exactly once, even if a constraint panics; threads are started on first use and end with the engine, and
+//! if the system starts none, the engine's thread does their work;
 //! a mask that a step waits for has priority over all others, and never waits for constraints that begin;
 //! work for later steps runs after the masks of the step are handed over, and only while no order waits.
 
@@ -93,6 +94,8 @@ struct Rest {
 pub(crate) struct MaskWorkers {
     desk: Arc<Desk>,
     threads: Vec<thread::JoinHandle<()>>,
+    /// Returns the properties of a new thread.
+    builder: fn() -> thread::Builder,
     /// Number of unfinished orders.
     n_open: usize,
 }
@@ -150,7 +153,13 @@ const NOT_POISONED: &str = "nothing panics while it holds this lock";
 
 impl MaskWorkers {
     pub(crate) fn new() -> Self {
+        Self::with(|| thread::Builder::new().name("masks".to_owned()))
+    }
+
+    /// Starts its threads by this builder.
+    pub(crate) fn with(builder: fn() -> thread::Builder) -> Self {
         Self {
+            builder,
             desk: Arc::new(Desk {
                 papers: Mutex::new(Papers::default()),
                 has_order: Condvar::new(),
@@ -181,7 +190,12 @@ impl MaskWorkers {
         };
         if needs_thread && self.threads.len() < MAX_THREADS {
             let desk = Arc::clone(&self.desk);
-            self.threads.push(thread::spawn(move || work(&desk)));
+            match (self.builder)().spawn(move || work(&desk)) {
+                Ok(thread) => self.threads.push(thread),
+                Err(_) if self.threads.is_empty() => work_off(&self.desk),
+                // The other threads do it.
+                Err(_) => {}
+            }
         }
         self.desk.has_order.notify_one();
     }
@@ -253,6 +267,20 @@ enum Task {
     Rest(Rest),
 }
 
+impl Task {
+    /// Returns whether it begins a constraint.
+    fn begins(&self) -> bool {
+        matches!(self, Self::Order(order) if order.stage.begins())
+    }
+
+    fn run(self, desk: &Desk) {
+        match self {
+            Self::Order(order) => carry_out(desk, order),
+            Self::Rest(rest) => look_on(desk, rest),
+        }
+    }
+}
+
 fn work(desk: &Desk) {
     let mut has_begun = false;
     loop {
@@ -273,11 +301,22 @@ fn work(desk: &Desk) {
             papers.n_idle -= 1;
         };
         drop(papers);
-        has_begun = matches!(&task, Task::Order(order) if order.stage.begins());
-        match task {
-            Task::Order(order) => carry_out(desk, order),
-            Task::Rest(rest) => look_on(desk, rest),
-        }
+        has_begun = task.begins();
+        task.run(desk);
+    }
+}
+
+/// Does the work that waits on this thread, because there is no other.
+fn work_off(desk: &Desk) {
+    let next = || {
+        let mut papers = desk.papers.lock().expect(NOT_POISONED);
+        let order = papers.take().map(Task::Order);
+        order.or_else(|| papers.rests.pop_front().map(Task::Rest))
+    };
+    while let Some(task) = next() {
+        let has_begun = task.begins();
+        task.run(desk);
+        desk.papers.lock().expect(NOT_POISONED).n_beginning -= usize::from(has_begun);
     }
 }
 

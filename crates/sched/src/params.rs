@@ -48,6 +48,9 @@ pub struct GenerateParams {
     pub media: Arc<[Media]>,
     /// Whether to record the time of every token in [`Timings::tokens`](crate::Timings::tokens).
     pub traces_tokens: bool,
+    /// Whether each step that computes a part of the prompt sends an [`Event::Prefill`](crate::Event::Prefill), after a first one at the
+    /// start.
+    pub reports_prefill: bool,
     /// Predetermined output of each sample: each token is computed and sampled as usual, and then replaced by
     /// the next of these. After the last, the sample continues by itself. It is meant for measurements on
     /// models with meaningless output, such as random weights. It cannot be combined with a constraint or
@@ -72,6 +75,7 @@ impl Default for GenerateParams {
             adapter: None,
             media: Arc::new([]),
             traces_tokens: false,
+            reports_prefill: false,
             follows: None,
         }
     }

@@ -23,6 +23,26 @@ impl Core {
             .expect("an admitted sequence has a lane");
         lane.stopwatch.begin(now_us);
         self.queue.leave(&mut lane.place, lane.n_queued_tokens);
+        let (request, sample) = (lane.request, lane.sample);
+        let (queued, _) = lane.stopwatch.since_start(now_us);
+        let Some(watch) = &mut lane.prefill else { return };
+        if let Some(report) = watch.begin(sample, self.scheduler.n_cached(seq), queued) {
+            self.send(request, Event::Prefill(report));
+        }
+    }
+
+    /// Reports the parts of prompts that a step has computed.
+    pub(crate) fn send_prefills(&mut self, plan: &StepPlan, now_us: u64) {
+        for row in &plan.rows {
+            let Some(lane) = self.lane(row.seq) else { continue };
+            let (request, sample) = (lane.request, lane.sample);
+            let (queued, elapsed) = lane.stopwatch.since_start(now_us);
+            let n_done = row.sure_end() as usize;
+            let watch = lane.prefill.as_mut();
+            if let Some(report) = watch.and_then(|watch| watch.advance(sample, n_done, queued, elapsed)) {
+                self.send(request, Event::Prefill(report));
+            }
+        }
     }
 
     /// Sends events for the scheduler's outcomes.

@@ -395,6 +395,11 @@ impl Scheduler {
         self.sequences.get(id).map(|sequence| &sequence.tokens[..])
     }
 
+    /// Returns how many tokens of a sequence came from the prefix cache when it began.
+    pub(crate) fn n_cached(&self, id: SeqId) -> usize {
+        self.sequences.get(id).map_or(0, |sequence| sequence.n_cached)
+    }
+
     /// Returns how many tokens at the end of a sequence were generated.
     pub fn n_generated(&self, id: SeqId) -> usize {
         self.sequences.get(id).map_or(0, Sequence::n_generated)

@@ -42,6 +42,15 @@ impl Stopwatch {
         Duration::from_micros(now_us.saturating_sub(self.submitted_us))
     }
 
+    /// Returns the times from submission to its start, and since then.
+    pub(crate) fn since_start(&self, now_us: u64) -> (Duration, Duration) {
+        let begun_us = self.begun_us.unwrap_or(now_us);
+        (
+            self.elapsed(begun_us),
+            Duration::from_micros(now_us.saturating_sub(begun_us)),
+        )
+    }
+
     pub(crate) fn finish(&self, now_us: u64) -> Timings {
         let begun_us = self.begun_us.unwrap_or(now_us);
         Timings {

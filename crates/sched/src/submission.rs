@@ -105,6 +105,10 @@ impl Job {
         }
     }
 
+    pub(crate) fn reports_prefill(&self) -> bool {
+        matches!(self, Self::Generate { params, .. } if params.reports_prefill)
+    }
+
     pub(crate) fn traces_tokens(&self) -> bool {
         matches!(self, Self::Generate { params, .. } if params.traces_tokens)
     }

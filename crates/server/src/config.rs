@@ -46,6 +46,8 @@ pub struct ServerConfig {
     pub drain_timeout: Duration,
     /// Whether a server with one model refuses unknown model names. By default it accepts any name, as llama.cpp's does.
     pub strict_model_names: bool,
+    /// Tags that describe a server's only model in lists, and select nothing.
+    pub model_tags: Vec<String>,
     /// Whether the web page is served.
     pub has_page: bool,
     /// Whether `GET /slots` reports what each slot is doing.
@@ -120,6 +122,7 @@ impl Default for ServerConfig {
             heartbeat_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(30),
             strict_model_names: false,
+            model_tags: Vec::new(),
             has_page: true,
             tells_slots: true,
             defaults: RequestDefaults::default(),

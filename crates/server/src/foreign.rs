@@ -125,8 +125,14 @@ pub(crate) const FOREIGN: &[Field] = &[
         "the server's `--request-timeout` bounds an answer",
     ),
     // These ask for progress reports or tune the computation; the answer is the same.
-    ignored("timings_per_token", "the last chunk has the timings"),
-    ignored("return_progress", "progress is not reported"),
+    ignored(
+        "timings_per_token",
+        "`/v1/chat/completions` and `/completion` have them in each piece",
+    ),
+    ignored(
+        "return_progress",
+        "`/v1/chat/completions` and `/completion` report it",
+    ),
     ignored("backend_sampling", "the server chooses where tokens are sampled"),
     ignored("speculative.n_max", "the server's `--spec-max` sets it"),
     ignored("speculative.n_min", "drafts change no answer"),
@@ -140,7 +146,7 @@ pub(crate) const FOREIGN: &[Field] = &[
     only(
         "post_sampling_probs",
         &["false"],
-        "log-probabilities are those of the model",
+        "log-probabilities are those of the model; `/v1/chat/completions` and `/completion` report those of the draw",
     ),
     only("min_keep", &["0", "1"], NOT_IMPLEMENTED),
     only("typ_p", &["1", "1.0"], "use `typical_p`"),

@@ -67,6 +67,7 @@ fn of_sampling(sampling: &SamplingParams) -> Value {
         "n_keep": 0,
         "n_discard": 0,
         "n_probs": sampling.n_logprobs.unwrap_or(0),
+        "post_sampling_probs": sampling.scores_draw,
         "min_keep": 0,
     })
 }

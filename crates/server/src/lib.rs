@@ -71,6 +71,7 @@ mod silent_fields;
 mod slots;
 mod sse;
 mod stored;
+mod stream_progress;
 pub mod tables;
 mod throughput;
 mod tools;

@@ -16,6 +16,7 @@ use crate::{
     openai::{Stop, TokenLimit},
     raw_prompt::RawPrompt,
     request_defaults::shortest,
+    stream_progress::ProgressFields,
 };
 
 /// Fields of `/models/load` and `/models/unload`.
@@ -113,6 +114,19 @@ pub const FIELDS: &[Field] = &[
         "return_tokens",
         "whether the token ids of the answer are reported",
     ),
+    yes(
+        "return_progress",
+        "a stream has `prompt_progress` (`total`, `cache`, `processed`, `time_ms`) at the start and after each step that computes \
+         a part of the prompt",
+    ),
+    yes(
+        "timings_per_token",
+        "each piece of a stream has the `timings` so far",
+    ),
+    yes(
+        "post_sampling_probs",
+        "with `n_probs`, probabilities of the draw after all samplers, as `prob` and `top_probs`; those of removed tokens are 0",
+    ),
     only("n_cmpl", &["1"], "send one request for each answer"),
     only("n_cache_reuse", &["0"], "prefixes are cached as a whole"),
     only("lora", &["[]"], "an adapter is named as the `model`"),
@@ -173,6 +187,7 @@ pub const INFILL_FIELDS: &[Field] = &[
 
 /// A request to continue a text or to fill a gap in one.
 #[derive(Clone, Debug, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the API")]
 pub struct CompletionRequest {
     /// Model name.
     pub model: Option<String>,
@@ -212,6 +227,12 @@ pub struct CompletionRequest {
     t_max_predict_ms: Option<i64>,
     #[serde(default)]
     id_slot: Option<i64>,
+    #[serde(default)]
+    return_progress: bool,
+    #[serde(default)]
+    timings_per_token: bool,
+    #[serde(default)]
+    pub(crate) post_sampling_probs: bool,
 }
 
 /// Text of another file.
@@ -228,6 +249,14 @@ impl CompletionRequest {
     /// The slot that it asks for.
     pub(crate) fn slot(&self) -> Option<usize> {
         self.id_slot.and_then(|id| usize::try_from(id).ok())
+    }
+
+    /// Returns what the request's stream tells of its progress.
+    pub(crate) fn progress(&self) -> ProgressFields {
+        ProgressFields {
+            return_progress: self.return_progress,
+            timings_per_token: self.timings_per_token,
+        }
     }
 
     /// Most tokens to generate.

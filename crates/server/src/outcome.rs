@@ -2,6 +2,8 @@
 //!
 //! Separate from reading streams because metrics and logs say it too. Invariant: the samples of a prompt count its tokens once.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use tokenmill::stream::{Sample, TextEnd};
 use tokenmill_backend::PAGE_TOKENS;
@@ -93,6 +95,42 @@ pub(crate) fn finish_reason(end: &TextEnd) -> &'static str {
     }
 }
 
+/// Measurements of a sample.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measured {
+    pub(crate) queued: Duration,
+    pub(crate) prefill: Duration,
+    /// From the first token to the last.
+    pub(crate) decode: Duration,
+    /// Tokens of the prompt that came from the cache.
+    pub(crate) n_cached: usize,
+    /// The other tokens of the prompt.
+    pub(crate) n_computed: usize,
+    pub(crate) n_predicted: usize,
+}
+
+impl Measured {
+    /// Writes them as llama.cpp's server does.
+    pub(crate) fn to_json(self) -> Value {
+        let (prefill, decode) = (self.prefill.as_secs_f64(), self.decode.as_secs_f64());
+        let n_after_first = self.n_predicted.saturating_sub(1);
+        let rate = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
+        let per_token_ms = |n: usize, seconds: f64| if n > 0 { seconds * 1e3 / n as f64 } else { 0.0 };
+        json!({
+            "queued_ms": self.queued.as_secs_f64() * 1e3,
+            "cache_n": self.n_cached,
+            "prompt_n": self.n_computed,
+            "prompt_ms": prefill * 1e3,
+            "prompt_per_token_ms": per_token_ms(self.n_computed, prefill),
+            "prompt_per_second": rate(self.n_computed, prefill),
+            "predicted_n": self.n_predicted,
+            "predicted_ms": decode * 1e3,
+            "predicted_per_token_ms": per_token_ms(n_after_first, decode),
+            "predicted_per_second": rate(n_after_first, decode),
+        })
+    }
+}
+
 /// The timings of a sample as llama.cpp's server reports them.
 pub(crate) fn timings(end: &TextEnd) -> Value {
     let usage = end.finished.usage;
@@ -103,23 +141,15 @@ pub(crate) fn timings(end: &TextEnd) -> Value {
         total,
         ..
     } = end.finished.timings;
-    let n_computed = usage.prompt_tokens - usage.cached_tokens;
-    let decode = total.saturating_sub(first_token).as_secs_f64();
-    let n_after_first = usage.completion_tokens.saturating_sub(1);
-    let rate = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
-    let per_token_ms = |n: usize, seconds: f64| if n > 0 { seconds * 1e3 / n as f64 } else { 0.0 };
-    let mut timings = json!({
-        "queued_ms": queued.as_secs_f64() * 1e3,
-        "cache_n": usage.cached_tokens,
-        "prompt_n": n_computed,
-        "prompt_ms": prefill.as_secs_f64() * 1e3,
-        "prompt_per_token_ms": per_token_ms(n_computed, prefill.as_secs_f64()),
-        "prompt_per_second": rate(n_computed, prefill.as_secs_f64()),
-        "predicted_n": usage.completion_tokens,
-        "predicted_ms": decode * 1e3,
-        "predicted_per_token_ms": per_token_ms(n_after_first, decode),
-        "predicted_per_second": rate(n_after_first, decode),
-    });
+    let measured = Measured {
+        queued,
+        prefill,
+        decode: total.saturating_sub(first_token),
+        n_cached: usage.cached_tokens,
+        n_computed: usage.prompt_tokens - usage.cached_tokens,
+        n_predicted: usage.completion_tokens,
+    };
+    let mut timings = measured.to_json();
     if usage.drafted_tokens > 0 {
         timings["draft_n"] = usage.drafted_tokens.into();
         timings["draft_n_accepted"] = usage.accepted_tokens.into();

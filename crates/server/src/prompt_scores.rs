@@ -49,7 +49,7 @@ pub(crate) async fn score_prompt(
                 }
             }
             Event::Failed { error, .. } => return Err(error.into()),
-            Event::Token(_) | Event::Finished(_) => {}
+            Event::Prefill(_) | Event::Token(_) | Event::Finished(_) => {}
         }
     }
     Ok(scored)

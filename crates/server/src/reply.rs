@@ -56,6 +56,7 @@ impl Meter {
 
     pub(crate) fn observe(&mut self, event: &TextEvent) {
         match event {
+            TextEvent::Prefill(_) => {}
             TextEvent::Delta(delta) => {
                 let now = Instant::now();
                 if let Some(before) = self.newest[delta.sample as usize].replace(now) {

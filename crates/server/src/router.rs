@@ -146,7 +146,7 @@ fn ollama_paths(models: &Models) -> Router<Models> {
     for path in ["/api/push", "/api/create", "/api/copy", "/api/blobs/{digest}"] {
         paths = paths.route(path, any(ollama::manage::unmanaged));
     }
-    let delete = if models.managed_folder().is_some() {
+    let delete = if models.folder_manager().is_some() {
         framed_as(MethodFilter::DELETE, dialect, ollama::manage::delete)
     } else {
         any(ollama::manage::unmanaged)

@@ -22,8 +22,13 @@ use crate::{
     fields::{Field, yes},
 };
 
-/// The fields of [`SamplingFields`], for the tables of the endpoints.
-pub const SAMPLING_FIELDS: &[Field] = &[
+/// Lists the fields of [`SamplingFields`], for the tables of the endpoints.
+pub(crate) fn sampling_fields() -> impl Iterator<Item = &'static Field> + Clone {
+    COMMON.iter().chain(SAMPLERS_OF_LLAMA_CPP).chain(REQUEST)
+}
+
+/// Samplers that several APIs have.
+const COMMON: &[Field] = &[
     yes("temperature", "0 is greedy; default 1"),
     yes("top_p", "default 1"),
     yes("frequency_penalty", ""),
@@ -36,22 +41,12 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     yes("top_k", "extension, as in vLLM and llama.cpp; 0 or -1 is off"),
     yes("min_p", "extension, as in vLLM and llama.cpp"),
     yes("typical_p", "extension, as in llama.cpp"),
-    yes("top_n_sigma", "extension, as in llama.cpp; 0 and less is off"),
-    yes("xtc_probability", "extension, as in llama.cpp; 0 is off"),
-    yes("xtc_threshold", "extension, as in llama.cpp; default 0.1"),
-    yes("dynatemp_range", "extension, as in llama.cpp; 0 is off"),
-    yes("dynatemp_exponent", "extension, as in llama.cpp; default 1"),
     yes(
         "mirostat",
         "extension, as in llama.cpp: version 1 or 2, in place of filters and penalties; 0 is off",
     ),
     yes("mirostat_tau", "extension, as in llama.cpp; default 5"),
     yes("mirostat_eta", "extension, as in llama.cpp; default 0.1"),
-    yes(
-        "samplers",
-        "extension, as in llama.cpp: the sampling steps in order, as a list of names or as letters (`\"kpt\"`); other steps are skipped; \
-         `infill` and `adaptive_p` change nothing",
-    ),
     yes("repetition_penalty", "extension, as in vLLM"),
     yes(
         "repeat_penalty",
@@ -60,6 +55,20 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     yes(
         "repeat_last_n",
         "extension, as in llama.cpp; how far the penalties look back; default and -1: all of the text",
+    ),
+];
+
+/// Samplers that only llama.cpp's API has. They are options of Ollama's API too, so that the defaults of `serve` hold there.
+pub(crate) const SAMPLERS_OF_LLAMA_CPP: &[Field] = &[
+    yes("top_n_sigma", "extension, as in llama.cpp; 0 and less is off"),
+    yes("xtc_probability", "extension, as in llama.cpp; 0 is off"),
+    yes("xtc_threshold", "extension, as in llama.cpp; default 0.1"),
+    yes("dynatemp_range", "extension, as in llama.cpp; 0 is off"),
+    yes("dynatemp_exponent", "extension, as in llama.cpp; default 1"),
+    yes(
+        "samplers",
+        "extension, as in llama.cpp: the sampling steps in order, as a list of names or as letters (`\"kpt\"`); other steps are skipped; \
+         `infill` and `adaptive_p` change nothing",
     ),
     yes("dry_multiplier", "extension, as in llama.cpp; 0 is off"),
     yes("dry_base", "extension, as in llama.cpp"),
@@ -72,6 +81,10 @@ pub const SAMPLING_FIELDS: &[Field] = &[
         "dry_sequence_breakers",
         "extension, as in llama.cpp; default `[\"\\n\", \":\", \"\\\"\", \"*\"]`; tokens that hold one end a repetition",
     ),
+];
+
+/// Fields about the request as a whole.
+const REQUEST: &[Field] = &[
     yes(
         "min_tokens",
         "extension, as in vLLM; the model's end-of-text tokens cannot come before; stop strings still end, and so does a shape \
@@ -304,6 +317,7 @@ impl SamplingFields {
             logit_bias: read_bias(self.logit_bias.unwrap_or_default(), tokens_of)?,
             seed: self.seed.map_or(fresh_seed, |seed| seed as u64),
             n_logprobs: None,
+            scores_draw: false,
         };
         params
             .validate(n_vocab)

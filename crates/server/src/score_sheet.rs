@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokenmill::stream::ScoredToken;
 use tokenmill_text::Tokenizer;
 
-use crate::scores::{alternatives, chat_entry, entry_with_ids, finite, n_chars, text_of};
+use crate::scores::{Scale, alternatives, chat_entry, entry_with_ids, finite, n_chars, text_of};
 
 /// Tokens that are written at a time; shorter answers are written at once.
 const PART_TOKENS: usize = 64;
@@ -27,6 +27,8 @@ const PART_TOKENS: usize = 64;
 /// Holds the lists of an answer, whose JSON has a random mark in place of each.
 pub(crate) struct ScoreSheet {
     tokenizer: Arc<Tokenizer>,
+    /// The scale of the lists of chat choices and of llama.cpp.
+    scale: Scale,
     mark: String,
     lists: Vec<List>,
 }
@@ -52,11 +54,17 @@ enum Form {
 }
 
 impl ScoreSheet {
-    /// Creates a sheet without lists.
+    /// Creates a sheet of log-probabilities without lists.
     pub(crate) fn new(tokenizer: &Arc<Tokenizer>) -> Self {
+        Self::of_scale(tokenizer, Scale::Logprob)
+    }
+
+    /// Creates a sheet without lists.
+    pub(crate) fn of_scale(tokenizer: &Arc<Tokenizer>, scale: Scale) -> Self {
         let random = RandomState::new();
         Self {
             tokenizer: Arc::clone(tokenizer),
+            scale,
             mark: format!("scores {:016x}{:016x} ", random.hash_one(1), random.hash_one(2)),
             lists: Vec::new(),
         }
@@ -146,7 +154,7 @@ impl Iterator for Parts {
             Part::Text(text) => Some(text),
             Part::List(no) => {
                 let list = self.sheet.lists.get_mut(no)?;
-                let text = list.next_part(&self.sheet.tokenizer);
+                let text = list.next_part(&self.sheet.tokenizer, self.sheet.scale);
                 if list.n_written < list.tokens.len() {
                     self.parts.push_front(Part::List(no));
                 }
@@ -158,14 +166,14 @@ impl Iterator for Parts {
 
 impl List {
     /// Writes the next tokens; the first part opens the list and the last closes it.
-    fn next_part(&mut self, tokenizer: &Tokenizer) -> String {
+    fn next_part(&mut self, tokenizer: &Tokenizer, scale: Scale) -> String {
         let end = (self.n_written + PART_TOKENS).min(self.tokens.len());
         let mut out = if self.n_written == 0 { "[" } else { "" }.to_owned();
         for at in self.n_written..end {
             let token = &self.tokens[at];
             let value = match self.form {
-                Form::Chat => chat_entry(tokenizer, token),
-                Form::WithIds => entry_with_ids(tokenizer, token),
+                Form::Chat => chat_entry(tokenizer, token, scale),
+                Form::WithIds => entry_with_ids(tokenizer, token, scale),
                 Form::Text => text_of(tokenizer, token.id).into(),
                 Form::Logprob => json!(token.logprob.map(finite)),
                 Form::Alternatives => alternatives(tokenizer, token),
@@ -218,19 +226,22 @@ mod tests {
     #[test]
     fn streamed_scores_equal_json_values() {
         let tokenizer = tokenizer();
-        for n in [0, 1, PART_TOKENS, PART_TOKENS + 1, 3 * PART_TOKENS + 7] {
+        let lengths = [0, 1, PART_TOKENS, PART_TOKENS + 1, 3 * PART_TOKENS + 7];
+        let scales = [Scale::Logprob, Scale::Probability];
+        for (n, scale) in lengths.into_iter().flat_map(|n| scales.map(|scale| (n, scale))) {
             let tokens = tokens(n);
-            let mut sheet = ScoreSheet::new(&tokenizer);
+            let mut sheet = ScoreSheet::of_scale(&tokenizer, scale);
             let answer = json!({
                 "content": "scores 0 \"", "chat": sheet.chat(&tokens), "list": [sheet.with_ids(&tokens), sheet.list(&tokens)],
                 "completion": sheet.completion(&tokens, 3), "end": null,
             });
             let with_ids: Value = tokens
                 .iter()
-                .map(|token| entry_with_ids(&tokenizer, token))
+                .map(|token| entry_with_ids(&tokenizer, token, scale))
                 .collect();
             let expected = json!({
-                "content": "scores 0 \"", "chat": chat_logprobs(&tokenizer, &tokens), "list": [with_ids, chat_logprobs(&tokenizer, &tokens)["content"]],
+                "content": "scores 0 \"", "chat": chat_logprobs(&tokenizer, &tokens, scale),
+                "list": [with_ids, chat_logprobs(&tokenizer, &tokens, scale)["content"]],
                 "completion": completion_logprobs(&tokenizer, &tokens, 3), "end": null,
             });
             let parts: Vec<String> = sheet.parts(&answer).collect();

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use tokenmill::{TextParams, stream::ScoredToken};
+use tokenmill_backend::SamplingParams;
 use tokenmill_text::{TokenKind, Tokenizer};
 
 use crate::ApiError;
@@ -52,27 +53,69 @@ pub(crate) fn text_of(tokenizer: &Tokenizer, id: u32) -> String {
     String::from_utf8_lossy(tokenizer.token_bytes(id).unwrap_or_default()).into_owned()
 }
 
-fn entry(tokenizer: &Tokenizer, id: u32, logprob: f32) -> Value {
+/// The scale of scores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Scale {
+    /// Logarithms.
+    #[default]
+    Logprob,
+    /// Probabilities from 0 to 1, under llama.cpp's names for them.
+    Probability,
+}
+
+impl Scale {
+    /// Returns the scale of the scores that sampling parameters ask for.
+    pub(crate) fn of(params: &SamplingParams) -> Self {
+        if params.scores_draw {
+            Self::Probability
+        } else {
+            Self::Logprob
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Logprob => "logprob",
+            Self::Probability => "prob",
+        }
+    }
+
+    fn name_of_top(self) -> &'static str {
+        match self {
+            Self::Logprob => "top_logprobs",
+            Self::Probability => "top_probs",
+        }
+    }
+
+    fn value(self, logprob: f32) -> f32 {
+        match self {
+            Self::Logprob => finite(logprob),
+            Self::Probability => logprob.exp(),
+        }
+    }
+}
+
+fn entry(tokenizer: &Tokenizer, id: u32, logprob: f32, scale: Scale) -> Value {
     json!({
         "token": text_of(tokenizer, id),
-        "logprob": finite(logprob),
+        (scale.name()): scale.value(logprob),
         "bytes": tokenizer.token_bytes(id).unwrap_or_default(),
     })
 }
 
 /// Writes a token in the format of chat choices.
-pub(crate) fn chat_entry(tokenizer: &Tokenizer, token: &ScoredToken) -> Value {
-    let mut scored = entry(tokenizer, token.id, token.logprob.unwrap_or(LEAST));
-    let top = (token.top.iter()).map(|top| entry(tokenizer, top.id, top.logprob));
-    scored["top_logprobs"] = top.collect();
+pub(crate) fn chat_entry(tokenizer: &Tokenizer, token: &ScoredToken, scale: Scale) -> Value {
+    let mut scored = entry(tokenizer, token.id, token.logprob.unwrap_or(LEAST), scale);
+    let top = (token.top.iter()).map(|top| entry(tokenizer, top.id, top.logprob, scale));
+    scored[scale.name_of_top()] = top.collect();
     scored
 }
 
 /// Writes a token in llama.cpp's format, with its id and those of the alternatives.
-pub(crate) fn entry_with_ids(tokenizer: &Tokenizer, token: &ScoredToken) -> Value {
-    let mut scored = chat_entry(tokenizer, token);
+pub(crate) fn entry_with_ids(tokenizer: &Tokenizer, token: &ScoredToken, scale: Scale) -> Value {
+    let mut scored = chat_entry(tokenizer, token, scale);
     scored["id"] = token.id.into();
-    let top = scored["top_logprobs"].as_array_mut().into_iter().flatten();
+    let top = scored[scale.name_of_top()].as_array_mut().into_iter().flatten();
     for (score, token) in top.zip(&token.top) {
         score["id"] = token.id.into();
     }
@@ -80,9 +123,9 @@ pub(crate) fn entry_with_ids(tokenizer: &Tokenizer, token: &ScoredToken) -> Valu
 }
 
 /// The `logprobs` of a chat choice.
-pub(crate) fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[ScoredToken]) -> Value {
+pub(crate) fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[ScoredToken], scale: Scale) -> Value {
     let content: Value = (tokens.iter())
-        .map(|token| chat_entry(tokenizer, token))
+        .map(|token| chat_entry(tokenizer, token, scale))
         .collect();
     json!({ "content": content, "refusal": null })
 }

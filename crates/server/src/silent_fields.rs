@@ -28,6 +28,9 @@ const BUDGETS: [&str; 4] = [
     "reasoning_budget",
 ];
 
+/// Name of the field for the prompt in the answer.
+const VERBOSE: [&str; 1] = ["verbose"];
+
 /// Lists other names of a field.
 fn others_of(name: &str) -> &'static [&'static str] {
     match name {
@@ -77,15 +80,17 @@ impl RequestDefaults {
                 }
             }
         }
-        for (names, value) in [(LENGTHS, self.max_tokens), (BUDGETS, self.thinking_budget)] {
+        let others: [(&[&str], Option<Value>); 3] = [
+            (&LENGTHS, self.max_tokens.map(Value::from)),
+            (&BUDGETS, self.thinking_budget.map(Value::from)),
+            (&VERBOSE, self.is_verbose.then(|| Value::from(true))),
+        ];
+        for (names, value) in others {
             let is_said = names.iter().any(|name| body.get(name).is_some());
-            let name = names.into_iter().find(|name| has(name));
+            let name = names.iter().find(|name| has(name));
             if let (Some(value), Some(name), false) = (value, name, is_said) {
-                body.set_default(name, value.into());
+                body.set_default(name, value);
             }
-        }
-        if self.is_verbose && has("verbose") {
-            body.set_default("verbose", true.into());
         }
     }
 }

@@ -12,14 +12,14 @@ use crate::{
     llama_cpp::{APPLY_TEMPLATE, DETOKENIZE, TOKENIZE},
     ollama,
     openai::{chat, completion, embedding, rerank, response},
-    sampling::SAMPLING_FIELDS,
+    sampling::sampling_fields,
 };
 
 /// The fields of an endpoint, and those that all endpoints which generate share; what it reads itself goes before those.
 fn with_sampling(own: &[Field]) -> Vec<Field> {
-    let shared = SAMPLING_FIELDS.iter().chain(CONSTRAINT_FIELDS).chain(FOREIGN);
+    let shared = sampling_fields().chain(CONSTRAINT_FIELDS).chain(FOREIGN);
     let shared = shared.filter(|field| own.iter().all(|own| own.name != field.name));
-    own.iter().chain(shared).copied().collect()
+    own.iter().copied().chain(shared.copied()).collect()
 }
 
 /// The fields of an endpoint of llama.cpp; those that others refuse or read otherwise are its own.

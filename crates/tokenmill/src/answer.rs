@@ -241,6 +241,7 @@ impl Gathered {
                 let sample = end.sample as usize;
                 self.0[sample].end = Some(end);
             }
+            TextEvent::Prefill(_) => {}
             TextEvent::Failed { error, .. } => return Err(error.into()),
         }
         Ok(())

@@ -109,7 +109,7 @@ impl ForwardPasses {
                     self.rest.clear();
                     return Poll::Ready(Some(Err(error.into())));
                 }
-                Poll::Ready(Some(Event::Token(_) | Event::Finished(_))) => {}
+                Poll::Ready(Some(Event::Prefill(_) | Event::Token(_) | Event::Finished(_))) => {}
                 Poll::Ready(None) => {
                     self.passes.pop_front();
                     return Poll::Ready(Some(Ok(())));

@@ -3,7 +3,11 @@
 //! Separate from the choice of the device because a drafting model is loaded so too. Invariant: a quiet load leaves the processors to what
 //! else computes here.
 
-use std::{panic, sync::mpsc, thread};
+use std::{
+    panic,
+    sync::{Mutex, PoisonError, mpsc},
+    thread,
+};
 
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{LoadError, LoadProgress};
@@ -27,7 +31,8 @@ pub(crate) fn load_with<T: Send>(
     }
 }
 
-/// Loads on one thread of low priority. The backend's threads were started before and have the usual one.
+/// Loads on one thread of low priority. The backend's threads were started before and have the usual one. If the system starts no thread,
+/// the load has the caller's priority.
 fn load_quietly<T: Send>(
     mut backend: CpuBackend,
     on_progress: &mut dyn FnMut(LoadProgress),
@@ -35,8 +40,15 @@ fn load_quietly<T: Send>(
 ) -> Result<T, LoadError> {
     backend.set_load_threads(1);
     let (sender, progress) = mpsc::channel();
+    // A thread that does not start drops what it was given.
+    let parts = Mutex::new(Some((backend, load)));
+    let take = || {
+        let parts = parts.lock().unwrap_or_else(PoisonError::into_inner).take();
+        parts.expect("it is loaded once")
+    };
     thread::scope(|scope| {
-        let loading = scope.spawn(move || {
+        let started = thread::Builder::new().spawn_scoped(scope, move || {
+            let (backend, load) = take();
             at_low_priority(|| {
                 // The receiver is gone only where this load's caller panics.
                 load(backend, &mut |news| {
@@ -44,6 +56,10 @@ fn load_quietly<T: Send>(
                 })
             })
         });
+        let Ok(loading) = started else {
+            let (backend, load) = take();
+            return load(backend, on_progress);
+        };
         for news in progress {
             on_progress(news);
         }

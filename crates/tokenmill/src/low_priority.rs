@@ -3,19 +3,36 @@
 //! Separate because only this file knows how a system ranks threads. Invariant: the caller's thread keeps its priority; what the work
 //! starts has the low one.
 
-use std::{panic, thread};
+use std::{
+    panic,
+    sync::{Mutex, PoisonError},
+    thread,
+};
 
 /// Does work on a thread of low priority where the system has such threads (Linux), and waits for it. Threads that the work
-/// starts have the low priority too, and keep it.
+/// starts have the low priority too, and keep it. If the system starts no thread, the work has the caller's priority.
 pub fn at_low_priority<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    at_low_priority_by(thread::Builder::new(), work)
+}
+
+fn at_low_priority_by<T: Send>(builder: thread::Builder, work: impl FnOnce() -> T + Send) -> T {
+    // A thread that does not start drops what it was given.
+    let work = Mutex::new(Some(work));
+    let take = || {
+        let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
+        work.expect("it is done once")
+    };
     thread::scope(|scope| {
-        let thread = scope.spawn(|| {
+        let started = builder.spawn_scoped(scope, || {
             lower_priority();
-            work()
+            take()()
         });
-        thread
-            .join()
-            .unwrap_or_else(|payload| panic::resume_unwind(payload))
+        match started {
+            Ok(thread) => thread
+                .join()
+                .unwrap_or_else(|payload| panic::resume_unwind(payload)),
+            Err(_) => take()(),
+        }
     })
 }
 
@@ -46,6 +63,14 @@ mod tests {
         assert!(within > before || before >= 19, "{before} {within}");
         assert_eq!(within, started);
         assert_eq!(priority(), before);
+    }
+
+    #[test]
+    fn the_caller_does_the_work_if_no_thread_starts() {
+        // More than any machine can map.
+        let builder = thread::Builder::new().stack_size(1 << 62);
+        let caller = thread::current().id();
+        assert_eq!(at_low_priority_by(builder, || thread::current().id()), caller);
     }
 
     #[test]

@@ -403,6 +403,7 @@ impl Model {
             cache_salt: params.engine.cache_salt,
             adapter: self.adapter_id(params.adapter.as_deref())?,
             media: Arc::clone(&params.engine.media),
+            reports_prefill: params.engine.reports_prefill,
             ..GenerateParams::default()
         };
         let mut generate = generate;

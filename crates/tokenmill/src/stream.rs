@@ -26,7 +26,7 @@ use std::{
 };
 
 use futures_core::Stream;
-pub use tokenmill_sched::{Canceller, Timings};
+pub use tokenmill_sched::{Canceller, Prefill, Timings};
 
 use crate::{Delta, Error, TextStream, embeddings::Embeddings, rerank::Scores};
 pub use crate::{

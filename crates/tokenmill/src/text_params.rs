@@ -65,6 +65,8 @@ pub struct EngineParams {
     /// The rows of the images in the first prompt, which [`Model::see`](crate::Model::see) makes; [`Model::chat`](crate::Model::chat)
     /// sets it itself.
     pub media: Arc<[Media]>,
+    /// Whether the stream has a [`TextEvent::Prefill`](crate::stream::TextEvent::Prefill) for each computed part of a prompt.
+    pub reports_prefill: bool,
 }
 
 impl Default for TextParams {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use tokenmill_backend::TokenLogprob;
-use tokenmill_sched::{Canceller, EngineError, Event, FinishReason, Finished, Generation, Token};
+use tokenmill_sched::{Canceller, EngineError, Event, FinishReason, Finished, Generation, Prefill, Token};
 use tokenmill_text::{
     DecodeOptions, StopMatcher, StreamDecoder, Tokenizer,
     calls::{Part, Piece, ReplyParser},
@@ -22,6 +22,8 @@ use crate::{Error, reply_reader::ReplyReader, tool_writing::id_of, wait::wait};
 /// News of a sample, as text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TextEvent {
+    /// A part of a prompt was computed; see [`EngineParams::reports_prefill`](crate::text::EngineParams::reports_prefill).
+    Prefill(Prefill),
     /// More text; it may be empty when only tokens were released.
     Delta(Delta),
     /// The sample ended; its last text came before.
@@ -195,6 +197,12 @@ impl TextStream {
                         error,
                     }));
                 }
+                Event::Prefill(report) => {
+                    return Poll::Ready(Some(TextEvent::Prefill(Prefill {
+                        sample: self.sample_idx(prompt, report.sample),
+                        ..report
+                    })));
+                }
                 Event::Rows(_) => {}
             }
         }
@@ -204,7 +212,7 @@ impl TextStream {
         while !self.has_failed {
             match self.poll_event(context) {
                 Poll::Ready(Some(TextEvent::Delta(delta))) => return Poll::Ready(Some(Ok(delta))),
-                Poll::Ready(Some(TextEvent::Finished(_))) => {}
+                Poll::Ready(Some(TextEvent::Prefill(_) | TextEvent::Finished(_))) => {}
                 Poll::Ready(Some(TextEvent::Failed { error, .. })) => {
                     self.has_failed = true;
                     return Poll::Ready(Some(Err(error.into())));

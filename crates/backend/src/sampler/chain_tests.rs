@@ -226,6 +226,66 @@ fn the_usual_order_step_by_step_draws_what_the_usual_way_draws() {
     assert!(n_other <= 10, "{n_other} of {N_DRAWS} draws differ");
 }
 
+#[test]
+fn the_reported_chances_are_those_of_the_draw() {
+    let logits = long_tail(60);
+    let usual = SamplingParams {
+        temperature: 0.7,
+        top_k: 20,
+        min_p: 0.02,
+        repeat_penalty: 1.2,
+        penalty_last_n: 8,
+        n_logprobs: Some(60),
+        scores_draw: true,
+        ..Default::default()
+    };
+    let by_mirostat = SamplingParams {
+        mirostat: Some(Mirostat::new(MirostatVersion::Two, 2.0, 0.0)),
+        ..usual.clone()
+    };
+    let greedy = SamplingParams {
+        temperature: 0.0,
+        ..usual.clone()
+    };
+    let history = [3, 5, 5];
+    for (params, n_left) in [(usual, None), (by_mirostat, None), (greedy, Some(1))] {
+        let request = SampleRequest {
+            params: &params,
+            history: &history,
+            newest: &[],
+            n_prompt: 0,
+            mask: None,
+            position: 7,
+        };
+        let mut top = Vec::new();
+        let drawn = Sampler::new(60).sample(&logits, &request, &mut top).unwrap();
+        let mut chances = vec![f64::NAN; 60];
+        for token in &top {
+            chances[token.id as usize] = f64::from(token.logprob).exp();
+        }
+        assert_eq!(top.len(), 60);
+        assert!(top.is_sorted_by(|a, b| a.logprob >= b.logprob), "{top:?}");
+        let own = top.iter().find(|token| token.id == drawn.id).unwrap();
+        assert_eq!(drawn.logprob, Some(own.logprob));
+        assert!((chances.iter().sum::<f64>() - 1.0).abs() < 1e-5, "{chances:?}");
+        let left = chances.iter().filter(|&&chance| chance > 0.0).count();
+        assert!(n_left.map_or((2..60).contains(&left), |n| left == n), "{left}");
+        check_shares(&counts(&logits, &params, &history), &chances);
+        // Fewer are the likeliest of these.
+        let few = SamplingParams {
+            n_logprobs: Some(3),
+            ..params.clone()
+        };
+        let request = SampleRequest {
+            params: &few,
+            ..request
+        };
+        let mut best = Vec::new();
+        let again = Sampler::new(60).sample(&logits, &request, &mut best).unwrap();
+        assert_eq!((again, best.len(), best[0]), (drawn, 3, top[0]));
+    }
+}
+
 /// Computes the shares that mirostat keeps of a row by the formulas: tokens up to a bound of surprise in bits, or up to a number.
 fn left_by_mirostat(logits: &[f32], version: MirostatVersion, bound: f64) -> Vec<f64> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -90,6 +90,13 @@ impl Sampler {
         let Some(n_logprobs) = params.n_logprobs else {
             return Ok(SampledToken { id, logprob: None });
         };
+        if params.scores_draw {
+            let logprob = self.score_draw(id, logits, n_logprobs as usize, top);
+            return Ok(SampledToken {
+                id,
+                logprob: Some(logprob),
+            });
+        }
         let best = argmax(logits).ok_or(RowError::NonFiniteLogits)?;
         let log_sum = log_sum_exp(logits, logits[best as usize]);
         let logprob_of = |id: u32| logits[id as usize] - log_sum;
@@ -106,6 +113,39 @@ impl Sampler {
             id,
             logprob: Some(logprob_of(id)),
         })
+    }
+
+    /// Appends the `n` tokens most likely to be drawn from those that the steps left, and then, with negative infinity, the likeliest of the
+    /// others. Returns the log-probability of the drawn token.
+    fn score_draw(&mut self, drawn: u32, logits: &[f32], n: usize, top: &mut Vec<TokenLogprob>) -> f32 {
+        let left = &mut self.candidates;
+        left.sort_unstable_by(Candidate::by_likelihood);
+        let max = left[0].logit;
+        let sum: f64 = (left.iter())
+            .map(|candidate| f64::from(candidate.logit - max).exp())
+            .sum();
+        let log_sum = f64::from(max) + sum.ln();
+        let logprob_of = |candidate: &Candidate| (f64::from(candidate.logit) - log_sum) as f32;
+        let is_drawn = |candidate: &&Candidate| candidate.id == drawn;
+        let logprob = logprob_of(left.iter().find(is_drawn).expect("one that was left was drawn"));
+        let first = top.len();
+        top.extend(left.iter().take(n).map(|candidate| TokenLogprob {
+            id: candidate.id,
+            logprob: logprob_of(candidate),
+        }));
+        if top.len() < first + n {
+            best_k(Allowed::new(logits, None), n, &mut self.candidates);
+            for candidate in &self.candidates {
+                let is_listed = top[first..].iter().any(|listed| listed.id == candidate.id);
+                if !is_listed && top.len() < first + n {
+                    top.push(TokenLogprob {
+                        id: candidate.id,
+                        logprob: f32::NEG_INFINITY,
+                    });
+                }
+            }
+        }
+        logprob
     }
 
     /// Writes the logits after bias, penalties and DRY to `self.adjusted`.

@@ -287,7 +287,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             ..EngineConfig::default()
         };
         Rig::SideBySide(SideBySide {
-            engine: Engine::start(loaded.executor, config),
+            engine: Engine::try_start(loaded.executor, config)?,
         })
     };
     let n_warmups = usize::from(!args.no_warmup);

@@ -105,6 +105,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.asking.template,
     )?;
     check_template(model.words())?;
+    args.sampling.note_idle();
     let params = args.sampling.params(model.words(), model.n_ctx())?;
     let kept = args.session.open(&model, Unusable::GoesOn)?;
     let mut chat = Chat {

@@ -306,7 +306,7 @@ impl Side {
                     }
                 }
                 Event::Failed { error, .. } => return Err(error.into()),
-                Event::Token(_) | Event::Finished(_) => {}
+                Event::Prefill(_) | Event::Token(_) | Event::Finished(_) => {}
             }
         }
         self.seconds += start.elapsed().as_secs_f64();

@@ -270,7 +270,7 @@ impl Scorer {
                     }
                 }
                 Event::Failed { error, .. } => return Err(error.into()),
-                Event::Token(_) | Event::Finished(_) => {}
+                Event::Prefill(_) | Event::Token(_) | Event::Finished(_) => {}
             }
         }
         Ok(())

@@ -193,6 +193,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.asking.template,
     )?;
     let tokenizer = model.words().tokenizer();
+    args.sampling.note_idle();
     let sampling = args.sampling.params(model.words(), model.n_ctx())?;
     let seed = sampling.seed;
     let kept = args.session.open(&model, Unusable::Stays)?;

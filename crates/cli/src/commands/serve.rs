@@ -49,7 +49,10 @@ mod terminal_log;
 
 pub(crate) use self::seats::{Seats, load_app};
 use self::{
-    model_flags::GivenFlags, models::SeveralArgs, request_defaults::DefaultArgs, running::serve,
+    model_flags::GivenFlags,
+    models::SeveralArgs,
+    request_defaults::{DefaultArgs, note_idle},
+    running::serve,
     terminal_log::TerminalLines,
 };
 
@@ -123,6 +126,9 @@ pub(crate) struct Args {
     /// Model name for clients; may be repeated, responses carry the first [default: the file's name] [short: -a]
     #[arg(long, alias = "alias", value_delimiter = ',', value_name = "NAME")]
     served_model_name: Vec<String>,
+    /// Tags of the model, separated by commas, that lists of models show; they select nothing
+    #[arg(long, help_heading = ADVANCED, value_delimiter = ',', value_name = "TAGS")]
+    tags: Vec<String>,
     /// Refuse requests with an unknown model name [default: a server's only model answers any name; several models, or adapters, refuse
     /// unknown names]
     #[arg(long)]
@@ -282,6 +288,17 @@ impl Args {
         self.kv_events_config.as_ref().and_then(|config| config.0.clone())
     }
 
+    /// Returns the tags of the model, each once and in their order.
+    fn model_tags(&self) -> Vec<String> {
+        let mut tags: Vec<String> = Vec::new();
+        for tag in self.tags.iter().map(|tag| tag.trim()) {
+            if !tag.is_empty() && tags.iter().all(|known| known != tag) {
+                tags.push(tag.to_owned());
+            }
+        }
+        tags
+    }
+
     /// Where to listen.
     fn listen(&self) -> Result<Listen, Failure> {
         #[cfg(unix)]
@@ -315,6 +332,8 @@ impl Args {
         }
         api_keys.extend(ApiKeys::new(variable));
         let tls = self.tls_cert.clone().zip(self.tls_key.clone());
+        let defaults = self.defaults.read(self.verbose)?;
+        note_idle(&defaults);
         Ok(ServerConfig {
             listen: self.listen()?,
             tls: tls.map(|(certificate, key)| TlsFiles { certificate, key }),
@@ -323,9 +342,10 @@ impl Args {
             allowed_hosts: self.allowed_hosts(),
             write_timeout: self.limits.write_timeout,
             strict_model_names: self.strict_model_names,
+            model_tags: self.model_tags(),
             has_page: !self.no_ui,
             tells_slots: !self.no_slots,
-            defaults: self.defaults.read(self.verbose)?,
+            defaults,
             obeys_priority: self.limits.scheduling_policy == SchedulingPolicy::Priority,
             max_body_bytes: usize::try_from(self.limits.max_body_bytes.0).unwrap_or(usize::MAX),
             request_timeout: self.limits.request_timeout,

@@ -264,7 +264,9 @@ fn clients_of_ollama_pull_and_delete_where_that_is_allowed() {
     let hub = Hub::start(None, None);
     let folder = tempfile::tempdir().unwrap();
     let own = folder.path().join("own.gguf");
-    fs::write(&own, DEMO_GGUF).unwrap();
+    for path in [&own, &folder.path().join("other:q8.gguf")] {
+        fs::write(path, DEMO_GGUF).unwrap();
+    }
     let variables = [
         ("HF_HUB_OFFLINE", Path::new("0")),
         ("HF_HUB_CACHE", hub.cache.path()),
@@ -309,6 +311,14 @@ fn clients_of_ollama_pull_and_delete_where_that_is_allowed() {
         (&shown["license"], &shown["model_info"]["general.license"]),
         (&license, &license)
     );
+    // A file has the name of another model.
+    let (status, answer) = server.ask("POST", "/api/pull", &of("other:q8"));
+    assert_eq!(status, 400, "{answer}");
+    assert!(answer.to_string().contains("rename the file"), "{answer}");
+    for served in ["own", "demo", name] {
+        let (status, body) = server.ask_text("POST", "/api/pull", &of(served));
+        assert!(status == 200 && body.contains("success"), "{served}: {body}");
+    }
     let long = "x".repeat(1000);
     assert_eq!(server.ask("POST", "/api/pull", &of(&long)).0, 400);
     let whole = json!({ "model": "org/none", "stream": false }).to_string();
@@ -327,6 +337,15 @@ fn clients_of_ollama_pull_and_delete_where_that_is_allowed() {
         assert_eq!(status, expected, "{model}: {answer}");
     }
     assert!(!own.exists());
+    // A download that broke off has no model, but files.
+    let half = folder.path().join(".hub/models--org--half-GGUF");
+    fs::create_dir_all(half.join("blobs")).unwrap();
+    fs::write(half.join("blobs/x.tokenmill.incomplete"), "a part").unwrap();
+    for expected in [200, 404] {
+        let (status, answer) = server.ask_text("DELETE", "/api/delete", &of("org/half-GGUF:Q8_0"));
+        assert_eq!(status, expected, "{answer}");
+        assert!(!half.exists());
+    }
     let blobs = folder.path().join(".hub/models--org--demo-GGUF/blobs");
     assert!(fs::read_dir(blobs).map_or(0, Iterator::count) == 0);
     // One that is loaded goes once no request runs on it.
@@ -338,6 +357,37 @@ fn clients_of_ollama_pull_and_delete_where_that_is_allowed() {
         }
     }
     assert_eq!(server.complete("demo").0, 200);
+    server.end();
+}
+
+#[test]
+fn a_download_that_fails_is_the_servers_failure_and_a_wrong_name_the_clients() {
+    let hub = Hub::start(None, Some((403, "")));
+    let folder = tempfile::tempdir().unwrap();
+    let variables = [
+        ("HF_HUB_OFFLINE", Path::new("0")),
+        ("HF_HUB_CACHE", hub.cache.path()),
+        ("HF_HOME", hub.cache.path()),
+        ("HF_ENDPOINT", Path::new(&hub.url)),
+    ];
+    let args = ["--models-dir", arg(folder.path()), "--manage-models", "-c", "64"];
+    let server = Server::start_in(&variables, &[&["demo", "--dry-base", "2"][..], &args].concat());
+    for (name, expected) in [(NAME, 500), ("org/demo-GGUF:Q9_9", 400), ("a b", 400)] {
+        let whole = json!({ "model": name, "stream": false }).to_string();
+        let (status, answer) = server.ask("POST", "/api/pull", &whole);
+        assert_eq!(status, expected, "{name}: {answer}");
+        assert!(answer["error"].is_string(), "{answer}");
+        let (status, lines) = server.ask_text("POST", "/api/pull", &json!({ "model": name }).to_string());
+        assert!(status == 200 && lines.contains("\"error\":"), "{name}: {lines}");
+    }
+    // What the failed download left can be removed by the name that was asked for.
+    assert_eq!(
+        server
+            .ask_text("DELETE", "/api/delete", &json!({ "model": NAME }).to_string())
+            .0,
+        200
+    );
+    assert!(!folder.path().join(".hub/models--org--demo-GGUF").exists());
     server.end();
 }
 

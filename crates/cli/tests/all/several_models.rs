@@ -322,9 +322,21 @@ fn one_model_with_a_time_is_unloaded_and_comes_back() {
         "64",
         "--served-model-name",
         "me",
+        "--tags",
+        "small, chat,,small",
     ]);
+    let check_tags = || {
+        let (_, list) = server.ask("GET", "/v1/models", "");
+        assert_eq!(
+            list["data"][0]["tags"],
+            serde_json::json!(["small", "chat"]),
+            "{list}"
+        );
+    };
     assert_eq!(server.complete("me").0, 200);
+    check_tags();
     server.wait_for("me", "unloaded");
+    check_tags();
     assert_eq!(server.complete("me").0, 200);
     server.end();
 }
@@ -380,6 +392,11 @@ fn wrong_models_are_refused_before_anything_is_served() {
         &["--models", file, "--served-model-name", "x"],
         2,
         "`--served-model-name` is for a server of one model",
+    );
+    refused(
+        &["--models", file, "--tags", "x"],
+        2,
+        "`--tags` is for a server of one model",
     );
     refused(
         &["--models", file, "--lora", "x=y.gguf"],

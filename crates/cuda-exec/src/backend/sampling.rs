@@ -5,7 +5,8 @@
 //!
 //! - DRY or locally typical sampling: both need an order of tokens (a match of runs, a sort by surprise) that costs a
 //!   device more than the copy of one row of logits costs the host;
-//! - XTC, top-n-sigma, a dynamic temperature, mirostat, or another order of steps: rare, and each needs all remaining tokens;
+//! - XTC, top-n-sigma, a dynamic temperature, mirostat, another order of steps, or log-probabilities of the draw: rare, and each needs
+//!   all remaining tokens;
 //! - more than [`MAX_TOP`] likeliest tokens to report, since the kernel looks through the vocabulary once for each;
 //! - several tokens after its history that only the device knows;
 //! - or more history, masks and biases, with those of the other rows, than the room there is for them.

@@ -21,11 +21,13 @@
 //! template. Source: <https://github.com/ollama/ollama/blob/main/docs/faq.mdx> for the folder, and the
 //! manifests themselves for their format.
 
+mod interrupted;
 mod manifest;
 mod name;
 mod pull;
 mod store;
 
+pub use interrupted::remove_interrupted;
 pub use name::OllamaName;
 pub use pull::{OllamaPlan, plan};
 pub use store::{OllamaRemoval, StoredOllamaModel, find_stored, name_of, stored_models};

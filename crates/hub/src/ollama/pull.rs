@@ -3,10 +3,14 @@
 //! Unlike on the Hub, a manifest states everything: layers, sizes and hashes. The transfer of a file is the
 //! same.
 
-use std::fs::{self, File};
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+};
 
 use super::{
     OllamaName,
+    interrupted::{forget_pull, note_pull},
     manifest::{Layer, Manifest},
     store::Store,
 };
@@ -98,9 +102,18 @@ pub fn plan(
     })
 }
 
-/// Locks a layer. The locks are next to the Hub's: Ollama's folder contains only its own files.
-fn lock_layer(settings: &HubSettings, digest: &str, waiter: Waiter<'_>) -> Result<Option<File>, HubError> {
-    let locks = settings.cache.join(".locks").join("ollama");
+/// Returns the folder of locks. They are next to the Hub's: Ollama's folder contains only its own files.
+pub(super) fn locks_of(settings: &HubSettings) -> PathBuf {
+    settings.cache.join(".locks").join("ollama")
+}
+
+/// Locks a layer.
+pub(super) fn lock_layer(
+    settings: &HubSettings,
+    digest: &str,
+    waiter: Waiter<'_>,
+) -> Result<Option<File>, HubError> {
+    let locks = locks_of(settings);
     fs::create_dir_all(&locks).map_err(HubError::file("write", &locks))?;
     lock_file(&locks.join(format!("{digest}.lock")), waiter)
 }
@@ -156,6 +169,7 @@ impl OllamaPlan {
         let store = Store::of(settings);
         store.prepare()?;
         self.check_room(&store, settings)?;
+        note_pull(settings, &self.name, &self.bytes)?;
         let registry = of_registry(settings);
         let hub = Hub::new(&registry, observer)?;
         let tally = Tally::new(self.total_bytes, observer);
@@ -170,6 +184,7 @@ impl OllamaPlan {
                 })?;
         }
         store.write_manifest(&self.name, &self.bytes)?;
+        forget_pull(settings, &self.name)?;
         store.find(&self.name).ok_or_else(|| HubError::Vanished {
             file: self.name.to_string(),
         })

@@ -56,9 +56,14 @@ impl<'s> Store<'s> {
         fs::create_dir_all(&folder).map_err(HubError::file("write", folder))
     }
 
+    /// Returns the folder of the manifests.
+    pub(super) fn manifests(&self) -> PathBuf {
+        self.root.join("manifests")
+    }
+
     fn manifest_path(&self, name: &OllamaName) -> PathBuf {
         let repository = name.repository();
-        (self.root.join("manifests").join(REGISTRY))
+        (self.manifests().join(REGISTRY))
             .join(repository.owner())
             .join(repository.short_name())
             .join(name.tag())
@@ -107,7 +112,7 @@ impl<'s> Store<'s> {
 
     /// Returns all names with a manifest.
     fn names(&self) -> Vec<OllamaName> {
-        let registry = self.root.join("manifests").join(REGISTRY);
+        let registry = self.manifests().join(REGISTRY);
         let mut names = Vec::new();
         for namespace in names_in(&registry) {
             for name in names_in(&registry.join(&namespace)) {
@@ -122,7 +127,7 @@ impl<'s> Store<'s> {
     }
 
     /// Returns the digests in the manifest at `path`, even if this program cannot use it.
-    fn digests_of(path: &Path) -> Result<BTreeSet<String>, HubError> {
+    pub(super) fn digests_of(path: &Path) -> Result<BTreeSet<String>, HubError> {
         let bytes = fs::read(path).map_err(HubError::file("read", path))?;
         let json: serde_json::Value =
             serde_json::from_slice(&bytes).map_err(|error| HubError::file("read", path)(error.into()))?;
@@ -147,7 +152,7 @@ fn names_in(folder: &Path) -> Vec<String> {
 
 /// Lists all files below a folder, including linked ones. Unfinished files of Ollama and of this program
 /// begin with a dot.
-fn files_below(folder: &Path, found: &mut Vec<PathBuf>) -> Result<(), HubError> {
+pub(super) fn files_below(folder: &Path, found: &mut Vec<PathBuf>) -> Result<(), HubError> {
     for entry in fs::read_dir(folder).map_err(HubError::file("read", folder))? {
         let entry = entry.map_err(HubError::file("read", folder))?;
         let path = entry.path();
@@ -241,7 +246,7 @@ impl OllamaRemoval {
             });
         }
         let mut manifests = Vec::new();
-        files_below(&store.root.join("manifests"), &mut manifests)?;
+        files_below(&store.manifests(), &mut manifests)?;
         let mut kept = BTreeSet::new();
         for path in manifests.iter().filter(|path| **path != manifest) {
             kept.append(&mut Store::digests_of(path)?);

@@ -3,12 +3,12 @@
 use std::fs;
 
 use tokenmill_hub::{
-    HubError, ModelName, PullWishes, Removal, StoredProjector, find_stored, plan, pull, stored_models,
-    stored_projector,
+    HubError, ModelName, PullEvent, PullObserver, PullWishes, Removal, StoredProjector, find_stored, plan,
+    pull, remove_interrupted, stored_models, stored_projector,
 };
 
 use crate::{
-    server::{COMMIT, FakeHub, noise},
+    server::{COMMIT, FakeHub, Fault, noise},
     transfers::pull_from,
 };
 
@@ -23,6 +23,17 @@ fn hub() -> FakeHub {
 fn stored(hub: &FakeHub, name: &str) -> Option<String> {
     let found = find_stored(&name.parse().unwrap(), &PullWishes::default(), &hub.settings());
     found.unwrap().map(|model| model.label)
+}
+
+/// Ends what would wait.
+struct Impatient;
+
+impl PullObserver for Impatient {
+    fn event(&self, _: PullEvent<'_>) {}
+
+    fn is_cancelled(&self) -> bool {
+        true
+    }
 }
 
 #[test]
@@ -139,6 +150,42 @@ fn a_removal_does_not_wait_for_itself_and_leaves_another_types_download() {
     fs::write(&own, "a part").unwrap();
     remove("org/model-GGUF");
     assert!(!of_another.exists() && !own.exists());
+}
+
+#[test]
+#[cfg(unix)]
+fn what_broken_off_downloads_left_is_removed_and_what_is_complete_stays() {
+    let hub = hub();
+    let name: ModelName = "org/model-GGUF:Q8_0".parse().unwrap();
+    let remove = || remove_interrupted(&name, &hub.settings(), &()).unwrap();
+    assert!(!remove(), "there is nothing");
+    // One file of two has arrived as a whole.
+    hub.on(|request| {
+        let is_second = request.is_for_bytes() && request.path.contains("00002-of");
+        is_second.then_some(Fault::Status(403, ""))
+    });
+    pull_from(&hub, "org/model-GGUF:Q8_0").unwrap_err();
+    assert!(!hub.blobs().is_empty());
+    assert!(remove() && !remove());
+    assert!(!hub.cache.path().join("models--org--model-GGUF").exists());
+
+    hub.on(|_| None);
+    let pulled = pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();
+    let before = hub.blobs();
+    let blobs = hub.cache.path().join("models--org--model-GGUF/blobs");
+    for left in ["other", "another.tokenmill.incomplete"] {
+        fs::write(blobs.join(left), "a part").unwrap();
+    }
+    // A download that runs holds its file.
+    let locks = hub.cache.path().join(".locks/models--org--model-GGUF");
+    let lock = fs::File::create(locks.join("another.lock")).unwrap();
+    lock.lock().unwrap();
+    let refused = remove_interrupted(&name, &hub.settings(), &Impatient);
+    assert!(matches!(refused, Err(HubError::Cancelled)), "{refused:?}");
+    drop(lock);
+    assert!(remove() && !remove());
+    assert_eq!(hub.blobs(), before);
+    assert!(pulled.path.exists());
 }
 
 #[test]

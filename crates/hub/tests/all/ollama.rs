@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs};
 
 use tokenmill_hub::{
     HubError, HubSettings, PulledModel,
-    ollama::{OllamaName, OllamaRemoval, find_stored, name_of, plan, stored_models},
+    ollama::{OllamaName, OllamaRemoval, find_stored, name_of, plan, remove_interrupted, stored_models},
 };
 
 use crate::server::{CONFIG, FakeHub, Fault, noise};
@@ -93,6 +93,23 @@ fn what_is_cut_off_is_continued_and_what_is_damaged_is_not_found() {
     assert!(matches!(error, HubError::Damaged { .. }), "{error}");
     assert_eq!(find_stored(&name(), &settings).unwrap(), None);
     assert!(stored_models(&settings).is_empty());
+}
+
+#[test]
+fn a_broken_off_download_can_be_removed_and_a_complete_model_is_none() {
+    let (hub, _) = hub();
+    let settings = hub.settings();
+    let remove = || remove_interrupted(&name(), &settings, &()).unwrap();
+    assert!(!remove(), "there is nothing");
+    hub.at_first_bytes(1_000, Fault::Status(403, ""));
+    pull(&settings).unwrap_err();
+    assert!(!blobs(&settings).is_empty());
+    assert!(remove() && !remove());
+    assert_eq!(blobs(&settings), BTreeSet::new());
+
+    hub.on(|_| None);
+    let model = pull(&settings).unwrap();
+    assert!(!remove() && model.path.exists());
 }
 
 #[test]

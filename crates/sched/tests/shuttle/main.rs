@@ -124,6 +124,8 @@ mod pass_times;
 mod plan;
 #[path = "../../src/pool/mod.rs"]
 mod pool;
+#[path = "../../src/prefill_watch.rs"]
+mod prefill_watch;
 #[path = "../../src/prefix.rs"]
 mod prefix;
 #[path = "../../src/prefix_memory.rs"]
@@ -205,7 +207,7 @@ fn read(generation: Generation) -> (Vec<u32>, Result<FinishReason, EngineError>)
             Event::Token(token) => tokens.push(token.id),
             Event::Finished(finished) => ends.push(Ok(finished.reason)),
             Event::Failed { error, .. } => ends.push(Err(error)),
-            Event::Rows(_) => panic!("no rows were asked for"),
+            Event::Prefill(_) | Event::Rows(_) => panic!("they were not asked for"),
         }
     }
     assert_eq!(ends.len(), 1);

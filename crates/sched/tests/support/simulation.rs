@@ -22,7 +22,7 @@ use crate::{
     core::Core,
     draft_model::DraftModel,
     error::EngineError,
-    event::{Event, FinishReason},
+    event::{Event, FinishReason, Prefill},
     generation::Generation,
     known_pages::KnownPages,
     mailbox::{Admission, Mailbox, QueueLimits},
@@ -116,6 +116,7 @@ impl Caller {
                 deadline: deadline.map(after),
                 cache_salt,
                 traces_tokens: true,
+                reports_prefill: true,
                 ..GenerateParams::default()
             })
         };
@@ -143,6 +144,7 @@ impl Caller {
 struct Visit<'a> {
     caller: &'a Caller,
     generation: Option<Generation>,
+    prefill: Option<Prefill>,
     tokens: Vec<Vec<u32>>,
     rows: Vec<f32>,
     n_ends: Vec<u32>,
@@ -156,6 +158,7 @@ impl<'a> Visit<'a> {
         Self {
             caller,
             generation: Some(generation),
+            prefill: None,
             tokens: vec![Vec::new(); n_samples],
             rows: Vec::new(),
             n_ends: vec![0; n_samples],
@@ -196,10 +199,34 @@ impl<'a> Visit<'a> {
         !has_ended
     }
 
+    fn take_prefill(&mut self, report: Prefill) {
+        assert_eq!(report.sample, 0);
+        assert!(report.cached_tokens <= report.done_tokens && report.done_tokens <= report.prompt_tokens);
+        match &self.prefill {
+            None => assert_eq!(
+                report.done_tokens, report.cached_tokens,
+                "the first is of the start"
+            ),
+            Some(before) => {
+                assert!(report.done_tokens > before.done_tokens, "each has news");
+                assert_eq!(
+                    (report.prompt_tokens, report.cached_tokens),
+                    (before.prompt_tokens, before.cached_tokens)
+                );
+            }
+        }
+        self.prefill = Some(report);
+    }
+
     fn take(&mut self, event: Event, world: &World) {
         match event {
+            Event::Prefill(report) => self.take_prefill(report),
             Event::Token(token) => {
                 let sample = token.sample as usize;
+                let whole = self.prefill.as_ref().map(|report| report.prompt_tokens);
+                let done = self.prefill.as_ref().map(|report| report.done_tokens);
+                // Another sample computes the prompt if the first has ended.
+                assert!(sample > 0 || whole.is_some() && whole == done, "all is reported");
                 assert_eq!(self.n_ends[sample], 0, "no token comes after the end");
                 self.tokens[sample].push(token.id);
                 if sample == 0 && self.caller.stops_after == Some(self.tokens[0].len()) {

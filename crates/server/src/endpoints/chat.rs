@@ -36,9 +36,10 @@ use crate::{
     reply::collect_showing,
     request_id::{RequestId, unique_id},
     score_sheet::ScoreSheet,
-    scores::{MAX_GATHERED, chat_logprobs, check_scores},
+    scores::{MAX_GATHERED, Scale, chat_logprobs, check_scores},
     served_model::unix_seconds,
     sse::{EventFormat, Events, stream_response},
+    stream_progress::StreamProgress,
     tables,
 };
 
@@ -57,7 +58,11 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         ..call.text_params(&app, fields)?
     };
     params.sampling.n_logprobs = request.n_logprobs()?;
+    params.sampling.scores_draw = request.post_sampling_probs;
     let has_logprobs = params.sampling.n_logprobs.is_some();
+    let scale = Scale::of(&params.sampling);
+    let progress = request.progress();
+    params.engine.reports_prefill = request.stream && progress.needs_prefill();
     check_min_tokens(params.min_tokens, params.max_tokens)?;
     params.stops = request
         .stop
@@ -99,6 +104,8 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
             head,
             n: params.n,
             has_logprobs,
+            scale,
+            progress: StreamProgress::new(progress, 1, params.n as usize),
             prompt_token_ids,
             tells_tokens,
             includes_usage: options.include_usage,
@@ -118,7 +125,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         }
     };
     let samples = collect_showing(stream, &app, &call, take_id).await?;
-    let mut sheet = ScoreSheet::new(model.tokenizer());
+    let mut sheet = ScoreSheet::of_scale(model.tokenizer(), scale);
     let choices: Vec<Value> = samples
         .iter()
         .map(|sample| {
@@ -249,6 +256,8 @@ struct ChatEvents {
     head: Head,
     n: u32,
     has_logprobs: bool,
+    scale: Scale,
+    progress: StreamProgress,
     /// For the first chunk.
     prompt_token_ids: Option<Vec<u32>>,
     tells_tokens: bool,
@@ -326,10 +335,18 @@ impl EventFormat for ChatEvents {
 
     fn take(&mut self, event: &TextEvent, out: &mut Events) {
         match event {
+            TextEvent::Prefill(report) => {
+                if let Some(progress) = self.progress.take_prefill(report) {
+                    let mut chunk = self.chunk(&Self::choice(report.sample, &json!({}), None, None));
+                    chunk["prompt_progress"] = progress;
+                    out.data(&chunk);
+                }
+            }
             TextEvent::Delta(delta) => {
+                self.progress.take_delta(delta);
                 let logprobs = self
                     .has_logprobs
-                    .then(|| chat_logprobs(self.app.model.tokenizer(), &delta.tokens));
+                    .then(|| chat_logprobs(self.app.model.tokenizer(), &delta.tokens, self.scale));
                 let parts = delta.parts.iter();
                 let mut deltas: Vec<Value> = parts
                     .filter_map(|part| self.delta_of(delta.sample, part))
@@ -344,7 +361,9 @@ impl EventFormat for ChatEvents {
                         let sampled = delta.sampled.filter(|_| index == 0);
                         choice[0]["token_ids"] = sampled.into_iter().collect::<Vec<u32>>().into();
                     }
-                    out.data(&self.chunk(&choice));
+                    let mut chunk = self.chunk(&choice);
+                    self.progress.add_timings(delta.sample, &mut chunk);
+                    out.data(&chunk);
                 }
             }
             TextEvent::Finished(end) => {

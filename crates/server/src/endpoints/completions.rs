@@ -420,7 +420,7 @@ impl EventFormat for CompletionEvents {
                 chunk["timings"] = timings;
                 out.data(&chunk);
             }
-            TextEvent::Failed { .. } => {}
+            TextEvent::Prefill(_) | TextEvent::Failed { .. } => {}
         }
     }
 

@@ -34,8 +34,9 @@ use crate::{
     reply::collect_showing,
     request_id::RequestId,
     score_sheet::ScoreSheet,
-    scores::{MAX_GATHERED, check_scores, entry_with_ids},
+    scores::{MAX_GATHERED, Scale, check_scores, entry_with_ids},
     sse::{EventFormat, Events, stream_response},
+    stream_progress::StreamProgress,
     tables,
 };
 
@@ -169,6 +170,8 @@ async fn answer(
         ..call.text_params(&app, body.read()?)?
     };
     params.sampling.n_logprobs = request.n_logprobs()?;
+    params.sampling.scores_draw = request.post_sampling_probs;
+    params.engine.reports_prefill = request.stream && request.progress().needs_prefill();
     // Before anything is made of it: its text is many times as long as its tokens.
     let n_ctx = app.engine().limits().n_ctx;
     if let Some(long) = prompts.iter().find(|prompt| prompt.tokens.len() > n_ctx) {
@@ -199,6 +202,7 @@ async fn answer(
         slot,
         app: Arc::clone(&app),
         params: params.clone(),
+        progress: StreamProgress::new(request.progress(), prompts.len(), 1),
         answers: (prompts.iter())
             .map(|tokens| AnswerSoFar {
                 prompt: tokens.clone(),
@@ -225,7 +229,7 @@ async fn answer(
         }
     });
     let samples = samples.await?;
-    let mut sheet = ScoreSheet::new(app.model.tokenizer());
+    let mut sheet = ScoreSheet::of_scale(app.model.tokenizer(), Scale::of(&params.sampling));
     let replies = samples.iter().zip(&shown).map(|(sample, shown)| {
         let mut reply = writer.end_of(&sample.end, shown, shown.contains('\n'));
         if request.return_tokens {
@@ -275,6 +279,7 @@ struct Writer {
     slot: usize,
     app: Arc<App>,
     params: TextParams,
+    progress: StreamProgress,
     /// One for each prompt.
     answers: Vec<AnswerSoFar>,
     request: CompletionRequest,
@@ -284,7 +289,7 @@ impl Writer {
     fn scores(&self, tokens: &[ScoredToken]) -> Value {
         let tokenizer = self.app.model.tokenizer();
         (tokens.iter())
-            .map(|token| entry_with_ids(tokenizer, token))
+            .map(|token| entry_with_ids(tokenizer, token, Scale::of(&self.params.sampling)))
             .collect()
     }
 
@@ -340,7 +345,23 @@ impl EventFormat for Writer {
 
     fn take(&mut self, event: &TextEvent, out: &mut Events) {
         match event {
+            TextEvent::Prefill(report) => {
+                if let Some(progress) = self.progress.take_prefill(report) {
+                    let prompt = &self.answers[report.sample as usize].prompt;
+                    out.data(&json!({
+                        "index": report.sample,
+                        "content": "",
+                        "tokens": [],
+                        "stop": false,
+                        "id_slot": self.slot,
+                        "tokens_predicted": 0,
+                        "tokens_evaluated": prompt.len(),
+                        "prompt_progress": progress,
+                    }));
+                }
+            }
             TextEvent::Delta(delta) => {
+                self.progress.take_delta(delta);
                 let answer = &mut self.answers[delta.sample as usize];
                 let text = answer.shown(&delta.text);
                 answer.n_sent += delta.tokens.len();
@@ -358,6 +379,7 @@ impl EventFormat for Writer {
                 if self.params.sampling.n_logprobs.is_some() {
                     piece["completion_probabilities"] = self.scores(&delta.tokens);
                 }
+                self.progress.add_timings(delta.sample, &mut piece);
                 out.data(&piece);
             }
             TextEvent::Finished(end) => {

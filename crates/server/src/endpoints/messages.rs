@@ -277,7 +277,7 @@ impl EventFormat for MessageEvents {
         match event {
             TextEvent::Delta(delta) => delta.parts.iter().for_each(|part| self.part(part, out)),
             TextEvent::Finished(end) => self.end = Some(end.clone()),
-            TextEvent::Failed { .. } => {}
+            TextEvent::Prefill(_) | TextEvent::Failed { .. } => {}
         }
     }
 

@@ -33,6 +33,7 @@ fn entry(app: &App, name: &str, parent: Option<&str>) -> Value {
         "max_model_len": app.model.engine().limits().n_ctx,
         "architecture": modalities(model.facts(), model.sees()),
         "aliases": app.model.names(),
+        "tags": app.config.model_tags,
         "capabilities": capabilities(model.facts(), model.sees()),
         "has_chat_template": app.model.chat_template().is_some(),
         "meta": meta(app),
@@ -96,7 +97,8 @@ fn names(app: &App) -> Vec<(String, Option<&str>)> {
 }
 
 /// The names of one of several models, in the form of a server of one, and with what it is doing.
-fn entries_of(listed: &Listed, created_s: u64) -> Vec<Value> {
+fn entries_of(models: &Models, listed: &Listed) -> Vec<Value> {
+    let created_s = models.created_s();
     let status = status_of(listed);
     let entries: Vec<Value> = if let Some(app) = &listed.status.app {
         (names(app).iter())
@@ -119,6 +121,7 @@ fn entries_of(listed: &Listed, created_s: u64) -> Vec<Value> {
                     "max_model_len": null,
                     "architecture": modalities(listed.facts.as_ref(), listed.sees),
                     "aliases": listed.spec.names,
+                    "tags": models.config().model_tags,
                     "capabilities": capabilities(listed.facts.as_ref(), listed.sees),
                     "has_chat_template": listed.has_chat_template,
                 })
@@ -156,7 +159,7 @@ pub(crate) async fn list(State(models): State<Models>) -> Response {
             .map(|(name, parent)| entry(app, name, *parent))
             .collect(),
         None => (models.listed().iter())
-            .flat_map(|listed| entries_of(listed, models.created_s()))
+            .flat_map(|listed| entries_of(&models, listed))
             .collect(),
     };
     // Some clients look for a second list with names of its own.
@@ -187,7 +190,7 @@ pub(crate) async fn one(
             entry(app, &name, parent)
         }),
         None => models.find(Some(&name), Role::Chat).await.map(|idx| {
-            let entries = entries_of(&models.listed_one(idx), models.created_s());
+            let entries = entries_of(&models, &models.listed_one(idx));
             let at = entries.iter().position(|entry| entry["id"] == name.as_str());
             entries[at.unwrap_or(0)].clone()
         }),

@@ -34,7 +34,7 @@ use crate::{
     outcome::TokenCounts,
     reply::collect,
     request_id::{RequestId, unique_id},
-    scores::{MAX_IN_TREE, chat_logprobs, check_scores},
+    scores::{MAX_IN_TREE, Scale, chat_logprobs, check_scores},
     served_model::unix_seconds,
     sse::stream_response,
     stored::Pending,
@@ -315,7 +315,8 @@ impl ResponseWriter {
     fn part(&self, text: &str, tokens: &[ScoredToken]) -> Value {
         let mut part = json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] });
         if self.has_logprobs {
-            part["logprobs"] = chat_logprobs(self.app.model.tokenizer(), tokens)["content"].take();
+            part["logprobs"] =
+                chat_logprobs(self.app.model.tokenizer(), tokens, Scale::Logprob)["content"].take();
         }
         part
     }

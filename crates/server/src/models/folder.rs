@@ -39,24 +39,56 @@ pub trait ModelFolder: fmt::Debug + Send + Sync {
     fn models(&self) -> Result<Vec<ModelSpec>, String>;
 
     /// Returns what changes the folder for clients; `None` if the operator does not allow it.
-    fn manager(&self) -> Option<&dyn FolderManager> {
+    fn manager(self: Arc<Self>) -> Option<Arc<dyn FolderManager>> {
         None
     }
 }
 
+/// The reason, in words for clients, why a folder of models was not changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FolderError {
+    /// The request asks for something that cannot be done: the name is wrong or taken, or the model must not be touched.
+    #[error("{reason}")]
+    Refused {
+        /// The fault in the request.
+        reason: String,
+    },
+    /// A download is running that has to end first.
+    #[error("{reason}")]
+    Busy {
+        /// The running work.
+        reason: &'static str,
+    },
+    /// The request is in order, but the network, the other server or the disk failed.
+    #[error("{reason}")]
+    Failed {
+        /// The failure.
+        reason: String,
+    },
+}
+
 /// Downloads models into a folder and removes them, for clients. The calls come from threads of their own and may take long.
-pub trait FolderManager: Send + Sync {
+pub trait FolderManager: fmt::Debug + Send + Sync {
     /// Downloads a model, which is served after the next look through the folder.
     ///
     /// # Errors
-    /// Says for clients why it cannot be downloaded.
-    fn pull(&self, name: &str, watch: &dyn PullWatch) -> Result<(), String>;
+    /// Fails if another model has its name, and if it cannot be downloaded.
+    fn pull(&self, name: &str, watch: &dyn PullWatch) -> Result<(), FolderError>;
 
     /// Removes the files of the model that is served under this name.
     ///
     /// # Errors
-    /// Says for clients why it cannot be removed.
-    fn remove(&self, name: &str) -> Result<(), String>;
+    /// Fails if it cannot be removed.
+    fn remove(&self, name: &str) -> Result<(), FolderError>;
+
+    /// Returns whether the model that is served under this name was downloaded by [`Self::pull`].
+    fn has_pulled(&self, name: &str) -> bool;
+
+    /// Removes the files that broken-off downloads of a name have left. Returns whether there were any.
+    ///
+    /// # Errors
+    /// Fails if they cannot be removed, also because a download of that name runs.
+    fn remove_partial(&self, name: &str) -> Result<bool, FolderError>;
 }
 
 /// Watches a download.
@@ -173,10 +205,9 @@ impl Models {
         let _too_late = timeout(patience.min(PATIENCE), look).await;
     }
 
-    /// Returns the folder of models if clients may change it.
-    pub(crate) fn managed_folder(&self) -> Option<Arc<dyn ModelFolder>> {
-        let models = &self.folder()?.models;
-        models.manager().is_some().then(|| Arc::clone(models))
+    /// Returns the manager of the folder of models if clients may change it.
+    pub(crate) fn folder_manager(&self) -> Option<Arc<dyn FolderManager>> {
+        Arc::clone(&self.folder()?.models).manager()
     }
 
     /// Returns a place for a download; `None` while there is none.

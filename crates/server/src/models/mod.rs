@@ -50,7 +50,7 @@ use self::{
     registry::Registry,
 };
 pub use self::{
-    folder::{FolderManager, ModelFolder, PullWatch},
+    folder::{FolderError, FolderManager, ModelFolder, PullWatch},
     keep_alive::{KeepAlive, KeepAliveError},
     spec::{FileLoader, FileStamp, Measured, ModelLoader, ModelSpec, Role},
 };

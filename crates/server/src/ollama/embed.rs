@@ -41,7 +41,8 @@ pub const SHOW_FIELDS: &[Field] = &[
 pub const PULL_FIELDS: &[Field] = &[
     yes(
         "model",
-        "a served model is available; others are downloaded with `--manage-models`, else refused (501)",
+        "a served model is available; others are downloaded with `--manage-models`, else refused (501), as is a name whose download a \
+         file of the folder would hide (400)",
     ),
     yes("name", "the older name of `model`"),
     yes("stream", "default true"),
@@ -54,7 +55,7 @@ pub const PULL_FIELDS: &[Field] = &[
 pub const DELETE_FIELDS: &[Field] = &[
     yes(
         "model",
-        "the name of a model of `--models-dir` as it is listed; without `--manage-models` it is refused (501)",
+        "the name of a model of `--models-dir` as it is listed, or of a download that broke off; without `--manage-models` it is refused (501)",
     ),
     yes("name", "the older name of `model`"),
 ];

@@ -11,7 +11,7 @@ use crate::{
     ApiError,
     fields::{Body, Field, label, only, yes},
     openai::Stop,
-    sampling::{SAMPLING_FIELDS, SamplingFields},
+    sampling::{SAMPLERS_OF_LLAMA_CPP, SamplingFields},
 };
 
 const NOT_IMPLEMENTED: &str = "this sampler is not implemented";
@@ -63,28 +63,10 @@ const OWN_OPTIONS: &[Field] = &[
     label("use_mlock"),
 ];
 
-/// Samplers of llama.cpp that Ollama does not have. They are options too, so that the defaults of `serve` hold on this API.
-const SAMPLERS_OF_LLAMA_CPP: [&str; 11] = [
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "dynatemp_range",
-    "dynatemp_exponent",
-    "samplers",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-];
-
-/// All options.
+/// Lists all options: those of Ollama, and the samplers of llama.cpp that Ollama does not have.
 pub fn options() -> &'static [Field] {
-    static TABLE: LazyLock<Vec<Field>> = LazyLock::new(|| {
-        let samplers = SAMPLING_FIELDS.iter();
-        let samplers = samplers.filter(|field| SAMPLERS_OF_LLAMA_CPP.contains(&field.name));
-        OWN_OPTIONS.iter().chain(samplers).copied().collect()
-    });
+    static TABLE: LazyLock<Vec<Field>> =
+        LazyLock::new(|| OWN_OPTIONS.iter().chain(SAMPLERS_OF_LLAMA_CPP).copied().collect());
     &TABLE
 }
 

@@ -15,12 +15,13 @@ use crate::{
     ApiError,
     effort::{set_effort, set_thinking, set_verbosity},
     fields::{Field, label, only, refused, yes},
+    stream_progress::ProgressFields,
     tools::Tools,
 };
 
 pub(super) const OLD_CALLS: &str = "the older form of `tools` and `tool_calls`; use those";
 
-/// The endpoint's own fields; those of sampling come from [`SAMPLING_FIELDS`](crate::sampling::SAMPLING_FIELDS).
+/// The endpoint's own fields; those of sampling come from [`sampling_fields`](crate::sampling::sampling_fields).
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes(
@@ -58,6 +59,19 @@ pub const FIELDS: &[Field] = &[
     yes(
         "n_predict",
         "extension, as in llama.cpp; the same as `max_completion_tokens`",
+    ),
+    yes(
+        "return_progress",
+        "extension, as in llama.cpp; a stream has `prompt_progress` (`total`, `cache`, `processed`, `time_ms`) at the start and after each step that computes \
+         a part of the prompt",
+    ),
+    yes(
+        "timings_per_token",
+        "extension, as in llama.cpp; each piece of a stream has the `timings` so far",
+    ),
+    yes(
+        "post_sampling_probs",
+        "extension, as in llama.cpp; with `logprobs`, probabilities of the draw after all samplers, as `prob` and `top_probs`; those of removed tokens are 0",
     ),
     label("user"),
     label("metadata"),
@@ -199,6 +213,12 @@ pub struct ChatRequest {
     /// Whether the answer includes the prompt.
     #[serde(default)]
     pub verbose: bool,
+    #[serde(default)]
+    return_progress: bool,
+    #[serde(default)]
+    timings_per_token: bool,
+    #[serde(default)]
+    pub(crate) post_sampling_probs: bool,
 }
 
 impl ChatRequest {
@@ -295,6 +315,14 @@ impl ChatRequest {
                 "contradicts `max_completion_tokens`",
             )),
             (new, old) => Ok(new.or(old).or(self.n_predict).and_then(TokenLimit::at_most)),
+        }
+    }
+
+    /// Returns what the request's stream tells of its progress.
+    pub(crate) fn progress(&self) -> ProgressFields {
+        ProgressFields {
+            return_progress: self.return_progress,
+            timings_per_token: self.timings_per_token,
         }
     }
 

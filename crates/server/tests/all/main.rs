@@ -45,6 +45,7 @@ mod slots;
 mod speculation;
 mod stops;
 mod stream_limits;
+mod stream_progress;
 #[cfg(feature = "otel")]
 mod traces;
 mod wire;

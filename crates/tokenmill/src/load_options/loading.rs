@@ -275,9 +275,9 @@ impl LoadOptions {
             (guesser, _) => guesser,
         };
         let (engine, facts) = match guesser {
-            None => (Engine::start(executor, config), None),
+            None => (Engine::try_start(executor, config)?, None),
             Some(guesser) => {
-                let engine = Engine::start_with_draft(executor, guesser.executor, config);
+                let engine = Engine::try_start_with_draft(executor, guesser.executor, config)?;
                 (engine, Some(guesser.facts))
             }
         };

@@ -113,7 +113,8 @@ impl PrefixFolder {
         &self.folder.path
     }
 
-    /// Does the same as [`Self::store_of`]; if the memory cannot be read it warns that nothing is stored.
+    /// Does the same as [`Self::store_of`]; if the memory cannot be read or no thread can be started, it warns that nothing is
+    /// stored.
     pub(crate) fn store_where(&self, identity: u128, format: Option<MemoryFormat>) -> Option<ModelStore> {
         if format.is_none() {
             (self.folder.warn)(&format!(
@@ -121,11 +122,22 @@ impl PrefixFolder {
                 self.folder.path.display()
             ));
         }
-        Some(self.store_of(identity, &format?))
+        let store = self.store_of(identity, &format?);
+        store
+            .inspect_err(|error| {
+                (self.folder.warn)(&format!(
+                    "nothing of this model is kept in {}: cannot start a thread: {error}",
+                    self.folder.path.display()
+                ));
+            })
+            .ok()
     }
 
     /// Returns the pages of a model with this memory format.
-    pub(crate) fn store_of(&self, identity: u128, format: &MemoryFormat) -> ModelStore {
+    ///
+    /// # Errors
+    /// Fails if the system starts no thread.
+    pub(crate) fn store_of(&self, identity: u128, format: &MemoryFormat) -> io::Result<ModelStore> {
         let text = format!("{identity:032x} {}", format_text(format));
         let [high, low] = [0, 1].map(|seed| u128::from(checksum(text.as_bytes(), seed)));
         ModelStore::new(Arc::clone(&self.folder), high << 64 | low, format.clone())

@@ -114,7 +114,21 @@ pub(crate) struct ModelStore {
 }
 
 impl ModelStore {
-    pub(super) fn new(folder: Arc<Folder>, model: u128, format: MemoryFormat) -> Self {
+    /// Starts the threads of a model's pages.
+    ///
+    /// # Errors
+    /// Fails if the system starts none.
+    pub(super) fn new(folder: Arc<Folder>, model: u128, format: MemoryFormat) -> io::Result<Self> {
+        Self::new_by(folder, model, format, thread::Builder::new)
+    }
+
+    /// Does the same with threads of these properties.
+    pub(super) fn new_by(
+        folder: Arc<Folder>,
+        model: u128,
+        format: MemoryFormat,
+        builder: fn() -> thread::Builder,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             path: folder.path_of(model),
             folder,
@@ -129,27 +143,28 @@ impl ModelStore {
         let (orders, to_write) = mpsc::channel();
         let (fetches, to_read) = mpsc::channel();
         let (runs, running) = mpsc::channel();
-        let writer = thread::spawn({
+        let writer = builder().spawn({
             let (shared, runs) = (Arc::clone(&shared), runs.clone());
             move || {
                 shared.write_all(&to_write);
                 drop((shared, runs));
             }
-        });
-        let reader = thread::spawn({
+        })?;
+        // Without a reader the writer ends, too: nobody holds the other end of its orders any more.
+        let reader = builder().spawn({
             let shared = Arc::clone(&shared);
             move || {
                 shared.read_all(&to_read);
                 drop((shared, runs));
             }
-        });
-        Self {
+        })?;
+        Ok(Self {
             shared,
             orders: Some(orders),
             fetches: Some(fetches),
             threads: vec![writer, reader],
             running: Mutex::new(running),
-        }
+        })
     }
 
     pub(crate) fn figures(&self) -> PrefixFolderFigures {

@@ -44,7 +44,7 @@ impl Running {
     ) -> Self {
         let executor = executor(model, options);
         let format = executor.memory_format().unwrap();
-        let store = folder.map(|folder| Arc::new(folder.store_of(IDENTITY, &format)));
+        let store = folder.map(|folder| Arc::new(folder.store_of(IDENTITY, &format).unwrap()));
         let config = EngineConfig {
             page_store: store.clone().map(|store| SharedPageStore(wrap(store))),
             ..EngineConfig::default()
@@ -415,7 +415,7 @@ fn a_disk_that_hangs_is_not_waited_for_without_end() {
         tokens: [0; PAGE_TOKENS],
         bytes: vec![1; 64],
     };
-    let mut store = of_folder.store_of(IDENTITY, &format);
+    let mut store = of_folder.store_of(IDENTITY, &format).unwrap();
     // While the lock is held, nothing is written.
     let hangs = of_folder.folder.writing.lock().unwrap();
     store.keep(page_of(1));
@@ -431,6 +431,22 @@ fn a_disk_that_hangs_is_not_waited_for_without_end() {
     }
     assert_eq!(store.figures().written_pages, files(folder.path()).len() as u64);
     assert!(files(folder.path()).len() <= 1);
+}
+
+#[test]
+fn a_store_without_threads_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let of_folder = PrefixFolder::open(folder.path(), 1 << 20, |_| {}).unwrap();
+    let format = MemoryFormat {
+        key_type: KvType::F32,
+        value_type: KvType::F32,
+        page_bytes: [64, 0],
+        state_bytes: 0,
+    };
+    // More than any machine can map.
+    let builder = || std::thread::Builder::new().stack_size(1 << 62);
+    let store = ModelStore::new_by(Arc::clone(&of_folder.folder), 1, format, builder);
+    assert!(store.is_err(), "{store:?}");
 }
 
 #[test]

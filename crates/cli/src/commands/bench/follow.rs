@@ -168,12 +168,17 @@ fn follow(engine: &Engine, ids: &[u32], n_prompt: usize, test: Test, salt: u64) 
     let outputs = thread::scope(|scope| {
         let readers: Vec<_> = parts
             .iter()
-            .map(|(prompt, params)| scope.spawn(|| engine.generate(prompt, params)))
+            .map(|(prompt, params)| {
+                let reader = thread::Builder::new().spawn_scoped(scope, || engine.generate(prompt, params));
+                reader.map_err(|error| Failure::work(format!("cannot start a thread: {error}")))
+            })
             .collect();
-        let outputs = readers
+        // All are waited for before the first error is returned.
+        let outputs: Vec<Result<Output, Failure>> = readers
             .into_iter()
-            .map(|reader| reader.join().expect("a reader does not panic"));
-        outputs.collect::<Result<Vec<Output>, _>>()
+            .map(|reader| Ok(reader?.join().expect("a reader does not panic")?))
+            .collect();
+        outputs.into_iter().collect::<Result<Vec<Output>, Failure>>()
     })?;
     let first = outputs.iter().map(|output| output.timings.first_token).min();
     let last = outputs.iter().map(|output| output.timings.total).max();

@@ -155,11 +155,13 @@ pub(super) fn several(
         pin(&mut specs, name)?;
     }
     // Flags for one model do not apply to models that appear later.
-    let is_for_any = args.served_model_name.is_empty() && flags_of_one(args).all(|(is_given, ..)| !is_given);
+    let is_for_any = args.served_model_name.is_empty()
+        && args.tags.is_empty()
+        && flags_of_one(args).all(|(is_given, ..)| !is_given);
     if several.manage_models && !is_for_any {
         return Err(
             Failure::usage("`--manage-models` cannot be used with options for one model")
-                .hint("leave out --served-model-name, and options that name a file of one model"),
+                .hint("leave out --served-model-name, --tags, and options that name a file of one model"),
         );
     }
     if several.manage_models {
@@ -247,7 +249,8 @@ fn refuse_what_is_for_one(args: &Args, n_models: usize) -> Result<(), Failure> {
         "--served-model-name",
         "`alias` in a file for `--models` gives names",
     );
-    let of_one = [names].into_iter().chain(flags_of_one(args));
+    let tags = (!args.tags.is_empty(), "--tags", "several models have no tags");
+    let of_one = [names, tags].into_iter().chain(flags_of_one(args));
     let events = (
         args.kv_events().is_some(),
         "--kv-events-config",

@@ -10,7 +10,7 @@ use std::{
     collections::{HashMap, HashSet},
     fs, io,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use tokenmill::{
@@ -21,7 +21,7 @@ use tokenmill::{
 use tokenmill_gguf::{GgufFile, part_of_name};
 use tokenmill_server::{
     ModelSpec,
-    models::{FileStamp, FolderManager, ModelFolder, PullWatch, Role},
+    models::{FileStamp, FolderError, FolderManager, ModelFolder, PullWatch, Role},
 };
 
 use super::{Args, found_model::FoundModel, pulled_models::PulledModels};
@@ -189,17 +189,33 @@ impl ModelFolder for ModelsFolder {
         Ok(specs)
     }
 
-    fn manager(&self) -> Option<&dyn FolderManager> {
-        self.pulled.is_managed().then_some(self as &dyn FolderManager)
+    fn manager(self: Arc<Self>) -> Option<Arc<dyn FolderManager>> {
+        if self.pulled.is_managed() {
+            Some(self)
+        } else {
+            None
+        }
     }
 }
 
 impl FolderManager for ModelsFolder {
-    fn pull(&self, name: &str, watch: &dyn PullWatch) -> Result<(), String> {
-        self.pulled.pull(name, watch)
+    fn pull(&self, name: &str, watch: &dyn PullWatch) -> Result<(), FolderError> {
+        self.pulled.pull(name, watch, |name| {
+            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            known.taken.contains(name) && !known.pulled.contains_key(name)
+        })
     }
 
-    fn remove(&self, name: &str) -> Result<(), String> {
+    fn has_pulled(&self, name: &str) -> bool {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.pulled.contains_key(name)
+    }
+
+    fn remove_partial(&self, name: &str) -> Result<bool, FolderError> {
+        self.pulled.remove_partial(name)
+    }
+
+    fn remove(&self, name: &str) -> Result<(), FolderError> {
         let (source, path) = {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             let path = known.names.iter().find(|(_, own)| *own == name);
@@ -213,16 +229,20 @@ impl FolderManager for ModelsFolder {
             return self.pulled.remove(&source);
         }
         let Some(path) = path else {
-            return Err(format!("`{name}` is not in the folder of models"));
+            return Err(FolderError::Refused {
+                reason: format!("`{name}` is not in the folder of models"),
+            });
         };
         if !lies_in(&path, &self.folder) {
-            return Err(format!(
-                "`{name}` is outside the folder of models, which has a link to its place"
-            ));
+            return Err(FolderError::Refused {
+                reason: format!("`{name}` is outside the folder of models, which has a link to its place"),
+            });
         }
         remove_model(&path).map_err(|error| {
             tracing::warn!(path = %path.display(), "not removed: {error}");
-            format!("`{name}` cannot be removed: {}", error.kind())
+            FolderError::Failed {
+                reason: format!("`{name}` cannot be removed: {}", error.kind()),
+            }
         })
     }
 }

@@ -11,7 +11,7 @@ use std::{
 use tokenmill::hub::{
     self, HubError, HubSettings, PullEvent, PullObserver, SourceName, SourceRemoval, ollama, stored_models,
 };
-use tokenmill_server::models::PullWatch;
+use tokenmill_server::models::{FolderError, PullWatch};
 
 use super::found_model::without_folders;
 use crate::model_name::wishes;
@@ -72,30 +72,58 @@ impl PulledModels {
             .collect()
     }
 
-    /// Downloads a model.
+    /// Downloads a model, unless another one `is_taken` by the name that it would be served under.
     ///
     /// # Errors
-    /// Says for clients why it cannot be downloaded.
-    pub(super) fn pull(&self, name: &str, watch: &dyn PullWatch) -> Result<(), String> {
+    /// Fails if the name is taken, and if the model cannot be downloaded.
+    pub(super) fn pull(
+        &self,
+        name: &str,
+        watch: &dyn PullWatch,
+        is_taken: impl Fn(&str) -> bool,
+    ) -> Result<(), FolderError> {
+        let source = self.source_of(name)?;
+        let observer = Observer(watch);
+        let plan = source.plan(&wishes(), &self.settings, &observer);
+        let plan = plan.map_err(|error| self.error(&error))?;
+        let served = plan.full_name().shown();
+        if is_taken(&served) {
+            return Err(FolderError::Refused {
+                reason: format!("another model of this server is called `{served}`; it was not downloaded"),
+            });
+        }
+        let pulled = plan.fetch(&self.settings, &observer);
+        pulled.map(drop).map_err(|error| self.error(&error))
+    }
+
+    /// Parses the name of a model to download.
+    fn source_of(&self, name: &str) -> Result<SourceName, FolderError> {
         // Clients of Ollama leave the tag `latest` out.
         let marked = if name.contains([':', '/']) {
             name.to_owned()
         } else {
             format!("ollama:{name}")
         };
-        let source: SourceName = marked.parse().map_err(|error| self.reason(&error))?;
-        let observer = Observer(watch);
-        let plan = source.plan(&wishes(), &self.settings, &observer);
-        let plan = plan.map_err(|error| self.reason(&error))?;
-        let pulled = plan.fetch(&self.settings, &observer);
-        pulled.map(drop).map_err(|error| self.reason(&error))
+        marked.parse::<SourceName>().map_err(|error| self.error(&error))
+    }
+
+    /// Removes the files that broken-off downloads of a name left. Returns whether there were any; a text that is no name has none.
+    ///
+    /// # Errors
+    /// Fails if they cannot be removed, also because a download runs.
+    pub(super) fn remove_partial(&self, name: &str) -> Result<bool, FolderError> {
+        let Ok(source) = self.source_of(name) else {
+            return Ok(false);
+        };
+        let removed = source.remove_interrupted(&self.settings, &Impatient);
+        removed.map_err(|error| self.removal_error(&error))
     }
 
     /// Removes a model.
     ///
     /// # Errors
-    /// Says for clients why it cannot be removed.
-    pub(super) fn remove(&self, name: &SourceName) -> Result<(), String> {
+    /// Fails if it cannot be removed.
+    pub(super) fn remove(&self, name: &SourceName) -> Result<(), FolderError> {
         let name = match name {
             // Without a type a name means all of a repository, and the models of other types have names of their own.
             SourceName::Hub(name) if name.wanted().is_none() => {
@@ -103,18 +131,41 @@ impl PulledModels {
             }
             name => name.clone(),
         };
-        let removal = SourceRemoval::of(&name, &self.settings).map_err(|error| self.reason(&error))?;
-        removal.apply(&Impatient).map_err(|error| match error {
-            HubError::Cancelled => "a download of this repository runs; remove the model after it".to_owned(),
-            error => self.reason(&error),
-        })
+        let removal = SourceRemoval::of(&name, &self.settings).map_err(|error| self.error(&error))?;
+        removal
+            .apply(&Impatient)
+            .map_err(|error| self.removal_error(&error))
     }
 
-    fn reason(&self, error: &HubError) -> String {
+    fn removal_error(&self, error: &HubError) -> FolderError {
+        match error {
+            HubError::Cancelled => FolderError::Busy {
+                reason: "a download of this repository runs; remove the model after it",
+            },
+            error => self.error(error),
+        }
+    }
+
+    /// Says for clients why a model was not downloaded or removed.
+    fn error(&self, error: &HubError) -> FolderError {
         let HubSettings {
             cache, ollama_models, ..
         } = &self.settings;
-        without_folders(error.to_string(), &[cache.clone(), ollama_models.clone()])
+        let reason = without_folders(error.to_string(), &[cache.clone(), ollama_models.clone()]);
+        match error {
+            HubError::BadName { .. }
+            | HubError::Offline { .. }
+            | HubError::NotFound { .. }
+            | HubError::NoRevision { .. }
+            | HubError::NoSuchType { .. }
+            | HubError::SeveralOfType { .. }
+            | HubError::NothingToOpen { .. }
+            | HubError::NothingFits { .. }
+            | HubError::MissingPart { .. }
+            | HubError::Gated { .. }
+            | HubError::NotStored { .. } => FolderError::Refused { reason },
+            _ => FolderError::Failed { reason },
+        }
     }
 }
 

@@ -10,8 +10,9 @@ use tokenmill_server::RequestDefaults;
 use crate::{
     failure::Failure,
     help::ADVANCED,
+    note::note,
     numbers::{Limit, Seed},
-    sampling::{SamplerFlags, flag_of, with_default_note},
+    sampling::{SamplerFlags, flag_of, idle_options, with_default_note},
 };
 
 /// Holds the defaults of request fields.
@@ -104,6 +105,25 @@ impl DefaultArgs {
     }
 }
 
+/// Notes defaults of samplers that only requests turn on.
+pub(super) fn note_idle(defaults: &RequestDefaults) {
+    for (flag, switch) in idle_defaults(defaults) {
+        note!("`--{flag}` counts for requests that turn its sampler on; `--{switch}` turns it on for all");
+    }
+}
+
+/// Lists the options whose sampler is off in requests that are silent, each with the option that turns it on.
+fn idle_defaults(defaults: &RequestDefaults) -> Vec<(String, String)> {
+    let given = &defaults.sampling;
+    let is_on = |switch: &str| {
+        given
+            .get(switch)
+            .and_then(Value::as_f64)
+            .is_some_and(|n| n != 0.0)
+    };
+    idle_options(|value| given.contains_key(value), is_on)
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -159,6 +179,32 @@ mod tests {
         assert_eq!(Value::Object(given.sampling), expected);
         let letters = read(&["--sampler-seq", "kt"]).expect("the line is right");
         assert_eq!(letters.sampling["samplers"], json!(["top_k", "temperature"]));
+    }
+
+    #[test]
+    fn defaults_of_samplers_that_no_default_turns_on_are_told() {
+        let idle = |line: &str| {
+            let line: Vec<&str> = line.split_whitespace().collect();
+            idle_defaults(&read(&line).expect("the line is right"))
+        };
+        let all = "--xtc-threshold 0.2 --dynatemp-exp 2 --mirostat-lr 0.2 --mirostat-ent 4 --dry-base 2 --dry-allowed-length 3 \
+                   --dry-penalty-last-n=-1 --dry-sequence-breaker none";
+        let found = idle(&format!("{all} --mirostat 0"));
+        let flags: Vec<&str> = found.iter().map(|(flag, _)| flag.as_str()).collect();
+        let expected = [
+            "xtc-threshold",
+            "dynatemp-exp",
+            "mirostat-lr",
+            "mirostat-ent",
+            "dry-base",
+            "dry-allowed-length",
+            "dry-penalty-last-n",
+            "dry-sequence-breaker",
+        ];
+        assert_eq!(flags, expected);
+        assert_eq!(found[7].1, "dry-multiplier");
+        let switches = "--xtc-probability 0.5 --dynatemp-range 0.3 --mirostat 2 --dry-multiplier 0.8";
+        assert_eq!(idle(&format!("{all} {switches}")), []);
     }
 
     #[test]

@@ -99,7 +99,7 @@ fn read(generation: Generation, n_samples: usize) -> Vec<(Vec<u32>, Result<Finis
             Event::Token(token) => samples[token.sample as usize].0.push(token.id),
             Event::Finished(end) => samples[end.sample as usize].1 = Ok(end.reason),
             Event::Failed { sample, error } => samples[sample as usize].1 = Err(error),
-            Event::Rows(_) => unreachable!("nothing asks for rows"),
+            Event::Prefill(_) | Event::Rows(_) => unreachable!("nothing asks for them"),
         }
     }
     samples

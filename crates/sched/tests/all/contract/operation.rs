@@ -162,14 +162,16 @@ fn an_executor_that_cannot_be_sent_is_built_on_the_engines_thread() {
             self.0.copy_pages(group, copies)
         }
     }
-    let make = || Ok::<_, String>(NotSend(FakeExecutor::new(limits(8)), std::rc::Rc::default()));
+    type Failure = Box<dyn std::error::Error + Send + Sync>;
+    let make = || Ok::<_, Failure>(NotSend(FakeExecutor::new(limits(8)), std::rc::Rc::default()));
     let engine = Engine::start_with(EngineConfig::default(), make).unwrap();
     assert_eq!(
         engine.generate(&[1], &greedy(3)).unwrap().tokens,
         expected(&[1], &greedy(3))
     );
-    let failed = Engine::start_with(EngineConfig::default(), || Err::<FakeExecutor, _>("no device"));
-    assert_eq!(failed.unwrap_err(), "no device");
+    let make = || Err::<FakeExecutor, Failure>("no device".into());
+    let failed = Engine::start_with(EngineConfig::default(), make);
+    assert_eq!(failed.unwrap_err().to_string(), "no device");
 }
 
 #[test]

@@ -286,7 +286,7 @@ fn run(engine: &Engine, requests: &[Request], cancels: bool) -> Vec<Vec<Given>> 
                     sample.1 = Some(Ok(end.reason));
                 }
                 Event::Failed { sample, error } => samples[sample as usize].1 = Some(Err(error)),
-                Event::Rows(_) => unreachable!("nothing asks for rows"),
+                Event::Prefill(_) | Event::Rows(_) => unreachable!("nothing asks for them"),
             }
         }
     }

@@ -25,7 +25,7 @@ use crate::{
     app::{Call, error_response},
     error::shortened,
     model_names::tagged,
-    models::{ModelFolder, PullWatch, Role},
+    models::{FolderError, FolderManager, PullWatch, Role},
     ollama::embed::{DELETE_FIELDS, DeleteRequest, PULL_FIELDS, PullRequest},
     request_id::RequestId,
 };
@@ -49,6 +49,7 @@ pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, Api
     let name = request.name().unwrap_or_default().to_owned();
     let is_whole = request.stream == Some(false);
     if models.has(&name) {
+        check_not_hidden(&models, &name).await?;
         return Ok(if is_whole {
             Json(success()).into_response()
         } else {
@@ -56,7 +57,7 @@ pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, Api
             lines_of(lines.map(|line| line.to_string() + "\n").concat().into())
         });
     }
-    let Some(folder) = models.managed_folder() else {
+    let Some(manager) = models.folder_manager() else {
         return Err(ApiError::NotImplemented {
             path,
             reason: unmanaged_reason(&models),
@@ -77,7 +78,7 @@ pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, Api
     let (lines, mut received) = mpsc::channel(MAX_LINES);
     tracing::info!(model = name, "downloading for a client");
     tokio::spawn(async move {
-        let last = download(folder, name, lines.clone(), &models).await;
+        let last = download(manager, name, lines.clone(), &models).await;
         drop(place);
         // A client that went away reads no end.
         let _ = lines.send(last).await;
@@ -85,48 +86,86 @@ pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, Api
     if is_whole {
         let mut last = Value::Null;
         while let Some(line) = received.recv().await {
-            last = line;
+            last = line?;
         }
-        return match last["error"].as_str() {
-            Some(reason) => Err(ApiError::invalid("model", reason)),
-            None => Ok(Json(last).into_response()),
-        };
+        return Ok(Json(last).into_response());
     }
     let lines = stream::unfold(received, |mut received| async {
-        let line: Value = received.recv().await?;
+        let line = received.recv().await?;
+        let line = line.unwrap_or_else(|error| error.body(Dialect::Ollama, ""));
         Some((Ok::<_, Infallible>(line.to_string() + "\n"), received))
     });
     Ok(lines_of(Body::from_stream(lines)))
 }
 
+/// Refuses a name of the Hub or of a registry that a file of the managed folder has by chance: the client would get the file's model
+/// instead.
+async fn check_not_hidden(models: &Models, name: &str) -> Result<(), ApiError> {
+    let is_of_source = name.strip_suffix(":latest").unwrap_or(name).contains([':', '/']);
+    let Some(manager) = models.folder_manager().filter(|_| is_of_source) else {
+        return Ok(());
+    };
+    let spec = models.listed_one(models.find(Some(name), Role::Chat).await?).spec;
+    if spec.is_of_folder && !manager.has_pulled(spec.name()) {
+        let reason = format!(
+            "a file in the folder of models is served as `{}`, so a download of `{name}` would not be; rename the file",
+            spec.name()
+        );
+        return Err(ApiError::invalid("model", reason));
+    }
+    Ok(())
+}
+
+/// A line about a download, or its failure, which is the last one.
+type Line = Result<Value, ApiError>;
+
+/// Converts an error of a change of the folder: a fault of the request names its field, and a failure here is the server's.
+fn folder_error(error: FolderError) -> ApiError {
+    match error {
+        FolderError::Refused { reason } => ApiError::invalid("model", reason),
+        FolderError::Busy { reason } => ApiError::NotReady { reason },
+        FolderError::Failed { reason } => ApiError::Internal { reason },
+    }
+}
+
+/// Changes the folder on another thread than those of connections.
+async fn change<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, FolderError> + Send + 'static,
+) -> Result<T, ApiError> {
+    match spawn_blocking(work).await {
+        Ok(changed) => changed.map_err(folder_error),
+        Err(error) => Err(ApiError::Internal {
+            reason: error.to_string(),
+        }),
+    }
+}
+
 /// Downloads a model and has the folder looked through. Returns the last line.
 async fn download(
-    folder: Arc<dyn ModelFolder>,
+    manager: Arc<dyn FolderManager>,
     name: String,
-    lines: mpsc::Sender<Value>,
+    lines: mpsc::Sender<Line>,
     models: &Models,
-) -> Value {
+) -> Line {
     let asked = name.clone();
-    let pulled = spawn_blocking(move || {
+    let pulled = change(move || {
         let watch = PullLines {
             name: name.clone(),
             to_client: lines,
             last: Mutex::new(None),
         };
         watch.status("pulling manifest");
-        let manager = folder.manager().ok_or("the folder is not managed")?;
         manager.pull(&name, &watch)
     });
-    let pulled = pulled.await.unwrap_or_else(|_| Err("it panicked".to_owned()));
-    match pulled {
+    match pulled.await {
         Ok(()) => {
             models.look_anew(LOOK_PATIENCE).await;
             tracing::info!(model = asked, "downloaded for a client");
-            success()
+            Ok(success())
         }
-        Err(reason) => {
-            tracing::warn!(model = asked, "not downloaded: {reason}");
-            json!({ "error": reason })
+        Err(error) => {
+            tracing::warn!(model = asked, "not downloaded: {error}");
+            Err(error)
         }
     }
 }
@@ -134,7 +173,7 @@ async fn download(
 /// Sends what is told of a download.
 struct PullLines {
     name: String,
-    to_client: mpsc::Sender<Value>,
+    to_client: mpsc::Sender<Line>,
     last: Mutex<Option<Instant>>,
 }
 
@@ -145,17 +184,17 @@ impl PullWatch for PullLines {
         if is_due {
             *last = Some(Instant::now());
             // Clients show progress where a line has a digest. All files are one here.
-            let _ = self.to_client.try_send(json!({
+            let _ = self.to_client.try_send(Ok(json!({
                 "status": format!("pulling {}", self.name),
                 "digest": self.name,
                 "total": total_bytes,
                 "completed": done_bytes,
-            }));
+            })));
         }
     }
 
     fn status(&self, status: &str) {
-        let _ = self.to_client.try_send(json!({ "status": status }));
+        let _ = self.to_client.try_send(Ok(json!({ "status": status })));
     }
 
     fn is_cancelled(&self) -> bool {
@@ -163,11 +202,11 @@ impl PullWatch for PullLines {
     }
 }
 
-/// Answers `DELETE /api/delete`: removes the files of a model of the folder.
+/// Answers `DELETE /api/delete`: removes the files of a model of the folder, or those that a broken-off download has left.
 pub(crate) async fn delete(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let path = shortened(call.uri.path()).into_owned();
     let request: DeleteRequest = call.read(DELETE_FIELDS)?;
-    let Some(folder) = models.managed_folder() else {
+    let Some(manager) = models.folder_manager() else {
         return Err(ApiError::NotImplemented {
             path,
             reason: unmanaged_reason(&models),
@@ -177,6 +216,31 @@ pub(crate) async fn delete(models: Models, mut call: Call) -> Result<Response, A
         return Err(ApiError::invalid("model", "this field is required"));
     };
     models.look_through_folder().await;
+    let (idx, served) = match find_to_remove(&models, name).await {
+        Ok(found) => found,
+        Err(refusal) => {
+            // A download that broke off has files, but there is no model of its name.
+            let asked = name.to_owned();
+            if !change(move || manager.remove_partial(&asked)).await? {
+                return Err(refusal);
+            }
+            tracing::info!(model = name, "the parts of a download were removed for a client");
+            return Ok(StatusCode::OK.into_response());
+        }
+    };
+    models.dismiss(idx);
+    let model = served.clone();
+    change(move || manager.remove(&served)).await?;
+    tracing::info!(model, "removed for a client");
+    models.look_anew(LOOK_PATIENCE).await;
+    Ok(StatusCode::OK.into_response())
+}
+
+/// Finds the model of the folder that is listed under a name. Returns its place and that name.
+///
+/// # Errors
+/// Fails if no model has the name, if the model is not one of the folder, and if its listed name differs.
+async fn find_to_remove(models: &Models, name: &str) -> Result<(usize, String), ApiError> {
     let idx = models.find(Some(name), Role::Chat).await?;
     let spec = models.listed_one(idx).spec;
     if !spec.is_of_folder {
@@ -189,17 +253,7 @@ pub(crate) async fn delete(models: Models, mut call: Call) -> Result<Response, A
         let reason = format!("the model's name is `{}`", spec.name());
         return Err(ApiError::invalid("model", reason));
     }
-    models.dismiss(idx);
-    let served = spec.name().to_owned();
-    let removed = spawn_blocking(move || {
-        let manager = folder.manager().ok_or("the folder is not managed")?;
-        manager.remove(&served)
-    });
-    let removed = removed.await.unwrap_or_else(|_| Err("it panicked".to_owned()));
-    removed.map_err(|reason| ApiError::invalid("model", reason))?;
-    tracing::info!(model = spec.name(), "removed for a client");
-    models.look_anew(LOOK_PATIENCE).await;
-    Ok(StatusCode::OK.into_response())
+    Ok((idx, spec.name().to_owned()))
 }
 
 fn success() -> Value {

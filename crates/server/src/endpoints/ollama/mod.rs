@@ -46,7 +46,7 @@ use crate::{
     reply::collect,
     request_id::RequestId,
     score_sheet::ScoreSheet,
-    scores::chat_logprobs,
+    scores::{Scale, chat_logprobs},
     sse::{EventFormat, Events, line_response},
     tools::Tools,
 };
@@ -206,7 +206,7 @@ async fn answer(
 }
 
 fn logprobs(app: &App, tokens: &[tokenmill::stream::ScoredToken]) -> Value {
-    chat_logprobs(app.model.tokenizer(), tokens)["content"].take()
+    chat_logprobs(app.model.tokenizer(), tokens, Scale::Logprob)["content"].take()
 }
 
 /// Where the text of an answer stands.
@@ -353,7 +353,7 @@ impl EventFormat for Lines {
                 self.finish(&mut line, end);
                 out.data(&line);
             }
-            TextEvent::Failed { .. } => {}
+            TextEvent::Prefill(_) | TextEvent::Failed { .. } => {}
         }
     }
 

@@ -185,7 +185,7 @@ impl EventFormat for ResponseEvents {
                 }
             }
             TextEvent::Finished(end) => self.end = Some(end.clone()),
-            TextEvent::Failed { .. } => {}
+            TextEvent::Prefill(_) | TextEvent::Failed { .. } => {}
         }
     }
 

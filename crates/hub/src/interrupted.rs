@@ -1,0 +1,54 @@
+//! [`remove_interrupted`]: removes what broken-off downloads of a repository left in the cache.
+//!
+//! Separate from the removal of models because no snapshot names these files. Invariant: a blob to which a file of a snapshot links
+//! stays.
+
+use std::{collections::BTreeSet, path::PathBuf};
+
+use crate::{
+    HubError, HubSettings, ModelName, PullObserver, Removal,
+    cache::{Cache, Waiter},
+    on_disk::entries,
+    stored::remove,
+};
+
+/// Removes the incomplete files of a repository, and the complete ones that no snapshot links because other files of their model are
+/// missing. The type and the revision in `name` do not matter: such files do not tell theirs. Returns whether there were any.
+///
+/// # Errors
+/// An error if a file cannot be removed, and [`HubError::Cancelled`] if the observer ends the wait for a download of such a file.
+pub fn remove_interrupted(
+    name: &ModelName,
+    settings: &HubSettings,
+    observer: &dyn PullObserver,
+) -> Result<bool, HubError> {
+    let cache = Cache::of(&settings.cache, name);
+    let commits = cache.commits();
+    let linked: BTreeSet<PathBuf> = (commits.iter())
+        .flat_map(|commit| cache.entries(commit))
+        .filter_map(|entry| cache.blob_of(&entry.pointer))
+        .collect();
+    let left: Vec<PathBuf> = entries(&cache.blobs())
+        .map(|entry| entry.path())
+        .filter(|path| !linked.contains(path))
+        .collect();
+    if left.is_empty() {
+        return Ok(false);
+    }
+    if commits.is_empty() {
+        let whole: ModelName = name.repository().parse()?;
+        Removal::of(&whole, settings)?.apply(observer)?;
+        return Ok(true);
+    }
+    cache.prepare()?;
+    // Each once: a file may exist both complete and in part.
+    let etags: BTreeSet<&str> = (left.iter())
+        .filter_map(|path| Cache::etag_of_incomplete(path).or_else(|| path.file_name()?.to_str()))
+        .collect();
+    let waiter = Waiter { observer, file: None };
+    let _locked = (etags.into_iter())
+        .map(|etag| cache.lock(etag, waiter))
+        .collect::<Result<Vec<_>, _>>()?;
+    left.iter().try_for_each(|path| remove(path))?;
+    Ok(true)
+}
