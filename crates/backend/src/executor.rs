@@ -242,7 +242,8 @@ pub enum PageCopy {
 pub struct TokenLogprob {
     /// The token.
     pub id: u32,
-    /// Natural logarithm of its probability under the softmax of the raw logits.
+    /// Natural logarithm of its probability under the softmax of the raw logits, or of the
+    /// [draw](crate::SamplingParams::scores_draw).
     pub logprob: f32,
 }
 
