@@ -550,19 +550,18 @@ pub fn every_variant_changes_what_the_oracle_says() {
             assert!(difference > 10.0 * F32_TOLERANCE, "{name}: {difference}");
         }
     }
+}
 
-    #[test]
-    fn variants_of_a_claim_have_different_names() {
-        // Cases are known by them.
-        let of_networks: Vec<&str> = (VARIANTS.iter().chain(&more_variants()))
-            .map(|(name, _)| *name)
-            .collect();
-        let of_experts: Vec<&str> = (EXPERT_VARIANTS.iter().map(|(name, _)| *name))
-            .chain(["plain experts"])
-            .collect();
-        for names in [of_networks, of_experts] {
-            let different: std::collections::BTreeSet<&str> = names.iter().copied().collect();
-            assert_eq!(different.len(), names.len(), "{names:?}");
-        }
+/// The variants of a claim have different names, by which cases are known.
+pub fn variants_of_a_claim_have_different_names() {
+    let of_networks: Vec<&str> = (VARIANTS.iter().chain(&more_variants()))
+        .map(|(name, _)| *name)
+        .collect();
+    let of_experts: Vec<&str> = (EXPERT_VARIANTS.iter().map(|(name, _)| *name))
+        .chain(["plain experts"])
+        .collect();
+    for names in [of_networks, of_experts] {
+        let different: std::collections::BTreeSet<&str> = names.iter().copied().collect();
+        assert_eq!(different.len(), names.len(), "{names:?}");
     }
 }

@@ -83,3 +83,8 @@ fn every_variant_changes_what_the_oracle_says() {
 fn every_encoder_differs_from_the_plain_one() {
     conformance::every_encoder_differs_from_the_plain_one();
 }
+
+#[test]
+fn variants_of_a_claim_have_different_names() {
+    conformance::variants_of_a_claim_have_different_names();
+}
