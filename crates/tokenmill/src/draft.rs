@@ -15,7 +15,8 @@ use crate::{
     draft_facts::{DraftFacts, LoadedGuesser, options_next_to},
     load_manner::load_with,
     loaded::LoadedDevice,
-    machine_memory::{self, MemoryLimit, available_bytes, memory_limit},
+    machine_memory::{self, available_bytes, memory_limit},
+    memory_limit::MemoryLimit,
     model_source::ModelSource,
     vocabularies::difference_of,
 };

@@ -16,7 +16,7 @@ use tokenmill_text::{
     TokenizerError, calls::CallFormError, constraint::ConstraintError, template::TemplateError,
 };
 
-use crate::{machine_memory::MemoryLimit, session_error::SessionError};
+use crate::{memory_limit::MemoryLimit, session_error::SessionError};
 
 /// Why a model could not be opened, loaded or used.
 #[derive(Debug, thiserror::Error)]

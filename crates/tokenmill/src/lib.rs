@@ -123,6 +123,7 @@ mod low_priority;
 pub mod machine;
 mod machine_memory;
 mod measurements;
+mod memory_limit;
 mod model;
 mod model_adapters;
 mod model_source;

@@ -6,7 +6,7 @@ pub use crate::{
     compute::n_processors,
     low_priority::at_low_priority,
     machine_memory::{
-        MemoryLimit, available_bytes, available_main_bytes, check_memory, lacks_memory, machine_bytes,
-        memory_limit,
+        available_bytes, available_main_bytes, check_memory, lacks_memory, machine_bytes, memory_limit,
     },
+    memory_limit::MemoryLimit,
 };

@@ -1,60 +1,19 @@
 //! The memory of this machine, and whether a load on the CPU can ever fit into it.
 //!
 //! Separate because only this file knows where a machine reports its memory. Invariants: a limit of the address space counts like too
-//! little memory; a load is refused where the
-//! whole machine is too small, or where its weights do not fit into what is available now; where a size is unknown,
-//! nothing is refused.
+//! little memory; a load is refused where the whole machine is too small, or where its weights do not fit into what is available now;
+//! where a size is unknown, nothing is refused.
 
-use std::{fmt, fs};
+use std::fs;
 
 use tokenmill_backend::{BackendError, MemoryPlan};
 use tokenmill_cpu_exec::CpuExecError;
 use tokenmill_model::LoadError;
 
-use crate::{Error, address_space::address_room_bytes, group_memory::GroupMemory, proc_field::field_bytes};
-
-/// The most memory that this process can have, and what sets that bound.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryLimit {
-    /// The memory of the machine or control group, swap included.
-    Machine {
-        /// All of it.
-        n_bytes: u64,
-    },
-    /// The limit of the process's address space (`ulimit -v`).
-    AddressSpace {
-        /// Bytes that it leaves to a load.
-        n_bytes: u64,
-    },
-}
-
-impl MemoryLimit {
-    /// Returns the lower of two bounds.
-    fn lower(memory_bytes: u64, room_bytes: Option<u64>) -> Self {
-        match room_bytes {
-            Some(n_bytes) if n_bytes < memory_bytes => Self::AddressSpace { n_bytes },
-            _ => Self::Machine {
-                n_bytes: memory_bytes,
-            },
-        }
-    }
-
-    /// Returns the bytes of the bound.
-    pub fn n_bytes(self) -> u64 {
-        match self {
-            Self::Machine { n_bytes } | Self::AddressSpace { n_bytes } => n_bytes,
-        }
-    }
-}
-
-impl fmt::Display for MemoryLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Machine { n_bytes } => write!(f, "this machine has {n_bytes}"),
-            Self::AddressSpace { n_bytes } => write!(f, "the limit of the address space leaves {n_bytes}"),
-        }
-    }
-}
+use crate::{
+    Error, address_space::address_room_bytes, group_memory::GroupMemory, memory_limit::MemoryLimit,
+    proc_field::field_bytes,
+};
 
 /// Returns the most memory that this process can have; `None` where the system does not say.
 pub fn memory_limit() -> Option<MemoryLimit> {

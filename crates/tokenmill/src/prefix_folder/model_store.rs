@@ -150,7 +150,7 @@ impl ModelStore {
                 drop((shared, runs));
             }
         })?;
-        // Without a reader the writer ends, too: nobody holds the other end of its orders any more.
+        // Without a reader the writer ends too: its channel of orders has no other end any more.
         let reader = builder().spawn({
             let shared = Arc::clone(&shared);
             move || {

@@ -1,0 +1,48 @@
+//! [`MemoryLimit`]: the most memory that a process can have, and what sets that bound.
+//!
+//! Separate from the measurement, since errors carry it.
+
+use std::fmt;
+
+/// The most memory that this process can have, and what sets that bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryLimit {
+    /// The memory of the machine or control group, swap included.
+    Machine {
+        /// All of it.
+        n_bytes: u64,
+    },
+    /// The limit of the process's address space (`ulimit -v`).
+    AddressSpace {
+        /// Bytes that it leaves to a load.
+        n_bytes: u64,
+    },
+}
+
+impl MemoryLimit {
+    /// Returns the lower of two bounds.
+    pub(crate) fn lower(memory_bytes: u64, room_bytes: Option<u64>) -> Self {
+        match room_bytes {
+            Some(n_bytes) if n_bytes < memory_bytes => Self::AddressSpace { n_bytes },
+            _ => Self::Machine {
+                n_bytes: memory_bytes,
+            },
+        }
+    }
+
+    /// Returns the bytes of the bound.
+    pub fn n_bytes(self) -> u64 {
+        match self {
+            Self::Machine { n_bytes } | Self::AddressSpace { n_bytes } => n_bytes,
+        }
+    }
+}
+
+impl fmt::Display for MemoryLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Machine { n_bytes } => write!(f, "this machine has {n_bytes}"),
+            Self::AddressSpace { n_bytes } => write!(f, "the limit of the address space leaves {n_bytes}"),
+        }
+    }
+}
