@@ -461,6 +461,7 @@ mod tests {
                 logit_bias: vec![(3, f32::NEG_INFINITY), (4, 5.0)],
                 seed: u64::MAX,
                 n_logprobs: None,
+                scores_draw: false,
             }),
         );
     }

@@ -286,7 +286,9 @@ impl Bench {
     fn new(name: &str) -> anyhow::Result<Self> {
         let profile = super::device(name)?;
         let mut assembled = registers(profile)?;
-        assembled.values_mut().for_each(|one| one.code_bytes = 0);
+        for one in assembled.values_mut() {
+            one.code_bytes = 0;
+        }
         let simulator = Simulator::estimating(profile, assembled);
         let device = simulator.device_with_launches(Launches::InOrder);
         let ops = Ops::load(&device)?;

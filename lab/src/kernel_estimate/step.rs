@@ -133,7 +133,9 @@ impl Step {
         };
         let mut assembled = registers(device)?;
         if shape.is_code_warm {
-            assembled.values_mut().for_each(|one| one.code_bytes = 0);
+            for one in assembled.values_mut() {
+                one.code_bytes = 0;
+            }
         }
         let simulator = Simulator::estimating(device, assembled);
         let backend =

@@ -26,7 +26,7 @@ impl Assembled {
     }
 
     /// Returns a key that tells the code of kernels apart, in one process.
-    pub(super) fn key(&self, kernel: &Kernel) -> u64 {
+    pub(super) fn key(self, kernel: &Kernel) -> u64 {
         let mut hasher = DefaultHasher::new();
         (&kernel.name, kernel.code.len(), kernel.n_regs32, self).hash(&mut hasher);
         hasher.finish()

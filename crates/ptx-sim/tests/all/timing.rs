@@ -52,13 +52,13 @@ impl Bench {
 
     fn estimate_from(&mut self, n_blocks: u32, n_threads: u32, n_registers: u32, start: &Start) -> Estimate {
         let assembled = Assembled::without_code(n_registers);
-        self.estimate_assembled([n_blocks, n_threads], &assembled, start)
+        self.estimate_assembled([n_blocks, n_threads], assembled, start)
     }
 
     fn estimate_assembled(
         &mut self,
         [n_blocks, n_threads]: [u32; 2],
-        assembled: &Assembled,
+        assembled: Assembled,
         start: &Start,
     ) -> Estimate {
         let config = LaunchConfig::new([n_blocks, 1, 1], [n_threads, 1, 1]);
@@ -67,7 +67,7 @@ impl Bench {
             &self.memory,
             &config,
             &Arguments::new().ptr(self.data),
-            assembled,
+            &assembled,
             h100(),
             &mut self.residency,
             start,
@@ -312,7 +312,7 @@ fn with_code(bench: &mut Bench, n_registers: u32, kilobytes: u32) -> Estimate {
         n_registers,
         code_bytes: kilobytes << 10,
     };
-    bench.estimate_assembled([1, 32], &assembled, &Start::after(h100()))
+    bench.estimate_assembled([1, 32], assembled, &Start::after(h100()))
 }
 
 #[test]

@@ -438,6 +438,7 @@ fn a_store_without_threads_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let of_folder = PrefixFolder::open(folder.path(), 1 << 20, |_| {}).unwrap();
     let format = MemoryFormat {
+        arrangement: "test",
         key_type: KvType::F32,
         value_type: KvType::F32,
         page_bytes: [64, 0],
