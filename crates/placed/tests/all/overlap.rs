@@ -268,9 +268,9 @@ fn parts_of_rows_that_decode_are_not_taken_for_steps_of_another_route() {
 fn a_part_that_fails_on_the_device_puts_all_pages_back() {
     let model = model();
     // Each prompt is cut, whether or not they arrive in one step.
-    let prompts = [ids(76, 0), ids(68, 1)];
+    let prompts = [ids(150, 0), ids(140, 1)];
     // No pages of these prompts are left from before.
-    let others = [ids(76, 5), ids(68, 6)];
+    let others = [ids(150, 5), ids(140, 6)];
     for fault in [
         Fault::Launch { after: 2 },
         Fault::Launch { after: 40 },
