@@ -1,6 +1,9 @@
 //! Adapters over HTTP: loaded, listed, named as models, scaled and unloaded.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 use tokenmill_server::ServerConfig;
@@ -141,11 +144,16 @@ async fn a_request_ends_with_the_adapter_that_it_began_with() {
     let mut streamed = body.clone();
     streamed["stream"] = json!(true);
     let engine = server.app.model.engine();
-    // On a busy machine a request may have ended before the metrics are read.
+    // On a busy machine a request may have ended before it is seen or the metrics are read.
     let mut attempts = 0;
     let (stream, line) = loop {
         let stream = server.post_stream("/v1/completions", &streamed).await;
-        wait_until("the request runs", || engine.stats().n_running == 1).await;
+        for _ in 0..1000 {
+            if engine.stats().n_running == 1 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         let metrics = server.get("/metrics").await;
         let line = (metrics.text().lines())
             .find(|line| line.starts_with("vllm:lora_requests_info{"))
