@@ -23,19 +23,11 @@ pub fn remove_interrupted(
     observer: &dyn PullObserver,
 ) -> Result<bool, HubError> {
     let cache = Cache::of(&settings.cache, name);
-    let commits = cache.commits();
-    let linked: BTreeSet<PathBuf> = (commits.iter())
-        .flat_map(|commit| cache.entries(commit))
-        .filter_map(|entry| cache.blob_of(&entry.pointer))
-        .collect();
-    let left: Vec<PathBuf> = entries(&cache.blobs())
-        .map(|entry| entry.path())
-        .filter(|path| !linked.contains(path))
-        .collect();
+    let left = unlinked(&cache);
     if left.is_empty() {
         return Ok(false);
     }
-    if commits.is_empty() {
+    if cache.commits().is_empty() {
         let whole: ModelName = name.repository().parse()?;
         Removal::of(&whole, settings)?.apply(observer)?;
         return Ok(true);
@@ -49,6 +41,20 @@ pub fn remove_interrupted(
     let _locked = (etags.into_iter())
         .map(|etag| cache.lock(etag, waiter))
         .collect::<Result<Vec<_>, _>>()?;
-    left.iter().try_for_each(|path| remove(path))?;
+    // A download that ended during the wait has linked its files.
+    let left: BTreeSet<PathBuf> = left.into_iter().collect();
+    let mut still = unlinked(&cache).into_iter().filter(|path| left.contains(path));
+    still.try_for_each(|path| remove(&path))?;
     Ok(true)
+}
+
+/// Lists the blobs and parts of blobs to which no file of a snapshot links.
+fn unlinked(cache: &Cache) -> Vec<PathBuf> {
+    let linked: BTreeSet<PathBuf> = (cache.commits().iter())
+        .flat_map(|commit| cache.entries(commit))
+        .filter_map(|entry| cache.blob_of(&entry.pointer))
+        .collect();
+    (entries(&cache.blobs()).map(|entry| entry.path()))
+        .filter(|path| !linked.contains(path))
+        .collect()
 }

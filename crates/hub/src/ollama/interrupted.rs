@@ -63,6 +63,12 @@ pub fn remove_interrupted(
         return Ok(false);
     }
     let store = Store::of(settings);
+    let own = Store::digests_of(&note)?;
+    let waiter = Waiter { observer, file: None };
+    // Before the others are read: a download that ends during the wait has written its manifest.
+    let _locked = (own.iter())
+        .map(|digest| lock_layer(settings, digest, waiter))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut others = Vec::new();
     for folder in [store.manifests(), notes_of(settings)] {
         if folder.is_dir() {
@@ -73,13 +79,7 @@ pub fn remove_interrupted(
     for path in others.iter().filter(|path| **path != note) {
         kept.append(&mut Store::digests_of(path)?);
     }
-    let own = Store::digests_of(&note)?;
-    let left: Vec<&String> = own.difference(&kept).collect();
-    let waiter = Waiter { observer, file: None };
-    let _locked = (left.iter())
-        .map(|digest| lock_layer(settings, digest, waiter))
-        .collect::<Result<Vec<_>, _>>()?;
-    for digest in left {
+    for digest in own.difference(&kept) {
         remove(&store.incomplete(digest))?;
         remove(&store.blob(digest))?;
     }
