@@ -163,7 +163,9 @@ impl PulledModels {
             | HubError::NothingFits { .. }
             | HubError::MissingPart { .. }
             | HubError::Gated { .. }
-            | HubError::NotStored { .. } => FolderError::Refused { reason },
+            | HubError::NotStored { .. }
+            // The name leads to a file that is not there.
+            | HubError::Refused { status: 404, .. } => FolderError::Refused { reason },
             _ => FolderError::Failed { reason },
         }
     }
