@@ -300,12 +300,13 @@ fn missing_option(
     if missing.is_empty() || !missing.iter().all(|missing| missing.starts_with('-')) {
         return None;
     }
-    let (needing, missing) = match needing_option(&missing, command, parser, args) {
-        Some((flag, needed)) => (format!("`{flag}`"), needed),
-        None => ("an option that was given".to_owned(), missing),
+    let failure = match needing_option(&missing, command, parser, args) {
+        Some((flag, needed)) => {
+            let needed = needed.join("` and `");
+            Failure::usage(format!("`{flag}` needs `{needed}` as well"))
+        }
+        None => Failure::usage(format!("`{}` is missing", missing.join("` and `"))),
     };
-    let missing = missing.join("` and `");
-    let failure = Failure::usage(format!("{needing} needs `{missing}` as well"));
     let name = command.get_name();
     Some(failure.hint(format!("`tokenmill {name} --help` describes the options")))
 }
