@@ -233,14 +233,14 @@ impl ServedModel {
         }
     }
 
-    /// A seed for a request that gives none.
+    /// A seed for a request that gives none, of 32 bits: each client reads such a number as it is.
     pub fn fresh_seed(&self) -> u64 {
         let count = self.n_requests.fetch_add(1, Ordering::Relaxed);
         let nanos = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |since| since.as_nanos() as u64);
         // Multiplying by an odd constant spreads neighbouring values; the sampler hashes the seed anyway.
-        (nanos ^ count.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        (nanos ^ count.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
     }
 
     /// Renders a conversation with the model's chat template, for display. The text of the BOS token is left out if prompts get it anyway.
