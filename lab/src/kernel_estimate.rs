@@ -29,6 +29,9 @@ pub(crate) use step::registers;
 
 use crate::synth::outline;
 
+/// Rows from which CPU and GPU compute parts of a step at once.
+const OVERLAP_ROWS: usize = 128;
+
 /// Estimate how long the launches of a step take on a GPU, on the simulator
 #[derive(clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
@@ -167,6 +170,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let n_layers = match args.cpu_layers {
         None => args.layers,
         Some(n_cpu) => {
+            ensure!(
+                args.rows.iter().all(|&n_rows| n_rows < OVERLAP_ROWS),
+                "with {OVERLAP_ROWS} rows and more, CPU and GPU compute at once, which `--cpu-layers` does not estimate"
+            );
             let n_layers = outline::n_layers(&args.model)?;
             ensure!(n_cpu < n_layers, "{} has {n_layers} layers", args.model);
             Some(n_layers - n_cpu)
