@@ -47,7 +47,7 @@ impl fmt::Debug for ModuleTexts {
 }
 
 impl ModuleTexts {
-    /// Gives the text of a module, which is unpacked the first time. Devices that ask meanwhile unpack others.
+    /// Gives the text of a module, which is unpacked the first time. No lock is held meanwhile: two devices that ask at once both unpack it.
     pub(crate) fn text(&self, entry: &Entry<'static>, is_early: bool) -> Arc<ModuleText> {
         let key = (entry.name, is_early);
         let texts = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
