@@ -80,7 +80,7 @@ impl Conversion<'_> {
         let n_others = n_threads.min(n_pieces).saturating_sub(1);
         std::thread::scope(|scope| {
             let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, work);
-            // What a thread that does not start would have done is done by the others.
+            // The others do the work of a thread that does not start.
             let others: Vec<_> = (0..n_others).map_while(|other| spawn(other).ok()).collect();
             let own = work();
             let results = others.into_iter().map(|other| {

@@ -10,7 +10,7 @@ use crate::event::Prefill;
 #[derive(Clone, Debug)]
 pub(crate) struct PrefillWatch {
     n_prompt: usize,
-    /// What came from the prefix cache when the sequence first began, and the reported number of tokens.
+    /// Number of tokens from the prefix cache when the sequence first began, and the number reported last.
     begun: Option<(usize, usize)>,
 }
 

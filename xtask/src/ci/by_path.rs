@@ -24,6 +24,7 @@ pub(super) struct Step {
 pub(super) const OF_SYSTEMS: &[&str] = &[
     "Cargo.lock",
     "crates/*/Cargo.toml",
+    "crates/cli/src/commands/chat*",
     "crates/cli/src/commands/serve*",
     "crates/cli/src/echo.rs",
     "crates/cli/src/signals.rs",

@@ -380,7 +380,7 @@ fn a_download_that_fails_is_the_servers_failure_and_a_wrong_name_the_clients() {
         let (status, lines) = server.ask_text("POST", "/api/pull", &json!({ "model": name }).to_string());
         assert!(status == 200 && lines.contains("\"error\":"), "{name}: {lines}");
     }
-    // What the failed download left can be removed by the name that was asked for.
+    // The name that was asked for removes the parts that the failed download left.
     assert_eq!(
         server
             .ask_text("DELETE", "/api/delete", &json!({ "model": NAME }).to_string())
