@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokenmill_server::ServerConfig;
 use tokenmill_testkit::adapter_files::wrong_adapters;
 
-use crate::server::{TestServer, wait_until};
+use crate::server::TestServer;
 
 /// A folder of the core data.
 fn data(path: &str) -> PathBuf {
