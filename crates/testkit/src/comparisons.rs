@@ -6,7 +6,7 @@
 //!
 //! libtest hides the output of tests that pass, so each test also leaves its count in a file of the build folder, and
 //! the test `tests/comparisons/report.rs` prints all counts and fails where the core set gives more. Invariant: what is skipped
-//! is counted, and a row of [`ROWS`] that left no count is reported as one that did not run.
+//! is counted, and a row of `ROWS` that left no count is reported as one that did not run.
 
 use std::{
     collections::BTreeMap,

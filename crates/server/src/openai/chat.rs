@@ -21,7 +21,7 @@ use crate::{
 
 pub(super) const OLD_CALLS: &str = "the older form of `tools` and `tool_calls`; use those";
 
-/// The endpoint's own fields; those of sampling come from [`sampling_fields`](crate::sampling::sampling_fields).
+/// The endpoint's own fields; those of sampling come from `sampling_fields`.
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes(

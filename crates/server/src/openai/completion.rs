@@ -5,7 +5,7 @@ use serde::Deserialize;
 use super::{Stop, StreamOptions, TokenLimit};
 use crate::fields::{Field, label, only, yes};
 
-/// The endpoint's own fields; those of sampling come from [`sampling_fields`](crate::sampling::sampling_fields).
+/// The endpoint's own fields; those of sampling come from `sampling_fields`.
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes(
