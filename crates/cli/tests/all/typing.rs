@@ -114,7 +114,7 @@ fn stopped_once(command: &str) -> String {
     format!("exec sh -c 'set -m; {command}; echo is-stopped=$?.; stty -a; fg; echo is-over=$?.; stty -a'")
 }
 
-/// Checks that a terminal echoes and reads lines, by what `stty` shows behind a mark.
+/// Checks that a terminal echoes and reads lines, by the output of `stty` after a mark.
 #[track_caller]
 fn check_echo(shown: &str, mark: &str) {
     let (_, settings) = shown.split_once(mark).expect("the mark was waited for");

@@ -199,7 +199,7 @@ pub(crate) fn simulated(simulator: &tokenmill_sim_driver::Simulator) -> Device {
     simulated_with(simulator, Recording::Off)
 }
 
-/// Returns the same device, which can record launches if that is asked for.
+/// Returns the same device; `Recording::On` lets it record launches.
 #[cfg(test)]
 fn simulated_with(simulator: &tokenmill_sim_driver::Simulator, recording: Recording) -> Device {
     // SAFETY: the simulated driver keeps the contract of the real one's functions.

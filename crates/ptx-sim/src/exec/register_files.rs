@@ -1,7 +1,7 @@
 //! [`take`] and [`give_back`]: the registers of warps, in memory that later launches use again.
 //!
 //! Separate because kernels share it. Most launches are short, and taking fresh memory for each took a sixth of the time of tests. The list is
-//! the process's, behind a lock, because a launch has host threads of its own: a list of each thread would end with the launch. A thread
+//! the process's, under a lock, because each launch starts its own host threads: a thread-local list would end with the launch. A thread
 //! block's warps are taken at once, so a host thread mostly locks it twice in a launch.
 //! Invariant: a kernel never sees what the memory held; it is cleared for each launch. Instructions compute all lanes and keep those that
 //! are active, and what other kernels left in the rest would be slow: small floats that are no normal numbers.

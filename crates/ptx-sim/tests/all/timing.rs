@@ -336,7 +336,7 @@ fn code_that_is_jumped_over_is_not_waited_for() {
         repeat(512, |_| "add.f32 %f1, %f1, %f2;".to_owned())
     );
     let mut bench = Bench::new(&skipped);
-    // The first lines, and the one behind the jump.
+    // The first lines and the line after the jump.
     assert_clocks(&with_code(&mut bench, 32, 8), 2.0 * h100().latency.l2);
 }
 
