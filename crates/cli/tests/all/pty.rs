@@ -57,10 +57,12 @@ impl Pty {
     }
 
     fn start_line(n_columns: usize, line: &str) -> Option<Self> {
-        let line = format!("stty rows 24 cols {n_columns}; {line}");
+        // A plain `sh` is ended by the Ctrl-C that it shares with its command, unless it has a trap; the command inherits none.
+        let line = format!("trap : INT; stty rows 24 cols {n_columns}; {line}");
         let home = tempfile::tempdir().expect("a folder for the history");
         let mut child = Command::new("script")
             .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+            .env("SHELL", "/bin/sh")
             .env("NO_COLOR", "1")
             .env("TERM", "xterm")
             .env_remove("RUST_LOG")
