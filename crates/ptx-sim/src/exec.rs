@@ -20,6 +20,11 @@ mod matrix;
 mod memory;
 mod register_files;
 mod shared;
+#[cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "the island: an instruction set chosen at run time")
+)]
+mod simd;
 mod spin;
 mod warp;
 mod warp_ops;
@@ -110,6 +115,7 @@ pub(crate) struct BlockRunner<'a> {
     trace: Option<BlockTrace>,
     /// The matrix operations of each warpgroup; empty where the kernel has none.
     group_shapes: Vec<Vec<groups::Shape>>,
+    simd: simd::Simd,
 }
 
 /// Iterates over the set bits of a mask.
@@ -128,14 +134,12 @@ impl<'a> BlockRunner<'a> {
         let kernel = context.kernel;
         let n_threads = context.block.iter().product::<u32>();
         let n_warps = n_threads.div_ceil(LANES as u32);
-        let n_regs = [kernel.n_regs32, kernel.n_regs64];
-        let files = register_files::take(n_warps as usize, n_regs, context.uniform32, context.uniform64);
+        let files = register_files::take(n_warps as usize, kernel, context.uniform32, context.uniform64);
         let warps = (0..n_warps)
             .zip(files)
-            .map(|(index, (regs32, regs64))| Warp {
+            .map(|(index, registers)| Warp {
                 index,
-                regs32,
-                regs64,
+                registers,
                 preds: vec![0; kernel.n_preds],
                 splits: Vec::with_capacity(LANES),
                 local: local::LocalState::new(kernel.local_bytes),
@@ -166,6 +170,7 @@ impl<'a> BlockRunner<'a> {
             findings: Vec::new(),
             trace: None,
             group_shapes: vec![Vec::new(); n_groups as usize],
+            simd: simd::Simd::detect(),
         }
     }
 
@@ -206,7 +211,7 @@ impl<'a> BlockRunner<'a> {
             }
         }
         self.global.add_buffers(self.context.memory, &mut self.counters);
-        register_files::give_back(self.warps.into_iter().map(|warp| (warp.regs32, warp.regs64)));
+        register_files::give_back(self.warps.into_iter().map(|warp| warp.registers));
         self.counters
     }
 
@@ -217,10 +222,10 @@ impl<'a> BlockRunner<'a> {
         self.shared.reset();
         for warp in &mut self.warps {
             for &register in &kernel.read_first.regs32 {
-                warp.regs32[usize::from(register)] = [0; LANES];
+                warp.registers.regs32[usize::from(register)] = [0; LANES];
             }
             for &register in &kernel.read_first.regs64 {
-                warp.regs64[usize::from(register)] = [0; LANES];
+                warp.registers.regs64[usize::from(register)] = [0; LANES];
             }
             warp.preds.fill(0);
             for &(register, value) in &kernel.constant_preds {
@@ -231,7 +236,7 @@ impl<'a> BlockRunner<'a> {
                 if let crate::kernel::Constant::Special(special) = constant
                     && let Some(lanes) = special.of_warp(context.block, self.block_index, first_thread)
                 {
-                    warp.regs32[usize::from(*register)] = lanes;
+                    warp.registers.regs32[usize::from(*register)] = lanes;
                 }
             }
             let n_lanes = (n_threads - first_thread).min(LANES as u32);

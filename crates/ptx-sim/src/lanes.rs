@@ -33,6 +33,7 @@ macro_rules! lane_functions {
 
         impl $name {
             /// Applies the function to all lanes.
+            #[inline(always)]
             pub(crate) fn eval(self, $($arg: &[$ty; LANES]),+) -> [$out; LANES] {
                 let mut out = [$out::default(); LANES];
                 match self {
@@ -403,7 +404,7 @@ fn is_unordered64(a: u64, b: u64) -> bool {
     d(a).is_nan() || d(b).is_nan()
 }
 
-fn flush(bits: u32) -> u32 {
+pub(crate) fn flush(bits: u32) -> u32 {
     if bits & 0x7f80_0000 == 0 {
         bits & 0x8000_0000
     } else {
@@ -517,6 +518,7 @@ fn dp4a(a: u32, b: u32, c: u32, of_a: impl Fn(u8) -> i32, of_b: impl Fn(u8) -> i
 }
 
 /// The bits of a comparison's 32 answers.
+#[inline(always)]
 pub(crate) fn to_mask(answers: &[bool; LANES]) -> u32 {
     let mut mask = 0;
     for (lane, &answer) in answers.iter().enumerate() {

@@ -3,41 +3,27 @@
 
 use super::{BlockRunner, Stop, Warp, convert, matrix, merge_lanes, warp_ops};
 use crate::{
-    lanes::{LANES, Lanes32, Unary32, to_mask},
+    lanes::{LANES, Lanes32, flush, to_mask},
     op::{Combine, Op},
 };
 
 impl BlockRunner<'_> {
-    /// Executes an instruction that does not change the flow.
-    #[inline]
-    pub(super) fn execute(&mut self, warp: &mut Warp, op: &Op, mask: u32, pc: u32) -> Result<(), Stop> {
+    /// Executes an instruction that does not change the flow, with the instruction set of the function that this is inlined into.
+    #[inline(always)]
+    pub(super) fn execute_any(&mut self, warp: &mut Warp, op: &Op, mask: u32, pc: u32) -> Result<(), Stop> {
         match *op {
             Op::Unary32 { f, flush, d, a } => {
-                let value = if flush {
-                    flushed(&f.eval(&flushed(warp.r32(a), true)), true)
-                } else {
-                    f.eval(warp.r32(a))
-                };
+                let value = flushed(f.eval(&flushed(*warp.r32(a), flush)), flush);
                 warp.set32(d, &value, mask);
             }
             Op::Binary32 { f, flush, d, a, b } => {
-                let value = if flush {
-                    flushed(
-                        &f.eval(&flushed(warp.r32(a), true), &flushed(warp.r32(b), true)),
-                        true,
-                    )
-                } else {
-                    f.eval(warp.r32(a), warp.r32(b))
-                };
+                let (a, b) = (flushed(*warp.r32(a), flush), flushed(*warp.r32(b), flush));
+                let value = flushed(f.eval(&a, &b), flush);
                 warp.set32(d, &value, mask);
             }
             Op::Ternary32 { f, flush, d, a, b, c } => {
-                let value = if flush {
-                    let (a, b) = (flushed(warp.r32(a), true), flushed(warp.r32(b), true));
-                    flushed(&f.eval(&a, &b, &flushed(warp.r32(c), true)), true)
-                } else {
-                    f.eval(warp.r32(a), warp.r32(b), warp.r32(c))
-                };
+                let (a, b) = (flushed(*warp.r32(a), flush), flushed(*warp.r32(b), flush));
+                let value = flushed(f.eval(&a, &b, &flushed(*warp.r32(c), flush)), flush);
                 warp.set32(d, &value, mask);
             }
             Op::Quaternary32 { f, d, a, b, c, e } => {
@@ -132,7 +118,7 @@ impl BlockRunner<'_> {
                 b,
                 with,
             } => {
-                let answers = to_mask(&f.eval(&flushed(warp.r32(a), flush), &flushed(warp.r32(b), flush)));
+                let answers = to_mask(&f.eval(&flushed(*warp.r32(a), flush), &flushed(*warp.r32(b), flush)));
                 set_compared(warp, answers, p, q, with, mask);
             }
             Op::Compare64 { f, p, q, a, b, with } => {
@@ -217,12 +203,10 @@ impl BlockRunner<'_> {
     }
 }
 
-fn flushed(value: &Lanes32, flush: bool) -> Lanes32 {
-    if flush {
-        Unary32::FlushSubnormal.eval(value)
-    } else {
-        *value
-    }
+/// Subnormal numbers become zeros where the instruction flushes them.
+#[inline(always)]
+fn flushed(value: Lanes32, flushes: bool) -> Lanes32 {
+    if flushes { value.map(flush) } else { value }
 }
 
 fn combine(f: Combine, a: u32, b: u32) -> u32 {

@@ -110,7 +110,9 @@ impl BlockRunner<'_> {
             _ => {}
         }
         let mut is_early = false;
-        let Warp { groups, regs32, .. } = warp;
+        let Warp {
+            groups, registers, ..
+        } = warp;
         instruction.reads(|register| {
             if let Register::R32(index) = register {
                 let index = usize::from(index);
@@ -118,7 +120,7 @@ impl BlockRunner<'_> {
                 if groups.writes[index] != 0 {
                     is_early = true;
                     groups.writes[index] = 0;
-                    regs32[index] = [POISON; LANES];
+                    registers.regs32[index] = [POISON; LANES];
                 }
             }
         });

@@ -1,53 +1,97 @@
 //! [`take`] and [`give_back`]: the registers of warps, in memory that later launches use again.
 //!
-//! Separate because kernels share it. Most launches are short, and taking fresh memory for each took a sixth of the time of tests. The list is
+//! Kernels share it. Most launches are short, and fresh memory for each took a sixth of the time of tests. The list is
 //! the process's, under a lock, because each launch starts its own host threads: a thread-local list would end with the launch. A thread
 //! block's warps are taken at once, so a host thread mostly locks it twice in a launch.
-//! Invariant: a kernel never sees what the memory held; it is cleared for each launch. Instructions compute all lanes and keep those that
-//! are active, and what other kernels left in the rest would be slow: small floats that are no normal numbers.
+//! Memory that a kernel of another name or size used is cleared: instructions compute all lanes and keep the active ones, and values
+//! of another type in the rest would be slow, as subnormal floats. A kernel's own values stay, since clearing thousands of registers for each
+//! launch took a tenth of the time of tests. Invariant: no result depends on them; a thread block clears the registers that it may read
+//! before it writes them.
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::lanes::{LANES, Lanes32, Lanes64};
+use crate::{
+    Kernel,
+    lanes::{LANES, Lanes32, Lanes64},
+};
 
-/// Warps whose registers are kept: those of two host threads with the largest thread blocks.
-const N_KEPT: usize = 64;
+/// Memory that is kept at most.
+const MAX_KEPT_BYTES: usize = 64 << 20;
 
-type File = (Vec<Lanes32>, Vec<Lanes64>);
+/// The registers of a warp, and the kernel that used them last.
+#[derive(Default)]
+pub(super) struct Registers {
+    kernel: String,
+    pub(super) regs32: Vec<Lanes32>,
+    pub(super) regs64: Vec<Lanes64>,
+}
 
-static KEPT: Mutex<Vec<File>> = Mutex::new(Vec::new());
+impl Registers {
+    fn bytes(&self) -> usize {
+        size_of_val(&self.regs32[..]) + size_of_val(&self.regs64[..])
+    }
 
-/// Gives the registers of some warps, so many of each width, with the values that no instruction writes.
+    fn is_of(&self, kernel: &Kernel) -> bool {
+        self.regs32.len() == kernel.n_regs32
+            && self.regs64.len() == kernel.n_regs64
+            && self.kernel == kernel.name
+    }
+}
+
+/// Registerss that no launch uses, the last used at the end.
+static KEPT: Mutex<Vec<Registers>> = Mutex::new(Vec::new());
+
+/// Gives the registers of some warps of a kernel, with the values that no instruction writes.
 pub(super) fn take(
     n_warps: usize,
-    n_regs: [usize; 2],
+    kernel: &Kernel,
     uniform32: &[(u16, u32)],
     uniform64: &[(u16, u64)],
-) -> Vec<File> {
-    let mut files = {
+) -> Vec<Registers> {
+    let mut files = Vec::with_capacity(n_warps);
+    {
         let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-        let n_left = kept.len().saturating_sub(n_warps);
-        kept.split_off(n_left)
-    };
-    files.resize_with(n_warps, File::default);
-    for (regs32, regs64) in &mut files {
-        fill(regs32, n_regs[0], uniform32);
-        fill(regs64, n_regs[1], uniform64);
+        let own = kept.extract_if(.., |file| file.is_of(kernel));
+        files.extend(own.take(n_warps));
+        // Others' memory waits for their next launch as long as there is little of it.
+        if kept.iter().map(Registers::bytes).sum::<usize>() > MAX_KEPT_BYTES / 2 {
+            let n_oldest = (n_warps - files.len()).min(kept.len());
+            files.extend(kept.drain(..n_oldest));
+        }
+    }
+    files.resize_with(n_warps, Registers::default);
+    for file in &mut files {
+        if !file.is_of(kernel) {
+            file.kernel.clone_from(&kernel.name);
+            clear(&mut file.regs32, kernel.n_regs32);
+            clear(&mut file.regs64, kernel.n_regs64);
+        }
+        for &(register, value) in uniform32 {
+            file.regs32[usize::from(register)] = [value; LANES];
+        }
+        for &(register, value) in uniform64 {
+            file.regs64[usize::from(register)] = [value; LANES];
+        }
     }
     files
 }
 
-fn fill<T: Copy + Default>(registers: &mut Vec<[T; LANES]>, n: usize, uniform: &[(u16, T)]) {
+fn clear<T: Copy + Default>(registers: &mut Vec<[T; LANES]>, n: usize) {
     registers.clear();
     registers.resize(n, [T::default(); LANES]);
-    for &(register, value) in uniform {
-        registers[usize::from(register)] = [value; LANES];
-    }
 }
 
-/// Keeps the registers of warps that are done.
-pub(super) fn give_back(files: impl Iterator<Item = File>) {
+/// Keeps the registers of warps that are done, and forgets those that were not used for longest.
+pub(super) fn give_back(files: impl Iterator<Item = Registers>) {
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    let n_free = N_KEPT.saturating_sub(kept.len());
-    kept.extend(files.take(n_free));
+    kept.extend(files);
+    let mut n_bytes = 0;
+    let n_kept = (kept.iter().rev())
+        .take_while(|file| {
+            n_bytes += file.bytes();
+            n_bytes <= MAX_KEPT_BYTES
+        })
+        .count();
+    let n_forgotten = kept.len() - n_kept;
+    kept.drain(..n_forgotten);
 }

@@ -3,7 +3,7 @@
 //! Separate from the loop that executes instructions because this is the state that the loop changes. Invariant: a lane that
 //! is alive is in exactly one split.
 
-use super::{FULL, barrier::BarrierWait, groups, local, shared, spin::Polls};
+use super::{FULL, barrier::BarrierWait, groups, local, register_files::Registers, shared, spin::Polls};
 use crate::{
     lanes::{LANES, Lanes32, Lanes64},
     op::{AnyReg, VoteResult},
@@ -20,8 +20,7 @@ pub(super) struct Split {
 
 pub(super) struct Warp {
     pub(super) index: u32,
-    pub(super) regs32: Vec<Lanes32>,
-    pub(super) regs64: Vec<Lanes64>,
+    pub(super) registers: Registers,
     pub(super) preds: Vec<u32>,
     pub(super) splits: Vec<Split>,
     pub(super) alive: u32,
@@ -39,6 +38,7 @@ pub(super) struct Warp {
     pub(super) groups: groups::Groups,
 }
 
+#[inline(always)]
 pub(super) fn merge_lanes<T: Copy>(target: &mut [T; LANES], value: &[T; LANES], mask: u32) {
     if mask == FULL {
         *target = *value;
@@ -52,12 +52,14 @@ pub(super) fn merge_lanes<T: Copy>(target: &mut [T; LANES], value: &[T; LANES], 
 }
 
 impl Warp {
+    #[inline(always)]
     pub(super) fn set32(&mut self, d: u16, value: &Lanes32, mask: u32) {
-        merge_lanes(&mut self.regs32[usize::from(d)], value, mask);
+        merge_lanes(&mut self.registers.regs32[usize::from(d)], value, mask);
     }
 
+    #[inline(always)]
     pub(super) fn set64(&mut self, d: u16, value: &Lanes64, mask: u32) {
-        merge_lanes(&mut self.regs64[usize::from(d)], value, mask);
+        merge_lanes(&mut self.registers.regs64[usize::from(d)], value, mask);
     }
 
     pub(super) fn set_pred(&mut self, d: u16, value: u32, mask: u32) {
@@ -73,11 +75,11 @@ impl Warp {
     }
 
     pub(super) fn r32(&self, index: u16) -> &Lanes32 {
-        &self.regs32[usize::from(index)]
+        &self.registers.regs32[usize::from(index)]
     }
 
     pub(super) fn r64(&self, index: u16) -> &Lanes64 {
-        &self.regs64[usize::from(index)]
+        &self.registers.regs64[usize::from(index)]
     }
 
     pub(super) fn pred(&self, index: u16) -> u32 {
@@ -104,8 +106,7 @@ impl Warp {
     pub(super) fn vacant() -> Self {
         Self {
             index: 0,
-            regs32: Vec::new(),
-            regs64: Vec::new(),
+            registers: Registers::default(),
             preds: Vec::new(),
             splits: Vec::new(),
             alive: 0,

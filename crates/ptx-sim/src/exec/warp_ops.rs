@@ -3,12 +3,13 @@
 use super::{BlockRunner, Warp, lanes_of};
 use crate::{
     FindingKind,
-    lanes::LANES,
+    lanes::{LANES, Lanes32, to_mask},
     op::{AnyReg, AtomicFn, Shuffle, Vote, VoteResult},
 };
 
 impl BlockRunner<'_> {
     /// `shfl.sync`: lanes out of the segment keep their own value and answer false.
+    #[inline(always)]
     pub(super) fn shuffle(
         &mut self,
         warp: &mut Warp,
@@ -18,42 +19,67 @@ impl BlockRunner<'_> {
         mask: u32,
         pc: u32,
     ) {
-        let (a, b, c) = (*warp.r32(a), *warp.r32(b), *warp.r32(c));
+        let (b, c) = (warp.r32(b), warp.r32(c));
+        let (sources, is_inside) = match f {
+            Shuffle::Up => sources(b, c, |own, delta, _, highest| {
+                let source = own.wrapping_sub(delta);
+                (source, source as i32 >= highest as i32)
+            }),
+            Shuffle::Down => sources(b, c, |own, delta, _, highest| {
+                (own + delta, own + delta <= highest)
+            }),
+            Shuffle::Butterfly => sources(b, c, |own, delta, _, highest| {
+                (own ^ delta, own ^ delta <= highest)
+            }),
+            Shuffle::Index => sources(b, c, |_, delta, segment, highest| {
+                let source = segment.lowest | (delta & !segment.mask);
+                (source, source <= highest)
+            }),
+        };
         let members = *warp.r32(members);
-        let mut value = a;
-        let mut in_range = 0;
         for lane in lanes_of(mask) {
-            let segment = c[lane] >> 8 & 31;
-            let clamp = c[lane] & 31;
-            let delta = b[lane] & 31;
-            let own = lane as u32;
-            let highest = (own & segment) | (clamp & !segment);
-            let lowest = own & segment;
-            let (source, is_inside) = match f {
-                Shuffle::Up => (
-                    own.wrapping_sub(delta),
-                    own as i32 - delta as i32 >= highest as i32,
-                ),
-                Shuffle::Down => (own + delta, own + delta <= highest),
-                Shuffle::Butterfly => (own ^ delta, own ^ delta <= highest),
-                Shuffle::Index => {
-                    let source = lowest | (delta & !segment);
-                    (source, source <= highest)
-                }
-            };
-            let source = if is_inside { source } else { own };
-            in_range |= u32::from(is_inside) << lane;
+            let source = sources[lane];
             if (members[lane] & mask) >> source & 1 == 0 {
                 let kind = FindingKind::InactiveLaneRead { source_lane: source };
-                self.find(warp.index, own, pc, kind);
+                self.find(warp.index, lane as u32, pc, kind);
             }
-            value[lane] = a[source as usize];
         }
+        let a = warp.r32(a);
+        let value = sources.map(|source| a[source as usize % LANES]);
         warp.set32(d, &value, mask);
         if let Some(p) = p {
-            warp.set_pred(p, in_range, mask);
+            warp.set_pred(p, to_mask(&is_inside), mask);
         }
     }
+}
+
+/// The part of a warp that a lane exchanges with.
+struct Segment {
+    mask: u32,
+    lowest: u32,
+}
+
+/// The lane that each lane reads, its own where `source` leaves the segment, and whether it stays inside. `source` takes the lane, `b`, the lane's
+/// segment and its highest lane.
+#[inline(always)]
+fn sources(
+    b: &Lanes32,
+    c: &Lanes32,
+    source: impl Fn(u32, u32, Segment, u32) -> (u32, bool),
+) -> (Lanes32, [bool; LANES]) {
+    let mut sources = [0; LANES];
+    let mut is_inside = [false; LANES];
+    for lane in 0..LANES {
+        let own = lane as u32;
+        let mask = c[lane] >> 8 & 31;
+        let clamp = c[lane] & 31;
+        let lowest = own & mask;
+        let highest = lowest | (clamp & !mask);
+        let (source, is_in) = source(own, b[lane] & 31, Segment { mask, lowest }, highest);
+        sources[lane] = if is_in { source } else { own };
+        is_inside[lane] = is_in;
+    }
+    (sources, is_inside)
 }
 
 pub(super) fn vote(
