@@ -4,6 +4,7 @@
 //! read, so that it never waits for its reader.
 
 use std::{
+    ffi::OsStr,
     fs,
     io::{self, BufRead, BufReader, Read as _, Write as _},
     net::TcpStream,
@@ -54,6 +55,15 @@ impl Server {
 
     /// With variables that name folders.
     pub(crate) fn start_in(variables: &[(&str, &Path)], args: &[&str]) -> Self {
+        let variables: Vec<_> = variables
+            .iter()
+            .map(|&(name, path)| (name, path.as_os_str()))
+            .collect();
+        Self::start_with_variables(&variables, args)
+    }
+
+    /// With variables.
+    pub(crate) fn start_with_variables(variables: &[(&str, &OsStr)], args: &[&str]) -> Self {
         let mut child = command([&["serve"][..], args, &["--port", "0", "-t", "1"]].concat())
             .envs(variables.iter().copied())
             .stdout(Stdio::null())
