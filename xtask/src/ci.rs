@@ -1,6 +1,7 @@
 //! `ci`: everything that must pass before a change lands, in the order of what it costs.
 //!
-//! Format and tidy answer in seconds, then come lints, tests and documentation, all of one build of the workspace. Steps whose claim
+//! Format and tidy answer in seconds, then come lints, tests and documentation, all of one build of the workspace. The end-to-end
+//! scripts mostly wait for servers, so they run beside the tests ([`beside`]). Steps whose claim
 //! depends on few paths come last (`by_path`): they run where one of these changed, and whole once a day (`record`). A step that
 //! is left out says so at the end, and why. None starts once the run is old, so that they cannot make a run exceed the time that a
 //! machine of CI gives it. The step whose last run is the oldest comes first, and the others stay due. A machine of CI builds once and
@@ -16,8 +17,9 @@ mod windows;
 
 use std::{
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -72,28 +74,36 @@ struct Cargo {
     env: Option<(&'static str, &'static str)>,
 }
 
-/// The cargo checks that the code must pass everywhere; format and tidy are separate.
-const CARGO: [Cargo; 4] = [
-    Cargo {
-        name: "lints",
-        args: &[
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--locked",
-            "--",
-            "-D",
-            "warnings",
-        ],
-        env: None,
-    },
-    // Without a choice of targets, cargo also builds the examples, which tests run, and runs the documentation's tests. `--lib` would
-    // compile the library of kernels once more, which has no tests inside.
-    Cargo {
-        name: "tests",
-        args: &["test", "--workspace", "--locked"],
-        env: None,
-    },
+const LINTS: Cargo = Cargo {
+    name: "lints",
+    args: &[
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--locked",
+        "--",
+        "-D",
+        "warnings",
+    ],
+    env: None,
+};
+
+// Without a choice of targets, cargo also builds the examples, which tests run, and runs the documentation's tests. `--lib` would
+// compile the library of kernels once more, which has no tests inside.
+const TEST_BUILD: Cargo = Cargo {
+    name: "build of tests",
+    args: &["test", "--workspace", "--locked", "--no-run"],
+    env: None,
+};
+
+const TESTS: Cargo = Cargo {
+    name: "tests",
+    args: &["test", "--workspace", "--locked"],
+    env: None,
+};
+
+/// The cargo checks after the tests.
+const AFTER_TESTS: [Cargo; 2] = [
     // With the examples, features are those of lints and tests, so that what others wrote is checked once.
     Cargo {
         name: "docs",
@@ -181,10 +191,15 @@ pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
     if only.is_empty() {
         timed("format", check_format)?;
         timed("tidy", crate::tidy::report)?;
-        for Cargo { name, args, env } in CARGO {
-            timed(name, || cargo(args, env))?;
+        LINTS.run()?;
+        TEST_BUILD.run()?;
+        beside(
+            || by_path::end_to_end_into("core", &log_of_scripts()),
+            || TESTS.run(),
+        )?;
+        for check in AFTER_TESTS {
+            check.run()?;
         }
-        timed("end to end", || by_path::end_to_end("core"))?;
     }
     if args.get_flag("install") {
         let needs = due.iter().flat_map(|(step, _)| step.needs).collect::<Vec<_>>();
@@ -240,6 +255,35 @@ fn run_while_young(
     Ok(late)
 }
 
+/// Runs the end-to-end scripts while the tests run, and prints what they printed after the tests.
+///
+/// # Errors
+/// When either failed; the tests' failure comes first.
+fn beside(
+    scripts: impl FnOnce() -> anyhow::Result<()> + Send,
+    tests: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    thread::scope(|scope| {
+        let scripts = scope.spawn(|| {
+            let began = Instant::now();
+            (scripts(), began.elapsed())
+        });
+        let tests = tests();
+        let (scripts, took) = scripts.join().expect("scripts are run without a panic");
+        println!("== end to end");
+        if let Ok(text) = fs::read_to_string(log_of_scripts()) {
+            print!("{text}");
+        }
+        println!("== end to end: {:.0} s beside the tests", took.as_secs_f64());
+        tests?;
+        scripts.context("end to end failed")
+    })
+}
+
+fn log_of_scripts() -> PathBuf {
+    crate::target_dir().join("tmp/end-to-end.log")
+}
+
 /// Runs a step between its name and its time.
 fn timed<T>(name: &str, step: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     println!("== {name}");
@@ -247,6 +291,12 @@ fn timed<T>(name: &str, step: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Res
     let result = step().with_context(|| format!("{name} failed"))?;
     println!("== {name}: {:.0} s", began.elapsed().as_secs_f64());
     Ok(result)
+}
+
+impl Cargo {
+    fn run(&self) -> anyhow::Result<()> {
+        timed(self.name, || cargo(self.args, self.env))
+    }
 }
 
 fn cargo(args: &[&str], env: Option<(&str, &str)>) -> anyhow::Result<()> {

@@ -3,7 +3,11 @@
 //! Each proves a claim that few paths can break: the rest of the day a push does not pay for it. A path is one that git knows,
 //! a file, a folder or a pattern; it need not name everything that could matter, since a day later the step runs anyway.
 
-use std::{fs, process::Command};
+use std::{
+    fs::{self, File},
+    path::Path,
+    process::Command,
+};
 
 use anyhow::{Context, ensure};
 
@@ -288,8 +292,22 @@ fn lab(args: &[&str]) -> anyhow::Result<()> {
 }
 
 /// Runs a part of the end-to-end tests with the program that the tests were built with.
-pub(super) fn end_to_end(part: &str) -> anyhow::Result<()> {
+fn end_to_end(part: &str) -> anyhow::Result<()> {
     script("tests/e2e/run", &[part])
+}
+
+/// Runs a part of the end-to-end scripts, whose output goes into a file.
+pub(super) fn end_to_end_into(part: &str, log: &Path) -> anyhow::Result<()> {
+    let script = crate::workspace_root().join("tests/e2e/run");
+    let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+    let status = Command::new(&script)
+        .arg(part)
+        .stderr(out.try_clone()?)
+        .stdout(out)
+        .status()
+        .with_context(|| format!("cannot run {}", script.display()))?;
+    ensure!(status.success(), "tests/e2e/run {part} failed");
+    Ok(())
 }
 
 /// Runs a script of the repository.
