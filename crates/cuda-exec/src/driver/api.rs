@@ -1,8 +1,7 @@
 //! [`Api`]: the functions of the CUDA driver, found by their names.
 //!
-//! Separate so that the driver's library stands in one place: the real one, loaded at run time, or whatever a test finds its
-//! functions in. Invariant: a value has every function that this crate calls, so a driver that lacks one is an error before
-//! anything is called.
+//! The functions come from the real library, which is loaded at run time, or from a test's simulated driver. Invariant: a
+//! value has every function that this crate calls, so a driver that lacks one is an error before anything is called.
 
 use std::ffi::{c_char, c_void};
 
@@ -159,7 +158,7 @@ impl Api {
     }
 }
 
-/// Whether the driver's library can be loaded.
+/// Returns whether the driver's library can be loaded.
 pub(super) fn is_present() -> bool {
     // SAFETY: this only tries to open a library by its name.
     unsafe { sys::is_culib_present() }

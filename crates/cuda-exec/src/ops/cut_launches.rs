@@ -1,6 +1,4 @@
-//! Launches that are cut because a grid or a scratch has too few rows: they give what whole ones give.
-//!
-//! Separate because operations of several files are cut. Tests only.
+//! Tests launches that are divided because a grid or a scratch has too few rows: they give the results of whole ones.
 
 use tokenmill_backend::{Attention, AttentionShape, KvLayerShape, KvLayout, KvType, PageGroup};
 use tokenmill_gguf::TensorType;

@@ -5,7 +5,7 @@ use tokenmill_backend::{Activation, Temperature};
 
 use crate::{Args, LaunchShape, View, ViewMut, error::Result};
 
-/// The kernels' code for an activation.
+/// Returns the kernels' code for an activation.
 pub(super) fn activation_code(activation: Activation) -> usize {
     match activation {
         Activation::GeluQuick => panic!("encoders of images run on the host"),

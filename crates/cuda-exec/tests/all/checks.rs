@@ -203,7 +203,7 @@ fn a_kernel_that_does_not_end_is_given_up_within_the_limit() {
         check.starts_with("products of") || check.starts_with("gated products of"),
         "{check}"
     );
-    // No other kernel replaces it, but it may end if it does not begin early.
+    // No other kernel replaces it, but it may end without early launches.
     let found = first_use(hang("add_norm"), Duration::from_millis(300));
     assert!(found.is_hung && found.steps == [StepDown::InOrder], "{found:?}");
     assert!(
