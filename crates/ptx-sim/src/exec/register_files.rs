@@ -1,10 +1,9 @@
-//! [`take`] and [`give_back`]: the registers of warps, in memory that later launches use again.
+//! [`take`] and [`give_back`]: memory for the registers of warps, which later launches reuse.
 //!
-//! Separate because kernels share it. Most launches are short, and taking fresh memory for each took a sixth of the time of tests. The list is
-//! the process's, under a lock, because each launch starts its own host threads: a thread-local list would end with the launch. A thread
-//! block's warps are taken at once, so a host thread mostly locks it twice in a launch.
-//! Invariant: a kernel never sees what the memory held; it is cleared for each launch. Instructions compute all lanes and keep those that
-//! are active, and what other kernels left in the rest would be slow: small floats that are no normal numbers.
+//! Most launches are short, and fresh memory for each took a sixth of the time of tests. One list under a lock serves the whole process,
+//! because each launch starts its own host threads: a thread-local list would end with the launch. A thread block's warps are taken at once,
+//! so a host thread mostly locks the list twice in a launch. Invariant: a kernel never sees the former contents; the memory is cleared for
+//! each launch. Instructions compute all lanes and keep the active ones, and stale subnormal floats in the others would be slow.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -17,7 +16,7 @@ type File = (Vec<Lanes32>, Vec<Lanes64>);
 
 static KEPT: Mutex<Vec<File>> = Mutex::new(Vec::new());
 
-/// Gives the registers of some warps, so many of each width, with the values that no instruction writes.
+/// Returns the registers of some warps, with this many of each width, and the values that no instruction writes.
 pub(super) fn take(
     n_warps: usize,
     n_regs: [usize; 2],
@@ -45,7 +44,7 @@ fn fill<T: Copy + Default>(registers: &mut Vec<[T; LANES]>, n: usize, uniform: &
     }
 }
 
-/// Keeps the registers of warps that are done.
+/// Keeps the registers of finished warps.
 pub(super) fn give_back(files: impl Iterator<Item = File>) {
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     let n_free = N_KEPT.saturating_sub(kept.len());

@@ -1,9 +1,9 @@
-//! [`Start`]: how a launch begins, after the one before it or next to its end.
+//! [`Start`]: the begin of a launch, after the previous one or during its end.
 //!
-//! Separate from the launch itself because it is between two. With programmatic dependent launch the thread blocks of a launch come to the
-//! multiprocessors once those of the launch before are all there and have said so; they do what needs nothing of it, and wait. Invariants: a launch
-//! begins no earlier than [`DeviceProfile::launch_us`] after the launch before has let it; its threads continue no earlier than
-//! [`DeviceProfile::dependent_us`] after that one's end; it takes only the bandwidth and the room that the one before leaves.
+//! With programmatic dependent launch the thread blocks of a launch come to the multiprocessors once those of the previous launch are all there and
+//! have signalled; they do the work that is independent of it, and wait. Invariants: a launch begins no earlier than [`DeviceProfile::launch_us`]
+//! after the signal of the previous one; its threads continue no earlier than [`DeviceProfile::dependent_us`] after the end of the previous one; it
+//! takes only the bandwidth and the room that the previous one leaves.
 
 use super::{DeviceProfile, Estimate};
 

@@ -1,8 +1,8 @@
-//! [`Traffic`]: where the bytes that a launch asks for come from, extrapolated from the thread blocks that were run.
+//! [`Traffic`]: the sources of the bytes that a launch requests, extrapolated from the thread blocks that were run.
 //!
-//! Separate from time because it looks at the whole grid, and time at one multiprocessor. By allocation: how many bytes the thread
-//! blocks ask for in total, how many different ones these are, and so how often one comes from device memory. Invariant: what an
-//! earlier launch left in L2, or what this launch wrote before, comes from L2.
+//! It looks at the whole grid. For each allocation it estimates how many bytes the thread blocks request in total and how many
+//! different ones these are, and so how often one comes from device memory. Invariant: bytes that an earlier launch left in L2, or
+//! that this launch wrote before, come from L2.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -1,6 +1,4 @@
 //! [`Work`] and [`Outcome`]: the work of one multiprocessor in a launch, and its result.
-//!
-//! Separate from playing it because the whole launch is turned into the one, and the estimate is made of the other.
 
 use super::{DeviceProfile, traffic::Source};
 use crate::{Kernel, trace::BlockTrace};
