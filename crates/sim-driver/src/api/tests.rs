@@ -1,4 +1,5 @@
-//! The C interface: which context a call is for, what a capture refuses, and when queued work runs.
+//! The C interface: the context of a call, the calls that a capture refuses, and the time at which queued
+//! work runs.
 
 use std::{
     ffi::{c_int, c_uint, c_void},
@@ -155,7 +156,7 @@ fn a_copy_runs_when_it_is_waited_for() {
     );
     simulator.inject(Fault::Download { after: 1 });
     assert_eq!((download(), download(), download()), (0, 1, 0));
-    // The memory is in use by two copies.
+    // Two copies use the memory.
     assert_ne!(call!("cuMemFreeHost", *mut c_void: memory), 0);
     assert_ne!(alloc().0, 0);
 }
