@@ -1,8 +1,8 @@
 //! [`References`] measures how deeply the rules of a grammar, or the definitions of a schema, refer to each other.
 //!
-//! Separate from the compiler because the check comes first: compilers of grammars follow references by recursion, so a long chain of them
-//! overflows the stack and ends the process. Invariants: nothing here recurses over its input; no compiler can follow more references than
-//! are counted, in whatever order it goes.
+//! The check comes first: compilers of grammars follow references by recursion, so a long chain of them overflows the stack and ends the
+//! process. Invariants: nothing here recurses over its input; no compiler can follow more references than are counted, in whatever order
+//! it goes.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
 //! Finds the references of a grammar in Lark's notation.
 //!
-//! Separate because the compiler parses that notation itself and exposes no list of rules. Invariant: whatever the compiler takes for a
-//! name is a name here, so no reference is missed; false positives only raise the count.
+//! The compiler parses that notation itself and exposes no list of rules. Invariant: every name that the compiler finds is found here,
+//! so no reference is missed; false positives only raise the count.
 //!
 //! Source: the tokens of `llguidance`, `src/lark/lexer.rs`.
 

@@ -1,7 +1,7 @@
 //! Finds the references of a JSON schema, and the numbers in it that are slow to compile.
 //!
-//! Separate from the code that prepares schemas because nothing is changed here. Invariant: an unresolved reference counts as a reference
-//! to every possible target, and a value that only looks like a reference (in an `enum`) counts too.
+//! Nothing is changed here. Invariant: an unresolved reference counts as a reference to every possible target, and a value that only
+//! looks like a reference (in an `enum`) counts too.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
 //! [`TemplateError`]: why a chat template could not be read or rendered.
 //!
-//! It is separate from the crate's tokenizer errors because templates come from model authors and fail for reasons
-//! of their own. Invariant: every error names the template line it happened on, so a model author can act on it.
+//! Templates come from model authors. Invariant: every error names the template line it happened on, so a model
+//! author can act on it.
 
 use std::fmt;
 

@@ -1,8 +1,7 @@
 //! Evaluates expressions.
 //!
-//! It is separate from the statements because every rule here is Python's, seen through Jinja's sandbox: a
-//! missing value is undefined rather than an error, and nothing can be changed. Attributes and subscripts are
-//! in `lookup`, calls are in `calls`.
+//! Every rule here is Python's, seen through Jinja's sandbox: a missing value is undefined rather than an
+//! error, and nothing can be changed. Attributes and subscripts are in `lookup`, calls are in `calls`.
 
 use std::cmp::Ordering;
 

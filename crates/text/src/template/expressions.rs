@@ -1,7 +1,6 @@
 //! Builds the syntax tree of expressions, in Jinja's order of precedence.
 //!
-//! It is separate from the statements because it is a grammar of its own. Invariant: an expression's tree is at most
-//! [`MAX_EXPR_DEPTH`] deep, chains of operators and filters included.
+//! Invariant: an expression's tree is at most [`MAX_EXPR_DEPTH`] deep, chains of operators and filters included.
 
 use super::{
     ast::{Arg, BinaryOp, Call, CompareOp, Expr, Filter, Literal, Test},

@@ -1,4 +1,4 @@
-//! JSON in both directions: the context that comes in, and Hugging Face's `tojson`, which goes out.
+//! JSON in both directions: reads the context, and writes Hugging Face's `tojson`.
 //!
 //! It is Python's `json.dumps`, not Jinja's own filter: nothing is escaped for HTML and the order of keys is kept.
 //! Invariant: what Python refuses to serialize (undefined values, generators) is refused here too.

@@ -59,7 +59,7 @@ impl Meter {
         Ok(lease)
     }
 
-    /// Whether `bytes` more would fit, asked before a buffer of that size is made outside a lease.
+    /// Checks that `bytes` more would fit, before a buffer of that size is made outside a lease.
     pub(super) fn check_room(&self, bytes: usize) -> Result<(), Fault> {
         match self.live_bytes.get().checked_add(bytes) {
             Some(live) if live <= self.max_bytes => Ok(()),

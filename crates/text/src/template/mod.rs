@@ -64,7 +64,7 @@ use ast::Program;
 use interpreter::Interpreter;
 use meter::Meter;
 
-/// A template's source may be this long; the longest real ones have 40 KB.
+/// Largest length of a template's source; the longest real ones have 40 KB.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
 
 /// Bounds the cost of one rendering.
@@ -111,11 +111,11 @@ impl Default for RenderOptions {
     }
 }
 
-/// A rendered text, and where the template itself wrote it.
+/// A rendered text, with the ranges that the template itself wrote.
 #[derive(Debug)]
 pub(crate) struct Rendered {
     pub(crate) text: String,
-    /// Ranges of bytes, ascending; between them stands what messages, tools and the like say.
+    /// Ranges of bytes, ascending; the text between them comes from messages, tools and the like.
     pub(crate) trusted: Vec<Range<usize>>,
 }
 
@@ -152,8 +152,7 @@ impl ChatTemplate {
     /// Renders the template with the entries of `context`, which is an object, as its variables.
     ///
     /// # Errors
-    /// [`TemplateError::Raised`] when the template refuses the conversation, other variants when it fails or goes
-    /// beyond a limit.
+    /// [`TemplateError::Raised`] if the template refuses the conversation, other variants if it fails or exceeds a limit.
     pub fn render(
         &self,
         context: &serde_json::Value,
@@ -162,8 +161,7 @@ impl ChatTemplate {
         Ok(self.render_with_trust(context, &[], options)?.text)
     }
 
-    /// Does the same as [`Self::render`], and marks the template's own bytes. Texts of the variables in `trusted` count as
-    /// such.
+    /// Does the same as [`Self::render`], and marks the template's own bytes. Texts of the variables in `trusted` count as its own.
     pub(crate) fn render_with_trust(
         &self,
         context: &serde_json::Value,
@@ -188,7 +186,7 @@ impl ChatTemplate {
             .map_err(|(fault, line)| fault.at(line))
     }
 
-    /// Whether the template reads a variable of that name, such as `tools` or `enable_thinking`.
+    /// Returns whether the template reads a variable of that name, such as `tools` or `enable_thinking`.
     pub fn names(&self, variable: &str) -> bool {
         self.program.names.iter().any(|name| &**name == variable)
     }

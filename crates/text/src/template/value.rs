@@ -18,7 +18,7 @@ pub(super) const MAX_NESTING: usize = 100;
 
 #[derive(Debug, Clone)]
 pub(super) enum Value {
-    /// Holds what an error should say is undefined.
+    /// Names the undefined thing for an error.
     Undefined(Rc<str>),
     None,
     Bool(bool),

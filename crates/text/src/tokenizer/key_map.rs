@@ -1,8 +1,8 @@
 //! [`KeyMap`]: token bytes to token id.
 //!
-//! Separate because every model looks tokens up by stretches of text, millions of times a second. Invariant: keys lie
-//! in one buffer, a look-up allocates nothing, and the hash is seeded per process, so that no vocabulary file can be
-//! made to collide.
+//! Every model looks tokens up by stretches of text, millions of times a second. Invariant: all keys are in one
+//! buffer, a look-up allocates nothing, and the hash is seeded per process, so that no vocabulary file can force
+//! collisions.
 
 use std::hash::BuildHasher;
 

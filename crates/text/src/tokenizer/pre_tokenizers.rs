@@ -1,8 +1,7 @@
 //! The pre-tokenizer of each `tokenizer.ggml.pre` name.
 //!
-//! A flat table, separate because it is knowledge about models rather than an algorithm. If llama.cpp's file
-//! quotes the pattern of a model's own `tokenizer.json`, the table has that pattern, because llama.cpp's own
-//! patterns are adapted to its matcher.
+//! This is a flat table of knowledge about models. If llama.cpp's file quotes the pattern of a model's own
+//! `tokenizer.json`, the table has that pattern, because llama.cpp's own patterns are adapted to its matcher.
 //!
 //! Source: llama.cpp `src/llama-vocab.cpp` and `src/unicode.cpp`; the models' tokenizers for normalization.
 

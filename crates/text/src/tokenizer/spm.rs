@@ -1,7 +1,7 @@
 //! [`Spm`]: SentencePiece's byte-pair encoding, which merges by the score of the result.
 //!
-//! Separate from [`super::bpe`] because there are no merges in such a file: any two neighbours whose joined text is a
-//! token may merge. Invariant: only tokens that are text are made from text.
+//! Such a file has no merges: any two adjacent symbols whose joined text is a token may merge. Invariant: only text
+//! tokens are made from text.
 //!
 //! Source: `SentencePiece` `bpe_model.cc`, and llama.cpp's `llm_tokenizer_spm`.
 

@@ -1,7 +1,7 @@
-//! [`Vocab`]: what each token id stands for.
+//! [`Vocab`]: the bytes and the kind of each token id.
 //!
-//! Separate from the models, which go from text to ids, because decoding needs nothing else. Invariant: every id below
-//! [`Vocab::len`] has bytes (perhaps none) and a kind, and every special id is below it.
+//! Decoding needs nothing else. Invariant: every id below [`Vocab::len`] has bytes (perhaps none) and a kind, and every
+//! special id is below it.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ pub enum TokenKind {
     Normal,
     /// Stands for text that no token covers.
     Unknown,
-    /// Structure, such as a turn's end; never made from text unless special tokens are parsed.
+    /// Structure, such as a turn's end; text never becomes it unless special tokens are parsed.
     Control,
     /// Text that is always one token, whatever the model says.
     UserDefined,

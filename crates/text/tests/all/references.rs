@@ -1,4 +1,4 @@
-//! Generates what refers to itself and to others: rules of grammars, schemas, and the macros and values of chat templates. Each is compiled
+//! Generates rules of grammars, schemas, macros and values of chat templates that refer to themselves and to each other. Each is compiled
 //! or rendered, or refused, in bounded time, and nothing overflows a stack.
 //!
 //! `TOKENMILL_TEST_SECONDS` and `TOKENMILL_TEST_SEED` try more.

@@ -1,4 +1,4 @@
-//! Text and vocabularies that mean harm: nothing panics, nothing is slow, nothing is smuggled in.
+//! Hostile text and vocabularies: nothing panics, nothing is slow, nothing is smuggled in.
 
 use std::time::{Duration, Instant};
 

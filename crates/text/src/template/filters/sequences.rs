@@ -1,7 +1,7 @@
 //! Filters of lists and mappings: sorting, grouping, choosing, joining.
 //!
-//! Separate because they share how an attribute is followed and what two items are compared by. Invariant: a comparison that
-//! has no order, or an attribute that is none, ends the filter with Python's error.
+//! They share how an attribute is followed and by which key two items are compared. Invariant: a comparison without an
+//! order, or a missing attribute, ends the filter with Python's error.
 
 use std::cmp::Ordering;
 

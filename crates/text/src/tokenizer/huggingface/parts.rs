@@ -1,6 +1,5 @@
-//! The parts that a `tokenizer.json` is made of, and what each compiles to.
-//!
-//! Separate from the reader because it is a catalogue: one type per kind of part, one variant per part.
+//! The parts of a `tokenizer.json`, and their compiled forms. There is one type per kind of part, and one
+//! variant per part.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Deserialize;
@@ -236,7 +235,7 @@ impl PreTokenizerPart {
                 behavior,
                 invert,
             } => out.steps.push(match Pattern::known_rule(&source) {
-                // Every character is in a match of these rules, so removing what is not changes nothing.
+                // Every character is in a match of these rules, so removing the rest changes nothing.
                 Some(rule) if behavior == Behavior::Isolated || (behavior == Behavior::Removed && invert) => {
                     Step::Words(rule)
                 }
@@ -253,8 +252,8 @@ impl PreTokenizerPart {
                 }
             }
             Self::Digits { individual_digits } => {
-                // Behind a byte-level step the original sees stand-ins, among which only ASCII digits stay whole
-                // characters; vocabularies trained so have no merge across the others.
+                // After a byte-level step the original sees stand-ins, among which only ASCII digits stay whole
+                // characters; vocabularies trained this way have no merge across the others.
                 let digit = if out.is_byte_level { "[0-9]" } else { r"\p{N}" };
                 let source = if individual_digits {
                     digit.to_owned()

@@ -1,8 +1,8 @@
-//! Pre-splitting: cutting text into the pieces that a vocabulary's merges may not cross.
+//! Pre-splitting: splits text into pieces, whose borders a vocabulary's merges may not cross.
 //!
-//! Separate from the models because any of them may follow any splitter. Invariant: every step is linear in its text
-//! whatever the text is; there is no backtracking anywhere, so no text can stall it. A regular expression that would
-//! need backtracking is refused when the tokenizer is loaded.
+//! Any model may follow any splitter. Invariant: every step is linear in its text, whatever the text is; there is no
+//! backtracking anywhere, so no text can stall it. A regular expression that would need backtracking is refused when
+//! the tokenizer is loaded.
 
 mod digits;
 mod pattern;
@@ -26,7 +26,7 @@ pub(crate) enum Prepend {
     Never,
 }
 
-/// One step of pre-splitting; each cuts every piece that the step before left.
+/// One step of pre-splitting; each splits every piece of the previous step.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     /// The GPT family's words.

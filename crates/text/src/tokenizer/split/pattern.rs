@@ -1,9 +1,8 @@
 //! [`Pattern`]: a splitter given as a regular expression.
 //!
-//! Separate from the hand-written rules because it takes any pattern that a `tokenizer.json` names. Invariant: matching
-//! is by finite automaton, in linear time. The one look-ahead that tokenizers use, `\s+(?!\S)`, is taken out of the
-//! pattern and done here; any other look-around is refused. A pattern has the meaning that it has in Oniguruma, the engine of Hugging
-//! Face's tokenizers, in every spelling.
+//! It takes any pattern of a `tokenizer.json`. Invariant: matching is by finite automaton, in linear time. The one look-ahead that
+//! tokenizers use, `\s+(?!\S)`, is removed from the pattern and done here; any other look-around is refused. A pattern has the same
+//! meaning as in Oniguruma, the engine of Hugging Face's tokenizers, in every spelling.
 
 use std::{borrow::Cow, collections::BTreeMap, ops::Range};
 

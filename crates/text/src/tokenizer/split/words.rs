@@ -1,8 +1,8 @@
 //! [`WordRule`]: the word splitter of the GPT-2 and GPT-4 family, written by hand.
 //!
-//! Separate from the regular expressions because nearly every vocabulary uses some variant of this one pattern and
-//! a scanner over a class table is several times faster. Invariant: a rule splits exactly as the regular expression
-//! it replaces (the tests compare them), in time linear in the text.
+//! Nearly every vocabulary uses some variant of this one pattern, and a scanner over a class table is several times
+//! faster than the regular expression. Invariant: a rule splits exactly as the regular expression that it replaces
+//! (the tests compare them), in time linear in the text.
 
 use crate::tokenizer::chars::{Classes, LETTER, LOWER, MARK, NEWLINE, NUMBER, SPACE, UPPER};
 
