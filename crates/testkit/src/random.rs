@@ -1,6 +1,6 @@
 //! [`Random`]: a small generator with a seed, so that a failing case can be run again.
 //!
-//! Own code rather than a dependency, so that test models are the same for ever.
+//! It is own code rather than a dependency, so that test models never change.
 
 /// SplitMix64.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! Control vectors: a direction behind a layer is what a bias of the layer's last product adds.
+//! Control vectors: a direction after a layer adds the same as a bias of the layer's last product.
 
 use std::path::Path;
 

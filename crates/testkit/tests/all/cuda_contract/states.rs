@@ -57,7 +57,7 @@ fn the_plan_counts_states_to_the_byte() {
 #[test]
 fn a_replayed_step_changes_states_as_an_eager_one() {
     let model = hybrid();
-    // Five are padded to eight: what pads a step has no state.
+    // Five are padded to eight; padding has no state.
     for n_seqs in [1, 5] {
         let play = |gpu: &mut OnGpu| -> Vec<Vec<f32>> {
             let mut all = sequences(n_seqs);

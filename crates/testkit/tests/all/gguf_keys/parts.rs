@@ -1,7 +1,7 @@
 //! [`Parts`] finds the keys that may change nothing, from the parts of a network.
 //!
-//! Separate from the claim that all other keys are followed or refused. Invariant: a reason comes from the file's network or from another
-//! of its keys, never from the name of an architecture.
+//! All other keys must be followed or refused. Invariant: a reason comes from the file's network or from another of its keys, never from
+//! the name of an architecture.
 
 use tokenmill_backend::{ExpertScore, NormKind};
 use tokenmill_gguf::Value;
@@ -11,7 +11,7 @@ use tokenmill_model::{
 
 use super::header::Header;
 
-/// Says which parts a file's network has, as far as keys concern them.
+/// Describes a file's network, as far as keys depend on it.
 pub(super) struct Parts<'d> {
     pub(super) network: &'d Descriptor,
     pub(super) header: &'d Header,
@@ -181,7 +181,7 @@ impl Parts<'_> {
             .map(|(.., reason)| reason)
     }
 
-    /// Returns the reason if a value gives what the network has anyway.
+    /// Returns the reason if a value equals the setting that the network has anyway.
     fn same(&self, name: &str, value: &Value) -> Option<&'static str> {
         let all_routers = |holds: fn(&RouterDescriptor) -> bool| self.routers().all(holds);
         match (name, value) {
