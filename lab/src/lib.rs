@@ -1,7 +1,7 @@
 //! The project's own tools that run its code, one module per command. Each has an `Args` that clap parses and a `run`.
 //!
-//! Separate from `xtask`, which judges the code and so must answer before any of it is compiled. The program is self-contained: it
-//! travels to machines without a compiler, in the device pack or alone.
+//! (`xtask` judges the code and so must answer before any of it is compiled.) The program is self-contained: it travels to
+//! machines without a compiler, in the device pack or alone.
 #![forbid(unsafe_code)]
 
 pub mod bench;
