@@ -1,6 +1,5 @@
-//! [`test_binaries`]: where cargo put the binaries of tests.
-//!
-//! Separate because steps run them in their own way: through an emulator, or with the program of another system.
+//! [`test_binaries`]: finds the binaries of tests that cargo built. Steps run them through an emulator, or with
+//! the program of another system.
 
 use std::{
     path::PathBuf,
@@ -14,7 +13,7 @@ use crate::text;
 
 /// A binary of tests.
 pub(super) struct TestBinary {
-    /// The file that it is made of, relative to the workspace root.
+    /// The source file that it is built from, relative to the workspace root.
     pub(super) source: PathBuf,
     pub(super) path: PathBuf,
 }
