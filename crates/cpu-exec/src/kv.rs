@@ -33,7 +33,7 @@ enum PageOrder {
 }
 
 /// The keys or values of one layer: `[n_kv_heads, n_pages]` pages, each in its [`PageOrder`]. A page of
-/// [`KvType::Q8_0`] has, for each 32 columns, 16 scales and then the bytes; keys and values lie in the
+/// [`KvType::Q8_0`] has, for each 32 columns, 16 scales and then the bytes; keys and values are in the
 /// [order](PageOrder::byte_index) that byte products take. A page of [`KvType::Q4_0`] holds rotated rows in
 /// the same way, with two numbers per byte, in the page's order.
 #[derive(Debug)]

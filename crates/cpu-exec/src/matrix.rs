@@ -36,7 +36,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Packs rows that lie one after the other in `bytes`, as a GGUF tensor stores them. All threads of
+    /// Packs consecutive rows in `bytes`, as a GGUF tensor stores them. All threads of
     /// `host` read and pack, a few rows each at a time.
     ///
     /// # Errors

@@ -72,7 +72,7 @@ impl FromStr for CpuList {
 pub struct Places {
     /// The processors to use; `None` for all that the process may use.
     pub cpus: Option<CpuList>,
-    /// Whether each thread gets a processor of its own, as far as there are enough.
+    /// Whether each thread gets its own processor, as far as there are enough.
     pub is_strict: bool,
     /// The placement of threads on memory nodes.
     pub numa: Numa,

@@ -16,7 +16,7 @@ pub use ssm::{Decays, SsmRun, ssm_run};
 
 use crate::simd::{Simd, TILE_ROWS};
 
-/// The maximum number of channels that lie next to each other in a state.
+/// The maximum number of channels that are adjacent in a state.
 pub const MAX_LANES: usize = TILE_ROWS;
 /// The number of running sums in a sum over a state's rows.
 const N_SUMS: usize = 4;

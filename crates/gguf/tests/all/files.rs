@@ -327,7 +327,7 @@ fn a_file_cut_after_it_was_opened_is_an_error_of_the_read() {
     assert_eq!(file.tensor("c").unwrap().bytes.to_vec().unwrap(), [2; 8]);
 }
 
-/// Makes a pipe, which blocks whoever opens it until somebody writes.
+/// Makes a pipe, which blocks a reader until somebody writes.
 #[cfg(unix)]
 fn make_pipe(path: &Path) {
     let status = std::process::Command::new("mkfifo").arg(path).status().unwrap();

@@ -154,7 +154,7 @@ fn overwrite(bytes: &mut [u8], at: usize, number: &[u8]) {
     }
 }
 
-/// Parses `bytes` and asserts what must hold for whatever was in them.
+/// Parses `bytes` and asserts the claims that hold for any input.
 ///
 /// Whether they parsed is the answer; nothing may panic either way.
 pub(crate) fn check(bytes: &[u8]) -> Result<Header, GgufError> {

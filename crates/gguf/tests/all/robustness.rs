@@ -1,4 +1,4 @@
-//! Damaged and random files: whatever the bytes, the parser answers with a header that is sound or with an error.
+//! Damaged and random files: for any bytes the parser returns a sound header or an error.
 
 use proptest::prelude::*;
 use tokenmill_gguf::{Array, GgufWriter, Header, Metadata, TensorType, Value};

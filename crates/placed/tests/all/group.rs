@@ -1,4 +1,4 @@
-//! Networks that several ranks compute together, each its part of every layer: they give what one device gives, and no rank waits for one that
+//! Networks that several ranks compute together, each its part of every layer: they give the results of one device, and no rank waits for one that
 //! failed.
 
 mod nccl;
@@ -486,7 +486,7 @@ fn all_calls(ranks: &mut GroupExecutor) -> Result<(), StepError> {
 fn a_rank_that_hangs_in_any_call_is_given_up() {
     let calls = [Call::Submit, Call::Wait, Call::CopyPages, Call::Trace];
     for hangs_in in calls {
-        // Where it is rank 0 that fails in submitting, rank 1 hangs in that, or in what it has to forget.
+        // If rank 0 fails in submitting, rank 1 hangs in the same call, or in work that it must drop.
         for fails_in in [None, Some(Call::Submit), Some(hangs_in)] {
             if fails_in == Some(Call::Submit) && !matches!(hangs_in, Call::Submit | Call::Wait) {
                 continue;

@@ -1,4 +1,4 @@
-//! Every split of networks of four layers gives the logits of the network in one piece, on two backends of the host to the bit.
+//! Every split of networks of four layers gives the logits of the whole network, to the bit on two backends of the host.
 
 use tokenmill_backend::{Executor, KeyHeads, KvType, Side};
 use tokenmill_cpu_exec::CpuBackend;
@@ -228,7 +228,7 @@ fn the_devices_part_of_decode_steps_is_replayed() {
         ffn: Side::Device,
         experts: Side::Device,
     };
-    // Quantized weights, so that the quantized forms of rows have to be those of what was brought.
+    // Quantized weights, so that the quantized forms of rows must be those of the copied rows.
     let model = TinyModel::random(deepened(tiny_llama()), TensorType::Q8_0, 5);
     let run = |uses_graphs, fault: Option<Fault>| {
         let simulator = Simulator::new(&SimOptions::default());

@@ -1,6 +1,6 @@
 //! [`Cost`]: the share of a scheduler that an instruction occupies, and the latency of its result.
 //!
-//! Separate from the simulation of time because it is a table. PTX is not what runs: the assembler turns an instruction into one or
+//! It is a table. A GPU does not run PTX: the assembler turns an instruction into one or
 //! several of the device's. Copies of registers and generic addresses are taken to cost nothing, 64-bit integer operations two
 //! instructions, divisions and exact roots the sequences that the assembler writes for them. Additions, products and left shifts of integers go to the unit of integers or that of floats. These are assumptions, read off
 //! disassembled kernels, not documented.

@@ -94,7 +94,7 @@ fn a_head_stays_whole_where_it_is_the_embedding() {
         (OutputHead::Own, 8, true),
         (OutputHead::Own, 1, false),
         (OutputHead::Tied, 2, false),
-        // The model has none of its own.
+        // The model itself has none.
         (OutputHead::OwnIfPresent, 2, false),
         (OutputHead::None, 2, false),
     ] {
@@ -201,7 +201,7 @@ fn a_step_that_cannot_be_captured_on_one_rank_is_computed_on_all() {
         simulators[1].inject(fault);
         let expected = greedy(&mut on_one_gpu(&model), &[1, 2, 3], 6).unwrap();
         assert_eq!(greedy(&mut ranks, &[1, 2, 3], 6).unwrap(), expected, "{fault:?}");
-        // One replays what the other launches.
+        // One replays the steps that the other launches.
         assert!(
             simulators[0].graph_counts().1 > simulators[1].graph_counts().1,
             "{fault:?}"
