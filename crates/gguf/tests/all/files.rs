@@ -1,4 +1,4 @@
-//! Files on disk: split models, what opening touches, and paths that are no model at all.
+//! Files on disk: split models, the bytes that opening reads, and paths that are not models.
 
 use std::{
     fs,
@@ -8,7 +8,7 @@ use std::{
 use tempfile::TempDir;
 use tokenmill_gguf::{GgufError, GgufFile, GgufWriter, RegularFile, TensorType};
 
-/// Which part of which model to write, and the tensor it holds.
+/// A part of a model to write, and its tensor.
 struct PartSpec {
     no: u16,
     count: u16,
@@ -55,7 +55,7 @@ fn error_of(path: impl AsRef<Path>) -> GgufError {
     GgufFile::open(path).expect_err("an error was expected")
 }
 
-/// The reason a file was refused for, without its path.
+/// Returns the reason for which a file was refused, without its path.
 fn reason_of(path: impl AsRef<Path>) -> GgufError {
     match error_of(path) {
         GgufError::InFile { reason, .. } => *reason,

@@ -1,6 +1,6 @@
-//! Every way a file can be wrong, one by one: each is refused with the error that names it.
+//! Every fault of a file, one by one: each is refused with the error that names it.
 //!
-//! The bytes are put together by hand, because the writer refuses to make such files.
+//! The bytes are assembled by hand, because the writer refuses to make such files.
 
 use tokenmill_gguf::{GgufError, GgufFile, Header};
 

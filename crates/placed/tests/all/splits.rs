@@ -102,7 +102,7 @@ fn placements(n_random: usize) -> Vec<Vec<LayerPlacement>> {
     all
 }
 
-/// Logits of a prompt, and tokens that follow another.
+/// Returns the logits of a prompt, and of tokens that follow one by one.
 fn outcome(executor: &mut dyn Executor) -> (Vec<u32>, Vec<u32>) {
     let prompt: Vec<u32> = (0..21).map(|idx| (idx * 7 + 3) % 96).collect();
     let logits = all_logits(executor, &prompt).unwrap();

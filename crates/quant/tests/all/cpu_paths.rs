@@ -1,4 +1,4 @@
-//! Which instruction sets are detected, on processors where that is known.
+//! The detection of instruction sets, on known processors.
 
 use tokenmill_quant::CpuFeatures;
 

@@ -1,4 +1,4 @@
-//! Groups whose GPUs add up by NCCL: the same functions, which a simulated NCCL has.
+//! Groups whose GPUs sum through NCCL: the same tests, on a simulated NCCL.
 
 use tokenmill_cuda_exec::{CudaBackend, Device, NcclRank};
 
@@ -64,7 +64,7 @@ fn gpus_joined_by_nccl_continue_as_one_does_with_captured_steps() {
     }
 }
 
-/// 97 tokens, which no number of ranks divides; scaled and capped, which is done to all of them.
+/// 97 tokens, which no number of ranks divides; every rank scales and caps all of them.
 #[test]
 fn joined_gpus_divide_the_head_and_have_the_logits_of_all_tokens() {
     let mut descriptor = tiny_llama();
@@ -180,7 +180,7 @@ fn a_rank_whose_launch_fails_is_named_and_ends_the_group() {
         simulators[1].inject(Fault::Launch { after });
         let error = greedy(&mut ranks, &[1, 2, 3], 4).unwrap_err().to_string();
         assert!(error.contains("GPU 1, rank 1 of 2: "), "{after}: {error}");
-        // The other one waited on its device for a sum that never came: its communicator is gone.
+        // The other rank waited on its device for a sum that never came: its communicator is gone.
         let error = greedy(&mut ranks, &[1, 2, 3], 4).unwrap_err().to_string();
         assert!(
             error.contains("the communicator was aborted: rank 1 of the group failed"),
