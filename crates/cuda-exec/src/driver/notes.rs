@@ -1,6 +1,6 @@
 //! [`Notes`]: a record of launches, for tools that measure or show them.
 //!
-//! Invariant: a launch costs only one load more while nobody requests the record.
+//! Invariant: a launch costs only one load more while no caller requests the record.
 
 use std::{
     collections::HashMap,
