@@ -11,7 +11,7 @@ use crate::{
     op::{Class, MatrixKind, Op},
 };
 
-/// The units of a scheduler that take some clocks for an instruction; those of memory and shuffles belong to the whole
+/// Selects the unit of a scheduler that is busy for some clocks with an instruction; the units of memory and shuffles belong to the whole
 /// multiprocessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
@@ -19,7 +19,7 @@ pub(super) enum Unit {
     None,
     Float,
     Integer,
-    /// Whichever of both is free sooner.
+    /// The unit of the two that is free sooner.
     FloatOrInteger,
     Half,
     Double,
@@ -39,7 +39,7 @@ pub(super) struct Cost {
     pub(super) unit: Unit,
     /// Clocks of the unit.
     pub(super) unit_clocks: f64,
-    /// Clocks until the result can be used, for what is not a memory access.
+    /// Clocks until the result can be used, if it is not a memory access.
     pub(super) latency: f64,
 }
 
@@ -150,7 +150,7 @@ impl Cost {
                     latency: latency.matrix,
                 }
             }
-            // Its tensor core and its wait are the simulation's.
+            // The simulation handles its tensor core and its wait.
             Op::Async(_) => issue(1.0, latency.arithmetic),
             _ => match op.class() {
                 Class::Integer | Class::DotProduct => integer(1.0),
@@ -167,7 +167,7 @@ impl Cost {
     }
 }
 
-/// Whether an instruction goes through the unit that all schedulers share.
+/// Returns whether an instruction goes through the unit that all schedulers share.
 pub(super) fn uses_memory_unit(op: &Op) -> bool {
     matches!(
         op,
