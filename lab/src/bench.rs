@@ -6,7 +6,7 @@
 //! | `serve` | the server, compared with llama.cpp's under the same load |
 //! | `engine` | the engine: batches against the bare executor, the prefix cache, the rhythm of streams, idling |
 //! | `device` | a GPU: graphs against eager launches, batches, copies |
-//! | `kernels` | what the kernels ask of the memory, counted on the simulator |
+//! | `kernels` | memory traffic of the kernels, counted on the simulator |
 //!
 //! Each is a file. Models are synthetic, of real shapes. The parts of `cells`: `cell` lists the measurements, `side` runs the
 //! programs and reads their output (`output`, `process`), `limits` samples the machine, `roofline` computes the speed that these

@@ -1,4 +1,4 @@
-//! `device-report`: the tables of docs/gpu.md from what a device pack wrote.
+//! `device-report`: the tables of docs/gpu.md, from the results of a device pack.
 //!
 //! The pack only collects. Predictions of the timing model appear next to the measurements, with the ratio,
 //! if the results have a file of predictions. Invariant: a figure in a table was measured on a GPU, by the

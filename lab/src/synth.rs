@@ -108,7 +108,7 @@ fn partial_path(out: &Path) -> anyhow::Result<PathBuf> {
     Ok(out.with_file_name(name))
 }
 
-/// Totals of what was written.
+/// Totals of the written data.
 struct Summary {
     tensors: usize,
     elements: usize,

@@ -23,7 +23,7 @@ pub struct GraphCache<K, V = ()> {
 
 #[derive(Debug)]
 struct Entry<V> {
-    /// `None` where the capture failed.
+    /// `None` if the capture failed.
     captured: Option<(Graph, V)>,
     last_asked: u64,
 }

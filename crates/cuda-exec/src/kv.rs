@@ -132,7 +132,7 @@ impl KvStore {
     /// Checks that kernels take heads of these widths and store keys and values of these types.
     ///
     /// # Errors
-    /// [`CudaExecError::Unsupported`] where a head is too wide or a type is not stored.
+    /// [`CudaExecError::Unsupported`] if a head is too wide or a type is not stored.
     pub fn check(layout: &KvLayout) -> Result<()> {
         for shape in &layout.layers {
             check_head_dims(shape.head_dim_k, shape.head_dim_v)?;

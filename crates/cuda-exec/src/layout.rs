@@ -51,7 +51,7 @@ pub enum LayoutError {
         /// Values of a row.
         n_in: usize,
     },
-    /// Sizes beyond what a kernel can index.
+    /// Sizes that a kernel cannot index.
     #[error("a matrix of {n_out} rows of {n_in} values is too large for one device buffer")]
     TooLarge {
         /// Rows.

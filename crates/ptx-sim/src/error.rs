@@ -75,7 +75,7 @@ pub enum LaunchError {
     /// The module has no such kernel.
     #[error("no kernel is named `{name}`")]
     UnknownKernel {
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
     /// Arguments that differ from the kernel's parameters in number.
@@ -141,7 +141,7 @@ pub enum MemoryError {
     /// The simulated device is full.
     #[error("{bytes} bytes do not fit: {available} of {capacity} bytes are free")]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
         /// Bytes free.
         available: u64,

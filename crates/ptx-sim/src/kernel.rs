@@ -75,7 +75,7 @@ impl Module {
         self.target
     }
 
-    /// Says whether a GPU of this architecture, such as 90, accepts the PTX: one of the named architecture or newer, or only the named one
+    /// Returns whether a GPU of this architecture, such as 90, accepts the PTX: one of the named architecture or newer, or only the named one
     /// for names like `sm_90a`.
     pub fn is_for(&self, architecture: u32) -> bool {
         if self.is_specific {

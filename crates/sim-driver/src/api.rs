@@ -283,7 +283,7 @@ exported! {
         options: *mut c_int,
         values: *mut *mut c_void
     ) {
-        // SAFETY: PTX ends with a zero byte, and so does what stands for a cubin here.
+        // SAFETY: PTX ends with a zero byte, and so does the stand-in for a cubin.
         let image = unsafe { CStr::from_ptr(image.cast()) }.to_bytes();
         let loaded = in_context(|state| Ok(state.context.load_module(image)));
         let (outcome, said) = match loaded {

@@ -104,7 +104,7 @@ impl Defect {
         })
     }
 
-    /// Says whether the defect changes the bits of a launch of this kernel.
+    /// Returns whether the defect changes the bits of a launch of this kernel.
     pub(crate) fn spoils(&self, name: &str, is_early: bool, is_replayed: bool) -> bool {
         let Self::Wrong { kernel, when } = self else {
             return false;
@@ -129,7 +129,7 @@ impl Defect {
         }
     }
 
-    /// Says whether a launch of this kernel never ends.
+    /// Returns whether a launch of this kernel never ends.
     pub(crate) fn hangs(&self, name: &str) -> bool {
         matches!(self, Self::Hang { kernel } if name.starts_with(kernel.as_str()))
     }

@@ -72,7 +72,7 @@ pub(super) struct Args {
     resume: bool,
 }
 
-/// Measures the cells that were asked for, and writes the record after each.
+/// Measures the requested cells, and writes the record after each.
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if cfg!(debug_assertions) && !args.list && !args.report {
         return run_in_release();

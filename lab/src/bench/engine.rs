@@ -262,7 +262,7 @@ fn decode_with_engine(engine: &Engine, prompts: &[Vec<u32>]) -> anyhow::Result<f
     let times: Vec<Vec<Duration>> = (outputs.into_iter())
         .map(|output| output.map(|output| output.timings.tokens))
         .collect::<Result<_, _>>()?;
-    // Requests begin one after the other; what counts is the time in which all of them decode.
+    // Requests begin one after the other; only the time in which all of them decode counts.
     let begin = times
         .iter()
         .filter_map(|times| times.first())

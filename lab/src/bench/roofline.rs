@@ -60,7 +60,7 @@ pub(super) struct Bound {
 /// Number of 8-bit multiplications in the time of one in f32.
 const FLOAT_SLOTS: f64 = 4.0;
 
-/// Returns the share of multiplications in what two vector ports can issue, in the product of many rows by a type.
+/// Returns the share of multiplications among the instructions that two vector ports issue, in the product of many rows by a type.
 fn multiplying_share(ty: TensorType) -> Option<f64> {
     Some(64.0 / f64::from(product_instructions(ty)?))
 }

@@ -23,7 +23,7 @@ const BATCH_PROMPT_TOKENS: usize = 1;
 /// A program to measure.
 #[derive(Clone, Debug)]
 pub(super) enum Side {
-    /// A program that takes the options of llama-bench behind these words and prints its JSON.
+    /// A program that takes the options of llama-bench after these words and prints its JSON.
     BenchProgram(Vec<OsString>),
     /// llama.cpp's own tools in this folder.
     LlamaCpp(PathBuf, LlamaConfig),

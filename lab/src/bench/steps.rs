@@ -38,7 +38,7 @@ const FILL_TOKENS: usize = 512;
 pub(super) struct StepFigure {
     /// Share of the lower of both limits.
     pub(super) share: Spread,
-    /// Share of the bound by the instruction mix, where it counts.
+    /// Share of the bound by the instruction mix, if it applies.
     pub(super) mix_share: Option<Spread>,
     /// Tokens per second of a step alone.
     pub(super) tokens_s: Spread,

@@ -120,7 +120,7 @@ impl CudaBackend {
             let n_tokens = limits.max_batch_tokens;
             let len = crate::Ops::adapter_scratch_len(n_tokens, max_in, max_rank);
             let n_words = crate::AdapterTiles::max_words(2 * n_tokens + limits.max_logit_rows);
-            // Tiles and rows of each kind begin where a tile may.
+            // Tiles and rows of each kind begin at the alignment of tiles.
             let n_words = n_words + 6 * TILE_ALIGN;
             let n_new_words = if adapters.room.is_some() { 0 } else { n_words };
             let n_bytes = crate::buffer_bytes::<f32>(len) + crate::buffer_bytes::<u32>(n_new_words);

@@ -9,7 +9,7 @@
 //! read            values                          any operation's input
 //! read_quantized  twin, made now where stale      a product's input
 //! write           values; the twin is stale       an operation that does not quantize
-//! write_both      values and twin, where there is one and the rows are groups of 32
+//! write_both      values and twin, if there is one and the rows are groups of 32
 //! leave_norm      nothing yet; the product that takes it writes both
 //! ```
 
@@ -35,7 +35,7 @@ pub struct CudaBuffer {
     norm: RefCell<Option<LeftNorm>>,
 }
 
-/// Describes a norm of one row that the product which reads it computes: its input, and where the row goes.
+/// Describes a norm of one row that the product which reads it computes: its input and its output.
 pub(super) struct LeftNorm {
     pub(super) hidden: crate::Buffer<f32>,
     pub(super) norm: Norm<crate::Buffer<f32>>,

@@ -56,7 +56,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Replaces values by their sum over the ranks, where there are several.
+    /// Replaces values by their sum over the ranks, if there are several.
     pub(super) fn add_up(&mut self, n_values: usize, rows: &mut CudaBuffer) -> Result<(), BackendError> {
         let range = 0..n_values;
         match &mut self.group_end {
@@ -78,7 +78,7 @@ impl CudaBackend {
 }
 
 impl CudaBackend {
-    /// Gives each rank the columns of all.
+    /// Gathers the columns of all ranks on each.
     pub(super) fn gather_columns(
         &mut self,
         gather: ColumnGather<'_, CudaBuffer>,

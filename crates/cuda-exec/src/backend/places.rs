@@ -40,7 +40,7 @@ impl Places {
     /// Describes the tokens of a batch.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] if the batch names what tokens see in layers with a window, as only encoders of images do.
+    /// [`BackendError::Unsupported`] if the batch has windows per token, which only encoders of images have.
     pub(super) fn of(batch: &ForwardBatch) -> Result<Self, BackendError> {
         if !batch.window_seen.is_empty() {
             return Err(BackendError::Unsupported {
@@ -137,8 +137,8 @@ impl Places {
         }
     }
 
-    /// Returns what attention needs over the pages of a group if a token sees later ones; `None` in other steps. [`Self::write`] wrote the
-    /// `words`, and `step` is what attention needs in any step.
+    /// Returns the arguments of attention over the pages of a group if a token sees later ones; `None` in other steps. [`Self::write`] wrote the
+    /// `words`, and `step` has the arguments for any step.
     pub(super) fn attention<'a>(
         self,
         words: crate::View<'a, u32>,

@@ -383,7 +383,7 @@ impl StepInputs {
         })
     }
 
-    /// Returns what attention over the pages of a group needs, and whether causal attention sees later tokens. Each token is then a
+    /// Returns the arguments of attention over the pages of a group, and whether causal attention sees later tokens. Each token is then a
     /// sequence of its own, which ends with the last token that it sees.
     pub(super) fn attention(
         &self,

@@ -38,7 +38,7 @@ impl DeviceOptions {
         self
     }
 
-    /// Says whether these options use a feature on such a device.
+    /// Returns whether these options use a feature on such a device.
     fn uses(&self, step: StepDown, info: &DeviceInfo) -> bool {
         match step {
             StepDown::InOrder => {

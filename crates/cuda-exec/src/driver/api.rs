@@ -36,7 +36,7 @@ macro_rules! driver_functions {
         }
 
         impl Api {
-            /// Finds the functions by name. Gives the name of the first that is missing.
+            /// Finds the functions by name. The error is the name of the first missing one.
             ///
             /// # Safety
             /// As [`Self::from_symbols`].

@@ -13,7 +13,7 @@ pub(super) const NOT_FOUND: Code = 500;
 /// The queried work is not finished.
 pub(super) const NOT_READY: Code = 600;
 
-/// Says what a code means for the context.
+/// Meaning of a code for the context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// The context is unusable.
@@ -70,7 +70,7 @@ const REFUSED: [Code; 9] = [
     912,           // INVALID_CLUSTER_SIZE
 ];
 
-/// Says what a code means; 0 is success.
+/// Returns the meaning of a code; 0 is success.
 pub(super) fn meaning_of(code: Code) -> Meaning {
     if code == 0 || REFUSED.contains(&code) || is_of_capture(code) || refusal_of_module(code).is_some() {
         Meaning::Refused

@@ -238,12 +238,12 @@ impl Driver {
         &self.info
     }
 
-    /// Returns how the device's buffers lie in its memory.
+    /// Returns the layout of the device's buffers in its memory.
     pub(super) fn buffers(&self) -> Buffers {
         self.buffers
     }
 
-    /// Returns where the buffers lie in the device's memory; `None` on a device that records nothing.
+    /// Returns the places of the buffers in the device's memory; `None` on a device that records nothing.
     pub(super) fn extents(&self) -> Option<&Extents> {
         self.extents.as_ref()
     }
@@ -389,7 +389,7 @@ impl Driver {
     ) -> Code {
         let [x, y, z] = shape.grid;
         // SAFETY: the function is of this context; the pointers are to values that live until the call returns, which
-        // copies them; what a kernel may touch is said at the top of the seam.
+        // copies them; the top of this folder's `mod.rs` says why a launch is safe.
         unsafe {
             (self.api.launch)(
                 pointer(kernel.function),
@@ -511,7 +511,7 @@ impl Driver {
 
     pub(super) fn begin_capture(&self, stream: Stream) -> Result<()> {
         self.enter("capturing")?;
-        // Thread-local: what other threads do on other devices must not end this capture.
+        // Thread-local: calls of other threads on other devices must not end this capture.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as i32;
         // SAFETY: the stream is of this context.
         let code = unsafe { (self.api.begin_capture)(self.stream(stream), mode) };
@@ -533,7 +533,7 @@ impl Driver {
         let mut executable = ptr::null_mut();
         // SAFETY: the graph was made above, the pointer is to a local.
         let code = unsafe { (self.api.instantiate_graph)(&raw mut executable, graph, 0) };
-        // SAFETY: the graph was made above; what was instantiated from it does not need it.
+        // SAFETY: the graph was made above; its instance does not need it.
         let _ = unsafe { (self.api.destroy_graph)(graph) };
         self.check("capturing", code)?;
         Ok(handle(executable))

@@ -235,7 +235,7 @@ impl Device {
     /// Queues a copy within the device.
     ///
     /// # Errors
-    /// [`CudaExecError::Bounds`] where the lengths differ, or the driver's.
+    /// [`CudaExecError::Bounds`] if the lengths differ, or the driver's.
     pub fn copy<T: Pod>(&self, stream: Stream, from: View<'_, T>, to: &ViewMut<'_, T>) -> Result<()> {
         if from.len() != to.len() {
             return Err(CudaExecError::Bounds {
@@ -399,7 +399,7 @@ impl Device {
         self.shared.driver.limit_waits(limit);
     }
 
-    /// Says whether the device exceeded the limit of a wait.
+    /// Returns whether the device exceeded the limit of a wait.
     pub fn is_abandoned(&self) -> bool {
         self.shared.driver.is_abandoned()
     }

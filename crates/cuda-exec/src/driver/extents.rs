@@ -53,14 +53,14 @@ impl Extents {
         }
     }
 
-    /// Finds the extent in which an address lies.
+    /// Finds the extent that contains an address.
     pub(super) fn at(&self, address: u64) -> Option<Extent> {
         let table = self.table();
         let (_, extent) = table.by_address.range(..=address).next_back()?;
         (address - extent.address < extent.n_bytes as u64).then_some(*extent)
     }
 
-    /// Says whether the memory of an extent is still allocated.
+    /// Returns whether the memory of an extent is still allocated.
     pub(super) fn has(&self, extent: &Extent) -> bool {
         self.table().by_address.get(&extent.address) == Some(extent)
     }

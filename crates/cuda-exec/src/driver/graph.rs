@@ -52,7 +52,7 @@ impl Drop for Capture {
     }
 }
 
-/// Recorded launches. It holds addresses of buffers: whoever moves one must drop the graph.
+/// Recorded launches. It holds addresses of buffers: code that moves one must drop the graph.
 #[derive(Debug)]
 pub struct Graph {
     driver: Arc<Driver>,

@@ -1,6 +1,6 @@
 //! [`Buffer`] and its views: typed device memory, and the arena it comes from.
 //!
-//! Raw addresses become safe here. Invariant: no two buffers overlap, a view lies inside its buffer and borrows it, and memory is freed when
+//! Raw addresses become safe here. Invariant: no two buffers overlap, a view is inside its buffer and borrows it, and memory is freed when
 //! its last buffer is dropped.
 
 use std::{any::type_name, marker::PhantomData, ops::Range, sync::Arc};

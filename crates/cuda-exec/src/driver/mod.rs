@@ -171,7 +171,7 @@ pub enum Buffers {
     /// In one reservation, side by side.
     #[default]
     Together,
-    /// Each in an allocation of its own that ends where the buffer ends. A simulated device and `compute-sanitizer` see an access
+    /// Each in a separate allocation that ends where the buffer ends. A simulated device and `compute-sanitizer` see an access
     /// beyond a buffer only then.
     Apart,
 }

@@ -1,7 +1,7 @@
 //! [`PageRows`]: a page of several arrays at equal distances.
 //!
 //! A layer's keys and values are arrays of equal length, one after the other in an arena, so the parts of a page in all of them are
-//! rows of a copy in two dimensions: one call of the driver instead of one for each array. Invariant: a page lies inside every array.
+//! rows of a copy in two dimensions: one call of the driver instead of one for each array. Invariant: a page is inside every array.
 
 use super::{
     Buffer, Device, SharedView, Stream,

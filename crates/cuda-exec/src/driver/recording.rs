@@ -121,7 +121,7 @@ impl Snapshot {
 /// Reason why tools may call these methods: they open their devices this way.
 const OPENED_TO_RECORD: &str = "the device was opened with `Recording::On`";
 
-/// Says what happens to a launch.
+/// Fate of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     Launched,

@@ -145,7 +145,7 @@ fn attend(is_latent: bool, has_runs: bool, n_scratch_tokens: usize) -> (Vec<f32>
                 .unwrap();
         }
     }
-    // A run of two tokens at its end where there are runs.
+    // A run of two tokens at its end if there are runs.
     let [positions, seq_of] = if has_runs {
         [[4, 2, 0, 2, 3], [0, 1, 2, 3, 3]]
     } else {

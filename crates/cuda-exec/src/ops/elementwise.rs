@@ -84,7 +84,7 @@ impl Ops {
         self.device.launch(self.add_row, shape, &args)
     }
 
-    /// Takes the mean of each sequence's rows: `input: [n_tokens, width]`, `output: [n_seqs, width]`, zeros where a sequence
+    /// Takes the mean of each sequence's rows: `input: [n_tokens, width]`, `output: [n_seqs, width]`, zeros if a sequence
     /// has none. `seq_starts: [n_seqs + 1]` ascends to at most `n_tokens`.
     ///
     /// # Errors

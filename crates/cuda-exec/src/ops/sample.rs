@@ -183,7 +183,7 @@ pub struct SampleInputs<'a> {
 pub struct SampleOutputs<'a> {
     /// The memory through which the launches pass on their results.
     pub scratch: &'a mut SampleScratch,
-    /// Tokens, `[n_rows]`; [`NO_TOKEN`](crate::NO_TOKEN) where there is none.
+    /// Tokens, `[n_rows]`; [`NO_TOKEN`](crate::NO_TOKEN) if there is none.
     pub tokens: ViewMut<'a, u32>,
     /// Whether there is a token, `[n_rows]`: 0 if so, 1 if logits are not finite, 2 if no token is allowed.
     pub status: ViewMut<'a, u32>,

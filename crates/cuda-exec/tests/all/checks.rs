@@ -45,7 +45,7 @@ fn refused(kernel: &str, is_lost: bool) -> Defect {
     }
 }
 
-/// Runs the kernels' checks on a GPU with a defect, and turns off what fails.
+/// Runs the kernels' checks on a GPU with a defect, and turns off the features that fail.
 fn first_use(defect: Defect, limit: Duration) -> FirstUse {
     let simulator = Simulator::new(&SimOptions::default());
     simulator.plant(defect);

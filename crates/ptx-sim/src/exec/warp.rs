@@ -99,7 +99,7 @@ impl Warp {
         }
     }
 
-    /// Returns an empty warp, which stands in for a warp that is taken out to run.
+    /// Returns an empty warp, which replaces a warp that is taken out to run.
     pub(super) fn vacant() -> Self {
         Self {
             index: 0,

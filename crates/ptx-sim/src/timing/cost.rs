@@ -123,7 +123,7 @@ impl Cost {
             | Op::Binary64 {
                 f: Binary64::DDiv, ..
             } => plain(10.0, Unit::Double, lanes.float64, 20.0 * latency.arithmetic),
-            // The assembler writes these as multiplications where the other unit is busy.
+            // The assembler writes these as multiplications if the other unit is busy.
             Op::Wide { .. }
             | Op::MadWide { .. }
             | Op::Binary32 {

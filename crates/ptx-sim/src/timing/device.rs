@@ -3,7 +3,7 @@
 //! These are facts of hardware, each with its source; the model's own assumptions are elsewhere.
 //! Invariant: a figure that was not looked up in a published source is marked as such, or as an assumption.
 //!
-//! Sources; note 104 of docs/notebook/kernels.md has the figures of each, their addresses, and what they differ in.
+//! Sources; note 104 of docs/notebook/kernels.md has the figures of each, their addresses, and their differences.
 //! (P) CUDA C++ programming guide: "Compute capabilities" (registers, warps, shared memory) and "Arithmetic instructions" (results per clock
 //! and multiprocessor). (D) the makers' data sheets and white papers. (B) github.com/te42kyfo/gpu-benches: logs of an H100 PCIe, an A100,
 //! an L40, and of what it calls an H200, whose memory has the rate of a GH200's. (L) github.com/HPMLL/NVIDIA-Hopper-Benchmark: logs by the
@@ -249,7 +249,7 @@ impl DeviceProfile {
             l2_bytes: 72 << 20,
             // An L40's 5.2 TB/s, for each multiprocessor and clock. (B)
             l2_bytes_per_clock: 1900.0,
-            // An L40 has 89 % of its data sheet's rate with a stream read and one written, and 98 % where it only reads (B): between these, of 1.008 TB/s.
+            // An L40 has 89 % of its data sheet's rate with a stream read and one written, and 98 % if it only reads (B): between these, of 1.008 TB/s.
             dram_bytes_per_s: 0.93e12,
             lanes: Lanes {
                 float64: 2.0,

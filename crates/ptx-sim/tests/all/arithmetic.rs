@@ -406,7 +406,7 @@ fn conversions() {
 
 #[test]
 fn halves_round_to_nearest_even() {
-    // 2048 + 1 lies between two f16 values; so does 1 + 2^-11.
+    // 2048 + 1 is between two f16 values, and so is 1 + 2^-11.
     let packed = eval(
         "mov.b32 %r0, 0x68003c00; mov.b32 %r1, 0x3c001000; add.f16x2 %r3, %r0, %r1; cvt.u64.u32 %out, %r3;",
         &[],

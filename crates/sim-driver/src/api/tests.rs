@@ -22,7 +22,7 @@ macro_rules! call {
         let address = symbol($name).expect("the driver has it");
         // SAFETY: the function of this name has these arguments.
         let function = unsafe { transmute::<*const c_void, unsafe extern "C" fn($($ty),*) -> c_int>(address) };
-        // SAFETY: the arguments are valid for what the function does with them.
+        // SAFETY: the arguments are valid for the function.
         unsafe { function($($argument),*) }
     }};
 }

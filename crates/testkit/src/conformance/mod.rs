@@ -123,7 +123,7 @@ pub fn rounded_types_agree_with_the_oracle(subject: &Subject) {
         layer.dense_mut().n_ff = 512;
     }
     // Limits on the root mean square difference, relative to that of the logits. Both sides round K and V,
-    // and differ only where a value lies between two neighbours. These rare steps are 2^-11, or 1/127, or
+    // and differ only if a value is between two adjacent ones. These rare steps are 2^-11, or 1/127, or
     // 1/16 of the value for E4M3, or 1/8 for 4 bits. For keys in q8_0 the CPU also rounds queries, to steps
     // of 1/127 of the block's largest value, which moves scores by about as much as the rounding of keys. An
     // activation in an 8-bit block of 32 to 256 is off by about 0.7 % of the block's deviation; over the

@@ -120,7 +120,7 @@ fn parts_at_a_tie(found: &Output, alone: &Output) -> bool {
         let (found, alone) = (found.logprob.unwrap(), alone.logprob.unwrap());
         assert!((found - alone).abs() <= TOLERANCE, "{found} {alone}");
     }
-    // One of them may have ended where the other has one of two equally likely tokens.
+    // One of them may have ended at a position where the other has one of two equally likely tokens.
     let has_parted = parting.is_some() || found.generated.len() != alone.generated.len();
     if has_parted {
         let at = &alone.generated.get(n_common).expect("the one alone goes on").top;

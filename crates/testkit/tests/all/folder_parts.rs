@@ -13,7 +13,7 @@ pub(crate) fn config() -> Value {
     })
 }
 
-/// The header of its safetensors file; the tensors lie one after the other.
+/// The header of its safetensors file; the tensors are stored one after the other.
 pub(crate) fn header() -> Value {
     let mut header = serde_json::Map::new();
     let mut start = 0;

@@ -237,7 +237,7 @@ impl Channels {
         };
     }
 
-    /// Says whether a text without the end of a head can still be the beginning of one.
+    /// Returns whether a text without the end of a head can still be the beginning of one.
     fn is_begun_head(&self, n_opener: usize, rest: &str) -> bool {
         let is_harmony = self.shape.family == ChannelFamily::Harmony;
         is_harmony && (n_opener > 0 || rest.contains(CHANNEL) || rest.trim_start().starts_with("to="))

@@ -20,7 +20,7 @@
 //! | `json_scanner`, `literal` | JSON and Python-like values that arrive in pieces |
 //! | `grammar` | the same formats as grammars, for calls that are held to their schemas |
 //! | `tool_set` | the tools that were offered |
-//! | `see_through`, `value_kinds` | what the schemas of arguments allow |
+//! | `see_through`, `value_kinds` | kinds and names that schemas of arguments allow |
 
 mod channels;
 mod families;

@@ -65,7 +65,7 @@ impl Thought {
         }
     }
 
-    /// Says whether the text consists of complete calls.
+    /// Returns whether the text consists of complete calls.
     pub(super) fn is_whole(&self) -> bool {
         let (is_open, rest) = (self.parser.calls.is_open, self.parser.held.trim());
         self.is_called && !self.has_text_behind && !is_open && rest.is_empty()

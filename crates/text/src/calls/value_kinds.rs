@@ -66,7 +66,7 @@ impl ValueKinds {
         names
     }
 
-    /// Says whether every kind is allowed.
+    /// Returns whether every kind is allowed.
     pub(super) fn are_all(self) -> bool {
         self.0 == ALL
     }

@@ -32,7 +32,7 @@ impl References {
         self.to.len() - 1
     }
 
-    /// Adds a node that only stands for all of its targets, and that no path counts.
+    /// Adds a node that only represents all of its targets, and that no path counts.
     pub(super) fn add_choice(&mut self) -> usize {
         self.to.push(Vec::new());
         self.n_levels.push(0);

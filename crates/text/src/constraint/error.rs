@@ -121,7 +121,7 @@ pub enum ConstraintError {
         /// Why.
         reason: String,
     },
-    /// A text grew beyond what the limits of a step allow.
+    /// A text exceeded the limits of a step.
     #[error("the constraint cannot be followed further: {reason}")]
     Step {
         /// Limit that was exceeded.

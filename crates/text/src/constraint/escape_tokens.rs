@@ -33,7 +33,7 @@ impl Scan {
     }
 }
 
-/// Says whether a JSON string may begin directly after a byte: after punctuation, space, or the end of a mark.
+/// Returns whether a JSON string may begin directly after a byte: after punctuation, space, or the end of a mark.
 fn may_precede_string(byte: u8) -> bool {
     byte.is_ascii_whitespace() || b"[{(,:;>|]}`".contains(&byte)
 }

@@ -77,7 +77,7 @@ impl Follower {
         }
     }
 
-    /// Says whether the text is complete and nothing may follow it.
+    /// Returns whether the text is complete and nothing may follow it.
     pub(super) fn is_stopped(&self) -> bool {
         self.matcher.is_stopped()
     }
@@ -167,7 +167,7 @@ impl Follower {
         self.validates(&[&unescaped.ids[..], &[slash]].concat())
     }
 
-    /// Tokenizes what the grammar consumed for the newest token without the backslash at its end; `None` if it has none.
+    /// Tokenizes the text that the grammar consumed for the newest token, without the backslash at its end; `None` if it has none.
     fn newest_without_backslash(&self) -> Option<Vec<u32>> {
         let newest = self.told.last()?;
         let bytes = newest.ids.iter().flat_map(|&id| self.vocabulary.bytes_of(id));

@@ -179,7 +179,7 @@ impl Constraint {
         self.calls.is_some()
     }
 
-    /// Says whether the constrained text is for a reader, not calls.
+    /// Returns whether the constrained text is for a reader, not calls.
     pub fn holds_text(&self) -> bool {
         !matches!(self.language, Language::Calls(_) | Language::Any)
     }
@@ -275,7 +275,7 @@ impl Constraint {
         })
     }
 
-    /// Says where JSON stands in its texts.
+    /// Returns the places of JSON in its texts.
     pub(super) fn json_places(&self) -> JsonPlaces {
         let has_patterns = |schema: &str| {
             let keywords = ["\"pattern\"", "\"format\"", "\"patternProperties\""];

@@ -99,7 +99,7 @@ struct Scanner<'t> {
 }
 
 impl<'t> Scanner<'t> {
-    /// Reads the next token; `None` at the end, and where the compiler's lexer fails too.
+    /// Reads the next token; `None` at the end, and at an error of the compiler's lexer.
     fn next(&mut self) -> Option<Token<'t>> {
         let bytes = self.rest.as_bytes();
         let first = *bytes.first()?;

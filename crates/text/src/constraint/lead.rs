@@ -91,7 +91,7 @@ pub(super) enum OpenPlan {
 }
 
 impl LeadPlan {
-    /// Says whether a mark in reasoning begins a call. The end of reasoning may begin a shaped text.
+    /// Returns whether a mark in reasoning begins a call. The end of reasoning may begin a shaped text.
     pub(super) fn seeks_calls(&self) -> bool {
         (!self.is_free || self.holds_in_thoughts) && !self.marks.is_empty() && self.close.is_some()
     }
@@ -382,7 +382,7 @@ impl Lead {
 }
 
 impl Watch {
-    /// Waits for the marks of a plan, and for what begins thoughts in free text.
+    /// Waits for the marks of a plan, and for the beginning of reasoning in free text.
     fn new(plan: &LeadPlan) -> Self {
         let thoughts = match &plan.opens {
             OpenPlan::Text(mark) => Some(mark),

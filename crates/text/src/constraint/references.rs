@@ -249,7 +249,7 @@ impl Places {
     }
 }
 
-/// Says whether a reference has another form than the compiler's, or whether the document contains several documents.
+/// Returns whether a reference has another form than the compiler's, or whether the document contains several documents.
 fn needs_work(value: &Value) -> bool {
     fn is_odd(value: &Value, is_root: bool) -> bool {
         match value {

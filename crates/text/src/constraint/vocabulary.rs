@@ -135,7 +135,7 @@ impl Vocabulary {
             .collect()
     }
 
-    /// Says whether a token is text, not a control token.
+    /// Returns whether a token is text, not a control token.
     pub(super) fn is_text(&self, id: u32) -> bool {
         let token = self.env.tok_trie().token(id);
         token.first().is_some_and(|&byte| byte != NO_TEXT)

@@ -1,6 +1,6 @@
 //! Jinja's filters, and Hugging Face's `tojson`: one row per filter.
 //!
-//! Short filters stand in their row; the others are in files by subject. `urlize` and `random` are missing: a template that uses one gets
+//! Short filters are in their row; the others are in files by subject. `urlize` and `random` are missing: a template that uses one gets
 //! an error that names it.
 
 mod numbers;

@@ -50,7 +50,7 @@ pub(super) struct LoopState<'t> {
     pub(super) items: Rc<Seq>,
     pub(super) index: usize,
     pub(super) depth: usize,
-    /// The loop and its scope where it is recursive.
+    /// The loop and its scope, if it is recursive.
     pub(super) recursion: Option<(&'t For, usize)>,
     /// The arguments of the last `loop.changed(…)`.
     pub(super) last_changed: Option<Value>,
@@ -516,7 +516,7 @@ impl<'t> Interpreter<'t> {
         Ok(text)
     }
 
-    /// Defines `varargs` and `kwargs` where the template names them, and refuses excess arguments where it does not.
+    /// Defines `varargs` and `kwargs` if the template names them, and refuses excess arguments if it does not.
     fn define_excess(
         &mut self,
         macro_name: Symbol,

@@ -1,7 +1,7 @@
 //! JSON in both directions: reads the context, and writes Hugging Face's `tojson`.
 //!
 //! It is Python's `json.dumps`, not Jinja's own filter: nothing is escaped for HTML and the order of keys is kept.
-//! Invariant: what Python refuses to serialize (undefined values, generators) is refused here too.
+//! Invariant: values that Python refuses to serialize (undefined values, generators) are refused here too.
 
 use std::rc::Rc;
 

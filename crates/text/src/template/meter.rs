@@ -1,4 +1,4 @@
-//! [`Meter`]: what a rendering has used, and the text buffer that grows only as far as the meter allows.
+//! [`Meter`]: the fuel and memory that a rendering has used, and the text buffer that grows only as far as the meter allows.
 //!
 //! A template can double a string in every step of a loop, so counting steps alone bounds nothing. Invariant: every
 //! string, sequence and mapping that evaluation makes holds a [`Lease`] of its size, taken before the bytes are.

@@ -243,7 +243,7 @@ fn convert(
         .derived_text(convert(&text.body), text.is_markup, &[text])
 }
 
-/// Upper case after what is no letter; with `keeps_words`, only after what Jinja's filter takes as a border.
+/// Converts to upper case after non-letters; with `keeps_words`, only after the word borders of Jinja's filter.
 pub(super) fn title(text: &str, keeps_words: bool) -> String {
     let mut out = String::with_capacity(text.len());
     let mut starts_word = true;

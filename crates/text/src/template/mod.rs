@@ -13,9 +13,9 @@
 //! |---|---|
 //! | `lexer`, `parser`, `expressions`, `ast` | source to syntax tree |
 //! | `interpreter`, `evaluate`, `lookup`, `calls`, `operators` | statements and scopes; expressions |
-//! | `value`, `printer`, `meter` | Python's values; how they print; what they may cost |
+//! | `value`, `printer`, `meter` | Python's values; how they print; their limits |
 //! | `trust` | which bytes of a text the template itself wrote |
-//! | `filters`, `predicates`, `methods`, `arguments`, `format`, `markup`, `json`, `civil_time` | what a template can call |
+//! | `filters`, `predicates`, `methods`, `arguments`, `format`, `markup`, `json`, `civil_time` | the callables of a template |
 //!
 //! ```
 //! use tokenmill_text::template::{ChatTemplate, RenderOptions};
@@ -92,8 +92,7 @@ impl Default for RenderLimits {
 /// Holds the inputs of a rendering besides the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RenderOptions {
-    /// The time that `strftime_now` sees. The default is the beginning of 1970: a caller who cares says what time it
-    /// is.
+    /// The time that `strftime_now` sees, which the caller sets. The default is the beginning of 1970.
     pub now: CivilTime,
     /// Limits of the rendering.
     pub limits: RenderLimits,

@@ -1,8 +1,8 @@
-//! [`Value`]: what template expressions evaluate to, with Python's rules for truth, equality and order.
+//! [`Value`]: the value of a template expression, with Python's rules for truth, equality and order.
 //!
 //! Strings, sequences and mappings are immutable and shared, as the sandbox that chat templates are written for
 //! demands. Invariants: each holds the lease of its memory, and containers nest at most [`MAX_NESTING`] deep, so every
-//! walk over a value ends without overflowing the stack; what can refer to itself (namespaces, macros, loops) is a
+//! walk over a value ends without overflowing the stack; a value that can refer to itself (namespaces, macros, loops) is a
 //! number, not a pointer.
 
 use std::{cell::RefCell, cmp::Ordering, rc::Rc};
@@ -168,7 +168,7 @@ impl Meter {
         self.text_with_trust(part, is_markup, whole.trust_of(part))
     }
 
-    /// A string computed from others: trusted where they are, all of them and in full.
+    /// Returns a string computed from others: trusted if all of them are completely trusted.
     pub(super) fn derived_text(
         self: &Rc<Self>,
         text: String,

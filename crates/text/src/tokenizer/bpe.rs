@@ -70,7 +70,7 @@ impl MergeTable for Merges {
 }
 
 impl Bpe {
-    /// Whether words that are tokens stay whole.
+    /// Returns whether words that are tokens stay whole.
     pub(crate) fn ignores_merges(&self) -> bool {
         self.ignores_merges
     }

@@ -382,7 +382,7 @@ fn read_merges(source: &Source<'_>) -> Result<Merges, TokenizerError> {
     Ok(merges)
 }
 
-/// Says whether no token has a `▁` after another character, so that no merge crosses such a place.
+/// Returns whether no token has a `▁` after another character, so that no merge crosses such a place.
 fn can_split_before_metaspace(source: &Source<'_>) -> bool {
     source
         .iter()

@@ -425,7 +425,7 @@ fn read_bpe(
     Ok((Model::Bpe(bpe), tokens, unknown))
 }
 
-/// Says whether no token has a `▁` after another character, so that no merge crosses such a place.
+/// Returns whether no token has a `▁` after another character, so that no merge crosses such a place.
 fn can_split_before_metaspace(tokens: &Tokens) -> bool {
     tokens
         .text_tokens()

@@ -101,7 +101,7 @@ impl Growth {
     }
 }
 
-/// Checks normalizers and what surrounds a text.
+/// Checks normalizers and the tokens around a text.
 pub(super) fn check(tokenizer: &Tokenizer) -> Result<(), TokenizerError> {
     check_parts("normalizers", tokenizer.normalizers.len())?;
     check_parts("pre-tokenizers", tokenizer.steps.len())?;

@@ -227,7 +227,7 @@ impl Tokenizer {
         self.bos().is_some_and(|bos| self.prefix.contains(&bos))
     }
 
-    /// Says whether [`EncodeOptions::add_special`] appends [`Self::eos`] to a text.
+    /// Returns whether [`EncodeOptions::add_special`] appends [`Self::eos`] to a text.
     pub fn adds_eos(&self) -> bool {
         self.eos().is_some_and(|eos| self.suffix.contains(&eos))
     }

@@ -165,7 +165,7 @@ impl BertNormalizer {
     }
 }
 
-/// Whether BERT takes a character for Chinese. The range that begins at U+2B920 is what Hugging Face's code has; BERT's
+/// Returns whether BERT treats a character as Chinese. The range that begins at U+2B920 is that of Hugging Face's code; BERT's
 /// own begins at U+2B820.
 fn is_chinese(character: char) -> bool {
     matches!(

@@ -11,7 +11,7 @@ use super::split::{
     Behavior, Contractions, DigitGroups, Digits, Pattern, Spaces, Step, SymbolTail, WordRule,
 };
 
-/// The pre-tokenizer that a `tokenizer.ggml.pre` name stands for.
+/// The pre-tokenizer of a `tokenizer.ggml.pre` name.
 #[derive(Clone, Debug)]
 pub(crate) struct PreTokenizer {
     pub(crate) steps: Vec<Step>,
@@ -76,7 +76,7 @@ const FALCON: &[Rule] = &[
     Regex("[0-9][0-9][0-9]"),
 ];
 
-/// Finds what a name means.
+/// Finds the pre-tokenizer of a name.
 ///
 /// # Errors
 /// [`TokenizerError::UnknownPreTokenizer`].

@@ -26,7 +26,7 @@ pub enum TokenKind {
 }
 
 impl TokenKind {
-    /// Whether the token is structure rather than text.
+    /// Returns whether the token is structure rather than text.
     pub fn is_special(self) -> bool {
         matches!(self, Self::Control | Self::Unknown)
     }
@@ -170,7 +170,7 @@ impl Vocab {
 
     /// Finds the tokens that end a generation: `eos`, and tokens with such a text.
     ///
-    /// Source: llama.cpp `src/llama-vocab.cpp`. Unlike there, a normal token whose text might stand in any text (`</s>`
+    /// Source: llama.cpp `src/llama-vocab.cpp`. Unlike there, a normal token whose text might occur in any text (`</s>`
     /// is HTML) does not count.
     pub(crate) fn find_end_of_generation(&mut self) {
         let marks: HashSet<&[u8]> = END_MARKS.iter().map(|mark| mark.as_bytes()).collect();

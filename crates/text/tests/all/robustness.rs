@@ -310,7 +310,7 @@ proptest! {
         let tokenizer = Tokenizer::from_gguf(&vocabularies::sentencepiece()).unwrap();
         let ids = tokenizer.encode(&text, EncodeOptions::default());
         let decoded = tokenizer.decode(&ids, DecodeOptions::default());
-        // The vocabulary has no sign for the mark that stands for a space, and a text after a token that is found
+        // The vocabulary has no token for the mark that replaces a space, and a text after a token that is found
         // first gets a space of its own.
         if !text.contains("<tool>") {
             prop_assert_eq!(decoded, text.replace('▁', " "));

@@ -14,7 +14,7 @@ use super::{
     bucket,
 };
 
-/// Holds where the parts of the array start.
+/// Holds the start of each part of the array.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Layout {
     pub(super) n_tokens: usize,

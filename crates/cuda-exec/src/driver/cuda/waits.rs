@@ -82,7 +82,7 @@ impl Driver {
         self.wait_limit_ms.store(ms, Relaxed);
     }
 
-    /// Says whether the device exceeded the limit of a wait.
+    /// Returns whether the device exceeded the limit of a wait.
     pub(in crate::driver) fn is_abandoned(&self) -> bool {
         self.is_abandoned.load(Relaxed)
     }

@@ -39,7 +39,7 @@ pub(super) struct Phase {
 }
 
 impl Multiprocessor<'_> {
-    /// Gives when what the instruction writes is there.
+    /// Returns the time at which the instruction's results are ready.
     pub(super) fn issue_async(&mut self, warp: usize, op: &AsyncOp, executed: &Executed, now: f64) -> f64 {
         let latency = self.work.device.latency;
         match op {

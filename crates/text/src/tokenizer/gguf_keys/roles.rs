@@ -131,7 +131,7 @@ impl Roles {
 struct Around<'v> {
     first: Option<&'v str>,
     last: Option<&'v str>,
-    /// The tokens between two texts; `None` where the template of pairs has another form.
+    /// The tokens between two texts; `None` if the template of pairs has another form.
     between: Option<Vec<Option<&'v str>>>,
 }
 

@@ -508,7 +508,7 @@ impl DecoderPart {
 }
 
 impl Spelling {
-    /// The bytes that a token stands for.
+    /// Returns the bytes of a token.
     pub(super) fn decode(&self, text: &str, kind: TokenKind) -> Vec<u8> {
         if let Some((prefix, cleanup)) = &self.wordpiece {
             return match text.strip_prefix(prefix.as_str()) {

@@ -190,7 +190,7 @@ mod tests {
         pieces
     }
 
-    /// Rules and the patterns that they stand for, beyond those that files name.
+    /// Returns rules and the patterns that they replace, in addition to those in files.
     fn rules() -> Vec<(String, Vec<Step>)> {
         let named = |name: &str| crate::tokenizer::pre_tokenizers::find(name).unwrap().steps;
         let spaces = r"\s*[\r\n]+|\s+(?!\S)|\s+";

@@ -13,7 +13,7 @@ use crate::{TokenizerError, tokenizer::chars};
 
 use super::WordRule;
 
-/// Says what happens to the matches of a splitter, in Hugging Face's terms.
+/// Selects the treatment of a splitter's matches, in Hugging Face's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 pub(crate) enum Behavior {
     Removed,
@@ -83,7 +83,7 @@ impl Pattern {
     /// Compiles a splitter.
     ///
     /// # Errors
-    /// [`TokenizerError::Pattern`] where the expression is malformed, too large or needs backtracking.
+    /// [`TokenizerError::Pattern`] if the expression is malformed, too large or needs backtracking.
     pub(crate) fn new(source: &str, behavior: Behavior, is_inverted: bool) -> Result<Self, TokenizerError> {
         let (plain, ending) = without_look_ahead(source);
         let regex = linear(&plain).and_then(|plain| Regex::new(&plain));

@@ -319,7 +319,7 @@ impl Words<'_> {
     }
 }
 
-/// The length of a contraction at the start of `bytes`, 0 where there is none.
+/// Returns the length of a contraction at the start of `bytes`, 0 if there is none.
 fn contraction_len(bytes: &[u8], any_case: bool) -> usize {
     let fold = |byte: u8| if any_case { byte.to_ascii_lowercase() } else { byte };
     if bytes.first() != Some(&b'\'') {
