@@ -16,7 +16,7 @@ const X_BYTES: usize = 320;
 const TAIL_BYTES: usize = 512;
 /// Smallest number of rows of a tall matrix, such as an output head: 2,048 strips, about two for each warp of its thread blocks.
 const TALL_ROWS: usize = 32_768;
-/// Largest number of columns of a tall matrix: the three superblocks that a warp copies first belong to one strip, and in Q6_K one copy of 16
+/// Numbers of columns of a tall matrix: the three superblocks that a warp copies first belong to one strip, and in Q6_K one copy of 16
 /// bytes by each lane brings a strip's scales.
 const TALL_COLUMNS: std::ops::RangeInclusive<usize> = 768..=4096;
 /// Strips of a tall matrix that a thread block takes at a time: one for each of its warps.

@@ -10,7 +10,7 @@ use crate::DeviceInfo;
 /// Threads of a thread block.
 pub(super) const THREADS: u32 = 128;
 const WARPS: usize = 4;
-/// Smallest number of positions of a split: a page for each warp, and as many as a warp has lanes.
+/// Smallest number of positions of a split: a page for each warp.
 const MIN_SPLIT: usize = WARPS * PAGE_TOKENS;
 const MAX_LONGER: u32 = 3;
 const MAX_SPLIT: usize = MIN_SPLIT << MAX_LONGER;
@@ -50,7 +50,7 @@ pub struct DecodePlan {
     pub n_blocks_x: usize,
     /// Splits of the grid.
     pub n_splits: usize,
-    /// Number of splits of a token, a power of two, while splits are shorter than the longest.
+    /// Binary logarithm of a token's number of splits while these are shorter than the longest.
     pub split_bits: u32,
     /// Columns of a tile of keys and of one of values.
     pub columns: [usize; 2],

@@ -32,7 +32,7 @@ const MIN_WIDE_ROWS: usize = 64;
 /// Widest heads for which a warp has all columns of its rows.
 const MAX_WARP_DIM: usize = 128;
 
-/// Number of positions below which no kernel splits.
+/// Number of positions up to which no kernel splits a context.
 const SHORT_CONTEXT: usize = 64;
 /// Number of reads of a head's context that take less time than one thread block's walk over it. By the timing model one walk gets 5 GB/s out of
 /// the memory; all reads together get thousands.

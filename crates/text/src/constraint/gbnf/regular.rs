@@ -12,7 +12,7 @@ use super::{
 /// Limit of the total bytes of all such places; short rules may exceed it.
 const MAX_WRITTEN_BYTES: usize = 4 << 20;
 
-/// Limit of a rule's expression in a grammar that would exceed it.
+/// Limit of a rule's expression in a grammar that would exceed [`MAX_WRITTEN_BYTES`].
 const SMALL_REGEX_BYTES: usize = 256;
 
 /// Returns the rules that are written as regular expressions. The root is not one: the grammar begins with it.
