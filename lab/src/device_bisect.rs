@@ -77,7 +77,7 @@ struct Culprit {
 }
 
 impl Culprit {
-    /// A launch that failed or whose results are wrong.
+    /// Describes a launch that failed or whose results are wrong.
     fn of_launch(stage: &'static str, place: String, launch: RecordedLaunch, found: &Repeated) -> Self {
         Self {
             stage,

@@ -92,7 +92,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The logits at every position, a step for each token, so that decode steps and their graphs are compared too.
+/// Returns the logits at every position, a step for each token, so that decode steps and their graphs are compared too.
 fn decoded(executor: &mut dyn Executor, tokens: &[u32], n_vocab: usize) -> anyhow::Result<Vec<f32>> {
     use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, RowOutput, SeqState};
     use tokenmill_testkit::generate::{ids, run as run_step};

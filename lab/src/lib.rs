@@ -24,7 +24,7 @@ pub mod pull;
 pub mod read_calls;
 pub mod synth;
 
-/// The root of the workspace.
+/// Returns the root of the workspace.
 fn workspace_root() -> &'static std::path::Path {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()

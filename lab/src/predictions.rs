@@ -398,7 +398,7 @@ fn key(extent: Extent) -> anyhow::Result<String> {
     Ok(hex(&hasher.finalize()))
 }
 
-/// All files below a folder.
+/// Lists all files below a folder.
 fn list(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
         let path = entry?.path();

@@ -278,7 +278,7 @@ pub(crate) fn assembled(architecture: &str) -> Option<AssembledKernels> {
     Some(assembled)
 }
 
-/// Preprocessor definitions of a module: the types it is compiled for and the headers that define them.
+/// Returns the preprocessor definitions of a module: the types it is compiled for and the headers that define them.
 fn defines(module: &KernelModule) -> Vec<String> {
     let names = [("FORMAT", "HEADER"), ("SECOND", "SECOND_HEADER")];
     let types = module.types.iter().zip(names);

@@ -32,7 +32,7 @@ use self::{
 /// Age of a run, in minutes, from which on no further step by path starts. A CI machine stops a run after 90.
 const YOUNG_MINUTES: u64 = 55;
 
-/// The options of this command.
+/// Returns the options of this command.
 pub fn command() -> clap::Command {
     let flag = |name: &'static str, help: &'static str| {
         Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)

@@ -18,7 +18,7 @@ const NAMES: [&str; 3] = ["device-pack", "parity", "ptx"];
 /// Programs that tests, measurements and packs run.
 const PROGRAMS: [&str; 2] = ["tokenmill", "lab"];
 
-/// The options of this command.
+/// Returns the options of this command.
 pub fn command() -> Command {
     passed_on(Command::new("lab"))
         .about("Builds and calls the tools that run our code; `--release` first builds them optimized, `--help` lists them")

@@ -24,7 +24,7 @@ use sha2::{Digest, Sha256};
 
 use self::program::Linkage;
 
-/// The options of this command.
+/// Returns the options of this command.
 pub fn command() -> clap::Command {
     clap::Command::new("release")
         .about("Builds archives with the program, the manual's pages, completions and licences, and their checksums")

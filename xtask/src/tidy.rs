@@ -17,7 +17,7 @@ use anyhow::{Context, bail, ensure};
 
 use self::source::Source;
 
-/// The options of this command.
+/// Returns the options of this command.
 pub fn command() -> clap::Command {
     clap::Command::new("tidy")
         .about("Checks module docs, layering, unsafe islands, forbidden words and file sizes")

@@ -84,7 +84,7 @@ pub struct Bar<'a> {
 }
 
 impl Axis {
-    /// An axis to `max`, labelled at some places. A `max` that is not positive counts as the smallest number.
+    /// Returns an axis to `max`, labelled at some places. A `max` that is not positive counts as the smallest number.
     pub fn with_ticks(max: f64, ticks: impl IntoIterator<Item = (f64, String)>) -> Self {
         Self {
             max: max.max(f64::MIN_POSITIVE),
@@ -104,7 +104,7 @@ impl Axis {
 }
 
 impl Chart {
-    /// A white drawing of this width and height.
+    /// Creates a white drawing of this width and height.
     pub fn new(width: f64, height: f64) -> Self {
         Self {
             size: [width, height],
@@ -241,7 +241,7 @@ impl Chart {
         }
     }
 
-    /// The drawing as SVG.
+    /// Returns the drawing as SVG.
     pub fn finish(self) -> String {
         let ([width, height], body) = (self.size, self.body);
         format!(

@@ -79,7 +79,7 @@ impl HalfRows {
         })
     }
 
-    /// Device memory of such rows.
+    /// Returns the device memory of such rows.
     pub(crate) fn device_bytes(n_rows: usize, width: usize) -> usize {
         let len = Self::len(n_rows, width);
         (crate::buffer_bytes::<u16>(len))

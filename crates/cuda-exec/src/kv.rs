@@ -173,12 +173,12 @@ impl KvStore {
             .sum()
     }
 
-    /// The shapes of its layers.
+    /// Returns the shapes of its layers.
     pub(crate) fn shapes(&self) -> impl Iterator<Item = KvLayerShape> {
         self.layers.iter().map(|layer| layer.shape)
     }
 
-    /// A layer, to read.
+    /// Returns a layer, to read.
     pub fn layer(&self, layer_idx: usize) -> KvLayer<'_> {
         let layer = &self.layers[layer_idx];
         KvLayer {
@@ -189,7 +189,7 @@ impl KvStore {
         }
     }
 
-    /// A layer, to write.
+    /// Returns a layer, to write.
     pub fn layer_mut(&mut self, layer_idx: usize) -> KvLayerMut<'_> {
         let layer = &mut self.layers[layer_idx];
         KvLayerMut {

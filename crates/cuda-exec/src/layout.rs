@@ -72,7 +72,7 @@ pub enum LayoutError {
 }
 
 impl MatrixLayout {
-    /// The layout of a matrix.
+    /// Returns the layout of a matrix.
     ///
     /// # Errors
     /// [`LayoutError`] if no kernel reads the type, or the sizes do not fit it.
@@ -114,12 +114,12 @@ impl MatrixLayout {
         })
     }
 
-    /// The type of the weights.
+    /// Returns the type of the weights.
     pub fn ty(&self) -> TensorType {
         self.format.ty()
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     pub fn n_out(&self) -> usize {
         self.n_out
     }
@@ -139,7 +139,7 @@ impl MatrixLayout {
         self.bytes
     }
 
-    /// The planes, in the order in which kernels know them.
+    /// Returns the planes, in the order in which kernels know them.
     pub fn planes(&self) -> &[Plane] {
         &self.planes
     }

@@ -211,12 +211,12 @@ impl Matrix {
         &self.layout
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     pub fn n_out(&self) -> usize {
         self.layout.n_out()
     }
 
-    /// Columns.
+    /// Returns the number of columns.
     pub fn n_in(&self) -> usize {
         self.layout.n_in()
     }

@@ -157,7 +157,7 @@ impl StateSlots {
         Ok(())
     }
 
-    /// A layer, to write.
+    /// Returns a layer, to write.
     pub fn layer_mut(&mut self, state_idx: usize) -> StateLayerMut<'_> {
         let layer = &mut self.layers[state_idx];
         let [matrix_start, _] = part_lens(layer.shape);

@@ -89,7 +89,7 @@ fn executor<B: Backend>(model: &TinyModel, backend: B) -> impl Executor + use<B>
     build(&model.descriptor, model, backend, &options, &mut |_| {}).expect("a tiny model loads")
 }
 
-/// A step that samples from each row, so that both networks compute all rows of all layers.
+/// Returns a step that samples from each row, so that both networks compute all rows of all layers.
 fn batch(n_seqs: usize, n_tokens: usize) -> ForwardBatch {
     let mut batch = ForwardBatch::default();
     let first = if n_tokens == 1 { N_BEFORE } else { 0 };

@@ -76,17 +76,17 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Warp instructions of all classes.
+    /// Returns the warp instructions of all classes.
     pub fn warp_instructions(&self) -> u64 {
         self.instructions.values().sum()
     }
 
-    /// Warp instructions of one class.
+    /// Returns the warp instructions of one class.
     pub fn of(&self, class: Class) -> u64 {
         self.instructions.get(&class).copied().unwrap_or(0)
     }
 
-    /// Shared memory passes beyond those without conflicts.
+    /// Returns the shared memory passes beyond those without conflicts.
     pub fn bank_conflicts(&self) -> u64 {
         self.shared.wavefronts - self.shared.ideal_wavefronts
     }

@@ -48,12 +48,12 @@ impl BlockTrace {
         }
     }
 
-    /// Executed warp instructions.
+    /// Returns the number of executed warp instructions.
     pub(crate) fn n_executed(&self) -> usize {
         self.warps.iter().map(Vec::len).sum()
     }
 
-    /// The sectors of an instruction.
+    /// Returns the sectors of an instruction.
     pub(crate) fn sectors_of(&self, executed: &Executed) -> &[u64] {
         let first = executed.first_sector as usize;
         &self.sectors[first..first + usize::from(executed.n_sectors)]

@@ -56,7 +56,7 @@ impl Ty {
         })
     }
 
-    /// Size in memory.
+    /// Returns the size in memory, in bytes.
     pub(crate) fn bytes(self) -> u32 {
         match self {
             Self::Pred | Self::B8 | Self::U8 | Self::S8 => 1,

@@ -434,7 +434,7 @@ const MAMBA_2: SsmDescriptor = SsmDescriptor {
     bias: Presence::Absent,
 };
 
-/// The attention of the first layer next to a state space model.
+/// Returns a mixer with the attention of the first layer next to a state space model.
 fn both(d: &mut Descriptor, ssm: SsmDescriptor) -> MixerDescriptor {
     MixerDescriptor::Both {
         attention: d.layers[0].attention_mut().clone(),

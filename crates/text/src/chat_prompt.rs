@@ -55,7 +55,7 @@ impl ChatPrompt {
         self.image_words = words;
     }
 
-    /// The template.
+    /// Returns the template.
     pub fn template(&self) -> &ChatTemplate {
         &self.template
     }

@@ -65,7 +65,7 @@ impl Load {
         }
     }
 
-    /// The options of `bench-serve`.
+    /// Returns the options of `bench-serve`.
     fn options(self, rate: f64) -> Vec<String> {
         let words = match self {
             Self::Streams8 => "--concurrency 8 --requests 16 --prompt-words 20 --max-tokens 64",

@@ -11,7 +11,7 @@ use tokenmill_model::Model;
 
 const N_ADAPTERS: usize = 4;
 
-/// The adapter of a sequence.
+/// Returns the adapter of a sequence.
 pub(super) fn of_sequence(seq_idx: usize) -> Option<AdapterId> {
     NonZeroU32::new((seq_idx % N_ADAPTERS) as u32 + 1).map(AdapterId::new)
 }

@@ -19,7 +19,7 @@ pub(super) struct TestBinary {
 }
 
 impl TestBinary {
-    /// The folder of its package, in which cargo would run it.
+    /// Returns the folder of its package, in which cargo would run it.
     pub(super) fn folder(&self) -> PathBuf {
         let is_package = |folder: &&std::path::Path| folder.join("Cargo.toml").is_file();
         let source = crate::workspace_root().join(&self.source);

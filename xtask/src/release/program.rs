@@ -67,7 +67,7 @@ fn newest_glibc(bytes: &[u8]) -> Option<(u32, u32)> {
 mod tests {
     use super::*;
 
-    /// A file with one program header of this type.
+    /// Returns a file with one program header of this type.
     fn file(header: u32, tail: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; 64];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");

@@ -138,7 +138,7 @@ fn ln(x: f32) -> f32 {
     exponent as f32 * std::f32::consts::LN_2 + ln_m
 }
 
-/// The race without its shortcut.
+/// Runs the race without its shortcut.
 #[cfg(test)]
 pub(super) fn race_exhaustively(candidates: &[Candidate], temperature: f32, seed: u64, position: u32) -> u32 {
     let max = candidates

@@ -72,7 +72,7 @@ impl Weights {
         .unwrap()
     }
 
-    /// The product in f64.
+    /// Returns the product in f64.
     fn product(&self, x: &[f32]) -> Vec<f64> {
         let rows = self.values.chunks(self.n_cols.max(1));
         x.chunks(self.n_cols.max(1))

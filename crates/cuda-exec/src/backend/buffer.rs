@@ -94,7 +94,7 @@ impl CudaBuffer {
         Some((left, twin.borrow_mut()))
     }
 
-    /// Device memory of such a buffer.
+    /// Returns the device memory of such a buffer.
     pub(super) fn device_bytes(max_rows: usize, width: usize) -> usize {
         let twin = if has_twin(width) {
             crate::QuantizedRows::device_bytes(max_rows, width)
@@ -104,7 +104,7 @@ impl CudaBuffer {
         crate::buffer_bytes::<f32>(max_rows * width) + twin
     }
 
-    /// The values.
+    /// Returns the values.
     pub(super) fn read(&self) -> crate::View<'_, f32> {
         assert!(
             self.norm.borrow().is_none(),

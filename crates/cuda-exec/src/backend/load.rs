@@ -105,7 +105,7 @@ impl CudaBackend {
         })
     }
 
-    /// Device memory of the workspace.
+    /// Returns the device memory of the workspace.
     pub(super) fn size_of_workspace(&self, network: &NetworkShape, limits: &ExecutorLimits) -> usize {
         let attention = attention_needs(network, limits);
         let hidden = if network.reads_hidden {

@@ -168,7 +168,7 @@ impl CudaBackend {
         Ok(self)
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &crate::Device {
         &self.device
     }
@@ -178,7 +178,7 @@ impl CudaBackend {
         self.planned.types()
     }
 
-    /// Captured steps.
+    /// Returns the number of captured steps.
     pub fn n_graphs(&self) -> usize {
         self.graphs.n_graphs()
     }

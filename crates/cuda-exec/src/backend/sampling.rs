@@ -79,7 +79,7 @@ pub(super) fn n_top(output: &RowOutput, n_vocab: usize) -> usize {
     }
 }
 
-/// Token indices of the row's sequence, up to the row, whose ids the host did not know when it wrote the history.
+/// Returns the token indices of the row's sequence, up to the row, whose ids the host did not know when it wrote the history.
 fn unknown_tokens(batch: &ForwardBatch, row: usize) -> impl Iterator<Item = usize> {
     let token_idx = batch.logit_rows[row] as usize;
     let seq_idx = (batch.seq_starts).partition_point(|&start| start as usize <= token_idx) - 1;

@@ -164,12 +164,12 @@ pub(super) fn is_present() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
-/// The version as the driver numbers it: 12040 for 12.4.
+/// Returns the version as the driver numbers it: 12040 for 12.4.
 pub(super) fn version_from(number: i32) -> (u32, u32) {
     (number as u32 / 1000, number as u32 % 1000 / 10)
 }
 
-/// The version of a driver that may lack functions.
+/// Returns the version of a driver that may lack functions.
 ///
 /// # Safety
 /// As [`Api::from_symbols`].

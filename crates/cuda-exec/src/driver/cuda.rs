@@ -89,7 +89,7 @@ pub(super) fn count_devices(api: &Api) -> Result<usize> {
     Ok(n_devices as usize)
 }
 
-/// The CUDA version that a driver supports.
+/// Returns the CUDA version that a driver supports.
 pub(super) fn cuda_version(api: &Api) -> Result<(u32, u32)> {
     let mut version = 0;
     // SAFETY: the pointer is to a local.

@@ -76,7 +76,7 @@ pub(super) struct Timelines {
 }
 
 impl Timelines {
-    /// The next moment of a stream.
+    /// Returns the next moment of a stream.
     pub(super) fn next(&self, stream: Stream) -> u64 {
         self.issued[stream as usize].fetch_add(1, SeqCst) + 1
     }

@@ -36,7 +36,7 @@ impl JitLogs {
         }
     }
 
-    /// The options and their values: an address, or a number in its place.
+    /// Returns the options and their values: an address, or a number in its place.
     pub(super) fn options(&mut self) -> ([i32; N_OPTIONS], [Pointer; N_OPTIONS]) {
         // The driver never writes the last byte, which stays zero.
         let number = |n: usize| ptr::without_provenance_mut(n);

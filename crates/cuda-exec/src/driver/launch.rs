@@ -69,7 +69,7 @@ impl Default for Args<'_> {
 }
 
 impl<'a> Args<'a> {
-    /// No argument yet.
+    /// Creates an empty list.
     pub fn new() -> Self {
         Self {
             values: [0; MAX_ARGS],
@@ -142,12 +142,12 @@ impl<'a> Args<'a> {
         self
     }
 
-    /// The bits of the arguments.
+    /// Returns the bits of the arguments.
     pub(super) fn values(&self) -> &[u64] {
         &self.values[..self.len]
     }
 
-    /// The address of each argument's value. A 4-byte argument is the first half of its value: the hosts of CUDA are
+    /// Returns the address of each argument's value. A 4-byte argument is the first half of its value: the hosts of CUDA are
     /// little-endian.
     pub(super) fn pointers(&self) -> [*mut core::ffi::c_void; MAX_ARGS] {
         let mut pointers = [std::ptr::null_mut(); MAX_ARGS];

@@ -158,7 +158,7 @@ pub struct Buffer<T> {
 }
 
 impl<T: Pod> Buffer<T> {
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -168,7 +168,7 @@ impl<T: Pod> Buffer<T> {
         self.len == 0
     }
 
-    /// All elements, to read.
+    /// Returns all elements, to read.
     pub fn view(&self) -> View<'_, T> {
         View {
             address: self.address,
@@ -177,7 +177,7 @@ impl<T: Pod> Buffer<T> {
         }
     }
 
-    /// All elements, to write.
+    /// Returns all elements, to write.
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
         ViewMut {
             address: self.address,
@@ -207,7 +207,7 @@ impl<T: Pod> Buffer<T> {
 pub struct SharedView<T>(Buffer<T>);
 
 impl<T: Pod> SharedView<T> {
-    /// All elements.
+    /// Returns all elements.
     pub fn view(&self) -> View<'_, T> {
         self.0.view()
     }
@@ -253,7 +253,7 @@ impl<'a, T: Pod> View<'a, T> {
         }
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -263,7 +263,7 @@ impl<'a, T: Pod> View<'a, T> {
         self.len == 0
     }
 
-    /// Some of the elements.
+    /// Returns some of the elements.
     ///
     /// # Errors
     /// [`CudaExecError::Bounds`].
@@ -293,7 +293,7 @@ impl<'a, T: Pod> ViewMut<'a, T> {
         }
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -303,7 +303,7 @@ impl<'a, T: Pod> ViewMut<'a, T> {
         self.len == 0
     }
 
-    /// Some of the elements.
+    /// Returns some of the elements.
     ///
     /// # Errors
     /// [`CudaExecError::Bounds`].
@@ -316,7 +316,7 @@ impl<'a, T: Pod> ViewMut<'a, T> {
         })
     }
 
-    /// The first `middle` elements, and the rest.
+    /// Returns the first `middle` elements, and the rest.
     ///
     /// # Errors
     /// [`CudaExecError::Bounds`].
@@ -331,7 +331,7 @@ impl<'a, T: Pod> ViewMut<'a, T> {
         Ok((part(address, len), part(rest_address, rest_len)))
     }
 
-    /// The same elements, borrowed for less time.
+    /// Returns the same elements, borrowed for less time.
     pub fn reborrow(&mut self) -> ViewMut<'_, T> {
         ViewMut {
             address: self.address,
@@ -340,7 +340,7 @@ impl<'a, T: Pod> ViewMut<'a, T> {
         }
     }
 
-    /// The same elements, to read.
+    /// Returns the same elements, to read.
     pub fn as_view(&self) -> View<'_, T> {
         View {
             address: self.address,

@@ -107,7 +107,7 @@ fn not_loaded(reason: String) -> CudaExecError {
     }
 }
 
-/// The version as NCCL numbers it: 22105 for 2.21.5.
+/// Returns the version as NCCL numbers it: 22105 for 2.21.5.
 fn version_from(number: i32) -> (u32, u32) {
     (number as u32 / 10_000, number as u32 % 10_000 / 100)
 }
@@ -343,7 +343,7 @@ impl NcclRank {
         })
     }
 
-    /// The communicator, unless it was aborted.
+    /// Returns the communicator, unless it was aborted.
     fn usable(&self, operation: &'static str) -> Result<&Communicator> {
         match &self.communicator.lock().failure {
             None => Ok(&self.communicator),

@@ -50,7 +50,7 @@ impl<T: Pod> Pinned<T> {
         len.saturating_mul(size_of::<T>()).max(1)
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }

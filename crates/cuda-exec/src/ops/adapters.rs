@@ -172,12 +172,12 @@ impl AdapterTiles {
         self.rows.resize(n_rows.max(self.rows.len()), 0);
     }
 
-    /// The tiles as words.
+    /// Returns the tiles as words.
     pub fn tiles(&self) -> &[u32] {
         bytemuck::cast_slice(&self.tiles)
     }
 
-    /// The rows that they name.
+    /// Returns the rows that they name.
     pub fn rows(&self) -> &[u32] {
         &self.rows
     }

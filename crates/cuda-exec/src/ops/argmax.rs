@@ -30,7 +30,7 @@ impl ArgmaxScratch {
         })
     }
 
-    /// Device memory of such scratch.
+    /// Returns the device memory of such scratch.
     pub fn device_bytes(max_rows: usize, n_vocab: usize) -> usize {
         crate::driver::buffer_bytes::<u64>(max_rows * n_parts(n_vocab))
     }

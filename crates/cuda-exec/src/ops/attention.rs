@@ -123,7 +123,7 @@ impl AttentionScratch {
         })
     }
 
-    /// Device memory of such scratch.
+    /// Returns the device memory of such scratch.
     pub fn device_bytes(max_tokens: usize, max_seqs: usize, needs: ScratchNeeds) -> usize {
         let [n_partial, n_counters] = Self::lens(max_tokens, max_seqs, needs);
         crate::driver::buffer_bytes::<f32>(n_partial) + crate::driver::buffer_bytes::<u32>(n_counters)

@@ -98,7 +98,7 @@ impl PrefillTiles {
         self.types == [KvType::F16; 2]
     }
 
-    /// The module and the kernel.
+    /// Returns the module and the kernel.
     pub fn names(self) -> [String; 2] {
         let dim = self.dim;
         if self.is_wide {
@@ -121,7 +121,7 @@ impl PrefillTiles {
         if self.dim > MAX_WARP_DIM { 2 } else { 1 }
     }
 
-    /// Query rows of a thread block: tokens times the query heads that share a KV head.
+    /// Returns the query rows of a thread block: tokens times the query heads that share a KV head.
     pub fn rows(self) -> usize {
         16 * WARPS / self.split()
     }

@@ -17,7 +17,7 @@ fn values(len: usize) -> Vec<f32> {
         .collect()
 }
 
-/// A device, with grids of `max_grid_rows` rows.
+/// Returns a device, with grids of `max_grid_rows` rows.
 fn ops(max_grid_rows: usize) -> (Device, Ops) {
     let device = simulated(&Simulator::new(&SimOptions::default()));
     let ops = Ops {

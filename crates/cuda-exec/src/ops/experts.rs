@@ -54,7 +54,7 @@ impl DeviceRoutes {
         })
     }
 
-    /// Device memory of such a room.
+    /// Returns the device memory of such routes.
     pub fn device_bytes(max_rows: usize, n_experts: usize, n_used: usize) -> usize {
         let n_choices = max_rows.saturating_mul(n_used);
         if n_choices > MAX_CHOICES {

@@ -47,7 +47,7 @@ impl LatentKernels {
     }
 }
 
-/// Dynamic shared memory: two tiles of rows, padded, and a quarter of the scores for each of four warps.
+/// Returns the dynamic shared memory: two tiles of rows, padded, and a quarter of the scores for each of four warps.
 fn shared_bytes(dim: usize, n_rows: usize) -> usize {
     2 * TILE * (dim + 8) * 2 + n_rows * 4 * (TILE + 8) * 4
 }
@@ -102,7 +102,7 @@ struct SplitRuns<'a> {
     n_runs: usize,
 }
 
-/// The arguments that decoding and prefill share.
+/// Appends the arguments that decoding and prefill share.
 fn with_store<'a>(
     args: Args<'a>,
     attention: &Attention<Buffer<f32>>,

@@ -193,7 +193,7 @@ impl QuantizedRows {
         })
     }
 
-    /// Device memory of such rows.
+    /// Returns the device memory of such rows.
     pub fn device_bytes(n_rows: usize, width: usize) -> usize {
         let len = n_rows * width.next_multiple_of(32);
         crate::driver::buffer_bytes::<i8>(len) + crate::driver::buffer_bytes::<Q8Scale>(len / 32)

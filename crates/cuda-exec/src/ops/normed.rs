@@ -308,7 +308,7 @@ mod tests {
             }
         }
 
-        /// The normed row in both forms.
+        /// Returns the normed row in both forms.
         fn bits(&self, device: &Device) -> (Vec<u32>, Vec<i8>, Vec<crate::Q8Scale>) {
             let form = self.quantized.view();
             let bytes = device.download(form.bytes).unwrap();

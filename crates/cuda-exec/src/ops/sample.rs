@@ -77,7 +77,7 @@ impl SampleScratch {
         })
     }
 
-    /// Device memory of such scratch.
+    /// Returns the device memory of such scratch.
     pub fn device_bytes(max_rows: usize, n_vocab: usize) -> usize {
         crate::driver::buffer_bytes::<f32>(max_rows * n_vocab)
             + crate::driver::buffer_bytes::<u64>(SamplePlan::of(n_vocab).part_words(max_rows))
@@ -158,7 +158,7 @@ impl SampleRecord {
         self.flags & (Self::GREEDY | Self::RAW) == 0 && !keeps_few
     }
 
-    /// The record as words.
+    /// Returns the record as words.
     pub fn to_words(&self) -> [u32; Self::WORDS] {
         bytemuck::cast(*self)
     }

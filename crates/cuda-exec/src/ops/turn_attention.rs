@@ -203,7 +203,7 @@ mod tests {
         One(usize),
     }
 
-    /// The output, its quantized form, and the stored keys and values.
+    /// Runs it; returns the output, its quantized form, and the stored keys and values.
     fn run(case: &Case, how: How, n_scratch_tokens: usize) -> (Vec<f32>, Vec<u8>) {
         let &Case {
             n_heads,

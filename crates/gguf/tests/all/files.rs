@@ -32,7 +32,7 @@ fn write_part(path: &Path, spec: &PartSpec) {
     out.finish().unwrap();
 }
 
-/// A model of three parts with the tensors `a`, `b` and `c`.
+/// Returns a model of three parts with the tensors `a`, `b` and `c`.
 fn three_parts() -> (TempDir, Vec<PathBuf>) {
     let dir = tempfile::tempdir().unwrap();
     let paths: Vec<PathBuf> = (1..=3)
@@ -249,7 +249,7 @@ fn foreign_versions_are_named() {
     );
 }
 
-/// A file of 4 GiB, nearly all of it a hole.
+/// Returns a file of 4 GiB, nearly all of it a hole.
 #[cfg(target_pointer_width = "64")]
 fn sparse_model(dir: &TempDir) -> PathBuf {
     let path = dir.path().join("sparse.gguf");

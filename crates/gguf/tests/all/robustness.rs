@@ -155,7 +155,7 @@ fn any_value() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// A type and one to four dimensions that suit it.
+/// Generates a type and one to four dimensions that fit it.
 fn any_tensor() -> impl Strategy<Value = (TensorType, Vec<u64>)> {
     let dims = prop::collection::vec(1..4_u64, 1..=4);
     (prop::sample::select(TensorType::ALL), dims).prop_map(|(ty, mut dims)| {

@@ -9,12 +9,12 @@ use tokenmill_testkit::{
     engines,
 };
 
-/// The last layer on the device.
+/// Returns the placement with the last layer on the device.
 fn last_layer(network: &NetworkShape) -> Placement {
     Placement::last_layers(network, 1)
 }
 
-/// Each layer placed in the same way.
+/// Returns the placement with each layer placed in the same way.
 fn alike(network: &NetworkShape, layer: LayerPlacement) -> Placement {
     Placement::new(network, vec![layer; network.layers.len()])
 }
@@ -37,7 +37,7 @@ const EXPERTS_ON_HOST: LayerPlacement = LayerPlacement {
     experts: Side::Host,
 };
 
-/// A network on two backends of the host.
+/// Returns a network on two backends of the host.
 fn on_hosts(
     n_threads: usize,
     placement: fn(&NetworkShape) -> Placement,

@@ -39,7 +39,7 @@ fn options() -> ModelOptions {
     }
 }
 
-/// A group of ranks, each on a backend that is made with its end of the group.
+/// Returns a group of ranks, each on a backend that is made with its end of the group.
 fn group<B: Compiled>(
     model: &TinyModel,
     n_ranks: usize,
@@ -59,7 +59,7 @@ fn group<B: Compiled>(
     Ok(GroupExecutor::start(ranks, group).expect("threads"))
 }
 
-/// A group of simulated GPUs, with the tests' ends of them.
+/// Returns a group of simulated GPUs, with the tests' ends of them.
 fn on_gpus(model: &TinyModel, n_ranks: usize) -> (GroupExecutor, Vec<Simulator>) {
     let simulators: Vec<_> = (0..n_ranks)
         .map(|_| Simulator::new(&SimOptions::default()))

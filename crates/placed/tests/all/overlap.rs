@@ -47,7 +47,7 @@ fn options() -> ModelOptions {
     }
 }
 
-/// A network with its last two layers on the device.
+/// Returns a network with its last two layers on the device.
 fn split<H: SplitOperations, D: SplitOperations>(
     model: &TinyModel,
     (host, device): (H, D),
@@ -81,7 +81,7 @@ fn ids(n: usize, own: usize) -> Vec<u32> {
     (0..n as u32).map(|idx| (idx * 7 + 3 + own as u32) % 96).collect()
 }
 
-/// A step of prompts with so many tokens, whose last rows are sampled.
+/// Returns a step of prompts with so many tokens, whose last rows are sampled.
 fn prompts(lens: &[usize]) -> ForwardBatch {
     let mut batch = ForwardBatch::default();
     let mut n_pages = 0;
@@ -322,7 +322,7 @@ fn a_part_that_fails_on_the_host_puts_all_pages_back() {
     }
 }
 
-/// The networks with experts next to a network shared by all tokens, and the products of that network.
+/// Returns the networks with experts next to a network shared by all tokens, and the products of that network.
 fn shared_networks() -> Vec<(&'static str, TinyModel, u64)> {
     let n_products = |name: &str| match name {
         // Gate, up and down.
@@ -348,7 +348,7 @@ fn shared_networks() -> Vec<(&'static str, TinyModel, u64)> {
     networks
 }
 
-/// A network with only its experts on the host.
+/// Returns a network with only its experts on the host.
 fn with_host_experts<H: SplitOperations, D: SplitOperations>(
     model: &TinyModel,
     sides: (H, D),
@@ -363,7 +363,7 @@ where
     with_layers(model, sides, place)
 }
 
-/// A network whose layers are all placed in the same way.
+/// Returns a network whose layers are all placed in the same way.
 fn with_layers<H: SplitOperations, D: SplitOperations>(
     model: &TinyModel,
     (host, device): (H, D),

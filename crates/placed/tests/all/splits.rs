@@ -72,7 +72,7 @@ fn options() -> ModelOptions {
     }
 }
 
-/// All placements of whole layers in order, then every choice of halves for one layer, then random ones.
+/// Lists all placements of whole layers in order, then every choice of halves for one layer, then random ones.
 fn placements(n_random: usize) -> Vec<Vec<LayerPlacement>> {
     let side = |is_device| if is_device { Side::Device } else { Side::Host };
     let mut all: Vec<_> = (0..=N_LAYERS)

@@ -51,7 +51,7 @@ impl<K: Copy + Eq + Hash> Recent<K> {
 }
 
 impl Residency {
-    /// Empty caches.
+    /// Creates empty caches.
     pub fn new() -> Self {
         Self::default()
     }

@@ -62,7 +62,7 @@ impl Layout {
         bytes
     }
 
-    /// The descriptor of a matrix at an address, without the address.
+    /// Returns the descriptor of a matrix at an address, without the address.
     fn descriptor(self) -> u64 {
         let stride = if self.swizzle == 0 {
             256

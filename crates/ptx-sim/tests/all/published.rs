@@ -15,7 +15,7 @@ const ASSEMBLED: Assembled = Assembled {
     code_bytes: 512,
 };
 
-/// A kernel of three buffers and a number of elements: `%d1` to `%d3` are this thread's numbers in them.
+/// Returns a kernel of three buffers and a number of elements: `%d1` to `%d3` are this thread's numbers in them.
 fn kernel(body: &str) -> String {
     format!(
         ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 a, .param .u64 b, .param .u64 c, .param .u32 n) {{

@@ -411,7 +411,7 @@ fn the_time_of_a_wait_is_estimated_and_a_deadlock_refused() {
     );
 }
 
-/// A persistent kernel: each thread block, one warp, computes every so many rows of a product with a matrix of 64 by 64, and after a barrier of the
+/// Returns a persistent kernel: each thread block, one warp, computes every so many rows of a product with a matrix of 64 by 64, and after a barrier of the
 /// grid the same rows of a second product, whose input is the result of the first.
 fn two_products(barrier: &str) -> String {
     let sums: String = [16, 8, 4, 2, 1]

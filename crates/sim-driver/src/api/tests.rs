@@ -27,7 +27,7 @@ macro_rules! call {
     }};
 }
 
-/// A context of a GPU that is current on this thread.
+/// Opens a context of a GPU that is current on this thread.
 fn open(simulator: &Simulator) -> *mut c_void {
     let mut context = ptr::null_mut();
     let device = simulator.ordinal() as c_int;

@@ -82,7 +82,7 @@ impl Scene {
         scene.rescheduled(random)
     }
 
-    /// The same sequences in other pages and steps.
+    /// Returns the same sequences in other pages and steps.
     pub(super) fn rescheduled(&self, random: &mut Random) -> Self {
         let mut left: Vec<usize> = self.sequences.iter().map(Vec::len).collect();
         let mut steps = Vec::new();
@@ -107,7 +107,7 @@ impl Scene {
         }
     }
 
-    /// The same sequences, one after the other, each in one step.
+    /// Returns the same sequences, one after the other, each in one step.
     pub(super) fn alone(&self, random: &mut Random) -> Self {
         Self {
             pages: self.shuffled_pages(random),

@@ -338,7 +338,7 @@ fn an_adapter_of_another_model_is_refused_by_what_differs() {
     comparisons.compared(1);
 }
 
-/// A folder's files of an adapter of rank 1 for one module, all of whose numbers are 1.
+/// Returns a folder's files of an adapter of rank 1 for one module, all of whose numbers are 1.
 fn ones(module: &str, n_out: usize, n_in: usize) -> [Vec<u8>; 2] {
     let name = |matrix| format!("base_model.model.{module}.lora_{matrix}.weight");
     let header = serde_json::json!({

@@ -20,7 +20,7 @@ fn on(simulator: &Simulator, model: &Model, change: impl FnOnce(CudaBackend) -> 
     engines::load(model, change(backend), &options()).expect("a tiny model loads")
 }
 
-/// A layer whose rows divide into superblocks.
+/// Returns a layer whose rows divide into superblocks.
 fn wide(ty: TensorType) -> Model {
     let mut descriptor = tiny_llama();
     descriptor.layers.truncate(1);

@@ -7,7 +7,7 @@ use tokenmill_gguf::{GgufFile, GgufWriter, TensorType};
 use tokenmill_model::{ControlVector, LoadError, Model, ModelOptions};
 use tokenmill_testkit::{NaiveBackend, Random, TinyModel, engines, generate::all_logits, tiny_llama};
 
-/// A control vector's file with one direction.
+/// Returns a control vector's file with one direction.
 fn file(arch: &str, name: &str, values: &[f32]) -> GgufFile {
     let mut writer = GgufWriter::new();
     writer

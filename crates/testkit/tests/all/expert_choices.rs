@@ -48,7 +48,7 @@ fn exact(model: &Model, prompt: &[u32], routes: Vec<Vec<u32>>) -> Run {
     Run { logits, routes }
 }
 
-/// The divergence of the distributions at each position.
+/// Returns the divergence of the distributions at each position.
 fn divergences(expected: &[f32], found: &[f32], n_vocab: usize) -> Vec<f64> {
     let log_softmax = |row: &[f32]| -> Vec<f64> {
         let max = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));

@@ -32,7 +32,7 @@ struct Quantized {
     scales: Vec<f32>,
 }
 
-/// The value of a code, from the definition of the format.
+/// Returns the value of a code, from the definition of the format.
 fn decode(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
     let magnitude = match exponent {
@@ -42,7 +42,7 @@ fn decode(code: u8) -> f32 {
     if code < 128 { magnitude } else { -magnitude }
 }
 
-/// The code of the nearest value.
+/// Returns the code of the nearest value.
 fn encode(value: f32) -> u8 {
     let distance = |code: &u8| (decode(*code) - value.abs()).abs();
     let code = (0..0x7f).min_by(|a, b| distance(a).total_cmp(&distance(b)));
@@ -92,7 +92,7 @@ impl Quantized {
         }
     }
 
-    /// The same numbers in BF16.
+    /// Returns the same numbers in BF16.
     fn dequantized(&self) -> Stored {
         let values = self.codes.iter().enumerate();
         let values =
@@ -157,7 +157,7 @@ fn load(folder: &Path) -> Result<Loaded<CpuBackend>, LoadError> {
     engines::load(&Model::open(folder)?, backend, &options())
 }
 
-/// The logits of a network, and the bytes that its weights take in memory.
+/// Returns the logits of a network, and the bytes that its weights take in memory.
 fn logits(config: &Value, tensors: &Tensors) -> (Vec<u32>, usize) {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), config, tensors);

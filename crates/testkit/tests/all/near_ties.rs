@@ -66,7 +66,7 @@ fn log_softmax(row: &[f32]) -> Vec<f32> {
     row.iter().map(|&x| x - max - sum.ln() as f32).collect()
 }
 
-/// The demo model's folder and reference.
+/// Returns the demo model's folder and reference.
 fn demo(folder: Option<PathBuf>) -> Option<(PathBuf, Value)> {
     let folder = folder?;
     let reference = serde_json::from_slice(&std::fs::read(folder.join("reference.json")).unwrap()).unwrap();

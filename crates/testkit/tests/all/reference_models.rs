@@ -54,7 +54,7 @@ fn argmax(row: &[f32]) -> u32 {
     row.iter().position(|&x| x == max).unwrap() as u32
 }
 
-/// The mean surprise of each token of a window given those before it.
+/// Returns the mean surprise of each token of a window given those before it.
 fn mean_nll(logits: &[f32], tokens: &[u32]) -> f64 {
     let n_vocab = logits.len() / tokens.len();
     let surprises = (logits.chunks_exact(n_vocab))

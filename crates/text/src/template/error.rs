@@ -101,7 +101,7 @@ impl Fault {
         }
     }
 
-    /// A [`Fault::Type`] with a ready message.
+    /// Returns a [`Fault::Type`] with a ready message.
     pub(super) fn type_error(problem: impl Into<String>) -> Self {
         Self::Type(problem.into())
     }

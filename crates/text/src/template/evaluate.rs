@@ -170,7 +170,7 @@ impl<'t> Interpreter<'t> {
         self.finish(text)
     }
 
-    /// The value of a finished buffer.
+    /// Returns the value of a finished buffer.
     pub(super) fn finish(&self, text: TextBuf) -> Result<Value, Fault> {
         let (text, trust) = text.into_parts();
         self.meter.text_with_trust(text, false, trust)

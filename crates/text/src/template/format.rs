@@ -260,7 +260,7 @@ pub(super) fn str_format(
     out.push_part(template, rest)
 }
 
-/// The value of a field such as `0`, `name.attribute` or `rows[2]`; an empty one is the next positional argument.
+/// Returns the value of a field such as `0`, `name.attribute` or `rows[2]`; an empty one is the next positional argument.
 fn field_value(
     path: &str,
     args: &Arguments,

@@ -88,7 +88,7 @@ struct KnownNames {
 }
 
 impl<'t> Interpreter<'t> {
-    /// An interpreter whose outermost scope holds those entries of `context` that the template names. Texts of the
+    /// Creates an interpreter whose outermost scope holds those entries of `context` that the template names. Texts of the
     /// variables in `trusted` count as the template's own.
     pub(super) fn new(
         program: &'t Program,
@@ -214,7 +214,7 @@ impl<'t> Interpreter<'t> {
         Ok(result)
     }
 
-    /// The text that `body` writes, as a value.
+    /// Returns the text that `body` writes, as a value.
     fn capture(&mut self, body: impl FnOnce(&mut Self) -> Result<(), Fault>) -> Result<Value, Fault> {
         self.outputs.push(TextBuf::new(&self.meter));
         body(self)?;

@@ -13,7 +13,7 @@ use super::{
     value::Value,
 };
 
-/// The value of a piece of JSON.
+/// Returns the value of a piece of JSON.
 pub(super) fn from_json(json: &serde_json::Value, meter: &Rc<Meter>, depth: usize) -> Result<Value, Fault> {
     if depth > super::value::MAX_NESTING {
         return Err(Fault::Limit(super::error::TemplateLimit::Nesting(

@@ -152,12 +152,12 @@ impl TextBuf {
         self.text.len()
     }
 
-    /// The string alone.
+    /// Returns only the string.
     pub(super) fn into_string(self) -> String {
         self.text
     }
 
-    /// The string and its trust; their memory is given back.
+    /// Returns the string and its trust; their memory is given back.
     pub(super) fn into_parts(self) -> (String, Trust) {
         (self.text, self.trust)
     }

@@ -17,7 +17,7 @@ use super::{
 /// A method: the interpreter, the receiver, the arguments.
 pub(super) type MethodFn = for<'t> fn(&mut Interpreter<'t>, &Value, &Arguments) -> Result<Value, Fault>;
 
-/// The method of that name, for the type of `receiver`.
+/// Returns the method of that name, for the type of `receiver`.
 pub(super) fn find(receiver: &Value, name: &str) -> Option<MethodFn> {
     match receiver {
         Value::Str(_) => find_str(name),
@@ -285,7 +285,7 @@ fn swap_case(text: &str) -> String {
     out
 }
 
-/// The one argument, a string.
+/// Returns the one argument, a string.
 fn one_str(args: &Arguments, function: &str) -> Result<Box<str>, Fault> {
     match args.bind(function, ["string"])? {
         [Some(Value::Str(text))] => Ok(text.body.clone()),
@@ -476,7 +476,7 @@ fn split(this: &Interpreter<'_>, receiver: &Value, args: &Arguments, from_end: b
     text_list(this, text_of(receiver), parts.into_iter())
 }
 
-/// The parts of a text, as strings.
+/// Returns the parts of a text, as strings.
 fn text_list<'a>(
     this: &Interpreter<'_>,
     whole: &Text,

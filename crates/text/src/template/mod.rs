@@ -143,7 +143,7 @@ impl ChatTemplate {
         })
     }
 
-    /// The text that it was parsed from.
+    /// Returns the text that it was parsed from.
     pub fn source(&self) -> &str {
         &self.source
     }

@@ -16,7 +16,7 @@ use super::{
 /// A test of a value.
 pub(super) type PredicateFn = for<'t> fn(&mut Interpreter<'t>, &Value, &Arguments) -> Result<bool, Fault>;
 
-/// The test of that name.
+/// Returns the test of that name.
 pub(super) fn find(name: &str) -> Option<PredicateFn> {
     Some(match name {
         "defined" => |_, value, _| Ok(!matches!(value, Value::Undefined(_))),

@@ -39,7 +39,7 @@ impl Trust {
         }
     }
 
-    /// The trust of a part of the text.
+    /// Returns the trust of a part of the text.
     pub(super) fn of_part(&self, part: &Range<usize>) -> Self {
         let mut trust = Self::default();
         for range in &self.ranges {
@@ -56,7 +56,7 @@ impl Trust {
         *self == Self::all(len)
     }
 
-    /// Memory the ranges take.
+    /// Returns the bytes of memory that the ranges take.
     pub(super) fn n_bytes(&self) -> usize {
         self.ranges.len() * size_of::<Range<usize>>()
     }

@@ -77,7 +77,7 @@ impl AddedTokens {
         matcher.split(text, emit);
     }
 
-    /// The id of the special token with this text.
+    /// Returns the id of the special token with this text.
     pub(crate) fn id_of(&self, text: &str) -> Option<u32> {
         self.all
             .tokens

@@ -53,7 +53,7 @@ impl KeyMap {
         None
     }
 
-    /// The id of a key.
+    /// Returns the id of a key.
     pub(crate) fn get(&self, key: &[u8]) -> Option<u32> {
         if key.len() > self.max_len {
             return None;
@@ -63,12 +63,12 @@ impl KeyMap {
             .map(|entry| entry.id)
     }
 
-    /// Length of the longest key in bytes.
+    /// Returns the length of the longest key in bytes.
     pub(crate) fn max_len(&self) -> usize {
         self.max_len
     }
 
-    /// All keys with their ids, in no order.
+    /// Lists all keys with their ids, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&[u8], u32)> {
         self.entries
             .iter()

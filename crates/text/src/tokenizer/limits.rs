@@ -70,7 +70,7 @@ impl Growth {
         }
     }
 
-    /// The bound once `normalizer` was applied as well.
+    /// Returns the bound after `normalizer` as well.
     fn after(self, normalizer: &Normalizer) -> Self {
         match normalizer {
             // The most that UTF-8 text grows by, from Unicode's FAQ on normalization.

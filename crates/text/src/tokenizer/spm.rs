@@ -21,7 +21,7 @@ pub(crate) struct Spm {
     wholeness: Wholeness,
 }
 
-/// A rank that orders as the score does, the highest score first.
+/// Returns a rank with the order of scores, the highest score first.
 fn rank_of(score: f32) -> u32 {
     // Adding zero makes negative zero positive; the bits of floats then order like integers, negative ones backwards.
     let bits = (score + 0.0).to_bits();

@@ -155,7 +155,7 @@ impl Vocab {
         self.ends.len()
     }
 
-    /// The bytes of a token; `None` outside the vocabulary.
+    /// Returns the bytes of a token; `None` outside the vocabulary.
     pub(crate) fn bytes(&self, id: u32) -> Option<&[u8]> {
         let idx = id as usize;
         let end = *self.ends.get(idx)? as usize;
@@ -163,7 +163,7 @@ impl Vocab {
         Some(&self.bytes[start..end])
     }
 
-    /// The kind of a token; `None` outside the vocabulary.
+    /// Returns the kind of a token; `None` outside the vocabulary.
     pub(crate) fn kind(&self, id: u32) -> Option<TokenKind> {
         self.kinds.get(id as usize).copied()
     }

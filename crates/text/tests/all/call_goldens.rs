@@ -222,7 +222,7 @@ fn parts(format: &ReplyFormat, tail: &str, written: &str, cuts: &[usize]) -> Vec
     joined
 }
 
-/// The calls of an answer, and its text.
+/// Returns the calls of an answer, and its text.
 fn calls(parts: &[Part]) -> (Vec<(String, Value)>, String) {
     let (mut calls, mut text) = (Vec::new(), String::new());
     let mut arguments = String::new();

@@ -117,7 +117,7 @@ fn an_end_mark_that_is_marked_as_normal_is_a_special_token() {
     assert!(!tokenizer.encode("<|endoftext|>", PLAIN).contains(&(kinds as u32)));
 }
 
-/// The error of the tokenizer file with some of its parts replaced.
+/// Returns the error of the tokenizer file with some of its parts replaced.
 fn json_error(parts: &[(&str, serde_json::Value)]) -> String {
     let mut json: serde_json::Value = serde_json::from_str(include_str!("support/tokenizer.json")).unwrap();
     for (name, part) in parts {
@@ -415,7 +415,7 @@ proptest! {
     }
 }
 
-/// The metadata with one entry dropped, replaced, shortened, lengthened or reordered.
+/// Returns the metadata with one entry dropped, replaced, shortened, lengthened or reordered.
 fn edited(metadata: &Metadata, &(key, how, number, ref word): &(usize, usize, u32, String)) -> Metadata {
     let keys = metadata.len();
     let mut out = Metadata::new();
@@ -475,7 +475,7 @@ fn edited(metadata: &Metadata, &(key, how, number, ref word): &(usize, usize, u3
     out
 }
 
-/// The error of a byte-level vocabulary with one entry replaced.
+/// Returns the error of a byte-level vocabulary with one entry replaced.
 fn error_with(key: &str, value: impl Into<Value>) -> String {
     let mut metadata = Metadata::new();
     for (name, old) in vocabularies::byte_level("gpt-2").iter() {

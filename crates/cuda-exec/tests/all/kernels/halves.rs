@@ -165,7 +165,7 @@ fn products_in_f16_read_weights_once() {
     }
 }
 
-/// A gate and up of a type in f16.
+/// Returns a gate and up of a type in f16.
 fn gated(ty: TensorType, rows: &[f32], n_out: usize, n_in: usize) -> GatedProducts {
     let n_rows = rows.len() / n_in;
     let mut sim = Sim::new();

@@ -96,7 +96,7 @@ fn norms_add_the_residual_and_quantize() {
     }
 }
 
-/// The kernels that take rows of a width, with their threads.
+/// Returns the kernels that take rows of a width, with their threads.
 fn kernels(width: usize) -> Vec<(&'static str, usize)> {
     let mut kernels = vec![("add_norm", 256)];
     if width.is_multiple_of(32) {

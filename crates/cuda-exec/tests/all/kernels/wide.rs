@@ -309,7 +309,7 @@ fn wide_products_read_weights_once() {
     }
 }
 
-/// A gate and up of a type; `activation` by its code.
+/// Returns a gate and up of a type; `activation` by its code.
 fn gated(
     ty: TensorType,
     width: usize,

@@ -4,7 +4,7 @@ use tokenmill_cuda_exec::{CudaBackend, Device, NcclRank};
 
 use super::*;
 
-/// A group of simulated GPUs that are joined by NCCL, with the tests' ends of them.
+/// Returns a group of simulated GPUs that are joined by NCCL, with the tests' ends of them.
 fn joined(model: &TinyModel, n_ranks: usize) -> (GroupExecutor, Vec<Simulator>) {
     let simulators: Vec<_> = (0..n_ranks)
         .map(|_| Simulator::new(&SimOptions::default()))

@@ -11,7 +11,7 @@ use tokenmill_testkit::{TinyModel, engines, tiny_llama};
 
 use super::scene::{OnGpu, advance, assert_same_bits, options, sequences};
 
-/// A layer of each kind, then attention.
+/// Returns a layer of each kind, then attention.
 pub(crate) fn hybrid() -> TinyModel {
     let mut descriptor = tiny_llama();
     let delta_net = MixerDescriptor::DeltaNet(DeltaNetDescriptor {

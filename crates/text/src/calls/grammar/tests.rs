@@ -441,7 +441,7 @@ fn what_a_format_has_no_words_for_is_refused_by_name_or_left_to_the_model() {
     );
 }
 
-/// A tool `name` with these properties.
+/// Returns a tool `name` with these properties.
 fn tool(name: &str, strict: bool, parameters: &Value) -> Value {
     json!({"function": {"name": name, "strict": strict, "parameters": parameters}})
 }

@@ -227,7 +227,7 @@ fn what_has_no_translation_is_refused_with_its_line() {
     );
 }
 
-/// A grammar of `levels` rules, each of which names the next `n_times` over; the last one is `"a"`.
+/// Returns a grammar of `levels` rules, each of which names the next `n_times` over; the last one is `"a"`.
 fn doubling(levels: u32, n_times: usize) -> String {
     let mut grammar = "root ::= r0\n".to_owned();
     for rule in 0..levels {

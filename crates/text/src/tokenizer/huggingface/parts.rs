@@ -31,7 +31,7 @@ pub(super) enum PatternPart {
     Regex(String),
 }
 
-/// The default of flags that are on unless the file says otherwise.
+/// Returns the default of flags that are on unless the file says otherwise.
 fn yes() -> bool {
     true
 }
@@ -402,7 +402,7 @@ impl Around {
         self.prefix.len() + self.suffix.len()
     }
 
-    /// The ids, once each is known to be in the vocabulary.
+    /// Returns the ids, once each is known to be in the vocabulary.
     pub(super) fn resolve(self, texts: &[Option<String>]) -> Result<(Vec<u32>, Vec<u32>), TokenizerError> {
         let out_of_range = |id: &&u32| texts.get(**id as usize).is_none_or(Option::is_none);
         match self.prefix.iter().chain(&self.suffix).find(out_of_range) {

@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    /// A pattern with look-ahead, matched by a backtracking engine, matches isolated.
+    /// Splits by a pattern with look-ahead in a backtracking engine; matches are separate pieces.
     fn backtracked(regex: &fancy_regex::Regex, text: &str) -> Vec<String> {
         let mut pieces = Vec::new();
         let mut done = 0;

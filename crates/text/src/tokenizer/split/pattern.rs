@@ -71,7 +71,7 @@ pub(super) const KNOWN: &[(&str, WordRule)] = &[
 ];
 
 impl Pattern {
-    /// The hand-written rule that splits as `source` does, if there is one.
+    /// Returns the hand-written rule that splits as `source` does, if there is one.
     pub(crate) fn known_rule(source: &str) -> Option<WordRule> {
         let source = with_escapes(source);
         KNOWN
@@ -104,7 +104,7 @@ impl Pattern {
         })
     }
 
-    /// A splitter at every occurrence of a string.
+    /// Returns a splitter at every occurrence of a string.
     pub(crate) fn literal(text: &str, behavior: Behavior, is_inverted: bool) -> Result<Self, TokenizerError> {
         Self::new(&regex::escape(text), behavior, is_inverted)
     }

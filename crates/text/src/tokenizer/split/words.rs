@@ -214,7 +214,7 @@ impl Words<'_> {
         start + n_first
     }
 
-    /// The end of a piece with letters that begins at `start`, if there is one.
+    /// Returns the end of a piece with letters that begins at `start`, if there is one.
     fn end_of_letters(&self, start: usize, first: u16, n_first: usize) -> Option<usize> {
         match self.rule.letters {
             Letters::AfterSpace => {

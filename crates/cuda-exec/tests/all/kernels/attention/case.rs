@@ -187,7 +187,7 @@ impl Case {
     }
 }
 
-/// The store of one layer, and its numbers: rows by slot, KV head and element.
+/// Returns the store of one layer, and its numbers: rows by slot, KV head and element.
 fn store(
     random: &mut Random,
     n_pages: usize,

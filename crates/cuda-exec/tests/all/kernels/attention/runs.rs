@@ -33,7 +33,7 @@ pub(super) fn plain() -> Vec<Case> {
     cases
 }
 
-/// A run that begins a sequence, and one that is far from its beginning.
+/// Returns a run that begins a sequence, and one that is far from its beginning.
 pub(super) fn short_and_far(dim: usize) -> Case {
     Case::prefill(&[(0, 30), (200, 70)], 4, 1, dim)
 }

@@ -62,7 +62,7 @@ impl Step {
         self.tokens.len().max(self.n_seqs())
     }
 
-    /// The step's rows of an input.
+    /// Returns the step's rows of an input.
     pub(super) fn rows(&self, sim: &mut Sim, input: &[f32], width: usize) -> DevicePtr {
         let rows = |&token: &usize| input[token * width..][..width].iter().copied();
         sim.f32s(&self.tokens.iter().flat_map(rows).collect::<Vec<_>>())
