@@ -63,7 +63,7 @@ impl KvStore {
     /// first used.
     ///
     /// # Errors
-    /// [`CpuExecError::KvHeadDim`] if a head is no whole number of the type's blocks,
+    /// [`CpuExecError::KvHeadDim`] if a head is not a whole number of the type's blocks,
     /// [`CpuExecError::KvTooLarge`] if a size overflows, and [`CpuExecError::OutOfMemory`].
     pub fn new(
         shapes: &[KvLayerShape],
@@ -221,7 +221,7 @@ impl PageOrder {
     }
 
     /// Returns the index of the byte of column `col` and token `lane` among the bytes of 32 columns in
-    /// [`KvType::Q8_0`]. The bytes that a product sums are neighbours: four columns of a key or two tokens of
+    /// [`KvType::Q8_0`]. The bytes that a product sums are adjacent: four columns of a key or two tokens of
     /// a value.
     fn byte_index(self, lane: usize, col: usize) -> usize {
         match self {

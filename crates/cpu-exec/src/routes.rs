@@ -1,8 +1,8 @@
 //! [`Routes`]: the experts of each row of a step, and the rows of each expert.
 //!
-//! The products only follow the routes. Invariants: a row's choices depend on its own logits alone, and the
+//! The products only follow the routes. Invariants: a row's choices depend on its own logits only, and the
 //! rows of an expert are in ascending order; choices are sorted by expert, so that an expert's rows are
-//! neighbours.
+//! adjacent.
 
 use std::{cmp::Ordering, ops::Range};
 

@@ -120,7 +120,7 @@ unsafe fn row_of<T, const N: usize>(rows: *mut [[T; TILE_ROWS]; N], index: usize
     unsafe { rows.cast::<T>().add(index * TILE_ROWS) }
 }
 
-/// Moves quants so that eight columns of a row are neighbours. The fours of columns `8 k ..` and `8 k + 4 ..`
+/// Moves quants so that eight columns of a row are adjacent. The fours of columns `8 k ..` and `8 k + 4 ..`
 /// of eight rows become the eights of the first four rows, then those of the other four.
 ///
 /// # Safety

@@ -127,7 +127,7 @@ impl Map {
         // SAFETY: `offset` is below a huge page, by which the mapping is longer than `len`.
         let start = unsafe { base.cast::<u8>().add(offset) };
         // SAFETY: the range is inside the mapping. The advice changes no content; a system without huge pages refuses
-        // it, which is no error here.
+        // it, which is not an error here.
         unsafe {
             libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE);
         }

@@ -14,7 +14,7 @@
 //! | keys, biased by 128 | `[8 groups of columns][16 tokens][4 columns]` |
 //! | values | `[8 pairs of tokens][32 columns][2 tokens]` |
 //!
-//! The numbers that a product sums are neighbours.
+//! The numbers that a product sums are adjacent.
 
 use std::{mem::MaybeUninit, ops::Range};
 

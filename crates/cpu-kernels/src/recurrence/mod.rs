@@ -1,4 +1,4 @@
-//! [`conv_run`], [`delta_run`], [`ssm_run`]: some tokens of a recurrent layer, for some neighbouring channels.
+//! [`conv_run`], [`delta_run`], [`ssm_run`]: some tokens of a recurrent layer, for some adjacent channels.
 //!
 //! Unlike in a product, a state is read, changed and written at every token. A run takes several tokens of
 //! one sequence, so that its part of the state stays in the first-level cache. A state is `[n, n_lanes]`: the

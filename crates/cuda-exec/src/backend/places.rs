@@ -125,7 +125,7 @@ impl Places {
         }
         ends[0] = 0;
         for (token_idx, last) in batch.last_seen.iter().enumerate() {
-            // The sum may wrap, since kernels use only the difference of two neighbours.
+            // The sum may wrap, since kernels use only the difference of two adjacent sums.
             ends[token_idx + 1] = ends[token_idx].wrapping_add(last + 1);
         }
         for start_of in page_starts {

@@ -45,7 +45,7 @@ pub struct Change<'a> {
 #[derive(Debug)]
 pub struct AdapterTable(Buffer<Record>);
 
-/// Mirrors `Change` in `lora.cu`. A rank of 0 is no change.
+/// Mirrors `Change` in `lora.cu`. A rank of 0 means no change.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Record {

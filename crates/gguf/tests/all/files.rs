@@ -382,7 +382,7 @@ fn links_are_followed_inside_the_folder_and_into_the_cache_of_the_hub() {
         )
     );
     assert_eq!(read("absent").unwrap_err().kind(), std::io::ErrorKind::NotFound);
-    // The same link into `blobs` from a folder that is no snapshot.
+    // The same link into `blobs` from a folder that is not a snapshot.
     let plain = dir.path().join("plain");
     fs::create_dir(&plain).unwrap();
     symlink("../models--a--b/blobs/4567", plain.join("config.json")).unwrap();

@@ -263,7 +263,7 @@ mod tests {
         let of_id = json!({"$id": "http://a/", "$defs": {"b": {"$id": "b", "$defs": {"c": {"$ref": "#/$defs/d"}, "d": {}}}},
             "$ref": "b#/$defs/c"});
         assert!(longest(&of_id).unwrap().n_nodes >= 3);
-        // A property named `$ref` is no reference.
+        // A property named `$ref` is not a reference.
         check(&json!({"properties": {"$ref": {"type": "string"}}}), 1);
     }
 

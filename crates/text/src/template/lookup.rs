@@ -97,7 +97,7 @@ impl<'t> Interpreter<'t> {
                 None => None,
             },
             Value::Dict(dict) => match index {
-                // An unhashable key is no key.
+                // An unhashable value is never a key.
                 Value::List(_) | Value::Dict(_) => None,
                 _ => dict.get(index, &self.meter)?.cloned(),
             },

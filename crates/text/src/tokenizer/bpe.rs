@@ -20,7 +20,7 @@ pub(crate) enum Alphabet {
     Characters {
         bytes: Option<Box<[Option<u32>; 256]>>,
         unknown: Option<u32>,
-        /// Whether neighbouring unknown characters become one token.
+        /// Whether adjacent unknown characters become one token.
         fuses_unknown: bool,
     },
 }

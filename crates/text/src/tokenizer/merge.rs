@@ -23,7 +23,7 @@ pub(crate) struct Symbol {
     pub(crate) id: u32,
     /// Where its bytes begin in the text.
     pub(crate) start: u32,
-    /// How many bytes it has; 0 once it was merged into its left neighbour.
+    /// How many bytes it has; 0 once it was merged into the symbol on its left.
     pub(crate) n_bytes: u32,
     prev: u32,
     next: u32,
