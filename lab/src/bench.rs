@@ -6,11 +6,12 @@
 //! | `serve` | the server, compared with llama.cpp's under the same load |
 //! | `engine` | the engine: batches against the bare executor, the prefix cache, the rhythm of streams, idling |
 //! | `device` | a GPU: graphs against eager launches, batches, copies |
-//! | `kernels` | what the kernels ask of the memory, counted on the simulator |
+//! | `kernels` | memory traffic of the kernels, counted on the simulator |
 //!
-//! Each is a file. Models are synthetic, of real shapes. The parts of `cells`: `cell` lists what is measured, `side` says by whom
-//! and reads what it prints (`output`, `process`), `limits` samples the machine, `roofline` says what it leaves a model by
-//! format, `steps` what single steps reach of it, `record` keeps the figures, `report` and `chart` show them.
+//! Each is a file. Models are synthetic, of real shapes. The parts of `cells`: `cell` lists the measurements, `side` runs the
+//! programs and reads their output (`output`, `process`), `limits` samples the machine, `roofline` computes the speed that these
+//! limits allow a model by format, `steps` measures how much of that single steps reach, `record` keeps the figures, `report` and
+//! `chart` show them.
 
 mod cell;
 mod cells;
@@ -65,7 +66,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Tells the release build that it was started by another.
+/// Marks the release build as started by another build.
 const IN_RELEASE: &str = "TOKENMILL_BENCH_IN_RELEASE";
 
 /// Starts this command again as a release build, for tools that compute steps of models themselves.

@@ -1,8 +1,8 @@
 //! `conformance`: the suite that every backend must pass, on a device of choice, outside of the test runner.
 //!
-//! Separate from the tests, which run it on the CPU and on the simulated device everywhere, because a real GPU is met on
-//! machines without a compiler. A GPU promises equal bits where its steps are batch-invariant, so there the claims about company are checked
-//! once more, by their bits; elsewhere results may differ by a tolerance. Invariant: a claim that panics fails alone; the others are still checked.
+//! The tests run the suite everywhere on the CPU and on the simulated device; this command is for real GPUs, on machines without a compiler. A GPU
+//! promises equal bits if its steps are batch-invariant, so there the claims about other rows in a batch are checked once more, by their bits;
+//! elsewhere results may differ by a tolerance. Invariant: a claim that panics fails alone; the others are still checked.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -122,17 +122,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The first GPU, which was opened before.
+/// Returns the first GPU, which was opened before.
 fn gpu() -> CudaBackend {
     let device = crate::gpu::open().expect("the GPU was opened before");
     CudaBackend::new(device).expect("the driver loads the kernels")
 }
 
-/// How a network is loaded.
+/// Loads a network.
 type Load = fn(usize, &TinyModel, &ModelOptions) -> Box<dyn Executor>;
 
-/// Checks a GPU: all claims with the tolerance of products that add in different orders, and those about company by their bits where steps are
-/// batch-invariant.
+/// Checks a GPU: all claims with the tolerance of products that add in different orders, and those about other rows in a batch by their bits if
+/// steps are batch-invariant.
 fn check_gpu(load: Load, load_invariant: Load, filter: &str) -> Vec<Outcome> {
     let subject = |load, company| Subject {
         load,

@@ -1,10 +1,9 @@
-//! `device-bisect`: from a GPU that computes something wrong to the one kernel that is.
+//! `device-bisect`: finds the one kernel that is wrong on a GPU.
 //!
-//! Separate from the checks, which say that something is wrong. The search goes from small to large: kernels one by one at a part of their size,
-//! at their whole size, in the steps of a model, and then the ways of launching. Each suspected launch is recorded with its buffers, and a
-//! simulated device repeats it; the first launch whose results differ has the kernel. The parts: `repeat` compares a launch with its
-//! repetition, `steps` goes through a model's launches, `ways` halves them, `dump` keeps the launch in a file. Invariant: the search ends with the
-//! first finding, since a device that failed may be lost.
+//! The search goes from small to large: kernels one by one at a part of their size, at their whole size, in the steps of a model, and then the
+//! ways of launching. Each suspected launch is recorded with its buffers, and a simulated device repeats it; the first launch whose results differ
+//! has the kernel. The parts: `repeat` compares a launch with its repetition, `steps` goes through a model's launches, `ways` bisects them, `dump`
+//! keeps the launch in a file. Invariant: the search ends with the first finding, since a device that failed may be lost.
 
 mod dump;
 mod repeat;
@@ -55,12 +54,12 @@ pub struct Args {
 /// Longest wait for the device: a kernel that does not end is a finding.
 const WAIT_LIMIT: Duration = Duration::from_secs(20);
 
-/// Times that a step is launched in each way: an order that is not kept need not show each time.
+/// Number of times that a step is launched in each way: a violated order does not show each time.
 const N_REPEATS: usize = 8;
-/// The simulated device that repeats dumps: it has the kernels of all others.
+/// Capability of the simulated device that repeats dumps: it has the kernels of all others.
 const DUMPS_CAPABILITY: (u32, u32) = (9, 0);
 
-/// The kernel that is wrong.
+/// The wrong kernel.
 #[derive(Debug)]
 struct Culprit {
     /// Stage of the search that found it.
@@ -73,12 +72,12 @@ struct Culprit {
     /// Whether the launch was repeated with other results, or failed by itself.
     is_confirmed: bool,
     launch: Option<RecordedLaunch>,
-    /// How far the buffers are from those of the repetition.
+    /// Distance of the buffers from those of the repetition.
     buffers: Value,
 }
 
 impl Culprit {
-    /// A launch that failed or whose results are wrong.
+    /// Describes a launch that failed or whose results are wrong.
     fn of_launch(stage: &'static str, place: String, launch: RecordedLaunch, found: &Repeated) -> Self {
         Self {
             stage,
@@ -147,7 +146,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 /// Repeats the launch of a dump on a simulated device.
 ///
 /// # Errors
-/// A launch that gave something else, or a file that is no dump.
+/// A launch with different results, or a file that is not a dump.
 pub(crate) fn repeat_dump(path: &Path) -> anyhow::Result<()> {
     let launch = dump::read(path)?;
     let kernel = format!("{}/{}", launch.module, launch.name);
@@ -191,7 +190,7 @@ fn search(
     ways::search(&mut executor, N_REPEATS)
 }
 
-/// The first row that fails, and which of its launches is to blame.
+/// Returns the first row that fails, and the launch of it that is to blame.
 fn in_rows(
     stage: &'static str,
     open: &impl Fn(WideProducts) -> anyhow::Result<Device>,
@@ -212,7 +211,7 @@ fn in_rows(
         let is_lost = (error.downcast_ref::<CudaExecError>())
             .is_some_and(|error| matches!(error, CudaExecError::Lost { .. }));
         if is_lost {
-            // A context that is lost stays so until its last user is gone.
+            // A lost context stays lost until its last user is gone.
             drop((device, rows));
             match Suspects::new(open, slice) {
                 Ok(again) => rows = again,
@@ -239,7 +238,7 @@ fn unconfirmed(stage: &'static str, name: &str, kernel: String, error: &anyhow::
     }
 }
 
-/// The first launch of a row that failed or whose results are not those of its repetition.
+/// Returns the first launch of a row that failed or whose results differ from those of its repetition.
 fn in_launches(
     stage: &'static str,
     rows: &mut Suspects,
@@ -294,7 +293,7 @@ mod tests {
         assert_eq!(culprit.kernel, "matvec_q4_k/matvec_m1");
         assert_eq!(culprit.place, "o");
         assert!(culprit.is_confirmed, "{}", culprit.reason);
-        // The rows of x are quantized by a launch of their own, before the product.
+        // A separate launch quantizes the rows of x, before the product.
         let culprit = search_with(wrong("quantize_rows"), "gate, up, 8 rows").unwrap();
         assert_eq!(culprit.kernel, "norm/quantize_rows");
     }

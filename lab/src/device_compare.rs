@@ -1,10 +1,9 @@
 //! `device-compare`: a model on the GPU against the same model on the CPU, position by position.
 //!
-//! Separate from `parity`, which has reference data of others. Both are fed the same tokens, those that the CPU picks, so that one
-//! position where two tokens are almost equally likely does not make all that follow differ, as it does where texts are compared. On
-//! hardware sums are rounded in another order than on the CPU, and a rounded sum can round an activation to the neighbouring byte.
-//! Invariant: what is compared is logits, with a limit; that the likeliest tokens agree is asked only where the logits are further apart
-//! than the limit lets them move.
+//! (`parity` uses reference data of other programs.) Both get the same tokens, those that the CPU picks. Otherwise one position with two
+//! nearly equal tokens would make all later ones differ, as in a comparison of texts. A GPU rounds sums in another order than the CPU,
+//! and a rounded sum can round an activation to the adjacent byte. Invariant: logits are compared, with a limit; the likeliest tokens
+//! must agree only where the logits differ by more than the limit allows.
 
 use std::{fs, path::PathBuf};
 
@@ -93,7 +92,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The logits at every position, a step for each token, so that decode steps and their graphs are compared too.
+/// Returns the logits at every position, a step for each token, so that decode steps and their graphs are compared too.
 fn decoded(executor: &mut dyn Executor, tokens: &[u32], n_vocab: usize) -> anyhow::Result<Vec<f32>> {
     use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, RowOutput, SeqState};
     use tokenmill_testkit::generate::{ids, run as run_step};
@@ -112,10 +111,10 @@ fn decoded(executor: &mut dyn Executor, tokens: &[u32], n_vocab: usize) -> anyho
     Ok(logits)
 }
 
-/// How far logits are apart.
+/// The difference of logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Difference {
-    /// Root mean square of the differences over the deviation of what is expected; NaN counts as infinite.
+    /// Root mean square of the differences over the deviation of the expected values; NaN counts as infinite.
     rms: f64,
     /// The largest difference.
     max: f64,
@@ -163,7 +162,7 @@ impl Difference {
     }
 }
 
-/// The likeliest token of a row.
+/// Returns the likeliest token of a row.
 fn best(row: &[f32]) -> usize {
     (0..row.len())
         .reduce(|best, i| if row[i] > row[best] { i } else { best })

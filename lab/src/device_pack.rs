@@ -1,9 +1,9 @@
 //! `device-pack`: everything that a machine with a GPU needs to check and to measure this project, in one folder, for two calls.
 //!
-//! Such machines are met for minutes, without a compiler or a network. The folder has the binaries without symbols and a few fixtures (an archive,
-//! since they make up most of it), the kernels as code of one GPU generation for drivers without a compiler, what the timing model
-//! predicts, and a script that runs every part, the most telling first, within the seconds that it is given. The binaries have the same
-//! archive of kernels, which no compressor makes smaller: the folder has it once, and the script puts it back. Invariant: a part that cannot run says
+//! Such machines are available for minutes, without a compiler or a network. The folder has the binaries without symbols and a few fixtures (an
+//! archive, since they make up most of it), the kernels as code of one GPU generation for drivers without a compiler, the predictions of the timing
+//! model, and a script that runs every part, the most informative first, within the given seconds. The binaries contain the same archive of
+//! kernels, which no compressor makes smaller: the folder has it once, and the script inserts it again. Invariant: a part that cannot run reports
 //! why in its result.
 
 mod cut_off;
@@ -68,7 +68,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// The fixtures that the folder gets of those in `data`.
+    /// Returns those fixtures in `data` that the folder gets.
     fn fixtures(&self, data: &Path) -> Vec<(&'static str, &'static [&'static str])> {
         let is_there = |fixture: &str| data.join(fixture).join("ref.json").is_file();
         let wanted = FIXTURES
@@ -92,11 +92,11 @@ const SCRIPTS: [(&str, &str); 7] = [
     ("figures.sh", include_str!("device_pack/script/figures.sh")),
     ("others.sh", include_str!("device_pack/script/others.sh")),
 ];
-/// Script that times torch, where a machine has it.
+/// Script that times torch, if a machine has it.
 const TORCH: &str = include_str!("device_pack/torch_baseline.py");
 /// The binaries.
 const BINARIES: [&str; 2] = ["tokenmill", "lab"];
-/// Fixtures and the types of each: exact ones, where greedy tokens are compared, and each way that quantized weights lie.
+/// Fixtures and the types of each: exact ones, for which greedy tokens are compared, and one for each layout of quantized weights.
 const FIXTURES: [(&str, &[&str]); 5] = [
     (
         "llama",
@@ -114,7 +114,7 @@ const FIXTURES: [(&str, &[&str]); 5] = [
 /// Makes the folder.
 ///
 /// # Errors
-/// A build that fails, a file that cannot be copied, a folder that is too large, or a rehearsal that leaves something wrong.
+/// A build that fails, a file that cannot be copied, a folder that is too large, or a rehearsal with wrong results.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let root = crate::workspace_root();
     let out = root.join(&args.out);
@@ -193,13 +193,13 @@ fn write_scripts(out: &Path) -> anyhow::Result<()> {
     make_executable(&script)
 }
 
-/// Returns git's output without the space around it; `None` where git fails.
+/// Returns git's output without surrounding space; `None` if git fails.
 fn git(root: &Path, args: &[&str]) -> Option<String> {
     let output = Command::new("git").args(args).current_dir(root).output().ok()?;
     (output.status.success()).then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// The commit that the pack is made of.
+/// Returns the commit that the pack is made from.
 fn commit(root: &Path) -> String {
     match (
         git(root, &["rev-parse", "HEAD"]),
@@ -243,7 +243,7 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes the symbols of a binary, where the tool for it is there.
+/// Removes the symbols of a binary, if the tool for it exists.
 fn strip(binary: &Path) -> anyhow::Result<()> {
     match Command::new("strip").arg(binary).status() {
         Ok(status) => ensure!(status.success(), "stripping {} failed", binary.display()),
@@ -255,7 +255,7 @@ fn strip(binary: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Replaces a binary by what stands before and behind the kernels in it, as `BINARY.head` and `BINARY.tail`.
+/// Replaces a binary by the parts before and after its kernels, as `BINARY.head` and `BINARY.tail`.
 fn cut_kernels_out(binary: &Path, kernels: &[u8]) -> anyhow::Result<()> {
     let bytes = fs::read(binary).with_context(|| format!("cannot read {}", binary.display()))?;
     let at = place_of(kernels, &bytes).with_context(|| {
@@ -272,7 +272,7 @@ fn cut_kernels_out(binary: &Path, kernels: &[u8]) -> anyhow::Result<()> {
     fs::remove_file(binary).with_context(|| format!("cannot remove {}", binary.display()))
 }
 
-/// Where bytes stand in others.
+/// Finds the position of bytes in others.
 fn place_of(wanted: &[u8], bytes: &[u8]) -> Option<usize> {
     bytes.windows(wanted.len()).position(|window| window == wanted)
 }
@@ -296,7 +296,7 @@ fn archive(pack: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Copies models and references, and leaves only the types that were copied in a reference's list of files.
+/// Copies models and references, and keeps only the copied types in a reference's list of files.
 fn copy_fixtures(fixtures: &[(&str, &[&str])], data: &Path, out: &Path) -> anyhow::Result<()> {
     for &(fixture, types) in fixtures {
         let (from, to) = (data.join(fixture), out.join(fixture));
@@ -355,7 +355,7 @@ mod tests {
     fn a_binary_is_cut_around_its_kernels_and_put_together_again() {
         let folder = tempfile::tempdir().unwrap();
         let binary = folder.path().join("tokenmill");
-        // Their first bytes may stand elsewhere too.
+        // Their first bytes may occur elsewhere too.
         fs::write(&binary, b"before, KERN, KERNELS, behind").unwrap();
         cut_kernels_out(&binary, b"KERNELS").unwrap();
         let parts = ["head", "tail"].map(|ending| fs::read(binary.with_extension(ending)).unwrap());

@@ -1,9 +1,9 @@
-//! `device-report`: the tables of docs/gpu.md from what a device pack wrote.
+//! `device-report`: the tables of docs/gpu.md, from the results of a device pack.
 //!
-//! Separate from the pack, which only collects. Predictions of the timing model stand next to the
-//! measurements, with the ratio, where the results have a file of predictions. Invariant: a figure in a table
-//! was measured on a GPU, by the results in the folder, or is called predicted; where nothing was measured
-//! the command fails, and a part that did not run has no row.
+//! The pack only collects. Predictions of the timing model appear next to the measurements, with the ratio,
+//! if the results have a file of predictions. Invariant: a figure in a table was measured on a GPU, by the
+//! results in the folder, or is called predicted; without measurements the command fails, and a part that did
+//! not run has no row.
 
 use std::{
     fmt::Write as _,
@@ -36,7 +36,7 @@ pub(crate) enum Figures {
     Rehearsed,
 }
 
-/// Around the tables.
+/// Marks around the tables.
 const MARKS: [&str; 2] = ["<!-- device-report: begin -->", "<!-- device-report: end -->"];
 
 /// Renders.
@@ -75,7 +75,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Unpacks an archive of results into a folder of its own.
+/// Unpacks an archive of results into a separate folder.
 ///
 /// # Errors
 /// No `tar`, or no such archive.
@@ -97,7 +97,7 @@ fn read(path: &Path) -> anyhow::Result<Value> {
     serde_json::from_str(&text).with_context(|| format!("{} is no JSON", path.display()))
 }
 
-/// All tables.
+/// Returns all tables.
 ///
 /// # Errors
 /// Results without a summary, or without figures of that kind.
@@ -113,7 +113,7 @@ pub(crate) fn tables(results: &Path, figures: Figures) -> anyhow::Result<String>
     for path in files {
         // A part that failed may have left no JSON.
         let Ok(value) = read(&path) else { continue };
-        // A load measured from outside cannot tell whether the GPU is simulated.
+        // A load measured from outside does not show whether the GPU is simulated.
         if value["report"]["completion_tokens_per_s"].is_number() {
             if figures == Figures::Measured {
                 loads.push(value);
@@ -156,7 +156,7 @@ pub(crate) fn tables(results: &Path, figures: Figures) -> anyhow::Result<String>
     Ok(text)
 }
 
-/// A cell: the text of a value, or a dash.
+/// Returns a cell: the text of a value, or a dash.
 fn cell(value: &Value) -> String {
     match value {
         Value::String(text) if !text.is_empty() => text.replace('|', "/"),
@@ -233,7 +233,7 @@ fn assumptions(predictions: &Predictions, summary: &Value) -> String {
     text + "\n"
 }
 
-/// A measured rate, a predicted one, and how many times the predicted the measured one is.
+/// Returns a measured rate, a predicted one, and their ratio.
 fn compared(measured: &Value, predicted: Option<f64>, digits: usize) -> String {
     let ratio = measured
         .as_f64()
@@ -249,12 +249,12 @@ fn compared(measured: &Value, predicted: Option<f64>, digits: usize) -> String {
     )
 }
 
-/// The tokens of a bench's prompt.
+/// Returns the number of tokens of a bench's prompt.
 fn n_prompt(bench: &Value) -> usize {
     bench["graphs"]["prefill"]["tokens"].as_u64().unwrap_or(0) as usize
 }
 
-/// The model's file, and how its tokens are chosen where that is not by the largest logit.
+/// Returns the model's file, and how its tokens are chosen if that is not by the largest logit.
 fn model(bench: &Value) -> String {
     let sampled = if bench["is_sampled"] == true {
         ", sampled"

@@ -1,8 +1,8 @@
 //! `device-ways`: the same tokens launched in order, captured and replayed, launched early, and both, equal to the bit.
 //!
-//! Separate from `device-compare`, which has the CPU's results and a limit: here a GPU is compared with itself, and nothing may differ. It also
-//! tells what the driver takes of the memory, which is estimated before. Invariant: a step that could not be captured is an error, since it would be
-//! launched one by one in both cases.
+//! A GPU is compared with itself, and nothing may differ (`device-compare` has the CPU's results and a limit). The command also reports the
+//! driver's share of the memory, which is estimated before. Invariant: a step that could not be captured is an error, since it would be launched
+//! one by one in both cases.
 
 use std::{fs, path::PathBuf};
 

@@ -1,6 +1,5 @@
-//! `fuzz-seeds`: writes the seed corpora of fuzz targets again, `crates/*/fuzz/seeds`.
-//!
-//! Separate from the tests that own the samples: a test only says that the seeds are stale.
+//! `fuzz-seeds`: writes the seed corpora of fuzz targets again, `crates/*/fuzz/seeds`. The tests that own the
+//! samples only report stale seeds.
 
 #[path = "../../crates/gguf/tests/all/mutation.rs"]
 #[expect(dead_code, reason = "only the sample files are needed here")]

@@ -1,7 +1,6 @@
 //! [`open`] and [`DeviceChoice`]: the GPU that commands work with.
 //!
-//! Separate because a program reads the environment, and the library below does not. Invariant: what the variables ask for is done or
-//! refused.
+//! A program reads the environment, and the library does not. Invariant: a request by a variable is fulfilled or refused.
 
 use std::{env, fs, path::Path};
 
@@ -33,7 +32,7 @@ impl DeviceChoice {
     }
 }
 
-/// Opens the first GPU as the variables say, but for its products by many rows and whether it can record launches.
+/// Opens the first GPU as the variables say, except for its products by many rows and whether it can record launches.
 ///
 /// # Errors
 /// Returns the errors of [`open`].

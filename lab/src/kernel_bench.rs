@@ -1,10 +1,10 @@
 //! `kernel-bench`: every kernel of a step of an 8B model, at its real shape, one by one on a GPU.
 //!
-//! Separate from `bench device`, which measures steps: here a kernel is launched alone, many times in one graph between two events, and
-//! each launch takes another copy of its weights, so that no cache holds them. Before it is timed its results are compared with those of a plain
-//! loop. The prediction of the timing model stands next to the measurement where a file of predictions is given. The parts: `rows` lists what is
-//! measured, `work`, `products`, `attention` and `sampling` make it, `twin` has the plain loops, `predict` asks the timing model, `suspects` serves the search for a wrong kernel. Invariant: a
-//! simulated device shows that every row runs and is right, and gives no times.
+//! A kernel is launched alone, many times in one graph between two events (`bench device` measures steps), and each launch uses another copy of its
+//! weights, so that no cache holds them. Before it is timed its results are compared with those of a plain loop. If a file of predictions is given,
+//! the prediction of the timing model appears next to the measurement. The parts: `rows` lists the measurements, `work`, `products`, `attention`
+//! and `sampling` make the launches, `twin` has the plain loops, `predict` runs the timing model, `suspects` serves the search for a wrong kernel.
+//! Invariant: a simulated device shows that every row runs and is right, and gives no times.
 
 mod attention;
 mod predict;
@@ -73,7 +73,7 @@ enum Model {
     Q4KM,
 }
 
-/// Where rows are made: on the GPU as it is, and on the same without matrix operations of warpgroups.
+/// Makes rows: on the GPU as it is, and on the same GPU without matrix operations of warpgroups.
 struct Shops {
     plain: Workshop,
     without_wide: Workshop,
@@ -172,7 +172,7 @@ fn run_rows<'a>(args: &Args, specs: impl Iterator<Item = &'a RowSpec>) -> anyhow
     for spec in specs {
         let shop = shops.of(spec);
         let device = shop.device.clone();
-        // One row that fails says so and leaves the others.
+        // A failed row is reported and does not affect the others.
         let found = (shop.make(spec))
             .map_err(|error| error.context("it cannot be made"))
             .and_then(|mut work| {
@@ -222,7 +222,7 @@ struct Measured<'a> {
     spec: &'a RowSpec,
     us: f64,
     checked: Checked,
-    /// All launches of one, and which of them the row is about.
+    /// All launches of one, and the one of them that the row is about.
     launches: Vec<NotedLaunch>,
     main: usize,
 }
@@ -273,7 +273,8 @@ fn measure<'a>(
     })
 }
 
-/// Which launch a row is about. With parts of matrices (`is_whole` is false) it may be another kernel than with whole ones, and the largest launch is taken.
+/// Returns the launch that a row is about. With parts of matrices (`is_whole` is false) it may be another kernel than with whole ones, and the
+/// largest launch is taken.
 fn main_launch(spec: &RowSpec, launches: &[NotedLaunch], is_whole: bool) -> anyhow::Result<usize> {
     let is_named = |launch: &NotedLaunch| spec.kernels.iter().any(|kernel| launch.name.starts_with(kernel));
     if let Some(found) = launches.iter().position(is_named) {
@@ -384,7 +385,7 @@ mod tests {
     use super::*;
     use crate::predictions::{Predicted, kernels_sha256};
 
-    /// The rows that this run tries.
+    /// Returns the rows that this run tries.
     fn tried(grid: &str) -> Vec<&'static RowSpec> {
         tokenmill_testkit::cases(grid, ROWS.len())
             .map(|row| &ROWS[row])
@@ -434,7 +435,7 @@ mod tests {
         assert_eq!(names.len(), ROWS.len());
     }
 
-    /// At the real shapes, which are launched into a capture that is never replayed, of both kinds of GPU.
+    /// Checks the rows at their real shapes, for both kinds of GPU; they are launched into a capture that is never replayed.
     #[test]
     fn every_row_launches_the_kernel_that_it_is_about() {
         for profile in ["h200", "a100"] {
@@ -446,8 +447,7 @@ mod tests {
             for spec in tried("rows of kernel-bench that are launched") {
                 let shop = shops.of(spec);
                 let device = shop.device.clone();
-                // Launches that make the inputs are not counted: rows are quantized and chosen by launches
-                // too.
+                // Launches that make the inputs are not counted: rows are quantized and chosen by launches too.
                 let mut work = match shop.make(spec) {
                     Ok(work) => work,
                     Err(error) => panic!("{} on {}: {error:#}", spec.name, profile.name),

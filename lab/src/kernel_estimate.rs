@@ -1,9 +1,9 @@
-//! `kernel-estimate`: how long the launches of a step take on a GPU that is not there, by the timing model of `ptx-sim`.
+//! `kernel-estimate`: estimates how long the launches of a step take on an absent GPU, by the timing model of `ptx-sim`.
 //!
-//! The step is the program's own: a model of real shape, whose weights are holes in its file, is loaded and run on the simulated driver,
-//! which estimates each launch in place of running it. The parts: `step` runs it, `table` prints it, `sampling` does so for sampling alone,
-//! `demands` has CI's demands on the launches, `published` compares with others' measurements, `range` says how much longer a card may take,
-//! `hybrid` adds a CPU that has the first layers. Estimates are no measurements; decision record 30 says what they are worth.
+//! The step is the program's own: a model of real shape, whose weights are holes in its file, is loaded and run on the simulated driver, which
+//! estimates each launch instead of running it. The parts: `step` runs it, `table` prints it, `sampling` does so for sampling alone, `demands`
+//! has CI's demands on the launches, `published` compares with others' measurements, `range` says how much longer a card may take, `hybrid`
+//! adds a CPU that has the first layers. Estimates are not measurements; decision record 30 states their value.
 
 mod adapters;
 mod demands;
@@ -29,7 +29,7 @@ pub(crate) use step::registers;
 
 use crate::synth::outline;
 
-/// Rows from which CPU and GPU compute parts of a step at once.
+/// Number of rows from which on CPU and GPU compute parts of a step in parallel.
 const OVERLAP_ROWS: usize = 128;
 
 /// Estimate how long the launches of a step take on a GPU, on the simulator
@@ -99,10 +99,10 @@ pub struct Args {
     update: bool,
 }
 
-/// More tokens take hours to play, and tell nothing new.
+/// More tokens take hours to play, without new information.
 const MAX_PROMPT: usize = 8192;
 
-/// A step that is predicted: `n_seqs` sequences decode behind `n_ctx` tokens in all, or one has a prompt of `n_ctx`.
+/// A step to predict: `n_seqs` sequences decode after `n_ctx` tokens in all, or one has a prompt of `n_ctx`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepAsked {
     pub(crate) model: &'static str,
@@ -112,7 +112,7 @@ pub(crate) struct StepAsked {
     pub(crate) n_ctx: usize,
 }
 
-/// Microseconds of a step.
+/// Returns the microseconds of a step.
 ///
 /// # Errors
 /// An unknown model or type, or a context beyond the model's.
@@ -225,7 +225,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     write_json(args, "steps", &report)
 }
 
-/// Writes the figures to the file that was asked for.
+/// Writes the figures to the requested file.
 fn write_json(args: &Args, what: &str, figures: &[Value]) -> anyhow::Result<()> {
     if let Some(path) = &args.json {
         let report = json!({ "source": "the timing model of ptx-sim; not measured", what: figures });

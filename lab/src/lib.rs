@@ -1,7 +1,7 @@
 //! The project's own tools that run its code, one module per command. Each has an `Args` that clap parses and a `run`.
 //!
-//! Separate from `xtask`, which judges the code and so must answer before any of it is compiled. The program is self-contained: it
-//! travels to machines without a compiler, in the device pack or alone.
+//! (`xtask` judges the code and so must answer before any of it is compiled.) The program is self-contained: it travels to
+//! machines without a compiler, in the device pack or alone.
 #![forbid(unsafe_code)]
 
 pub mod bench;
@@ -24,7 +24,7 @@ pub mod pull;
 pub mod read_calls;
 pub mod synth;
 
-/// The root of the workspace.
+/// Returns the root of the workspace.
 fn workspace_root() -> &'static std::path::Path {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()

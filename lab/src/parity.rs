@@ -1,8 +1,8 @@
 //! `cargo lab parity`: every parity fixture, in every type, on every device, against reference data.
 //!
-//! The comparison is the test kit's; here are the choice of what to compare and the table. Invariant: the exit code is zero
-//! only if something was compared and nothing failed; what cannot be computed, or misses its limit for a known reason, is a
-//! row that says so.
+//! The comparison is the test kit's; this command chooses the fixtures and prints the table. Invariant: the exit code is
+//! zero only if something was compared and nothing failed; a comparison that cannot be computed, or misses its limit for a
+//! known reason, has a row that says so.
 
 mod adapters;
 mod devices;
@@ -118,7 +118,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where the fixtures of a folder are: in its `parity`, as in the folder that tests take, or in itself.
+/// Returns the folder of the fixtures: `parity` in the folder that tests take, or the folder itself.
 pub(crate) fn fixtures_folder(data: &Path) -> PathBuf {
     let inner = data.join("parity");
     if inner.is_dir() { inner } else { data.to_owned() }
@@ -126,7 +126,7 @@ pub(crate) fn fixtures_folder(data: &Path) -> PathBuf {
 
 /// A model file of a fixture.
 struct Candidate {
-    /// How the table calls it.
+    /// Name in the table.
     label: String,
     /// The file type whose reference and limits apply.
     ty: String,
@@ -134,8 +134,8 @@ struct Candidate {
     model: Result<Model, LoadError>,
 }
 
-/// The GGUF files of a fixture and its Hugging Face folder, with both layouts of the configuration, as far as the filter
-/// wants them.
+/// Lists the GGUF files of a fixture and its Hugging Face folder, with both layouts of the configuration, as far as the
+/// filter selects them.
 fn candidates(folder: &Path, name: &str, reference: &Reference, filter: &str) -> Vec<Candidate> {
     let is_wanted = |label: &str| format!("{name}/{label}").contains(filter);
     let mut candidates = Vec::new();
@@ -161,7 +161,7 @@ fn candidates(folder: &Path, name: &str, reference: &Reference, filter: &str) ->
     candidates
 }
 
-/// The rows of one fixture on one device.
+/// Returns the rows of one fixture on one device.
 fn rows(folder: &Path, device: &ParityDevice, filter: &str) -> anyhow::Result<Vec<Row>> {
     let name = folder
         .file_name()
@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn the_fixtures_are_found_from_the_folder_around_them_too() {
         let outer = tempfile::tempdir().unwrap();
-        // Neither has fixtures yet: the folder itself is what errors name.
+        // Neither has fixtures yet: errors name the folder itself.
         assert_eq!(fixtures_folder(outer.path()), outer.path());
         let inner = outer.path().join("parity");
         // A file of that name is no folder of fixtures.

@@ -1,9 +1,8 @@
-//! [`Predicted`] and [`Predictions`]: what the timing model says of all that a device pack measures, in a file, and that file read again.
+//! [`Predicted`] and [`Predictions`]: the timing model's predictions for everything that a device pack measures, written to a file and read again.
 //!
-//! Separate from the pack, which has the files, and from `kernel-bench` and `device-report`, which put them next to measurements. Making them takes
-//! minutes, so they are kept in `target/predictions` by a hash of all that they follow from: the kernels, the launching and the estimating code, and
-//! what is asked; each as it is made, so that a run that was ended is taken up where it was. Invariant: a file says for which kernels it is, and with
-//! others it is refused.
+//! `kernel-bench` and `device-report` put them next to measurements. Making them takes minutes, so they are cached in `target/predictions` by a
+//! hash of everything that they depend on: the kernels, the launching and the estimating code, and the request. Each is stored when it is made, so
+//! that an interrupted run is resumed. Invariant: a file names its kernels, and is refused for others.
 
 mod bar;
 
@@ -31,13 +30,13 @@ use crate::{
     ptx::hex,
 };
 
-/// Steps of a model behind a prompt, as a part of the pack measures them.
+/// Steps of a model after a prompt, as a part of the pack measures them.
 #[derive(Clone, Copy, Debug)]
 struct Steps {
     model: &'static str,
     recipe: &'static str,
     n_prompt: usize,
-    /// Tokens that each sequence generates; a step is predicted behind half of them.
+    /// Tokens that each sequence generates; the predicted step comes after half of them.
     n_gen: usize,
     seqs: &'static [usize],
     /// Whether the prompt is one step too, which is predicted as one.
@@ -109,7 +108,7 @@ impl StepPredicted {
 pub(crate) struct Predicted {
     pub(crate) kernels: BTreeMap<String, f64>,
     pub(crate) steps: Vec<StepPredicted>,
-    /// Why others have none, by their names.
+    /// Reasons why others have none, by their names.
     pub(crate) problems: BTreeMap<String, String>,
 }
 
@@ -117,7 +116,7 @@ pub(crate) struct Predicted {
 #[derive(Clone, Copy, Debug)]
 enum Job {
     Row(&'static str),
-    /// A prompt where `n_seqs` is 0.
+    /// A prompt if `n_seqs` is 0.
     Step {
         of: &'static Steps,
         n_seqs: usize,
@@ -125,7 +124,7 @@ enum Job {
 }
 
 impl Job {
-    /// All of them, rows first, which take seconds each.
+    /// Lists all of them, rows first, which take seconds each.
     fn all(extent: Extent) -> Vec<Self> {
         let (filter, of_steps): (_, &'static [Steps]) = match extent {
             Extent::All => ("", &STEPS),
@@ -150,7 +149,7 @@ impl Job {
         }
     }
 
-    /// Whether it is this step.
+    /// Returns whether it is this step.
     fn is_of(self, step: &StepPredicted) -> bool {
         matches!(self, Self::Step { of, n_seqs }
             if of.file() == step.model && of.n_prompt == step.n_prompt && n_seqs == step.n_seqs)
@@ -158,12 +157,12 @@ impl Job {
 }
 
 impl Steps {
-    /// The model's file without its ending.
+    /// Returns the model's file without its ending.
     fn file(&self) -> String {
         format!("{}-{}", self.model, self.recipe)
     }
 
-    /// Microseconds of one step of `n_seqs` sequences, or of the prompt where that is 0.
+    /// Returns the microseconds of one step of `n_seqs` sequences, or of the prompt if that is 0.
     fn us(&self, n_seqs: usize, profile: &'static DeviceProfile) -> anyhow::Result<f64> {
         kernel_estimate::predict(
             &StepAsked {
@@ -186,7 +185,7 @@ impl Predicted {
     /// one. A prediction that fails is recorded with its reason; the others continue.
     ///
     /// # Errors
-    /// That nothing could be predicted, with one of the reasons, or that nothing can be kept.
+    /// Nothing could be predicted, with one of the reasons, or nothing can be stored.
     fn make(
         self,
         profile: &'static DeviceProfile,
@@ -233,13 +232,13 @@ impl Predicted {
         ) {
             bail!("nothing can be predicted for {}: {name}: {problem}", profile.name);
         }
-        // As they are asked, whichever was done first.
+        // In the order of the requests, whichever was done first.
         made.steps
             .sort_by_key(|step| jobs.iter().position(|job| job.is_of(step)));
         Ok(made)
     }
 
-    /// Whether it was predicted.
+    /// Returns whether it was predicted.
     fn has(&self, job: Job) -> bool {
         match job {
             Job::Row(name) => self.kernels.contains_key(name),
@@ -247,7 +246,7 @@ impl Predicted {
         }
     }
 
-    /// Adds what was found for a job, in microseconds, or why nothing was.
+    /// Adds the result of a job, in microseconds, or the reason for its absence.
     fn note(&mut self, job: Job, us: anyhow::Result<f64>) {
         match (us, job) {
             (Err(error), _) => {
@@ -265,7 +264,7 @@ impl Predicted {
         }
     }
 
-    /// The file, with what it is of and what it rests on.
+    /// Returns the contents of the file, with its device and its assumptions.
     pub(crate) fn to_json(&self, device: &str, commit: &str) -> Value {
         let steps: Vec<Value> = (self.steps.iter())
             .map(|step| {
@@ -314,13 +313,13 @@ fn assumptions(device: &str) -> Vec<String> {
     lines
 }
 
-/// The hash by which the kernels of a program are told from others.
+/// Returns the hash that identifies the kernels of a program.
 pub(crate) fn kernels_sha256() -> String {
     let kernels: String = modules::names().filter_map(modules::ptx).collect();
     crate::ptx::hash(&kernels)
 }
 
-/// Writes the predictions for a device to a file, from the cache where they are there.
+/// Writes the predictions for a device to a file, from the cache if they are there.
 ///
 /// # Errors
 /// An unknown device, one whose registers are not known, or files that cannot be read or written.
@@ -340,7 +339,7 @@ pub(crate) fn write(device: &str, extent: Extent, commit: &str, to: &Path) -> an
             fs::read_to_string(&cached).with_context(|| format!("cannot read {}", cached.display()))?;
         serde_json::from_str(&text).with_context(|| format!("{} is no JSON", cached.display()))?
     } else {
-        // Failed predictions are tried again. The others stay in a file of their own until all are there.
+        // Failed predictions are tried again. The others stay in a separate file until all are there.
         let part = cached.with_extension("part");
         let begun = Predictions::read(&part).map(|begun| Predicted {
             problems: BTreeMap::new(),
@@ -365,7 +364,7 @@ pub(crate) fn write(device: &str, extent: Extent, commit: &str, to: &Path) -> an
     write(to, &predicted)
 }
 
-/// A hash of all that predictions follow from.
+/// Returns a hash of everything that predictions depend on.
 fn key(extent: Extent) -> anyhow::Result<String> {
     let root = crate::workspace_root();
     let mut files: Vec<PathBuf> = vec![
@@ -399,7 +398,7 @@ fn key(extent: Extent) -> anyhow::Result<String> {
     Ok(hex(&hasher.finalize()))
 }
 
-/// All files below a folder.
+/// Lists all files below a folder.
 fn list(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
         let path = entry?.path();
@@ -424,7 +423,7 @@ impl Predictions {
     /// Reads a file of predictions for this program's kernels.
     ///
     /// # Errors
-    /// A file that cannot be read, is none, or has predictions of other kernels.
+    /// A file that cannot be read, is invalid, or has predictions of other kernels.
     pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
         let predictions = Self::read_any(path)?;
         ensure!(
@@ -435,10 +434,10 @@ impl Predictions {
         Ok(predictions)
     }
 
-    /// Reads a file of predictions, whichever kernels it is of.
+    /// Reads a file of predictions, whatever its kernels are.
     ///
     /// # Errors
-    /// A file that cannot be read or is none.
+    /// A file that cannot be read or is invalid.
     pub(crate) fn read_any(path: &Path) -> anyhow::Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let wrong = || format!("{} has no predictions", path.display());
@@ -467,12 +466,12 @@ impl Predictions {
         })
     }
 
-    /// Microseconds of a row of `kernel-bench`.
+    /// Returns the microseconds of a row of `kernel-bench`.
     pub(crate) fn kernel_us(&self, name: &str) -> Option<f64> {
         self.all.kernels.get(name).copied()
     }
 
-    /// Tokens a second of a model's file: of `n_seqs` sequences behind a prompt, or of the prompt where that is 0.
+    /// Returns the tokens a second for a model's file: of `n_seqs` sequences after a prompt, or of the prompt if that is 0.
     pub(crate) fn tokens_per_s(&self, file: &str, n_prompt: usize, n_seqs: usize) -> Option<f64> {
         let model = file.strip_suffix(".gguf").unwrap_or(file);
         let is_it =

@@ -1,4 +1,4 @@
-//! `ptx`: builds every kernel to PTX, and keeps the committed archive and its lock honest.
+//! `ptx`: builds every kernel to PTX, and keeps the committed archive and its lock consistent.
 //!
 //! The compiler comes as pinned Python wheels into a cache folder below `target`, fetched once; its output is the same on
 //! every machine, so `--check` compares bytes. Users never run this: the archive is compiled into the program. A module that
@@ -62,7 +62,7 @@ pub(crate) const ARCHIVE: &str = "crates/cuda-exec/kernels.ptx.z";
 /// Lists the contents of the archive for reviews.
 const LOCK: &str = "kernels/ptx.lock";
 
-/// GPUs that have no launches which begin before those before them are done.
+/// GPUs without launches that begin before earlier ones are done.
 const FIRST_ARCHITECTURES: [&str; 2] = ["sm_80", "sm_89"];
 
 /// Name of [`HOPPER`]'s generation in an archive of code.
@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         );
         return Ok(());
     }
-    // Nothing to look at is no success.
+    // Selecting no module is not a success.
     ensure!(
         (modules::all().iter()).any(|module| module.name.contains(&args.filter)),
         "no module's name contains `{}`; {LOCK} lists them",
@@ -204,7 +204,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.filter.is_empty() {
         new_lock.sources = sources;
     } else {
-        // Other modules may be of the sources as they were.
+        // Other modules may be built from the earlier sources.
         new_lock.pending = sources::differing(&lock.sources, &sources);
         new_lock.sources = lock.sources;
     }
@@ -218,12 +218,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The hash of a text, as the lock has it.
+/// Returns the hash of a text, in the form of the lock.
 pub(crate) fn hash(text: &str) -> String {
     sha256(text)
 }
 
-/// An archive of all kernels as the code of one GPU generation, such as `sm_90`, for drivers that compile none.
+/// Returns an archive of all kernels as the code of one GPU generation, such as `sm_90`, for drivers without a compiler.
 ///
 /// # Errors
 /// No assembler, or its message.
@@ -259,7 +259,7 @@ pub(crate) fn cubins(architecture: &str) -> anyhow::Result<Vec<u8>> {
     Ok(archive)
 }
 
-/// Registers and bytes of code of every kernel on an architecture, as the lock has them; `None` for an architecture that it lacks.
+/// Returns the registers and the bytes of code of every kernel on an architecture, from the lock; `None` for an architecture that it lacks.
 pub(crate) fn assembled(architecture: &str) -> Option<AssembledKernels> {
     let column = ARCHITECTURES.iter().position(|name| *name == architecture)?;
     let lock = Lock::parse(&fs::read_to_string(crate::workspace_root().join(LOCK)).ok()?)?;
@@ -278,7 +278,7 @@ pub(crate) fn assembled(architecture: &str) -> Option<AssembledKernels> {
     Some(assembled)
 }
 
-/// Preprocessor definitions of a module: the types it is compiled for and the headers that define them.
+/// Returns the preprocessor definitions of a module: the types it is compiled for and the headers that define them.
 fn defines(module: &KernelModule) -> Vec<String> {
     let names = [("FORMAT", "HEADER"), ("SECOND", "SECOND_HEADER")];
     let types = module.types.iter().zip(names);
@@ -346,7 +346,7 @@ fn without_folder(ptx: &str) -> String {
     text
 }
 
-/// Assembles a module for every GPU, as that gets it. Each kernel comes with its resources by architecture.
+/// Assembles a module for every GPU, in the form that the GPU gets. Each kernel comes with its resources by architecture.
 fn assemble(
     toolchain: &Toolchain,
     module: &KernelModule,

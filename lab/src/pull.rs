@@ -1,4 +1,4 @@
-//! `pull`: fetches a model by its name, and says what that took.
+//! `pull`: fetches a model by its name, and reports time and bytes.
 //!
 //! `HF_ENDPOINT` and `HF_HUB_CACHE` say where from and where to, so that it measures a server on loopback, too.
 

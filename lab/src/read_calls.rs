@@ -1,4 +1,4 @@
-//! `read-calls`: reads answers of models from standard input, one JSON object a line, and writes what they say.
+//! `read-calls`: reads answers of models from standard input, one JSON object a line, and writes their parts.
 //!
 //! Each has `template` (the source of a chat template, or the marks in it), `tools` in the form of OpenAI's, `text`, and perhaps
 //! `is_head` (the prompt ends within a message's head). The result has `text`, `reasoning` and `calls` of each. Other parsers are
@@ -20,7 +20,7 @@ pub struct Args {}
 /// Reads them all.
 ///
 /// # Errors
-/// A line that is no answer, and an answer that is read differently where it comes in pieces.
+/// A line that is not an answer, and an answer that is read differently in pieces.
 pub fn run(_: &Args) -> anyhow::Result<()> {
     let mut out = stdout().lock();
     for line in stdin().lock().lines() {

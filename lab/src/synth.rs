@@ -1,8 +1,8 @@
 //! `synth`: writes a model with the shapes of a real one, random weights and a vocabulary of real size.
 //!
-//! Speed, memory and loading can be measured with it on any machine, without a download. The parts: `preset` has the
-//! shapes, `tensors` what they make, `recipe` which tensor gets which type, `weights` the random numbers, `vocab` the tokenizer. Invariant: the
-//! file is a function of preset, type, seed and standard deviation, byte for byte, whatever the number of threads.
+//! It allows measurements of speed, memory and loading on any machine, without a download. The parts: `preset` has the shapes, `tensors` the
+//! resulting tensors, `recipe` their types, `weights` the random numbers, `vocab` the tokenizer. Invariant: the file depends only on preset,
+//! type, seed and standard deviation, byte for byte, whatever the number of threads.
 
 pub(crate) mod outline;
 mod preset;
@@ -47,7 +47,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// The default weights of a preset in a type, for another command that needs the model.
+    /// Returns the default weights of a preset in a type, for another command that needs the model.
     pub(crate) fn new(preset: &str, recipe: &str, out: &Path) -> Self {
         Self {
             preset: preset.to_owned(),
@@ -64,10 +64,10 @@ const PIECE_BYTES: usize = 64 << 20;
 /// Bytes of weights that one task makes.
 const TASK_BYTES: usize = 1 << 20;
 
-/// Writes the model and prints what it made.
+/// Writes the model and prints a summary.
 ///
 /// # Errors
-/// An unknown preset or type, or a file that cannot be written; a file that is not whole is removed.
+/// An unknown preset or type, or a file that cannot be written; an incomplete file is removed.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let preset = Preset::find(&args.preset)
         .with_context(|| format!("unknown preset `{}`; known are {}", args.preset, Preset::names()))?;
@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The name a file has until it is whole.
+/// Returns the name of a file until it is complete.
 fn partial_path(out: &Path) -> anyhow::Result<PathBuf> {
     let Some(name) = out.file_name() else {
         bail!("{} is not the path of a file", out.display());
@@ -108,7 +108,7 @@ fn partial_path(out: &Path) -> anyhow::Result<PathBuf> {
     Ok(out.with_file_name(name))
 }
 
-/// Totals of what was written.
+/// Totals of the written data.
 struct Summary {
     tensors: usize,
     elements: usize,
@@ -157,7 +157,7 @@ fn write_model(
     Ok(summary)
 }
 
-/// Makes the tensor that is due in pieces, each by all threads, and writes them.
+/// Makes the next tensor in pieces, each by all threads, and writes them.
 fn write_weights(
     out: &mut TensorDataWriter<File>,
     piece: &mut Vec<u8>,
@@ -224,7 +224,7 @@ fn metadata_of(preset: &Preset, recipe: &Recipe, seed: u64) -> anyhow::Result<Me
     Ok(metadata)
 }
 
-/// Inserts what only some networks have.
+/// Inserts the keys that only some networks have.
 fn insert_architecture(metadata: &mut Metadata, preset: &Preset) -> anyhow::Result<()> {
     let arch = preset.architecture.name();
     if let Some(experts) = preset.experts {

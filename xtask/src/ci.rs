@@ -1,11 +1,10 @@
-//! `ci`: everything that must pass before a change lands, in the order of what it costs.
+//! `ci`: everything that must pass before a change lands, the cheapest first.
 //!
-//! Format and tidy answer in seconds, then come lints, tests and documentation, all of one build of the workspace. The end-to-end
-//! scripts mostly wait for servers, so they run beside the tests ([`beside`]). Steps whose claim
-//! depends on few paths come last (`by_path`): they run where one of these changed, and whole once a day (`record`). A step that
-//! is left out says so at the end, and why. None starts once the run is old, so that they cannot make a run exceed the time that a
-//! machine of CI gives it. The step whose last run is the oldest comes first, and the others stay due. A machine of CI builds once and
-//! has little room: nothing incremental is kept, and the files of a build for another system are removed.
+//! Format and tidy answer in seconds, then come lints, tests and documentation, all of one build of the workspace. The end-to-end scripts
+//! mostly wait for servers, so they run beside the tests ([`beside`]). Steps whose claim depends on few paths come last (`by_path`): they run if one of these changed, and completely once a day (`record`). A skipped step is reported at
+//! the end, with its reason. None of these steps starts late in a run, so that they cannot exceed the time limit of a CI machine. The step
+//! whose last run is the oldest comes first, and the others stay due. A CI machine builds once and has little disk space: nothing incremental
+//! is kept, and the files of a build for another system are removed.
 
 mod binaries;
 mod by_path;
@@ -31,10 +30,10 @@ use self::{
     record::{Due, Record},
 };
 
-/// How old a run is, in minutes, when no further step by path starts. A machine of CI stops a run after 90.
+/// Age of a run, in minutes, from which on no further step by path starts. A CI machine stops a run after 90.
 const YOUNG_MINUTES: u64 = 55;
 
-/// The options of this command.
+/// Returns the options of this command.
 pub fn command() -> clap::Command {
     let flag = |name: &'static str, help: &'static str| {
         Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
@@ -67,7 +66,7 @@ pub fn command() -> clap::Command {
         )
 }
 
-/// Something that cargo does.
+/// A cargo command.
 struct Cargo {
     name: &'static str,
     args: &'static [&'static str],
@@ -104,7 +103,7 @@ const TESTS: Cargo = Cargo {
 
 /// The cargo checks after the tests.
 const AFTER_TESTS: [Cargo; 2] = [
-    // With the examples, features are those of lints and tests, so that what others wrote is checked once.
+    // With the examples, features are those of lints and tests, so that dependencies are checked once.
     Cargo {
         name: "docs",
         args: &[
@@ -117,7 +116,7 @@ const AFTER_TESTS: [Cargo; 2] = [
         ],
         env: Some(("RUSTDOCFLAGS", "-D warnings")),
     },
-    // The same program as for lints, and not `check`: it finds all packages whose features did not change as the lints left them.
+    // The same program as for lints, and not `check`: all packages with unchanged features are still as the lints left them.
     Cargo {
         name: "builds without features",
         args: &[
@@ -232,8 +231,8 @@ pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the first step, and more while the run is younger than so many minutes; returns a line for each that was not started. The first is the
-/// one that ran longest ago, so that a slow machine leaves out no step for ever.
+/// Runs the first step, and more while the run is younger than so many minutes; returns a line for each step that was not started. The first
+/// is the one that ran longest ago, so that even a slow machine runs each step eventually.
 fn run_while_young(
     due: Vec<(&Step, String)>,
     minutes: Option<u64>,
@@ -284,7 +283,7 @@ fn log_of_scripts() -> PathBuf {
     crate::target_dir().join("tmp/end-to-end.log")
 }
 
-/// Runs a step between its name and its time.
+/// Runs a step, and prints its name before and its time after it.
 fn timed<T>(name: &str, step: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     println!("== {name}");
     let began = Instant::now();
@@ -328,7 +327,7 @@ fn check_format() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints once more, so that it stands at the end, what the tests compared with other software, and what they did not.
+/// Prints once more, so that it is at the end, which comparisons with other software the tests made, and which they skipped.
 fn say_what_was_compared() {
     let report = crate::target_dir().join("tmp/comparisons.txt");
     if let Ok(text) = fs::read_to_string(report) {
@@ -336,7 +335,7 @@ fn say_what_was_compared() {
     }
 }
 
-/// Removes what the build for another system left. A folder that cannot be removed costs room only.
+/// Removes the build for another system. A folder that cannot be removed only costs space.
 fn remove_build(target: &str) {
     let _ = fs::remove_dir_all(Path::new(&crate::target_dir()).join(target));
 }
@@ -378,7 +377,7 @@ mod tests {
         );
         assert_eq!(late, [expected]);
         assert_eq!(run(Some(50)).0, names[..1]);
-        // The one that ran longest ago always has its turn.
+        // The step that ran longest ago always runs.
         assert_eq!(run(Some(0)).0, names[..1]);
         assert_eq!(run(None), (names, Vec::new()));
     }

@@ -1,8 +1,7 @@
 //! `lab`: builds the program of the tools that run our code, and calls it.
 //!
-//! Separate because `cargo run --package lab` would resolve features for that package alone and compile all our crates a second
-//! time. Invariant: what is built here has the features that `cargo test --workspace` gives it, so that neither builds what the
-//! other has.
+//! `cargo run --package lab` would resolve features for that package alone and compile all our crates a second time. Invariant:
+//! this build has the features of `cargo test --workspace`, so that neither repeats the other's work.
 
 use std::{
     ffi::OsString,
@@ -13,26 +12,26 @@ use std::{
 use anyhow::{Context, ensure};
 use clap::{Arg, ArgMatches, Command, value_parser};
 
-/// Commands of `lab` that are called by `cargo xtask` too: people and pages know them so.
+/// Commands of `lab` that `cargo xtask` also offers, since people and documents call them that way.
 const NAMES: [&str; 3] = ["device-pack", "parity", "ptx"];
 
 /// Programs that tests, measurements and packs run.
 const PROGRAMS: [&str; 2] = ["tokenmill", "lab"];
 
-/// The options of this command.
+/// Returns the options of this command.
 pub fn command() -> Command {
     passed_on(Command::new("lab"))
         .about("Builds and calls the tools that run our code; `--release` first builds them optimized, `--help` lists them")
 }
 
-/// The commands that are passed on under their own names.
+/// Lists the commands that are passed on under their own names.
 pub fn names() -> impl Iterator<Item = Command> {
     NAMES
         .into_iter()
         .map(|name| passed_on(Command::new(name)).about(format!("The same as `cargo lab {name}`")))
 }
 
-/// A command whose arguments are all another program's.
+/// Makes a command whose arguments are all passed to another program.
 fn passed_on(command: Command) -> Command {
     command.disable_help_flag(true).arg(
         Arg::new("args")
@@ -46,12 +45,12 @@ fn passed_on(command: Command) -> Command {
 /// Builds the program and calls it.
 ///
 /// # Errors
-/// A build that fails, and a call that does.
+/// A failed build or call.
 pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
     call(None, args)
 }
 
-/// The same for a command that has a name here.
+/// Does the same for a command that has a name here.
 ///
 /// # Errors
 /// As [`run`].
@@ -71,11 +70,11 @@ fn call(name: Option<&str>, args: &ArgMatches) -> anyhow::Result<()> {
         .args(args)
         .status()
         .context("cannot run lab")?;
-    // It has said why.
+    // The program has reported the reason.
     std::process::exit(status.code().unwrap_or(1));
 }
 
-/// Builds [`PROGRAMS`]; the folder that they are in.
+/// Builds [`PROGRAMS`]; returns the folder that they are in.
 ///
 /// # Errors
 /// A build that fails.
@@ -85,7 +84,7 @@ pub(crate) fn build(is_release: bool) -> anyhow::Result<PathBuf> {
     for program in PROGRAMS {
         cargo.args(["--bin", program]);
     }
-    // Some test must be among what is built, or the features that only tests ask for would be missing.
+    // The build must include some test, or the features that only tests request would be missing.
     cargo.args(["--test", "comparisons"]);
     if is_release {
         cargo.arg("--release");

@@ -1,7 +1,7 @@
 //! The project's rules as commands, one module per command. Each has a `command` that clap parses and a `run`.
 //!
-//! Separate from `lab`, which runs our code. Invariant: nothing here depends on a crate of ours, and little on others, so that
-//! `cargo xtask tidy` answers within seconds in a fresh clone.
+//! (`lab` runs our code.) Invariant: nothing here depends on a crate of ours, and little on others, so that `cargo xtask tidy`
+//! answers within seconds in a fresh clone.
 #![forbid(unsafe_code)]
 
 pub mod ci;
@@ -17,14 +17,14 @@ use std::{
 
 use anyhow::{Context, ensure};
 
-/// The root of the workspace.
+/// Returns the root of the workspace.
 fn workspace_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("xtask lies in the workspace root")
 }
 
-/// Where cargo builds.
+/// Returns the folder in which cargo builds.
 fn target_dir() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace_root().join("target"), PathBuf::from)
 }
@@ -45,12 +45,12 @@ fn metadata(args: &[&str]) -> anyhow::Result<serde_json::Value> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// Returns the entries of a list in cargo's output; empty if it is no list.
+/// Returns the entries of a list in cargo's output; empty if it is not a list.
 fn entries(value: &serde_json::Value) -> &[serde_json::Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Returns a text in cargo's output; empty if it is no text.
+/// Returns a text in cargo's output; empty if it is not a text.
 fn text(value: &serde_json::Value) -> &str {
     value.as_str().unwrap_or_default()
 }

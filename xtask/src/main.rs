@@ -6,7 +6,7 @@
 use clap::{ArgMatches, Command};
 use xtask::{ci, lab, release, tidy};
 
-/// A command: its options, and what runs it.
+/// A command: its options, and the function that runs it.
 type Row = (fn() -> Command, fn(&ArgMatches) -> anyhow::Result<()>);
 
 const COMMANDS: [Row; 4] = [

@@ -1,9 +1,9 @@
 //! `release`: archives of the program for other machines, one for each target.
 //!
-//! Separate from `ci`, which proves the code: this builds what people download. Before it builds anything, it
-//! checks that the machine has what an archive needs (the target's standard library, a C compiler).
-//! Invariants: an archive is written only after the program in it has run, if this machine can run it; the
-//! same sources, versions and time give the same archive.
+//! (`ci` proves the code; this builds the downloads.) Before it builds anything, it checks that the machine
+//! has everything for an archive (the target's standard library, a C compiler). Invariants: an archive is
+//! written only after its program has run, if this machine can run it; the same sources, versions and time
+//! give the same archive.
 
 mod licenses;
 mod links;
@@ -24,7 +24,7 @@ use sha2::{Digest, Sha256};
 
 use self::program::Linkage;
 
-/// The options of this command.
+/// Returns the options of this command.
 pub fn command() -> clap::Command {
     clap::Command::new("release")
         .about("Builds archives with the program, the manual's pages, completions and licences, and their checksums")
@@ -56,10 +56,10 @@ pub fn command() -> clap::Command {
         )
 }
 
-/// How a target is built on Linux.
+/// Describes how a target is built on Linux.
 struct Platform {
     target: &'static str,
-    /// The archive's name for people.
+    /// The archive's name for users.
     label: &'static str,
     /// Whether the program can load the GPU's driver. A static program cannot, so it computes on the CPU
     /// alone.
@@ -164,7 +164,7 @@ pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
 /// Says what the archive of kernels was built from.
 const PTX_LOCK: &str = "kernels/ptx.lock";
 
-/// The sources of kernels that a lock says are to be built later.
+/// Lists the sources of kernels that a lock marks as pending.
 fn pending(lock: &str) -> Vec<String> {
     let files = lock.lines().filter_map(|line| line.strip_prefix("pending "));
     files
@@ -172,7 +172,7 @@ fn pending(lock: &str) -> Vec<String> {
         .collect()
 }
 
-/// The platforms that are asked for, or all.
+/// Returns the requested platforms, or all.
 fn chosen(targets: &[String]) -> anyhow::Result<Vec<&'static Platform>> {
     if targets.is_empty() {
         return Ok(PLATFORMS.iter().collect());
@@ -186,7 +186,7 @@ fn chosen(targets: &[String]) -> anyhow::Result<Vec<&'static Platform>> {
 }
 
 impl Platform {
-    /// The platform for the same processors whose programs use GPUs.
+    /// Returns the platform for the same processors whose programs use GPUs.
     fn with_gpu(&self) -> Option<&'static Self> {
         let processor = |platform: &Self| platform.target.split('-').next();
         (PLATFORMS.iter()).find(|other| other.has_gpu && processor(other) == processor(self))
@@ -340,7 +340,7 @@ fn pack(platform: &Platform, program: &Path, manual: &Manual, out: &Path) -> any
         licenses::text(platform.target, platform.has_gpu)?,
     )?;
     let archive = out.join(format!("{name}.tar.gz"));
-    // Sorted, without owners and times, so that it depends on the files alone.
+    // Sorted, without owners and times, so that it depends only on the files.
     let status = Command::new("tar")
         .args([
             "--sort=name",

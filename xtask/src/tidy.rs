@@ -1,9 +1,8 @@
 //! `tidy`: turns taste and architecture into checks that fail.
 //!
-//! The rules about one file are in `rules`, those about the imports of crates in `layers` and of modules in `modules`, those
-//! about names in all files in `workspace`, the one about tests that nothing runs in `unrun`; `source` tells code from comments. The
-//! test at the end runs them all.
-//! Invariant: a finding names file and line and says what the rule wants.
+//! The rules about one file are in `rules`, those about the imports of crates in `layers` and of modules in `modules`, those about
+//! names in all files in `workspace`, the one about tests that nothing runs in `unrun`; `source` distinguishes code from comments.
+//! The test at the end runs them all. Invariant: a finding names file and line and states the rule.
 
 mod layers;
 mod modules;
@@ -18,7 +17,7 @@ use anyhow::{Context, bail, ensure};
 
 use self::source::Source;
 
-/// The options of this command.
+/// Returns the options of this command.
 pub fn command() -> clap::Command {
     clap::Command::new("tidy")
         .about("Checks module docs, layering, unsafe islands, forbidden words and file sizes")
@@ -49,7 +48,7 @@ struct RustFile {
     /// Its path, relative to the workspace root.
     path: String,
     source: Source,
-    /// All of its code but tests at the end, without comments and what stands in strings.
+    /// All of its code except tests at the end, without comments and the contents of strings.
     code: String,
 }
 
@@ -61,7 +60,7 @@ impl RustFile {
         Self { path, source, code }
     }
 
-    /// Whether it is part of a crate's library or program, and not of its tests.
+    /// Returns whether it is part of a crate's library or program, and not of its tests.
     fn is_product(&self) -> bool {
         let is_test = self.path.ends_with("/tests.rs") || self.path.contains("/tests/");
         self.path.starts_with("crates/") && self.path.contains("/src/") && !is_test
@@ -76,7 +75,7 @@ pub fn run(_: &clap::ArgMatches) -> anyhow::Result<()> {
     report()
 }
 
-/// Checks the whole workspace and prints what is found.
+/// Checks the whole workspace and prints the findings.
 pub(crate) fn report() -> anyhow::Result<()> {
     let (n_files, findings) = check(crate::workspace_root())?;
     for finding in &findings {
@@ -117,7 +116,7 @@ fn check(root: &Path) -> anyhow::Result<(usize, Vec<Finding>)> {
     Ok((n_files, findings))
 }
 
-/// The files that git knows or would add.
+/// Lists the files that git knows or would add.
 fn tracked_files(root: &Path) -> anyhow::Result<Vec<String>> {
     let output = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])

@@ -119,7 +119,7 @@ pub struct ForwardBatch {
     /// Rope positions, `[T]`: time, row and column; empty if all three are the token's position.
     pub rope_positions: Vec<[u32; 3]>,
     /// The last position that each token sees if attention is causal, `[T]`; empty if each sees up to its
-    /// own. It never decreases within a sequence, and lies in this step: rows that see each other, such as an
+    /// own. It never decreases within a sequence, and is in this step: rows that see each other, such as an
     /// image's, come in one step.
     pub last_seen: Vec<u32>,
     /// The first and the last position that each token sees in layers with a window, `[T]`; empty if the

@@ -1,4 +1,4 @@
-//! The seam between a network and a device: what a step of inference is, and what a device must do for it.
+//! The seam between a network and a device: the definition of an inference step, and a device's part in it.
 //!
 //! A leaf crate: the network above and the devices below both import it, and neither imports the other. It
 //! has two traits:

@@ -1,7 +1,7 @@
 //! [`RowMask`]: the tokens that a row may sample; and [`LateMask`]: a mask that arrives while the step
 //! already runs.
 //!
-//! A late mask is no plain number, unlike the rest of a batch. Invariant: a promised late mask is delivered
+//! A late mask is not a plain number, unlike the rest of a batch. Invariant: a promised late mask is delivered
 //! or cancelled; a step waits only for masks that a thread is computing.
 
 use std::{fmt, sync::Arc};

@@ -14,7 +14,7 @@ pub enum SamplerStep {
     Penalties,
     /// Applies DRY ("don't repeat yourself").
     Dry,
-    /// Keeps tokens whose logits lie near the highest.
+    /// Keeps tokens whose logits are near the highest.
     TopNSigma,
     /// Keeps the k likeliest tokens.
     TopK,
@@ -135,7 +135,7 @@ pub struct Xtc {
     pub threshold: f32,
 }
 
-/// Returns XTC as it is off, with llama.cpp's threshold.
+/// Returns XTC turned off, with llama.cpp's threshold.
 impl Default for Xtc {
     fn default() -> Self {
         Self {
@@ -156,7 +156,7 @@ pub struct DynamicTemperature {
     pub exponent: f32,
 }
 
-/// Returns the dynamic temperature as it is off, with llama.cpp's exponent.
+/// Returns the dynamic temperature turned off, with llama.cpp's exponent.
 impl Default for DynamicTemperature {
     fn default() -> Self {
         Self {

@@ -68,7 +68,7 @@ pub struct Dry {
     pub breakers: Vec<u32>,
 }
 
-/// Returns DRY as it is off, with llama.cpp's base, length and window, and without breakers.
+/// Returns DRY turned off, with llama.cpp's base, length and window, and without breakers.
 impl Default for Dry {
     fn default() -> Self {
         Self {

@@ -76,7 +76,7 @@ pub trait StreamOperations: Memory {
 pub struct StreamsShape {
     /// Number of rows, each with all its streams.
     pub n_rows: usize,
-    /// Number of streams besides the first.
+    /// Number of streams after the first.
     pub n_others: usize,
     /// Width of a stream.
     pub width: usize,

@@ -1,7 +1,7 @@
 //! Small charts of measurements as SVG: panels with curves over two axes, and rows of bars.
 //!
-//! A [`Chart`] is a drawing of a fixed size that things are put on; [`Chart::finish`] gives its text. It is separate from the
-//! programs that measure so that all of them draw alike. Invariant: text is escaped, so a model may have any name.
+//! A [`Chart`] is a drawing of a fixed size; [`Chart::finish`] returns its text. It is shared by the
+//! measuring programs, so that all of them draw alike. Invariant: text is escaped, so a model may have any name.
 //!
 //! ```
 //! use tokenmill_chart::{Axis, BLUE, Chart, Curve, Panel};
@@ -20,12 +20,12 @@
 
 use std::fmt::Write as _;
 
-/// For what is measured.
+/// Color of the measured subject.
 pub const BLUE: &str = "#2563eb";
-/// For what it is compared with.
+/// Color of the subject that it is compared with.
 pub const GRAY: &str = "#9ca3af";
 
-/// Where a text lies, seen from its position.
+/// Side of its position on which a text is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
     /// It begins there.
@@ -84,7 +84,7 @@ pub struct Bar<'a> {
 }
 
 impl Axis {
-    /// An axis to `max`, labelled at some places. A `max` that is not positive counts as the smallest number.
+    /// Returns an axis to `max`, labelled at some places. A `max` that is not positive counts as the smallest number.
     pub fn with_ticks(max: f64, ticks: impl IntoIterator<Item = (f64, String)>) -> Self {
         Self {
             max: max.max(f64::MIN_POSITIVE),
@@ -104,7 +104,7 @@ impl Axis {
 }
 
 impl Chart {
-    /// A white drawing of this width and height.
+    /// Creates a white drawing of this width and height.
     pub fn new(width: f64, height: f64) -> Self {
         Self {
             size: [width, height],
@@ -133,7 +133,7 @@ impl Chart {
         ));
     }
 
-    /// Says what a color stands for.
+    /// Draws the legend entry of a color.
     pub fn legend(&mut self, [x, y]: [f64; 2], color: &str, text: &str) {
         self.rect([x, y - 9.0], [10.0, 10.0], color);
         self.text([x + 14.0, y], Anchor::Start, text);
@@ -241,7 +241,7 @@ impl Chart {
         }
     }
 
-    /// The drawing as SVG.
+    /// Returns the drawing as SVG.
     pub fn finish(self) -> String {
         let ([width, height], body) = (self.size, self.body);
         format!(

@@ -15,7 +15,7 @@ fn matrix(host: &Host, format: &Format, n_rows: usize, n_cols: usize) -> Matrix 
     let row_bytes = format.row_bytes(n_cols).expect("whole blocks");
     let values: Vec<f32> = (0..n_cols).map(|i| (i as f32 * 0.37).sin()).collect();
     let mut row = vec![0; row_bytes];
-    // Blocks of zeros, where nothing can be encoded, take as long.
+    // Zero blocks, for formats without an encoder, take as long.
     if format.has_encoder() {
         format.quantize_row(&values, &mut row).expect("whole blocks");
     }

@@ -51,7 +51,7 @@ fn elementwise(c: &mut Criterion<CpuTime>) {
             b.iter(|| add(&host, &mut x, &y));
         });
         for activation in [Activation::Silu, Activation::GeluTanh] {
-            // Each round begins with the same gate, since repeated gating would leave numbers too small to be normal.
+            // Each round begins with the same gate, since repeated gating would leave subnormal numbers.
             group.bench_function(BenchmarkId::new(format!("gated-{activation:?}"), n_tokens), |b| {
                 b.iter_batched_ref(
                     || wave(n_tokens * N_FF),

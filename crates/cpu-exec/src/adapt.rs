@@ -255,7 +255,7 @@ fn floats(x: &[f32], n_cols: usize) -> Activations<'_> {
     }
 }
 
-/// Calls `f((first tile, tiles), rows of the matrix)` for runs of neighbouring tiles, each as long as the
+/// Calls `f((first tile, tiles), rows of the matrix)` for runs of adjacent tiles, each as long as the
 /// sums of `n_rows` rows have space for.
 fn for_each_run(matrix: &Matrix, n_rows: usize, mut f: impl FnMut((usize, usize), Range<usize>)) {
     let most = (SUMS_LEN / (n_rows * TILE_ROWS)).max(2);

@@ -7,7 +7,7 @@
 //! block.
 //!
 //! Invariant: a token's result depends on its query, its position and the stored keys and values of its
-//! sequence. Splits lie at fixed positions and both ways perform the same operations, so the result does not
+//! sequence. Splits are at fixed positions and both ways perform the same operations, so the result does not
 //! depend on how a step was cut into work.
 
 mod plan;
@@ -308,7 +308,7 @@ impl Job<'_> {
         block_len(n_rows, self.query_dim())
     }
 
-    /// Returns the length of a query as the kernels read it: padded to whole loads if keys lie row by row.
+    /// Returns the length of a query as the kernels read it: padded to whole loads if keys are stored row by row.
     fn query_dim(&self) -> usize {
         if self.has_values_in_keys {
             padded_dim(self.head_dim_k)

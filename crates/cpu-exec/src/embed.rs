@@ -15,7 +15,7 @@ use crate::{Host, Matrix, pool::Columns};
 /// table.
 ///
 /// # Panics
-/// If an id is no row of the table, or `out` has another length.
+/// If an id is not a row of the table, or `out` has another length.
 pub fn embed(
     host: &Host,
     table: &Matrix,

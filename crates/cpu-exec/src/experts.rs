@@ -1,6 +1,6 @@
 //! [`experts_linear`] and its relatives: products of rows with the matrices of their experts.
 //!
-//! All experts in use are one job. An expert's rows are neighbours in the input, so its weights are read once
+//! All experts in use are one job. An expert's rows are adjacent in the input, so its weights are read once
 //! for all of them, as in a product with one matrix, and experts without rows are not read. Invariant: an
 //! output element is a function of its weight row and its activation row, reduced in the order of
 //! [`linear`](crate::linear).
@@ -182,7 +182,7 @@ fn run<C>(
     let mut experts = std::mem::take(&mut workspace.experts);
     let (activations, scratch) = quantize_for(host, workspace, x, n_cols, matrices.iter().copied());
     // A single row is the input of every choice without a copy; several rows are copied so that each expert's
-    // rows are neighbours.
+    // rows are adjacent.
     let is_one_row = matches!(input, ExpertInput::Rows(_)) && routes.n_rows() == 1;
     let gathers = matches!(input, ExpertInput::Rows(_)) && !is_one_row;
     plan(host, &mut experts, routes, matrices[0], is_one_row);

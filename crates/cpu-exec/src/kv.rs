@@ -33,7 +33,7 @@ enum PageOrder {
 }
 
 /// The keys or values of one layer: `[n_kv_heads, n_pages]` pages, each in its [`PageOrder`]. A page of
-/// [`KvType::Q8_0`] has, for each 32 columns, 16 scales and then the bytes; keys and values lie in the
+/// [`KvType::Q8_0`] has, for each 32 columns, 16 scales and then the bytes; keys and values are in the
 /// [order](PageOrder::byte_index) that byte products take. A page of [`KvType::Q4_0`] holds rotated rows in
 /// the same way, with two numbers per byte, in the page's order.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl KvStore {
     /// first used.
     ///
     /// # Errors
-    /// [`CpuExecError::KvHeadDim`] if a head is no whole number of the type's blocks,
+    /// [`CpuExecError::KvHeadDim`] if a head is not a whole number of the type's blocks,
     /// [`CpuExecError::KvTooLarge`] if a size overflows, and [`CpuExecError::OutOfMemory`].
     pub fn new(
         shapes: &[KvLayerShape],
@@ -221,7 +221,7 @@ impl PageOrder {
     }
 
     /// Returns the index of the byte of column `col` and token `lane` among the bytes of 32 columns in
-    /// [`KvType::Q8_0`]. The bytes that a product sums are neighbours: four columns of a key or two tokens of
+    /// [`KvType::Q8_0`]. The bytes that a product sums are adjacent: four columns of a key or two tokens of
     /// a value.
     fn byte_index(self, lane: usize, col: usize) -> usize {
         match self {

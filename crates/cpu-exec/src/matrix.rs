@@ -36,12 +36,12 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Packs rows that lie one after the other in `bytes`, as a GGUF tensor stores them. All threads of
+    /// Packs consecutive rows in `bytes`, as a GGUF tensor stores them. All threads of
     /// `host` read and pack, a few rows each at a time.
     ///
     /// # Errors
     /// [`CpuExecError::ReadWeights`] if the bytes cannot be read, [`CpuExecError::Quant`] for an unsupported
-    /// type or columns that are no whole number of its blocks, [`CpuExecError::MatrixBytes`] if `bytes` does
+    /// type or columns that are not a whole number of its blocks, [`CpuExecError::MatrixBytes`] if `bytes` does
     /// not have the length of the shape, and [`CpuExecError::OutOfMemory`].
     pub fn pack<'a>(
         host: &Host,
@@ -98,7 +98,7 @@ impl Matrix {
             let zeros = vec![0; row_bytes];
             let n_tiles_at_once = (READ_BYTES / (TILE_ROWS * row_bytes).max(1)).max(1);
             let chunk_bytes = n_tiles_at_once * tile_bytes;
-            // The rows of a tile, counted over all experts; the rows of neighbouring tiles are neighbours in
+            // The rows of a tile, counted over all experts; the rows of adjacent tiles are adjacent in
             // the file.
             let n_tiles = n_rows.div_ceil(TILE_ROWS).max(1);
             let rows_of = |tile_idx: usize| {
@@ -200,7 +200,7 @@ impl Matrix {
     }
 
     /// Returns the number of bytes that [`Matrix::pack`] will take: about the size in the file, with rows
-    /// padded to a multiple of 16. `None` if the type is not supported, the columns are no whole number of
+    /// padded to a multiple of 16. `None` if the type is not supported, the columns are not a whole number of
     /// blocks, or the size overflows.
     pub fn packed_bytes(ty: TensorType, n_rows: usize, n_cols: usize) -> Option<usize> {
         let ops = TileOps::of(ty)?;
@@ -248,7 +248,7 @@ impl Matrix {
     /// Writes the weights of one row to `out`, `[n_cols]`.
     ///
     /// # Panics
-    /// If `row_idx` is no row of the matrix, the matrix stays in a file, or `out` has another length than a
+    /// If `row_idx` is not a row of the matrix, the matrix stays in a file, or `out` has another length than a
     /// row.
     pub fn dequantize_row(&self, row_idx: usize, out: &mut [f32]) {
         assert!(

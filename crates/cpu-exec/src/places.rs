@@ -72,7 +72,7 @@ impl FromStr for CpuList {
 pub struct Places {
     /// The processors to use; `None` for all that the process may use.
     pub cpus: Option<CpuList>,
-    /// Whether each thread gets a processor of its own, as far as there are enough.
+    /// Whether each thread gets its own processor, as far as there are enough.
     pub is_strict: bool,
     /// The placement of threads on memory nodes.
     pub numa: Numa,
@@ -82,13 +82,13 @@ pub struct Places {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacesError {
-    /// The text is no list of processors.
+    /// The text is not a list of processors.
     #[error("`{found}` is no list of processors below {MAX_CPUS}; write it as `0-3` or `0-3,8`")]
     List {
         /// The text found.
         found: String,
     },
-    /// The text is no way to place threads.
+    /// The text does not name a way to place threads.
     #[error("`{found}` is none of distribute, isolate and numactl")]
     Numa {
         /// The text found.

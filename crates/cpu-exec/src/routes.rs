@@ -1,8 +1,8 @@
 //! [`Routes`]: the experts of each row of a step, and the rows of each expert.
 //!
-//! The products only follow the routes. Invariants: a row's choices depend on its own logits alone, and the
-//! rows of an expert are in ascending order; choices lie sorted by expert, so that an expert's rows are
-//! neighbours.
+//! The products only follow the routes. Invariants: a row's choices depend on its own logits only, and the
+//! rows of an expert are in ascending order; choices are sorted by expert, so that an expert's rows are
+//! adjacent.
 
 use std::{cmp::Ordering, ops::Range};
 

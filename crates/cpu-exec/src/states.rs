@@ -171,7 +171,7 @@ pub(crate) fn begin(states: &mut Patch<'_, f32>, run: &Run) {
 /// The number of tokens that one pass of a recurrence takes.
 pub(crate) const RUN_TOKENS: usize = 16;
 
-/// Returns the number of channels that lie next to each other in a recurrence's state, if `width` channels
+/// Returns the number of channels that are adjacent in a recurrence's state, if `width` channels
 /// belong together.
 pub(crate) fn lanes_of(width: usize) -> usize {
     (1 << width.trailing_zeros().min(31)).min(MAX_LANES)

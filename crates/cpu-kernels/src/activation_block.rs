@@ -1,6 +1,6 @@
 //! [`ActivationBlock`]: activations as bytes, with the sums that weights with a bias or a minimum need.
 //!
-//! Blocks are quantized once per input and read by every matrix of a group. Blocks of one span of columns lie
+//! Blocks are quantized once per input and read by every matrix of a group. Blocks of one span of columns are
 //! together, row after row, so that a kernel that takes several rows reads one stream. Invariant: a block is
 //! a function of its 256 values alone, with the same bits for every instruction set.
 
@@ -180,7 +180,7 @@ unsafe fn sums_of_16<S: Simd>(quants: &[i8; SPAN_COLS]) -> [i32; 16] {
         .step_by(S::LANES)
         .zip(quants.chunks(4 * S::LANES))
     {
-        // SAFETY: the processor has the features of `S`; a vector's bytes and lanes lie inside the arrays; no quant is -128.
+        // SAFETY: the processor has the features of `S`; a vector's bytes and lanes are inside the arrays; no quant is -128.
         unsafe {
             let quants = S::load(quants.as_ptr().cast());
             let sums = S::dot_u8::<false>(S::splat(0), S::splat_u8(1), quants);
@@ -363,7 +363,7 @@ mod tests {
         #[inline(always)]
         unsafe fn run<S: Simd>(self) {
             for at in (0..TILE_ROWS).step_by(S::LANES) {
-                // SAFETY: the processor has the features of `S`; a vector's lanes and bytes lie inside the arrays.
+                // SAFETY: the processor has the features of `S`; a vector's lanes and bytes are inside the arrays.
                 unsafe {
                     let lanes = S::load(self.lanes[at..].as_ptr().cast());
                     S::store_low_bytes(self.bytes[at..].as_mut_ptr(), lanes);

@@ -6,7 +6,7 @@
 //! arithmetic of f32; the kernels that multiply bytes are in `bytes`.
 //!
 //! Invariant: a row's numbers are reduced in one order, whatever rows and pages go with it. A score sums
-//! columns in order, an output sums positions in order. The order of scores for keys that lie row by row is
+//! columns in order, an output sums positions in order. The order of scores for keys stored row by row is
 //! in `row_scores`.
 
 mod bytes;
@@ -66,7 +66,7 @@ pub struct PageOps {
     query_block: Option<usize>,
     /// The kernel of scores for keys in column order, if the type supports it.
     scores: Option<unsafe fn(CpuFeatures, Scores<'_>)>,
-    /// The kernel of scores for keys that lie row by row as values do, if the type supports it.
+    /// The kernel of scores for keys stored row by row like values, if the type supports it.
     row_scores: Option<unsafe fn(CpuFeatures, Scores<'_>)>,
     add_values: unsafe fn(CpuFeatures, SeenValues<'_>),
 }
@@ -132,7 +132,7 @@ impl PageOps {
     /// the start of each row. The queries `q`, `[n_rows, key_dim]`, went through [`Self::prepare_queries`].
     ///
     /// # Panics
-    /// If the lengths contradict each other, and for [`Q8_0_ROWS`], whose keys lie as values do.
+    /// If the lengths contradict each other, and for [`Q8_0_ROWS`], whose keys are stored like values.
     pub fn scores(
         &self,
         features: CpuFeatures,
@@ -147,11 +147,11 @@ impl PageOps {
         unsafe { scores(features, run) }
     }
 
-    /// Does the same as [`Self::scores`] for keys that lie in their pages row by row, as values do. `row_dim`
+    /// Does the same as [`Self::scores`] for keys stored in their pages row by row, like values. `row_dim`
     /// is a multiple of 16.
     ///
     /// # Panics
-    /// If the lengths contradict each other, and for [`Q8_0_PAGES`], whose keys never lie so.
+    /// If the lengths contradict each other, and for [`Q8_0_PAGES`], whose keys are never stored that way.
     pub fn row_scores(
         &self,
         features: CpuFeatures,
@@ -310,7 +310,7 @@ struct ScoreRows<'a, P, const ROWS: usize, const HAS_NEXT: bool> {
 }
 
 impl<'a, P: PageType, const ROWS: usize, const HAS_NEXT: bool> ScoreRows<'a, P, ROWS, HAS_NEXT> {
-    /// Runs the kernel as a function of its own, and returns `ROWS`.
+    /// Runs the kernel as a separate function, and returns `ROWS`.
     #[inline(always)]
     unsafe fn call<S: Simd>(run: &'a Scores<'a>, row_idx: usize) -> usize {
         // SAFETY: the caller vouches for `ROWS` rows from `row_idx` on.

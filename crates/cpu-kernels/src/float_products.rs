@@ -122,7 +122,7 @@ struct FloatRows<'a, T, E, const ROWS: usize> {
 }
 
 impl<'a, T: FloatTile, E: End, const ROWS: usize> FloatRows<'a, T, E, ROWS> {
-    /// Runs the kernel as a function of its own, and returns `ROWS`.
+    /// Runs the kernel as a separate function, and returns `ROWS`.
     #[inline(always)]
     unsafe fn call<S: Simd>(run: &'a TileRun, end: E) -> usize {
         // SAFETY: the caller's contract is the kernel's.

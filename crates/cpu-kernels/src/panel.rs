@@ -5,7 +5,7 @@
 //! a time, so that multiplication limits it rather than loads or latency.
 //!
 //! If an instruction set multiplies matrices of bytes ([`Simd::HAS_MATRIX`]), two rows of activations are
-//! multiplied at once, and columns lie in eights for it ([`arrange_eights`]).
+//! multiplied at once, and columns are in groups of eight for it ([`arrange_eights`]).
 //!
 //! Invariant: an output element is reduced in the order of [`reduction`](super::reduction).
 
@@ -120,7 +120,7 @@ unsafe fn row_of<T, const N: usize>(rows: *mut [[T; TILE_ROWS]; N], index: usize
     unsafe { rows.cast::<T>().add(index * TILE_ROWS) }
 }
 
-/// Moves quants so that eight columns of a row are neighbours. The fours of columns `8 k ..` and `8 k + 4 ..`
+/// Moves quants so that eight columns of a row are adjacent. The fours of columns `8 k ..` and `8 k + 4 ..`
 /// of eight rows become the eights of the first four rows, then those of the other four.
 ///
 /// # Safety
@@ -305,7 +305,7 @@ struct PanelRows<C, const VECTORS: usize, const ROWS: usize> {
 }
 
 impl<C: Class, const VECTORS: usize, const ROWS: usize> PanelRows<C, VECTORS, ROWS> {
-    /// Runs the kernel as a function of its own, and returns `ROWS`.
+    /// Runs the kernel as a separate function, and returns `ROWS`.
     #[inline(always)]
     unsafe fn call<S: Simd>(job: PanelJob) -> usize {
         // SAFETY: the caller's contract is the kernel's.

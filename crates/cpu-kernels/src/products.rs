@@ -81,7 +81,7 @@ struct Direct<'a, T, const ROWS: usize> {
 }
 
 impl<'a, T: QuantTile, const ROWS: usize> Direct<'a, T, ROWS> {
-    /// Runs the kernel as a function of its own, and returns `ROWS`.
+    /// Runs the kernel as a separate function, and returns `ROWS`.
     #[inline(always)]
     unsafe fn call<S: Simd>(run: &'a TileRun) -> usize {
         // SAFETY: the caller's contract is the kernel's.

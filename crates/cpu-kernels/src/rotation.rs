@@ -12,7 +12,7 @@ use crate::simd::{Kernel, Simd, dispatch};
 /// The rotation is its own inverse, except for rounding.
 ///
 /// # Panics
-/// If `block` is no power of two, or the row is no whole number of blocks.
+/// If `block` is not a power of two, or the row is not a whole number of blocks.
 pub fn rotate(features: CpuFeatures, row: &mut [f32], block: usize) {
     assert!(
         block.is_power_of_two() && row.len().is_multiple_of(block),

@@ -126,8 +126,8 @@ impl Map {
         let offset = base.align_offset(HUGE_PAGE_BYTES);
         // SAFETY: `offset` is below a huge page, by which the mapping is longer than `len`.
         let start = unsafe { base.cast::<u8>().add(offset) };
-        // SAFETY: the range lies inside the mapping. The advice changes no content; a system without huge pages refuses
-        // it, which is no error here.
+        // SAFETY: the range is inside the mapping. The advice changes no content; a system without huge pages refuses
+        // it, which is not an error here.
         unsafe {
             libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE);
         }

@@ -1,7 +1,7 @@
 //! [`Bands`]: the thread blocks and the shared memory of products by 9 rows and more.
 //!
-//! Types in strips are K-quants; Q8_0, F16 and BF16 have bands of their own. Separate because launches, tests and benches ask here. Invariant: the
-//! twin of `kernels/bands.cuh`, `kernels/byte_bands.cuh` and `kernels/float_bands.cuh`, whose sizes these are.
+//! K-quants are stored in strips; Q8_0, F16 and BF16 have bands of their own. Launches, tests and benches all use these sizes. Invariant: they
+//! equal those in `kernels/bands.cuh`, `kernels/byte_bands.cuh` and `kernels/float_bands.cuh`.
 
 use tokenmill_gguf::TensorType;
 
@@ -12,21 +12,21 @@ use crate::{
 
 /// Threads of a thread block.
 pub(crate) const BAND_THREADS: u32 = 128;
-/// Thread blocks from which on bands are high by up to 64 rows of x: as many as multiprocessors, or almost.
+/// Smallest number of thread blocks for which bands are high, by up to 64 rows of x: as many as multiprocessors, or almost.
 const MANY_BLOCKS: usize = 128;
-/// The same by more rows. By the timing model a launch of high bands takes as long as low ones do with 73 high bands in Q4_K and 85 in Q6_K; with
-/// more of them, up to as many as multiprocessors, it takes no longer.
+/// The same for more rows of x. By the timing model a launch of high bands takes as long as one of low bands at 73 high bands in Q4_K and 85 in
+/// Q6_K. With more high bands, up to the number of multiprocessors, it takes no longer.
 const MANY_BLOCKS_OF_MORE_ROWS: usize = 80;
-/// Rows of x up to which narrow products are faster in strips, which read the weights again for each 16 rows, than in low bands by the
-/// timing model.
+/// Largest number of rows of x at which narrow products are faster in strips than in low bands, by the timing model. Strips read the weights again
+/// for each 16 rows.
 const STRIP_ROWS: usize = 48;
 /// The same for Q6_K, which takes more work to unpack.
 const Q6_K_STRIP_ROWS: usize = 16;
-/// The same where warpgroups multiply, which take up to 64 rows of x at once.
+/// The same if warpgroups multiply, which take up to 64 rows of x at once.
 const WIDE_STRIP_ROWS: usize = 16;
-/// Rows of x above which bands of K-quants may be split: their kernel takes 64.
+/// Largest number of rows of x at which bands of K-quants are never split; their kernel takes 64.
 const UNSPLIT_ROWS: usize = 32;
-/// The same at least; with fewer, low bands are faster.
+/// Smallest number of thread blocks of a split; with fewer, low bands are faster.
 const MIN_SPLIT_BLOCKS: usize = 96;
 /// The most shared memory of a thread block on compute capability 8.6 and 8.9, in bytes.
 const MAX_SHARED_BYTES: usize = 99 << 10;
@@ -34,7 +34,7 @@ const MAX_SHARED_BYTES: usize = 99 << 10;
 /// has room for two.
 const MAX_BYTES_SHARED: usize = 81 << 10;
 
-/// How weights of a type are multiplied by more than a few rows.
+/// Describes how weights of a type are multiplied by more than a few rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bands {
     weights: Weights,
@@ -50,12 +50,12 @@ enum Weights {
     Words,
 }
 
-/// Rows of the matrix that a thread block takes.
+/// Height of a band: the rows of the matrix that a thread block takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BandHeight {
     /// 128, a quarter of them each warp.
     High,
-    /// 32, of which each warp adds a quarter of the columns up.
+    /// 32, with each warp summing a quarter of the columns.
     Low,
 }
 
@@ -63,8 +63,7 @@ impl BandHeight {
     /// Both.
     pub const ALL: [Self; 2] = [Self::High, Self::Low];
 
-    /// Returns the height for matrices with `n_out` rows in total, by `n_rows` rows of x: high if that makes
-    /// enough thread blocks.
+    /// Returns the height for matrices with `n_out` rows in total, by `n_rows` rows of x: high if that gives enough thread blocks.
     pub fn of(n_out: usize, n_rows: usize) -> Self {
         let n_tiles = n_rows.div_ceil(64);
         let many = if n_tiles > 1 {
@@ -79,7 +78,7 @@ impl BandHeight {
         }
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     pub fn rows(self) -> usize {
         match self {
             Self::High => 128,
@@ -87,8 +86,8 @@ impl BandHeight {
         }
     }
 
-    /// Rows of x that its kernels are compiled for. Low bands have no more than 32: more thread blocks, which read the weights again, are faster by
-    /// the timing model.
+    /// Returns the numbers of rows of x that its kernels are compiled for. Low bands take at most 32: more thread blocks, which read the weights
+    /// again, are faster by the timing model.
     pub fn columns(self) -> &'static [usize] {
         match self {
             Self::High => &Bands::COLUMNS,
@@ -113,7 +112,7 @@ impl BandHeight {
     }
 }
 
-/// How a product by 9 rows and more is launched, of a quantized type or one that has bands.
+/// Selects the launch of a product by 9 rows and more, for a quantized type or one that has bands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ManyRows {
     /// In strips, by 16 rows at a time.
@@ -127,19 +126,19 @@ pub enum ManyRows {
     Halves(usize),
     /// By matrix operations of warpgroups.
     Wide(WideCut),
-    /// In tiles, of types that have nothing else.
+    /// In tiles, for types that have nothing else.
     Tiles,
 }
 
-/// For which kernels there is device memory besides matrices and rows.
+/// Says for which kernels there is device memory besides matrices and rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProductRoom {
-    /// Thread blocks that share a band at most: 1 where there is no memory for their parts.
+    /// Largest number of thread blocks that share a band: 1 if there is no memory for their parts.
     pub max_splits: usize,
-    /// Whether rows of x can be made f16.
+    /// Whether rows of x can be converted to f16.
     pub has_halves: bool,
-    /// Whether they can be made tiles for matrix operations of warpgroups: on compute capability 9.0, where all matrices of the launch fit
-    /// ([`Wide::takes`]). Such tiles lie where f16 rows do.
+    /// Whether they can be converted to tiles for matrix operations of warpgroups: on compute capability 9.0, if all matrices of the launch fit
+    /// ([`Wide::takes`]). Such tiles use the memory of f16 rows.
     pub has_tiles: bool,
 }
 
@@ -150,7 +149,7 @@ impl ProductRoom {
         has_halves: false,
         has_tiles: false,
     };
-    /// All that there is on GPUs of other compute capabilities than 9.0.
+    /// All memory that GPUs of compute capabilities other than 9.0 use.
     pub const WITHOUT_TILES: Self = Self {
         max_splits: ManyRows::MAX_SPLITS,
         has_halves: true,
@@ -164,7 +163,7 @@ impl ProductRoom {
 }
 
 impl ManyRows {
-    /// Thread blocks that share a band at most. The last of them adds all parts up.
+    /// Largest number of thread blocks that share a band. The last of them adds all parts up.
     pub const MAX_SPLITS: usize = 8;
 
     /// Returns the launch for matrices of `n_outs` rows of `n_in` weights, by `n_rows` rows of x.
@@ -202,19 +201,20 @@ impl ManyRows {
     }
 }
 
-/// Superblocks of each of `n_splits` thread blocks that share `n_supers`: an even number, since what superblocks have once is copied for two at a time.
+/// Returns the number of superblocks for each of `n_splits` thread blocks that share `n_supers`. It is even, since the per-superblock values are
+/// copied for two superblocks at a time.
 pub(crate) fn supers_of_each(n_supers: usize, n_splits: usize) -> usize {
     n_supers.div_ceil(n_splits).next_multiple_of(2)
 }
 
-/// Thread blocks that share a band where there are `n_blocks` without sharing, at most `most`: as many as make the launch shortest. By the timing model two
-/// on a multiprocessor take 1.75 times as long as one.
+/// Returns how many thread blocks share a band, at most `most`, if there are `n_blocks` without sharing: the number that makes the launch shortest.
+/// By the timing model two on a multiprocessor take 1.75 times as long as one.
 fn n_splits(n_blocks: usize, n_supers: usize, most: usize) -> usize {
     let quarters = |n: usize| {
         let rounds = if n * n_blocks <= MULTIPROCESSORS { 4 } else { 7 };
         rounds * supers_of_each(n_supers, n)
     };
-    // None of them may be without superblocks.
+    // Each thread block must have superblocks.
     let is_full = |n: usize| (n - 1) * supers_of_each(n_supers, n) < n_supers;
     (2..=most)
         .filter(|&n| (MIN_SPLIT_BLOCKS..=MAX_SPLIT_BLOCKS).contains(&(n * n_blocks)) && is_full(n))
@@ -226,7 +226,7 @@ fn n_splits(n_blocks: usize, n_supers: usize, most: usize) -> usize {
 impl Bands {
     /// Rows of x that kernels of high and of gated bands are compiled for.
     pub const COLUMNS: [usize; 3] = [16, 32, 64];
-    /// Rows of gate and up that a thread block takes, whose band is a high one with 64 of each.
+    /// Rows of gate and up that a thread block takes; its band is a high one with 64 of each.
     pub const GATED_ROWS: usize = 64;
 
     /// Returns the bands of a type, if it has any.
@@ -252,12 +252,12 @@ impl Bands {
         Self::of(ty).filter(|bands| n_in.is_multiple_of(run(bands)))
     }
 
-    /// Whether gate and up can be one launch.
+    /// Returns whether gate and up can be one launch.
     pub fn has_gated(self) -> bool {
         self.weights != Weights::Words
     }
 
-    /// Dynamic shared memory of a kernel: as many superblocks, or steps, ahead as there is room for, at most five.
+    /// Returns the dynamic shared memory of a kernel: as many superblocks, or steps, ahead as fit, at most five.
     pub fn shared_bytes(self, height: BandHeight, columns: usize) -> usize {
         let n_strips = height.rows() / 16;
         let high_bytes = match self.weights {
@@ -327,7 +327,7 @@ mod tests {
         check(TensorType::Q6_K, &[4096], 14_336, 33, ManyRows::Splits(4));
         check(TensorType::Q4_K, &[4096, 1024], 4096, 64, ManyRows::Splits(3));
         check(TensorType::Q6_K, &[4096], 14_336, 32, low);
-        // Too few even when they are split, and enough without.
+        // Too few even when split, and enough without.
         check(TensorType::Q6_K, &[1024], 4096, 64, low);
         check(TensorType::Q4_K, &[4096], 4096, 512, high);
         check(TensorType::BF16, &[4096], 4096, 64, low);
@@ -344,7 +344,7 @@ mod tests {
         check(TensorType::Q4_K, 5120, 4096, 64, ManyRows::Halves(3));
         check(TensorType::Q6_K, 128_256, 4096, 33, ManyRows::Halves(1));
         check(TensorType::Q5_K, 4096, 4096, 512, ManyRows::Halves(1));
-        // Too few rows of x, too few of the matrix, and a type without.
+        // Too few rows of x, too few of the matrix, and a type without bands.
         check(
             TensorType::Q6_K,
             128_256,

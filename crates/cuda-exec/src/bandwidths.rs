@@ -1,43 +1,43 @@
-//! [`measure_bandwidths`]: how fast a GPU copies within its memory, and over the link to the host's.
+//! [`measure_bandwidths`]: measures how fast a GPU copies within its memory, and over the link to the host's.
 //!
-//! Separate because no step needs it. Invariant: it leaves nothing behind, and takes a part of what is free.
+//! Invariant: it frees all that it allocates, and takes only a part of the free memory.
 
 use std::time::Instant;
 
 use crate::{CudaExecError, Device, Stream};
 
-/// Bytes of the copy within the device, where there is room: more than its caches have.
+/// Bytes of the copy within the device if they fit: more than its caches hold.
 const DEVICE_BYTES: usize = 256 << 20;
 /// Bytes of the copy over the link.
 const LINK_BYTES: usize = 32 << 20;
-/// Bytes of a copy whose time is that of a crossing: a row of hidden states.
+/// Bytes of the copy that times a crossing: a row of hidden states.
 const ROW_BYTES: usize = 16 << 10;
 /// Copies queued between two waits.
 const N_COPIES: usize = 8;
 /// Round trips of a row.
 const N_TRIPS: usize = 20;
-/// Runs of the largest copy, of which the fastest counts.
+/// Runs of the largest copy; the fastest counts.
 const N_RUNS: usize = 3;
-/// Seconds of a run from which on it is neither made longer nor repeated: a device this slow is a simulated one.
+/// Seconds after which a run is neither made longer nor repeated: a device this slow is a simulated one.
 const LONG_S: f64 = 0.05;
 
-/// The speeds that copies of a GPU reach.
+/// Holds the measured speeds of a GPU's copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopySpeeds {
-    /// Bytes a second read and written by a copy within the device, both counted.
+    /// Bytes a second of a copy within the device; reads and writes both count.
     pub device_bytes_per_s: u64,
     /// Bytes a second over the link, of the slower direction.
     pub link_bytes_per_s: u64,
-    /// Nanoseconds of a crossing of a row: half of a copy up, one down, and a wait for it.
+    /// Nanoseconds of a crossing of a row: half of a copy up, a copy down, and a wait for it.
     pub crossing_ns: u64,
 }
 
-/// Measures the copies of a device, with memory that is free now. On a simulated device these are times of the machine that simulates it.
+/// Measures the copies of a device in its free memory. For a simulated device the times are those of the machine that simulates it.
 ///
 /// # Errors
-/// [`CudaExecError::OutOfMemory`] where not even a row has room, or the driver's.
+/// [`CudaExecError::OutOfMemory`] if not even a row fits, or the driver's.
 pub fn measure_bandwidths(device: &Device) -> Result<CopySpeeds, CudaExecError> {
-    // Two buffers, and as much stays free for what others take meanwhile.
+    // Two buffers, and the same amount stays free for other programs.
     let free = usize::try_from(device.free_bytes()? / 4).unwrap_or(usize::MAX);
     let n_bytes = DEVICE_BYTES.min(free).max(ROW_BYTES);
     let from = device.alloc::<u8>("measuring copies", n_bytes)?;
@@ -77,7 +77,8 @@ pub fn measure_bandwidths(device: &Device) -> Result<CopySpeeds, CudaExecError> 
     })
 }
 
-/// Bytes a second of the fastest run with `max_bytes`, or with as many as take `long_s` on a slow device. Runs with fewer come first.
+/// Returns the bytes a second of the fastest run with `max_bytes`, or, on a slow device, with as many bytes as take `long_s`. Runs with
+/// fewer bytes come first.
 fn best_rate(
     max_bytes: usize,
     long_s: f64,

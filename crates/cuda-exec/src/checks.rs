@@ -1,8 +1,8 @@
 //! [`check_kernels`] compares the kernels that a model will use with plain loops on the CPU, on small shapes.
 //!
-//! It runs at the first use of a GPU, because no test of this project has run its kernels on every card and driver. Separate from the code
-//! that acts on the result. Invariants: the expected values are computed here without a kernel, from the kernels' inputs; a failed check
-//! names its kernel and the feature that can be turned off to replace it.
+//! They run at the first use of a GPU, because no test of this project has run its kernels on every card and driver. Invariants: the
+//! expected values are computed here without a kernel, from the kernels' inputs; a failed check names its kernel and the feature that can
+//! be turned off to replace it.
 
 mod attention;
 mod expected;
@@ -22,8 +22,8 @@ pub use self::{
 };
 use crate::{CudaExecError, Device, NotedLaunch, Ops, error::Result, modules::WIDE_ATTENTION};
 
-/// Names a feature that can be turned off, which leaves other kernels or another way of launching. The order is that in which they are
-/// turned off.
+/// Names a feature that can be turned off, so that other kernels or another way of launching replace it. Features are turned off in this
+/// order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StepDown {
     /// A launch begins only after the launches before it are done.
@@ -103,7 +103,7 @@ pub struct Finding {
     pub reason: String,
     /// Feature to turn off, so that another kernel is used.
     pub remedy: Option<StepDown>,
-    /// Whether the context is lost, after which the device must be opened again.
+    /// Whether the context is lost; the device must then be opened again.
     pub is_lost: bool,
 }
 

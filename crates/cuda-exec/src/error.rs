@@ -24,12 +24,12 @@ pub enum CudaExecError {
     /// There are GPUs, but not this one.
     #[error("there is no GPU {ordinal}; the driver shows {n_devices}, counted from 0")]
     NoSuchDevice {
-        /// The one asked for.
+        /// The requested one.
         ordinal: usize,
         /// How many there are.
         n_devices: usize,
     },
-    /// The GPU is older than what the kernels are built for.
+    /// The GPU is older than the oldest that the kernels are built for.
     #[error("{name} has compute capability {}.{}, at least 8.0 is needed", found.0, found.1)]
     ComputeCapability {
         /// The GPU.
@@ -96,7 +96,7 @@ pub enum CudaExecError {
         /// The driver's message.
         reason: String,
     },
-    /// Weights that no kernel computes with, or whose bytes are not what their shape needs.
+    /// Weights that no kernel supports, or whose bytes do not match their shape.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// The weights could not be read.

@@ -1,7 +1,7 @@
 //! [`families`]: which kinds of products and of attention a GPU gets, and why it does not get the others.
 //!
-//! Separate from loading, which takes other kernels without a word where one kind is not there. Invariant: what is said comes from the conditions and
-//! the loads that steps depend on, so a family that is named as there is one that they use.
+//! A load silently replaces kernels that are unavailable; this list names them. Invariant: it uses the same conditions and loads as steps do, so a
+//! family that it lists as available is in use.
 
 use tokenmill_gguf::TensorType;
 
@@ -11,7 +11,7 @@ use crate::{
     modules::{Target, WIDE_ATTENTION, WIDE_ROWS, type_suffix, wide_name},
 };
 
-/// A kind of products or of attention, or a way to launch.
+/// A kind of product or of attention, or a way to launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Family {
@@ -23,10 +23,10 @@ pub struct Family {
     pub missing: Option<String>,
 }
 
-/// The type whose modules stand for those of all types of a family.
+/// The type whose modules represent those of all types of a family.
 const TYPE: TensorType = TensorType::Q4_K;
 
-/// The families, the general ones first. Modules that were not loaded yet are loaded: those of one type.
+/// Lists the families, the general ones first. Loads the modules of one type if they were not loaded yet.
 pub fn families(device: &Device) -> Vec<Family> {
     let suffix = type_suffix(TYPE).unwrap_or_default();
     let loaded = |modules: &[&str]| -> Option<String> {

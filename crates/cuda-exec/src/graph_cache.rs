@@ -1,14 +1,14 @@
 //! [`GraphCache`]: captured steps by their shape.
 //!
-//! Separate from capturing, which knows no shapes. Invariants: a graph is replayed only at the epoch it was captured in,
-//! that is, while no buffer it holds has moved; a shape whose capture failed runs eagerly and is not tried again in that
-//! epoch, unless newer shapes push it out; where the cache is full, the shape used least recently makes room.
+//! Invariants: a graph is replayed only at the epoch it was captured in, that is, while no buffer it uses has moved; a
+//! shape whose capture failed runs eagerly and is not tried again in that epoch, unless newer shapes evict it; a full
+//! cache evicts the shape used least recently.
 
 use std::{collections::HashMap, hash::Hash};
 
 use crate::Graph;
 
-/// Shapes kept at most. Buckets are far fewer; a graph takes some memory of the driver's.
+/// Largest number of shapes. There are far fewer buckets; a graph takes some memory of the driver's.
 const MAX_SHAPES: usize = 256;
 
 /// Captured steps by shape.
@@ -17,18 +17,18 @@ pub struct GraphCache<K, V = ()> {
     entries: HashMap<K, Entry<V>>,
     max_shapes: usize,
     epoch: u64,
-    /// Counts questions, so that the entry asked for least recently is known.
+    /// Counts look-ups, to find the entry that was used least recently.
     n_asked: u64,
 }
 
 #[derive(Debug)]
 struct Entry<V> {
-    /// `None` where the capture failed.
+    /// `None` if the capture failed.
     captured: Option<(Graph, V)>,
     last_asked: u64,
 }
 
-/// How to run a step.
+/// Says how to run a step.
 #[derive(Debug)]
 pub enum GraphPlan<'a, V> {
     /// Replay this.
@@ -58,7 +58,7 @@ impl<K, V> GraphCache<K, V> {
 }
 
 impl<K: Clone + Hash + Eq, V> GraphCache<K, V> {
-    /// Says how to run a step of this shape. A new epoch drops every graph.
+    /// Decides how to run a step of this shape. A new epoch drops every graph.
     pub fn plan(&mut self, key: &K, epoch: u64) -> GraphPlan<'_, V> {
         if epoch != self.epoch {
             self.entries.clear();
@@ -75,7 +75,7 @@ impl<K: Clone + Hash + Eq, V> GraphCache<K, V> {
         }
     }
 
-    /// Keeps a captured step with what belongs to it.
+    /// Keeps a captured step with the data that belongs to it.
     pub fn insert(&mut self, key: K, graph: Graph, value: V) {
         self.keep(key, Some((graph, value)));
     }

@@ -1,7 +1,6 @@
-//! [`HalfBands`]: products of K-quants in f16, and the memory for rows of x that were made f16.
+//! [`HalfBands`]: products of K-quants in f16, and the memory for rows of x converted to f16.
 //!
-//! Separate from the bands in int8, whose kernels have other sizes. Invariant: the twin of `kernels/half_bands.cuh` and `kernels/half_rows.cuh`, whose
-//! sizes these are.
+//! Invariant: the sizes equal those in `kernels/half_bands.cuh` and `kernels/half_rows.cuh`.
 
 use tokenmill_gguf::TensorType;
 
@@ -10,7 +9,7 @@ use crate::{Buffer, Device, error::Result};
 /// The most shared memory of a thread block on compute capability 8.6 and 8.9, in bytes.
 const MAX_SHARED_BYTES: usize = 99 << 10;
 
-/// How weights of a type are multiplied in f16.
+/// Describes how weights of a type are multiplied in f16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HalfBands {
     /// Bytes of a group of 32 weights beyond its nibbles.
@@ -26,7 +25,7 @@ impl HalfBands {
     pub const GATED_ROWS: usize = 64;
     /// Rows of x that a thread block takes.
     pub const COLUMNS: usize = 64;
-    /// Rows of x from which on bands in int8 give way: those by 32 rows and fewer have kernels that compute less.
+    /// Smallest number of rows of x for which f16 replaces bands in int8: kernels for 32 rows and fewer compute less.
     pub const MIN_ROWS: usize = 33;
 
     /// Returns the bands of a type, if it has any.
@@ -43,7 +42,7 @@ impl HalfBands {
         })
     }
 
-    /// Dynamic shared memory of a kernel: as many steps of 128 columns ahead as there is room for, at most five.
+    /// Returns the dynamic shared memory of a kernel: as many steps of 128 columns ahead as fit, at most five.
     pub fn shared_bytes(self) -> usize {
         let stage = Self::ROWS * 4 * (16 + self.high_bytes) + Self::COLUMNS * 256;
         let tails = 2 * Self::ROWS * 32;
@@ -54,8 +53,8 @@ impl HalfBands {
     }
 }
 
-/// Rows of x as kernels in f16 take them, for one product at a time: as bands do, or as matrix operations of warpgroups do, whose tiles lie where
-/// numbers of bands do and have a power for each row.
+/// Rows of x as kernels in f16 take them, for one product at a time: for bands, or for matrix operations of warpgroups. Tiles for warpgroups use
+/// the memory of the bands' numbers, with a power of two for each row.
 #[derive(Debug)]
 pub(crate) struct HalfRows {
     /// `[n_rows, n_in]` f16 numbers.
@@ -80,7 +79,7 @@ impl HalfRows {
         })
     }
 
-    /// Device memory of such rows.
+    /// Returns the device memory of such rows.
     pub(crate) fn device_bytes(n_rows: usize, width: usize) -> usize {
         let len = Self::len(n_rows, width);
         (crate::buffer_bytes::<u16>(len))

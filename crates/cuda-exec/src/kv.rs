@@ -1,9 +1,9 @@
 //! [`KvStore`]: keys and values in pages on the device, with a host tier in pinned memory.
 //!
-//! Separate from attention, which reads it. A layer has two arrays, keys and values, `[n_pages, n_kv_heads, 16, row]`
-//! with a row rounded up to 8 numbers, so a page of a layer is one run of bytes (`kernels/kv.cuh`); a layer whose values are in its
-//! keys has one. Pages move on streams of their own, in parallel with the computation. Invariant: moves come after the steps that touched
-//! their pages, and the work queued after [`KvStore::await_pages`] named a page comes after the moves of that page.
+//! A layer has two arrays, keys and values, `[n_pages, n_kv_heads, 16, row]` with a row rounded up to 8 numbers, so a page of a layer is
+//! one run of bytes (`kernels/kv.cuh`); a layer whose values are part of its keys has one. Pages move on separate streams, in parallel
+//! with the computation. Invariant: moves run after the steps that touched their pages, and work queued after [`KvStore::await_pages`]
+//! named a page runs after the moves of that page.
 
 mod bytes;
 mod moves;
@@ -13,13 +13,13 @@ use tokenmill_backend::{KvLayerShape, KvLayout, KvType, PAGE_TOKENS, PageCopy};
 use self::moves::Moves;
 use crate::{Buffer, CudaExecError, Device, PageRows, Stream, View, ViewMut, error::Result};
 
-/// A page of a layer has a multiple of these bytes, so that arrays of pages lie side by side without gaps.
+/// A page of a layer has a multiple of this many bytes, so that arrays of pages are adjacent without gaps.
 const PAGE_ALIGN: usize = 256;
 
 /// Types of keys and of values.
 type KvTypes = [KvType; 2];
 
-/// Bytes of a page's keys and of the values that are stored by themselves.
+/// Returns the bytes of a page's keys, and of its values if they are stored separately.
 fn layer_page_bytes(shape: KvLayerShape, types: KvTypes) -> [usize; 2] {
     let bytes = |dim: usize, ty: KvType| {
         let n_bytes = shape.n_kv_heads * PAGE_TOKENS * ty.head_bytes(dim.next_multiple_of(8));
@@ -36,12 +36,12 @@ fn layer_page_bytes(shape: KvLayerShape, types: KvTypes) -> [usize; 2] {
 struct Layer {
     shape: KvLayerShape,
     k: Buffer<u8>,
-    /// `None` where values are in the keys.
+    /// `None` if values are part of the keys.
     v: Option<Buffer<u8>>,
 }
 
 impl Layer {
-    /// The arrays that there are, with the bytes of a page of each.
+    /// Returns the arrays, each with the bytes of its pages.
     fn arrays(&self, types: KvTypes) -> impl Iterator<Item = (&Buffer<u8>, usize)> {
         let n_bytes = layer_page_bytes(self.shape, types);
         [Some(&self.k), self.v.as_ref()]
@@ -90,7 +90,7 @@ impl KvStore {
     pub fn new(device: &Device, layout: &KvLayout) -> Result<Self> {
         Self::check(layout)?;
         let has_values = layout.layers.iter().any(|shape| !shape.has_values_in_keys);
-        // Where no layer stores values, they are what the keys are.
+        // If no layer stores values, they are part of the keys.
         let types = [
             layout.key_type,
             if has_values {
@@ -105,7 +105,7 @@ impl KvStore {
             let [k_bytes, v_bytes] = layer_page_bytes(shape, types);
             let zeroed = |n_bytes| -> Result<Buffer<u8>> {
                 let mut buffer = device.alloc("keys and values", n_bytes)?;
-                // A page that is moved before it is full is whole nevertheless.
+                // A page that is moved before it is full is still copied whole.
                 device.zero(Stream::Compute, &buffer.view_mut())?;
                 Ok(buffer)
             };
@@ -129,10 +129,10 @@ impl KvStore {
         })
     }
 
-    /// Says whether kernels take heads of these widths and store keys and values of these types.
+    /// Checks that kernels take heads of these widths and store keys and values of these types.
     ///
     /// # Errors
-    /// [`CudaExecError::Unsupported`] where a head is too wide or a type is not stored.
+    /// [`CudaExecError::Unsupported`] if a head is too wide or a type is not stored.
     pub fn check(layout: &KvLayout) -> Result<()> {
         for shape in &layout.layers {
             check_head_dims(shape.head_dim_k, shape.head_dim_v)?;
@@ -161,7 +161,7 @@ impl KvStore {
         Ok(())
     }
 
-    /// Whether there are kernels for keys and values of these types, those of heads of [some widths](Self::check).
+    /// Returns whether there are kernels for keys and values of these types, for heads of [some widths](Self::check).
     pub fn takes(types: [KvType; 2]) -> bool {
         !types.contains(&KvType::Q4_0) && (types[0] == KvType::E4M3) == (types[1] == KvType::E4M3)
     }
@@ -173,12 +173,12 @@ impl KvStore {
             .sum()
     }
 
-    /// The shapes of its layers.
+    /// Returns the shapes of its layers.
     pub(crate) fn shapes(&self) -> impl Iterator<Item = KvLayerShape> {
         self.layers.iter().map(|layer| layer.shape)
     }
 
-    /// A layer, to read.
+    /// Returns a layer, to read.
     pub fn layer(&self, layer_idx: usize) -> KvLayer<'_> {
         let layer = &self.layers[layer_idx];
         KvLayer {
@@ -189,7 +189,7 @@ impl KvStore {
         }
     }
 
-    /// A layer, to write.
+    /// Returns a layer, to write.
     pub fn layer_mut(&mut self, layer_idx: usize) -> KvLayerMut<'_> {
         let layer = &mut self.layers[layer_idx];
         KvLayerMut {
@@ -208,8 +208,7 @@ impl KvStore {
         self.moves.queue(copies)
     }
 
-    /// Lets the work queued from now on wait for the moves, if any of them touches one of `pages`. Numbers that are no
-    /// page are passed over.
+    /// Makes work queued from now on wait for the moves that touch one of `pages`. Invalid page numbers are ignored.
     ///
     /// # Errors
     /// The driver's.
@@ -243,7 +242,7 @@ fn check_type(ty: KvType, what: &str, dim: usize, is_latent: bool) -> Result<()>
 /// Widest head of the kernels.
 const MAX_HEAD_DIM: usize = 1024;
 
-/// Says whether the kernels take heads of these widths.
+/// Returns whether the kernels take heads of these widths.
 pub(crate) fn check_head_dims(dim_k: usize, dim_v: usize) -> Result<()> {
     let widest = dim_k.max(dim_v);
     if widest <= MAX_HEAD_DIM {
@@ -296,7 +295,7 @@ mod tests {
         }
     }
 
-    /// Fills a page of every layer with numbers that belong to it alone.
+    /// Fills a page of every layer with numbers that no other page has.
     pub(super) fn fill(device: &Device, store: &mut KvStore, page: usize, seed: u8) {
         for layer in &mut store.layers {
             let n_bytes = layer_page_bytes(layer.shape, store.types);
@@ -449,7 +448,7 @@ mod tests {
         let up = |host_page, page| PageCopy::Upload { host_page, page };
         store.copy_pages(&[down(1, 0), down(2, 1)]).unwrap();
         assert_eq!(simulator.copy_counts(), (copies.0, copies.1 + 2));
-        // One before the moves, one behind them, and that of the host's memory.
+        // One before the moves, one after them, and that of the host's memory.
         assert_eq!(simulator.n_recorded() - events, 3);
         store.copy_pages(&[up(1, 4), up(0, 5)]).unwrap();
         assert_eq!(simulator.copy_counts(), (copies.0 + 2, copies.1 + 2));

@@ -1,8 +1,8 @@
-//! [`MatrixLayout`]: how a weight matrix lies on the device, and the way there from the rows of a file.
+//! [`MatrixLayout`]: the layout of a weight matrix on the device, and the conversion from the rows of a file.
 //!
-//! Separate from the driver because it is arithmetic on bytes: it runs on many host threads while others upload. It is the
-//! twin of `kernels/formats/planes.cuh`, which describes the planes; [`planes`](crate::planes) has those of each format.
-//! Invariant: row `r` of plane `p` is `plane.row_bytes` bytes at `plane.offset + r * plane.row_bytes`, so rows can be repacked in any order.
+//! It is arithmetic on bytes that runs on many host threads while others upload. `kernels/formats/planes.cuh` describes the same planes;
+//! [`planes`](crate::planes) has those of each format. Invariant: row `r` of plane `p` is `plane.row_bytes` bytes at
+//! `plane.offset + r * plane.row_bytes`, so rows can be repacked in any order.
 
 use tokenmill_gguf::TensorType;
 
@@ -33,7 +33,7 @@ pub struct MatrixLayout {
     bytes: usize,
 }
 
-/// Why a matrix cannot be laid out.
+/// Says why a matrix has no layout.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
@@ -51,7 +51,7 @@ pub enum LayoutError {
         /// Values of a row.
         n_in: usize,
     },
-    /// Sizes beyond what a kernel can index.
+    /// Sizes that a kernel cannot index.
     #[error("a matrix of {n_out} rows of {n_in} values is too large for one device buffer")]
     TooLarge {
         /// Rows.
@@ -72,10 +72,10 @@ pub enum LayoutError {
 }
 
 impl MatrixLayout {
-    /// The layout of a matrix.
+    /// Returns the layout of a matrix.
     ///
     /// # Errors
-    /// [`LayoutError`] where no kernel reads the type, or the sizes do not fit it.
+    /// [`LayoutError`] if no kernel reads the type, or the sizes do not fit it.
     pub fn of(ty: TensorType, n_out: usize, n_in: usize) -> Result<Self, LayoutError> {
         let too_large = LayoutError::TooLarge { n_out, n_in };
         if n_out > i32::MAX as usize || n_in > i32::MAX as usize {
@@ -114,12 +114,12 @@ impl MatrixLayout {
         })
     }
 
-    /// The type of the weights.
+    /// Returns the type of the weights.
     pub fn ty(&self) -> TensorType {
         self.format.ty()
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     pub fn n_out(&self) -> usize {
         self.n_out
     }
@@ -129,7 +129,7 @@ impl MatrixLayout {
         self.n_in
     }
 
-    /// Whether the kernels multiply these weights with quantized activations.
+    /// Returns whether the kernels multiply these weights with quantized activations.
     pub fn takes_quantized_input(&self) -> bool {
         !self.format.is_float()
     }
@@ -139,7 +139,7 @@ impl MatrixLayout {
         self.bytes
     }
 
-    /// The planes, in the order in which kernels know them.
+    /// Returns the planes, in the order in which kernels know them.
     pub fn planes(&self) -> &[Plane] {
         &self.planes
     }
@@ -174,7 +174,7 @@ impl MatrixLayout {
         Ok(())
     }
 
-    /// Repacks one row: `parts` are its bytes in each plane.
+    /// Repacks one row; `parts` are its bytes in each plane.
     ///
     /// # Errors
     /// [`LayoutError::ByteLength`].

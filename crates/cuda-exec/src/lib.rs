@@ -2,7 +2,7 @@
 //!
 //! [`Device`] opens a GPU (the driver is loaded at run time, so the same binary runs without one), [`Uploader`] moves
 //! quantized weights as GGUF files hold them, [`Ops`] has the operations, [`Capture`] records a sequence of them once and
-//! [`Graph`] replays it. [`probe`] says what the machine offers and why it would not be used.
+//! [`Graph`] replays it. [`probe`] lists the machine's GPUs, and why one would not be used.
 //!
 //! The key decision is that the driver is a table of its functions, found by name: [`Api`]. Tests find them in
 //! `tokenmill-sim-driver`, which interprets the shipped kernels on the CPU. So every line of this crate, the calls of the driver

@@ -1,8 +1,7 @@
-//! [`Matrix`] and [`Uploader`]: weights on the device, and how they get there.
+//! [`Matrix`] and [`Uploader`]: weights on the device, and their upload.
 //!
-//! Separate from the layout, which is pure. The file's blocks are converted by all cores into one of two pinned staging
-//! buffers while the device copies from the other, on a stream of its own. Invariant: a matrix's kernels are loaded before
-//! the matrix exists, so no step loads any.
+//! All cores convert the file's blocks into one of two pinned staging buffers while the device copies from the other, on a separate
+//! stream. Invariant: a matrix's kernels are loaded before the matrix exists, so no step loads any.
 
 use std::ops::Range;
 
@@ -19,7 +18,7 @@ const STAGING_BYTES: usize = 32 << 20;
 /// Bytes that a core repacks at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Which kernels a matrix needs.
+/// Says how a matrix is used, which decides the kernels that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixUse {
     /// Rows are looked up by token.
@@ -36,7 +35,7 @@ pub(crate) struct MatrixKernels {
     pub(crate) embed: Option<Kernel>,
     /// For up to 1, 2, 4 and 8 rows.
     pub(crate) matvec: Option<[Kernel; 4]>,
-    /// For 16 rows, of types that come in strips.
+    /// For 16 rows, of types in strips.
     pub(crate) sixteen: Option<Kernel>,
     /// For more rows, of types that have bands.
     pub(crate) bands: Option<BandKernels>,
@@ -45,7 +44,7 @@ pub(crate) struct MatrixKernels {
     /// For as many rows on compute capability 9.0, of these types and of others.
     pub(crate) wide: Option<WideKernels>,
     pub(crate) gated: Option<[Kernel; 4]>,
-    /// For one row of types that come in strips, with what stands between products.
+    /// For one row of types in strips, together with the operations between products.
     pub(crate) joined: Option<JoinedKernels>,
     /// For more rows, the smaller tile first.
     pub(crate) matmul: Option<[Tiled; 2]>,
@@ -54,7 +53,7 @@ pub(crate) struct MatrixKernels {
     pub(crate) experts: Option<ExpertKernels>,
 }
 
-/// The kernels that multiply one row and do what stands between products.
+/// The kernels that multiply one row and compute the operations between products.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JoinedKernels {
     /// Adds the product to a row.
@@ -173,7 +172,7 @@ impl ExpertKernels {
         })
     }
 
-    /// The kernel for runs of up to `run_len` rows: 1, 2, 4, 8, 16 or 64.
+    /// Returns the kernel for runs of up to `run_len` rows: 1, 2, 4, 8, 16 or 64.
     pub(crate) fn of_runs(&self, run_len: usize) -> Tiled {
         (self.tiles.into_iter())
             .find(|tiled| tiled.tile[1] == run_len)
@@ -190,7 +189,7 @@ impl ExpertKernels {
 pub(crate) struct Tiled {
     pub(crate) kernel: Kernel,
     pub(crate) n_threads: u32,
-    /// Rows of the matrix and of the input that a tile has.
+    /// Rows of the matrix and of the input in a tile.
     pub(crate) tile: [usize; 2],
 }
 
@@ -202,32 +201,32 @@ pub struct Matrix {
     bytes: SharedView<u8>,
     layout: MatrixLayout,
     pub(crate) kernels: MatrixKernels,
-    /// Whether all its blocks are as [`Wide::takes`] wants them.
+    /// Whether [`Wide::takes`] accepts all its blocks.
     is_within_f16: bool,
 }
 
 impl Matrix {
-    /// How it lies on the device.
+    /// Returns its layout on the device.
     pub fn layout(&self) -> &MatrixLayout {
         &self.layout
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     pub fn n_out(&self) -> usize {
         self.layout.n_out()
     }
 
-    /// Columns.
+    /// Returns the number of columns.
     pub fn n_in(&self) -> usize {
         self.layout.n_in()
     }
 
-    /// Whether it is multiplied with quantized activations.
+    /// Returns whether it is multiplied with quantized activations.
     pub fn takes_quantized_input(&self) -> bool {
         self.layout.takes_quantized_input()
     }
 
-    /// Whether matrix operations of warpgroups multiply it where there are enough rows.
+    /// Returns whether matrix operations of warpgroups multiply it by many rows.
     pub fn is_wide(&self) -> bool {
         self.is_within_f16 && self.kernels.wide.is_some()
     }
@@ -351,7 +350,7 @@ pub struct Uploader {
 }
 
 impl Uploader {
-    /// An uploader without staging memory yet.
+    /// Makes an uploader without staging memory.
     pub fn new(device: &Device) -> Self {
         Self {
             device: device.clone(),
@@ -360,7 +359,7 @@ impl Uploader {
         }
     }
 
-    /// Takes a matrix of the file's bytes, which all cores read. The copy may still run when this returns; see [`Self::finish`].
+    /// Uploads a matrix from the file's bytes, which all cores read. The copy may still run when this returns; see [`Self::finish`].
     ///
     /// # Errors
     /// [`CudaExecError::ReadWeights`], [`CudaExecError::Layout`],
@@ -399,7 +398,7 @@ impl Uploader {
         })
     }
 
-    /// Repacks neighbouring rows and queues their copies, one a plane. Says whether matrix operations of warpgroups can multiply them.
+    /// Repacks adjacent rows and queues their copies, one a plane. Returns whether matrix operations of warpgroups can multiply them.
     fn upload_rows(
         &mut self,
         layout: &MatrixLayout,
@@ -416,7 +415,7 @@ impl Uploader {
         }
         let staging = staging.as_mut().expect("it was just made");
 
-        // Staging holds plane after plane; a piece is a few rows, which write their share of each.
+        // Staging memory holds one plane after the other; a piece is a few rows, which fill their part of each plane.
         let piece_rows = (PIECE_BYTES / layout.file_row_bytes().max(1)).max(1);
         let mut pieces: Vec<Piece<'_>> = (rows.clone().step_by(piece_rows))
             .map(|first| Piece {
@@ -460,7 +459,7 @@ impl Uploader {
     }
 }
 
-/// A few rows of a matrix and where their bytes go.
+/// A few rows of a matrix and the destination of their bytes.
 struct Piece<'a> {
     rows: Range<usize>,
     /// For each plane.

@@ -1,4 +1,4 @@
-//! The modules of kernels: what there is, from which source, and the PTX that `cargo lab ptx` built of it.
+//! The modules of kernels: their list, their sources, and the PTX that `cargo lab ptx` built.
 //!
 //! Modules are small, so that a run loads (and the driver compiles) only what its types need. The PTX is in one compressed
 //! archive, `kernels.ptx.z` of this crate; a module is unpacked when it is loaded. Invariant: the archive has exactly the
@@ -19,7 +19,7 @@ pub use self::{
     variant::{early_variant, text_for, waiting_kernels},
 };
 
-/// A module of kernels: what it is compiled from.
+/// A module of kernels, and its inputs for the compiler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelModule {
     /// Its name.
@@ -34,17 +34,17 @@ pub struct KernelModule {
     pub target: Target,
 }
 
-/// The GPUs that a module is for.
+/// Selects the GPUs that a module is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// All that this crate runs on.
+    /// All GPUs that this crate runs on.
     All,
     /// Compute capability 9.0 only: neither older nor newer GPUs have its wgmma.
     Hopper,
 }
 
 impl Target {
-    /// The architecture that the compiler is asked for, without its prefix.
+    /// Returns the architecture that the compiler targets, without its prefix.
     pub fn architecture(self) -> &'static str {
         match self {
             Self::All => "80",
@@ -52,7 +52,8 @@ impl Target {
         }
     }
 
-    /// The PTX version of the module: the oldest that has everything its kernels use, so that older drivers load it.
+    /// Returns the PTX version of the module: the oldest with everything that its kernels use, so that older drivers load
+    /// it.
     pub fn ptx_version(self) -> &'static str {
         match self {
             Self::All => "7.4",
@@ -60,8 +61,7 @@ impl Target {
         }
     }
 
-    /// Returns the reason why a GPU that this crate opens, with this driver, cannot have such modules; `None`
-    /// if it can.
+    /// Returns the reason why a GPU that this crate opens, with this driver, cannot have such modules; `None` if it can.
     pub fn refusal(self, capability: (u32, u32), cuda_version: (u32, u32)) -> Option<String> {
         let ((major, minor), (cuda_major, cuda_minor)) = (capability, cuda_version);
         if self == Self::All {
@@ -71,7 +71,7 @@ impl Target {
                 "compute capability {major}.{minor}; only 9.0 (H100, H200) has matrix operations of warpgroups"
             ))
         } else if cuda_version < (12, 0) {
-            // CUDA 12.0 came with the version of their PTX.
+            // CUDA 12.0 introduced the version of their PTX.
             Some(format!(
                 "the driver is for CUDA {cuda_major}.{cuda_minor}; they need one for 12.0 or newer"
             ))
@@ -81,7 +81,7 @@ impl Target {
     }
 }
 
-/// Modules that no weight type is compiled into, with their sources and flags.
+/// Modules without a weight type, with their sources and flags.
 const PLAIN: [(&str, &str, &[&str]); 28] = [
     ("argmax", "argmax.cu", &[]),
     ("attention_decode", "attention_decode.cu", &[]),
@@ -145,7 +145,7 @@ const PLAIN: [(&str, &str, &[&str]); 28] = [
     ),
 ];
 
-/// Modules that every weight type has, with the sources for quantized and for float weights.
+/// Modules that exist for every weight type, with the sources for quantized and for float weights.
 const TYPED: [(&str, &str, &str); 4] = [
     ("embed", "embed.cu", "embed_float.cu"),
     ("experts", "experts.cu", "experts_float.cu"),
@@ -153,10 +153,10 @@ const TYPED: [(&str, &str, &str); 4] = [
     ("matvec", "matvec.cu", "matvec_float.cu"),
 ];
 
-/// The weight types that are multiplied in f16 by many rows.
+/// Weight types that are multiplied in f16 by many rows.
 const HALVED: [TensorType; 3] = [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K];
 
-/// The weight types that are multiplied by matrix operations of warpgroups.
+/// Weight types that are multiplied by matrix operations of warpgroups.
 pub const WIDE: [TensorType; 13] = [
     TensorType::Q4_K,
     TensorType::Q5_K,
@@ -173,22 +173,22 @@ pub const WIDE: [TensorType; 13] = [
     TensorType::MXFP4,
 ];
 
-/// The module that makes rows of x as products by matrix operations of warpgroups take them.
+/// The module that prepares rows of x for products by matrix operations of warpgroups.
 pub(crate) const WIDE_ROWS: &str = "wide_rows";
 
-/// The module of prompts' attention by them.
+/// The module for attention of prompts by these operations.
 pub(crate) const WIDE_ATTENTION: &str = "attention_wide";
 
-/// The name of the module of such products.
+/// Returns the name of the module of such products.
 ///
 /// # Panics
-/// With a type without kernels.
+/// With a type that no kernel reads.
 pub(crate) fn wide_name(ty: TensorType) -> String {
     format!("matmul_wide_{}", type_suffix(ty).expect("a type with kernels"))
 }
 
-/// Pairs of weight types that one launch multiplies by: that of query and key weights, and that of the value weights, as
-/// quantizers mix them in a layer.
+/// Pairs of weight types that one launch multiplies by: the type of query and key weights, and that of the value weights,
+/// as quantizers mix them in a layer.
 pub const PAIRS: [[TensorType; 2]; 7] = [
     [TensorType::Q2_K, TensorType::Q3_K],
     [TensorType::Q2_K, TensorType::Q4_K],
@@ -199,7 +199,7 @@ pub const PAIRS: [[TensorType; 2]; 7] = [
     [TensorType::Q5_K, TensorType::Q6_K],
 ];
 
-/// Every module, by name.
+/// Lists every module, by name.
 pub fn all() -> Vec<KernelModule> {
     let plain = PLAIN.into_iter().map(|(name, source, flags)| KernelModule {
         name: name.to_owned(),
@@ -253,13 +253,13 @@ pub fn all() -> Vec<KernelModule> {
     all
 }
 
-/// The name of the module for a pair of [`PAIRS`].
+/// Returns the name of the module for a pair of [`PAIRS`].
 pub(crate) fn pair_name(types: [TensorType; 2]) -> String {
     let [first, second] = types.map(|ty| type_suffix(ty).expect("pairs are of types with kernels"));
     format!("matvec_{first}_{second}")
 }
 
-/// The name by which modules of a weight type are known: its own in lower case. `None` where no kernel reads the type.
+/// Returns the suffix of a weight type in module names: its own name in lower case. `None` if no kernel reads the type.
 pub fn type_suffix(ty: TensorType) -> Option<&'static str> {
     tokenmill_quant::format(ty).map(Format::file_name)
 }
@@ -267,7 +267,7 @@ pub fn type_suffix(ty: TensorType) -> Option<&'static str> {
 /// The archive of every module's PTX.
 static ARCHIVE: &[u8] = include_bytes!("../kernels.ptx.z");
 
-/// The names of the modules in the archive.
+/// Lists the names of the modules in the archive.
 pub fn names() -> impl Iterator<Item = &'static str> {
     Entry::all(ARCHIVE).map(|entry| entry.name)
 }
@@ -277,12 +277,12 @@ pub fn fingerprint() -> u64 {
     archive::fingerprint(ARCHIVE)
 }
 
-/// The module of this name in the archive.
+/// Returns the module of this name in the archive.
 pub(crate) fn entry(name: &str) -> Option<Entry<'static>> {
     Entry::all(ARCHIVE).find(|entry| entry.name == name)
 }
 
-/// The PTX of a module; `None` where there is none of this name.
+/// Returns the PTX of a module; `None` if there is none of this name.
 pub fn ptx(name: &str) -> Option<String> {
     entry(name)?.ptx()
 }

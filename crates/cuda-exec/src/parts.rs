@@ -1,16 +1,16 @@
-//! [`Parts`]: memory for sums that several thread blocks have a part of.
+//! [`Parts`]: memory for partial sums that several thread blocks compute.
 //!
-//! Separate because products of several kinds share columns. Invariant: the counters are zero between launches.
+//! Products of several kinds share columns. Invariant: the counters are zero between launches.
 
 use crate::{Buffer, Device, Stream, error::Result};
 
-/// Multiprocessors of an H100. Splits of products are made for these on every GPU, so that sums have the same bits on all.
+/// Multiprocessors of an H100. Every GPU divides products for this number, so that sums have the same bits on all.
 pub(crate) const MULTIPROCESSORS: usize = 132;
-/// The most thread blocks of bands that are split: two for each multiprocessor. Blocks with more than 64 rows
-/// of x count as several.
+/// Largest number of thread blocks of bands that are split: two for each multiprocessor. Blocks with more than 64 rows of
+/// x count as several.
 pub(crate) const MAX_SPLIT_BLOCKS: usize = 2 * MULTIPROCESSORS;
 
-/// Memory for the parts of sums that thread blocks of a band leave, and for counting those that did.
+/// Memory for the partial sums of a band's thread blocks, and for counting the blocks that are done.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) sums: Buffer<f32>,
@@ -19,7 +19,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Sums for the largest launch in splits: of a thread block those of 128 rows by 64 rows of x.
+    /// Sums for the largest split launch: 128 rows by 64 rows of x for each thread block.
     const N_SUMS: usize = MAX_SPLIT_BLOCKS * 128 * 64;
 
     /// Allocates it.
@@ -35,7 +35,7 @@ impl Parts {
         })
     }
 
-    /// Device memory that it takes.
+    /// Returns the device memory that it takes.
     pub(crate) fn device_bytes() -> usize {
         crate::buffer_bytes::<f32>(Self::N_SUMS) + crate::buffer_bytes::<u32>(MAX_SPLIT_BLOCKS)
     }

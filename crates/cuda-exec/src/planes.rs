@@ -1,8 +1,7 @@
-//! [`FormatPlanes`]: into which planes a format's blocks are cut.
+//! [`FormatPlanes`]: the planes into which a format's blocks are divided.
 //!
-//! Nothing is listed here: the planes follow from the parts that a block has ([`QuantBlock`]). Their order is that of the
-//! bits of a quant, then the groups' scales, then what a block has once; `kernels/formats/planes.cuh` says where each weight
-//! lies in them.
+//! Nothing is listed here: the planes follow from the parts of a block ([`QuantBlock`]). Their order is the bits of a quant,
+//! then the groups' scales, then the per-block values; `kernels/formats/planes.cuh` says where each weight is in them.
 
 use bytemuck::cast_slice;
 use tokenmill_gguf::TensorType;
@@ -10,7 +9,7 @@ use tokenmill_quant::{Block, BlockParts, QuantBlock, for_each_format, formats};
 
 /// Weights of a group.
 const GROUP: usize = 32;
-/// The most planes that a format has.
+/// Largest number of planes of a format.
 const MAX_PLANES: usize = 4;
 
 macro_rules! table {
@@ -27,13 +26,13 @@ macro_rules! table {
 
 static FORMATS: &[FormatPlanes] = for_each_format!(table);
 
-/// How rows of a format are cut into planes.
+/// Describes how rows of a format are divided into planes.
 #[derive(Debug)]
 pub(crate) struct FormatPlanes {
     ty: TensorType,
     /// The planes, for quantized formats.
     planes: Option<Planes>,
-    /// Cuts a row of whole blocks; the parts are its bytes in each plane.
+    /// Divides a row of whole blocks; the parts are its bytes in each plane.
     repack_row: fn(&[u8], &mut [&mut [u8]]),
 }
 
@@ -85,7 +84,7 @@ impl FormatPlanes {
         self.ty
     }
 
-    /// Whether rows stay as they are.
+    /// Returns whether rows are stored unchanged.
     pub(crate) fn is_float(&self) -> bool {
         self.planes.is_none()
     }
@@ -96,7 +95,7 @@ impl FormatPlanes {
         planes.map(|plane| plane.block_bytes(self.ty.block_len()))
     }
 
-    /// Cuts a row into its parts, which have the lengths that a layout says and are zero.
+    /// Divides a row into its parts, which have the lengths that a layout says and are zero.
     pub(crate) fn repack_row(&self, row: &[u8], parts: &mut [&mut [u8]]) {
         (self.repack_row)(row, parts);
     }
@@ -163,7 +162,7 @@ enum PlaneKind {
     Bytes { upper: bool },
     /// Scales of the groups, with this number of bytes per group.
     GroupScales(usize),
-    /// The values that the block has once: up to 16 bytes.
+    /// The per-block values: up to 16 bytes.
     Header(usize),
 }
 
@@ -179,7 +178,7 @@ impl PlaneKind {
         }
     }
 
-    /// Writes what the plane has of a block to `out`, which is zero.
+    /// Writes the plane's part of a block to `out`, which is zero.
     fn write<Q: AsRef<[u8]>>(self, block: &BlockParts<Q>, out: &mut [u8]) {
         match self {
             Self::GroupScales(_) => return out.copy_from_slice(&block.group_scales[..out.len()]),

@@ -1,7 +1,7 @@
-//! [`self_test`]: one small computation with a known result, on whatever device there is.
+//! [`self_test`]: one small computation with a known result, on any device.
 //!
-//! Separate because it is for people who ask whether their GPU works, not for steps. Invariant: it goes the way of a decode
-//! step (upload, kernels of two modules, capture, replay, download), so what it passes is what steps need.
+//! It answers whether a GPU works at all. Invariant: it runs like a decode step (upload, kernels of two modules, capture,
+//! replay, download), so a GPU that passes can run steps.
 
 use tokenmill_gguf::TensorType;
 
@@ -16,7 +16,7 @@ const WIDTH: usize = 256;
 /// Multiplies a row of weights that are all 3 with rows of ones and of twos, recorded once and replayed.
 ///
 /// # Errors
-/// The driver's, or [`CudaExecError::Failed`] with what was computed instead.
+/// The driver's, or [`CudaExecError::Failed`] with the computed value.
 pub fn self_test(device: &Device) -> Result<()> {
     let ops = Ops::load(device)?;
     // All scales 1, minima 0, every weight 3.

@@ -1,18 +1,17 @@
 //! [`StateSlots`]: the recurrent memory of every sequence, in slots on the device.
 //!
-//! Separate from the KV store because a state is rewritten at every token and never moves: a step reads one slot and writes
-//! another, as its inputs say. A layer is one array of slots; a slot has the rows of its convolution, then its matrices, each padded
-//! so that both are aligned for the widest loads (`kernels/states.cuh`). Invariant: what [`StateSlots::slot_bytes`] says is what a
-//! slot takes, to the byte.
+//! A state is rewritten at every token and never moves: a step reads one slot and writes another, as its inputs say. A layer is one
+//! array of slots; a slot has the rows of its convolution, then its matrices, each padded so that both are aligned for the widest
+//! loads (`kernels/states.cuh`). Invariant: [`StateSlots::slot_bytes`] returns the size of a slot to the byte.
 
 use tokenmill_backend::{SeqState, StateLayerShape, StateLayout};
 
 use crate::{Buffer, CudaExecError, Device, Pinned, Stream, ViewMut, driver::MAX_COUNT, error::Result};
 
-/// Parts of a slot have a multiple of these values: 256 bytes.
+/// Parts of a slot have a multiple of this many values: 256 bytes.
 const PART_LEN: usize = 64;
 
-/// Values of a row of a recurrent matrix that kernels take at most: 32 lanes keep 16 each.
+/// Largest length of a row of a recurrent matrix in the kernels: 32 lanes keep 16 values each.
 pub(crate) const MAX_ROW: usize = 512;
 
 /// Words of the record that tells kernels where a sequence's state is.
@@ -20,7 +19,7 @@ pub const SLOT_RECORD_WORDS: usize = 4;
 /// In a record: no slot, no token.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 
-/// The record of a sequence whose first token in the step is `first_token`, at `first_position` of the sequence.
+/// Returns the record of a sequence whose first token in the step is `first_token`, at `first_position` of the sequence.
 pub(crate) fn slot_record(
     state: SeqState,
     first_token: u32,
@@ -33,7 +32,7 @@ pub(crate) fn slot_record(
     [from, state.to, save_after, save]
 }
 
-/// Says whether the kernels take recurrent matrices with rows of `len` values.
+/// Returns whether the kernels take recurrent matrices with rows of `len` values.
 pub(crate) fn check_row(len: usize) -> Result<()> {
     if len <= MAX_ROW {
         return Ok(());
@@ -62,13 +61,13 @@ pub struct StateLayerMut<'a> {
     pub(crate) shape: StateLayerShape,
     /// Values of a slot.
     pub(crate) stride: usize,
-    /// Where a slot's matrices begin.
+    /// Offset of a slot's matrices.
     pub(crate) matrix_start: usize,
 }
 
-/// Values of a slot's two parts.
+/// Returns the numbers of values of a slot's two parts.
 fn part_lens(shape: StateLayerShape) -> [usize; 2] {
-    // A length beyond counting is refused by the plan, which adds up to more than there is.
+    // The plan rejects a length that overflows, since its sum exceeds the available memory.
     [shape.conv_len, shape.matrix_len].map(|len| len.checked_next_multiple_of(PART_LEN).unwrap_or(usize::MAX))
 }
 
@@ -78,10 +77,10 @@ fn slot_len(shape: StateLayerShape) -> usize {
 }
 
 impl StateSlots {
-    /// Says whether kernels take the states of such a layer.
+    /// Checks that kernels take the states of such a layer.
     ///
     /// # Errors
-    /// [`CudaExecError::Unsupported`] where a row or a slot is too long.
+    /// [`CudaExecError::Unsupported`] if a row or a slot is too long.
     pub fn check(shape: StateLayerShape) -> Result<()> {
         check_row(shape.matrix_row)?;
         let len = slot_len(shape);
@@ -93,7 +92,7 @@ impl StateSlots {
         })
     }
 
-    /// Allocates the slots. They hold nothing: a sequence begins without reading its slot.
+    /// Allocates the slots, without contents: a sequence begins without reading its slot.
     ///
     /// # Errors
     /// As [`Self::check`], [`CudaExecError::OutOfMemory`], or the driver's.
@@ -158,7 +157,7 @@ impl StateSlots {
         Ok(())
     }
 
-    /// A layer, to write.
+    /// Returns a layer, to write.
     pub fn layer_mut(&mut self, state_idx: usize) -> StateLayerMut<'_> {
         let layer = &mut self.layers[state_idx];
         let [matrix_start, _] = part_lens(layer.shape);

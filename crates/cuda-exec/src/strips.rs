@@ -1,44 +1,45 @@
 //! [`FewRows`]: the thread blocks and the shared memory of products by few rows.
 //!
-//! Separate because the kernels of K-quants take their weights in strips of 16 rows through shared memory, and those of other types take
-//! rows by warps; launches, tests and benches ask here. Invariant: the twin of `kernels/strips.cuh`, whose sizes these are.
+//! The kernels of K-quants copy their weights in strips of 16 rows through shared memory, and those of other types read rows by warps.
+//! Launches, tests and benches all use these sizes. Invariant: they equal those in `kernels/strips.cuh`.
 
 use tokenmill_gguf::TensorType;
 
-/// Rows that products of few rows are compiled for.
+/// Numbers of rows that products of few rows are compiled for.
 const VARIANTS: [usize; 4] = [1, 2, 4, 8];
-/// Bytes of a superblock's nibbles of a strip, and those of a group that a format has beyond them, of all groups.
+/// Bytes of a superblock's nibbles in a strip, and of the additional bytes of a group, over all groups.
 const NIBBLE_BYTES: usize = 2048;
 const GROUPS: usize = 8 * 16;
 /// A superblock of a row of x, with its scales.
 const X_BYTES: usize = 320;
-/// The bytes that the rows of a strip have once per superblock, for two superblocks.
+/// Per-superblock bytes of a strip's rows, for two superblocks.
 const TAIL_BYTES: usize = 512;
-/// Rows from which on a matrix is tall, as heads are: 2,048 strips, about two for each warp of its thread blocks.
+/// Smallest number of rows of a tall matrix, such as an output head: 2,048 strips, about two for each warp of its thread blocks.
 const TALL_ROWS: usize = 32_768;
-/// Columns that a tall matrix may have: the three superblocks that a warp copies first are all of one strip, and of Q6_K one copy of 16
+/// Numbers of columns of a tall matrix: the three superblocks that a warp copies first belong to one strip, and in Q6_K one copy of 16
 /// bytes by each lane brings a strip's scales.
 const TALL_COLUMNS: std::ops::RangeInclusive<usize> = 768..=4096;
 /// Strips of a tall matrix that a thread block takes at a time: one for each of its warps.
 const STRIPS_OF_TALL: usize = 4;
-/// Thread blocks of a tall matrix, at most: two on each of 132 multiprocessors. Each takes as many strips one after the other as that leaves.
+/// Largest number of thread blocks of a tall matrix: two on each of 132 multiprocessors. Each takes its share of the strips one after the
+/// other.
 const TALL_BLOCKS: usize = 264;
 /// Two tables of the scales of a strip of a tall matrix in Q6_K, for each warp.
 const TALL_TABLE_BYTES: usize = STRIPS_OF_TALL * 2 * 16 * 16 * 2;
 
-/// How weights of a type are multiplied by few rows.
+/// Describes how weights of a type are multiplied by few rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FewRows {
-    /// Bytes of a group beyond its nibbles, of types that come in strips.
+    /// Bytes of a group beyond its nibbles, for types in strips.
     high_bytes: Option<usize>,
     has_table: bool,
 }
 
 impl FewRows {
-    /// Rows of a strip, which is what a thread block of `matvec_m16` takes.
+    /// Rows of a strip, which a thread block of `matvec_m16` takes.
     pub const STRIP_ROWS: usize = 16;
 
-    /// That of a type.
+    /// Returns the description of a type.
     pub fn of(ty: TensorType) -> Self {
         let high_bytes = match ty {
             TensorType::Q4_K => Some(0),
@@ -52,8 +53,8 @@ impl FewRows {
         }
     }
 
-    /// Rows of a matrix `[n_out, n_in]` that a thread block of `matvec` takes: in strips one, or of a tall matrix several for
-    /// each warp.
+    /// Returns the number of rows of a matrix `[n_out, n_in]` that a thread block of `matvec` takes. In strips it is one strip, or several
+    /// for each warp of a tall matrix.
     pub fn block_rows(self, n_out: usize, n_in: usize) -> usize {
         match self.high_bytes {
             Some(_) if n_out >= TALL_ROWS && TALL_COLUMNS.contains(&n_in) => {
@@ -65,28 +66,28 @@ impl FewRows {
         }
     }
 
-    /// Dynamic shared memory of `matvec_m` with this many rows of x.
+    /// Returns the dynamic shared memory of `matvec_m` with this many rows of x.
     pub fn shared_bytes(self, n_rows: usize) -> usize {
         let tables = table_bytes(64).max(TALL_TABLE_BYTES);
         self.room(VARIANTS[variant_of(n_rows)], 4, 4, tables)
     }
 
-    /// Whether there is a kernel that takes 16 rows of x at a time, `matvec_m16`.
+    /// Returns whether there is a kernel for 16 rows of x at a time, `matvec_m16`.
     pub fn takes_sixteen(self) -> bool {
         self.high_bytes.is_some()
     }
 
-    /// Dynamic shared memory of that kernel.
+    /// Returns the dynamic shared memory of that kernel.
     pub fn sixteen_shared_bytes(self) -> usize {
         self.room(16, 2, 4, table_bytes(64))
     }
 
-    /// Threads of a thread block of `matvec_gated_m`.
+    /// Returns the threads of a thread block of `matvec_gated_m`.
     pub fn gated_threads(self) -> u32 {
         if self.high_bytes.is_some() { 128 } else { 256 }
     }
 
-    /// Dynamic shared memory of `matvec_gated_m` with this many rows of x.
+    /// Returns the dynamic shared memory of `matvec_gated_m` with this many rows of x.
     pub fn gated_shared_bytes(self, n_rows: usize) -> usize {
         let n_stages = if self.high_bytes == Some(0) && n_rows <= 2 {
             4
@@ -97,7 +98,7 @@ impl FewRows {
         self.room(variant, n_stages, 4, 4 * table_bytes(64))
     }
 
-    /// Columns that a row may have which thread blocks norm for themselves (`kernels/normed_row.cuh`).
+    /// Largest number of columns of a row that thread blocks norm themselves (`kernels/normed_row.cuh`).
     pub const NORMED_COLUMNS: usize = 2048;
 
     /// Returns the dynamic shared memory of `matvec_normed_m1` for a row of `n_in` columns.
@@ -105,7 +106,7 @@ impl FewRows {
         self.room(0, 4, 4, table_bytes(64)) + n_in / 256 * X_BYTES
     }
 
-    /// The same of `matvec_gated_normed_m1`.
+    /// Returns the same for `matvec_gated_normed_m1`.
     pub fn gated_normed_shared_bytes(self, n_in: usize) -> usize {
         let n_stages = if self.high_bytes == Some(0) { 8 } else { 4 };
         self.room(0, n_stages, 4, 4 * table_bytes(64)) + n_in / 256 * X_BYTES
@@ -140,7 +141,7 @@ mod tests {
 
     #[test]
     fn every_product_of_few_rows_fits_the_smallest_multiprocessor() {
-        // 99 KiB is what a thread block may ask for on compute capability 8.6 and 8.9.
+        // A thread block may request 99 KiB on compute capability 8.6 and 8.9.
         for ty in [
             TensorType::Q4_K,
             TensorType::Q5_K,

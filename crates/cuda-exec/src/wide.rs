@@ -1,7 +1,7 @@
-//! [`Wide`]: products of quantized matrices by matrix operations of warpgroups, which compute capability 9.0 alone has.
+//! [`Wide`]: products of quantized matrices by matrix operations of warpgroups, which only compute capability 9.0 has.
 //!
-//! Separate from the bands in f16, whose rows of x lie otherwise. Invariant: the twin of `kernels/wide.cuh` and `kernels/wide_groups.cuh`, whose sizes and limits these are; a
-//! matrix that is beyond the limits is never multiplied by these kernels.
+//! Invariant: the sizes and limits equal those in `kernels/wide.cuh` and `kernels/wide_groups.cuh`; a matrix beyond the limits is never multiplied
+//! by these kernels.
 
 use tokenmill_gguf::TensorType;
 
@@ -21,10 +21,10 @@ const FIXED: usize = 100;
 /// The bits of f16 numbers: 1, and the largest below a half.
 const ONE: u16 = 0x3c00;
 const BELOW_HALF: u16 = 0x37ff;
-/// The largest exponent of a block of zeros in MXFP4: a scale of 32.
+/// Largest exponent of a block of zeros in MXFP4: a scale of 32.
 const LARGEST_OF_ZEROS: u8 = 133;
 
-/// How weights of a type are multiplied by many rows on compute capability 9.0.
+/// Describes how weights of a type are multiplied by many rows on compute capability 9.0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wide {
     ty: TensorType,
@@ -36,21 +36,21 @@ pub struct Wide {
     offset: Option<Limit>,
 }
 
-/// Where a block has a number, and how large that may be.
+/// The place of a number in a block, and its largest value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limit {
-    /// An f16 number, whose magnitude has these bits at most.
+    /// An f16 number, whose magnitude has at most these bits.
     Magnitude { at: usize, largest: u16 },
-    /// The same, and not below zero.
+    /// The same, and not negative.
     Positive { at: usize, largest: u16 },
-    /// A byte that is an exponent.
+    /// A byte that holds an exponent.
     Exponent { at: usize, least: u8, largest: u8 },
 }
 
 impl Limit {
     fn takes(self, block: &[u8]) -> bool {
         let bits = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
-        // Infinity and what is no number have the largest bits of a sign, and numbers below zero larger bits than all others.
+        // Infinities and NaN have the largest bits of their sign, and negative numbers have larger bits than all others.
         match self {
             Self::Magnitude { at, largest } => bits(at) & 0x7fff <= largest,
             Self::Positive { at, largest } => bits(at) <= largest,
@@ -59,12 +59,12 @@ impl Limit {
     }
 }
 
-/// How a product is cut into thread blocks.
+/// Describes how a product is divided into thread blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WideCut {
     /// Rows of x that a thread block takes.
     pub columns: usize,
-    /// Thread blocks that share a band.
+    /// Number of thread blocks that share a band.
     pub n_splits: usize,
 }
 
@@ -75,14 +75,15 @@ impl Wide {
     pub const GATED_ROWS: usize = 64;
     /// Rows of x that kernels are compiled for.
     pub const COLUMNS: [usize; 5] = [16, 32, 64, 128, 256];
-    /// Rows of x from which on these kernels are used: fewer have kernels of their own.
+    /// Smallest number of rows of x for which these kernels are used; fewer rows have other kernels.
     pub const MIN_ROWS: usize = 9;
 
     /// Returns the limits of a type, if it has any.
     pub fn of(ty: TensorType) -> Option<Self> {
         let magnitude = |at, largest| Limit::Magnitude { at, largest };
         let positive = |at, largest| Limit::Positive { at, largest };
-        // The largest scale is such that 1024 times it, the largest scale of a group and the largest number, and what is added, are at most 65,504.
+        // The largest scale is chosen such that 1024 times the product of it, the largest scale of a group and the largest number, plus the offset,
+        // is at most 65,504.
         let (block_bytes, scale, offset) = match ty {
             // 0.0666, 0.0322 and 0.0156, rounded down.
             TensorType::Q4_K => (144, positive(0, 0x2c43), Some(positive(2, ONE))),
@@ -93,7 +94,7 @@ impl Wide {
             TensorType::IQ4_XS => (136, magnitude(0, 0x23fc), None),
             TensorType::Q8_0 => (34, magnitude(0, BELOW_HALF), None),
             TensorType::IQ4_NL => (18, magnitude(0, BELOW_HALF), None),
-            // 7.996 and 3.998, which are taken away 8 and 16 times.
+            // 7.996 and 3.998; they are subtracted 8 and 16 times.
             TensorType::Q4_0 => (18, magnitude(0, 0x47ff), None),
             TensorType::Q5_0 => (22, magnitude(0, 0x43ff), None),
             // 2 and 1; 31.98 is added.
@@ -114,7 +115,7 @@ impl Wide {
         })
     }
 
-    /// Where a block of a file has f16 numbers, and the bits of the largest magnitude that is taken: the scale, and what is added. None of MXFP4.
+    /// Lists the f16 numbers of a block in a file, and the bits of the largest accepted magnitude: the scale, and the offset. MXFP4 has none.
     pub fn limits(self) -> impl Iterator<Item = (usize, u16)> {
         let f16 = |limit| match limit {
             Limit::Magnitude { at, largest } | Limit::Positive { at, largest } => Some((at, largest)),
@@ -126,7 +127,7 @@ impl Wide {
             .filter_map(f16)
     }
 
-    /// Rows of x that kernels of the type are compiled for: some of [`Self::COLUMNS`], in their order.
+    /// Returns the numbers of rows of x that the type's kernels are compiled for: some of [`Self::COLUMNS`], in their order.
     pub fn columns(self) -> &'static [usize] {
         match HalfBands::of(self.ty) {
             Some(_) => &Self::COLUMNS,
@@ -139,12 +140,12 @@ impl Wide {
         n_in.is_multiple_of(256)
     }
 
-    /// Whether all weights of some blocks, as a file has them, are numbers of f16 when they are 1024 times as large. Where a superblock has a `dmin`, neither
-    /// it nor `d` is below zero: each alone is in range, and with two signs their terms would add up beyond it.
+    /// Returns whether all weights of some blocks of a file are f16 numbers after multiplication by 1024. In superblocks with a `dmin`, neither it
+    /// nor `d` may be negative: each alone is in range, but with opposite signs their terms could add up beyond it.
     pub fn takes(self, blocks: &[u8]) -> bool {
         let fits =
             |block: &[u8]| self.scale.takes(block) && self.offset.is_none_or(|offset| offset.takes(block));
-        // A block of zeros has any exponent whose scale, 1024 times as large, is a number of f16.
+        // A block of zeros may have any exponent whose scale, times 1024, is an f16 number.
         let is_zero = |block: &[u8]| match self.scale {
             Limit::Exponent { at, .. } => {
                 block[at] <= LARGEST_OF_ZEROS && block[at + 1..].iter().all(|&byte| byte == 0)
@@ -168,8 +169,8 @@ impl Wide {
 }
 
 impl WideCut {
-    /// Returns the cut for `n_bands` bands, `n_supers` superblocks wide, by `n_rows` rows of x. It chooses
-    /// the cut whose thread blocks finish first, if as many run at a time as there are multiprocessors.
+    /// Returns the cut for `n_bands` bands, `n_supers` superblocks wide, by `n_rows` rows of x. It chooses the cut whose thread blocks finish
+    /// first, if as many run at a time as there are multiprocessors.
     pub fn of(wide: Wide, n_bands: usize, n_supers: usize, n_rows: usize, max_splits: usize) -> Self {
         let few = Self::few_columns(n_rows);
         let is_candidate = |columns: &usize| few.map_or(*columns >= WIDE_TILE_ROWS, |few| few == *columns);
@@ -180,7 +181,7 @@ impl WideCut {
         let fits = |cut: &Self| {
             let each = n_supers.div_ceil(cut.n_splits);
             let n_tiles = n_bands * n_rows.div_ceil(cut.columns);
-            // Room for parts is in units of 64 rows of x; and no thread block is without superblocks.
+            // The memory for parts is in units of 64 rows of x, and each thread block must have superblocks.
             cut.n_splits == 1
                 || (n_tiles * cut.n_splits * cut.columns.div_ceil(64) <= MAX_SPLIT_BLOCKS
                     && (cut.n_splits - 1) * each < n_supers)
@@ -194,19 +195,19 @@ impl WideCut {
             .unwrap_or(least)
     }
 
-    /// The kernel whose thread blocks take all of up to 32 rows of x.
+    /// Returns the kernel whose thread blocks take all of up to 32 rows of x.
     fn few_columns(n_rows: usize) -> Option<usize> {
         (Wide::COLUMNS.into_iter()).find(|&columns| n_rows <= columns && columns < WIDE_TILE_ROWS)
     }
 
-    /// Rows that tiles are made for where there are `n_rows`.
+    /// Returns the number of rows for which tiles are made if there are `n_rows`.
     pub(crate) fn padded_rows(n_rows: usize) -> usize {
         Self::few_columns(n_rows).unwrap_or_else(|| n_rows.next_multiple_of(WIDE_TILE_ROWS))
     }
 
-    /// How long a launch takes by comparison.
+    /// Returns the relative duration of a launch.
     fn cost(self, n_bands: usize, n_supers: usize, n_rows: usize) -> usize {
-        // By the timing model, in units of 50 ns: a superblock of 128 rows, and adding the parts of several thread blocks up.
+        // By the timing model, in units of 50 ns: a superblock of 128 rows, and summing the parts of several thread blocks.
         let (a_super, adding) = match self.columns {
             16 => (13, 8),
             32 => (14, 14),
@@ -217,8 +218,8 @@ impl WideCut {
         let n_blocks = n_bands * n_rows.div_ceil(self.columns) * self.n_splits;
         let adding = if self.n_splits > 1 { adding } else { 0 };
         let each = n_supers.div_ceil(self.n_splits);
-        // Two thread blocks of up to 64 rows are on a multiprocessor at a time. They take half as long again as one, and of more rows, which wait for
-        // arithmetic, twice as long.
+        // Two thread blocks of up to 64 rows run on a multiprocessor at a time and take half as long again as one. With more rows they wait for
+        // arithmetic and take twice as long.
         let pair = if n_rows > 64 { 4 } else { 3 };
         let halves_of_rounds = match self.columns {
             16 | 32 | 64 if n_blocks > MULTIPROCESSORS => pair * n_blocks.div_ceil(2 * MULTIPROCESSORS),
@@ -253,7 +254,7 @@ pub(crate) struct WideKernels {
 }
 
 impl WideKernels {
-    /// Loads them where the device has them: there are other kernels for all that they do.
+    /// Loads them if the device supports them; other kernels can replace all of them.
     pub(crate) fn load(device: &Device, wide: Wide) -> Result<Option<Self>> {
         let module = wide_name(wide.ty);
         if !has_module(device, &module)? {
@@ -283,7 +284,7 @@ impl WideKernels {
     }
 }
 
-/// Loads a module of [`Target::Hopper`]; `false` where the device or its driver has none of these.
+/// Loads a module of [`Target::Hopper`]; `false` if the device or its driver cannot.
 pub(crate) fn has_module(device: &Device, module: &str) -> Result<bool> {
     if !device.takes(Target::Hopper) {
         return Ok(false);
@@ -302,8 +303,7 @@ mod tests {
 
     #[test]
     fn a_matrix_is_taken_where_no_weight_is_beyond_f16() {
-        // The largest number of each type, a scale of a group times a quant, and how often what is added counts. All that is 1024 times as large is
-        // at most 65,504.
+        // The largest number of each type, a scale of a group times a quant, and how often the offset counts. 1024 times the sum is at most 65,504.
         for (ty, number, times) in [
             (TensorType::Q4_K, 63.0 * 15.0, 0.0),
             (TensorType::Q5_K, 63.0 * 31.0, 0.0),
@@ -373,7 +373,7 @@ mod tests {
 
     #[test]
     fn every_thread_block_fits_a_multiprocessor_of_its_capability() {
-        // 227 KiB less what kernels declare themselves.
+        // 227 KiB less the static shared memory of the kernels.
         for columns in Wide::COLUMNS {
             assert!(Wide::shared_bytes(columns) + 1024 <= 227 << 10, "{columns}");
         }
@@ -406,7 +406,8 @@ mod tests {
 
     #[test]
     fn cuts_of_an_8b_are_those_that_end_first_by_the_timing_model() {
-        // Bands and superblocks of gate and up, of query and key, of the output, of down, and of a value in Q6_K; thread blocks of a band at most.
+        // Bands and superblocks of gate and up, of query and key, of the output, of down, and of a value in Q6_K; largest number of thread blocks
+        // of a band.
         const GATE: [usize; 3] = [224, 16, 1];
         const QUERY_AND_KEY: [usize; 3] = [40, 16, 8];
         const OUTPUT: [usize; 3] = [32, 16, 8];
@@ -493,12 +494,12 @@ mod tests {
     fn a_cut_costs_its_rounds_of_thread_blocks() {
         let cost =
             |columns, n_splits, n_bands, n_rows| WideCut { columns, n_splits }.cost(n_bands, 16, n_rows);
-        // Halves of a round times a thread block's superblocks, what it does besides, and parts that are added up.
+        // Halves of a round times a thread block's superblocks, its other work, and summed parts.
         assert_eq!(cost(256, 1, 132, 256), 2 * (16 * 66 + 100));
         assert_eq!(cost(256, 1, 133, 256), 4 * (16 * 66 + 100));
         assert_eq!(cost(128, 1, 132, 129), 4 * (16 * 33 + 100));
         assert_eq!(cost(128, 3, 40, 128), 2 * (6 * 33 + 100 + 60));
-        // Two thread blocks of 64 rows are on a multiprocessor at a time, and take as long as one and a half by up to 64 rows.
+        // Two thread blocks of 64 rows run on a multiprocessor at a time, and take as long as one and a half by up to 64 rows.
         assert_eq!(cost(64, 1, 132, 64), 2 * (16 * 19 + 100));
         assert_eq!(cost(64, 1, 133, 64), 3 * (16 * 19 + 100));
         assert_eq!(cost(64, 1, 264, 64), 3 * (16 * 19 + 100));

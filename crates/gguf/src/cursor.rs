@@ -167,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// A file of zeros that counts what is read of it.
+    /// A file of zeros that counts the bytes read from it.
     struct Zeros {
         n_read: AtomicU64,
     }

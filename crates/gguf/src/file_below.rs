@@ -12,7 +12,7 @@ impl RegularFile {
     /// folder.
     ///
     /// # Errors
-    /// As [`Self::open`], and [`io::ErrorKind::InvalidInput`] for a file that lies outside.
+    /// As [`Self::open`], and [`io::ErrorKind::InvalidInput`] for a file outside.
     pub fn open_below(home: &Path, below: &Path) -> io::Result<Self> {
         let home = home.canonicalize()?;
         let path = home.join(below).canonicalize()?;

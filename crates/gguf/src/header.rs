@@ -1,7 +1,7 @@
 //! [`Header`]: everything of a file except the tensor data, parsed and validated.
 //!
 //! Pure: bytes in, header or error out; so tests and the fuzzer need no file. Invariant: in a header that parsed, every
-//! tensor lies inside the file, aligned, overlapping no other, and all names are unique.
+//! tensor is inside the file, aligned, overlapping no other, and all names are unique.
 
 use std::collections::HashSet;
 

@@ -1,9 +1,9 @@
 //! Measures the cost of host layers in a split network: their time over that of the same layers in a network that the CPU computes alone.
 //!
-//! The device's side is a stand-in that computes nothing, so that a step of the split network is its host layers and the border. A line
-//! for each kind of step, medians, steps right behind each other and steps that each follow a wait: the host waits for the device where that
-//! computes the rest, and caches and threads do not wait with it. So the CPU alone is measured behind waits too. Both have all processors. Run by `cargo test`, a few steps are
-//! computed and nothing is claimed.
+//! The device's side is a stand-in that computes nothing, so that a step of the split network is its host layers and the border. There is a line
+//! for each kind of step, with medians, for consecutive steps and for steps that each follow a wait: the host waits for the device while that
+//! computes the rest, and caches and threads do not wait with it. So the CPU alone is measured after waits too. Both use all processors. Under
+//! `cargo test`, a few steps are computed and nothing is asserted.
 
 use std::{
     sync::Arc,
@@ -21,17 +21,17 @@ use tokenmill_placed::{Placed, Placement};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{ClockedBackend, ProductTime, SharedClock, TinyModel, tiny_llama};
 
-/// Tokens that a sequence has before a decode step.
+/// Tokens of a sequence before a decode step.
 const N_BEFORE: usize = 64;
-/// How long the device works in each step, where it does.
+/// Time for which the device works in each step, if it does.
 const DEVICE_TIME: Duration = Duration::from_millis(5);
-/// Steps behind each other before the other network's turn.
+/// Consecutive steps before the other network's turn.
 const N_IN_A_ROW: usize = 8;
 
-/// A network of like layers.
+/// A network of equal layers.
 struct Network {
     name: &'static str,
-    /// Layers that are compared.
+    /// Number of compared layers.
     n_layers: usize,
     n_embd: usize,
     n_ff: usize,
@@ -89,7 +89,7 @@ fn executor<B: Backend>(model: &TinyModel, backend: B) -> impl Executor + use<B>
     build(&model.descriptor, model, backend, &options, &mut |_| {}).expect("a tiny model loads")
 }
 
-/// A step that samples from each row, so that both networks compute all rows of all layers.
+/// Returns a step that samples from each row, so that both networks compute all rows of all layers.
 fn batch(n_seqs: usize, n_tokens: usize) -> ForwardBatch {
     let mut batch = ForwardBatch::default();
     let first = if n_tokens == 1 { N_BEFORE } else { 0 };
@@ -110,14 +110,14 @@ fn batch(n_seqs: usize, n_tokens: usize) -> ForwardBatch {
     batch
 }
 
-/// Runs some steps; adds what each took, without the device's time.
+/// Runs some steps; adds the time of each, without the device's.
 fn run(executor: &mut dyn Executor, batch: &ForwardBatch, device_time: Duration, times: &mut Vec<Duration>) {
     let mut output = StepOutput::default();
     for _ in 0..N_IN_A_ROW {
         let start = Instant::now();
         let ticket = executor.submit(batch).expect("a step");
         let submitted = Instant::now();
-        // The host waits awake, as for a GPU.
+        // The host waits without sleeping, as for a GPU.
         while submitted.elapsed() < device_time {
             std::hint::spin_loop();
         }
@@ -138,7 +138,7 @@ fn main() {
     println!("Q8_0; milliseconds of a step: alone, split, ratio; the same behind waits");
     for network in &NETWORKS[..if is_measured { NETWORKS.len() } else { 1 }] {
         let mut alone = executor(&model(network, network.n_layers), cpu());
-        // A layer more, which the device has.
+        // One more layer, on the device.
         let split = model(network, network.n_layers + 1);
         let device = ClockedBackend::new(Side::Device, ProductTime::default(), SharedClock::default());
         let placement = Placement::last_layers(&split.descriptor.shape(), 1);

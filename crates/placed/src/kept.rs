@@ -1,6 +1,6 @@
 //! [`Kept`]: a weight in the memory of each side that computes with it, and how operations access it.
 //!
-//! Operands such as [`Norm`] hold their weights by value, and a side's operations take operands of its own
+//! Operands such as [`Norm`] hold their weights by value, and a side's operations take only its own operands
 //! weights. So a weight is lent: taken out, put into an operand of its side for one operation, and given
 //! back. Moving a weight moves its handle, not its numbers. Invariant: outside an operation every weight is
 //! in its place, even after a failed one.
@@ -46,7 +46,7 @@ impl<A> Lent<A> {
     }
 }
 
-/// Takes weights of one side out of [`Kept`] values and gives them back.
+/// Takes weights of one side out of [`Kept`] values and returns them.
 pub(crate) trait Lender<K>: Copy {
     type Own;
 

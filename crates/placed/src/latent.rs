@@ -1,6 +1,6 @@
 //! The operations on latent rows, each on its side.
 //!
-//! Invariant: like all operations here, each first copies what it reads to its side.
+//! Invariant: like all operations here, each first copies its inputs to its side.
 
 use tokenmill_backend::{BackendError, JoinedRows, LatentOperations, Linear, Memory, Side, SplitOperations};
 

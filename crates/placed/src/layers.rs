@@ -1,6 +1,6 @@
 //! The operations that few networks need, each on its side.
 //!
-//! Invariant: like all operations here, each first copies what it reads to its side.
+//! Invariant: like all operations here, each first copies its inputs to its side.
 
 use tokenmill_backend::{BackendError, Columns, LayerOperations, Routed, Side, SplitOperations, Xielu};
 

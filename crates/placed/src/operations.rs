@@ -1,6 +1,6 @@
 //! The operations of the forward pass, each on its side, in the order of [`Backend`].
 //!
-//! Invariant: an operation copies what it reads to its side before it runs, and records what it writes.
+//! Invariant: an operation copies its inputs to its side before it runs, and records its outputs.
 
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ExpertInput, ForwardBatch,

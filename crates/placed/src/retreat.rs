@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    /// A layer of 1 + 4 MiB; with experts, each of 64 takes 4 MiB, and a token reads 4 of them.
+    /// Returns the reads of a layer of 1 + 4 MiB; with experts, each of 64 takes 4 MiB, and a token reads 4 of them.
     fn reads(has_experts: bool) -> TokenReads {
         let layer = LayerReads {
             mixer: [MIB; 2],

@@ -1,6 +1,6 @@
 //! The operations on streams, each on its side.
 //!
-//! Invariant: like all operations here, each first copies what it reads to its side.
+//! Invariant: like all operations here, each first copies its inputs to its side.
 
 use tokenmill_backend::{BackendError, Memory, Side, SplitOperations, StreamOperations, StreamsShape};
 

@@ -21,7 +21,7 @@ pub struct LayerReads {
     pub experts: [u64; 2],
     /// Keys and values.
     pub kv: u64,
-    /// Whether there is a shared network besides the experts.
+    /// Whether there is a shared network in addition to the experts.
     pub has_shared: bool,
 }
 

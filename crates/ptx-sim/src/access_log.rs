@@ -1,9 +1,8 @@
 //! Global bytes that each thread block accessed in a launch, and the check that conflicting accesses have an
 //! order.
-//!
-//! Each thread block keeps a log of byte ranges; when the launch is over the logs are compared. So the check costs
-//! little while running, does not depend on the schedule of the host threads, and is exact to the byte. Thread blocks
-//! are ordered only by what one releases and another acquires ([`Orders`]).
+//! Each thread block keeps a log of byte ranges; after the launch the logs are compared. So the check costs little during the run, does not depend
+//! on the schedule of the host threads, and is exact to the byte. Thread blocks are ordered only by releases and acquires between them
+//! ([`Orders`]).
 
 use std::collections::BTreeMap;
 
@@ -21,10 +20,10 @@ const MERGE_AT: usize = 1 << 14;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum AccessKind {
     Read,
-    /// A volatile or otherwise strong load: it may meet strong stores and atomics.
+    /// A volatile or otherwise strong load: it may race with strong stores and atomics.
     StrongRead,
     Write,
-    /// An atomic or a strong store: it may meet its like.
+    /// An atomic or a strong store: it may race with others of this kind.
     Atomic,
 }
 
@@ -55,7 +54,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// The access of a thread block, where order is asked for.
+    /// Returns the access of a thread block as a point for [`Orders`].
     fn point(&self, owner: usize) -> Point {
         Point {
             owner,
@@ -77,7 +76,7 @@ pub(crate) struct AccessLog {
     events: Vec<Event>,
     /// Strong loads that acquire with the next fence: address and place in the launch.
     loaded: Vec<(u64, u64)>,
-    /// The instruction and address that acquired last, while nothing else was accessed.
+    /// The instruction and address that acquired last, if nothing else was accessed since.
     acquired: Option<(u32, u64)>,
     merge_at: usize,
     phase: u32,
@@ -100,7 +99,7 @@ impl AccessLog {
         }
     }
 
-    /// The ranges that were written, in no order.
+    /// Lists the written ranges, in no order.
     pub(crate) fn writes(&self) -> impl Iterator<Item = (u64, u64)> {
         let written = |access: &&Access| access.kind.is_write();
         (self.accesses.iter())
@@ -116,19 +115,19 @@ impl AccessLog {
         }
     }
 
-    /// A store that releases comes next: it alone orders what was accessed so far, and strong loads before it acquire nothing.
+    /// Begins a store that releases: it orders all accesses so far, and strong loads before it acquire nothing.
     pub(crate) fn begin_release(&mut self) {
         self.phase += 1;
     }
 
-    /// A store of some addresses that [releases](Self::begin_release) what came before it.
+    /// Notes a store to some addresses that [releases](Self::begin_release) earlier accesses.
     pub(crate) fn store_release(&mut self, addresses: impl Iterator<Item = u64>, sequence: u64) {
         let fenced_phase = std::mem::replace(&mut self.fenced_phase, self.phase);
         self.release(addresses, EventKind::Store, sequence);
         self.fenced_phase = fenced_phase;
     }
 
-    /// An atomic, or a strong store, of some addresses; it releases what came before the last fence.
+    /// Notes an atomic, or a strong store, to some addresses; it releases the accesses before the last fence.
     pub(crate) fn release(&mut self, addresses: impl Iterator<Item = u64>, kind: EventKind, sequence: u64) {
         self.phase += u32::from(kind == EventKind::Update);
         // A pure release orders nothing after it in its own thread block, so accesses on both sides may be
@@ -142,7 +141,7 @@ impl AccessLog {
         }
     }
 
-    /// A strong load of an address; it acquires at once, or with the next fence.
+    /// Notes a strong load of an address; it acquires at once, or with the next fence.
     pub(crate) fn load_strongly(&mut self, address: u64, pc: u32, is_ordered: bool, sequence: u64) {
         if is_ordered {
             // A spinning thread acquires with the last of its loads.
@@ -172,7 +171,7 @@ impl AccessLog {
         self.acquired = None;
     }
 
-    /// Joins ranges of one instruction of one warp that touch, where whole warps make the lane of each byte known.
+    /// Joins adjacent ranges of one instruction of one warp, if whole warps make the lane of each byte known.
     fn merge(&mut self) {
         self.accesses.sort_unstable_by_key(|access| {
             (
@@ -218,7 +217,7 @@ pub(crate) struct Race {
     pub(crate) second: (u64, Access, u32),
 }
 
-/// A range that was written, with the first thread block that did; several may have done so atomically.
+/// A written range, with the first thread block that wrote it; several may have done so atomically.
 struct Written {
     start: u64,
     end: u64,
@@ -227,6 +226,7 @@ struct Written {
 }
 
 /// Finds races in the logs of all thread blocks, at most `limit`. `logs` pairs linear thread block indices with logs. `has_waited` says that thread
+/// blocks waited for each other, so that any of them may have written the same bytes as others.
 /// blocks waited for each other, so that each may have written what others had.
 pub(crate) fn races(logs: &[(u64, AccessLog)], has_waited: bool, limit: usize) -> Vec<Race> {
     let mut found = Vec::new();
@@ -254,7 +254,7 @@ pub(crate) fn races(logs: &[(u64, AccessLog)], has_waited: bool, limit: usize) -
     let mut written: Vec<Written> = Vec::new();
     for (owner, access) in writes {
         let mut start = access.start;
-        // Only the last few ranges can overlap: they are kept sorted and disjoint, so walk back.
+        // Only the last few ranges can overlap: they are sorted and disjoint, so walk back.
         let overlapping = written
             .iter()
             .rposition(|range| range.end <= start)
@@ -388,7 +388,7 @@ fn push(
     }
 }
 
-/// Adds the number of different sectors of each allocation that the logs name.
+/// Adds the number of different sectors of each allocation in the logs.
 pub(crate) fn unique_sectors(
     logs: &[(u64, AccessLog)],
     memory: &DeviceMemory,

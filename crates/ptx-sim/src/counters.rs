@@ -1,4 +1,4 @@
-//! [`Counters`]: what a launch did, exactly: instructions, memory sectors, bank conflicts.
+//! [`Counters`]: exact counts of a launch: instructions, memory sectors, bank conflicts.
 //!
 //! They are figures of the PTX, which the driver compiles further: loads, stores, shared memory and matrix operations
 //! correspond one to one, address arithmetic roughly. Invariant: the same launch on the same memory gives the same
@@ -16,7 +16,7 @@ pub const SECTOR_BYTES: u64 = 32;
 pub struct Traffic {
     /// Warp instructions with at least one active lane.
     pub requests: u64,
-    /// Sectors they touch, each instruction counted alone.
+    /// Sectors that they touch, with each instruction counted separately.
     pub sectors: u64,
     /// Sectors that the same bytes would need if each instruction's were packed.
     pub necessary_sectors: u64,
@@ -76,17 +76,17 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Warp instructions of all classes.
+    /// Returns the warp instructions of all classes.
     pub fn warp_instructions(&self) -> u64 {
         self.instructions.values().sum()
     }
 
-    /// Warp instructions of one class.
+    /// Returns the warp instructions of one class.
     pub fn of(&self, class: Class) -> u64 {
         self.instructions.get(&class).copied().unwrap_or(0)
     }
 
-    /// Shared memory passes beyond those without conflicts.
+    /// Returns the shared memory passes beyond those without conflicts.
     pub fn bank_conflicts(&self) -> u64 {
         self.shared.wavefronts - self.shared.ideal_wavefronts
     }

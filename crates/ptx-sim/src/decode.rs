@@ -1,8 +1,8 @@
 //! Statements to [`Op`]s: names become register indices, immediates constant registers, labels instruction indices.
 //!
 //! Functions that a kernel calls are inlined, each call with registers of its own; their `.param` variables become
-//! local memory. Invariant: the tables of the submodules list every opcode with every modifier that is executed; what
-//! they do not list is [`LoadError::UnsupportedInstruction`].
+//! local memory. Invariant: the tables of the submodules list every opcode with every modifier that is executed; any
+//! other is [`LoadError::UnsupportedInstruction`].
 
 mod arithmetic;
 mod asynchronous;
@@ -22,7 +22,7 @@ use crate::{
     types::{Space, Ty},
 };
 
-/// Threads a thread block may have where the kernel sets no limit.
+/// Largest number of threads of a thread block if the kernel sets no limit.
 const MAX_THREADS: u32 = 1024;
 
 /// Decodes one entry function.

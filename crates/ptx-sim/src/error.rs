@@ -1,6 +1,6 @@
 //! [`LoadError`] and [`LaunchError`]: why a module or a launch was refused before anything ran.
 //!
-//! Faults of a running kernel are not here but in [`Finding`].
+//! Faults of a running kernel are [`Finding`]s.
 
 use crate::Finding;
 
@@ -44,7 +44,7 @@ pub enum LoadError {
         /// The name.
         name: String,
     },
-    /// A call that has no body to run: external, indirect or recursive.
+    /// A call without a body: external, indirect or recursive.
     #[error(
         "line {line}: the call of `{name}` cannot be resolved (external, indirect and recursive calls are not executed)"
     )]
@@ -54,13 +54,13 @@ pub enum LoadError {
         /// The function called.
         name: String,
     },
-    /// Variables of one space, or parameters, that together are longer than an address can say.
+    /// Variables of one space, or parameters, whose total size exceeds an address.
     #[error("the variables of one space up to `{name}` take 4 GiB or more")]
     VariablesTooLarge {
         /// The first that does not fit.
         name: String,
     },
-    /// More registers, constants or instructions than an index can hold.
+    /// More registers, constants or instructions than an index can represent.
     #[error("kernel `{kernel}` has more than 65536 registers and constants of one width")]
     TooLarge {
         /// The kernel.
@@ -75,7 +75,7 @@ pub enum LaunchError {
     /// The module has no such kernel.
     #[error("no kernel is named `{name}`")]
     UnknownKernel {
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
     /// Arguments that differ from the kernel's parameters in number.
@@ -100,7 +100,7 @@ pub enum LaunchError {
         /// Bytes of the argument.
         found: usize,
     },
-    /// A grid or thread block that no device would take.
+    /// A grid or thread block that no device accepts.
     #[error("kernel `{kernel}`: {what} is {found}, at most {maximum} (and at least 1) is possible")]
     Size {
         /// The kernel.
@@ -141,7 +141,7 @@ pub enum MemoryError {
     /// The simulated device is full.
     #[error("{bytes} bytes do not fit: {available} of {capacity} bytes are free")]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
         /// Bytes free.
         available: u64,

@@ -1,8 +1,8 @@
 //! Running one thread block: warps, their divergence, and the loop that executes decoded instructions.
 //!
-//! A warp's lanes that stand at the same instruction form a *split*. The split with the lowest instruction index runs;
-//! splits that meet merge. An instruction that needs several lanes together makes its split wait until all are there, so
-//! reconvergence needs no hints. A warp runs until it exits or waits at a barrier; races do not hide behind that order,
+//! A warp's lanes at the same instruction form a *split*. The split with the lowest instruction index runs; splits that
+//! meet merge. An instruction that needs several lanes together makes its split wait until all have arrived, so
+//! reconvergence needs no hints. A warp runs until it exits or waits at a barrier; that order does not hide races,
 //! because they are found from recorded accesses, not from values.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -48,29 +48,29 @@ use crate::{
 
 /// All lanes.
 const FULL: u32 = u32::MAX;
-/// Findings one thread block reports at most.
+/// Largest number of findings that one thread block reports.
 const MAX_FINDINGS: usize = 32;
 
-/// The launch is over: a finding says why.
+/// Stops the launch; a finding says why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stop;
 
-/// How far a thread block came.
+/// Says how far a thread block has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Done,
-    /// All its warps wait for what other thread blocks write.
+    /// All its warps wait for writes of other thread blocks.
     Spins,
 }
 
 /// Results of one thread block.
 pub(crate) struct BlockEnd {
     pub(crate) index: u64,
-    /// Whether a device would have stopped there.
+    /// Whether a device would have stopped at its end.
     pub(crate) is_stopped: bool,
     pub(crate) findings: Vec<Finding>,
     pub(crate) log: AccessLog,
-    /// The executed instructions, where a trace was requested.
+    /// The executed instructions, if a trace was requested.
     pub(crate) trace: Option<BlockTrace>,
 }
 
@@ -86,20 +86,20 @@ pub(crate) struct LaunchContext<'a> {
     /// Register values that are the same for all threads of the launch, by register.
     pub(crate) uniform32: &'a [(u16, u32)],
     pub(crate) uniform64: &'a [(u16, u64)],
-    /// Where the launch may begin before those before it are done.
+    /// Set if the launch may begin before earlier ones are done.
     pub(crate) early: Option<Early<'a>>,
     /// Accesses so far that may order thread blocks.
     pub(crate) n_events: AtomicU64,
 }
 
 impl LaunchContext<'_> {
-    /// The place of an access that may order thread blocks, among all of the launch.
+    /// Returns the place of an access that may order thread blocks, among all of the launch.
     fn next_event(&self) -> u64 {
         self.n_events.fetch_add(1, Relaxed)
     }
 }
 
-/// Runs thread blocks, one after the other; each host thread has one and its memory is reused.
+/// Runs thread blocks one after the other; each host thread has one and reuses its memory.
 pub(crate) struct BlockRunner<'a> {
     context: &'a LaunchContext<'a>,
     block_index: [u32; 3],
@@ -111,9 +111,9 @@ pub(crate) struct BlockRunner<'a> {
     executions: Vec<u64>,
     counters: Counters,
     findings: Vec<Finding>,
-    /// The executed instructions of the thread block, where a trace is requested.
+    /// The executed instructions of the thread block, if a trace is requested.
     trace: Option<BlockTrace>,
-    /// The matrix operations of each warpgroup; empty where the kernel has none.
+    /// The matrix operations of each warpgroup; empty if the kernel has none.
     group_shapes: Vec<Vec<groups::Shape>>,
     simd: simd::Simd,
 }
@@ -174,7 +174,7 @@ impl<'a> BlockRunner<'a> {
         }
     }
 
-    /// Begins a thread block; what it executes is kept where that is asked for.
+    /// Begins a thread block; its executed instructions are kept if a trace is requested.
     pub(crate) fn begin(&mut self, index: u64, block_index: [u32; 3], is_traced: bool) {
         self.trace = is_traced.then(|| BlockTrace::new(index, self.warps.len()));
         self.block_index = block_index;
@@ -182,13 +182,13 @@ impl<'a> BlockRunner<'a> {
         self.reset();
     }
 
-    /// Runs the thread block until it ends, or until it can only wait for others.
+    /// Runs the thread block until it ends, or until it can only wait for other thread blocks.
     pub(crate) fn resume(&mut self) -> Result<Progress, Stop> {
         self.run_warps()
     }
 
-    /// Takes the results of the thread block that ran last: its findings, its log of global accesses and its
-    /// trace. The counters add up.
+    /// Takes the results of the thread block that ran last: its findings, its log of global accesses and its trace. The
+    /// counters accumulate.
     pub(crate) fn take_end(&mut self, index: u64, is_stopped: bool) -> BlockEnd {
         BlockEnd {
             index,
@@ -199,7 +199,7 @@ impl<'a> BlockRunner<'a> {
         }
     }
 
-    /// The counters of all thread blocks run so far, and those of the buffers by allocation index.
+    /// Returns the counters of all thread blocks run so far, and those of the buffers by allocation index.
     pub(crate) fn finish(mut self) -> Counters {
         for (instruction, &count) in self.context.kernel.code.iter().zip(&self.executions) {
             if count > 0 {
@@ -269,7 +269,7 @@ impl<'a> BlockRunner<'a> {
                 if self.warps[index].alive == 0 || self.warps[index].waiting.is_some() {
                     continue;
                 }
-                // The warp leaves its place while it runs, so that the rest of the thread block can be borrowed.
+                // The warp is taken out while it runs, so that the rest of the thread block can be borrowed.
                 let mut warp = std::mem::replace(&mut self.warps[index], Warp::vacant());
                 let before = warp.executed;
                 if std::mem::take(&mut warp.awaits_phase) | std::mem::take(&mut warp.awaits_write) {
@@ -440,7 +440,7 @@ impl<'a> BlockRunner<'a> {
             Op::Exit => {
                 warp.alive &= !mask;
                 split.mask &= !mask;
-                // Splits that wait for the lanes that left wait no longer.
+                // Splits that waited for the exited lanes can continue.
                 for other in &mut warp.splits {
                     other.is_waiting = false;
                 }
@@ -515,15 +515,15 @@ impl<'a> BlockRunner<'a> {
 enum Flow {
     /// Continues at its instruction index.
     Next,
-    /// It has no lanes left.
+    /// The split has no lanes left.
     Gone,
-    /// Waits for lanes that are elsewhere.
+    /// Waits for other lanes.
     Wait,
     /// Waits at a barrier of the thread block.
     Barrier,
 }
 
-/// The lanes that must execute an instruction together; `None` where each lane is alone.
+/// Returns the lanes that must execute an instruction together; `None` if each lane executes it separately.
 #[inline]
 fn needs_together(op: &Op, warp: &Warp, mask: u32) -> Option<u32> {
     match op {

@@ -1,10 +1,9 @@
 //! Conversions and fused arithmetic of the 16-bit float formats, rounding to nearest even.
 //!
-//! Separate from the lane functions because memory, atomics and matrix operations need them too. Sums and products of
-//! two 16-bit floats are rounded once more from f32, which is exact (24 bits are at least twice 11 plus 2); fused
-//! multiply-adds go through f64.
+//! Sums and products of two 16-bit floats are rounded once more from f32, which is exact (24 bits are at least twice
+//! 11 plus 2); fused multiply-adds go through f64.
 
-/// The value of an f16.
+/// Returns the value of an f16.
 pub(crate) fn f16_to_f32(bits: u16) -> f32 {
     let magnitude = u32::from(bits & 0x7fff) << 13;
     // Scaling by 2^112 moves the exponent bias from 15 to 127 and normalizes subnormals.
@@ -14,7 +13,7 @@ pub(crate) fn f16_to_f32(bits: u16) -> f32 {
     f32::from_bits(value | u32::from(bits & 0x8000) << 16)
 }
 
-/// Rounds to f16; what is too large becomes infinite, NaN the canonical NaN.
+/// Rounds to f16; too large values become infinite, NaN the canonical NaN.
 pub(crate) fn f32_to_f16(value: f32) -> u16 {
     let bits = value.to_bits();
     let sign = ((bits >> 16) & 0x8000) as u16;
@@ -34,7 +33,7 @@ pub(crate) fn f32_to_f16(value: f32) -> u16 {
     sign | ((rounded - 0x3800_0000) >> 13) as u16
 }
 
-/// The value of a bf16.
+/// Returns the value of a bf16.
 pub(crate) fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
@@ -48,7 +47,7 @@ pub(crate) fn f32_to_bf16(value: f32) -> u16 {
     ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
 }
 
-/// Rounds to f32 so that a second rounding to a narrower format is right: to odd.
+/// Rounds to f32 by round-to-odd, so that a second rounding to a narrower format is correct.
 pub(crate) fn f64_to_f32_odd(value: f64) -> f32 {
     let nearest = value as f32;
     if f64::from(nearest) == value || !nearest.is_finite() || nearest == 0.0 || nearest.to_bits() & 1 == 1 {

@@ -1,7 +1,6 @@
 //! [`Module`] and [`Kernel`]: loaded PTX, ready to launch.
 //!
-//! Loading decodes every instruction once; a kernel that loads contains only instructions that are executed exactly as
-//! PTX defines them.
+//! Loading decodes every instruction once; a loaded kernel contains only instructions that are executed exactly as PTX defines them.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -26,7 +25,7 @@ impl Module {
     /// Parses and decodes `ptx`, and allocates its global variables in `memory`.
     ///
     /// # Errors
-    /// Anything that is not understood, with its line: nothing is ever skipped.
+    /// Anything that is not supported, with its line: nothing is ever skipped.
     pub fn load(ptx: &str, memory: &mut DeviceMemory) -> Result<Self, LoadError> {
         let source = parse::parse(ptx)?;
         let mut globals = HashMap::new();
@@ -71,12 +70,12 @@ impl Module {
         })
     }
 
-    /// The oldest architecture that the text is for, such as 80; 0 where it names none.
+    /// Returns the oldest architecture that the text is for, such as 80; 0 if it names none.
     pub fn target(&self) -> u32 {
         self.target
     }
 
-    /// Says whether a GPU of this architecture, such as 90, accepts the PTX: one of the named architecture or newer, or only the named one
+    /// Returns whether a GPU of this architecture, such as 90, accepts the PTX: one of the named architecture or newer, or only the named one
     /// for names like `sm_90a`.
     pub fn is_for(&self, architecture: u32) -> bool {
         if self.is_specific {
@@ -86,12 +85,12 @@ impl Module {
         }
     }
 
-    /// All kernels, in the order of the text.
+    /// Returns all kernels, in the order of the text.
     pub fn kernels(&self) -> &[Kernel] {
         &self.kernels
     }
 
-    /// The kernel of this name.
+    /// Returns the kernel of this name.
     ///
     /// # Errors
     /// [`LaunchError::UnknownKernel`].
@@ -117,7 +116,7 @@ pub struct Kernel {
     pub(crate) n_preds: usize,
     pub(crate) constants32: Vec<(Reg, Constant)>,
     pub(crate) constants64: Vec<(u16, Constant)>,
-    /// A predicate that is always true, where one was needed.
+    /// A predicate that is always true, if one was needed.
     pub(crate) constant_preds: Vec<(Pred, bool)>,
     /// State that each thread block starts with as zeros.
     pub(crate) read_first: ReadFirst,
@@ -125,49 +124,49 @@ pub struct Kernel {
     pub(crate) local_bytes: u32,
     pub(crate) max_threads: u32,
     pub(crate) min_blocks: u32,
-    /// Whether thread blocks must run one after the other for a result that does not vary.
+    /// Whether thread blocks must run one after the other, so that the result does not vary.
     pub(crate) is_order_dependent: bool,
 }
 
 impl Kernel {
-    /// The name of the entry function.
+    /// Returns the name of the entry function.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Bytes of each parameter.
+    /// Returns the bytes of each parameter.
     pub fn param_bytes(&self) -> Vec<usize> {
         self.params.iter().map(|param| param.bytes as usize).collect()
     }
 
-    /// Decoded instructions.
+    /// Returns the number of decoded instructions.
     pub fn n_instructions(&self) -> usize {
         self.code.len()
     }
 
-    /// Shared memory that a thread block has without the dynamic part.
+    /// Returns the static shared memory of a thread block, in bytes.
     pub fn static_shared_bytes(&self) -> usize {
         self.shared_bytes as usize
     }
 
-    /// Returns the launch bounds: most threads of a block, and blocks that a multiprocessor must have room for.
+    /// Returns the launch bounds: the most threads of a block, and the blocks that must fit on a multiprocessor.
     pub fn launch_bounds(&self) -> [u32; 2] {
         [self.max_threads, self.min_blocks]
     }
 
-    /// Counts the registers of 32 and of 64 bits that a thread may read before it has written them. They begin as zeros here; PTX
-    /// gives them no value.
+    /// Counts the registers of 32 and of 64 bits that a thread may read before it has written them. They are zero here at first; PTX
+    /// leaves their value undefined.
     pub fn n_read_first(&self) -> [usize; 2] {
         [self.read_first.regs32.len(), self.read_first.regs64.len()]
     }
 
-    /// Local memory of a thread.
+    /// Returns the local memory of a thread, in bytes.
     pub fn local_bytes(&self) -> usize {
         self.local_bytes as usize
     }
 
-    /// Whether thread blocks run one after the other, in index order, because the kernel uses the result of an atomic on
-    /// global memory or adds floats atomically there.
+    /// Returns whether thread blocks run one after the other, in index order, because the kernel uses the result of an atomic on global
+    /// memory or adds floats atomically there.
     pub fn runs_blocks_in_order(&self) -> bool {
         self.is_order_dependent
     }
@@ -179,7 +178,7 @@ pub(crate) struct Param {
     pub(crate) bytes: u32,
 }
 
-/// Where an instruction stands in the PTX text and in the source it was compiled from.
+/// The place of an instruction in the PTX text and in the source it was compiled from.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Place {
     pub(crate) line: u32,
@@ -251,7 +250,7 @@ impl Special {
 }
 
 impl Special {
-    /// The register in each lane of a warp; `None` where it is the same for the whole launch.
+    /// Returns the register in each lane of a warp; `None` if it is the same for the whole launch.
     pub(crate) fn of_warp(
         self,
         block: [u32; 3],

@@ -1,4 +1,4 @@
-//! The lane functions: what each arithmetic opcode does to one lane, applied to 32 lanes at a time.
+//! The lane functions: the effect of each arithmetic opcode on one lane, applied to 32 lanes at a time.
 //!
 //! One table per shape (operand and result widths). Each entry is expanded into its own loop over the lanes, so the
 //! compiler vectorizes it and the choice of the operation is made once per warp instruction. Invariant: these
@@ -23,7 +23,7 @@ macro_rules! lane_functions {
     ($(#[$doc:meta])* $name:ident $args:tt -> $out:ident $variants:tt) => {
         lane_functions! { @expand $(#[$doc])* $name $args $args -> $out $variants }
     };
-    // The arguments come twice: once to be taken apart for the signature, once whole for each loop.
+    // The arguments are passed twice: once in parts for the signature, once whole for each loop.
     (@expand $(#[$doc:meta])* $name:ident ($($arg:ident: $ty:ty),+) $args:tt -> $out:ident {
         $($variant:ident => $body:expr,)+
     }) => {
@@ -517,7 +517,7 @@ fn dp4a(a: u32, b: u32, c: u32, of_a: impl Fn(u8) -> i32, of_b: impl Fn(u8) -> i
     (dot as u32).wrapping_add(c)
 }
 
-/// The bits of a comparison's 32 answers.
+/// Returns the bits of a comparison's 32 results.
 #[inline(always)]
 pub(crate) fn to_mask(answers: &[bool; LANES]) -> u32 {
     let mut mask = 0;

@@ -1,9 +1,9 @@
 //! [`launch`]: runs a kernel over a grid on all cores of the host.
 //!
-//! Thread blocks are claimed in index order by one host thread per core. Results do not depend on how many there are: a
-//! kernel whose outcome depends on the order of its thread blocks (it uses the result of a global atomic, adds floats
-//! atomically, or polls memory) runs them one after the other, and in turns where they wait for each other. Invariant: the same launch on the same memory gives the
-//! same memory, counters and findings.
+//! Thread blocks are claimed in index order by one host thread per core. Results do not depend on the number of host threads: if the outcome of a
+//! kernel depends on the order of its thread blocks (it uses the result of a global atomic, adds floats atomically, or polls memory), they run one
+//! after the other, and take turns if they wait for each other. Invariant: the same launch on the same memory gives the same memory, counters and
+//! findings.
 
 use std::{
     collections::BTreeMap,
@@ -25,12 +25,12 @@ use crate::{
     written::Written,
 };
 
-/// Shared memory a thread block may have, the most that any device offers.
+/// Largest shared memory of a thread block on any device.
 const MAX_SHARED_BYTES: u32 = 227 * 1024;
-/// Findings a launch reports at most.
+/// Largest number of findings of a launch.
 const MAX_FINDINGS: usize = 64;
 
-/// Which checks run besides those that a device makes itself (bounds, alignment, divergence).
+/// Selects the checks besides those that a device makes itself (bounds, alignment, divergence).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checks {
     /// Reads of uninitialized bytes.
@@ -48,7 +48,7 @@ impl Checks {
         shared_races: true,
         global_races: true,
     };
-    /// Only what a device would notice too.
+    /// Only the checks that a device makes too.
     pub const NONE: Self = Self {
         uninitialized: false,
         shared_races: false,
@@ -56,7 +56,7 @@ impl Checks {
     };
 }
 
-/// How to launch.
+/// Describes a launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {
     /// Thread blocks.
@@ -67,22 +67,22 @@ pub struct LaunchConfig {
     pub shared_bytes: u32,
     /// Checks to make.
     pub checks: Checks,
-    /// Instructions a warp may execute before it is taken to run for ever.
+    /// Limit of a warp's instructions, after which it counts as endless.
     pub instruction_limit: u64,
-    /// Thread blocks that the device holds at once, where they wait for each other; 0 takes what an H200 holds by threads and shared memory.
+    /// Number of thread blocks that the device holds at once, for kernels whose blocks wait for each other; 0 means as many as an H200 holds by
+    /// threads and shared memory.
     pub resident_blocks: u64,
-    /// Host threads; 0 takes one per core.
+    /// Host threads; 0 means one per core.
     pub host_threads: usize,
-    /// Bytes that earlier launches write, where this one may begin before they are done: the driver's
-    /// attribute of programmatic stream serialization. Its threads then must wait before they read those
-    /// bytes, and before they write anything.
+    /// Bytes that earlier launches write, if this one may begin before they are done (the driver's attribute of programmatic stream serialization).
+    /// Its threads must then wait before they read those bytes, and before they write anything.
     pub in_flight: Option<Arc<Written>>,
-    /// Whether the report says what was written; only where races between thread blocks are looked for.
+    /// Whether the report lists the written bytes; only with the check for races between thread blocks.
     pub reports_written: bool,
 }
 
 impl LaunchConfig {
-    /// A launch with every check and no dynamic shared memory.
+    /// Makes a launch with every check and no dynamic shared memory.
     pub fn new(grid: [u32; 3], block: [u32; 3]) -> Self {
         Self {
             grid,
@@ -103,12 +103,12 @@ impl LaunchConfig {
 pub struct Arguments(Vec<Vec<u8>>);
 
 impl Arguments {
-    /// No argument yet.
+    /// Makes an empty list.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The bytes of each argument, in order.
+    /// Returns the bytes of each argument, in order.
     pub fn values(&self) -> impl Iterator<Item = &[u8]> {
         self.0.iter().map(Vec::as_slice)
     }
@@ -143,7 +143,7 @@ impl Arguments {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// Appends the bytes of a value of any type, as the device lays it out.
+    /// Appends the bytes of a value of any type, in the layout of the device.
     #[must_use]
     pub fn bytes(mut self, value: &[u8]) -> Self {
         self.0.push(value.to_vec());
@@ -158,7 +158,7 @@ pub struct LaunchReport {
     pub counters: Counters,
     /// Faults and undefined behaviour, by thread block; at most one for a pair of instructions.
     pub findings: Vec<Finding>,
-    /// The bytes it wrote, where they were requested.
+    /// The bytes that it wrote, if they were requested.
     pub written: Written,
 }
 
@@ -170,7 +170,7 @@ struct BlockResult {
 /// Runs `kernel` over the grid and returns when it is done.
 ///
 /// # Errors
-/// [`LaunchError`] where a device would refuse the launch. Faults of the kernel are in the report.
+/// [`LaunchError`] if a device would refuse the launch. Faults of the kernel are in the report.
 pub fn launch(
     kernel: &Kernel,
     memory: &DeviceMemory,
@@ -262,7 +262,7 @@ fn run_at_once(context: &LaunchContext<'_>, n_blocks: u64, host_threads: usize) 
     };
     let n_threads = available.min(n_blocks as usize);
     let next_block = AtomicU64::new(0);
-    // Thread blocks after the first that stopped are not begun; those before it run to their end.
+    // Thread blocks after the first stopped one are not begun; those before it run to their end.
     let stopped_at = AtomicU64::new(u64::MAX);
     let results: Mutex<BTreeMap<u64, BlockResult>> = Mutex::new(BTreeMap::new());
     let total = Mutex::new(Counters::default());
@@ -295,7 +295,7 @@ fn run_at_once(context: &LaunchContext<'_>, n_blocks: u64, host_threads: usize) 
     } else {
         std::thread::scope(|scope| {
             let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, work);
-            // If some do not start, the others do their work.
+            // If some threads do not start, the others do their work.
             if (0..n_threads).map_while(|thread| spawn(thread).ok()).count() == 0 {
                 work();
             }
@@ -443,7 +443,7 @@ pub(crate) fn lay_out(kernel: &Kernel, arguments: &Arguments) -> Result<Vec<u8>,
 
 pub(crate) type Uniform = (Vec<(u16, u32)>, Vec<(u16, u64)>);
 
-/// Values of the constant registers that all threads share.
+/// Returns the values of the constant registers that all threads share.
 pub(crate) fn uniform_registers(kernel: &Kernel, config: &LaunchConfig, params: &[u8]) -> Uniform {
     let value = |constant: &Constant| match *constant {
         Constant::Immediate(value) => Some(value),

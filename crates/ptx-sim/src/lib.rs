@@ -1,13 +1,13 @@
 //! Runs NVIDIA PTX on the CPU, exactly and suspiciously.
 //!
 //! [`Module::load`] decodes PTX text, [`launch`] runs a kernel over a grid on simulated [`DeviceMemory`], and the
-//! [`LaunchReport`] says what it did ([`Counters`]: warp instructions by class, memory sectors, bank conflicts, atomics)
-//! and what it did wrong ([`Finding`]s: accesses out of bounds, misaligned or of uninitialized memory, races between warps
-//! and between thread blocks, divergent barriers, asynchronous copies without a wait, what a launch that may begin early does
-//! before it waits for those before it), each with kernel, thread block, warp, lane and line.
+//! [`LaunchReport`] has two parts. [`Counters`] hold warp instructions by class, memory sectors, bank conflicts and atomics.
+//! [`Finding`]s are faults: accesses out of bounds, misaligned or of uninitialized memory, races between warps and between
+//! thread blocks, divergent barriers, asynchronous copies without a wait, and accesses of an early launch before it waits for
+//! earlier ones. Each has kernel, thread block, warp, lane and line.
 //!
-//! The key decision is to run the PTX that ships rather than a twin of the source: what the tests see is what a device
-//! gets. So the crate refuses, when loading, every opcode and modifier that it does not execute as the PTX ISA defines it.
+//! The key decision is to run the PTX that ships rather than a twin of the source: tests see the code that devices get. So
+//! loading fails for every opcode and modifier that the crate does not execute as the PTX ISA defines it.
 //!
 //! ```
 //! use tokenmill_ptx_sim::{Arguments, DeviceMemory, LaunchConfig, Module, launch};

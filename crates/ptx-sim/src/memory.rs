@@ -1,9 +1,8 @@
-//! [`DeviceMemory`]: simulated global memory, with allocations, bounds, and knowledge of which bytes were written.
+//! [`DeviceMemory`]: simulated global memory, with allocations and bounds, which tracks the written bytes.
 //!
 //! Thread blocks of a launch run on several host threads and share it, so its words are atomics (relaxed accesses are
-//! plain loads and stores on the host); kernels that race are reported, never undefined. Invariant: an address belongs
-//! to at most one allocation, and neighbouring allocations are at least [`GUARD_BYTES`] apart, also after being freed:
-//! addresses are never used twice.
+//! plain loads and stores on the host); kernels that race are reported, never undefined. Invariant: an address belongs to at most
+//! one allocation, and adjacent allocations are at least [`GUARD_BYTES`] apart, also after being freed: addresses are never reused.
 
 use std::sync::{
     Mutex, OnceLock,
@@ -12,7 +11,7 @@ use std::sync::{
 
 use crate::MemoryError;
 
-/// Address space left free after each allocation, so that small overruns hit nothing.
+/// Free address space after each allocation, so that small overruns hit nothing.
 pub const GUARD_BYTES: u64 = 1 << 16;
 /// Alignment of an allocation, as on a real device.
 pub const ALLOCATION_ALIGN: u64 = 256;
@@ -24,7 +23,7 @@ const FIRST_ADDRESS: u64 = 0x1_0000_0000;
 pub struct DevicePtr(pub u64);
 
 impl DevicePtr {
-    /// The address `bytes` further on.
+    /// Returns the address `bytes` further on.
     #[must_use]
     pub fn offset(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
@@ -39,7 +38,7 @@ pub struct DeviceMemory {
     next_address: u64,
     used_bytes: u64,
     capacity_bytes: u64,
-    /// Whether memory is only there where something other than zero was written.
+    /// Whether memory exists only where a value other than zero was written.
     is_sparse: bool,
     /// Serializes atomics wider than a word.
     pub(crate) wide_atomics: Mutex<()>,
@@ -63,12 +62,12 @@ impl Default for DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// A device without a limit of its own.
+    /// Makes a device without a limit.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A device that holds at most `capacity_bytes`.
+    /// Makes a device that holds at most `capacity_bytes`.
     pub fn with_capacity(capacity_bytes: u64) -> Self {
         Self {
             allocations: Vec::new(),
@@ -80,8 +79,8 @@ impl DeviceMemory {
         }
     }
 
-    /// The same, whose memory reads as zeros, all of it counted as written, and takes room on the host only where something else is
-    /// written: for [`estimate`](crate::estimate), which looks at addresses.
+    /// Does the same for a memory that reads as zeros and counts as written. It takes host memory only where other values are
+    /// written, for [`estimate`](crate::estimate), which looks at addresses.
     pub fn sparse(capacity_bytes: u64) -> Self {
         Self {
             is_sparse: true,
@@ -89,12 +88,12 @@ impl DeviceMemory {
         }
     }
 
-    /// Bytes in live allocations.
+    /// Returns the bytes in live allocations.
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes
     }
 
-    /// Bytes that the device can hold.
+    /// Returns the bytes that the device can hold.
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
     }
@@ -143,7 +142,7 @@ impl DeviceMemory {
     /// Frees an allocation by its first address. Later accesses are out of bounds.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfBounds`] where no live allocation starts.
+    /// [`MemoryError::OutOfBounds`] if no live allocation starts there.
     pub fn free(&mut self, address: DevicePtr) -> Result<(), MemoryError> {
         let index = self
             .find(address.0, 0)
@@ -165,7 +164,7 @@ impl DeviceMemory {
     /// Copies from the host.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfBounds`] where the range is not inside one allocation.
+    /// [`MemoryError::OutOfBounds`] if the range is not inside one allocation.
     pub fn write(&self, address: DevicePtr, data: &[u8]) -> Result<(), MemoryError> {
         let (allocation, start) = self.range(address.0, data.len())?;
         if start % 4 == 0 {
@@ -187,7 +186,7 @@ impl DeviceMemory {
     /// Sets a range to one byte value.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfBounds`] where the range is not inside one allocation.
+    /// [`MemoryError::OutOfBounds`] if the range is not inside one allocation.
     pub fn fill(&self, address: DevicePtr, value: u8, bytes: usize) -> Result<(), MemoryError> {
         self.write(address, &vec![value; bytes])
     }
@@ -195,7 +194,7 @@ impl DeviceMemory {
     /// Copies to the host.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfBounds`], or [`MemoryError::Uninitialized`] where a byte was never written.
+    /// [`MemoryError::OutOfBounds`], or [`MemoryError::Uninitialized`] if a byte was never written.
     pub fn read(&self, address: DevicePtr, out: &mut [u8]) -> Result<(), MemoryError> {
         let (allocation, start) = self.range(address.0, out.len())?;
         if let Some(unwritten) = allocation.first_unwritten(start, out.len()) {
@@ -220,10 +219,10 @@ impl DeviceMemory {
         Ok(out)
     }
 
-    /// Copies within the device. Uninitialized bytes stay so at their new place.
+    /// Copies within the device. Copies of uninitialized bytes are uninitialized too.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfBounds`] where a range is not inside one allocation.
+    /// [`MemoryError::OutOfBounds`] if a range is not inside one allocation.
     pub fn copy(&self, from: DevicePtr, to: DevicePtr, bytes: usize) -> Result<(), MemoryError> {
         let (source, start) = self.range(from.0, bytes)?;
         let mut data = vec![0; bytes];
@@ -246,7 +245,7 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// The live allocation that an address lies in: where it starts, and its bytes.
+    /// Returns the live allocation that contains an address: its start, and its bytes.
     pub fn allocation_at(&self, address: DevicePtr) -> Option<(DevicePtr, u64)> {
         let allocation = &self.allocations[self.find(address.0, 0)?];
         allocation
@@ -262,7 +261,7 @@ impl DeviceMemory {
             .ok_or(MemoryError::OutOfBounds { address, bytes })
     }
 
-    /// The last allocation that starts at or before `address`; `hint` is tried first.
+    /// Returns the index of the last allocation that starts at or before `address`; `hint` is tried first.
     pub(crate) fn find(&self, address: u64, hint: usize) -> Option<usize> {
         if let Some(allocation) = self.allocations.get(hint)
             && allocation.contains(address, 1)
@@ -282,7 +281,7 @@ impl DeviceMemory {
         self.allocations.len()
     }
 
-    /// Says in words which allocation is nearest to an address.
+    /// Describes the allocation nearest to an address.
     pub(crate) fn describe(&self, address: u64) -> String {
         match self.find(address, 0) {
             None => "no allocation lies before it".to_owned(),
@@ -368,7 +367,7 @@ impl Allocation {
         }
     }
 
-    /// Whether up to 16 bytes, aligned to their length, were all written.
+    /// Returns whether up to 16 bytes, aligned to their length, were all written.
     #[inline]
     pub(crate) fn is_written_small(&self, offset: usize, bytes: usize) -> bool {
         let mask = ((1u32 << bytes) - 1) << (offset % 32);
@@ -420,7 +419,7 @@ impl Allocation {
 #[derive(Debug)]
 enum Words {
     Dense(Box<[AtomicU32]>),
-    /// In pieces of [`PIECE_WORDS`], which are there once something other than zero was written to them.
+    /// In pieces of [`PIECE_WORDS`], which are allocated when a value other than zero is written.
     Sparse(Box<[OnceLock<Box<[AtomicU32]>>]>),
 }
 

@@ -1,6 +1,4 @@
-//! How many thread blocks a multiprocessor holds at once.
-//!
-//! Separate from the timing model since launches need it too.
+//! Computes how many thread blocks a multiprocessor holds at once. The timing model and launches use it.
 
 /// Resources of a multiprocessor that its thread blocks share.
 #[derive(Clone, Copy, Debug)]
@@ -12,24 +10,25 @@ pub(crate) struct Multiprocessor {
 }
 
 impl Multiprocessor {
-    /// One of an H200.
+    /// A multiprocessor of an H200.
     pub(crate) const OF_H200: Self = Self {
         max_warps: 64,
         max_blocks: 32,
         n_registers: 65_536,
         shared_bytes: 228 << 10,
     };
-    /// How many an H200 has.
+    /// Number of multiprocessors of an H200.
     pub(crate) const N_OF_H200: u32 = 132;
 
-    /// Thread blocks that it holds, each with so many threads, registers a thread and bytes of shared memory; 0 where one does not fit.
+    /// Returns the number of thread blocks that it holds, each with so many threads, registers a thread and bytes of shared memory; 0
+    /// if one does not fit.
     ///
     /// Source: CUDA C++ programming guide, "Maximize utilization": registers are given to warps in units of 256, and each thread block
-    /// takes 1 KiB of shared memory for itself from compute capability 8.0 on, in units of 128 bytes.
+    /// takes an additional 1 KiB of shared memory from compute capability 8.0 on, in units of 128 bytes.
     pub(crate) fn resident_blocks(&self, n_threads: u32, n_registers: u32, shared_bytes: u32) -> u32 {
         let n_warps = n_threads.div_ceil(32).max(1);
         let registers_of_warp = (n_registers.max(1) * 32).next_multiple_of(256);
-        // Registers belong to the four schedulers, and so do warps.
+        // Registers belong to one of the four schedulers, and so do warps.
         let warps_by_registers = self.n_registers / 4 / registers_of_warp * 4;
         let by_shared = self.shared_bytes / (shared_bytes.next_multiple_of(128) + 1024);
         (self.max_warps / n_warps)

@@ -1,7 +1,7 @@
 //! [`Op`]: a decoded instruction.
 //!
-//! Immediates and special registers live in constant registers of the same file, so an operand is always a register
-//! index and the interpreter never asks what kind it is. Invariant: every index is in range for its kernel's files.
+//! Immediates and special registers are constant registers of the same file, so an operand is always a register index and the
+//! interpreter never has to distinguish kinds. Invariant: every index is in range for its kernel's files.
 
 mod asynchronous;
 mod class;
@@ -33,12 +33,12 @@ pub(crate) enum AnyReg {
 /// An instruction with its guard.
 #[derive(Clone, Debug)]
 pub(crate) struct Instruction {
-    /// The predicate that must hold, and whether its negation is meant.
+    /// The predicate that must hold, and whether it is negated.
     pub(crate) guard: Option<(Pred, bool)>,
     pub(crate) op: Op,
 }
 
-/// Where a memory instruction points: `space[base + offset]`.
+/// Address of a memory instruction: `space[base + offset]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Address {
     pub(crate) space: Space,
@@ -46,14 +46,14 @@ pub(crate) struct Address {
     pub(crate) offset: i64,
 }
 
-/// How strongly an access is ordered.
+/// Selects how strongly an access is ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// An ordinary access: it must not race.
     Weak,
-    /// An ordinary load of what no thread writes while the kernel runs (`ld.global.nc`): it may be made before its place.
+    /// An ordinary load of memory that no thread writes while the kernel runs (`ld.global.nc`): it may be made earlier.
     NonCoherent,
-    /// Volatile or relaxed: it may race with its like.
+    /// Volatile or relaxed: it may race with other such accesses.
     Strong,
     /// A load that acquires or a store that releases.
     Ordered,
@@ -62,12 +62,12 @@ pub(crate) enum Order {
 }
 
 impl Order {
-    /// Whether the access may race with its like of the same thread block.
+    /// Returns whether the access may race with other such accesses of the same thread block.
     pub(crate) fn is_strong(self) -> bool {
         matches!(self, Self::Strong | Self::Ordered | Self::OfBlock)
     }
 
-    /// Whether it may race with its like of any thread block.
+    /// Returns whether it may race with other such accesses of any thread block.
     pub(crate) fn is_strong_everywhere(self) -> bool {
         matches!(self, Self::Strong | Self::Ordered)
     }
@@ -129,7 +129,7 @@ pub(crate) enum MatrixKind {
 }
 
 impl MatrixKind {
-    /// Registers of A, of B, and of C and D.
+    /// Returns the registers of A, of B, and of C and D.
     pub(crate) fn registers(self) -> (usize, usize, usize) {
         match self {
             Self::F16F32 | Self::Bf16 | Self::Tf32 | Self::S8 => (4, 2, 4),
@@ -139,7 +139,7 @@ impl MatrixKind {
     }
 }
 
-/// How a conversion to an integer or a narrower float rounds.
+/// Selects how a conversion to an integer or a narrower float rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rounding {
     Nearest,
@@ -356,13 +356,13 @@ pub(crate) enum Op {
         pending: Option<u32>,
     },
     Prefetch,
-    /// Orders accesses; a wide one is seen by other thread blocks too.
+    /// Orders accesses; a wide one is visible to other thread blocks too.
     Fence {
         is_wide: bool,
     },
-    /// `griddepcontrol.launch_dependents`: the launches after this one may begin once each thread block has come here or ended.
+    /// `griddepcontrol.launch_dependents`: later launches may begin once each thread block has executed it or ended.
     LetNextBegin,
-    /// `griddepcontrol.wait`: the thread waits until the launches before this one are done and what they wrote is there.
+    /// `griddepcontrol.wait`: the thread waits until earlier launches are done and their writes are visible.
     AwaitEarlier,
     Branch {
         to: u32,

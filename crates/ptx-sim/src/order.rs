@@ -1,21 +1,20 @@
-//! [`Orders`]: which accesses of one thread block come before those of another, by what was released and acquired.
+//! [`Orders`]: the order between accesses of different thread blocks, by releases and acquires.
 //!
-//! Separate from the log of accesses because it is about the thread blocks together. A release is a fence, then an atomic or a strong store,
-//! or a store that releases; who acquires what was stored there comes after, and so does who acquires from it. Each event has its place
-//! in the order in which the launch ran.
+//! A release is a fence followed by an atomic or a strong store, or a store that releases. A thread block that acquires the stored value
+//! comes after it, and so does one that acquires from that thread block. Each event has its place in the order in which the launch ran.
 
 use std::collections::{BTreeMap, HashMap};
 
 /// The effect of an event on an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventKind {
-    /// A strong load from which on the thread block sees what was released there.
+    /// A strong load, after which the thread block sees the accesses released there.
     Acquire,
-    /// An atomic with a result: it acquires, and releases what came before a fence.
+    /// An atomic with a result: it acquires, and releases the accesses before a fence.
     Update,
     /// An atomic without a result: it only releases.
     Add,
-    /// A strong store, which replaces what was there.
+    /// A strong store, which replaces the value there.
     Store,
 }
 
@@ -46,12 +45,12 @@ pub(crate) struct Point {
 pub(crate) struct Orders {
     /// In the order in which they happened, with the thread block.
     events: Vec<(usize, Event)>,
-    /// For each access that was asked about: from which phase on each other thread block comes after it.
+    /// For each queried access: the phase from which on each other thread block comes after it.
     after: HashMap<Point, BTreeMap<usize, u32>>,
 }
 
 impl Orders {
-    /// `events` come with their thread blocks.
+    /// Takes `events` with their thread blocks.
     pub(crate) fn of(events: impl Iterator<Item = (usize, Event)>) -> Self {
         let mut events: Vec<(usize, Event)> = events.collect();
         events.sort_unstable_by_key(|(_, event)| event.sequence);
@@ -61,7 +60,7 @@ impl Orders {
         }
     }
 
-    /// Whether one of two accesses of different thread blocks comes before the other.
+    /// Returns whether one of two accesses of different thread blocks comes before the other.
     pub(crate) fn has_order(&mut self, a: Point, b: Point) -> bool {
         !self.events.is_empty() && (self.is_before(a, b) || self.is_before(b, a))
     }
@@ -75,15 +74,15 @@ impl Orders {
     }
 }
 
-/// From which phase on each thread block comes after an access.
+/// Returns the phase from which on each thread block comes after an access.
 fn all_after(events: &[(usize, Event)], access: Point) -> BTreeMap<usize, u32> {
     let Point { owner, phase, bytes } = access;
     let mut after = BTreeMap::from([(owner, phase + 1)]);
-    // Addresses at which the access is released, with the thread block whose later stores there leave it so.
+    // Addresses at which the access is released, with the thread block whose later stores there keep it released.
     let mut released: Vec<(u64, usize)> = Vec::new();
     for &(at, event) in events {
         let is_there = released.iter().any(|&(address, _)| address == event.address);
-        // The atomic that releases is seen by itself.
+        // The atomic that releases is visible itself.
         let is_itself = at == owner
             && phase < event.phase
             && bytes.is_some_and(|(start, end)| (start..end).contains(&event.address));

@@ -1,7 +1,7 @@
 //! PTX text to statements: functions, variables, registers, labels and instructions with their lines.
 //!
-//! It knows the grammar and no opcode: which mnemonics exist is the decoder's business. Invariant: whatever is not
-//! understood is an error with its line; nothing is skipped except comments, debug sections and pragmas.
+//! It knows the grammar and no opcode: the decoder knows which mnemonics exist. Invariant: unsupported text is an
+//! error with its line; nothing is skipped except comments, debug sections and pragmas.
 
 mod lexer;
 mod statement;
@@ -17,9 +17,9 @@ use crate::{LoadError, types::Ty};
 /// A parsed PTX file.
 #[derive(Debug, Default)]
 pub(crate) struct Source {
-    /// The architecture of `.target`, such as 90; 0 where there is none.
+    /// The architecture of `.target`, such as 90; 0 if there is none.
     pub(crate) target: u32,
-    /// Whether the target is one architecture and none after it, such as `sm_90a`.
+    /// Whether the target is only one architecture and no later one, such as `sm_90a`.
     pub(crate) is_specific: bool,
     pub(crate) functions: Vec<Function>,
     pub(crate) variables: Vec<Variable>,
@@ -36,13 +36,13 @@ pub(crate) struct Function {
     pub(crate) returns: Vec<Variable>,
     /// `None` for a declaration.
     pub(crate) body: Option<Vec<Statement>>,
-    /// Threads a thread block may have, by `.maxntid` or `.reqntid`.
+    /// Largest number of threads of a thread block, by `.maxntid` or `.reqntid`.
     pub(crate) max_threads: Option<u32>,
-    /// Thread blocks that a multiprocessor must have room for (`.minnctapersm`).
+    /// Thread blocks that must fit on a multiprocessor (`.minnctapersm`).
     pub(crate) min_blocks: Option<u32>,
 }
 
-/// Where a variable lives.
+/// State space of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VariableSpace {
     Global,
@@ -65,7 +65,7 @@ pub(crate) struct Variable {
     pub(crate) align: u32,
     /// `None` for `.extern .shared` arrays without a length.
     pub(crate) bytes: Option<u32>,
-    /// Initial bytes; shorter than `bytes` where the rest is zero.
+    /// Initial bytes; shorter than `bytes` if the rest is zero.
     pub(crate) init: Vec<u8>,
 }
 
@@ -96,7 +96,7 @@ pub(crate) enum StatementKind {
 
 #[derive(Debug)]
 pub(crate) struct Instruction {
-    /// Predicate register, and whether its negation is meant.
+    /// Predicate register, and whether it is negated.
     pub(crate) guard: Option<(String, bool)>,
     /// The opcode with all modifiers, such as `ld.global.v4.u32`.
     pub(crate) mnemonic: String,
@@ -106,7 +106,7 @@ pub(crate) struct Instruction {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Operand {
     Name(String),
-    /// A predicate that is negated.
+    /// A negated predicate.
     Negated(String),
     Integer(u64),
     F32(u32),
@@ -291,7 +291,8 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// `.loc file line column [, function_name label [+ n], inlined_at file line column]`: the innermost place counts.
+    /// Parses `.loc file line column [, function_name label [+ n], inlined_at file line column]`; the innermost place
+    /// counts.
     fn loc(&mut self) -> Result<(), LoadError> {
         let file = self.u32()?;
         let line = self.u32()?;

@@ -1,9 +1,8 @@
 //! Registers that a thread may read before it has written them.
 //!
-//! Separate because it looks at a whole kernel, whose every path counts. A thread block begins with zeros in these registers alone:
-//! the others hold what the thread block before it left, which no thread can see. A kernel has thousands of registers of 128 bytes a
-//! warp, so clearing all of them took a third of the time of small thread blocks. Invariant: a register that some path reads first is
-//! listed, whatever the other paths do.
+//! A thread block begins with zeros only in these registers: the others hold values of the previous thread block, which no thread can
+//! see. A kernel has thousands of registers of 128 bytes a warp, so clearing all of them took a third of the time of small thread
+//! blocks. Invariant: a register that some path reads first is listed, whatever the other paths do.
 
 use crate::op::{Instruction, Op, Reg, Register};
 
@@ -19,7 +18,7 @@ struct Stretch {
     start: usize,
     end: usize,
     next: Vec<usize>,
-    /// Registers that all paths to its start have written; all of them where no path is known.
+    /// Registers that all paths to its start have written; all of them if no path is known.
     written: Bits,
 }
 
@@ -43,7 +42,7 @@ impl Bits {
         self.0[index / 64] >> (index % 64) & 1 == 1
     }
 
-    /// Keeps what the other has too; says whether that changes anything.
+    /// Keeps the registers that the other has too; returns whether that changes anything.
     fn intersect(&mut self, other: &Self) -> bool {
         let mut is_changed = false;
         for (word, &other) in self.0.iter_mut().zip(&other.0) {
@@ -54,7 +53,7 @@ impl Bits {
     }
 }
 
-/// Finds them in code whose branches are resolved, which has so many registers of 32 and of 64 bits. `constants` are written before it
+/// Finds them in code with resolved branches, and with this many registers of 32 and of 64 bits. `constants` are written before it
 /// begins. Predicates are few and are skipped.
 pub(crate) fn read_first(
     code: &[Instruction],
@@ -121,7 +120,7 @@ pub(crate) fn read_first(
     }
 }
 
-/// Cuts a kernel where paths part and meet.
+/// Splits a kernel where paths separate and meet.
 fn stretches(code: &[Instruction], n_registers: usize) -> Vec<Stretch> {
     let targets = |op: &Op| match op {
         Op::Branch { to } => vec![*to as usize],

@@ -1,4 +1,4 @@
-//! [`Finding`]: something a kernel did wrong, with the place where it did it.
+//! [`Finding`]: a fault of a kernel, with its place.
 //!
 //! Findings are data for tests to assert on; their text is for people. Invariant: a finding is never a guess: each
 //! names an access or an instruction that PTX leaves undefined.
@@ -16,7 +16,7 @@ pub struct Location {
     pub block: [u32; 3],
     /// Warp within the thread block.
     pub warp: u32,
-    /// Lane within the warp; where several are involved, the first.
+    /// Lane within the warp; if several are involved, the first.
     pub lane: u32,
     /// The instruction.
     pub instruction: InstructionPlace,
@@ -60,7 +60,7 @@ pub enum Conflict {
 pub enum FindingKind {
     /// An access outside every allocation, the thread block's shared memory or the thread's local memory. Ends the launch.
     OutOfBounds {
-        /// Where.
+        /// Space of the access.
         space: Space,
         /// First byte accessed.
         address: u64,
@@ -71,7 +71,7 @@ pub enum FindingKind {
     },
     /// An address that is not a multiple of the access's size. Ends the launch.
     Misaligned {
-        /// Where.
+        /// Space of the access.
         space: Space,
         /// First byte accessed.
         address: u64,
@@ -80,14 +80,14 @@ pub enum FindingKind {
     },
     /// A read of uninitialized memory.
     UninitializedRead {
-        /// Where.
+        /// Space of the access.
         space: Space,
         /// First byte accessed.
         address: u64,
         /// Bytes accessed.
         bytes: u32,
     },
-    /// Two warps of a thread block access shared memory without a barrier between.
+    /// Two warps of a thread block access shared memory without a barrier in between.
     SharedRace {
         /// Offset in shared memory.
         address: u64,
@@ -98,7 +98,7 @@ pub enum FindingKind {
         /// The other instruction.
         other: InstructionPlace,
     },
-    /// Two thread blocks access global memory without an order between.
+    /// Two thread blocks access global memory without an order between them.
     GlobalRace {
         /// The first byte that both access.
         address: u64,
@@ -107,46 +107,46 @@ pub enum FindingKind {
         /// The other thread.
         other: Box<Location>,
     },
-    /// An access to shared memory that an asynchronous copy has not been waited for to fill.
+    /// An access to shared memory that an asynchronous copy fills, without a wait for the copy.
     UnfinishedCopy {
         /// Offset in shared memory.
         address: u64,
         /// The copy.
         copy: InstructionPlace,
     },
-    /// A matrix operation of a warpgroup, or a bulk copy's barrier, that may not see what threads have written in shared memory:
+    /// A matrix operation of a warpgroup, or a bulk copy's barrier, that may not see the writes of threads to shared memory:
     /// `fence.proxy.async` (or `fence.mbarrier_init`) is missing.
     MissingProxyFence {
         /// Offset in shared memory.
         address: u64,
     },
-    /// A matrix operation of a warpgroup whose registers were touched since the last `wgmma.fence`, or that has none before it.
+    /// A matrix operation of a warpgroup without `wgmma.fence` since its registers were last touched, or at all.
     MissingGroupFence,
-    /// An access to a register of a matrix operation that has not been waited for (`wgmma.wait_group`).
+    /// An access to a register of a matrix operation without a wait for it (`wgmma.wait_group`).
     EarlyAccumulator,
     /// The warps of a warpgroup do not execute the same matrix operations with the same operands.
     DivergentGroup,
-    /// A matrix descriptor that is not understood. Ends the launch.
+    /// An invalid matrix descriptor. Ends the launch.
     BadDescriptor {
         /// The descriptor.
         descriptor: u64,
-        /// The reason why it is not understood.
+        /// The reason why it is invalid.
         problem: &'static str,
     },
-    /// A barrier in shared memory, or a copy that it waits for, used as PTX does not allow. Ends the launch.
+    /// A violation of PTX's rules for a barrier in shared memory, or for a copy that reports to it. Ends the launch.
     BarrierMisuse {
         /// Offset of the barrier in shared memory.
         address: u64,
-        /// The rule of PTX that it breaks.
+        /// The violated rule.
         problem: &'static str,
     },
-    /// A wait for a phase of a barrier in shared memory that nothing will end. Ends the launch.
+    /// A wait for a phase of a barrier in shared memory that never ends. Ends the launch.
     EndlessWait {
         /// Offset of the barrier in shared memory.
         address: u64,
         /// Arrivals that the phase still needs.
         arrivals_left: u32,
-        /// Bytes that were expected and do not come; negative where more came than were expected.
+        /// Bytes that are expected and never come; negative if more came than were expected.
         bytes_left: i64,
     },
     /// A barrier that not all threads of a warp reach together. Ends the launch.
@@ -160,7 +160,7 @@ pub enum FindingKind {
     DivergentExchange {
         /// Lanes that reached it.
         reached: u32,
-        /// Lanes that should have.
+        /// Lanes of the member mask.
         members: u32,
     },
     /// A shuffle that reads a lane which does not take part.
@@ -175,13 +175,13 @@ pub enum FindingKind {
         /// Warps of the thread block that have not exited.
         alive_warps: u32,
     },
-    /// All thread blocks that a device holds at once, and that are not done, load the same again and again, and none writes. Ends the launch.
+    /// All unfinished thread blocks that a device holds at once load the same values again and again, and none writes. Ends the launch.
     EndlessSpin {
         /// First byte that is loaded.
         address: u64,
         /// Thread blocks that wait.
         waiting_blocks: u64,
-        /// Thread blocks that wait for room on the device.
+        /// Thread blocks that do not fit on the device yet.
         blocks_not_begun: u64,
     },
     /// A warp executed more instructions than the launch allows. Ends the launch.
@@ -191,12 +191,12 @@ pub enum FindingKind {
     },
     /// A `trap` instruction. Ends the launch.
     Trap,
-    /// A read of what an earlier launch writes, before the thread waits for it (`griddepcontrol.wait`).
+    /// A read of bytes that an earlier launch writes, before the thread waits for it (`griddepcontrol.wait`).
     EarlyRead {
         /// First byte accessed.
         address: u64,
     },
-    /// A load of what an earlier launch writes that may be made before its place (`ld.global.nc`), behind the wait.
+    /// A load after the wait, of bytes that an earlier launch writes, that may be made before the wait (`ld.global.nc`).
     StaleRead {
         /// First byte accessed.
         address: u64,
@@ -206,7 +206,7 @@ pub enum FindingKind {
         /// First byte accessed.
         address: u64,
     },
-    /// A launch that may begin early and of which no thread waits: it can be done before those before it.
+    /// A launch that may begin early and in which no thread waits: it may end before earlier ones.
     NoWait,
 }
 
@@ -220,7 +220,7 @@ pub struct Finding {
 }
 
 impl FindingKind {
-    /// Whether a device would stop here or could not continue.
+    /// Returns whether a device would stop here or could not continue.
     pub fn is_fatal(&self) -> bool {
         matches!(
             self,

@@ -1,8 +1,7 @@
-//! Runs the thread blocks of a kernel that depends on their order: one after the other, and in turns where they wait for each other.
+//! Runs the thread blocks of a kernel that depends on their order: one after the other, and in turns if they wait for each other.
 //!
-//! Separate from a launch since estimates run thread blocks too. A thread block that spins is set aside, and the next begins, as long as a
-//! device would hold it as well; then those that were set aside take turns. Invariant: without a spin this is index order, and which
-//! thread block runs when follows from the kernel alone.
+//! Launches and estimates use it. A thread block that spins is set aside, and the next begins, as long as a device would hold it as well; then
+//! the waiting ones take turns. Invariant: without a spin this is index order, and the order of thread blocks depends only on the kernel.
 
 use std::collections::VecDeque;
 
@@ -11,10 +10,10 @@ use crate::{
     exec::{BlockEnd, BlockRunner, LaunchContext, Progress},
 };
 
-/// Rounds of all resident thread blocks without a write, a new value or an end after which nothing will come.
+/// Number of rounds of all resident thread blocks without a write, a new value or an end, after which the launch counts as endless.
 const MAX_ROUNDS: u64 = 512;
 
-/// Where a thread block stands in a grid.
+/// Returns the position of a thread block in a grid.
 pub(crate) fn position(grid: [u32; 3], index: u64) -> [u32; 3] {
     let [x, y, _] = grid.map(u64::from);
     [
@@ -24,8 +23,9 @@ pub(crate) fn position(grid: [u32; 3], index: u64) -> [u32; 3] {
     ]
 }
 
-/// Runs all thread blocks of a launch with at most `n_resident` begun at a time, and gives what each left to `end`, in the order in which they
-/// end. `is_traced` says whether one is kept, and is asked as it begins. Says whether thread blocks waited for each other, and what was counted.
+/// Runs all thread blocks of a launch with at most `n_resident` begun at a time, and passes the result of each to `end`, in the order in which
+/// they end. `is_traced` is called as a thread block begins and says whether its instructions are kept. Returns whether thread blocks waited for
+/// each other, and the counters.
 pub(crate) fn run(
     context: &LaunchContext<'_>,
     n_resident: u64,
@@ -65,7 +65,7 @@ pub(crate) fn run(
                 continue;
             }
         }
-        // A thread block was stopped, or all wait for what none will write.
+        // A thread block was stopped, or all wait for a value that none will write.
         let n_waiting = waiting.len() as u64;
         for (index, mut runner) in waiting.drain(..) {
             if !is_stopped {

@@ -1,10 +1,10 @@
 //! [`estimate`]: how long a launch would take on a GPU, without the GPU.
 //!
-//! The simulator runs the thread blocks of a grid, or a sample of them if there are many, and records the instructions they execute. It
-//! then plays one multiprocessor's share of the grid in time. Register dependences, addresses and trip counts come from the run; the
-//! figures of the GPU come from a [`DeviceProfile`]. A kernel's own figures are its registers and the bytes of its code, which comes line by
-//! line if it is in no cache of instructions. The model leaves out caches of constants, address translation, conflicts in device memory, the
-//! order in which a real scheduler picks warps, and the time to start and drain a launch beyond [`DeviceProfile::launch_us`].
+//! The simulator runs the thread blocks of a grid, or a sample of them if there are many, and records the instructions they execute. It then
+//! plays one multiprocessor's share of the grid in time. Register dependences, addresses and trip counts come from the run; the figures of the
+//! GPU come from a [`DeviceProfile`]. A kernel's own figures are its registers and the bytes of its code, which comes line by line if it is in
+//! no instruction cache. The model leaves out caches of constants, address translation, conflicts in device memory, the order in which a real
+//! scheduler picks warps, and the time to start and drain a launch beyond [`DeviceProfile::launch_us`].
 //!
 //! An estimate runs without the checks of [`launch`](crate::launch()) and runs only some thread blocks of a large grid. Memory does not
 //! hold the launch's results afterwards, and a kernel whose work depends on values sees stale memory.
@@ -44,22 +44,22 @@ use crate::{
     trace::{BlockTrace, Executed},
 };
 
-/// Instructions that are kept of all thread blocks that are run.
+/// Largest number of instructions kept over all thread blocks that are run.
 const MAX_EXECUTED: usize = 4 << 20;
-/// Grids up to this size are run whole where their thread blocks are short enough.
+/// Largest grid that is run whole, if its thread blocks are short enough.
 const WHOLE_GRID: u64 = 192;
-/// Thread blocks that are run of a larger grid, besides the first two and the last.
+/// Number of thread blocks that are run of a larger grid, besides the first two and the last.
 const N_SAMPLES: u64 = 16;
-/// Rounds of resident thread blocks that are played in time; what is more is extrapolated.
+/// Number of rounds of resident thread blocks that are played in time; further rounds are extrapolated.
 const MAX_ROUNDS: usize = 6;
-/// Share of a limit from which on it is the limit.
+/// Share of a limit from which on it counts as the limit.
 const IS_LIMIT: f64 = 0.7;
 
 /// The limit that keeps a launch from being faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Limiter {
-    /// It is shorter than what launching it takes.
+    /// The launch takes less time than launching it.
     Launch,
     /// Slots of the schedulers.
     Issue,
@@ -71,16 +71,16 @@ pub enum Limiter {
     L2,
     /// The bandwidth of device memory.
     Dram,
-    /// There are fewer thread blocks at work than multiprocessors.
+    /// Fewer thread blocks work than there are multiprocessors.
     Blocks,
     /// The last round of thread blocks leaves most multiprocessors idle.
     Tail,
-    /// Results are waited for, and nothing else is busy.
+    /// The launch waits for results, and nothing else is busy.
     Latency,
 }
 
 impl Limiter {
-    /// The name in tables and JSON.
+    /// Returns the name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Launch => "launch",
@@ -106,11 +106,12 @@ impl fmt::Display for Limiter {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Estimate {
-    /// Microseconds from its first instruction to its last; where it begins early, from the first behind its wait.
+    /// Microseconds from its first instruction to its last; if it begins early, from the first after its wait.
     pub us: f64,
-    /// Microseconds between the launch before and that moment.
+    /// Microseconds between the previous launch and that moment.
     pub gap_us: f64,
-    /// When it lets launches behind it begin, in microseconds from that moment: all its thread blocks are on multiprocessors and have said so.
+    /// Time at which it lets later launches begin, in microseconds from that moment: all its thread blocks are on multiprocessors and have
+    /// signalled.
     pub lets_next_us: f64,
     /// Thread blocks of the grid.
     pub thread_blocks: u64,
@@ -122,31 +123,31 @@ pub struct Estimate {
     pub rounds: f64,
     /// Bytes from device memory.
     pub dram_bytes: f64,
-    /// Bytes asked of L2.
+    /// Bytes requested from L2.
     pub l2_bytes: f64,
-    /// Bytes of loads on their way, of the multiprocessor that was played: on average.
+    /// Average bytes of loads in flight, on the multiprocessor that was played.
     pub in_flight: f64,
-    /// The same at most.
+    /// The maximum of the same.
     pub in_flight_peak: f64,
-    /// Slots of the schedulers that were used, of 1.
+    /// Used slots of the schedulers, of 1.
     pub issue_share: f64,
-    /// Bandwidth of device memory that was used, of 1.
+    /// Used bandwidth of device memory, of 1.
     pub dram_share: f64,
     /// The limit that keeps it from being faster.
     pub limiter: Limiter,
-    /// Different bytes that it touches of each allocation.
+    /// Different bytes of each allocation that it touches.
     pub touched: BTreeMap<DevicePtr, u64>,
-    /// Bytes of its code that were in no cache of instructions.
+    /// Bytes of its code that were in no instruction cache.
     pub cold_code_bytes: u32,
     /// Room on a multiprocessor that its thread blocks leave.
     room: Room,
 }
 
-/// Estimates the time of a launch of `kernel`, which is `assembled` for the device, and notes in `residency` what it leaves in the caches.
-/// `start` is how it begins. Runs some thread blocks of the grid on `memory`.
+/// Estimates the time of a launch of `kernel`, which is `assembled` for the device, and notes in `residency` which memory and code it leaves
+/// in the caches. `start` is how it begins. Runs some thread blocks of the grid on `memory`.
 ///
 /// # Errors
-/// [`LaunchError`] where a device would refuse the launch, or where a thread block does something that a device would stop at.
+/// [`LaunchError`] if a device would refuse the launch, or if a thread block has a fault that stops a device.
 pub fn estimate(
     kernel: &Kernel,
     memory: &DeviceMemory,
@@ -287,7 +288,7 @@ fn limiter(work: &Work<'_>, outcome: &Outcome, us: f64, working_blocks: f64, rou
     }
 }
 
-/// Runs thread blocks of the grid: all of a small one; else the first two, the last, and some between.
+/// Runs thread blocks of the grid: all of a small one; otherwise the first two, the last, and some between.
 fn run_samples(
     kernel: &Kernel,
     memory: &DeviceMemory,
@@ -337,7 +338,7 @@ fn run_all(
     n_blocks: u64,
     n_resident: u64,
 ) -> Result<Vec<BlockTrace>, LaunchError> {
-    // How many can be kept is known when the first has ended; where it waits for the others, a few are.
+    // The first to end shows how many can be kept; if it waits for the others, a few are.
     let room = std::cell::Cell::new(N_SAMPLES);
     let mut wanted: Option<Vec<u64>> = None;
     let is_traced = |index: u64| {
@@ -360,7 +361,7 @@ fn run_all(
     Ok(traces)
 }
 
-/// Refuses what a device would stop at.
+/// Refuses faults that would stop a device.
 fn check(findings: Vec<crate::Finding>) -> Result<(), LaunchError> {
     match findings.into_iter().find(|finding| finding.kind.is_fatal()) {
         None => Ok(()),
@@ -370,7 +371,7 @@ fn check(findings: Vec<crate::Finding>) -> Result<(), LaunchError> {
     }
 }
 
-/// The thread blocks to run, in order, where about `room` of them can be kept.
+/// Returns the thread blocks to run, in order, if about `room` of them can be kept.
 fn samples(n_blocks: u64, room: u64) -> Vec<u64> {
     if n_blocks <= WHOLE_GRID && n_blocks <= room {
         return (0..n_blocks).collect();
@@ -383,7 +384,7 @@ fn samples(n_blocks: u64, room: u64) -> Vec<u64> {
     wanted
 }
 
-/// The thread blocks of the multiprocessor with most to do, each as the index of the trace next to it in the grid.
+/// Returns the thread blocks of the multiprocessor with most work, each as the index of the nearest trace in the grid.
 fn blocks_of_one(traces: &[BlockTrace], n_blocks: u64, device: &DeviceProfile) -> Vec<usize> {
     let n_multiprocessors = u64::from(device.n_multiprocessors);
     let nearest = |index: u64| -> usize {
@@ -402,13 +403,13 @@ fn blocks_of_one(traces: &[BlockTrace], n_blocks: u64, device: &DeviceProfile) -
             let work: usize = blocks.iter().map(|&trace| traces[trace].n_executed()).sum();
             (work, blocks)
         })
-        // The first of equals wins.
+        // The first of equals counts.
         .reduce(|best, next| if next.0 > best.0 { next } else { best })
         .map(|(_, blocks)| blocks)
         .unwrap_or_default()
 }
 
-/// Puts what a warp executed in the order in which the assembler would have it, basic block by basic block.
+/// Puts a warp's executed instructions in the order in which the assembler would have them, basic block by basic block.
 fn reorder(executed: &mut [Executed], schedule: &Schedule) {
     let mut at = 0;
     while at < executed.len() {

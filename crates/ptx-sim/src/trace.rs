@@ -1,7 +1,7 @@
-//! [`BlockTrace`]: what a thread block executed, instruction by instruction, for the timing model.
+//! [`BlockTrace`]: the executed instructions of a thread block, for the timing model.
 //!
-//! Separate from the counters, which only add up. Invariant: an instruction's entry has every sector of global memory that it
-//! touched and every pass over the banks of shared memory that it took.
+//! Invariant: an instruction's entry has every sector of global memory that it touched and every pass over the banks of
+//! shared memory that it took.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::counters::SECTOR_BYTES;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Executed {
     pub(crate) pc: u32,
-    /// Lanes that were active; 0 where the guard held for none.
+    /// Active lanes; 0 if the guard is false for all.
     pub(crate) n_lanes: u8,
     /// Passes over the banks of shared memory.
     pub(crate) n_passes: u16,
@@ -29,7 +29,7 @@ pub(crate) struct BlockTrace {
     pub(crate) index: u64,
     /// By warp.
     pub(crate) warps: Vec<Vec<Executed>>,
-    /// Numbers of sectors: an address by the bytes of a sector.
+    /// Numbers of sectors: addresses divided by the bytes of a sector.
     pub(crate) sectors: Vec<u64>,
     /// A barrier in shared memory and a phase of it, for each instruction that waits for the phase or ends it.
     pub(crate) marks: Vec<(u32, u32)>,
@@ -48,12 +48,12 @@ impl BlockTrace {
         }
     }
 
-    /// Executed warp instructions.
+    /// Returns the number of executed warp instructions.
     pub(crate) fn n_executed(&self) -> usize {
         self.warps.iter().map(Vec::len).sum()
     }
 
-    /// The sectors of an instruction.
+    /// Returns the sectors of an instruction.
     pub(crate) fn sectors_of(&self, executed: &Executed) -> &[u64] {
         let first = executed.first_sector as usize;
         &self.sectors[first..first + usize::from(executed.n_sectors)]
@@ -73,12 +73,12 @@ impl BlockTrace {
         });
     }
 
-    /// Instructions that were kept of a warp.
+    /// Returns the number of kept instructions of a warp.
     pub(crate) fn n_kept(&self, warp: u32) -> usize {
         self.warps[warp as usize].len()
     }
 
-    /// Drops what a warp executed after the first so many instructions, unless a part of it is `kept`.
+    /// Drops the executed instructions of a warp after the first so many, except the `kept` part.
     pub(crate) fn forget(&mut self, warp: u32, n_kept: usize, kept: impl Fn(u32) -> bool) {
         let executed = &mut self.warps[warp as usize];
         if executed
@@ -89,12 +89,12 @@ impl BlockTrace {
         }
     }
 
-    /// Notes that the instruction that was begun last is about a phase of a barrier, and whether the phase waits for it.
+    /// Notes that the latest instruction concerns a phase of a barrier, and whether the phase waits for it.
     pub(crate) fn mark(&mut self, barrier: u32, phase: u32, contributes: bool) {
         let Some(executed) = self.warps[self.current].last_mut() else {
             return;
         };
-        // Lanes that arrive together arrive once.
+        // Lanes that arrive together count as one arrival.
         if executed.mark != 0 {
             return;
         }
@@ -105,14 +105,14 @@ impl BlockTrace {
         }
     }
 
-    /// Notes passes over the banks by the instruction that was begun last.
+    /// Notes passes over the banks by the latest instruction.
     pub(crate) fn add_passes(&mut self, n: u64) {
         if let Some(executed) = self.warps[self.current].last_mut() {
             executed.n_passes = executed.n_passes.saturating_add(n as u16);
         }
     }
 
-    /// Notes accesses of so many bytes each, by the instruction that was begun last.
+    /// Notes accesses of this many bytes each, by the latest instruction.
     pub(crate) fn add_accesses(&mut self, addresses: impl Iterator<Item = u64>, bytes: u64) {
         let Some(executed) = self.warps[self.current].last_mut() else {
             return;

@@ -1,6 +1,7 @@
 //! [`Ty`] and [`Space`]: the fundamental types and state spaces of PTX, shared by the parser, the decoder and reports.
 //!
-//! Invariant: only types and spaces that the interpreter executes exist here; any other name is refused while parsing.
+//! Invariant: only types and spaces that the interpreter executes exist here; any other name is rejected while
+//! parsing.
 
 use std::fmt;
 
@@ -55,7 +56,7 @@ impl Ty {
         })
     }
 
-    /// Size in memory.
+    /// Returns the size in memory, in bytes.
     pub(crate) fn bytes(self) -> u32 {
         match self {
             Self::Pred | Self::B8 | Self::U8 | Self::S8 => 1,
@@ -90,7 +91,7 @@ pub enum Space {
     Shared,
     /// Memory of a thread.
     Local,
-    /// Decided by the address.
+    /// The address decides.
     Generic,
 }
 
@@ -112,7 +113,7 @@ pub(crate) const SHARED_WINDOW: u64 = 0x7000_0000_0000;
 /// Bytes of the shared and of the local window.
 pub(crate) const WINDOW_BYTES: u64 = 1 << 32;
 
-/// The space a generic address lies in and its offset there.
+/// Returns the space of a generic address and the offset in it.
 pub(crate) fn resolve_generic(address: u64) -> (Space, u64) {
     if (SHARED_WINDOW..SHARED_WINDOW + WINDOW_BYTES).contains(&address) {
         (Space::Shared, address - SHARED_WINDOW)

@@ -1,6 +1,6 @@
-//! [`Written`]: which bytes of global memory launches have written.
+//! [`Written`]: the bytes of global memory that launches have written.
 //!
-//! Separate from the log of a launch, which it outlives. Invariant: ranges are sorted and do not touch.
+//! Invariant: ranges are sorted and do not touch.
 
 use crate::access_log::AccessLog;
 
@@ -18,7 +18,7 @@ impl Written {
         written
     }
 
-    /// Whether one of the bytes from `start` to before `end` was written.
+    /// Returns whether one of the bytes from `start` to before `end` was written.
     pub fn overlaps(&self, start: u64, end: u64) -> bool {
         let after = self.ranges.partition_point(|&(_, known_end)| known_end <= start);
         self.ranges.get(after).is_some_and(|&(known, _)| known < end)
@@ -29,7 +29,7 @@ impl Written {
         &self.ranges
     }
 
-    /// Takes over what another has.
+    /// Adds the ranges of another.
     pub fn extend(&mut self, other: &Self) {
         self.add_all(other.ranges.iter().copied());
     }

@@ -31,7 +31,7 @@ use self::{copy_2d::Copy2d, launch_record::LaunchRecord};
 
 /// The name of a simulated GPU, as C has it.
 const NAME: &CStr = c"simulated GPU";
-/// Attributes that a program asks for, as the driver's header numbers them.
+/// Attributes that a program queries, as the driver's header numbers them.
 const MULTIPROCESSOR_COUNT: c_int = 16;
 const CAPABILITY_MAJOR: c_int = 75;
 const MULTIPROCESSOR_SHARED_BYTES: c_int = 81;
@@ -50,7 +50,7 @@ fn status(outcome: Outcome) -> c_int {
     outcome.err().unwrap_or(code::SUCCESS)
 }
 
-/// Writes what a call gives.
+/// Writes the result of a call.
 ///
 /// # Safety
 /// `to` is valid for a write.
@@ -69,7 +69,7 @@ fn pointer(handle: u64) -> *mut c_void {
     ptr::without_provenance_mut(handle as usize)
 }
 
-/// The functions for those that call them in this process.
+/// Returns the functions for callers in this process.
 pub(crate) fn functions() -> Api {
     // SAFETY: the functions keep the contract of the driver's.
     unsafe { Api::from_symbols(&symbol) }.expect("every function is here")
@@ -122,7 +122,7 @@ unsafe fn write_log(
 /// Queues a launch.
 ///
 /// # Safety
-/// The parameters are as many as the kernel declares, each with a value of the declared size; the record's attributes are there.
+/// The parameters are as many as the kernel declares, each with a value of the declared size; the record's attributes exist.
 unsafe fn launch(
     state: &mut State,
     function: *mut c_void,
@@ -144,8 +144,8 @@ unsafe fn launch(
     state.launch(stream, function as u64, config, shared_bytes, arguments, is_early)
 }
 
-/// Writes exported functions: their names, their arguments, and what they do; and [`symbol`]. All are called by a program that
-/// keeps the driver's contract: pointers are valid for what the function reads and writes.
+/// Writes exported functions (their names, arguments and bodies) and [`symbol`]. All callers keep the driver's contract:
+/// pointers are valid for the function's reads and writes.
 macro_rules! exported {
     ($($name:ident($($argument:ident: $ty:ty),*) $body:block)*) => {
         $(
@@ -154,7 +154,7 @@ macro_rules! exported {
             unsafe extern "C" fn $name($($argument: $ty),*) -> c_int $body
         )*
 
-        /// The address of the function with this name, as the loader of shared libraries gives it.
+        /// Returns the address of the function with this name, as the loader of shared libraries gives it.
         pub fn symbol(name: &str) -> Option<*const c_void> {
             match name {
                 $(stringify!($name) => {
@@ -283,7 +283,7 @@ exported! {
         options: *mut c_int,
         values: *mut *mut c_void
     ) {
-        // SAFETY: PTX ends with a zero byte, and so does what stands for a cubin here.
+        // SAFETY: PTX ends with a zero byte, and so does the stand-in for a cubin.
         let image = unsafe { CStr::from_ptr(image.cast()) }.to_bytes();
         let loaded = in_context(|state| Ok(state.context.load_module(image)));
         let (outcome, said) = match loaded {

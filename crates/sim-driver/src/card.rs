@@ -1,8 +1,7 @@
 //! [`Card`] holds the multiprocessor limits of a GPU, by compute capability.
 //!
-//! Separate from the machine's settings, which name only the capability. The figures are from the CUDA C++ programming guide, "Compute
-//! capabilities"; the number of multiprocessors is that of one GPU of the kind. Invariant: an unlisted capability gets the limits of the
-//! newest older one.
+//! The figures are from the CUDA C++ programming guide, "Compute capabilities"; the number of multiprocessors is that of one GPU of the
+//! kind. Invariant: an unlisted capability gets the limits of the newest older one.
 
 use tokenmill_ptx_sim::{DeviceProfile, Kernel, LaunchConfig};
 

@@ -1,18 +1,18 @@
-//! [`make_up`]: which experts each row goes to, where launches are estimated.
+//! [`make_up`]: invents the experts of each row for estimated launches.
 //!
-//! Separate from the estimate, which runs the kernel that sorts the choices and plays the products by its lists. A model that is estimated has no
-//! weights: its routers would send all rows to the first experts, and products by experts would have few runs, all of them full. Invariant: the
-//! experts of a row differ, and the same numbers give the same choices.
+//! The estimate runs the kernel that sorts the choices, and plays the products by its lists. An estimated model has no weights: its routers would
+//! send all rows to the first experts, and products by experts would have few runs, all of them full. Invariant: the experts of a row differ, and
+//! the same numbers give the same choices.
 
 use tokenmill_ptx_sim::{Arguments, DeviceMemory, DevicePtr};
 
 /// The kernel that reads the choices, in its module.
 const READER: [&str; 2] = ["route", "sort_choices"];
 
-/// Writes choices to the buffer that the kernel reads, if it is the one that sorts choices: `[n_rows, n_used]` experts, all as likely.
+/// Writes choices to the buffer that the kernel reads, if it is the kernel that sorts choices: `[n_rows, n_used]` experts, all equally likely.
 ///
 /// # Errors
-/// Text, where its arguments are others than those of `route.cu`.
+/// A text, if its arguments differ from those of `route.cu`.
 pub(crate) fn make_up(
     module: &str,
     kernel: &str,
@@ -42,7 +42,7 @@ pub(crate) fn make_up(
     (memory.write(address, &choices)).map_err(|error| error.to_string())
 }
 
-/// `n_choices` experts, each `n_used` of them different ones.
+/// Returns `n_choices` experts; each run of `n_used` has different ones.
 fn draw(n_choices: usize, n_used: usize, n_experts: usize) -> Vec<u32> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     // The numbers of a linear congruence, by their upper bits (Knuth's MMIX).
@@ -79,7 +79,7 @@ mod tests {
         let counts: Vec<usize> = (0..128)
             .map(|expert| choices.iter().filter(|choice| **choice == expert).count())
             .collect();
-        // Four for each expert on average; by chance two or three have none.
+        // Four for each expert on average; by chance two or three experts have none.
         assert!(
             counts.iter().filter(|count| **count == 0).count() < 8,
             "{counts:?}"

@@ -1,6 +1,4 @@
-//! The driver's codes, as its header numbers them.
-//!
-//! Separate so that a code, its name and its text stand together.
+//! The driver's codes with their names and texts, as its header numbers them.
 
 use std::ffi::CStr;
 

@@ -1,9 +1,9 @@
 //! [`Context`]: memory, modules, streams, events and graphs of an opened GPU, and the work that is queued on it.
 //!
-//! Separate from the driver's functions, which only queue. As lazy as a driver is allowed to be: work runs when somebody waits
-//! for it, in the order of its stream, and the streams run as far apart as their events allow. So a missing wait shows as a
-//! wrong result, every time. Invariants: what a kernel does wrong (a race, an access out of bounds, a read of what was never
-//! written) loses the device; after a fault every call fails with the same code, as after a real one.
+//! It is as lazy as a driver is allowed to be: work runs when someone waits for it, in the order of its stream, and the streams
+//! run as far apart as their events allow. So a missing wait shows as a wrong result, every time. Invariants: a kernel's fault
+//! (a race, an access out of bounds, a read of uninitialized memory) loses the device; after a fault every call fails with the
+//! same code, as after a real one.
 
 mod captures;
 mod copies;
@@ -41,7 +41,7 @@ struct Function {
     param_bytes: Vec<usize>,
     static_shared_bytes: u32,
     bounds: Bounds,
-    /// Shared memory that a launch may add to what the kernel declares itself.
+    /// Dynamic shared memory that a launch may use in addition to the kernel's static part.
     max_shared_bytes: u32,
     /// Preferred shared memory carveout in percent; `None` leaves it to the driver.
     carveout: Option<i32>,
@@ -53,16 +53,16 @@ struct Event {
     n_recorded: u64,
     n_reached: u64,
     has_time: bool,
-    /// When it was reached, by the simulated clock.
+    /// Time at which it was reached, by the simulated clock.
     at_ms: f64,
 }
 
-/// A stream that records what is queued on it.
+/// A stream that records the work queued on it.
 #[derive(Debug)]
 struct Capture {
     stream: u64,
     recorded: Vec<Operation>,
-    /// Whether something was asked of the stream that cannot be captured.
+    /// Whether a call was made on the stream that cannot be captured.
     is_invalid: bool,
 }
 
@@ -73,7 +73,7 @@ enum Operation {
         function: usize,
         config: LaunchConfig,
         arguments: Arguments,
-        /// Whether it may begin before the launch before it is done.
+        /// Whether it may begin before the previous launch is done.
         is_early: bool,
         /// Whether the launch belongs to a graph.
         is_replayed: bool,
@@ -106,7 +106,7 @@ enum Operation {
         nth: u64,
     },
     Replay(Arc<[Operation]>),
-    /// The end of a replay, whose operations stand before it.
+    /// The end of a replay, after its operations.
     Replayed,
     /// A collective operation of a communicator's ranks.
     Collective {
@@ -117,12 +117,12 @@ enum Operation {
     },
 }
 
-/// Whether work that waits for another GPU is waited for.
+/// Selects whether to wait for work that waits for another GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waits {
-    /// It is, for as long as a test may take.
+    /// Wait, for as long as a test may take.
     Here,
-    /// [`code::NOT_READY`] says that it is not done.
+    /// Return [`code::NOT_READY`] if it is not done.
     Elsewhere,
 }
 
@@ -139,11 +139,11 @@ pub(crate) struct Context {
     /// Memory that the driver takes for each.
     module_bytes: u64,
     card: Card,
-    /// The PTX of each module, by its hash: where launches are estimated.
+    /// The PTX of each module, by its hash, if launches are estimated.
     texts: Vec<u64>,
     functions: HashMap<u64, Function>,
     streams: HashMap<u64, VecDeque<Operation>>,
-    /// By stream: what the kernels write whose launches have run since something else, or a launch that waits for all before it.
+    /// By stream: the bytes written by launches since the last other operation or the last launch that waited for all before it.
     in_flight: HashMap<u64, Arc<Written>>,
     events: HashMap<u64, Event>,
     graphs: HashMap<u64, Arc<[Operation]>>,
@@ -151,7 +151,8 @@ pub(crate) struct Context {
     pinned: HashMap<u64, HostMemory>,
     /// Current carveout of the multiprocessors: the preference of the last kernel, or one that follows from its shared memory.
     division: Option<i64>,
-    /// A warp instruction takes a nanosecond and a copied byte a tenth of one: the same on every machine, and no measurement.
+    /// Simulated clock. A warp instruction takes a nanosecond and a copied byte a tenth of one: the same on every machine, and
+    /// no measurement.
     clock_ms: f64,
     lost: Option<i32>,
 }
@@ -165,12 +166,12 @@ pub(crate) struct State {
     pub(crate) fault: Option<Fault>,
     /// Permanent faults.
     pub(crate) defects: Vec<Defect>,
-    /// Estimates launches in place of running them.
+    /// Estimates launches instead of running them.
     pub(crate) timing: Option<Timing>,
     pub(crate) n_retained: usize,
 }
 
-/// The next handle. No two are alike in the process, so that one of another context is not found.
+/// Returns the next handle. Handles are unique in the process, so a handle of another context is not found.
 fn handle() -> u64 {
     static N_HANDLES: AtomicU64 = AtomicU64::new(1);
     N_HANDLES.fetch_add(1, Relaxed)
@@ -188,7 +189,7 @@ impl Context {
             has_compiler: spec.has_compiler,
             capability: spec.capability,
             modules: Vec::new(),
-            // A test of this process shares decoded modules, and finds what is not understood as it loads them.
+            // A test of this process shares decoded modules, and finds unsupported code as it loads them.
             decodes_late: !spec.is_added,
             module_bytes: spec.module_bytes,
             card: spec.card(),
@@ -206,7 +207,7 @@ impl Context {
         }
     }
 
-    /// Fails where the device has faulted.
+    /// Fails if the device has faulted.
     pub(crate) fn check(&self) -> Outcome {
         self.lost.map_or(Ok(()), Err)
     }
@@ -232,7 +233,7 @@ impl Context {
         }
     }
 
-    /// Ends the capture of a stream on which something is asked that cannot be captured.
+    /// Ends the capture of a stream on a call that cannot be captured.
     fn refuse_on_captured(&mut self, stream: u64, code: i32) -> Outcome {
         match &mut self.capture {
             Some(capture) if capture.stream == stream => {
@@ -256,7 +257,7 @@ impl Context {
         }
     }
 
-    /// Takes care of pinned memory until it is freed.
+    /// Keeps pinned memory until it is freed.
     pub(crate) fn keep_pinned(&mut self, memory: HostMemory) -> Outcome {
         self.check()?;
         self.refuse_in_capture()?;
@@ -264,12 +265,12 @@ impl Context {
         Ok(())
     }
 
-    /// Bytes of pinned memory that are taken care of.
+    /// Returns the bytes of pinned memory that are kept.
     pub(crate) fn pinned_bytes(&self) -> usize {
         self.pinned.values().map(HostMemory::n_bytes).sum()
     }
 
-    /// Gives pinned memory up, unless a copy that is queued uses it.
+    /// Releases pinned memory, unless a queued copy uses it.
     pub(crate) fn forget_pinned(&mut self, address: u64) -> Outcome<HostMemory> {
         let memory = *self.pinned.get(&address).ok_or(code::INVALID_VALUE)?;
         let uses = |operation: &Operation| match operation {
@@ -286,13 +287,13 @@ impl Context {
         Ok(memory)
     }
 
-    /// Bytes of each parameter of a kernel.
+    /// Returns the bytes of each parameter of a kernel.
     pub(crate) fn param_bytes(&self, function: u64) -> Outcome<&[usize]> {
         let function = self.functions.get(&function).ok_or(code::INVALID_HANDLE)?;
         Ok(&function.param_bytes)
     }
 
-    /// Queues what the ranks of a communicator do together.
+    /// Queues a collective operation of a communicator's ranks.
     pub(crate) fn queue_collective(
         &mut self,
         stream: u64,
@@ -319,7 +320,7 @@ impl Context {
         )
     }
 
-    /// Queues work, or records it where the stream is captured.
+    /// Queues work, or records it if the stream is captured.
     fn queue(&mut self, stream: u64, operation: Operation) -> Outcome {
         self.check()?;
         let queue = self.streams.get_mut(&stream).ok_or(code::INVALID_HANDLE)?;
@@ -369,7 +370,7 @@ impl Context {
         self.queue(stream, Operation::Wait { event, nth })
     }
 
-    /// Milliseconds between two events that have happened.
+    /// Returns the milliseconds between two events that have happened.
     pub(crate) fn elapsed_ms(&self, start: u64, end: u64) -> Outcome<f32> {
         self.check()?;
         let moment = |event| match self.events.get(&event) {
@@ -381,7 +382,7 @@ impl Context {
         Ok((moment(end)? - moment(start)?) as f32)
     }
 
-    /// Instantiates a graph, whose launches stay when their source is destroyed.
+    /// Instantiates a graph, whose launches remain valid when their source is destroyed.
     pub(crate) fn instantiate(&mut self, graph: u64) -> Outcome<u64> {
         let recorded = self.graphs.get(&graph).cloned().ok_or(code::INVALID_HANDLE)?;
         let executable = handle();
@@ -393,7 +394,7 @@ impl Context {
         self.graphs.remove(&graph).map(|_| ()).ok_or(code::INVALID_HANDLE)
     }
 
-    /// Takes note of a fault: nothing that is queued will run any more.
+    /// Records a fault: no queued work will run any more.
     fn lose(&mut self, reason: &str) {
         eprintln!("simulated driver: {reason}");
         self.lost = Some(code::ILLEGAL_ADDRESS);
@@ -461,14 +462,14 @@ impl State {
         Ok(())
     }
 
-    /// Runs all that is queued.
+    /// Runs all queued work.
     pub(crate) fn synchronize_all(&mut self) -> Outcome {
         self.context.check()?;
         self.context.refuse_in_capture()?;
         self.run_all()
     }
 
-    /// Frees device memory. As a driver does, first ends what may use it.
+    /// Frees device memory. As in a driver, work that may use it ends first.
     pub(crate) fn free(&mut self, address: u64) -> Outcome {
         self.context.check()?;
         self.context.refuse_in_capture()?;
@@ -479,7 +480,7 @@ impl State {
             .map_err(|_| code::INVALID_VALUE)
     }
 
-    /// Ends a stream and with it what is queued on it.
+    /// Destroys a stream with its queued work.
     pub(crate) fn destroy_stream(&mut self, stream: u64) -> Outcome {
         self.context.check()?;
         while !self.queue_of(stream)?.is_empty() {
@@ -497,7 +498,7 @@ impl State {
         self.run_until(event, event_now.n_recorded, Waits::Here)
     }
 
-    /// Says whether an event was reached since its last record; first runs all work that can run without other GPUs.
+    /// Returns whether an event was reached since its last record; first runs all work that can run without other GPUs.
     pub(crate) fn query(&mut self, event: u64) -> Outcome {
         self.context.check()?;
         self.context.refuse_in_capture()?;
@@ -512,7 +513,7 @@ impl State {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // The context has no user any more: nothing queued will run, and no caller has its memory.
+        // The context has no user any more: no queued work will run, and no caller has its memory.
         self.pinned.drain().for_each(|(_, memory)| memory.free());
     }
 }

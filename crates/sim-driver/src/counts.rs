@@ -1,6 +1,6 @@
-//! [`Counts`] counts what a simulated GPU has done.
+//! [`Counts`]: counts of a simulated GPU's operations, for tests.
 //!
-//! Separate because work adds to it and tests read it. Invariant: it only grows, even if the GPU is closed and opened again.
+//! Invariant: they only grow, even if the GPU is closed and opened again.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use tokenmill_ptx_sim::Counters;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) kernels: BTreeMap<String, (u64, Counters)>,
-    /// Launches that could begin before those before them were done.
+    /// Launches that could begin before earlier ones were done.
     pub(crate) n_early: u64,
-    /// Launches that wanted another carveout than the launch before.
+    /// Launches that wanted another carveout than the previous launch.
     pub(crate) n_divisions: u64,
-    /// Sums over the ranks of a communicator that ended.
+    /// Completed sums over the ranks of a communicator.
     pub(crate) n_sums: u64,
     pub(crate) n_captured: u64,
     pub(crate) n_replayed: u64,

@@ -1,7 +1,7 @@
-//! [`load`]: modules that this process decoded before are not decoded again.
+//! [`load`]: reuses modules that this process decoded before.
 //!
-//! Separate because contexts come and go, one for each simulated device of a test, and most time of a short test would be
-//! decoding. Invariant: what is kept has no global variables, so it is the same on every device.
+//! Contexts come and go, one for each simulated device of a test, and decoding would take most of the time of a short
+//! test. Invariant: kept modules have no global variables, so they are the same on every device.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use std::{
 
 use tokenmill_ptx_sim::{DeviceMemory, LoadError, Module};
 
-/// Bytes of text of which decoded modules are kept. Decoded, a module takes several times its text.
+/// Limit of the total text of kept modules, in bytes. Decoded, a module takes several times its text.
 const KEPT_TEXT_BYTES: usize = 64 << 20;
 
 #[derive(Default)]
@@ -22,7 +22,7 @@ struct Decoded {
 
 static DECODED: LazyLock<Mutex<Decoded>> = LazyLock::new(Mutex::default);
 
-/// As [`Module::load`], of a text with this hash.
+/// Does the same as [`Module::load`] for a text with this hash.
 pub(crate) fn load(ptx: &str, hash: u64, memory: &mut DeviceMemory) -> Result<Module, LoadError> {
     let kept = || DECODED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(module) = kept().modules.get(&(hash, ptx.len())).and_then(Module::share) {

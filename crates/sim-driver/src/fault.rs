@@ -1,10 +1,8 @@
 //! [`Fault`] and [`Defect`] describe failures that a test injects, once or permanently.
-//!
-//! Separate because the GPU and the test both name it.
 
 use crate::code::{LAUNCH_FAILED, LAUNCH_OUT_OF_RESOURCES};
 
-/// Something to go wrong once.
+/// A fault that happens once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Beginning a capture fails.
@@ -16,18 +14,18 @@ pub enum Fault {
         /// Launches that succeed before.
         after: u64,
     },
-    /// The launch after this many others gives a code of the test's, which no header need know.
+    /// The launch after this many others fails with the test's code, which may be in no header.
     LaunchCode {
         /// Launches that succeed before.
         after: u64,
         /// The code.
         code: i32,
-        /// Whether the context is lost with it: every later call gives the same.
+        /// Whether the context is lost with it, so that every later call returns the same code.
         is_lost: bool,
     },
     /// The launch that runs after this many others faults, which loses the device.
     Lose {
-        /// Launches that run before, those of replays included.
+        /// Launches that run before, including replays.
         after: u64,
     },
     /// The copy to the host after this many others fails; the device continues.
@@ -37,7 +35,7 @@ pub enum Fault {
     },
 }
 
-/// Describes a permanent fault of a GPU, which survives that the device is closed and opened.
+/// Describes a permanent fault of a GPU, which remains when the device is closed and opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Defect {
     /// Launches of a kernel write wrong bits.
@@ -72,7 +70,7 @@ pub enum Defect {
 pub enum When {
     /// All launches.
     Always,
-    /// Launches that may begin before those before them are done.
+    /// Launches that may begin before earlier ones are done.
     Early,
     /// Launches from graphs.
     Replayed,
@@ -106,7 +104,7 @@ impl Defect {
         })
     }
 
-    /// Says whether the defect changes the bits of a launch of this kernel.
+    /// Returns whether the defect changes the bits of a launch of this kernel.
     pub(crate) fn spoils(&self, name: &str, is_early: bool, is_replayed: bool) -> bool {
         let Self::Wrong { kernel, when } = self else {
             return false;
@@ -131,7 +129,7 @@ impl Defect {
         }
     }
 
-    /// Says whether a launch of this kernel never ends.
+    /// Returns whether a launch of this kernel never ends.
     pub(crate) fn hangs(&self, name: &str) -> bool {
         matches!(self, Self::Hang { kernel } if name.starts_with(kernel.as_str()))
     }

@@ -1,8 +1,8 @@
-//! [`Gpu`]: a simulated GPU, and which of them there are.
+//! [`Gpu`]: a simulated GPU, and the list of them.
 //!
-//! Separate from its context, which comes and goes as the program opens and closes the GPU. Invariants: a context is current on a
-//! thread or its calls fail; when the last user of a GPU's context releases it, everything in it is gone, its fault too, and
-//! what was counted stays.
+//! Its context comes and goes as the program opens and closes the GPU. Invariants: a context is current on a thread or its calls
+//! fail; when the last user of a GPU's context releases it, everything in it is freed, including its fault, and the counts
+//! remain.
 
 use std::{
     cell::Cell,
@@ -55,7 +55,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The GPUs that the environment describes, and those that were added.
+/// Lists the GPUs that the environment describes, and those that were added.
 fn machines() -> MutexGuard<'static, Machines> {
     static MACHINES: OnceLock<Mutex<Machines>> = OnceLock::new();
     lock(MACHINES.get_or_init(|| {
@@ -77,7 +77,7 @@ pub(crate) fn n_devices() -> i32 {
     machines().gpus.len() as i32
 }
 
-/// Adds a GPU and gives it with its ordinal.
+/// Adds a GPU and returns it with its ordinal.
 pub(crate) fn add(spec: GpuSpec) -> (usize, Arc<Gpu>) {
     let gpu = Arc::new(Gpu::new(spec));
     let mut machines = machines();
@@ -85,7 +85,7 @@ pub(crate) fn add(spec: GpuSpec) -> (usize, Arc<Gpu>) {
     (machines.gpus.len() - 1, gpu)
 }
 
-/// Takes a GPU out of the machine once its context has no user; its ordinal is not given again.
+/// Removes a GPU from the machine once its context has no user; its ordinal is not reused.
 pub(crate) fn remove_if_unused(ordinal: usize) {
     if let Some(slot) = machines().gpus.get_mut(ordinal) {
         slot.take_if(|gpu| gpu.lock().n_retained == 0);
@@ -104,7 +104,7 @@ thread_local! {
     static CURRENT: Cell<Option<i32>> = const { Cell::new(None) };
 }
 
-/// Opens the context of a device once more. A context is named by its device's ordinal, plus 1.
+/// Opens the context of a device once more. The id of a context is its device's ordinal plus 1.
 pub(crate) fn retain(device: i32) -> Outcome<u64> {
     let gpu = gpu(device)?;
     let mut state = gpu.lock();
@@ -113,7 +113,7 @@ pub(crate) fn retain(device: i32) -> Outcome<u64> {
     Ok(device as u64 + 1)
 }
 
-/// Closes the context of a device once; everything in it is gone with the last.
+/// Closes the context of a device once; the last close frees everything in it.
 pub(crate) fn release(device: i32) -> Outcome {
     let gpu = gpu(device)?;
     let mut state = gpu.lock();
@@ -121,7 +121,7 @@ pub(crate) fn release(device: i32) -> Outcome {
     if state.n_retained == 0 {
         state.context = Context::new(&gpu.spec);
         drop(state);
-        // One reference is here, one is the machine's: no simulator holds the GPU.
+        // One reference is here, the other is the machine's: no simulator holds the GPU.
         if Arc::strong_count(&gpu) == 2 && gpu.spec.is_added {
             remove_if_unused(device as usize);
         }
@@ -148,12 +148,12 @@ pub(crate) fn set_current(context: u64) -> Outcome {
     Ok(())
 }
 
-/// The device whose context is current on this thread.
+/// Returns the device whose context is current on this thread.
 pub(crate) fn current() -> Option<i32> {
     CURRENT.get()
 }
 
-/// Does something in the context that is current on this thread.
+/// Runs a function in the context that is current on this thread.
 pub(crate) fn in_context<T>(act: impl FnOnce(&mut State) -> Outcome<T>) -> Outcome<T> {
     let device = CURRENT.get().ok_or(code::INVALID_CONTEXT)?;
     let gpu = gpu(device).map_err(|_| code::CONTEXT_IS_DESTROYED)?;

@@ -1,7 +1,7 @@
 //! [`HostMemory`]: a range of host memory that a queued copy reads or writes.
 //!
-//! Separate because a copy runs later than the call that queued it. Invariant: the memory is touched only inside a copy, while
-//! the caller of the C function vouches for it.
+//! A copy runs later than the call that queued it. Invariant: the memory is touched only inside a copy, while the caller of
+//! the C function guarantees it.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
@@ -26,7 +26,7 @@ impl HostMemory {
     /// Memory of a caller.
     ///
     /// # Safety
-    /// The memory is valid for `n_bytes`, and for writes where a copy writes to it, until the copy is done.
+    /// The memory is valid for `n_bytes`, and for writes if a copy writes to it, until the copy is done.
     pub(crate) unsafe fn of_caller<T>(memory: *const T, n_bytes: usize) -> Self {
         Self {
             address: memory.expose_provenance(),
@@ -47,7 +47,7 @@ impl HostMemory {
         })
     }
 
-    /// Frees what [`Self::alloc`] gave; no caller holds it any more.
+    /// Frees memory of [`Self::alloc`] that no caller holds any more.
     pub(crate) fn free(self) {
         if let Ok(layout) = layout(self.n_bytes) {
             // SAFETY: the context keeps this memory, which came from `alloc` with this size, and gives it up once.

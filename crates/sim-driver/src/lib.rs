@@ -1,11 +1,10 @@
 //! The CUDA driver's C interface over the PTX simulator.
 //!
-//! For tests only. Built as a shared library and put before the real one as `libcuda.so.1`, it lets a whole program run its
-//! CUDA path (its search for the driver, its calls, its kernels, its captured graphs) on a machine without a GPU, and meet
-//! every failure that a driver can report. Only what tokenmill calls is there; anything else fails to resolve.
+//! For tests only. Built as a shared library and found before the real one as `libcuda.so.1`, it lets a whole program run its CUDA path (its search
+//! for the driver, its calls, its kernels, its captured graphs) on a machine without a GPU, and meet every failure that a driver can report. It has
+//! only the functions that tokenmill calls; others are unresolved.
 //!
-//! Used as a Rust library, [`Simulator`] adds a GPU to the process, opens it through the same functions, lets things go wrong
-//! and counts what was done:
+//! As a Rust library, [`Simulator`] adds a GPU to the process, opens it through the same functions, injects faults and counts operations:
 //!
 //! ```
 //! use tokenmill_sim_driver::{SimOptions, Simulator};

@@ -1,7 +1,7 @@
-//! [`Loaded`]: a module of a context, whose kernels are decoded as it is loaded or each when it is first used.
+//! [`Loaded`]: a module of a context, whose kernels are decoded at load or at their first use.
 //!
-//! Separate from the modules that a process shares. A program in a process of its own uses few kernels of each module, and decoding all of
-//! them would take most of a short run. Invariant: a kernel is the same either way, with the lines of the whole text.
+//! A program in its own process uses few kernels of each module, and decoding all of them would take most of a short run. Invariant: a
+//! kernel is the same either way, with the lines of the whole text.
 
 use std::{collections::HashMap, ops::Range, sync::OnceLock};
 
@@ -17,11 +17,11 @@ const ENTRY: &str = "\n.visible .entry ";
 pub(crate) enum Loaded {
     /// All of it is decoded.
     Whole(Module),
-    /// Kernels are decoded as they are used.
+    /// Kernels are decoded at their first use.
     ByKernel(ByKernel),
 }
 
-/// A text, and its kernels as far as they were used.
+/// A text, and its kernels that were used so far.
 #[derive(Debug)]
 pub(crate) struct ByKernel {
     text: String,
@@ -36,7 +36,8 @@ impl Loaded {
         decoded::load(ptx, hash, memory).map(Self::Whole)
     }
 
-    /// Loads a text whose kernels are decoded as they are used; `None` where it is not as `nvcc` writes it, or has global variables.
+    /// Loads a text whose kernels are decoded at their first use; `None` if it does not have the form that `nvcc` writes, or has global
+    /// variables.
     pub(crate) fn by_kernel(ptx: &str) -> Option<Self> {
         let mut kernels = HashMap::new();
         let mut end = 0;
@@ -63,7 +64,7 @@ impl Loaded {
         }
     }
 
-    /// The kernel of this name; `None` where there is none, or the simulator does not understand it.
+    /// Returns the kernel of this name; `None` if there is none, or the simulator does not support it.
     pub(crate) fn kernel(&self, name: &str) -> Option<&Kernel> {
         match self {
             Self::Whole(module) => module.kernel(name).ok(),
@@ -82,7 +83,7 @@ impl Loaded {
     }
 }
 
-/// The text with empty lines in place of all kernels but one.
+/// Returns the text with empty lines in place of all kernels but one.
 fn without<'a, T: 'a>(
     text: &str,
     kernels: impl Iterator<Item = &'a (Range<usize>, T)>,

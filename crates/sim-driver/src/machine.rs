@@ -1,7 +1,7 @@
-//! [`Machine`]: what the simulated machine and its GPUs are like.
+//! [`Machine`]: the settings of the simulated machine and its GPUs.
 //!
-//! Separate from its state because it is read once and never changes. Invariant: a setting that is not understood stops the
-//! program, so no test passes because the fault was missing.
+//! They are read once and never change. Invariant: an invalid setting stops the program, so no test passes because the
+//! fault was missing.
 
 use std::env;
 
@@ -30,9 +30,9 @@ pub(crate) struct GpuSpec {
     pub(crate) takes_ptx: bool,
     /// Whether the driver finds its compiler.
     pub(crate) has_compiler: bool,
-    /// Whether a test added it, so that it goes when it has no user.
+    /// Whether a test added it, so that it is removed when it has no user.
     pub(crate) is_added: bool,
-    /// Whether its memory takes room only where something other than zero is written.
+    /// Whether it takes host memory only where a value other than zero is written.
     pub(crate) is_sparse: bool,
     /// Limits of the multiprocessors, if they differ from those of the compute capability.
     pub(crate) card: Option<Card>,
@@ -79,7 +79,7 @@ impl Machine {
     }
 
     /// # Panics
-    /// Where a setting is not understood.
+    /// If a setting is invalid.
     fn parse(text: &str) -> Self {
         let mut machine = Self {
             n_devices: 1,

@@ -1,9 +1,8 @@
 //! [`Communicator`]: simulated GPUs that sum and gather, by NCCL's rules.
 //!
-//! Separate from the GPUs, of which it has several. Invariants: the n-th call of one rank meets the n-th of
-//! every other, whatever streams and graphs they come from; parts are summed, or placed, in the order of the
-//! ranks, so all have the same bits; a call that does not match the others' never ends, like a kernel of
-//! NCCL, and the communicator's state reports it.
+//! Invariants: the n-th call of one rank meets the n-th of every other, whatever streams and graphs they come
+//! from; parts are summed, or placed, in the order of the ranks, so all have the same bits; a call that does
+//! not match the others' never ends, like a kernel of NCCL, and the communicator's state reports it.
 
 use std::{
     collections::VecDeque,
@@ -17,7 +16,7 @@ pub(crate) const UNHANDLED_CUDA_ERROR: i32 = 1;
 pub(crate) const SYSTEM_ERROR: i32 = 2;
 pub(crate) const INVALID_ARGUMENT: i32 = 4;
 pub(crate) const INVALID_USAGE: i32 = 5;
-/// `ncclFloat32` and `ncclSum`, the one type and the one operation that is simulated.
+/// `ncclFloat32` and `ncclSum`, the only simulated type and operation.
 const FLOAT32: i32 = 7;
 const SUM: i32 = 0;
 /// How long a call waits for missing ranks; a real NCCL would wait forever.
@@ -41,13 +40,13 @@ pub(crate) enum Kind {
 }
 
 impl Call {
-    /// A sum of floats; anything else is not simulated.
+    /// Returns the call for a sum of floats; anything else is not simulated.
     pub(crate) fn sum(n_values: usize, data_type: i32, operation: i32) -> Option<Self> {
         let kind = Kind::Sum;
         (data_type == FLOAT32 && operation == SUM).then_some(Self { kind, n_values })
     }
 
-    /// Floats that every rank gets of all.
+    /// Returns the call for a gather of floats.
     pub(crate) fn gather(n_values: usize, data_type: i32) -> Option<Self> {
         let kind = Kind::Gather;
         (data_type == FLOAT32).then_some(Self { kind, n_values })
@@ -74,7 +73,7 @@ pub(crate) enum Met {
     Aborted,
 }
 
-/// GPUs that add up.
+/// GPUs that compute collectively.
 #[derive(Debug)]
 pub(crate) struct Communicator {
     meeting: Mutex<Meeting>,
@@ -85,9 +84,9 @@ pub(crate) struct Communicator {
 struct Meeting {
     /// By rank: its device, once it joined.
     devices: Vec<Option<i32>>,
-    /// Calls that some rank has come to and some has not left.
+    /// Calls that some rank has reached and some has not left.
     open: VecDeque<Open>,
-    /// The number of the first of them.
+    /// The number of the first of these calls.
     first: u64,
     /// The error code that the ranks receive.
     error: i32,
@@ -109,7 +108,7 @@ pub(crate) struct RankEnd {
     place: Mutex<Place>,
 }
 
-/// Where a rank is.
+/// The progress of a rank.
 #[derive(Debug, Default)]
 struct Place {
     n_met: u64,
@@ -176,12 +175,12 @@ impl RankEnd {
     /// Ends all calls of this rank, now and later.
     pub(crate) fn abort(&self) {
         lock(&self.place).is_aborted = true;
-        // With the lock of those that wait, so that none of them is about to sleep.
+        // Holds the lock of the waiting ranks, so that none of them can fall asleep now.
         let _meeting = lock(&self.communicator.meeting);
         self.communicator.changed.notify_all();
     }
 
-    /// Comes to the rank's next sum with its part, and leaves with all of it where every rank has come.
+    /// Enters the rank's next call with its part, and returns the result once every rank has entered.
     pub(crate) fn meet<E>(
         &self,
         call: Call,
@@ -267,7 +266,7 @@ impl Meeting {
         };
         open.n_left += 1;
         if open.n_left == open.parts.len() {
-            // All came to those before it earlier, and have left them.
+            // All ranks entered the earlier calls before, and have left them.
             self.open.pop_front();
             self.first += 1;
         }

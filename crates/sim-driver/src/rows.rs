@@ -1,13 +1,13 @@
 //! [`Rows`]: a queued copy in two dimensions.
 //!
-//! Separate from the record that a caller gives, which has addresses. Invariant: a row lies inside its pitch.
+//! Invariant: a row is inside its pitch.
 
 use crate::host_memory::HostMemory;
 
-/// Where rows are.
+/// The place of rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
-    /// In memory of the caller, all that rows and gaps span.
+    /// In memory of the caller; the range covers all rows and gaps.
     Host(HostMemory),
     /// At an address of the device.
     Device(u64),
@@ -24,7 +24,7 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// The memory of the caller that the copy uses.
+    /// Returns the memory of the caller that the copy uses.
     pub(crate) fn on_host(&self) -> impl Iterator<Item = &HostMemory> {
         [&self.from, &self.to]
             .into_iter()

@@ -1,7 +1,6 @@
 //! [`Simulator`]: a simulated GPU of a test's own, with its faults and counters.
 //!
-//! Separate from the C interface, through which everything else goes. Invariant: simulators of one process know nothing of each
-//! other; each is a GPU of its own, opened and used as any.
+//! Everything else goes through the C interface. Invariant: simulators of one process do not affect each other; each is a separate GPU.
 
 use std::{
     collections::BTreeMap,
@@ -27,8 +26,8 @@ use crate::{
 pub struct SimOptions {
     /// Its memory.
     pub total_bytes: u64,
-    /// Compute capability, which determines the limits of its multiprocessors. From 9.0 on, launches begin before those before them are
-    /// done, with all checks.
+    /// Compute capability, which determines the limits of its multiprocessors. From 9.0 on, launches begin before earlier ones are done, with all
+    /// checks.
     pub capability: (i32, i32),
     /// Whether its driver finds the compiler for PTX.
     pub has_compiler: bool,
@@ -44,7 +43,7 @@ impl Default for SimOptions {
     }
 }
 
-/// The test's end of a simulated GPU.
+/// The test's handle of a simulated GPU.
 #[derive(Debug)]
 pub struct Simulator {
     gpu: Arc<Gpu>,
@@ -52,7 +51,7 @@ pub struct Simulator {
 }
 
 impl Simulator {
-    /// The name of every simulated GPU, by which tools tell that times mean nothing.
+    /// The name of every simulated GPU, by which tools recognize that times are meaningless.
     pub const DEVICE_NAME: &str = "simulated GPU";
 
     /// Adds a GPU to the process.
@@ -67,8 +66,8 @@ impl Simulator {
         Self { gpu, ordinal }
     }
 
-    /// Adds a GPU of a kind that estimates how long launches take, in place of running them. Its memory takes room only where something
-    /// other than zero is written, and what launches compute is not there.
+    /// Adds a GPU that estimates how long launches take instead of running them. It takes host memory only where a value other than zero is
+    /// written, and has no results of launches.
     pub fn estimating(profile: &'static DeviceProfile, assembled: AssembledKernels) -> Self {
         let (ordinal, gpu) = gpu::add(GpuSpec {
             total_bytes: profile.memory_bytes,
@@ -88,7 +87,7 @@ impl Simulator {
         Self { gpu, ordinal }
     }
 
-    /// A GPU that [estimates](Self::estimating), opened so that launches begin early where its capability allows, or in order.
+    /// Opens a GPU that [estimates](Self::estimating), so that launches begin early if its capability allows it, or in order.
     ///
     /// # Panics
     /// As [`Self::device`].
@@ -99,7 +98,7 @@ impl Simulator {
         })
     }
 
-    /// The GPU, opened so that products by many rows do or do not use the matrix operations of warpgroups.
+    /// Opens the GPU so that products by many rows do or do not use the matrix operations of warpgroups.
     ///
     /// # Panics
     /// As [`Self::device`].
@@ -110,7 +109,7 @@ impl Simulator {
         })
     }
 
-    /// Bytes of pinned host memory that are allocated.
+    /// Returns the bytes of allocated pinned host memory.
     pub fn pinned_bytes(&self) -> usize {
         self.gpu.lock().context.pinned_bytes()
     }
@@ -121,15 +120,15 @@ impl Simulator {
         state.timing.as_mut().map(Timing::take).unwrap_or_default()
     }
 
-    /// Lets launches that are alike to earlier ones be played again, where launches are estimated. One that is not played computes nothing, so it is to
-    /// be called where others of the same kernels, grids and sizes read what is in memory, and that has become other.
+    /// Lets estimated launches be played again that are alike to earlier ones. A launch that is not played computes nothing, so call this when
+    /// launches of the same kernels, grids and sizes are to read memory that has changed.
     pub fn forget_launches(&self) {
         if let Some(timing) = self.gpu.lock().timing.as_mut() {
             timing.forget_known();
         }
     }
 
-    /// Its number among the GPUs of the process.
+    /// Returns its number among the GPUs of the process.
     pub fn ordinal(&self) -> usize {
         self.ordinal
     }
@@ -137,7 +136,7 @@ impl Simulator {
     /// Opens the GPU.
     ///
     /// # Panics
-    /// Where it cannot be opened, as after a fault while it is still open elsewhere.
+    /// If it cannot be opened, for instance after a fault while it is still open elsewhere.
     pub fn device(&self) -> Device {
         self.device_with(None)
     }
@@ -153,7 +152,7 @@ impl Simulator {
         })
     }
 
-    /// Opens the GPU with options, but with each buffer in an allocation of its own and with the [texts](Self::texts) of the process.
+    /// Opens the GPU with options, but with each buffer in a separate allocation and with the [texts](Self::texts) of the process.
     ///
     /// # Panics
     /// As [`Self::device`].
@@ -167,13 +166,13 @@ impl Simulator {
             .expect("a simulated GPU without a fault opens")
     }
 
-    /// The texts of modules that all simulated GPUs of the process share, since tests open many.
+    /// Returns the texts of modules that all simulated GPUs of the process share, since tests open many.
     pub fn texts() -> ModuleTexts {
         static TEXTS: LazyLock<ModuleTexts> = LazyLock::new(ModuleTexts::default);
         TEXTS.clone()
     }
 
-    /// The functions of the driver that has all simulated GPUs of the process.
+    /// Returns the functions of the driver of all simulated GPUs of the process.
     pub fn api() -> Api {
         api::functions()
     }
@@ -188,12 +187,12 @@ impl Simulator {
         self.gpu.lock().counts.n_opened
     }
 
-    /// Events recorded so far.
+    /// Returns the number of events recorded so far.
     pub fn n_recorded(&self) -> u64 {
         self.gpu.lock().counts.n_recorded
     }
 
-    /// Lets something go wrong once.
+    /// Injects a fault that happens once.
     pub fn inject(&self, fault: Fault) {
         self.gpu.lock().fault = Some(fault);
     }
@@ -203,17 +202,17 @@ impl Simulator {
         self.gpu.lock().defects.push(defect);
     }
 
-    /// Whether a stream is being captured.
+    /// Returns whether a stream is being captured.
     pub fn is_capturing(&self) -> bool {
         self.gpu.lock().context.is_capturing()
     }
 
-    /// Launches and counters of each kernel so far, replays included.
+    /// Returns the launches and counters of each kernel so far, including replays.
     pub fn counters(&self) -> BTreeMap<String, (u64, Counters)> {
         self.gpu.lock().counts.kernels.clone()
     }
 
-    /// Launches so far that could begin before those before them were done, replays included.
+    /// Returns the number of launches so far that could begin before earlier ones were done, including replays.
     pub fn n_early_launches(&self) -> u64 {
         self.gpu.lock().counts.n_early
     }
@@ -224,29 +223,29 @@ impl Simulator {
         self.gpu.lock().counts.n_divisions
     }
 
-    /// The functions of an NCCL that joins simulated GPUs.
+    /// Returns the functions of an NCCL that joins simulated GPUs.
     pub fn nccl() -> NcclApi {
         api::nccl_functions()
     }
 
-    /// Sums over the ranks of a communicator that ended so far, those of replays included.
+    /// Returns the number of completed sums over the ranks of a communicator, including those of replays.
     pub fn n_sums(&self) -> u64 {
         self.gpu.lock().counts.n_sums
     }
 
-    /// Graphs made and graphs replayed so far.
+    /// Returns the numbers of graphs made and replayed so far.
     pub fn graph_counts(&self) -> (u64, u64) {
         let counts = &self.gpu.lock().counts;
         (counts.n_captured, counts.n_replayed)
     }
 
-    /// Copies queued so far: to the device, and to the host.
+    /// Returns the numbers of copies queued so far: to the device, and to the host.
     pub fn copy_counts(&self) -> (u64, u64) {
         let counts = &self.gpu.lock().counts;
         (counts.n_uploads, counts.n_downloads)
     }
 
-    /// Bytes copied to the host so far.
+    /// Returns the bytes copied to the host so far.
     pub fn downloaded_bytes(&self) -> u64 {
         self.gpu.lock().counts.n_downloaded_bytes
     }
@@ -254,12 +253,12 @@ impl Simulator {
 
 impl Drop for Simulator {
     fn drop(&mut self) {
-        // Where it is still open, it goes when it is closed.
+        // If it is still open, it is removed when it is closed.
         gpu::remove_if_unused(self.ordinal);
     }
 }
 
-/// The compute capability of an architecture: (9, 0) of `sm_90a`.
+/// Returns the compute capability of an architecture: (9, 0) for `sm_90a`.
 fn capability_of(architecture: &str) -> (i32, i32) {
     let number = architecture
         .trim_start_matches("sm_")

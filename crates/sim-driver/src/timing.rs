@@ -1,7 +1,7 @@
-//! [`Timing`]: launches that are estimated in place of being run.
+//! [`Timing`]: launches that are estimated instead of run.
 //!
-//! Separate from running, of which it is the alternative. Invariant: of two launches that are alike (kernel, grid, numbers among
-//! the arguments, sizes of the buffers, and what of them and of the code is in caches) one is played, and both have its time.
+//! Invariant: of two launches that are alike (kernel, grid, numbers among the arguments, sizes of the buffers, and the parts of
+//! them and of the code that are in caches) one is played, and both have its time.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,7 +20,7 @@ use crate::choices;
 /// The assembler's results for a device, by module and kernel.
 pub type AssembledKernels = BTreeMap<(String, String), Assembled>;
 
-/// A launch, and how long it is estimated to take.
+/// A launch and its estimated time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LaunchEstimate {
     /// The module of [`modules`].
@@ -35,7 +35,7 @@ pub struct LaunchEstimate {
     pub estimate: Estimate,
 }
 
-/// An argument as far as the time depends on it.
+/// An argument, as far as the time depends on it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Argument {
     Number(Vec<u8>),
@@ -61,14 +61,14 @@ pub(crate) struct Timing {
     profile: &'static DeviceProfile,
     assembled: AssembledKernels,
     residency: Residency,
-    /// With the buffers that the launch was played with.
+    /// By the properties of launches, with the buffers that each was played with.
     known: HashMap<Key, (Estimate, Vec<Option<DevicePtr>>)>,
     launches: Vec<LaunchEstimate>,
-    /// The launch before, where nothing else was queued since.
+    /// The previous launch, if nothing else was queued since.
     last: Option<Estimate>,
 }
 
-/// The hash of a module's PTX. It is taken at each load, and of eight bytes at a time.
+/// Returns the hash of a module's PTX. It is computed at each load, eight bytes at a time.
 pub(crate) fn hash(ptx: &str) -> u64 {
     let (words, rest) = ptx.as_bytes().as_chunks::<8>();
     let mut hasher = DefaultHasher::new();
@@ -106,7 +106,7 @@ impl Timing {
         }
     }
 
-    /// Notes that something else than a launch comes before the next.
+    /// Notes that another operation comes before the next launch.
     pub(crate) fn forget_last(&mut self) {
         self.last = None;
     }
@@ -207,7 +207,7 @@ impl Timing {
     }
 }
 
-/// An argument that may be an address.
+/// Returns an argument that may be an address.
 fn address(value: &[u8]) -> Option<DevicePtr> {
     Some(DevicePtr(u64::from_le_bytes(value.try_into().ok()?)))
 }

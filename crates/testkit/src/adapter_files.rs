@@ -1,6 +1,6 @@
-//! Files of adapters with one pair of matrices of any shapes, in both forms, for what has to be refused.
+//! Files of adapters with one pair of matrices of any shapes, in both forms, for tests that adapters are refused.
 //!
-//! Separate because readers, the server and the program are given the same files. Invariant: only the shapes are wrong.
+//! Tests of readers, the server and the program share them. Invariant: only the shapes are wrong.
 
 use std::{fs, path::Path};
 
@@ -16,10 +16,11 @@ pub struct PairShapes {
     pub b: [usize; 2],
 }
 
-/// A GGUF file with a pair for the queries of the first layer. A shape of 0 is written over the header, which no writer would write.
+/// Returns a GGUF file with a pair for the queries of the first layer. A shape of 0 is written over the header, which no writer would
+/// write.
 ///
 /// # Panics
-/// Where the shapes are absurd.
+/// If the shapes are absurd.
 pub fn gguf_adapter(arch: &str, shapes: PairShapes) -> Vec<u8> {
     let mut writer = GgufWriter::new();
     let metadata = writer.metadata_mut();
@@ -48,7 +49,7 @@ pub fn gguf_adapter(arch: &str, shapes: PairShapes) -> Vec<u8> {
     for (which, [n_rows, n_cols]) in pair {
         let name = which.as_bytes();
         let at = (bytes.windows(name.len()).position(|window| window == name)).expect("its name");
-        // Behind the name: the number of dimensions, then these.
+        // After the name: the number of dimensions, then these.
         let dims = at + name.len() + size_of::<u32>();
         for (i, n) in [n_cols, n_rows].into_iter().enumerate() {
             bytes[dims + 8 * i..][..8].copy_from_slice(&(n as u64).to_le_bytes());
@@ -57,8 +58,8 @@ pub fn gguf_adapter(arch: &str, shapes: PairShapes) -> Vec<u8> {
     bytes
 }
 
-/// The two files of a PEFT folder, `adapter_config.json` and `adapter_model.safetensors`, with a pair for the queries of the first
-/// layer and the rank `r` in the configuration.
+/// Returns the two files of a PEFT folder, `adapter_config.json` and `adapter_model.safetensors`, with a pair for the queries of the
+/// first layer and the rank `r` in the configuration.
 pub fn peft_adapter(r: usize, shapes: PairShapes) -> [Vec<u8>; 2] {
     let module = "base_model.model.model.layers.0.self_attn.q_proj";
     let n_bytes = |shape: [usize; 2]| shape.into_iter().product::<usize>() * size_of::<f32>();
@@ -75,8 +76,8 @@ pub fn peft_adapter(r: usize, shapes: PairShapes) -> [Vec<u8>; 2] {
     [config.to_string().into_bytes(), file]
 }
 
-/// Adapters that no model takes, in both forms, with the names of their files or folders and a part of what is said of each. The model's
-/// queries have `n_in` inputs and `n_out` outputs.
+/// Lists adapters that no model takes, in both forms, with the names of their files or folders and a part of each error message. The
+/// model's queries have `n_in` inputs and `n_out` outputs.
 pub fn wrong_adapters(arch: &str, n_in: usize, n_out: usize) -> Vec<WrongAdapter> {
     let shapes = |rank_a, n_in, n_out, rank_b| PairShapes {
         a: [rank_a, n_in],
@@ -129,7 +130,7 @@ pub fn wrong_adapters(arch: &str, n_in: usize, n_out: usize) -> Vec<WrongAdapter
             ],
         });
     }
-    // A rank of 0 in the configuration alone, whose scale would be infinite.
+    // A rank of 0 only in the configuration, whose scale would be infinite.
     let [config, tensors] = peft_adapter(0, shapes(2, n_in, n_out, 2));
     wrong.push(WrongAdapter {
         name: "rank-0-by-its-word".to_owned(),
@@ -147,7 +148,7 @@ pub fn wrong_adapters(arch: &str, n_in: usize, n_out: usize) -> Vec<WrongAdapter
 pub struct WrongAdapter {
     /// The name of the file or the folder.
     pub name: String,
-    /// A part of what is said of it.
+    /// A part of the error message.
     pub part: &'static str,
     files: Vec<(Option<&'static str>, Vec<u8>)>,
 }
@@ -156,7 +157,7 @@ impl WrongAdapter {
     /// Writes it into a folder.
     ///
     /// # Panics
-    /// Where that cannot be written.
+    /// If that cannot be written.
     pub fn write(&self, folder: &Path) {
         let path = folder.join(&self.name);
         for (name, bytes) in &self.files {

@@ -1,7 +1,6 @@
 //! The parity check of adapters: a base with an adapter on a device against reference data.
 //!
-//! Separate from the check of networks, which have files and limits of several types. Invariant: both forms of an adapter are
-//! checked on both forms of its base, and every sequence of a check has the adapter.
+//! Invariant: both forms of an adapter are checked on both forms of its base, and every sequence of a check has the adapter.
 
 use std::{
     num::NonZeroU32,
@@ -23,13 +22,13 @@ use crate::{
 /// An adapter of a fixture on a base.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterCase {
-    /// How a table calls it.
+    /// Name in a table.
     pub label: String,
     /// A GGUF file, or a folder.
     pub base: PathBuf,
     /// A GGUF file, or a folder.
     pub adapter: PathBuf,
-    /// The beginning of the reference's tensors.
+    /// Prefix of the reference's tensors.
     stem: &'static str,
     /// Multiplies the adapter's changes.
     strength: f32,
@@ -47,7 +46,7 @@ pub fn adapter_cases(
     folder: &Path,
     base: &Path,
 ) -> Result<Vec<AdapterCase>, ParityError> {
-    // Where the file drops a flag of the folder, it means something else.
+    // If the file drops a flag of the folder, it means something else.
     let has_own = reference.has("gguf.p0.logits_last")?;
     let mut cases = Vec::new();
     for (base_label, base) in [("F32", base.join("model-F32.gguf")), ("hf", base.join("hf"))] {

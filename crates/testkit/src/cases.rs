@@ -1,11 +1,11 @@
-//! [`cases`], [`sizes`] and [`Slice`]: which cases of a large grid a run tries.
+//! [`cases`], [`sizes`] and [`Slice`]: the cases of a large grid that a run tries.
 //!
-//! Separate because every crate's grids are cut alike. Invariant: a case is its number, so it is the same in a slice and in the whole
-//! grid; edge cases (0, 1, ragged tails, NaN, limits) are no part of a random grid and always run.
+//! All crates slice their grids in the same way. Invariant: a case is its number, so it is the same in a slice and in the whole grid;
+//! edge cases (0, 1, ragged tails, NaN, limits) are not part of a random grid and always run.
 
 use std::{process::Command, sync::OnceLock};
 
-/// The variable that asks for the whole of all grids, or for one slice by its number.
+/// The variable that selects the whole of all grids, or one slice by its number.
 const VARIABLE: &str = "TOKENMILL_TESTS";
 
 /// The part of a grid that a run tries.
@@ -17,11 +17,11 @@ pub enum Slice {
     Number(usize),
 }
 
-/// Gives the numbers of the cases that this run tries, of a random grid of `n`: an eighth that the commit chooses, at least one, or all
-/// of them under `TOKENMILL_TESTS=all`.
+/// Returns the numbers of the cases that this run tries, of a random grid of `n`: an eighth that the commit chooses, at least one, or
+/// all of them under `TOKENMILL_TESTS=all`.
 ///
-/// Each case makes its random numbers of its own number, so that it can be tried again alone. The slice is printed, which shows where a
-/// test fails: `TOKENMILL_TESTS=3` tries slice 3 at any commit. Without a repository all cases run.
+/// Each case makes its random numbers from its own number, so that it can be tried again alone. The slice is printed, which shows where
+/// a test fails: `TOKENMILL_TESTS=3` tries slice 3 at any commit. Without a repository all cases run.
 ///
 /// ```
 /// use tokenmill_testkit::{Random, cases};
@@ -50,7 +50,7 @@ pub fn cases(grid: &str, n: usize) -> impl Iterator<Item = usize> + use<> {
     slice.cases(n)
 }
 
-/// Gives the sizes from 1 to `max` that this run tries, in order: those where something changes always, and a slice of the others.
+/// Returns the sizes from 1 to `max` that this run tries, in order: the given ones, where something changes, and a slice of the others.
 pub fn sizes(grid: &str, max: usize, edges: &[usize]) -> Vec<usize> {
     let others: Vec<usize> = (1..=max).filter(|size| !edges.contains(size)).collect();
     let chosen = cases(grid, others.len()).map(|case| others[case]);
@@ -60,10 +60,10 @@ pub fn sizes(grid: &str, max: usize, edges: &[usize]) -> Vec<usize> {
 }
 
 impl Slice {
-    /// Runs of neighbouring commits that between them try about a whole grid.
+    /// Number of consecutive commits whose runs together try about a whole grid.
     pub const COUNT: usize = 8;
 
-    /// Gives the numbers of its cases in a grid of `n`.
+    /// Returns the numbers of its cases in a grid of `n`.
     pub fn cases(self, n: usize) -> impl Iterator<Item = usize> + use<> {
         let n_slices = Self::COUNT.min(n.max(1));
         (0..n).filter(move |case| match self {
@@ -72,7 +72,7 @@ impl Slice {
         })
     }
 
-    /// Chooses what `TOKENMILL_TESTS` asks for, and else by the commit, in hexadecimal digits; the whole where none is known.
+    /// Chooses by `TOKENMILL_TESTS`, or otherwise by the commit, in hexadecimal digits; the whole if no commit is known.
     ///
     /// # Panics
     /// If `asked` is neither `all` nor the number of a slice.
@@ -95,7 +95,7 @@ impl Slice {
     }
 }
 
-/// The commit that is checked out, in hexadecimal digits.
+/// Returns the checked out commit, in hexadecimal digits.
 fn commit() -> Option<String> {
     let output = Command::new("git")
         .args(["-C", env!("CARGO_MANIFEST_DIR"), "rev-parse", "HEAD"])

@@ -1,8 +1,8 @@
 //! [`ClockedBackend`]: one of two sides of a split network, which computes nothing and takes a known time.
 //!
-//! Separate because it stands in for a device whose work is queued, in tests of what two sides do at the same time. Time is counted, not
-//! measured: the host's products move the clock, the device's are queued behind each other, and the host waits where it reads what the
-//! device has. Invariant: the same steps always take the same time.
+//! It stands in for a device whose work is queued, in tests of the parallel work of two sides. Time is counted, not measured: the host's
+//! products move the clock, the device's are queued one after the other, and the host waits when it reads the device's results.
+//! Invariant: the same steps always take the same time.
 
 use std::{
     collections::VecDeque,
@@ -38,7 +38,7 @@ pub struct Clock {
     pub device_ends_at: u64,
     /// Time in which the host computed while the device had work.
     pub shared: u64,
-    /// The host's products that succeed before one fails, once; `None` where none fails.
+    /// Number of the host's products that succeed before one fails, once; `None` if none fails.
     pub host_fails_after: Option<usize>,
 }
 
@@ -73,7 +73,7 @@ pub struct ClockedBackend {
     product: ProductTime,
     clock: SharedClock,
     step: HostStep,
-    /// When the steps that were not read yet are done.
+    /// Times at which the steps that were not read yet are done.
     ends: VecDeque<u64>,
 }
 
@@ -142,7 +142,7 @@ impl AdapterOperations for ClockedBackend {
     }
 }
 
-/// Operations that take no time: all but products.
+/// Operations that take no time: all except products.
 macro_rules! in_no_time {
     ($($name:ident($($argument:ty),* $(,)?);)*) => {
         $(fn $name(&mut self, $(_: $argument),*) -> Result<(), BackendError> {

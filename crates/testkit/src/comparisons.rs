@@ -1,12 +1,12 @@
-//! [`Comparisons`]: where reference data is found, and the count of what was compared with it.
+//! [`Comparisons`]: finds reference data, and counts the comparisons with it.
 //!
-//! Separate so that the rule stands once. Reference data is what other software computed. A core set is part of the
-//! repository (`tests/data`); the full set lies in the folder that `TOKENMILL_TEST_DATA` names. A test asks for each
-//! fixture by its path, compares what is there, and never fails because data is missing.
+//! Reference data was computed by other software. A core set is part of the repository (`tests/data`); the full set is in the
+//! folder that `TOKENMILL_TEST_DATA` names. A test finds each fixture by its path, compares what exists, and never fails
+//! because data is missing.
 //!
-//! libtest hides the output of tests that pass, so each test also leaves its count in a file of the build folder, and
-//! the test `tests/comparisons/report.rs` prints all counts and fails where the core set gives more. Invariant: what is skipped
-//! is counted, and a row of `ROWS` that left no count is reported as one that did not run.
+//! libtest hides the output of tests that pass, so each test also writes its count to a file of the build folder, and the test
+//! `tests/comparisons/report.rs` prints all counts and fails if the core set gives more. Invariant: skips are counted, and a
+//! row of `ROWS` without a count is reported as one that did not run.
 
 use std::{
     collections::BTreeMap,
@@ -213,7 +213,7 @@ const ROWS: [Row; 93] = [
     ),
 ];
 
-/// The comparisons of one test; leaves their count when it is dropped.
+/// The comparisons of one test; writes their count when it is dropped.
 #[derive(Debug)]
 pub struct Comparisons {
     row: &'static str,
@@ -257,13 +257,12 @@ impl Comparisons {
         comparisons
     }
 
-    /// Returns what was counted so far.
+    /// Returns the counts so far.
     pub fn count(&self) -> &Count {
         &self.count
     }
 
-    /// Finds a file or folder of the reference data, in the full set or in the core set; counts a skip where neither has
-    /// it.
+    /// Finds a file or folder of the reference data, in the full set or in the core set; counts a skip if it is in neither.
     pub fn find(&mut self, path: &str) -> Option<PathBuf> {
         let core = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
         let found = (self.full.iter().map(|full| full.join(path)))
@@ -279,13 +278,13 @@ impl Comparisons {
         found
     }
 
-    /// The folders of tiny networks with reference logits, in the order of their names.
+    /// Lists the folders of tiny networks with reference logits, in the order of their names.
     pub fn networks(&mut self) -> Vec<PathBuf> {
         let mut folders: Vec<_> = self.find("parity").into_iter().collect();
         if self.full.is_some() {
             folders.extend(self.find("parity2"));
         }
-        // Networks that are in neither set lie in the repository alone.
+        // Networks that are in neither set are only in the repository.
         folders.extend(self.find("networks"));
         let entries = folders.iter().flat_map(fs::read_dir).flatten().flatten();
         let mut networks: Vec<_> = (entries.map(|entry| entry.path()))
@@ -298,7 +297,7 @@ impl Comparisons {
         networks
     }
 
-    /// Opens a network; counts a skip where its architecture, or a feature of it, is not supported.
+    /// Opens a network; counts a skip if its architecture, or a feature of it, is not supported.
     ///
     /// # Panics
     /// If it cannot be opened for another reason.
@@ -324,7 +323,7 @@ impl Comparisons {
         self.count.n_compared += n;
     }
 
-    /// Counts one that was not made.
+    /// Counts a comparison that was not made.
     pub fn skip(&mut self, reason: &str) {
         *self.count.skipped.entry(reason.to_owned()).or_default() += 1;
     }
@@ -349,7 +348,7 @@ impl Drop for Comparisons {
     }
 }
 
-/// The full set of reference data, for benchmarks; says what is skipped where there is none.
+/// Returns the full set of reference data, for benchmarks; prints what is skipped if there is none.
 pub fn test_data(what: &str) -> Option<PathBuf> {
     let full = full_set();
     if full.is_none() {
@@ -361,7 +360,7 @@ pub fn test_data(what: &str) -> Option<PathBuf> {
     full
 }
 
-/// Says on stderr that something else than a comparison is skipped, and why.
+/// Prints to stderr that something other than a comparison is skipped, and why.
 pub fn skip(what: &str, reason: &str) {
     // Not `eprintln!`, which libtest hides.
     let _ = writeln!(stderr(), "{what}: skipped, {reason}");
@@ -371,14 +370,14 @@ fn full_set() -> Option<PathBuf> {
     std::env::var_os("TOKENMILL_TEST_DATA").map(PathBuf::from)
 }
 
-/// Where tests leave their counts: next to the folder of the running test.
+/// Returns the folder in which tests leave their counts: next to the folder of the running test.
 fn counts_folder() -> PathBuf {
     let test = std::env::current_exe().expect("a running test has a path");
     let profile = test.ancestors().nth(2).expect("tests are built in PROFILE/deps");
     profile.join("comparisons")
 }
 
-/// The report: a table of all comparisons since the last report, whose counts it removes, and what is wrong with them.
+/// Takes the report: a table of all comparisons since the last report, whose counts it removes, and their faults.
 pub fn take_report() -> (String, Vec<String>) {
     let folder = counts_folder();
     let counted: Vec<(&Row, Option<Count>)> = (ROWS.iter())
@@ -387,7 +386,7 @@ pub fn take_report() -> (String, Vec<String>) {
             let count = fs::read(&path)
                 .ok()
                 .and_then(|text| serde_json::from_slice::<Count>(&text).ok());
-            // A count that is not there is the usual case of a test that did not run.
+            // A missing count usually means that a test did not run.
             let _ = fs::remove_file(path);
             (row, count)
         })
@@ -395,7 +394,7 @@ pub fn take_report() -> (String, Vec<String>) {
     (table(&counted), shortfalls(&counted))
 }
 
-/// Names the rows that compared less than the core set gives.
+/// Names the rows with fewer comparisons than the core set gives.
 pub fn shortfalls(rows: &[(&Row, Option<Count>)]) -> Vec<String> {
     let short = rows.iter().filter_map(|(row, count)| {
         let n_compared = count.as_ref()?.n_compared;
@@ -409,7 +408,7 @@ pub fn shortfalls(rows: &[(&Row, Option<Count>)]) -> Vec<String> {
     short.collect()
 }
 
-/// Writes the table of all rows, those without a count as such, and why something was skipped.
+/// Writes the table of all rows, including those without a count, and the reasons for skips.
 pub fn table(rows: &[(&Row, Option<Count>)]) -> String {
     let mut text = format!(
         "{:<32} {:<42} {:>8} {:>8}\n",

@@ -1,6 +1,5 @@
-//! Networks that between them have every feature of experts that a descriptor can name.
-//!
-//! Separate from the other variants, which change a dense network: each here changes one thing of [`tiny_experts`].
+//! Networks that together have every feature of experts that a descriptor can name. Each changes one thing of
+//! [`tiny_experts`].
 
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 use tokenmill_model::{
@@ -10,7 +9,7 @@ use tokenmill_model::{
 
 use crate::{tiny_model::tiny_llama, variants::Variant};
 
-/// Describes [`tiny_llama`] with 8 experts in each layer, 32 wide, of which a token goes to 3.
+/// Describes [`tiny_llama`] with 8 experts in each layer, 32 wide, of which a token uses 3.
 pub fn tiny_experts() -> Descriptor {
     let mut descriptor = tiny_llama();
     for layer in &mut descriptor.layers {

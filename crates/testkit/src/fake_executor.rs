@@ -1,8 +1,8 @@
-//! A deterministic executor for tests: its next token is a hash of everything a sequence may look at, read through its
+//! A deterministic executor for tests: its next token is a hash of everything that a sequence may see, read through its
 //! own paged store.
 //!
-//! A stored value is a hash of its token, its position and all values it could see, as K and V of a real model are. So a
-//! wrong page, position, copy or stale page changes every token after it. [`reference()`] computes the same without pages.
+//! A stored value is a hash of its token, its position and all visible values, like K and V of a real model. So a wrong
+//! page, position, copy or stale page changes every token after it. [`reference()`] computes the same without pages.
 
 use std::{
     collections::VecDeque,
@@ -28,11 +28,11 @@ pub use crate::hidden_reader::HiddenReader;
 pub struct Faults {
     /// Steps that fail when they are submitted.
     pub submits: Vec<u64>,
-    /// Steps that fail when they are waited for; what they store is garbage.
+    /// Steps that fail when they are waited for; the data that they store is garbage.
     pub waits: Vec<u64>,
     /// Steps whose first sampled row is not finite.
     pub rows: Vec<u64>,
-    /// Calls of `copy_pages` that fail; what they were to write is garbage.
+    /// Calls of `copy_pages` that fail; the data that they should write is garbage.
     pub copies: Vec<u64>,
     /// The step at which the device is lost.
     pub lost_at: Option<u64>,
@@ -43,7 +43,7 @@ pub struct Faults {
 /// An executor without a model; see the module.
 pub struct FakeExecutor {
     limits: ExecutorLimits,
-    /// The number of tokens that each slot of states has seen, and the state carried on.
+    /// Number of tokens that each state slot has seen, and the carried state.
     slots: Vec<(u32, u64)>,
     /// The store of each group.
     stores: [FakeStore; PageGroup::ALL.len()],
@@ -52,9 +52,9 @@ pub struct FakeExecutor {
     n_copies: u64,
     open: VecDeque<(u64, StepOutput, Option<StepError>)>,
     last_sampled: Vec<u32>,
-    /// Steps that it says are worth having in flight.
+    /// Number of steps that it reports as worth having in flight.
     pub steps_in_flight: usize,
-    /// Whether it says that it takes masks which come while a step runs.
+    /// Whether it reports that it takes masks that arrive while a step runs.
     pub takes_late_masks: bool,
     /// Whether, and how, it reads the hidden states of an executor with the same limits.
     pub hidden: HiddenReader,
@@ -118,7 +118,7 @@ impl FakeExecutor {
         }
     }
 
-    /// Makes an executor that fails as told.
+    /// Makes an executor with these failures.
     pub fn with_faults(limits: ExecutorLimits, faults: Faults) -> Self {
         Self {
             faults,
@@ -126,12 +126,12 @@ impl FakeExecutor {
         }
     }
 
-    /// The most steps that were in flight at a time, to be read while an engine has the executor.
+    /// Returns the largest number of steps that were in flight at a time; it can be read while an engine has the executor.
     pub fn most_in_flight(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.most_in_flight)
     }
 
-    /// Exchanges everything that is stored with another executor's: it moves, nothing is copied.
+    /// Exchanges all stored data with another executor's, without a copy.
     fn swap_store(&mut self, other: &mut Self) {
         std::mem::swap(&mut self.slots, &mut other.slots);
         std::mem::swap(&mut self.stores, &mut other.stores);
@@ -163,7 +163,7 @@ impl FakeExecutor {
         batch
             .tokens_of(seq_idx)
             .map(|token_idx| {
-                // In a step that fails, what stands in the pages is no token's.
+                // In a step that fails, the contents of the pages belong to no token.
                 if !is_garbage {
                     self.check_hidden(batch, seq_idx, token_idx);
                 }
@@ -280,7 +280,7 @@ impl FakeExecutor {
         output
     }
 
-    /// The history of a row with its newest token, where that was not known to the engine.
+    /// Returns the history of a row with its newest token, if the engine did not know that.
     fn history(&self, batch: &ForwardBatch, sample: &SampleRow, row: usize) -> Vec<u32> {
         let mut history = batch.history[sample.history.start as usize..sample.history.end as usize].to_vec();
         if let TokenSource::SampledRow(row) = batch.tokens[row] {
@@ -383,8 +383,7 @@ impl Executor for FakeExecutor {
     }
 }
 
-/// Two executors behind one: batches of at least `threshold` sequences take the second route. The store moves with the
-/// route.
+/// Two executors in one: batches of at least `threshold` sequences use the second route. The store moves with the route.
 pub struct RoutedExecutor {
     routes: [FakeExecutor; 2],
     threshold: usize,
@@ -435,7 +434,8 @@ impl Executor for RoutedExecutor {
     }
 }
 
-/// Prompts that share beginnings: prompt `i` has `len` tokens, the first `n_shared` of them those of family `family`.
+/// Returns a prompt from a set with common beginnings: prompt `i` has `len` tokens, the first `n_shared` of them those of
+/// family `family`.
 pub fn prompt(family: u64, own: u64, n_shared: usize, len: usize) -> Vec<u32> {
     (0..len as u64)
         .map(|at| {

@@ -1,6 +1,6 @@
 //! Short ways to run an [`Executor`] in tests: logits of a prompt, greedy continuations.
 //!
-//! Separate from the engine's scheduler on purpose: tests of a model must not depend on it.
+//! They do not use the engine's scheduler, so that tests of a model do not depend on it.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub enum RunError {
     Row(#[from] RowError),
 }
 
-/// The logits at every position of `tokens`, `[n_tokens, n_vocab]`, in one step over the first KV pages.
+/// Returns the logits at every position of `tokens`, `[n_tokens, n_vocab]`, in one step over the first KV pages.
 ///
 /// # Errors
 /// [`RunError`].
@@ -36,7 +36,7 @@ pub fn all_logits(executor: &mut dyn Executor, tokens: &[u32]) -> Result<Vec<f32
     Ok(run(executor, &batch)?.logits)
 }
 
-/// The row that the network makes of `tokens` as a whole, in one step over the first KV pages.
+/// Returns the row that the network computes for `tokens` as a whole, in one step over the first KV pages.
 ///
 /// # Errors
 /// [`RunError`].
@@ -48,7 +48,8 @@ pub fn pooled_row(executor: &mut dyn Executor, tokens: &[u32]) -> Result<Vec<f32
     Ok(run(executor, &batch)?.hidden)
 }
 
-/// The greedy continuation of `prompt`, over the first KV pages. The prompt is one step, each further token another.
+/// Returns the greedy continuation of `prompt`, over the first KV pages. The prompt is one step, each further token
+/// another.
 ///
 /// # Errors
 /// [`RunError`].
@@ -90,7 +91,7 @@ pub fn greedy_without(
     Ok(tokens.split_off(prompt.len()))
 }
 
-/// Gives the only sequence of a batch the first slot, where the model has recurrent states.
+/// Gives the only sequence of a batch the first slot, if the model has recurrent states.
 fn push_state(executor: &dyn Executor, batch: &mut ForwardBatch) {
     if executor.limits().n_states > 0 {
         batch.states.push(SeqState::own(0));

@@ -1,7 +1,7 @@
 //! [`HiddenReader`]: how a test's executor treats the hidden states that come with its tokens.
 //!
-//! Separate from the executor, most of whose users have none. Invariant: a state belongs to the token before,
-//! or is zeros.
+//! Most users of an executor have no hidden states. Invariant: a state belongs to the token before, or is
+//! zeros.
 
 use std::sync::{
     Arc,

@@ -1,8 +1,8 @@
 //! Mutations of JSON that keep most of its structure, for tests and fuzz targets alike.
 //!
-//! Separate because random bytes hardly get past a parser: a mutated file should be one that most checks accept. Invariants:
-//! nothing but `choose` decides, so a case can be run again; it is called with the number of choices, at least 1, and gives one
-//! below it. The file names nothing of this crate, so that fuzz targets may include it by path.
+//! Random bytes hardly get past a parser: a mutated file should pass most checks. Invariants: only `choose` decides, so a case
+//! can be run again; it is called with the number of choices, at least 1, and returns one below it. The file names nothing of
+//! this crate, so that fuzz targets may include it by path.
 
 use serde_json::{Map, Number, Value};
 
@@ -25,7 +25,7 @@ const EDGES: [f64; 12] = [
 /// Most elements that a list is grown to at a time.
 const MAX_COPIES: usize = 80;
 
-/// Changes one place of a document. `fragments` are pieces of the format, which may come to stand anywhere.
+/// Changes one place of a document. `fragments` are pieces of the format, which may be inserted anywhere.
 pub fn mutate_json(json: &mut Value, fragments: &[Value], choose: &mut dyn FnMut(usize) -> usize) {
     let n_nodes = count(json);
     let donor = node(json, &mut choose(n_nodes)).cloned().unwrap_or_default();
@@ -42,7 +42,7 @@ pub fn mutate_json(json: &mut Value, fragments: &[Value], choose: &mut dyn FnMut
     }
 }
 
-/// Counts the nodes of a document, of which each is a target of [`mutate_json`].
+/// Counts the nodes of a document; each is a target of [`mutate_json`].
 pub fn count(json: &Value) -> usize {
     1 + match json {
         Value::Array(items) => items.iter().map(count).sum::<usize>(),
@@ -128,7 +128,7 @@ fn copy_one(target: &mut Value, choose: &mut dyn FnMut(usize) -> usize) {
     match target {
         Value::Array(items) if !items.is_empty() => {
             let item = items[choose(items.len())].clone();
-            // A list that grew by several times already is long enough.
+            // A list that has already grown several times is long enough.
             if items.len() < 1000 {
                 items.resize(items.len() + 1 + choose(MAX_COPIES), item);
             }

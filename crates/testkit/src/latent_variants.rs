@@ -1,6 +1,4 @@
-//! Networks that between them have every feature of latent attention that a descriptor can name.
-//!
-//! Separate from the other variants, which change what latent attention has not.
+//! Networks that together have every feature of latent attention that a descriptor can name.
 
 use tokenmill_model::{Descriptor, LatentDescriptor, MixerDescriptor};
 
@@ -35,7 +33,7 @@ pub(crate) const LATENT_VARIANTS: &[Variant] = &[
     }),
 ];
 
-/// Rows beyond what a kernel for short ones takes.
+/// Rows beyond the limit of a kernel for short ones.
 pub(crate) const WIDE_LATENT_VARIANTS: &[Variant] = &[("latent rows of more than 128 values", |d| {
     all(d, |latent| {
         latent.kv_rank = 160;

@@ -4,8 +4,7 @@
 //! place that finds reference data, and the count of comparisons with it.
 //!
 //! For development only; nothing in the product depends on it. The feature `engines` is for crates whose tests run networks: without
-//! it neither the backends of the product nor the network for them are compiled. A new backend runs the suite from a test file of its
-//! own:
+//! it neither the backends of the product nor the network for them are compiled. A new backend runs the suite from its own test file:
 //!
 //! ```
 //! use tokenmill_testkit::{NaiveBackend, conformance::{self, Company, Features, Subject}};

@@ -1,7 +1,6 @@
 //! Networks that together have every kind of memory of a sequence.
 //!
-//! Separate from the variants that they are made of: their tests check where that memory lies, for how long,
-//! and that it comes back unchanged.
+//! Their tests check where that memory is, for how long, and that it comes back unchanged.
 
 use crate::{
     latent_variants::LATENT_VARIANTS,

@@ -1,7 +1,7 @@
 //! The parity check: a model's logits and greedy tokens on a device against reference data.
 //!
-//! Separate from the command that prints its table, so that tests can run it. Invariant: limits come from the fixture
-//! alone; which of them applies follows from the arithmetic of device and file type.
+//! Tests and a command run it. Invariant: limits come only from the fixture; the arithmetic of device and file type decides which
+//! of them applies.
 
 use std::path::Path;
 
@@ -77,9 +77,9 @@ struct KnownMiss {
     reason: &'static str,
 }
 
-/// Comparisons that exceed a limit where activations have 8 bits: choices between experts that are nearly as good turn over. The
-/// naive backend meets the f32 limit in all of them, and the test `expert_choices` shows that the CPU meets its own where choices
-/// are the same.
+/// Comparisons that exceed a limit with 8-bit activations, which change choices between nearly equal experts. The naive backend
+/// meets the f32 limit in all of them, and the test `expert_choices` shows that the CPU meets its own limit if choices are the
+/// same.
 const KNOWN_MISSES: &[KnownMiss] = &[
     KnownMiss {
         network: "glm4_moe",
@@ -98,7 +98,7 @@ const KNOWN_MISSES: &[KnownMiss] = &[
     },
 ];
 
-/// Why a network of this folder and file type exceeds its limits on a device with such activations, where that is known.
+/// Returns why a network of this folder and file type exceeds its limits on a device with such activations, if that is known.
 pub fn known_miss(folder: &Path, ty: &str, activations: ActivationKind) -> Option<&'static str> {
     let is_rounded = activations == ActivationKind::Q8;
     let found = KNOWN_MISSES
@@ -107,7 +107,7 @@ pub fn known_miss(folder: &Path, ty: &str, activations: ActivationKind) -> Optio
     found.map(|miss| miss.reason)
 }
 
-/// The file types whose weights are exact, so that there is one reference for all of them.
+/// Returns whether this file type stores the weights exactly, so that one reference serves all such types.
 fn is_exact(ty: &str) -> bool {
     ["F32", "F16", "BF16"].contains(&ty)
 }
@@ -144,7 +144,7 @@ pub fn compare(
         return compare_pooled(reference, ty, model, device, kv_type, executor.as_mut());
     }
     let is_q8 = device.activations == ActivationKind::Q8 && !is_exact(ty);
-    // A network whose weights exist in this type alone has one reference.
+    // A network whose weights exist only in this type has one reference.
     let is_whole = is_exact(ty) || !reference.has(&format!("{ty}.p0.deq_last"))?;
 
     let mut exact = Difference::default();
@@ -210,9 +210,9 @@ pub fn compare(
     Ok(comparison)
 }
 
-/// Compares what the network makes of each prompt as a whole. The share of equal likeliest tokens is here the least cosine.
+/// Compares the network's row for each whole prompt. The share of equal likeliest tokens is here the smallest cosine.
 ///
-/// A quantized file's reference was computed with a table of GELU, whose limit applies where the fixture has one.
+/// A quantized file's reference was computed with a table of GELU; its limit applies if the fixture has one.
 fn compare_pooled(
     reference: &Reference,
     ty: &str,
@@ -363,7 +363,7 @@ impl Difference {
         self.n_rows += 1;
     }
 
-    /// Adds the logarithm of the sum of a row's exponentials.
+    /// Adds the log-sum-exp of a row.
     pub(crate) fn add_lse(&mut self, expected: f32, found: &[f32]) {
         self.add(f64::from(expected), log_sum_exp(found));
     }

@@ -1,11 +1,11 @@
-//! [`png_header`]: an image that says how large it is and has no pixels.
+//! [`png_header`]: an image that states its size and has no pixels.
 //!
-//! Separate because tests of several crates show programs images that are too large to be stored. Invariant: its checksums are right, so
-//! that nothing but the size, or the pixels that are missing, is wrong with it.
+//! Tests of several crates show programs images that are too large to be stored. Invariant: its checksums are right, so that only the
+//! size, or the missing pixels, are wrong.
 
-/// A PNG file of three channels whose pixels are missing.
+/// Returns a PNG file of three channels whose pixels are missing.
 pub fn png_header(width: u32, height: u32) -> Vec<u8> {
-    /// 8 bits to a channel, red, green and blue, and the only ways to compress, filter and order them.
+    /// 8 bits per channel, red, green and blue, and the only methods to compress, filter and order them.
     const KIND: [u8; 5] = [8, 2, 0, 0, 0];
     let mut file = b"\x89PNG\r\n\x1a\n".to_vec();
     let size = [width.to_be_bytes(), height.to_be_bytes()].concat();
@@ -22,7 +22,7 @@ pub fn png_header(width: u32, height: u32) -> Vec<u8> {
     file
 }
 
-/// The checksum of PNG.
+/// Returns the checksum of PNG.
 ///
 /// Source: the PNG specification, annex D.
 pub fn crc32(bytes: &[u8]) -> u32 {

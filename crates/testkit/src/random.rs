@@ -1,6 +1,6 @@
 //! [`Random`]: a small generator with a seed, so that a failing case can be run again.
 //!
-//! Own code rather than a dependency, so that test models are the same for ever.
+//! It is own code rather than a dependency, so that test models never change.
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
@@ -29,12 +29,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`, which must not be 0.
+    /// Returns a number below `n`, which must not be 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.bits() % n as u64) as usize
     }
 
-    /// A number between -1 and 1.
+    /// Returns a number between -1 and 1.
     pub fn symmetric(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
@@ -44,7 +44,7 @@ impl Random {
         (0..n).map(|_| self.symmetric()).collect()
     }
 
-    /// An element of a list.
+    /// Returns an element of a list.
     pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len())]
     }

@@ -1,7 +1,6 @@
 //! [`Reference`]: the reference data of one parity fixture.
 //!
-//! Separate from the comparison, which does not know how the numbers are stored. The layout (`ref.json`,
-//! `ref.safetensors`) is described in the fixtures' own manifest.
+//! The layout (`ref.json`, `ref.safetensors`) is described in the fixtures' own manifest.
 
 use std::{
     collections::BTreeMap,
@@ -45,7 +44,7 @@ pub enum ReferenceError {
 pub struct Reference {
     /// The contents of `ref.json`.
     pub facts: Facts,
-    /// The tokens that no greedy continuation takes: in the second set of fixtures those that end an answer.
+    /// The tokens excluded from greedy continuations: in the second set of fixtures those that end an answer.
     pub banned_tokens: Vec<u32>,
     path: PathBuf,
     tensors: Vec<u8>,
@@ -56,7 +55,7 @@ pub struct Reference {
 pub struct Facts {
     /// Name of the architecture in GGUF.
     pub gguf_arch: Option<String>,
-    /// The output of an encoder, or of a decoder that embeds; absent for networks that write.
+    /// The output of an encoder, or of a decoder that embeds; absent for networks that generate text.
     pub kind: Option<String>,
     /// Prompts, as token ids.
     pub prompts: Vec<Vec<u32>>,
@@ -76,11 +75,11 @@ pub struct Facts {
     reload_vs_memory_max: Option<f64>,
 }
 
-/// Reads the tokens that end an answer from a folder's `config.json`: those of the network that writes, if the folder has several
+/// Reads the tokens that end an answer from a folder's `config.json`: those of the text network, if the folder has several
 /// networks.
 ///
 /// # Errors
-/// The reason why the text is no such JSON.
+/// The reason why the text is not such JSON.
 pub fn end_tokens(config: &[u8]) -> serde_json::Result<Vec<u32>> {
     let config: Config = serde_json::from_slice(config)?;
     let of_text = config.text_config.and_then(|text| text.eos_token_id);
@@ -91,7 +90,7 @@ pub fn end_tokens(config: &[u8]) -> serde_json::Result<Vec<u32>> {
     })
 }
 
-/// The part of a folder's configuration that says what ends an answer.
+/// The part of a folder's configuration that names the end of an answer.
 #[derive(serde::Deserialize)]
 struct Config {
     eos_token_id: Option<EndTokens>,
@@ -121,7 +120,7 @@ pub struct Tolerance {
     /// A half-precision KV store.
     #[serde(default)]
     pub f16_kv_cache: Limits,
-    /// Half precision in all of it, for rows that are pooled.
+    /// Half precision throughout, for pooled rows.
     #[serde(default)]
     pub f16_compute: Limits,
     /// f32, and the reference's table of GELU.
@@ -160,7 +159,7 @@ impl Reference {
         let (json_path, json) = read("ref.json")?;
         let wrong = |path| move |source| ReferenceError::Json { path, source };
         let facts: Facts = serde_json::from_slice(&json).map_err(wrong(json_path))?;
-        // The first set's continuations run through the end of an answer, the second set's leave it out.
+        // The first set's continuations run through the end of an answer, the second set's exclude it.
         let banned_tokens = if facts.reload_vs_memory_max.is_some() {
             let (path, json) = read("hf/config.json")?;
             end_tokens(&json).map_err(wrong(path))?
@@ -176,8 +175,8 @@ impl Reference {
         })
     }
 
-    /// The type whose reference and limits apply to the Hugging Face folder. Weights are rounded so that BF16, F16 and F32
-    /// hold the same numbers; a network whose files have one type alone is published in that type.
+    /// Returns the type whose reference and limits apply to the Hugging Face folder. Weights are rounded so that BF16, F16 and
+    /// F32 hold the same numbers; a network whose files have only one type is published in that type.
     pub fn folder_type(&self) -> &str {
         let types = &self.facts.types;
         match types.first_key_value() {
@@ -186,10 +185,10 @@ impl Reference {
         }
     }
 
-    /// Whether there is a tensor of this name.
+    /// Returns whether there is a tensor of this name.
     ///
     /// # Errors
-    /// [`ReferenceError::Tensors`] where the file is none.
+    /// [`ReferenceError::Tensors`] if the file is invalid.
     pub fn has(&self, name: &str) -> Result<bool, ReferenceError> {
         let tensors = SafeTensors::deserialize(&self.tensors).map_err(|source| ReferenceError::Tensors {
             path: self.path.clone(),

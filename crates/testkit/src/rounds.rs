@@ -1,7 +1,7 @@
-//! [`rounds`]: which rounds of a generator a run tries, and for how long.
+//! [`rounds`]: the rounds of a generator that a run tries, and for how long.
 //!
-//! Separate from [`cases`](crate::cases()), which cuts grids of a known size: a generator has no end. Invariant: a round is its seed, so that
-//! it can be tried again alone.
+//! A generator has no end, unlike the grids of [`cases`](crate::cases()). Invariant: a round is its seed, so that it can be tried again
+//! alone.
 
 use std::{
     io::{self, Write as _},
@@ -9,14 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The variable that asks for more rounds, for so many seconds.
+/// The variable that requests more rounds, for so many seconds.
 const SECONDS: &str = "TOKENMILL_TEST_SECONDS";
 
 /// The variable that sets the first seed.
 const SEED: &str = "TOKENMILL_TEST_SEED";
 
-/// Gives the seeds of a generator: `n` of them from 0 on. `TOKENMILL_TEST_SECONDS=3600` continues for an hour, `TOKENMILL_TEST_SEED=7`
-/// begins with seed 7. The seed of a round that fails is printed.
+/// Returns the seeds of a generator: `n` of them from 0 on. `TOKENMILL_TEST_SECONDS=3600` continues for an hour, `TOKENMILL_TEST_SEED=7`
+/// begins with seed 7. The seed of a failed round is printed.
 ///
 /// ```
 /// use tokenmill_testkit::{Random, rounds};
@@ -29,7 +29,7 @@ const SEED: &str = "TOKENMILL_TEST_SEED";
 /// ```
 ///
 /// # Panics
-/// If one of the variables is no number.
+/// If one of the variables is not a number.
 pub fn rounds(generator: &'static str, n: u64) -> Rounds {
     let number = |name: &str| -> Option<u64> {
         let text = std::env::var(name).ok()?;
@@ -75,7 +75,7 @@ impl Iterator for Rounds {
 }
 
 impl Rounds {
-    /// Gives `n` seeds from `first` on, or those that there is time for until a moment.
+    /// Iterates over `n` seeds from `first` on, or over as many as there is time for.
     pub fn new(generator: &'static str, first: u64, n: u64, until: Option<Instant>) -> Self {
         Self {
             generator,
@@ -88,7 +88,7 @@ impl Rounds {
 
     fn tell(&self, what: &str) {
         if let Some(seed) = self.newest {
-            // The test harness keeps back what is printed, and loses it if the process aborts.
+            // The test harness holds back printed text, and loses it if the process aborts.
             let _ = writeln!(io::stderr(), "{}: {what} {SEED}={seed}", self.generator);
         }
     }

@@ -1,6 +1,5 @@
-//! [`SmallDisk`]: a disk of its own, in memory, for what happens where a disk is full.
-//!
-//! Separate because tests of several crates fill disks. Invariant: it is gone with its owner.
+//! [`SmallDisk`]: a disk in memory, for tests with a full disk. Several crates use it. Invariant: it is
+//! removed with its owner.
 
 use std::{
     fs::{self, File},
@@ -18,10 +17,10 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// Mounts one of `n_bytes`; `None`, with a line that says so, where that is not allowed.
+    /// Mounts a disk of `n_bytes`; `None`, with a printed line, if that is not allowed.
     ///
     /// # Panics
-    /// Where there is no folder for it.
+    /// If there is no folder for it.
     pub fn mount(n_bytes: u64) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a folder");
         let mounted = Command::new("mount")
@@ -37,29 +36,29 @@ impl SmallDisk {
         None
     }
 
-    /// Where it is mounted.
+    /// Returns its mount point.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Fills it, with a file that is to be removed where there is to be room again.
+    /// Fills it with a file; remove the file to free the space.
     ///
     /// # Panics
-    /// Where the file cannot be begun.
+    /// If the file cannot be created.
     pub fn fill(&self) -> PathBuf {
         let filler = self.path().join("filler");
         let mut file = File::create(&filler).expect("a file");
-        // Bytes at last, so that not a part of a page is left.
+        // Single bytes at the end, so that not even a part of a page is free.
         for n_bytes in [1 << 16, 1 << 12, 1] {
             while file.write_all(&vec![1; n_bytes]).is_ok() {}
         }
         filler
     }
 
-    /// The names of its files, in order.
+    /// Lists the names of its files, in order.
     ///
     /// # Panics
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path()).expect("it is mounted");
         let mut names: Vec<String> = entries

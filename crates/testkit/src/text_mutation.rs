@@ -1,8 +1,8 @@
 //! Mutations of program text that keep most of its structure, for tests and fuzz targets alike.
 //!
-//! Separate from those of JSON because it needs no other crate. Invariant: nothing but `choose` decides, so a case can be run
-//! again; it is called with the number of choices, at least 1, and gives one below it. The file names nothing of this crate, so
-//! that fuzz targets may include it by path.
+//! It needs no other crate. Invariant: only `choose` decides, so a case can be run again; it is called with the number of
+//! choices, at least 1, and returns one below it. The file names nothing of this crate, so that fuzz targets may include it by
+//! path.
 
 /// Numbers at which sizes, signs and precisions end.
 const EDGES: [&str; 10] = [
@@ -49,7 +49,7 @@ pub fn mutate_text(text: &mut String, fragments: &[&str], choose: &mut dyn FnMut
     }
 }
 
-/// Choices from the bytes of a fuzzer's input; 0 once they are used up.
+/// Makes choices from the bytes of a fuzzer's input; 0 once they are used up.
 pub fn choices(bytes: &[u8]) -> impl FnMut(usize) -> usize + '_ {
     let mut bytes = bytes.iter();
     move |n| {

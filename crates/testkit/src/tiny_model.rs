@@ -1,7 +1,7 @@
 //! [`TinyModel`]: random networks made in memory from a descriptor, as weights or as the bytes of a GGUF file.
 //!
-//! Separate from the suite that uses them, since other crates' tests want a small model too. Invariant: a tensor's numbers
-//! depend on the seed and its name alone, so two networks that differ in one feature share all other weights.
+//! Tests of other crates use small models too. Invariant: a tensor's numbers depend only on the seed and its name, so two networks
+//! that differ in one feature share all other weights.
 
 use std::collections::BTreeMap;
 
@@ -118,7 +118,7 @@ impl TinyModel {
     /// Makes random weights for a descriptor. Matrices have type `ty`, which must divide their rows into blocks.
     ///
     /// # Panics
-    /// Where it does not.
+    /// If it does not.
     pub fn random(descriptor: Descriptor, ty: TensorType, seed: u64) -> Self {
         let tensors = (tensor_dims(&descriptor).into_iter())
             .map(|(name, dims)| {
@@ -132,7 +132,7 @@ impl TinyModel {
     /// Replaces the numbers of a tensor, which becomes F32.
     ///
     /// # Panics
-    /// Where there is no such tensor or it has another number of elements.
+    /// If there is no such tensor or it has another number of elements.
     pub fn set(&mut self, name: &str, values: &[f32]) {
         let tensor = self.tensors.get_mut(name).expect("a tensor of the model");
         assert_eq!(tensor.dims.iter().product::<usize>(), values.len(), "{name}");
@@ -140,10 +140,10 @@ impl TinyModel {
         tensor.bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     }
 
-    /// Replaces a matrix by a random one of another type, as files of mixed types have them.
+    /// Replaces a matrix by a random one of another type, as in files of mixed types.
     ///
     /// # Panics
-    /// Where there is no such tensor or the type does not divide its rows into blocks.
+    /// If there is no such tensor or the type does not divide its rows into blocks.
     pub fn set_type(&mut self, name: &str, ty: TensorType, seed: u64) {
         let tensor = self.tensors.get_mut(name).expect("a tensor of the model");
         *tensor = random_tensor(name, tensor.dims.clone(), ty, seed);
@@ -152,7 +152,7 @@ impl TinyModel {
     /// Joins the rows of tensors in one, as some files do.
     ///
     /// # Panics
-    /// Where one is missing.
+    /// If one is missing.
     pub fn join(&mut self, names: &[&str], joined: &str) {
         let parts: Vec<Tensor> = (names.iter())
             .map(|&name| self.tensors.remove(name).expect("a tensor of the model"))
@@ -173,7 +173,7 @@ impl TinyModel {
     /// Adds a random matrix.
     ///
     /// # Panics
-    /// Where the type does not divide its rows into blocks.
+    /// If the type does not divide its rows into blocks.
     pub fn add_random(&mut self, name: &str, dims: &[usize], ty: TensorType, seed: u64) {
         let tensor = random_tensor(name, dims.to_vec(), ty, seed);
         self.tensors.insert(name.to_owned(), tensor);
@@ -182,7 +182,7 @@ impl TinyModel {
     /// Replaces a matrix by its numbers in F32.
     ///
     /// # Panics
-    /// Where there is no such tensor.
+    /// If there is no such tensor.
     pub fn dequantize(&mut self, name: &str) {
         let tensor = &self.tensors[name];
         let mut values = vec![0.0; tensor.dims.iter().product()];
@@ -201,8 +201,8 @@ impl TinyModel {
         self.tensors.insert(name.to_owned(), tensor);
     }
 
-    /// Loads it on a backend. The network is compiled for the backend where this is called; `engines` has executors for which that is
-    /// done.
+    /// Loads it on a backend. The network is compiled for the backend where this is called; `engines` has executors that are already
+    /// compiled.
     ///
     /// # Panics
     /// If it does not load.
@@ -211,10 +211,10 @@ impl TinyModel {
         build(&self.descriptor, self, backend, options, &mut |_| {}).expect("a tiny model loads")
     }
 
-    /// The model as a GGUF file of architecture `llama`. Only what [`tiny_llama`] says of sizes can be expressed there.
+    /// Returns the model as a GGUF file of architecture `llama`. It can express only the sizes of [`tiny_llama`].
     ///
     /// # Errors
-    /// [`GgufError`] where the writer refuses a tensor.
+    /// [`GgufError`] if the writer refuses a tensor.
     pub fn to_gguf(&self) -> Result<Vec<u8>, GgufError> {
         let Descriptor { layers, ropes, .. } = &self.descriptor;
         let attention = layers[0].mixer.attention().expect("a llama has attention");
@@ -280,8 +280,8 @@ impl WeightSource for TinyModel {
     }
 }
 
-/// The tensors that a descriptor asks for, optional ones included, with their dimensions, the contiguous one first. A load
-/// is asked for them one by one, so that there is no second list of what a network is made of.
+/// Returns the tensors that a descriptor needs, including optional ones, with their dimensions, the contiguous one first. A load
+/// requests them one by one, so that there is no second list of a network's tensors.
 fn tensor_dims(descriptor: &Descriptor) -> Vec<(String, Vec<usize>)> {
     let mut probe = Probe {
         dims: Vec::new(),
@@ -335,7 +335,7 @@ impl WeightSource for Probe {
         })
     }
 }
-/// Whether a tensor of two dimensions is no matrix of a product.
+/// Returns whether a tensor of two dimensions is not a matrix of a product.
 fn is_vector(name: &str) -> bool {
     let part = name.rsplit_once("blk.").map_or(name, |(_, part)| part);
     [
@@ -348,7 +348,7 @@ fn is_vector(name: &str) -> bool {
     .any(|end| part.ends_with(end))
 }
 
-/// Matrices that keep the size of what they multiply, norm weights and frequency divisors near 1, other vectors near 0.
+/// Makes matrices that preserve the size of their input, norm weights and frequency divisors near 1, and other vectors near 0.
 fn random_tensor(name: &str, dims: Vec<usize>, ty: TensorType, seed: u64) -> Tensor {
     let mut random = Random::named(seed, name);
     let mut values = |centre: f32, spread: f32| -> Vec<f32> {
@@ -374,7 +374,7 @@ fn random_tensor(name: &str, dims: Vec<usize>, ty: TensorType, seed: u64) -> Ten
             }
             (ty, bytes)
         }
-        // Decays are below 0.
+        // Decays are negative.
         _ if name.ends_with("ssm_a") => (TensorType::F32, f32_bytes(&values(-1.0, 0.5))),
         _ if name.starts_with("rope_f") => (TensorType::F32, f32_bytes(&values(2.0, 1.0))),
         _ if ["norm.weight", "scale.weight", ".scale"]

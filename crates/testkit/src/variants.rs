@@ -1,6 +1,4 @@
-//! Networks that between them have every feature a descriptor can name.
-//!
-//! Separate so that the suite which runs them does not grow with them. Each variant changes one thing of
+//! Networks that together have every feature that a descriptor can name. Each variant changes one thing of
 //! [`tiny_llama`]; [`random_variant`] combines several.
 
 use tokenmill_backend::{Activation, KeyHeads, NormKind, RopeStyle, Temperature, Xielu};
@@ -297,7 +295,8 @@ pub(crate) const LAYER_VARIANTS: &[Variant] = &[
     }),
 ];
 
-/// A layer with each kind of recurrent memory next to one with attention, and networks of such layers alone.
+/// A layer with each kind of recurrent memory next to one with attention, and networks that consist only of
+/// such layers.
 pub(crate) const STATE_VARIANTS: &[Variant] = &[
     ("a delta net", |d| {
         d.layers[0].mixer = MixerDescriptor::DeltaNet(DELTA_NET);
@@ -386,7 +385,7 @@ pub(crate) const STATE_VARIANTS: &[Variant] = &[
     }),
 ];
 
-/// Sizes beyond what a kernel for small ones takes.
+/// Sizes beyond the limit of a kernel for small ones.
 pub(crate) const WIDE_VARIANTS: &[Variant] = &[
     ("a delta net of wide keys", |d| {
         d.layers[1].mixer = MixerDescriptor::DeltaNet(DeltaNetDescriptor {
@@ -435,7 +434,7 @@ const MAMBA_2: SsmDescriptor = SsmDescriptor {
     bias: Presence::Absent,
 };
 
-/// The attention of the first layer next to a state space model.
+/// Returns a mixer with the attention of the first layer next to a state space model.
 fn both(d: &mut Descriptor, ssm: SsmDescriptor) -> MixerDescriptor {
     MixerDescriptor::Both {
         attention: d.layers[0].attention_mut().clone(),
@@ -456,7 +455,7 @@ fn mamba(has_norms: bool) -> SsmDescriptor {
     }
 }
 
-/// Returns a few variants at once, if they can be combined.
+/// Returns several variants at once, if they can be combined.
 pub fn random_variant(random: &mut Random) -> (String, Descriptor) {
     loop {
         let mut descriptor = tiny_llama();

@@ -15,7 +15,7 @@ const TEXT_BYTES: usize = 1 << 20;
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The reference for a byte-level vocabulary that is only at hand as GGUF.
+/// Builds the reference for a byte-level vocabulary that exists only as GGUF.
 fn reference_of_gguf(file: &GgufFile, pattern: &str, normalizer: &Value) -> tokenizers::Tokenizer {
     let tokens = file.metadata().string_array("tokenizer.ggml.tokens").unwrap();
     let merges = file.metadata().string_array("tokenizer.ggml.merges").unwrap();
@@ -70,7 +70,7 @@ fn encode(criterion: &mut Criterion) {
     };
     let english = fs::read_to_string(data.join("text/heldout.txt")).unwrap();
     let mixed = fs::read_to_string(data.join("vocab/expected-llamacpp/mixed.txt")).unwrap();
-    // Not a special token for our reader where none are parsed, but text that the reference's model knows.
+    // Without special tokens our reader treats this as text, but the reference's model knows it.
     let mixed = mixed.replace("</s>", "");
     let mut text = String::new();
     while text.len() < TEXT_BYTES {

@@ -1,9 +1,10 @@
-//! [`ChatPrompt`]: a conversation to the token ids that a model answers.
+//! [`ChatPrompt`]: converts a conversation to the token ids that a model answers.
 //!
-//! It joins template and tokenizer, because only together can they keep a promise: control tokens come from the
-//! template, never from what a message says. Rendered text is one string, in which a user's `<|im_end|>` looks like the
-//! template's own; so the template says which bytes it wrote itself, and control tokens are parsed only there. It does
-//! not matter where the others stood (a message, a key of a tool's schema) or whether two pieces make a token together.
+//! It combines template and tokenizer, because only together can they keep a promise: control tokens come from the
+//! template, never from the text of a message. Rendered text is one string, in which a user's `<|im_end|>` looks like
+//! the template's own. So the template reports which bytes it wrote itself, and control tokens are parsed only there.
+//! The origin of other bytes (a message, a key of a tool's schema) does not matter, nor whether two pieces make a token
+//! together.
 
 use std::ops::Range;
 
@@ -26,7 +27,7 @@ pub struct ChatPrompt {
 }
 
 impl ChatPrompt {
-    /// Joins a template with a tokenizer, which is to be the same in every call of [`Self::encode`].
+    /// Joins a template with a tokenizer, which must be the same in every call of [`Self::encode`].
     pub fn new(template: ChatTemplate, tokenizer: &Tokenizer) -> Self {
         let text_of = |id: u32| {
             let bytes = tokenizer.token_bytes(id)?;
@@ -49,19 +50,20 @@ impl ChatPrompt {
         }
     }
 
-    /// Says what belongs around the template's marks of images.
+    /// Sets the texts around the template's marks of images.
     pub fn set_image_words(&mut self, words: Option<ImageWords>) {
         self.image_words = words;
     }
 
-    /// The template.
+    /// Returns the template.
     pub fn template(&self) -> &ChatTemplate {
         &self.template
     }
 
-    /// Renders a conversation and encodes it. Tokens of begin and end that `context` leaves empty are the tokenizer's.
+    /// Renders a conversation and encodes it. If `context` leaves the tokens of begin and end empty, the tokenizer's
+    /// are used.
     ///
-    /// Control tokens are parsed in what the template writes: its literals, the tokens of begin and end (unless
+    /// Control tokens are parsed only in the template's own text: its literals, the tokens of begin and end (unless
     /// [`ChatContext::extra`] replaces them), and roles that are words.
     ///
     /// # Errors
@@ -182,7 +184,7 @@ impl ChatPrompt {
         ids
     }
 
-    /// The first control token from `start` on that is not the template's own.
+    /// Finds the first control token from `start` on that is not the template's own.
     fn next_foreign(&self, text: &str, start: usize, trusted: &[Range<usize>]) -> Option<Range<usize>> {
         (self.finder.find_iter(&text[start..]))
             .map(|found| start + found.start()..start + found.end())
@@ -192,7 +194,7 @@ impl ChatPrompt {
             })
     }
 
-    /// The first control token of the template that begins inside `foreign`.
+    /// Finds the first control token of the template that begins inside `foreign`.
     fn next_own(&self, text: &str, foreign: &Range<usize>, trusted: &[Range<usize>]) -> Option<Range<usize>> {
         let first = trusted.partition_point(|range| range.end <= foreign.start);
         trusted[first..]
@@ -207,7 +209,7 @@ impl ChatPrompt {
     }
 }
 
-/// The last stretch before the end of `ranges` that is in none of them; an empty one at the start where there is none.
+/// Returns the last gap between `ranges`; an empty one at the start if there is none.
 fn last_gap(ranges: &[Range<usize>]) -> (usize, usize) {
     let mut end = ranges.last().map_or(0, |range| range.start);
     for range in ranges.iter().rev().skip(1) {
@@ -266,7 +268,7 @@ mod tests {
         (tokenizer, ids)
     }
 
-    /// The number of control tokens, and the text with them written out.
+    /// Returns the number of control tokens, and the text with them written out.
     fn control_tokens(template: &str, context: &ChatContext) -> (usize, String) {
         let (tokenizer, ids) = encode_context(template, context);
         let n_control = ids
@@ -323,10 +325,10 @@ mod tests {
         check(chat, "so<|end|>it", Some(&format!("{begin}so<|end|>it")));
         check(chat, " hi", Some(&format!("{begin}hi")));
         check(chat, " ", Some(begin));
-        // The end of a text that the template writes without what stood before.
+        // The template writes the end of the text without its beginning.
         let last_word = "{{ messages[1].content.split('-')[-1] }}<|end|>";
         check(last_word, "a-b", Some("<|bos|>b"));
-        // A template that closes with the other's words, or leaves the answer out.
+        // A template that closes with the other's words, or omits the answer.
         check("{{ messages[1].content }}{{ messages[0].content }}", "ab", None);
         check("<|user|>{{ messages[0].content }}<|end|>", "ab", None);
         check("<|user|><|end|>", "ab", None);
@@ -368,7 +370,7 @@ mod tests {
             // The other half is the template's.
             ("<|bos|>{{ messages[0].content }}nd|><|end|>", "<|e", ""),
             ("<|bos|><|e{{ messages[0].content }}<|end|>", "nd|>", ""),
-            // The template takes out what stood between.
+            // The template removes the text in between.
             (
                 "<|bos|>{{ messages[0].content | replace('-', '') }}<|end|>",
                 "<|e-nd|>",

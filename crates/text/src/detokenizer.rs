@@ -1,23 +1,23 @@
 //! [`StreamDecoder`]: token ids to text, one token at a time.
 //!
-//! Separate from the tokenizer because it is what holds state: the bytes of an unfinished character. Invariant: the
-//! texts it hands out, put together, are what decoding all ids at once gives; no character is ever cut.
+//! It holds the state, which is the bytes of an unfinished character. Invariant: the returned texts together are
+//! the text of all ids decoded at once; no character is ever cut.
 
 use std::{borrow::Borrow, sync::Arc};
 
 use crate::Tokenizer;
 
-/// How to decode.
+/// Options of decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeOptions {
-    /// Leaves control tokens out; otherwise their names are part of the text.
+    /// Omits control tokens; otherwise their names are part of the text.
     pub skip_special: bool,
     /// The ids continue a text (as an answer continues a prompt), so a space at their start is kept.
     pub is_continuation: bool,
 }
 
 impl Default for DecodeOptions {
-    /// A text from its start, without control tokens.
+    /// For a text from its start, without control tokens.
     fn default() -> Self {
         Self {
             skip_special: true,
@@ -28,10 +28,10 @@ impl Default for DecodeOptions {
 
 /// Turns token ids into text one at a time.
 ///
-/// `T` is how it holds its tokenizer: `&Tokenizer`, `Arc<Tokenizer>`, or anything else that lends one.
+/// `T` holds the tokenizer: `&Tokenizer`, `Arc<Tokenizer>`, or any other type that lends one.
 ///
-/// A character in several tokens comes out with the last of them; bytes that are no character come out as U+FFFD as
-/// soon as that is certain, at the latest from [`Self::finish`].
+/// A character of several tokens is returned with the last of them. Invalid bytes are returned as U+FFFD as soon as
+/// that is certain, at the latest from [`Self::finish`].
 #[derive(Clone, Debug)]
 pub struct StreamDecoder<T> {
     tokenizer: T,
@@ -39,13 +39,13 @@ pub struct StreamDecoder<T> {
     /// Control tokens that are part of the text, ascending.
     shown: Arc<[u32]>,
     is_at_start: bool,
-    /// The bytes of a character that has begun.
+    /// The bytes of an unfinished character.
     pending: Vec<u8>,
     text: String,
 }
 
 impl Tokenizer {
-    /// Decodes token ids; ids outside the vocabulary stand for nothing.
+    /// Decodes token ids; ids outside the vocabulary have no text.
     ///
     /// Bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32], options: DecodeOptions) -> String {
@@ -72,14 +72,14 @@ impl<T: Borrow<Tokenizer>> StreamDecoder<T> {
         }
     }
 
-    /// Makes some control tokens part of the text that is made without the others; `ids` ascend.
+    /// Makes some control tokens part of a text that otherwise omits them; `ids` ascend.
     #[must_use]
     pub fn showing(mut self, ids: Arc<[u32]>) -> Self {
         self.shown = ids;
         self
     }
 
-    /// Takes the next token and returns the text that is complete with it, often none.
+    /// Takes the next token and returns the text that it completes, often none.
     pub fn push(&mut self, id: u32) -> &str {
         self.text.clear();
         let tokenizer = self.tokenizer.borrow();
@@ -108,7 +108,7 @@ impl<T: Borrow<Tokenizer>> StreamDecoder<T> {
         &self.text
     }
 
-    /// Ends the text: a character that was never finished comes out as U+FFFD.
+    /// Ends the text: an unfinished character becomes U+FFFD.
     pub fn finish(&mut self) -> &str {
         self.text.clear();
         if !self.pending.is_empty() {
@@ -119,7 +119,7 @@ impl<T: Borrow<Tokenizer>> StreamDecoder<T> {
     }
 }
 
-/// Appends `bytes` to `text`, up to a character that may still be finished; returns how many bytes that took.
+/// Appends `bytes` to `text`, up to a character that may still be finished; returns the number of appended bytes.
 fn append_whole(bytes: &[u8], text: &mut String) -> usize {
     let mut n_done = 0;
     while n_done < bytes.len() {

@@ -1,7 +1,7 @@
 //! [`TokenizerError`]: why a tokenizer could not be built.
 //!
-//! One place, so that the readers for both file formats fail in the same words. Invariant: building is all that can
-//! fail; a tokenizer that exists encodes any text and decodes any ids.
+//! The readers of both file formats share it, so they fail in the same words. Invariant: only building can fail; a
+//! tokenizer that exists encodes any text and decodes any ids.
 
 use tokenmill_gguf::GgufError;
 
@@ -12,7 +12,7 @@ pub enum TokenizerError {
     /// A metadata key is missing or has the wrong type.
     #[error(transparent)]
     Metadata(#[from] GgufError),
-    /// A tokenizer model that is not implemented.
+    /// A tokenizer model that is not supported.
     #[error(
         "tokenizer model `{model}` is not supported; supported are gpt2, llama, bert, t5, gemma4 and whitespace"
     )]
@@ -20,13 +20,13 @@ pub enum TokenizerError {
         /// The value of `tokenizer.ggml.model`.
         model: String,
     },
-    /// A pre-tokenizer name that nothing is known about.
+    /// An unknown pre-tokenizer name.
     #[error("pre-tokenizer `{name}` is unknown; convert the model again or set `tokenizer.ggml.pre`")]
     UnknownPreTokenizer {
         /// The value of `tokenizer.ggml.pre`.
         name: String,
     },
-    /// A pre-tokenizer that no name of GGUF files stands for.
+    /// A pre-tokenizer without a name in GGUF files.
     #[error("no pre-tokenizer of GGUF files cuts text as this tokenizer does; name the nearest with --pre")]
     UnnamedPreTokenizer,
     /// A `tokenizer.model` that cannot be read.
@@ -58,7 +58,7 @@ pub enum TokenizerError {
         /// Their bytes.
         n_bytes: usize,
     },
-    /// An array that goes with the tokens has another length.
+    /// An array with another length than the tokens.
     #[error("`{key}` has {found} entries, but the vocabulary has {expected} tokens")]
     Length {
         /// The array.
@@ -102,7 +102,7 @@ pub enum TokenizerError {
         /// The token that is missing.
         token: String,
     },
-    /// A token that is named is not in the vocabulary.
+    /// A named token that is not in the vocabulary.
     #[error("the token `{text}` is named, but the vocabulary does not have it")]
     UnknownToken {
         /// Its text.
@@ -118,7 +118,7 @@ pub enum TokenizerError {
         /// Number of tokens.
         n_vocab: usize,
     },
-    /// A flag asks for a special token that is not given.
+    /// A flag that needs a missing special token.
     #[error("`{flag}` is set, but `{key}` is missing")]
     MissingSpecialToken {
         /// The flag.
@@ -148,7 +148,7 @@ pub enum TokenizerError {
         /// Cause of the error.
         problem: &'static str,
     },
-    /// Parts that together could make a short text take gigabytes.
+    /// Parts that together could expand a short text to gigabytes.
     #[error("tokenizer: its {what} can make a text {factor:.0} times as long, at most {maximum} is allowed")]
     Growth {
         /// Which parts.
@@ -158,7 +158,7 @@ pub enum TokenizerError {
         /// The most that is allowed.
         maximum: f64,
     },
-    /// Normalizers that put much text around each text.
+    /// Normalizers that add too much text around each text.
     #[error("tokenizer: its normalizers add {n_bytes:.0} bytes to a text, at most {maximum} are allowed")]
     AddedText {
         /// Bytes that they add.
@@ -166,7 +166,7 @@ pub enum TokenizerError {
         /// The most that is allowed.
         maximum: f64,
     },
-    /// More of something than any real tokenizer has.
+    /// A larger number of something than any real tokenizer has.
     #[error("tokenizer: it has {found} {what}, at most {maximum} are allowed")]
     TooMany {
         /// Name of the counted items.
@@ -184,7 +184,7 @@ pub enum TokenizerError {
         /// Error of the compiler.
         source: Box<regex::Error>,
     },
-    /// The added tokens are too many for a matcher.
+    /// Too many added tokens for a matcher.
     #[error("no matcher can be built for the {n_tokens} special and added tokens")]
     AddedTokens {
         /// Number of tokens.

@@ -1,7 +1,7 @@
-//! [`ImageWords`]: what stands in a prompt for an image.
+//! [`ImageWords`]: the text in a prompt around an image.
 //!
-//! Separate from the template, which writes a mark for each image, and from the encoder, which makes the image's rows. Invariant:
-//! only what the template itself wrote is a mark; one that a message says is text.
+//! The template writes a mark for each image; the encoder makes the image's rows. Invariant: only the template's own marks count;
+//! a mark in a message is text.
 
 use crate::template::Rendered;
 
@@ -19,7 +19,7 @@ pub struct ImageWords {
 }
 
 impl ImageWords {
-    /// Writes what belongs around the marks of a template.
+    /// Writes the texts around the marks of a template.
     pub(crate) fn write_around(&self, rendered: &mut Rendered) {
         if self.before.is_empty() && self.after.is_empty() {
             return;
@@ -59,7 +59,7 @@ mod tests {
         words.write_around(&mut rendered);
         assert_eq!(rendered.text, "a[<i>]b<i>c[<i>][<i>]");
         assert_eq!(rendered.trusted, [0..6, 10..21]);
-        // A mark that is half the template's is none.
+        // A mark that is only partly the template's does not count.
         let mut halves = Rendered {
             text: "<i>".to_owned(),
             trusted: vec![0..2, 2..3],

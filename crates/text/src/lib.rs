@@ -1,4 +1,4 @@
-//! The words of tokenmill: text to token ids and back.
+//! Converts text to token ids and back.
 //!
 //! [`Tokenizer`] is one type for every vocabulary: byte-level byte-pair encoding, SentencePiece, WordPiece and unigram,
 //! read from GGUF metadata or from a `tokenizer.json`. [`StreamDecoder`] turns ids into text as they are generated and
@@ -11,9 +11,9 @@
 //! [`template::ChatTemplate`] renders a conversation into the text that a model was trained on, and
 //! [`ChatPrompt`] into its ids, so that no message can smuggle in a control token.
 //!
-//! [`calls::ReplyParser`] reads reasoning and tool calls out of what a model answers, in each family's format.
+//! [`calls::ReplyParser`] reads reasoning and tool calls in a model's answer, in each family's format.
 //!
-//! No network, no device and no file is known here.
+//! The crate uses no network, no device and no file.
 //!
 //! ```
 //! use tokenmill_text::{DecodeOptions, EncodeOptions, StopMatcher, StreamDecoder, Tokenizer};

@@ -1,16 +1,16 @@
 //! [`StopMatcher`]: finds stop strings in a stream of text.
 //!
-//! It is separate from the detokenizer because stop strings are a matter of text, not of tokens. Invariants: no part of a stop string is
-//! ever released; text that can no longer become one is not held; the copies of a matcher, one for each sample, share the strings.
+//! Stop strings concern text, not tokens. Invariants: no part of a stop string is ever released; text that can no longer become one is
+//! not held; the copies of a matcher, one for each sample, share the strings.
 
 use std::sync::Arc;
 
 /// Holds the result of a piece of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopProgress {
-    /// Text that can be handed out: it belongs to no stop string.
+    /// Text that can be released: it belongs to no stop string.
     pub text: String,
-    /// Which stop string was found, if one was; the matcher then takes no more text.
+    /// Index of the stop string that was found, if any; the matcher then takes no more text.
     pub stopped_by: Option<usize>,
 }
 
@@ -32,7 +32,7 @@ pub struct StopMatcher {
     stops: Arc<[Stop]>,
     /// For each stop string, how many of its bytes match the end of the text so far.
     n_matched: Vec<u32>,
-    /// The newest text, not handed out: it may still become a stop string.
+    /// The newest text, not released: it may still become a stop string.
     held: String,
     stopped_by: Option<usize>,
 }
@@ -98,8 +98,7 @@ impl StopMatcher {
         }
     }
 
-    /// Takes the next piece of text and returns what can be handed out. After a stop string was found it returns
-    /// nothing more.
+    /// Takes the next piece of text and returns the text that can be released. After a stop string was found it returns nothing more.
     pub fn push(&mut self, piece: &str) -> StopProgress {
         if self.stopped_by.is_some() {
             return self.progress(String::new());
@@ -144,7 +143,7 @@ impl StopMatcher {
         self.held.len()
     }
 
-    /// Which stop string ended the text, as its place in the list that [`Self::new`] took.
+    /// Returns the stop string that ended the text, as its index in the list that [`Self::new`] took.
     pub fn stopped_by(&self) -> Option<usize> {
         self.stopped_by
     }
@@ -161,7 +160,7 @@ impl StopMatcher {
 mod tests {
     use super::*;
 
-    /// Feeds `pieces` and returns all text handed out and the stop string found.
+    /// Feeds `pieces` and returns all released text and the stop string found.
     fn run(stops: &[&str], pieces: &[&str]) -> (String, Option<usize>) {
         let mut matcher = StopMatcher::new(stops);
         let mut text = String::new();

@@ -1,6 +1,6 @@
-//! [`Cell`]: one figure to measure, a kind of work on a model. Here is the list of them.
+//! [`Cell`]: one figure to measure, a kind of work on a model, and the list of all cells.
 //!
-//! Invariant: a cell's name says all that decides its figure, so that records of two days compare.
+//! Invariant: a cell's name has everything that decides its figure, so that records of two days can be compared.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub(super) struct Cell {
 pub(super) enum Work {
     /// Compute a prompt.
     Prefill { n_tokens: usize },
-    /// Generate tokens one by one, behind some context.
+    /// Generate tokens one by one, after some context.
     Decode { n_tokens: usize, n_depth: usize },
     /// Generate in several sequences side by side.
     Batch { n_seqs: usize, n_tokens: usize },
@@ -28,7 +28,7 @@ pub(super) enum Work {
     Load,
 }
 
-/// How keys and values are stored.
+/// Selects the type of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kv {
     F16,
@@ -36,7 +36,7 @@ pub(super) enum Kv {
 }
 
 impl Kv {
-    /// Its name on command lines.
+    /// Returns its name on command lines.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::F16 => "f16",
@@ -44,7 +44,7 @@ impl Kv {
         }
     }
 
-    /// Bits of a value.
+    /// Returns the bits of a value.
     pub(super) fn value_bits(self) -> f64 {
         match self {
             Self::F16 => 16.0,
@@ -87,7 +87,7 @@ const OTHER_NETWORKS: [(&str, &str); 4] = [
     ("gemma-3-4b", "Q4_K_M"),
 ];
 
-/// All cells, in the order of the report.
+/// Returns all cells, in the order of the report.
 pub(super) fn all() -> Vec<Cell> {
     let mut cells = Vec::new();
     let mut add = |preset, recipe, work, kv| {

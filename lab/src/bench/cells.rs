@@ -1,7 +1,6 @@
 //! `bench cells`: how fast the program is, compared with a peer and with the machine's limits.
 //!
-//! Separate from the other tools because it runs whole programs. Invariant: the sides of a cell run in alternation, so that a
-//! machine that slows down slows both.
+//! It runs whole programs. Invariant: the sides of a cell run in alternation, so that a machine that slows down slows both.
 
 use std::{
     env, fs,
@@ -73,7 +72,7 @@ pub(super) struct Args {
     resume: bool,
 }
 
-/// Measures the cells that were asked for, and writes the record after each.
+/// Measures the requested cells, and writes the record after each.
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if cfg!(debug_assertions) && !args.list && !args.report {
         return run_in_release();
@@ -119,7 +118,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// State that does not change from cell to cell.
+/// Settings that do not change from cell to cell.
 struct Bench<'a> {
     args: &'a Args,
     started: Instant,
@@ -174,7 +173,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// The configurations of the peer that a cell is measured with.
+    /// Lists the configurations of the peer that a cell is measured with.
     fn peers(&self, cell: &Cell) -> Vec<Side> {
         if let Some(folder) = &self.args.vs_llama {
             let configs = LlamaConfig::candidates(cell.work, cell.kv);
@@ -204,7 +203,7 @@ impl<'a> Bench<'a> {
             .map(|side| Series::new(side, task))
             .collect();
         if is_time {
-            // The file must be in the page cache, whoever starts first.
+            // The file must be in the page cache, whichever side starts first.
             self.ours.run(task)?;
         }
         for round in 0..self.args.rounds {
@@ -241,7 +240,7 @@ impl<'a> Bench<'a> {
         Ok(figure)
     }
 
-    /// The model's file, made if it is not there.
+    /// Returns the path of the model's file, which is made if it is missing.
     fn model(&self, cell: &Cell) -> anyhow::Result<PathBuf> {
         let path = self.models.join(format!("{}-{}.gguf", cell.preset, cell.recipe));
         if !path.exists() {
@@ -296,7 +295,7 @@ impl Series {
     }
 }
 
-/// Builds the program as users have it.
+/// Builds the program in its release form.
 fn release_build() -> anyhow::Result<PathBuf> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
@@ -307,7 +306,7 @@ fn release_build() -> anyhow::Result<PathBuf> {
     Ok(workspace_root().join("target/release/tokenmill"))
 }
 
-/// The state of the sources: a commit, and whether what the program is built from differs from it.
+/// Returns the state of the sources: a commit, and whether the program's sources differ from it.
 fn commit() -> anyhow::Result<String> {
     let commit = output_of("git", &["rev-parse", "--short=10", "HEAD"])?;
     let changes = output_of(
@@ -328,7 +327,7 @@ fn commit() -> anyhow::Result<String> {
     })
 }
 
-/// `bench/runs/DATE-CPU`.
+/// Returns `bench/runs/DATE-CPU`.
 fn default_folder() -> anyhow::Result<PathBuf> {
     let machine = machine()?;
     let name: String = machine

@@ -1,8 +1,8 @@
 //! The record as a drawing: how much of the machine's limit each side reaches, a pair of bars for each cell.
 //!
-//! Shares of a limit, because tokens per second of a small and a large model do not fit on one axis, and because the
-//! empty part of a bar is what is left to win. Ours is what single steps reached of the limits sampled around them; the peer's is
-//! that, divided by how much faster ours was as a whole program.
+//! It shows shares of a limit, because tokens per second of a small and a large model do not fit on one axis, and because the
+//! empty part of a bar is the possible gain. Our share is that of single steps in the limits sampled around them; the peer's is
+//! ours, divided by our speedup as a whole program.
 
 use tokenmill_chart::{Anchor, BLUE, Bar, Chart, GRAY};
 
@@ -13,7 +13,7 @@ const BAR_WIDTH: f64 = 420.0;
 const BAR_HEIGHT: f64 = 11.0;
 const ROW_HEIGHT: f64 = 32.0;
 const TOP: f64 = 58.0;
-/// Room behind the bars for what they stand for.
+/// Space after the bars for their labels.
 const RIGHT: f64 = 80.0;
 /// The longest bar, since a share can exceed one.
 const MAX_SHARE: f64 = 1.1;

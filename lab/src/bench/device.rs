@@ -1,8 +1,7 @@
-//! `bench device`: what a GPU does with a model, in tokens per second and in milliseconds of the device by phase.
+//! `bench device`: the speed of a model on a GPU, in tokens per second and in milliseconds of the device by phase.
 //!
-//! Separate from `cells`, which compares with other programs through the product's own commands, because it looks inside: graphs against
-//! eager launches, batches of decode, the copy bandwidth. Invariant: every figure is a measurement of this run, and a
-//! simulated device gives none of time.
+//! Unlike `cells`, which compares programs through the product's own commands, it looks inside: graphs against eager launches, batches
+//! of decode, the copy bandwidth. Invariant: every figure is a measurement of this run, and a simulated device gives no times.
 
 use std::{path::PathBuf, time::Instant};
 
@@ -84,7 +83,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Puts each batch's replayed steps next to its eager ones; empty where one of both was not run.
+/// Puts each batch's replayed steps next to its eager ones; empty if one of the two was not run.
 fn replay_against_eager(report: &Value) -> Value {
     let rows = |way: &str| report[way]["decode"].as_array().cloned().unwrap_or_default();
     let pairs = rows("graphs").into_iter().zip(rows("eager"));
@@ -101,7 +100,7 @@ fn replay_against_eager(report: &Value) -> Value {
         .collect()
 }
 
-/// The same as a table.
+/// Renders the same as a table.
 fn replay_table(rows: &Value) -> String {
     let mut table =
         "| sequences | replayed, tokens/s | eager, tokens/s | replayed / eager |\n|---:|---:|---:|---:|"
@@ -123,7 +122,7 @@ fn replay_table(rows: &Value) -> String {
     table
 }
 
-/// Bytes read and written in a second by a copy within the device.
+/// Measures the bytes read and written in a second by a copy within the device.
 pub(crate) fn copy_bandwidth(device: &Device) -> anyhow::Result<f64> {
     let from = device.alloc::<u8>("the copy", COPY_BYTES)?;
     let mut to = device.alloc::<u8>("the copy", COPY_BYTES)?;
@@ -165,7 +164,7 @@ fn load(
     Ok(model.load_on(backend, &options(model, args), &mut |_: LoadProgress| {})?)
 }
 
-/// The plan of the memory, and how long the load takes.
+/// Reports the plan of the memory, and the duration of the load.
 fn load_report(model: &Model, args: &Args, device: &Device, is_measured: bool) -> anyhow::Result<Value> {
     let plan = model.plan(&CudaBackend::new(device.clone())?, &options(model, args))?;
     let started = Instant::now();
@@ -225,7 +224,7 @@ fn measure(
     for _ in 0..if args.once { 1 } else { 3 } {
         prefill_seconds = prefill_seconds.min(prefill(0, &mut executor)?);
     }
-    // Every sequence decodes behind the prompt.
+    // Every sequence decodes after the prompt.
     for seq_idx in 1..options.max_batch_seqs {
         prefill(seq_idx, &mut executor)?;
     }
@@ -283,7 +282,7 @@ fn measure(
     }))
 }
 
-/// Returns the output to ask of a row: the likeliest token, or one that is drawn.
+/// Returns the output to request for a row: the likeliest token, or a drawn one.
 fn wanted(args: &Args, seq_idx: usize, position: usize) -> RowOutput {
     let params = if args.sampled {
         SamplingParams {

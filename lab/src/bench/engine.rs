@@ -1,8 +1,8 @@
 //! `bench engine`: the engine on a model. Decoding of several sequences against the bare executor, the gain of a cached prefix,
 //! the rhythm of running streams while a long prompt arrives, and the processor time of an idle engine. Prints Markdown.
 //!
-//! Separate from `serve`, which measures with HTTP between. Invariant: engine and bare executor decode the same sequences in turn,
-//! so that other work on the machine slows both.
+//! There is no HTTP in between, as there is in `serve`. Invariant: engine and bare executor decode the same sequences in turn, so
+//! that other work on the machine slows both.
 
 use std::{
     fmt::Write,
@@ -30,10 +30,10 @@ const N_PROMPT: usize = 32;
 const N_DECODE: usize = 48;
 const N_ROUNDS: usize = 3;
 
-/// How long the idle engine is watched.
+/// Time for which the idle engine is watched.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// How long it is left alone before that.
+/// Time for which it is left alone before that.
 const SETTLE: Duration = Duration::from_secs(3);
 
 fn load(model: &Model, options: &ModelOptions) -> Result<ModelExecutor<CpuBackend>, LoadError> {
@@ -206,7 +206,7 @@ fn decoding(bare: &mut dyn Executor, engine: &Engine, report: &mut String) -> an
             bare_rates.push(decode_bare(bare, &prompts)?);
             engine_rates.push(decode_with_engine(engine, &prompts)?);
         }
-        // Each round compares neighbours in time, so that other work on the machine hits both alike.
+        // Each round compares runs that are adjacent in time, so that other work on the machine affects both alike.
         let ratio = median(
             bare_rates
                 .iter()
@@ -262,7 +262,7 @@ fn decode_with_engine(engine: &Engine, prompts: &[Vec<u32>]) -> anyhow::Result<f
     let times: Vec<Vec<Duration>> = (outputs.into_iter())
         .map(|output| output.map(|output| output.timings.tokens))
         .collect::<Result<_, _>>()?;
-    // Requests begin one after the other; what counts is the time in which all of them decode.
+    // Requests begin one after the other; only the time in which all of them decode counts.
     let begin = times
         .iter()
         .filter_map(|times| times.first())
@@ -365,11 +365,11 @@ fn long_prompt_beside_streams(engine: &Engine, report: &mut String) -> anyhow::R
     Ok(())
 }
 
-/// Processor time of this process while the engine has nothing to do.
+/// Measures the processor time of this process while the engine has nothing to do.
 fn idle(engine: &Engine, report: &mut String) -> anyhow::Result<()> {
     let used = || -> anyhow::Result<f64> {
         let stat = std::fs::read_to_string("/proc/self/stat")?;
-        // Behind the program's name in parentheses, fields 14 and 15 of the whole are user and system time in 1/100 s.
+        // After the program's name in parentheses, fields 14 and 15 of the whole are user and system time in 1/100 s.
         let fields = stat.rsplit(')').next().context("a line of fields")?;
         let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<f64>);
         Ok(ticks.sum::<Result<f64, _>>()? / 100.0)

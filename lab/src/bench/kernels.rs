@@ -1,6 +1,7 @@
-//! `bench kernels`: what the kernels do at the shapes of an 8B model (slices of it), counted on the simulator, as JSON.
+//! `bench kernels`: counts of the kernels at the shapes of an 8B model (slices of it), on the simulator, as JSON.
 //!
-//! Figures of the PTX, exact and the same on every machine: they say how much a kernel asks of the memory, not how fast it is.
+//! The figures are those of the PTX, exact and the same on every machine: they tell how much memory traffic a kernel causes,
+//! not how fast it is.
 
 mod sample;
 
@@ -80,7 +81,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the kernels of a type take quantized rows.
+/// Returns whether the kernels of a type take quantized rows.
 fn is_quantized(ty: TensorType) -> bool {
     ty.block_len() > 1
 }
@@ -106,7 +107,7 @@ fn count(memory: &mut DeviceMemory, what: &Launch, arguments: &Arguments) -> any
     }
 }
 
-/// One row of the report. `streams` are the buffers that should be read once; `n_items` what instructions are divided by.
+/// Returns one row of the report. `streams` are the buffers that should be read once; instructions are divided by `n_items`.
 fn row(
     what: &Launch,
     shape: &str,
@@ -151,7 +152,7 @@ fn row(
     })
 }
 
-/// The arguments of a product of one matrix, and the matrix.
+/// Returns the arguments of a product of one matrix, and the matrix.
 fn product(
     memory: &mut DeviceMemory,
     ty: TensorType,
@@ -235,7 +236,7 @@ fn gated(ty: TensorType, n_out: usize) -> anyhow::Result<Value> {
     ))
 }
 
-/// Rows of a first type, twice, and of a second, as query, key and value weights.
+/// Launches rows of a first type, twice, and of a second, as query, key and value weights.
 fn pair(types: [TensorType; 2], n_outs: [usize; 2]) -> anyhow::Result<Value> {
     let mut memory = DeviceMemory::new();
     let [first, second] = types.map(|ty| type_suffix(ty).context("a type with kernels"));
@@ -377,7 +378,7 @@ fn attention_arguments(
         arguments = arguments.i32(n as i32);
     }
     if is_decode {
-        // How far rows of values are apart.
+        // Distance of rows of values.
         arguments = arguments.i32(HEAD_DIM as i32).i32(0);
     }
     Ok(Attention { arguments, stores })

@@ -1,7 +1,7 @@
-//! [`Meter`]: what the machine can do at most, measured: reading memory, and multiplying 8-bit integers.
+//! [`Meter`]: measures the limits of the machine: reading memory, and multiplying 8-bit integers.
 //!
-//! A machine that is shared with others changes from minute to minute, so limits are sampled next to the work they are
-//! compared with. Invariant: one sample takes some tens of milliseconds.
+//! A machine that is shared with others changes from minute to minute, so limits are sampled next to the work that is
+//! compared with them. Invariant: one sample takes some tens of milliseconds.
 
 use std::{hint::black_box, time::Instant};
 
@@ -24,7 +24,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// The rates half way between two samples.
+    /// Returns the rates half way between two samples.
     pub(super) fn midpoint(a: Self, b: Self) -> Self {
         Self {
             read_bytes_s: f64::midpoint(a.read_bytes_s, b.read_bytes_s),
@@ -62,7 +62,7 @@ impl Meter {
     }
 }
 
-/// Units per second; `work` gives its units.
+/// Returns the units per second; `work` returns its units.
 fn rate(work: impl FnOnce() -> usize) -> f64 {
     let started = Instant::now();
     let n_units = black_box(work());

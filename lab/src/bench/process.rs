@@ -1,7 +1,6 @@
-//! [`measure`]: runs a program and sees how long it takes and how much memory it holds.
+//! [`measure`]: runs a program and measures its time and its memory.
 //!
-//! Separate because both sides of a comparison go through it, so that neither is watched in another way. Invariant: the
-//! clock runs from before the program starts.
+//! Both sides of a comparison go through it. Invariant: the clock starts before the program does.
 
 use std::{
     fs,
@@ -14,25 +13,25 @@ use std::{
 
 use anyhow::{Context, bail};
 
-/// How often the program's memory is looked at. The kernel keeps the maximum, so only what is added in the last moments
-/// before the end can escape.
+/// Time between samples of the program's memory. The kernel keeps the maximum, so only an increase in the last moments
+/// before the end can be missed.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A program that ended well.
+/// A program that ended successfully.
 #[derive(Debug)]
 pub(super) struct Finished {
     /// Its standard output.
     pub(super) stdout: String,
     /// Seconds until it had printed `mark`, if it did.
     pub(super) marked_s: Option<f64>,
-    /// The most memory it held, in bytes, pages of mapped files among it; where the system tells.
+    /// The most memory it held, in bytes, including pages of mapped files; if the system reports it.
     pub(super) peak_memory_bytes: Option<u64>,
 }
 
 /// Runs a program to its end.
 ///
 /// # Errors
-/// It cannot be started, or fails; then the end of what it said is in the error.
+/// It cannot be started, or fails; the error then contains the end of its output.
 pub(super) fn measure(command: &mut Command, mark: &str) -> anyhow::Result<Finished> {
     let name = command.get_program().to_string_lossy().into_owned();
     let started = Instant::now();
@@ -80,7 +79,7 @@ pub(super) fn measure(command: &mut Command, mark: &str) -> anyhow::Result<Finis
     })
 }
 
-/// Reads to the end; notes when `mark` was there.
+/// Reads to the end; notes when `mark` appeared.
 fn read_until_end(
     stdout: &mut impl Read,
     mark: &str,
@@ -101,7 +100,7 @@ fn read_until_end(
     }
 }
 
-/// The line `VmHWM:  1234 kB` of a process's status.
+/// Reads the line `VmHWM:  1234 kB` of a process's status.
 fn peak_memory(status: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

@@ -1,8 +1,8 @@
-//! [`Record`]: what was measured, as it lies in `bench/runs`.
+//! [`Record`]: the measurements in `bench/runs`.
 //!
-//! A record grows: a run replaces the cells that it measured and leaves the others, since all of them take longer than a
-//! machine stays quiet. So each figure has its own commit, date and limits. Invariant: samples are as they were seen;
-//! what is computed from them can be computed again.
+//! A record grows: a run replaces the cells that it measured and keeps the others, since all of them take longer than a
+//! machine stays quiet. So each figure has its own commit, date and limits. Invariant: samples are stored as measured;
+//! derived figures can be computed again.
 
 use std::{
     collections::BTreeMap,
@@ -50,7 +50,7 @@ pub(super) struct Figure {
     pub(super) peers: Vec<SideFigure>,
     /// How much faster than the peer's best.
     pub(super) ratio: Option<f64>,
-    /// The least that a token costs.
+    /// The minimal cost of a token.
     pub(super) cost: Option<Cost>,
     /// Share of the machine's limits that single steps of ours reach; the limits are sampled around them.
     pub(super) steps: Option<StepFigure>,
@@ -69,12 +69,12 @@ pub(super) struct SideFigure {
 }
 
 impl Figure {
-    /// Whether less is better.
+    /// Returns whether less is better.
     pub(super) fn is_time(&self) -> bool {
         self.unit == "s"
     }
 
-    /// The peer's fastest configuration.
+    /// Returns the peer's fastest configuration.
     pub(super) fn best_peer(&self) -> Option<&SideFigure> {
         self.peers.iter().max_by(|a, b| {
             let (a, b) = (speed(a, self.is_time()), speed(b, self.is_time()));
@@ -82,14 +82,14 @@ impl Figure {
         })
     }
 
-    /// How much faster ours is than the peer's fastest.
+    /// Returns how much faster ours is than the peer's fastest.
     pub(super) fn speedup(&self) -> Option<f64> {
         let peer = self.best_peer()?;
         Some(speed(&self.ours, self.is_time()) / speed(peer, self.is_time()))
     }
 }
 
-/// A number that is larger for the faster side.
+/// Returns a number that is larger for the faster side.
 fn speed(side: &SideFigure, is_time: bool) -> f64 {
     if is_time {
         side.spread.median.recip()
@@ -102,7 +102,7 @@ impl Record {
     /// Reads the record of a folder, or begins one.
     ///
     /// # Errors
-    /// A file that is no record.
+    /// A file that is not a record.
     pub(super) fn load(folder: &Path) -> anyhow::Result<Self> {
         let path = folder.join(FILE);
         if !path.exists() {

@@ -66,7 +66,7 @@ fn row(text: &mut String, name: &str, figure: &Figure) {
     );
 }
 
-/// `84 % (80..88)`.
+/// Renders `84 % (80..88)`.
 fn percent(share: Spread) -> String {
     format!(
         "{:.0} % ({:.0}..{:.0})",
@@ -76,7 +76,7 @@ fn percent(share: Spread) -> String {
     )
 }
 
-/// `17.5 (17.1..17.9)`, with more digits where the numbers are small.
+/// Renders `17.5 (17.1..17.9)`, with more digits for small numbers.
 fn spread(spread: Spread) -> String {
     let digits = if spread.median < 3.0 { 2 } else { 1 };
     format!(

@@ -1,10 +1,8 @@
-//! [`ModelCost`]: the bytes that a token must move and the products it must compute, and so the speed that the machine's
-//! limits leave.
+//! [`ModelCost`]: the bytes that a token must move and the products it must compute, and the resulting bound on the speed.
 //!
-//! A step must read the weights once, and the keys and values of the context. It must multiply every weight
-//! with every token, queries with keys, and attention weights with values. The other instructions of a
-//! product leave fewer slots for multiplications, which is a bound of its own. Nothing else counts here: a
-//! bound that ignores work is still a bound.
+//! A step must read the weights once, and the keys and values of the context. It must multiply every weight with every token,
+//! queries with keys, and attention weights with values. The other instructions of a product leave fewer slots for
+//! multiplications, which is a separate bound. Nothing else counts here: a bound that ignores work is still a bound.
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
@@ -19,18 +17,18 @@ use super::{
 /// Tokens that one step of a prompt computes, the default of both sides.
 const STEP_TOKENS: usize = 512;
 
-/// The sizes of a model that decide what a token costs.
+/// Holds the sizes of a model that decide the cost of a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ModelCost {
-    /// Bytes of the matrices that every step reads, the head among them.
+    /// Bytes of the matrices that every step reads, including the head.
     weight_bytes: f64,
     /// Bytes of the matrices of experts.
     expert_bytes: f64,
-    /// The share of the experts that a token goes to; 1 without experts.
+    /// The share of the experts that a token uses; 1 without experts.
     expert_share: f64,
     /// Weights of the layers that a token is multiplied with.
     layer_weights: f64,
-    /// The same, each divided by its format's share of multiplications; without a share there is none.
+    /// The same, each divided by its format's share of multiplications; `None` if the share is unknown.
     layer_slots: Option<f64>,
     /// Weights of the head.
     head_weights: f64,
@@ -38,21 +36,20 @@ pub(super) struct ModelCost {
     query_len: f64,
     /// Values of a key in all layers.
     key_len: f64,
-    /// Tokens that layers with a sliding window see. Layers without one, where there are both kinds, are taken to see no more.
+    /// Tokens that layers with a sliding window see. If both kinds exist, layers without a window count as seeing no more.
     window: f64,
 }
 
-/// The least that a token costs.
+/// The minimal cost of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Cost {
     pub(super) bytes: f64,
     pub(super) multiplies: f64,
-    /// Multiplications, and those that could have been done in place of the other instructions, where rows share the
-    /// weights.
+    /// Multiplications, and those that could have been done in place of the other instructions, if rows share the weights.
     pub(super) slots: Option<f64>,
 }
 
-/// The speeds that a machine's limits leave, in tokens per second, each by its reason.
+/// The bounds on the speed, in tokens per second, each by its reason.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Bound {
     pub(super) memory: f64,
@@ -60,10 +57,10 @@ pub(super) struct Bound {
     pub(super) instruction_mix: Option<f64>,
 }
 
-/// Multiplications of 8-bit integers that fit where one of f32 is.
+/// Number of 8-bit multiplications in the time of one in f32.
 const FLOAT_SLOTS: f64 = 4.0;
 
-/// How much of what two vector ports can issue is multiplication, in the product of many rows by a type.
+/// Returns the share of multiplications among the instructions that two vector ports issue, in the product of many rows by a type.
 fn multiplying_share(ty: TensorType) -> Option<f64> {
     Some(64.0 / f64::from(product_instructions(ty)?))
 }
@@ -128,7 +125,7 @@ impl ModelCost {
         })
     }
 
-    /// The cost of an average token of some work; there is none where the figure is no speed.
+    /// Returns the cost of an average token of some work; `None` if the figure is not a speed.
     pub(super) fn of_token(&self, work: Work, kv: Kv) -> Option<Cost> {
         // Tokens that share a reading of the weights, tokens that share a row of logits, and tokens of context.
         let (n_sharing, n_per_logits, n_context) = match work {
@@ -141,9 +138,9 @@ impl ModelCost {
             Work::Load => return None,
         };
         let n_context = self.window.min(n_context);
-        // Where tokens choose their experts by chance, the share that some token of a step goes to.
+        // If tokens choose their experts by chance: the share that some token of a step uses.
         let expert_bytes = self.expert_bytes * (1.0 - (1.0 - self.expert_share).powi(n_sharing as i32));
-        // Keys and values of a step's own tokens never leave the cache, so that a prompt's are left out.
+        // Keys and values of a step's own tokens never leave the cache, so those of a prompt do not count.
         let kv_bytes = match work {
             Work::Prefill { .. } => 0.0,
             _ => 2.0 * self.key_len * n_context * kv.value_bits() / 8.0,
@@ -179,12 +176,12 @@ pub(super) enum Limit {
 }
 
 impl Bound {
-    /// The lower of the two.
+    /// Returns the lower of the two.
     pub(super) fn tokens_s(self) -> f64 {
         self.memory.min(self.arithmetic)
     }
 
-    /// Which it is.
+    /// Returns the limit that it comes from.
     pub(super) fn limit(self) -> Limit {
         if self.memory < self.arithmetic {
             Limit::Memory

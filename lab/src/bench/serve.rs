@@ -1,7 +1,7 @@
 //! `bench serve`: `tokenmill serve` and llama.cpp's `llama-server` under the same load, both measured by `tokenmill bench-serve`.
 //!
-//! Separate from `cells` because a server is measured from outside. Invariants: both servers have the same threads, slots and
-//! context; they take turns, and each round starts them again; all that was measured is left in the folder of the run.
+//! The servers are measured from outside. Invariants: both servers have the same threads, slots and context; they take turns, and
+//! each round starts them again; all measurements stay in the folder of the run.
 
 use std::{
     collections::BTreeMap,
@@ -65,7 +65,7 @@ impl Load {
         }
     }
 
-    /// The options of `bench-serve`.
+    /// Returns the options of `bench-serve`.
     fn options(self, rate: f64) -> Vec<String> {
         let words = match self {
             Self::Streams8 => "--concurrency 8 --requests 16 --prompt-words 20 --max-tokens 64",
@@ -82,13 +82,13 @@ impl Load {
 
 const SLOTS: usize = 8;
 const CONTEXT: usize = 512;
-/// How long a server may take to load its model.
+/// Limit of the time that a server takes to load its model.
 const PATIENCE: Duration = Duration::from_mins(2);
 
 /// The two sides, in the order of their turns.
 const SIDES: [&str; 2] = ["tokenmill", "llama-server"];
 
-/// Measures, and draws all that the folder has.
+/// Measures, and draws everything in the folder.
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0, "0 rounds measure nothing");
     fs::create_dir_all(&args.out)?;
@@ -128,7 +128,7 @@ fn stem(path: &Path) -> String {
         .into_owned()
 }
 
-/// The command line of a server, with equal threads, slots and context for each slot.
+/// Returns the command line of a server, with equal threads, slots and context for each slot.
 fn server_command(args: &Args, side: &str, port: u16) -> Vec<String> {
     let (model, threads, port) = (
         args.model.display().to_string(),
@@ -162,7 +162,7 @@ fn server_command(args: &Args, side: &str, port: u16) -> Vec<String> {
         .collect()
 }
 
-/// A server that ends with this value.
+/// A server process that ends when this value is dropped.
 struct Server(Child);
 
 impl Drop for Server {
@@ -194,7 +194,7 @@ impl Server {
     }
 }
 
-/// Whether a server answers `/health` with success.
+/// Returns whether a server answers `/health` with success.
 fn is_healthy(port: u16) -> bool {
     let ask = || -> std::io::Result<bool> {
         let mut stream = TcpStream::connect(("127.0.0.1", port))?;
@@ -207,12 +207,12 @@ fn is_healthy(port: u16) -> bool {
     ask().unwrap_or(false)
 }
 
-/// A port without a listener.
+/// Returns a port without a listener.
 fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// Runs the load against one server and keeps what was measured.
+/// Runs the load against one server and stores the measurements.
 fn measure(args: &Args, side: &str, round: u64) -> anyhow::Result<BTreeMap<&'static str, f64>> {
     let port = free_port()?;
     let server_words = server_command(args, side, port);
@@ -248,7 +248,7 @@ fn measure(args: &Args, side: &str, round: u64) -> anyhow::Result<BTreeMap<&'sta
     Ok(figures)
 }
 
-/// A command line without the folders of this machine.
+/// Returns a command line without the folders of this machine.
 fn without_folders(words: &[String]) -> Vec<&str> {
     let shown = |word: &'_ String| match word.rfind('/') {
         Some(at) if !word.starts_with("http") => at + 1,
@@ -257,7 +257,7 @@ fn without_folders(words: &[String]) -> Vec<&str> {
     words.iter().map(|word| &word[shown(word)..]).collect()
 }
 
-/// The figures of one run that the comparison is about.
+/// Returns the figures of one run that are compared.
 fn summary(measured: &Value) -> anyhow::Result<BTreeMap<&'static str, f64>> {
     let (report, requests) = (&measured["report"], measured["requests"].as_array());
     let requests = requests.context("the client reports no requests")?;
@@ -267,7 +267,7 @@ fn summary(measured: &Value) -> anyhow::Result<BTreeMap<&'static str, f64>> {
         report["first_failure"]
     );
     let number = |value: &Value| value.as_f64().with_context(|| format!("`{value}` is no figure"));
-    // From a stream's first piece to its last, over the tokens after the first: what a token costs its reader.
+    // From a stream's first piece to its last, over the tokens after the first: the time per token for the reader.
     let (mut span_ms, mut n_tokens) = (0.0, 0.0);
     let (mut engine_ms, mut n_engine_tokens) = (0.0, 0.0);
     for request in requests {
@@ -299,7 +299,7 @@ fn medians<'a>(rounds: &[BTreeMap<&'a str, f64>]) -> BTreeMap<&'a str, f64> {
     rounds[0].keys().map(|&figure| (figure, median(figure))).collect()
 }
 
-/// The summaries that are in a folder, by file name.
+/// Returns the summaries in a folder, by file name.
 fn summaries(folder: &Path) -> anyhow::Result<Vec<Value>> {
     let mut files: Vec<PathBuf> = fs::read_dir(folder)?
         .map(|entry| entry.map(|entry| entry.path()))

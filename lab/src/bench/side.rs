@@ -1,7 +1,7 @@
-//! [`Side`]: who is measured, this project's program or a peer in one of its configurations, and how it is called.
+//! [`Side`]: a program to measure, this project's or a peer in one of its configurations, and its command line.
 //!
-//! Separate from the cells because a cell says what is done and a side by whom. Invariant: all sides of a cell get the
-//! same model, threads, lengths and KV type.
+//! A cell says which work is done, a side by which program. Invariant: all sides of a cell get the same model,
+//! threads, lengths and KV type.
 
 use std::{
     ffi::OsString,
@@ -20,10 +20,10 @@ use super::{
 /// Tokens of each sequence's prompt where several generate side by side.
 const BATCH_PROMPT_TOKENS: usize = 1;
 
-/// Someone to measure.
+/// A program to measure.
 #[derive(Clone, Debug)]
 pub(super) enum Side {
-    /// A program that takes the options of llama-bench behind these words and prints its JSON.
+    /// A program that takes the options of llama-bench after these words and prints its JSON.
     BenchProgram(Vec<OsString>),
     /// llama.cpp's own tools in this folder.
     LlamaCpp(PathBuf, LlamaConfig),
@@ -38,8 +38,9 @@ pub(super) struct LlamaConfig {
 }
 
 impl LlamaConfig {
-    /// All that are worth trying for some work, its default first. Without flash attention it cannot hold values in 8
-    /// bits; attention hardly counts where the context is short, and repacking hardly where it is long.
+    /// Lists the configurations worth trying for some work, the default first. Without flash attention llama.cpp
+    /// cannot hold values in 8 bits. Attention hardly counts if the context is short, and repacking hardly if it is
+    /// long.
     pub(super) fn candidates(work: Work, kv: Kv) -> Vec<Self> {
         let config = |is_repacked, has_flash_attention| Self {
             is_repacked,
@@ -73,7 +74,7 @@ pub(super) struct Outcome {
 }
 
 impl Side {
-    /// Its name in records.
+    /// Returns its name in records.
     pub(super) fn name(&self) -> String {
         match self {
             Self::BenchProgram(words) => {
@@ -98,7 +99,7 @@ impl Side {
         }
     }
 
-    /// The words of its command line.
+    /// Returns the words of its command line.
     pub(super) fn words(&self, task: Task<'_>) -> Vec<OsString> {
         let mut words = Vec::new();
         let mut add = |line: &str| words.extend(line.split_whitespace().map(OsString::from));
@@ -156,7 +157,7 @@ impl Side {
     /// Does the task once.
     ///
     /// # Errors
-    /// The program fails, or prints something else than it should.
+    /// The program fails, or prints something unexpected.
     pub(super) fn run(&self, task: Task<'_>) -> anyhow::Result<Outcome> {
         let words = self.words(task);
         let line = words

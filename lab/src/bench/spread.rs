@@ -1,7 +1,7 @@
-//! [`Spread`]: what repeated measurements amount to.
+//! [`Spread`]: summarizes repeated measurements.
 //!
-//! The median, since a machine that is busy for a moment makes some runs slow and none fast; and the extremes,
-//! since a median alone hides how steady the machine was.
+//! It has the median, since a machine that is busy for a moment makes some runs slow and none fast; and the
+//! extremes, since a median alone hides how steady the machine was.
 
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};

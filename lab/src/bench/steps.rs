@@ -1,8 +1,8 @@
 //! [`measure`]: single steps of the program, each between two samples of the machine's limits.
 //!
-//! Separate from the sides, which are compared as whole programs: a limit that was sampled a minute before says nothing
-//! where the machine is shared. Invariant: the limits of a step are the mean of a sample right before and one right after
-//! it; where the machine changes in between, a share of them can exceed one.
+//! The sides are compared as whole programs, but a limit that was sampled a minute before says nothing on a shared
+//! machine. Invariant: the limits of a step are the mean of a sample right before and one right after it; if the machine
+//! changes in between, a share of them can exceed one.
 
 use std::time::Instant;
 
@@ -24,11 +24,11 @@ use super::{
     spread::Spread,
 };
 
-/// Steps that are measured where a step is one token of each sequence.
+/// Number of measured steps if a step is one token of each sequence.
 const N_DECODE_STEPS: usize = 48;
-/// The same where a step is a prompt.
+/// The same if a step is a prompt.
 const N_PREFILL_STEPS: usize = 8;
-/// Steps before those that are measured.
+/// Number of steps before the measured ones.
 const N_WARMUP_STEPS: usize = 3;
 /// Tokens of a step that fills a context, the default of the program.
 const FILL_TOKENS: usize = 512;
@@ -38,7 +38,7 @@ const FILL_TOKENS: usize = 512;
 pub(super) struct StepFigure {
     /// Share of the lower of both limits.
     pub(super) share: Spread,
-    /// Share of the bound by the instruction mix, where it counts.
+    /// Share of the bound by the instruction mix, if it applies.
     pub(super) mix_share: Option<Spread>,
     /// Tokens per second of a step alone.
     pub(super) tokens_s: Spread,
@@ -47,7 +47,7 @@ pub(super) struct StepFigure {
 }
 
 impl StepFigure {
-    /// The limits around the steps, each by its median.
+    /// Returns the limits around the steps, each by its median.
     pub(super) fn limits(&self) -> Limits {
         Limits {
             read_bytes_s: self.read_bytes_s.median,
@@ -106,7 +106,7 @@ struct Stepper {
 
 impl Stepper {
     fn load(task: Task<'_>) -> anyhow::Result<Self> {
-        // A step in the middle of a generation stands for the average.
+        // A step in the middle of a generation represents the average.
         let (n_seqs, n_step_tokens, n_before) = match task.work {
             Work::Prefill { n_tokens } => (1, n_tokens, 0),
             Work::Decode { n_tokens, n_depth } => (1, 1, n_depth + n_tokens / 2),
@@ -177,7 +177,7 @@ impl Stepper {
         Ok(Self { executor, batch })
     }
 
-    /// Does the step again, over the same positions; gives its tokens.
+    /// Repeats the step, over the same positions; returns its tokens.
     fn step(&mut self) -> anyhow::Result<usize> {
         run_step(&mut *self.executor, &self.batch)?;
         Ok(self.batch.tokens.len())

@@ -1,8 +1,7 @@
 //! A recorded launch in a file: a line of JSON, then the bytes of its buffers.
 //!
-//! Separate from the search. Machines give back files of some MiB, so the largest buffers are left out where all do not fit; their length and
-//! SHA-256 are there, by which weights that are made again can be told to be the same. Invariant: a file that is read gives the launch that was
-//! written, or an error.
+//! Machines return files of some MiB, so the largest buffers are omitted if all do not fit. Their length and SHA-256 are stored, so that
+//! weights which are made again can be verified. Invariant: reading a file gives the launch that was written, or an error.
 
 use std::{fs, path::Path};
 
@@ -13,7 +12,7 @@ use tokenmill_cuda_exec::{LaunchShape, RecordedArgument, RecordedBuffer, Recorde
 
 use crate::ptx::hex;
 
-/// Room for the line of JSON.
+/// Size reserved for the line of JSON.
 const HEAD_BYTES: usize = 1 << 16;
 
 /// Writes a launch into at most `most_bytes`.
@@ -76,7 +75,7 @@ pub(super) fn write(path: &Path, launch: &RecordedLaunch, most_bytes: usize) -> 
 /// Reads a launch.
 ///
 /// # Errors
-/// A file that is none, or one without all of its buffers.
+/// A file that is not a dump, or one without all of its buffers.
 pub(super) fn read(path: &Path) -> anyhow::Result<RecordedLaunch> {
     let file = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     launch_of(&file).with_context(|| format!("{} is no dump of a launch", path.display()))

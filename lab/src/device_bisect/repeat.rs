@@ -1,19 +1,18 @@
 //! [`Repeater`]: a recorded launch against its repetition on a simulated device.
 //!
-//! Separate from the search, which only asks whether a launch is right. Only bytes that either device changed are compared, since one
-//! row of a large buffer would be lost in it. Invariant: floats and bytes may differ by rounding, which sums in other orders and approximate
-//! functions explain; whole numbers may not.
+//! Only bytes that either device changed are compared, since one row of a large buffer would be lost in it. Invariant: floats and bytes may
+//! differ by rounding, which sums in other orders and approximate functions explain; whole numbers may not.
 
 use half::f16;
 use serde_json::{Value, json};
 use tokenmill_cuda_exec::{Device, RecordedBuffer, RecordedLaunch};
 use tokenmill_sim_driver::{SimOptions, Simulator};
 
-/// Root mean square of the differences over that of what is expected, at most. F16 and TF32 on tensor cores keep 11 bits.
+/// Largest ratio of the root mean square of the differences and that of the expected values. F16 and TF32 on tensor cores keep 11 bits.
 const LIMIT: f64 = 5e-3;
-/// The same of bytes, which are quantized values, or parts of values of two bytes. A value that lies between two steps may go to either.
+/// The same for bytes, which are quantized values, or parts of values of two bytes. A value between two steps may go to either.
 const BYTES_LIMIT: f64 = 6e-2;
-/// Memory of the simulated device, which takes room only as it is used.
+/// Memory of the simulated device, which takes host memory only as it is used.
 const MEMORY_BYTES: u64 = 64 << 30;
 
 /// A simulated device that launches are repeated on.
@@ -22,7 +21,7 @@ pub(super) struct Repeater {
     device: Option<Device>,
 }
 
-/// How far a buffer is from its repetition.
+/// Distance of a buffer from its repetition.
 #[derive(Clone, Debug, PartialEq)]
 struct Distance {
     buffer: usize,
@@ -48,11 +47,11 @@ impl Repeated {
         self.failure.is_none() && self.worst().is_none()
     }
 
-    /// The buffer that is furthest off, if one is further than its limit.
+    /// Returns the buffer that is furthest off, if one exceeds its limit.
     fn worst(&self) -> Option<&Distance> {
         let share = |distance: &Distance| distance.deviation / distance.limit;
         let worst = (self.distances.iter()).max_by(|a, b| share(a).total_cmp(&share(b)))?;
-        // NaN is no small share.
+        // NaN counts as a large share.
         let is_within = share(worst) <= 1.0;
         (!is_within).then_some(worst)
     }
@@ -90,7 +89,7 @@ impl Repeated {
 }
 
 impl Repeater {
-    /// Repeats on a device of this compute capability.
+    /// Makes a repeater for a device of this compute capability.
     pub(super) fn new(capability: (u32, u32)) -> Self {
         Self {
             capability,
@@ -98,7 +97,7 @@ impl Repeater {
         }
     }
 
-    /// Repeats a launch and compares what it did. A launch that failed is not repeated, and one that cannot be repeated counts as right.
+    /// Repeats a launch and compares the results. A launch that failed is not repeated, and one that cannot be repeated counts as right.
     pub(super) fn compare(&mut self, launch: &RecordedLaunch) -> Repeated {
         if let Some(failure) = &launch.failure {
             return Repeated {
@@ -138,7 +137,7 @@ impl Repeater {
 /// Reads an element from its bytes.
 type Reader = fn(&[u8]) -> f64;
 
-/// How far a buffer is from what is expected; `None` if neither device changed it.
+/// Returns the distance of a buffer from the expected contents; `None` if neither device changed it.
 fn distance(index: usize, buffer: &RecordedBuffer, expected: &[u8]) -> Option<Distance> {
     let (before, found) = (&buffer.before, buffer.after.as_ref().unwrap_or(&buffer.before));
     if found == before && expected == before {
@@ -243,7 +242,7 @@ mod tests {
         let mut large = vec![100u8; 1 << 16];
         let before = large.clone();
         large[3] = 50;
-        // One byte of many, all of what was changed.
+        // One byte of many, which is the only change.
         assert!(!deviation("i8", &before, &large, &before).unwrap().1);
     }
 }

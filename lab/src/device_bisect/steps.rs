@@ -1,7 +1,7 @@
-//! The launches of a model's steps, each against its repetition.
+//! The launches of a model's steps, each compared with its repetition.
 //!
-//! Separate from rows of `kernel-bench`, since a model launches kernels that no row has, and in its own order. Steps are launched one after the
-//! other and captured nowhere. Invariant: of launches of one kernel and shape the first two are tried.
+//! A model launches kernels that no row of `kernel-bench` has, and in its own order. Steps are launched one after the other, without capture.
+//! Invariant: the first two launches of one kernel and shape are tried.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ pub(super) const N_PROMPT: usize = 8;
 /// Launches of one kernel and shape that are tried.
 const N_ALIKE: usize = 2;
 
-/// Loads a model for sequences as short as are tried.
+/// Loads a model for short sequences.
 ///
 /// # Errors
 /// A model that does not fit, or a device that fails.
@@ -52,13 +52,13 @@ pub(super) fn step(
     Ok(run_step(executor, &batch)?.logits)
 }
 
-/// The tokens of a prompt, spread over the vocabulary.
+/// Returns the tokens of a prompt, spread over the vocabulary.
 pub(super) fn prompt(executor: &ModelExecutor<CudaBackend>) -> Vec<u32> {
     let n_vocab = executor.limits().n_vocab;
     (1..=N_PROMPT).map(|idx| (idx * 7919 % n_vocab) as u32).collect()
 }
 
-/// The first launch of a prompt and a decode step that failed or whose results are not those of its repetition.
+/// Returns the first launch of a prompt and a decode step that failed or whose results differ from those of its repetition.
 pub(super) fn search(executor: &mut ModelExecutor<CudaBackend>, repeater: &mut Repeater) -> Option<Culprit> {
     const STAGE: &str = "steps of the model";
     let device = executor.backend().device().clone();

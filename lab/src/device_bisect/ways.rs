@@ -1,7 +1,7 @@
 //! Decode steps launched early, captured and replayed, against launches in order: the first launch after which memory differs.
 //!
-//! Separate from the launches one by one, which are all in order. Only the first launches of a step are done, in both ways, and their
-//! number is halved until one launch makes the difference. Invariant: both ways begin with the same bytes in every buffer that a step changes.
+//! (The search by single launches runs all of them in order.) Only the first launches of a step are run, in both ways, and their number is
+//! bisected until one launch makes the difference. Invariant: both ways begin with the same bytes in every buffer that a step changes.
 
 use anyhow::{Context as _, ensure};
 use serde_json::json;
@@ -18,11 +18,11 @@ struct Scene<'a> {
     executor: &'a mut ModelExecutor<CudaBackend>,
     device: Device,
     token: u32,
-    /// The buffers that a step changes, as they are before it.
+    /// The buffers that a step changes, with their contents before it.
     before: Snapshot,
     /// The launches of a step.
     n_launches: usize,
-    /// Times that a step is launched in each way, since an order that is not kept need not show each time.
+    /// Number of times that a step is launched in each way, since a violated order does not show each time.
     n_repeats: usize,
 }
 
@@ -51,13 +51,13 @@ impl<'a> Scene<'a> {
         })
     }
 
-    /// Does the first `n` launches of the step in a way; gives the memory that the step changes.
+    /// Runs the first `n` launches of the step in a way; returns the memory that the step changes.
     fn play(&mut self, way: Way, n: usize) -> anyhow::Result<Snapshot> {
         self.executor.backend_mut().set_graphs(way.uses_graphs);
         self.device.set_launches(way.launches);
         self.device.restore(&self.before)?;
         let (device, token) = (self.device.clone(), self.token);
-        // A part of a step gives no token, which is no error here.
+        // A part of a step gives no token, which is not an error here.
         let _ = device.with_first_launches(n, || step(self.executor, &[token], N_PROMPT));
         Ok(device.snapshot_like(&self.before)?)
     }
@@ -74,7 +74,7 @@ impl<'a> Scene<'a> {
         Ok(None)
     }
 
-    /// The launch of this number in order, with its buffers.
+    /// Returns the launch of this number in order, with its buffers.
     fn record(&mut self, index: usize) -> anyhow::Result<RecordedLaunch> {
         self.executor.backend_mut().set_graphs(IN_ORDER.uses_graphs);
         self.device.set_launches(IN_ORDER.launches);
@@ -88,7 +88,7 @@ impl<'a> Scene<'a> {
 /// Returns the first launch after which memory differs from launches in order; each way is tried `n_repeats` times.
 ///
 /// # Errors
-/// A device that fails with launches in order, or steps that are other each time.
+/// A device that fails with launches in order, or steps whose results vary.
 pub(super) fn search(
     executor: &mut ModelExecutor<CudaBackend>,
     n_repeats: usize,
@@ -130,7 +130,7 @@ pub(super) fn search(
             };
             let n_other = bytes.iter().zip(right).filter(|(a, b)| a != b).count();
             differing.push(json!({ "buffer": index, "element": buffer.element, "bytes": bytes.len(), "other_bytes": n_other }));
-            // The dump has what this way of launching gave.
+            // The dump has the results of this way of launching.
             buffer.after = Some(bytes.to_vec());
         }
         return Ok(Some(Culprit {

@@ -1,7 +1,7 @@
-//! A pack's run that is told to end before its end: what it leaves.
+//! A pack's run that is stopped before its end, and the files that it leaves.
 //!
-//! Separate from the rehearsal of a whole run. Machines that are lent for minutes end what runs too long, and a server that is left behind keeps
-//! the GPU's memory from whatever is next. Invariant: such a run says so in its summary and in its archive, and leaves no process.
+//! Machines that are lent for minutes stop a run that takes too long, and a server that is left running keeps the GPU's memory from the next
+//! user. Invariant: such a run says so in its summary and in its archive, and leaves no process.
 
 use std::{
     fs,
@@ -17,10 +17,10 @@ use crate::device_report;
 
 /// Longest time, in seconds, that a run may take to end after SIGTERM.
 const END_S: u64 = 15;
-/// How often a condition is looked at again.
+/// Time between checks of a condition.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Ends a run by SIGTERM once `is_time` says so, and gives its summary, which is the archive's too.
+/// Stops a run by SIGTERM once `is_time` returns true, and returns its summary, which the archive also has.
 ///
 /// # Errors
 /// A run that ends by itself or does not end, no summary, another one in the archive, or another exit code than 143.
@@ -36,7 +36,7 @@ pub(super) fn end(
             bail!("the run that was to be cut off ended with {status}");
         }
         if begun.elapsed() > limit {
-            // The first reason is what is told.
+            // The first reason is reported.
             let _ = told_to_end(&mut run);
             bail!(
                 "the run had not begun what was to be cut off after {} s",
@@ -80,7 +80,7 @@ fn told_to_end(run: &mut Child) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Processes whose command line has this text, as `PID COMMAND`; those that ended and are not waited for have none.
+/// Lists processes whose command line has this text, as `PID COMMAND`. Processes that ended and are not waited for have no command line.
 ///
 /// # Errors
 /// No list of processes.
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use crate::device_pack::{archive, others_tools, write_scripts};
 
-    /// Scripts in the place of the programs: the self-test passes, and what else a program is asked for is `lab`'s answer.
+    /// Scripts in place of the programs: the self-test passes, and `lab` gives the answer for any other call.
     struct Pack {
         folder: tempfile::TempDir,
         run: Command,
@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    /// Part, status and reason of each row.
+    /// Returns part, status and reason of each row.
     fn rows(summary: &Value) -> Vec<[&str; 3]> {
         let rows = summary["parts"].as_array().into_iter().flatten();
         rows.map(|row| ["part", "status", "reason"].map(|key| row[key].as_str().unwrap_or_default()))
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_run_that_is_cut_off_says_so_and_ends_what_it_started() {
-        // Their children hold on to SIGTERM, as a server does that ends its streams first.
+        // Their children delay their end after SIGTERM, as a server does that ends its streams first.
         let mut pack = Pack::new("trap '' TERM; echo $1 >>${0%/*}/begun; sleep 60");
         let results = pack.folder.path().join("results");
         let begun = Path::new(&pack.work()).join("bin/begun");
@@ -184,7 +184,7 @@ mod tests {
             .env("PARTS", "bench more baselines")
             .env("BENCH_PRESETS", "llama-3-8b:Q4_K_M llama-3-8b:Q8_0")
             .status();
-        // The first model was tried with time enough.
+        // The first model was tried with enough time.
         assert_eq!(status.unwrap().code(), Some(1));
         let text = fs::read_to_string(pack.folder.path().join("results/summary.json")).unwrap();
         let summary: Value = serde_json::from_str(&text).unwrap();

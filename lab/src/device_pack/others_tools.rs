@@ -1,8 +1,8 @@
 //! Stand-ins for other programs in a rehearsal: `llama-bench`, `ncu`, `compute-sanitizer`, `nvidia-smi` and a python's torch.
 //!
-//! Separate from the rehearsal, which runs the pack's own programs as they are. A tool that is not here cannot say that an argument is none of
-//! its own, so each stand-in knows the options that the tool has and refuses others; what runs under a tool is run. Invariant: a stand-in is found
-//! before a tool that is installed, so a rehearsal is the same on every machine.
+//! A rehearsal runs the pack's own programs as they are. A missing tool cannot reject an unknown argument, so each stand-in knows the options of
+//! its tool and refuses others; it runs the command that its tool would run. Invariant: a stand-in is found before an installed tool, so a
+//! rehearsal is the same on every machine.
 
 use std::{
     ffi::OsString,
@@ -14,7 +14,7 @@ use anyhow::Context;
 
 use super::make_executable;
 
-/// The script that stands for each of [`TOOLS`], by the name that it is called by.
+/// The script for each of [`TOOLS`], which its name selects.
 const TOOL: &str = include_str!("stand_ins/tool.sh");
 const TOOLS: [&str; 4] = ["llama-bench", "ncu", "compute-sanitizer", "nvidia-smi"];
 /// The Python module of the name `torch`.

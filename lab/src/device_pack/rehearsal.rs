@@ -1,10 +1,10 @@
-//! The rehearsal of a device pack: both calls, over the simulated driver, in the shape in which they travel.
+//! The rehearsal of a device pack: both calls, over the simulated driver, in the form in which they travel.
 //!
-//! Separate from making the folder. A GPU is met for minutes, so the script, the programs' options, the archive and the report are tried
-//! together before: what a machine is sent is copied, the calls' commands run in it by the very files that are packed, and what comes back is
-//! counted; other programs have stand-ins. Then a run is cut off while its server works, and both calls run over a GPU of which one kernel is wrong.
-//! Invariant: every part passes, but for torch where there is no python; a part that the seconds did not suffice for is an error unless late parts
-//! are allowed; the wrong kernel is named, and its launch repeated. A rehearsal is labelled as one, and none of its times is reported.
+//! A GPU is available only for minutes, so the script, the programs' options, the archive and the report are tried together before. The files for a
+//! machine are copied, the calls' commands run among these copies, and the returned files are counted; other programs have stand-ins. Then a run is
+//! stopped while its server works, and both calls run over a GPU with one wrong kernel. Invariant: every part passes, except torch if there is no
+//! python; a part without enough time is an error unless late parts are allowed; the wrong kernel is named, and its launch repeated. A rehearsal is
+//! labelled as one, and none of its times is reported.
 
 use std::{
     fs,
@@ -30,11 +30,11 @@ use crate::{
     ptx,
 };
 
-/// File that the program finds as the driver, and its name among the binaries.
+/// Name under which the program finds the driver, and its name among the binaries.
 const DRIVER: [&str; 2] = ["libcuda.so.1", "libtokenmill_sim_driver.so"];
-/// The simulated machine: a GPU of the kind that is met.
+/// The simulated machine: a GPU of the expected kind.
 const MACHINE: &str = "capability=9.0,mib=16384";
-/// The kind by which kernels compiled ahead are found.
+/// The kind by which precompiled kernels are found.
 const CODE: &str = "sm_90";
 
 /// Settings that make the parts short enough for an interpreter.
@@ -120,10 +120,10 @@ const SECOND_PARTS: [&str; 23] = [
     "conformance-cpu",
     "parity-cpu",
 ];
-/// Number of parts that have time in any rehearsal, for each call.
+/// Number of parts that have enough time in any rehearsal, for each call.
 const N_FIRST: [usize; 2] = [4, 1];
 
-/// The kernel of which a red device writes wrong bits, where it is, and the parts of the first call that find it.
+/// The kernel of which a red device writes wrong bits, its place, and the parts of the first call that find it.
 const WRONG_KERNEL: [&str; 2] = ["matvec_gated_m8", "matvec_q4_k/matvec_gated_m8"];
 const RED_FIRST: &str = "self-test kernel-checks";
 /// Limit of each call over a red device, in seconds; on an idle machine it takes a fraction of that.
@@ -131,7 +131,7 @@ const RED_S: u64 = 120;
 
 /// The places of a rehearsal.
 struct Stage {
-    /// The folder that stands for the machine's copy of the work tree, and the pack's path in it.
+    /// The folder that represents the machine's copy of the work tree, and the pack's path in it.
     machine: PathBuf,
     carried: PathBuf,
     folder: PathBuf,
@@ -141,7 +141,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// The command of a call, with nothing left of an earlier one in `OUT`.
+    /// Returns the command of a call, with an empty `OUT`.
     fn call(&self, call: u8, seconds: u64, out: &str, gpu: &str) -> anyhow::Result<(Command, PathBuf)> {
         let out = self.folder.join(out);
         if out.exists() {
@@ -169,7 +169,7 @@ impl Stage {
         self.folder.join("work")
     }
 
-    /// Runs a call and checks what it leaves; gives the names of its late parts.
+    /// Runs a call and checks the files that it leaves; returns the names of its late parts.
     fn rehearse(&self, pack: &Path, call: u8, expected: Expected) -> anyhow::Result<Vec<String>> {
         let name = format!("call-{call}");
         let (mut command, out) = self.call(call, expected.seconds, &name, MACHINE)?;
@@ -194,12 +194,12 @@ impl Stage {
         Ok(late_parts(&summary).into_iter().map(str::to_owned).collect())
     }
 
-    /// Both calls over a GPU of which one kernel writes wrong bits.
+    /// Runs both calls over a GPU with one kernel that writes wrong bits.
     fn rehearse_red(&self) -> anyhow::Result<()> {
         let [wrong, expected] = WRONG_KERNEL;
         let gpu = format!("{MACHINE},wrong={wrong}");
         let (mut command, out) = self.call(1, RED_S, "red-1", &gpu)?;
-        // Other parts take time without telling more.
+        // Other parts take time without further information.
         command
             .env("PARTS", RED_FIRST)
             .env("CHECK_ARGS", "--slice 512 --filter 8");
@@ -226,7 +226,7 @@ impl Stage {
             "call 2 measured a red device"
         );
         travel::come_back(&out)?;
-        // The launch comes back whole, and is told from a right one here.
+        // The launch comes back whole, and is recognized as wrong here.
         let found = crate::device_bisect::repeat_dump(&out.join("failing-launch.bin"));
         let found = found
             .err()
@@ -250,13 +250,14 @@ fn timed(command: &mut Command, seconds: u64) -> anyhow::Result<ExitStatus> {
     Ok(status)
 }
 
-/// Runs the pack in `pack` with the driver that was built with `binaries`, as it travels with the work tree of `root`: both calls within so many
-/// seconds together. Checks what they leave and prints which parts were late. Then cuts a run off, and runs over a red device.
+/// Runs the pack in `pack` with the driver that was built with `binaries`, in the form in which it travels with the work tree of `root`: both calls
+/// within so many seconds together. Checks the files that they leave and prints which parts were late. Then stops a run early, and runs over a red
+/// device.
 ///
 /// # Errors
 /// Fails if something is wrong with them, and on late parts, unless these are allowed.
 pub(super) fn run(root: &Path, pack: &Path, binaries: &Path, seconds: u64, late: Late) -> anyhow::Result<()> {
-    // Next to the pack, for whoever wants to look at it.
+    // Next to the pack, so that it can be inspected.
     let folder = pack.with_extension("rehearsal");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
@@ -299,9 +300,9 @@ pub(super) fn run(root: &Path, pack: &Path, binaries: &Path, seconds: u64, late:
     Ok(())
 }
 
-/// Cuts a run off whose server works.
+/// Stops a run while its server works.
 fn rehearse_cut_off(mut serving: Command, results: &Path, work: &Path) -> anyhow::Result<()> {
-    // The run before has left one.
+    // The previous run has left one.
     let log = work.join("parts/serving.log");
     if log.exists() {
         fs::remove_file(&log).with_context(|| format!("cannot remove {}", log.display()))?;
@@ -325,7 +326,7 @@ fn rehearse_cut_off(mut serving: Command, results: &Path, work: &Path) -> anyhow
     Ok(())
 }
 
-/// An archive of what stands for code compiled ahead: a simulated GPU runs that of no real one. It has the modules of the self-test's model.
+/// Makes an archive of stand-ins for precompiled code, which a simulated GPU cannot run. It has the modules of the self-test's model.
 fn ptx_as_cubins(folder: &Path) -> anyhow::Result<PathBuf> {
     let mut archive = Cubins::header();
     for module in modules::all() {
@@ -344,7 +345,7 @@ fn ptx_as_cubins(folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// A folder with the simulated driver under the real one's name.
+/// Makes a folder with the simulated driver under the real one's name.
 fn driver_folder(folder: &Path, binaries: &Path) -> anyhow::Result<PathBuf> {
     let [name, file] = DRIVER;
     let built = [binaries.join("deps").join(file), binaries.join(file)];

@@ -1,7 +1,7 @@
-//! The files that a call of the pack's script leaves: summary, archive and report, checked against the parts that it has.
+//! The files that a call of the pack's script leaves: summary, archive and report, checked against its parts.
 //!
-//! Separate from the rehearsal, which runs the calls, since the checks are tried on results that are wrong in one thing each. Invariant: every part
-//! has a row, a file and a line of the report; a part that did not pass says why.
+//! The checks are tested on results with one fault each. Invariant: every part has a row, a file and a line of the report; a part that did not pass
+//! says why.
 
 use std::{fs, path::Path};
 
@@ -11,22 +11,22 @@ use serde_json::Value;
 use super::travel;
 use crate::device_report;
 
-/// Whether parts may be left out because the seconds did not suffice.
+/// Selects whether parts may be missing because there was not enough time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Late {
     Refused,
     Allowed,
 }
 
-/// Parts that a machine need not have the programs for: torch's stand-in takes a python.
+/// Parts whose programs a machine may lack: torch's stand-in needs a python.
 const MAY_BE_ABSENT: [&str; 1] = ["baseline-torch"];
 
 /// Describes the files that a call should leave.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expected {
-    /// Its parts on any machine that has all that the pack has, in the order in which the script runs them.
+    /// Its parts on a machine with everything in the pack, in the order in which the script runs them.
     pub(super) parts: &'static [&'static str],
-    /// So many of them have time even where later ones may be late.
+    /// This many of them have enough time even if later ones may be late.
     pub(super) n_first: usize,
     pub(super) seconds: u64,
     pub(super) late: Late,
@@ -35,14 +35,14 @@ pub(super) struct Expected {
 /// Reads the summary of a call.
 ///
 /// # Errors
-/// A file that is none.
+/// A file that is not a summary.
 pub(super) fn summary_of(results: &Path) -> anyhow::Result<Value> {
     let path = results.join("summary.json");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     serde_json::from_str(&text).context("the summary is no JSON")
 }
 
-/// Checks the summary and the archive, which is unpacked into a folder of its own; gives the summary.
+/// Checks the summary and the archive, which is unpacked into a separate folder; returns the summary.
 ///
 /// # Errors
 /// Fails if something is wrong with them, and on late parts, unless these are allowed.
@@ -59,7 +59,7 @@ pub(super) fn check(results: &Path, unpacked: &Path, expected: Expected) -> anyh
     let took = summary["seconds"]
         .as_u64()
         .context("the summary has no seconds")?;
-    // A part is told to end at the deadline and has five seconds for it.
+    // A part is stopped at the deadline and has five seconds to end.
     ensure!(took <= seconds + 10, "it took {took} s of {seconds} s");
     for key in ["date", "commit", "kernels_sha256", "machine", "command"] {
         ensure!(
@@ -72,7 +72,7 @@ pub(super) fn check(results: &Path, unpacked: &Path, expected: Expected) -> anyh
         let (status, reason) = (&row["status"], row["reason"].as_str().unwrap_or_default());
         let is_right = status == "passed"
             || status == "absent" && MAY_BE_ABSENT.contains(&part) && !reason.is_empty()
-            // Which were late is said once, all of them together.
+            // The late parts are reported once, all of them together.
             || status == "late" && !reason.is_empty();
         ensure!(is_right, "{part}: {status}, {reason}");
     }
@@ -82,7 +82,7 @@ pub(super) fn check(results: &Path, unpacked: &Path, expected: Expected) -> anyh
         "{} were late with {seconds} s, so they are not rehearsed; give more seconds, or --allow-late",
         late_parts.join(", ")
     );
-    // The first parts have time even where later ones are allowed to be late.
+    // The first parts have enough time even if later ones may be late.
     for part in &parts[..n_first] {
         let status = row_of(&summary, part).map(|row| &row["status"]);
         ensure!(
@@ -90,7 +90,7 @@ pub(super) fn check(results: &Path, unpacked: &Path, expected: Expected) -> anyh
             "{part} did not run: {status:?}"
         );
     }
-    // In order: what was late or absent has its place too.
+    // In order: late and absent parts have their places too.
     let ran: Vec<&str> = rows_of(&summary).filter_map(|row| row["part"].as_str()).collect();
     let place = |part: &str| ran.iter().position(|ran| *ran == part);
     let places: Vec<_> = parts
@@ -116,7 +116,7 @@ pub(super) fn check(results: &Path, unpacked: &Path, expected: Expected) -> anyh
     Ok(summary)
 }
 
-/// Checks that the tables have a row for all that ran.
+/// Checks that the tables have a row for each part that ran.
 ///
 /// # Errors
 /// A row or figures that are missing.
@@ -154,7 +154,7 @@ pub(super) fn check_tables(summary: &Value, tables: &str, is_predicted: bool) ->
     Ok(())
 }
 
-/// Parts that the seconds did not suffice for.
+/// Lists parts that did not have enough time.
 pub(super) fn late_parts(summary: &Value) -> Vec<&str> {
     let late = rows_of(summary).filter(|row| row["status"] == "late");
     late.filter_map(|row| row["part"].as_str()).collect()
@@ -197,7 +197,7 @@ mod tests {
         super::check(results, unpacked.path(), expected)
     }
 
-    /// The files that a script leaves if all parts have a status.
+    /// Makes the files that a script leaves if all parts have a status.
     fn results(status: &str, reason: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let rows: Vec<Value> = (PARTS.iter())

@@ -1,8 +1,7 @@
-//! The way to a machine that is lent for a command and back: sizes, the copy, the command, and the files.
+//! The way to a machine that is lent for one command and back: sizes, the copy, the command, and the files.
 //!
-//! Separate from making the pack and from rehearsing it. Such a machine is sent the files of the work tree with the folders that are named to it,
-//! runs one command there, and gives a few files back. Invariants: what is too large is refused here, before a machine is asked for; a rehearsal
-//! runs over the same files, at the same paths, by the same command.
+//! Such a machine gets the files of the work tree with named folders, runs one command there, and returns a few files. Invariants: an oversized
+//! pack is refused here, before a machine is requested; a rehearsal runs over the same files, at the same paths, by the same command.
 
 use std::{
     fs,
@@ -13,20 +12,20 @@ use anyhow::{Context, ensure};
 
 use super::{git, size_of};
 
-/// Bytes that such a machine takes.
+/// Largest number of bytes that such a machine takes.
 const TAKEN_BYTES: u64 = 64 << 20;
-/// Files that it gives back, with the bytes of one and of all, and the depth of folders.
+/// Largest number of files that it returns, with the bytes of one and of all, and the depth of folders.
 const MOST_FILES: usize = 8;
 const MOST_FILE_BYTES: u64 = 16 << 20;
 const MOST_BACK_BYTES: u64 = 64 << 20;
 const MOST_FOLDERS: usize = 2;
-/// The folder that is left of the work tree: the pack needs nothing of it, and git keeps the files of the root.
+/// The folder that stays of the work tree: the pack needs none of it, and git keeps the files of the root.
 const KEPT: &str = "docs";
-/// The two calls: the seconds that a machine is asked for, and what the script is told, which leaves time to write the last files.
+/// The two calls: the seconds requested from a machine, and the script's own limit, which leaves time to write the last files.
 pub(super) const CALLS: [(u8, u64); 2] = [(1, 280), (2, 300)];
 const SPARE_S: u64 = 10;
 
-/// Bytes that travel.
+/// Counts the bytes that travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Load {
     pack: u64,
@@ -53,7 +52,7 @@ impl Load {
         }))
     }
 
-    /// Says how much it is, and how it is made to fit.
+    /// Describes the size, and how it can be made to fit.
     ///
     /// # Errors
     /// A pack that does not fit without most of the work tree either.
@@ -89,7 +88,7 @@ struct TreeFile {
 }
 
 impl TreeFile {
-    /// Whether a sparse work tree has it: files of the root and of the folder that is kept, and what git does not track.
+    /// Returns whether a sparse work tree has it: files of the root and of the kept folder, and untracked files.
     fn is_kept(&self) -> bool {
         let is_in_kept = self
             .name
@@ -99,7 +98,7 @@ impl TreeFile {
     }
 }
 
-/// The files of the work tree that are there; `None` without git.
+/// Lists the existing files of the work tree; `None` without git.
 fn tree_files(root: &Path) -> Option<Vec<TreeFile>> {
     let mut files = Vec::new();
     for (is_tracked, kind) in [
@@ -121,7 +120,7 @@ fn tree_files(root: &Path) -> Option<Vec<TreeFile>> {
     Some(files)
 }
 
-/// Copies what travels into a folder, as it lies on the machine; gives the pack's path there.
+/// Copies the travelling files into a folder, in the machine's layout; returns the pack's path there.
 ///
 /// # Errors
 /// A file that cannot be copied.
@@ -154,14 +153,14 @@ pub(super) fn send(root: &Path, pack: &Path, machine: &Path) -> anyhow::Result<P
     Ok(there)
 }
 
-/// The pack's path in the work tree, by which it is named to the machine; its last part where it lies elsewhere.
+/// Returns the pack's path in the work tree, by which the machine knows it; its last part if it is elsewhere.
 pub(super) fn carried<'a>(root: &Path, pack: &'a Path) -> &'a Path {
     (pack.strip_prefix(root).ok())
         .or_else(|| pack.file_name().map(Path::new))
         .unwrap_or(pack)
 }
 
-/// The command of a call in the root of the work tree, with the script's own limit within the `seconds` of the call.
+/// Returns the command of a call in the root of the work tree, with the script's own limit within the `seconds` of the call.
 pub(super) fn command(carried: &Path, call: u8, seconds: u64) -> String {
     let seconds = seconds.saturating_sub(SPARE_S.min(seconds / 4));
     format!(
@@ -170,7 +169,7 @@ pub(super) fn command(carried: &Path, call: u8, seconds: u64) -> String {
     )
 }
 
-/// Tells how the pack is run, line by line.
+/// Describes how the pack is run, line by line.
 pub(super) fn how_to_run(carried: &Path) -> String {
     CALLS.iter().fold(
         format!(
@@ -186,7 +185,7 @@ pub(super) fn how_to_run(carried: &Path) -> String {
     )
 }
 
-/// Checks that the files of a folder come back, and gives their number and bytes.
+/// Checks that the files of a folder come back, and returns their number and bytes.
 ///
 /// # Errors
 /// Too many files, too large ones, or names that do not come back.
@@ -280,7 +279,7 @@ mod tests {
             sparse: 5 + 3 + 7,
         };
         assert_eq!(load, expected);
-        // It lies there as here.
+        // It is at the same path as here.
         let machine = tempfile::tempdir().unwrap();
         let there = send(root, &root.join("pack"), machine.path()).unwrap();
         assert_eq!(there, machine.path().join("pack"));

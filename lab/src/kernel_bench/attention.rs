@@ -1,4 +1,4 @@
-//! Launches of attention: of decode steps, with and without what stands before it, and of prompts.
+//! Launches of attention: of decode steps, with and without the operations before it, and of prompts.
 
 use std::rc::Rc;
 
@@ -18,12 +18,12 @@ use super::{
 
 /// Query heads that share a KV head.
 const GROUP: usize = N_HEADS / N_KV_HEADS;
-/// Sequences on a simulated device at most.
+/// Largest number of sequences on a simulated device.
 const FEW_SEQS: usize = 3;
 /// Tokens of a prompt.
 const N_PROMPT: usize = 512;
 
-/// Keys and values of sequences that are all as long, as many copies of them as are rotated over.
+/// Keys and values of sequences of equal length, in as many copies as are rotated over.
 struct Context {
     store: KvStore,
     ty: KvType,
@@ -120,7 +120,7 @@ impl Context {
         self.n_ctx / PAGE_TOKENS
     }
 
-    /// The first `n` keys (0) or values (1) of a sequence's head, as they are stored.
+    /// Returns the first `n` keys (0) or values (1) of a sequence's head, as they are stored.
     fn stored(&self, which: usize, [seq, head, n]: [usize; 3]) -> anyhow::Result<Vec<Vec<f32>>> {
         let row = |position: usize| {
             let first = ((seq * self.n_ctx + position) * N_KV_HEADS + head) * self.head_dim;
@@ -169,7 +169,7 @@ fn attention(head_dim: usize) -> Attention<Buffer<f32>> {
     }
 }
 
-/// Compares the heads of some tokens: `expected` of token, head, in that order.
+/// Compares the heads of some tokens; `expected` takes token and head, in that order.
 fn compare(
     found: &[f32],
     [n_tokens, head_dim]: [usize; 2],
@@ -184,7 +184,7 @@ fn compare(
 }
 
 impl Workshop {
-    /// Lengths as they are on a GPU, or short ones.
+    /// Returns the lengths for a GPU, or short ones.
     fn lengths(&self, n_seqs: usize, n_ctx: usize, least: usize) -> [usize; 2] {
         let n_ctx = (n_ctx / self.slice).max(least).next_multiple_of(PAGE_TOKENS);
         let n_seqs = if self.slice > 1 {
@@ -354,7 +354,7 @@ impl Workshop {
         })
     }
 
-    /// A sequence's whole prompt.
+    /// Launches a sequence's whole prompt.
     pub(super) fn prompt(&mut self, ty: KvType, head_dim: usize) -> anyhow::Result<Work<'_>> {
         let [_, n_tokens] = self.lengths(1, N_PROMPT, 64);
         let context = Rc::new(Context::new(self, ty, head_dim, [1, n_tokens])?);
@@ -413,7 +413,7 @@ impl Workshop {
     }
 }
 
-/// A head of the model's own width among many.
+/// Returns a head of the model's own width among many.
 fn row_of(all: &[f32], place: usize) -> &[f32] {
     &all[place * HEAD_DIM..(place + 1) * HEAD_DIM]
 }

@@ -1,7 +1,7 @@
-//! [`Predictor`]: what the timing model says of the rows of `kernel-bench`: the same launches, on a simulated device that estimates them.
+//! [`Predictor`]: predictions of the timing model for the rows of `kernel-bench`: the same launches, on a simulated device that estimates them.
 //!
-//! Separate because it measures nothing and needs no results. Invariants: the third of three launches counts, whose weights no cache holds, and with
-//! it what launching takes; a row is estimated by what its own launches left in memory, and one that fails leaves nothing to the next.
+//! It measures nothing and needs no results. Invariants: the third of three launches counts, whose weights no cache holds, including the time to
+//! launch it; an estimate depends only on the memory state that the row's own launches left, and a failed row leaves nothing to the next.
 
 use anyhow::{Context, ensure};
 use tokenmill_cuda_exec::{CudaExecError, Device, Stream};
@@ -14,7 +14,7 @@ use super::{
     work::Data,
 };
 
-/// Launches of a row. The last is that which counts.
+/// Number of launches of a row; the last one counts.
 const N_LAUNCHES: usize = 3;
 
 /// Names of the rows that have `filter` in them, in the order of a step.
@@ -25,7 +25,7 @@ pub(crate) fn rows(filter: &str) -> impl Iterator<Item = &'static str> {
 /// Estimates rows on a device, one at a time.
 pub(crate) struct Predictor {
     profile: &'static DeviceProfile,
-    /// Made for the first row, and again behind one that failed: a device that stopped is lost.
+    /// Made for the first row, and again after a failed one: a device that stopped is lost.
     opened: Option<(Simulator, Shops)>,
 }
 
@@ -37,7 +37,7 @@ impl Predictor {
         }
     }
 
-    /// Microseconds of the row of this name. Rows of experts go to experts that the simulated driver makes up, all as likely.
+    /// Returns the microseconds of the row of this name. Rows of experts use experts that the simulated driver invents, all equally likely.
     ///
     /// # Errors
     /// A name that no row has, a device whose registers are not known, or the driver's.
@@ -61,7 +61,7 @@ impl Predictor {
             self.opened = Some((simulator, shops));
         }
         let (simulator, shops) = self.opened.as_mut().context("the device was opened")?;
-        // Launches of another row may be alike but for what is in memory, as those of two ways to sample are.
+        // Launches of another row may be alike except for the contents of memory, such as those of two ways to sample.
         simulator.forget_launches();
         let shop = shops.of(row);
         let device = shop.device.clone();
@@ -83,7 +83,7 @@ impl Predictor {
     }
 }
 
-/// Waits for all that is queued: a simulated device runs it only then.
+/// Waits for all queued work: a simulated device runs it only then.
 fn wait(device: &Device) -> Result<(), CudaExecError> {
     let fence = device.fence()?;
     fence.record(Stream::Compute)?;
@@ -107,7 +107,7 @@ mod tests {
         assert!(after.iter().all(|us| (2.0..100.0).contains(us)), "{after:?}");
         let error = one.us("sample").unwrap_err().to_string();
         assert_eq!(error, "no row is called `sample`");
-        // Behind an error the next row is estimated from the start.
+        // After an error the next row is estimated from the start.
         assert_eq!(one.us("sample top-p").unwrap(), alone);
     }
 

@@ -14,7 +14,7 @@ use super::{
     work::{FACTOR, HEAD_DIM, N_EMBD, N_FF, N_KV_HEADS, N_VOCAB, OF_EXPERTS, Work, Workshop, shared},
 };
 
-/// Some of a result `[rows, n_out]`.
+/// Returns some values of a result `[rows, n_out]`.
 fn picked(all: &[f32], n_out: usize, [rows, outputs]: [&[usize]; 2]) -> Vec<f32> {
     (rows.iter())
         .flat_map(|&row| outputs.iter().map(move |output| all[row * n_out + output]))
@@ -220,7 +220,8 @@ impl Workshop {
                 ops.experts(&of_rows, counts, input, n_out, &mut products)
             }),
             check: Some(Box::new(move || {
-                // The choices of a row lie where the sort put them; weighed and added up they are the row's again.
+                // The choices of a row are at the positions of the sort; weighted and summed they give the row
+                // again.
                 let (mut found, mut expected) = (Vec::new(), Vec::new());
                 let sampled = spread(n_rows, MOST_ROWS);
                 for (weights, output) in pair.iter().zip(outputs.borrow().iter()) {
@@ -257,7 +258,7 @@ impl Workshop {
     }
 }
 
-/// The experts of a row and their weights, which add up to 1.
+/// Returns the experts of a row and their weights, which add up to 1.
 fn choices(logits: &[f32], n_used: usize) -> Vec<(usize, f64)> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));

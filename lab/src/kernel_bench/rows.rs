@@ -1,7 +1,7 @@
-//! [`ROWS`]: what `kernel-bench` measures, in the order of a step.
+//! [`ROWS`]: the rows of `kernel-bench`, in the order of a step.
 //!
-//! Separate from making launches. Shapes are those of Llama 3 8B in Q4_K_M unless a row says otherwise. Invariant: a row names the kernel that it is
-//! about, so one that launches another at its real shape is an error and no figure.
+//! Shapes are those of Llama 3 8B in Q4_K_M unless a row says otherwise. Invariant: a row names its kernel, so one that launches another kernel at
+//! its real shape is an error and gives no figure.
 
 use tokenmill_backend::KvType;
 use tokenmill_gguf::TensorType;
@@ -18,7 +18,7 @@ pub(super) struct RowSpec {
 }
 
 impl RowSpec {
-    /// Whether a model of Llama's 8B in Q4_K_M with f16 keys and values launches it.
+    /// Returns whether a model of Llama's 8B in Q4_K_M with f16 keys and values launches it.
     pub(super) fn is_of_q4_k_m(&self) -> bool {
         let is_quant = |ty| matches!(ty, TensorType::Q4_K | TensorType::Q6_K);
         match self.what {
@@ -59,7 +59,7 @@ pub(super) enum What {
     AddNorm {
         n_rows: usize,
     },
-    /// A token of each of so many sequences, behind keys and values of a type.
+    /// A token of each of so many sequences, after keys and values of a type.
     Decode {
         ty: KvType,
         n_seqs: usize,
@@ -76,7 +76,7 @@ pub(super) enum What {
         head_dim: usize,
     },
     Argmax,
-    /// A draw by top-p, from among the best `top_k` where that is not 0.
+    /// A draw by top-p, from the best `top_k` if that is not 0.
     Sample {
         top_k: u32,
     },

@@ -14,14 +14,14 @@ use super::{
 const TEMPERATURE: f32 = 0.8;
 const TOP_P: f32 = 0.95;
 
-/// A token that was chosen as it should be.
+/// The check of a correctly chosen token.
 const RIGHT: Checked = Checked {
     n_compared: 1,
     deviation: 0.0,
 };
 
 impl Workshop {
-    /// Logits whose best tokens stand out, as a model's do. They are there on a device that estimates too: how long sampling takes follows from them.
+    /// Makes logits whose best tokens stand out, as a model's do. A device that estimates has them too, since the time of sampling depends on them.
     fn logits(n_vocab: usize) -> Vec<f32> {
         let values = Random::new(21).values(n_vocab);
         values.into_iter().map(|value| 14.0 * value.powi(3)).collect()
@@ -58,7 +58,7 @@ impl Workshop {
         })
     }
 
-    /// A draw by top-p, from among the best `top_k` where that is not 0.
+    /// Launches a draw by top-p, from the best `top_k` if that is not 0.
     pub(super) fn sample(&self, top_k: u32) -> anyhow::Result<Work<'_>> {
         let n_vocab = self.n_out(N_VOCAB);
         let device = &self.device;

@@ -1,6 +1,6 @@
-//! [`Suspects`]: the rows of `kernel-bench` for the search for a wrong kernel: which of them fail, and their launches once more.
+//! [`Suspects`]: the rows of `kernel-bench` for the search for a wrong kernel: the failing rows, and their launches once more.
 //!
-//! Separate from measuring, which continues after a row that failed. Invariant: a row gives the same launches, with the same bytes, each time.
+//! Measuring continues after a failed row; this does not. Invariant: a row gives the same launches, with the same bytes, each time.
 
 use anyhow::Context;
 use tokenmill_cuda_exec::{Device, WideProducts};
@@ -11,14 +11,14 @@ use super::{
     work::Data,
 };
 
-/// Divides the rows of matrices where a row is to be small.
+/// Divides the rows of matrices if a row is to be small.
 pub(crate) const SMALL_SLICE: usize = 64;
 
 /// Rows on a device.
 pub(crate) struct Suspects(Shops);
 
 impl Suspects {
-    /// Rows whose matrices are divided by `slice`.
+    /// Makes rows whose matrices are divided by `slice`.
     ///
     /// # Errors
     /// A device that cannot be opened.
@@ -29,13 +29,13 @@ impl Suspects {
         Ok(Self(Shops::new(open, slice, 1, Data::Made)?))
     }
 
-    /// Names of the rows that an 8B in Q4_K_M launches and that have `filter` in them.
+    /// Lists the names of the rows that an 8B in Q4_K_M launches and that contain `filter`.
     pub(crate) fn names(filter: &str) -> impl Iterator<Item = &'static str> {
         let rows = ROWS.iter().filter(|row| row.is_of_q4_k_m());
         rows.map(|row| row.name).filter(move |name| name.contains(filter))
     }
 
-    /// The device that a row is launched on.
+    /// Returns the device that a row is launched on.
     ///
     /// # Errors
     /// A name that no row has.
@@ -56,7 +56,7 @@ impl Suspects {
         Ok(())
     }
 
-    /// Makes a row and launches it once; nothing is compared.
+    /// Makes a row and launches it once, without a comparison.
     ///
     /// # Errors
     /// A row that cannot be made or launched.

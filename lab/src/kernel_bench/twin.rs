@@ -1,8 +1,7 @@
-//! Plain loops that compute what a launch of `kernel-bench` should have given.
+//! Plain loops that compute the expected results of a launch of `kernel-bench`.
 //!
-//! Separate from the launches. Only a sample of a large result is computed, spread over all of it, the first
-//! and the last value among it. Invariant: nothing here calls a kernel or an operation of the GPU; inputs are
-//! quantized as the kernels quantize them, so only rounding differs.
+//! Only a sample of a large result is computed, spread over all of it, including the first and the last value. Invariant: nothing here calls a
+//! kernel or an operation of the GPU; inputs are quantized as the kernels quantize them, so only rounding differs.
 
 use anyhow::ensure;
 use half::f16;
@@ -11,19 +10,19 @@ use tokenmill_backend::KvType;
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{dequantize_row, e4m3, quantize_row};
 
-/// Differences that rounding explains, as a share of the results: their root mean squares. F16 and TF32 on tensor cores keep 11 bits.
+/// Largest difference by rounding, as a share of the results: the ratio of their root mean squares. F16 and TF32 on tensor cores keep 11 bits.
 const LIMIT: f64 = 5e-3;
-/// Rows of matrices, of inputs and of heads that are computed at most.
+/// Largest number of computed rows of matrices, of inputs and of heads.
 pub(super) const MOST_OUTPUTS: usize = 256;
 pub(super) const MOST_ROWS: usize = 16;
 pub(super) const MOST_HEADS: usize = 24;
 
-/// How far a launch was from its twin.
+/// The distance of a launch from its twin.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Checked {
     /// Numbers that were compared.
     pub(super) n_compared: usize,
-    /// Root mean square of the differences over that of what is expected.
+    /// Root mean square of the differences over that of the expected values.
     pub(super) deviation: f64,
 }
 
@@ -51,7 +50,7 @@ pub(super) fn compare(found: &[f32], expected: &[f64]) -> anyhow::Result<Checked
     })
 }
 
-/// At most `most` of `n` places, the first and the last among them.
+/// Returns at most `most` of `n` places, including the first and the last.
 pub(super) fn spread(n: usize, most: usize) -> Vec<usize> {
     let count = n.min(most);
     (0..count)
@@ -59,7 +58,7 @@ pub(super) fn spread(n: usize, most: usize) -> Vec<usize> {
         .collect()
 }
 
-/// A row as kernels for quantized weights read it: bytes of 32 values with a scale.
+/// Rounds a row as kernels for quantized weights read it: bytes of 32 values with a scale.
 pub(super) fn quantized(row: &[f32]) -> Vec<f32> {
     let mut rounded = Vec::with_capacity(row.len());
     for group in row.chunks(32) {
@@ -71,7 +70,7 @@ pub(super) fn quantized(row: &[f32]) -> Vec<f32> {
     rounded
 }
 
-/// Products of rows of `x` by rows of a matrix, `[rows, outputs]`.
+/// Returns the products of rows of `x` by rows of a matrix, `[rows, outputs]`.
 pub(super) fn products(
     ty: TensorType,
     bytes: &[u8],
@@ -108,7 +107,7 @@ pub(super) fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-/// A head's keys or values as a store of a type keeps them.
+/// Returns a head's keys or values as a store of a type keeps them.
 pub(super) fn stored(ty: KvType, row: &[f32]) -> anyhow::Result<Vec<f32>> {
     Ok(match ty {
         KvType::F32 => row.to_vec(),
@@ -128,7 +127,7 @@ pub(super) fn stored(ty: KvType, row: &[f32]) -> anyhow::Result<Vec<f32>> {
     })
 }
 
-/// Turns the pairs `(x[2i], x[2i + 1])` of a head.
+/// Rotates the pairs `(x[2i], x[2i + 1])` of a head.
 pub(super) fn rotated(head: &[f32], inv_freqs: &[f32], position: usize) -> Vec<f32> {
     let mut turned = head.to_vec();
     for (pair, &inv_freq) in turned.as_chunks_mut::<2>().0.iter_mut().zip(inv_freqs) {
@@ -139,7 +138,7 @@ pub(super) fn rotated(head: &[f32], inv_freqs: &[f32], position: usize) -> Vec<f
     turned
 }
 
-/// One query over keys and values of its head.
+/// Attends from one query to keys and values of its head.
 pub(super) fn attend(query: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>]) -> Vec<f64> {
     let scale = 1.0 / (query.len() as f64).sqrt();
     let scores: Vec<f64> = keys.iter().map(|key| scale * dot(query, key)).collect();
@@ -155,7 +154,7 @@ pub(super) fn attend(query: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>]) -> V
     output
 }
 
-/// The tokens that a draw from among the best `top_k` (0: all) may give, of which those with `top_p` of the weight are kept; the likeliest first.
+/// Returns the tokens that a draw from the best `top_k` (0: all) may give: those that hold `top_p` of the weight, the likeliest first.
 pub(super) fn nucleus(logits: &[f32], temperature: f32, top_k: usize, top_p: f64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));

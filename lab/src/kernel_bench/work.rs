@@ -1,7 +1,7 @@
-//! [`Workshop`]: makes what a row launches, each launch with buffers of its own.
+//! [`Workshop`]: makes the launches of a row, each with its own buffers.
 //!
-//! Separate from measuring; products, attention and sampling have files of their own. Invariant: the copies of what a launch reads are more than
-//! [`ROTATED_BYTES`] together, as far as there are launches.
+//! Products, attention and sampling have files of their own. Invariant: the copies of a launch's inputs are more than [`ROTATED_BYTES`]
+//! together, as far as there are launches.
 
 use std::{cell::RefCell, rc::Rc};
 
@@ -38,7 +38,7 @@ pub(super) struct Work<'a> {
     pub(super) n_flops: usize,
     /// Queues the launch of this number.
     pub(super) launch: Box<dyn FnMut(usize) -> Result<(), CudaExecError> + 'a>,
-    /// Compares what launch 0 gave with a plain loop; to be called after that launch alone.
+    /// Compares the results of launch 0 with a plain loop; to be called after only that launch.
     pub(super) check: Option<Box<dyn FnOnce() -> anyhow::Result<Checked> + 'a>>,
 }
 
@@ -47,11 +47,11 @@ pub(super) struct Work<'a> {
 pub(super) enum Data {
     /// Random numbers.
     Made,
-    /// Zeros, which take no room on a device that estimates.
+    /// Zeros, which take no memory on a device that estimates.
     Zeros,
 }
 
-/// Makes what is launched.
+/// Makes launches and their buffers.
 pub(super) struct Workshop {
     pub(super) device: Device,
     pub(super) ops: Ops,
@@ -151,7 +151,7 @@ impl Workshop {
         }
     }
 
-    /// How many copies of so many bytes there should be, as far as they fit into a quarter of the free memory.
+    /// Returns how many copies of so many bytes to make, as far as they fit into a quarter of the free memory.
     pub(super) fn n_copies(&self, n_bytes: usize) -> anyhow::Result<usize> {
         let room = self.device.free_bytes()? as usize / 4 / n_bytes.max(1);
         let wanted = ROTATED_BYTES / n_bytes.max(1) + 1;
@@ -162,7 +162,7 @@ impl Workshop {
         (n_out / self.slice).next_multiple_of(32).max(32)
     }
 
-    /// Random numbers between -1 and 1, or zeros.
+    /// Returns random numbers between -1 and 1, or zeros.
     pub(super) fn values(&self, seed: u64, len: usize) -> Vec<f32> {
         match self.data {
             Data::Made => Random::new(seed).values(len),
@@ -170,7 +170,7 @@ impl Workshop {
         }
     }
 
-    /// Copies of a matrix.
+    /// Makes copies of a matrix.
     pub(super) fn weights(
         &mut self,
         ty: TensorType,
@@ -209,14 +209,14 @@ impl Workshop {
         })
     }
 
-    /// Room for results.
+    /// Allocates memory for results.
     pub(super) fn room(&self, len: usize) -> anyhow::Result<Buffer<f32>> {
         Ok(self.device.upload("results", &vec![0.0f32; len])?)
     }
 
     fn add_norm(&self, n_rows: usize) -> anyhow::Result<Work<'_>> {
         const EPS: f32 = 1e-5;
-        // The rows stay in caches, as in a step; the weight does not.
+        // The rows stay in caches, as in a step; the weights do not.
         let n_copies = self.n_copies(4 * N_EMBD)?.min(4096);
         let weight = self.values(3, N_EMBD);
         let norms = (0..n_copies).map(|_| -> anyhow::Result<_> {

@@ -1,7 +1,6 @@
-//! Adapters of an estimated step: four of one rank, which the sequences have in turn.
+//! Adapters of an estimated step: four of one rank, which the sequences use in turn.
 //!
-//! Separate from the step because most steps have none. Invariant: they change every matrix of the layers, so what they cost is the most that
-//! adapters of their rank can.
+//! Invariant: they change every matrix of the layers, so their cost is the maximum for adapters of their rank.
 
 use std::num::NonZeroU32;
 
@@ -12,7 +11,7 @@ use tokenmill_model::Model;
 
 const N_ADAPTERS: usize = 4;
 
-/// The adapter of a sequence.
+/// Returns the adapter of a sequence.
 pub(super) fn of_sequence(seq_idx: usize) -> Option<AdapterId> {
     NonZeroU32::new((seq_idx % N_ADAPTERS) as u32 + 1).map(AdapterId::new)
 }

@@ -1,8 +1,8 @@
 //! [`Hybrid`]: a decode step whose first layers are on the CPU, as `-ngl` places them.
 //!
-//! Separate from the launches, which are the GPU's. The CPU's part is counted, not measured: it takes the time to read its weights, keys and values,
-//! or the time to multiply, whichever is longer, by the command's figures, so it is a lower bound. CPU and GPU take turns, as in decode steps of fewer
-//! than 128 rows. Invariant: each layer is on one side.
+//! The CPU's part is counted, not measured: it takes the time to read its weights, keys and values, or the time to multiply, whichever is longer,
+//! by the command's figures, so it is a lower bound. CPU and GPU take turns, as in decode steps of fewer than 128 rows. Invariant: each layer is on
+//! one side.
 
 use std::{fmt::Write as _, str::FromStr};
 

@@ -1,7 +1,7 @@
-//! The launches of sampling, as the simulated driver estimates them: of rows that are sampled in different ways.
+//! The launches of sampling, as the simulated driver estimates them, for rows that are sampled in different ways.
 //!
-//! Separate from steps of a model: how long these kernels take follows from the logits, and a step that is estimated computes none. So rows are
-//! made up: numbers of a normal distribution, wide or narrow, which are those of no model. Invariant: launches are the program's own.
+//! The time of these kernels depends on the logits, and an estimated step computes none. So the rows are invented: numbers of a normal
+//! distribution, wide or narrow, which belong to no model. Invariant: launches are the program's own.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ use tokenmill_sim_driver::{LaunchEstimate, Simulator};
 use super::step::registers;
 
 const N_VOCAB: usize = 128_256;
-/// Standard deviations of logits: of the narrow kind few tokens have 95 % of the probability, of the wide kind a fifth of the vocabulary.
+/// Standard deviations of logits: in the narrow kind few tokens have 95 % of the probability, in the wide kind a fifth of the vocabulary.
 const NARROW: f32 = 4.0;
 const WIDE: f32 = 2.5;
 
@@ -27,7 +27,7 @@ struct Way {
     min_p: f32,
     n_top: u32,
     deviation: f32,
-    /// Whether a row of which many tokens may be drawn has its launches for it, as the program makes them.
+    /// Whether a row that may draw many tokens has the launches for it, as in the program.
     spreads: bool,
 }
 
@@ -144,7 +144,7 @@ impl Sampled {
 /// Estimates all ways with so many rows.
 ///
 /// # Errors
-/// A kernel without registers in the lock, or one that does what a device would stop at.
+/// A kernel without registers in the lock, or one with a fault that stops a device.
 pub(super) fn estimate(
     n_rows: usize,
     device: &'static DeviceProfile,
@@ -169,7 +169,7 @@ fn launches_of(
     device: &'static DeviceProfile,
     begin: Launches,
 ) -> anyhow::Result<Vec<LaunchEstimate>> {
-    // A GPU for each: launches that are alike but for what is in memory would count as one.
+    // One GPU for each: launches that are alike except for the contents of memory would count as one.
     let simulator = Simulator::estimating(device, registers(device)?);
     let gpu = simulator.device_with_launches(begin);
     let ops = Ops::load(&gpu)?;
@@ -208,7 +208,7 @@ fn launches_of(
         zeros(n_tops)?,
     ];
     let mut launches = Vec::new();
-    // The second time the logits are in the L2 cache, where the product that makes them leaves them.
+    // The second time the logits are in the L2 cache, as after the product that computes them.
     for _ in 0..2 {
         simulator.take_estimates();
         let [tokens, status, logprobs, top_ids, top_logprobs] = &mut outputs;
@@ -237,7 +237,7 @@ fn launches_of(
     Ok(launches)
 }
 
-/// Sums of twelve numbers that a generator gives, which are nearly of a normal distribution.
+/// Returns sums of twelve pseudo-random numbers, which are nearly normally distributed.
 fn logits(n_rows: usize, deviation: f32) -> Vec<f32> {
     let mut state = 1u64;
     let mut uniform = || {
@@ -251,7 +251,7 @@ fn logits(n_rows: usize, deviation: f32) -> Vec<f32> {
         .collect()
 }
 
-/// The table.
+/// Renders the table.
 pub(super) fn render(all: &[Sampled]) -> String {
     let mut out = String::new();
     let Some(first) = all.first() else {

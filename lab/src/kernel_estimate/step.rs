@@ -1,6 +1,6 @@
 //! [`Step`]: a step, launch by launch, as the simulated driver estimates it.
 //!
-//! Separate from what is printed of it. Invariant: the launches are those that the program makes for this model, batch and context.
+//! Invariant: the launches are those that the program makes for this model, batch and context.
 
 use std::{fs, path::PathBuf};
 
@@ -23,19 +23,19 @@ use crate::{ptx, synth::outline};
 pub(super) struct Shape<'a> {
     pub(super) model: &'a str,
     pub(super) recipe: &'a str,
-    /// The first layers only.
+    /// Number of layers, if only the first ones are used.
     pub(super) n_layers: Option<u32>,
-    /// Tokens of each sequence, the new one among them.
+    /// Tokens of each sequence, including the new one.
     pub(super) context: usize,
     /// Type of the stored keys and values.
     pub(super) kv_type: KvType,
-    /// That of the adapters of all sequences, where they have any.
+    /// Rank of the adapters of all sequences, if they have any.
     pub(super) adapter_rank: Option<usize>,
-    /// Tokens that all sequences which decode begin with, in the same pages.
+    /// Number of tokens with which all decoding sequences begin, in the same pages.
     pub(super) shared_prefix: usize,
-    /// Whether each sequence reads them for itself.
+    /// Whether each sequence reads them separately.
     pub(super) reads_apart: bool,
-    /// Whether code is in the caches of instructions when a launch begins.
+    /// Whether code is in the instruction caches when a launch begins.
     pub(super) is_code_warm: bool,
 }
 
@@ -63,7 +63,7 @@ impl Batch {
         }
     }
 
-    /// Tokens of each of its sequences, the new ones among them.
+    /// Returns the tokens of each of its sequences, including the new ones.
     pub(super) fn context(self, shape: &Shape<'_>) -> usize {
         match self {
             Self::Decode { .. } => shape.context,
@@ -81,18 +81,18 @@ pub(super) struct Step {
     pub(super) launches: Vec<LaunchEstimate>,
 }
 
-/// A file that goes when it is no longer needed.
+/// A file that is removed when it is no longer needed.
 struct Temporary(PathBuf);
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // A file that cannot be removed takes little room: its weights are holes.
+        // A file that cannot be removed takes little space: its weights are holes.
         let _ = fs::remove_file(&self.0);
     }
 }
 
 impl Step {
-    /// Runs each step twice and gives the second, which finds in the L2 cache what the first left there.
+    /// Runs each step twice and returns the second, which finds in the L2 cache the data that the first left there.
     pub(super) fn estimate(
         shape: &Shape<'_>,
         batches: &[Batch],
@@ -170,7 +170,7 @@ impl Step {
         Ok(steps)
     }
 
-    /// Microseconds of the step, with what launching takes.
+    /// Returns the microseconds of the step, including the time to launch.
     pub(super) fn us(&self) -> f64 {
         let launches = self.launches.iter().map(|launch| launch.estimate.us);
         launches.sum::<f64>() + self.gaps_us()
@@ -181,12 +181,12 @@ impl Step {
         self.launches.iter().map(range::most_us).sum()
     }
 
-    /// Microseconds between its launches.
+    /// Returns the microseconds between its launches.
     pub(super) fn gaps_us(&self) -> f64 {
         self.launches.iter().map(|launch| launch.estimate.gap_us).sum()
     }
 
-    /// Bytes that come from device memory.
+    /// Returns the bytes that come from device memory.
     pub(super) fn dram_bytes(&self) -> f64 {
         self.launches
             .iter()
@@ -195,7 +195,7 @@ impl Step {
     }
 }
 
-/// The new tokens of each sequence, its last; the next is chosen greedily.
+/// Returns the new tokens of each sequence, its last; the next is chosen greedily.
 fn inputs(of: Batch, context: usize, shared_prefix: usize, limits: &ExecutorLimits) -> ForwardBatch {
     let n_pages = context.div_ceil(PAGE_TOKENS);
     // Only whole pages are shared.
@@ -208,7 +208,7 @@ fn inputs(of: Batch, context: usize, shared_prefix: usize, limits: &ExecutorLimi
         let pages: Vec<u32> = (0..n_shared).chain(own).collect();
         batch.push_sequence(vec![TokenSource::Id(1); n_new], (context - n_new) as u32, &pages);
         if let Some(group) = limits.window_group {
-            // Pages that the window has left are gone.
+            // Pages that the window has left are absent.
             let n_kept = n_pages.min((group.window + n_new - 1).div_ceil(PAGE_TOKENS) + 1);
             let first = (seq_idx * n_kept) as u32;
             let mut pages = vec![ForwardBatch::UNMAPPED_PAGE; n_pages - n_kept];
@@ -228,7 +228,7 @@ fn inputs(of: Batch, context: usize, shared_prefix: usize, limits: &ExecutorLimi
     batch
 }
 
-/// The registers and bytes of code that `kernels/ptx.lock` has for the device.
+/// Returns the registers and bytes of code in `kernels/ptx.lock` for the device.
 pub(crate) fn registers(device: &DeviceProfile) -> anyhow::Result<AssembledKernels> {
     ptx::assembled(device.architecture)
         .with_context(|| format!("kernels/ptx.lock has no registers for {}", device.architecture))

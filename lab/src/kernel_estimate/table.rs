@@ -1,6 +1,6 @@
 //! Prints a step: a table of its launches, and the same as JSON.
 //!
-//! Separate from the step because it is for people. Launches that are alike are one row, in the order of their first.
+//! Launches that are alike are one row, in the order of their first.
 
 use std::fmt::Write as _;
 
@@ -33,7 +33,7 @@ fn rows(step: &Step) -> Vec<Row<'_>> {
     rows
 }
 
-/// A grid and the threads of a thread block.
+/// Returns a grid and the threads of a thread block.
 pub(super) fn grid(launch: &LaunchEstimate) -> String {
     let [x, y, z] = launch.grid;
     let [threads, ..] = launch.block;
@@ -62,7 +62,7 @@ fn share(step: &Step) -> f64 {
     step.dram_bytes() / (step.us() * 1e-6) / step.device.dram_bytes_per_s
 }
 
-/// The table.
+/// Renders the table.
 pub(super) fn render(shape: &Shape<'_>, step: &Step) -> String {
     let mut out = String::new();
     let what = match step.batch {
@@ -125,7 +125,7 @@ pub(super) fn render(shape: &Shape<'_>, step: &Step) -> String {
     out
 }
 
-/// The figures.
+/// Returns the figures.
 pub(super) fn json(shape: &Shape<'_>, step: &Step) -> Value {
     let launches: Vec<Value> = rows(step)
         .into_iter()

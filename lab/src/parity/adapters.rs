@@ -1,7 +1,7 @@
 //! The fixtures of adapters: a folder each in `lora`, next to the folders of networks.
 //!
-//! Separate from the networks because an adapter has a base, whose fixture is elsewhere. Invariant: a device that computes no
-//! adapters is a row that says so.
+//! An adapter has a base, whose fixture is elsewhere. Invariant: a device that does not support adapters has a row that says
+//! so.
 
 use std::path::{Path, PathBuf};
 
@@ -19,11 +19,11 @@ use super::{Outcome, Row};
 /// The facts of a fixture about its base.
 #[derive(Deserialize)]
 struct Facts {
-    /// The base's folder, from where the sets of fixtures are.
+    /// The base's folder, relative to the sets of fixtures.
     base: PathBuf,
 }
 
-/// The fixtures in the folder `lora` of a set, in the order of their names.
+/// Lists the fixtures in the folder `lora` of a set, in the order of their names.
 pub(super) fn folders(data: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(data.join("lora"))
         .into_iter()
@@ -36,7 +36,7 @@ pub(super) fn folders(data: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// The rows of one fixture on one device.
+/// Returns the rows of one fixture on one device.
 pub(super) fn rows(
     folder: &Path,
     data: &Path,

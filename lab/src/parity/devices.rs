@@ -1,7 +1,7 @@
 //! The devices that models are compared on.
 //!
-//! Separate from the comparison because a device may be absent: a real GPU. Invariant: an absent device is never passed over
-//! silently; where it was asked for by name, that is an error.
+//! A real GPU may be absent. Invariant: an absent device is never skipped silently; if it was requested by name, that is an
+//! error.
 
 use tokenmill_backend::BackendError;
 use tokenmill_cuda_exec::CudaBackend;
@@ -37,10 +37,10 @@ const CUDA: ParityDevice = ParityDevice {
     },
 };
 
-/// The devices of a choice.
+/// Returns the devices of a choice.
 ///
 /// # Errors
-/// A GPU that was asked for by name and cannot be opened.
+/// A GPU that was requested by name and cannot be opened.
 pub(super) fn devices(choice: DeviceChoice) -> anyhow::Result<Vec<ParityDevice>> {
     Ok(match choice {
         DeviceChoice::Cpu => vec![CPU],

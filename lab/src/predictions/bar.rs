@@ -1,10 +1,8 @@
-//! [`Bar`]: how far making predictions is.
-//!
-//! Separate from making them, which takes minutes and goes to a file. Invariant: a bar that cannot be shown stops nothing.
+//! [`Bar`]: the progress of making predictions. Invariant: a bar that cannot be shown stops nothing.
 
 use std::io::{IsTerminal as _, Write as _};
 
-/// Shows on standard error how far it is.
+/// Shows the progress on standard error.
 pub(super) struct Bar {
     device: &'static str,
     n_begun: usize,
@@ -24,7 +22,7 @@ impl Bar {
         }
     }
 
-    /// Another one begins.
+    /// Shows that another prediction begins.
     pub(super) fn show(&mut self, name: &str) {
         let filled = Self::WIDTH * self.n_begun / self.n_all;
         self.n_begun += 1;

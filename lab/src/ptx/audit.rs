@@ -1,8 +1,8 @@
 //! `ptx --audit` checks that the assembler's output matches the PTX of the archive.
 //!
-//! Separate from the build, which audits nothing: an audit takes two assemblies and a disassembly of each module for each GPU. It replaces
-//! a run on GPUs that are not at hand: products and sums are fused only where the PTX fuses them, the fast instructions are there, and the
-//! lock records the length of the code. Invariant: a finding names module, kernel and GPU.
+//! The build does not audit: an audit takes two assemblies and a disassembly of each module for each GPU. It replaces a run on GPUs that
+//! are not available: products and sums are fused only where the PTX fuses them, the fast instructions exist, and the lock records the
+//! length of the code. Invariant: a finding names module, kernel and GPU.
 
 use std::{
     collections::BTreeMap,

@@ -1,7 +1,6 @@
 //! [`Code`] reads the machine code of a module's kernels from the assembler's output.
 //!
-//! Separate because only this file reads 64-bit ELF, which has a code section for each kernel. Invariant: other files, and files cut off
-//! anywhere, give `None`.
+//! 64-bit ELF has a code section for each kernel. Invariant: other files, and truncated files, give `None`.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! [`Lock`]: what is in the archive of PTX, as text that people read and reviews compare.
+//! [`Lock`]: the contents of the archive of PTX, as a text for readers and reviews.
 //!
 //! ```text
 //! source norm.cu 77aa...
@@ -7,10 +7,10 @@
 //!   add_norm 40 40 38 40 40 shared 144 code 4864 4864 5120 5120 5248
 //! ```
 //!
-//! A source has the hash with which the modules were built, a pending one the hash that it has now, for which they were not built
-//! yet (see `sources`). A module has the bytes and the SHA-256 of its PTX, a kernel its registers on each of [`ARCHITECTURES`], its static
-//! shared memory and the bytes of its code on each; `-` stands for a GPU that the module is not for. Invariant: reading what was
-//! written gives the same text.
+//! A source has the hash with which the modules were built. A pending one has its present hash, for which they were not built yet (see
+//! `sources`). A module has the bytes and the SHA-256 of its PTX. A kernel has its registers on each of [`ARCHITECTURES`], its static
+//! shared memory and the bytes of its code on each; `-` marks a GPU that the module is not for. Invariant: reading a written lock gives
+//! the same text.
 
 use std::{
     collections::BTreeMap,
@@ -45,13 +45,13 @@ pub(super) struct LockedModule {
     pub(super) kernels: Vec<(String, Vec<Option<Resources>>)>,
 }
 
-/// Stands for the registers on an architecture that a module is not for.
+/// Replaces the registers on an architecture that a module is not for.
 const NOWHERE: &str = "-";
 
 /// Hashes of source files, by their paths in the folder of kernels.
 pub(super) type Hashes = BTreeMap<String, String>;
 
-/// All modules, in the order of the archive, and what they are made of.
+/// All modules, in the order of the archive, and their sources.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Lock {
     /// Sources that the modules were built from.
@@ -75,7 +75,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 }
 
 impl Lock {
-    /// Reads a lock; `None` where a line is not as it is written.
+    /// Reads a lock; `None` if a line has another form.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut lock = Self::default();
         for line in text.lines().filter(|line| !line.starts_with('#')) {

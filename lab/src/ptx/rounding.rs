@@ -1,9 +1,9 @@
 //! [`with_roundings`] adds an explicit rounding to every addition, subtraction and multiplication of floats.
 //!
-//! Separate from compiling because it is a promise about the PTX only. PTX lets an assembler fuse a `mul` and an `add` without a rounding,
-//! and drivers differ in this, even between two kernels of one module. The results would then depend on the driver, and a row's result on
-//! the number of rows in the product. With `.rn` both operations are rounded, as the simulator rounds them. Fused operations that the
-//! compiler wrote are `fma.rn`, and stay. Invariant: nothing else of a text changes.
+//! PTX lets an assembler fuse a `mul` and an `add` without a rounding, and drivers differ in this, even between two kernels of one module.
+//! The results would then depend on the driver, and a row's result on the number of rows in the product. With `.rn` both operations are
+//! rounded, as the simulator rounds them. Fused operations that the compiler wrote are `fma.rn`, and stay. Invariant: nothing else of a
+//! text changes.
 
 /// Operations that an assembler may fuse.
 const FUSED: [&str; 3] = ["add", "sub", "mul"];

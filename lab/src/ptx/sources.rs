@@ -1,8 +1,7 @@
-//! Sources of the archive, and their changes since it was built.
+//! The sources of the archive, and their changes since it was built.
 //!
-//! Separate because it needs no compiler. The archive is large and kept by git in every version, so it is rebuilt in the commit
-//! that ends a piece of work; between, the lock lists the sources that it is not of as pending. Invariant: a source that passes is
-//! the one that was built or the one that is listed.
+//! The archive is large and git keeps every version of it, so it is rebuilt only in the commit that ends a piece of work; until
+//! then the lock lists the changed sources as pending. Invariant: an accepted source is the built one or the listed one.
 
 use std::{fs, path::Path};
 
@@ -10,10 +9,10 @@ use anyhow::{Context, ensure};
 
 use super::lock::{Hashes, Lock, sha256};
 
-/// Marks a file that is no longer there, in place of its hash.
+/// Marks a file that no longer exists, in place of its hash.
 const REMOVED: &str = "-";
 
-/// The hashes of all sources in a folder and below it.
+/// Returns the hashes of all sources in a folder and below it.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -39,7 +38,7 @@ fn add(folder: &Path, prefix: &str, found: &mut Hashes) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The sources that differ from what was built, as they are now.
+/// Returns the sources that differ from the built ones, with their present hashes.
 pub(super) fn differing(built: &Hashes, now: &Hashes) -> Hashes {
     let changed = now.iter().filter(|(file, hash)| built.get(*file) != Some(hash));
     let removed = built.keys().filter(|file| !now.contains_key(*file));
@@ -48,10 +47,10 @@ pub(super) fn differing(built: &Hashes, now: &Hashes) -> Hashes {
         .collect()
 }
 
-/// Checks that the lock says of each source what it is: built or pending.
+/// Checks that the lock has the right state of each source: built or pending.
 ///
 /// # Errors
-/// Sources of which it does not, and what to do about them.
+/// The sources with another state, and what to do about them.
 pub(super) fn check(lock: &Lock, now: &Hashes) -> anyhow::Result<()> {
     let differing = differing(&lock.sources, now);
     let unsaid = (differing.iter()).filter(|(file, hash)| lock.pending.get(*file) != Some(hash));
@@ -107,7 +106,7 @@ mod tests {
         check(&lock(&pending), &now).unwrap();
         check(&lock(&Hashes::new()), &built).unwrap();
         assert_eq!(refused(&Hashes::new(), &now), "b.cu, c.cuh, d.cu");
-        // Changed once more, and back to what was built.
+        // Changed once more, and back to the built version.
         let later = hashes_of(&[("a.cu", "1"), ("b.cu", "6"), ("d.cu", "5")]);
         assert_eq!(refused(&pending, &later), "b.cu");
         assert_eq!(refused(&pending, &built), "b.cu, c.cuh, d.cu");

@@ -1,7 +1,7 @@
 //! The CUDA compiler as pinned Python wheels.
 //!
-//! Separate because only this file knows how the wheels are fetched and laid out. Invariant: a folder with the marker file is
-//! complete, since the marker is written last.
+//! Only this file knows how the wheels are fetched and laid out. Invariant: a folder with the marker file is complete, since
+//! the marker is written last.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 
-/// Exactly these: another compiler writes other bytes, and a later one PTX that older drivers refuse.
+/// Exact versions: another compiler writes other bytes, and a later one PTX that older drivers refuse.
 const WHEELS: [&str; 5] = [
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-nvvm==13.0.88",
@@ -27,7 +27,7 @@ pub(super) struct Toolchain {
 }
 
 impl Toolchain {
-    /// Fetches the wheels into `folder` unless they are there.
+    /// Fetches the wheels into `folder` unless they exist.
     ///
     /// # Errors
     /// No Python with pip, no network, or no host compiler.
@@ -76,7 +76,7 @@ pub(super) struct Disassembler {
 }
 
 impl Disassembler {
-    /// Fetches the wheel into `folder` unless it is there.
+    /// Fetches the wheel into `folder` unless it exists.
     ///
     /// # Errors
     /// Fails without Python and pip, or without network.
@@ -105,7 +105,7 @@ impl Disassembler {
     }
 }
 
-/// Installs wheels into a folder of their own.
+/// Installs wheels into a separate folder.
 fn install(folder: &Path, wheels: &[&str]) -> anyhow::Result<()> {
     let output = Command::new("python3")
         .args([

@@ -1,7 +1,7 @@
 //! [`write`]: a model whose weights are holes in its file.
 //!
-//! Separate from models with random weights: what only needs shapes, such as the estimate of the kernels' time, gets the tensors
-//! of a real model without their gigabytes. Invariant: all but the weights is as in the model of random weights.
+//! A tool that only needs shapes, such as the estimate of the kernels' time, gets the tensors of a real model without their
+//! gigabytes. Invariant: everything except the weights equals the model of random weights.
 
 use std::{
     fs::File,
@@ -19,7 +19,7 @@ use super::{
 /// Bytes of zeros that are handed on at once.
 const PIECE_BYTES: usize = 16 << 20;
 
-/// A file in which zeros take no room.
+/// A file in which zeros take no space.
 struct WithHoles {
     file: File,
     length: u64,
@@ -42,7 +42,7 @@ impl Write for WithHoles {
     }
 }
 
-/// Writes the model of a preset in a type, with its first layers only where `n_layers` says so, and gives the number of its layers.
+/// Writes the model of a preset in a type, with only its first layers if `n_layers` says so, and returns the number of its layers.
 ///
 /// # Errors
 /// An unknown preset or type, more layers than the preset has or none, or a file that cannot be written.

@@ -1,7 +1,6 @@
 //! [`Preset`]: the shapes of real models, and small ones for tests.
 //!
-//! Separate from the tensors, which follow from a shape. Invariant: a preset whose layers are fewer than its model's says so in
-//! its name.
+//! Invariant: a preset with fewer layers than its model says so in its name.
 
 /// The architecture of a model, which decides its tensor names and metadata keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +15,7 @@ pub(super) enum Architecture {
 }
 
 impl Architecture {
-    /// Its name in metadata.
+    /// Returns its name in metadata.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
@@ -47,7 +46,7 @@ pub(super) struct Preset {
     pub(super) rms_epsilon: f32,
     /// Whether the output head is the embedding.
     pub(super) is_tied: bool,
-    /// Whether low frequencies are stretched as Llama 3.1 and later do.
+    /// Whether low frequencies are stretched as in Llama 3.1 and later.
     pub(super) has_rope_factors: bool,
     /// Experts in the place of the feed-forward network.
     pub(super) experts: Option<Experts>,
@@ -62,7 +61,7 @@ pub(super) struct Preset {
 pub(super) struct Experts {
     /// How many there are.
     pub(super) total: u32,
-    /// How many a token goes to.
+    /// Number of experts that a token uses.
     pub(super) used: u32,
     /// Width inside each.
     pub(super) n_ff: u32,
@@ -333,12 +332,12 @@ impl Preset {
         PRESETS.iter().find(|preset| preset.name == name)
     }
 
-    /// The names of all presets.
+    /// Lists the names of all presets.
     pub(super) fn names() -> String {
         PRESETS.map(|preset| preset.name).join(", ")
     }
 
-    /// The bytes of `rope_freqs.weight`: what each frequency is divided by.
+    /// Returns the bytes of `rope_freqs.weight`, the divisor of each frequency.
     ///
     /// Source: `rope_type: llama3` of Hugging Face transformers, with the constants of Llama 3.2.
     pub(super) fn rope_factors(&self) -> Vec<u8> {

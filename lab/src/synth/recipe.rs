@@ -1,14 +1,14 @@
-//! [`Recipe`]: which type each tensor of a quantized file gets.
+//! [`Recipe`]: the type of each tensor of a quantized file.
 //!
 //! A file called `Q4_K_M` holds several types; the mix decides its size and speed, so it must be the one that users
-//! have. Source: `llama_tensor_get_type` in llama.cpp (`src/llama-quant.cpp`), without an importance
-//! matrix. Models of exactly 8 experts, which it treats apart, are not among the presets.
+//! have. Source: `llama_tensor_get_type` in llama.cpp (`src/llama-quant.cpp`), without an importance matrix. Models
+//! of exactly 8 experts, which it treats differently, are not among the presets.
 
 use tokenmill_gguf::TensorType;
 
 use super::preset::Preset;
 
-/// A kind of file: what most of its tensors are, and which get more bits.
+/// A kind of file: the type of most tensors, and the tensors with more bits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recipe {
     pub(super) name: &'static str,
@@ -18,7 +18,7 @@ pub(super) struct Recipe {
     mix: Mix,
 }
 
-/// Which tensors get another type than the base.
+/// Selects the tensors with another type than the base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mix {
     None,
@@ -69,17 +69,17 @@ impl Recipe {
             .find(|recipe| recipe.name.eq_ignore_ascii_case(name))
     }
 
-    /// The names of all recipes.
+    /// Lists the names of all recipes.
     pub(super) fn names() -> String {
         RECIPES.map(|recipe| recipe.name).join(", ")
     }
 
-    /// Whether the weights are quantized.
+    /// Returns whether the weights are quantized.
     pub(super) fn is_quantized(&self) -> bool {
         self.base.block_len() > 1
     }
 
-    /// The type of the weight `name`, whose rows have `row_len` elements.
+    /// Returns the type of the weight `name`, whose rows have `row_len` elements.
     pub(super) fn type_of(&self, preset: &Preset, name: &str, row_len: u64) -> TensorType {
         if !self.is_quantized() {
             return self.base;
@@ -98,7 +98,7 @@ impl Recipe {
         fitting(wanted, row_len)
     }
 
-    /// The type of a weight other than the head, before its rows are looked at.
+    /// Returns the type of a weight other than the head, without regard to its rows.
     fn mixed_type(&self, preset: &Preset, name: &str) -> TensorType {
         let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
         let Some((layer_idx, tensor)) = layer else {
@@ -107,7 +107,8 @@ impl Recipe {
         let layer_idx: u32 = layer_idx.parse().expect("the number of a layer");
         let n_layers = preset.n_layers;
         let shares_kv_widely = preset.n_heads / preset.n_kv_heads >= 4;
-        // All experts are as the network in whose place they are, and joined matrices as the values among them.
+        // Experts have the type of the dense network that they replace, and joined matrices that of the values
+        // among them.
         let tensor = match tensor {
             "attn_qkv.weight" => "attn_v.weight",
             "ffn_down_exps.weight" => "ffn_down.weight",
@@ -150,13 +151,14 @@ impl Recipe {
     }
 }
 
-/// Whether a layer is among those whose errors cost most: the first and last eighth, and every third between.
+/// Returns whether a layer is among those whose errors cost most: the first and last eighth, and every third
+/// between.
 fn needs_more_bits(layer_idx: u32, n_layers: u32) -> bool {
     let eighth = n_layers / 8;
     layer_idx < eighth || layer_idx >= 7 * n_layers / 8 || (layer_idx - eighth) % 3 == 2
 }
 
-/// The nearest type whose blocks fill rows of this length.
+/// Returns the nearest type whose blocks fill rows of this length.
 fn fitting(wanted: TensorType, row_len: u64) -> TensorType {
     if row_len.is_multiple_of(wanted.block_len() as u64) {
         return wanted;
@@ -231,7 +233,7 @@ mod tests {
             ("gpt-oss-120b", experts),
         ] {
             let path = dir.join(format!("{name}.schema"));
-            // Rows that no super-block fills get other small types there, in which such models are not made.
+            // Rows that no super-block fills get other small types there; such models are not made in those types.
             let is_compared = |recipe: &&Recipe| {
                 name != "gpt-oss-120b" || ["Q4_0", "Q4_K_M", "Q8_0", "MXFP4_MOE"].contains(&recipe.name)
             };

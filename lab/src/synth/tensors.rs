@@ -1,11 +1,11 @@
-//! [`TensorSpec`]: the tensors that a preset's shapes make.
+//! [`TensorSpec`]: the tensors of a preset.
 //!
-//! Invariant: names, dimensions and types of those that are not quantized are a converter's, so that other programs read the
+//! Invariant: names, dimensions and types of unquantized tensors are those of a converter, so that other programs read the
 //! files too.
 
 use super::preset::{Architecture, DeltaNet, Experts, Preset};
 
-/// How a tensor's numbers are made.
+/// Selects how a tensor's numbers are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TensorKind {
     /// Random around 0, in the recipe's type.
@@ -30,7 +30,7 @@ pub(super) struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// Numbers that it has.
+    /// Returns the number of its elements.
     pub(super) fn n_elements(&self) -> usize {
         self.dims.iter().product::<u64>() as usize
     }
@@ -65,7 +65,7 @@ impl List {
 }
 
 impl Preset {
-    /// The tensors in file order.
+    /// Lists the tensors in file order.
     pub(super) fn tensors(&self) -> Vec<TensorSpec> {
         let mut list = List {
             prefix: String::new(),
@@ -182,7 +182,7 @@ impl Preset {
 }
 
 impl DeltaNet {
-    /// Widths of the values, and of queries, keys and values together.
+    /// Returns the widths of the values, and of queries, keys and values together.
     pub(super) fn widths(self) -> (u64, u64) {
         let head_dim = u64::from(self.head_dim);
         let k_width = u64::from(self.n_k_heads) * head_dim;

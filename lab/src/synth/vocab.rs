@@ -1,9 +1,9 @@
-//! A byte-level BPE vocabulary of any size, made from nothing.
+//! A byte-level BPE vocabulary of any size, generated without data.
 //!
-//! Loading and tokenizing cost what they cost with a real vocabulary: the tokens are the 256 bytes, then the likeliest
-//! letter sequences of English by letter frequency, with and without a leading space, and then the control tokens of
-//! the model family. Invariant: every token that is not a byte or a control token has exactly one merge, and merges come
-//! in the order of their tokens, as a trainer writes them.
+//! Loading and tokenizing cost as much as with a real vocabulary: the tokens are the 256 bytes, then the likeliest
+//! letter sequences of English by letter frequency, with and without a leading space, and then the control tokens of the
+//! model family. Invariant: every token that is not a byte or a control token has exactly one merge, and merges come in
+//! the order of their tokens, as a trainer writes them.
 
 use std::cmp::Reverse;
 
@@ -54,7 +54,7 @@ struct Family {
     pre: &'static str,
     /// The control tokens at the end of the vocabulary.
     control: &'static [&'static str],
-    /// How many ids the control tokens and the padding behind them take in a full-size vocabulary.
+    /// Number of ids of the control tokens and the padding after them in a full-size vocabulary.
     n_reserved: u32,
     bos: Option<&'static str>,
     eos: &'static str,
@@ -113,7 +113,7 @@ pub(super) fn insert(
 ) -> anyhow::Result<()> {
     let family = match architecture {
         Architecture::Llama => LLAMA,
-        // The cost of a vocabulary depends on its size alone: other families get this one's.
+        // The cost of a vocabulary depends only on its size: other families get this one's.
         _ => QWEN,
     };
     let n_vocab = n_vocab as usize;
@@ -172,7 +172,7 @@ pub(super) fn insert(
     Ok(())
 }
 
-/// The character that byte-level BPE writes for a byte: itself where it can be seen, else one from U+0100 on.
+/// Returns the character that byte-level BPE writes for a byte: itself if it is printable, otherwise one from U+0100 on.
 ///
 /// Source: `bytes_to_unicode` of GPT-2's encoder.
 fn byte_char(byte: u8) -> char {
@@ -184,7 +184,7 @@ fn byte_char(byte: u8) -> char {
     char::from_u32(0x100 + n_hidden_before as u32).expect("a code point below the surrogates")
 }
 
-/// The first `n` merges: ever longer words, likelier ones first, each alone and after a space.
+/// Returns the first `n` merges: ever longer words, likelier ones first, each alone and after a space.
 fn merged_tokens(n: usize) -> Vec<Merged> {
     let mut merged = Vec::with_capacity(n);
     let mut words: Vec<(String, u64)> = LETTERS

@@ -1,8 +1,8 @@
 //! [`RandomBlocks`]: random weights of a given spread, written in the bytes of their type.
 //!
-//! Quantizing random floats would take minutes for a large model. Random bytes are already random quants; only the
-//! scales must be set, so that decoded weights have the mean 0 and the standard deviation asked for. Invariant: the
-//! bytes of a block depend on the stream and the block's index alone.
+//! Quantizing random floats would take minutes for a large model. Random bytes are already random quants; only the scales must
+//! be set, so that decoded weights have the mean 0 and the requested standard deviation. Invariant: the bytes of a block
+//! depend only on the stream and the block's index.
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use tokenmill_gguf::TensorType;
@@ -23,7 +23,7 @@ fn mix(mut bits: u64) -> u64 {
 }
 
 impl Stream {
-    /// The stream of one tensor.
+    /// Returns the stream of one tensor.
     pub(crate) fn new(seed: u64, tensor_idx: u64) -> Self {
         Self {
             key: mix(mix(seed.wrapping_add(GOLDEN)) ^ tensor_idx.wrapping_mul(GOLDEN)),
@@ -55,7 +55,7 @@ impl Stream {
     }
 }
 
-/// The bytes of `n` floats around `mean`.
+/// Returns the bytes of `n` floats around `mean`.
 pub(super) fn floats(stream: Stream, n: usize, mean: f32, std: f32) -> Vec<u8> {
     let mut numbers = vec![0.0; n];
     stream.fill_floats(0, mean, std, &mut numbers);
@@ -68,14 +68,14 @@ pub(super) fn floats(stream: Stream, n: usize, mean: f32, std: f32) -> Vec<u8> {
 struct Scales {
     scale: f32,
     min: f32,
-    /// Whether the quants lean to one side and no minimum balances them: the scale has a random sign then, so that blocks lean
-    /// to either.
+    /// Whether the quants are asymmetric without a minimum that balances them. The scale then has a random sign, so that
+    /// blocks lean to either side.
     has_random_sign: bool,
     /// The share of blocks whose scale is doubled, of formats whose scales are powers of two.
     doubled: f64,
 }
 
-/// How far the spread of weights may be from the one asked for.
+/// Largest relative error of the spread of weights.
 const TOLERANCE: f64 = 0.02;
 
 impl Scales {
@@ -128,7 +128,7 @@ impl Scales {
     }
 }
 
-/// Mean and standard deviation of the weights of random blocks with these scales.
+/// Returns the mean and the standard deviation of the weights of random blocks with these scales.
 fn spread_of(format: &Format, scale: f32, min: f32) -> (f64, f64) {
     const N_WEIGHTS: usize = 1 << 18;
     let mut bytes = vec![0; N_WEIGHTS / format.block_len() * format.block_bytes()];
@@ -231,7 +231,7 @@ impl RandomBlocks {
 mod tests {
     use super::*;
 
-    /// 1 MiB of blocks have some hundred thousand weights, so that their mean and spread are known to a percent.
+    /// 1 MiB of blocks has some hundred thousand weights, so that their mean and spread are known to a percent.
     #[test]
     fn decoded_weights_have_the_mean_and_spread_asked_for() {
         const STD: f32 = 0.02;

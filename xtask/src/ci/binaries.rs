@@ -1,6 +1,5 @@
-//! [`test_binaries`]: where cargo put the binaries of tests.
-//!
-//! Separate because steps run them in their own way: through an emulator, or with the program of another system.
+//! [`test_binaries`]: finds the binaries of tests that cargo built. Steps run them through an emulator, or with
+//! the program of another system.
 
 use std::{
     path::PathBuf,
@@ -14,13 +13,13 @@ use crate::text;
 
 /// A binary of tests.
 pub(super) struct TestBinary {
-    /// The file that it is made of, relative to the workspace root.
+    /// The source file that it is built from, relative to the workspace root.
     pub(super) source: PathBuf,
     pub(super) path: PathBuf,
 }
 
 impl TestBinary {
-    /// The folder of its package, in which cargo would run it.
+    /// Returns the folder of its package, in which cargo would run it.
     pub(super) fn folder(&self) -> PathBuf {
         let is_package = |folder: &&std::path::Path| folder.join("Cargo.toml").is_file();
         let source = crate::workspace_root().join(&self.source);

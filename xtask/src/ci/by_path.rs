@@ -1,7 +1,7 @@
-//! [`STEPS`]: the table of what runs where one of its paths changed, and whole once a day.
+//! [`STEPS`]: the table of steps that run if one of their paths changed, and completely once a day.
 //!
-//! Each proves a claim that few paths can break: the rest of the day a push does not pay for it. A path is one that git knows,
-//! a file, a folder or a pattern; it need not name everything that could matter, since a day later the step runs anyway.
+//! Each proves a claim that few paths can break; other pushes do not pay for it. A path is one that git knows, a file, a
+//! folder or a pattern. The list need not be complete, since a day later the step runs anyway.
 
 use std::{
     fs::{self, File},
@@ -23,8 +23,7 @@ pub(super) struct Step {
     pub(super) run: fn() -> anyhow::Result<()>,
 }
 
-/// The paths that a target of another system depends on: code that asks for the system, and the packages of
-/// others.
+/// The paths that a target of another system depends on: code that distinguishes systems, and the external packages.
 pub(super) const OF_SYSTEMS: &[&str] = &[
     "Cargo.lock",
     "crates/*/Cargo.toml",
@@ -136,7 +135,7 @@ pub(super) const STEPS: &[Step] = &[
         needs: &[],
         run: || lab(&["kernel-estimate", "--check"]),
     },
-    // Its stated errors follow from the same files.
+    // Its stated errors depend on the same files.
     Step {
         name: "published measurements of kernels",
         paths: &[
@@ -207,7 +206,7 @@ pub(super) const STEPS: &[Step] = &[
         needs: &[PYTHON, Need::Program("npm", "npm")],
         run: || end_to_end("agents"),
     },
-    // The suite comes out of a source package on PyPI; without it the step says that it was skipped.
+    // The suite comes from a source package on PyPI; without it the step reports that it was skipped.
     Step {
         name: "llama.cpp's server tests",
         paths: &[
@@ -262,7 +261,7 @@ pub(super) const STEPS: &[Step] = &[
     },
 ];
 
-/// The library is checked there, since the server's TLS needs Apple's compiler.
+/// Only the library is checked there, since the server's TLS needs Apple's compiler.
 const MACOS: &str = "aarch64-apple-darwin";
 
 /// The time limit of a rehearsal of the device pack, in seconds. The rehearsal names the parts that do not
@@ -346,7 +345,7 @@ fn rehearse_device_pack() -> anyhow::Result<()> {
     ])
 }
 
-/// Packages every crate that can be published, as `cargo publish` would, and keeps nothing of it.
+/// Packages every crate that can be published, as `cargo publish` would, and deletes the packages.
 fn check_packages() -> anyhow::Result<()> {
     let folder = crate::target_dir().join("packages");
     let target_dir = folder.to_string_lossy().into_owned();
@@ -356,7 +355,7 @@ fn check_packages() -> anyhow::Result<()> {
         args.extend(["--exclude", private]);
     }
     let result = super::cargo(&args, None);
-    // A folder that cannot be removed costs room only.
+    // A folder that cannot be removed only costs space.
     let _ = fs::remove_dir_all(folder);
     result
 }
@@ -375,7 +374,7 @@ mod tests {
 
     use super::*;
 
-    /// The files that git lists for paths.
+    /// Returns the files that git lists for paths.
     fn listed(args: &[&str], paths: &[&str]) -> Vec<String> {
         let output = Command::new("git")
             .args(args)

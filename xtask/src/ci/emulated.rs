@@ -14,7 +14,7 @@ use super::{
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 const EMULATOR: &str = "qemu-aarch64-static";
-/// Where Debian's `libc6-arm64-cross` has the C library.
+/// Location of the C library in Debian's `libc6-arm64-cross`.
 const LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 
 /// The tools that this step needs.
@@ -25,14 +25,14 @@ pub(super) const NEEDS: &[Need] = &[
     Need::File("/usr/aarch64-linux-gnu/lib/libc.so", "libc6-dev-arm64-cross"),
 ];
 
-/// Processors, and which paths their kernels have: all, dot products without those of matrices, neither.
+/// Processors, and the paths that their kernels have: all, dot products without matrix products, neither.
 const PROCESSORS: [(&str, &str); 3] = [
     ("max", "scalar neon dotprod i8mm"),
     ("cortex-a76", "scalar neon dotprod"),
     ("cortex-a72", "scalar neon"),
 ];
 
-/// Tests that compare paths with each other and with naive twins: the file that a binary is made of, and which of its tests.
+/// Tests that compare paths with each other and with naive twins: the source file of a binary, and a selection of its tests.
 const TESTS: [(&str, &[&str]); 3] = [
     (
         "crates/quant/tests/all/main.rs",

@@ -1,7 +1,7 @@
-//! [`Need`]: what a step takes of the machine besides Rust, whether it is there, and how it gets there.
+//! [`Need`]: the tools that a step needs besides Rust, whether they exist, and how to get them.
 //!
-//! Separate because a clean machine of CI has none of it and a developer's has what its owner wants: nothing is installed unless
-//! that was asked for. Invariant: a step never starts without what it needs.
+//! A clean CI machine has none of them, and a developer's machine has what its owner wants: nothing is installed without a
+//! request. Invariant: a step never starts without the tools that it needs.
 
 use std::{
     env,
@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Context;
 
-/// Something that a step takes.
+/// A tool that a step needs.
 pub(super) enum Need {
     /// The standard library of a target.
     Target(&'static str),
@@ -34,10 +34,10 @@ impl Need {
     }
 }
 
-/// Says what is missing, and how to get it.
+/// Describes what is missing, and how to get it.
 ///
 /// # Errors
-/// Where rustc cannot be asked.
+/// If rustc cannot be run.
 pub(super) fn missing(needs: &[Need]) -> anyhow::Result<Option<String>> {
     for need in needs {
         if need.is_there()? {
@@ -53,11 +53,11 @@ pub(super) fn missing(needs: &[Need]) -> anyhow::Result<Option<String>> {
     Ok(None)
 }
 
-/// Installs what is missing: targets by rustup, packages by apt-get. A failure is said, and the step that needs it is then
-/// left out.
+/// Installs what is missing: targets by rustup, packages by apt-get. A failure is reported, and the step that needs the tool is
+/// then skipped.
 ///
 /// # Errors
-/// Where rustc cannot be asked.
+/// If rustc cannot be run.
 pub(super) fn install(needs: &[&Need]) -> anyhow::Result<()> {
     let (mut targets, mut packages) = (Vec::new(), Vec::new());
     for need in needs {
@@ -83,7 +83,7 @@ pub(super) fn install(needs: &[&Need]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs an installer, and prints what it says only where it fails.
+/// Runs an installer, and prints its output only if it fails.
 fn run(program: &str, args: &[&str], names: &[&str]) {
     println!("{program} {} {}", args.join(" "), names.join(" "));
     let output = Command::new(program)
@@ -99,7 +99,7 @@ fn run(program: &str, args: &[&str], names: &[&str]) {
     }
 }
 
-/// Whether the cargo that builds has the standard library of a target.
+/// Returns whether the cargo that builds has the standard library of a target.
 fn has_target(target: &str) -> anyhow::Result<bool> {
     let rustc = Path::new(env!("CARGO")).with_file_name(format!("rustc{}", env::consts::EXE_SUFFIX));
     let output = Command::new(rustc)

@@ -1,13 +1,14 @@
-//! [`Record`]: when each step by path last ran whole, in `.ci/last-whole`.
+//! [`Record`]: the last complete run of each step by path, in `.ci/last-whole`.
 //!
 //! ```text
 //! 2026-11-29 14:05 be09d41d4f0c2f... Windows
 //! ```
 //!
-//! The date is that of the commit on which the step ran. Whoever runs `cargo xtask ci --record` commits the file: a machine of CI
-//! cannot. All is judged by commits and their dates, never by the clock: the same commit has the same steps always. Invariant: a
-//! step that has run once is left out only where nothing of its paths differs from the recorded commit, which is a day older at
-//! most. A step joins with its first recorded run, which shows that it can pass; until then each run says that it is left out.
+//! The date is that of the commit on which the step ran. A developer who runs `cargo xtask ci --record` commits the file: a CI
+//! machine cannot. Everything is decided by commits and their dates, never by the clock: the same commit always has the same
+//! steps. Invariant: a step that has run once is skipped only if none of its paths differs from the recorded commit, which is at
+//! most a day older. A step joins with its first recorded run, which shows that it can pass; until then each run reports it as
+//! skipped.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, process::Command};
 
@@ -19,17 +20,17 @@ const HEAD: &str = "\
 # When each step by path last ran whole, and on which commit. Written by `cargo xtask ci --record`; commit it.
 # A step runs where one of its paths differs from that commit, and where the commit at hand is a day younger.
 ";
-/// How long a step may be left out.
+/// Longest time for which a step may be skipped.
 const DAY_S: i64 = 24 * 60 * 60;
 
-/// Whether a step runs, and why or why not.
+/// Says whether a step runs, and why or why not.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Now(String),
     Not(String),
 }
 
-/// When a step last ran.
+/// The last run of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Last {
     /// Day and time, as git writes them.
@@ -41,7 +42,7 @@ struct Last {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     steps: BTreeMap<String, Last>,
-    /// The steps that ran now.
+    /// The steps of this run.
     ran: Vec<&'static str>,
 }
 
@@ -81,7 +82,7 @@ impl Record {
         text
     }
 
-    /// The day and time of a step's last run; they sort as they follow one another.
+    /// Returns the day and time of a step's last run; they sort by time.
     pub(super) fn last_ran(&self, step: &str) -> Option<&str> {
         self.steps.get(step).map(|last| last.date.as_str())
     }
@@ -89,7 +90,7 @@ impl Record {
     /// Decides about a step.
     ///
     /// # Errors
-    /// Where git cannot be run.
+    /// If git cannot be run.
     pub(super) fn due(&self, step: &str, paths: &[&str]) -> anyhow::Result<Due> {
         let Some(Last { date, commit }) = self.steps.get(step) else {
             return Ok(Due::Not(format!(
@@ -123,10 +124,10 @@ impl Record {
         self.ran.push(step);
     }
 
-    /// Writes the file, with the commit at hand for the steps that ran.
+    /// Writes the file, with the present commit for the steps that ran.
     ///
     /// # Errors
-    /// Where git or the disk fails.
+    /// If git or the disk fails.
     pub(super) fn write(&mut self) -> anyhow::Result<()> {
         let said = git(&[
             "show",
@@ -208,7 +209,7 @@ mod tests {
         // A step joins with its first run, which shows that it can pass.
         assert!(matches!(due(&here, "another step", &["xtask"]), Due::Not(_)));
         assert!(matches!(due(&here, "some step", &["no/such/path"]), Due::Not(_)));
-        // The first commit of all is older than a day, or all files came after it.
+        // The very first commit is older than a day, or all files came after it.
         let first = git(&["rev-list", "--max-parents=0", "HEAD"]).unwrap().unwrap();
         let first = record(first.lines().next().unwrap());
         assert!(matches!(due(&first, "some step", &["xtask"]), Due::Now(_)));

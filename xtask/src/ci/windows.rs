@@ -1,8 +1,8 @@
-//! The program for Windows, built by MinGW and run by wine: a slice of the tests of the command line and of its server.
+//! The program for Windows, built by MinGW and run by wine: some tests of the command line and of its server.
 //!
-//! The tests are those of this machine, which start the program that `TOKENMILL_TEST_PROGRAM` names. Invariant: what it prints, and
-//! what it answers over HTTP, are the bytes of Linux. Wine is no Windows: it shows that the program asks the system for the right
-//! things, not how fast they are.
+//! The tests are those of this machine, which start the program that `TOKENMILL_TEST_PROGRAM` names. Invariant: its output, and its
+//! answers over HTTP, are the bytes of Linux. Wine is not Windows: it shows that the program makes the right system calls, not how
+//! fast they are.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
@@ -28,8 +28,7 @@ pub(super) const NEEDS: &[Need] = &[
 /// A library that wine 8 lacks.
 const RANDOM: &str = include_str!("windows/bcryptprimitives.c");
 
-/// The tests, by the beginning of their names: what the built-in model generates, and servers that are asked over HTTP and end by
-/// Ctrl-C.
+/// The tests, by prefixes of their names: the output of the built-in model, and servers that answer over HTTP and end by Ctrl-C.
 const TESTS: [&str; 3] = ["demo::", "embedding_model::", "several_models::models_by_name"];
 
 /// Builds the program and runs the tests with it.
@@ -57,7 +56,7 @@ pub(super) fn run() -> anyhow::Result<()> {
     );
     fs::write(&program, script).with_context(|| format!("cannot write {}", program.display()))?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
-    // The first start makes wine's folders, which would be part of a test's time.
+    // The first start creates wine's folders, which would count for a test's time.
     let version = Command::new(&program)
         .arg("--version")
         .output()

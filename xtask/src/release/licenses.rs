@@ -1,6 +1,5 @@
-//! The licences of what a program is built from: a list of the packages, and each text of a licence once.
-//!
-//! Separate because it asks cargo alone. Invariant: every package that is linked in stands in the list.
+//! The licences of a program's packages: a list of the packages, and each text of a licence once. Invariant:
+//! every linked package is in the list.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -61,7 +60,7 @@ pub(super) fn text(target: &str, has_gpu: bool) -> anyhow::Result<String> {
     Ok(all)
 }
 
-/// The packages that the program links, itself included: no tools of the build, nothing of tests.
+/// Returns the packages that the program links, including itself: no build tools, nothing of tests.
 fn linked(metadata: &Value) -> anyhow::Result<BTreeSet<&str>> {
     let nodes = entries(&metadata["resolve"]["nodes"]);
     let program = (entries(&metadata["packages"]).iter())
@@ -76,7 +75,7 @@ fn linked(metadata: &Value) -> anyhow::Result<BTreeSet<&str>> {
         if !found.insert(id) {
             continue;
         }
-        // A kind without a name is the usual one.
+        // A kind without a name is a normal dependency.
         let is_normal = |dependency: &&Value| {
             (entries(&dependency["dep_kinds"]).iter()).any(|kind| kind["kind"].is_null())
         };
@@ -86,7 +85,7 @@ fn linked(metadata: &Value) -> anyhow::Result<BTreeSet<&str>> {
     Ok(found)
 }
 
-/// The texts of licences in a package's folder.
+/// Returns the texts of licences in a package's folder.
 fn texts_of(folder: &Path) -> anyhow::Result<Vec<String>> {
     let mut texts = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {

@@ -1,33 +1,32 @@
 //! [`links`] and [`replaced`]: the links of a page in Markdown.
 //!
-//! Separate because it knows text alone. It knows the Markdown that the project's pages use: links in one
-//! bracket and one parenthesis, code in backticks and in fences, headings with `#`. A link inside code is not
-//! a link.
+//! It knows the Markdown of the project's pages: links in one bracket and one parenthesis, code in backticks and in
+//! fences, headings with `#`. A link inside code is not a link.
 
 /// A link or an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Link<'t> {
-    /// The text that is shown.
+    /// The displayed text.
     pub(super) text: &'t str,
     /// The target.
     pub(super) target: &'t str,
 }
 
 impl Link<'_> {
-    /// Whether it leads to another machine.
+    /// Returns whether it leads to another machine.
     pub(super) fn is_on_web(&self) -> bool {
         self.target.contains("://") || self.target.starts_with("mailto:")
     }
 }
 
-/// The links of a page.
+/// Lists the links of a page.
 #[cfg(test)]
 pub(super) fn links(page: &str) -> Vec<Link<'_>> {
     let parts = parts(page).into_iter();
     parts.filter_map(|part| part.link).collect()
 }
 
-/// A page in which links that are not kept are plain words.
+/// Returns a page in which only the kept links are links and the others plain words.
 pub(super) fn replaced(page: &str, is_kept: impl Fn(&Link<'_>) -> bool) -> String {
     let shown = parts(page).into_iter().map(|part| match part.link {
         Some(link) if !is_kept(&link) => link.text,
@@ -36,7 +35,7 @@ pub(super) fn replaced(page: &str, is_kept: impl Fn(&Link<'_>) -> bool) -> Strin
     shown.collect()
 }
 
-/// Whether a page has the heading that a link calls so: in small letters, without punctuation, with hyphens for spaces.
+/// Returns whether a page has the heading of a link: in small letters, without punctuation, with hyphens for spaces.
 pub(super) fn has_heading(page: &str, name: &str) -> bool {
     let headings = page.lines().filter(|line| line.starts_with('#'));
     headings
@@ -56,7 +55,7 @@ struct Part<'t> {
     link: Option<Link<'t>>,
 }
 
-/// All pieces of a page, in order.
+/// Lists all pieces of a page, in order.
 fn parts(page: &str) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     let (mut begin, mut at) = (0, 0);
@@ -89,7 +88,7 @@ fn parts(page: &str) -> Vec<Part<'_>> {
     parts
 }
 
-/// The bytes of code in backticks, or of the backticks alone where nothing closes them.
+/// Returns the bytes of code in backticks, or of the backticks alone if they are not closed.
 fn code_bytes(text: &str) -> usize {
     let ticks = &text[..text.len() - text.trim_start_matches('`').len()];
     text[ticks.len()..]
@@ -97,7 +96,7 @@ fn code_bytes(text: &str) -> usize {
         .map_or(ticks.len(), |end| end + 2 * ticks.len())
 }
 
-/// The link that a text begins with, and its bytes.
+/// Returns the link at the start of a text, and its bytes.
 fn link_at(text: &str) -> Option<(usize, Link<'_>)> {
     let mut depth = 0;
     let mut at = 0;

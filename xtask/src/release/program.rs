@@ -1,6 +1,6 @@
-//! [`Linkage`]: what a program needs of the machine that it will run on, read from its file.
+//! [`Linkage`]: the requirements of a program on the machine that will run it, read from its file.
 //!
-//! Separate from the building, whose word is not taken for it. Source: the ELF format, 64 bits, little-endian.
+//! Source: the ELF format, 64 bits, little-endian.
 
 use anyhow::{Context, ensure};
 
@@ -12,7 +12,7 @@ const INTERPRETER: u32 = 3;
 pub(super) enum Linkage {
     /// Nothing.
     Static,
-    /// Libraries, among them a C library of this version at least.
+    /// Libraries, including a C library of at least this version.
     Dynamic {
         /// Major and minor version of glibc.
         glibc: Option<(u32, u32)>,
@@ -48,7 +48,7 @@ impl Linkage {
     }
 }
 
-/// The newest version of glibc that its symbols name, as `GLIBC_2.34`.
+/// Returns the newest version of glibc that its symbols name, such as `GLIBC_2.34`.
 fn newest_glibc(bytes: &[u8]) -> Option<(u32, u32)> {
     const PREFIX: &[u8] = b"GLIBC_";
     let places = (bytes.windows(PREFIX.len()).enumerate()).filter(|(_, part)| *part == PREFIX);
@@ -67,7 +67,7 @@ fn newest_glibc(bytes: &[u8]) -> Option<(u32, u32)> {
 mod tests {
     use super::*;
 
-    /// A file with one program header of this type.
+    /// Returns a file with one program header of this type.
     fn file(header: u32, tail: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; 64];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");

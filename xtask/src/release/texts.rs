@@ -1,7 +1,7 @@
-//! [`write`]: the texts of an archive, made of those of the source tree.
+//! [`write`]: makes the texts of an archive from those of the source tree.
 //!
-//! Separate because a reader of an archive has no source tree: what is about building is left out, and INSTALL.txt is named in its place.
-//! Invariant: every link in these texts leads to something in the archive or on the web; what else was a link is plain words.
+//! A reader of an archive has no source tree: the texts leave out the build, and name INSTALL.txt instead. Invariant: every link in these
+//! texts leads to something in the archive or on the web; other links become plain words.
 
 use std::{
     fs,
@@ -14,12 +14,12 @@ use super::links::{self, Link};
 
 /// The README's lines for people who build the program.
 const BUILD: &str = "```console\n$ cargo install --locked --path crates/cli\n$ tokenmill chat demo\n```\n";
-/// The lines in their place in an archive's README.
+/// The lines that replace them in an archive's README.
 const TRY: &str = "[INSTALL.txt](INSTALL.txt) says how this program is installed. To try it, in this folder:\n\n\
     ```console\n$ ./tokenmill chat demo\n```\n";
-/// The paragraph on what a build needs.
+/// The paragraph on the requirements of a build.
 const NEEDS: &str = "You need [Rust]";
-/// Sections for those who have the sources.
+/// Sections for readers who have the sources.
 const OF_SOURCES: [&str; 4] = ["As a library", "Deployment", "Tests", "More"];
 /// The last section of an archive's README.
 const MORE: &str = "## More\n\n\
@@ -50,7 +50,7 @@ pub(super) fn write(folder: &Path, instructions: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An archive's README, of that of the source tree.
+/// Makes an archive's README from that of the source tree.
 fn readme(source: &str) -> anyhow::Result<String> {
     let (before, after) = source
         .split_once(BUILD)
@@ -76,7 +76,7 @@ fn readme(source: &str) -> anyhow::Result<String> {
     Ok(format!("{}\n\n{MORE}", text.trim_end()))
 }
 
-/// Whether a link of a page leads anywhere: on the web, or to a file of the folder and its heading.
+/// Returns whether the target of a page's link exists: on the web, or as a file of the folder with its heading.
 fn leads(link: &Link<'_>, page: &Path, folder: &Path) -> bool {
     if link.is_on_web() {
         return true;
@@ -92,7 +92,7 @@ fn leads(link: &Link<'_>, page: &Path, folder: &Path) -> bool {
     heading.is_empty() || fs::read_to_string(found).is_ok_and(|text| links::has_heading(&text, heading))
 }
 
-/// The place of a relative path, unless it leads out of the folder.
+/// Returns the place of a relative path, unless it leads out of the folder.
 fn inside(from: &Path, path: &str, folder: &Path) -> Option<PathBuf> {
     let mut place = from.to_owned();
     for part in path.split('/') {
@@ -106,7 +106,7 @@ fn inside(from: &Path, path: &str, folder: &Path) -> Option<PathBuf> {
     Some(place)
 }
 
-/// The pages of a folder, in Markdown.
+/// Lists the pages of a folder, in Markdown.
 fn pages(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -150,7 +150,7 @@ mod tests {
         for absent in ["cargo", "rustup", "crates/", "bindings/", "deploy/", "## Tests"] {
             assert!(!readme.contains(absent), "{absent}: {readme}");
         }
-        // Links that lead nowhere are found.
+        // Broken links are found.
         let page = folder.path().join("docs/models.md");
         for (target, expected) in [
             ("vision.md", true),

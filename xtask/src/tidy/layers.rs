@@ -1,8 +1,7 @@
-//! Checks which crate may import which.
+//! Checks the imports between crates.
 //!
-//! The table is the architecture: a crate fails if it is not in the table or imports a crate that its row
-//! does not list. The imports are read from `cargo metadata`, so that it judges what is built and not what is
-//! written.
+//! The table is the architecture: a crate fails if it is not in the table or imports a crate that its row does not
+//! list. The imports come from `cargo metadata`, so the check sees what is built and not what is written.
 
 use serde_json::Value;
 
@@ -136,10 +135,10 @@ const PRODUCT: &[&str] = &[
     "tokenmill-server",
 ];
 
-/// Crates that serve development: any crate may use them in its tests, and none of the product otherwise.
+/// Crates that serve development: any crate may use them in its tests, and crates of the product only there.
 const DEV_ONLY: [&str; 3] = ["tokenmill-testkit", "tokenmill-ptx-sim", "tokenmill-sim-driver"];
 
-/// Crates that another crate's tests use: requests are served by a real network.
+/// Crates that another crate's tests use: a real network serves the requests.
 const ORACLES: [(&str, &[&str]); 4] = [
     (
         "tokenmill-placed",
@@ -156,7 +155,7 @@ const ORACLES: [(&str, &[&str]); 4] = [
     ("tokenmill-testkit", &["tokenmill-image", "tokenmill-sched"]),
 ];
 
-/// Dependencies from outside that only some crates may have.
+/// External dependencies that only some crates may have.
 const RESERVED: [(&str, &[&str]); 3] = [
     ("anyhow", &["tokenmill-cli", "lab", "xtask"]),
     ("clap", &["tokenmill-cli", "lab", "xtask"]),
@@ -200,7 +199,7 @@ fn check_package(package: &Value, workspace: &[&str]) -> Vec<Finding> {
     judged.map(error).collect()
 }
 
-/// Says what is wrong with a dependency, if anything is.
+/// Describes what is wrong with a dependency, if anything.
 fn judge(name: &str, dependency: &str, is_own: bool, kind: Kind) -> Option<String> {
     let is_dev = kind == Kind::Development;
     if !is_own {
@@ -227,7 +226,7 @@ fn judge(name: &str, dependency: &str, is_own: bool, kind: Kind) -> Option<Strin
     })
 }
 
-/// Says whether `layer` stands on `dependency`, directly or through others: its tests build on what it is built on.
+/// Returns whether `layer` depends on `dependency`, directly or through others: its tests may use the same crates.
 fn is_below(layer: &Layer, dependency: &str) -> bool {
     (LAYERS
         .iter()

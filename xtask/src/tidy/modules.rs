@@ -1,13 +1,13 @@
 //! Import circles between the modules of a crate.
 //!
-//! A module here is a file or folder right below `src`. An item that the crate root re-exports counts as its module's, so
-//! that `use crate::Item` hides nothing. Tests do not count. Invariant: circles can only become fewer and smaller.
+//! A module here is a file or folder right below `src`. An item that the crate root re-exports counts for its module, so
+//! that `use crate::Item` hides nothing. Tests do not count. Invariant: the list of known circles can only shrink.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Finding, RustFile};
 
-/// Circles that are left: a type and its methods in two files, or two types that name each other.
+/// Remaining circles: a type and its methods in two files, or two types that name each other.
 const KNOWN: &[(&str, &[&str])] = &[
     (
         "crates/cpu-exec",
@@ -59,14 +59,14 @@ pub(super) fn check(files: &[RustFile]) -> Vec<Finding> {
     findings
 }
 
-/// Whether a circle is one of the list, or a part of one.
+/// Returns whether a circle is in the list, or a part of one in it.
 fn is_known(folder: &str, circle: &[&str]) -> bool {
     KNOWN
         .iter()
         .any(|(known, modules)| *known == folder && circle.iter().all(|module| modules.contains(module)))
 }
 
-/// Modules and what they import.
+/// Modules and their imports.
 type Imports<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
 
 fn describe(circle: &[&str], imports: &Imports<'_>) -> String {
@@ -77,7 +77,7 @@ fn describe(circle: &[&str], imports: &Imports<'_>) -> String {
     arrows.collect::<Vec<_>>().join(", ")
 }
 
-/// The module of a file, given its path below `src`.
+/// Returns the module of a file, given its path below `src`.
 fn module_of(path: &str) -> &str {
     let first = path.split('/').next().expect("a path has a first part");
     first.strip_suffix(".rs").unwrap_or(first)
@@ -132,7 +132,7 @@ fn words(code: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty())
 }
 
-/// The first names of all paths that begin with `prefix`, groups included: `a` and `B` of `crate::{a::C, B}`.
+/// Lists the first names of all paths that begin with `prefix`, groups included: `a` and `B` of `crate::{a::C, B}`.
 fn items_behind<'a>(code: &'a str, prefix: &str) -> Vec<&'a str> {
     let mut items = Vec::new();
     for (at, _) in code.match_indices(prefix) {
@@ -160,7 +160,7 @@ fn items_behind<'a>(code: &'a str, prefix: &str) -> Vec<&'a str> {
     items
 }
 
-/// The sets of modules that all import each other, directly or through others.
+/// Returns the sets of modules that all import each other, directly or through others.
 fn circles<'a>(imports: &Imports<'a>) -> Vec<Vec<&'a str>> {
     let reachable: Imports<'a> = imports
         .keys()

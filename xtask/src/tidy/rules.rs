@@ -1,7 +1,7 @@
 //! The rules that concern a single file.
 //!
-//! Each rule is a function from a file to findings, so that each has its own test. Invariant: the kind of a
-//! file (library, test, island) is decided here from its path alone.
+//! Each rule is a function from a file to findings, so that each has its own test. Invariant: only the path of a file
+//! decides its kind (library, test, island).
 
 use super::{
     Finding,
@@ -13,7 +13,7 @@ const NOTE_LINES: usize = 600;
 
 /// Words that mean unfinished work, in comments.
 const UNFINISHED: [&str; 6] = ["FIXME", "TODO", "XXX", "HACK", "for now", "placeholder"];
-/// Phrases that the field has plainer words for, in comments and in prose, and a word to begin with.
+/// Phrases for which the field has plainer words, in comments and in prose, and a suggested word.
 const PHRASES: [(&str, &str); 12] = [
     ("anew", "again"),
     ("beside", "with, next to, compared with"),
@@ -28,16 +28,16 @@ const PHRASES: [(&str, &str); 12] = [
     ("went on", "continued"),
     ("what became of", "the result of"),
 ];
-/// Words that no sentence begins with: the subject is the thing itself.
+/// Words with which no sentence may begin: the subject is the thing itself.
 const OPENINGS: [&str; 5] = ["What ", "Who ", "Whose ", "Those ", "Of "];
-/// Records of the past, which keep the sentences they were written with.
+/// Records of the past, which keep their original sentences.
 const RECORDS: [&str; 4] = ["CHANGELOG.md", "bench/", "docs/decisions/", "docs/notebook/"];
-/// Macros and attributes that mean the same, in code.
+/// Macros and attributes with the same meaning, in code.
 const FORBIDDEN_CODE: [&str; 5] = ["todo!", "unimplemented!", "dbg!", "#[ignore", "#![ignore"];
 /// The macros that a library must not use, because it does not print.
 const PRINTING: [&str; 4] = ["println!", "print!", "eprintln!", "eprint!"];
 
-/// Where `unsafe` may stand: the file map, SIMD kernels, the thread pool, the CUDA driver layer.
+/// Files that may use `unsafe`: the file map, SIMD kernels, the thread pool, the CUDA driver layer.
 const UNSAFE_ISLANDS: [&str; 11] = [
     "crates/gguf/src/storage",
     // The constructor that maps, which is unsafe to call, and its test.
@@ -55,7 +55,7 @@ const UNSAFE_ISLANDS: [&str; 11] = [
     // An allocator that counts, for one test.
     "crates/testkit/tests/step_allocations",
 ];
-/// Crates that have an island, so that their roots deny `unsafe` and do not forbid it.
+/// Crates with an island: their roots deny `unsafe` instead of forbidding it.
 const ISLAND_CRATES: [&str; 6] = [
     "crates/gguf/",
     "crates/quant/",
@@ -131,7 +131,7 @@ pub(super) fn has_extension(path: &str, extension: &str) -> bool {
     path.rsplit_once('.').is_some_and(|(_, found)| found == extension)
 }
 
-/// Whether a file is source or prose; data and snapshots hold what they hold.
+/// Returns whether a file is source or prose; data and snapshots are not checked.
 fn is_written_by_hand(path: &str) -> bool {
     [
         "rs", "md", "toml", "cu", "cuh", "h", "sh", "py", "html", "js", "css", "yml",
@@ -141,7 +141,7 @@ fn is_written_by_hand(path: &str) -> bool {
         || path == ".ci/run"
 }
 
-/// Packages that may print and read the environment: programs, and what only tests use.
+/// Packages that may print and read the environment: programs, and packages that only tests use.
 const NOT_LIBRARIES: [&str; 4] = [
     "crates/cli/",
     "crates/testkit/",
@@ -153,7 +153,7 @@ const NOT_LIBRARIES: [&str; 4] = [
 /// `huggingface_hub`.
 const READ_ENVIRONMENT: [&str; 2] = ["crates/server/", "crates/tokenmill/src/named.rs"];
 
-/// Whether a path is part of a library of the product.
+/// Returns whether a path is part of a library of the product.
 fn is_library(path: &str) -> bool {
     let is_product = path.starts_with("crates/") && path.contains("/src/");
     let is_exempt = NOT_LIBRARIES.iter().any(|package| path.starts_with(package));
@@ -228,7 +228,8 @@ fn check_phrases(line_number: usize, text: &str, report: &mut Report<'_>) {
     }
 }
 
-/// Looks at the start of a line or of a table's cell, and behind each mark that ends a sentence. Questions may begin so.
+/// Checks the start of a line or of a table's cell, and the text after each mark that ends a sentence. Questions may begin
+/// with these words.
 fn check_openings(line_number: usize, text: &str, report: &mut Report<'_>) {
     let is_mark = |c: char| c.is_whitespace() || "/!*-".contains(c);
     for sentence in text.split_inclusive(['.', '?', '!', '|']) {
@@ -244,7 +245,7 @@ fn check_openings(line_number: usize, text: &str, report: &mut Report<'_>) {
     }
 }
 
-/// Whether `text` has `word` with no letter, digit or underscore around it.
+/// Returns whether `text` contains `word` without a letter, digit or underscore next to it.
 fn contains_word(text: &str, word: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(word).any(|(at, _)| {
@@ -271,7 +272,7 @@ fn check_lint_exceptions(source: &Source, report: &mut Report<'_>) {
     }
 }
 
-/// The text of an attribute up to its closing bracket, which may stand on a later line.
+/// Returns the text of an attribute up to its closing bracket, which may be on a later line.
 fn attribute_text(start: &str, later: &[Line]) -> String {
     let mut text = start.to_owned();
     for line in later {

@@ -1,12 +1,12 @@
-//! [`Source`]: a Rust file with code and comments told apart, line by line.
+//! [`Source`]: a Rust file with code and comments separated, line by line.
 //!
-//! A rule about code must not trip over a comment or a string that speaks of it, and a rule about words must not trip
-//! over code. This is a lexer just deep enough for that. Invariant: every line of the file has a line here.
+//! A rule about code must ignore comments and strings that mention it, and a rule about words must ignore code. This
+//! is a lexer just deep enough for that. Invariant: every line of the file has a line here.
 
 /// One line of a Rust file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Line {
-    /// The code, with what stands in strings and characters left out.
+    /// The code, without the contents of strings and characters.
     pub(super) code: String,
     /// The text of comments, doc comments included.
     pub(super) comment: String,
@@ -16,7 +16,7 @@ pub(super) struct Line {
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) lines: Vec<Line>,
-    /// The first line of a `#[cfg(test)] mod ... {` at the end of the file; its length where there is none.
+    /// The first line of a `#[cfg(test)] mod ... {` at the end of the file; the file's length if there is none.
     pub(super) tests_start: usize,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Source {
 enum State {
     Code,
     LineComment,
-    /// A block comment and how many are open around it.
+    /// A block comment, and the number of comments around it.
     BlockComment(usize),
     /// A string that ends at a quote, with escapes.
     Text,
@@ -47,7 +47,7 @@ impl Source {
         Self { lines, tests_start }
     }
 
-    /// The lines that are not tests, with their numbers from 1.
+    /// Lists the lines that are not tests, with their numbers from 1.
     pub(super) fn product_lines(&self) -> impl Iterator<Item = (usize, &Line)> {
         (1..).zip(&self.lines[..self.tests_start])
     }
@@ -129,7 +129,7 @@ fn split(text: &str) -> Vec<Line> {
     lines
 }
 
-/// The length of a raw string's opening and its number of hashes, where `rest` starts with one.
+/// Returns the length of a raw string's opening and its number of hashes, if `rest` starts with one.
 fn raw_string_opening(rest: &str, code_before: &str) -> Option<(usize, usize)> {
     let is_in_word = code_before.ends_with(|last: char| last.is_alphanumeric() || last == '_');
     let after_r = rest.strip_prefix("br").or_else(|| rest.strip_prefix('r'))?;
@@ -138,7 +138,7 @@ fn raw_string_opening(rest: &str, code_before: &str) -> Option<(usize, usize)> {
     (!is_in_word && after_hashes.starts_with('"')).then(|| (rest.len() - after_hashes.len() + 1, n_hashes))
 }
 
-/// The length of a character literal, where `rest` starts with one and not with a lifetime.
+/// Returns the length of a character literal, if `rest` starts with one and not with a lifetime.
 fn char_literal(rest: &str) -> Option<usize> {
     let inner = rest.strip_prefix('\'')?;
     if let Some(escape) = inner.strip_prefix('\\') {

@@ -1,11 +1,11 @@
-//! Tests that no program runs: those inside a library whose manifest says that it is not compiled as a test.
+//! Finds tests that no program runs: those inside a library whose manifest says that it is not compiled as a test.
 //!
-//! Separate because it reads manifests. Invariant: a module counts as run where `tests/all/main.rs` compiles it from its source.
+//! It reads manifests. Invariant: a module counts as run if `tests/all/main.rs` compiles it from its source.
 
 use super::{Finding, RustFile};
 
-/// Finds tests that stand in the library of a crate with `[lib] test = false`. `manifests` are paths and texts; `read` gives the text
-/// of a file by its path, if there is one.
+/// Finds tests in the library of a crate with `[lib] test = false`. `manifests` are paths and texts; `read` returns the text of a
+/// file by its path, if there is one.
 pub(super) fn check(
     manifests: &[(String, String)],
     files: &[RustFile],
@@ -42,7 +42,7 @@ pub(super) fn check(
     findings
 }
 
-/// Whether the section `[lib]` of a manifest says `test = false`.
+/// Returns whether the section `[lib]` of a manifest says `test = false`.
 fn leaves_tests_out(manifest: &str) -> bool {
     let library = manifest.lines().skip_while(|line| *line != "[lib]").skip(1);
     (library.take_while(|line| !line.starts_with('['))).any(|line| line == "test = false")

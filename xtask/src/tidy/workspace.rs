@@ -1,7 +1,7 @@
-//! The rules that need all files: what a layer may not name, what may exist once only, and what nothing uses.
+//! The rules that need all files: names that a layer must not use, items that may exist only once, and unused items.
 //!
-//! They read text and not types, so they are cheap and err on the side of silence. Invariant: a rule counts a name only
-//! where it stands in code.
+//! They read text and not types, so they are cheap and prefer to miss a finding. Invariant: a rule counts a name only in
+//! code.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,18 +12,18 @@ const NAME_NO_DEVICE: &[&str] = &["backend", "model", "sched"];
 /// Names of devices.
 const DEVICES: [&str; 5] = ["cuda", "cudarc", "ptx", "nvidia", "avx"];
 
-/// Crates whose names count for themselves: they are not part of the product.
+/// Crates whose names are counted separately: they are not part of the product.
 const NOT_PRODUCT: [&str; 3] = ["testkit", "ptx-sim", "sim-driver"];
 
-/// Names that two crates have for different things: a network and what the front door makes of it, a GPU and the choice of
-/// a device, a quant block and a block of a message; and the matrices and the KV store of each executor, which the seam
+/// Names that two crates have for different things: a network and the front door's model, a GPU and the choice of a
+/// device, a quant block and a block of a message; and the matrices and the KV store of each executor, which the seam
 /// names as associated types.
 const KNOWN_TWINS: &[&str] = &["Block", "Device", "KvStore", "Matrix", "Model"];
 
-/// Kinds of items that have one owner. Functions are not among them: `check` and `run` say their module.
+/// Kinds of items that have one owner. Functions are not included: the module qualifies names such as `check` and `run`.
 const OWNED: &[&str] = &["struct", "enum", "trait", "type", "const", "static"];
 
-/// Public items that nothing in the workspace uses: calls for programs with an asynchronous runtime of their own.
+/// Public items that nothing in the workspace uses: calls for programs with their own asynchronous runtime.
 const KNOWN_UNUSED: &[&str] = &["into_stream"];
 
 /// Checks all files.
@@ -34,7 +34,7 @@ pub(super) fn check(files: &[RustFile]) -> Vec<Finding> {
     findings
 }
 
-/// The crate of a file below `crates`.
+/// Returns the crate of a file below `crates`.
 fn crate_of(path: &str) -> Option<&str> {
     path.strip_prefix("crates/")?.split('/').next()
 }
@@ -66,7 +66,7 @@ struct Item<'a> {
     name: &'a str,
 }
 
-/// The public items of a file. `starts` are the beginnings of their lines.
+/// Lists the public items of a file. `starts` are the beginnings of their lines.
 fn items<'a>(file: &'a RustFile, kinds: &'a [&'a str], is_nested: bool) -> impl Iterator<Item = Item<'a>> {
     file.source
         .product_lines()
@@ -77,7 +77,7 @@ fn items<'a>(file: &'a RustFile, kinds: &'a [&'a str], is_nested: bool) -> impl 
                 &line.code
             };
             let mut rest = code.strip_prefix("pub ")?;
-            // `pub const fn` is a function and no constant.
+            // `pub const fn` is a function, not a constant.
             if rest.contains("fn ") {
                 rest = rest
                     .trim_start_matches("const ")

@@ -75,7 +75,7 @@ impl Race {
     }
 }
 
-/// `exp(-n)` rounded up, up to where it falls below the smallest `uniform`, 2^-33.
+/// `exp(-n)` rounded up, until it is below the smallest `uniform`, 2^-33.
 const EXP_OF_MINUS: [f32; 24] = [
     1.0, 0.367_88, 0.135_34, 0.049_79, 0.018_316, 6.738e-3, 2.479e-3, 9.119e-4, 3.355e-4, 1.235e-4, 4.541e-5,
     1.671e-5, 6.145e-6, 2.261e-6, 8.316e-7, 3.060e-7, 1.126e-7, 4.140e-8, 1.524e-8, 5.603e-9, 2.062e-9,
@@ -138,7 +138,7 @@ fn ln(x: f32) -> f32 {
     exponent as f32 * std::f32::consts::LN_2 + ln_m
 }
 
-/// The race without its shortcut.
+/// Runs the race without its shortcut.
 #[cfg(test)]
 pub(super) fn race_exhaustively(candidates: &[Candidate], temperature: f32, seed: u64, position: u32) -> u32 {
     let max = candidates

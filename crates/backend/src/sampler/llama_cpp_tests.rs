@@ -1,6 +1,6 @@
-//! Tests that the sampling steps leave what llama.cpp's samplers leave of the same logits, with the same probabilities.
+//! Tests that the sampling steps keep the same tokens as llama.cpp's samplers for the same logits, with the same probabilities.
 //!
-//! Separate from the tests by draws because no draw is needed here: the table has the probabilities themselves. `tests/data/README.md` says
+//! No draw is needed here: the table has the probabilities themselves. `tests/data/README.md` says
 //! how it was made.
 
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ fn candidates_of(logits: &[f32]) -> Vec<Candidate> {
         .collect()
 }
 
-/// Gives a chain of these parameters, of a row of `n_vocab` tokens, to `run`.
+/// Passes a chain of these parameters, for a row of `n_vocab` tokens, to `run`.
 fn with_chain<R>(
     params: &SamplingParams,
     n_vocab: usize,
@@ -138,7 +138,7 @@ fn check_mirostat(logits: &[f32], values: &str, drawn: &str, expected: &HashMap<
         chain.keep_unsurprising(&mirostat, bound, &mut candidates);
     });
     assert_close(&candidates, expected, &what);
-    // The token that llama.cpp drew, and the bound that it has then.
+    // The token that llama.cpp drew, and its bound afterwards.
     let (id, next) = drawn.split_once(' ').unwrap();
     let surprise = -expected[&number(id)].log2();
     mirostat.observe(0, (2.0 * target - bound) / rate + target);

@@ -1,7 +1,7 @@
-//! [`CpuTime`]: a criterion clock that stands still while the thread does not run.
+//! [`CpuTime`]: a criterion clock that stops while the thread does not run.
 //!
-//! Kernels are measured with one thread and its processor time, so that figures from a machine that also does other
-//! things compare.
+//! Kernels are measured with one thread and its processor time, so that figures are comparable even if the machine
+//! also does other things.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use criterion::{
     measurement::{Measurement, ValueFormatter, WallTime},
 };
 
-/// Processor time of the calling thread where the system tells it, otherwise wall time.
+/// The processor time of the calling thread if the system reports it, otherwise wall time.
 pub(crate) struct CpuTime;
 
 fn now() -> Duration {
@@ -50,7 +50,7 @@ impl Measurement for CpuTime {
     }
 }
 
-/// Criterion's own formats, which it keeps to itself except through [`WallTime`].
+/// Criterion's own formats, which are public only through [`WallTime`].
 struct Format;
 
 impl ValueFormatter for Format {

@@ -126,7 +126,7 @@ pub(super) struct Plan {
     /// The outputs that each item completes, in `[n_tokens, n_heads * head_dim_v]`; empty for a split after
     /// the first.
     pub(super) outs: Vec<Rect>,
-    /// The parts that each item writes, in `[n_parts, part_len]`; empty for an item that is no split.
+    /// The parts that each item writes, in `[n_parts, part_len]`; empty for an item that is not a split.
     pub(super) parts: Vec<Rect>,
     pub(super) n_parts: usize,
 }

@@ -61,7 +61,7 @@ impl Memory for CpuBackend {
 }
 
 impl CpuBackend {
-    /// Returns whether a matrix of this use and size stays in its file, if its bytes lie in one.
+    /// Returns whether a matrix of this use and size stays in its file, if its bytes are in one.
     pub(super) fn leaves_in_file(
         &self,
         usage: MatrixUsage,

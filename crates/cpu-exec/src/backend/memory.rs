@@ -5,7 +5,7 @@ use tokenmill_backend::{BackendError, KvType, MemoryFormat, MemoryPlace, PageGro
 use super::{CpuBackend, KV_ALLOCATED};
 
 /// Returns a name for the arrangement of pages and states, which [`crate::KvStore`] and [`crate::StateStore`]
-/// describe. Byte pages once lay differently under the name `cpu-1`.
+/// describe. The name `cpu-1` had another layout of byte pages.
 fn arrangement(types: (KvType, KvType)) -> &'static str {
     if [types.0, types.1].contains(&KvType::Q8_0) {
         "cpu-2"

@@ -37,7 +37,7 @@ pub fn heads_linear(host: &Host, workspace: &mut Workspace, x: &[f32], matrix: &
         outs,
         ..
     } = &mut scratch;
-    // The rows of one head become neighbours, so that its weights are read once for all of them.
+    // The rows of one head become adjacent, so that its weights are read once for all of them.
     let by_head: &[f32] = if n_tokens == 1 {
         x
     } else {

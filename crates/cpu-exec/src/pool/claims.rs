@@ -8,7 +8,7 @@ use super::sync::{AtomicUsize, Ordering};
 /// The maximum number of runs of chunks in a job; more threads share them.
 pub(super) const MAX_RUNS: usize = 16;
 
-/// The next chunk of a run, on a cache line of its own.
+/// The next chunk of a run, on its own cache line.
 #[repr(align(128))]
 pub(super) struct Cursor(pub(super) AtomicUsize);
 

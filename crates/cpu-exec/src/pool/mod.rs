@@ -2,7 +2,7 @@
 //!
 //! The forward pass is a sequence of small parallel jobs, more than a hundred per token. So the pool is
 //! entered once per forward pass ([`Pool::enter`] keeps its workers awake), a job is one published word, and
-//! threads claim chunks from atomic cursors. Neighbouring chunks are usually neighbours in memory too, and
+//! threads claim chunks from atomic cursors. Consecutive chunks are usually adjacent in memory too, and
 //! kernels prefetch. So the chunks are divided into runs, one for each of up to sixteen threads, and a thread
 //! that exhausts its run steals from the front of the next. The protocol is in [`gate`], the parts that a job
 //! may write to are in [`parts`], and the processors that threads are pinned to are in [`placed`].

@@ -7,7 +7,7 @@
 //!
 //! | partition | parts | why they are disjoint |
 //! |---|---|---|
-//! | [`Columns`] | all rows of some neighbouring columns | by construction |
+//! | [`Columns`] | all rows of some adjacent columns | by construction |
 //! | [`Patches`] | listed rectangles | the list is checked to be in order, once |
 //! | [`Few`] | the parts of several partitions, one after the other | each part belongs to one of them |
 //! | a pair | the parts of the same index of both | they are in different buffers |

@@ -82,7 +82,7 @@ impl Scene {
         }
     }
 
-    /// The same with keys and values of E4M3 where these types are that.
+    /// Does the same with keys and values of E4M3 for those of this type.
     fn rounded(&self, types: [KvType; 2]) -> Self {
         let mut rounded = self.clone();
         for (ty, rows) in types.into_iter().zip([&mut rounded.keys, &mut rounded.values]) {
@@ -152,7 +152,7 @@ impl Scene {
         out
     }
 
-    /// The same in f64, from the keys and values as they were before they were stored.
+    /// Computes the same in f64, from the keys and values before they were stored.
     fn exact(&self, params: &Attention<&[f32]>, n_new: &[usize]) -> Vec<f64> {
         let KvLayerShape {
             n_kv_heads,
@@ -274,7 +274,7 @@ fn check(scene: &Scene, params: &Attention<&[f32]>, n_new: &[usize]) {
     }
 }
 
-/// Each `block` numbers of `row` times the Hadamard matrix, entry by entry.
+/// Multiplies each `block` numbers of `row` by the Hadamard matrix, entry by entry.
 fn rotated(row: &[f32], block: usize) -> Vec<f32> {
     let entry = |i: usize, j: usize| {
         if (i & j).count_ones().is_multiple_of(2) {
@@ -306,7 +306,7 @@ fn in_four_bits(rows: &[f32], block: usize) -> Vec<f32> {
     rotated(&back, block)
 }
 
-/// Keys and values in 4 bits: the exact attention over what GGUF's quantizer leaves of the rotated heads. A rotation in another order of sums
+/// Keys and values in 4 bits: the exact attention over the rotated heads as GGUF's quantizer rounds them. A rotation in another order of sums
 /// could round a number to the next step, which is far more than the tolerance; with these rows none does.
 #[test]
 fn four_bits_are_those_of_the_format_behind_a_rotation() {
@@ -514,7 +514,7 @@ fn a_step_with_too_many_splits_gives_the_bits_of_one_with_few() {
         head_dim_v: 16,
         has_values_in_keys: false,
     };
-    // 257 splits of 32 heads: those of 7 tokens may wait in memory to be folded, those of 8 may not.
+    // 257 splits of 32 heads: those of 7 tokens may wait in memory to be combined, those of 8 may not.
     let scene = Scene::new(shape, 32, &[256 * 257]);
     let host = Host::new(2, CpuFeatures::detect()).unwrap();
     let store = scene.store(&host, KvType::F16);
@@ -547,7 +547,7 @@ fn no_step_takes_more_memory_than_was_planned() {
             for n_new in [[8; 5], [1; 5], [40, 0, 0, 0, 0], [9, 9, 9, 9, 4]] {
                 scene.attend_in(workspace, &host, &store, &causal(8), &n_new);
             }
-            // The last has no tiles, so that its rows are dequantized.
+            // The last has no tiles, so its rows are dequantized.
             for ty in [TensorType::Q4_0, TensorType::Q4_K, TensorType::IQ4_NL] {
                 let row_bytes = Format::of(ty).unwrap().row_bytes(n_cols).unwrap();
                 let matrix = Matrix::pack(&host, ty, 33, n_cols, &vec![0; 33 * row_bytes]).unwrap();
@@ -562,7 +562,7 @@ fn no_step_takes_more_memory_than_was_planned() {
         run(&mut reserved);
         assert_eq!(reserved.n_bytes(), planned);
         if n_threads == 1 {
-            // Nor is the plan far above what these steps take; lists that grow by pushing hold more than they need.
+            // The plan is not far above the need of these steps; lists that grow by pushing hold more than they need.
             let mut grown = Workspace::new(&host);
             run(&mut grown);
             assert!(

@@ -72,7 +72,7 @@ impl Weights {
         .unwrap()
     }
 
-    /// The product in f64.
+    /// Returns the product in f64.
     fn product(&self, x: &[f32]) -> Vec<f64> {
         let rows = self.values.chunks(self.n_cols.max(1));
         x.chunks(self.n_cols.max(1))
@@ -87,9 +87,9 @@ impl Weights {
             .collect()
     }
 
-    /// How far a product may be from the exact one. Activations of quantized weights are rounded to 1/127 of the largest
-    /// of their block, an error of up to 1/254 each, and random signs make it grow with the root of the length.
-    /// Unquantized weights only see the rounding of f32 sums.
+    /// Returns the tolerance of a product. Activations of quantized weights are rounded to 1/127 of the largest in their
+    /// block, an error of up to 1/254 each, which random signs make grow with the root of the length. Unquantized
+    /// weights only see the rounding of f32 sums.
     fn tolerance(&self) -> f64 {
         let per_value = if self.format.block_len() == 1 {
             1e-6
@@ -100,7 +100,7 @@ impl Weights {
     }
 }
 
-/// Blocks of any bits, of values about as large as `source`.
+/// Makes blocks of any bits, with values about as large as `source`.
 fn fill_blocks(format: &Format, source: &[f32], bytes: &mut [u8]) {
     for (i, byte) in bytes.iter_mut().enumerate() {
         *byte = (source[i % source.len()].to_bits() >> (3 + i / source.len())) as u8;

@@ -14,7 +14,7 @@
 //! | keys, biased by 128 | `[8 groups of columns][16 tokens][4 columns]` |
 //! | values | `[8 pairs of tokens][32 columns][2 tokens]` |
 //!
-//! The numbers that a product sums are neighbours.
+//! The numbers that a product sums are adjacent.
 
 use std::{mem::MaybeUninit, ops::Range};
 
@@ -125,7 +125,7 @@ struct ScoreRows<'a, const ROWS: usize, const HAS_NEXT: bool> {
 }
 
 impl<'a, const ROWS: usize, const HAS_NEXT: bool> ScoreRows<'a, ROWS, HAS_NEXT> {
-    /// Runs the kernel as a function of its own, and returns `ROWS`.
+    /// Runs the kernel as a separate function, and returns `ROWS`.
     #[inline(always)]
     unsafe fn call<S: Simd>(run: &'a Scores<'a>, row_idx: usize) -> usize {
         // SAFETY: the caller vouches for `ROWS` rows from `row_idx` on.
@@ -278,7 +278,7 @@ struct RowSums<'a, const ROWS: usize, const HAS_NEXT: bool> {
 }
 
 impl<'a, const ROWS: usize, const HAS_NEXT: bool> RowSums<'a, ROWS, HAS_NEXT> {
-    /// Runs the kernel as a function of its own, and returns `ROWS`.
+    /// Runs the kernel as a separate function, and returns `ROWS`.
     #[inline(always)]
     unsafe fn call<S: Simd>(run: SeenValues<'a>) -> usize {
         // SAFETY: the caller's contract is the kernel's.

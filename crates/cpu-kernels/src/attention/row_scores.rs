@@ -1,6 +1,6 @@
-//! [`RowScoresOf`]: products of queries and keys that lie in their pages row by row, as values do.
+//! [`RowScoresOf`]: products of queries and keys stored in their pages row by row, like values.
 //!
-//! Unlike in the kernel for keys that lie column by column, a score is summed over the lanes of vectors.
+//! Unlike in the kernel for keys stored column by column, a score is summed over the lanes of vectors.
 //! Latent rows are stored so, since they are keys and values at once. Invariant: a score adds columns `i`,
 //! `i + n`, .. in lane `i` of `n`, and then the lanes in order, whatever rows and keys go with it.
 

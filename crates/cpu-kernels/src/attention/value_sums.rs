@@ -149,7 +149,7 @@ struct ValueRows<'a, P, const ROWS: usize, const HAS_NEXT: bool> {
 }
 
 impl<'a, P: PageType, const ROWS: usize, const HAS_NEXT: bool> ValueRows<'a, P, ROWS, HAS_NEXT> {
-    /// Runs the kernel as a function of its own, and returns `ROWS`.
+    /// Runs the kernel as a separate function, and returns `ROWS`.
     #[inline(always)]
     unsafe fn call<S: Simd>(run: ValueRun<'a>) -> usize {
         // SAFETY: the caller's contract is the kernel's.

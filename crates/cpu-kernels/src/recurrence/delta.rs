@@ -176,7 +176,7 @@ struct DeltaVectors<'a> {
     n_tokens: usize,
 }
 
-/// The columns of `V` vectors, in as many neighbouring groups. With `OWN` each row of the state has its own decay.
+/// The columns of `V` vectors, in as many adjacent groups. With `OWN` each row of the state has its own decay.
 struct Vectors<'a, const V: usize, const OWN: bool>(DeltaVectors<'a>);
 
 /// The inputs of a pass that writes a token's error to the state and reads the query's value.

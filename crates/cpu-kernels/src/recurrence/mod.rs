@@ -1,4 +1,4 @@
-//! [`conv_run`], [`delta_run`], [`ssm_run`]: some tokens of a recurrent layer, for some neighbouring channels.
+//! [`conv_run`], [`delta_run`], [`ssm_run`]: some tokens of a recurrent layer, for some adjacent channels.
 //!
 //! Unlike in a product, a state is read, changed and written at every token. A run takes several tokens of
 //! one sequence, so that its part of the state stays in the first-level cache. A state is `[n, n_lanes]`: the
@@ -16,7 +16,7 @@ pub use ssm::{Decays, SsmRun, ssm_run};
 
 use crate::simd::{Simd, TILE_ROWS};
 
-/// The maximum number of channels that lie next to each other in a state.
+/// The maximum number of channels that are adjacent in a state.
 pub const MAX_LANES: usize = TILE_ROWS;
 /// The number of running sums in a sum over a state's rows.
 const N_SUMS: usize = 4;

@@ -75,7 +75,7 @@ impl Kernel for AllOperations<'_> {
                     done!(stringify!($operation));
                 };
             }
-            // SAFETY: the processor has the features of `S`; every vector and every narrower load lies inside its array.
+            // SAFETY: the processor has the features of `S`; every vector and every narrower load is inside its array.
             unsafe {
                 let bytes = ints[0].as_ptr().cast::<u8>();
                 let [a, b, c] = [0, 1, 2].map(|i| ints[i].as_ptr().cast::<u8>().add(4 * at));

@@ -73,7 +73,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Lanes of f32.
     type F: Copy;
 
-    /// Runs a kernel with the features enabled, as a function of its own: a kernel inlined into another that
+    /// Runs a kernel with the features enabled, as a separate function: a kernel inlined into another that
     /// calls several would share its registers.
     unsafe fn call<K: Kernel>(kernel: K) -> K::Output;
 

@@ -187,7 +187,7 @@ pub(crate) struct Span {
 ///
 /// # Safety
 /// For `scales` and `weights`: the processor has the features of `S`, the span is packed in this format,
-/// `sub < span.n_subs`, and `half < S::HALVES` stands for the rows `half * S::LANES ..`.
+/// `sub < span.n_subs`, and `half < S::HALVES` selects the rows `half * S::LANES ..`.
 pub(crate) trait QuantTile: 'static {
     /// The class of its arithmetic.
     type Class: Class;

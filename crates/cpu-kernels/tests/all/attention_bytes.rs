@@ -10,7 +10,7 @@ use tokenmill_quant::CpuFeatures;
 const PAGE_LEN: usize = SPLIT_TOKENS / SPLIT_PAGES;
 /// Columns that share a scale for each position.
 const BLOCK_COLS: usize = 32;
-/// Bytes of the scales of a block, which its numbers follow.
+/// Bytes of the scales of a block; its numbers follow them.
 const SCALE_BYTES: usize = 2 * PAGE_LEN;
 const BLOCK_BYTES: usize = SCALE_BYTES + PAGE_LEN * BLOCK_COLS;
 
@@ -67,7 +67,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// A score as the module says, number by number.
+/// Computes a score by the module's definition, number by number.
 fn naive_score(q: &[f32], page: &Page, lane: usize) -> f32 {
     let mut score = 0.0f32;
     for (block, q) in q.chunks_exact(BLOCK_COLS).enumerate() {
@@ -121,7 +121,7 @@ fn scores_are_those_of_the_naive_twin() {
     }
 }
 
-/// A row's sums of values as the module says, number by number.
+/// Computes a row's sums of values by the module's definition, number by number.
 fn naive_values(weights: &[f32], pages: &[Page], seen: Range<usize>, out: &mut [f32]) {
     for (col, out) in out.iter_mut().enumerate() {
         let scale = |token: usize| pages[token / PAGE_LEN].scales[col / BLOCK_COLS][token % PAGE_LEN];
@@ -160,7 +160,7 @@ fn values_are_those_of_the_naive_twin_and_what_is_not_seen_is_not_looked_at() {
         for (weights, seen) in weights.chunks_exact_mut(SPLIT_TOKENS).zip(&seen) {
             weights[..seen.start].fill(0.0);
             weights[seen.end..].fill(0.0);
-            // Where a row sees nothing, its scores were not made weights.
+            // If a row sees nothing, its scores were not made weights.
             if seen.is_empty() {
                 weights.fill(f32::NAN);
             }
@@ -191,7 +191,7 @@ fn values_are_those_of_the_naive_twin_and_what_is_not_seen_is_not_looked_at() {
     }
 }
 
-/// Sums of values whose position 53 weighs next to nothing and has a scale `ratio` times as large as the largest of the others: the
+/// Sums values whose position 53 has a tiny weight and a scale `ratio` times as large as the largest of the others. Returns the
 /// error of each column, over half a step of the integers for each position, with a step of the largest weight times scale.
 fn errors_beside(features: CpuFeatures, ratio: f32) -> Vec<f64> {
     let mut numbers = Numbers(4);

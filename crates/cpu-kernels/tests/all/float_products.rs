@@ -1,10 +1,10 @@
-//! Products of tiles of floats that are added to what is there.
+//! Products of float tiles that are added to existing values.
 
 use tokenmill_cpu_kernels::{Activations, PAIR_ROWS, TILE_ROWS, TileOps};
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::CpuFeatures;
 
-/// Whether tiles of F32 with `n_cols` columns add to what is there, to the bit, what they give times a scale.
+/// Checks that tiles of F32 with `n_cols` columns add their product times a scale to existing values, to the bit.
 fn check(features: CpuFeatures, n_tiles: usize, n_rows: usize, n_cols: usize) {
     let ops = TileOps::of(TensorType::F32).unwrap();
     let value = |i: usize| ((i * 37 + 11) % 101) as f32 / 17.0 - 3.0;

@@ -1,11 +1,10 @@
 //! Adapters on the GPU: the loaded ones, the rows of a step that use each, and their changes to the step's
 //! products.
 //!
-//! Separate from the products because most steps have no adapter, and then nothing here is launched. A step's
-//! tiles of rows are uploaded in a copy of their own, and only if it has adapters. Invariants: the beginnings
-//! of tiles depend on a decode step's shape alone, and the products that adapters change depend on the
-//! adapters that were ever loaded, so a captured step serves all adapters of its rows; memory that captured
-//! steps refer to is replaced only in a new epoch.
+//! Most steps have no adapter and launch nothing of this file; a step with adapters uploads its tiles of rows in a separate copy.
+//! Invariants: the beginnings of tiles depend only on a decode step's shape, and the products that adapters change depend only on
+//! which adapters were ever loaded, so a captured step serves all adapters of its rows. Memory that captured steps refer to is
+//! replaced only in a new epoch.
 
 use std::{ops::Range, sync::Arc};
 
@@ -16,50 +15,50 @@ use tokenmill_backend::{
 
 use super::{CudaBackend, prepared};
 
-/// Words of which tiles begin at a multiple.
+/// Tiles begin at multiples of this many words.
 const TILE_ALIGN: usize = 4;
 
-/// The weight of a product.
+/// Identifies the weight of a product.
 type Weight = Linear<crate::Matrix, crate::Buffer<f32>>;
 
-/// The adapters, and what products with them need.
+/// Holds the loaded adapters and the memory that products with them need.
 #[derive(Default)]
 pub(super) struct Adapters {
     loaded: Vec<Loaded>,
-    /// Whether an adapter was ever there that changes the weight of a place.
+    /// Whether any adapter loaded so far changes the weight of a place.
     changed: Vec<bool>,
-    /// As many adapters as were ever there at a time, rounded up to a power of two.
+    /// Largest number of adapters loaded at one time so far, rounded up to a power of two.
     n_places: usize,
-    /// The largest rank of all that were ever there.
+    /// Largest rank of all adapters loaded so far.
     max_rank: usize,
-    /// The widest rows that they multiply.
+    /// Width of the widest rows that adapters multiply.
     max_in: usize,
     room: Option<Room>,
     runs: AdapterRuns,
-    /// The step's tokens, outputs and logits.
+    /// Counts a step's tokens, outputs and logits.
     kinds: [Kind; 3],
 }
 
-/// The rows of one kind of product in a step.
+/// Describes the rows of one kind of product in a step.
 #[derive(Default)]
 struct Kind {
     n_rows: usize,
     list: crate::AdapterTiles,
-    /// Where the list is among the words that went up: its tiles, and the rows that they name.
+    /// Position of the list among the uploaded words: its tiles, and the rows that they name.
     words: [Range<usize>; 2],
 }
 
 struct Loaded {
     id: AdapterId,
     table: crate::AdapterTable,
-    /// Keeps the matrices that the table points to.
+    /// Keeps the matrices alive that the table points to.
     _matrices: Arc<AdapterMatrices<crate::Matrix>>,
 }
 
 /// Memory for steps with adapters.
 struct Room {
     words: crate::Buffer<u32>,
-    /// Used in turn, so that the host can write the next while the device reads the last.
+    /// Used in turn, so that the host can write one while the device reads the other.
     staging: [crate::Pinned<u32>; 2],
     n_steps: usize,
     scratch: crate::Buffer<f32>,
@@ -81,7 +80,7 @@ impl AdapterOperations for CudaBackend {
     }
 
     fn takes_adapters(&self) -> bool {
-        // Ranks of a group and parts of a split have weights of which an adapter has other rows and columns.
+        // Ranks of a group and parts of a split hold other rows and columns of a weight than the adapter does.
         self.group_end.is_none()
     }
 
@@ -98,7 +97,7 @@ impl CudaBackend {
         matrices: Arc<AdapterMatrices<crate::Matrix>>,
         strength: f32,
     ) -> Result<(), crate::CudaExecError> {
-        // Its matrices are on their way.
+        // The adapter's matrices are being copied.
         self.uploader.finish()?;
         self.ops.load_adapters()?;
         let changes = || {
@@ -121,7 +120,7 @@ impl CudaBackend {
             let n_tokens = limits.max_batch_tokens;
             let len = crate::Ops::adapter_scratch_len(n_tokens, max_in, max_rank);
             let n_words = crate::AdapterTiles::max_words(2 * n_tokens + limits.max_logit_rows);
-            // Tiles and rows of each kind begin where a tile may.
+            // Tiles and rows of each kind begin at the alignment of tiles.
             let n_words = n_words + 6 * TILE_ALIGN;
             let n_new_words = if adapters.room.is_some() { 0 } else { n_words };
             let n_bytes = crate::buffer_bytes::<f32>(len) + crate::buffer_bytes::<u32>(n_new_words);
@@ -167,7 +166,8 @@ impl Adapters {
         self.changed.iter().filter(|&&is_changed| is_changed).count()
     }
 
-    /// Takes which rows of a step have which adapter, and queues it. `outputs` are the tokens of the output rows, without padding.
+    /// Determines which rows of a step have which adapter, and queues the upload. `outputs` are the tokens of the output rows,
+    /// without padding.
     pub(super) fn begin(
         &mut self,
         batch: &ForwardBatch,
@@ -195,7 +195,7 @@ impl Adapters {
                 (kind.list).add(&loaded.table, runs.flat_map(|run| run.rows.clone()));
             }
             if shape.phase != Phase::Mixed {
-                // Captured steps of a shape have as many tiles each.
+                // Captured steps of one shape have the same number of tiles.
                 kind.list.pad(n_padded, self.n_places);
             }
             kind.n_rows = n_padded;
@@ -210,12 +210,12 @@ impl Adapters {
         Ok(staging.upload(crate::Stream::Compute, 0..end, &target)?)
     }
 
-    /// Whether rows of the current step have adapters.
+    /// Returns whether rows of the current step have adapters.
     pub(super) fn has_step_some(&self) -> bool {
         !self.runs.is_empty()
     }
 
-    /// Whether adapters may change one of these products in the current step.
+    /// Returns whether adapters may change one of these products in the current step.
     pub(super) fn change<const N: usize>(&self, linears: [&Weight; N]) -> bool {
         self.has_step_some()
             && linears
@@ -223,12 +223,12 @@ impl Adapters {
                 .any(|linear| place_in(&self.changed, linear).is_some())
     }
 
-    /// The same of any number.
+    /// Does the same for any number of products.
     pub(super) fn change_any(&self, jobs: &[LinearJob<'_, CudaBackend>]) -> bool {
         jobs.iter().any(|job| self.change([job.linear]))
     }
 
-    /// Adds to products of the current step what the adapters of their rows say.
+    /// Adds the changes of adapters to products of the current step.
     pub(super) fn add_to(
         &mut self,
         ops: &crate::Ops,
@@ -277,7 +277,7 @@ impl Adapters {
     }
 }
 
-/// Says whether so much can be taken for adapters, without what is left to the driver.
+/// Returns whether this much memory is free for adapters beyond the driver's reserve.
 fn check_room(n_bytes: usize, free_bytes: u64) -> Result<(), crate::CudaExecError> {
     if n_bytes as u64 <= free_bytes {
         return Ok(());
@@ -289,7 +289,7 @@ fn check_room(n_bytes: usize, free_bytes: u64) -> Result<(), crate::CudaExecErro
     })
 }
 
-/// The place of a product's weight, if adapters change it.
+/// Returns the place of a product's weight if adapters change it.
 fn place_in(changed: &[bool], linear: &Weight) -> Option<u32> {
     let place = linear.adapter_place?;
     changed.get(place as usize)?.then_some(place)

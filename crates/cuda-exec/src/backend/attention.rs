@@ -1,6 +1,6 @@
-//! Attention and what stands between it and the projections, as [`CudaBackend`] launches them.
+//! Launches attention, and the operations between it and the projections, for [`CudaBackend`].
 //!
-//! Separate from the other operations because a decode step has both in one launch, where there is a kernel for it.
+//! Where a kernel exists for it, a decode step does both in one launch.
 
 use tokenmill_backend::{
     Attention, Backend as _, BackendError, KvLayerShape, Norm, NormKind, Rope, RopeAxes, RopeStoreKv,
@@ -9,17 +9,17 @@ use tokenmill_backend::{
 
 use super::{CudaBackend, CudaBuffer, Workspace, places::TurningPositions, prepared};
 
-/// The norms of query and key heads, and what is added to their mean squares.
+/// Holds the norms of query and key heads, and the epsilon of their mean squares.
 type HeadNorms<'a> = ([Option<crate::View<'a, f32>>; 2], f32);
 
-/// Values and their quantized form, as attention over a layer of this shape writes them.
+/// Returns values and their quantized form for writing by attention over a layer of this shape.
 fn written(
     output: &mut CudaBuffer,
     n_heads: usize,
     n_tokens: usize,
     heads: KvLayerShape,
 ) -> (crate::ViewMut<'_, f32>, Option<crate::QuantizedMut<'_>>) {
-    // A matrix of each head reads the output of latent attention.
+    // The output of latent attention is read by one matrix per head.
     let rows = if heads.has_values_in_keys {
         [n_tokens * n_heads, heads.head_dim_v]
     } else {
@@ -33,13 +33,13 @@ fn written(
     }
 }
 
-/// Says whether a rope turns pairs of heads by the positions of their axes, in steps that have such.
+/// Returns whether a rope rotates pairs of heads by the positions of their axes, in steps that have such positions.
 fn has_axes(rope: Option<&Rope<crate::Buffer<f32>>>) -> bool {
     rope.is_some_and(|rope| rope.axes != RopeAxes::One)
 }
 
 impl CudaBackend {
-    /// Says whether the current step's tokens have a position for each axis of this rope.
+    /// Returns whether the current step's tokens have a position for each axis of this rope.
     fn turns_by_axes(
         &mut self,
         rope: &Rope<crate::Buffer<f32>>,
@@ -49,7 +49,7 @@ impl CudaBackend {
         Ok(has_axes(Some(rope)) && matches!(turning, Some(TurningPositions::Axes(_))))
     }
 
-    /// Turns heads by the current step's positions, `heads: [T, row_width]`.
+    /// Rotates heads by the current step's positions, `heads: [T, row_width]`.
     pub(super) fn turn(
         &mut self,
         rope: &Rope<crate::Buffer<f32>>,
@@ -146,8 +146,8 @@ impl CudaBackend {
         )?)
     }
 
-    /// Does the same as [`Self::turn_and_store`] for tokens with a position for each axis. Another sequence's image may bring a sequence
-    /// into such a step, so the kernel of all other steps norms its heads.
+    /// Does the same as [`Self::turn_and_store`] for tokens with a position for each axis. The image of another sequence may bring a
+    /// sequence into such a step, so heads are normed by the kernel that all other steps use.
     fn turn_by_axes_and_store(
         &mut self,
         rope: &Rope<crate::Buffer<f32>>,
@@ -184,7 +184,7 @@ impl CudaBackend {
         self.store_kv(layer_idx, n_tokens, k, v)
     }
 
-    /// Both in one launch where there is a kernel for the step and the layer.
+    /// Does both in one launch if a kernel exists for the step and the layer.
     pub(super) fn turn_and_attend(
         &mut self,
         mut job: RopeStoreKv<'_, Self>,
@@ -237,7 +237,8 @@ impl CudaBackend {
         )?)
     }
 
-    /// The norms that the kernels compute themselves: of heads, by RMS and weight. Others are computed here, in place.
+    /// Returns the norms that the kernels compute themselves (RMS norms of heads with a weight). Other norms are computed here, in
+    /// place.
     fn head_norms<'a>(
         &self,
         job: &mut RopeStoreKv<'a, Self>,

@@ -1,17 +1,15 @@
 //! [`CudaBuffer`]: activations on the device, with their quantized twin inside.
 //!
-//! Separate so that the values are reached through these functions alone. Operations that make rows quantize
-//! them as they write them, if they can; the next product takes the twin, or has the rows quantized.
-//! Invariant: a twin is returned only if its rows are the rows of the current values. An operation that
-//! writes values either writes the twin too or marks it stale. (A replayed step writes neither through these
-//! functions; a forward pass writes a buffer before it reads it, so the values left by a step have no
-//! effect.)
+//! Invariant: a twin is returned only if its rows are the rows of the current values. An operation that writes values either writes the
+//! twin too or marks it stale. (A replayed step calls none of these functions; a forward pass writes a buffer before it reads it, so the
+//! values left by a step have no effect.) Operations that produce rows quantize them while they write them, if they can; the next product
+//! takes the twin, or has the rows quantized.
 //!
 //! ```text
 //! read            values                          any operation's input
 //! read_quantized  twin, made now where stale      a product's input
 //! write           values; the twin is stale       an operation that does not quantize
-//! write_both      values and twin, where there is one and the rows are groups of 32
+//! write_both      values and twin, if there is one and the rows are groups of 32
 //! leave_norm      nothing yet; the product that takes it writes both
 //! ```
 
@@ -21,9 +19,9 @@ use tokenmill_backend::{Backend, BackendError, Norm};
 
 use super::CudaBackend;
 
-/// Values that are quantized together.
+/// Number of values that are quantized together.
 const GROUP: usize = 32;
-/// Rows beyond this width are logits; no matrix takes them, so they have no twin.
+/// Widest rows that have a twin. Wider rows are logits, which no matrix takes as input.
 pub(super) const MAX_TWIN_WIDTH: usize = 1 << 16;
 
 /// An activation buffer.
@@ -31,13 +29,13 @@ pub struct CudaBuffer {
     values: crate::Buffer<f32>,
     /// `None` where no product can take the rows.
     quantized: Option<RefCell<crate::QuantizedRows>>,
-    /// Rows, and their width, that the twin holds as the values do.
+    /// Number and width of the rows for which the twin is current.
     fresh: Cell<Option<[usize; 2]>>,
-    /// The norm that makes the rows, where it was left to the product that reads them.
+    /// The norm that produces the rows, if the product that reads them is to compute it.
     norm: RefCell<Option<LeftNorm>>,
 }
 
-/// A norm of one row that was left to the product which reads it: of what, and where the row is to be.
+/// Describes a norm of one row that the product which reads it computes: its input and its output.
 pub(super) struct LeftNorm {
     pub(super) hidden: crate::Buffer<f32>,
     pub(super) norm: Norm<crate::Buffer<f32>>,
@@ -96,7 +94,7 @@ impl CudaBuffer {
         Some((left, twin.borrow_mut()))
     }
 
-    /// Device memory of such a buffer.
+    /// Returns the device memory of such a buffer.
     pub(super) fn device_bytes(max_rows: usize, width: usize) -> usize {
         let twin = if has_twin(width) {
             crate::QuantizedRows::device_bytes(max_rows, width)
@@ -106,7 +104,7 @@ impl CudaBuffer {
         crate::buffer_bytes::<f32>(max_rows * width) + twin
     }
 
-    /// The values.
+    /// Returns the values.
     pub(super) fn read(&self) -> crate::View<'_, f32> {
         assert!(
             self.norm.borrow().is_none(),
@@ -120,7 +118,7 @@ impl CudaBuffer {
         self.values.share()
     }
 
-    /// The quantized form of the first rows, made now if it is not there.
+    /// Returns the quantized form of the first rows, which is made now if it is stale.
     pub(super) fn read_quantized(
         &self,
         ops: &crate::Ops,
@@ -142,7 +140,7 @@ impl CudaBuffer {
         Ok(twin.borrow())
     }
 
-    /// The values, to write; the twin is stale from now on.
+    /// Returns the values for writing, and marks the twin stale.
     pub(super) fn write(&mut self) -> crate::ViewMut<'_, f32> {
         self.fresh.set(None);
         self.norm.take();

@@ -1,7 +1,7 @@
 //! The operations on experts.
 //!
-//! Separate because only networks with experts have them. Invariant: which experts a row goes to is known to the device
-//! alone, so a launch depends on counts only and is captured like any other.
+//! Invariant: only the device knows which rows go to which experts, so a launch depends on counts only and is captured
+//! like any other.
 
 use tokenmill_backend::{
     Activation, Backend, BackendError, Carried, ExpertInput, ExpertOperations, Linear, LinearJob, Routed,
@@ -61,7 +61,7 @@ impl ExpertOperations for CudaBackend {
 }
 
 impl CudaBackend {
-    /// Multiplies what experts read by their matrices, up to two of one layout.
+    /// Multiplies the inputs of experts by up to two matrices of one layout.
     fn multiply_experts(
         &self,
         routed: Routed<'_, Self>,
@@ -104,7 +104,8 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Multiplies what experts read by a gate and an up matrix and applies the activation; see [`Backend::experts_gated`].
+    /// Multiplies the inputs of experts by a gate and an up matrix and applies the activation; see
+    /// [`Backend::experts_gated`].
     pub(super) fn gate_experts(
         &mut self,
         activation: Activation,

@@ -1,30 +1,27 @@
 //! A GPU's part as a rank of a group: it sums partial results with the other ranks, and gathers columns.
 //!
-//! Separate because a GPU that has a network for itself does none of it. There are two ways. Through the
-//! host's memory: the values go to pinned memory, where the ranks meet, and their sums come back, so no GPU
-//! has to reach another's memory; the host reaches a sum when all earlier launches have run. Through NCCL:
-//! the sum is queued on the stream of the step like a launch, and can be captured. Invariants: all ranks of a
-//! group use the same way; memory is allocated at load, for the longest step, since a driver may stop the GPU
-//! to allocate it, and may have none left.
+//! There are two ways. Through the host's memory, values go to pinned memory, where the ranks meet, and their sums come back. No GPU
+//! has to reach another's memory, but the host reaches a sum only when all earlier launches have run. Through NCCL, the sum is
+//! queued on the stream of the step like a launch, and can be captured. Invariants: all ranks of a group use the same way. Memory is
+//! allocated at load, for the longest step, since a driver may stop the GPU to allocate it, and may have none left.
 
 use tokenmill_backend::{BackendError, Collective, ColumnGather, ExecutorLimits};
 
 use super::{CudaBackend, CudaBuffer};
 
-/// A rank's end of its group.
+/// Connects a rank to its group.
 pub(super) enum GroupEnd {
-    /// Ranks meet in the host's memory; the values are there in `sums`, from the load on.
+    /// Ranks meet in the host's memory. `sums` holds the values and exists from the load on.
     Host {
         collective: Box<dyn Collective>,
         sums: Option<crate::Pinned<f32>>,
     },
-    /// The GPUs meet by themselves.
+    /// The GPUs exchange values themselves.
     Nccl(crate::NcclRank),
 }
 
 impl CudaBackend {
-    /// Makes this a rank of a group, which adds up in the host's memory with this end of it. Its steps are launched as they are, not
-    /// captured.
+    /// Makes this a rank of a group that sums in the host's memory through this end. Its steps are launched without capture.
     #[must_use]
     pub fn with_collective(mut self, collective: Box<dyn Collective>) -> Self {
         self.group_end = Some(GroupEnd::Host {
@@ -34,10 +31,10 @@ impl CudaBackend {
         self
     }
 
-    /// Makes this a rank of a group whose GPUs add up by NCCL. Its decode steps are captured, as those of one GPU are.
+    /// Makes this a rank of a group whose GPUs sum through NCCL. Its decode steps are captured, as those of a single GPU are.
     ///
     /// # Panics
-    /// If the rank is another device's.
+    /// If the rank belongs to another device.
     #[must_use]
     pub fn with_nccl(mut self, rank: crate::NcclRank) -> Self {
         assert!(rank.is_of(&self.device), "a rank belongs to its device");
@@ -45,7 +42,7 @@ impl CudaBackend {
         self
     }
 
-    /// Whether the host has to wait within a step, which nothing that is captured can.
+    /// Returns whether the host has to wait within a step, which a captured step cannot do.
     pub(super) fn waits_within_steps(&self) -> bool {
         matches!(self.group_end, Some(GroupEnd::Host { .. }))
     }
@@ -59,7 +56,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Replaces values by their sum over the ranks, where there are several.
+    /// Replaces values by their sum over the ranks, if there are several.
     pub(super) fn add_up(&mut self, n_values: usize, rows: &mut CudaBuffer) -> Result<(), BackendError> {
         let range = 0..n_values;
         match &mut self.group_end {
@@ -81,7 +78,7 @@ impl CudaBackend {
 }
 
 impl CudaBackend {
-    /// Gives each rank the columns of all.
+    /// Gathers the columns of all ranks on each.
     pub(super) fn gather_columns(
         &mut self,
         gather: ColumnGather<'_, CudaBuffer>,
@@ -110,7 +107,7 @@ impl CudaBackend {
 }
 
 impl Drop for CudaBackend {
-    /// Ends what waits for other ranks, before memory is freed that it uses: freeing waits for the device.
+    /// Ends waits for other ranks before the memory that they use is freed, since freeing waits for the device.
     fn drop(&mut self) {
         if let Some(GroupEnd::Nccl(rank)) = &self.group_end {
             rank.end();

@@ -1,7 +1,6 @@
-//! [`HiddenInputs`]: the hidden states that a step of a layer which guesses further tokens reads, on their way to the device.
+//! [`HiddenInputs`]: the upload of hidden states for a step of a layer that drafts further tokens.
 //!
-//! Separate from the other values of a step because one kind of network has them, and they are wide. Invariant: they lie at one place on the
-//! device for the life of the backend, so that a captured step finds them again.
+//! Invariant: the states stay at one address on the device for the life of the backend, so that a captured step finds them again.
 
 use tokenmill_backend::{BackendError, ExecutorLimits};
 

@@ -1,7 +1,7 @@
-//! [`InputRows`]: rows in place of tokens, such as those of an image, on their way to the device.
+//! [`InputRows`]: the upload of rows in place of tokens, such as those of an image.
 //!
-//! Separate from the other values of a step because few steps have rows, and rows are wide. They overwrite the embeddings that were looked
-//! up in their place. Invariants: a step with rows is not captured; memory for rows is allocated when the first ones come, and kept.
+//! The rows overwrite the embeddings that were looked up for their tokens. Invariants: a step with rows is not captured; memory for rows
+//! is allocated when the first ones come, and kept.
 
 use tokenmill_backend::{BackendError, ForwardBatch, TokenSource};
 
@@ -18,8 +18,8 @@ struct Run {
 /// Holds the rows of the current step.
 #[derive(Default)]
 pub(super) struct InputRows {
-    /// Used in turn, so that the host can write the next step's rows while the device reads the last ones. The parts lie one after the
-    /// other, each with its rows together.
+    /// Used in turn, so that the host can write the next step's rows while the device reads the last ones. The parts are stored one after
+    /// the other, each with its rows together.
     staging: [Option<crate::Pinned<f32>>; 2],
     n_steps: usize,
     runs: Vec<Run>,

@@ -1,6 +1,6 @@
 //! The operations on latent rows.
 //!
-//! Separate because only latent attention has them. Invariant: as its parent's, only the choice of launches stands here.
+//! This file only chooses launches, as its parent does.
 
 use tokenmill_backend::{BackendError, JoinedRows, LatentOperations, Linear};
 

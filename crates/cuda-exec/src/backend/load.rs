@@ -1,7 +1,7 @@
 //! The load: the workspace, the upload of weights, the KV store, and the sizes of all of them in advance.
 //!
-//! Separate from steps because nothing here runs after the load. Invariant: the sizes equal the allocations,
-//! to the byte, so that a plan made of them can be printed and checked first.
+//! Nothing here runs after the load. Invariant: the planned sizes equal the allocations to the byte, so that a plan can be printed and
+//! checked first.
 
 use tokenmill_backend::{
     Backend, BackendError, ExecutorLimits, KvLayerShape, KvLayout, KvStores, MatrixData, MemoryPlan,
@@ -13,17 +13,17 @@ use super::{
     buffer::MAX_TWIN_WIDTH, input_rows::InputRows, planned::use_of,
 };
 
-/// Memory that is left to the driver, which keeps modules, graphs and the local memory of kernels there: a sixteenth of a GPU's, within
-/// these bounds. An estimate: no GPU has told yet.
+/// Bounds of the driver's reserve, the memory for its modules, graphs and the local memory of kernels: a sixteenth of the GPU's memory,
+/// within these bounds. This is an estimate that no GPU has confirmed.
 const DRIVER_BYTES: [u64; 2] = [128 << 20, 512 << 20];
 
-/// Memory that is left to the driver of a GPU with so much.
+/// Returns the driver's reserve on a GPU with this much memory.
 fn driver_bytes(total_bytes: u64) -> u64 {
     (total_bytes / 16).clamp(DRIVER_BYTES[0], DRIVER_BYTES[1])
 }
 
 impl CudaBackend {
-    /// Bytes of device memory that a plan may take now.
+    /// Returns the bytes of device memory that a plan may take now.
     ///
     /// # Errors
     /// The driver's.
@@ -31,14 +31,14 @@ impl CudaBackend {
         Ok(self.device.free_bytes()?.saturating_sub(self.left_to_driver()?))
     }
 
-    /// Bytes that are still left to the driver. It took some when the first model was loaded; what is loaded next to that is not asked for
-    /// them again.
+    /// Returns the unclaimed part of the driver's reserve. The driver took a part when the first model was loaded; later models do not pay
+    /// for it again.
     fn left_to_driver(&self) -> Result<u64, crate::CudaExecError> {
         let driver_bytes = driver_bytes(self.device.info().total_bytes);
         Ok(driver_bytes.saturating_sub(self.device.taken_by_driver()?))
     }
 
-    /// Takes the planned memory in one piece and makes what steps need besides weights, activations and KV.
+    /// Allocates the planned memory in one piece, and makes everything that steps need besides weights, activations and KV.
     pub(super) fn make_workspace(
         &mut self,
         network: &NetworkShape,
@@ -87,7 +87,7 @@ impl CudaBackend {
         // The driver keeps modules in the same memory.
         self.planned.load(&self.device)?;
         let free_bytes = self.device.free_bytes()?;
-        // A plan that is beyond counting is `usize::MAX`.
+        // A plan whose size overflows is `usize::MAX`.
         let driver_bytes = self.left_to_driver()?;
         let with_driver = |n_bytes: usize| (n_bytes as u64).saturating_add(driver_bytes);
         if with_driver(needed_bytes) <= free_bytes {
@@ -105,7 +105,7 @@ impl CudaBackend {
         })
     }
 
-    /// Device memory of the workspace.
+    /// Returns the device memory of the workspace.
     pub(super) fn size_of_workspace(&self, network: &NetworkShape, limits: &ExecutorLimits) -> usize {
         let attention = attention_needs(network, limits);
         let hidden = if network.reads_hidden {
@@ -186,7 +186,7 @@ impl CudaBackend {
         for (_, store) in kv.iter() {
             let types = store.types();
             self.ops.load_store(types)?;
-            // Compiling the kernels for runs takes a while, and latent rows and the widest heads have no use for them.
+            // Compiling the kernels for runs takes a while, and latent rows and the widest heads do not use them.
             let attends_by_runs = |shape: KvLayerShape| {
                 let dim = shape.head_dim_k.max(shape.head_dim_v);
                 !shape.has_values_in_keys && crate::PrefillTiles::of(types, dim).is_some()
@@ -211,7 +211,7 @@ impl CudaBackend {
     }
 }
 
-/// Says whether the device has all that a network needs, since a load is refused before anything is uploaded.
+/// Checks that the device supports everything that a network needs, so that a load is refused before anything is uploaded.
 pub(super) fn check(network: &NetworkShape) -> Result<(), BackendError> {
     for layer in &network.layers {
         if let Some(state) = layer.state {
@@ -236,7 +236,7 @@ pub(super) fn check(network: &NetworkShape) -> Result<(), BackendError> {
     Ok(())
 }
 
-/// Width of the widest row that a matrix of the network reads.
+/// Returns the width of the widest row that a matrix of the network reads.
 fn widest_input(network: &NetworkShape) -> usize {
     let widths = network.layers.iter().map(|layer| layer.widest_input);
     widths.fold(network.n_embd, usize::max)

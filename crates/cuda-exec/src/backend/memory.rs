@@ -1,8 +1,8 @@
 //! The memory of sequences as bytes.
 //!
-//! Separate because it is no part of a step. Pages go by the streams of moves, as many at a time as two buffers have room for: while one
-//! is filled, the host copies the other. States, which every step writes, go by the stream that steps are computed on. Invariant: whoever
-//! reads has waited for the copies, and a buffer is used again only once its copies are done.
+//! Pages are copied on the streams for moves, in groups that fit one of two buffers: while the device fills one, the host copies the
+//! other. States are written by every step, so they are copied on the compute stream. Invariant: a reader has waited for the copies, and
+//! a buffer is reused only after its copies are done.
 
 use tokenmill_backend::{
     BackendError, KvStores, KvType, MemoryFormat, MemoryPlace, PageGroup, SequenceMemory,
@@ -11,26 +11,26 @@ use tokenmill_backend::{
 use super::CudaBackend;
 use crate::{Pinned, error::Result};
 
-/// A name for how pages and states lie: [`crate::KvStore`] and [`crate::StateSlots`] say it.
+/// Names the layout of pages and states, from [`crate::KvStore`] and [`crate::StateSlots`].
 const ARRANGEMENT: &str = "cuda-1";
 
 const KV_ALLOCATED: &str = "the KV store was allocated at load";
 const STATES_ALLOCATED: &str = "a state in range is allocated";
 const STAGING_MADE: &str = "it was just made";
 
-/// Bytes of a buffer for pages, unless one page has more.
+/// Bytes of a page buffer, unless a single page is larger.
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// Pinned memory for pages and for one state.
 pub(super) struct Staging {
     pages: [Pinned<u8>; 2],
-    /// The one that is filled next.
+    /// The buffer that is filled next.
     turn: usize,
     state: Pinned<f32>,
 }
 
 impl Staging {
-    /// The buffer whose turn it is, behind all that used it.
+    /// Returns the next buffer, after waiting for the copies that use it.
     fn free_buffer(&mut self) -> Result<&mut Pinned<u8>> {
         let buffer = &mut self.pages[self.turn];
         self.turn = 1 - self.turn;
@@ -38,7 +38,7 @@ impl Staging {
         Ok(buffer)
     }
 
-    /// Gives the pages that a buffer holds, once they are there.
+    /// Returns the pages in a buffer after their copies are done.
     fn give(
         &mut self,
         place: usize,
@@ -52,7 +52,7 @@ impl Staging {
     }
 }
 
-/// The pages of places that are all of one group.
+/// Returns the pages of places that all belong to one group.
 fn pages_of(places: impl Iterator<Item = MemoryPlace>) -> Vec<u32> {
     places
         .filter_map(|place| match place {
@@ -62,7 +62,7 @@ fn pages_of(places: impl Iterator<Item = MemoryPlace>) -> Vec<u32> {
         .collect()
 }
 
-/// Whether two places lie in one store.
+/// Returns whether two places are in one store.
 fn are_alike(a: MemoryPlace, b: MemoryPlace) -> bool {
     match (a, b) {
         (MemoryPlace::Page { group: a, .. }, MemoryPlace::Page { group: b, .. }) => a == b,
@@ -93,7 +93,7 @@ impl CudaBackend {
         let store = (self.kv.as_mut().expect(KV_ALLOCATED)).group_mut(group);
         let staging = self.staging.as_mut().expect(STAGING_MADE);
         let page_bytes = store.bytes_of_page();
-        // The copy that is in flight in the other buffer.
+        // This copy is still running in the other buffer.
         let mut earlier: Option<(usize, usize)> = None;
         for run in pages.chunks((BUFFER_BYTES / page_bytes).max(1)) {
             let place = staging.turn;

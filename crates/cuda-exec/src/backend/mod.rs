@@ -1,12 +1,12 @@
 //! [`CudaBackend`]: the operations of the seam on a GPU.
 //!
-//! Only the choice of launches stands here; the kernels' own files have the rest. One file a subject: what a load does
-//! ([`load`]), how a step is run, captured and replayed ([`run`]), the operations in the order of the trait
-//! ([`operations`]; on experts in [`experts`], on recurrent states in [`recurrence`], on latent rows in [`latent`], on streams in [`streams`], and those that few networks need
-//! in [`layers`]), memory of sequences as bytes ([`memory`]), activations ([`buffer`]). Values of a step go up in one copy
-//! ([`step`]), results come down after the step and are waited for once ([`results`]). Invariant: everything is
-//! allocated in [`Backend::prepare`](tokenmill_backend::Backend::prepare) and the load that follows, and operations inside
-//! [`Backend::run_step`](tokenmill_backend::Backend::run_step) only launch, so a decode step is captured once for its shape and replayed.
+//! This module only chooses launches; everything else about a kernel is in its own file. One file a subject: loading ([`load`]), running, capturing
+//! and replaying a step ([`run`]), the operations in the order of the trait ([`operations`]; on experts in [`experts`], on recurrent states in
+//! [`recurrence`], on latent rows in [`latent`], on streams in [`streams`], those that few networks need in [`layers`]), memory of sequences as
+//! bytes ([`memory`]), activations ([`buffer`]). Values of a step are uploaded in one copy ([`step`]); results are copied after the step and waited
+//! for once ([`results`]). Invariant: all memory is allocated in [`Backend::prepare`](tokenmill_backend::Backend::prepare) and the load that
+//! follows, and operations inside [`Backend::run_step`](tokenmill_backend::Backend::run_step) only launch, so a decode step is captured once for
+//! its shape and replayed.
 
 mod adapters;
 mod attention;
@@ -48,7 +48,7 @@ use self::{
     trace::Tracer,
 };
 
-/// A GPU.
+/// Runs the operations on one GPU.
 pub struct CudaBackend {
     device: crate::Device,
     ops: crate::Ops,
@@ -61,11 +61,11 @@ pub struct CudaBackend {
     kv_heads: Vec<KvLayerShape>,
     /// `None` for a network without recurrent layers.
     states: Option<crate::StateSlots>,
-    /// For the memory of sequences as bytes, once it was asked for.
+    /// Copies the memory of sequences as bytes; made at the first request.
     staging: Option<Staging>,
     workspace: Option<Workspace>,
     graphs: crate::GraphCache<run::StepKey, Sources>,
-    /// Counts the moves of what captured steps hold.
+    /// Counts the reallocations of buffers that captured steps use.
     epoch: u64,
     uses_graphs: bool,
     /// Reason of the newest failed capture since captures were last turned on or off.
@@ -73,7 +73,7 @@ pub struct CudaBackend {
     uses_shared_pages: bool,
     tracer: Option<Tracer>,
     border: split::Border,
-    /// Where this is a rank of a group: its end of it. Behind the graphs, which have to go before it does.
+    /// The end of the group, if this is a rank. Declared after the graphs, which must be dropped first.
     group_end: Option<GroupEnd>,
     adapters: adapters::Adapters,
 }
@@ -84,7 +84,7 @@ struct Workspace {
     results: Results,
     attention: crate::AttentionScratch,
     argmax: crate::ArgmaxScratch,
-    /// Picks of the newest step that sampled on the device; tokens first.
+    /// Tokens picked by the newest step that sampled on the device; token ids first.
     picked: crate::Buffer<u32>,
     picked_layout: PickedLayout,
     /// Tokens of the step before it.
@@ -96,10 +96,10 @@ struct Workspace {
 }
 
 impl CudaBackend {
-    /// Takes an opened device.
+    /// Makes a backend of an opened device.
     ///
     /// # Errors
-    /// A device error: a driver that does not take the kernels.
+    /// The device's, for instance if its driver rejects the kernels.
     pub fn new(device: crate::Device) -> Result<Self, crate::CudaExecError> {
         Ok(Self {
             ops: crate::Ops::load(&device)?,
@@ -138,28 +138,28 @@ impl CudaBackend {
         self.epoch += 1;
     }
 
-    /// Returns why a decode step could not be captured since captures were last turned on or off. Such steps are queued launch by launch.
+    /// Returns why a decode step could not be captured since captures were last turned on or off. The launches of such steps are queued one by one.
     pub fn capture_failure(&self) -> Option<&str> {
         self.capture_failure.as_deref()
     }
 
-    /// Turns the reading of pages that rows of a decode step share, once for all of them, on or off; at first it is as the device's options say. It has no
-    /// part in batch-invariant steps.
+    /// Sets whether pages that several rows of a decode step share are read once for all of them. By default the device's options decide.
+    /// Batch-invariant steps never do this.
     #[must_use]
     pub fn with_shared_pages(mut self, uses_shared_pages: bool) -> Self {
         self.uses_shared_pages = uses_shared_pages;
         self
     }
 
-    /// Says whether a sequence's results have the same bits whatever other sequences are in its steps; off at first, since that is slower.
-    /// Where it is off, products add in an order that depends on the number of a step's rows.
+    /// Sets whether a sequence's results have the same bits whatever other sequences are in its steps. Off by default, because it is slower: when
+    /// it is off, the order in which products add depends on the number of a step's rows.
     #[must_use]
     pub fn with_batch_invariance(mut self, is_batch_invariant: bool) -> Self {
         self.ops.set_batch_invariance(is_batch_invariant);
         self
     }
 
-    /// Measures from now on what the time of steps goes to.
+    /// Measures from now on how steps spend their time.
     ///
     /// # Errors
     /// The driver's.
@@ -168,7 +168,7 @@ impl CudaBackend {
         Ok(self)
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &crate::Device {
         &self.device
     }
@@ -178,7 +178,7 @@ impl CudaBackend {
         self.planned.types()
     }
 
-    /// Captured steps.
+    /// Returns the number of captured steps.
     pub fn n_graphs(&self) -> usize {
         self.graphs.n_graphs()
     }

@@ -1,7 +1,7 @@
 //! The operations of the forward pass, each a launch or a few.
 //!
-//! In the order of [`Backend`]. Separate from what a load does and from how a step is run. Invariant: an operation
-//! queues work on the device and neither allocates nor waits.
+//! The order is that of [`Backend`]. Invariant: an operation queues work on the device and neither allocates nor
+//! waits.
 
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ColumnGather, ExecutorLimits, ExpertInput,
@@ -15,7 +15,7 @@ use crate::modules::type_suffix;
 
 use super::{CudaBackend, CudaBuffer, Sources, prepared, trace::Tracer};
 
-/// Tokens of a step: some grids have a thread block for each along y, and a grid has no more there.
+/// Largest number of tokens in a step: some grids have one thread block per token along y, whose size is limited.
 const MAX_STEP_TOKENS: usize = 65_535;
 
 impl Memory for CudaBackend {
@@ -87,7 +87,7 @@ impl Backend for CudaBackend {
         kv: &KvLayout,
         plan: &MemoryPlan,
     ) -> Result<(), BackendError> {
-        // A load that is certain to fail does so before it copies gigabytes.
+        // Fails before gigabytes are copied if the load cannot succeed.
         super::load::check(network)?;
         crate::KvStore::check(kv)?;
         if network.has_streams {

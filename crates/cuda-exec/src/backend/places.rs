@@ -1,10 +1,8 @@
-//! [`Places`]: the words of a step whose tokens are rotated by positions other than their own, or see later
-//! tokens.
+//! [`Places`]: the words of a step whose tokens are rotated by positions other than their own, or see later tokens.
 //!
-//! Separate because only steps with images have them. The attention kernels for single tokens then treat each
-//! token as a sequence: its end says how far the token sees, and a window still begins at the token's own
-//! position. Invariant: the number of words depends only on the step's shape and on [`Places`], which is part
-//! of a captured step's key.
+//! Only steps with images have them. The attention kernels for single tokens then treat each token as a sequence: its end says how far the
+//! token sees, and a window still begins at the token's own position. Invariant: the number of words depends only on the step's shape and
+//! on [`Places`], which is part of a captured step's key.
 
 use tokenmill_backend::{BackendError, ForwardBatch, Phase, StepShape};
 
@@ -42,7 +40,7 @@ impl Places {
     /// Describes the tokens of a batch.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] if the batch names what tokens see in layers with a window, as only encoders of images do.
+    /// [`BackendError::Unsupported`] if the batch has windows per token, which only encoders of images have.
     pub(super) fn of(batch: &ForwardBatch) -> Result<Self, BackendError> {
         if !batch.window_seen.is_empty() {
             return Err(BackendError::Unsupported {
@@ -127,7 +125,7 @@ impl Places {
         }
         ends[0] = 0;
         for (token_idx, last) in batch.last_seen.iter().enumerate() {
-            // The sum may wrap, since kernels use only the difference of two neighbours.
+            // The sum may wrap, since kernels use only the difference of two adjacent sums.
             ends[token_idx + 1] = ends[token_idx].wrapping_add(last + 1);
         }
         for start_of in page_starts {
@@ -139,8 +137,8 @@ impl Places {
         }
     }
 
-    /// Returns what attention needs over the pages of a group if a token sees later ones; `None` in other steps. [`Self::write`] wrote the
-    /// `words`, and `step` is what attention needs in any step.
+    /// Returns the arguments of attention over the pages of a group if a token sees later ones; `None` in other steps. [`Self::write`] wrote the
+    /// `words`, and `step` has the arguments for any step.
     pub(super) fn attention<'a>(
         self,
         words: crate::View<'a, u32>,
@@ -184,9 +182,9 @@ impl Places {
 }
 
 impl StepInputs {
-    /// Says whether steps of this shape, and like the current one, come again often enough to be captured. Prefill comes in too many
-    /// shapes, and its kernels run long enough to hide their launches. The same holds for steps that verify guesses of several recurrent
-    /// sequences, which are not padded. Rows in place of tokens are copied from where the host wrote them.
+    /// Returns whether steps of this shape, with the current places, come often enough to be captured. Prefill steps have too many shapes,
+    /// and their kernels run long enough to hide the launches. The same holds for steps that verify drafts of several recurrent sequences,
+    /// which are not padded. Rows in place of tokens are copied from an address that differs from step to step.
     pub(super) fn is_recurring(&self, shape: &StepShape) -> bool {
         if self.has_input_rows {
             return false;

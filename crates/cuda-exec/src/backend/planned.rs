@@ -1,7 +1,6 @@
 //! [`Planned`] records the kinds of matrices in a plan, so that their kernels are loaded before the free memory is measured.
 //!
-//! Separate from loading because the plan is made before it. Invariant: free memory is read after the driver has allocated memory for
-//! modules.
+//! The plan is made before the load. Invariant: free memory is read after the driver has allocated memory for modules.
 
 use std::{
     collections::HashMap,

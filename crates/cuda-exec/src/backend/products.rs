@@ -1,16 +1,15 @@
-//! Products, as [`CudaBackend`] launches them: several of one input at once, and, for a single row, together
-//! with the operations between them.
+//! Launches products for [`CudaBackend`]: several of one input at once, and, for a single row, together with
+//! the operations between them.
 //!
-//! Separate from the other operations because of the norm that one product leaves to the next:
-//! [`CudaBuffer::leave_norm`]. Invariant: a norm is left only if the operations that follow are known
-//! ([`Backend::linear_add_norm`]), and the product that finds one computes its rows, either itself or in a
-//! launch ahead of it.
+//! A product may leave a norm to the next one ([`CudaBuffer::leave_norm`]). Invariant: a norm is left only if
+//! the operations that follow are known ([`Backend::linear_add_norm`]), and the product that takes it
+//! computes its rows, either itself or in a launch ahead of it.
 
 use tokenmill_backend::{Activation, Backend, BackendError, LinearAddNorm, LinearJob, Norm, NormKind};
 
 use super::{CudaBackend, CudaBuffer, buffer::LeftNorm};
 
-/// Values whose norm a product of one row can begin with.
+/// Returns whether a product of one row can begin with this norm.
 fn is_left(norm: &Norm<crate::Buffer<f32>>) -> bool {
     norm.kind == NormKind::Rms
         && norm.bias.is_none()
@@ -38,7 +37,7 @@ fn normed<'a>(left: &'a mut LeftNorm, twin: &'a mut crate::QuantizedRows) -> cra
 }
 
 impl CudaBackend {
-    /// Makes the rows of a norm that was left to a product which does not take it.
+    /// Computes the rows of a norm that was left to a product which does not take it.
     fn make_left(&self, mut left: LeftNorm, twin: &mut crate::QuantizedRows) -> Result<(), BackendError> {
         let values = left.values.view_mut();
         let form = Some(twin.view_mut());
@@ -137,7 +136,7 @@ impl CudaBackend {
         self.adapters.add_to(&self.ops, input.floats, n_rows, jobs)
     }
 
-    /// Norms a row and multiplies it, if that is a launch.
+    /// Norms a row and multiplies it, if one launch can do both.
     fn norm_multiply(
         &self,
         left: &mut LeftNorm,
@@ -198,7 +197,7 @@ impl CudaBackend {
                 gate_out.write_both([n_rows, gate.n_out]),
             )
         } else {
-            // After float weights come float ones, or else that product has the rows quantized.
+            // Float weights usually follow float weights; otherwise the next product has the rows quantized.
             (None, (gate_out.write(), None))
         };
         let input = crate::LinearInput {

@@ -1,7 +1,6 @@
 //! The operations on recurrent states.
 //!
-//! Separate because only recurrent layers have them. Invariant: where a sequence's state is, the step's inputs say, so a launch
-//! depends on counts only.
+//! Invariant: the step's inputs say where a sequence's state is, so a launch depends on counts only.
 
 use tokenmill_backend::{
     BackendError, Columns, DeltaNet, DeltaNetRows, RecurrentOperations, ShortConv, SsmRows, SsmScan,

@@ -1,9 +1,9 @@
 //! [`Results`]: the results that steps copy back to the host, and the host's part of sampling.
 //!
-//! Separate from the operations because it happens after a step, in step order. Rows that the device samples
-//! come back as ids and, on request, log-probabilities. For other rows ([`sampling`](super::sampling) says
-//! which) the logits come back and the host's sampler picks. Invariants: a step's results are copied after it
-//! and waited for once; two steps may be open, each with pinned buffers of its own.
+//! Rows that the device samples come back as ids and, on request, log-probabilities. For other rows
+//! ([`sampling`](super::sampling) says which) the logits come back and the host's sampler picks. Invariants: results are taken
+//! in step order; a step's results are copied after it and waited for once; two steps may be open, each with pinned buffers of
+//! its own.
 
 use std::{collections::VecDeque, ops::Range};
 
@@ -14,11 +14,11 @@ use tokenmill_backend::{
 
 use super::sampling::{MAX_TOP, n_top};
 
-/// Open steps, their pinned buffers, and the host's sampler.
+/// Holds the open steps, their pinned buffers, and the host's sampler.
 pub(super) struct Results {
     host: HostStep,
     slots: [Slot; 2],
-    /// The step that is being run.
+    /// The step that is running.
     current: OpenStep,
     open: VecDeque<OpenStep>,
     spare: Vec<OpenStep>,
@@ -29,7 +29,7 @@ pub(super) struct Results {
     n_embd: usize,
 }
 
-/// The buffers that a step leaves its results in.
+/// Names the device buffers in which a step leaves its results.
 #[derive(Clone)]
 pub(super) struct Sources {
     logits: crate::SharedView<f32>,
@@ -70,8 +70,8 @@ impl Default for OpenStep {
     }
 }
 
-/// Where the parts of what the device picked lie, for up to `max_rows` rows: ids, whether there is one, log-probabilities, and
-/// then the likeliest tokens of all rows with theirs.
+/// Describes the positions of the device's results for up to `max_rows` rows: ids, statuses, log-probabilities, then the
+/// likeliest tokens of all rows and their log-probabilities.
 #[derive(Clone, Copy)]
 pub(super) struct PickedLayout {
     max_rows: usize,
@@ -100,7 +100,7 @@ impl PickedLayout {
         Ok([ids, status, logprobs, top_ids, top_logprobs])
     }
 
-    /// The result of a row, whose likeliest tokens are appended to `top`.
+    /// Returns the result of a row, and appends its likeliest tokens to `top`.
     fn result(
         self,
         words: &[u32],
@@ -151,7 +151,7 @@ impl Results {
         })
     }
 
-    /// Notes what a step will bring back. It is open once [`Self::queue`] was called for it.
+    /// Notes which results a step will copy back. The step is open once [`Self::queue`] was called for it.
     pub(super) fn begin(&mut self, batch: &ForwardBatch, sampling: SamplingMode) {
         let shape = StepShape::of(batch);
         let step = &mut self.current;
@@ -168,7 +168,7 @@ impl Results {
         step.n_outputs = if shape.n_hidden > 0 { shape.n_outputs } else { 0 };
     }
 
-    /// The tokens of the newest open or taken step where the host sampled them, after waiting for them; `None` where the
+    /// Returns the tokens of the newest open or taken step if the host sampled them, after waiting for them; `None` if the
     /// device has them.
     pub(super) fn sampled_on_host(&mut self) -> Result<Option<&[u32]>, BackendError> {
         if self.newest_samples_on_device {
@@ -180,7 +180,7 @@ impl Results {
         Ok(Some(self.host.sampled()))
     }
 
-    /// The buffers that the step which is being run leaves its results in.
+    /// Returns the buffers in which the running step leaves its results.
     pub(super) fn set_sources(&mut self, sources: Sources) {
         self.sources = Some(sources);
     }
@@ -222,7 +222,7 @@ impl Results {
         Ok(())
     }
 
-    /// Waits for the oldest open step and samples what the host has to.
+    /// Waits for the oldest open step, and samples the rows that are left to the host.
     fn take(&mut self) -> Result<(), BackendError> {
         let Some(step) = self.open.pop_front() else {
             return Ok(());
@@ -232,7 +232,7 @@ impl Results {
             logits,
             outputs,
         } = &mut self.slots[step.slot];
-        // In reverse order of their copies, so that the first wait is the only one.
+        // In reverse order of their copies, so that only the first wait takes time.
         let outputs = outputs.host()?;
         let logits = logits.host()?;
         let picked = &*picked.host()?;
@@ -262,7 +262,7 @@ impl Results {
         Ok(())
     }
 
-    /// Gives the results of the oldest step that was not read.
+    /// Returns the results of the oldest step that was not read.
     pub(super) fn read(&mut self, output: &mut StepOutput) -> Result<(), BackendError> {
         if !self.host.has_unread() {
             self.take()?;

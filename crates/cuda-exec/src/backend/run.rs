@@ -1,15 +1,14 @@
-//! How a step is run: eagerly, or captured once for its shape and replayed.
+//! Runs a step: eagerly, or captured once for its shape and replayed.
 //!
-//! Separate from the operations because it decides nothing about them. Invariants: a capture runs nothing, so a step that
-//! was just captured is replayed; a capture that fails leaves the step to eager launches and its shape is not tried again;
-//! a lost device is never retried.
+//! Invariants: a capture runs nothing, so a step that was just captured is replayed; after a failed capture the step is launched eagerly
+//! and its shape is not tried again; a lost device is never retried.
 
 use tokenmill_backend::{BackendError, ForwardBatch, StepShape};
 
 use super::{CudaBackend, places::Places, prepared, shared_pages::SharedShape, trace::Moment};
 
 /// Identifies a captured step: its shape, whether its sampling has the launches for [many tokens](crate::SampleRecord::draws_many), whether
-/// it has those of adapters, what its rows share, and its [`Places`].
+/// it has those of adapters, which pages its rows share, and its [`Places`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct StepKey {
     shape: StepShape,
@@ -26,7 +25,7 @@ enum Replayed {
 }
 
 impl CudaBackend {
-    /// The key of the step whose values were taken last, and which has this shape.
+    /// Returns the key of the step whose values were uploaded last, and which has this shape.
     pub(super) fn key_of(&self, shape: &StepShape) -> StepKey {
         StepKey {
             shape: *shape,
@@ -37,7 +36,7 @@ impl CudaBackend {
         }
     }
 
-    /// Runs a step in the fastest way. Its results are queued after it.
+    /// Runs a step in the fastest way and queues the copies of its results after it.
     pub(super) fn run_best(
         &mut self,
         shape: StepShape,
@@ -69,7 +68,7 @@ impl CudaBackend {
         self.queue_results(shape)
     }
 
-    /// Takes the values of a step; `pads` says whether its counts may be padded.
+    /// Uploads the values of a step; `pads` says whether its counts may be padded.
     pub(super) fn begin_counted(
         &mut self,
         batch: &ForwardBatch,
@@ -107,7 +106,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Marks a moment of the newest step where steps are measured.
+    /// Marks a moment of the newest step if steps are measured.
     pub(super) fn mark(&mut self, moment: Moment) -> Result<(), BackendError> {
         match &mut self.tracer {
             Some(tracer) => Ok(tracer.mark(moment)?),
@@ -115,7 +114,7 @@ impl CudaBackend {
         }
     }
 
-    /// Captures a step and keeps the graph; nothing of it has run then.
+    /// Captures a step and keeps the graph, which has not run yet.
     fn capture(
         &mut self,
         shape: StepShape,

@@ -1,6 +1,5 @@
 //! Selects the rows that the device samples, and writes the kernel's sampling records.
 //!
-//! Separate because it translates a batch's sampling records into the kernel's, and says which steps stay with the host.
 //! The host samples a step with a row that has
 //!
 //! - DRY or locally typical sampling: both need an order of tokens (a match of runs, a sort by surprise) that costs a
@@ -19,12 +18,12 @@ use tokenmill_backend::{
     ExecutorLimits, ForwardBatch, RowMask, RowOutput, SampleRow, SamplingMode, StepShape, TokenSource,
 };
 
-/// Likeliest tokens that the device reports of a row.
+/// Number of likeliest tokens that the device can report for a row.
 pub(super) const MAX_TOP: usize = 20;
-/// Words of history and biases that there is room for, a row.
+/// Number of words for the history and biases of a row.
 const ROW_WORDS: usize = 512;
 
-/// Room for the history, the biases and the masks of a step.
+/// Returns the number of words for the histories, biases and masks of a step.
 pub(super) fn max_data_words(limits: &ExecutorLimits) -> usize {
     limits.max_logit_rows * (ROW_WORDS + limits.n_vocab.div_ceil(32))
 }
@@ -72,7 +71,7 @@ fn is_row_for_device(sample: &SampleRow) -> bool {
         && params.n_logprobs.is_none_or(|n| n as usize <= MAX_TOP)
 }
 
-/// Likeliest tokens that a row reports.
+/// Returns how many likeliest tokens a row reports.
 pub(super) fn n_top(output: &RowOutput, n_vocab: usize) -> usize {
     match output {
         RowOutput::Sample(sample) => (sample.params.n_logprobs.unwrap_or(0) as usize).min(n_vocab),
@@ -80,7 +79,7 @@ pub(super) fn n_top(output: &RowOutput, n_vocab: usize) -> usize {
     }
 }
 
-/// Token indices of the row's sequence, up to the row, whose ids the host did not know when it wrote the history.
+/// Returns the token indices of the row's sequence, up to the row, whose ids the host did not know when it wrote the history.
 fn unknown_tokens(batch: &ForwardBatch, row: usize) -> impl Iterator<Item = usize> {
     let token_idx = batch.logit_rows[row] as usize;
     let seq_idx = (batch.seq_starts).partition_point(|&start| start as usize <= token_idx) - 1;
@@ -108,16 +107,16 @@ fn data_words(batch: &ForwardBatch, row: usize, sample: &SampleRow, n_vocab: usi
         RowMask::Any => 0,
         RowMask::Words(_) | RowMask::Late(_) => n_vocab.div_ceil(32),
     };
-    // One more, should the host know the newest token by then.
+    // One more, since the host may know the newest token by then.
     kept_history(batch, sample, unknown_tokens(batch, row).count()).len()
         + 1
         + mask_words
         + 2 * sample.params.logit_bias.len()
 }
 
-/// Writes the records of a step to the part `records` of its words, and what they point to from word `n_words` on; says where that
-/// ends, and whether one of them [draws many](crate::SampleRecord::draws_many). The step's tokens are its first words, with
-/// `sampled_flag` on those that only the device knows.
+/// Writes the sampling records of a step to the part `records` of its words, and the values that they point to from word `n_words` on.
+/// Returns the end of the values, and whether one of the records [draws many](crate::SampleRecord::draws_many). The step's tokens are
+/// its first words, with `sampled_flag` on those that only the device knows.
 pub(super) fn write_records(
     batch: &ForwardBatch,
     n_vocab: usize,
@@ -154,7 +153,7 @@ pub(super) fn write_records(
                         let mask = &batch.mask_words[*start as usize..][..n_mask_words];
                         Some(push(words, &mut mask.iter().copied())[0])
                     }
-                    // The device begins once its records are whole, so the mask is waited for here.
+                    // The device starts once its records are complete, so the host waits for the mask here.
                     RowMask::Late(mask) => {
                         let mut late = Vec::new();
                         if !mask.wait(&mut late) {

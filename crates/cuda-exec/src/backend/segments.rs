@@ -1,26 +1,26 @@
-//! [`SegmentCache`]: what was recorded of steps between the borders of a split, by the shape of the step.
+//! [`SegmentCache`]: the recorded graphs of steps between the borders of a split, by the shape of the step.
 //!
-//! Separate from [`GraphCache`](crate::GraphCache), which has one graph for a shape: a step with many borders has many. Invariants: no more
-//! graphs are kept than there is room for, whatever their shapes; where one more does not fit, the shapes used least recently make
-//! room; a shape that could not be recorded is remembered, and takes the room of a shape but of no graph.
+//! [`GraphCache`](crate::GraphCache) has one graph for a shape, but a step with many borders has many graphs. Invariants: the number of
+//! graphs is limited, whatever their shapes; a new step evicts the least recently used shapes; a shape that could not be recorded is
+//! remembered, and counts as a shape but not as a graph.
 
 use std::{collections::HashMap, hash::Hash};
 
-/// Graphs kept at most, of all shapes together. A driver takes some tens of KiB for each.
+/// Largest number of graphs, of all shapes together. A driver takes some tens of KiB for each.
 const MAX_GRAPHS: usize = 4096;
-/// Shapes kept at most.
+/// Largest number of shapes.
 const MAX_SHAPES: usize = 256;
 
-/// Recorded steps: of each shape its graphs, from border to border, and what belongs to them.
+/// Holds the recorded steps: for each shape the graphs between borders, and the data that belongs to them.
 pub(super) struct SegmentCache<K, G, V> {
     entries: HashMap<K, Entry<G, V>>,
     max_graphs: usize,
     max_shapes: usize,
-    /// Counts questions, so that the shape asked for least recently is known.
+    /// Counts look-ups, to find the shape that was used least recently.
     n_asked: u64,
 }
 
-/// The cached knowledge about a step's shape.
+/// Describes what is known about a step's shape.
 #[derive(Debug, PartialEq)]
 pub(super) enum Known<'a, V> {
     Nothing,
@@ -78,13 +78,13 @@ impl<K: Copy + Hash + Eq, G, V> SegmentCache<K, G, V> {
         }
     }
 
-    /// Returns a graph of a step, if there is one.
+    /// Returns a graph of a step, if it exists.
     pub(super) fn graph_mut(&mut self, shape: &K, segment: usize) -> Option<&mut G> {
         let (graphs, _) = self.entries.get_mut(shape)?.recorded.as_mut()?;
         graphs.get_mut(segment)
     }
 
-    /// Keeps a recorded step, or that it could not be recorded. A step of more graphs than there is room for alone is kept all the same.
+    /// Keeps a recorded step, or the fact that it could not be recorded. A step with more graphs than the limit is still kept.
     pub(super) fn keep(&mut self, shape: K, recorded: Option<(Vec<G>, V)>) {
         self.entries.remove(&shape);
         let entry = Entry {
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(cache.graph_mut(&1, 1), Some(&mut "b"));
         assert_eq!(cache.graph_mut(&1, 2), None);
         assert_eq!(cache.graph_mut(&2, 0), None);
-        // All that there is room for.
+        // Uses the whole limit.
         cache.find(&5);
         cache.keep(5, Some((vec!["c"; 9], 5)));
         assert_eq!(known(&cache), [5]);

@@ -1,44 +1,43 @@
-//! [`SharedPlan`]: which rows of a decode step begin with the same pages, and how attention over those is cut.
+//! [`SharedPlan`]: which rows of a decode step begin with the same pages, and how attention over these pages is divided into items.
 //!
-//! Separate from the step's inputs because it is arithmetic on page tables. Invariants: a row is in one group at most; what a group shares ends
-//! before the page that any of its rows stores to; all that a captured step depends on is in [`SharedShape`].
+//! This is arithmetic on page tables. Invariants: a row is in at most one group; the pages that a group shares end before the page that any of
+//! its rows stores to; everything that a captured step depends on is in [`SharedShape`].
 
 use std::cmp::Reverse;
 
 use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, StepShape};
 
-/// Rows and pages of a group at least.
+/// Smallest number of rows and pages of a group.
 const MIN_ROWS: usize = 4;
 const MIN_PAGES: usize = 8;
-/// Reads of tokens that a group, and a step, saves at least. A step pays two launches more a layer, which by the timing model are the reads of
-/// some thousand tokens of an 8B.
+/// Smallest number of token reads that a group, and a step, must save. A step pays for two more launches a layer, which by the timing model
+/// cost as much as reading some thousand tokens of an 8B model.
 const MIN_SAVED_BY_GROUP: usize = 2048;
 const MIN_SAVED: usize = 8192;
-/// Items that the pages are cut into: with 8 KV heads, all that an H200 has at once.
+/// Number of items that the pages are divided into: with 8 KV heads, as many thread blocks as an H200 runs at once.
 const WANTED_ITEMS: usize = 32;
-/// Rows that count as one item of work: a tile of query heads in groups of four.
+/// Number of rows that count as one item of work: a tile of query heads in groups of four.
 const ITEM_ROWS: usize = 16;
 /// A stage of the kernel is two pages.
 const STAGE_PAGES: usize = 2;
-/// Items at most.
+/// Largest number of items.
 pub(super) const MAX_ITEMS: usize = 128;
 
-/// The least numbers in a shape: of items, of records, and of pages after the shared ones. Padding to them
-/// costs next to nothing.
+/// Smallest counts in a shape: items, records, and pages after the shared ones. Padding to them costs next to nothing.
 const LEAST_ITEMS: usize = WANTED_ITEMS;
 const LEAST_RECORDS: usize = 8;
 const LEAST_REST_PAGES: usize = 16;
 
-/// Counts of a plan, rounded up so that few graphs serve all.
+/// Holds the counts of a plan, rounded up so that few graphs serve all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SharedShape {
     /// Items.
     pub(super) n_items: usize,
-    /// Rows of the largest group.
+    /// Number of rows of the largest group.
     pub(super) longest: usize,
-    /// Records of a row at most.
+    /// Largest number of records of a row.
     pub(super) n_records: usize,
-    /// The most pages after the shared ones, over all rows.
+    /// Largest number of pages after the shared ones, over all rows.
     pub(super) max_rest_pages: usize,
 }
 
@@ -49,13 +48,13 @@ pub(super) struct SharedPlan {
     pub(super) items: Vec<[u32; crate::SharedPages::ITEM_WORDS]>,
     /// Rows of the groups, one group after the other.
     pub(super) rows: Vec<u32>,
-    /// Tokens that each row of the step shares; 0 for those in no group.
+    /// Number of tokens that each row of the step shares; 0 for rows in no group.
     pub(super) tokens: Vec<u32>,
-    /// Records that are of those.
+    /// Number of records for the shared tokens.
     pub(super) n_records: Vec<u32>,
 }
 
-/// Rows `first..=last` of an order begin with as many equal pages.
+/// Describes rows `first..=last` of an order, which begin with the same number of equal pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Group {
     first: usize,
@@ -74,8 +73,8 @@ impl Group {
 }
 
 impl SharedPlan {
-    /// Plans a step of one token a row, whose page table reaches as far as its context: table `row` is
-    /// `pages[starts[row]..starts[row + 1]]`. `None` where too little is shared.
+    /// Plans a step of one token a row, whose page table reaches as far as its context: table `row` is `pages[starts[row]..starts[row + 1]]`.
+    /// Returns `None` if too little is shared.
     pub(super) fn of(pages: &[u32], starts: &[u32]) -> Option<Self> {
         let table = |row: usize| &pages[starts[row] as usize..starts[row + 1] as usize];
         // The last page has the token's own position.
@@ -126,7 +125,7 @@ impl SharedPlan {
         (!plan.items.is_empty()).then_some(plan)
     }
 
-    /// Its counts, rounded up so coarsely that the padded shape of a step comes with few of them.
+    /// Returns the plan's counts, rounded up so coarsely that a step's padded shape has few variants.
     pub(super) fn shape(&self, starts: &[u32], step: &StepShape) -> SharedShape {
         let longest = self.items.iter().map(|item| item[1]).max().unwrap_or(1) as usize;
         let n_records = self.n_records.iter().max().copied().unwrap_or(1) as usize;
@@ -136,14 +135,14 @@ impl SharedPlan {
         SharedShape {
             n_items: next_power_of_four(LEAST_ITEMS, self.items.len()),
             longest: next_power_of_four(MIN_ROWS, longest).min(step.n_tokens),
-            // Records take room in the scratch.
+            // Records take room in the scratch memory.
             n_records: n_records.next_power_of_two().max(LEAST_RECORDS),
             max_rest_pages: next_power_of_four(LEAST_REST_PAGES, max_rest_pages).min(step.max_pages),
         }
     }
 }
 
-/// The least of `least`, 4 `least`, 16 `least` and so on that is no less than `n`.
+/// Returns the smallest of `least`, 4 `least`, 16 `least` and so on that is at least `n`.
 fn next_power_of_four(least: usize, n: usize) -> usize {
     let mut power = least;
     while power < n {
@@ -152,14 +151,14 @@ fn next_power_of_four(least: usize, n: usize) -> usize {
     power
 }
 
-/// Sorts rows by their tables, equal ones by their numbers, and says how many pages each shares with the next.
+/// Sorts rows by their tables, rows with equal tables by their numbers, and returns how many pages each row shares with the next.
 ///
-/// A page is compared with one other page, by blocks, however many rows there are: rows go apart where their tables do, and what they
-/// share up to there is not looked at again. Equal pages at one place are not taken to say anything of those before: two sequences may
-/// compute the same tokens at once, and a third one begin with pages of both.
+/// A page is compared with one other page, by blocks, however many rows there are: rows separate where their tables differ, and the pages
+/// before that point are not looked at again. Equal pages at one position say nothing about earlier pages: two sequences may compute the same
+/// tokens at once, and a third one may begin with pages of both.
 fn sort<'a>(order: &mut [usize], table: impl Fn(usize) -> &'a [u32]) -> Vec<usize> {
     let mut equal = vec![0; order.len().saturating_sub(1)];
-    // Rows of a run share `depth` pages, of which those from `gone` on are none.
+    // Rows of a run share `depth` pages; the pages from `gone` on are absent.
     let mut runs = vec![(0..order.len(), 0, usize::MAX)];
     while let Some((run, depth, gone)) = runs.pop() {
         if run.len() < 2 {
@@ -169,7 +168,7 @@ fn sort<'a>(order: &mut [usize], table: impl Fn(usize) -> &'a [u32]) -> Vec<usiz
         for &row in &order[run.start + 1..run.end] {
             common = &common[..n_equal(common, &table(row)[depth..])];
         }
-        // A page that fell out of a window is no page.
+        // A page that left the window is absent.
         let is_gone = |&page: &u32| page == ForwardBatch::UNMAPPED_PAGE;
         let gone = gone.min((common.iter().position(is_gone)).map_or(usize::MAX, |place| depth + place));
         let depth = depth + common.len();
@@ -195,7 +194,7 @@ fn sort<'a>(order: &mut [usize], table: impl Fn(usize) -> &'a [u32]) -> Vec<usiz
     equal
 }
 
-/// How many numbers two lists begin with alike.
+/// Returns the length of the longest common prefix of two lists.
 fn n_equal(a: &[u32], b: &[u32]) -> usize {
     const BLOCK: usize = 256;
     let len = a.len().min(b.len());
@@ -218,8 +217,8 @@ fn find_groups(equal: &[usize], first: usize, end: usize, groups: &mut Vec<Group
     }
 }
 
-/// The group of rows in `first..end` that saves most, of equal ones the first and then the shortest: as the largest rectangle under a
-/// line is found, by a stack of those that have begun, each with more pages than the one before.
+/// Returns the group of rows in `first..end` that saves most; among equals the first, then the shortest. The algorithm is that of the largest
+/// rectangle under a histogram: a stack holds the open groups, each with more pages than the one below it.
 fn best_group(equal: &[usize], first: usize, end: usize) -> Option<Group> {
     let rank = |group: &Group| (group.n_saved(), Reverse(group.first), Reverse(group.last));
     let mut best: Option<Group> = None;
@@ -295,7 +294,7 @@ mod tests {
         }
     }
 
-    /// The groups as their definition says: every row and page is compared, and every run of rows is tried.
+    /// Computes the groups by their definition: compares every row and page, and tries every run of rows.
     fn naive_groups(tables: &[&[u32]]) -> (Vec<usize>, Vec<Group>) {
         fn find(equal: &[usize], first: usize, end: usize, groups: &mut Vec<Group>) {
             let mut best: Option<Group> = None;
@@ -345,7 +344,7 @@ mod tests {
             let n_rows = below(40);
             let mut tables: Vec<Vec<u32>> = Vec::new();
             for row in 0..n_rows {
-                // Most rows begin as one of those before does.
+                // Most rows begin like an earlier row.
                 let mut table = match (row > 0).then(|| &tables[below(row)]) {
                     Some(other) if below(4) > 0 => other[..below(other.len() + 1)].to_vec(),
                     _ => Vec::new(),
@@ -355,7 +354,7 @@ mod tests {
                     table.push(match below(300) {
                         0 => ForwardBatch::UNMAPPED_PAGE,
                         1 => below(3) as u32,
-                        // Equal pages behind others that are not.
+                        // Equal pages after unequal ones.
                         _ => (row % 5 * 1000 + place) as u32,
                     });
                 }
@@ -422,14 +421,14 @@ mod tests {
 
     #[test]
     fn little_is_not_shared() {
-        // Few rows, short prefixes, and little together.
+        // Few rows, short prefixes, and little in total.
         assert_eq!(plan(&[(0, 1000, 2); 3]), None);
         assert_eq!(plan(&[(0, 7, 2); 500]), None);
         assert_eq!(plan(&[(0, 32, 2); 16]), None);
         assert!(plan(&[(0, 32, 2); 17]).is_some());
         assert_eq!(plan(&[]), None);
         assert_eq!(plan(&[(0, 0, 1); 64]), None);
-        // Pages that are gone are not shared.
+        // Absent pages are not shared.
         let gone = vec![ForwardBatch::UNMAPPED_PAGE; 64 * 65];
         let starts: Vec<u32> = (0..=64).map(|row| row * 65).collect();
         assert_eq!(SharedPlan::of(&gone, &starts), None);
@@ -437,10 +436,10 @@ mod tests {
 
     #[test]
     fn the_page_that_a_row_stores_to_is_its_own() {
-        // Equal to the last page: the last is never shared, and an odd page is not a stage.
+        // Equal up to the last page: the last page is never shared, and a single page does not fill a stage.
         let found = plan(&[(0, 64, 0); 32]).unwrap();
         assert_eq!(found.tokens[0], 62 * 16);
-        // The shortest row decides, or is left out where the others save more.
+        // The shortest row limits the group, or is excluded if the others save more without it.
         let mut rows = vec![(0, 64, 1); 32];
         rows.push((0, 10, 0));
         let found = plan(&rows).unwrap();

@@ -1,9 +1,9 @@
 //! The operations of a GPU that computes a network together with the CPU.
 //!
-//! Separate because a GPU that has the network for itself needs none of it. Values cross the border through
-//! pinned memory: down, the host waits for the copy; up, it continues and the copy follows in order.
-//! Invariant: there is pinned memory for one piece each way, made at the first step and kept. The launches of
-//! a decode step between two borders are recorded once for the step's shape and replayed.
+//! Values cross the border through pinned memory. On the way down, the host waits for the copy; on the way
+//! up, it continues and the copy follows in order. Invariant: the pinned memory for one piece each way is
+//! allocated at the first step and kept. The launches of a decode step between two borders are recorded once
+//! for the step's shape and replayed.
 
 use std::ops::Range;
 
@@ -14,16 +14,16 @@ use super::{
     segments::{Known, SegmentCache},
 };
 
-/// Pinned memory for what crosses the border.
+/// Pinned memory for the values that cross the border.
 #[derive(Default)]
 pub(super) struct Border {
     down: Option<crate::Pinned<f32>>,
     /// Used in turn, so that the host can write the next piece while the device reads the last.
     up: [Option<crate::Pinned<f32>>; 2],
     n_up: usize,
-    /// The recorded graphs by the shape of the step, and where such a step leaves its results.
+    /// The recorded graphs by the shape of the step, and the buffers in which such a step leaves its results.
     segments: SegmentCache<super::run::StepKey, crate::Graph, Sources>,
-    /// The epoch of the recording: since then no buffer has moved.
+    /// The epoch of the recording: no buffer has moved since then.
     epoch: u64,
     recording: Option<crate::Capture>,
     recorded: Vec<crate::Graph>,
@@ -98,7 +98,7 @@ impl SplitOperations for CudaBackend {
     }
 
     fn will_be_filled(&mut self, buffer: &mut CudaBuffer) {
-        // The quantized twin that is there now will not be that of the values.
+        // The present twin does not belong to these values.
         buffer.write();
     }
 
@@ -131,7 +131,7 @@ impl SplitOperations for CudaBackend {
     }
 }
 
-/// Pinned memory for `len` values; more is made where there is less.
+/// Returns pinned memory for `len` values, and allocates more if needed.
 fn room<'a>(
     device: &crate::Device,
     pinned: &'a mut Option<crate::Pinned<f32>>,

@@ -1,11 +1,10 @@
-//! [`StepInputs`]: the values of a step on their way to the device.
+//! [`StepInputs`]: the upload of a step's values.
 //!
-//! Separate because this is the only place where values of a batch meet the device. All of them are one array of words that
-//! goes up in one copy, from one of two pinned buffers so that the host can write the next while the device reads the last.
-//! Invariant: where a part of the array starts follows from the step's shape alone, so a captured step finds it again.
+//! All of them are one array of words that is uploaded in one copy, from one of two pinned buffers, so that the host can write the next while the
+//! device reads the last. Invariant: the start of each part of the array depends only on the step's shape, so a captured step finds it again.
 //!
-//! A step that decodes or verifies is padded to a bucket, so that few graphs serve all batches: a padding token has no position, is stored
-//! nowhere and attends to nothing.
+//! A step that decodes or verifies is padded to a bucket, so that few graphs serve all batches: a padding token has no position, is stored nowhere
+//! and attends to nothing.
 
 mod layout;
 
@@ -44,11 +43,11 @@ pub(super) struct StepInputs {
     /// The number of pages of the main group among them.
     n_main_pages: usize,
     output_rows: Vec<u32>,
-    /// Whether a sequence has one token there.
+    /// Whether each sequence has one token.
     has_single_run: bool,
-    /// Sequences that stand first there and have one token each.
+    /// Number of leading sequences with one token each.
     n_leading_single: usize,
-    /// Whether many tokens may be drawn of one of its rows.
+    /// Whether one of the rows may draw many tokens.
     has_many: bool,
     /// The pages that rows of the current step share.
     shared: Option<(SharedPlan, SharedShape)>,
@@ -89,8 +88,8 @@ impl StepInputs {
         sampling::device_mode(batch, &self.limits)
     }
 
-    /// Writes the values of a batch and queues their copy. The shape's pages are padded, and with `pads` its counts; with `shares`, pages that rows of a
-    /// decode step share are planned for.
+    /// Writes the values of a batch and queues their copy. The shape's pages are padded; with `pads`, its counts are too. With `shares`, the step
+    /// reads pages that rows of a decode step share only once.
     pub(super) fn begin(
         &mut self,
         batch: &ForwardBatch,
@@ -163,7 +162,7 @@ impl StepInputs {
         );
         if self.limits.window_group.is_some() {
             part(words, layout.window_slots, &batch.window_slots, NOWHERE, n);
-            // The tables of this group follow those of the other, and are divided alike.
+            // The tables of this group follow those of the other, and are divided in the same way.
             let starts = self.page_starts.iter().map(|start| end + start);
             let padding = std::iter::repeat(2 * end);
             for (word, start) in words[layout.window_page_starts..layout.output_rows]
@@ -181,7 +180,7 @@ impl StepInputs {
         words[layout.logits_of_outputs + batch.logit_rows.len()..layout.states].fill(0);
         let records = words[layout.states..layout.records].chunks_exact_mut(crate::SLOT_RECORD_WORDS);
         for (seq_idx, record) in records.enumerate() {
-            // A sequence that pads the step has no token.
+            // A padding sequence has no token.
             record.copy_from_slice(&batch.states.get(seq_idx).map_or([NOWHERE; 4], |&state| {
                 let first = batch.seq_starts[seq_idx];
                 slot_record(state, first, batch.positions[first as usize])
@@ -230,7 +229,7 @@ impl StepInputs {
         Ok(shape)
     }
 
-    /// Takes the page tables, each as far as its sequence's context.
+    /// Copies the page tables, each as far as its sequence's context.
     fn collect_pages(&mut self, batch: &ForwardBatch) {
         self.pages.clear();
         self.page_starts.clear();
@@ -250,7 +249,7 @@ impl StepInputs {
         }
     }
 
-    /// Plans what rows of a decode step share.
+    /// Plans which pages the rows of a decode step share.
     fn plan_shared(&mut self, shape: &StepShape, shares: bool) {
         self.shared = None;
         if shares && shape.phase == Phase::Decode {
@@ -272,7 +271,7 @@ impl StepInputs {
         (n_splits * SPLIT_PAGES).min(self.limits.n_ctx.div_ceil(PAGE_TOKENS))
     }
 
-    /// The shared pages on the device.
+    /// Returns the shared pages on the device.
     fn shared_pages(&self, n_tokens: usize) -> Result<Option<crate::SharedPages<'_>>, BackendError> {
         let Some(shape) = self.shared_shape() else {
             return Ok(None);
@@ -299,7 +298,8 @@ impl StepInputs {
         self.output_rows.dedup();
     }
 
-    /// Pads contexts and, with `pads`, a step that decodes or verifies to its bucket. Counts that are equal stay so, since the forward pass branches on it.
+    /// Pads contexts and, with `pads`, a step that decodes or verifies to its bucket. Equal counts stay equal, since the forward pass branches on
+    /// that.
     fn padded(&self, shape: &StepShape, pads: bool) -> StepShape {
         let longest = (self.page_starts.windows(2))
             .map(|pair| (pair[1] - pair[0]) as usize)
@@ -311,7 +311,7 @@ impl StepInputs {
             return padded;
         }
         if shape.phase == Phase::Verify {
-            // Kernels of recurrent layers take the number of a sequence that pads for that of its row.
+            // Kernels of recurrent layers use the number of a padding sequence as that of its row.
             if self.limits.n_states > 0 {
                 return padded;
             }
@@ -339,17 +339,17 @@ impl StepInputs {
         padded
     }
 
-    /// The largest step.
+    /// Returns the largest step.
     pub(super) fn limits(&self) -> &ExecutorLimits {
         &self.limits
     }
 
-    /// The tokens that the current step has output rows of, ascending; without padding.
+    /// Returns the tokens whose output rows the current step computes, ascending and without padding.
     pub(super) fn output_rows(&self) -> &[u32] {
         &self.output_rows
     }
 
-    /// The pages of a group in the current step.
+    /// Returns the pages of a group in the current step.
     pub(super) fn pages(&self, group: PageGroup) -> &[u32] {
         let (main, window) = self.pages.split_at(self.n_main_pages);
         match group {
@@ -367,7 +367,7 @@ impl StepInputs {
         Ok(self.words.view().range(positions..positions + n_tokens)?)
     }
 
-    /// Where tokens are, and where a group stores them.
+    /// Returns the positions of tokens, and the slots in which a group stores them.
     pub(super) fn places(
         &self,
         n_tokens: usize,
@@ -383,7 +383,7 @@ impl StepInputs {
         })
     }
 
-    /// Returns what attention over the pages of a group needs, and whether causal attention sees later tokens. Each token is then a
+    /// Returns the arguments of attention over the pages of a group, and whether causal attention sees later tokens. Each token is then a
     /// sequence of its own, which ends with the last token that it sees.
     pub(super) fn attention(
         &self,
@@ -408,7 +408,7 @@ impl StepInputs {
                 PageGroup::Main => self.shared_pages(shape.n_tokens)?,
                 PageGroup::Window => None,
             },
-            // A step that verifies is captured, and has few tokens of each sequence: they attend as those of a decode step do.
+            // A step that verifies is captured and has few tokens per sequence: they attend like the tokens of a decode step.
             runs: if shape.phase == Phase::Mixed {
                 Some(crate::TokenRuns {
                     seq_starts: self.seq_starts()?,
@@ -445,7 +445,7 @@ impl StepInputs {
         Ok(words.range(self.layout.seq_starts..self.layout.page_starts)?)
     }
 
-    /// Where the sequences' recurrent states are.
+    /// Returns the places of the sequences' recurrent states.
     pub(super) fn states(&self, shape: &StepShape) -> Result<crate::StateRuns<'_>, BackendError> {
         let words = self.words.view();
         Ok(crate::StateRuns {
@@ -458,18 +458,18 @@ impl StepInputs {
         })
     }
 
-    /// The records that rows are sampled with, and the words that they point into.
+    /// Returns the sampling records of rows, and the words that they point into.
     pub(super) fn records(&self) -> Result<[crate::View<'_, u32>; 2], BackendError> {
         let words = self.words.view();
         Ok([words.range(self.layout.records..self.layout.shared)?, words])
     }
 
-    /// Whether [many tokens](crate::SampleRecord::draws_many) may be drawn of a row of the current step.
+    /// Returns whether a row of the current step may draw [many tokens](crate::SampleRecord::draws_many).
     pub(super) fn has_many(&self) -> bool {
         self.has_many
     }
 
-    /// The row numbers of a gathering, and how many rows they choose from.
+    /// Returns the row numbers of a gathering, and the number of rows that they choose from.
     pub(super) fn rows(
         &self,
         rows: RowSet,
@@ -490,8 +490,8 @@ impl StepInputs {
     }
 }
 
-/// The number of rows, or of sequences, that a step is padded to: what one launch of a product takes for the same price, and above 64 a quarter of
-/// the power of two below, so that graphs of large batches are few.
+/// Returns the number of rows, or of sequences, that a step is padded to: as many as one launch of a product takes at the same cost, and above 64 a
+/// multiple of a quarter of the power of two below, so that large batches need few graphs.
 pub(super) fn bucket(n_tokens: usize) -> usize {
     match n_tokens {
         0..=2 => n_tokens,

@@ -1,6 +1,6 @@
 //! The operations on streams of hidden states.
 //!
-//! Separate because they are a trait of their own. Invariant: as its parent's, only the choice of launches stands here.
+//! This file only chooses launches, as its parent does.
 
 use tokenmill_backend::{BackendError, StreamOperations, StreamsShape};
 

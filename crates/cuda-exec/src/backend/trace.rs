@@ -1,8 +1,7 @@
-//! [`Tracer`]: measures where the time of steps goes, by events of the device itself.
+//! [`Tracer`]: measures how steps spend their time, with events of the device.
 //!
-//! Separate from running steps so that it costs nothing when it is off: there are no events then. Invariant:
-//! a step's events are read only after the step's results were waited for, so tracing adds waits after a step
-//! and none inside.
+//! It creates no events while it is off. Invariant: a step's events are read only after the step's results were
+//! waited for, so tracing adds waits after a step and none inside.
 
 use std::collections::VecDeque;
 
@@ -11,12 +10,12 @@ use tokenmill_backend::{Phase, StepShape, StepTrace};
 /// The four moments of a step: before its values are uploaded, after that, after the forward pass, after the copies.
 type Moments = [crate::Fence; 4];
 
-/// Events of the steps in flight, and the sums.
+/// Holds the events of the running steps, and the sums.
 pub(super) struct Tracer {
     moments: [Moments; 2],
-    /// Which events are those of the newest step that began.
+    /// Index of the events of the newest step that began.
     newest: usize,
-    /// Steps that are run and were not read: which events are theirs, and what they are.
+    /// Steps that run or were not read yet: their events and their kind.
     open: VecDeque<(usize, StepShape)>,
     trace: StepTrace,
 }
@@ -55,7 +54,8 @@ impl Tracer {
     /// Marks a moment of the newest step.
     pub(super) fn mark(&mut self, moment: Moment) -> Result<(), crate::CudaExecError> {
         if matches!(moment, Moment::Begun) {
-            // Not by counting: a step that began and failed must not hand out the events of the one still open.
+            // Do not count instead: a step that began and failed must not return the events of the step that is
+            // still open.
             self.newest = self.open.back().map_or(0, |&(open, _)| 1 - open);
         }
         self.moments[self.newest][moment as usize].record(crate::Stream::Compute)

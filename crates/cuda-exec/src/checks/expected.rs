@@ -49,7 +49,7 @@ pub(super) fn quantized(row: &[f32]) -> Vec<f32> {
     rounded
 }
 
-/// Encodes a row in a type; returns the bytes and the values that they stand for.
+/// Encodes a row in a type; returns the bytes and their values.
 pub(super) fn encoded(ty: TensorType, row: &[f32]) -> Result<(Vec<u8>, Vec<f32>), Wrong> {
     let failed = |error: tokenmill_quant::QuantError| Wrong::Numbers(error.to_string());
     let format = Format::of(ty).map_err(failed)?;

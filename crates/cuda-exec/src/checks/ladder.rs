@@ -1,7 +1,6 @@
 //! [`FirstUse`] turns off features of a GPU, one after the other, until its checks pass.
 //!
-//! Separate from the checks, which know only the configuration that they run in. Invariant: each feature is turned off once, so the loop
-//! ends.
+//! Invariant: each feature is turned off at most once, so the loop ends.
 
 use crate::{
     CudaExecError, Device, DeviceInfo, DeviceOptions, Launches, WideProducts,
@@ -39,7 +38,7 @@ impl DeviceOptions {
         self
     }
 
-    /// Says whether these options use a feature on such a device.
+    /// Returns whether these options use a feature on such a device.
     fn uses(&self, step: StepDown, info: &DeviceInfo) -> bool {
         match step {
             StepDown::InOrder => {

@@ -1,7 +1,6 @@
-//! Compares steps of the model: the GPU's with the CPU's, and the GPU's with each other when they are launched in other ways.
+//! Compares steps of the model: the GPU's with the CPU's, and the GPU's with each other under other ways of launching.
 //!
-//! Separate from the checks of kernels, which need no model. Invariant: the steps write to the first pages and the first state, so they
-//! must run before a sequence uses them.
+//! Invariant: the steps write to the first pages and the first state, so they must run before a sequence uses them.
 
 use tokenmill_backend::{
     Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SeqState, StepError, StepOutput, TokenSource,

@@ -1,8 +1,7 @@
 //! [`Api`]: the functions of the CUDA driver, found by their names.
 //!
-//! Separate so that the driver's library stands in one place: the real one, loaded at run time, or whatever a test finds its
-//! functions in. Invariant: a value has every function that this crate calls, so a driver that lacks one is an error before
-//! anything is called.
+//! The functions come from the real library, which is loaded at run time, or from a test's simulated driver. Invariant: a
+//! value has every function that this crate calls, so a driver that lacks one is an error before anything is called.
 
 use std::ffi::{c_char, c_void};
 
@@ -37,7 +36,7 @@ macro_rules! driver_functions {
         }
 
         impl Api {
-            /// Finds the functions by name. Gives the name of the first that is missing.
+            /// Finds the functions by name. The error is the name of the first missing one.
             ///
             /// # Safety
             /// As [`Self::from_symbols`].
@@ -159,18 +158,18 @@ impl Api {
     }
 }
 
-/// Whether the driver's library can be loaded.
+/// Returns whether the driver's library can be loaded.
 pub(super) fn is_present() -> bool {
     // SAFETY: this only tries to open a library by its name.
     unsafe { sys::is_culib_present() }
 }
 
-/// The version as the driver numbers it: 12040 for 12.4.
+/// Returns the version as the driver numbers it: 12040 for 12.4.
 pub(super) fn version_from(number: i32) -> (u32, u32) {
     (number as u32 / 1000, number as u32 % 1000 / 10)
 }
 
-/// The version of a driver that may lack functions.
+/// Returns the version of a driver that may lack functions.
 ///
 /// # Safety
 /// As [`Api::from_symbols`].

@@ -1,31 +1,30 @@
 //! The meaning of the driver's codes for the device.
 //!
-//! Separate from the calls that return them. Codes are numbers here, as in the driver's header (`cuda.h`): a
-//! driver that is newer than this crate may return any number. Invariant: no unlisted code is taken for
-//! harmless.
+//! Codes are numbers here, as in the driver's header (`cuda.h`): a driver that is newer than this crate may return any
+//! number. Invariant: an unlisted code is never treated as harmless.
 
 use super::api::Code;
 
 /// There is no memory left.
 pub(super) const OUT_OF_MEMORY: Code = 2;
-/// There is nothing of this name.
+/// Nothing has this name.
 pub(super) const NOT_FOUND: Code = 500;
 
 /// The queried work is not finished.
 pub(super) const NOT_READY: Code = 600;
 
-/// The meaning of a code for the context.
+/// Meaning of a code for the context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// It does nothing any more.
+    /// The context is unusable.
     Lost,
     /// The context refused a call and is unchanged.
     Refused,
-    /// Neither is known.
+    /// The code says neither.
     Unexpected,
 }
 
-/// Codes after which a context does nothing any more.
+/// Codes after which a context is unusable.
 const LOST: [Code; 29] = [
     4,   // DEINITIALIZED
     201, // INVALID_CONTEXT
@@ -58,7 +57,7 @@ const LOST: [Code; 29] = [
     999, // UNKNOWN
 ];
 
-/// Codes of calls that were refused and changed nothing.
+/// Codes of calls that the driver refused without an effect.
 const REFUSED: [Code; 9] = [
     1,             // INVALID_VALUE
     OUT_OF_MEMORY, // OUT_OF_MEMORY
@@ -71,7 +70,7 @@ const REFUSED: [Code; 9] = [
     912,           // INVALID_CLUSTER_SIZE
 ];
 
-/// Says what a code means; 0 is success.
+/// Returns the meaning of a code; 0 is success.
 pub(super) fn meaning_of(code: Code) -> Meaning {
     if code == 0 || REFUSED.contains(&code) || is_of_capture(code) || refusal_of_module(code).is_some() {
         Meaning::Refused
@@ -82,12 +81,13 @@ pub(super) fn meaning_of(code: Code) -> Meaning {
     }
 }
 
-/// Whether waiting for all work of a context shows that it is lost: any error but that of a stream which is being captured.
+/// Returns whether an error from waiting for all work of a context shows that the context is lost. Only the error of a
+/// stream under capture does not.
 pub(super) fn says_lost(code: Code) -> bool {
     code != 0 && !is_of_capture(code)
 }
 
-/// Errors of stream capture, which end the capture and nothing else.
+/// Errors of stream capture, which end only the capture.
 fn is_of_capture(code: Code) -> bool {
     (900..=908).contains(&code)
 }
@@ -95,9 +95,9 @@ fn is_of_capture(code: Code) -> bool {
 /// Why a driver does not load a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It has no compiler for PTX, or may not use it.
+    /// The driver has no compiler for PTX, or may not use it.
     NoCompiler,
-    /// It does not take the module.
+    /// The driver rejects the module.
     Image,
 }
 
@@ -122,7 +122,7 @@ mod tests {
         for refused in [0, 1, 2, 218, 221, 223, 500, 701, 900, 908] {
             check(refused, Meaning::Refused);
         }
-        // Codes that are newer than some headers are among them.
+        // The list includes codes that are newer than some headers.
         for lost in [201, 214, 226, 304, 700, 721, 802, 810, 909, 911, 999] {
             check(lost, Meaning::Lost);
         }

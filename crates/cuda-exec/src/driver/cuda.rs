@@ -1,8 +1,8 @@
 //! [`Driver`]: one GPU through the driver's functions.
 //!
-//! Separate so that nothing else calls them; modules and copies have files of their own. Invariants: the primary context is current on the calling thread in every call; an
-//! error after which the context is unusable is remembered, and no call is made any more. Everything but memory, modules and
-//! events is queued on a stream and in order there.
+//! Modules and copies have files of their own. Invariants: the primary context is current on the calling thread in every call; an error after which
+//! the context is unusable is remembered, and no call is made any more. Everything except memory, modules and events is queued on a stream and in
+//! order there.
 
 mod copies;
 mod kernels;
@@ -32,7 +32,7 @@ use crate::{CudaExecError, error::Result};
 pub(super) use copies::{RowPlace, RowStart};
 pub(super) use waits::Watch;
 
-/// A GPU of a driver. Handles and addresses passed in are its own and not yet destroyed.
+/// A GPU of a driver. Handles and addresses passed in must be its own and not yet destroyed.
 #[derive(Debug)]
 pub(super) struct Driver {
     api: Api,
@@ -44,11 +44,11 @@ pub(super) struct Driver {
     /// For each stream, whether the last queued work is a launch.
     follows_launch: [AtomicBool; Stream::ALL.len()],
     poison: Poison,
-    /// Bytes of device memory that were allocated here.
+    /// Bytes of device memory allocated here.
     allocated_bytes: AtomicU64,
     /// Sum of free and allocated bytes at the first call of [`Self::taken_by_itself`].
     first_seen_bytes: OnceLock<u64>,
-    /// Watch of a device whose work may wait for other devices; it knows whether they will come.
+    /// Watch of a device whose work may wait for other devices; it knows whether they will arrive.
     watch: OnceLock<Arc<dyn Watch>>,
     /// Limit of a wait for the device, in milliseconds; 0 sets no limit.
     wait_limit_ms: AtomicU64,
@@ -89,7 +89,7 @@ pub(super) fn count_devices(api: &Api) -> Result<usize> {
     Ok(n_devices as usize)
 }
 
-/// The CUDA version that a driver supports.
+/// Returns the CUDA version that a driver supports.
 pub(super) fn cuda_version(api: &Api) -> Result<(u32, u32)> {
     let mut version = 0;
     // SAFETY: the pointer is to a local.
@@ -158,12 +158,12 @@ pub(super) fn check_device(info: &DeviceInfo) -> Result<()> {
     Ok(())
 }
 
-/// Bytes free on a GPU, which is opened for the question if it is not open yet.
+/// Returns the bytes free on a GPU, and opens the GPU for the query if it is not open yet.
 pub(super) fn free_bytes_of(api: &Api, ordinal: usize) -> Result<u64> {
     Driver::open(api, ordinal, Buffers::Together, Recording::Off)?.free_bytes()
 }
 
-/// Whether there is a driver to ask, without starting it.
+/// Returns whether a driver exists, without starting it.
 pub(super) fn has_driver() -> bool {
     is_present()
 }
@@ -238,23 +238,23 @@ impl Driver {
         &self.info
     }
 
-    /// Returns how the device's buffers lie in its memory.
+    /// Returns the layout of the device's buffers in its memory.
     pub(super) fn buffers(&self) -> Buffers {
         self.buffers
     }
 
-    /// Returns where the buffers lie in the device's memory; `None` on a device that records nothing.
+    /// Returns the places of the buffers in the device's memory; `None` on a device that records nothing.
     pub(super) fn extents(&self) -> Option<&Extents> {
         self.extents.as_ref()
     }
 
-    /// A stream to queue something else on than a launch.
+    /// Returns a stream on which something other than a launch is to be queued.
     fn stream(&self, stream: Stream) -> Pointer {
         self.follows_launch[stream as usize].store(false, Relaxed);
         pointer(self.streams[stream as usize])
     }
 
-    /// Whether launches of kernels that wait may begin before those before them are done.
+    /// Returns whether launches of kernels that wait may begin before earlier launches are done.
     pub(super) fn can_begin_early(&self) -> bool {
         self.api.launch_with_attributes.is_some()
             && self.info.capability >= EARLY_CAPABILITY
@@ -272,7 +272,7 @@ impl Driver {
     fn check(&self, operation: &'static str, code: Code) -> Result<()> {
         let is_lost = match codes::meaning_of(code) {
             Meaning::Lost => true,
-            // A code that is in no list: a context that is still good finishes its work without an error.
+            // The code is in no list: a context that is still good finishes its work without an error.
             // SAFETY: the context is current, since every operation enters it first.
             Meaning::Unexpected => codes::says_lost(unsafe { (self.api.synchronize_context)() }),
             Meaning::Refused => false,
@@ -309,8 +309,8 @@ impl Driver {
         Ok(address)
     }
 
-    /// Bytes of device memory that are neither free nor allocated here, and were when this was first asked: what the driver has taken since for
-    /// modules and graphs, and other programs.
+    /// Returns the bytes of device memory that are neither free nor allocated here, and were one or the other at the first call. The driver (for
+    /// modules and graphs) and other programs have taken them since.
     pub(super) fn taken_by_itself(&self) -> Result<u64> {
         let seen_bytes = self.free_bytes()? + self.allocated_bytes.load(Relaxed);
         let first_bytes = *self.first_seen_bytes.get_or_init(|| seen_bytes);
@@ -322,7 +322,7 @@ impl Driver {
         if self.enter("freeing").is_ok() {
             // SAFETY: the address came from `alloc` and is freed once; the driver waits for work that uses it.
             let code = unsafe { (self.api.free)(address) };
-            // A caller that frees takes no error; a device that is lost says so to the next call.
+            // Freeing reports no error; the next call to a lost device does.
             let _ = self.check("freeing", code);
         }
     }
@@ -369,7 +369,7 @@ impl Driver {
         self.enter("launching a kernel")?;
         let mut pointers = args.pointers();
         let follows_launch = &self.follows_launch[stream as usize];
-        // Only a launch promises that the launch after it may begin early and wait.
+        // Only a launch allows the next launch to begin early and wait.
         let is_early =
             kernel.awaits_earlier && follows_launch.load(Relaxed) && !self.is_in_order.load(Relaxed);
         let code = match self.api.launch_with_attributes {
@@ -389,7 +389,7 @@ impl Driver {
     ) -> Code {
         let [x, y, z] = shape.grid;
         // SAFETY: the function is of this context; the pointers are to values that live until the call returns, which
-        // copies them; what a kernel may touch is said at the top of the seam.
+        // copies them; the top of this folder's `mod.rs` says why a launch is safe.
         unsafe {
             (self.api.launch)(
                 pointer(kernel.function),
@@ -446,7 +446,7 @@ impl Driver {
         }
     }
 
-    /// An event; one without times is cheaper for streams to wait for.
+    /// Creates an event; streams wait for it at a lower cost if it has no times.
     pub(super) fn create_event(&self, has_time: bool) -> Result<Handle> {
         self.enter("making an event")?;
         let flags = if has_time {
@@ -483,7 +483,7 @@ impl Driver {
         self.check("ordering streams", code)
     }
 
-    /// Lets a library of the driver's maker queue work on a stream, by its handle, with the context current.
+    /// Passes a stream's handle to another NVIDIA library that queues work on it, with the context current.
     pub(super) fn queue_foreign<T>(
         &self,
         operation: &'static str,
@@ -494,7 +494,7 @@ impl Driver {
         queue(self.stream(stream))
     }
 
-    /// Makes the context current on this thread for a library of the driver's maker.
+    /// Makes the context current on this thread for another NVIDIA library.
     pub(super) fn enter_for(&self, operation: &'static str) -> Result<()> {
         self.enter(operation)
     }
@@ -511,7 +511,7 @@ impl Driver {
 
     pub(super) fn begin_capture(&self, stream: Stream) -> Result<()> {
         self.enter("capturing")?;
-        // Thread-local: what other threads do on other devices must not end this capture.
+        // Thread-local: calls of other threads on other devices must not end this capture.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as i32;
         // SAFETY: the stream is of this context.
         let code = unsafe { (self.api.begin_capture)(self.stream(stream), mode) };
@@ -533,7 +533,7 @@ impl Driver {
         let mut executable = ptr::null_mut();
         // SAFETY: the graph was made above, the pointer is to a local.
         let code = unsafe { (self.api.instantiate_graph)(&raw mut executable, graph, 0) };
-        // SAFETY: the graph was made above; what was instantiated from it does not need it.
+        // SAFETY: the graph was made above; its instance does not need it.
         let _ = unsafe { (self.api.destroy_graph)(graph) };
         self.check("capturing", code)?;
         Ok(handle(executable))

@@ -1,7 +1,6 @@
 //! [`Device`]: an opened GPU, its memory, its kernels and its streams.
 //!
-//! Separate from the driver, which has no memory of its own. Invariant: a module is loaded once, by several threads at the same time
-//! where there are several modules; clones are one device.
+//! Invariants: a module is loaded once, and several threads can load several modules at the same time; clones are one device.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -51,7 +50,7 @@ struct Shared {
     loading_ns: AtomicU64,
 }
 
-/// A module, once it is loaded.
+/// Holds a module once it is loaded.
 type Module = OnceLock<Result<LoadedModule>>;
 
 /// A module of the driver.
@@ -60,11 +59,11 @@ struct LoadedModule {
     handle: Handle,
     /// Log of the driver's compiler.
     log: String,
-    /// Whether it is code that was compiled ahead.
+    /// Whether the code was compiled ahead.
     is_ahead: bool,
     /// Time that the driver took to load it.
     took: Duration,
-    /// Kernels that wait themselves for the launches before them.
+    /// Kernels that wait for earlier launches themselves.
     waiting: BTreeSet<String>,
 }
 
@@ -77,7 +76,7 @@ pub(super) struct Timelines {
 }
 
 impl Timelines {
-    /// The next moment of a stream.
+    /// Returns the next moment of a stream.
     pub(super) fn next(&self, stream: Stream) -> u64 {
         self.issued[stream as usize].fetch_add(1, SeqCst) + 1
     }
@@ -86,7 +85,7 @@ impl Timelines {
         self.done[stream as usize].load(SeqCst) >= moment
     }
 
-    /// Notes that a wait for a moment came back.
+    /// Notes that a wait for a moment has returned.
     pub(super) fn set_done(&self, stream: Stream, moment: u64) {
         self.n_waits.fetch_add(1, SeqCst);
         self.done[stream as usize].fetch_max(moment, SeqCst);
@@ -144,7 +143,7 @@ impl Device {
         &self.shared.notes
     }
 
-    /// Its number among those that the driver shows.
+    /// Returns its number among those that the driver shows.
     pub fn ordinal(&self) -> usize {
         self.shared.ordinal
     }
@@ -171,7 +170,7 @@ impl Device {
         self.shared.driver.taken_by_itself()
     }
 
-    /// Takes device memory ahead, from which the next buffers come.
+    /// Reserves device memory, from which the next buffers are taken.
     ///
     /// # Errors
     /// [`CudaExecError::OutOfMemory`].
@@ -179,7 +178,7 @@ impl Device {
         lock(&self.shared.arena).reserve(&self.shared.driver, purpose, n_bytes)
     }
 
-    /// Bytes of the newest reservation, and bytes that buffers have taken of memory since, both with the buffers' padding.
+    /// Returns the bytes of the newest reservation, and the bytes that buffers have taken since, both with the buffers' padding.
     pub fn reserved_and_taken_bytes(&self) -> [usize; 2] {
         lock(&self.shared.arena).reserved_and_taken_bytes()
     }
@@ -201,7 +200,7 @@ impl Device {
         Pinned::new(&self.shared.driver, &self.shared.timelines, len)
     }
 
-    /// Makes a buffer of values and waits until they are there; for load time.
+    /// Makes a buffer of values and waits until they are copied; for load time.
     ///
     /// # Errors
     /// [`CudaExecError::OutOfMemory`], or the driver's.
@@ -211,7 +210,7 @@ impl Device {
         Ok(buffer)
     }
 
-    /// Copies values to a view and waits until they are there.
+    /// Copies values to a view and waits until they are copied.
     ///
     /// # Errors
     /// [`CudaExecError::Bounds`], or the driver's.
@@ -223,7 +222,7 @@ impl Device {
         Ok(())
     }
 
-    /// Copies a view to the host, after all that was queued on the compute stream.
+    /// Copies a view to the host after all work queued on the compute stream.
     ///
     /// # Errors
     /// The driver's.
@@ -236,7 +235,7 @@ impl Device {
     /// Queues a copy within the device.
     ///
     /// # Errors
-    /// [`CudaExecError::Bounds`] where the lengths differ, or the driver's.
+    /// [`CudaExecError::Bounds`] if the lengths differ, or the driver's.
     pub fn copy<T: Pod>(&self, stream: Stream, from: View<'_, T>, to: &ViewMut<'_, T>) -> Result<()> {
         if from.len() != to.len() {
             return Err(CudaExecError::Bounds {
@@ -275,12 +274,12 @@ impl Device {
         (target.refusal(info.capability, info.cuda_version)).or_else(off)
     }
 
-    /// Whether modules for these GPUs can be loaded, as far as the device, its driver and the options say.
+    /// Returns whether modules for these GPUs can be loaded, as far as the device, its driver and the options decide it.
     pub fn takes(&self, target: Target) -> bool {
         self.refusal(target).is_none()
     }
 
-    /// Loads a module where that was not done yet; the driver compiles it for the GPU then.
+    /// Loads a module if that was not done yet; the driver compiles it for the GPU then.
     ///
     /// # Errors
     /// [`CudaExecError::DriverTooOld`], [`CudaExecError::NoJitCompiler`] or [`CudaExecError::NoKernel`].
@@ -288,7 +287,7 @@ impl Device {
         self.timed(|| self.module(module, "").map(|_| ()))
     }
 
-    /// Loads modules at the same time, since a driver compiles one on the thread that asks.
+    /// Loads modules at the same time, since a driver compiles one on the calling thread.
     ///
     /// # Errors
     /// Returns the errors of [`Self::load_module`].
@@ -330,12 +329,12 @@ impl Device {
         self.shared.driver.resources(kernel.function)
     }
 
-    /// Finds a kernel, loading its module where that was not done yet.
+    /// Finds a kernel, and loads its module if that was not done yet.
     ///
     /// # Errors
     /// [`CudaExecError::DriverTooOld`] or [`CudaExecError::NoKernel`].
     pub fn kernel(&self, module: &str, kernel: &str) -> Result<Kernel> {
-        // Where the driver is lazy, it is only now that a kernel is loaded.
+        // A lazy driver loads a kernel only now.
         let (function, awaits_earlier) = self.timed(|| {
             let (handle, awaits_earlier) = self.module(module, kernel)?;
             Ok((self.shared.driver.function(handle, kernel)?, awaits_earlier))
@@ -351,7 +350,7 @@ impl Device {
         })
     }
 
-    /// Runs something, and gives with its result the launches that were queued meanwhile, those of other threads too.
+    /// Runs a function, and returns its result with the launches that were queued meanwhile, including those of other threads.
     pub fn launches_of<T>(&self, run: impl FnOnce() -> T) -> (T, Vec<NotedLaunch>) {
         self.shared.notes.of(run)
     }
@@ -369,8 +368,8 @@ impl Device {
         Ok(found)
     }
 
-    /// Modules loaded so far, and the time that callers waited for them and their kernels. The driver compiles a module where a machine
-    /// loads it for the first time.
+    /// Returns the number of modules loaded so far, and the time that callers waited for them and their kernels. The driver compiles a
+    /// module when a machine loads it for the first time.
     pub fn module_loads(&self) -> (usize, Duration) {
         let took = Duration::from_nanos(self.shared.loading_ns.load(SeqCst));
         let modules = lock(&self.shared.modules);
@@ -400,7 +399,7 @@ impl Device {
         self.shared.driver.limit_waits(limit);
     }
 
-    /// Says whether the device exceeded the limit of a wait.
+    /// Returns whether the device exceeded the limit of a wait.
     pub fn is_abandoned(&self) -> bool {
         self.shared.driver.is_abandoned()
     }
@@ -418,15 +417,15 @@ impl Device {
         loaded
     }
 
-    /// Whether launches may begin before those before them are done.
+    /// Returns whether launches may begin before earlier ones are done.
     pub(crate) fn begins_early(&self) -> bool {
         self.shared.options.launches == Launches::Early && self.shared.driver.can_begin_early()
     }
 
-    /// A module, loaded where that was not done yet, and whether a kernel of it waits for the launches before it.
+    /// Returns a module, which is loaded if that was not done yet, and whether a kernel of it waits for earlier launches.
     fn module(&self, module: &str, kernel: &str) -> Result<(Handle, bool)> {
         let found = modules::entry(module).ok_or_else(|| no_kernel(module, kernel))?;
-        // Only the table is locked while a module is compiled, so that others are at the same time.
+        // Only the table is locked while a module is compiled, so that others can be compiled at the same time.
         let slot = Arc::clone(lock(&self.shared.modules).entry(found.name).or_default());
         let loaded = slot.get_or_init(|| {
             let capability = self.info().capability;
@@ -470,7 +469,7 @@ impl Device {
         }
     }
 
-    /// Queues a launch on the compute stream. A grid without thread blocks is no launch.
+    /// Queues a launch on the compute stream. A grid without thread blocks launches nothing.
     ///
     /// # Errors
     /// The driver's.
@@ -489,7 +488,7 @@ impl Device {
         }
     }
 
-    /// Makes `later` wait for all that is queued on `earlier` now.
+    /// Makes `later` wait for all work that is queued on `earlier` now.
     ///
     /// # Errors
     /// The driver's.
@@ -506,7 +505,7 @@ impl Device {
         self.make_fence(false)
     }
 
-    /// Makes a fence that knows when it was reached, for [`Fence::elapsed_ms`]. Streams wait longer for such a one.
+    /// Makes a fence with a time, for [`Fence::elapsed_ms`]. Streams wait longer for such a fence.
     ///
     /// # Errors
     /// The driver's.
@@ -521,7 +520,7 @@ impl Device {
         })
     }
 
-    /// Launches since the device was opened, those recorded by captures included and replays not.
+    /// Returns the number of launches since the device was opened, including those recorded by captures and excluding replays.
     pub fn n_launches(&self) -> u64 {
         self.shared.n_launches.load(SeqCst)
     }

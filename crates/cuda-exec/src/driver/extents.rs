@@ -1,8 +1,8 @@
-//! [`Extents`]: where the buffers of a device lie in its memory.
+//! [`Extents`]: the addresses of a device's buffers.
 //!
-//! Separate from the arena, which hands out memory of several buffers as one allocation of the driver, because only tools ask to which buffer
-//! an address belongs; a device that records nothing has no table. Invariant: an extent is in the table for as long as its memory is allocated,
-//! and its number is given once.
+//! The arena allocates several buffers as one allocation of the driver; only tools need to know to which buffer an address belongs, so a device
+//! that records nothing has no table. Invariant: an extent is in the table for as long as its memory is allocated, and its number is never
+//! reused.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ pub(super) struct Extent {
     pub(super) n_bytes: usize,
     /// Type of its elements.
     pub(super) element: &'static str,
-    /// Tells it from buffers that were at the same address before.
+    /// Distinguishes it from earlier buffers at the same address.
     number: u64,
 }
 
@@ -53,14 +53,14 @@ impl Extents {
         }
     }
 
-    /// Finds the extent in which an address lies.
+    /// Finds the extent that contains an address.
     pub(super) fn at(&self, address: u64) -> Option<Extent> {
         let table = self.table();
         let (_, extent) = table.by_address.range(..=address).next_back()?;
         (address - extent.address < extent.n_bytes as u64).then_some(*extent)
     }
 
-    /// Says whether the memory of an extent is still allocated.
+    /// Returns whether the memory of an extent is still allocated.
     pub(super) fn has(&self, extent: &Extent) -> bool {
         self.table().by_address.get(&extent.address) == Some(extent)
     }
@@ -93,7 +93,7 @@ mod tests {
         extents.remove(0x1000, 0x100);
         assert_eq!([0x1000, 0x1107].map(found), [None, Some("u8")]);
         assert_eq!(extents.all().len(), 1);
-        // Another buffer at the same place is not the one that was freed.
+        // Another buffer at the same address is not the one that was freed.
         extents.add(0x1000, 16, "f32");
         assert!(!extents.has(&first) && extents.has(&extents.at(0x1000).unwrap()));
     }

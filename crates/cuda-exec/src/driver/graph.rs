@@ -1,7 +1,6 @@
 //! [`Capture`] and [`Graph`]: recording the launches of a step once, and replaying them.
 //!
-//! Separate from the cache of graphs, which knows shapes. Invariant: a capture that began has ended when its guard is gone,
-//! whatever happened between, so a stream is never left capturing.
+//! Invariant: dropping the guard ends its capture, whatever happened before, so a stream is never left capturing.
 
 use std::sync::Arc;
 
@@ -53,7 +52,7 @@ impl Drop for Capture {
     }
 }
 
-/// Recorded launches. It holds addresses of buffers: whoever moves one must drop the graph.
+/// Recorded launches. It holds addresses of buffers: code that moves one must drop the graph.
 #[derive(Debug)]
 pub struct Graph {
     driver: Arc<Driver>,

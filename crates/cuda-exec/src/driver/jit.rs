@@ -1,15 +1,15 @@
-//! [`JitLogs`]: what the driver's compiler says of a module.
+//! [`JitLogs`]: the messages of the driver's compiler about a module.
 //!
-//! Separate from loading, since the driver takes addresses and sizes in an array of untyped options. Invariant: the texts are read only
-//! after the call, and up to the first zero byte.
+//! The driver takes addresses and sizes in an array of untyped options. Invariant: the texts are read only after the call, and up to
+//! the first zero byte.
 
 use std::ptr;
 
 use super::api::Pointer;
 
-/// Bytes of each log; the driver cuts what is longer.
+/// Bytes of each log; the driver truncates longer ones.
 const LOG_BYTES: usize = 16 << 10;
-/// Bytes of a reason made of a log.
+/// Largest number of bytes of a reason made from a log.
 const MAX_REASON_BYTES: usize = 600;
 
 /// Options of `cuModuleLoadDataEx`, as the driver's header (`cuda.h`, `CUjit_option`) numbers them.
@@ -18,10 +18,10 @@ const INFO_LOG_BUFFER_SIZE_BYTES: i32 = 4;
 const ERROR_LOG_BUFFER: i32 = 5;
 const ERROR_LOG_BUFFER_SIZE_BYTES: i32 = 6;
 const LOG_VERBOSE: i32 = 12;
-/// How many there are.
+/// Number of options.
 const N_OPTIONS: usize = 5;
 
-/// Room for the two logs of a load.
+/// Memory for the two logs of a load.
 #[derive(Debug)]
 pub(super) struct JitLogs {
     info: Vec<u8>,
@@ -36,9 +36,9 @@ impl JitLogs {
         }
     }
 
-    /// The options and their values: an address, or a number in its place.
+    /// Returns the options and their values: an address, or a number in its place.
     pub(super) fn options(&mut self) -> ([i32; N_OPTIONS], [Pointer; N_OPTIONS]) {
-        // The last byte stays zero, whatever the driver writes.
+        // The driver never writes the last byte, which stays zero.
         let number = |n: usize| ptr::without_provenance_mut(n);
         (
             [

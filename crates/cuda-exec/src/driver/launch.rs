@@ -1,7 +1,6 @@
-//! [`Kernel`], [`LaunchShape`] and [`Args`]: what a launch consists of.
+//! [`Kernel`], [`LaunchShape`] and [`Args`]: the parts of a launch.
 //!
-//! Separate from the device because callers make them. Invariant: arguments are kept inline, so that a launch
-//! allocates nothing.
+//! Invariant: arguments are stored inline, so that a launch allocates nothing.
 
 use std::marker::PhantomData;
 
@@ -14,7 +13,7 @@ use crate::error::{CudaExecError, Result};
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
     pub(super) function: Handle,
-    /// Whether it waits itself for the launches before it, so that it may begin early.
+    /// Whether it waits for earlier launches itself, so that it may begin early.
     pub(super) awaits_earlier: bool,
 }
 
@@ -47,7 +46,7 @@ impl LaunchShape {
     }
 }
 
-/// Counts that kernels take at most: they are `int`s.
+/// Largest count that kernels take: counts are `int`s.
 pub(crate) const MAX_COUNT: usize = i32::MAX as usize;
 
 /// More arguments than any kernel here has.
@@ -58,7 +57,7 @@ const MAX_ARGS: usize = 40;
 pub struct Args<'a> {
     values: [u64; MAX_ARGS],
     len: usize,
-    /// A count that no kernel takes.
+    /// Whether a count is too large for a kernel.
     too_large: Option<usize>,
     buffers: PhantomData<&'a ()>,
 }
@@ -70,7 +69,7 @@ impl Default for Args<'_> {
 }
 
 impl<'a> Args<'a> {
-    /// No argument yet.
+    /// Creates an empty list.
     pub fn new() -> Self {
         Self {
             values: [0; MAX_ARGS],
@@ -108,7 +107,7 @@ impl<'a> Args<'a> {
         self.push(view.map_or(0, |view| view.address()))
     }
 
-    /// Appends an `int` that is a count. One beyond `i32::MAX` is an error of the launch.
+    /// Appends an `int` that is a count. A count beyond `i32::MAX` becomes an error of the launch.
     #[must_use]
     pub fn count(mut self, value: usize) -> Self {
         if value > MAX_COUNT {
@@ -117,7 +116,7 @@ impl<'a> Args<'a> {
         self.push(value as u32 as u64)
     }
 
-    /// Says whether every count is one that kernels take.
+    /// Returns whether all counts are in the range of kernels.
     pub(super) fn check(&self) -> Result<()> {
         match self.too_large {
             None => Ok(()),
@@ -143,12 +142,12 @@ impl<'a> Args<'a> {
         self
     }
 
-    /// The bits of the arguments.
+    /// Returns the bits of the arguments.
     pub(super) fn values(&self) -> &[u64] {
         &self.values[..self.len]
     }
 
-    /// The address of each argument's value. A 4-byte argument is the first half of its value: the hosts of CUDA are
+    /// Returns the address of each argument's value. A 4-byte argument is the first half of its value: the hosts of CUDA are
     /// little-endian.
     pub(super) fn pointers(&self) -> [*mut core::ffi::c_void; MAX_ARGS] {
         let mut pointers = [std::ptr::null_mut(); MAX_ARGS];

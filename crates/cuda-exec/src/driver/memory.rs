@@ -1,7 +1,7 @@
 //! [`Buffer`] and its views: typed device memory, and the arena it comes from.
 //!
-//! Separate from the device because this is where addresses become safe. Invariant: no two buffers overlap, a view lies
-//! inside its buffer and borrows it, and memory is freed when the last buffer in it is gone.
+//! Raw addresses become safe here. Invariant: no two buffers overlap, a view is inside its buffer and borrows it, and memory is freed when
+//! its last buffer is dropped.
 
 use std::{any::type_name, marker::PhantomData, ops::Range, sync::Arc};
 
@@ -10,7 +10,7 @@ use bytemuck::Pod;
 use super::{Buffers, cuda::Driver};
 use crate::{CudaExecError, error::Result};
 
-/// Alignment of a buffer: what the kernels' widest loads and their planes need.
+/// Alignment of a buffer: that of the kernels' widest loads and of their planes.
 pub(crate) const BUFFER_ALIGN: usize = 256;
 
 /// An allocation of the driver, shared by the buffers in it.
@@ -30,7 +30,7 @@ impl Drop for Chunk {
     }
 }
 
-/// Hands out memory from one allocation, made ahead, and from further ones where that is used up.
+/// Hands out memory from one allocation made in advance, and from further allocations when that is used up.
 #[derive(Debug, Default)]
 pub(super) struct Arena {
     reserved: Option<(Arc<Chunk>, usize)>,
@@ -107,7 +107,7 @@ impl Arena {
     }
 }
 
-/// Bytes that a buffer of `len` elements takes of an arena.
+/// Returns the bytes of an arena that a buffer of `len` elements takes.
 pub fn buffer_bytes<T>(len: usize) -> usize {
     len.saturating_mul(size_of::<T>())
         .max(1)
@@ -158,17 +158,17 @@ pub struct Buffer<T> {
 }
 
 impl<T: Pod> Buffer<T> {
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// All elements, to read.
+    /// Returns all elements, to read.
     pub fn view(&self) -> View<'_, T> {
         View {
             address: self.address,
@@ -177,7 +177,7 @@ impl<T: Pod> Buffer<T> {
         }
     }
 
-    /// All elements, to write.
+    /// Returns all elements, to write.
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
         ViewMut {
             address: self.address,
@@ -191,7 +191,7 @@ impl<T: Pod> Buffer<T> {
         SharedView(self.alias())
     }
 
-    /// The same memory once more, for an operation that is launched later.
+    /// Returns another handle of the same memory, for an operation that is launched later.
     pub(crate) fn alias(&self) -> Self {
         Self {
             chunk: Arc::clone(&self.chunk),
@@ -202,12 +202,12 @@ impl<T: Pod> Buffer<T> {
     }
 }
 
-/// A read-only view of a buffer that may outlive it, for results which are copied after the operations that made them.
+/// A read-only view of a buffer that may outlive it, for results that are copied after the operations that made them.
 #[derive(Debug)]
 pub struct SharedView<T>(Buffer<T>);
 
 impl<T: Pod> SharedView<T> {
-    /// All elements.
+    /// Returns all elements.
     pub fn view(&self) -> View<'_, T> {
         self.0.view()
     }
@@ -244,7 +244,7 @@ pub struct ViewMut<'a, T> {
 }
 
 impl<'a, T: Pod> View<'a, T> {
-    /// Makes a view of memory that is known by its address. It lies in a buffer that lives as long as the view.
+    /// Makes a view of memory at an address. It is part of a buffer that lives as long as the view.
     pub(super) fn at(address: u64, len: usize) -> Self {
         View {
             address,
@@ -253,17 +253,17 @@ impl<'a, T: Pod> View<'a, T> {
         }
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Some of the elements.
+    /// Returns some of the elements.
     ///
     /// # Errors
     /// [`CudaExecError::Bounds`].
@@ -276,15 +276,15 @@ impl<'a, T: Pod> View<'a, T> {
         })
     }
 
-    /// Where they begin on the device, for tables that kernels follow. Whoever writes it into one keeps the buffer for as long as the table is
-    /// followed.
+    /// Returns the address of the first element on the device, for tables that kernels follow. The caller keeps the buffer alive for as long
+    /// as a table contains the address.
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
 }
 
 impl<'a, T: Pod> ViewMut<'a, T> {
-    /// Makes a view of memory that is known by its address. It lies in a buffer that lives as long as the view.
+    /// Makes a view of memory at an address. It is part of a buffer that lives as long as the view.
     pub(super) fn at(address: u64, len: usize) -> Self {
         ViewMut {
             address,
@@ -293,17 +293,17 @@ impl<'a, T: Pod> ViewMut<'a, T> {
         }
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Some of the elements.
+    /// Returns some of the elements.
     ///
     /// # Errors
     /// [`CudaExecError::Bounds`].
@@ -316,7 +316,7 @@ impl<'a, T: Pod> ViewMut<'a, T> {
         })
     }
 
-    /// The first `middle` elements, and the rest.
+    /// Returns the first `middle` elements, and the rest.
     ///
     /// # Errors
     /// [`CudaExecError::Bounds`].
@@ -331,7 +331,7 @@ impl<'a, T: Pod> ViewMut<'a, T> {
         Ok((part(address, len), part(rest_address, rest_len)))
     }
 
-    /// The same elements, borrowed for less time.
+    /// Returns the same elements, borrowed for less time.
     pub fn reborrow(&mut self) -> ViewMut<'_, T> {
         ViewMut {
             address: self.address,
@@ -340,7 +340,7 @@ impl<'a, T: Pod> ViewMut<'a, T> {
         }
     }
 
-    /// The same elements, to read.
+    /// Returns the same elements, to read.
     pub fn as_view(&self) -> View<'_, T> {
         View {
             address: self.address,

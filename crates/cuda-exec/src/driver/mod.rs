@@ -1,5 +1,5 @@
-//! The driver layer: what this crate needs of a CUDA driver, by the driver's own functions. A simulated driver is one that has
-//! functions of the same names, see [`Api::from_symbols`].
+//! The driver layer: the CUDA functions that this crate needs. A simulated driver provides functions of the same names, see
+//! [`Api::from_symbols`].
 //!
 //! All of the crate's `unsafe` is in this folder. Invariant: nothing outside it sees a raw address or handle; [`Device`]
 //! and the buffers turn them into typed, bounds-checked values.
@@ -52,7 +52,7 @@ pub(crate) const NEEDED_CUDA: (u32, u32) = (11, 4);
 /// The oldest GPUs that the kernels run on.
 pub(crate) const NEEDED_CAPABILITY: (u32, u32) = (8, 0);
 
-/// First CUDA version that can capture launches which begin before the launches before them are done.
+/// First CUDA version that can capture launches which begin before earlier ones are done.
 pub(crate) const EARLY_CUDA: (u32, u32) = (12, 3);
 
 /// Shared memory that a kernel may use by default, including static shared memory, in bytes.
@@ -84,8 +84,7 @@ pub struct DeviceOptions {
     pub launches: Launches,
     /// Whether matrix operations of warpgroups are used.
     pub wide: WideProducts,
-    /// Whether each row of a decode step reads the pages that it shares with others separately, instead of
-    /// one read for all.
+    /// Whether each row of a decode step reads shared pages separately, instead of one read for all rows.
     pub reads_apart: bool,
     /// Split of a multiprocessor's memory between shared memory and L1 cache.
     pub carveout: Carveout,
@@ -111,21 +110,21 @@ pub enum Carveout {
 /// Whether products by many rows use the matrix operations of warpgroups that compute capability 9.0 has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WideProducts {
-    /// Where the device has them and its driver is for CUDA 12.0 or newer.
+    /// If the device has them and its driver is for CUDA 12.0 or newer.
     #[default]
     WhereThere,
-    /// Never: all products are those of other GPUs.
+    /// Never: all products use the kernels of other GPUs.
     Never,
 }
 
-/// When the launches of a device begin.
+/// Selects when the launches of a device begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Launches {
-    /// Before those before them are done, where kernels wait for what they need and the device can do it: from compute capability 9.0 on, with
-    /// a driver for CUDA 12.3 or newer.
+    /// Before earlier ones are done, if kernels wait for their inputs and the device supports it: from compute capability 9.0 on, with a
+    /// driver for CUDA 12.3 or newer.
     #[default]
     Early,
-    /// When those before them are done.
+    /// When earlier ones are done.
     InOrder,
 }
 
@@ -144,7 +143,7 @@ pub struct KernelResources {
     pub binary_version: u32,
 }
 
-/// A GPU, or what stands for one.
+/// Describes a GPU or a simulated one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Its name.
@@ -166,13 +165,13 @@ pub struct DeviceInfo {
 /// A handle of a driver; its meaning is the driver's.
 type Handle = u64;
 
-/// Selects the layout of buffers in a device's memory.
+/// Selects how buffers are placed in a device's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Buffers {
     /// In one reservation, side by side.
     #[default]
     Together,
-    /// Each in an allocation of its own that ends where the buffer ends. A simulated device and `compute-sanitizer` see an access
+    /// Each in a separate allocation that ends where the buffer ends. A simulated device and `compute-sanitizer` see an access
     /// beyond a buffer only then.
     Apart,
 }
@@ -193,7 +192,7 @@ impl Poison {
     }
 }
 
-/// Returns a device of the simulated driver, for unit tests: `tokenmill-sim-driver` provides that of the library outside of tests.
+/// Returns a device of the simulated driver for unit tests. `tokenmill-sim-driver` is compiled against the library without its tests.
 #[cfg(test)]
 pub(crate) fn simulated(simulator: &tokenmill_sim_driver::Simulator) -> Device {
     simulated_with(simulator, Recording::Off)

@@ -1,15 +1,12 @@
 //! [`NcclApi`]: the functions of NCCL with which the ranks of a group sum, and [`NcclRank`], a rank's end of
 //! a communicator.
-//!
-//! Separate because a machine may have GPUs and no NCCL: the library is loaded at run time, as the driver is.
-//! Invariants: a sum is queued on the compute stream of its device, so it adds the results of earlier work,
-//! later work reads the sum, and a capture records it; a wait for a device of a communicator ends, with an
-//! error if another rank failed, did not come in time, or NCCL reports an error. The communicator is then
+//! A machine may have GPUs and no NCCL, so the library is loaded at run time, as the driver is. Invariants: a sum is queued on the compute
+//! stream of its device, so it adds the results of earlier work, later work reads the sum, and a capture records it; a wait for a device of a
+//! communicator ends, with an error if another rank failed, did not arrive in time, or NCCL reports an error. The communicator is then
 //! aborted on all ranks.
 //!
-//! `ncclCommAbort` first waits for the queued work, and returns when the graphs that hold sums of its
-//! communicator are destroyed (`commDestroySync` in NCCL's `src/init.cc`). So it is called on a thread of its
-//! own.
+//! `ncclCommAbort` first waits for the queued work, and returns when the graphs that hold sums of its communicator are destroyed
+//! (`commDestroySync` in NCCL's `src/init.cc`). It is therefore called on a thread of its own.
 
 use std::{
     error::Error as _,
@@ -35,7 +32,7 @@ use crate::{CudaExecError, error::Result};
 
 /// The library's name, by its interface's version.
 const LIBRARY: &str = "libnccl.so.2";
-/// The oldest version that lets sums of captured steps and others follow each other.
+/// The oldest version in which captured and uncaptured sums may follow each other.
 const NEEDED_NCCL: (u32, u32) = (2, 13);
 /// `ncclFloat32` and `ncclSum`.
 const FLOAT32: i32 = 7;
@@ -43,17 +40,17 @@ const SUM: i32 = 0;
 /// `ncclSuccess` and `ncclInProgress`.
 const SUCCESS: i32 = 0;
 const IN_PROGRESS: i32 = 7;
-/// How long GPUs may take to find each other at load.
+/// Limit of the time in which GPUs find each other at load.
 const JOIN_TAKES: Duration = Duration::from_mins(1);
-/// How long a rank that waits still waits after another failed: what that one had queued before may be all there is to wait for.
+/// Time that a rank keeps waiting after another one failed: the sums that the failed rank had queued may still complete the wait.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long the end of an aborted communicator is waited for.
+/// Limit of the wait for the end of an aborted communicator.
 const ABORT_TAKES: Duration = Duration::from_secs(5);
 const JOINING: &str = "joining the GPUs by NCCL";
 const ADDING: &str = "adding up over the ranks";
 const GATHERING: &str = "gathering from the ranks";
 
-/// `ncclUniqueId`: what ranks find each other by.
+/// `ncclUniqueId`, by which ranks find each other.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct UniqueId([c_char; 128]);
@@ -68,7 +65,7 @@ macro_rules! nccl_functions {
         }
 
         impl NcclApi {
-            /// Takes the functions from wherever `find` finds them by NCCL's names: a simulated NCCL, say.
+            /// Takes the functions from `find` by NCCL's names, for instance those of a simulated NCCL.
             ///
             /// # Errors
             /// [`CudaExecError::Failed`] if a function is missing or the library is too old.
@@ -110,7 +107,7 @@ fn not_loaded(reason: String) -> CudaExecError {
     }
 }
 
-/// The version as NCCL numbers it: 22105 for 2.21.5.
+/// Returns the version as NCCL numbers it: 22105 for 2.21.5.
 fn version_from(number: i32) -> (u32, u32) {
     (number as u32 / 10_000, number as u32 % 10_000 / 100)
 }
@@ -119,7 +116,7 @@ impl NcclApi {
     /// Takes the functions from the system's library, which is loaded once and never unloaded.
     ///
     /// # Errors
-    /// [`CudaExecError::Failed`] where there is none, or it is too old.
+    /// [`CudaExecError::Failed`] if there is none, or it is too old.
     pub fn of_system() -> Result<Self> {
         static LOADED: OnceLock<std::result::Result<Library, String>> = OnceLock::new();
         let library = LOADED.get_or_init(|| {
@@ -157,7 +154,7 @@ impl NcclApi {
     }
 
     fn describe(&self, code: i32) -> String {
-        // SAFETY: any code may be asked about.
+        // SAFETY: the function takes any code.
         let text = unsafe { (self.error_text)(code) };
         if text.is_null() {
             return format!("NCCL error {code}");
@@ -182,7 +179,7 @@ fn pointer(handle: Handle) -> Pointer {
     ptr::with_exposed_provenance_mut(handle as usize)
 }
 
-/// A communicator as one rank has it.
+/// A communicator as one rank holds it.
 #[derive(Debug)]
 struct Communicator {
     api: NcclApi,
@@ -193,15 +190,15 @@ struct Communicator {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Since when it is known that a rank failed.
+    /// When the failure of a rank became known.
     failed_since: Option<Instant>,
     /// Why it was aborted.
     failure: Option<String>,
-    /// The thread that ends it.
+    /// The thread that aborts it.
     end: Option<JoinHandle<()>>,
 }
 
-/// A device as a rank of a communicator: adds up with the others.
+/// A device as a rank of a communicator, which sums with the others.
 #[derive(Debug)]
 pub struct NcclRank {
     driver: Arc<Driver>,
@@ -228,7 +225,7 @@ impl NcclRank {
         for (rank, device) in devices.iter().enumerate() {
             let (api, driver, sender) = (*api, Arc::clone(device.driver()), sender.clone());
             let join = move || {
-                // Where none takes the communicator any more, the load has ended with an error.
+                // If the receiver is gone, the load has ended with an error.
                 let _ = sender.send((rank, init_rank(&api, &driver, n_ranks, id, rank)));
             };
             (thread::Builder::new()
@@ -270,24 +267,24 @@ impl NcclRank {
         Ok(ranks)
     }
 
-    /// Whether this is the rank of a device.
+    /// Returns whether this rank belongs to the device.
     pub fn is_of(&self, device: &Device) -> bool {
         Arc::ptr_eq(&self.driver, device.driver())
     }
 
-    /// Begins to end the rank's communicator: what waits on the device for other ranks ends. Memory and graphs of the device can be given up
-    /// then without waiting for ranks that do not come.
+    /// Starts to abort the rank's communicator: work on the device that waits for other ranks ends. Memory and graphs of the device can then
+    /// be freed without waiting for ranks that do not arrive.
     pub fn end(&self) {
         let mut state = self.communicator.lock();
         self.communicator
             .abort(&mut state, "its group has ended".to_owned());
     }
 
-    /// Queues, on the compute stream, that values are replaced by their sum over the ranks. All ranks have the same bits then. In which order
-    /// is added is NCCL's, and may depend on the number of ranks, of values, and on the links between the devices.
+    /// Queues, on the compute stream, the replacement of values by their sum over the ranks. All ranks get the same bits. NCCL chooses the
+    /// order of addition, which may depend on the number of ranks, of values, and on the links between the devices.
     ///
     /// # Errors
-    /// [`CudaExecError::Lost`] once the communicator was aborted, or what NCCL says.
+    /// [`CudaExecError::Lost`] once the communicator was aborted, or NCCL's error.
     pub fn all_reduce(&mut self, values: &ViewMut<'_, f32>) -> Result<()> {
         let communicator = self.usable(ADDING)?;
         if values.is_empty() {
@@ -346,7 +343,7 @@ impl NcclRank {
         })
     }
 
-    /// The communicator, unless it was aborted.
+    /// Returns the communicator, unless it was aborted.
     fn usable(&self, operation: &'static str) -> Result<&Communicator> {
         match &self.communicator.lock().failure {
             None => Ok(&self.communicator),
@@ -384,7 +381,7 @@ impl Communicator {
         (code != SUCCESS && code != IN_PROGRESS).then(|| self.api.describe(code))
     }
 
-    /// Ends the communicator; what waits for other ranks on the device ends without them.
+    /// Aborts the communicator; work on the device that waits for other ranks ends without them.
     fn abort(&self, state: &mut State, failure: String) {
         if state.failure.is_some() {
             return;
@@ -395,7 +392,7 @@ impl Communicator {
             // SAFETY: it is aborted once, and no call names it any more since `failure` is set.
             let _ = unsafe { abort(pointer(handle)) };
         };
-        // Without a thread for it, waits end all the same, and the device's work does not.
+        // If no thread can be started, the host's waits still end, but the device's work does not.
         state.end = thread::Builder::new()
             .name("ending NCCL".to_owned())
             .spawn(end)

@@ -1,6 +1,6 @@
-//! [`Notes`]: which kernels were launched, for tools that measure or show launches.
+//! [`Notes`]: a record of launches, for tools that measure or show them.
 //!
-//! Separate from the device because steps need none of it. Invariant: while no launches are asked for, a launch costs one load more.
+//! Invariant: a launch costs only one load more while no caller requests the record.
 
 use std::{
     collections::HashMap,
@@ -26,7 +26,7 @@ pub struct NotedLaunch {
     pub shape: LaunchShape,
 }
 
-/// Names of the kernels of a device, and the launches since they were asked for.
+/// Holds the names of a device's kernels, and the launches since recording was requested.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     names: Mutex<HashMap<Handle, [String; 2]>>,
@@ -35,7 +35,7 @@ pub(super) struct Notes {
 }
 
 impl Notes {
-    /// Notes what a kernel is called.
+    /// Notes the name of a kernel.
     pub(super) fn name(&self, function: Handle, module: &str, kernel: &str) {
         let mut names = lock(&self.names);
         names
@@ -51,14 +51,14 @@ impl Notes {
             .unwrap_or_default()
     }
 
-    /// Notes a launch where launches are asked for.
+    /// Notes a launch if launches are recorded.
     pub(super) fn launch(&self, kernel: Kernel, shape: LaunchShape) {
         if self.is_noting.load(SeqCst) {
             lock(&self.launches).push((kernel, shape));
         }
     }
 
-    /// The launches while something runs.
+    /// Records the launches during a function.
     pub(super) fn of<T>(&self, run: impl FnOnce() -> T) -> (T, Vec<NotedLaunch>) {
         lock(&self.launches).clear();
         let noting = Switch::turn_on(&self.is_noting);

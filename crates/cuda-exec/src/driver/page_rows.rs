@@ -1,8 +1,7 @@
-//! [`PageRows`]: a page of several arrays that lie at equal distances.
+//! [`PageRows`]: a page of several arrays at equal distances.
 //!
-//! Separate because it reads addresses. A layer's keys and values are arrays of equal length, one after the
-//! other in an arena, so the parts of a page in all of them are rows of a copy in two dimensions: one call of
-//! the driver instead of one for each array. Invariant: a page lies inside every array.
+//! A layer's keys and values are arrays of equal length, one after the other in an arena, so the parts of a page in all of them are
+//! rows of a copy in two dimensions: one call of the driver instead of one for each array. Invariant: a page is inside every array.
 
 use super::{
     Buffer, Device, SharedView, Stream,
@@ -10,13 +9,13 @@ use super::{
 };
 use crate::{CudaExecError, error::Result};
 
-/// Distance of two rows of a copy at most; every CUDA device takes this.
+/// Largest distance of two rows of a copy; every CUDA device supports it.
 const MAX_PITCH: u64 = (1 << 31) - 1;
 
 /// Arrays of pages of equal size, at equal distances.
 #[derive(Debug)]
 pub struct PageRows {
-    /// Keeps the memory.
+    /// Keeps the memory alive.
     arrays: Vec<SharedView<u8>>,
     start: u64,
     pitch: usize,
@@ -26,7 +25,7 @@ pub struct PageRows {
 }
 
 impl PageRows {
-    /// Arranges arrays of `n_pages` pages into as few as there can be, in their order. An array comes with the bytes of a page of it.
+    /// Combines arrays of `n_pages` pages, in their order, into as few as possible. Each array comes with the bytes of its pages.
     pub fn arrange<'a>(arrays: impl Iterator<Item = (&'a Buffer<u8>, usize)>, n_pages: usize) -> Vec<Self> {
         let mut arranged: Vec<Self> = Vec::new();
         for (array, row_bytes) in arrays {
@@ -49,7 +48,7 @@ impl PageRows {
         arranged
     }
 
-    /// Whether an array continues these.
+    /// Returns whether an array continues these.
     fn takes(&self, address: u64, row_bytes: usize) -> bool {
         let Some(distance) = address.checked_sub(self.start) else {
             return false;
@@ -77,7 +76,7 @@ impl PageRows {
         self.row_bytes
     }
 
-    /// Where a page is.
+    /// Returns the address of a page.
     pub(super) fn place(&self, page: u32) -> Result<RowPlace> {
         let page = page as usize;
         if page >= self.n_pages {

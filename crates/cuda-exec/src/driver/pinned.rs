@@ -1,7 +1,7 @@
 //! [`Pinned`]: host memory that the device can copy directly.
 //!
-//! Separate because the host and a copy in flight must never touch it at the same time. Invariant: the host reaches the
-//! bytes through [`Pinned::host`] alone, which waits for the last copies that use them, of each stream.
+//! The host and a running copy must never touch it at the same time. Invariant: the host reaches the bytes only through
+//! [`Pinned::host`], which waits for the last copies that use them, on each stream.
 
 use std::{marker::PhantomData, ops::Range, ptr::NonNull, sync::Arc};
 
@@ -14,14 +14,14 @@ use super::{
 };
 use crate::{CudaExecError, error::Result};
 
-/// `len` elements of pinned host memory, zero at first.
+/// `len` elements of pinned host memory, zeroed at first.
 #[derive(Debug)]
 pub struct Pinned<T> {
     driver: Arc<Driver>,
     timelines: Arc<Timelines>,
     memory: NonNull<u8>,
     len: usize,
-    /// An event for each stream that has copied.
+    /// An event for each stream that has queued copies.
     events: [Option<Handle>; Stream::ALL.len()],
     /// The moment of each stream after which its newest copy is done.
     pending: [Option<u64>; Stream::ALL.len()],
@@ -50,12 +50,12 @@ impl<T: Pod> Pinned<T> {
         len.saturating_mul(size_of::<T>()).max(1)
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -150,7 +150,7 @@ impl<T: Pod> Pinned<T> {
 
     fn mark(&mut self, stream: Stream) -> Result<()> {
         let event = self.event(stream)?;
-        // Set first: should recording fail, the event's last recording lies before the copy, and the device is lost.
+        // Set first: if recording fails, the event's last recording is older than the copy, and the device is lost.
         self.pending[stream as usize] = Some(self.timelines.next(stream));
         self.driver.record(stream, event)
     }
@@ -216,7 +216,7 @@ impl PinnedCopies<'_, u8> {
 
 impl<T: Pod> Drop for PinnedCopies<'_, T> {
     fn drop(&mut self) {
-        // A failure is that of a device which is lost, and the next call says it.
+        // It fails only on a lost device, and the next call reports that.
         let _ = self.pinned.mark(self.stream);
     }
 }
@@ -226,7 +226,7 @@ impl<T> Drop for Pinned<T> {
         let mut is_idle = true;
         for (event, pending) in self.events.into_iter().zip(self.pending) {
             let Some(event) = event else { continue };
-            // A device that is lost copies nothing any more, but only a driver without error says so for certain.
+            // A lost device copies nothing any more, but only a driver without an error says so for certain.
             is_idle &= pending.is_none() || self.driver.synchronize(event).is_ok();
             self.driver.destroy_event(event);
         }

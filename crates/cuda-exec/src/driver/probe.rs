@@ -1,20 +1,20 @@
-//! [`probe`]: which GPUs there are, and why one would not be used.
+//! [`probe`]: lists the GPUs, and why one would not be used.
 //!
-//! Separate from opening a device, so that a command can report everything and open nothing for long. Opening a GPU takes some
-//! hundred megabytes of it and up to a second, and only an opened one says how much memory is free: of several, only the first that can
-//! be used is asked. Invariant: it never fails and never panics; what cannot be had is part of the report.
+//! A command can report everything without keeping a device open. Opening a GPU takes some hundred megabytes of its memory and up to a
+//! second, and only an opened GPU reports its free memory, so of several GPUs only the first usable one is opened. Invariant: it never
+//! fails and never panics; errors are part of the report.
 
 use super::{Api, DeviceInfo, cuda};
 use crate::CudaExecError;
 
-/// The driver and the GPUs of the machine.
+/// Describes the driver and the GPUs of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Availability {
     /// The CUDA version that the driver supports; `None` without a driver.
     pub cuda_version: Option<(u32, u32)>,
     /// The GPUs that the driver shows.
     pub devices: Vec<DeviceReport>,
-    /// Why no GPU can be used, where none can.
+    /// Why no GPU can be used.
     pub problem: Option<CudaExecError>,
 }
 
@@ -28,16 +28,16 @@ pub struct DeviceReport {
     /// The free bytes of its memory; `None` if the GPU cannot be used, and for all usable GPUs after the
     /// first.
     pub free_bytes: Option<u64>,
-    /// Why it cannot be used, where it cannot.
+    /// Why it cannot be used; `None` if it can.
     pub problem: Option<CudaExecError>,
 }
 
-/// Whether there is a driver to ask, without starting it.
+/// Returns whether a driver exists, without starting it.
 pub fn has_driver() -> bool {
     cuda::has_driver()
 }
 
-/// Looks at the driver and its GPUs.
+/// Queries the driver and its GPUs.
 pub fn probe() -> Availability {
     match Api::of_system() {
         Ok(api) => probe_with(&api),
@@ -52,7 +52,7 @@ pub fn probe() -> Availability {
     }
 }
 
-/// Looks at a driver which is not the system's, and at its GPUs.
+/// Queries a driver other than the system's, and its GPUs.
 pub fn probe_with(api: &Api) -> Availability {
     let mut availability = Availability {
         cuda_version: cuda::cuda_version(api).ok(),

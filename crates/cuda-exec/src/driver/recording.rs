@@ -1,10 +1,8 @@
-//! [`RecordedLaunch`]: a launch with the buffers that it points to, before and after, which any device can repeat; and [`Snapshot`]: buffers at
-//! one moment.
+//! [`RecordedLaunch`]: a launch with its buffers before and after, which any device can repeat; and [`Snapshot`]: buffers at one moment.
 //!
-//! For tools that look for the one kernel that is wrong on a GPU: what a kernel computed there is compared with what a simulated device computes
-//! of the same bytes. Separate from the device because steps need none of it: only a device that is opened with [`Recording::On`] can do it, and
-//! others pay nothing. Invariants: a recorded launch is alone on the device; tables of addresses in device memory are not followed; what is
-//! written back goes to the buffer that it was read from.
+//! Tools use them to find the kernel that is wrong on a GPU: they compare its results with those of a simulated device for the same bytes. Only a
+//! device opened with [`Recording::On`] can record, and others pay nothing. Invariants: a recorded launch runs alone on the device; tables of
+//! addresses in device memory are not followed; contents are written back to the buffer that they were read from.
 
 use std::{
     collections::BTreeMap,
@@ -29,12 +27,12 @@ pub enum Recording {
     /// No.
     #[default]
     Off,
-    /// Yes: the places of buffers are kept, and new buffers are filled with zeros, so that all of their bytes can be read, also those that no
-    /// kernel has written.
+    /// Yes: the addresses of buffers are kept, and new buffers are zeroed, so that all of their bytes can be read, including those that no kernel
+    /// has written.
     On,
 }
 
-/// A launch that was done alone.
+/// A launch that was run alone.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecordedLaunch {
     /// The kernel's module.
@@ -47,7 +45,7 @@ pub struct RecordedLaunch {
     pub arguments: Vec<RecordedArgument>,
     /// The buffers that arguments point to.
     pub buffers: Vec<RecordedBuffer>,
-    /// The device's error if the launch failed; the buffers have no contents after it then.
+    /// The device's error if the launch failed; the buffers then have no contents after it.
     pub failure: Option<String>,
 }
 
@@ -89,7 +87,7 @@ impl RecordedBuffer {
     }
 }
 
-/// The contents of buffers at one moment.
+/// Holds the contents of buffers at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot(BTreeMap<u64, Contents>);
 
@@ -101,7 +99,7 @@ struct Contents {
 }
 
 impl Snapshot {
-    /// Keeps the buffers whose contents a later snapshot of the same buffers has changed.
+    /// Keeps only the buffers whose contents differ in a later snapshot of the same buffers.
     #[must_use]
     pub fn changed(mut self, later: &Self) -> Self {
         self.0
@@ -114,13 +112,13 @@ impl Snapshot {
         Some(&self.0.get(&buffer.address)?.bytes)
     }
 
-    /// Says whether there are no buffers.
+    /// Returns whether there are no buffers.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Why the methods for tools may be called: the tools open their devices so.
+/// Reason why tools may call these methods: they open their devices this way.
 const OPENED_TO_RECORD: &str = "the device was opened with `Recording::On`";
 
 /// Fate of a launch.
@@ -141,15 +139,15 @@ pub(super) struct Recorder {
 #[derive(Debug, Default)]
 struct Task {
     n_seen: usize,
-    /// Launches that are done; those after them are left out.
+    /// Number of launches that run; later ones are skipped.
     limit: Option<usize>,
-    /// The launch that is recorded.
+    /// Index of the launch that is recorded.
     wanted: Option<usize>,
     recorded: Option<RecordedLaunch>,
 }
 
 impl Recorder {
-    /// Decides about the next launch.
+    /// Decides what happens to the next launch.
     pub(super) fn turn(&self) -> Turn {
         if !self.is_on.load(SeqCst) {
             return Turn::Launched;
@@ -170,7 +168,7 @@ impl Recorder {
         self.task.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a task for as long as something runs, also if that panics.
+    /// Sets a task while a function runs, and clears it even after a panic.
     fn with<T>(&self, task: Task, run: impl FnOnce() -> T) -> (T, Option<RecordedLaunch>) {
         *self.task() = task;
         let on = Switch::turn_on(&self.is_on);
@@ -192,7 +190,7 @@ impl Device {
         Ok(buffer)
     }
 
-    /// Runs something and records the launch of this number in it, counted from 0, which must not be captured. Gives no record if there are fewer
+    /// Runs a function and records its launch of this number, counted from 0, which must not be captured. Returns no record if there are fewer
     /// launches.
     ///
     /// # Panics
@@ -205,7 +203,7 @@ impl Device {
         self.needed_recorder().with(task, run)
     }
 
-    /// Runs something of which only the first `n` launches are done or captured.
+    /// Runs a function of which only the first `n` launches are run or captured.
     ///
     /// # Panics
     /// If the device was not opened with [`Recording::On`].
@@ -225,7 +223,7 @@ impl Device {
         self.driver().extents().expect(OPENED_TO_RECORD)
     }
 
-    /// Repeats a recorded launch on this device, with the buffers as they were before it, and returns their contents after it.
+    /// Repeats a recorded launch on this device, with the earlier contents of its buffers, and returns their contents after it.
     ///
     /// # Errors
     /// The driver's, or [`CudaExecError::NoKernel`].
@@ -251,7 +249,7 @@ impl Device {
             .collect()
     }
 
-    /// Reads all buffers, after all that is queued for the compute stream.
+    /// Reads all buffers, after all work queued on the compute stream.
     ///
     /// # Errors
     /// The driver's.
@@ -262,7 +260,7 @@ impl Device {
         self.snapshot_of_extents(self.extents().all().into_iter())
     }
 
-    /// Reads the buffers of an earlier snapshot again, as far as they are still there.
+    /// Reads the buffers of an earlier snapshot again, except those freed since.
     ///
     /// # Errors
     /// The driver's.
@@ -308,7 +306,7 @@ impl Device {
         self.download(View::<u8>::at(extent.address, extent.n_bytes))
     }
 
-    /// Launches alone, and keeps what that did to the buffers.
+    /// Runs a launch alone, and records its effect on the buffers.
     pub(super) fn launch_recorded(&self, kernel: Kernel, shape: LaunchShape, args: &Args<'_>) -> Result<()> {
         let [module, name] = self.notes().names_of(kernel);
         let mut launch = RecordedLaunch {

@@ -1,6 +1,6 @@
-//! [`Switch`]: something that is on for as long as a function runs.
+//! [`Switch`]: turns something on while a function runs.
 //!
-//! Separate because notes and records of launches both have one. Invariant: it is off again when the function is done, also if that panicked.
+//! Invariant: it is off again when the function returns, even after a panic.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 

@@ -1,8 +1,7 @@
-//! Pages of a [`KvStore`] as bytes, to keep them outside of the device.
+//! Copies of a [`KvStore`]'s pages as bytes, to keep them outside of the device.
 //!
-//! Separate from the store because these are pages that leave it. They take the streams of moves, so no step waits for them but one that
-//! uses their pages. A page's bytes are those of its arrays, layer by layer. Invariant: a page is read after the work and the moves
-//! queued before that touch it, and written ahead of those queued later.
+//! They run on the streams for moves, so only a step that uses their pages waits for them. A page's bytes are those of its arrays, layer by
+//! layer. Invariant: a page is read after the work and moves queued before that touch it, and written before those queued later.
 
 use tokenmill_backend::KvType;
 
@@ -20,8 +19,7 @@ impl KvStore {
         self.types
     }
 
-    /// Queues copies of pages to the front of `staging`, one after the other. No copy to the device uses that
-    /// memory at the time.
+    /// Queues copies of pages to the front of `staging`, one after the other. No copy to the device may use that memory at the time.
     ///
     /// # Errors
     /// [`CudaExecError::Bounds`](crate::CudaExecError::Bounds) for a page that does not exist, before
@@ -30,8 +28,8 @@ impl KvStore {
         self.moves.stage(Way::ToHost, pages, staging)
     }
 
-    /// Queues copies of the front of `staging` to pages, as [`Self::read_pages`] has left them. No copy to the host uses that memory at the
-    /// time.
+    /// Queues copies from the front of `staging` to pages, in the layout of [`Self::read_pages`]. No copy to the host may use that memory
+    /// at the time.
     ///
     /// # Errors
     /// As [`Self::read_pages`].
@@ -91,7 +89,7 @@ mod tests {
             let expected = [1, 2].map(|page| read(&device, &mut store, page));
             let mut staging = device.alloc_pinned(2 * store.bytes_of_page()).unwrap();
             store.read_pages(&[2], &mut staging).unwrap();
-            // A step that has other pages.
+            // This step uses other pages.
             store.await_pages(&[3]).unwrap();
             ops.quantize(1, 32, floats.view(), rows.view_mut()).unwrap();
             let (copies, events) = (simulator.copy_counts(), simulator.n_recorded());
@@ -106,7 +104,7 @@ mod tests {
             assert_eq!(read(&device, &mut store, 5), expected[1]);
             assert_eq!(read(&device, &mut store, 4), expected[0]);
             assert_eq!(simulator.counters().len(), 1);
-            // One that has the page is.
+            // This step uses the page.
             store.await_pages(&[1]).unwrap();
             ops.quantize(1, 32, floats.view(), rows.view_mut()).unwrap();
             store.read_pages(&[1], &mut staging).unwrap();

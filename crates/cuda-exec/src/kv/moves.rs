@@ -1,15 +1,15 @@
 //! [`Moves`]: pages on their way between the pool and the host tier, within the pool, or between it and a staging buffer.
 //!
-//! Separate from the store, which owns the pages, because the order of streams is all that it is about. A page of all layers is one
-//! call of the driver where the layers are alike, and a run of moves in one direction is one event. The two directions run next to each
-//! other; where a move uses a page that the other direction used, it waits for that direction. Invariants: moves come after the step that
-//! last touched one of their pages, and the work queued after [`Moves::await_pages`] named a page comes after the moves of that page.
+//! This file is only about the order of streams; the store owns the pages. A page of all layers is one call of the driver if the layers
+//! are alike, and a run of moves in one direction is one event. The two directions run in parallel, but a move that uses a page of the
+//! other direction waits for that direction. Invariants: moves run after the step that last touched one of their pages, and work queued
+//! after [`Moves::await_pages`] named a page runs after the moves of that page.
 
 use tokenmill_backend::PageCopy;
 
 use crate::{CudaExecError, Device, Fence, PageRows, Pinned, Stream, error::Result};
 
-/// The two streams of moves, in the order in which things of each are kept here.
+/// The two streams of moves; per-stream arrays here use this order.
 const STREAMS: [Stream; 2] = [Stream::ToDevice, Stream::ToHost];
 
 /// The direction of pages that go through a staging buffer, by its place among [`STREAMS`].
@@ -19,7 +19,7 @@ pub(super) enum Way {
     ToHost = 1,
 }
 
-/// The earlier work that moves have to wait for.
+/// Selects the earlier work that moves have to wait for.
 #[derive(Clone, Copy, Debug)]
 enum Before {
     /// All queued work.
@@ -35,9 +35,9 @@ struct Direction {
     after: Fence,
     /// Recorded if the other direction has to wait for it.
     between: Fence,
-    /// Pages of the pool that the compute stream was not yet told to wait for.
+    /// Pages of the pool that the compute stream does not wait for yet.
     is_moving: Vec<bool>,
-    /// Pages of the pool, then those of the host tier, that it used since the other direction waited for it.
+    /// Pages of the pool, then those of the host tier, that it used since the other direction last waited for it.
     is_used: Vec<bool>,
     used: Vec<usize>,
 }
@@ -59,7 +59,7 @@ pub(super) struct Moves {
     /// Whether steps are distinguished: with a host tier, and once pages were copied through a staging
     /// buffer.
     has_steps: bool,
-    /// How many named theirs, and the last that named each page.
+    /// Number of steps that named their pages, and for each page the last that did.
     n_steps: u64,
     last_step: Vec<u64>,
 }
@@ -113,8 +113,7 @@ impl Moves {
                 is_held[direction] = true;
             }
             queued = self.queue_run(direction, run);
-            // Moves that were queued before a failure still run, and the steps that touch their pages wait
-            // for them.
+            // Moves that were queued before a failure still run, and steps that touch their pages wait for them.
             self.directions[direction].after.record(STREAMS[direction])?;
             if queued.is_err() {
                 break;
@@ -132,7 +131,7 @@ impl Moves {
             return Ok(());
         }
         let before = self.before(pages.iter().map(|&page| page as usize))?;
-        // Steps are distinguished from the next one on: until then all pages count as pages of the newest.
+        // Steps are distinguished from the next one on; until then all pages count as pages of the newest step.
         self.has_steps = true;
         let direction = way as usize;
         self.hold(direction, before)?;
@@ -177,7 +176,7 @@ impl Moves {
         fence.hold(STREAMS[direction])
     }
 
-    /// Lets a direction use pages behind what the other one does with them.
+    /// Makes a direction wait for the other one's use of these pages.
     fn take<const N: usize>(&mut self, direction: usize, pages: [usize; N]) -> Result<()> {
         self.follow_other(direction, &pages)?;
         let done = &mut self.directions[direction];
@@ -228,7 +227,7 @@ impl Moves {
         })
     }
 
-    /// Lets a direction wait for the other one where that used one of the pages.
+    /// Makes a direction wait for the other one if that used one of the pages.
     fn follow_other(&mut self, direction: usize, pages: &[usize]) -> Result<()> {
         let other = &mut self.directions[1 - direction];
         if pages.iter().all(|&page| !other.is_used[page]) {
@@ -242,8 +241,7 @@ impl Moves {
         Ok(())
     }
 
-    /// Lets the work queued from now on wait for the moves, if any of them touches one of `pages`. Numbers that are no
-    /// page are passed over.
+    /// Makes work queued from now on wait for the moves that touch one of `pages`. Invalid page numbers are ignored.
     pub(super) fn await_pages(&mut self, pages: &[u32]) -> Result<()> {
         for (direction, stream) in self.directions.iter_mut().zip(STREAMS) {
             debug_assert_ne!(stream, Stream::Compute);
@@ -253,7 +251,7 @@ impl Moves {
                 direction.is_moving.fill(false);
             }
         }
-        // Where pages only move within the pool, seldom, no step pays for knowing which of them it touched.
+        // If pages move only within the pool, which is rare, steps should not pay for tracking which pages they touched.
         if self.has_steps {
             self.before_step.record(Stream::Compute)?;
             self.n_steps += 1;
@@ -266,7 +264,7 @@ impl Moves {
         Ok(())
     }
 
-    /// The two pages of a copy; those of the host tier are counted behind those of the pool.
+    /// Returns the two pages of a copy; pages of the host tier are numbered after those of the pool.
     fn pages_of(&self, copy: PageCopy) -> [usize; 2] {
         match copy {
             PageCopy::Duplicate { from, to } => [from as usize, to as usize],
@@ -299,7 +297,7 @@ fn inside(page: u32, len: usize) -> Result<()> {
     })
 }
 
-/// Which of [`STREAMS`] a copy takes.
+/// Returns which of [`STREAMS`] a copy uses.
 fn direction_of(copy: PageCopy) -> usize {
     match copy {
         PageCopy::Upload { .. } => 0,

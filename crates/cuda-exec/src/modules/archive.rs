@@ -1,7 +1,6 @@
 //! [`Entry`] and [`Cubins`]: modules in an archive, each compressed separately.
 //!
-//! Separate from the list of modules. Invariant: each module is unpacked separately, so a run unpacks only
-//! the modules that it loads; a damaged module is `None`.
+//! Invariant: a run unpacks only the modules that it loads; a damaged module is `None`.
 
 use std::{
     fmt,
@@ -13,7 +12,7 @@ use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 
 use crate::{CudaExecError, error::Result};
 
-/// Largest distance that a module's stream refers back: more than the longest module.
+/// Dictionary size of a module's stream: more than the longest module.
 const WINDOW_BYTES: u32 = 2 << 20;
 /// Memory limit of unpacking.
 const MEMORY_KIB: u32 = 16 << 10;
@@ -31,7 +30,7 @@ pub struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// The modules of an archive, up to the first that is damaged.
+    /// Lists the modules of an archive, up to the first damaged one.
     pub fn all(archive: &'a [u8]) -> impl Iterator<Item = Self> {
         let mut rest = archive;
         std::iter::from_fn(move || {
@@ -62,7 +61,7 @@ impl<'a> Entry<'a> {
     /// Appends the module to an archive.
     ///
     /// # Panics
-    /// When a length does not fit.
+    /// If a length does not fit.
     pub fn append_to(&self, archive: &mut Vec<u8>) {
         let length = |bytes: usize| u32::try_from(bytes).expect("a module below 4 GiB").to_le_bytes();
         archive.push(u8::try_from(self.name.len()).expect("a name below 256 bytes"));
@@ -75,11 +74,11 @@ impl<'a> Entry<'a> {
     /// Compresses a module and appends it to an archive.
     ///
     /// # Panics
-    /// When a length does not fit.
+    /// If a length does not fit.
     pub fn append(archive: &mut Vec<u8>, name: &str, bytes: &[u8]) {
         let mut options = LzmaOptions::with_preset(6);
         options.dict_size = WINDOW_BYTES;
-        // Text: the place of a byte says nothing of it, and what stands before it much.
+        // For text: a byte depends little on its position, and much on the bytes before it.
         (options.lc, options.pb) = (4, 0);
         let compress = || -> io::Result<Vec<u8>> {
             let mut writer = LzmaWriter::new_use_header(Vec::new(), &options, Some(bytes.len() as u64))?;
@@ -95,16 +94,16 @@ impl<'a> Entry<'a> {
         entry.append_to(archive);
     }
 
-    /// Unpacks the PTX; `None` where the stream is damaged.
+    /// Unpacks the PTX; `None` if the stream is damaged.
     pub fn ptx(&self) -> Option<String> {
         String::from_utf8(self.bytes()?).ok()
     }
 
-    /// Unpacks what the module is; `None` where the stream is damaged.
+    /// Unpacks the module's contents; `None` if the stream is damaged.
     pub fn bytes(&self) -> Option<Vec<u8>> {
         let mut reader = LzmaReader::new_mem_limit(self.stream, MEMORY_KIB, None).ok()?;
         let mut bytes = Vec::with_capacity(self.ptx_bytes);
-        // A byte more than there should be is one too many.
+        // Room for one byte more than expected, to detect a stream that is too long.
         reader
             .by_ref()
             .take(self.ptx_bytes as u64 + 1)
@@ -119,10 +118,10 @@ const CUBINS_MAGIC: &[u8; 15] = b"tokenmill cubin";
 const CUBINS_VERSION: u8 = 2;
 /// CUDA version of the assembler of the cubins, which `cargo xtask ptx` pins; an older driver does not load its code.
 pub(crate) const CUBINS_TOOLKIT: (u32, u32) = (13, 0);
-/// Bytes before its modules: these, and the fingerprint of the PTX that they were compiled from.
+/// Bytes before the modules: the above, and the fingerprint of the PTX that they were compiled from.
 const CUBINS_HEADER_BYTES: usize = CUBINS_MAGIC.len() + 1 + 8;
 
-/// An archive of kernels that were compiled ahead, for a driver that compiles none. Behind its header its modules are named `sm_90/norm`: the
+/// An archive of kernels that were compiled ahead, for a driver without a compiler. After its header its modules are named `sm_90/norm`: the
 /// compute capability, and the module.
 #[derive(Clone)]
 pub struct Cubins(Arc<[u8]>);
@@ -137,8 +136,7 @@ impl Cubins {
     /// Reads an archive: the result of [`Self::header`], then [`Entry`]s.
     ///
     /// # Errors
-    /// [`CudaExecError::Cubins`] if it is no such archive, or has another version or the kernels of another
-    /// program.
+    /// [`CudaExecError::Cubins`] if it is not such an archive, or has another version or the kernels of another program.
     pub fn new(archive: impl Into<Arc<[u8]>>) -> Result<Self> {
         let archive = archive.into();
         let refused = |reason: &str| CudaExecError::Cubins {
@@ -181,8 +179,8 @@ impl Cubins {
         entries.find(|entry| entry.name == name)?.bytes()
     }
 
-    /// The code of a module that a GPU of this compute capability runs: of the same major version, and the newest minor one that is
-    /// not newer.
+    /// Returns the code of a module that a GPU of this compute capability runs: of the same major version, and the newest minor version that
+    /// is not newer.
     pub(crate) fn find(&self, capability: (u32, u32), module: &str) -> Option<Vec<u8>> {
         let (major, minor) = capability;
         let version = |name: &str| -> Option<u32> {
@@ -214,7 +212,7 @@ mod tests {
             let error = Cubins::new(archive).unwrap_err().to_string();
             assert!(error.contains(expected) && !error.contains('\n'), "{error}");
         };
-        // As such files were before they had a header.
+        // The form of such files before they had a header.
         let mut old = Vec::new();
         Entry::append(&mut old, "sm_90/norm", b"code");
         check(old, "no file of kernels");
@@ -279,7 +277,7 @@ mod tests {
         for end in archive.len() / 2..archive.len() {
             assert_eq!(Entry::all(&archive[..end]).collect::<Vec<_>>(), [entry]);
         }
-        // A stream of another length than was said is damaged, and so is one that ends early.
+        // A stream of another length than stated is damaged, and so is one that ends early.
         for ptx_bytes in [11, 13] {
             assert_eq!(Entry { ptx_bytes, ..entry }.ptx(), None);
         }

@@ -1,7 +1,7 @@
-//! [`ModuleText`]: a module's PTX as a driver gets it; and [`ModuleTexts`]: texts that several devices share.
+//! [`ModuleText`]: a module's PTX in the form for a driver; and [`ModuleTexts`]: texts that several devices share.
 //!
-//! Separate from the archive, whose texts are for all GPUs. Invariant: a text depends on the module and on whether its launches may begin
-//! early, so the unpacked text of one device is right for every other.
+//! The archive's texts are for all GPUs. Invariant: a text depends only on the module and on whether its launches may begin early, so the
+//! unpacked text of one device is right for every other.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -15,7 +15,7 @@ use super::{Entry, early_variant, waiting_kernels};
 #[derive(Debug)]
 pub(crate) struct ModuleText {
     pub(crate) ptx: String,
-    /// Kernels that wait for the launches before them.
+    /// Kernels that wait for earlier launches.
     pub(crate) waiting: BTreeSet<String>,
 }
 
@@ -47,7 +47,8 @@ impl fmt::Debug for ModuleTexts {
 }
 
 impl ModuleTexts {
-    /// Gives the text of a module, which is unpacked the first time. No lock is held meanwhile: two devices that ask at once both unpack it.
+    /// Returns the text of a module, which is unpacked the first time. No lock is held meanwhile: two devices that ask at once both unpack
+    /// it.
     pub(crate) fn text(&self, entry: &Entry<'static>, is_early: bool) -> Arc<ModuleText> {
         let key = (entry.name, is_early);
         let texts = || self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,18 +1,18 @@
 //! [`early_variant`]: a module's PTX for GPUs on which a launch may begin before earlier ones are done.
 //!
-//! Separate from the archive, which has one text of each module. Instructions that only newer GPUs have are
-//! marked comments in it, so that older GPUs get the text unchanged. Invariant: except for these instructions
-//! and the two lines that name the version and the architecture, both texts are the same. Modules for only
-//! one architecture name their own, and keep those lines.
+//! The archive has one text of each module. Instructions that only newer GPUs have are marked comments in it, so that older
+//! GPUs get the text unchanged. Invariant: except for these instructions and the two lines that name the version and the
+//! architecture, both texts are the same. Modules for only one architecture name their own, and keep those lines.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
-/// Lowest compute capability with launches that may begin before those before them are done.
+/// Lowest compute capability with launches that may begin before earlier ones are done.
 pub(crate) const EARLY_CAPABILITY: (u32, u32) = (9, 0);
 
 /// Prefix of comments with instructions of newer GPUs (`kernels/early.cuh`).
 const MARK: &str = "//early ";
-/// The lines of the archive's texts, and what they are where the marked instructions count: these came with PTX 7.8 for sm_90.
+/// Lines of the archive's texts, and their replacements when the marked instructions are used: these came with PTX 7.8 for
+/// sm_90.
 const HEADER: [[&str; 2]; 2] = [
     ["\n.version 7.4\n", "\n.version 7.8\n"],
     ["\n.target sm_80\n", "\n.target sm_90\n"],
@@ -37,7 +37,7 @@ pub fn text_for(ptx: &str, capability: (u32, u32)) -> Cow<'_, str> {
     early.flatten().map_or(Cow::Borrowed(ptx), Cow::Owned)
 }
 
-/// The kernels of a PTX text that wait for the launches before them.
+/// Lists the kernels of a PTX text that wait for earlier launches.
 pub fn waiting_kernels(ptx: &str) -> BTreeSet<String> {
     let mut waiting = BTreeSet::new();
     let mut kernel = "";
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(early_variant(".version 7.4\n.target sm_80\n"), None);
     }
 
-    /// A step that is one chain of early launches is what the time between launches depends on.
+    /// The time between launches matters only for a step that is one chain of early launches.
     #[test]
     fn every_kernel_of_a_decode_step_waits() {
         let check = |module: &str, expected: &[&str]| {

@@ -1,7 +1,7 @@
 //! Adds the changes of adapters to products. Kernels: `lora.cu`.
 //!
-//! The kernels follow addresses: a tile's to the table of its adapter, a table's to the matrices of each change. Invariant: a table lies on the
-//! device for as long as its adapter's matrices do, and whoever removes an adapter waits until no step names it.
+//! The kernels follow addresses: a tile's to the table of its adapter, a table's to the matrices of each change. Invariant: a table stays on
+//! the device for as long as its adapter's matrices do, and an adapter is removed only after the last step that names it.
 
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
@@ -9,7 +9,7 @@ use tokenmill_gguf::TensorType;
 use super::{Ops, check_equal};
 use crate::{Args, Buffer, CudaExecError, Device, Kernel, LaunchShape, Matrix, View, ViewMut, error::Result};
 
-/// Rows of a tile at most.
+/// Largest number of rows of a tile.
 const TILE_ROWS: usize = 16;
 /// Columns that one thread block multiplies.
 const SPLIT: usize = 512;
@@ -17,10 +17,10 @@ const SPLIT: usize = 512;
 const RANKS: usize = 16;
 /// Outputs of one thread block.
 const UP_OUTPUTS: usize = 128;
-/// Products of one launch.
+/// Largest number of products in one launch.
 const MAX_JOBS: usize = 3;
-/// The most rows whose products share launches; with more rows, each product has enough thread blocks, and
-/// the values between the two kernels stay few.
+/// Largest number of rows whose products share launches. With more rows, each product has enough thread blocks, and separate launches keep
+/// fewer values between the two kernels.
 const MAX_JOINED_ROWS: usize = 256;
 
 /// The kernels.
@@ -41,11 +41,11 @@ pub struct Change<'a> {
     pub scale: f32,
 }
 
-/// The changes of an adapter by the places of weights, on the device.
+/// Holds the changes of an adapter by the places of weights, on the device.
 #[derive(Debug)]
 pub struct AdapterTable(Buffer<Record>);
 
-/// The twin of `Change` in `lora.cu`. A rank of 0 is no change.
+/// Mirrors `Change` in `lora.cu`. A rank of 0 means no change.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Record {
@@ -57,7 +57,7 @@ struct Record {
     b_type: u32,
 }
 
-/// Rows that have one adapter, or none; the twin of `Tile` in `lora.cu`.
+/// Rows that have one adapter, or none. Mirrors `Tile` in `lora.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 struct Tile {
@@ -66,17 +66,17 @@ struct Tile {
     n_rows: u32,
 }
 
-/// Words of a tile.
+/// Number of words of a tile.
 const TILE_WORDS: usize = size_of::<Tile>() / size_of::<u32>();
 
-/// Which rows have which adapter, on the way to the device: words of tiles, and the rows that these name.
+/// Assigns rows to adapters, in the form that is uploaded: words of tiles, and the rows that these name.
 #[derive(Clone, Debug, Default)]
 pub struct AdapterTiles {
     tiles: Vec<Tile>,
     rows: Vec<u32>,
 }
 
-/// Rows of a product, and which of them have which adapter.
+/// Describes the rows of a product, and which of them have which adapter.
 #[derive(Clone, Copy, Debug)]
 pub struct ChangedRows<'a> {
     /// Rows of the product.
@@ -98,7 +98,7 @@ pub struct AdaptedProduct<'a> {
     pub place: u32,
     /// Outputs of a row.
     pub n_out: usize,
-    /// `[n_rows, n_out]`, what the weight gave.
+    /// `[n_rows, n_out]`, the product with the weight.
     pub output: ViewMut<'a, f32>,
 }
 
@@ -140,12 +140,12 @@ impl AdapterTable {
 }
 
 impl AdapterTiles {
-    /// Words of the tiles and the rows of `n_rows` rows at most.
+    /// Returns the largest number of words of the tiles and the rows of `n_rows` rows.
     pub fn max_words(n_rows: usize) -> usize {
         n_rows * (TILE_WORDS + 1)
     }
 
-    /// Forgets all.
+    /// Removes all rows.
     pub fn clear(&mut self) {
         self.tiles.clear();
         self.rows.clear();
@@ -164,20 +164,20 @@ impl AdapterTiles {
             }));
     }
 
-    /// Appends tiles without rows, and rows of no tile, up to as many as `n_rows` rows with up to `n_adapters` adapters can have.
+    /// Appends tiles without rows, and rows of no tile, up to the most that `n_rows` rows with up to `n_adapters` adapters can have.
     pub fn pad(&mut self, n_rows: usize, n_adapters: usize) {
-        // All tiles of an adapter but one are full.
+        // All tiles of an adapter but the last are full.
         let n_tiles = n_rows.min(n_rows / TILE_ROWS + n_adapters);
         self.tiles.resize(n_tiles.max(self.tiles.len()), Tile::zeroed());
         self.rows.resize(n_rows.max(self.rows.len()), 0);
     }
 
-    /// The tiles as words.
+    /// Returns the tiles as words.
     pub fn tiles(&self) -> &[u32] {
         bytemuck::cast_slice(&self.tiles)
     }
 
-    /// The rows that they name.
+    /// Returns the rows that they name.
     pub fn rows(&self) -> &[u32] {
         &self.rows
     }
@@ -206,13 +206,13 @@ impl Ops {
         Ok(())
     }
 
-    /// Values that [`Self::adapt`] keeps between its launches, for steps of `n_rows` rows of up to `n_in` values.
+    /// Makes the memory that [`Self::adapt`] uses between its launches, for steps of `n_rows` rows of up to `n_in` values.
     pub fn adapter_scratch_len(n_rows: usize, n_in: usize, max_rank: usize) -> usize {
         let joined_rows = MAX_JOBS * n_rows.min(MAX_JOINED_ROWS);
         n_rows.max(joined_rows) * n_splits(n_in) * max_rank.next_multiple_of(RANKS)
     }
 
-    /// Adds to products of `n_in` columns what the adapters of their rows say: two launches, for up to three products where rows are few.
+    /// Adds the changes of the rows' adapters to products of `n_in` columns: two launches, for up to three products if rows are few.
     ///
     /// # Errors
     /// [`CudaExecError::Unsupported`] before [`Self::load_adapters`], [`CudaExecError::Bounds`], or the driver's.

@@ -9,7 +9,7 @@ const PART_LOGITS: usize = 2048;
 /// Marks a row without a token.
 pub const NO_TOKEN: u32 = u32::MAX;
 
-/// The best of each part of a row.
+/// Memory for the best token of each part of a row.
 #[derive(Debug)]
 pub struct ArgmaxScratch {
     best: Buffer<u64>,
@@ -30,7 +30,7 @@ impl ArgmaxScratch {
         })
     }
 
-    /// Device memory of such scratch.
+    /// Returns the device memory of such scratch.
     pub fn device_bytes(max_rows: usize, n_vocab: usize) -> usize {
         crate::driver::buffer_bytes::<u64>(max_rows * n_parts(n_vocab))
     }

@@ -1,5 +1,5 @@
-//! Paged attention: what all of its kernels share, and which of them takes a token. Kernels: `attention_decode.cu`; those for runs of tokens
-//! are in `attention_prefill`.
+//! Paged attention: the parts that all of its kernels share, and the choice of kernel for a token. Kernels: `attention_decode.cu`; those for
+//! runs of tokens are in `attention_prefill`.
 
 use std::ops::Range;
 
@@ -18,9 +18,9 @@ use crate::{
     kv::{KvLayer, check_head_dims},
 };
 
-/// Bytes of partial results that a launch may write; a longer step is cut into several launches.
+/// Limit of the bytes of partial results of a launch; a longer step is divided into several launches.
 const MAX_PARTIAL_BYTES: usize = 64 << 20;
-/// The same over latent rows, whose partial results are wide and of all heads: 15 tokens of 128 heads with the longest context.
+/// The same for latent rows, whose partial results are wide and cover all heads: 15 tokens of 128 heads with the longest context.
 const MAX_LATENT_PARTIAL_BYTES: usize = 256 << 20;
 
 /// The sequences of a step's tokens.
@@ -36,22 +36,22 @@ pub struct AttentionStep<'a> {
     pub pages: View<'a, u32>,
     /// Pages of the longest context.
     pub max_pages: usize,
-    /// Whether each token is its sequence's only one of the step, so that none reads what another stores.
+    /// Whether each token is its sequence's only one in the step, so that none reads what another stores.
     pub is_one_each: bool,
-    /// Where sequences have several tokens each, for the kernels that take them as runs.
+    /// Describes sequences with several tokens each, for the kernels that take them as runs.
     pub runs: Option<TokenRuns<'a>>,
     /// The pages of a step with one token per sequence that several sequences read once.
     pub shared: Option<SharedPages<'a>>,
 }
 
 impl AttentionStep<'_> {
-    /// Splits of the longest context, as attention over latent rows makes them.
+    /// Returns the number of splits of the longest context in attention over latent rows.
     pub(super) fn latent_splits(&self, n_heads: usize) -> usize {
         latent::n_splits(self.max_pages * PAGE_TOKENS, n_heads)
     }
 }
 
-/// The tokens of sequences that have several.
+/// The tokens of sequences with several tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenRuns<'a> {
     /// Offsets of the sequences in the tokens, `[S + 1]`. Positions within a sequence are consecutive.
@@ -60,11 +60,11 @@ pub struct TokenRuns<'a> {
     pub longest: usize,
     /// Whether a run has one token.
     pub has_single: bool,
-    /// Sequences that stand first and have one token each: those that decode next to prompts.
+    /// Number of leading sequences with one token each: those that decode next to prompts.
     pub n_leading_single: usize,
 }
 
-/// Partial results and counters, shared by all layers.
+/// Memory for partial results and counters, shared by all layers.
 #[derive(Debug)]
 pub struct AttentionScratch {
     pub(super) partial: Buffer<f32>,
@@ -76,7 +76,7 @@ pub struct AttentionScratch {
 pub struct ScratchNeeds {
     /// Numbers of a token's partial results.
     token_len: usize,
-    /// The same over latent rows.
+    /// The same for latent rows.
     latent_len: usize,
     /// Query heads.
     n_heads: usize,
@@ -112,7 +112,7 @@ impl AttentionScratch {
     /// Allocates for steps of up to `max_tokens` tokens and `max_seqs` sequences.
     ///
     /// # Errors
-    /// A [`CudaExecError`](crate::CudaExecError): `OutOfMemory`, `Unsupported` where a head is too wide, or the driver's.
+    /// A [`CudaExecError`](crate::CudaExecError): `OutOfMemory`, `Unsupported` if a head is too wide, or the driver's.
     pub fn new(device: &Device, max_tokens: usize, max_seqs: usize, needs: ScratchNeeds) -> Result<Self> {
         let [n_partial, n_counters] = Self::lens(max_tokens, max_seqs, needs);
         let mut counters = device.alloc("attention", n_counters)?;
@@ -123,7 +123,7 @@ impl AttentionScratch {
         })
     }
 
-    /// Device memory of such scratch.
+    /// Returns the device memory of such scratch.
     pub fn device_bytes(max_tokens: usize, max_seqs: usize, needs: ScratchNeeds) -> usize {
         let [n_partial, n_counters] = Self::lens(max_tokens, max_seqs, needs);
         crate::driver::buffer_bytes::<f32>(n_partial) + crate::driver::buffer_bytes::<u32>(n_counters)
@@ -146,12 +146,12 @@ impl AttentionScratch {
     }
 }
 
-/// The window as kernels take it; 0 for none. One beyond every position is as good as none.
+/// Returns the window as kernels take it; 0 for none. A window that reaches beyond every position counts as none.
 pub(super) fn window_of(attention: &Attention<Buffer<f32>>) -> usize {
     attention.window.unwrap_or(0).min(MAX_COUNT)
 }
 
-/// Returns the positions that a token of a step sees at most.
+/// Returns the largest number of positions that a token of a step sees.
 pub(super) fn visible_of(attention: &Attention<Buffer<f32>>, step: &AttentionStep<'_>) -> Visible {
     Visible {
         context: step.max_pages * PAGE_TOKENS,
@@ -284,7 +284,7 @@ impl Ops {
         let KvLayer { types, shape, k, v } = kv;
         let (dim_k, dim_v, n_kv_heads) = (shape.head_dim_k, shape.head_dim_v, shape.n_kv_heads);
         let n_heads = attention.n_heads;
-        // A sequence of one token sees itself alone, whatever the direction.
+        // A sequence of one token sees only itself, whatever the direction.
         let seq_starts = (step.runs.filter(|_| !attention.is_causal)).map(|runs| runs.seq_starts);
         let plan = DecodePlan::of(n_heads, shape, types, visible_of(attention, step));
         let n_blocks_x = plan.n_blocks_x;
@@ -357,7 +357,7 @@ mod tests {
             let needs = ScratchNeeds::of(layers.iter().copied(), max_pages);
             [needs.token_len, needs.latent_len, needs.n_heads]
         };
-        // The widest results and the most heads are those of different layers.
+        // The widest results and the most heads are in different layers.
         let layers = [(shape(8, 512), false), (shape(32, 64), false)];
         // 256 positions by 64.
         assert_eq!(needs(&layers, 16), [8 * 4 * 516, 0, 32]);

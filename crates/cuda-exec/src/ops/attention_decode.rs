@@ -1,8 +1,7 @@
-//! [`DecodePlan`]: how a launch of `attention_decode.cu` is cut into query heads, splits and tiles.
+//! [`DecodePlan`]: how a launch of `attention_decode.cu` is divided into query heads, splits and tiles.
 //!
-//! Separate from attention, which launches it: these are numbers alone, and the kernel computes some of them too. Invariant: splits
-//! follow from what a token sees and from the heads, and the kernel, its heads and its tiles from the model alone, so neither the grid nor
-//! the batch decides how a token's sums are made.
+//! This is arithmetic, some of which the kernel repeats. Invariant: splits depend only on a token's visible context and on the heads; the
+//! kernel, its heads and its tiles depend only on the model. So neither the grid nor the batch decides how a token's sums are made.
 
 use tokenmill_backend::{KvLayerShape, KvType, PAGE_TOKENS};
 
@@ -11,14 +10,14 @@ use crate::DeviceInfo;
 /// Threads of a thread block.
 pub(super) const THREADS: u32 = 128;
 const WARPS: usize = 4;
-/// Positions of a split: a page for each warp, and as many as the lanes of a warp number.
+/// Smallest number of positions of a split: a page for each warp.
 const MIN_SPLIT: usize = WARPS * PAGE_TOKENS;
 const MAX_LONGER: u32 = 3;
 const MAX_SPLIT: usize = MIN_SPLIT << MAX_LONGER;
-/// Thread blocks that fill a large GPU twice.
+/// Number of thread blocks that fill a large GPU twice.
 const WANTED_BLOCKS: usize = 256;
-/// Thread blocks that registers leave room for on a multiprocessor. Launches that turn rows and have more thread blocks than all
-/// multiprocessors have at once give each several splits, of [`MAX_SPLIT`] positions together.
+/// Thread blocks per multiprocessor that the registers allow. Launches that rotate rows and have more thread blocks than fit on all
+/// multiprocessors at once give each of them several splits, of [`MAX_SPLIT`] positions together.
 const TURNED_BLOCKS: usize = 4;
 /// The bytes of shared memory that the kernel declares statically, with the bytes reserved for each thread
 /// block.
@@ -27,16 +26,16 @@ const STATIC_SHARED_BYTES: usize = 3 << 10;
 const TENSOR_COLUMNS: [usize; 3] = [64, 128, 256];
 const TENSOR_COLUMNS_OF_WIDE: usize = 64;
 const TENSOR_HEADS: usize = 8;
-/// Numbers between the scores of two heads, beyond their positions.
+/// Padding between the scores of two heads, in numbers.
 const TENSOR_SCORE_PAD: usize = 8;
-/// Query heads of the other kernels, the most bytes and columns of a row that is one tile, and the columns of wider rows.
+/// Query heads of the other kernels, the largest bytes and columns of a row that is one tile, and the columns for wider rows.
 const PLAIN_HEADS: [usize; 4] = [1, 2, 4, 8];
 const PLAIN_ROW_BYTES: usize = 512;
 const PLAIN_ROW: usize = 256;
 const PLAIN_COLUMNS_OF_WIDE: usize = 128;
-/// Rings of tiles that are larger have two stages, others four.
+/// Rings of tiles above this size have two stages, others four.
 const LARGE_RINGS: usize = 40 << 10;
-/// Dynamic shared memory of a thread block: what GPUs of compute capability 8.6 have, less what the kernel declares itself.
+/// Dynamic shared memory of a thread block: the limit of GPUs of compute capability 8.6, less the kernel's static part.
 pub(super) const MAX_SHARED_BYTES: usize = 96 << 10;
 
 /// The numbers of a launch.
@@ -51,19 +50,19 @@ pub struct DecodePlan {
     pub n_blocks_x: usize,
     /// Splits of the grid.
     pub n_splits: usize,
-    /// Splits of a token, as a power of two, as long as they are shorter than the longest.
+    /// Binary logarithm of a token's number of splits while these are shorter than the longest.
     pub split_bits: u32,
     /// Columns of a tile of keys and of one of values.
     pub columns: [usize; 2],
-    /// Tiles of a warp's ring.
+    /// Number of tiles in a warp's ring.
     pub n_stages: usize,
     /// Positions of a warp in the longest split.
     pub warp_tokens: usize,
     /// Dynamic shared memory.
     pub shared_bytes: usize,
-    /// The same where thread blocks have several splits.
+    /// Dynamic shared memory if thread blocks have several splits.
     shared_bytes_of_several: usize,
-    /// Thread blocks of a token and some heads at least: its splits, [`MAX_SPLIT`] positions together.
+    /// Smallest number of thread blocks for a token and some heads: its splits, [`MAX_SPLIT`] positions together.
     min_blocks_y: usize,
 }
 
@@ -77,7 +76,7 @@ pub(super) fn kernels(types: [KvType; 2]) -> Vec<String> {
     }
 }
 
-/// The part of a context that a token sees at most, from the first position's page on.
+/// The part of a context that a token can see, from the first position's page on.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Visible {
@@ -85,12 +84,12 @@ pub struct Visible {
     pub context: usize,
     /// The window; 0 for none.
     pub window: usize,
-    /// Whether tokens see none after them.
+    /// Whether tokens see no later ones.
     pub is_causal: bool,
 }
 
 impl Visible {
-    /// All of a context, up to the token itself.
+    /// Returns the span of all of a context, up to the token itself.
     pub fn causal(context: usize) -> Self {
         Self {
             context,
@@ -99,13 +98,13 @@ impl Visible {
         }
     }
 
-    /// The same, with a window; 0 for none.
+    /// Returns the same span with a window; 0 for none.
     #[must_use]
     pub fn with_window(self, window: usize) -> Self {
         Self { window, ..self }
     }
 
-    /// Positions of which a token sees some or all.
+    /// Returns the number of positions of which a token sees some or all.
     pub(super) fn n_tokens(self) -> usize {
         if self.window == 0 {
             return self.context.max(1);
@@ -119,7 +118,7 @@ impl Visible {
     }
 }
 
-/// Splits that a token's context has at most while they are shorter than [`MAX_SPLIT`], as a power of two.
+/// Returns the largest number of splits of a token's context while they are shorter than [`MAX_SPLIT`], as a power of two.
 fn split_bits(n_kv_heads: usize) -> u32 {
     (WANTED_BLOCKS / n_kv_heads).clamp(16, 64).ilog2()
 }
@@ -131,18 +130,18 @@ fn split_len(n_tokens: usize, split_bits: u32) -> usize {
     (MIN_SPLIT << longer.min(MAX_LONGER)).min(MAX_SPLIT)
 }
 
-/// Splits of any number of positions up to `n_tokens`, at most.
+/// Returns the largest number of splits for any number of positions up to `n_tokens`.
 fn n_splits(n_tokens: usize, split_bits: u32) -> usize {
     let most = (1 << split_bits).max(n_tokens.div_ceil(MAX_SPLIT));
     n_tokens.div_ceil(MIN_SPLIT).min(most)
 }
 
-/// Numbers of a token's partial results: of each head and split the sums, their maximum and their denominator.
+/// Returns the numbers of a token's partial results: for each head and split the sums, their maximum and their denominator.
 pub(super) fn partial_len(n_heads: usize, n_splits: usize, dim_v: usize) -> usize {
     n_heads * n_splits * (dim_v.next_multiple_of(8) + 4)
 }
 
-/// The same for contexts of up to `n_tokens`.
+/// Returns the same for contexts of up to `n_tokens`.
 pub(super) fn longest_partial_len(n_heads: usize, n_kv_heads: usize, dim_v: usize, n_tokens: usize) -> usize {
     partial_len(n_heads, n_splits(n_tokens, split_bits(n_kv_heads)), dim_v)
 }
@@ -158,11 +157,11 @@ fn number_bytes(ty: KvType) -> usize {
 
 fn tile_bytes(columns: usize, row: usize, ty: KvType) -> usize {
     let scales = if ty == KvType::Q8_0 { row } else { 0 };
-    // Rows are an odd number of 16 bytes apart.
+    // Rows are an odd multiple of 16 bytes apart.
     PAGE_TOKENS * ((columns * number_bytes(ty) / 16) | 1) * 16 + scales
 }
 
-/// Which kernel, its heads, and the columns of a tile of rows of these widths.
+/// Selects the kernel, its heads, and the columns of a tile for rows of these widths.
 struct Candidate {
     variant: usize,
     heads: usize,
@@ -206,7 +205,8 @@ impl Candidate {
         })
     }
 
-    /// With sums of so many heads next to the rings, which those of values in one tile need only where the rings are in use meanwhile.
+    /// Returns the shared memory with the sums of `heads_apart` heads next to the rings. Sums of values in one tile need this only while the rings
+    /// are in use.
     fn shared_bytes(
         &self,
         rows: [usize; 2],
@@ -232,7 +232,7 @@ impl Candidate {
     }
 }
 
-/// The multiprocessors of a GPU, as far as grids follow from them. No result does.
+/// Describes the multiprocessors of a GPU for the choice of grids. Results do not depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Multiprocessors {
     pub(super) n: usize,
@@ -241,7 +241,7 @@ pub(super) struct Multiprocessors {
 }
 
 impl Multiprocessors {
-    /// As the driver gives them.
+    /// As the driver reports them.
     pub(super) fn of(info: &DeviceInfo) -> Self {
         Self {
             n: info.n_multiprocessors as usize,
@@ -254,7 +254,7 @@ impl DecodePlan {
     /// Threads of a thread block.
     pub const THREADS: u32 = THREADS;
 
-    /// The name of the kernel for a store of these types, those of the plan.
+    /// Returns the name of the plan's kernel for a store of these types.
     ///
     /// # Panics
     /// For types that no store has.
@@ -262,13 +262,13 @@ impl DecodePlan {
         kernels(types).swap_remove(self.variant)
     }
 
-    /// Numbers that the splits of a token leave each other, of `n_heads` query heads.
+    /// Returns the numbers that the splits of a token pass to each other, for `n_heads` query heads.
     pub fn partial_len(&self, n_heads: usize, dim_v: usize) -> usize {
         partial_len(n_heads, self.n_splits, dim_v)
     }
 
-    /// Thread blocks that share the splits of a token in a launch that turns `n_tokens` of them on these multiprocessors, and their dynamic
-    /// shared memory.
+    /// Returns the number of thread blocks that share the splits of a token, in a launch that rotates `n_tokens` tokens on these
+    /// multiprocessors, and their dynamic shared memory.
     pub(super) fn turned(&self, n_tokens: usize, on: Multiprocessors) -> (usize, usize) {
         let n_resident = on.shared_bytes / (self.shared_bytes_of_several + STATIC_SHARED_BYTES);
         let n_wanted = on.n * n_resident.min(TURNED_BLOCKS) / (self.n_blocks_x * n_tokens);
@@ -280,7 +280,7 @@ impl DecodePlan {
         }
     }
 
-    /// The launch for `n_heads` query heads over a layer of this shape and these types.
+    /// Plans the launch for `n_heads` query heads over a layer of this shape and these types.
     pub fn of(n_heads: usize, shape: KvLayerShape, types: [KvType; 2], visible: Visible) -> Self {
         let row = |dim: usize| dim.next_multiple_of(8);
         let rows = [row(shape.head_dim_k), row(shape.head_dim_v)];
@@ -297,7 +297,7 @@ impl DecodePlan {
             let tile = tile.max(tile_bytes(one.columns[1], row_of_value, types[1]));
             let parts = rows[0].div_ceil(one.columns[0]) + rows[1].div_ceil(one.columns[1]);
             let has_two_tiles = warp_tokens / PAGE_TOKENS * parts <= 2;
-            // Sums of values of one tile take the place of a ring.
+            // Sums of values of one tile reuse the memory of a ring.
             let has_sums = one.columns[1] >= rows[1] && 4 * one.heads * (rows[1] + 4) > 2 * tile;
             let has_large_rings = parts > 2 || 4 * WARPS * tile > LARGE_RINGS;
             let n_stages = if !has_sums && (has_two_tiles || has_large_rings) {
@@ -385,7 +385,7 @@ mod tests {
                     for context in [64, 4096, 1 << 17] {
                         let plan = plan(group, [dim, dim], [keys, values], context);
                         assert!(plan.shared_bytes <= MAX_SHARED_BYTES, "{keys} {values} {dim}");
-                        // The sums of a warp take the place of its ring where values are one tile.
+                        // The sums of a warp reuse the memory of its ring if values are one tile.
                         let tile = tile_bytes(plan.columns[1], dim, values);
                         let sums = 4 * plan.heads * (dim + 4);
                         assert!(plan.columns[1] < dim || sums <= plan.n_stages * tile);

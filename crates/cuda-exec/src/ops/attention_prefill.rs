@@ -1,8 +1,8 @@
 //! Attention of runs of tokens on tensor cores. Kernels: `attention_prefill.cu` for f16 stores, `attention_prefill_of_types.cu` for the others, and
 //! `attention_wide.cu` for f16 stores by matrix operations of warpgroups.
 //!
-//! Separate from the kernels for single tokens because a thread block takes many tokens of a sequence, and nothing is added up
-//! afterwards. Invariant: [`PrefillTiles`] is the twin of the kernels' sizes.
+//! A thread block takes many tokens of a sequence, and no partial results are combined afterwards. Invariant: [`PrefillTiles`] equals the kernels'
+//! sizes.
 
 use tokenmill_backend::{Attention, KvType};
 
@@ -19,7 +19,7 @@ use crate::{
 
 /// Threads of a thread block.
 const THREADS: u32 = 256;
-/// Warps of it.
+/// Number of warps of a thread block.
 const WARPS: usize = 8;
 /// Widest heads of the kernels for f16 stores.
 const HALF_DIMS: [usize; 4] = [64, 128, 192, 256];
@@ -27,21 +27,20 @@ const HALF_DIMS: [usize; 4] = [64, 128, 192, 256];
 const OTHER_DIMS: [usize; 3] = [64, 128, 256];
 /// Widest heads of the kernels by matrix operations of warpgroups.
 const WIDE_DIMS: [usize; 2] = [64, 128];
-/// Query rows of the longest run from which on those kernels take it: what one of their warpgroups multiplies.
+/// Smallest number of query rows of the longest run for which these kernels are used: as many as one of their warpgroups multiplies.
 const MIN_WIDE_ROWS: usize = 64;
-/// Heads up to which a warp has all columns of its rows.
+/// Widest heads for which a warp has all columns of its rows.
 const MAX_WARP_DIM: usize = 128;
 
-/// Positions that no kernel splits.
+/// Number of positions up to which no kernel splits a context.
 const SHORT_CONTEXT: usize = 64;
-/// Reads of a head's context that take less time than one thread block's walk over it, which by the timing model gets 5 GB/s out of the
-/// memory; all reads together get thousands.
+/// Number of reads of a head's context that take less time than one thread block's walk over it. By the timing model one walk gets 5 GB/s out of
+/// the memory; all reads together get thousands.
 const READS_OF_A_WALK: usize = 256;
 
-/// Returns whether a kernel for runs computes the attention of runs, if there is one. Its thread blocks read
-/// a context once for many tokens, but each walks over all of it: if few tokens follow a long context, as in
-/// drafts and short turns, most of the GPU would be idle. The kernels for single tokens split the context,
-/// and read it once for each token and each of a token's `n_blocks_x` thread blocks of a split.
+/// Returns whether a kernel for runs computes the attention of runs, if one exists. Its thread blocks read a context once for many tokens, but each
+/// walks over all of it: if few tokens follow a long context, as in drafts and short turns, most of the GPU would be idle. The kernels for single
+/// tokens split the context, and read it once for each token and each of a token's `n_blocks_x` thread blocks of a split.
 pub(super) fn attends_by_runs(n_tokens: usize, n_blocks_x: usize, visible: Visible) -> bool {
     visible.n_tokens() <= SHORT_CONTEXT || n_tokens * n_blocks_x >= READS_OF_A_WALK
 }
@@ -99,7 +98,7 @@ impl PrefillTiles {
         self.types == [KvType::F16; 2]
     }
 
-    /// The module and the kernel.
+    /// Returns the module and the kernel.
     pub fn names(self) -> [String; 2] {
         let dim = self.dim;
         if self.is_wide {
@@ -117,12 +116,12 @@ impl PrefillTiles {
         }
     }
 
-    /// Warps that share the columns of their rows.
+    /// Returns the number of warps that share the columns of their rows.
     fn split(self) -> usize {
         if self.dim > MAX_WARP_DIM { 2 } else { 1 }
     }
 
-    /// Query rows of a thread block: tokens times the query heads that share a KV head.
+    /// Returns the query rows of a thread block: tokens times the query heads that share a KV head.
     pub fn rows(self) -> usize {
         16 * WARPS / self.split()
     }
@@ -142,8 +141,8 @@ impl PrefillTiles {
         }
     }
 
-    /// Dynamic shared memory: a tile of keys and one of values with their padding, and the scores of warps that share rows; or two of both, and
-    /// what aligns them.
+    /// Returns the dynamic shared memory: a tile of keys and one of values with their padding, and the scores of warps that share rows; or two
+    /// tiles of both, and their alignment.
     pub fn shared_bytes(self) -> usize {
         let (dim, n_positions) = (self.dim, self.positions());
         if self.is_wide {
@@ -185,7 +184,7 @@ pub(super) fn load(device: &Device, types: [KvType; 2]) -> Result<Vec<PrefillKer
         .collect()
 }
 
-/// Loads those by matrix operations of warpgroups; none where the device has none.
+/// Loads the kernels by matrix operations of warpgroups; none if the device has none.
 pub(super) fn load_wide(device: &Device) -> Result<Vec<PrefillKernel>> {
     if !has_module(device, WIDE_ATTENTION)? {
         return Ok(Vec::new());
@@ -202,7 +201,7 @@ fn load_one(device: &Device, tiles: PrefillTiles) -> Result<PrefillKernel> {
 }
 
 impl Ops {
-    /// The kernel for runs of tokens whose heads have up to `dim` values; `None` where there is none, or none was loaded.
+    /// Returns the kernel for runs of tokens whose heads have up to `dim` values; `None` if there is none, or none was loaded.
     pub(super) fn prefill_of(&self, types: [KvType; 2], dim: usize) -> Option<PrefillKernel> {
         let kernels = self.prefill[store_code(types)].iter();
         (kernels.copied()).find(|kernel| kernel.tiles.takes(dim))
@@ -232,7 +231,7 @@ impl Ops {
         } else {
             prefill
         };
-        // The others are attended to by the kernel for single tokens, which splits their contexts.
+        // The kernel for single tokens attends for the others and splits their contexts.
         let n_single = runs.n_leading_single;
         let seq_starts = runs.seq_starts.range(n_single..runs.seq_starts.len())?;
         let page_starts = step.page_starts.range(n_single..step.page_starts.len())?;
@@ -284,9 +283,9 @@ mod tests {
         assert!(takes_runs(512, 8, 32_768, 0));
         // Drafts of as many sequences as fill the GPU.
         assert!(takes_runs(16 * 5, 8, 32_768, 0));
-        // One KV head for all makes few thread blocks of more tokens too.
+        // A single KV head has few thread blocks even with more tokens.
         assert!(!takes_runs(200, 1, 32_768, 0) && takes_runs(256, 1, 32_768, 0));
-        // Little is seen.
+        // The visible context is short.
         assert!(takes_runs(2, 8, 64, 0) && !takes_runs(2, 8, 80, 0));
         assert!(takes_runs(2, 8, 32_768, 32) && !takes_runs(2, 8, 32_768, 1024));
     }
@@ -296,7 +295,7 @@ mod tests {
         let pairs = KvType::ALL.map(|keys| KvType::ALL.map(|values| [keys, values]));
         for types in (pairs.concat().into_iter()).filter(|types| crate::KvStore::takes(*types)) {
             for tiles in PrefillTiles::all(types) {
-                // 99 KiB is what a thread block may ask for on compute capability 8.6 and 8.9.
+                // A thread block may request 99 KiB on compute capability 8.6 and 8.9.
                 assert!(tiles.shared_bytes() <= 99 << 10, "{tiles:?}");
             }
         }

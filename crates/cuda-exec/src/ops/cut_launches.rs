@@ -1,6 +1,4 @@
-//! Launches that are cut because a grid or a scratch has too few rows: they give what whole ones give.
-//!
-//! Separate because operations of several files are cut. Tests only.
+//! Tests launches that are divided because a grid or a scratch has too few rows: they give the results of whole ones.
 
 use tokenmill_backend::{Attention, AttentionShape, KvLayerShape, KvLayout, KvType, PageGroup};
 use tokenmill_gguf::TensorType;
@@ -19,7 +17,7 @@ fn values(len: usize) -> Vec<f32> {
         .collect()
 }
 
-/// A device, with grids of `max_grid_rows` rows.
+/// Returns a device, with grids of `max_grid_rows` rows.
 fn ops(max_grid_rows: usize) -> (Device, Ops) {
     let device = simulated(&Simulator::new(&SimOptions::default()));
     let ops = Ops {
@@ -147,7 +145,7 @@ fn attend(is_latent: bool, has_runs: bool, n_scratch_tokens: usize) -> (Vec<f32>
                 .unwrap();
         }
     }
-    // A run of two tokens at its end where there are runs.
+    // A run of two tokens at its end if there are runs.
     let [positions, seq_of] = if has_runs {
         [[4, 2, 0, 2, 3], [0, 1, 2, 3, 3]]
     } else {

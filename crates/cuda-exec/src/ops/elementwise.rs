@@ -5,7 +5,7 @@ use tokenmill_backend::{Activation, Temperature};
 
 use crate::{Args, LaunchShape, View, ViewMut, error::Result};
 
-/// The kernels' code for an activation.
+/// Returns the kernels' code for an activation.
 pub(super) fn activation_code(activation: Activation) -> usize {
     match activation {
         Activation::GeluQuick => panic!("encoders of images run on the host"),
@@ -84,7 +84,7 @@ impl Ops {
         self.device.launch(self.add_row, shape, &args)
     }
 
-    /// Takes the mean of each sequence's rows: `input: [n_tokens, width]`, `output: [n_seqs, width]`, zeros where a sequence
+    /// Takes the mean of each sequence's rows: `input: [n_tokens, width]`, `output: [n_seqs, width]`, zeros if a sequence
     /// has none. `seq_starts: [n_seqs + 1]` ascends to at most `n_tokens`.
     ///
     /// # Errors

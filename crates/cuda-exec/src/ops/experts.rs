@@ -7,29 +7,29 @@ use crate::{
     Args, Buffer, CudaExecError, Device, LaunchShape, View, ViewMut, driver::buffer_bytes, error::Result,
 };
 
-/// Experts that a row may choose from.
+/// Largest number of experts that a row may choose from.
 const MAX_EXPERTS: usize = 1024;
-/// Choices of a step, by the rows of a grid.
+/// Largest number of choices of a step, limited by the rows of a grid.
 const MAX_CHOICES: usize = 65_535;
 
-/// Where the rows of a step go, on the device.
+/// Holds the routing of a step's rows, on the device.
 #[derive(Debug)]
 pub struct DeviceRoutes {
     /// The choices of each row, best first.
     experts: Buffer<u32>,
     weights: Buffer<f32>,
-    /// The place of each of them among the choices sorted by expert.
+    /// The index of each choice among the choices sorted by expert.
     places: Buffer<u32>,
     /// The row of each sorted choice.
     rows: Buffer<u32>,
-    /// Where each expert's sorted choices begin, and where the last one's end.
+    /// Start of each expert's sorted choices, and the end of the last one's.
     starts: Buffer<u32>,
     /// Expert and first choice of each run of choices that are multiplied together.
     runs: Buffer<u32>,
 }
 
 impl DeviceRoutes {
-    /// Room for `max_rows` rows that go to `n_used` of `n_experts` experts.
+    /// Allocates for `max_rows` rows that go to `n_used` of `n_experts` experts.
     ///
     /// # Errors
     /// [`CudaExecError::Unsupported`] beyond 1024 experts or 65535 choices, or [`CudaExecError::OutOfMemory`].
@@ -54,11 +54,11 @@ impl DeviceRoutes {
         })
     }
 
-    /// Device memory of such a room.
+    /// Returns the device memory of such routes.
     pub fn device_bytes(max_rows: usize, n_experts: usize, n_used: usize) -> usize {
         let n_choices = max_rows.saturating_mul(n_used);
         if n_choices > MAX_CHOICES {
-            // Refused when it is made.
+            // Such sizes are rejected at allocation.
             return 0;
         }
         4 * buffer_bytes::<u32>(n_choices)
@@ -67,25 +67,25 @@ impl DeviceRoutes {
     }
 }
 
-/// How experts' matrices are multiplied.
+/// Selects how experts' matrices are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ExpertProducts {
-    /// By tiles alone, which give a row the same bits whatever the others are.
+    /// Only by tiles, which give a row the same bits whatever the other rows are.
     Tiles,
-    /// Tensor cores multiply tiles: one of 16 rows takes little longer than one row, even if most of the 16 are not there.
+    /// Tensor cores multiply tiles: a tile of 16 rows takes little longer than one row, even if most of the 16 are absent.
     Quantized,
-    /// Tiles are in f32, and each of their rows takes its time.
+    /// Tiles are in f32, and their time grows with their rows.
     Floats,
 }
 
-/// How many rows go where.
+/// Counts rows, choices and experts.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteCounts {
     /// Rows.
     pub n_rows: usize,
-    /// Experts that each goes to.
+    /// Number of experts per row.
     pub n_used: usize,
-    /// Experts there are.
+    /// Number of experts.
     pub n_experts: usize,
 }
 
@@ -94,7 +94,7 @@ impl RouteCounts {
         self.n_rows * self.n_used
     }
 
-    /// Choices of a run at most, up to those of the largest tile.
+    /// Returns the largest number of choices of a run, up to the size of the largest tile.
     fn run_len(self, products: ExpertProducts) -> usize {
         let n_choices = self.n_choices();
         let is_average = |len: usize| n_choices <= len * self.n_experts;
@@ -102,7 +102,7 @@ impl RouteCounts {
             ExpertProducts::Quantized | ExpertProducts::Floats if self.n_rows <= 1 => 1,
             // Few experts have a second row.
             ExpertProducts::Quantized if 2 * n_choices <= self.n_experts => 1,
-            // As many rows as an expert has on average, or somewhat more.
+            // As many rows as an expert has on average, or slightly more.
             ExpertProducts::Floats if is_average(1) => 2,
             ExpertProducts::Floats if is_average(4) => 4,
             ExpertProducts::Floats if is_average(8) => 8,
@@ -111,17 +111,17 @@ impl RouteCounts {
         }
     }
 
-    /// Runs there can be: each expert has at most one that is not full.
+    /// Returns the largest number of runs: each expert has at most one that is not full.
     fn max_runs(self, run_len: usize) -> usize {
         let n_choices = self.n_choices();
         n_choices.min(self.n_experts + n_choices / run_len)
     }
 }
 
-/// The rows that experts read, in both forms where both are there.
+/// The rows that experts read, in both forms if both exist.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertRows<'a> {
-    /// Whether each choice has a row of its own; else all choices of a row read that row.
+    /// Whether each choice has its own row; otherwise all choices of a row read that row.
     pub is_by_choice: bool,
     /// `[n_rows or n_choices, n_in]`, for float matrices.
     pub floats: View<'a, f32>,
@@ -136,12 +136,12 @@ pub enum CarriedRows<'a> {
     Nothing,
     /// Keeps the rows as they are.
     Whole,
-    /// The rows times the sigmoid of a value each, `[n_rows]`.
+    /// Multiplies the rows by the sigmoid of one value each, `[n_rows]`.
     Gated(View<'a, f32>),
 }
 
 impl Ops {
-    /// Says that matrices of experts are floats; runs are as long as those need it. To be said before the first row is routed.
+    /// Sets that matrices of experts are floats, which determines the length of runs. Call it before the first row is routed.
     pub fn expect_float_experts(&mut self) {
         self.has_float_experts = true;
     }
@@ -264,7 +264,7 @@ impl Ops {
             .write_or_null(output()?)
             .write_or_null(output()?)
             .count(counts.n_experts)
-            // Rows go to experts as the lists say.
+            // The lists give the routing of rows.
             .count(0)
             .count(n_out)
             .count(n_in)

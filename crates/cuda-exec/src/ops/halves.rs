@@ -1,5 +1,5 @@
-//! Rows of x made f16 for products of quantized matrices by many rows, for bands and for matrix operations of warpgroups. Kernels: `halves.cu`,
-//! `matmul_halves.cu`, `wide_rows.cu`, `matmul_wide.cu`.
+//! Converts rows of x to f16 for products of quantized matrices by many rows, for bands and for matrix operations of warpgroups. Kernels:
+//! `halves.cu`, `matmul_halves.cu`, `wide_rows.cu`, `matmul_wide.cu`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,24 +8,24 @@ use crate::{
     Args, CudaExecError, LaunchShape, ManyRows, ProductRoom, WideCut, error::Result, half_bands::HalfRows,
 };
 
-/// Superblocks that a thread block makes f16.
+/// Superblocks that a thread block converts to f16.
 const BLOCK_SUPERS: usize = 8;
 
-/// Thread blocks of tiles that there should be for each multiprocessor, as far as rows have superblocks.
+/// Wanted number of thread blocks of tiles for each multiprocessor, as far as rows have enough superblocks.
 const TILE_BLOCKS: usize = 8;
-/// Rows of a thread block of them.
+/// Rows of such a thread block.
 const BLOCK_ROWS: usize = 8;
 
-/// How rows of x lie in the memory for f16 rows.
+/// Selects the layout of rows of x in the memory for f16 rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HalfForm {
-    /// As bands take them.
+    /// For bands.
     Rows,
-    /// As matrix operations of warpgroups take them.
+    /// For matrix operations of warpgroups.
     Tiles,
 }
 
-/// Rows of x that were made f16.
+/// Rows of x that were converted to f16.
 pub(super) struct Halved<'a> {
     pub(super) form: HalfForm,
     pub(super) rows: MutexGuard<'a, HalfRows>,
@@ -36,8 +36,8 @@ fn locked(halves: &Mutex<HalfRows>) -> MutexGuard<'_, HalfRows> {
 }
 
 impl Ops {
-    /// Allocates what products in f16 need: those of K-quants by many rows ([`ManyRows`]), up to `max_rows` of `max_width` values. Larger ones are in
-    /// int8, as all are without, and slower. Batch-invariant products are not in f16.
+    /// Allocates the memory for products in f16: those of K-quants by many rows ([`ManyRows`]), up to `max_rows` of `max_width` values. Without it,
+    /// and for larger products, the kernels use int8 and are slower. Batch-invariant products never use f16.
     ///
     /// # Errors
     /// [`CudaExecError::OutOfMemory`].
@@ -49,7 +49,7 @@ impl Ops {
         Ok(())
     }
 
-    /// Device memory that [`Self::allow_halves`] takes: none where products are batch-invariant.
+    /// Returns the device memory that [`Self::allow_halves`] takes: none if products are batch-invariant.
     pub fn halves_bytes(&self, max_rows: usize, max_width: usize) -> usize {
         if self.is_batch_invariant {
             0
@@ -58,8 +58,8 @@ impl Ops {
         }
     }
 
-    /// The memory that there is for products by `n_rows` of `n_in` values, of matrices that [are wide](crate::Matrix::is_wide) where the device can
-    /// have such.
+    /// Returns the memory for products by `n_rows` of `n_in` values, of matrices that [are wide](crate::Matrix::is_wide) if the device supports
+    /// them.
     pub fn room_for(&self, n_rows: usize, n_in: usize) -> ProductRoom {
         let fits = |halves| locked(halves).halves.len() >= HalfRows::len(n_rows, n_in);
         let has_halves = self.halves.as_ref().is_some_and(fits);
@@ -74,8 +74,8 @@ impl Ops {
         }
     }
 
-    /// Makes rows f16, as many as thread blocks take. As bands take them, the last row stands for those beyond it; in tiles these are zero, up to 16, 32 or a multiple of 64 rows; others
-    /// are not written.
+    /// Converts rows to f16, padded to whole thread blocks. For bands, the last row is repeated. In tiles, padding rows are zero, up to 16, 32 or a
+    /// multiple of 64 rows; further rows are not written.
     pub(super) fn halve(&self, input: &LinearInput<'_>, n_in: usize, form: HalfForm) -> Result<Halved<'_>> {
         let quantized = input.quantized.ok_or(CudaExecError::Unsupported {
             feature: "product of quantized weights with f32 rows".to_owned(),

@@ -1,8 +1,8 @@
 //! Attention over latent rows, and products with the matrices of heads. Kernels: `latent_attention.cu`, and `experts.cu` for the
 //! products.
 //!
-//! Separate because only latent attention has them. Invariant: the context of a run of one token is split by its position alone, so
-//! its result depends neither on the grid nor on the other runs of the step.
+//! Invariant: the splits of a run of one token depend only on its position, so its result depends neither on the grid nor on the
+//! other runs of the step.
 
 use tokenmill_backend::{Attention, KvLayerShape, KvType};
 
@@ -15,7 +15,7 @@ use crate::{
 
 /// Positions of a tile.
 const TILE: usize = 32;
-/// Splits of a context at most.
+/// Largest number of splits of a context.
 const MAX_SPLITS: usize = 64;
 /// Query rows of a thread block, by kernel.
 const QUERY_ROWS: [usize; 2] = [16, 32];
@@ -47,12 +47,12 @@ impl LatentKernels {
     }
 }
 
-/// Dynamic shared memory: two tiles of rows, padded, and a quarter of the scores for each of four warps.
+/// Returns the dynamic shared memory: two tiles of rows, padded, and a quarter of the scores for each of four warps.
 fn shared_bytes(dim: usize, n_rows: usize) -> usize {
     2 * TILE * (dim + 8) * 2 + n_rows * 4 * (TILE + 8) * 4
 }
 
-/// Checks that a launch takes the matrices of `n_heads` heads.
+/// Checks that a launch can take the matrices of `n_heads` heads.
 ///
 /// # Errors
 /// [`CudaExecError::Unsupported`].
@@ -65,18 +65,17 @@ pub(crate) fn check_heads(n_heads: usize) -> Result<()> {
     })
 }
 
-/// Returns the least number of positions of a split, such that partial results are less than half of the
-/// bytes read.
+/// Returns the smallest number of positions of a split, such that partial results are less than half of the bytes read.
 fn min_split(n_heads: usize) -> usize {
     (8 * n_heads).next_multiple_of(TILE).clamp(64, 1024)
 }
 
-/// Returns the most splits of a context of `n_positions`.
+/// Returns the largest number of splits of a context of `n_positions`.
 pub(super) fn n_splits(n_positions: usize, n_heads: usize) -> usize {
     n_positions.div_ceil(min_split(n_heads)).clamp(1, MAX_SPLITS)
 }
 
-/// The variant for rows of this shape; `None` where the general kernel attends.
+/// Returns the variant for rows of this shape; `None` if the general kernel attends.
 fn variant(attention: &Attention<Buffer<f32>>, ty: KvType, shape: KvLayerShape) -> Option<usize> {
     let Attention {
         is_causal,
@@ -98,12 +97,12 @@ fn variant(attention: &Attention<Buffer<f32>>, ty: KvType, shape: KvLayerShape) 
 #[derive(Clone, Copy)]
 struct SplitRuns<'a> {
     variant: usize,
-    /// Where runs begin among the tokens, `[n_runs + 1]`; only those of one token are computed. `None` where each token is a run.
+    /// Starts of runs among the tokens, `[n_runs + 1]`; only runs of one token are computed. `None` if each token is a run.
     seq_starts: Option<View<'a, u32>>,
     n_runs: usize,
 }
 
-/// The arguments that decoding and prefill have in common.
+/// Appends the arguments that decoding and prefill share.
 fn with_store<'a>(
     args: Args<'a>,
     attention: &Attention<Buffer<f32>>,
@@ -121,7 +120,7 @@ fn with_store<'a>(
 }
 
 impl Ops {
-    /// Loads the kernels for latent rows. Without them [`Self::attention`] takes the general ones.
+    /// Loads the kernels for latent rows. Without them [`Self::attention`] uses the general ones.
     ///
     /// # Errors
     /// [`CudaExecError::DriverTooOld`], or the driver's.
@@ -132,7 +131,7 @@ impl Ops {
         Ok(())
     }
 
-    /// Attends as [`Self::attention`] does, if there are kernels for these rows; says whether it did.
+    /// Attends as [`Self::attention`] does, if there are kernels for these rows; returns whether it did.
     pub(super) fn latent_attention(
         &self,
         attention: &Attention<Buffer<f32>>,
@@ -143,7 +142,7 @@ impl Ops {
         quantized: &mut Option<QuantizedMut<'_>>,
         scratch: &mut AttentionScratch,
     ) -> Result<bool> {
-        // The splits of these kernels are as long as the step's longest context makes them.
+        // The step's longest context determines the length of these kernels' splits.
         let Some(kernels) = self.latent.as_ref().filter(|_| !self.is_batch_invariant) else {
             return Ok(false);
         };
@@ -232,7 +231,7 @@ impl Ops {
         for first in (0..n_runs).step_by(n_at_once) {
             let end = (first + n_at_once).min(n_runs);
             let n_here = end - first;
-            // Runs of a list may be any tokens of the step.
+            // The runs of a list may be any tokens of the step.
             let tokens = if seq_starts.is_some() {
                 0..n_tokens
             } else {

@@ -1,6 +1,6 @@
 //! Operations that few networks need. Kernels: `layers.cu`.
 //!
-//! Separate from the other small operations as their trait is. Invariant: as its parent's.
+//! Invariant: that of its parent.
 
 use tokenmill_backend::Xielu;
 
@@ -57,7 +57,7 @@ impl Ops {
         self.device.launch(self.layers.take_columns, shape, &args)
     }
 
-    /// Joins rows: `output[r] = [left[r], right[r]]`, the widths being those of the two.
+    /// Joins rows: `output[r] = [left[r], right[r]]`, whose widths are those of the two.
     ///
     /// # Errors
     /// As [`Self::take_columns`].
@@ -70,7 +70,7 @@ impl Ops {
     ) -> Result<()> {
         let width = widths[0] + widths[1];
         let mut output = output.range(0..n_rows * width)?;
-        // Rows of heads are more than a grid has.
+        // Rows of heads can exceed the limit of a grid.
         for first in (0..n_rows).step_by(self.max_grid_rows) {
             let end = (first + self.max_grid_rows).min(n_rows);
             let args = Args::new()
@@ -115,7 +115,7 @@ impl Ops {
         self.device.launch(self.layers.join_parts, shape, &args)
     }
 
-    /// Applies [`Xielu`] in place, `[n_rows, width]`, and quantizes where asked.
+    /// Applies [`Xielu`] in place, `[n_rows, width]`, and quantizes on request.
     ///
     /// # Errors
     /// As [`Self::take_columns`].
@@ -141,7 +141,7 @@ impl Ops {
         self.device.launch(self.layers.xielu, shape, &args)
     }
 
-    /// Takes from each row what lies above its spread, in place, `[n_rows, width]`; see
+    /// Subtracts the cut-off of its spread from each row, in place, `[n_rows, width]`; see
     /// [`LayerOperations`](tokenmill_backend::LayerOperations::cut_below).
     ///
     /// # Errors

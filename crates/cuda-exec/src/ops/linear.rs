@@ -21,16 +21,16 @@ use crate::{
     wide::WideKernels,
 };
 
-/// Rows up to which weights are read once without tiles.
+/// Largest number of rows for which weights are read once without tiles.
 const MAX_ROWS: usize = 8;
-/// Tiles of F32 below which narrow ones are faster, though they read more: a tile takes as long however many there are.
+/// Number of tiles of F32 below which narrow ones are faster, though they read more: the time of a tile does not depend on their number.
 const FEW_TILES: usize = 128;
-/// Tiles of F32 that have all rows of the matrices, up to which narrow ones are taken where the choice must not depend on the number of rows.
+/// The same limit for tiles that have all rows of the matrices; used if the choice must not depend on the number of rows.
 const FEW_TILES_OF_MATRICES: usize = 8;
 /// Matrices of one launch.
 pub(super) const MAX_JOBS: usize = 3;
 
-/// The rows that matrices are multiplied with, in both forms where both are there.
+/// The rows that matrices are multiplied with, in both forms if both exist.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearInput<'a> {
     /// Rows.
@@ -63,7 +63,7 @@ pub struct GatedProduct<'a> {
     pub activation: Activation,
     /// `[n_rows, n_out]`.
     pub output: ViewMut<'a, f32>,
-    /// The same, quantized; `n_out` is a multiple of 32 then.
+    /// The same, quantized; `n_out` is then a multiple of 32.
     pub quantized: Option<QuantizedMut<'a>>,
 }
 
@@ -72,18 +72,18 @@ pub struct GatedProduct<'a> {
 pub(super) struct PairKernels {
     /// For up to 1, 2, 4 and 8 rows.
     pub(super) few_rows: [Kernel; 4],
-    /// For 16 rows, where both types come in strips.
+    /// For 16 rows, if both types are stored in strips.
     pub(super) sixteen: Option<Kernel>,
     /// For one row that is normed first, of the same types.
     pub(super) normed: Option<Kernel>,
 }
 
 impl PairKernels {
-    /// Rows that one launch takes.
+    /// Largest number of rows that one launch takes.
     const MOST_ROWS: usize = 16;
 }
 
-/// The kernel for a number of rows.
+/// Returns the kernel for a number of rows.
 fn of_rows(kernels: [Kernel; 4], n_rows: usize) -> Kernel {
     kernels[variant_of(n_rows)]
 }
@@ -94,7 +94,7 @@ pub(super) fn not_a_factor() -> CudaExecError {
     }
 }
 
-/// Appends the input in the form that a matrix takes, or in f16 where it was made so.
+/// Appends the input in the form that a matrix takes, or in f16 if it was converted.
 fn with_input<'a>(
     args: Args<'a>,
     matrix: &Matrix,
@@ -122,12 +122,12 @@ fn with_input<'a>(
     }
 }
 
-/// Thread blocks of matrices that are cut into runs of `tile` rows.
+/// Counts the thread blocks of matrices that are divided into runs of `tile` rows.
 pub(super) fn n_blocks(jobs: &[Product<'_>], tile: usize) -> usize {
     jobs.iter().map(|job| job.matrix.n_out().div_ceil(tile)).sum()
 }
 
-/// Thread blocks of matrices that are multiplied by few rows.
+/// Counts the thread blocks of matrices that are multiplied by few rows.
 fn few_rows_blocks(jobs: &[Product<'_>]) -> usize {
     let of_matrix = |matrix: &Matrix| {
         let [n_out, n_in] = [matrix.n_out(), matrix.n_in()];
@@ -136,7 +136,7 @@ fn few_rows_blocks(jobs: &[Product<'_>]) -> usize {
     jobs.iter().map(|job| of_matrix(job.matrix)).sum()
 }
 
-/// The launch of up to three products of few rows.
+/// Returns the launch of up to three products of few rows.
 fn few_rows_shape(jobs: &[Product<'_>], n_rows: usize) -> LaunchShape {
     let few = |job: &Product<'_>| FewRows::of(job.matrix.layout().ty());
     let shared_bytes = jobs.iter().map(|job| few(job).shared_bytes(n_rows)).max();
@@ -147,14 +147,14 @@ fn few_rows_shape(jobs: &[Product<'_>], n_rows: usize) -> LaunchShape {
 struct ProductLaunch {
     kernel: Kernel,
     shape: LaunchShape,
-    /// Where thread blocks share columns, superblocks of each.
+    /// If thread blocks share columns, the number of superblocks of each.
     each: Option<usize>,
     /// How the kernel takes rows in f16, if it does.
     form: Option<HalfForm>,
 }
 
 impl ProductLaunch {
-    /// One by rows as they are, whose thread blocks have all columns.
+    /// Makes a launch by rows as they are, whose thread blocks have all columns.
     fn plain(kernel: Kernel, shape: LaunchShape) -> Self {
         Self {
             kernel,
@@ -165,7 +165,7 @@ impl ProductLaunch {
     }
 }
 
-/// The launch of up to three products of more rows by matrices of one type, as is best for it.
+/// Returns the fastest launch of up to three products of more rows by matrices of one type.
 fn many_rows_launch(
     kernels: &MatrixKernels,
     jobs: &[Product<'_>],
@@ -230,7 +230,7 @@ fn many_rows_launch(
     })
 }
 
-/// The launch of up to three products of more rows by matrices of one type in tiles.
+/// Returns the launch of up to three products of more rows by matrices of one type in tiles.
 fn tiles_launch(
     kernels: &MatrixKernels,
     jobs: &[Product<'_>],
@@ -254,7 +254,7 @@ fn tiles_launch(
     Ok(ProductLaunch::plain(tiled.kernel, shape))
 }
 
-/// The arguments that all products have.
+/// Appends the arguments that all products have.
 fn job_args<'a>(
     input: &LinearInput<'a>,
     halved: Option<&'a Halved<'_>>,
@@ -264,7 +264,7 @@ fn job_args<'a>(
     with_input(matrix_args(input.n_rows, jobs)?, matrix, input, halved)
 }
 
-/// The same but for the input.
+/// Appends the same except for the input.
 pub(super) fn matrix_args<'a>(n_rows: usize, jobs: &'a mut [Product<'_>]) -> Result<Args<'a>> {
     let matrix = jobs[0].matrix;
     for job in jobs.iter() {
@@ -302,8 +302,8 @@ pub(super) fn matrix_args<'a>(n_rows: usize, jobs: &'a mut [Product<'_>]) -> Res
 }
 
 impl Ops {
-    /// Multiplies one input by several matrices; neighbours of one type share launches, and so do three matrices of which the
-    /// last has another type, where [`Self::load_pair`] loaded kernels for the two.
+    /// Multiplies one input by several matrices. Adjacent matrices of one type share launches. So do three matrices of which the last has
+    /// another type, if [`Self::load_pair`] loaded kernels for the two types.
     ///
     /// # Errors
     /// [`CudaExecError::Shape`], [`CudaExecError::Bounds`], or the driver's.
@@ -313,7 +313,7 @@ impl Ops {
             let args = job_args(input, None, products)?;
             return self.device.launch(kernel, shape, &args);
         }
-        // Rows are made f16 at the first launch that takes them, for all that take them so.
+        // Rows are converted to f16 at the first launch that takes them, for all launches with that layout.
         let (mut room, mut halved) = (None, None::<Halved<'_>>);
         let is_joined = |a: &Product<'_>, b: &Product<'_>| a.matrix.layout().ty() == b.matrix.layout().ty();
         for joined in products.chunk_by_mut(is_joined) {
@@ -339,7 +339,7 @@ impl Ops {
                 if let Some(form) = form
                     && halved.as_ref().is_none_or(|halved| halved.form != form)
                 {
-                    // Both forms have the same memory.
+                    // Both forms use the same memory.
                     drop(halved.take());
                     halved = Some(self.halve(input, jobs[0].matrix.n_in(), form)?);
                 }
@@ -347,7 +347,7 @@ impl Ops {
                 let n_supers = jobs[0].matrix.n_in() / 256;
                 let args = job_args(input, halved, jobs)?;
                 let Some(each) = each else {
-                    // Kernels for tiles are one for shared and unshared columns.
+                    // Kernels for tiles are the same for shared and unshared columns.
                     let args = match form {
                         Some(HalfForm::Tiles) => (args.write_or_null::<f32>(None))
                             .write_or_null::<u32>(None)
@@ -370,12 +370,12 @@ impl Ops {
         Ok(())
     }
 
-    /// The launch of two matrices of one type and a third of another, by up to as many rows as a thread block takes.
+    /// Returns the launch of two matrices of one type and a third of another, by up to as many rows as a thread block takes.
     fn pair_of(&self, products: &[Product<'_>], n_rows: usize) -> Option<(Kernel, LaunchShape)> {
         let [a, b, c] = products else {
             return None;
         };
-        // Each must have been loaded as a factor, as for a launch of its own.
+        // Each must have been loaded as a factor, as for a separate launch.
         let are_factors = (products.iter()).all(|product| product.matrix.kernels.matvec.is_some());
         let types = [a, c].map(|product| product.matrix.layout().ty());
         if self.is_batch_invariant || !are_factors || b.matrix.layout().ty() != types[0] {
@@ -386,7 +386,7 @@ impl Ops {
             let kernel = of_rows(kernels.few_rows, n_rows);
             return Some((kernel, few_rows_shape(products, n_rows)));
         }
-        // Only where launches of their own would be strips too, whose bits these are.
+        // Only if separate launches would use strips too, which give these bits.
         let n_out = [a, b].map(|product| product.matrix.n_out()).iter().sum();
         let launches = [(types[0], n_out), (types[1], c.matrix.n_out())];
         let n_in = a.matrix.n_in();
@@ -403,8 +403,8 @@ impl Ops {
         Some((kernels.sixteen?, shape))
     }
 
-    /// Whether a pair can be multiplied by [`Self::matvec_gated`]: rows that may depend on each other's number, few of them or any number
-    /// by bands or wide products, and weights of one type.
+    /// Returns whether [`Self::matvec_gated`] can multiply a pair: its weights have one type, results may depend on the number of rows, and
+    /// the rows are few, or any number by bands or wide products.
     pub fn can_gate(&self, gate: &Matrix, up: &Matrix, n_rows: usize) -> bool {
         !self.is_batch_invariant
             && gate.layout() == up.layout()

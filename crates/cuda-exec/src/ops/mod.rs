@@ -1,7 +1,7 @@
 //! The operations: launches of the kernels, with their sizes checked.
 //!
-//! One file an operation family, named as its kernel's source. Invariant: an operation launches only what its arguments'
-//! sizes decide, allocates nothing and never waits, so any sequence of operations can be captured.
+//! One file an operation family, named like its kernel's source. Invariant: a launch depends only on its arguments' sizes, allocates
+//! nothing and never waits, so any sequence of operations can be captured.
 
 mod adapters;
 mod argmax;
@@ -58,7 +58,7 @@ pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SamplePlan, Sam
 pub use shared_attention::SharedPages;
 pub use turn_attention::NewRows;
 
-/// The modules of every network, which a driver compiles at the same time.
+/// The modules of every network, which a driver compiles in parallel.
 const MODULES: [&str; 10] = [
     "argmax",
     "attention_decode",
@@ -72,17 +72,17 @@ const MODULES: [&str; 10] = [
     "sample",
 ];
 
-/// The kernels for a store whose keys and values are of some types.
+/// The kernels for a store with keys and values of certain types.
 #[derive(Clone, Debug)]
 struct StoreKernels {
     rope_kv: Kernel,
     /// Kernels of [`attention_decode::kernels`].
     attention: Vec<Kernel>,
-    /// Kernels that also rotate queries and keys, if there are such.
+    /// Kernels that also rotate queries and keys, if they exist.
     turned: Vec<Kernel>,
 }
 
-/// The place of a store's types among the kernels.
+/// Returns the index of a store's types among the kernels.
 fn store_code(types: [KvType; 2]) -> usize {
     match types {
         [KvType::E4M3, KvType::E4M3] => N_STORES - 1,
@@ -166,7 +166,7 @@ pub struct QuantizedRows {
     scales: Buffer<Q8Scale>,
 }
 
-/// Where an operation writes quantized rows.
+/// The destination of an operation's quantized rows.
 #[derive(Debug)]
 pub struct QuantizedMut<'a> {
     bytes: ViewMut<'a, i8>,
@@ -193,13 +193,13 @@ impl QuantizedRows {
         })
     }
 
-    /// Device memory of such rows.
+    /// Returns the device memory of such rows.
     pub fn device_bytes(n_rows: usize, width: usize) -> usize {
         let len = n_rows * width.next_multiple_of(32);
         crate::driver::buffer_bytes::<i8>(len) + crate::driver::buffer_bytes::<Q8Scale>(len / 32)
     }
 
-    /// To write.
+    /// Returns a mutable view.
     pub fn view_mut(&mut self) -> QuantizedMut<'_> {
         QuantizedMut {
             bytes: self.bytes.view_mut(),
@@ -207,7 +207,7 @@ impl QuantizedRows {
         }
     }
 
-    /// To read.
+    /// Returns a view to read.
     pub fn view(&self) -> QuantizedView<'_> {
         QuantizedView {
             bytes: self.bytes.view(),
@@ -233,7 +233,7 @@ impl<'a> QuantizedMut<'a> {
         }
     }
 
-    /// The two optional pointers that kernels take.
+    /// Returns the two optional pointers that kernels take.
     pub(crate) fn split(this: Option<Self>) -> (Option<ViewMut<'a, i8>>, Option<ViewMut<'a, Q8Scale>>) {
         match this {
             Some(rows) => (Some(rows.bytes), Some(rows.scales)),
@@ -254,13 +254,13 @@ impl QuantizedView<'_> {
     }
 }
 
-/// The kernels without a weight type, loaded; of some only those that were asked for.
+/// The kernels without a weight type. Some are loaded only on request.
 #[derive(Debug)]
 pub struct Ops {
     device: Device,
     /// Whether a row's results may not depend on how many rows there are.
     is_batch_invariant: bool,
-    /// Whether matrices of experts are floats, some at least.
+    /// Whether matrices of experts, or some of them, are floats.
     has_float_experts: bool,
     add_norm: Kernel,
     /// For rows that fit into the registers of a thread block: up to each of `norm::HELD_WIDTHS`.
@@ -281,17 +281,17 @@ pub struct Ops {
     streams: Option<streams::StreamKernels>,
     rope: Kernel,
     rope_axes: Kernel,
-    /// By the types of the store, as far as they were asked for.
+    /// By the types of the store, as far as they were requested.
     stores: [Option<StoreKernels>; N_STORES],
     argmax_partial: Kernel,
     argmax_combine: Kernel,
     /// Kernels for runs of tokens by the types of the KV cache, as far as they were requested, the narrowest heads first.
     prefill: [Vec<attention_prefill::PrefillKernel>; N_STORES],
-    /// For pages that tokens share, where they were asked for.
+    /// For pages that tokens share, if they were requested.
     shared: Option<shared_attention::SharedKernels>,
     /// Wgmma kernels over f16 KV caches, if the device has them.
     wide_prefill: Vec<attention_prefill::PrefillKernel>,
-    /// For latent rows, where they were asked for.
+    /// For latent rows, if they were requested.
     latent: Option<latent::LatentKernels>,
     sample_parts: Kernel,
     sample_weights: Kernel,
@@ -305,23 +305,23 @@ pub struct Ops {
     adapters: Option<adapters::AdapterKernels>,
     /// Kernels for recurrent layers, if they were requested.
     recurrent: Option<recurrence::RecurrentKernels>,
-    /// Products by matrices of two types, as far as they were asked for; in the order of [`PAIRS`].
+    /// Products by matrices of two types, as far as they were requested; in the order of [`PAIRS`].
     pairs: [Option<linear::PairKernels>; PAIRS.len()],
-    /// Rows of a grid along y or z at most; a launch of more is cut.
+    /// Largest number of rows of a grid along y or z; larger launches are divided.
     max_grid_rows: usize,
     /// The device's. A launch of [`Self::turn_attention`] fills them once, if it can.
     multiprocessors: attention_decode::Multiprocessors,
-    /// For products whose columns thread blocks share, where that was asked for. Launches that use it follow each other.
+    /// For products whose columns are shared by thread blocks, if that was requested. Launches that use it run one after the other.
     parts: Option<Mutex<Parts>>,
     halve_rows: Kernel,
     /// The same for wgmma, if the device has it.
     wide_tiles: Option<Kernel>,
-    /// For products in f16, where that was asked for. Launches that use it follow each other.
+    /// For products in f16, if that was requested. Launches that use it run one after the other.
     halves: Option<Mutex<HalfRows>>,
 }
 
 impl Ops {
-    /// Loads them.
+    /// Loads the kernels.
     ///
     /// # Errors
     /// [`CudaExecError::DriverTooOld`], or the driver's.
@@ -414,8 +414,8 @@ impl Ops {
         Ok(())
     }
 
-    /// Allocates what products need whose columns thread blocks share: narrow ones of K-quants by many rows
-    /// ([`ManyRows`](crate::ManyRows)), which are slower without. Batch-invariant products do not share columns.
+    /// Allocates the memory for products whose columns are shared by thread blocks: narrow ones of K-quants by many rows
+    /// ([`ManyRows`](crate::ManyRows)), which are slower without it. Batch-invariant products do not share columns.
     ///
     /// # Errors
     /// [`CudaExecError::OutOfMemory`], or the driver's.
@@ -426,7 +426,7 @@ impl Ops {
         Ok(())
     }
 
-    /// Device memory that [`Self::allow_splits`] takes: none where products are batch-invariant.
+    /// Returns the device memory that [`Self::allow_splits`] takes: none if products are batch-invariant.
     pub fn split_bytes(&self) -> usize {
         if self.is_batch_invariant {
             0
@@ -435,7 +435,7 @@ impl Ops {
         }
     }
 
-    /// The kernels for a store.
+    /// Returns the kernels for a store.
     fn store_kernels(&self, types: [KvType; 2]) -> Result<&StoreKernels> {
         let kernels = self.stores[store_code(types)].as_ref();
         kernels.ok_or_else(|| CudaExecError::Unsupported {
@@ -446,14 +446,14 @@ impl Ops {
         })
     }
 
-    /// Says whether the results of a row have the same bits whatever other rows are computed with it. Products then add in one order for
-    /// every number of rows, that of the tiles, and every token attends by the kernel whose splits are at fixed positions.
+    /// Returns whether the results of a row have the same bits whatever other rows are computed with it. Products then add in one order
+    /// for every number of rows, that of the tiles, and every token attends by the kernel whose splits are at fixed positions.
     pub fn set_batch_invariance(&mut self, is_batch_invariant: bool) {
         self.is_batch_invariant = is_batch_invariant;
     }
 
-    /// Loads the kernels that multiply by matrices of both types in one launch, if there are any. Without them
-    /// [`Self::linear`] takes a launch for each type.
+    /// Loads the kernels that multiply by matrices of both types in one launch, if they exist. Without them [`Self::linear`] uses a
+    /// launch for each type.
     ///
     /// # Errors
     /// [`CudaExecError::DriverTooOld`], or the driver's.
@@ -485,7 +485,7 @@ impl Ops {
     }
 }
 
-/// Rows of a grid along y or z at most.
+/// Largest number of rows of a grid along y or z.
 pub(crate) const MAX_GRID_ROWS: usize = 65_535;
 
 /// Launches of elementwise kernels: 256 threads, one element each, rows along y.

@@ -1,11 +1,11 @@
-//! Norms, alone and with the residual addition, and quantization of rows. Kernels: `norm.cu`.
+//! Norms, with or without the residual addition, and quantization of rows. Kernels: `norm.cu`.
 
 use super::{Ops, QuantizedMut, check_multiple, elementwise_grid};
 use tokenmill_backend::{Norm, NormKind};
 
 use crate::{Args, Buffer, LaunchShape, View, ViewMut, error::Result};
 
-/// The kernels' code for a kind of norm.
+/// Returns the kernels' code for a kind of norm.
 fn code(kind: NormKind) -> usize {
     match kind {
         NormKind::Rms => 0,
@@ -13,19 +13,19 @@ fn code(kind: NormKind) -> usize {
     }
 }
 
-/// Runs from this width on are normalized by a thread block each, narrower ones by a warp.
+/// Smallest width of runs that are normalized by a thread block each; narrower ones are normalized by a warp.
 const WIDE_RUN: usize = 512;
 
-/// Widest rows that each of the kernels holds in registers.
+/// Widest rows that each kernel holds in registers.
 const HELD_WIDTHS: [usize; 2] = [4096, 8192];
 
-/// The values of a norm's vector that a kernel reads.
+/// Returns the values of a norm's vector that a kernel reads.
 fn values(vector: Option<&Buffer<f32>>, width: usize) -> Result<Option<View<'_, f32>>> {
     vector.map(|vector| vector.view().range(0..width)).transpose()
 }
 
 impl Ops {
-    /// Normalizes rows: `output = norm(input)`, both `[n_rows, width]`, and quantizes them where asked.
+    /// Normalizes rows: `output = norm(input)`, both `[n_rows, width]`, and quantizes them on request.
     ///
     /// # Errors
     /// [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
@@ -43,7 +43,7 @@ impl Ops {
         self.launch_norm(norm, n_rows, args, output, quantized)
     }
 
-    /// Adds and normalizes: `hidden += scale * delta; output = norm(hidden)`, and quantizes where asked.
+    /// Adds and normalizes: `hidden += scale * delta; output = norm(hidden)`, and quantizes on request.
     ///
     /// # Errors
     /// As [`Self::norm`].
@@ -85,7 +85,8 @@ impl Ops {
             .write(output.range(0..n_rows * norm.width)?)
             .write_or_null(bytes)
             .write_or_null(scales);
-        // Rows of whole groups are held, if they fit. Views of them begin at multiples of their width, so that 16 bytes are aligned.
+        // Rows of whole groups are held in registers if they fit. Views of them begin at multiples of their width, so that 16 bytes
+        // are aligned.
         let held = (HELD_WIDTHS.iter().position(|&widest| norm.width <= widest))
             .filter(|_| norm.width.is_multiple_of(32));
         let (kernel, n_threads) = match held {
@@ -96,11 +97,11 @@ impl Ops {
             .launch(kernel, LaunchShape::new([n_rows, 1, 1], n_threads), &args)
     }
 
-    /// Normalizes every run of `norm.width` values of rows `[n_rows, row_width]` in place. A weight of several runs is for as
-    /// many that follow one another, again and again.
+    /// Normalizes every run of `norm.width` values of rows `[n_rows, row_width]` in place. A weight of several runs applies to as
+    /// many consecutive runs, and repeats after them.
     ///
     /// # Errors
-    /// [`CudaExecError::Shape`](crate::CudaExecError::Shape) where runs do not fill a row, or as [`Self::norm`].
+    /// [`CudaExecError::Shape`](crate::CudaExecError::Shape) if runs do not fill a row, or as [`Self::norm`].
     pub fn norm_in_place(
         &self,
         norm: &Norm<Buffer<f32>>,
@@ -133,7 +134,7 @@ impl Ops {
     /// Quantizes rows `[n_rows, width]`.
     ///
     /// # Errors
-    /// [`CudaExecError::Shape`](crate::CudaExecError::Shape) where the width is no multiple of 32, or as [`Self::norm`].
+    /// [`CudaExecError::Shape`](crate::CudaExecError::Shape) if the width is not a multiple of 32, or as [`Self::norm`].
     pub fn quantize(
         &self,
         n_rows: usize,
@@ -142,7 +143,7 @@ impl Ops {
         output: QuantizedMut<'_>,
     ) -> Result<()> {
         let mut output = output.rows(0, n_rows, width)?;
-        // Rows of heads are more than a grid has.
+        // Rows of heads can exceed the limit of a grid.
         for first in (0..n_rows).step_by(self.max_grid_rows) {
             let end = (first + self.max_grid_rows).min(n_rows);
             let QuantizedMut { bytes, scales } = output.reborrow().rows(first, end - first, width)?;

@@ -1,7 +1,7 @@
-//! Products of one row together with what stands between them: the addition to the stream behind one, and the norm before the next. Kernels:
-//! `matvec_add_m1` and those with `normed` of `matvec.cu` and `matvec_pair.cu`.
+//! Products of one row together with the operations between them: the addition to the hidden state after one, and the norm before the next.
+//! Kernels: `matvec_add_m1` and those with `normed` of `matvec.cu` and `matvec_pair.cu`.
 //!
-//! Separate from products of any rows. Invariant: bits are those of the product, the addition and the norm in a row.
+//! Invariant: the bits are those of separate launches of product, addition and norm.
 
 use super::{
     Ops, QuantizedMut, check_equal,
@@ -16,7 +16,7 @@ use crate::{
 /// Threads of a thread block.
 const THREADS: u32 = 128;
 
-/// A row that is normed by RMS, and where the normed row goes in both forms.
+/// A row that is RMS-normed, and the outputs of the normed row in both forms.
 #[derive(Debug)]
 pub struct NormedInput<'a> {
     /// `[width]`.
@@ -31,7 +31,7 @@ pub struct NormedInput<'a> {
     pub quantized: QuantizedMut<'a>,
 }
 
-/// Appends what kernels take of a row that they norm.
+/// Appends the arguments for a row that a kernel norms.
 fn with_normed<'a>(args: Args<'a>, n_in: usize, input: NormedInput<'a>) -> Result<Args<'a>> {
     let quantized = input.quantized.rows(0, 1, n_in)?;
     let (bytes, scales) = QuantizedMut::split(Some(quantized));
@@ -46,12 +46,12 @@ fn with_normed<'a>(args: Args<'a>, n_in: usize, input: NormedInput<'a>) -> Resul
 }
 
 impl Ops {
-    /// The kernels for one row, where the matrix has such: it comes in strips, and rows may depend on each other's number.
+    /// Returns the kernels for one row, if the matrix has them: it is stored in strips, and results may depend on the number of rows.
     fn joined_of(&self, matrix: &Matrix) -> Option<JoinedKernels> {
         matrix.kernels.joined.filter(|_| !self.is_batch_invariant)
     }
 
-    /// Whether [`Self::linear_add`] takes a matrix.
+    /// Returns whether [`Self::linear_add`] takes a matrix.
     pub fn can_add(&self, matrix: &Matrix) -> bool {
         self.joined_of(matrix).is_some()
     }
@@ -59,7 +59,8 @@ impl Ops {
     /// Adds the product of one row: `output += scale * (matrix * input + bias)`.
     ///
     /// # Errors
-    /// [`CudaExecError::Unsupported`](crate::CudaExecError::Unsupported) where [`Self::can_add`] is false, [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
+    /// [`CudaExecError::Unsupported`](crate::CudaExecError::Unsupported) if [`Self::can_add`] is false,
+    /// [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
     pub fn linear_add(&self, scale: f32, input: &LinearInput<'_>, product: Product<'_>) -> Result<()> {
         let matrix = product.matrix;
         let kernels = self.joined_of(matrix).ok_or_else(not_a_factor)?;
@@ -86,12 +87,12 @@ impl Ops {
         self.device.launch(kernels.add, shape, &args)
     }
 
-    /// The launch of products of a row that is normed first, if there is one.
+    /// Returns the launch of products of a row that is normed first, if there is one.
     fn normed_launch(&self, products: &[Product<'_>]) -> Option<(Kernel, LaunchShape)> {
         let first = products.first().filter(|_| products.len() <= MAX_JOBS)?;
         let few = |product: &Product<'_>| FewRows::of(product.matrix.layout().ty());
         let (n_in, ty) = (first.matrix.n_in(), first.matrix.layout().ty());
-        // Tall matrices have too many thread blocks that would each norm the row, and thread blocks of several strips.
+        // Tall matrices have too many thread blocks to norm the row in each, and thread blocks of several strips.
         let takes = |product: &Product<'_>| {
             let matrix = product.matrix;
             self.joined_of(matrix).is_some()
@@ -122,7 +123,7 @@ impl Ops {
         ))
     }
 
-    /// Whether [`Self::linear_normed`] takes these products.
+    /// Returns whether [`Self::linear_normed`] takes these products.
     pub fn can_norm(&self, products: &[Product<'_>]) -> bool {
         self.normed_launch(products).is_some()
     }
@@ -130,7 +131,8 @@ impl Ops {
     /// Norms a row and multiplies it by up to three matrices.
     ///
     /// # Errors
-    /// [`CudaExecError::Unsupported`](crate::CudaExecError::Unsupported) where [`Self::can_norm`] is false, [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
+    /// [`CudaExecError::Unsupported`](crate::CudaExecError::Unsupported) if [`Self::can_norm`] is false,
+    /// [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
     pub fn linear_normed(&self, input: NormedInput<'_>, products: &mut [Product<'_>]) -> Result<()> {
         let (kernel, shape) = self.normed_launch(products).ok_or_else(not_a_factor)?;
         let n_in = products[0].matrix.n_in();
@@ -138,7 +140,7 @@ impl Ops {
         self.device.launch(kernel, shape, &args)
     }
 
-    /// Whether [`Self::gated_normed`] takes this pair.
+    /// Returns whether [`Self::gated_normed`] takes this pair.
     pub fn can_norm_gated(&self, gate: &Matrix, up: &Matrix) -> bool {
         self.joined_of(gate).is_some()
             && gate.layout() == up.layout()
@@ -148,7 +150,8 @@ impl Ops {
     /// Norms a row and multiplies it by a gate and an up matrix at once.
     ///
     /// # Errors
-    /// [`CudaExecError::Unsupported`](crate::CudaExecError::Unsupported) where [`Self::can_norm_gated`] is false, [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
+    /// [`CudaExecError::Unsupported`](crate::CudaExecError::Unsupported) if [`Self::can_norm_gated`] is false,
+    /// [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
     pub fn gated_normed(&self, input: NormedInput<'_>, product: GatedProduct<'_>) -> Result<()> {
         let [gate, up] = product.matrices;
         let kernels = self.joined_of(gate).filter(|_| self.can_norm_gated(gate, up));
@@ -260,7 +263,7 @@ mod tests {
         }
     }
 
-    /// The row of a stream, its norm, and what is made of them.
+    /// The row of a hidden state, its norm, and the results computed from them.
     struct Rows {
         hidden: Buffer<f32>,
         norm: Norm<Buffer<f32>>,
@@ -305,7 +308,7 @@ mod tests {
             }
         }
 
-        /// The normed row in both forms.
+        /// Returns the normed row in both forms.
         fn bits(&self, device: &Device) -> (Vec<u32>, Vec<i8>, Vec<crate::Q8Scale>) {
             let form = self.quantized.view();
             let bytes = device.download(form.bytes).unwrap();

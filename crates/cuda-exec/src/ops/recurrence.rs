@@ -1,8 +1,8 @@
 //! The operations on recurrent states. Kernels: `short_conv.cu`, `ssm_scan.cu`, `delta_net.cu`.
 //!
-//! Their kernels are loaded for networks that have states only. Invariant: where a state is, the step's inputs say, so a launch depends on
-//! counts only and is captured like any other. Whole chunks of 16 tokens go at once, others token by token: which, follows from the
-//! tokens' positions, not from what else a step has.
+//! The kernels are loaded only for networks that have states. Invariant: the step's inputs say where a state is, so a launch depends on
+//! counts only and is captured like any other. Whole chunks of 16 tokens are computed at once, other tokens one by one; which of the two
+//! applies depends on the tokens' positions, not on the other sequences of the step.
 
 use tokenmill_backend::{DeltaDecays, DeltaNet, KeyHeads, ShortConv, SsmScan};
 
@@ -19,11 +19,11 @@ const CONV_TOKENS: usize = 32;
 const CONV_CHANNELS: usize = 128;
 /// Threads of a thread block of a recurrence.
 const THREADS: usize = 256;
-/// Rows of the width of a key that a thread block of a delta rule keeps: the queries and keys of 8 tokens; with decays of channels, those
-/// of 4 tokens and their decays.
+/// Rows of the width of a key that a thread block of a delta rule keeps: the queries and keys of 8 tokens, or, if channels have decays,
+/// those of 4 tokens and their decays.
 const NET_ROWS: usize = 8 * 2;
 const NET_ROWS_OF_CHANNELS: usize = 4 * 3;
-/// Lanes of a warp: what a channel's values are shared by at most.
+/// Lanes of a warp: the most that share a channel's values.
 const MAX_LANES: usize = 32;
 /// Values of a state that a lane keeps.
 const LANE_LEN: usize = 16;
@@ -32,20 +32,20 @@ const SHORT_LANE_LEN: usize = 4;
 /// States up to this length are short.
 const SHORT_STATE: usize = 32;
 
-/// Tokens that a chunk has.
+/// Number of tokens in a chunk.
 const CHUNK_TOKENS: usize = 16;
-/// Lanes with which a kernel takes chunks: a warp has 16 columns and 32 of their values, and the warps of a thread block share a column.
+/// Lanes of a kernel for chunks: a warp has 16 columns and 32 of their values, and the warps of a thread block share a column.
 const CHUNK_LANES: std::ops::RangeInclusive<usize> = 2..=16;
 
-/// The same where channels have decays: more lanes would need more shared memory than some GPUs have.
+/// The same if channels have decays: more lanes would need more shared memory than some GPUs have.
 const CHANNEL_CHUNK_LANES: std::ops::RangeInclusive<usize> = 2..=8;
 
-/// Dynamic shared memory of a thread block that takes chunks; `chunks.cuh` has the layout.
+/// Returns the dynamic shared memory of a thread block that takes chunks; `chunks.cuh` has the layout.
 const fn chunk_bytes(n_lanes: usize) -> usize {
     4 * (6464 + 1024 * n_lanes)
 }
 
-/// The same where channels have decays.
+/// Returns the same if channels have decays.
 const fn channel_chunk_bytes(n_lanes: usize) -> usize {
     chunk_bytes(n_lanes) + 4 * 3 * CHUNK_TOKENS * (LANE_LEN * n_lanes + 8)
 }
@@ -57,7 +57,7 @@ const _: () = assert!(MAX_LANES * LANE_LEN == MAX_ROW);
 pub(super) struct RecurrentKernels {
     /// For up to 4 and up to 16 taps.
     short_conv: [Kernel; 2],
-    /// With one decay for a head and with one for each index of a state; each for short states and for others.
+    /// With one decay for a head, and with one for each index of a state; each for short states and for others.
     ssm_scan: [[Kernel; 2]; 2],
     /// With one decay for a head and with one for each channel of a key.
     delta_net: [Kernel; 2],
@@ -108,7 +108,7 @@ impl RecurrentKernels {
     }
 }
 
-/// The sequences of a step, and where their states are.
+/// The sequences of a step, and the places of their states.
 #[derive(Clone, Copy, Debug)]
 pub struct StateRuns<'a> {
     /// Offsets of the sequences in the tokens, `[n_seqs + 1]`.
@@ -119,20 +119,20 @@ pub struct StateRuns<'a> {
     pub n_seqs: usize,
     /// Tokens of the step.
     pub n_tokens: usize,
-    /// Tokens of the sequence that has most.
+    /// Tokens of the longest sequence.
     pub longest: usize,
     /// Positions of the tokens, `[n_tokens]`: chunks begin at multiples of their length.
     pub positions: View<'a, u32>,
 }
 
 impl StateRuns<'_> {
-    /// Whether a sequence may have a whole chunk.
+    /// Returns whether a sequence may have a whole chunk.
     fn may_have_chunks(&self, n_lanes: usize, lanes: &std::ops::RangeInclusive<usize>) -> bool {
         self.longest >= CHUNK_TOKENS && lanes.contains(&n_lanes)
     }
 }
 
-/// Some neighbouring columns of rows.
+/// A run of adjacent columns of rows.
 #[derive(Clone, Copy, Debug)]
 pub struct ColumnsView<'a> {
     /// The rows.
@@ -144,7 +144,7 @@ pub struct ColumnsView<'a> {
 }
 
 impl<'a> ColumnsView<'a> {
-    /// From the first column of the first of `n_rows` rows on, where a row has `width` of them.
+    /// Returns the view from the first column of the first of `n_rows` rows on, for rows of `width` values.
     fn values(self, n_rows: usize, width: usize) -> Result<View<'a, f32>> {
         if self.first + width > self.row_width {
             return Err(CudaExecError::Bounds {
@@ -152,12 +152,12 @@ impl<'a> ColumnsView<'a> {
                 len: self.row_width,
             });
         }
-        // A step without tokens has no row to begin in.
+        // A step without tokens has no rows.
         let end = n_rows * self.row_width;
         self.rows.range(self.first.min(end)..end)
     }
 
-    /// Whether four values of a row from a multiple of four on lie at a multiple of 16 bytes.
+    /// Returns whether the columns are aligned, so that four values of a row from a multiple of four on start at a multiple of 16 bytes.
     fn is_aligned(self) -> bool {
         self.row_width.is_multiple_of(4) && self.first.is_multiple_of(4)
     }
@@ -187,7 +187,7 @@ pub struct NetRows<'a> {
     pub beta: View<'a, f32>,
 }
 
-/// The lanes that share a channel's state of `len` values, a power of two.
+/// Returns the number of lanes that share a channel's state of `len` values, a power of two.
 fn lanes_of(len: usize, lane_len: usize) -> Result<usize> {
     check_row(len)?;
     Ok(len.div_ceil(lane_len).max(1).next_power_of_two())

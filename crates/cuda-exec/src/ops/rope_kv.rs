@@ -1,11 +1,11 @@
-//! Rotation, and the store of keys and values. Kernels: `rope_kv.cu`.
+//! Rotation, and the storing of keys and values. Kernels: `rope_kv.cu`.
 
 use super::{Ops, check_multiple, with_types};
 use tokenmill_backend::{Rope, RopeAxes, RopeStyle};
 
 use crate::{Args, Buffer, CudaExecError, LaunchShape, View, ViewMut, error::Result, kv::KvLayerMut};
 
-/// The kernels' code for the pairs that are rotated.
+/// Returns the kernels' code for the pairs that are rotated.
 pub(super) fn code(style: RopeStyle) -> usize {
     match style {
         RopeStyle::Norm => 0,
@@ -20,9 +20,9 @@ pub(super) fn values_in_keys() -> CudaExecError {
     }
 }
 
-/// Heads of a token that a warp takes, where there are many tokens: it computes their angles once, and fewer thread blocks follow each other.
+/// Heads of a token for one warp if there are many tokens: it computes their angles once, and fewer thread blocks run one after the other.
 const HEADS_OF_WARP: usize = 8;
-/// Tokens from which on these are enough warps.
+/// Smallest number of tokens that give enough warps this way.
 const MANY_TOKENS: usize = 256;
 
 /// Returns the number of warps for each token with `n_heads` heads.
@@ -34,7 +34,7 @@ fn n_warps(n_heads: usize, n_tokens: usize) -> usize {
     }
 }
 
-/// Where a step's tokens are.
+/// The positions and slots of a step's tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct StepPlaces<'a> {
     /// Position of each token, `[T]`; `u32::MAX` for padding.
@@ -127,7 +127,7 @@ impl Ops {
         self.store(places, k, Some(v.range(0..len)?), kv)
     }
 
-    /// Stores keys `[T, ..]` as they are, in a layer whose values are in its keys.
+    /// Stores keys `[T, ..]` as they are, in a layer whose values are part of its keys.
     ///
     /// # Errors
     /// As [`Self::rope_kv`].
@@ -146,8 +146,7 @@ impl Ops {
         let (shape, types) = (kv.shape, kv.types);
         let k_len = n_tokens * shape.n_kv_heads * shape.head_dim_k;
         let n_of_head = if v.is_some() { 2 } else { 1 };
-        // Without queries, norms and frequencies the kernel writes back the keys it read, and without thread blocks for values it
-        // reads none.
+        // Without queries, norms and frequencies the kernel writes back the keys it read; without thread blocks for values it reads none.
         let args = Args::new()
             .read_or_null::<f32>(None)
             .read(k.range(0..k_len)?)
@@ -179,7 +178,7 @@ impl Ops {
     /// Rotates the heads of rows `[T, row_width]` in place.
     ///
     /// # Errors
-    /// [`CudaExecError::Shape`](crate::CudaExecError::Shape) where heads do not fill a row, or as [`Self::rope_kv`].
+    /// [`CudaExecError::Shape`](crate::CudaExecError::Shape) if heads do not fill a row, or as [`Self::rope_kv`].
     pub fn rope(
         &self,
         rope: &Rope<Buffer<f32>>,

@@ -17,14 +17,14 @@ pub const MAX_SAMPLED_VOCAB: usize = (1 << 18) - 1;
 /// Threads of the one thread block that samples a row.
 const N_THREADS: u32 = 1024;
 
-/// Logits of a part of a row, and the threads of the thread block that has it.
+/// Number of logits of a part of a row, and the threads of its thread block.
 const PART_LOGITS: usize = 2048;
 const PART_THREADS: u32 = 256;
-/// Tokens that a part keeps of a row at most.
+/// Largest number of tokens of a row that a part keeps.
 const FEW: usize = 64;
 
-/// The memory through which the launches of sampling pass on their results: logits with bias, mask and
-/// penalties; the results of parts of rows; and the sums and lists of rows with many candidate tokens.
+/// The memory through which the launches of sampling pass on their results: logits with bias, mask and penalties; the results of
+/// parts of rows; and the sums and lists of rows with many candidate tokens.
 #[derive(Debug)]
 pub struct SampleScratch {
     adjusted: Buffer<f32>,
@@ -32,11 +32,11 @@ pub struct SampleScratch {
     manys: Buffer<u64>,
 }
 
-/// How the kernels of sampling cut a row and what they leave each other, for whoever launches them.
+/// Describes how the kernels of sampling divide a row, and the results that they pass on, for code that launches them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SamplePlan {
-    /// Parts of a row, a thread block each.
+    /// Number of parts of a row, a thread block each.
     pub n_parts: usize,
 }
 
@@ -58,7 +58,7 @@ impl SamplePlan {
         }
     }
 
-    /// Words that the parts of rows leave.
+    /// Returns the words of the results of a row's parts.
     pub fn part_words(self, n_rows: usize) -> usize {
         n_rows * self.n_parts * Self::PART_WORDS
     }
@@ -77,7 +77,7 @@ impl SampleScratch {
         })
     }
 
-    /// Device memory of such scratch.
+    /// Returns the device memory of such scratch.
     pub fn device_bytes(max_rows: usize, n_vocab: usize) -> usize {
         crate::driver::buffer_bytes::<f32>(max_rows * n_vocab)
             + crate::driver::buffer_bytes::<u64>(SamplePlan::of(n_vocab).part_words(max_rows))
@@ -85,7 +85,7 @@ impl SampleScratch {
     }
 }
 
-/// How one row is sampled, as `sample.cu` lays it out.
+/// The sampling parameters of one row, in the layout of `sample.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C, align(8))]
 pub struct SampleRecord {
@@ -109,21 +109,21 @@ pub struct SampleRecord {
     pub presence_penalty: f32,
     /// Frequency penalty.
     pub frequency_penalty: f32,
-    /// First word of the tokens that penalties count, cut to those that count.
+    /// First word of the tokens that penalties count; other tokens are excluded.
     pub history_start: u32,
-    /// The word behind them.
+    /// The word after the last of them.
     pub history_end: u32,
-    /// Row of the step before whose token follows the history, or [`Self::NONE`].
+    /// Row of the previous step whose token follows the history, or [`Self::NONE`].
     pub newest: u32,
     /// First word of the mask of allowed tokens, or [`Self::NONE`].
     pub mask_start: u32,
     /// First word of the ids with a bias.
     pub bias_start: u32,
-    /// The word behind them.
+    /// The word after the last of them.
     pub bias_end: u32,
     /// First word of their biases.
     pub biases_start: u32,
-    /// Likeliest tokens to report.
+    /// Number of likeliest tokens to report.
     pub n_top: u32,
     /// Where they are reported.
     pub top_start: u32,
@@ -140,10 +140,10 @@ impl SampleRecord {
     pub const ADJUSTS: u32 = 2;
     /// Log-probabilities are reported.
     pub const LOGPROBS: u32 = 4;
-    /// The row is left alone.
+    /// The row is not sampled.
     pub const RAW: u32 = 8;
 
-    /// A row that is left alone.
+    /// Returns the record of a row that is not sampled.
     pub fn raw() -> Self {
         Self {
             flags: Self::RAW,
@@ -151,14 +151,14 @@ impl SampleRecord {
         }
     }
 
-    /// Whether more tokens may be drawn than the parts of a row keep, which takes two more launches.
+    /// Returns whether more tokens may be drawn than the parts of a row keep, which takes two more launches.
     pub fn draws_many(&self, n_vocab: usize) -> bool {
         let top_k = self.top_k as usize;
         let keeps_few = (1..=FEW).contains(&top_k) && top_k < n_vocab;
         self.flags & (Self::GREEDY | Self::RAW) == 0 && !keeps_few
     }
 
-    /// The record as words.
+    /// Returns the record as words.
     pub fn to_words(&self) -> [u32; Self::WORDS] {
         bytemuck::cast(*self)
     }
@@ -173,23 +173,23 @@ pub struct SampleInputs<'a> {
     pub words: View<'a, u32>,
     /// Tokens sampled by the step before.
     pub previous: View<'a, u32>,
-    /// Whether one of the records [draws many](SampleRecord::draws_many). If not, launches are left out; one that does nevertheless
-    /// is sampled right and slowly.
+    /// Whether one of the records [draws many](SampleRecord::draws_many). If not, the launches for it are left out; a record that
+    /// does nevertheless is sampled correctly but slowly.
     pub has_many: bool,
 }
 
-/// Where the launch leaves its results.
+/// The outputs of the launch.
 #[derive(Debug)]
 pub struct SampleOutputs<'a> {
     /// The memory through which the launches pass on their results.
     pub scratch: &'a mut SampleScratch,
-    /// Tokens, `[n_rows]`; [`NO_TOKEN`](crate::NO_TOKEN) where there is none.
+    /// Tokens, `[n_rows]`; [`NO_TOKEN`](crate::NO_TOKEN) if there is none.
     pub tokens: ViewMut<'a, u32>,
-    /// Whether there is a token, `[n_rows]`: 0, or 1 where logits are not finite, or 2 where none is allowed.
+    /// Whether there is a token, `[n_rows]`: 0 if so, 1 if logits are not finite, 2 if no token is allowed.
     pub status: ViewMut<'a, u32>,
     /// Log-probabilities of the tokens, `[n_rows]`, as the bits of f32.
     pub logprobs: ViewMut<'a, u32>,
-    /// The likeliest tokens of all rows that asked.
+    /// The likeliest tokens of all rows that request them.
     pub top_ids: ViewMut<'a, u32>,
     /// Their log-probabilities, as the bits of f32.
     pub top_logprobs: ViewMut<'a, u32>,

@@ -1,8 +1,8 @@
-//! Attention of a decode step whose sequences begin with the same pages: those once for many tokens, then what is behind them for each token.
+//! Attention of a decode step whose sequences begin with the same pages: the shared pages once for many tokens, then the rest for each token.
 //! Kernels: `attention_shared.cu`, and `attention_rest_*` of `attention_decode.cu`.
 //!
-//! Separate from attention of tokens one by one, whose results it gives but for rounding: sums are made in another order. Invariant: batch-invariant
-//! steps never come here.
+//! The results differ from those of attention token by token only by rounding, because sums are made in another order. Invariant: batch-invariant
+//! steps never use this.
 
 use tokenmill_backend::{Attention, KvLayerShape, KvType, PAGE_TOKENS};
 
@@ -12,11 +12,11 @@ use super::{
 };
 use crate::{Args, Buffer, Device, Kernel, LaunchShape, View, ViewMut, error::Result, kv::KvLayer};
 
-/// Heads that there are kernels for.
+/// Head widths that there are kernels for.
 const DIMS: [usize; 2] = [64, 128];
 /// Query heads of tokens that a thread block takes.
 const ROWS: usize = 64;
-/// Tiles of a page in shared memory.
+/// Number of tiles of a page in shared memory.
 const TILES: usize = 12;
 
 /// The kernels, in the order of [`DIMS`].
@@ -29,24 +29,24 @@ pub(super) struct SharedKernels {
 /// The pages that tokens of a decode step share.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedPages<'a> {
-    /// Groups of tokens and pages, as the kernel's source says, `[items, ITEM_WORDS]`.
+    /// Groups of tokens and pages, in the layout of `attention_shared.cu`, `[items, ITEM_WORDS]`.
     pub items: View<'a, u32>,
     /// The tokens that they name.
     pub rows: View<'a, u32>,
-    /// Positions of each token that the items have done: whole pages, and not all that it sees, `[T]`.
+    /// Number of each token's positions that the items compute, `[T]`: whole pages, and not all that it sees.
     pub tokens: View<'a, u32>,
-    /// Records that each token has of them, `[T]`.
+    /// Number of each token's records of them, `[T]`.
     pub n_records_of: View<'a, u32>,
-    /// Tokens of an item at most.
+    /// Largest number of tokens of an item.
     pub longest: usize,
-    /// Records of a token at most.
+    /// Largest number of records of a token.
     pub n_records: usize,
-    /// Pages behind those that the items have done, of the token that has most.
+    /// Largest number of pages of a token after those that the items compute.
     pub max_rest_pages: usize,
 }
 
 impl SharedPages<'_> {
-    /// Words of an item.
+    /// Number of words of an item.
     pub const ITEM_WORDS: usize = 5;
 }
 
@@ -55,7 +55,7 @@ fn shared_bytes(dim: usize) -> usize {
 }
 
 impl Ops {
-    /// Whether heads of this shape can share pages: f16 keys and values, both of 64 or 128 numbers.
+    /// Returns whether heads of this shape can share pages: f16 keys and values, both of 64 or 128 numbers.
     pub fn can_share(shape: KvLayerShape, types: [KvType; 2]) -> bool {
         types == [KvType::F16; 2]
             && !shape.has_values_in_keys
@@ -63,7 +63,7 @@ impl Ops {
             && DIMS.contains(&shape.head_dim_k)
     }
 
-    /// Loads the kernels for pages that tokens share, where that is not done. Without them tokens attend one by one.
+    /// Loads the kernels for pages that tokens share, if that was not done yet. Without them tokens attend one by one.
     ///
     /// # Errors
     /// [`CudaExecError::DriverTooOld`](crate::CudaExecError::DriverTooOld), or the driver's.
@@ -84,12 +84,12 @@ impl Ops {
         Ok(())
     }
 
-    /// Whether steps may share pages: the kernels are loaded, and sums may depend on the batch.
+    /// Returns whether steps may share pages: the kernels are loaded, and sums may depend on the batch.
     pub fn shares_pages(&self) -> bool {
         self.shared.is_some() && !self.is_batch_invariant
     }
 
-    /// Splits of the rest and numbers of a token's partial results, where this attention of the step shares pages.
+    /// Returns the splits of the rest, and the numbers of a token's partial results, if this attention of the step shares pages.
     pub(super) fn shared_plan(
         &self,
         attention: &Attention<Buffer<f32>>,
@@ -112,7 +112,7 @@ impl Ops {
         fits.then_some((plan, n_splits))
     }
 
-    /// Whether attention of this step and layer shares pages, and so is a launch of its own.
+    /// Returns whether attention of this step and layer shares pages, and so needs a separate launch.
     pub fn attends_shared(
         &self,
         attention: &Attention<Buffer<f32>>,
@@ -216,7 +216,7 @@ mod tests {
         group: usize,
         softcap: Option<f32>,
         has_sinks: bool,
-        /// Tokens of the group, behind one that shares nothing and before one that pads.
+        /// Tokens of the group, between one that shares nothing and one that pads.
         n_sharing: usize,
     }
 
@@ -225,7 +225,7 @@ mod tests {
         (0..len).map(value).collect()
     }
 
-    /// Outputs of attention one by one, and of shared pages with this many tokens said to be done, with whether they took it.
+    /// Returns the outputs of attention one by one, and of shared pages with this many tokens marked as done, and whether the latter was used.
     fn run(case: &Case, n_done: u32, is_batch_invariant: bool) -> [(Vec<f32>, u64); 2] {
         let &Case { dim, group, .. } = case;
         let n_heads = N_KV_HEADS * group;
@@ -301,7 +301,7 @@ mod tests {
         let mut scratch = AttentionScratch::new(&device, n_tokens, n_tokens, needs).unwrap();
         let q = floats(4, n_tokens * n_heads * dim);
         let n = case.n_sharing as u32;
-        // Two items of unequal length, and one that is none.
+        // Two items of unequal length, and an empty one.
         let first = starts[1];
         let items = upload(&[0, n, first, 6, 0, 0, n, first + 6, 2, 1, 0, 0, 0, 0, 0]);
         let is_of_group = |row: usize| row > 0 && row <= case.n_sharing;
@@ -338,7 +338,7 @@ mod tests {
             let mut output = device.alloc("output", n_tokens * width).unwrap();
             let mut quantized = QuantizedRows::new(&device, n_tokens, width).unwrap();
             let before = device.n_launches();
-            // The counters are zero again behind each.
+            // The counters are zero again after each launch.
             for _ in 0..2 {
                 ops.attention(
                     &attention,

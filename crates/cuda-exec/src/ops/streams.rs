@@ -1,13 +1,13 @@
 //! The operations on streams of hidden states. Kernels: `streams.cu`.
 //!
-//! Separate because only networks with several streams have them. Invariant: as its parent's.
+//! Invariant: that of its parent.
 
 use tokenmill_backend::{MAX_STREAMS, StreamsShape};
 
 use super::{Ops, elementwise_grid};
 use crate::{Args, CudaExecError, Device, Kernel, LaunchShape, View, ViewMut, error::Result};
 
-/// Streams that the first of the two kernels for predictions takes at most.
+/// Largest number of streams for the first of the two kernels for predictions.
 const FEW_STREAMS: usize = 4;
 
 /// The kernels.
@@ -36,7 +36,7 @@ impl StreamKernels {
     }
 }
 
-/// Values of the first stream, and of the others.
+/// Counts of values of the first stream, and of the others.
 fn lens(shape: StreamsShape) -> [usize; 2] {
     let n_values = shape.n_rows * shape.width;
     [n_values, n_values * shape.n_others]
@@ -62,13 +62,13 @@ impl Ops {
         self.streams.as_ref().expect("loaded for networks with streams")
     }
 
-    /// Makes each row as many as there are other streams.
+    /// Repeats each row once for each of the other streams.
     ///
     /// # Errors
     /// [`CudaExecError::Bounds`], or the driver's.
     ///
     /// # Panics
-    /// When [`Self::load_streams`] was not called.
+    /// If [`Self::load_streams`] was not called.
     pub fn repeat_rows(
         &self,
         shape: StreamsShape,
@@ -84,7 +84,7 @@ impl Ops {
         self.device.launch(kernel, others_grid(shape), &args)
     }
 
-    /// Brings the other streams to the magnitude of the first; see
+    /// Scales the other streams to the magnitude of the first; see
     /// [`StreamOperations`](tokenmill_backend::StreamOperations::match_magnitudes).
     ///
     /// # Errors
@@ -141,7 +141,7 @@ impl Ops {
         self.device.launch(kernel, launch, &args)
     }
 
-    /// Corrects all streams by a layer's result, which stands in `first`; see
+    /// Corrects all streams by a layer's result in `first`; see
     /// [`StreamOperations`](tokenmill_backend::StreamOperations::correct_streams).
     ///
     /// # Errors

@@ -1,7 +1,7 @@
-//! Attention of decode steps together with what stands before it: norm and rotation of queries and keys, and the store of keys and values. Kernels:
-//! `turn_attention_*` of `attention_decode.cu`.
+//! Attention of decode steps together with the operations before it: norm and rotation of queries and keys, and the storing of keys and values.
+//! Kernels: `turn_attention_*` of `attention_decode.cu`.
 //!
-//! Separate from attention, which reads what is stored. Invariant: bits are those of [`Ops::rope_kv`] and [`Ops::attention`] in a row.
+//! Invariant: the bits are those of [`Ops::rope_kv`] followed by [`Ops::attention`].
 
 use tokenmill_backend::{Attention, KvLayerShape, KvType, Rope};
 
@@ -36,8 +36,8 @@ pub struct NewRows<'a> {
 }
 
 impl Ops {
-    /// Says whether [`Self::turn_attention`] supports a step: each token is a sequence's only one of the step and sees nothing after it,
-    /// keys and values are f16, and heads have 256 values at most.
+    /// Returns whether [`Self::turn_attention`] supports a step: each token is its sequence's only one in the step and sees nothing after it, keys
+    /// and values are f16, and heads have at most 256 values.
     pub fn can_turn(
         attention: &Attention<Buffer<f32>>,
         step: &AttentionStep<'_>,
@@ -54,8 +54,8 @@ impl Ops {
             && plan().columns[1] >= shape.head_dim_v
     }
 
-    /// Norms and rotates queries and keys, stores keys and values, and attends, as [`Self::rope_kv`] and [`Self::attention`] do, of
-    /// tokens for which [`Self::can_turn`] says so. Unlike there, queries and keys stay as they are.
+    /// Norms and rotates queries and keys, stores keys and values, and attends, as [`Self::rope_kv`] and [`Self::attention`] do, for tokens that
+    /// [`Self::can_turn`] accepts. In contrast to these, it leaves queries and keys unchanged.
     ///
     /// # Errors
     /// As those.
@@ -195,15 +195,15 @@ mod tests {
         shared_bytes: 228 << 10,
     };
 
-    /// Launches that [`run`] makes.
+    /// Selects the launches of [`run`].
     #[derive(Clone, Copy)]
     enum How {
         Two,
-        /// One, with this number of multiprocessors.
+        /// One launch, with this number of multiprocessors.
         One(usize),
     }
 
-    /// The output, its quantized form, keys and values stored.
+    /// Runs it; returns the output, its quantized form, and the stored keys and values.
     fn run(case: &Case, how: How, n_scratch_tokens: usize) -> (Vec<f32>, Vec<u8>) {
         let &Case {
             n_heads,
@@ -258,7 +258,7 @@ mod tests {
         for position in case.positions() {
             let first = *starts.last().unwrap();
             starts.push(first + n_pages_of(position));
-            // Pages are dealt out from the last on.
+            // Pages are handed out from the last one on.
             let page = n_pages as u32
                 - 1
                 - (first + position.min(4096) / PAGE_TOKENS as u32).min(n_pages as u32 - 1);
@@ -438,7 +438,7 @@ mod tests {
     #[test]
     fn one_launch_gives_the_bits_of_two() {
         check(&llama());
-        // More query heads than a thread block has, only one of which stores.
+        // More query heads than a thread block has; only one thread block stores.
         check(&Case {
             n_heads: 12,
             n_kv_heads: 1,

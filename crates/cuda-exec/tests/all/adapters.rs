@@ -1,5 +1,5 @@
-//! Changes that [`Ops::adapt`] adds to products, against plain loops: by types, ranks and widths at which
-//! another thread, thread block or launch begins.
+//! Compares the changes that [`Ops::adapt`] adds to products with plain loops: by types, ranks and widths at which another
+//! thread, thread block or launch begins.
 
 use tokenmill_cuda_exec::{
     AdaptedProduct, AdapterTable, AdapterTiles, Change, ChangedRows, CudaExecError, Device, Matrix,
@@ -41,7 +41,7 @@ fn floats(device: &Device, random: &mut Random, ty: TensorType, [n_out, n_in]: [
     Floats { matrix, values }
 }
 
-/// Two adapters that change the same three weights: the first all of them, the second the last alone.
+/// Two adapters for the same three weights: the first changes all of them, the second only the last.
 struct Scene {
     device: Device,
     ops: Ops,
@@ -93,7 +93,7 @@ impl Scene {
         }
     }
 
-    /// The three products, `before` being what the weights gave.
+    /// Returns the three products; `before` are the products with the weights.
     fn adapt(&self, x: &[f32], before: &[Vec<f32>; 3], tiles: &AdapterTiles) -> [Vec<f32>; 3] {
         let n_rows = x.len() / self.n_in;
         let input = self.device.upload("x", x).unwrap();
@@ -146,8 +146,8 @@ impl Scene {
             .collect()
     }
 
-    /// Rows in runs of both adapters and of none: compares them with plain loops, and each run with the same rows by themselves.
-    /// Runs of one adapter share tiles.
+    /// Compares rows in runs of both adapters and of none with plain loops, and each run with the same rows by themselves. Runs
+    /// of one adapter share tiles.
     fn check(&self, n_rows: usize) {
         let mut random = Random::new(n_rows as u64);
         let x = random.values(n_rows * self.n_in);
@@ -164,7 +164,7 @@ impl Scene {
             let runs = runs.iter().filter(|(other, _)| *other == Some(adapter));
             tiles.add(&self.tables[adapter], runs.flat_map(|(_, rows)| rows.clone()));
         }
-        // A captured step has tiles of no rows behind them.
+        // A captured step has empty tiles after them.
         tiles.pad(n_rows, 5);
         let found = self.adapt(&x, &before, &tiles);
         for (adapter, rows) in runs {
@@ -244,7 +244,7 @@ fn matrices_that_are_no_adapters_are_refused() {
     let quantized = matrix(TensorType::Q8_0, [32, 64]);
     let wide = matrix(TensorType::F32, [64, 32]);
     refused(&quantized, &wide, "adapters of type Q8_0");
-    // Nor is anything launched before the kernels are there.
+    // Before the kernels are loaded, nothing is launched either.
     let ops = Ops::load(&device).unwrap();
     let words = device.upload("tiles", &[0_u32; 4]).unwrap();
     let input = device.upload("x", &[0.0_f32; 64]).unwrap();

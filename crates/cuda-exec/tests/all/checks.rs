@@ -45,7 +45,7 @@ fn refused(kernel: &str, is_lost: bool) -> Defect {
     }
 }
 
-/// Runs the kernels' checks on a GPU with a defect, and turns off what fails.
+/// Runs the kernels' checks on a GPU with a defect, and turns off the features that fail.
 fn first_use(defect: Defect, limit: Duration) -> FirstUse {
     let simulator = Simulator::new(&SimOptions::default());
     simulator.plant(defect);
@@ -203,7 +203,7 @@ fn a_kernel_that_does_not_end_is_given_up_within_the_limit() {
         check.starts_with("products of") || check.starts_with("gated products of"),
         "{check}"
     );
-    // No other kernel replaces it, but it may end if it does not begin early.
+    // No other kernel replaces it, but it may end without early launches.
     let found = first_use(hang("add_norm"), Duration::from_millis(300));
     assert!(found.is_hung && found.steps == [StepDown::InOrder], "{found:?}");
     assert!(

@@ -7,7 +7,7 @@ use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
 
 use crate::preparing::archive;
 
-/// Launches something.
+/// Launches a kernel.
 fn launch(simulator: &Simulator, fault: Fault) -> [Result<(), CudaExecError>; 2] {
     let device = simulator.device();
     let ops = Ops::load(&device).unwrap();
@@ -66,7 +66,7 @@ fn a_driver_without_a_compiler_says_so_or_takes_what_was_compiled_ahead() {
     assert!(simulator.n_early_launches() > 0);
     let found = families(&device);
     assert!(found.iter().all(|family| family.missing.is_none()), "{found:?}");
-    // For another GPU there is nothing, and the reason is the first one.
+    // Another GPU gets no code, and the first reason is reported.
     let device = simulator.device_with(Some(Cubins::new(Cubins::header()).unwrap()));
     let wide = families(&device).swap_remove(3).missing;
     assert!(wide.is_some_and(|reason| reason.contains("libnvidia-ptxjitcompiler.so.1")));
@@ -129,7 +129,7 @@ fn modules_are_loaded_once_by_many_threads_with_what_the_compiler_says() {
 
 #[test]
 fn only_the_first_gpu_is_opened_to_ask_how_much_memory_is_free() {
-    // The process has a GPU before these.
+    // The process has other GPUs before these.
     let simulators = [(), ()].map(|()| Simulator::new(&SimOptions::default()));
     let found = probe_with(&Simulator::api());
     assert_eq!(found.problem, None);

@@ -1,11 +1,11 @@
-//! [`pairs`]: which cases a run tries of a grid of types and shapes.
+//! [`pairs`]: the cases of a grid of types and shapes that a run tries.
 //!
-//! Separate because tests of kernels and of operations have such grids, whose launches are interpreted. Invariant: each type
-//! and each shape is tried always; all pairs of them are tried by the slices together.
+//! The launches of such grids are interpreted, so a run tries a slice. Invariant: each run tries each type and each shape; the
+//! slices together try all pairs.
 
 use tokenmill_testkit::cases;
 
-/// Gives the pairs that this run tries: of each first and of each second item the first pair that has it, and the slice of the
+/// Returns the pairs that this run tries: for each first and each second item the first pair that has it, and the slice of the
 /// others that [`cases`] chooses.
 pub(crate) fn pairs<A: Copy + PartialEq, B: Copy + PartialEq>(
     grid: &str,

@@ -1,4 +1,5 @@
-//! Sums over the ranks of an NCCL communicator, and what ends a wait for one: through the functions of a simulated NCCL.
+//! Sums over the ranks of an NCCL communicator, and the ends of waits for one, through the functions of a simulated
+//! NCCL.
 
 use std::{
     thread,
@@ -30,7 +31,7 @@ fn sums(
                     let mut values = device.upload("values", &list(idx))?;
                     rank.all_reduce(&values.view_mut())?;
                     let found = device.download(values.view());
-                    // As a rank's thread does: those that wait are told.
+                    // Notifies waiting ranks, as a rank's thread does.
                     if found.is_err() {
                         group.fail(idx);
                     }
@@ -123,7 +124,7 @@ fn sums_of_different_lengths_are_told_and_end_the_communicator() {
     }
 }
 
-/// Only rank 0 comes, and `act` happens meanwhile; its error, and how long it waited.
+/// Lets only rank 0 arrive while `act` runs; returns its error, and how long it waited.
 fn left_alone(group: &HostGroup, act: impl FnOnce()) -> (String, Duration) {
     let (_simulators, devices) = simulators(2);
     let mut ranks = NcclRank::join(&Simulator::nccl(), &devices, group).unwrap();

@@ -1,4 +1,4 @@
-//! Attention of prompts through [`Ops::attention`]: runs of tokens take kernels of their own, whose results are those of single tokens.
+//! Attention of prompts through [`Ops::attention`]: runs of tokens have separate kernels, whose results are those of single tokens.
 
 use tokenmill_backend::{Attention, AttentionShape, KvLayerShape, KvLayout, KvType, PAGE_TOKENS, PageGroup};
 use tokenmill_cuda_exec::{
@@ -10,12 +10,12 @@ use tokenmill_testkit::Random;
 
 use crate::grid::pairs;
 
-/// Tokens of a prompt.
+/// Number of tokens of a prompt.
 const N_PROMPT: usize = 37;
 const N_HEADS: usize = 4;
 const N_KV_HEADS: usize = 2;
 
-/// A store of these types and widths with the keys and values of some tokens of one sequence, in order of pages.
+/// Makes a store of these types and widths with the keys and values of some tokens of one sequence, in order of pages.
 fn filled(
     device: &Device,
     ops: &Ops,
@@ -57,7 +57,7 @@ fn filled(
     store
 }
 
-/// The output of attention, and the kernels that were launched for it, by name.
+/// The output of attention, and the names of the kernels launched for it.
 struct Attended {
     output: Vec<f32>,
     kernels: Vec<String>,
@@ -70,18 +70,18 @@ impl Attended {
         assert_eq!(self.kernels, [kernel]);
     }
 
-    /// The largest difference from what others attended to.
+    /// Returns the largest difference between two outputs.
     fn difference(&self, others: &Self) -> f32 {
         (self.output.iter().zip(&others.output)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()))
     }
 }
 
-/// Runs the attention of the last `n_new` of `n_tokens`, as one run and each token by itself.
+/// Runs the attention of the last `n_new` of `n_tokens`, as one run and token by token.
 fn attend(types: [KvType; 2], dims: [usize; 2], window: Option<usize>, lens: [usize; 2]) -> [Attended; 2] {
     attend_with(types, dims, [N_HEADS, N_KV_HEADS], window, Some(3.0), lens)
 }
 
-/// The same with numbers of heads and a cap.
+/// Does the same with numbers of heads and a cap.
 fn attend_with(
     types: [KvType; 2],
     dims: [usize; 2],

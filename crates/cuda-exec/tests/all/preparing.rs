@@ -33,7 +33,7 @@ fn kernels_want_the_memory_of_a_multiprocessor_divided_alike() {
     assert!(divisions(Carveout::OfDriver) > 0);
 }
 
-/// Builds arguments of `attention_f16_*`. They are not valid, since the launch is not waited for.
+/// Builds arguments of `attention_f16_*`. They are invalid, which is harmless because the launch is not waited for.
 fn arguments<'a>() -> Args<'a> {
     let pointers = |args: Args<'a>, n: usize| (0..n).fold(args, |args, _| args.read_or_null::<f32>(None));
     let args = pointers(Args::new(), 13).float(1.0).float(0.0);
@@ -90,7 +90,8 @@ fn a_multiprocessor_holds_as_many_thread_blocks_as_its_card_has_room_for() {
     );
 }
 
-/// Stand-ins for the code of the modules of every network and of the self-test's product, which take seconds to compress.
+/// Makes stand-ins for the code of the modules of every network and of the self-test's product, whose compression takes
+/// seconds.
 fn stand_ins() -> &'static [u8] {
     static ENTRIES: OnceLock<Vec<u8>> = OnceLock::new();
     ENTRIES.get_or_init(|| {
@@ -106,7 +107,7 @@ fn stand_ins() -> &'static [u8] {
     })
 }
 
-/// Builds an archive of stand-ins for code of a compute capability, of all modules that are needed but one.
+/// Builds an archive of stand-ins for code of a compute capability, of all needed modules except one.
 pub(crate) fn archive(capability: &str, missing: Option<&str>) -> Cubins {
     let mut archive = Cubins::header();
     for entry in modules::Entry::all(stand_ins()).filter(|entry| Some(entry.name) != missing) {

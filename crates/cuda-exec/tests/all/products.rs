@@ -13,7 +13,7 @@ use crate::grid::pairs;
 
 const N_IN: usize = 768;
 
-/// Random matrices of these types and numbers of rows, each of `n_in` columns.
+/// Makes random matrices of these types and numbers of rows, each of `n_in` columns.
 fn matrices(device: &Device, random: &mut Random, of: &[(TensorType, usize)], n_in: usize) -> Vec<Matrix> {
     let mut uploader = Uploader::new(device);
     let usage = MatrixUse {
@@ -34,7 +34,7 @@ fn matrices(device: &Device, random: &mut Random, of: &[(TensorType, usize)], n_
     matrices
 }
 
-/// Compares products by three matrices of one input with those of the one order of addition.
+/// Compares products by three matrices of one input with those in the batch-invariant order of addition.
 fn check(device: &Device, ops: &mut Ops, types: [TensorType; 3], n_outs: [usize; 3], n_rows: &[usize]) {
     let mut random = Random::new(3);
     let of: Vec<(TensorType, usize)> = types.into_iter().zip(n_outs).collect();
@@ -95,7 +95,7 @@ fn every_number_of_rows_gives_the_products_of_the_one_order_of_addition() {
     }
 }
 
-/// The first row's products where `n_rows` rows are multiplied, all of them random and the first always the same.
+/// Returns the first row's products if `n_rows` rows are multiplied, all of them random and the first always the same.
 fn first_row_of(device: &Device, ops: &Ops, matrix: &Matrix, n_rows: usize) -> Vec<f32> {
     let (n_in, n_out) = (matrix.n_in(), matrix.n_out());
     let x = device.upload("x", &Random::new(9).values(n_rows * n_in)).unwrap();
@@ -296,7 +296,7 @@ fn products_by_many_rows_are_in_f16_where_there_is_memory_for_their_rows() {
         let is_halved = matches!(launch, ManyRows::Halves(_));
         assert_eq!(n_launches, if is_halved { 2 } else { 1 }, "{launch:?}");
         let worst = (found.iter().zip(&expected)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
-        // Sums of up to 2,048 products whose magnitudes add up to some 500, of which rounding to 11 bits leaves 1e-4 away.
+        // Sums of up to 2,048 products whose magnitudes add up to some 500; rounding to 11 bits changes them by 1e-4.
         assert!(worst < 5e-2, "{launch:?}: {worst}");
         assert_eq!(n_invariant, 1, "{launch:?}");
     }

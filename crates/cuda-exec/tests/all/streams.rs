@@ -1,4 +1,4 @@
-//! The two streams of a device, captures and their cache: what is in order and what is not.
+//! The two streams of a device, captures and their cache: their order of work.
 
 use tokenmill_cuda_exec::{
     Capture, CudaExecError, Device, GraphCache, GraphPlan, Ops, QuantizedRows, Stream,
@@ -17,7 +17,8 @@ fn work_of_the_other_stream_is_seen_only_behind_a_fence() {
     device
         .copy(Stream::ToDevice, source.view(), &target.view_mut())
         .unwrap();
-    // The planted bug: a missing wait. A real device might have been quick enough; the simulated one never is.
+    // The planted bug is a missing wait. A real device might be quick enough by chance; the simulated one
+    // never is.
     assert_eq!(device.download(target.view()).unwrap(), [0, 0, 0]);
     let fence = device.fence().unwrap();
     device.order(Stream::ToDevice, Stream::Compute, &fence).unwrap();

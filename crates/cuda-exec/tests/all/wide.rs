@@ -10,7 +10,7 @@ use tokenmill_quant::Format;
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::Random;
 
-/// K-quants, which have bands in f16 too, and types that have bands in int8 or tiles else.
+/// K-quants, which have bands in f16 too, and types that otherwise have bands in int8 or tiles.
 const K_TYPES: [TensorType; 3] = [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K];
 const TYPES: [TensorType; 5] = [
     TensorType::Q4_K,
@@ -43,7 +43,7 @@ fn matrix(device: &Device, random: &mut Random, ty: TensorType, n_out: usize) ->
     upload(device, ty, [n_out, N_IN], &random.values(n_out * N_IN))
 }
 
-/// A GPU with room for many rows.
+/// Makes a GPU with memory for many rows.
 fn opened(device: &Device) -> Ops {
     let mut ops = Ops::load(device).unwrap();
     ops.allow_splits().unwrap();
@@ -85,7 +85,7 @@ impl Rows {
     }
 }
 
-/// Multiplies rows by matrices at once, the first of which has a bias; gives the launches too.
+/// Multiplies rows by matrices at once, the first of which has a bias; returns the launches too.
 fn multiply(
     device: &Device,
     ops: &Ops,
@@ -110,7 +110,7 @@ fn multiply(
     (outputs.iter().map(download).collect(), n_launches)
 }
 
-/// The largest difference by the largest magnitude.
+/// Returns the largest difference relative to the largest magnitude.
 fn difference(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
     let peak = expected.iter().fold(0f32, |peak, y| peak.max(y.abs()));
@@ -197,13 +197,13 @@ fn a_gate_and_what_it_gates_are_one_product() {
             .map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up)
             .collect();
         let worst = difference(&found, &expected);
-        // Apart, 9 rows are multiplied in int8.
+        // In separate products, 9 rows are multiplied in int8.
         let bound = if n_rows > 16 { 1e-4 } else { ROUNDING };
         assert!(worst < bound, "{ty:?}: {worst}");
     }
 }
 
-/// Whether a matrix of `n_out` rows is multiplied by wide products.
+/// Returns whether a matrix of `n_out` rows is multiplied by wide products.
 fn is_wide(ty: TensorType, n_out: usize, n_rows: usize, room: ProductRoom) -> bool {
     matches!(ManyRows::of(ty, &[n_out], 4096, n_rows, room), ManyRows::Wide(_))
 }

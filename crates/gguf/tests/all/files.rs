@@ -1,4 +1,4 @@
-//! Files on disk: split models, what opening touches, and paths that are no model at all.
+//! Files on disk: split models, the bytes that opening reads, and paths that are not models.
 
 use std::{
     fs,
@@ -8,7 +8,7 @@ use std::{
 use tempfile::TempDir;
 use tokenmill_gguf::{GgufError, GgufFile, GgufWriter, RegularFile, TensorType};
 
-/// Which part of which model to write, and the tensor it holds.
+/// A part of a model to write, and its tensor.
 struct PartSpec {
     no: u16,
     count: u16,
@@ -32,7 +32,7 @@ fn write_part(path: &Path, spec: &PartSpec) {
     out.finish().unwrap();
 }
 
-/// A model of three parts with the tensors `a`, `b` and `c`.
+/// Returns a model of three parts with the tensors `a`, `b` and `c`.
 fn three_parts() -> (TempDir, Vec<PathBuf>) {
     let dir = tempfile::tempdir().unwrap();
     let paths: Vec<PathBuf> = (1..=3)
@@ -55,7 +55,7 @@ fn error_of(path: impl AsRef<Path>) -> GgufError {
     GgufFile::open(path).expect_err("an error was expected")
 }
 
-/// The reason a file was refused for, without its path.
+/// Returns the reason for which a file was refused, without its path.
 fn reason_of(path: impl AsRef<Path>) -> GgufError {
     match error_of(path) {
         GgufError::InFile { reason, .. } => *reason,
@@ -249,7 +249,7 @@ fn foreign_versions_are_named() {
     );
 }
 
-/// A file of 4 GiB, nearly all of it a hole.
+/// Returns a file of 4 GiB, nearly all of it a hole.
 #[cfg(target_pointer_width = "64")]
 fn sparse_model(dir: &TempDir) -> PathBuf {
     let path = dir.path().join("sparse.gguf");
@@ -327,7 +327,7 @@ fn a_file_cut_after_it_was_opened_is_an_error_of_the_read() {
     assert_eq!(file.tensor("c").unwrap().bytes.to_vec().unwrap(), [2; 8]);
 }
 
-/// Makes a pipe, which blocks whoever opens it until somebody writes.
+/// Makes a pipe, which blocks a reader until somebody writes.
 #[cfg(unix)]
 fn make_pipe(path: &Path) {
     let status = std::process::Command::new("mkfifo").arg(path).status().unwrap();
@@ -382,7 +382,7 @@ fn links_are_followed_inside_the_folder_and_into_the_cache_of_the_hub() {
         )
     );
     assert_eq!(read("absent").unwrap_err().kind(), std::io::ErrorKind::NotFound);
-    // The same link into `blobs` from a folder that is no snapshot.
+    // The same link into `blobs` from a folder that is not a snapshot.
     let plain = dir.path().join("plain");
     fs::create_dir(&plain).unwrap();
     symlink("../models--a--b/blobs/4567", plain.join("config.json")).unwrap();

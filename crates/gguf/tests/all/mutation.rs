@@ -1,7 +1,7 @@
 //! Sample files, a mutator that damages them, and the claims that must hold for any bytes.
 //!
-//! Shared by the property tests, which run everywhere, and the fuzz target, which runs for hours: what one finds the
-//! other can repeat. Invariant: all of it is a function of its arguments.
+//! The property tests run everywhere, and the fuzz target runs for hours: each can repeat the other's findings.
+//! Invariant: everything here depends only on its arguments.
 
 use tokenmill_gguf::{
     Array, GgufError, GgufFile, GgufWriter, Header, Metadata, StringArray, TensorType, Value, ValueType,
@@ -154,9 +154,9 @@ fn overwrite(bytes: &mut [u8], at: usize, number: &[u8]) {
     }
 }
 
-/// Parses `bytes` and asserts what must hold for whatever was in them.
+/// Parses `bytes` and asserts the claims that hold for any input.
 ///
-/// Whether they parsed is the answer; nothing may panic either way.
+/// Returns whether they parsed; nothing may panic either way.
 pub(crate) fn check(bytes: &[u8]) -> Result<Header, GgufError> {
     let file = GgufFile::from_bytes(bytes);
     let header = match Header::parse(bytes) {
@@ -205,7 +205,7 @@ fn check_tensors(header: &Header, bytes: &[u8]) {
     }
 }
 
-/// Asks for every key as every type: an answer must be the value, a refusal must name the key.
+/// Reads every key as every type: a result must be the value, a refusal must name the key.
 fn check_getters(metadata: &Metadata) {
     fn judge<T>(key: &str, is_right_type: bool, result: Result<T, GgufError>) {
         match result {

@@ -9,7 +9,7 @@ fn json(path: &Path) -> serde_json::Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// Opens a file and asks it for everything a model loader would.
+/// Opens a file and reads everything that a model loader would.
 fn open_fully(path: &Path) -> Result<(), GgufError> {
     let file = GgufFile::open(path)?;
     for tensor in file.tensors() {
@@ -35,7 +35,7 @@ fn crafted_files_are_judged_as_their_index_says() {
         let result = open_fully(&dir.join(name));
         match entry["expect"].as_str().unwrap() {
             "accept" => assert!(result.is_ok(), "{name}: {result:?}"),
-            // An id past the vocabulary is the tokenizer's to refuse; the container is sound.
+            // The tokenizer refuses an id past the vocabulary; the container is sound.
             "reject" if name == "vocab-bos-out-of-range.gguf" => {
                 assert!(result.is_ok(), "{name}: {result:?}");
             }

@@ -1,10 +1,10 @@
-//! Every way a file can be wrong, one by one: each is refused with the error that names it.
+//! Every fault of a file, one by one: each is refused with the error that names it.
 //!
-//! The bytes are put together by hand, because the writer refuses to make such files.
+//! The bytes are assembled by hand, because the writer refuses to make such files.
 
 use tokenmill_gguf::{GgufError, GgufFile, Header};
 
-/// A metadata entry: key, value type, and the bytes of the value.
+/// Returns a metadata entry: key, value type, and the bytes of the value.
 fn entry(key: &[u8], ty: u32, value: &[u8]) -> Vec<u8> {
     [
         &(key.len() as u64).to_le_bytes()[..],
@@ -15,12 +15,12 @@ fn entry(key: &[u8], ty: u32, value: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// The value of an array: element type, length, and the bytes of the elements.
+/// Returns the value of an array: element type, length, and the bytes of the elements.
 fn array(ty: u32, len: u64, elements: &[u8]) -> Vec<u8> {
     [&ty.to_le_bytes()[..], &len.to_le_bytes(), elements].concat()
 }
 
-/// The description of a tensor.
+/// Returns the description of a tensor.
 fn tensor(name: &[u8], dims: &[u64], ty: u32, offset: u64) -> Vec<u8> {
     let dims_bytes: Vec<u8> = dims.iter().flat_map(|dim| dim.to_le_bytes()).collect();
     [
@@ -34,7 +34,7 @@ fn tensor(name: &[u8], dims: &[u64], ty: u32, offset: u64) -> Vec<u8> {
     .concat()
 }
 
-/// A file of version 3 with 256 bytes of tensor data.
+/// Returns a file of version 3 with 256 bytes of tensor data.
 fn file(entries: &[Vec<u8>], tensors: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = b"GGUF".to_vec();
     bytes.extend(3_u32.to_le_bytes());

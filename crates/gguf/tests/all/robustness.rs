@@ -1,4 +1,4 @@
-//! Damaged and random files: whatever the bytes, the parser answers with a header that is sound or with an error.
+//! Damaged and random files: for any bytes the parser returns a sound header or an error.
 
 use proptest::prelude::*;
 use tokenmill_gguf::{Array, GgufWriter, Header, Metadata, TensorType, Value};
@@ -155,7 +155,7 @@ fn any_value() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// A type and one to four dimensions that suit it.
+/// Generates a type and one to four dimensions that fit it.
 fn any_tensor() -> impl Strategy<Value = (TensorType, Vec<u64>)> {
     let dims = prop::collection::vec(1..4_u64, 1..=4);
     (prop::sample::select(TensorType::ALL), dims).prop_map(|(ty, mut dims)| {

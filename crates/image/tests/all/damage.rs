@@ -33,7 +33,7 @@ fn damaged_images_are_errors_or_small_images() {
         for _ in 0..400 {
             let mut bytes = whole.clone();
             for _ in 0..=random.below(6) {
-                // Headers are short, and most of what can go wrong is there.
+                // Headers are short, and most faults are there.
                 let reach = if random.below(2) == 0 {
                     bytes.len().min(64)
                 } else {

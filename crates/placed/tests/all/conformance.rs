@@ -9,12 +9,12 @@ use tokenmill_testkit::{
     engines,
 };
 
-/// The last layer on the device.
+/// Returns the placement with the last layer on the device.
 fn last_layer(network: &NetworkShape) -> Placement {
     Placement::last_layers(network, 1)
 }
 
-/// Each layer placed alike.
+/// Returns the placement with each layer placed in the same way.
 fn alike(network: &NetworkShape, layer: LayerPlacement) -> Placement {
     Placement::new(network, vec![layer; network.layers.len()])
 }
@@ -37,7 +37,7 @@ const EXPERTS_ON_HOST: LayerPlacement = LayerPlacement {
     experts: Side::Host,
 };
 
-/// A network on two backends of the host.
+/// Returns a network on two backends of the host.
 fn on_hosts(
     n_threads: usize,
     placement: fn(&NetworkShape) -> Placement,
@@ -86,7 +86,7 @@ const HOSTS: [Subject; 5] = [
         load: |n, model, options| {
             let network = model.descriptor.shape();
             let mut placed = Placed::new(engines::cpu(n), engines::cpu(n), last_layer(&network));
-            // Every step in two parts that can be.
+            // Every step in two parts, if it can be divided.
             placed.set_overlap(Overlap::From(1));
             engines::tiny(model, placed, options)
         },
@@ -98,8 +98,8 @@ const HOSTS: [Subject; 5] = [
     },
 ];
 
-/// On the simulated device every kernel is interpreted, so one placement has everything: a layer on the host, and of the
-/// others the experts, or half of the first.
+/// On the simulated device every kernel is interpreted, so one placement has everything: one layer is on the host, and
+/// for the others the experts, or half of the first.
 const MIXED: Subject = Subject {
     load: |n, model, options| {
         let network = model.descriptor.shape();
@@ -116,7 +116,7 @@ const MIXED: Subject = Subject {
     // Each side is tried with every one, and so are splits between two backends of the host.
     features: Features::Slice,
     n_random_networks: 12,
-    // As of the GPU alone.
+    // Like the GPU alone.
     company: Company::Within(0.1),
     stores: |kv_types| kv_types == [KvType::F16; 2] || kv_types == [KvType::F32; 2],
 };

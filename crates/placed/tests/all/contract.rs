@@ -1,4 +1,4 @@
-//! The engine over a split network: batches by either route, prefixes that were computed before, and steps that fail.
+//! The engine over a split network: batches by either route, cached prefixes, and steps that fail.
 
 use std::time::Duration;
 
@@ -115,7 +115,7 @@ fn cached_prefixes_and_moved_pages_change_no_token() {
         let mut descriptor = tiny_llama();
         change(&mut descriptor);
         let model = TinyModel::random(descriptor, TensorType::F16, 11);
-        // So few pages that some are moved to the host tier and back.
+        // So few pages that some move to the host tier and back.
         let placement = Placement::last_layers(&model.descriptor.shape(), 1);
         let engine = split(&model, cpu(), placement, 12);
         let alone = whole(&model);

@@ -1,4 +1,4 @@
-//! Networks that several ranks compute together, each its part of every layer: they give what one device gives, and no rank waits for one that
+//! Networks that several ranks compute together, each its part of every layer: they give the results of one device, and no rank waits for one that
 //! failed.
 
 mod nccl;
@@ -39,7 +39,7 @@ fn options() -> ModelOptions {
     }
 }
 
-/// A group of ranks, each on a backend that is made with its end of the group.
+/// Returns a group of ranks, each on a backend that is made with its end of the group.
 fn group<B: Compiled>(
     model: &TinyModel,
     n_ranks: usize,
@@ -59,7 +59,7 @@ fn group<B: Compiled>(
     Ok(GroupExecutor::start(ranks, group).expect("threads"))
 }
 
-/// A group of simulated GPUs, with the tests' ends of them.
+/// Returns a group of simulated GPUs, with the tests' ends of them.
 fn on_gpus(model: &TinyModel, n_ranks: usize) -> (GroupExecutor, Vec<Simulator>) {
     let simulators: Vec<_> = (0..n_ranks)
         .map(|_| Simulator::new(&SimOptions::default()))
@@ -130,7 +130,7 @@ fn groups_of_gpus_continue_as_one_does() {
                 let (mut ranks, _simulators) = on_gpus(&model, n_ranks);
                 let case = format!("{name} in {ty} on {n_ranks}");
                 let logits = all_logits(&mut ranks, &TOKENS).unwrap();
-                // Sums of fewer terms each, in another order; of quantized activations, some then round to a neighbour.
+                // Sums of fewer terms each, in another order; some quantized activations then round to an adjacent value.
                 let tolerance = if ty == TensorType::F16 { 2e-4 } else { 3e-2 };
                 assert_close(&case, &expected.0, &logits, tolerance);
                 assert_eq!(greedy(&mut ranks, &TOKENS[..5], 8).unwrap(), expected.1, "{case}");
@@ -193,7 +193,7 @@ fn variants_are_divided_or_refused() {
         assert_close(name, &expected, &all_logits(&mut ranks, &TOKENS).unwrap(), 1e-4);
         n_divided += 1;
     }
-    // Whatever is added here is a network less that can be divided.
+    // Each entry added here is a network that cannot be divided.
     let mut expected = [
         "norm of q and k rows",
         "latent rows",
@@ -217,7 +217,7 @@ fn variants_are_divided_or_refused() {
     assert!(n_divided > 50, "{n_divided}");
 }
 
-/// Several heads' rows in one tensor, and gate and up in one.
+/// The rows of several heads in one tensor, and gate and up in one.
 #[test]
 fn joined_tensors_are_divided_part_by_part() {
     for order in [GateUpOrder::GateFirst, GateUpOrder::UpFirst] {
@@ -373,7 +373,7 @@ fn a_lost_rank_ends_the_step_and_every_later_one() {
     }
 }
 
-/// A call that a [`Scripted`] rank fails in, or does not come back from.
+/// A call in which a [`Scripted`] rank fails or hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Submit,
@@ -384,7 +384,7 @@ enum Call {
     Close,
 }
 
-/// A rank that computes nothing and meets no other rank.
+/// A rank that computes nothing and never meets other ranks.
 struct Scripted {
     limits: ExecutorLimits,
     fails_in: Option<Call>,
@@ -455,7 +455,7 @@ impl Drop for Scripted {
     }
 }
 
-/// Two ranks that compute nothing, as `change` makes them.
+/// Makes two ranks that compute nothing and applies `change` to them.
 fn scripted(change: impl Fn(&mut [Scripted; 2])) -> GroupExecutor {
     let model = TinyModel::random(tiny_llama(), TensorType::F32, 11);
     let executor = engines::tiny(&model, NaiveBackend::new(), &options());
@@ -470,7 +470,7 @@ fn scripted(change: impl Fn(&mut [Scripted; 2])) -> GroupExecutor {
     GroupExecutor::start(ranks.into(), group).expect("threads")
 }
 
-/// A step, copies of pages and a trace; the first error.
+/// Runs a step, copies of pages and a trace; returns the first error.
 fn all_calls(ranks: &mut GroupExecutor) -> Result<(), StepError> {
     let mut batch = ForwardBatch::default();
     batch.push_sequence([TokenSource::Id(1)], 0, &[0]);
@@ -481,12 +481,12 @@ fn all_calls(ranks: &mut GroupExecutor) -> Result<(), StepError> {
     Ok(())
 }
 
-/// Whatever a rank hangs in, and whether or not another failed before.
+/// Holds for each call in which a rank hangs, and whether or not another failed before.
 #[test]
 fn a_rank_that_hangs_in_any_call_is_given_up() {
     let calls = [Call::Submit, Call::Wait, Call::CopyPages, Call::Trace];
     for hangs_in in calls {
-        // Where it is rank 0 that fails in submitting, rank 1 hangs in that, or in what it has to forget.
+        // If rank 0 fails in submitting, rank 1 hangs in the same call, or in work that it must drop.
         for fails_in in [None, Some(Call::Submit), Some(hangs_in)] {
             if fails_in == Some(Call::Submit) && !matches!(hangs_in, Call::Submit | Call::Wait) {
                 continue;
@@ -510,7 +510,7 @@ fn a_rank_that_hangs_in_any_call_is_given_up() {
             assert!(ranks.trace().is_none(), "{case}");
         }
     }
-    // The end of the group is the end of the test.
+    // The test ends when the group ends.
     drop(scripted(|ranks| ranks[1].hangs_in = Some(Call::Close)));
 }
 
@@ -521,7 +521,7 @@ fn ranks_that_sampled_different_tokens_are_not_asked_again() {
     batch.push_sequence([TokenSource::Id(1)], 0, &[0]);
     let [first, second] = [(); 2].map(|()| ranks.submit(&batch).unwrap());
     let mut output = StepOutput::default();
-    // The second step was under way already, and computes from two tokens.
+    // The second step was already running, and computes from two tokens.
     let errors = [
         ranks.wait(first, &mut output).unwrap_err(),
         ranks.wait(second, &mut output).unwrap_err(),

@@ -1,4 +1,4 @@
-//! Host and device at once: steps in two parts, and shared networks next to the host's experts. Nothing but the time changes.
+//! Host and device in parallel: steps in two parts, and shared networks next to the host's experts. Only the time changes.
 
 use std::sync::{Arc, PoisonError};
 
@@ -47,7 +47,7 @@ fn options() -> ModelOptions {
     }
 }
 
-/// A network with its last two layers on the device.
+/// Returns a network with its last two layers on the device.
 fn split<H: SplitOperations, D: SplitOperations>(
     model: &TinyModel,
     (host, device): (H, D),
@@ -62,7 +62,7 @@ where
     engines::tiny(model, backend, &options())
 }
 
-/// Two sides that take known times.
+/// Two sides with known times.
 fn clocked(host: ProductTime, device: ProductTime) -> ((ClockedBackend, ClockedBackend), SharedClock) {
     let clock = SharedClock::default();
     let side = |side, time| ClockedBackend::new(side, time, clock.clone());
@@ -81,7 +81,7 @@ fn ids(n: usize, own: usize) -> Vec<u32> {
     (0..n as u32).map(|idx| (idx * 7 + 3 + own as u32) % 96).collect()
 }
 
-/// A step of prompts of so many tokens, whose last rows are sampled from.
+/// Returns a step of prompts with so many tokens, whose last rows are sampled.
 fn prompts(lens: &[usize]) -> ForwardBatch {
     let mut batch = ForwardBatch::default();
     let mut n_pages = 0;
@@ -99,7 +99,7 @@ fn prompts(lens: &[usize]) -> ForwardBatch {
     batch
 }
 
-/// How long a step takes, and for how much of it both sides worked.
+/// Returns the duration of a step, and the part of it in which both sides worked.
 fn times(host: ProductTime, device: ProductTime, overlap: Overlap, lens: &[usize]) -> (u64, u64) {
     let model = model();
     let (sides, clock) = clocked(host, device);
@@ -112,13 +112,14 @@ fn times(host: ProductTime, device: ProductTime, overlap: Overlap, lens: &[usize
 #[test]
 fn the_host_computes_the_second_part_while_the_device_has_the_first() {
     for lens in [&[128][..], &[64, 64], &[1, 1, 150, 40], &[256]] {
-        // Products that take their time for rows.
+        // Products whose time depends on rows.
         let (whole, shared) = times(time(3, 0), time(1, 0), Overlap::Never, lens);
         assert_eq!(shared, 0, "{lens:?}");
         let (in_parts, shared) = times(time(3, 0), time(1, 0), Overlap::Auto, lens);
         assert!(shared > 0, "{lens:?}");
         assert_eq!(in_parts, whole - shared, "{lens:?}");
-        // The device has a quarter of the work less rows of the last layer that are not read, and about half of that is hidden.
+        // The device has a quarter of the work minus rows of the last layer that are not read, and about half of that is
+        // hidden.
         assert!(shared * 20 > whole, "{lens:?}: {shared} of {whole}");
     }
 }
@@ -129,7 +130,7 @@ fn steps_that_are_read_more_than_computed_stay_whole() {
         let of = |overlap| times(time(1, 64), time(1, 256), overlap, lens);
         assert_eq!(of(Overlap::Auto), of(Overlap::Never), "{lens:?}");
     }
-    // Such a step would take longer in two parts where the device has most of the work.
+    // Such a step would take longer in two parts if the device has most of the work.
     let (whole, _) = times(time(1, 64), time(1, 256), Overlap::Never, &[1; 8]);
     let (in_parts, _) = times(time(1, 64), time(1, 256), Overlap::From(4), &[1; 8]);
     assert!(in_parts > whole, "{in_parts} and {whole}");
@@ -147,7 +148,7 @@ fn a_device_that_is_the_host_or_not_behind_it_computes_whole_steps() {
     let ticket = executor.submit(&prompts(&[256])).unwrap();
     executor.wait(ticket, &mut StepOutput::default()).unwrap();
     assert_eq!(read(&clock, |clock| clock.shared), 0);
-    // Two backends of the host do not work apart.
+    // Two backends of the host do not work in parallel.
     let executor = split(&model, (cpu(), cpu()), Overlap::Auto);
     assert!(!executor.backend().device().works_apart());
 }
@@ -171,7 +172,7 @@ fn parts_compute_the_bits_of_the_whole_step() {
             )
         };
         let expected = outcome(Overlap::Never);
-        // 200 tokens are cut at 128, and 130 at 64.
+        // 200 tokens are divided at 128, and 130 at 64.
         for n_rows in [1, 64, 66] {
             assert_eq!(outcome(Overlap::From(n_rows)), expected, "{name}, {n_rows} rows");
         }
@@ -224,7 +225,7 @@ fn the_devices_part_of_decode_steps_is_replayed_behind_prompts_in_parts() {
     let whole = run(Overlap::Never);
     assert!(whole.0.iter().all(Option::is_some));
     assert!(whole.1.1 > 0, "nothing was replayed");
-    // The prompt is cut, steps of one row are not.
+    // The prompt is divided, steps of one row are not.
     assert_eq!(run(Overlap::From(60)), whole);
 }
 
@@ -243,13 +244,13 @@ fn parts_of_rows_that_decode_are_not_taken_for_steps_of_another_route() {
         });
         backend.set_overlap(overlap);
         let mut executor = engines::tiny(&model, backend, &options());
-        // The second has as many rows that decode as the others, and as many of a prompt.
+        // The second has as many decode rows as the others, and as many rows of a prompt.
         let steps = [&[1, 1, 1, 1][..], &[1, 1, 1, 1], &[1, 1, 1, 1, 4], &[1, 1, 1, 1]];
         steps.map(|lens| {
             let mut output = StepOutput::default();
             let mut batch = prompts(lens);
             if lens.len() > 4 {
-                // Other tokens than before, so that nothing that is left from then is right.
+                // Other tokens than before, so that no stale value is right by chance.
                 batch.tokens = (0..8).map(|idx| TokenSource::Id(11 * idx + 17)).collect();
             }
             let ticket = executor.submit(&batch).unwrap();
@@ -267,9 +268,9 @@ fn parts_of_rows_that_decode_are_not_taken_for_steps_of_another_route() {
 #[test]
 fn a_part_that_fails_on_the_device_puts_all_pages_back() {
     let model = model();
-    // Each prompt is cut, whether or not they arrive in one step.
+    // Each prompt is divided, whether or not they arrive in one step.
     let prompts = [ids(150, 0), ids(140, 1)];
-    // No pages of these prompts are left from before.
+    // No pages of these prompts are cached.
     let others = [ids(150, 5), ids(140, 6)];
     for fault in [
         Fault::Launch { after: 2 },
@@ -296,7 +297,7 @@ fn a_part_that_fails_on_the_device_puts_all_pages_back() {
 fn a_part_that_fails_on_the_host_puts_all_pages_back() {
     let model = model();
     let prompts = [ids(150, 0), ids(140, 1)];
-    // Each prompt is cut, whether or not they come in one step. The host's products of one part: those of two layers.
+    // Each prompt is divided, whether or not they come in one step. The host's products of one part: those of two layers.
     let n_products = {
         let (sides, clock) = clocked(time(1, 0), time(0, 0));
         let mut executor = split(&model, sides, Overlap::Never);
@@ -321,7 +322,7 @@ fn a_part_that_fails_on_the_host_puts_all_pages_back() {
     }
 }
 
-/// The networks with experts next to a network that is shared by all tokens, and the products of that network.
+/// Returns the networks with experts next to a network shared by all tokens, and the products of that network.
 fn shared_networks() -> Vec<(&'static str, TinyModel, u64)> {
     let n_products = |name: &str| match name {
         // Gate, up and down.
@@ -347,7 +348,7 @@ fn shared_networks() -> Vec<(&'static str, TinyModel, u64)> {
     networks
 }
 
-/// A network whose experts alone are on the host.
+/// Returns a network with only its experts on the host.
 fn with_host_experts<H: SplitOperations, D: SplitOperations>(
     model: &TinyModel,
     sides: (H, D),
@@ -362,7 +363,7 @@ where
     with_layers(model, sides, place)
 }
 
-/// A network whose layers are all placed alike.
+/// Returns a network whose layers are all placed in the same way.
 fn with_layers<H: SplitOperations, D: SplitOperations>(
     model: &TinyModel,
     (host, device): (H, D),
@@ -390,7 +391,7 @@ fn the_device_computes_shared_networks_while_the_host_has_the_experts() {
             let (host_alone, device_alone) = (of(50, 0, lens).0, of(0, 1, lens).0);
             let (both, shared) = of(50, 1, lens);
             assert_eq!(both, host_alone + device_alone - shared, "{name}, {lens:?}");
-            // The last layer has the rows alone that are read.
+            // The last layer computes only the rows that are read.
             let (n_rows, n_outputs) = (lens.iter().sum::<usize>(), lens.len());
             let all_rows = (n_rows * (N_LAYERS - 1) + n_outputs) as u64;
             assert_eq!(shared, all_rows * n_products, "{name}, {lens:?}");

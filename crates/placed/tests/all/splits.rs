@@ -1,4 +1,4 @@
-//! Every split of networks of four layers gives the logits of the network in one piece, on two backends of the host to the bit.
+//! Every split of networks of four layers gives the logits of the whole network, to the bit on two backends of the host.
 
 use tokenmill_backend::{Executor, KeyHeads, KvType, Side};
 use tokenmill_cpu_exec::CpuBackend;
@@ -72,7 +72,7 @@ fn options() -> ModelOptions {
     }
 }
 
-/// All placements of whole layers in order, then every choice of halves for one layer, then random ones.
+/// Lists all placements of whole layers in order, then every choice of halves for one layer, then random ones.
 fn placements(n_random: usize) -> Vec<Vec<LayerPlacement>> {
     let side = |is_device| if is_device { Side::Device } else { Side::Host };
     let mut all: Vec<_> = (0..=N_LAYERS)
@@ -102,7 +102,7 @@ fn placements(n_random: usize) -> Vec<Vec<LayerPlacement>> {
     all
 }
 
-/// Logits of a prompt, and tokens that follow another.
+/// Returns the logits of a prompt, and of tokens that follow one by one.
 fn outcome(executor: &mut dyn Executor) -> (Vec<u32>, Vec<u32>) {
     let prompt: Vec<u32> = (0..21).map(|idx| (idx * 7 + 3) % 96).collect();
     let logits = all_logits(executor, &prompt).unwrap();
@@ -228,7 +228,7 @@ fn the_devices_part_of_decode_steps_is_replayed() {
         ffn: Side::Device,
         experts: Side::Device,
     };
-    // Quantized weights, so that the quantized forms of rows have to be those of what was brought.
+    // Quantized weights, so that the quantized forms of rows must be those of the copied rows.
     let model = TinyModel::random(deepened(tiny_llama()), TensorType::Q8_0, 5);
     let run = |uses_graphs, fault: Option<Fault>| {
         let simulator = Simulator::new(&SimOptions::default());

@@ -1,4 +1,4 @@
-//! The table of arithmetic: which mnemonic means which lane function.
+//! The table of arithmetic: the lane function of each mnemonic.
 
 use super::Decoder;
 use crate::{
@@ -28,13 +28,13 @@ enum Shape {
     N(Narrow),
     W(Wide),
     MadWide(Wide),
-    /// 16-bit operands, so that immediates are cut.
+    /// 16-bit operands, so that immediates are truncated.
     B16(Binary32),
     T16(Ternary32),
 }
 
-/// The whole list of plain arithmetic. `name` is the mnemonic without `.rn` and `.ftz` where those change nothing or are
-/// handled by the caller.
+/// Returns the shape of plain arithmetic; this is the whole list. `name` is the mnemonic without `.rn` and `.ftz` if
+/// those change nothing or the caller handles them.
 fn shape(name: &str) -> Option<Shape> {
     use Shape as S;
     Some(match name {
@@ -202,7 +202,7 @@ fn shape(name: &str) -> Option<Shape> {
 }
 
 impl Decoder<'_> {
-    /// Decodes arithmetic, comparisons and selections; `false` where the mnemonic is not known.
+    /// Decodes arithmetic, comparisons and selections; `false` if the mnemonic is unknown.
     pub(super) fn arithmetic(&mut self, modifiers: &[&str], operands: &[Operand]) -> Result<bool, LoadError> {
         match (modifiers[0], operands) {
             ("setp", _) => return self.compare(&modifiers[1..], operands),
@@ -451,7 +451,7 @@ impl Decoder<'_> {
         Ok(true)
     }
 
-    /// A constant register of either width holding `value`.
+    /// Returns a constant register of either width that holds `value`.
     pub(super) fn immediate32(&mut self, value: u32) -> Result<u16, LoadError> {
         self.constant32(Constant::Immediate(u64::from(value)))
     }

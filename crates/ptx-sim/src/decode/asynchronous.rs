@@ -12,7 +12,7 @@ use crate::{
 const MAX_ACCUMULATORS: usize = 128;
 
 impl Decoder<'_> {
-    /// `mbarrier`, `elect`, `setmaxnreg`, `wgmma` and the `fence` and `cp` forms that belong to them; `false` for anything else.
+    /// Decodes `mbarrier`, `elect`, `setmaxnreg`, `wgmma` and the `fence` and `cp` forms that belong to them; `false` for anything else.
     pub(super) fn asynchronous(
         &mut self,
         modifiers: &[&str],
@@ -94,7 +94,7 @@ impl Decoder<'_> {
             (["inval", "b64"], [at]) => AsyncOp::BarrierEnd {
                 at: self.address(at, Space::Shared)?,
             },
-            // The state is only for waits that are not executed.
+            // Only waits that are not executed use the state.
             (["arrive", "b64"], [Operand::Name(state), at, count @ ..])
                 if state == "_" && count.len() <= 1 =>
             {

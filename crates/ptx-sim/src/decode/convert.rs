@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl Decoder<'_> {
-    /// `cvt[.rounding][.ftz][.sat].to.from d, a[, b]`; `false` where the combination is not executed.
+    /// Decodes `cvt[.rounding][.ftz][.sat].to.from d, a[, b]`; `false` if the combination is not executed.
     pub(super) fn convert(&mut self, modifiers: &[&str], operands: &[Operand]) -> Result<bool, LoadError> {
         let [rest @ .., to, from] = modifiers else {
             return Ok(false);

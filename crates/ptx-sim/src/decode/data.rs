@@ -88,7 +88,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// The registers of `{a, b}` or `a`.
+    /// Returns the registers of `{a, b}` or `a`.
     fn targets(&mut self, operand: &Operand, n: u8) -> Result<([AnyReg; 4], [bool; 4]), LoadError> {
         let parts = match operand {
             Operand::Vector(parts) => parts.as_slice(),
@@ -133,7 +133,8 @@ impl Decoder<'_> {
         Ok(true)
     }
 
-    /// A kernel parameter is a constant register; a parameter of an inlined call is local memory.
+    /// Decodes a load of a parameter. A kernel parameter is a constant register; a parameter of an inlined call is
+    /// local memory.
     fn load_param(
         &mut self,
         access: &Access,
@@ -218,7 +219,7 @@ impl Decoder<'_> {
         for (index, part) in parts.iter().enumerate() {
             a[index] = self.source(part, access.ty)?;
         }
-        // Parameters that a kernel stores to are those of a call.
+        // A kernel stores only to parameters of a call.
         let space = if access.is_param {
             Space::Local
         } else {
@@ -343,7 +344,7 @@ impl Decoder<'_> {
     }
 
     fn emit_unpack_halves(&mut self, a: u16, low: &Operand, high: &Operand) -> Result<(), LoadError> {
-        // The source may be one of the targets' neighbours, never a target: targets are 16 bits wide.
+        // The source may be adjacent to a target, but never a target: targets are 16 bits wide.
         if !is_sink(low) {
             let d = self.target32(low)?;
             self.emit(Op::Unary32 {

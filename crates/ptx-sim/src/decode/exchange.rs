@@ -46,7 +46,7 @@ impl Decoder<'_> {
                 let is_wide = !modifiers.contains(&"cta");
                 self.emit(Op::Fence { is_wide });
             }
-            // Devices have it from compute capability 9.0 on.
+            // Devices support it from compute capability 9.0 on.
             (["griddepcontrol", action], []) if self.source.target >= 90 => match *action {
                 "launch_dependents" => self.emit(Op::LetNextBegin),
                 "wait" => self.emit(Op::AwaitEarlier),

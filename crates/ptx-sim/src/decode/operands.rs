@@ -1,7 +1,7 @@
-//! Operands of instructions: the register, constant register or address that each stands for.
+//! Operands of instructions: the register, constant register or address of each.
 //!
-//! Separate because every table of opcodes resolves its operands with these. Invariant: an operand of another kind than the
-//! instruction takes is [`LoadError::Operands`], never another register.
+//! Every table of opcodes resolves its operands here. Invariant: an operand of another kind than the instruction takes is
+//! [`LoadError::Operands`], never another register.
 
 use super::{Decoder, Symbol};
 use crate::{
@@ -37,7 +37,7 @@ impl Decoder<'_> {
         Ok(index)
     }
 
-    /// A register for unused results.
+    /// Returns a register for unused results.
     pub(super) fn scratch32(&mut self) -> Result<Reg, LoadError> {
         match self.new_register(Ty::B32)? {
             Symbol::Reg32 { index, .. } => Ok(index),
@@ -45,7 +45,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// A 32-bit source operand.
+    /// Returns a 32-bit source operand.
     pub(super) fn source32(&mut self, operand: &Operand) -> Result<Reg, LoadError> {
         match operand {
             Operand::Integer(value) => self.constant32(Constant::Immediate(*value & 0xffff_ffff)),
@@ -67,7 +67,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// A 16-bit source operand: an immediate is cut to 16 bits.
+    /// Returns a 16-bit source operand; an immediate is truncated to 16 bits.
     pub(super) fn source16(&mut self, operand: &Operand) -> Result<Reg, LoadError> {
         match operand {
             Operand::Integer(value) => self.constant32(Constant::Immediate(*value & 0xffff)),
@@ -75,7 +75,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// A 64-bit source operand.
+    /// Returns a 64-bit source operand.
     pub(super) fn source64(&mut self, operand: &Operand) -> Result<u16, LoadError> {
         match operand {
             Operand::Integer(value) | Operand::F64(value) => self.constant64(Constant::Immediate(*value)),
@@ -88,12 +88,12 @@ impl Decoder<'_> {
         }
     }
 
-    /// A source operand as wide as `ty`.
+    /// Returns a source operand as wide as `ty`.
     pub(super) fn source(&mut self, operand: &Operand, ty: Ty) -> Result<AnyReg, LoadError> {
         Ok(match ty.bytes() {
             8 => AnyReg::R64(self.source64(operand)?),
             bytes => match operand {
-                // A narrow value may stand in a wider register.
+                // A wider register may hold a narrow value.
                 Operand::Name(name) if matches!(self.symbol(name), Ok(Symbol::Reg64(_))) => {
                     AnyReg::R64(self.source64(operand)?)
                 }
@@ -124,7 +124,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// A destination of either width, and whether it is a 16-bit register.
+    /// Returns a destination of either width.
     pub(super) fn target(&mut self, operand: &Operand) -> Result<(AnyReg, bool), LoadError> {
         match operand {
             Operand::Name(name) if name == "_" => Ok((AnyReg::R32(self.scratch32()?), false)),
@@ -144,7 +144,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// A predicate source and whether its negation is meant.
+    /// Returns a predicate source and whether it is negated.
     pub(super) fn source_pred(&mut self, operand: &Operand) -> Result<(Pred, bool), LoadError> {
         match operand {
             Operand::Name(name) => Ok((self.pred_named(name)?, false)),
@@ -171,7 +171,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// `[base + offset]` in `space`.
+    /// Returns `[base + offset]` in `space`.
     pub(super) fn address(&mut self, operand: &Operand, space: Space) -> Result<Address, LoadError> {
         let Operand::Address(base, offset) = operand else {
             return Err(self.operands("an address in brackets"));

@@ -53,7 +53,7 @@ impl BlockRunner<'_> {
         Ok(())
     }
 
-    /// Lets go what waits at barriers, or the oldest copy come, where no warp can continue.
+    /// Releases waits at barriers if no warp can continue, or else completes the oldest copy.
     pub(super) fn unblock(&mut self) -> Result<(), Stop> {
         if self.release_ready() || self.let_copy_come() {
             return Ok(());

@@ -49,7 +49,7 @@ impl BlockRunner<'_> {
                     } else {
                         EventKind::Add
                     };
-                    // Sums of floats are no flags.
+                    // Sums of floats are never used as flags.
                     if d.is_some() || !ty.is_float() {
                         let addresses = lanes_of(mask).map(|lane| addresses[lane]);
                         self.log.release(addresses, kind, self.context.next_event());

@@ -1,7 +1,6 @@
-//! Barriers of a thread block: which warps wait, when they resume, and the reductions that ride on them.
+//! Barriers of a thread block: the warps that wait, their release, and reductions at barriers.
 //!
-//! Separate from the warps, which only stop here. Invariant: a barrier orders every access before it against every access
-//! after it, for the warps that took part.
+//! Invariant: a barrier orders every access before it against every access after it, for the warps that took part.
 
 use super::{BlockRunner, Stop};
 use crate::{
@@ -25,7 +24,7 @@ pub(super) struct BarrierWait {
 }
 
 impl BlockRunner<'_> {
-    /// Lets warps go whose barrier is complete; says whether there were any.
+    /// Releases warps whose barrier is complete; returns whether there were any.
     pub(super) fn release_ready(&mut self) -> bool {
         let n_alive = self.warps.iter().filter(|warp| warp.alive != 0).count();
         let mut is_any_released = false;
@@ -53,7 +52,7 @@ impl BlockRunner<'_> {
         is_any_released
     }
 
-    /// Lets warps go whose barrier is complete.
+    /// Releases warps whose barrier is complete.
     pub(super) fn release_barriers(&mut self) -> Result<(), Stop> {
         if self.release_ready() {
             return Ok(());

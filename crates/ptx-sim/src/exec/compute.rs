@@ -1,5 +1,5 @@
-//! Instructions that compute: from registers to registers of the same lanes. Instructions that touch memory
-//! or other lanes are handed on to the sibling modules.
+//! Instructions that compute from registers to registers of the same lanes. Sibling modules execute
+//! instructions that touch memory or other lanes.
 
 use super::{BlockRunner, Stop, Warp, convert, matrix, merge_lanes, warp_ops};
 use crate::{

@@ -48,7 +48,7 @@ fn write(to: Ty, rounding: Rounding, saturate: bool, value: &Value) -> u64 {
     if to.is_integer() {
         let (minimum, maximum) = range(to);
         return match *value {
-            // Floats always saturate; integers only where asked to.
+            // Floats always saturate; integers only on request.
             Value::Float(value) => {
                 let rounded = round(value, rounding);
                 let whole = if rounded.is_nan() { 0 } else { rounded as i128 };
@@ -89,7 +89,7 @@ fn range(to: Ty) -> (i128, i128) {
     }
 }
 
-/// Wraps to the type's width and extends to the register: 8-bit values to 16 bits by their sign.
+/// Wraps to the type's width and extends to the register: 8-bit values are sign-extended to 16 bits.
 fn cut(to: Ty, value: i128) -> u64 {
     match to {
         Ty::S8 => u64::from(value as i8 as u16),

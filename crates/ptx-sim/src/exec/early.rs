@@ -1,16 +1,16 @@
 //! Launches that may begin before earlier ones are done: reads and writes before and after their threads
 //! wait.
 //!
-//! Separate because it is about the order between launches, and everything else here about that within one. The launches before have
-//! run when this one begins, which a device promises only behind `griddepcontrol.wait`. So what they wrote counts as not there yet: a thread
-//! that reads it before it waits gets other bytes, and a finding. Invariant: a launch without a finding gives the same whenever it begins.
+//! Earlier launches have run when this one begins, but a device promises that only after `griddepcontrol.wait`. So the bytes that they wrote
+//! count as not yet written: a thread that reads them before it waits gets other bytes, and a finding. Invariant: a launch without a finding
+//! gives the same results whenever it begins.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::{BlockRunner, Warp, lanes_of, memory::LaneWords, memory::WarpAccess};
 use crate::{FindingKind, op::Order, written::Written};
 
-/// The value that a thread reads in place of bytes that are not there yet: a NaN.
+/// The value that a thread reads in place of bytes that are not yet written: a NaN.
 const POISON: u32 = 0x7fff_dead;
 
 /// State of the launches before one that may begin early.
@@ -30,8 +30,8 @@ impl BlockRunner<'_> {
         }
     }
 
-    /// Finds loads of what earlier launches write: those before the wait, and those that may be made before it wherever they stand.
-    /// Gives the lanes.
+    /// Reports loads of bytes that earlier launches write: loads before the wait, and loads that may be made before it wherever they stand.
+    /// Returns their lanes.
     pub(super) fn check_early_read(&mut self, warp: &Warp, access: &WarpAccess<'_>) -> u32 {
         let Some(early) = self.context.early else {
             return 0;
@@ -62,7 +62,7 @@ impl BlockRunner<'_> {
         found
     }
 
-    /// Replaces what lanes read.
+    /// Replaces the values that lanes read.
     pub(super) fn poison(words: &mut LaneWords, lanes: u32) {
         for lane in lanes_of(lanes) {
             for word in words.iter_mut() {
@@ -71,7 +71,7 @@ impl BlockRunner<'_> {
         }
     }
 
-    /// Finds writes before the wait: an earlier launch may still read or write there.
+    /// Reports writes before the wait, since an earlier launch may still read or write there.
     pub(super) fn check_early_write(&mut self, warp: &Warp, access: &WarpAccess<'_>) {
         let early = access.mask & !warp.has_waited;
         if self.context.early.is_some() && early != 0 {

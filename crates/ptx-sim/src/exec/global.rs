@@ -41,7 +41,7 @@ impl GlobalState {
     }
 }
 
-/// How the addresses of a warp lie.
+/// Arrangement of a warp's addresses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pattern {
     /// All 32 lanes, one after the other.
@@ -72,8 +72,8 @@ fn pattern(access: &WarpAccess<'_>) -> Pattern {
 }
 
 impl BlockRunner<'_> {
-    /// Checks bounds and gives the allocation; all lanes of one instruction are in the same one unless a lane is at
-    /// fault or the kernel selects between buffers, which the callers handle lane by lane.
+    /// Checks bounds and returns the allocation. All lanes of one instruction use the same allocation, unless a
+    /// lane is at fault or the kernel selects between buffers, which the callers handle lane by lane.
     fn locate(&mut self, warp: &Warp, access: &WarpAccess<'_>) -> Result<Option<usize>, Stop> {
         let bytes = u64::from(access.bytes());
         let (mut low, mut high) = (u64::MAX, 0);
@@ -237,7 +237,7 @@ impl BlockRunner<'_> {
         Ok(())
     }
 
-    /// The word of each lane before `f` replaced it, one lane after the other.
+    /// Returns the word of each lane before `f` replaced it, one lane after the other.
     pub(super) fn update_global(
         &mut self,
         warp: &Warp,
@@ -275,7 +275,7 @@ impl BlockRunner<'_> {
         Ok(old)
     }
 
-    /// Counts sectors and, where asked for, logs the bytes.
+    /// Counts sectors and, on request, logs the bytes.
     pub(super) fn note_global(
         &mut self,
         warp: &Warp,
@@ -375,7 +375,7 @@ impl BlockRunner<'_> {
     }
 }
 
-/// Different sectors, and the fewest that as many different bytes could take.
+/// Returns the number of different sectors, and the fewest that as many different bytes could take.
 fn scattered_sectors(access: &WarpAccess<'_>) -> (u64, u64) {
     let bytes = u64::from(access.bytes());
     let mut addresses = [u64::MAX; LANES];

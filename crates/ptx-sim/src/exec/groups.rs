@@ -1,10 +1,11 @@
 //! The matrix operations of warpgroups (`wgmma`): four warps multiply 64 rows of A with B while they continue.
 //!
-//! Each warp has 16 of the rows, so each computes its own and the four need not stand at the instruction together; that they execute
-//! the same is checked. The results are in the registers at once, but they are poisoned until the warp has waited for the group: who
-//! reads one earlier gets no number and a finding. A copy of a register (`mov`) is no access: the assembler gives both one register.
-//! Fragments are those of `mma.sync` m16n8k16, one after the other along the columns. Source: PTX ISA, "Register fragments and shared
-//! memory matrix layouts" of `wgmma`. Products are exact in f32 and summed in order of k; a device sums in another order.
+//! Each warp has 16 of the rows, so each computes its own, and the four need not be at the instruction together; they must execute
+//! the same instruction, which is checked. The results are in the registers at once, but they are poisoned until the warp has waited
+//! for the group: an earlier read gives NaN and a finding. A copy of a register (`mov`) is not an access: the assembler gives both
+//! one register. Fragments are those of `mma.sync` m16n8k16, one after the other along the columns. Source: PTX ISA, "Register
+//! fragments and shared memory matrix layouts" of `wgmma`. Products are exact in f32 and summed in order of k; a device sums in
+//! another order.
 
 use super::{
     BlockRunner, FULL, Stop, Warp,
@@ -22,7 +23,7 @@ use crate::{
 const GROUP_WARPS: u32 = 4;
 /// Rows of a warp.
 const ROWS: usize = 16;
-/// The value that a thread reads from an accumulator that is not there yet: a NaN.
+/// The value that a thread reads from an accumulator of an unfinished operation: a NaN.
 const POISON: u32 = 0x7fff_dead;
 
 /// A matrix operation that a warp has not waited for.
@@ -46,11 +47,11 @@ pub(super) struct Groups {
     has_fenced: bool,
     committed: u32,
     unfinished: Vec<Unfinished>,
-    /// Matrix operations so far.
+    /// Number of matrix operations so far.
     n: usize,
 }
 
-/// Operands that all four warps of a warpgroup must have in common.
+/// Operands that all four warps of a warpgroup must share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pc: u32,
@@ -59,7 +60,7 @@ pub(super) struct Shape {
     adds: bool,
 }
 
-/// Whether a kernel has such operations.
+/// Returns whether a kernel has such operations.
 pub(super) fn has_groups(kernel: &Kernel) -> bool {
     let is_group = |op: &Op| matches!(op, Op::Async(AsyncOp::GroupMultiply(_)));
     kernel.code.iter().any(|instruction| is_group(&instruction.op))
@@ -77,7 +78,7 @@ impl Groups {
         self.touch_constants(kernel);
     }
 
-    /// A copy of a constant is a write.
+    /// Marks copied constants as touched: a copy of a constant is a write.
     fn touch_constants(&mut self, kernel: &Kernel) {
         for (register, _) in &kernel.constants32 {
             self.is_touched[usize::from(*register)] = true;
@@ -86,7 +87,7 @@ impl Groups {
 }
 
 impl BlockRunner<'_> {
-    /// Finds ordinary accesses to registers of unfinished operations, and remembers what must be fenced.
+    /// Reports ordinary accesses to registers of unfinished operations, and notes which registers need a fence.
     pub(super) fn note_registers(&mut self, warp: &mut Warp, instruction: &Instruction, mask: u32, pc: u32) {
         match &instruction.op {
             Op::Async(AsyncOp::GroupMultiply(_)) => return,
@@ -252,7 +253,7 @@ impl BlockRunner<'_> {
         Ok(())
     }
 
-    /// Checks what must stand before the operation and what the warps must have alike. Gives the descriptors, 0 for A in registers.
+    /// Checks the preconditions of the operation and the agreement of the warps. Returns the descriptors, 0 for A in registers.
     fn check_group(&mut self, warp: &mut Warp, multiply: &GroupMultiply, mask: u32, pc: u32) -> (u64, u64) {
         let b = *warp.r64(multiply.b);
         let a = match multiply.a {
@@ -295,7 +296,7 @@ impl BlockRunner<'_> {
     }
 }
 
-/// The rows of A that a warp holds.
+/// Returns the rows of A that a warp holds.
 fn rows_of(registers: &[[u32; LANES]; 4], value: fn(u16) -> f32) -> Vec<[f32; TILE_K]> {
     let mut rows = vec![[0.0; TILE_K]; ROWS];
     for (index, register) in registers.iter().enumerate() {

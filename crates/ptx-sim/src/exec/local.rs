@@ -1,4 +1,4 @@
-//! Local memory of a warp's threads, with knowledge of which bytes were written.
+//! Local memory of a warp's threads, which tracks the written bytes.
 
 use crate::lanes::LANES;
 
@@ -23,7 +23,7 @@ impl LocalState {
         self.written.fill(false);
     }
 
-    /// Index of a lane's byte; `None` where the range is outside.
+    /// Returns the index of a lane's byte; `None` if the range is outside.
     pub(super) fn index(&self, lane: usize, offset: u64, bytes: usize) -> Option<usize> {
         let end = offset.checked_add(bytes as u64)?;
         (end <= self.bytes as u64).then(|| lane * self.bytes + offset as usize)

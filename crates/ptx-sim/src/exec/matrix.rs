@@ -1,4 +1,4 @@
-//! `mma.sync`: the fragments of a warp to matrices, their product, and back.
+//! `mma.sync`: converts the fragments of a warp to matrices, multiplies them, and converts back.
 //!
 //! Layouts. Source: PTX ISA, "Warp-level matrix fragment" of each shape. With `g = lane / 4` and `t = lane % 4`: register
 //! `i` of A holds rows `g + 8 (i % 2)`, of B column `g`, of C and D elements `(g + 8 (i / 2), 2t + i % 2)`. Products are
@@ -61,7 +61,7 @@ pub(super) fn multiply(
     }
 }
 
-/// Elements `k` of a row or column that register `index` of thread `t` holds, `per_register` of them from here on: the
+/// Returns the first of `per_register` consecutive elements `k` of a row or column that register `index` of thread `t` holds: the
 /// upper half of the registers holds the upper half of k.
 fn first_k(index: usize, t: usize, per_register: usize, k_half: usize) -> usize {
     index * k_half + t * per_register
@@ -92,8 +92,8 @@ fn float<const K: usize>(
     sums(&left, &right, c)
 }
 
-/// Registers hold one number each, `t + 4 i` of k in register `i` of B and in registers `2 i` and `2 i + 1` of A. A tf32 number is an
-/// f32 whose low 13 bits do not count.
+/// Multiplies tf32 fragments. Registers hold one number each, `t + 4 i` of k in register `i` of B and in registers `2 i` and
+/// `2 i + 1` of A. A tf32 number is an f32 whose low 13 bits are ignored.
 fn tf32(a: &[Lanes32; 4], b: &[Lanes32; 2], c: &[Lanes32; 4]) -> [Lanes32; 4] {
     let value = |bits: u32| f32::from_bits(bits & !0x1fff);
     let mut left = [[0f32; 8]; ROWS];
@@ -110,7 +110,7 @@ fn tf32(a: &[Lanes32; 4], b: &[Lanes32; 2], c: &[Lanes32; 4]) -> [Lanes32; 4] {
     sums(&left, &right, c)
 }
 
-/// The products of rows and columns, added to `c` in order of k.
+/// Adds the products of rows and columns to `c` in order of k.
 fn sums<const K: usize>(
     left: &[[f32; K]; ROWS],
     right: &[[f32; COLUMNS]; K],
@@ -173,7 +173,7 @@ fn integer<const K: usize>(a: &[Lanes32; 4], b: &[Lanes32; 2], c: &[Lanes32; 4])
     out
 }
 
-/// Register and lane that hold an element of C or D.
+/// Returns the register and lane that hold an element of C or D.
 fn position(row: usize, column: usize) -> (usize, usize) {
     (2 * (row / 8) + column % 2, row % 8 * 4 + column / 2)
 }

@@ -1,4 +1,4 @@
-//! Loads and stores: addresses of a warp, the space they lie in, and registers to and from words.
+//! Loads and stores: the addresses of a warp, their space, and registers to and from words.
 
 use super::{BlockRunner, Stop, Warp, lanes_of};
 use crate::{

@@ -1,8 +1,8 @@
 //! Shared memory as a warp sees it: bounds, initialization, bank conflicts, races between warps, asynchronous copies.
 //!
-//! Order between warps is tracked by vector clocks: each warp counts its own barriers and knows the counts of others as
-//! of the last barrier they shared. A cell of four bytes remembers its last writer and its last readers with their
-//! clocks; an access races if it touches the same bytes and the other's clock is not known yet.
+//! Order between warps is tracked by vector clocks: each warp counts its own barriers and knows the counts of the others
+//! at the last barrier that they shared. A cell of four bytes remembers its last writer and its last readers with their
+//! clocks; an access races if it touches the same bytes and does not know the other's clock yet.
 
 #![expect(clippy::needless_range_loop, reason = "elements and lanes are indexed alike")]
 
@@ -46,9 +46,9 @@ struct Cell {
     read_clock: u32,
     read_warps: u32,
     read_pc: u32,
-    /// The asynchronous copy that fills these bytes, until it is waited for.
+    /// The asynchronous copy that fills these bytes, until a wait for it.
     copy_pc: u32,
-    /// Whether the last write was one of the asynchronous proxy.
+    /// Whether the last write came from the asynchronous proxy.
     is_async: bool,
 }
 
@@ -72,11 +72,11 @@ pub(super) struct SharedState {
     words: Vec<u32>,
     cells: Vec<Cell>,
     n_warps: usize,
-    /// The warps and, where a kernel has them, the barriers in shared memory, whose clocks are their phases.
+    /// The warps and, if a kernel has them, the barriers in shared memory, whose clocks are their phases.
     n_columns: usize,
     /// `clocks[w * n_columns + v]`: barriers of warp `v` that warp `w` knows of.
     clocks: Vec<u32>,
-    /// The same for what asynchronous operations see; empty where a kernel has none.
+    /// The same for asynchronous operations; empty if a kernel has none.
     fences: Vec<u32>,
     barriers: Barriers,
 }
@@ -120,7 +120,7 @@ impl SharedState {
         self.barriers.reset();
     }
 
-    /// Orders everything the warps did before a barrier before everything they do after it.
+    /// Orders all accesses of the warps before a barrier before all of their accesses after it.
     pub(super) fn join_clocks(&mut self, warps: &[usize]) {
         let n_columns = self.n_columns;
         for rows in [&mut self.clocks, &mut self.fences] {
@@ -144,7 +144,7 @@ impl SharedState {
         clock <= self.clocks[warp as usize * self.n_columns + other as usize]
     }
 
-    /// Whether asynchronous operations of a warp see what another wrote.
+    /// Returns whether asynchronous operations of a warp see another warp's writes.
     fn is_fenced(&self, warp: u32, other: u32, clock: u32) -> bool {
         (self.fences.get(warp as usize * self.n_columns + other as usize))
             .is_some_and(|&known| clock <= known)
@@ -267,8 +267,8 @@ impl BlockRunner<'_> {
         Ok(old)
     }
 
-    /// Passes over the banks: a quarter, half or all of the warp at a time for 16, 8 and 4 bytes, and in each as many as
-    /// different words lie in the most used bank.
+    /// Counts passes over the banks: a quarter, half or all of the warp at a time for 16, 8 and 4 bytes, and each time
+    /// as many as there are different words in the most used bank.
     fn count_wavefronts(&mut self, access: &WarpAccess<'_>) {
         let bytes = access.bytes();
         let lanes_per_pass = match bytes {
@@ -489,7 +489,7 @@ impl BlockRunner<'_> {
         self.check_alignment(warp, Space::Shared, &access)?;
         let mut words: LaneWords = [[0; LANES]; 4];
         self.load_shared(warp, &access, &mut words)?;
-        // Element (row, column) of matrix `i`, as 16 bits.
+        // Returns element (row, column) of matrix `i`, as 16 bits.
         let element = |i: usize, row: usize, column: usize| {
             let word = words[column / 2][8 * i + row];
             word >> (16 * (column % 2)) & 0xffff
@@ -509,7 +509,7 @@ impl BlockRunner<'_> {
     }
 }
 
-/// The cells that a range of bytes touches, each with a bit for each of its bytes.
+/// Returns the cells that a range of bytes touches, each with a bit for each of its bytes.
 fn cells_of(address: usize, bytes: u32) -> impl Iterator<Item = (usize, u8)> {
     let end = address + bytes as usize;
     (address / 4..end.div_ceil(4)).map(move |word| {

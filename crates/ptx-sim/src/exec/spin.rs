@@ -1,18 +1,18 @@
-//! Warps that spin: that load the same value again and again, since another thread block (or warp) has to write first.
+//! Warps that spin: they load the same value again and again until another thread block (or warp) writes.
 //!
-//! Separate because it is the one place where a thread block stops before it is done. A warp that has polled [`PATIENCE`] times since it
-//! wrote anything to global memory is set aside; when no warp of its thread block can do more, others run. Invariant: a kernel without strong loads and atomics
-//! with results is never set aside.
+//! This is the only reason to interrupt a thread block before its end. A warp that has polled [`PATIENCE`] times without a write to global memory
+//! in between is set aside; when no warp of its thread block can continue, other thread blocks run. Invariant: a kernel without strong loads and
+//! atomics with results is never interrupted.
 
 use super::{BlockRunner, Warp, memory::WarpAccess};
 use crate::{FindingKind, lanes::Lanes32, op::Op};
 
-/// How often a warp loads the same value by the same instruction before it is set aside.
+/// Number of loads of the same value by the same instruction after which a warp is set aside.
 const PATIENCE: u32 = 8;
-/// How often it loads strongly, whatever comes, without having written.
+/// Number of strong loads of any values, without a write, after which it is set aside.
 const MAX_LOADS: u32 = 4096;
 
-/// A strong load, and what it gave.
+/// A strong load, and its value.
 #[derive(Clone, Copy, Debug)]
 struct Poll {
     pc: u32,
@@ -20,7 +20,7 @@ struct Poll {
     address: u64,
     digest: u64,
     n: u32,
-    /// Instructions that were kept of the warp when it first gave that.
+    /// Number of the warp's kept instructions when it first loaded that value.
     n_kept: usize,
 }
 
@@ -31,12 +31,12 @@ pub(super) struct Polls {
     n_loads: u32,
     /// The load that spins.
     stuck: Option<usize>,
-    /// Whether a load gave something else, or the warp wrote, since that was asked.
+    /// Whether a load gave another value, or the warp wrote, since the last query.
     has_changed: bool,
 }
 
 impl Polls {
-    /// The warp has written, or begins.
+    /// Forgets the polls because the warp has written, or begins.
     #[inline]
     pub(super) fn clear(&mut self) {
         if self.n_loads > 0 {
@@ -47,7 +47,7 @@ impl Polls {
         self.has_changed = true;
     }
 
-    /// Whether the warp spins; it is asked to try again if so.
+    /// Returns whether the warp spins; if so, it will try again.
     pub(super) fn take_stuck(&mut self) -> bool {
         let is_stuck = self.stuck.is_some_and(|at| self.seen[at].n >= PATIENCE) || self.n_loads >= MAX_LOADS;
         if is_stuck {
@@ -59,9 +59,9 @@ impl Polls {
 }
 
 impl BlockRunner<'_> {
-    /// Notes what a strong load, or an atomic that changed nothing, gave.
+    /// Notes the value of a strong load, or of an atomic that changed nothing.
     pub(super) fn note_poll(&mut self, warp: &mut Warp, access: &WarpAccess<'_>, words: &[Lanes32]) {
-        // Other kernels' thread blocks run at the same time, and none is set aside.
+        // Thread blocks of other kernels run in parallel, and none is set aside.
         if !self.context.kernel.is_order_dependent {
             return;
         }
@@ -103,7 +103,7 @@ impl BlockRunner<'_> {
         }
         poll.n += 1;
         polls.stuck = Some(at);
-        // Time counts a wait as one turn of its loop.
+        // The timing model counts a wait as one turn of its loop.
         if let Some(trace) = &mut self.trace {
             let code = &self.context.kernel.code;
             trace.forget(warp.index, poll.n_kept, |pc| {
@@ -112,7 +112,7 @@ impl BlockRunner<'_> {
         }
     }
 
-    /// Whether a warp has written or seen something else since this was asked.
+    /// Returns whether a warp has written or seen another value since the last query.
     pub(crate) fn take_progress(&mut self) -> bool {
         let mut is_any = false;
         for warp in &mut self.warps {

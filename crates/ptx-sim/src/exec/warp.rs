@@ -1,7 +1,6 @@
 //! A warp: its registers, and its lanes in splits.
 //!
-//! Separate from the loop that executes instructions because this is the state that the loop changes. Invariant: a lane that
-//! is alive is in exactly one split.
+//! Invariant: an active lane is in exactly one split.
 
 use super::{FULL, barrier::BarrierWait, groups, local, register_files::Registers, shared, spin::Polls};
 use crate::{
@@ -86,7 +85,7 @@ impl Warp {
         self.preds[usize::from(index)]
     }
 
-    /// A register of either width, zero-extended.
+    /// Returns a register of either width, zero-extended.
     pub(super) fn any(&self, register: AnyReg) -> Lanes64 {
         match register {
             AnyReg::R32(index) => self.r32(index).map(u64::from),
@@ -102,7 +101,7 @@ impl Warp {
         }
     }
 
-    /// Returns an empty warp, which stands in for a warp that is taken out to run.
+    /// Returns an empty warp, which replaces a warp that is taken out to run.
     pub(super) fn vacant() -> Self {
         Self {
             index: 0,
@@ -123,7 +122,7 @@ impl Warp {
     }
 }
 
-/// Puts a running split back if it met another or another is behind it; says whether it did.
+/// Returns a running split to the list if it met another one or another is behind it; returns whether it did.
 pub(super) fn regroup(splits: &mut Vec<Split>, split: Split) -> bool {
     if let Some(other) = splits.iter_mut().find(|other| other.pc == split.pc) {
         other.mask |= split.mask;

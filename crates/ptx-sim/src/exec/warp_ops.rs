@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl BlockRunner<'_> {
-    /// `shfl.sync`: lanes out of the segment keep their own value and answer false.
+    /// `shfl.sync`: lanes outside the segment keep their own value and return false.
     #[inline(always)]
     pub(super) fn shuffle(
         &mut self,

@@ -1,36 +1,36 @@
-//! [`AsyncOp`]: barriers in shared memory that count, bulk copies that they wait for, and the matrix operations of warpgroups.
+//! [`AsyncOp`]: barriers in shared memory that count, bulk copies that report to them, and the matrix operations of warpgroups.
 //!
-//! Separate from [`Op`](super::Op) because these run on while the threads continue. Invariant: what they read, write and wait for
-//! is in their fields, as everywhere.
+//! These run on while the threads continue. Invariant: their fields name everything that they read, write and wait for, as in
+//! [`Op`](super::Op).
 
 use super::{Address, Pred, Reg, Register};
 
-/// An instruction of the asynchronous kind, as devices have them from compute capability 9.0 on (the barriers from 8.0 on).
+/// An asynchronous instruction of devices from compute capability 9.0 on (the barriers from 8.0 on).
 #[derive(Clone, Debug)]
 pub(crate) enum AsyncOp {
     /// `mbarrier.init`: a phase needs `count` arrivals.
     BarrierInit { at: Address, count: Reg },
     /// `mbarrier.inval`.
     BarrierEnd { at: Address },
-    /// `mbarrier.arrive` of `count` (1 where there is none), and its `expect_tx` form; `mbarrier.expect_tx` arrives with none.
+    /// `mbarrier.arrive` of `count` (1 if there is none), and its `expect_tx` form; `mbarrier.expect_tx` has no arrivals.
     Arrive {
         at: Address,
         arrives: bool,
         count: Option<Reg>,
         expected_bytes: Option<Reg>,
     },
-    /// `mbarrier.try_wait.parity`. It is taken to wait for as long as it takes, so it never answers no.
+    /// `mbarrier.try_wait.parity`. It waits without a limit here, so it never returns false.
     TryWait { at: Address, parity: Reg, d: Pred },
-    /// `fence.mbarrier_init`: asynchronous operations see the barriers that the thread has made.
+    /// `fence.mbarrier_init`: makes the thread's initialized barriers visible to asynchronous operations.
     BarrierFence,
-    /// `cp.async.bulk` from global to shared memory, which tells a barrier how many bytes have come.
+    /// `cp.async.bulk` from global to shared memory, which reports its bytes to a barrier.
     BulkCopy {
         to: Address,
         from: Address,
         bytes: Reg,
         barrier: Address,
     },
-    /// `fence.proxy.async`: asynchronous operations see what the thread has written.
+    /// `fence.proxy.async`: makes the thread's writes visible to asynchronous operations.
     ProxyFence,
     /// `elect.sync`: the lowest lane of the members.
     Elect { d: Option<Reg>, p: Pred, members: Reg },
@@ -46,7 +46,7 @@ pub(crate) enum AsyncOp {
     GroupMultiply(Box<GroupMultiply>),
 }
 
-/// `D = A B + D` (or `A B` where the predicate does not hold): 64 rows of a warpgroup, 16 of each warp, by so many columns.
+/// `D = A B + D` (or `A B` if the predicate is false): 64 rows of a warpgroup, 16 of each warp, by so many columns.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupMultiply {
     /// Whether the inputs are bf16; f16 otherwise.
@@ -59,12 +59,11 @@ pub(crate) struct GroupMultiply {
     pub(crate) adds: Pred,
     /// Whether the elements of A and of B are negated.
     pub(crate) negates: [bool; 2],
-    /// Whether the elements of one k are contiguous in A and in B, rather than those of a row; for A only in
-    /// shared memory.
+    /// Whether the elements of one k, instead of those of a row, are contiguous in A and in B; for A only in shared memory.
     pub(crate) transposes: [bool; 2],
 }
 
-/// Where A is.
+/// The place of A.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GroupLeft {
     Registers([Reg; 4]),
@@ -73,7 +72,7 @@ pub(crate) enum GroupLeft {
 }
 
 impl GroupMultiply {
-    /// Columns of B and D.
+    /// Returns the number of columns of B and D.
     pub(crate) fn n_columns(&self) -> usize {
         self.d.len() * 2
     }

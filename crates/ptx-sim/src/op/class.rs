@@ -1,6 +1,6 @@
-//! [`Class`]: what kind of work an instruction is, for the counters.
+//! [`Class`]: the kind of work of an instruction, for the counters.
 //!
-//! Separate from the instructions because it is a view of them. Invariant: every instruction has exactly one class.
+//! Invariant: every instruction has exactly one class.
 
 use super::{AsyncOp, Op};
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 pub enum Class {
     /// Integer, bit and predicate arithmetic of 32 bits and less.
     Integer,
-    /// Integer arithmetic of 64 bits, addresses among it.
+    /// Integer arithmetic of 64 bits, including addresses.
     Integer64,
     /// `dp4a`.
     DotProduct,
@@ -33,7 +33,7 @@ pub enum Class {
     GlobalLoad,
     /// Stores to global memory.
     GlobalStore,
-    /// Loads from shared memory, matrix loads among them.
+    /// Loads from shared memory, including matrix loads.
     SharedLoad,
     /// Stores to shared memory.
     SharedStore,
@@ -56,7 +56,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// The name in tables and JSON.
+    /// Returns the name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Integer => "integer",
@@ -85,7 +85,7 @@ impl Class {
 }
 
 impl Op {
-    /// The class the counters put this instruction in.
+    /// Returns the class in which the counters count this instruction.
     pub(crate) fn class(&self) -> Class {
         match self {
             Self::Unary32 { f, .. } => unary_class(*f),
@@ -162,7 +162,7 @@ impl Op {
         }
     }
 
-    /// Whether the order of the thread blocks can change what this computes: an atomic whose result is used, or a sum of
+    /// Returns whether the order of the thread blocks can change the result: an atomic whose result is used, or a sum of
     /// floats.
     pub(crate) fn depends_on_block_order(&self) -> bool {
         match self {

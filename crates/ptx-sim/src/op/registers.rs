@@ -1,7 +1,7 @@
-//! Which registers an instruction reads and writes: what its time depends on.
+//! Lists the registers that an instruction reads and writes, for the timing model and the search for registers that are read
+//! first.
 //!
-//! Separate from the instructions because only the timing model and the search for registers that are read first ask. Invariant:
-//! every register of an operand is named, the guard among those read.
+//! Invariant: every register of an operand is listed, and the guard is among those read.
 
 use super::{AnyReg, Instruction, Op, VoteResult};
 

@@ -1,4 +1,4 @@
-//! Splits PTX text into words, symbols and strings, each with its line; comments vanish here.
+//! Splits PTX text into words, symbols and strings, each with its line, and drops comments.
 //!
 //! A word is a maximal run of letters, digits and `_ $ % .`, in which `::` may occur (`L1::no_allocate`); so a mnemonic
 //! with its modifiers is one word.
@@ -83,7 +83,7 @@ impl<'a> Lexer<'a> {
             let continues = self.rest[end..].starts_with("::")
                 && self.rest[end + 2..].starts_with(|c: char| c.is_ascii_alphanumeric());
             if !continues {
-                // No word has a line break.
+                // No word contains a line break.
                 let (word, rest) = self.rest.split_at(end);
                 self.rest = rest;
                 return word;

@@ -1,6 +1,6 @@
 //! The body of a function: scopes, labels, registers, variables and instructions with their operands.
 //!
-//! Separate from the module's directives, which stand outside of functions. Invariant: a statement keeps its line.
+//! Invariant: a statement keeps its line.
 
 use super::{Instruction, Operand, Parser, Statement, StatementKind, VariableSpace};
 use crate::{LoadError, types::Ty};

@@ -1,7 +1,7 @@
-//! [`Assembled`]: the assembler's result for a kernel, as far as time depends on it.
+//! [`Assembled`]: the assembler's results for a kernel that affect its time.
 //!
-//! Separate from the kernel, which is PTX: registers and bytes of code differ from GPU to GPU, and this crate has no list of them. Invariant: a
-//! kernel whose bytes of code are not known fetches none.
+//! A kernel is PTX: registers and bytes of code differ from GPU to GPU, and this crate has no list of them. Invariant: a kernel whose code size
+//! is unknown fetches no code.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 

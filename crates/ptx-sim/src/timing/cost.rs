@@ -1,6 +1,6 @@
 //! [`Cost`]: the share of a scheduler that an instruction occupies, and the latency of its result.
 //!
-//! Separate from the simulation of time because it is a table. PTX is not what runs: the assembler turns an instruction into one or
+//! It is a table. A GPU does not run PTX: the assembler turns an instruction into one or
 //! several of the device's. Copies of registers and generic addresses are taken to cost nothing, 64-bit integer operations two
 //! instructions, divisions and exact roots the sequences that the assembler writes for them. Additions, products and left shifts of integers go to the unit of integers or that of floats. These are assumptions, read off
 //! disassembled kernels, not documented.
@@ -11,7 +11,7 @@ use crate::{
     op::{Class, MatrixKind, Op},
 };
 
-/// The units of a scheduler that take some clocks for an instruction; those of memory and shuffles belong to the whole
+/// Selects the unit of a scheduler that is busy for some clocks with an instruction; the units of memory and shuffles belong to the whole
 /// multiprocessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
@@ -19,7 +19,7 @@ pub(super) enum Unit {
     None,
     Float,
     Integer,
-    /// Whichever of both is free sooner.
+    /// The unit of the two that is free sooner.
     FloatOrInteger,
     Half,
     Double,
@@ -39,7 +39,7 @@ pub(super) struct Cost {
     pub(super) unit: Unit,
     /// Clocks of the unit.
     pub(super) unit_clocks: f64,
-    /// Clocks until the result can be used, for what is not a memory access.
+    /// Clocks until the result can be used, if it is not a memory access.
     pub(super) latency: f64,
 }
 
@@ -123,7 +123,7 @@ impl Cost {
             | Op::Binary64 {
                 f: Binary64::DDiv, ..
             } => plain(10.0, Unit::Double, lanes.float64, 20.0 * latency.arithmetic),
-            // The assembler writes these as multiplications where the other unit is busy.
+            // The assembler writes these as multiplications if the other unit is busy.
             Op::Wide { .. }
             | Op::MadWide { .. }
             | Op::Binary32 {
@@ -150,7 +150,7 @@ impl Cost {
                     latency: latency.matrix,
                 }
             }
-            // Its tensor core and its wait are the simulation's.
+            // The simulation handles its tensor core and its wait.
             Op::Async(_) => issue(1.0, latency.arithmetic),
             _ => match op.class() {
                 Class::Integer | Class::DotProduct => integer(1.0),
@@ -167,7 +167,7 @@ impl Cost {
     }
 }
 
-/// Whether an instruction goes through the unit that all schedulers share.
+/// Returns whether an instruction goes through the unit that all schedulers share.
 pub(super) fn uses_memory_unit(op: &Op) -> bool {
     matches!(
         op,

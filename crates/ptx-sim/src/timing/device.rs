@@ -1,9 +1,9 @@
 //! [`DeviceProfile`]: the figures of a GPU that the timing model computes with.
 //!
-//! Separate from the model because these are facts of hardware, each with its source, and the model's own assumptions are not.
+//! These are facts of hardware, each with its source; the model's own assumptions are elsewhere.
 //! Invariant: a figure that was not looked up in a published source is marked as such, or as an assumption.
 //!
-//! Sources; note 104 of docs/notebook/kernels.md has the figures of each, their addresses, and what they differ in.
+//! Sources; note 104 of docs/notebook/kernels.md has the figures of each, their addresses, and their differences.
 //! (P) CUDA C++ programming guide: "Compute capabilities" (registers, warps, shared memory) and "Arithmetic instructions" (results per clock
 //! and multiprocessor). (D) the makers' data sheets and white papers. (B) github.com/te42kyfo/gpu-benches: logs of an H100 PCIe, an A100,
 //! an L40, and of what it calls an H200, whose memory has the rate of a GH200's. (L) github.com/HPMLL/NVIDIA-Hopper-Benchmark: logs by the
@@ -25,11 +25,12 @@ use crate::{Kernel, LaunchConfig, occupancy::Multiprocessor};
 pub struct DeviceProfile {
     /// Its name.
     pub name: &'static str,
-    /// Which column of `kernels/ptx.lock` has its registers: the architecture's name.
+    /// The column of `kernels/ptx.lock` with its registers: the architecture's name.
     pub architecture: &'static str,
     /// Streaming multiprocessors. (D)
     pub n_multiprocessors: u32,
-    /// Clock, in GHz: what a card keeps while it computes. Between the base of the data sheet and the highest that (S) and (T) saw, 1.98 GHz for an H100 SXM.
+    /// Clock, in GHz, that a card sustains while it computes. It is between the base of the data sheet and the highest that (S) and (T) saw, 1.98
+    /// GHz for an H100 SXM.
     pub clock_ghz: f64,
     /// Bytes of device memory. (D)
     pub memory_bytes: u64,
@@ -47,8 +48,8 @@ pub struct DeviceProfile {
     pub l2_bytes: u64,
     /// Bandwidth of L2 to all multiprocessors together, in bytes a clock. (B)
     pub l2_bytes_per_clock: f64,
-    /// Bytes of code that a multiprocessor keeps from launch to launch, the most recent first: the larger cache of (F). It is an assumption that it
-    /// keeps them.
+    /// Bytes of code that a multiprocessor keeps from launch to launch, the most recent first: the larger cache of (F). That it keeps them is an
+    /// assumption.
     pub code_cache_bytes: u64,
     /// Lines of code that are requested after the one that a warp needs. (H)
     pub code_lines_ahead: usize,
@@ -62,13 +63,14 @@ pub struct DeviceProfile {
     pub latency: Latencies,
     /// Multiplications and additions of f16 a clock on a multiprocessor's tensor cores, as `mma.sync` reaches them, with sums in f32; of s8 twice.
     pub matrix_f16_per_clock: f64,
-    /// The same as warpgroups reach them with `wgmma`; of no meaning where a GPU has none.
+    /// The same as warpgroups reach them with `wgmma`; meaningless if a GPU has none.
     pub group_f16_per_clock: f64,
-    /// From the end of a launch to the begin of the next that depends on it, in a graph. (W). (B) has 1.26 to 1.37 us from begin to begin of small kernels,
-    /// an H100's and an A100's alike, and 0.94 to 1.07 on an L40; what such a kernel takes itself is part of these, so this is too long rather than too short.
+    /// From the end of a launch to the begin of the next that depends on it, in a graph. (W). (B) has 1.26 to 1.37 us from begin to begin of small
+    /// kernels, for an H100 and an A100 alike, and 0.94 to 1.07 on an L40. These include the time of such a kernel, so this is too long rather than
+    /// too short.
     pub launch_us: f64,
-    /// From the end of a launch to the moment when threads of the next continue that have begun before and wait for it, with programmatic dependent
-    /// launch. (G), and half of what that measured is believed.
+    /// With programmatic dependent launch: from the end of a launch to the moment when threads of the next, which have begun before and wait for
+    /// it, continue. (G), of whose measured gain half is assumed.
     pub dependent_us: f64,
 }
 
@@ -78,7 +80,7 @@ pub struct DeviceProfile {
 pub struct Lanes {
     /// f32.
     pub float32: f64,
-    /// Integers, `dp4a` among them.
+    /// Integers, including `dp4a`.
     pub integer: f64,
     /// Pairs of f16.
     pub float16: f64,
@@ -110,8 +112,9 @@ pub struct Latencies {
     pub l1: f64,
     /// Global memory that is in L2, in the near half of it: 259.9 (S), 264.5 (L), 265.5 (B), 281 (K) on Hopper. The far half takes some 200 more.
     pub l2: f64,
-    /// Global memory that is in neither, without a queue. On Hopper, each as long chains of loads at random places have it: 690 cycles at 1.98 GHz (K), which are
-    /// 348 ns; 570.5 at 1.98 GHz (S), of whose loads a fifth was in L2 by the sizes, so 648 without these, 327 ns; 650 to 658 at 1.755 GHz with HBM2e (B, L).
+    /// Global memory that is in neither, without a queue. On Hopper, each from long chains of loads at random places: 690 cycles at 1.98 GHz (K),
+    /// which are 348 ns; 570.5 at 1.98 GHz (S), of whose loads a fifth was in L2 by the sizes, so 648 without these, 327 ns; 650 to 658 at 1.755
+    /// GHz with HBM2e (B, L).
     pub dram: f64,
     /// `mma.sync`. (N), meant to be that of arXiv 2206.02874 and 2402.13499, which were not read.
     pub matrix: f64,
@@ -246,7 +249,7 @@ impl DeviceProfile {
             l2_bytes: 72 << 20,
             // An L40's 5.2 TB/s, for each multiprocessor and clock. (B)
             l2_bytes_per_clock: 1900.0,
-            // An L40 has 89 % of its data sheet's rate with a stream read and one written, and 98 % where it only reads (B): between these, of 1.008 TB/s.
+            // An L40 has 89 % of its data sheet's rate with a stream read and one written, and 98 % if it only reads (B): between these, of 1.008 TB/s.
             dram_bytes_per_s: 0.93e12,
             lanes: Lanes {
                 float64: 2.0,
@@ -301,7 +304,7 @@ impl DeviceProfile {
         },
     ];
 
-    /// The device of a name.
+    /// Finds the device of a name.
     pub fn find(name: &str) -> Option<&'static Self> {
         const ALL: &[DeviceProfile] = &DeviceProfile::ALL;
         ALL.iter().find(|device| device.name == name)
@@ -312,8 +315,8 @@ impl DeviceProfile {
         self.dram_bytes_per_s / (self.clock_ghz * 1e9)
     }
 
-    /// Thread blocks that a multiprocessor holds at once, each with so many threads, registers a thread and bytes of shared memory; 0
-    /// where one does not fit.
+    /// Returns the thread blocks that a multiprocessor holds at once, each with so many threads, registers a thread and bytes of shared memory; 0
+    /// if one does not fit.
     pub fn resident_blocks(&self, n_threads: u32, n_registers: u32, shared_bytes: u32) -> u32 {
         let multiprocessor = Multiprocessor {
             max_warps: self.max_warps,
@@ -324,7 +327,7 @@ impl DeviceProfile {
         multiprocessor.resident_blocks(n_threads, n_registers, shared_bytes)
     }
 
-    /// Thread blocks of a launch that the device holds at once, as far as threads and shared memory say; registers may leave room for fewer.
+    /// Returns the thread blocks of a launch that the device holds at once, by threads and shared memory; registers may allow fewer.
     pub fn holds(&self, kernel: &Kernel, config: &LaunchConfig) -> u64 {
         let n_threads = config.block.iter().product();
         let n_of_one = self.resident_blocks(n_threads, 1, kernel.shared_bytes + config.shared_bytes);

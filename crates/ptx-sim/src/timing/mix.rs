@@ -1,6 +1,4 @@
-//! [`Mix`]: a hash of numbers of sectors.
-//!
-//! Separate because it knows nothing of what is hashed. Invariant: the same on every machine, since chances are taken from it.
+//! [`Mix`]: a hash of sector numbers. Invariant: it is the same on every machine, since the model derives chances from it.
 
 use std::hash::Hasher;
 

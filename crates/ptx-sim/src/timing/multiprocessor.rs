@@ -1,9 +1,9 @@
 //! [`simulate`]: time on one multiprocessor that runs its share of a grid.
 //!
-//! All multiprocessors do alike, so one is simulated, with its share of the bandwidths of L2 and device memory. A warp issues in
-//! order: an instruction waits until its code and its operands are there, its scheduler has a slot and its unit is free. A request to memory
-//! waits in the queue of each level that it passes, then for the level's latency. Invariant: nothing here knows a kernel; all times
-//! follow from what the thread blocks executed.
+//! All multiprocessors behave alike, so one is simulated, with its share of the bandwidths of L2 and device memory. A warp issues in order:
+//! an instruction waits for its code and its operands, for a slot of its scheduler and for its unit. A memory request waits in the queue of
+//! each level that it passes, then for the level's latency. Invariant: nothing here knows a kernel; all times follow from the executed
+//! instructions.
 
 mod asynchronous;
 mod fetch;
@@ -27,7 +27,7 @@ use crate::{
     types::Space,
 };
 
-/// Clocks of work that may wait for the unit of loads, stores and shuffles before a warp that adds to it has to wait. An assumption.
+/// Clocks of work that may be queued for the unit of loads, stores and shuffles before a warp that adds to it has to wait. An assumption.
 const QUEUE_CLOCKS: f64 = 32.0;
 /// Named barriers of a thread block.
 const N_BARRIERS: usize = 16;
@@ -35,20 +35,20 @@ const N_BARRIERS: usize = 16;
 /// A warp on the multiprocessor.
 struct Warp {
     trace: usize,
-    /// Which of the trace's warps.
+    /// Index among the trace's warps.
     index: usize,
     slot: usize,
     scheduler: usize,
-    /// Which of the thread blocks.
+    /// Index of its thread block.
     instance: usize,
     next: usize,
-    /// When its next instruction may be issued at the earliest, for what is not an operand.
+    /// Earliest time at which its next instruction may be issued, apart from operands.
     earliest: f64,
-    /// When each register's value is there.
+    /// Time at which each register's value is ready.
     ready: Vec<f64>,
-    /// When the stores so far have arrived.
+    /// Time at which the stores so far have arrived.
     stored: f64,
-    /// When the asynchronous copies since the last commit have arrived, and those of each group.
+    /// Time at which the asynchronous copies since the last commit have arrived, and those of each group.
     open_copies: f64,
     copy_groups: Vec<f64>,
     groups: asynchronous::Groups,
@@ -59,7 +59,7 @@ struct Warp {
 #[derive(Clone, Default)]
 struct Slot {
     n_left: usize,
-    /// When it first let launches behind this one begin.
+    /// Time at which it first let later launches begin.
     lets_next: Option<f64>,
     /// Warps that wait at each barrier.
     waiting: Vec<Vec<usize>>,
@@ -84,7 +84,7 @@ struct Multiprocessor<'a> {
     memory_free: f64,
     l2_free: f64,
     dram_free: f64,
-    /// When each sector in L1 arrives or arrived.
+    /// Arrival time of each sector in L1.
     l1: HashMap<u64, f64, BuildHasherDefault<Mix>>,
     l1_order: VecDeque<u64>,
     fetch: fetch::Fetch,
@@ -92,7 +92,7 @@ struct Multiprocessor<'a> {
     outcome: Outcome,
 }
 
-/// Runs the work and says how long it took.
+/// Runs the work and returns how long it took.
 pub(super) fn simulate(work: &Work<'_>) -> Outcome {
     let kernel = work.kernel;
     let mut machine = Multiprocessor {
@@ -157,7 +157,7 @@ impl Multiprocessor<'_> {
                 groups: asynchronous::Groups::default(),
                 waits_at: None,
             };
-            // The place of a warp that is done is taken.
+            // Another takes the place of a finished warp.
             let is_done = |warp: &Warp| warp.next == usize::MAX;
             let index = if at > self.work.release {
                 self.warps.iter().position(is_done)
@@ -175,7 +175,7 @@ impl Multiprocessor<'_> {
     }
 
     fn enqueue(&mut self, warp: usize, at: f64) {
-        // Times are not negative, so that their bits are in their order.
+        // Times are not negative, so that their bits have the same order.
         self.queue.push(Reverse((at.max(0.0).to_bits(), warp)));
     }
 
@@ -208,7 +208,7 @@ impl Multiprocessor<'_> {
         }
     }
 
-    /// The next instruction that takes a slot. An instruction without cost only passes on the time at which its operands are ready.
+    /// Returns the next instruction that takes a slot. An instruction without cost only passes on the time at which its operands are ready.
     fn next_of(&mut self, warp: usize) -> Option<Executed> {
         let kernel = self.work.kernel;
         loop {
@@ -233,7 +233,7 @@ impl Multiprocessor<'_> {
         }
     }
 
-    /// When an instruction can be issued.
+    /// Returns the time at which an instruction can be issued.
     fn earliest(&self, warp: usize, executed: &Executed) -> f64 {
         let state = &self.warps[warp];
         let instruction = &self.work.kernel.code[executed.pc as usize];
@@ -255,7 +255,7 @@ impl Multiprocessor<'_> {
         at
     }
 
-    /// The unit that an instruction goes to.
+    /// Returns the unit that an instruction uses.
     fn unit(&self, scheduler: usize, unit: Unit) -> usize {
         let free = &self.unit_free[scheduler];
         match unit {
@@ -389,15 +389,15 @@ impl Multiprocessor<'_> {
         }
     }
 
-    /// Goes through the unit of loads, stores and shuffles: 128 bytes, a pass over the banks, or a warp's shuffle a clock. Gives when
-    /// the last part begins.
+    /// Goes through the unit of loads, stores and shuffles: 128 bytes, a pass over the banks, or a warp's shuffle a clock. Returns the time
+    /// at which the last part begins.
     fn pass_memory_unit(&mut self, now: f64, executed: &Executed) -> f64 {
         let lines = (f64::from(executed.n_sectors) / 4.0).ceil();
         let clocks = lines.max(f64::from(executed.n_passes)).max(1.0);
         let begun = self.memory_free.max(now);
         self.memory_free = begun + clocks;
         self.outcome.memory_clocks += clocks;
-        // Passes over the banks are counted by who waits for them.
+        // The warp that waits counts passes over the banks.
         if executed.n_passes > 0 {
             begun
         } else {
@@ -405,7 +405,7 @@ impl Multiprocessor<'_> {
         }
     }
 
-    /// When the sectors of a load are there.
+    /// Returns the time at which the sectors of a load have arrived.
     fn request(&mut self, warp: usize, executed: &Executed, begun: f64, uses_l1: bool) -> f64 {
         let work = self.work;
         let latency = &work.device.latency;
@@ -415,7 +415,7 @@ impl Multiprocessor<'_> {
         let mut arrives = begun + latency.l1;
         let mut missed = 0.0;
         for (&sector, source) in sectors.iter().zip(&work.sources[trace][first..]) {
-            // A trace stands for several thread blocks. A sector that only one of them reads has another address in each.
+            // A trace represents several thread blocks. A sector that only one of them reads has another address in each.
             let key = if source.is_common {
                 sector
             } else {
@@ -428,7 +428,7 @@ impl Multiprocessor<'_> {
             let bytes = SECTOR_BYTES as f64;
             let chance = (mix(key) >> 40) as f64 / (1u64 << 24) as f64;
             let misses = if source.is_common {
-                // All multiprocessors ask for it at once when they begin, and one of them pays.
+                // All multiprocessors request it at once when they begin, and one of them pays.
                 source.miss_share > 0.0 && instance < work.n_resident
             } else {
                 chance < source.miss_share
@@ -466,10 +466,10 @@ impl Multiprocessor<'_> {
         arrives
     }
 
-    /// Bytes a clock from device memory at a moment.
+    /// Returns the bytes a clock from device memory at a moment.
     fn dram_rate(&self, at: f64) -> f64 {
         let work = self.work;
-        // Something is always left, so that what waits comes at last.
+        // A small rate always remains, so that every request completes eventually.
         let share = if at < work.release {
             work.early_share.max(0.01)
         } else {
@@ -478,7 +478,7 @@ impl Multiprocessor<'_> {
         work.dram_bytes_per_clock * share
     }
 
-    /// When the sectors of a store are in L2.
+    /// Returns the time at which the sectors of a store are in L2.
     fn write(&mut self, executed: &Executed, begun: f64) -> f64 {
         let bytes = f64::from(executed.n_sectors) * SECTOR_BYTES as f64;
         self.l2_free = self.l2_free.max(begun) + bytes / self.work.l2_bytes_per_clock;

@@ -1,7 +1,7 @@
-//! [`Residency`]: the device memory that is still in the L2 cache when a launch begins, and the code that is still in a multiprocessor's.
+//! [`Residency`]: the device memory in the L2 cache when a launch begins, and the code in a multiprocessor's cache.
 //!
-//! Separate from a launch because it outlives it. Device memory is kept by allocation, code by kernel, the most recent first. Invariant: an
-//! allocation or a kernel that is larger than its cache is never in it.
+//! It outlives launches. Device memory is tracked by allocation, code by kernel, the most recent first. Invariant: an allocation or a
+//! kernel that is larger than its cache is never in it.
 
 use std::{collections::HashMap, hash::Hash};
 
@@ -51,7 +51,7 @@ impl<K: Copy + Eq + Hash> Recent<K> {
 }
 
 impl Residency {
-    /// Empty caches.
+    /// Creates empty caches.
     pub fn new() -> Self {
         Self::default()
     }

@@ -4,7 +4,7 @@
 //! loads first of all. The model does the same by list scheduling on the longest path. Dependences are those of registers
 //! and of memory: a load does not pass a store to its space unless it is `ld.global.nc`, and nothing that touches memory passes a
 //! barrier, fence, atomic or volatile access. Invariant: the result is a permutation of each basic block that keeps every dependence.
-//! Registers are taken to suffice, as the assembler's own count says they do: a simplification.
+//! Registers are assumed to suffice, according to the assembler's own count: a simplification.
 
 use std::collections::HashMap;
 
@@ -63,17 +63,17 @@ impl Schedule {
         Self { blocks }
     }
 
-    /// The order of the basic block that begins at an instruction.
+    /// Returns the order of the basic block that begins at an instruction.
     pub(super) fn block(&self, first: u32) -> Option<&[u32]> {
         self.blocks.get(&first).map(Vec::as_slice)
     }
 }
 
-/// The memory access of an instruction, which decides its order among others.
+/// Describes the memory access of an instruction, which decides its order among others.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MemoryUse {
     None,
-    /// Reads what no thread writes.
+    /// Reads memory that no thread writes.
     Constant,
     Load(Space),
     Store(Space),
@@ -101,7 +101,7 @@ fn memory_use(op: &Op, is_nc: bool) -> MemoryUse {
     }
 }
 
-/// Whether two accesses must keep their order.
+/// Returns whether two accesses must keep their order.
 fn conflicts(first: MemoryUse, second: MemoryUse) -> bool {
     use MemoryUse as M;
     let same = |a: Space, b: Space| a == b || a == Space::Generic || b == Space::Generic;
@@ -138,7 +138,7 @@ fn order_of(
     if !(3..=MAX_BLOCK).contains(&n) {
         return pcs((0..n).collect());
     }
-    // Edges to later instructions, each with the clocks that must lie between.
+    // Edges to later instructions, each with the least number of clocks in between.
     let mut successors: Vec<Vec<(usize, f64)>> = vec![Vec::new(); n];
     let mut n_waits = vec![0usize; n];
     let mut last_write: HashMap<Key, usize> = HashMap::new();
@@ -192,7 +192,7 @@ fn order_of(
             n_waits[index] += 1;
         }
     }
-    // Longest way to the end.
+    // Longest path to the end.
     let mut priority = vec![0.0f64; n];
     for index in (0..n).rev() {
         let ahead = successors[index]

@@ -1,22 +1,22 @@
-//! [`Start`]: how a launch begins, after the one before it or next to its end.
+//! [`Start`]: the begin of a launch, after the previous one or during its end.
 //!
-//! Separate from the launch itself because it is between two. With programmatic dependent launch the thread blocks of a launch come to the
-//! multiprocessors once those of the launch before are all there and have said so; they do what needs nothing of it, and wait. Invariants: a launch
-//! begins no earlier than [`DeviceProfile::launch_us`] after the launch before has let it; its threads continue no earlier than
-//! [`DeviceProfile::dependent_us`] after that one's end; it takes only the bandwidth and the room that the one before leaves.
+//! With programmatic dependent launch the thread blocks of a launch come to the multiprocessors once those of the previous launch are all there and
+//! have signalled; they do the work that is independent of it, and wait. Invariants: a launch begins no earlier than [`DeviceProfile::launch_us`]
+//! after the signal of the previous one; its threads continue no earlier than [`DeviceProfile::dependent_us`] after the end of the previous one; it
+//! takes only the bandwidth and the room that the previous one leaves.
 
 use super::{DeviceProfile, Estimate};
 
-/// How a launch begins.
+/// Describes how a launch begins.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Start {
-    /// Microseconds from the end of the launch before until this one's first instruction behind its wait.
+    /// Microseconds from the end of the previous launch to this one's first instruction after its wait.
     pub(super) gap_us: f64,
-    /// Microseconds before that moment at which its first thread blocks are there.
+    /// Microseconds by which its first thread blocks begin before that moment.
     pub(super) lead_us: f64,
-    /// Share of the device memory's bandwidth that the launch before takes meanwhile.
+    /// Share of the device memory's bandwidth that the previous launch takes meanwhile.
     pub(super) busy_share: f64,
-    /// Room on a multiprocessor that the thread blocks of the launch before leave.
+    /// Room on a multiprocessor that the thread blocks of the previous launch leave.
     pub(super) room: Room,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Room {
 }
 
 impl Start {
-    /// A launch that begins when the one before is done.
+    /// Describes a launch that begins when the previous one is done.
     pub fn after(device: &DeviceProfile) -> Self {
         Self {
             gap_us: device.launch_us,
@@ -40,7 +40,7 @@ impl Start {
         }
     }
 
-    /// A launch that may begin early, behind one of this estimate.
+    /// Describes a launch that may begin early, after one of this estimate.
     pub fn early(before: &Estimate, device: &DeviceProfile) -> Self {
         let arrives = before.lets_next_us - before.us + device.launch_us;
         let gap_us = arrives.max(device.dependent_us);
@@ -52,7 +52,7 @@ impl Start {
         }
     }
 
-    /// The figures, as far as launches are alike by them.
+    /// Returns the figures that must agree for launches to be alike.
     pub fn key(&self) -> [u64; 4] {
         let Room {
             n_warps,
@@ -94,7 +94,7 @@ impl Room {
         }
     }
 
-    /// Thread blocks that fit into it.
+    /// Returns the thread blocks that fit into it.
     pub(super) fn blocks(&self, n_threads: u32, n_registers: u32, shared_bytes: u32) -> u32 {
         let n_warps = n_threads.div_ceil(32).max(1);
         let registers = n_warps * (n_registers.max(1) * 32).next_multiple_of(256);

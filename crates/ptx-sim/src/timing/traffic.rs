@@ -1,21 +1,21 @@
-//! [`Traffic`]: where the bytes that a launch asks for come from, extrapolated from the thread blocks that were run.
+//! [`Traffic`]: the sources of the bytes that a launch requests, extrapolated from the thread blocks that were run.
 //!
-//! Separate from time because it looks at the whole grid, and time at one multiprocessor. By allocation: how many bytes the thread
-//! blocks ask for in total, how many different ones these are, and so how often one comes from device memory. Invariant: what an
-//! earlier launch left in L2, or what this launch wrote before, comes from L2.
+//! It looks at the whole grid. For each allocation it estimates how many bytes the thread blocks request in total and how many
+//! different ones these are, and so how often one comes from device memory. Invariant: bytes that an earlier launch left in L2, or
+//! that this launch wrote before, come from L2.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{DeviceProfile, residency::Residency};
 use crate::{DeviceMemory, DevicePtr, Kernel, counters::SECTOR_BYTES, op::Op, trace::BlockTrace};
 
-/// Ratio of asked to different bytes from which on an allocation counts as read several times.
+/// Ratio of requested to different bytes from which on an allocation counts as read several times.
 const IS_REUSED: f64 = 1.05;
 
-/// Where a sector comes from.
+/// The source of a sector.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Source {
-    /// How often, of all requests for it that pass L1, it comes from device memory.
+    /// Share of its requests beyond L1 that device memory serves.
     pub(super) miss_share: f64,
     /// Whether other thread blocks read it too.
     pub(super) is_common: bool,
@@ -26,9 +26,9 @@ pub(super) struct Source {
 pub(super) struct Traffic {
     /// For each trace, a source for each of its sectors.
     pub(super) sources: Vec<Vec<Source>>,
-    /// For each trace, bytes that it asks L2 for, and of these from or to device memory.
+    /// For each trace, bytes that it requests from L2, and of these from or to device memory.
     pub(super) bytes: Vec<[f64; 2]>,
-    /// Bytes of the whole grid: asked of L2, and from or to device memory.
+    /// Bytes of the whole grid: requested from L2, and from or to device memory.
     pub(super) total: [f64; 2],
     /// Share of the written bytes that leaves L2 for device memory while the launch runs: as much as it touches beyond the size of L2.
     pub(super) write_back: f64,
@@ -41,16 +41,16 @@ pub(super) struct Traffic {
 struct Use {
     /// Sectors, each counted once for each thread block.
     n_asked: u64,
-    /// Sectors that only one thread block asks for.
+    /// Sectors that only one thread block requests.
     n_private: u64,
-    /// Different sectors that several thread blocks ask for.
+    /// Different sectors that several thread blocks request.
     n_common: u64,
     /// Whether the first and the second thread block of the grid share a sector.
     is_shared_by_neighbours: bool,
 }
 
 impl Traffic {
-    /// Looks at the traces of some thread blocks of a grid of `n_blocks`.
+    /// Computes it from the traces of some thread blocks of a grid of `n_blocks`.
     pub(super) fn of(
         kernel: &Kernel,
         memory: &DeviceMemory,
@@ -105,7 +105,7 @@ impl Traffic {
             uses.entry(allocation_of(sector)).or_default().n_asked += 1;
         }
         let mut traffic = Self::default();
-        // Different bytes, and bytes asked for, of each allocation.
+        // Different bytes, and requested bytes, of each allocation.
         let mut sizes: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
         for (&index, found) in &uses {
             let sector = SECTOR_BYTES as f64;

@@ -1,6 +1,4 @@
 //! [`Work`] and [`Outcome`]: the work of one multiprocessor in a launch, and its result.
-//!
-//! Separate from playing it because the whole launch is turned into the one, and the estimate is made of the other.
 
 use super::{DeviceProfile, traffic::Source};
 use crate::{Kernel, trace::BlockTrace};
@@ -10,9 +8,9 @@ pub(super) struct Work<'a> {
     pub(super) kernel: &'a Kernel,
     pub(super) device: &'a DeviceProfile,
     pub(super) traces: &'a [BlockTrace],
-    /// Where the sectors of each trace come from, one for each of its sectors.
+    /// The sources of each trace's sectors, one for each sector.
     pub(super) sources: &'a [Vec<Source>],
-    /// The thread blocks in the order in which they start, each as the index of the trace that stands for it.
+    /// The thread blocks in the order in which they start, each as the index of its trace.
     pub(super) blocks: Vec<usize>,
     /// Thread blocks at a time.
     pub(super) n_resident: usize,
@@ -22,9 +20,9 @@ pub(super) struct Work<'a> {
     pub(super) l2_bytes_per_clock: f64,
     /// This multiprocessor's share.
     pub(super) dram_bytes_per_clock: f64,
-    /// When threads that wait for the launch before continue.
+    /// Time at which threads that wait for the previous launch continue.
     pub(super) release: f64,
-    /// Thread blocks that are there before.
+    /// Thread blocks that begin before that.
     pub(super) n_early: usize,
     /// Bytes of code that are in no cache of instructions.
     pub(super) cold_code_bytes: u32,
@@ -39,7 +37,7 @@ pub(super) struct Work<'a> {
 pub(super) struct Outcome {
     /// From the moment when threads that wait for the launch before continue.
     pub(super) clocks: f64,
-    /// When the last thread block let launches behind this one begin, from the same moment.
+    /// Time at which the last thread block let later launches begin, from the same moment.
     pub(super) lets_next: f64,
     /// Slots used, of all schedulers.
     pub(super) slots: f64,

@@ -19,19 +19,19 @@ fn check(body: &str, expected: impl Fn(u64, u64, u64) -> u64) {
     }
 }
 
-/// A 32-bit operation on `%r0`, `%r1`, `%r2`.
+/// Checks a 32-bit operation on `%r0`, `%r1`, `%r2`.
 fn check32(instruction: &str, expected: impl Fn(u32, u32, u32) -> u32) {
     let body = format!("{instruction} cvt.u64.u32 %out, %r3;");
     check(&body, |a, b, c| expected(a as u32, b as u32, c as u32).into());
 }
 
-/// A 16-bit operation on `%h0`, `%h1`, `%h2`.
+/// Checks a 16-bit operation on `%h0`, `%h1`, `%h2`.
 fn check16(instruction: &str, expected: impl Fn(u16, u16, u16) -> u16) {
     let body = format!("{instruction} cvt.u64.u16 %out, %h3;");
     check(&body, |a, b, c| expected(a as u16, b as u16, c as u16).into());
 }
 
-/// A 64-bit operation on `%a0`, `%a1`, `%a2`.
+/// Checks a 64-bit operation on `%a0`, `%a1`, `%a2`.
 fn check64(instruction: &str, expected: impl Fn(u64, u64, u64) -> u64) {
     check(&format!("{instruction} mov.u64 %out, %a3;"), expected);
 }
@@ -406,7 +406,7 @@ fn conversions() {
 
 #[test]
 fn halves_round_to_nearest_even() {
-    // 2048 + 1 lies between two f16 values; so does 1 + 2^-11.
+    // 2048 + 1 is between two f16 values, and so is 1 + 2^-11.
     let packed = eval(
         "mov.b32 %r0, 0x68003c00; mov.b32 %r1, 0x3c001000; add.f16x2 %r3, %r0, %r1; cvt.u64.u32 %out, %r3;",
         &[],

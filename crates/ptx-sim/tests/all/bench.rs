@@ -4,13 +4,13 @@ use tokenmill_ptx_sim::{Arguments, DeviceMemory, LaunchConfig, LaunchReport, Loa
 
 pub(crate) const HEADER: &str = ".version 8.6\n.target sm_90\n.address_size 64\n";
 
-/// Loads `ptx` (without its header) and runs its only kernel with one buffer argument per entry of `buffers`; the
-/// buffers come back as the kernel left them.
+/// Loads `ptx` (without its header), runs its only kernel with one buffer argument per entry of `buffers`, and returns
+/// the buffers as the kernel left them.
 pub(crate) fn run(ptx: &str, config: &LaunchConfig, buffers: &mut [Vec<u8>]) -> LaunchReport {
     run_module(&format!("{HEADER}{ptx}"), config, buffers)
 }
 
-/// The same with a module's whole text.
+/// Does the same with a module's whole text.
 pub(crate) fn run_module(ptx: &str, config: &LaunchConfig, buffers: &mut [Vec<u8>]) -> LaunchReport {
     let mut memory = DeviceMemory::new();
     let module = Module::load(ptx, &mut memory).unwrap();
@@ -40,7 +40,7 @@ pub(crate) fn load_error(body: &str) -> LoadError {
 }
 
 /// Runs `body` with `%a0.. ` set from the lanes of `inputs` (64 bits each; `%r0..` hold their lower halves, `%h0..` the
-/// lowest 16 bits) and gives back the lanes of `%out`.
+/// lowest 16 bits) and returns the lanes of `%out`.
 pub(crate) fn eval(body: &str, inputs: &[[u64; 32]]) -> [u64; 32] {
     let load = |index: usize| {
         format!(

@@ -31,7 +31,7 @@ fn unwritten_bytes_are_refused_and_stay_unwritten_when_copied() {
 
 #[test]
 fn sparse_memory_reads_as_zeros_and_keeps_what_is_written() {
-    /// Bytes that come into being together.
+    /// Bytes that are allocated and written at once.
     const PIECE_BYTES: u64 = 4 << 14;
     let mut memory = DeviceMemory::sparse(1 << 40);
     let base = memory.alloc(1 << 36).unwrap();

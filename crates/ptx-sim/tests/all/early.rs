@@ -1,4 +1,4 @@
-//! Launches that begin before those before them are done: one planted bug of each class, and the time that is saved.
+//! Launches that begin before earlier ones are done: one planted bug of each class, and the saved time.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ const HEADER: &str = ".version 7.8\n.target sm_90\n.address_size 64\n";
 
 /// Writes 7 to the first word of each thread of `x`.
 const WRITER: &str = "st.global.u32 [%d2], 7;";
-/// Adds 1 to what the writer left, and puts it into `y`.
+/// Adds 1 to the writer's value, and stores it to `y`.
 const READER: &str =
     "griddepcontrol.wait;\nld.global.u32 %r1, [%d2];\nadd.u32 %r1, %r1, 1;\nst.global.u32 [%d3], %r1;";
 
@@ -69,7 +69,7 @@ fn behind_writer(body: &str) -> (Vec<FindingKind>, u32) {
 #[test]
 fn a_kernel_that_waits_reads_what_was_written() {
     assert_eq!(behind_writer(READER), (vec![], 8));
-    // Signalling and reading what no launch writes need no wait.
+    // Signalling, and reading memory that no launch writes, need no wait.
     let body = format!("griddepcontrol.launch_dependents;\nld.global.nc.u32 %r2, [%d3];\n{READER}");
     assert_eq!(behind_writer(&body), (vec![], 8));
 }
@@ -78,7 +78,7 @@ fn a_kernel_that_waits_reads_what_was_written() {
 fn a_missing_wait_is_found() {
     let (found, _) = behind_writer("add.u32 %r1, %r0, 1;");
     assert_eq!(found, [FindingKind::NoWait]);
-    // Launched in order, it is as good as any.
+    // A kernel launched in order needs no wait either.
     let mut chain = Chain::new();
     chain.run(WRITER, None);
     let body = READER.replace("griddepcontrol.wait;", "");
@@ -96,7 +96,7 @@ fn a_missing_wait_is_found() {
         ),
         "{found:?}"
     );
-    // And what it computed is not what it would have been.
+    // It also computed another value than in order.
     assert_ne!(left, 8);
 }
 
@@ -107,7 +107,7 @@ fn a_read_before_the_wait_is_found_and_sees_other_bytes() {
     );
     assert!(matches!(found[..], [FindingKind::EarlyRead { .. }]), "{found:?}");
     assert_eq!(left, 0x7fff_dead + 1);
-    // Threads wait for themselves.
+    // Each thread needs its own wait.
     let (found, _) = behind_writer(
         "setp.lt.u32 %p0, %r0, 16;\n@%p0 griddepcontrol.wait;\nld.global.u32 %r1, [%d2];\n@%p0 st.global.u32 [%d3], %r1;",
     );
@@ -191,7 +191,7 @@ fn estimated(body: &str, n_blocks: u32, start: &Start) -> Estimate {
     .unwrap()
 }
 
-/// A chain of additions that takes about so many microseconds.
+/// Returns a chain of additions that takes about so many microseconds.
 fn busy(us: f64) -> String {
     let n = (us * 1e3 * h100().clock_ghz / h100().latency.arithmetic) as usize;
     "add.f32 %f1, %f1, %f1;\n".repeat(n)
@@ -211,11 +211,11 @@ fn the_time_to_launch_passes_while_the_launch_before_runs() {
     assert_us(before.gap_us, device.launch_us);
     let next = |before: &Estimate| estimated("griddepcontrol.wait;", 1, &Start::early(before, device)).gap_us;
     assert_us(next(&before), device.dependent_us);
-    // A launch that does not say so lets the next begin when it is done.
+    // A launch without the signal lets the next begin when it is done.
     let silent = estimated(&busy(3.0), 1, &Start::after(device));
     assert_us(silent.lets_next_us, silent.us);
     assert_us(next(&silent), device.launch_us);
-    // One that says so late hides a part.
+    // A launch that signals late hides a part.
     let late = format!(
         "{}bra $late;\n$late:\ngriddepcontrol.launch_dependents;\n{}",
         busy(3.0),
@@ -244,7 +244,7 @@ fn what_is_loaded_before_the_wait_is_there_behind_it() {
         "{saved_clocks}"
     );
     assert!(ahead.in_flight_peak > 0.0);
-    // A launch that leaves no room on the multiprocessors lets none in early.
+    // A launch that fills the multiprocessors lets none begin early.
     let full = estimated(
         &format!("griddepcontrol.launch_dependents;\n{}", busy(3.0)),
         132 * 32,

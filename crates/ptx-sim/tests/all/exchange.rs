@@ -120,7 +120,8 @@ fn lanes_that_left_are_not_waited_for() {
     assert_eq!(found, lanes().map(|lane| if lane < 4 { 1 } else { 0xffff_fff0 }));
 }
 
-/// The warps of a thread block hand values on through shared memory, ordered by the barriers in `barrier`.
+/// Returns warps of a thread block that pass values on through shared memory, ordered by the barriers in
+/// `barrier`.
 fn hand_on(store_barrier: &str, load_barrier: &str) -> (Vec<u32>, usize) {
     let ptx = format!(
         ".visible .entry k(.param .u64 out) {{ .shared .align 4 .b8 s[512]; .reg .pred %p<3>; .reg .b32 %r<6>; .reg .b64 %d<3>;

@@ -19,7 +19,7 @@ fn findings_with(config: &LaunchConfig, body: &str) -> Vec<Finding> {
     run(&ptx, config, &mut [vec![1; 256]]).findings
 }
 
-/// Asserts that there is exactly one finding, on PTX line `line`, and gives it.
+/// Asserts that there is exactly one finding, on PTX line `line`, and returns it.
 fn only(found: &[Finding], warp: u32, lane: u32, line: u32) -> FindingKind {
     assert_eq!(found.len(), 1, "{found:#?}");
     let location = &found[0].location;
@@ -132,7 +132,7 @@ fn races_between_warps() {
     };
     assert_eq!(findings(1, 64, &write_read("bar.sync 0;")), []);
     let found = findings_with(&LaunchConfig::new([1, 1, 1], [64, 1, 1]), &write_read(""));
-    // The first warp reads what the second will have written: unwritten then, and overwritten later.
+    // The first warp reads words that the second writes later: they are unwritten, and then overwritten.
     assert!(found.iter().any(|finding| matches!(
         finding.kind,
         FindingKind::SharedRace {

@@ -1,4 +1,4 @@
-//! The matrix operations of warpgroups against plain loops, and a planted bug for each thing that a kernel may forget.
+//! The matrix operations of warpgroups against plain loops, and a planted bug for each step that a kernel may omit.
 
 use tokenmill_ptx_sim::{DeviceMemory, FindingKind, LaunchConfig, Module};
 
@@ -7,12 +7,12 @@ use crate::bench::{HEADER, Values, run_module};
 /// Rows of A.
 const ROWS: usize = 64;
 
-/// How a test's matrices lie in shared memory.
+/// Layout of a test's matrices in shared memory.
 #[derive(Clone, Copy)]
 struct Layout {
     /// Bits 62 and 63 of a descriptor.
     swizzle: u64,
-    /// Bytes of a row of the pattern, which are all of its k.
+    /// Bytes of a row of the pattern, which hold all of its k.
     row_bytes: usize,
 }
 
@@ -40,8 +40,8 @@ impl Layout {
         self.row_bytes / 2
     }
 
-    /// Where an element is. Core matrices of 8 rows by 16 bytes without a swizzle, those along k one after the other; with one, rows of
-    /// 128 bytes change places by the row, those of 64 by every second and those of 32 by every fourth.
+    /// Returns the address of an element. Without a swizzle, core matrices of 8 rows by 16 bytes follow each other along k. With one,
+    /// rows of 128 bytes are permuted by the row, those of 64 by every second row and those of 32 by every fourth.
     fn offset(self, row: usize, k: usize) -> usize {
         let part = k / 8;
         let place = match self.swizzle {
@@ -62,7 +62,7 @@ impl Layout {
         bytes
     }
 
-    /// The descriptor of a matrix at an address, without the address.
+    /// Returns the descriptor of a matrix at an address, without the address.
     fn descriptor(self) -> u64 {
         let stride = if self.swizzle == 0 {
             256
@@ -183,13 +183,13 @@ fn kernel(layout: Layout, n: usize, in_registers: bool, parts: Parts<'_>) -> Str
     )
 }
 
-/// Runs the kernel; gives what it found and whether the product is right.
+/// Runs the kernel; returns its findings and whether the product is right.
 fn multiply(layout: Layout, n: usize, in_registers: bool, parts: Parts<'_>) -> (Vec<FindingKind>, bool) {
     let ptx = kernel(layout, n, in_registers, parts);
     multiply_by(&ptx, layout, n, f16, 1)
 }
 
-/// The same with a kernel's text, numbers of a type, and a factor of the product.
+/// Does the same with a kernel's text, numbers of a type, and a factor of the product.
 fn multiply_by(
     ptx: &str,
     layout: Layout,
@@ -282,7 +282,7 @@ fn accumulators_are_no_numbers_before_the_wait() {
             assert!(!is_right);
         }
     }
-    // A copy is no access, a write is one, and so is a write to A's registers.
+    // A copy is not an access, but a write is, and so is a write to A's registers.
     let (findings, is_right) = multiply(
         LAYOUTS[1],
         16,
@@ -331,7 +331,7 @@ fn ordinary_stores_are_fenced_before_an_operation_reads_them() {
     let findings = |after_fill: &str| multiply(LAYOUTS[1], 16, false, Parts { after_fill, ..PARTS }).0;
     let is_missing = |kind: &FindingKind| matches!(kind, FindingKind::MissingProxyFence { .. });
     assert!(is_missing(&findings("bar.sync 0;")[0]));
-    // By the reader, after the barrier, is as good; before the stores of others are known it is not.
+    // A fence by the reader after the barrier works too; before the stores of others are visible it does not.
     assert_eq!(findings("bar.sync 0; fence.proxy.async;"), []);
     let found = findings("fence.proxy.async;");
     let is_race = |kind: &FindingKind| matches!(kind, FindingKind::SharedRace { .. });
@@ -345,7 +345,7 @@ fn ordinary_stores_are_fenced_before_an_operation_reads_them() {
 fn what_an_operation_reads_is_not_overwritten_before_its_wait() {
     let body = "mov.u32 %to, s; setp.eq.u32 %q, %t, 0; ";
     let store = "@%q st.shared.u32 [%to+8208], 0;";
-    // The barrier orders the store behind the issue, but not behind the operation. Nor is the warp's own store behind it.
+    // The barrier orders the store after the issue, but not after the operation. This also holds for the warp's own store.
     let own = "@%q st.shared.u32 [%to+16], 0;";
     let early = format!("{body} bar.sync 0; {store} bar.sync 0;");
     let (findings, _) = multiply(
@@ -443,7 +443,7 @@ fn only_the_architecture_that_has_them_loads_them() {
     }
     let module = Module::load(&ptx, &mut DeviceMemory::new()).unwrap();
     assert!(module.is_for(90) && ![80, 89, 100, 120].iter().any(|&other| module.is_for(other)));
-    // Nor are other shapes executed.
+    // Other shapes are rejected too.
     let transposed = ptx.replace("%p, 1, 1, 0;", "%p, 1, 1, 2;");
     let error = Module::load(&transposed, &mut DeviceMemory::new()).unwrap_err();
     assert!(

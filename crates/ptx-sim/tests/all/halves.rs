@@ -1,8 +1,8 @@
-//! Conversions of the 16-bit float formats, on each of their numbers and on those between two of them.
+//! Conversions of the 16-bit float formats, for each of their numbers and for numbers between two of them.
 
 use crate::bench::eval;
 
-/// Converts f32 values by `instruction`, which puts the 16 bits of `%r0` into `%h3`.
+/// Converts f32 values by `instruction`, which writes the 16 bits of `%r0` to `%h3`.
 fn rounded(instruction: &str, values: &[f32]) -> Vec<u16> {
     let body = format!("{instruction} cvt.u64.u16 %out, %h3;");
     by_lanes(&body, values.iter().map(|value| u64::from(value.to_bits())))

@@ -1,5 +1,5 @@
-//! Hand-over from one thread block to another by a flag: which store releases, which load acquires, and how
-//! far either reaches.
+//! Hand-over from one thread block to another by a flag: which stores release, which loads acquire, and the scope
+//! of both.
 
 use tokenmill_ptx_sim::{Conflict, FindingKind, LaunchConfig};
 
@@ -8,7 +8,8 @@ use crate::{
     spins::run_kernel,
 };
 
-/// The first thread block writes data and sets a flag, the second sees the flag and reads the data: what is found.
+/// Lets the first thread block write data and set a flag, and the second read the flag and the data; returns the
+/// findings.
 fn hand_over(set: &str, see: &str) -> Vec<FindingKind> {
     let ptx = format!(
         "{HEADER}.visible .entry k(.param .u64 x, .param .u64 y, .param .u64 count) {{
@@ -49,7 +50,7 @@ fn a_store_that_releases_acquires_nothing() {
         &format!("{relaxed} st.release.gpu.global.u32 [%count+4], 1;"),
     );
     assert!(is_race(&kinds), "{kinds:?}");
-    // A fence behind that store still makes the load one that acquires.
+    // A fence after that store still turns the load into an acquire.
     let both = format!("{relaxed} st.release.gpu.global.u32 [%count+4], 1; membar.gl;");
     assert_eq!(hand_over(SET, &both), []);
 }
@@ -70,7 +71,7 @@ fn accesses_with_the_scope_of_a_thread_block_order_no_others() {
         let kinds = hand_over(set, see);
         assert!(is_race(&kinds), "{set} {see} {kinds:?}");
     }
-    // Nor does a fence of the GPU help: another thread block's flag is not read by them.
+    // A fence of GPU scope does not help either: they do not read another thread block's flag.
     for order in ["acquire", "relaxed"] {
         let see = format!("ld.{order}.cta.global.u32 %r4, [%count]; membar.gl;");
         let kinds = hand_over(SET, &see);

@@ -96,7 +96,7 @@ fn float_products_match_a_plain_loop() {
     }
 }
 
-/// A register has one number, and what tf32 does not hold of it is cut off.
+/// A register holds one number, and bits beyond tf32 are cut off.
 #[test]
 fn tf32_products_match_a_plain_loop() {
     let mut values = Values(5);
@@ -195,7 +195,7 @@ fn a_missing_wait_is_seen_and_the_data_is_not_there() {
         findings[0].contains("is still being filled by line 8 `cp.async.cg.shared.global`"),
         "{findings:?}"
     );
-    // One group may stay unfinished, and it is the one that is needed.
+    // One group may stay unfinished, and it is the needed one.
     let (_, findings) = load_matrices("", "cp.async.wait_group 1;");
     assert_eq!(findings.len(), 1);
 }

@@ -1,4 +1,5 @@
-//! Barriers in shared memory and the bulk copies they wait for: a producer warp and a consumer warp, and what each may forget.
+//! Barriers in shared memory and the bulk copies that report to them: a producer warp and a consumer warp, and the steps that
+//! each may omit.
 
 use tokenmill_ptx_sim::{Conflict, DeviceMemory, FindingKind, LaunchConfig, Module};
 
@@ -133,7 +134,7 @@ fn a_buffer_is_not_filled_again_before_it_is_read() {
         )),
         "{findings:?}"
     );
-    // Released before it is read: the copy may come between.
+    // Released before it is read: the copy may arrive in between.
     let (findings, _) = pass_through(Parts {
         full_wait: "mbarrier.try_wait.parity.shared::cta.b64 %p, [f], %par; @%one mbarrier.arrive.shared::cta.b64 _, [e];",
         release: "",

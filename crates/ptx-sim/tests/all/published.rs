@@ -1,7 +1,7 @@
 //! The timing model against measurements that others published, of kernels so short that the same ones can be written down here.
 //!
 //! All are of github.com/te42kyfo/gpu-benches at 1c36d509: `gpu-stream`, where each thread loads or stores one number of 8 bytes of each stream
-//! and two thread blocks are on a multiprocessor, and `gpu-small-kernels`, a graph of launches that each read what the one before wrote. Decision record
+//! and two thread blocks are on a multiprocessor, and `gpu-small-kernels`, a graph of launches that each read the results of the previous one. Decision record
 //! 104 has the ratios. A kernel's time is the time of its body, so a ratio tests the model's latencies, bandwidth and the succession of
 //! thread blocks.
 
@@ -15,7 +15,7 @@ const ASSEMBLED: Assembled = Assembled {
     code_bytes: 512,
 };
 
-/// A kernel of three buffers and a number of elements: `%d1` to `%d3` are this thread's numbers in them.
+/// Returns a kernel of three buffers and a number of elements: `%d1` to `%d3` are this thread's numbers in them.
 fn kernel(body: &str) -> String {
     format!(
         ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 a, .param .u64 b, .param .u64 c, .param .u32 n) {{

@@ -2,7 +2,7 @@
 
 use tokenmill_ptx_sim::{DeviceMemory, Module};
 
-/// Registers of 32 bits that threads may read first, by how many there are.
+/// Returns the number of 32-bit registers that threads may read first.
 fn n_read_first(body: &str) -> usize {
     let ptx = format!(
         ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry kernel(.param .u64 out)\n{{\n\

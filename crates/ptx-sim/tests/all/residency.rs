@@ -17,7 +17,7 @@ fn what_was_touched_last_stays() {
     residency.touch(DevicePtr(4), 40, &device);
     residency.touch(DevicePtr(3), 60, &device);
     assert_eq!([3, 4].map(|at| kept(&residency, at)), [60, 40]);
-    // More than the cache holds pushes everything out and does not stay either.
+    // A larger allocation than the cache evicts everything and does not stay either.
     residency.touch(DevicePtr(5), 101, &device);
     assert_eq!([3, 4, 5].map(|at| kept(&residency, at)), [0; 3]);
 }

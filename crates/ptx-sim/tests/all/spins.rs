@@ -1,4 +1,4 @@
-//! Thread blocks that wait for each other: a barrier of the grid, what each part of it is for, and what never ends.
+//! Thread blocks that wait for each other: a barrier of the grid, the purpose of each part of it, and endless waits.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tokenmill_ptx_sim::{
 
 use crate::bench::{self, HEADER};
 
-/// Thread blocks that are launched.
+/// Number of launched thread blocks.
 const N: u32 = 6;
 
 /// The parts of the barrier that a test changes.
@@ -30,7 +30,7 @@ const PARTS: Parts<'_> = Parts {
     until: N,
 };
 
-/// Each thread block writes its index to `x`; behind the barrier it reads what the one to its right wrote, and writes it to `y`.
+/// Each thread block writes its index to `x`; after the barrier it reads the value of its right neighbour and writes it to `y`.
 fn kernel(parts: Parts<'_>) -> String {
     let Parts {
         before,
@@ -113,7 +113,7 @@ fn a_barrier_of_the_grid_lets_all_resident_blocks_through() {
         assert_eq!(ran.kinds(), []);
         assert_eq!(ran.y, expected());
     }
-    // The same again: which thread block runs when does not vary.
+    // The same again: the order of thread blocks does not vary.
     assert_eq!(run(PARTS, 0).report, run(PARTS, 0).report);
 }
 
@@ -194,7 +194,7 @@ fn a_missing_fence_is_a_race() {
     for parts in [
         Parts { before: "", ..PARTS },
         Parts { after: "", ..PARTS },
-        // One that other thread blocks do not see.
+        // A fence that other thread blocks do not see.
         Parts {
             before: "membar.cta;",
             ..PARTS
@@ -217,7 +217,7 @@ fn a_missing_fence_is_a_race() {
             "{kinds:?}"
         );
     }
-    // Nor does a barrier help that lets go before all have arrived.
+    // A barrier that releases before all have arrived does not help either.
     let kinds = run(Parts { until: 1, ..PARTS }, 0).kinds();
     assert!(!kinds.is_empty());
 }
@@ -244,7 +244,7 @@ fn order_passes_through_another_thread_block() {
 
 #[test]
 fn a_store_that_releases_needs_no_fence() {
-    // A chain: each thread block waits for the one before it, and adds to what it left.
+    // A chain: each thread block waits for the previous one, and adds to its value.
     let chain = |store: &str| {
         format!(
             "{HEADER}.visible .entry k(.param .u64 x, .param .u64 y, .param .u64 count) {{
@@ -272,7 +272,7 @@ fn a_store_that_releases_needs_no_fence() {
             .any(|kind| matches!(kind, FindingKind::GlobalRace { .. })),
         "{kinds:?}"
     );
-    // With room for all but one, the one that all wait for never begins.
+    // With room for all but one, the missing one never begins.
     let ran = run_kernel(&chain("st.release.gpu.global.u32"), |config, _| {
         config.resident_blocks = u64::from(N) - 1;
     });
@@ -355,7 +355,7 @@ fn a_spin_does_not_starve_its_own_warp() {
 
 #[test]
 fn launches_that_begin_early_wait_for_their_own_blocks() {
-    // The barrier before the wait is of this launch alone: what the launch before writes is elsewhere.
+    // Only this launch uses the barrier before the wait: the previous launch writes elsewhere.
     let parts = Parts {
         after: "membar.gl; griddepcontrol.wait;",
         ..PARTS
@@ -367,7 +367,7 @@ fn launches_that_begin_early_wait_for_their_own_blocks() {
     let ran = run_kernel(&ptx, in_flight);
     assert_eq!(ran.kinds(), []);
     assert_eq!(ran.y, expected());
-    // A barrier whose counter is raised before the wait may meet the launch before.
+    // A barrier whose counter is incremented before the wait may affect the previous launch.
     let ran = run_kernel(&kernel(parts), in_flight);
     assert!(
         (ran.kinds().iter()).any(|kind| matches!(kind, FindingKind::EarlyWrite { .. })),
@@ -411,8 +411,8 @@ fn the_time_of_a_wait_is_estimated_and_a_deadlock_refused() {
     );
 }
 
-/// A persistent kernel: each thread block, one warp, takes every so many rows of a product with a matrix of 64 by 64, and behind a barrier of the grid
-/// the same rows of a second product, whose input is the result of the first.
+/// Returns a persistent kernel: each thread block, one warp, computes every so many rows of a product with a matrix of 64 by 64, and after a barrier of the
+/// grid the same rows of a second product, whose input is the result of the first.
 fn two_products(barrier: &str) -> String {
     let sums: String = [16, 8, 4, 2, 1]
         .map(|lanes| format!("shfl.sync.bfly.b32 %r9, %r4, {lanes}, 31, -1; add.u32 %r4, %r4, %r9;"))

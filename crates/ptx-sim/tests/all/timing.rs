@@ -139,7 +139,7 @@ fn chase(n: usize) -> String {
 fn dependent_loads_take_the_latency_of_where_they_come_from() {
     let device = h100();
     let mut bench = Bench::new(&chase(32));
-    // Two additions of two instructions each lie between two loads; the load's own slot is in the latency.
+    // Two additions of two instructions each are between two loads; the latency includes the load's own slot.
     let step = 2.0 * 8.0;
     let cold = bench.estimate(1, 32, 32);
     assert_clocks(&cold, 32.0 * (device.latency.dram + step));
@@ -172,11 +172,11 @@ fn independent_loads_overlap() {
         format!("mad.wide.u32 %d1, %r0, 4, %d0;\n{loads}{sums}")
     };
     let device = h100();
-    // Two clocks of the way to L2 for the 128 bytes of each load, and a chain of sums behind them.
+    // Two clocks of the way to L2 for the 128 bytes of each load, and a chain of sums after them.
     let estimate = Bench::new(&loads(16)).estimate(1, 32, 32);
     assert_clocks(&estimate, device.latency.dram + 16.0 * 2.0 + 4.0);
     assert_eq!(estimate.in_flight_peak, 16.0 * 128.0);
-    // Each sum may stand right behind its load: the assembler would move the loads up.
+    // Each sum may directly follow its load: the assembler would move the loads up.
     let mixed = repeat(16, |index| {
         format!(
             "ld.global.f32 %f2, [%d1+{}]; add.f32 %f1, %f1, %f2;",
@@ -395,7 +395,7 @@ fn products_of_a_warpgroup_take_their_time_and_leave_the_warp_its_own() {
     let each = 64.0 * 256.0 * 16.0 / device.group_f16_per_clock;
     let estimate = Bench::new(&products(16, 0)).estimate(1, 128, 168);
     assert_clocks(&estimate, 16.0 * each + device.latency.matrix);
-    // 256 dependent additions of four clocks each hide behind them, 1024 do not.
+    // They hide 256 dependent additions of four clocks each, but not 1024.
     let hidden = Bench::new(&products(16, 256)).estimate(1, 128, 168);
     assert_clocks(&hidden, 16.0 * each + device.latency.matrix);
     let longer = Bench::new(&products(16, 1024)).estimate(1, 128, 168);

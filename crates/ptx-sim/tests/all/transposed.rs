@@ -1,4 +1,5 @@
-//! Matrix operations of warpgroups with transposed matrices in shared memory, those whose elements of one k are contiguous, against plain loops.
+//! Matrix operations of warpgroups with transposed matrices in shared memory, in which the elements of one k are contiguous, against plain
+//! loops.
 
 use tokenmill_ptx_sim::LaunchConfig;
 
@@ -8,13 +9,13 @@ use crate::bench::{HEADER, Values, run_module};
 const ROWS: usize = 64;
 const COLUMNS: usize = 128;
 const K: usize = 32;
-/// Bytes of shared memory: both matrices, and behind them what is read with a flag that is not theirs.
+/// Bytes of shared memory: both matrices, then the memory that an operation with a wrong flag reads.
 const ROOM: usize = 24 << 10;
 
 /// Bits 62 and 63 of a descriptor, and bytes of a row of the pattern, 16 without a swizzle.
 const LAYOUTS: [(u64, usize); 4] = [(0, 16), (1, 128), (2, 64), (3, 32)];
 
-/// Where an element is.
+/// Returns the address of an element.
 fn offset((swizzle, row_bytes): (u64, usize), row: usize, k: usize) -> usize {
     let n_parts = row_bytes / 16;
     let part = row / 8 % n_parts;
@@ -27,7 +28,7 @@ fn offset((swizzle, row_bytes): (u64, usize), row: usize, k: usize) -> usize {
     row / 8 / n_parts * (K * row_bytes) + k * row_bytes + place * 16 + row % 8 * 2
 }
 
-/// The bytes of a descriptor between patterns along rows, and between eight of k. Without a swizzle the two have each other's places.
+/// Returns the bytes of a descriptor between patterns along rows, and between eight of k. Without a swizzle the two are exchanged.
 fn descriptor(layout: (u64, usize)) -> u64 {
     let (along_rows, along_k) = ((K * layout.1) as u64, 8 * layout.1 as u64);
     let [leading, stride] = if layout.0 == 0 {
@@ -93,7 +94,7 @@ fn kernel(layout: (u64, usize), flags: &str) -> String {
     )
 }
 
-/// Whether the product is right, where both matrices are laid out transposed and the operation has these flags; nothing is to be found.
+/// Returns whether the product is right, if both matrices are laid out transposed and the operation has these flags; there must be no findings.
 fn is_right(layout: (u64, usize), flags: &str) -> bool {
     let mut values = Values(7);
     let mut whole = |n: usize| -> Vec<i32> { (0..n).map(|_| (values.bits() % 17) as i32 - 8).collect() };

@@ -1,10 +1,11 @@
-//! The bytes that launches say they have written.
+//! The bytes that launches report as written.
 
 use tokenmill_ptx_sim::{Arguments, DeviceMemory, DevicePtr, LaunchConfig, Module, Written, launch};
 
 use crate::bench::HEADER;
 
-/// Runs one thread that executes `stores` with the start of `buffer` in `%d0`, and returns what it wrote.
+/// Runs one thread that executes `stores` with the start of `buffer` in `%d0`, and returns the written
+/// ranges.
 fn written_by(stores: &str, memory: &mut DeviceMemory, buffer: DevicePtr) -> Written {
     let ptx = format!(
         "{HEADER}.visible .entry k(.param .u64 a) {{ .reg .b64 %d<2>; ld.param.u64 %d0, [a];\n{stores}\nret; }}"

@@ -1,6 +1,6 @@
 //! The codebook of IQ4_NL and IQ4_XS, and the value of it that is nearest to a number.
 //!
-//! Separate because both formats round to it. It knows no block.
+//! Both formats round to it. It knows no blocks.
 
 /// The values of the quants of IQ4_NL and IQ4_XS, ascending.
 pub(super) const CODEBOOK: [i8; 16] = [

@@ -1,8 +1,8 @@
-//! Which instruction sets are detected, on processors where that is known.
+//! The detection of instruction sets, on known processors.
 
 use tokenmill_quant::CpuFeatures;
 
-/// `TOKENMILL_TEST_PATHS` names them, where whoever runs the tests knows the processor: an emulated one, say. Without it only
+/// `TOKENMILL_TEST_PATHS` names them if the processor is known, for instance an emulated one. Without it only
 /// that scalar code comes first is known.
 #[test]
 fn paths_are_those_of_the_processor() {

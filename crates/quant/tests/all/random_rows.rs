@@ -21,7 +21,7 @@ fn rows(format: &Format, n_blocks: usize, seed: u64) -> Vec<u8> {
     weights
 }
 
-/// Runs a test on random rows: `lengths` are blocks of 32 or fewer weights, and superblocks get an eighth.
+/// Runs a test on random rows: `lengths` are counts of blocks of 32 or fewer weights; superblocks get an eighth.
 fn for_random_rows(max_blocks: usize, test: impl Fn(&Format, &[u8])) {
     for format in Format::all() {
         let max_blocks = if format.block_len() == 256 {

@@ -7,7 +7,7 @@ use safetensors::SafeTensors;
 use tokenmill_quant::{CpuFeatures, Format};
 use tokenmill_testkit::Comparisons;
 
-/// Reads the vectors of each format in both sets, as far as they are there: all formats but plain floats.
+/// Reads the vectors of each format in both sets, as far as they exist: all formats except plain floats.
 fn vectors(comparisons: &mut Comparisons) -> Vec<(&'static Format, Vec<u8>)> {
     let mut vectors = Vec::new();
     for set in ["vectors", "types"] {

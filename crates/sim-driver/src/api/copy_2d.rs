@@ -1,7 +1,7 @@
 //! [`Copy2d`]: the record of a copy in two dimensions.
 //!
-//! Separate because the driver takes a record and not arguments. Invariant: [`Rows`] has only values that the
-//! driver would accept: pitches at least as wide as a row and at most a device's limit, and linear memory.
+//! Invariant: [`Rows`] has only values that the driver would accept: pitches at least as wide as a row and at
+//! most a device's limit, and linear memory.
 
 use std::ffi::c_void;
 
@@ -11,7 +11,7 @@ use crate::{
     rows::{Place, Rows},
 };
 
-/// Distance of two rows at most, as devices have it.
+/// Largest distance of two rows, as on devices.
 const MAX_PITCH: usize = (1 << 31) - 1;
 /// Kinds of memory, as the driver's header numbers them.
 const HOST: u32 = 1;

@@ -1,6 +1,6 @@
-//! [`LaunchRecord`]: what a launch with attributes is asked for.
+//! [`LaunchRecord`]: the arguments of a launch with attributes.
 //!
-//! Separate because the driver takes a record and not arguments. Invariant: an attribute that is not known here is refused, never ignored.
+//! Invariant: an unknown attribute is refused, never ignored.
 
 use std::ffi::c_void;
 
@@ -8,7 +8,7 @@ use tokenmill_ptx_sim::LaunchConfig;
 
 use crate::code::{self, Outcome};
 
-/// The attribute by which a launch may begin before the kernel before it in the stream is done, as the driver's header numbers it.
+/// The attribute by which a launch may begin before the previous kernel in the stream is done, as the driver's header numbers it.
 const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
 
 /// The record of `cuLaunchKernelEx`, as the driver's header has it.
@@ -23,7 +23,7 @@ pub(crate) struct LaunchRecord {
     n_attributes: u32,
 }
 
-/// An attribute: its number, and a union of 64 bytes whose first are a number here.
+/// An attribute: its number, and a union of 64 bytes, which begins with a number here.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Attribute {
@@ -33,7 +33,7 @@ pub(crate) struct Attribute {
 }
 
 impl LaunchRecord {
-    /// A launch without attributes.
+    /// Makes the record of a launch without attributes.
     pub(crate) fn plain(grid: [u32; 3], block: [u32; 3], shared_bytes: u32, stream: *mut c_void) -> Self {
         Self {
             grid,
@@ -53,10 +53,10 @@ impl LaunchRecord {
         self.stream as u64
     }
 
-    /// Whether the launch may begin early.
+    /// Returns whether the launch may begin early.
     ///
     /// # Safety
-    /// The attributes are there.
+    /// The attributes exist.
     pub(crate) unsafe fn is_early(&self) -> Outcome<bool> {
         let mut is_early = false;
         for index in 0..self.n_attributes as usize {

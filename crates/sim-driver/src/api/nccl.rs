@@ -1,8 +1,7 @@
 //! NCCL's functions, by the names under which a program looks them up.
 //!
-//! Separate from the driver's, which are another library's. Only pointers are handled here; the work is
-//! [`Communicator`](crate::nccl::Communicator)'s. Handles are numbers that are never dereferenced. Invariant: a call on a communicator that is
-//! not there is refused.
+//! Only pointers are handled here; the work is [`Communicator`](crate::nccl::Communicator)'s. Handles are numbers that are never dereferenced.
+//! Invariant: a call on a missing communicator is refused.
 
 use std::{
     collections::HashMap,
@@ -28,7 +27,7 @@ use crate::{
 
 /// The version, as NCCL numbers it.
 const VERSION: c_int = 22_105;
-/// How long the end of graphs is waited for that name an aborted communicator; a real NCCL waits without end.
+/// Limit of the wait for the end of graphs that use an aborted communicator; a real NCCL waits without a limit.
 const GRAPHS_TAKE: Duration = Duration::from_secs(30);
 
 /// `ncclUniqueId`.
@@ -38,7 +37,7 @@ struct UniqueId([u8; 128]);
 
 #[derive(Debug, Default)]
 struct Communicators {
-    /// By what ranks find each other by; gone when all have joined or given up.
+    /// The id by which ranks find each other; removed when all have joined or given up.
     joining: HashMap<[u8; 128], (Arc<Communicator>, usize)>,
     /// Ends of ranks, by their handles.
     ends: HashMap<u64, Arc<RankEnd>>,
@@ -101,7 +100,7 @@ fn queue(
         .map_err(|_| UNHANDLED_CUDA_ERROR)
 }
 
-/// Lets the rank's calls end, and returns when no graph and no queue names it any more.
+/// Ends the rank's calls, and returns when no graph and no queue uses it any more.
 fn abort(communicator: *mut c_void) -> Result<(), c_int> {
     let end = communicators()
         .ends
@@ -133,14 +132,14 @@ fn text_of(result: c_int) -> &'static CStr {
     }
 }
 
-/// The functions for those that call them in this process.
+/// Returns the functions for callers in this process.
 pub(crate) fn nccl_functions() -> NcclApi {
     // SAFETY: the functions keep the contract of NCCL's.
     unsafe { NcclApi::from_symbols(&nccl_symbol) }.expect("every function is here")
 }
 
-/// Writes exported functions: their names, their arguments, and what they do; and [`nccl_symbol`]. All are called by a program that keeps
-/// NCCL's contract: pointers are valid for what the function reads and writes.
+/// Writes exported functions (their names, arguments and bodies) and [`nccl_symbol`]. All callers keep NCCL's contract: pointers are valid for
+/// the function's reads and writes.
 macro_rules! exported {
     ($($name:ident($($argument:ident: $ty:ty),*) -> $gives:ty $body:block)*) => {
         $(
@@ -149,7 +148,7 @@ macro_rules! exported {
             unsafe extern "C" fn $name($($argument: $ty),*) -> $gives $body
         )*
 
-        /// The address of NCCL's function with this name, as the loader of shared libraries gives it.
+        /// Returns the address of NCCL's function with this name, as the loader of shared libraries gives it.
         pub fn nccl_symbol(name: &str) -> Option<*const c_void> {
             match name {
                 $(stringify!($name) => {

@@ -1,4 +1,5 @@
-//! The C interface: which context a call is for, what a capture refuses, and when queued work runs.
+//! The C interface: the context of a call, the calls that a capture refuses, and the time at which queued
+//! work runs.
 
 use std::{
     ffi::{c_int, c_uint, c_void},
@@ -21,12 +22,12 @@ macro_rules! call {
         let address = symbol($name).expect("the driver has it");
         // SAFETY: the function of this name has these arguments.
         let function = unsafe { transmute::<*const c_void, unsafe extern "C" fn($($ty),*) -> c_int>(address) };
-        // SAFETY: the arguments are valid for what the function does with them.
+        // SAFETY: the arguments are valid for the function.
         unsafe { function($($argument),*) }
     }};
 }
 
-/// A context of a GPU that is current on this thread.
+/// Opens a context of a GPU that is current on this thread.
 fn open(simulator: &Simulator) -> *mut c_void {
     let mut context = ptr::null_mut();
     let device = simulator.ordinal() as c_int;
@@ -155,7 +156,7 @@ fn a_copy_runs_when_it_is_waited_for() {
     );
     simulator.inject(Fault::Download { after: 1 });
     assert_eq!((download(), download(), download()), (0, 1, 0));
-    // The memory is in use by two copies.
+    // Two copies use the memory.
     assert_ne!(call!("cuMemFreeHost", *mut c_void: memory), 0);
     assert_ne!(alloc().0, 0);
 }

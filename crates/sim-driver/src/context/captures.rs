@@ -1,7 +1,6 @@
-//! Captures of streams, and the launch of what they recorded.
+//! Captures of streams, and the launch of their graphs.
 //!
-//! Separate from the queueing, which records if a stream is captured. Invariant: a capture that ends, with or
-//! without a graph, leaves its stream unchanged.
+//! Invariant: a capture that ends, with or without a graph, leaves its stream unchanged.
 
 use super::{Capture, Operation, State, handle};
 use crate::{

@@ -1,6 +1,6 @@
-//! Copies between the host and a GPU, and of rows, as they are queued.
+//! Queues copies between the host and a GPU, and of rows.
 //!
-//! Separate from launches and captures, which may hold no copy of the host's memory. Invariant: what is refused is not counted.
+//! A capture must not contain copies of the host's memory. Invariant: a refused copy is not counted.
 
 use super::{Operation, State};
 use crate::{
@@ -28,7 +28,7 @@ impl State {
         Ok(())
     }
 
-    /// Fails where a test lets this copy to the host fail.
+    /// Fails if a test injected a fault for this copy to the host.
     fn fail_download(&mut self) -> Outcome {
         match &mut self.fault {
             Some(Fault::Download { after }) if *after > 0 => *after -= 1,

@@ -1,6 +1,6 @@
 //! Modules and kernels of a [`Context`]: loads them, and reads and sets the attributes of kernels.
 //!
-//! Separate from queued work. Invariant: a kernel never has more shared memory than its GPU gives a thread block.
+//! Invariant: a kernel never has more shared memory than its GPU gives a thread block.
 
 use super::{Context, Function, handle};
 use crate::{

@@ -1,7 +1,6 @@
 //! Runs queued work, but only when the host waits for it.
 //!
-//! Separate from the queueing. Invariant: the work of a stream runs in order, and work after an event only when the event is
-//! reached.
+//! Invariant: the work of a stream runs in order, and work after an event runs only when the event is reached.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -50,7 +49,7 @@ impl State {
             Some(&Operation::Wait { event, nth }) => self.run_until(event, nth, waits)?,
             Some(Operation::Collective { .. }) => return self.run_collective(stream, waits),
             Some(Operation::Replay(operations)) => {
-                // One after the other in place of the replay, since a sum among them may have to be come back to.
+                // One after the other in place of the replay, since a sum among them may have to be resumed later.
                 let operations = Arc::clone(operations);
                 let queue = self.context.streams.entry(stream).or_default();
                 queue.pop_front();
@@ -98,7 +97,7 @@ impl State {
         self.context.check()
     }
 
-    /// Runs the call that a stream has come to, or says that another rank has not.
+    /// Runs the stream's next collective call, or reports that another rank has not made it.
     fn run_collective(&mut self, stream: u64, waits: Waits) -> Outcome {
         let Some(Operation::Collective { end, from, to, call }) = self.queue_of(stream)?.front() else {
             return Ok(());
@@ -113,7 +112,7 @@ impl State {
         let met = match end.meet(call, read, waits == Waits::Here) {
             Ok(Met::Pending) => return Err(code::NOT_READY),
             Ok(Met::Missed) => Err("a rank waits for a call that another one does not come to".to_owned()),
-            // The results of an aborted communicator are of no use, and are ignored.
+            // The results of an aborted communicator are useless, and are ignored.
             Ok(Met::Aborted) => Ok(()),
             Ok(Met::All(bytes)) => memory
                 .write(DevicePtr(to), &bytes)
@@ -279,7 +278,8 @@ impl Context {
         if is_spoiled {
             spoil(&self.memory, &report.written).map_err(|error| error.to_string())?;
         }
-        // A launch that may begin early leaves those before it in flight for the next; one that may not has waited for them.
+        // A launch that may begin early leaves earlier ones in flight for the next launch; one that may not has waited for
+        // them.
         drop(config);
         let mut in_flight = if *is_early {
             Arc::unwrap_or_clone(before)
@@ -296,7 +296,7 @@ impl Context {
         Ok(())
     }
 
-    /// Thread blocks that the GPU holds at once, where they may wait for each other.
+    /// Returns the thread blocks that the GPU holds at once, if they may wait for each other.
     fn resident_blocks(&self, kernel: &Kernel, config: &LaunchConfig) -> u64 {
         self.card.holds(kernel, config)
     }

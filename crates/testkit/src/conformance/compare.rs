@@ -1,6 +1,4 @@
-//! Rows of logits compared: number by number, as a whole, or bit by bit.
-//!
-//! Separate because claims about decoders and about encoders compare alike. Invariant: a number that is not finite fails.
+//! Compares rows of logits: number by number, as a whole, or bit by bit. Invariant: a number that is not finite fails.
 
 /// Checks each number.
 #[track_caller]

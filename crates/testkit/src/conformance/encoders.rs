@@ -1,7 +1,7 @@
-//! The part of the conformance suite that encoders are for: attention in both directions, pooling and its head.
+//! The conformance suite's part for encoders: attention in both directions, pooling and the head.
 //!
-//! Separate from the decoders' part because a sequence of an encoder is one step and gives one row. Each
-//! function is one claim and panics if it does not hold.
+//! A sequence of an encoder is one step and gives one row. Each function is one claim and panics if it does not
+//! hold.
 
 use tokenmill_backend::{Activation, Executor, ForwardBatch, KvType, NormKind, PAGE_TOKENS, Pooling};
 use tokenmill_gguf::TensorType;
@@ -25,7 +25,7 @@ use crate::{
 /// Sums of some tens of products of numbers of size 1, in another order.
 const F32_TOLERANCE: f32 = 2e-4;
 
-/// Changes of a network that sees both directions and takes the mean.
+/// Changes of a network with attention in both directions and mean pooling.
 const ENCODERS: &[Variant] = &[
     ("mean", |_| {}),
     ("first", |d| pool(d, Pooling::First)),
@@ -155,7 +155,7 @@ pub fn encoded_texts_do_not_depend_on_company(subject: &Subject) {
     }
 }
 
-/// Every feature of an encoder changes the oracle's rows: one that changed nothing would be no test of anything.
+/// Every feature of an encoder changes the oracle's rows; otherwise a variant would test nothing.
 pub fn every_encoder_differs_from_the_plain_one() {
     let mut random = Random::new(25);
     let texts = random_texts(&mut random, 96);
@@ -182,7 +182,7 @@ fn random_texts(random: &mut Random, n_vocab: usize) -> Vec<Vec<u32>> {
         .to_vec()
 }
 
-/// The row of each text, `n_at_once` in a step.
+/// Returns the row of each text, with `n_at_once` texts in a step.
 fn pooled(executor: &mut dyn Executor, texts: &[Vec<u32>], n_at_once: usize) -> Vec<Vec<f32>> {
     let limits = executor.limits().clone();
     let mut rows = Vec::new();

@@ -1,6 +1,6 @@
 //! [`Known`]: a random network, its scene and the oracle's logits, made once for all subjects of a process.
 //!
-//! Separate because several subjects are held to the same logits, and making them takes longer than most subjects do. Invariant: whatever a
+//! Several subjects are compared with the same logits, and making them takes longer than most subjects do. Invariant: everything that a
 //! case depends on follows from its [`Case`].
 
 use std::{
@@ -14,7 +14,8 @@ use tokenmill_gguf::TensorType;
 use super::scene::{Scene, oracle_with};
 use crate::TinyModel;
 
-/// Identifies a case: its claim, and what differs between the claim's cases. Variants are known by their names, which are all different.
+/// Identifies a case: its claim, and the parameters that differ between the claim's cases. Variants are identified by their names, which
+/// are all different.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Case {
     /// The plain network in f32.
@@ -46,7 +47,7 @@ type Slot = Arc<OnceLock<Arc<Known>>>;
 
 static KNOWN: LazyLock<Mutex<HashMap<Case, Slot>>> = LazyLock::new(Mutex::default);
 
-/// Gives a case, which is made if no subject had it yet. Threads that ask for it meanwhile wait.
+/// Returns a case, which is made if no subject had it yet. Other threads that need it wait meanwhile.
 pub(super) fn known(case: Case, make: impl FnOnce() -> (TinyModel, Scene, [KvType; 2])) -> Arc<Known> {
     let slot = {
         let mut all = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);

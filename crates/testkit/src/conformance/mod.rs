@@ -1,9 +1,8 @@
-//! The conformance suite: the claims that every [`Backend`](tokenmill_backend::Backend) must fulfil, checked
-//! through whole tiny networks.
+//! The conformance suite: the claims that every [`Backend`](tokenmill_backend::Backend) must fulfil, checked through whole
+//! tiny networks.
 //!
-//! The suite checks networks rather than single operations, so that a backend may fuse operations freely.
-//! Each function is one claim and panics if it does not hold; a backend's test file calls all that take one. The naive
-//! backend is the oracle.
+//! The suite checks networks rather than single operations, so that a backend may fuse operations freely. Each function is
+//! one claim and panics if it does not hold; a backend's test file calls them all. The naive backend is the oracle.
 
 mod compare;
 mod encoders;
@@ -39,7 +38,7 @@ use compare::{assert_close, assert_same_bits, assert_similar};
 use known::{Case, known};
 use scene::{Scene, on, on_with};
 
-/// Gives the names of all claims about a backend, the functions of this module that take a [`Subject`], to a macro.
+/// Passes the names of all claims about a backend, the functions of this module that take a [`Subject`], to a macro.
 ///
 /// ```
 /// macro_rules! names {
@@ -68,7 +67,7 @@ macro_rules! conformance_claims {
     };
 }
 
-/// How far f32 arithmetic in another order may be off: logits are of size 1 to 10, so this is some ten roundings.
+/// Tolerance for f32 arithmetic in another order: logits are of size 1 to 10, so this is some ten roundings.
 const F32_TOLERANCE: f32 = 2e-4;
 
 /// Networks beyond those of attention and dense layers: with states, latent rows, or operations that few need.
@@ -110,7 +109,7 @@ pub fn networks_agree_with_the_oracle(subject: &Subject) {
     }
 }
 
-/// Weight types and KV types that round give about the oracle's logits.
+/// Rounded weight types and KV types give approximately the oracle's logits.
 pub fn rounded_types_agree_with_the_oracle(subject: &Subject) {
     // Rows of 32 and of 256 weights, so that every format's block divides them. Heads of 32 for 8-bit KV.
     let mut descriptor = tiny_llama();
@@ -124,7 +123,7 @@ pub fn rounded_types_agree_with_the_oracle(subject: &Subject) {
         layer.dense_mut().n_ff = 512;
     }
     // Limits on the root mean square difference, relative to that of the logits. Both sides round K and V,
-    // and differ only where a value lies between two neighbours. These rare steps are 2^-11, or 1/127, or
+    // and differ only if a value is between two adjacent ones. These rare steps are 2^-11, or 1/127, or
     // 1/16 of the value for E4M3, or 1/8 for 4 bits. For keys in q8_0 the CPU also rounds queries, to steps
     // of 1/127 of the block's largest value, which moves scores by about as much as the rounding of keys. An
     // activation in an 8-bit block of 32 to 256 is off by about 0.7 % of the block's deviation; over the
@@ -157,12 +156,12 @@ pub fn rounded_types_agree_with_the_oracle(subject: &Subject) {
         });
         assert_similar(&name, &case.expected, &case.on(subject), limit);
     }
-    // Latent rows in half precision may have kernels of their own.
+    // Latent rows in half precision may have separate kernels.
     let latent = LATENT_VARIANTS.iter().chain(WIDE_LATENT_VARIANTS);
     for (name, change) in subject.tried("rounded latent rows", latent) {
         let mut descriptor = tiny_llama();
         change(&mut descriptor);
-        // Codes of 8 bits are stored of rows of whole 16 columns.
+        // 8-bit codes are stored for rows of whole multiples of 16 columns.
         let is_whole = descriptor.layers.iter().all(|layer| match &layer.mixer {
             MixerDescriptor::Latent(latent) => [latent.kv_rank, latent.rotated_dim]
                 .iter()
@@ -248,7 +247,7 @@ pub fn rows_of_experts_do_not_depend_on_company(subject: &Subject) {
             let name = format!("experts in {}, {n_threads} threads", ty.name());
             match subject.company {
                 Company::Bits => assert_same_bits(&name, &expected, &found),
-                // A choice between two experts that are nearly as good may turn where products add in another order.
+                // A choice between two nearly equal experts may change if products add in another order.
                 Company::Within(tolerance) if ty == TensorType::F32 => {
                     assert_close(&name, &expected, &found, tolerance);
                 }
@@ -303,7 +302,7 @@ pub fn rows_do_not_depend_on_company(subject: &Subject) {
     }
 }
 
-/// Rows that are not asked for change nothing, and hidden states come back for the rows that asked.
+/// Rows that are not requested change nothing, and hidden states come back for the requested rows.
 pub fn only_the_rows_asked_for_come_back(subject: &Subject) {
     let model = TinyModel::random(tiny_llama(), TensorType::F32, 7);
     let (n_vocab, n_embd) = (model.descriptor.n_vocab, model.descriptor.n_embd);
@@ -340,7 +339,7 @@ pub fn only_the_rows_asked_for_come_back(subject: &Subject) {
     );
 }
 
-/// A token that names the row sampled before gives what the known token gives, with its penalties.
+/// A token that names the row sampled before gives the results of the known token, with its penalties.
 pub fn sampled_rows_feed_the_next_step(subject: &Subject) {
     let model = TinyModel::random(tiny_llama(), TensorType::F32, 8);
     let params = std::sync::Arc::new(SamplingParams {
@@ -374,7 +373,7 @@ pub fn sampled_rows_feed_the_next_step(subject: &Subject) {
         assert_eq!(output.top_of(1).len(), 2, "two log-probabilities a row");
     }
 
-    // Always one step ahead: the newest token is known only to the device.
+    // Always one step ahead: only the device knows the newest token.
     let mut found: Vec<Vec<u32>> = vec![Vec::new(); 2];
     let mut executor = on(subject, 2, &model, KvType::F32);
     let mut open = None;
@@ -408,7 +407,7 @@ pub fn sampled_rows_feed_the_next_step(subject: &Subject) {
     assert_ne!(found[0], found[1], "different prompts continue differently");
 }
 
-/// A copied page serves as the page it was copied from, in the group of layers that it was copied in.
+/// A copied page works like its original, in the group of layers in which it was copied.
 pub fn copied_pages_hold_what_they_were_copied_from(subject: &Subject) {
     let tokens: Vec<u32> = (0..24).map(|i| i * 5 % 90).collect();
     for has_window in [false, true] {
@@ -440,7 +439,7 @@ pub fn copied_pages_hold_what_they_were_copied_from(subject: &Subject) {
     }
 }
 
-/// A sequence that continues from a snapshot gets what it got before, whoever has used its slot since.
+/// A sequence that continues from a snapshot gets the same results as before, whoever has used its slot since.
 pub fn snapshots_hold_the_state_between_two_tokens(subject: &Subject) {
     let with_states = more_variants().into_iter().filter_map(|(name, change)| {
         let mut descriptor = tiny_llama();
@@ -521,7 +520,7 @@ fn sample(params: &std::sync::Arc<SamplingParams>, history: std::ops::Range<u32>
     })
 }
 
-/// Every variant of a network changes the oracle's logits: one that changed nothing would be no test of anything.
+/// Every variant of a network changes the oracle's logits; otherwise it would test nothing.
 pub fn every_variant_changes_what_the_oracle_says() {
     let mut random = Random::new(12);
     let scene = Scene::random(&mut random, 96).alone(&mut random);
@@ -546,13 +545,14 @@ pub fn every_variant_changes_what_the_oracle_says() {
             let difference = (plain.iter().flatten())
                 .zip(logits(descriptor).iter().flatten())
                 .fold(0.0f32, |max, (a, b)| max.max((a - b).abs()));
-            // Exact GELU and its approximation lie apart by much less than either from SiLU; this is from SiLU.
+            // Exact GELU and its approximation are much closer to each other than either is to SiLU; this is the difference
+            // from SiLU.
             assert!(difference > 10.0 * F32_TOLERANCE, "{name}: {difference}");
         }
     }
 }
 
-/// The variants of a claim have different names, by which cases are known.
+/// The variants of a claim have different names, which identify cases.
 pub fn variants_of_a_claim_have_different_names() {
     let of_networks: Vec<&str> = (VARIANTS.iter().chain(&more_variants()))
         .map(|(name, _)| *name)

@@ -1,7 +1,7 @@
 //! [`Scene`]: sequences, their pages, and the steps in which a network reads them.
 //!
-//! Separate from the claims because most of them play one. Invariant: a scene plays on any network; the logits that it gives
-//! are in the order of its sequences, whatever its steps.
+//! Most claims play a scene. Invariant: a scene plays on any network; its logits are in the order of its sequences, whatever
+//! its steps.
 
 use tokenmill_backend::{Executor, ForwardBatch, KvType, PAGE_TOKENS, PageGroup, RowOutput, SeqState};
 use tokenmill_model::{ModelOptions, WindowPages};
@@ -30,12 +30,12 @@ fn options([keys, values]: [KvType; 2]) -> ModelOptions {
     }
 }
 
-/// A network on the naive backend, with a type for keys and one for values.
+/// Loads a network on the naive backend, with a type for keys and one for values.
 pub(super) fn oracle_with(model: &TinyModel, kv_types: [KvType; 2]) -> Box<dyn Executor> {
     Box::new(model.load_on(NaiveBackend::new(), &options(kv_types)))
 }
 
-/// A network on the backend under test, with keys and values of one type.
+/// Loads a network on the backend under test, with keys and values of one type.
 pub(super) fn on(
     subject: &Subject,
     n_threads: usize,
@@ -82,7 +82,7 @@ impl Scene {
         scene.rescheduled(random)
     }
 
-    /// The same sequences in other pages and steps.
+    /// Returns the same sequences in other pages and steps.
     pub(super) fn rescheduled(&self, random: &mut Random) -> Self {
         let mut left: Vec<usize> = self.sequences.iter().map(Vec::len).collect();
         let mut steps = Vec::new();
@@ -107,7 +107,7 @@ impl Scene {
         }
     }
 
-    /// The same sequences, one after the other, each in one step.
+    /// Returns the same sequences, one after the other, each in one step.
     pub(super) fn alone(&self, random: &mut Random) -> Self {
         Self {
             pages: self.shuffled_pages(random),
@@ -128,7 +128,8 @@ impl Scene {
         })
     }
 
-    /// A sequence's page table in a group at a step that begins at `first`: pages that no token sees any more are gone.
+    /// Returns a sequence's page table in a group at a step that begins at `first`: pages that no token sees any more are
+    /// absent.
     fn table(&self, executor: &dyn Executor, group: PageGroup, seq_idx: usize, first: usize) -> Vec<u32> {
         let window = executor.limits().group(group).and_then(|limits| limits.window);
         let n_gone = window.map_or(0, |window| (first + 1).saturating_sub(window) / PAGE_TOKENS);
@@ -137,7 +138,7 @@ impl Scene {
         table
     }
 
-    /// A sequence's state moves between two slots of its own.
+    /// Returns the places of a sequence's state, which moves between two slots of its own.
     fn state(&self, seq_idx: usize, step_idx: usize) -> SeqState {
         let slot = |idx: usize| (2 * seq_idx + idx % 2) as u32;
         let is_in = |step: &&Vec<(usize, usize)>| step.iter().any(|&(other, _)| other == seq_idx);
@@ -149,7 +150,7 @@ impl Scene {
         }
     }
 
-    /// The logits of every token: a row for each, sequence after sequence.
+    /// Returns the logits of every token: a row for each, sequence after sequence.
     pub(super) fn play(&self, executor: &mut dyn Executor) -> Vec<Vec<f32>> {
         let n_vocab = executor.limits().n_vocab;
         let mut logits: Vec<Vec<Vec<f32>>> = vec![Vec::new(); self.sequences.len()];

@@ -1,14 +1,13 @@
 //! [`Subject`]: a backend under test.
 //!
-//! Separate because decoders and encoders are tried on the same subjects. Invariant: a network plays the same scenes whichever others
-//! are tried.
+//! Decoders and encoders use the same subjects. Invariant: a network plays the same scenes, whichever other networks are tried.
 
 use tokenmill_backend::{Executor, KvType};
 use tokenmill_model::ModelOptions;
 
 use crate::{TinyModel, cases};
 
-/// Random networks that a backend is tried with, if that does not take minutes.
+/// Number of random networks for a backend, unless that takes minutes.
 pub const RANDOM_NETWORKS: usize = 30;
 
 /// A backend under test.
@@ -18,28 +17,28 @@ pub struct Subject {
     /// Numbers of threads that must not affect results. Each is tried with other rows in the batch, so a
     /// backend without threads lists as many as the number of tries.
     pub n_threads: &'static [usize],
-    /// Which of the networks with a feature of their own are tried.
+    /// Selects which networks with a special feature are tried.
     pub features: Features,
-    /// Random networks, of which a slice is tried besides those.
+    /// Number of random networks, of which a slice is tried in addition.
     pub n_random_networks: usize,
-    /// The difference that other rows of a step may make to a row.
+    /// The largest difference that other rows of a step may make to a row.
     pub company: Company,
-    /// Whether it stores keys and values in these types; what it does not is left out.
+    /// Says whether it stores keys and values in these types; other types are skipped.
     pub stores: fn([KvType; 2]) -> bool,
 }
 
-/// Which of the networks with a feature of their own a subject is tried with.
+/// Selects which networks with a special feature a subject is tried with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Features {
     /// Every one.
     All,
-    /// A slice that the commit chooses ([`cases`](crate::cases)): for a subject that takes minutes for all, or only joins or varies others,
-    /// which are tried with every one.
+    /// A slice that the commit chooses ([`cases`](crate::cases)), for a subject that takes minutes for all, or that only combines or varies
+    /// subjects which are tried with all.
     Slice,
 }
 
 impl Subject {
-    /// The networks, of a list, that the subject is tried with.
+    /// Returns those networks of a list that the subject is tried with.
     pub(super) fn tried<T>(&self, list: &str, networks: impl IntoIterator<Item = T>) -> Vec<T> {
         let networks: Vec<T> = networks.into_iter().collect();
         match self.features {
@@ -55,7 +54,7 @@ impl Subject {
     }
 }
 
-/// The difference that other rows of a step may make to a row.
+/// Limits the difference that other rows of a step may make to a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Company {
     /// No difference.

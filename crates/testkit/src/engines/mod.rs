@@ -1,9 +1,8 @@
 //! Networks on backends, as boxed executors: the naive backend, the CPU, the simulated GPU, and backends split between two sides.
 //!
-//! Separate because the network is generic over its backend: a program that loads one compiles the whole of it again for the backend
-//! that it names, which takes most of a minute. Here it is compiled once for each backend that is [`Compiled`], and tests of any
-//! crate take the executors. Invariant: what loads a network here is neither generic nor inlined, and a test names no type of the
-//! network.
+//! The network is generic over its backend: a program that loads one compiles all of it again for the backend that it names, which
+//! takes most of a minute. Here it is compiled once for each backend that is [`Compiled`], and tests of any crate use the executors.
+//! Invariant: the loading functions here are neither generic nor inlined, and a test names no type of the network.
 //!
 //! ```
 //! use tokenmill_gguf::TensorType;
@@ -39,15 +38,15 @@ pub use tower::{CompiledTower, Tower, tower};
 /// A network on a backend.
 pub type Loaded<B> = Box<dyn OnBackend<B> + Send>;
 
-/// An executor that gives the backend on which it computes.
+/// An executor that gives access to its backend.
 pub trait OnBackend<B: Backend>: Executor {
-    /// The backend, for what only it knows, such as counters.
+    /// Returns the backend, for data that only it has, such as counters.
     fn backend(&self) -> &B;
 
-    /// The backend, for what only it can be told, between steps.
+    /// Returns the backend for settings that only it has, between steps.
     fn backend_mut(&mut self) -> &mut B;
 
-    /// The network, for a layer that computes with its embedding and head.
+    /// Returns the network, for a layer that computes with its embedding and head.
     fn network(&self) -> &ModelExecutor<B>;
 }
 
@@ -138,7 +137,7 @@ pub fn tiny<B: Compiled>(model: &TinyModel, backend: B, options: &ModelOptions) 
     build(&model.descriptor, model, backend, options).expect("a tiny model loads")
 }
 
-/// Loads a layer that guesses further tokens, next to its network.
+/// Loads a layer that drafts further tokens, next to its network.
 ///
 /// # Errors
 /// As [`Nextn::load_on`].
@@ -154,23 +153,23 @@ pub fn guesser(
 /// Makes the CPU's backend, with the instructions of this machine.
 ///
 /// # Panics
-/// If there are no such threads.
+/// If the threads cannot be started.
 pub fn cpu(n_threads: usize) -> CpuBackend {
     CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads")
 }
 
-/// Makes the CUDA backend on a simulated GPU of its own.
+/// Makes the CUDA backend on a new simulated GPU.
 ///
 /// # Panics
-/// If the simulator does not take the kernels.
+/// If the simulator rejects the kernels.
 pub fn gpu() -> CudaBackend {
     gpu_of(&Simulator::new(&SimOptions::default()))
 }
 
-/// Makes the CUDA backend on a simulated GPU, which tells the test what was done.
+/// Makes the CUDA backend on a given simulated GPU, whose counts the test reads.
 ///
 /// # Panics
-/// If the simulator does not take the kernels.
+/// If the simulator rejects the kernels.
 pub fn gpu_of(simulator: &Simulator) -> CudaBackend {
     CudaBackend::new(simulator.device()).expect("the simulator loads the kernels")
 }

@@ -1,6 +1,5 @@
-//! The devices of the parity check that every machine has.
-//!
-//! Separate because tests and the command share them. Invariant: each says which arithmetic its limits are for.
+//! The devices of the parity check that every machine has. Tests and the command share them. Invariant: each
+//! states the arithmetic for its limits.
 
 use tokenmill_backend::BackendError;
 use tokenmill_cpu_exec::CpuBackend;

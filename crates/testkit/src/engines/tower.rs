@@ -1,6 +1,7 @@
-//! [`Tower`]: a loaded encoder of images on one of the backends whose memory is the host's.
+//! [`Tower`]: a loaded image encoder on one of the backends that compute in host memory.
 //!
-//! Separate because it is no executor: pixels go in and rows come out. Invariant: as of executors, its code is this crate's.
+//! It is not an executor: its input is pixels and its output is rows. Invariant: as for executors, its code is compiled in
+//! this crate.
 
 use tokenmill_backend::{Backend, Memory};
 use tokenmill_cpu_exec::CpuBackend;
@@ -14,7 +15,7 @@ pub trait Tower {
     /// Returns the shapes of its input and output.
     fn shape(&self) -> &VisionShape;
 
-    /// Makes the rows of an image.
+    /// Computes the rows of an image.
     ///
     /// # Errors
     /// As [`VisionTower::encode`].

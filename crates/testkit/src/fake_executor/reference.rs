@@ -1,13 +1,11 @@
-//! The output of the fake executor's model: hashes of all that a token sees, and the same output computed
-//! without pages, batches or reuse.
-//!
-//! Separate from the executor because it is the oracle that a scheduler is compared with. Invariant: it knows
-//! no page.
+//! The output of the fake executor's model: hashes of everything that a token sees, and the same output
+//! computed without pages, batches or reuse. It is the oracle that a scheduler is compared with, and knows no
+//! pages.
 
 use tokenmill_backend::{ExecutorLimits, PageGroup, SamplingParams};
 
-/// Returns a hash of all that a token at `position` sees: of the layers without a window, and of those with
-/// one.
+/// Returns a hash of everything that a token at `position` sees: in the layers without a window, and in those
+/// with one.
 pub(super) fn see(limits: &ExecutorLimits, position: usize, stored: impl Fn(PageGroup, usize) -> u64) -> u64 {
     let stored = &stored;
     fold(limits.groups().flat_map(|(group, limits)| {
@@ -61,14 +59,14 @@ pub(super) fn choose(
     best.map_or(0, |(id, _)| id as u32)
 }
 
-/// The token itself where the mask allows it, else the next one that it allows.
+/// Returns the token itself if the mask allows it, otherwise the next allowed one.
 pub(super) fn nearest_allowed(id: u32, mask: Option<&[u32]>, n_vocab: usize) -> Option<u32> {
     let n_vocab = n_vocab as u32;
     let is_allowed = |id: u32| mask.is_none_or(|words| words[id as usize / 32] >> (id % 32) & 1 == 1);
     (id..n_vocab).chain(0..id).find(|&id| is_allowed(id))
 }
 
-/// States after each token of a sequence, without pages, batches or reuse.
+/// Returns the states after each token of a sequence, without pages, batches or reuse.
 fn states(tokens: &[u32], limits: &ExecutorLimits) -> Vec<u64> {
     let mut stored: Vec<u64> = Vec::with_capacity(tokens.len());
     let mut carried = 0;
@@ -83,7 +81,7 @@ fn states(tokens: &[u32], limits: &ExecutorLimits) -> Vec<u64> {
         .collect()
 }
 
-/// Returns the tokens that a request must generate whatever else runs, and whether a stop token ended them.
+/// Returns the tokens that a request must generate, whatever else runs, and whether a stop token ended them.
 /// There are `max_tokens` of them, or fewer if a stop token comes first.
 pub fn reference(
     limits: &ExecutorLimits,
@@ -98,7 +96,7 @@ pub fn reference(
 /// As [`reference()`], with the mask that `mask_of` gives for each token from those generated before.
 ///
 /// # Panics
-/// Where a mask allows nothing.
+/// If a mask allows nothing.
 pub fn reference_with_masks(
     limits: &ExecutorLimits,
     prompt: &[u32],
@@ -141,7 +139,7 @@ fn carry(limits: &ExecutorLimits, carried: u64, value: u64) -> u64 {
     }
 }
 
-/// The logits of all positions of `tokens`.
+/// Returns the logits of all positions of `tokens`.
 pub fn reference_logits(limits: &ExecutorLimits, tokens: &[u32]) -> Vec<f32> {
     let states = states(tokens, limits);
     states
@@ -150,7 +148,7 @@ pub fn reference_logits(limits: &ExecutorLimits, tokens: &[u32]) -> Vec<f32> {
         .collect()
 }
 
-/// The hidden states of all positions of `tokens`.
+/// Returns the hidden states of all positions of `tokens`.
 pub fn reference_hidden(limits: &ExecutorLimits, tokens: &[u32]) -> Vec<f32> {
     let states = states(tokens, limits);
     states

@@ -1,6 +1,6 @@
 //! Activation functions, each by its definition.
 //!
-//! Separate because they know no buffer. Invariant: exact to f32, whatever table another program uses.
+//! Invariant: exact to f32, whatever table another program uses.
 
 use tokenmill_backend::Activation;
 
@@ -36,7 +36,7 @@ pub(super) fn other_factor(activation: Activation, up: f32) -> f32 {
     }
 }
 
-/// The error function, to about 1e-12: its Taylor series, and 1 where that is as near.
+/// Returns the error function, to about 1e-12: its Taylor series, or 1 if that is as close.
 pub fn erf(x: f64) -> f64 {
     if x.abs() > 5.0 {
         return x.signum();

@@ -6,7 +6,7 @@ use tokenmill_backend::{AdapterError, AdapterId, AdapterMatrices, AdapterOperati
 
 use super::{NaiveBackend, NaiveMatrix, dot};
 
-/// An adapter that is there.
+/// A loaded adapter.
 pub(super) struct NaiveAdapter {
     id: AdapterId,
     matrices: Arc<AdapterMatrices<NaiveMatrix>>,
@@ -38,7 +38,7 @@ impl AdapterOperations for NaiveBackend {
 }
 
 impl NaiveBackend {
-    /// Adds to a product of `input`, `[n_rows, n_in]`, what the adapters of its rows say.
+    /// Adds the changes of the rows' adapters to a product of `input`, `[n_rows, n_in]`.
     pub(super) fn adapt(
         &self,
         linear: &Linear<NaiveMatrix, Vec<f32>>,

@@ -1,6 +1,6 @@
 //! The operations on experts, each as its formula.
 //!
-//! Separate because only networks with experts have them. Invariant: choices are in the order of their rows and ranks.
+//! Invariant: choices are in the order of their rows and ranks.
 
 use tokenmill_backend::{BackendError, Carried, ExpertInput, ExpertOperations, Linear, Routed, Router};
 

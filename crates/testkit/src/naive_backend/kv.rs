@@ -1,7 +1,7 @@
 //! [`NaiveKv`]: keys and values of the layers, and attention over them.
 //!
-//! Separate because it is the one operation that looks beyond its own row. Invariant: what is stored is rounded to its type when it is
-//! written, so that all that reads it sees the same.
+//! Attention is the only operation that looks beyond its own row. Invariant: values are rounded to the store's type when they are
+//! written, so that all readers see the same.
 
 use tokenmill_backend::{
     Attention, BackendError, ForwardBatch, KvLayout, KvType, PAGE_TOKENS, PageCopy, PageGroup,
@@ -26,7 +26,7 @@ struct LayerKv {
     v_width: usize,
     head_dim_k: usize,
     head_dim_v: usize,
-    /// Columns of keys and of values that are rotated together, where their type asks for it.
+    /// Columns of keys and of values that are rotated together, if their type requires it.
     rotations: [usize; 2],
 }
 
@@ -37,7 +37,7 @@ impl LayerKv {
 }
 
 impl NaiveKv {
-    /// Makes room for a layout, on behalf of `device`.
+    /// Allocates the store for a layout, on behalf of `device`.
     ///
     /// # Errors
     /// Heads that blocks of its types do not divide.
@@ -83,7 +83,7 @@ impl NaiveKv {
     /// Copies pages within a group.
     ///
     /// # Errors
-    /// A host tier, which there is none of.
+    /// If there is a host tier, which is not supported.
     pub(super) fn copy_pages(
         &mut self,
         group: PageGroup,
@@ -128,7 +128,7 @@ impl NaiveKv {
         }
     }
 
-    /// Writes the latent rows of a layer's new tokens to their slots: keys, whose beginnings are the values.
+    /// Writes the latent rows of a layer's new tokens to their slots: keys, whose first elements are the values.
     pub(super) fn store_latent(
         &mut self,
         layer_idx: usize,
@@ -142,12 +142,12 @@ impl NaiveKv {
             let key = &mut layer.k[slot * layer.k_width..][..layer.k_width];
             key.copy_from_slice(&rows[token_idx * layer.k_width..][..layer.k_width]);
             round_to(self.key_type, layer.head_dim_k, layer.rotations[0], key);
-            // The oracle keeps the value apart, as attention reads it.
+            // The oracle stores the value separately, as attention reads it.
             layer.v[slot * layer.v_width..][..layer.v_width].copy_from_slice(&key[..layer.v_width]);
         }
     }
 
-    /// Attends from each token of a batch to those that it sees.
+    /// Attends from each token of a batch to the tokens that it sees.
     pub(super) fn attend(
         &self,
         attention: &Attention<Vec<f32>>,

@@ -1,6 +1,4 @@
 //! The operations on latent rows, each as its formula.
-//!
-//! Separate because only latent attention has them.
 
 use tokenmill_backend::{BackendError, JoinedRows, LatentOperations, Linear};
 

@@ -1,6 +1,4 @@
 //! The operations that few networks need, as their formulas.
-//!
-//! Separate because they are a trait of their own.
 
 use tokenmill_backend::{BackendError, Columns, LayerOperations, Routed, Xielu};
 

@@ -43,15 +43,15 @@ pub struct NaiveBackend {
     kv: NaiveKv,
     states: NaiveStates,
     adapters: Vec<NaiveAdapter>,
-    /// Choices of routers that are followed instead of its own, layer by layer.
+    /// Choices of routers that replace its own, layer by layer.
     given_routes: VecDeque<Vec<u32>>,
-    /// Where the choices of each router go, `[n_rows, n_used]`.
+    /// Receives the choices of each router, `[n_rows, n_used]`.
     route_log: Option<RouteLog>,
     /// Its end of a group, if it is a rank of one.
     collective: Option<Box<dyn Collective>>,
 }
 
-/// The experts of each row of a router, `[n_rows, n_used]`, best first; of one router after the other's.
+/// The experts of each row of a router, `[n_rows, n_used]`, best first; one router after the other.
 pub type RouteLog = Arc<Mutex<Vec<Vec<u32>>>>;
 
 /// A dequantized matrix, `[n_out, n_in]`.
@@ -74,8 +74,8 @@ impl NaiveBackend {
         Self::default()
     }
 
-    /// Writes the choices between experts to a log, and follows those that are given, of one router after the other's, before it
-    /// makes its own. Weights are its own.
+    /// Writes the choices between experts to a log, and follows the given ones, one router after the other, before it makes its
+    /// own. It computes the weights itself.
     pub fn with_routes(given: Vec<Vec<u32>>, log: RouteLog) -> Self {
         Self {
             given_routes: given.into(),
@@ -84,7 +84,7 @@ impl NaiveBackend {
         }
     }
 
-    /// Makes a rank of a group, which adds up with this end of it.
+    /// Makes a rank of a group, which sums through this end.
     pub fn of_group(collective: Box<dyn Collective>) -> Self {
         Self {
             collective: Some(collective),
@@ -129,7 +129,7 @@ impl Memory for NaiveBackend {
     }
 
     fn alloc(&mut self, max_rows: usize, width: usize) -> Result<Vec<f32>, BackendError> {
-        // Not a number, so that a read of what nothing wrote shows.
+        // NaN, so that a read of unwritten memory shows.
         Ok(vec![f32::NAN; max_rows * width])
     }
 
@@ -138,7 +138,7 @@ impl Memory for NaiveBackend {
     }
 }
 
-/// Its memory stays where it is.
+/// Its memory never moves.
 impl SequenceMemory for NaiveBackend {}
 
 impl Backend for NaiveBackend {

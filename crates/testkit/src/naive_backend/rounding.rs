@@ -1,8 +1,7 @@
-//! [`round_to`]: rounds keys and values like a store of few bits.
+//! [`round_to`]: rounds keys and values as a KV store of few bits does.
 //!
-//! Separate from the backend, whose stores hold f32. Invariant: each head is rounded separately: for block
-//! types by the quantizer of files, for E4M3 by a search of its codes that shares no code with the product's
-//! encoder.
+//! (The naive store holds f32.) Invariant: each head is rounded separately: for block types by the quantizer
+//! of files, for E4M3 by a search of its codes that shares no code with the product's encoder.
 
 use std::cmp::Ordering;
 
@@ -31,7 +30,7 @@ fn rotated(row: &[f32], block: usize) -> Vec<f32> {
         .collect()
 }
 
-/// The number of E4M3 that is nearest, of two the one whose code is even, found among all.
+/// Returns the nearest number of E4M3, found among all; in a tie, the one with the even code.
 fn nearest_e4m3(x: f32) -> f32 {
     if !x.is_finite() {
         return f32::NAN;

@@ -1,11 +1,10 @@
-//! [`choose`]: which experts a row goes to, as the formula of [`Router`] says it.
+//! [`choose`]: chooses the experts of a row, by the formula of [`Router`].
 //!
-//! Separate from the naive backend, whose other operations are loops over numbers. Invariant: a row's choices are made from its
-//! own logits, best first.
+//! Invariant: a row's choices depend only on its own logits, best first.
 
 use tokenmill_backend::{ExpertScore, GroupMeasure, MIN_SCORE_SUM, Router};
 
-/// An expert that a row goes to.
+/// An expert that a row uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
     /// The expert.
@@ -14,7 +13,7 @@ pub struct Choice {
     pub weight: f32,
 }
 
-/// Chooses the experts of one row, or weighs those that are given.
+/// Chooses the experts of one row, or computes the weights of given ones.
 pub(crate) fn choose(router: &Router<Vec<f32>>, logits: &[f32], given: Option<&[u32]>) -> Vec<Choice> {
     let scores: Vec<f32> = match router.score {
         ExpertScore::Sigmoid => logits.iter().map(|&x| sigmoid(x)).collect(),
@@ -62,7 +61,7 @@ pub(crate) fn choose(router: &Router<Vec<f32>>, logits: &[f32], given: Option<&[
         .collect()
 }
 
-/// The indices of the `n` largest values, largest first, of equal ones the first.
+/// Returns the indices of the `n` largest values, largest first, the first among equals.
 fn best_of(candidates: impl Iterator<Item = usize>, values: &[f32], n: usize) -> Vec<usize> {
     let mut sorted: Vec<usize> = candidates.collect();
     sorted.sort_by(|&a, &b| values[b].total_cmp(&values[a]).then(a.cmp(&b)));

@@ -1,7 +1,6 @@
 //! [`NaiveStates`]: the recurrent operations of the naive backend as their formulas.
 //!
-//! Separate from the backend because they share a store of their own. Invariant: a slot that was never written holds NaN, so
-//! that a read of it shows.
+//! They share one store. Invariant: a slot that was never written holds NaN, so that a read of it shows.
 
 use tokenmill_backend::{
     BackendError, DeltaDecays, DeltaNet, DeltaNetRows, ForwardBatch, RecurrentOperations, ShortConv, SsmRows,
@@ -50,7 +49,7 @@ fn run(layer: &mut [State], batch: &ForwardBatch, mut token: impl FnMut(&mut Sta
     }
 }
 
-/// Which part of a state an operation owns.
+/// Selects the part of a state that an operation owns.
 #[derive(Clone, Copy)]
 enum Part {
     Conv,

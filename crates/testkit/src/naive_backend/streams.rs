@@ -1,6 +1,4 @@
 //! The operations on streams, each as its formula.
-//!
-//! Separate because only networks with several streams have them.
 
 use tokenmill_backend::{BackendError, MIN_MEAN_SQUARE, StreamOperations, StreamsShape};
 

@@ -21,7 +21,7 @@ pub(crate) fn id(number: usize) -> AdapterId {
     AdapterId::new(NonZeroU32::new(number as u32).unwrap())
 }
 
-/// The weights of both layers that the tests' adapters change, with their outputs and inputs.
+/// Returns the weights of both layers that the tests' adapters change, with their outputs and inputs.
 pub(crate) fn weights(model: &Model) -> Vec<(String, usize, usize)> {
     let infos = model.weights().infos();
     (infos.into_iter())
@@ -69,7 +69,7 @@ pub(crate) fn options() -> ModelOptions {
     }
 }
 
-/// A prompt and a further token of each sequence: all logits of both steps, sequence by sequence.
+/// Runs a prompt and a further token of each sequence; returns all logits of both steps, sequence by sequence.
 pub(crate) fn play(
     executor: &mut dyn Executor,
     sequences: &[(Vec<u32>, Option<AdapterId>)],

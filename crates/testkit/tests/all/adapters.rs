@@ -1,4 +1,4 @@
-//! Adapters: against other software's logits, in mixed batches to the bit, and bad ones refused whole.
+//! Adapters: against other software's logits, in mixed batches to the bit, and bad ones refused completely.
 
 use std::path::Path;
 
@@ -77,7 +77,7 @@ fn four_adapters_in_a_batch_of_eight_compute_the_bits_of_each_alone() {
                 let is_plain = together[seq_idx] == expected_plain[seq_idx];
                 assert_eq!(is_plain, sequence.1.is_none(), "{ty}: sequence {seq_idx}");
             }
-            // Nor does the number of threads matter.
+            // The number of threads does not matter either.
             let mut other = engines::load(&model, engines::cpu(1), &options()).unwrap();
             add_all(&mut other, &adapters);
             assert!(play(&mut other, &scene) == together, "{ty}");
@@ -228,7 +228,7 @@ fn a_file_is_read_where_a_path_names_it_and_a_folder_too() {
     }
 }
 
-/// The files of the core adapters, and what reads them.
+/// Lists the files of the core adapters, with their readers.
 fn core_files(comparisons: &mut Comparisons) -> Option<(AdapterReader, [Vec<u8>; 3])> {
     let folder = comparisons.find("parity2/lora/qwen3-a")?;
     let base = comparisons.find("parity/qwen3")?.join("model-F32.gguf");
@@ -338,7 +338,7 @@ fn an_adapter_of_another_model_is_refused_by_what_differs() {
     comparisons.compared(1);
 }
 
-/// A folder's files of an adapter of rank 1 for one module, all of whose numbers are 1.
+/// Returns a folder's files of an adapter of rank 1 for one module, all of whose numbers are 1.
 fn ones(module: &str, n_out: usize, n_in: usize) -> [Vec<u8>; 2] {
     let name = |matrix| format!("base_model.model.{module}.lora_{matrix}.weight");
     let header = serde_json::json!({

@@ -20,7 +20,7 @@ fn on(simulator: &Simulator, model: &Model, change: impl FnOnce(CudaBackend) -> 
     engines::load(model, change(backend), &options()).expect("a tiny model loads")
 }
 
-/// A layer whose rows divide into superblocks.
+/// Returns a layer whose rows divide into superblocks.
 fn wide(ty: TensorType) -> Model {
     let mut descriptor = tiny_llama();
     descriptor.layers.truncate(1);
@@ -94,7 +94,7 @@ fn the_products_of_adapters_are_the_formula() {
     }
 }
 
-/// The logits of one decode step of three sequences, with these adapters in their order.
+/// Returns the logits of one decode step of three sequences, with these adapters in their order.
 fn decode(executor: &mut Gpu, adapters: [Option<AdapterId>; 3]) -> Vec<Vec<f32>> {
     let scene = adapters.map(|adapter| (vec![5, 9], adapter));
     play(executor, &scene)
@@ -110,7 +110,8 @@ fn a_captured_step_serves_whatever_adapters_its_rows_have() {
         let mut executor = on(&simulator, &model, |backend| backend.with_graphs(uses_graphs));
         let without = decode(&mut executor, [None; 3]);
         add_all(&mut executor, &adapters[..3]);
-        // Places for four adapters. The largest rank comes first: what captured steps hold is moved only where a larger one comes.
+        // Places for four adapters. The largest rank comes first: buffers that captured steps use move only if a larger rank
+        // comes.
         let mut found = vec![decode(&mut executor, [Some(id(3)), None, Some(id(1))])];
         let (n_made, n_replayed) = simulator.graph_counts();
         for adapters in [
@@ -120,7 +121,7 @@ fn a_captured_step_serves_whatever_adapters_its_rows_have() {
         ] {
             found.push(decode(&mut executor, adapters));
         }
-        // An adapter goes, and another with its number of ranks comes to a place of its own in memory.
+        // An adapter is removed, and another with the same rank gets other memory.
         executor.remove_adapter(id(2));
         executor.add_adapter(id(7), &adapters[0], -1.0).unwrap();
         found.push(decode(&mut executor, [Some(id(7)), None, Some(id(1))]));
@@ -129,7 +130,7 @@ fn a_captured_step_serves_whatever_adapters_its_rows_have() {
         assert_eq!(graphs.1 - n_replayed, if uses_graphs { 8 } else { 0 });
         found.push(decode(&mut executor, [None; 3]));
         assert!(found[5] == without);
-        // A larger rank moves what captured steps hold.
+        // A larger rank moves buffers that captured steps use.
         executor.add_adapter(id(8), &adapters[3], 1.0).unwrap();
         found.push(decode(&mut executor, [Some(id(8)), None, Some(id(1))]));
         found
@@ -195,7 +196,7 @@ fn an_adapter_that_does_not_fit_is_refused_and_costs_nothing() {
     );
     assert_eq!(device.free_bytes().unwrap(), free_bytes);
     assert!(decode(&mut executor, [Some(id(1)), None, None]) == expected);
-    // One that goes leaves its memory to the next.
+    // A removed adapter leaves its memory to the next.
     executor
         .add_adapter(id(3), &random_adapter(&model, 2, &mut random), 1.0)
         .unwrap();

@@ -41,7 +41,7 @@ fn the_commit_chooses_where_nothing_else_is_asked_for() {
     assert!(matches!(chosen, Slice::Number(number) if number < Slice::COUNT));
     assert_eq!(Slice::chosen(None, Some(commit)), chosen);
     assert_ne!(Slice::chosen(None, Some(other)), chosen);
-    // Nothing is left out where no commit is known.
+    // All cases run if no commit is known.
     assert_eq!(Slice::chosen(None, None), Slice::Whole);
     assert_eq!(Slice::chosen(None, Some("")), Slice::Whole);
 }

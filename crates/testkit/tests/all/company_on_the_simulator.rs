@@ -1,7 +1,7 @@
-//! `--batch-invariant` on the simulated device: what a sequence computes alone it computes in any company, to the bit.
+//! `--batch-invariant` on the simulated device: a sequence gets the same bits alone and in any batch.
 //!
-//! Apart from the conformance suite, whose networks are too narrow for K-quants. The companies here have as many rows as any kernel asks for
-//! that is chosen by rows: 9 and more, 33 and more, and more than 64.
+//! The networks of the conformance suite are too narrow for K-quants. The batches here have as many rows as any kernel that is chosen by
+//! rows requires: 9 and more, 33 and more, and more than 64.
 
 use tokenmill_backend::{Executor, ForwardBatch, KvType, PAGE_TOKENS, RowOutput, SamplingParams};
 use tokenmill_cuda_exec::CudaBackend;
@@ -17,9 +17,9 @@ use tokenmill_testkit::{
 
 const N_CTX: usize = 64;
 const PAGES_OF_SEQUENCE: usize = N_CTX / PAGE_TOKENS;
-/// Sequences of the largest company.
+/// Sequences of the largest batch.
 const MAX_SEQS: usize = 41;
-/// Tokens of the sequence that is looked at.
+/// Tokens of the observed sequence.
 const N_TOKENS: usize = 40;
 
 /// One layer whose rows divide into superblocks, and whose heads into blocks of keys and values.
@@ -68,10 +68,10 @@ fn executor(model: &TinyModel, kv_types: [KvType; 2], is_invariant: bool) -> Loa
     engines::tiny(model, backend, &options(kv_types))
 }
 
-/// Tokens of the sequence that is looked at in a step, how many other sequences are in it, and the tokens of each.
+/// Tokens of the observed sequence in a step, the number of other sequences in it, and the tokens of each.
 type Step = (usize, [usize; 2]);
 
-/// The logits of all tokens of a sequence, whose company is another in each step.
+/// Returns the logits of all tokens of a sequence, whose batch differs from step to step.
 fn play(executor: &mut dyn Executor, steps: &[Step]) -> Vec<f32> {
     let n_vocab = executor.limits().n_vocab;
     let mut random = Random::new(3);
@@ -90,7 +90,7 @@ fn play(executor: &mut dyn Executor, steps: &[Step]) -> Vec<f32> {
             } else {
                 (&of_others[..], 0)
             };
-            // The one has the first pages whatever its place.
+            // The observed sequence has the first pages, whatever its place.
             let place = if is_own { 0 } else { seq_idx + 1 };
             let pages: Vec<u32> = (0..PAGES_OF_SEQUENCE)
                 .map(|page| (place % MAX_SEQS * PAGES_OF_SEQUENCE + page) as u32)
@@ -121,7 +121,7 @@ const OTHERWISE: [&[Step]; 2] = [
     ],
 ];
 
-/// Weights and keys and values that are computed by kernels of their own.
+/// Types of weights and of keys and values that have separate kernels.
 const KINDS: [([TensorType; 2], [KvType; 2]); 5] = [
     ([TensorType::Q4_K, TensorType::Q6_K], [KvType::F16; 2]),
     ([TensorType::Q5_K, TensorType::Q5_K], [KvType::Q8_0; 2]),
@@ -130,7 +130,7 @@ const KINDS: [([TensorType; 2], [KvType; 2]); 5] = [
     ([TensorType::Q2_K, TensorType::Q3_K], [KvType::E4M3; 2]),
 ];
 
-/// Rows of which some value differs.
+/// Counts the rows in which some value differs.
 fn n_other_rows(found: &[f32], expected: &[f32]) -> usize {
     assert_eq!(found.len(), expected.len());
     let n_vocab = found.len() / N_TOKENS;
@@ -178,7 +178,7 @@ fn guesses_and_company_change_no_bit() {
     let params = GenerateParams {
         sampling: SamplingParams {
             n_logprobs: Some(1),
-            // A text of four words, in which many guesses are right and some are wrong.
+            // A text of four words, in which many drafts are right and some are wrong.
             logit_bias: phrase.map(|id| (id, 3.0)).to_vec(),
             ..SamplingParams::default()
         },

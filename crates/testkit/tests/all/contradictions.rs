@@ -1,9 +1,9 @@
-//! Keys of a GGUF file that make no sense, or speak against each other or against its tensors, are refused by name.
+//! Keys of a GGUF file that make no sense, or contradict each other or its tensors, are refused by name.
 
 use tokenmill_gguf::{GgufFile, GgufWriter, TensorType, Value};
 use tokenmill_model::Model;
 
-/// A file of zeros: what its description reads, and nothing else.
+/// A file of zeros with only the tensors that its description reads.
 #[derive(Clone)]
 struct File {
     arch: &'static str,
@@ -29,7 +29,7 @@ impl File {
             .tensor("blk.1.attn_norm.weight", &[8])
     }
 
-    /// With a key, whose value before is forgotten.
+    /// Sets a key, and drops its earlier value.
     fn key(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.keys.retain(|(known, _)| known != name);
         self.keys.push((name.to_owned(), value.into()));

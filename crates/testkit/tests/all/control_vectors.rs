@@ -1,4 +1,4 @@
-//! Control vectors: a direction behind a layer is what a bias of the layer's last product adds.
+//! Control vectors: a direction after a layer adds the same as a bias of the layer's last product.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use tokenmill_gguf::{GgufFile, GgufWriter, TensorType};
 use tokenmill_model::{ControlVector, LoadError, Model, ModelOptions};
 use tokenmill_testkit::{NaiveBackend, Random, TinyModel, engines, generate::all_logits, tiny_llama};
 
-/// A control vector's file with one direction.
+/// Returns a control vector's file with one direction.
 fn file(arch: &str, name: &str, values: &[f32]) -> GgufFile {
     let mut writer = GgufWriter::new();
     writer

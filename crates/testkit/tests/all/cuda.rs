@@ -1,7 +1,7 @@
 //! The conformance suite on the CUDA backend, over the simulated device: the shipped kernels, interpreted.
 //!
-//! Whatever a kernel does wrong (a race, an access out of bounds, a read of uninitialized memory) loses the simulated device
-//! and fails the test.
+//! A fault of a kernel (a race, an access out of bounds, a read of uninitialized memory) loses the simulated device and
+//! fails the test.
 
 use tokenmill_cuda_exec::KvStore;
 use tokenmill_testkit::{
@@ -32,7 +32,7 @@ const INVARIANT: Subject = Subject {
     ..CUDA
 };
 
-/// Sequences do not depend on their company, to the bit.
+/// Sequences do not depend on the rest of their batch, to the bit.
 mod with_batch_invariance {
     use super::{INVARIANT, conformance};
 

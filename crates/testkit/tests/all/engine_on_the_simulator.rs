@@ -1,8 +1,8 @@
 //! The engine over the CUDA backend on the simulated device: the shipped kernels, interpreted, batched by the scheduler.
 //!
-//! Kernels for few rows and for many add the terms of a product in different orders, so a batch is not bound to the bits of
-//! a sequence alone. Where the order is the same, bits are compared; elsewhere tokens are, and two tokens may be taken
-//! for each other only where the sequence alone held them for equally likely, within the tolerance.
+//! Kernels for few rows and for many add the terms of a product in different orders, so a batch does not always have the bits
+//! of a sequence alone. If the order is the same, bits are compared; otherwise tokens are, and two tokens may replace each
+//! other only if the sequence alone had them as equally likely, within the tolerance.
 
 use tokenmill_backend::{Executor, KvType, SamplingParams};
 use tokenmill_cuda_exec::CudaBackend;
@@ -12,7 +12,7 @@ use tokenmill_sched::{Engine, EngineConfig, GenerateParams, Output, Speculation}
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::{Random, TinyModel, engines, sizes, tiny_llama};
 
-/// Largest number of rows for which the kernels of few rows are taken.
+/// Largest number of rows for which the kernels of few rows are used.
 const FEW_ROWS: usize = 8;
 
 /// Log-probabilities this close count as equal: f32 sums of some hundred terms in another order, of numbers of size 10, through
@@ -44,12 +44,12 @@ fn executor(model: &TinyModel, options: &ModelOptions, uses_graphs: bool) -> imp
     engines::tiny(model, backend, options)
 }
 
-/// An engine as the product starts it, on the simulated device.
+/// Starts an engine as the product does, on the simulated device.
 fn with_cache(options: &ModelOptions) -> Engine {
     Engine::start(executor(&model(), options, true), EngineConfig::default())
 }
 
-/// The CPU's tokens for each prompt alone.
+/// Returns the CPU's tokens for each prompt alone.
 fn on_cpu(prompts: &[Vec<u32>], params: &GenerateParams, n_ctx: usize) -> Vec<Output> {
     let model = model();
     let backend = engines::cpu(1);
@@ -111,7 +111,7 @@ fn bits(output: &Output) -> Vec<(u32, u32)> {
     output.generated.iter().map(of_token).collect()
 }
 
-/// Compares with the sequence alone. Returns whether they part at a tie.
+/// Compares with the sequence alone. Returns whether they diverge at a tie.
 fn parts_at_a_tie(found: &Output, alone: &Output) -> bool {
     let both = found.generated.iter().zip(&alone.generated);
     let parting = both.clone().position(|(found, alone)| found.id != alone.id);
@@ -120,7 +120,7 @@ fn parts_at_a_tie(found: &Output, alone: &Output) -> bool {
         let (found, alone) = (found.logprob.unwrap(), alone.logprob.unwrap());
         assert!((found - alone).abs() <= TOLERANCE, "{found} {alone}");
     }
-    // One of them may have ended where the other has one of two equally likely tokens.
+    // One of them may have ended at a position where the other has one of two equally likely tokens.
     let has_parted = parting.is_some() || found.generated.len() != alone.generated.len();
     if has_parted {
         let at = &alone.generated.get(n_common).expect("the one alone goes on").top;
@@ -129,7 +129,7 @@ fn parts_at_a_tie(found: &Output, alone: &Output) -> bool {
     has_parted
 }
 
-/// At most one of the sequences parts from what it is alone, and only at a tie.
+/// Checks that at most one of the sequences diverges from its tokens alone, and only at a tie.
 fn check_ties(found: &[Output], expected: &[Output]) {
     let pairs = found.iter().zip(expected);
     let n_parted = pairs
@@ -155,7 +155,7 @@ fn batched_greedy_equals_single_for_every_size_up_to_33_with_ragged_lengths_and_
         "and others do not"
     );
     let (mut n_compared, mut n_ties) = (0, 0);
-    // The borders of what steps are padded to.
+    // The limits of the sizes that steps are padded to.
     let edges = [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33];
     for n in sizes("prompts of a batch", prompts.len(), &edges) {
         let outputs = engine.batch_generate(&prompts[..n], &params).unwrap();
@@ -192,7 +192,7 @@ fn guesses_change_no_token_and_come_out() {
         .map(|first| (0..10).map(|at| phrase[(first + at) % 4]).collect())
         .collect();
     let mut params = greedy(24, Vec::new());
-    // A text of four words, in which many guesses are right and some are wrong.
+    // A text of four words, in which many drafts are right and some are wrong.
     params.sampling.logit_bias = phrase.map(|id| (id, 3.0)).to_vec();
     let start = |speculation, steps_in_flight| {
         let config = EngineConfig {
@@ -217,7 +217,7 @@ fn guesses_change_no_token_and_come_out() {
         assert!(drafts.accepted_tokens >= 30, "{drafts:?}");
         assert!(drafts.draft_tokens > drafts.accepted_tokens, "{drafts:?}");
     }
-    // Rows that were not measured yet are taken for cheap, so what is weighed by times guesses once at least.
+    // Rows that were not measured yet count as cheap, so the engine drafts at least once even when times decide.
     let engine = start(Speculation::Auto { max_draft: 5 }, None);
     check_ties(&alone(&engine, &prompts, &params), &expected);
     let drafts = engine.stats().scheduler.drafts;

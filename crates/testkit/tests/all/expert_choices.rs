@@ -1,4 +1,4 @@
-//! Choices between experts that are nearly as good: what the CPU's 8-bit activations turn over, and what that does to logits.
+//! Choices between nearly equal experts: which of them the CPU's 8-bit activations change, and the effect on logits.
 //!
 //! The networks are those whose logits exceed a limit on the CPU and on no backend with exact activations.
 
@@ -38,7 +38,7 @@ fn on_cpu(model: &Model, prompt: &[u32]) -> Run {
     Run { logits, routes }
 }
 
-/// With exact activations, and these choices or its own.
+/// Runs with exact activations, and these choices or its own.
 fn exact(model: &Model, prompt: &[u32], routes: Vec<Vec<u32>>) -> Run {
     let log = RouteLog::default();
     let backend = NaiveBackend::with_routes(routes, Arc::clone(&log));
@@ -48,7 +48,7 @@ fn exact(model: &Model, prompt: &[u32], routes: Vec<Vec<u32>>) -> Run {
     Run { logits, routes }
 }
 
-/// The divergence of the distributions at each position.
+/// Returns the divergence of the distributions at each position.
 fn divergences(expected: &[f32], found: &[f32], n_vocab: usize) -> Vec<f64> {
     let log_softmax = |row: &[f32]| -> Vec<f64> {
         let max = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
@@ -69,9 +69,9 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// The CPU meets the limit when it is compared with exact arithmetic that makes the same choices; and where it does not meet it
-/// otherwise, exact arithmetic with these choices is about as far from exact arithmetic with its own. So what exceeds the limit
-/// is the choices.
+/// The CPU meets the limit when it is compared with exact arithmetic that makes the same choices. If it exceeds the limit
+/// otherwise, exact arithmetic with the CPU's choices differs from exact arithmetic with its own by about as much. So the
+/// choices explain the excess.
 #[test]
 fn turned_choices_explain_the_logits_that_exceed_a_limit() {
     let mut comparisons = Comparisons::of("turned choices between experts");

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// A `config.json` of one layer.
+/// Returns a `config.json` of one layer.
 pub(crate) fn config() -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 8, "intermediate_size": 8,
@@ -13,7 +13,7 @@ pub(crate) fn config() -> Value {
     })
 }
 
-/// The header of its safetensors file; the tensors lie one after the other.
+/// Returns the header of its safetensors file; the tensors are stored one after the other.
 pub(crate) fn header() -> Value {
     let mut header = serde_json::Map::new();
     let mut start = 0;
@@ -63,7 +63,7 @@ pub(crate) fn parts() -> Vec<Value> {
     ]
 }
 
-/// A safetensors file of a header and zeros.
+/// Returns a safetensors file of a header and zeros.
 pub(crate) fn safetensors(header: &str, n_data_bytes: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());

@@ -1,4 +1,4 @@
-//! Hugging Face folders in FP8-E4M3: the same logits as the same folder with the numbers in BF16, and what can be wrong.
+//! Hugging Face folders in FP8-E4M3: the same logits as the folder with the numbers in BF16, and possible faults.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -32,7 +32,7 @@ struct Quantized {
     scales: Vec<f32>,
 }
 
-/// The value of a code, from the definition of the format.
+/// Returns the value of a code, from the definition of the format.
 fn decode(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
     let magnitude = match exponent {
@@ -42,7 +42,7 @@ fn decode(code: u8) -> f32 {
     if code < 128 { magnitude } else { -magnitude }
 }
 
-/// The code of the nearest value.
+/// Returns the code of the nearest value.
 fn encode(value: f32) -> u8 {
     let distance = |code: &u8| (decode(*code) - value.abs()).abs();
     let code = (0..0x7f).min_by(|a, b| distance(a).total_cmp(&distance(b)));
@@ -59,7 +59,7 @@ impl Quantized {
         row / self.block[0] * Self::n_blocks(self.shape, self.block)[1] + col / self.block[1]
     }
 
-    /// The nearest codes, the largest number of each block being the largest of the format.
+    /// Quantizes to the nearest codes; the largest number of each block becomes the largest of the format.
     fn of(values: &[f32], shape: [usize; 2], block: [usize; 2]) -> Self {
         let mut quantized = Self {
             shape,
@@ -92,7 +92,7 @@ impl Quantized {
         }
     }
 
-    /// The same numbers in BF16.
+    /// Returns the same numbers in BF16.
     fn dequantized(&self) -> Stored {
         let values = self.codes.iter().enumerate();
         let values =
@@ -157,7 +157,7 @@ fn load(folder: &Path) -> Result<Loaded<CpuBackend>, LoadError> {
     engines::load(&Model::open(folder)?, backend, &options())
 }
 
-/// The logits of a network, and the bytes that its weights take in memory.
+/// Returns the logits of a network, and the bytes that its weights take in memory.
 fn logits(config: &Value, tensors: &Tensors) -> (Vec<u32>, usize) {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), config, tensors);
@@ -170,7 +170,7 @@ fn logits(config: &Value, tensors: &Tensors) -> (Vec<u32>, usize) {
     (bits, plan.unwrap().weights_bytes)
 }
 
-/// The configuration with what it says of FP8.
+/// Returns the configuration with its FP8 settings.
 fn with_fp8(config: &Value, block_size: Option<Value>) -> Value {
     let mut config = config.clone();
     config["quantization_config"] =
@@ -217,7 +217,7 @@ fn a_folder_in_fp8_gives_the_logits_of_its_numbers() {
     }
 }
 
-/// The configuration of a layer whose matrices have several blocks, some of them cut off.
+/// Returns the configuration of a layer whose matrices have several blocks, some of them cut off.
 fn config() -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 192, "intermediate_size": 320,
@@ -226,7 +226,7 @@ fn config() -> Value {
     })
 }
 
-/// Its weights in FP8, with scales of blocks or of tensors, and in BF16.
+/// Returns its weights in FP8, with scales of blocks or of tensors, and in BF16.
 fn weights(has_blocks: bool, suffix: &str) -> [Tensors; 2] {
     let mut random = Random::new(3);
     let mut plain = Tensors::new();
@@ -277,7 +277,7 @@ fn scales_of_blocks_and_of_tensors_are_read() {
         (false, "_scale", None),
     ] {
         let [mut fp8, plain] = weights(has_blocks, suffix);
-        // How a layer's input was quantized changes nothing.
+        // The way in which a layer's input was quantized changes nothing.
         let scale = fp8[&format!("model.layers.0.mlp.up_proj.weight{suffix}")].clone();
         fp8.insert("model.layers.0.mlp.up_proj.input_scale".to_owned(), scale);
         assert_eq!(

@@ -1,7 +1,7 @@
 //! Tests each metadata key of each architecture: a key that changes a network is followed or refused by name, and the default values that
 //! llama.cpp saves change nothing.
 //!
-//! Separate from `contradictions`, whose files are made up: these headers are those of the reference files (`tests/data/headers.jsonl`).
+//! These headers are those of the reference files (`tests/data/headers.jsonl`); the files of `contradictions` are made up.
 
 mod header;
 mod parts;
@@ -37,7 +37,7 @@ fn others(value: &Value) -> Vec<Value> {
     }
 }
 
-/// Lists keys of llama.cpp's with values that change the networks that have such a part. A list stands for one entry for each layer.
+/// Lists llama.cpp's keys with values that change the networks that have such a part. A list has one entry for each layer.
 fn added(n_layers: usize) -> Vec<(&'static str, Value)> {
     let each = |number: f32| Value::from(vec![number; n_layers]);
     vec![

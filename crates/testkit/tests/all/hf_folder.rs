@@ -1,4 +1,4 @@
-//! Hugging Face folders: both layouts of the configuration, and what can be wrong with the files.
+//! Hugging Face folders: both layouts of the configuration, and possible faults of the files.
 
 use std::path::Path;
 
@@ -100,7 +100,7 @@ fn a_broken_configuration_is_named() {
         "\"hidden_size\": -8",
         "config.json: `hidden_size` is -8, expected a count",
     );
-    // Transformers has no class of this name, and so no value for what is left out.
+    // Transformers has no class of this name, and so no default for a missing value.
     let config = CONFIG.replace("LlamaForCausalLM", "MiniCPMForCausalLM");
     assert_eq!(
         message(&config.replace("vocab_size", "vocab"), &weights),
@@ -174,7 +174,8 @@ fn a_size_of_the_vocabulary_beyond_the_weights_allocates_nothing() {
     }
 }
 
-/// The network of a folder without weights, whose configuration says this instead of the count of layers.
+/// Returns the network of a folder without weights, whose configuration has this instead of the count of
+/// layers.
 fn network(class: &str, more: &str) -> Descriptor {
     let folder = tempfile::tempdir().unwrap();
     let config = match class {
@@ -242,7 +243,7 @@ fn llama4_may_have_no_experts() {
     }
 }
 
-/// The network of a folder of latent attention and experts, whose configuration says this in addition.
+/// Returns the network of a folder of latent attention and experts, whose configuration has this in addition.
 fn latent_network(class: &str, more: &str) -> Descriptor {
     let folder = tempfile::tempdir().unwrap();
     let config = CONFIG
@@ -297,7 +298,7 @@ fn a_configuration_that_says_everything_means_the_same_in_each_class() {
     assert_eq!(latent_network("Glm4MoeLiteForCausalLM", more), v3);
     let kinds = format!(r#"{more} "mlp_layer_types": ["dense", "dense", "sparse", "sparse", "sparse"],"#);
     assert_eq!(latent_network("Glm4MoeLiteForCausalLM", &kinds), v3);
-    // A field that it leaves out does not take the default of another class.
+    // A missing field does not get the default of another class.
     let default = latent_network("DeepseekV3ForCausalLM", "\"n_group\": 4,");
     assert_ne!(default, v3);
 }

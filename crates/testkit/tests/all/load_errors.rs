@@ -73,11 +73,11 @@ fn a_count_of_experts_that_the_tensors_do_not_have_is_named() {
     );
 }
 
-/// The tiny model's file with another number under a key.
+/// Returns the tiny model's file with another number under a key.
 fn with_count(key: &str, value: u32) -> Vec<u8> {
     let mut bytes = tiny().to_gguf().unwrap();
     let at = bytes.windows(key.len()).position(|part| part == key.as_bytes());
-    // Behind the key are its type and its value, four bytes each.
+    // After the key come its type and its value, four bytes each.
     let start = at.expect("the file has the key") + key.len() + 4;
     bytes[start..start + 4].copy_from_slice(&value.to_le_bytes());
     bytes
@@ -117,7 +117,7 @@ fn a_value_that_makes_no_sense_is_named_with_its_key() {
             "metadata key `llama.block_count` is 1, but the file has tensors of 2 layers",
         ),
     ] {
-        // The first occurrence of a key that others begin with is its own.
+        // The first occurrence of a key that is a prefix of others is its own.
         let error = load_bytes(&with_count(key, value), &ModelOptions::default()).unwrap_err();
         assert_eq!(error.to_string(), expected, "{key} {value}");
     }
@@ -280,7 +280,8 @@ fn a_backend_of_no_threads_is_refused() {
     );
 }
 
-/// Loads a file that is cut to `n_bytes` once `n_progress` reports of progress have come; 0 cuts it before the load.
+/// Loads a file that is truncated to `n_bytes` after `n_progress` reports of progress; 0 truncates it before the
+/// load.
 fn load_cut(n_progress: usize, n_bytes: u64) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
@@ -319,7 +320,7 @@ fn a_file_that_shrinks_is_an_error_that_names_the_tensor() {
             )
         );
     };
-    // The embedding is read first and lies last; a norm and then the matrices of the layer follow.
+    // The embedding is read first and stored last; a norm and then the matrices of the layer follow.
     check(0, n_bytes - 32, "token_embd.weight");
     check(1, 0, "blk.0.attn_norm.weight");
     check(2, 0, "blk.0.attn_k.weight");

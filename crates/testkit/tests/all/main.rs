@@ -1,7 +1,7 @@
 //! The integration tests of the test kit: networks, adapters and files on the backends that every machine has.
 //!
-//! One program, so that the network is compiled and linked once for all of them. Invariant: no test changes what the process
-//! shares; `step_allocations` counts in the allocator and is a program of its own.
+//! They are one program, so that the network is compiled and linked once for all of them. Invariant: no test changes
+//! process-wide state; `step_allocations` counts in the allocator and is a separate program.
 
 mod adapter_scene;
 mod adapters;

@@ -1,6 +1,5 @@
-//! Where rounding shows: greedy tokens that differ from another program's at near-ties, and log-probabilities
-//! with keys and values in half precision. Results of the CPU are compared with plain loops over the same
-//! weights, which round less.
+//! Visible rounding: greedy tokens that differ from another program's at near-ties, and log-probabilities with keys and
+//! values in half precision. Results of the CPU are compared with plain loops over the same weights, which round less.
 
 use std::path::{Path, PathBuf};
 
@@ -43,7 +42,7 @@ impl Logits {
         }
     }
 
-    /// The row of logits that the token behind position `index` is chosen from.
+    /// Returns the row of logits from which the token after position `index` is chosen.
     fn rows(&self, index: usize) -> (&[f32], &[f32]) {
         let range = index * self.n_vocab..(index + 1) * self.n_vocab;
         (&self.cpu[range.clone()], &self.naive[range])
@@ -67,7 +66,7 @@ fn log_softmax(row: &[f32]) -> Vec<f32> {
     row.iter().map(|&x| x - max - sum.ln() as f32).collect()
 }
 
-/// The demo model's folder and reference.
+/// Returns the demo model's folder and reference.
 fn demo(folder: Option<PathBuf>) -> Option<(PathBuf, Value)> {
     let folder = folder?;
     let reference = serde_json::from_slice(&std::fs::read(folder.join("reference.json")).unwrap()).unwrap();
@@ -75,8 +74,8 @@ fn demo(folder: Option<PathBuf>) -> Option<(PathBuf, Value)> {
 }
 
 /// Both programs quantize activations, each in its own way, so each moves a logit by about as much as the CPU's differ from
-/// those of plain loops. Where the other program took another token, the two tokens are closer in exact arithmetic than that,
-/// and ours is the better one or as good.
+/// those of plain loops. If the other program chose another token, the two tokens are closer in exact arithmetic than that,
+/// and ours is at least as good.
 #[test]
 fn every_token_that_differs_from_the_reference_is_a_near_tie() {
     let mut comparisons = Comparisons::of("near-ties of the demo model");
@@ -117,7 +116,7 @@ fn every_token_that_differs_from_the_reference_is_a_near_tie() {
     }
 }
 
-/// The rounding of K and V to half precision explains what log-probabilities change by when the KV cache has this type: plain
+/// The rounding of K and V to half precision explains the change of log-probabilities with a KV cache of this type: plain
 /// loops that round nothing else change as much, and with the same rounding the CPU agrees with them.
 #[test]
 fn rounding_keys_and_values_explains_the_log_probabilities_of_the_f16_cache() {

@@ -1,5 +1,5 @@
-//! The layer that guesses further tokens, in files as the reference converter writes them: what it reads is made by hand here, in f64,
-//! and goes through the same layer as rows of a network that decodes. The layers themselves are compared elsewhere.
+//! The layer that drafts further tokens, in files as the reference converter writes them: its inputs are computed here, in f64, and go
+//! through the same layer as rows of a decoding network. Other tests compare the layers themselves.
 
 use std::{fs::File, path::Path};
 
@@ -15,7 +15,7 @@ use tokenmill_testkit::{
     generate::{ids, run},
 };
 
-/// The layer as one that decodes: without what makes its input.
+/// The layer as a decoding network, without the part that computes its input.
 struct Plain<'a>(&'a dyn WeightSource);
 
 impl WeightSource for Plain<'_> {
@@ -96,7 +96,7 @@ fn options(n_tokens: usize) -> ModelOptions {
     }
 }
 
-/// The largest difference of two rows of numbers, all of which are finite.
+/// Returns the largest difference of two rows of finite numbers.
 fn furthest(a: &[f32], b: &[f32]) -> f32 {
     assert!(a.iter().chain(b).all(|x| x.is_finite()), "a guess is no number");
     (a.iter().zip(b)).fold(0.0_f32, |max, (a, b)| max.max((a - b).abs()))
@@ -119,7 +119,7 @@ fn the_layer_reads_the_embedding_and_the_state_before() {
     }
 }
 
-/// Compares what the layer of a model guesses with what it does with inputs that are made by hand.
+/// Compares the drafts of a model's layer with its results for inputs computed here.
 fn check_layer(path: &str, model: &Model) {
     let nextn = model.nextn().unwrap().expect("the file has the layer");
     let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 11) % 120).collect();
@@ -167,7 +167,7 @@ fn check_layer(path: &str, model: &Model) {
     );
 }
 
-/// Returns the logits of a layer's guesses, from states that are the same each time.
+/// Returns the logits of a layer's drafts, from states that are the same each time.
 fn guesses_of(nextn: &Nextn<'_>, model: &Model) -> Vec<f32> {
     let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 11) % 120).collect();
     let options = options(tokens.len());
@@ -181,7 +181,7 @@ fn guesses_of(nextn: &Nextn<'_>, model: &Model) -> Vec<f32> {
     run(&mut layer, &batch).unwrap().logits
 }
 
-/// The layer of a folder is that of the file which was made of it: the same tensors, and the same guesses.
+/// The layer of a folder equals that of the file converted from it: the same tensors, and the same drafts.
 #[test]
 fn the_layer_of_a_folder_is_that_of_its_file() {
     let mut comparisons = Comparisons::of("layers that guess further tokens, in folders");
@@ -230,8 +230,8 @@ fn write(path: &Path, metadata: &Metadata, tensors: &[Written]) {
     out.finish().unwrap();
 }
 
-/// Writes the first layer behind a model's last `n_layers` alone, as the reference converter does: with the model's metadata, and what
-/// belongs to no layer once more.
+/// Writes only the first layer after a model's last `n_layers`, as the reference converter does: with the model's metadata, and a second
+/// copy of the tensors outside the layers.
 fn write_alone(path: &Path, file: &GgufFile, n_layers: usize) {
     let start = format!("blk.{n_layers}.");
     let mut tensors = tensors_of(file);
@@ -239,7 +239,7 @@ fn write_alone(path: &Path, file: &GgufFile, n_layers: usize) {
     write(path, file.metadata(), &tensors);
 }
 
-/// Wherever the layer lies, and whatever it stands next to, it guesses the same: to the bit next to the model's file.
+/// Wherever the layer is stored, and whatever is next to it, it drafts the same: to the bit next to the model's file.
 #[test]
 fn a_layer_in_a_file_of_its_own_guesses_as_one_in_the_models() {
     let mut comparisons = Comparisons::of("layers that guess further tokens, in files of their own");
@@ -266,8 +266,8 @@ fn a_layer_in_a_file_of_its_own_guesses_as_one_in_the_models() {
     }
 }
 
-/// DeepSeek's layer: latent attention, experts, and an embedding and a head of its own. The files at hand have none, so one is made of the
-/// last layer and random numbers.
+/// DeepSeek's layer has latent attention, experts, and an embedding and a head of its own. No fixture has one, so it is made of the last
+/// layer and random numbers.
 #[test]
 fn a_layer_with_latent_attention_and_experts_guesses() {
     let mut comparisons = Comparisons::of("layers that guess further tokens, latent attention");

@@ -1,12 +1,12 @@
-//! The CUDA backend on the simulated device against reference data: a subset that is quick enough for every change. All of it is
-//! `cargo lab parity --device sim`.
+//! The CUDA backend on the simulated device against reference data: a subset that is quick enough for every change.
+//! `cargo lab parity --device sim` runs all of it.
 
 use tokenmill_backend::KvType;
 use tokenmill_model::Model;
 use tokenmill_testkit::{Comparisons, Reference, engines, parity::compare};
 
-/// Exact types of each architecture, where greedy tokens are compared, one of each way that quantized weights lie, experts, each kind of
-/// recurrent layer, and what few networks have: latent rows, embeddings of each layer, several streams, xIELU, chunks.
+/// Exact types of each architecture, where greedy tokens are compared; one of each layout of quantized weights, experts, and each kind
+/// of recurrent layer; and rare features: latent rows, embeddings of each layer, several streams, xIELU, chunks.
 const CASES: [(&str, &str, KvType); 27] = [
     ("parity/llama", "F32", KvType::F16),
     ("parity/llama", "BF16", KvType::F32),
@@ -37,7 +37,7 @@ const CASES: [(&str, &str, KvType); 27] = [
     ("networks/glm4_7_flash", "BF16", KvType::F32),
 ];
 
-/// Variants that have a folder alone.
+/// Variants that exist only as a folder.
 const FOLDERS: [&str; 3] = [
     "networks/command_r_norms",
     "networks/stablelm_norms",

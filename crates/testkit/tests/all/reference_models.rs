@@ -1,4 +1,4 @@
-//! Trained models through the executor, against what other software computed from the same files.
+//! Trained models through the executor, against results of other software for the same files.
 
 use std::path::{Path, PathBuf};
 
@@ -43,7 +43,7 @@ fn load(path: &Path, kv_type: KvType) -> Box<dyn Executor + Send> {
     engines::load(&model, backend, &options(kv_type)).unwrap()
 }
 
-/// Plain loops over dequantized weights, activations as they are.
+/// Loads plain loops over dequantized weights, with unrounded activations.
 fn load_naive(path: &Path, kv_type: KvType) -> Box<dyn Executor + Send> {
     let model = Model::open(path).unwrap();
     engines::load(&model, NaiveBackend::new(), &options(kv_type)).unwrap()
@@ -54,7 +54,7 @@ fn argmax(row: &[f32]) -> u32 {
     row.iter().position(|&x| x == max).unwrap() as u32
 }
 
-/// The mean surprise of each token of a window given those before it.
+/// Returns the mean surprise of each token of a window given those before it.
 fn mean_nll(logits: &[f32], tokens: &[u32]) -> f64 {
     let n_vocab = logits.len() / tokens.len();
     let surprises = (logits.chunks_exact(n_vocab))
@@ -174,8 +174,8 @@ fn the_f16_demo_model_gives_the_reference_tokens() {
     }
 }
 
-/// The reference kept its KV in half precision, so this does. In f32 a choice of "one_sentence" lies within the noise of
-/// 8-bit activations: its margin is 0.03 in exact arithmetic, and either sign with quantized inputs.
+/// The reference kept its KV in half precision, so this does too. In f32 a choice of "one_sentence" is within the noise of
+/// 8-bit activations: its margin is 0.03 in exact arithmetic, and has either sign with quantized inputs.
 #[test]
 fn the_q8_0_demo_model_gives_the_reference_tokens() {
     // The first prompt has near-ties that quantized files decide differently.

@@ -1,7 +1,8 @@
-//! Requests behind one long prompt on the simulated device: the prefix cache gives them the same pages, and decode steps read those once for all.
+//! Requests with one long common prompt on the simulated device: the prefix cache gives them the same pages, and decode steps read those once for
+//! all.
 //!
-//! Apart from the engine's other tests, whose contexts are too short to be shared. The shared pages add in another order than each sequence's own, so
-//! tokens are compared with those of the CPU, and may differ where two were equally likely.
+//! The contexts of the engine's other tests are too short to be shared. The shared pages add in another order than each sequence's own, so tokens
+//! are compared with those of the CPU, and may differ if two were equally likely.
 
 use tokenmill_backend::{KvType, SamplingParams};
 use tokenmill_gguf::TensorType;
@@ -10,7 +11,7 @@ use tokenmill_sched::{Engine, EngineConfig, GenerateParams, Output};
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::{Random, TinyModel, engines, tiny_llama};
 
-/// Tokens of the common prompt, and requests behind it: 35 times 256 tokens are not read again.
+/// Tokens of the common prompt, and requests after it: 35 times 256 tokens are not read again.
 const N_COMMON: usize = 256;
 const N_REQUESTS: usize = 36;
 const N_CTX: usize = 320;
@@ -43,7 +44,7 @@ fn options() -> ModelOptions {
     }
 }
 
-/// The outputs of all requests together, behind one that leaves the common prompt in the prefix cache.
+/// Returns the outputs of all requests together, after one that leaves the common prompt in the prefix cache.
 fn generate(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Output> {
     let params = GenerateParams {
         sampling: SamplingParams {
@@ -59,7 +60,7 @@ fn generate(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Output> {
         .collect()
 }
 
-/// The same on the simulated device, and how often shared pages were attended to.
+/// Returns the same on the simulated device, and how often shared pages were attended to.
 fn on_device(model: &TinyModel, prompts: &[Vec<u32>], uses_shared_pages: bool) -> (Vec<Output>, u64) {
     let simulator = Simulator::new(&SimOptions::default());
     let backend = (engines::gpu_of(&simulator)).with_shared_pages(uses_shared_pages);

@@ -1,4 +1,4 @@
-//! Tables of embeddings that stay in their file: the same logits, less memory, and a clear error once the file is another.
+//! Tables of embeddings that stay in their file: the same logits, less memory, and a clear error if the file changes.
 
 use std::fs;
 
@@ -13,14 +13,14 @@ use tokenmill_testkit::{
     tiny_llama,
 };
 
-/// Two threads, of which each has a buffer of its own.
+/// Two threads, each with its own buffer.
 fn backend(table_bytes: Option<usize>) -> CpuBackend {
     let mut backend = engines::cpu(2);
     backend.leave_tables_in_files(table_bytes);
     backend
 }
 
-/// Writes a model to a file of its own.
+/// Writes a model to a separate file.
 fn written(head: OutputHead, ty: TensorType) -> tempfile::NamedTempFile {
     let mut descriptor = tiny_llama();
     descriptor.head = head;
@@ -101,17 +101,17 @@ fn a_file_that_was_changed_fails_the_step_by_name() {
     ] {
         assert!(text.contains(part), "{text}");
     }
-    // A file that is shorter now is told as well.
+    // A truncated file is reported as well.
     fs::write(file.path(), &bytes[..bytes.len() / 2]).unwrap();
     generate::all_logits(&mut executor, &TOKENS).unwrap_err();
-    // A file that another one replaced by its name is still open, and stays what it was.
+    // A file whose name was given to another one is still open, and does not change.
     let replaced = written(OutputHead::Own, TensorType::Q8_0);
     let mut executor = load(&replaced, Some(0));
     let other = tempfile::NamedTempFile::new().unwrap();
     fs::write(other.path(), vec![0; bytes.len()]).unwrap();
     fs::rename(other.path(), replaced.path()).unwrap();
     assert_eq!(generate::all_logits(&mut executor, &TOKENS).unwrap(), logits);
-    // With the table in memory the file is of no more use.
+    // With the table in memory the file is no longer needed.
     fs::write(file.path(), &bytes).unwrap();
     let mut in_memory = load(&file, None);
     fs::write(file.path(), vec![0; bytes.len()]).unwrap();

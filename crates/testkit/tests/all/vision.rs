@@ -1,4 +1,5 @@
-//! Models that see, against transformers: the rows that an encoder makes of an image, and the logits of a prompt with images.
+//! Models that see, against transformers: the rows that an encoder computes for an image, and the logits of a prompt with
+//! images.
 //!
 //! `tests/data/make_vision.py` makes the models and the references.
 
@@ -17,7 +18,7 @@ use crate::vision_scene::{
     Reference, all_logits, assert_close, assert_same_bits, cpu, gpu, is_loaded, n_refused, options, pixels_of,
 };
 
-/// Room for the longest prompt.
+/// Context length for the longest prompt.
 const N_CTX: usize = 256;
 
 /// A prompt and its images, to run in chunks.
@@ -36,7 +37,7 @@ impl Prompt<'_> {
             .position(|&start| (start..start + self.n_rows).contains(&at))
     }
 
-    /// The logits behind each position, in chunks that end at `ends`.
+    /// Returns the logits after each position, in chunks that end at `ends`.
     fn logits(&self, executor: &mut dyn Executor, ends: &[usize]) -> Vec<f32> {
         let width = executor.input_row_width().expect("an executor that takes rows");
         let pages: Vec<u32> = (0..self.tokens.len().div_ceil(PAGE_TOKENS) as u32).collect();
@@ -118,7 +119,7 @@ where
         let whole = prompt.logits(&mut load(), &[n]);
         case.check_logits(&whole);
 
-        // In chunks that part no image, and with the second half of an image behind pages that hold the first.
+        // In chunks that split no image, and with the second half of an image after pages that hold the first.
         let (start, end) = (prompt.starts[0], prompt.starts[0] + n_rows);
         let chunked = prompt.logits(&mut load(), &[1, start, end, end + 3, n]);
         assert_same_bits(&whole, &chunked);
@@ -133,7 +134,7 @@ where
         let again = rest_of(&rest, &mut executor, start + n_rows / 2);
         let from = (start + n_rows / 2) * n_vocab;
         assert_same_bits(&whole[from..], &again);
-        // Rows that see each other are not rows that do not.
+        // Bidirectional attention within an image changes the rows.
         let mut other = rows.clone();
         other[0] += 0.5;
         let other = Prompt {
@@ -146,7 +147,7 @@ where
     }
 }
 
-/// The logits from position `from` on, whose earlier pages an executor holds.
+/// Returns the logits from position `from` on; an executor holds the earlier pages.
 fn rest_of(prompt: &Prompt<'_>, executor: &mut dyn Executor, from: usize) -> Vec<f32> {
     let width = executor.input_row_width().unwrap();
     let n = prompt.tokens.len();
@@ -233,7 +234,7 @@ fn batches_with_rows_that_are_not_there_are_refused() {
         |batch| batch.input_rows.truncate(batch.input_rows.len() - 1),
         "`input_rows` has",
     );
-    // Behind the step, before itself, and before what the token ahead of it sees.
+    // After the step, before the token itself, and before the end that the previous token sees.
     check(&mut executor, |batch| batch.last_seen[2] = 3, "token 2 sees");
     check(&mut executor, |batch| batch.last_seen[2] = 1, "token 2 sees");
     check(
@@ -259,7 +260,7 @@ fn batches_with_rows_that_are_not_there_are_refused() {
         |batch| batch.rope_positions = vec![[0; 3]; 2],
         "`rope_positions` has",
     );
-    // Windows without the token itself, behind the step, and that go back.
+    // Windows that exclude the token itself, that end after the step, and that go back.
     check(&mut executor, |batch| batch.window_seen = vec![[0, 2]; 3], "");
     check(
         &mut executor,

@@ -1,5 +1,5 @@
-//! The Qwen VL families against transformers: the pixels and rows of images of any size, the positions that rope turns by, and the
-//! logits of prompts with images.
+//! The Qwen VL families against transformers: the pixels and rows of images of any size, the positions by which rope rotates, and
+//! the logits of prompts with images.
 //!
 //! `tests/data/make_vision_qwen.py` makes the models and the references.
 
@@ -20,10 +20,10 @@ use crate::vision_scene::{
 
 const PATCH: usize = 4;
 
-/// Room for the longest prompt.
+/// Context length for the longest prompt.
 const N_CTX: usize = 512;
 
-/// The first patches of an image, in the order of transformers: those that become a row follow one another.
+/// Returns the first patches of an image, in the order of transformers, in which the patches of one row are adjacent.
 fn first_patches(pixels: &[f32], grid: &ImageGrid, n: usize) -> Vec<f32> {
     let mut values = Vec::new();
     for patch in 0..n {
@@ -39,7 +39,7 @@ fn first_patches(pixels: &[f32], grid: &ImageGrid, n: usize) -> Vec<f32> {
     values
 }
 
-/// The logits behind each position of a prompt, in chunks that end at `ends`.
+/// Returns the logits after each position of a prompt, in chunks that end at `ends`.
 fn logits(executor: &mut dyn Executor, case: &Case, rows: &[f32], ends: &[usize]) -> Vec<f32> {
     let width = executor.input_row_width().expect("an executor that takes rows");
     let pad = pad_of(case);
@@ -66,7 +66,7 @@ fn logits(executor: &mut dyn Executor, case: &Case, rows: &[f32], ends: &[usize]
     logits
 }
 
-/// The token that stands for a row: in these vocabularies the one before the last, `<|im_end|>`, which every prompt has.
+/// Returns the token that stands for a row: in these vocabularies the one before the last, `<|im_end|>`, which every prompt has.
 fn pad_of(case: &Case) -> u32 {
     case.prompt.iter().copied().max().unwrap() - 1
 }
@@ -103,7 +103,7 @@ where
         let load = || engines::load(&model, backend(), &options(N_CTX)).unwrap();
         let whole = logits(&mut load(), case, &rows, &[n]);
         case.check_logits(&whole);
-        // Rows do not see those after them, so that chunks may part an image, and change no bit.
+        // Rows do not see later ones, so chunks may split an image without changing a bit.
         let chunked = logits(&mut load(), case, &rows, &[1, 12, 13, 40, n - 1, n]);
         assert_same_bits(&whole, &chunked);
         // Every part of a row counts, from its own token on.

@@ -1,6 +1,5 @@
-//! References of models that see, images as their towers take them, and the comparisons that every family has.
-//!
-//! Separate because families differ in how rows of images are placed and see each other, and in nothing of this.
+//! References of models that see, images as their towers take them, and the comparisons that every family
+//! shares. Families differ only in how rows of images are placed and see each other.
 
 use std::{fs, path::Path};
 
@@ -33,14 +32,14 @@ impl Reference {
 #[derive(Deserialize)]
 pub(crate) struct Case {
     pub(crate) images: Vec<String>,
-    /// Ids in which each row of an image is one token that stands for it.
+    /// Ids in which one token stands for each row of an image.
     pub(crate) prompt: Vec<u32>,
-    /// Patches below and next to each other of each image, where they have any size.
+    /// Rows and columns of patches of each image, if images have any size.
     #[serde(default)]
     pub(crate) grids: Vec<[usize; 2]>,
     /// The first pixels of the first image.
     pub(crate) pixels: Vec<f32>,
-    /// Time, row and column of each token, where rope turns by them.
+    /// Time, row and column of each token, if rope rotates by them.
     #[serde(default)]
     pub(crate) positions: Vec<[u32; 3]>,
     pub(crate) features: Vec<f32>,
@@ -57,7 +56,7 @@ impl Case {
         }
     }
 
-    /// Compares the logits behind each position of the prompt with those of the reference.
+    /// Compares the logits after each position of the prompt with those of the reference.
     #[track_caller]
     pub(crate) fn check_logits(&self, found: &[f32]) {
         let n = self.prompt.len();
@@ -97,7 +96,7 @@ pub(crate) fn assert_same_bits(expected: &[f32], found: &[f32]) {
     assert!(both.into_iter().all(|(a, b)| a.to_bits() == b.to_bits()));
 }
 
-/// The pixels of an image as a tower takes them, and its grid.
+/// Returns the pixels of an image as a tower takes them, and its grid.
 pub(crate) fn pixels_of(tower: &dyn Tower, file: &Path, filter: Filter) -> (Vec<f32>, ImageGrid) {
     let shape = tower.shape();
     let image = Rgb::decode(&fs::read(file).unwrap(), &ImageLimits::default()).unwrap();
@@ -106,7 +105,7 @@ pub(crate) fn pixels_of(tower: &dyn Tower, file: &Path, filter: Filter) -> (Vec<
     (image.normalized(shape.mean, shape.std), grid)
 }
 
-/// Options for prompts of so many tokens.
+/// Returns options for prompts of so many tokens.
 pub(crate) fn options(n_tokens: usize) -> ModelOptions {
     ModelOptions {
         n_ctx: Some(n_tokens),
@@ -117,7 +116,7 @@ pub(crate) fn options(n_tokens: usize) -> ModelOptions {
     }
 }
 
-/// Runs a batch; the logits behind each of its tokens.
+/// Runs a batch; returns the logits after each of its tokens.
 pub(crate) fn all_logits(executor: &mut dyn Executor, mut batch: ForwardBatch) -> Vec<f32> {
     let n = batch.n_tokens();
     batch.logit_rows = (0..n as u32).collect();
@@ -128,7 +127,7 @@ pub(crate) fn all_logits(executor: &mut dyn Executor, mut batch: ForwardBatch) -
     output.logits
 }
 
-/// Makes a tower of the bytes of an encoder's file, and says whether that works.
+/// Makes a tower from the bytes of an encoder's file; returns whether that works.
 pub(crate) fn is_loaded(bytes: &[u8]) -> bool {
     let load = || {
         let vision = VisionFile::from_gguf(GgufFile::from_bytes(bytes).ok()?).ok()?;
@@ -140,7 +139,7 @@ pub(crate) fn is_loaded(bytes: &[u8]) -> bool {
     load().is_some()
 }
 
-/// Damages bytes of an encoder's header again and again; how often the file was refused.
+/// Damages bytes of an encoder's header again and again; returns how often the file was refused.
 pub(crate) fn n_refused(whole: &[u8], n_header: usize, n_cases: usize) -> usize {
     let mut random = Random::new(7);
     let damaged = (0..n_cases).map(|_| {

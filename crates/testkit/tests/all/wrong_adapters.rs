@@ -1,4 +1,4 @@
-//! Adapters of rank 0 and of shapes that fit nothing: refused in a line, in both forms, and nothing is kept of them.
+//! Adapters of rank 0 and of wrong shapes: refused with one line, in both forms, and nothing of them is kept.
 
 use std::num::NonZeroU32;
 
@@ -47,7 +47,7 @@ fn adapters_of_rank_0_and_of_wrong_shapes_are_refused_in_both_forms() {
         );
         eprintln!("{}: {error}", adapter.name);
     }
-    // The same files with the right shapes are taken.
+    // The same files with the right shapes are accepted.
     for rank in [1, 2] {
         let right = PairShapes {
             a: [rank, n_in],

@@ -1,4 +1,4 @@
-//! Counts the engine's allocations in decode steps besides the executor's: scheduling, batches, commits and events. The tokens of the
+//! Counts the engine's allocations in decode steps, apart from the executor's: scheduling, batches, commits and events. The tokens of the
 //! texts, their pages and the names of these pages are kept in lists that double.
 
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ const STREAM_ROOM: usize = 8;
 const KEY_BYTES: usize = 16;
 
 /// Counts the bytes that lists take while they grow from `n_before` to `n` entries of `entry_bytes`, doubling from `least` on. Allocations
-/// below [`SMALLEST_COUNTED`] are left out.
+/// below [`SMALLEST_COUNTED`] are ignored.
 fn doublings(least: usize, n_before: usize, n: usize, entry_bytes: usize) -> usize {
     std::iter::successors(Some(least), |room| Some(2 * room))
         .take_while(|room| *room < n)
@@ -100,7 +100,7 @@ fn take(requests: &mut [Generation], n: usize) {
     }
 }
 
-/// Waits until nothing is computed, because all streams are full.
+/// Waits until all streams are full and nothing is computed.
 fn wait_until_all_are_paused(engine: &Engine) {
     let begun = Instant::now();
     while engine.stats().n_paused < N_SEQS {

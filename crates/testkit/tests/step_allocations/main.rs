@@ -1,4 +1,4 @@
-//! Counts what a step allocates on the host: nothing, once the reused buffers have grown, whatever the size of the model, the vocabulary
+//! Counts the host allocations of a step: none, once the reused buffers have grown, whatever the size of the model, the vocabulary
 //! and the context. (On the CPU, host memory is the device's memory too.) The engine's part of a step allocates only memory for the texts.
 //!
 //! One test, since the counter is the program's.

@@ -1,4 +1,4 @@
-//! Reads answers in every format, cut anywhere: bytes as they are, and marks of the format put together at random.
+//! Reads answers in every format, cut anywhere: bytes as they are, and marks of the format combined at random.
 //!
 //! ```text
 //! cd crates/text && mkdir -p fuzz/corpus/calls
@@ -63,7 +63,7 @@ fuzz_target!(|bytes: &[u8]| {
     assert_eq!(read(parser, &answer, 1 + *step as usize % 9), whole);
 });
 
-/// The parts of an answer that arrives in pieces of `step` bytes, neighbours of one kind joined.
+/// Returns the parts of an answer that arrives in pieces of `step` bytes, with adjacent parts of one kind joined.
 fn read(mut parser: ReplyParser, answer: &str, step: usize) -> Vec<Part> {
     let mut pieces = Vec::new();
     let mut start = 0;

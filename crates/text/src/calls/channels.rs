@@ -1,8 +1,7 @@
-//! Answers that are a row of messages, each with a head that says to whom it goes.
+//! Reads answers that are a sequence of messages, each with a head that names its recipient.
 //!
-//! gpt-oss writes `<|channel|>analysis<|message|>...<|end|>`, Functionary `>>>all\n...`. Separate from the other formats
-//! because here text and reasoning have heads too, and the prompt ends inside the first. Invariants: a message without a known recipient is
-//! text; the words of gpt-oss's heads never are.
+//! gpt-oss writes `<|channel|>analysis<|message|>...<|end|>`, Functionary `>>>all\n...`. Here text and reasoning have heads too, and the
+//! prompt ends inside the first. Invariants: a message without a known recipient is text; the words of gpt-oss's heads never are.
 
 use super::{
     Calls, Part, find_first,
@@ -32,7 +31,7 @@ pub(super) enum ChannelFamily {
     Functionary,
 }
 
-/// Where a message goes.
+/// Recipient of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route<'t> {
     /// To the reader.
@@ -58,15 +57,15 @@ enum State {
     AfterArguments,
 }
 
-/// Says what a step of the channels consumed.
+/// Reports what a step of the channels consumed.
 pub(super) enum Flow {
-    /// So many bytes are this part.
+    /// This many bytes are this part.
     Part(Part, usize),
-    /// So many bytes were a call's, whose news are in [`Calls`].
+    /// This many bytes belonged to a call, whose parts are in [`Calls`].
     Call(usize),
     /// More text is needed to continue.
     Wait,
-    /// The call that is open does not continue like one.
+    /// The open call does not continue like one.
     Broken,
 }
 
@@ -85,7 +84,7 @@ const CHANNEL: &str = "<|channel|>";
 const CONSTRAIN: &str = "<|constrain|>";
 
 impl Channels {
-    /// Begins inside a head, where the prompt ends with what begins one, else in a text.
+    /// Begins inside a head if the prompt ends with the beginning of one, otherwise in a text.
     pub(super) fn new(shape: &'static ChannelShape, begins_in_head: bool) -> Self {
         Self {
             shape,
@@ -116,7 +115,7 @@ impl Channels {
         controls.iter().copied()
     }
 
-    /// Marks that stand in answers of this shape.
+    /// Lists the marks in answers of this shape.
     pub(super) fn marks(&self) -> impl Iterator<Item = &'static str> {
         [self.shape.opener, self.shape.head_end]
             .into_iter()
@@ -127,7 +126,7 @@ impl Channels {
         self.state == State::Reasoning
     }
 
-    /// A call that was open is none any more.
+    /// Continues after an open call that is not a call.
     pub(super) fn end_call(&mut self) {
         self.state = State::Text;
     }
@@ -225,7 +224,7 @@ impl Channels {
                 let is_thought = head.contains("<|channel|>analysis");
                 self.go_to(if is_thought { Route::Reasoning } else { Route::Text });
             }
-            // A tool that was not offered, or words.
+            // The tool was not offered, or the head consists of words.
             _ => return self.no_head(text, opener),
         }
         Flow::Part(Part::Markup, n)
@@ -238,13 +237,13 @@ impl Channels {
         };
     }
 
-    /// Says whether a text without the end of a head can still be the beginning of one.
+    /// Returns whether a text without the end of a head can still be the beginning of one.
     fn is_begun_head(&self, n_opener: usize, rest: &str) -> bool {
         let is_harmony = self.shape.family == ChannelFamily::Harmony;
         is_harmony && (n_opener > 0 || rest.contains(CHANNEL) || rest.trim_start().starts_with("to="))
     }
 
-    /// Takes a supposed head as text, up to where another may begin.
+    /// Treats a supposed head as text, up to the place where another may begin.
     fn no_head(&mut self, text: &str, opener: usize) -> Flow {
         self.state = State::Text;
         let n = match opener {
@@ -288,7 +287,7 @@ impl Channels {
 }
 
 impl ChannelFamily {
-    /// Where a message with this head goes.
+    /// Returns the recipient of a message with this head.
     fn route(self, head: &str) -> Option<Route<'_>> {
         match (self, head) {
             (Self::Harmony, head) => harmony_route(head),

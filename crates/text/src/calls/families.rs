@@ -1,7 +1,6 @@
-//! The families of call formats: one row each, with what stands in its chat templates and how its calls are written.
+//! The families of call formats: one row each, with the signs in its chat templates and the form of its calls.
 //!
-//! Separate from [`ReplyFormat`](super::ReplyFormat) because it is data. Invariant: the rows are tried from above, so a row
-//! that is more particular stands higher.
+//! Invariant: rows are tried from the top, so a more specific row comes first.
 
 use super::{
     channels::{ChannelFamily, ChannelShape},
@@ -20,7 +19,7 @@ const HERMES: JsonShape = JsonShape {
     ..json(&[], &[])
 };
 
-/// The format of templates that no family knows.
+/// The format for templates of unknown families.
 pub(super) const GENERIC: CallFormat = CallFormat {
     name: "generic",
     signs: &[],
@@ -87,7 +86,7 @@ const fn deepseek(
     }
 }
 
-/// Arguments in `key_end`-ended tags on lines of their own.
+/// Describes arguments in tags that end with `key_end`, on separate lines.
 const fn function_tags(section: &'static str, section_closers: &'static [&'static str]) -> TaggedShape {
     TaggedShape {
         section,

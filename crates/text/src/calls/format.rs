@@ -1,7 +1,7 @@
 //! [`ReplyFormat`]: how a model writes calls and reasoning, found in the source of its chat template.
 //!
-//! Separate from the parsers, which several formats share, and from the table of families. Invariant: for a
-//! template that matches no family, calls are written as Hermes does, and the prompt tells the model so.
+//! Several formats share a parser. Invariant: for a template that matches no family, calls have Hermes's
+//! form, and the prompt tells the model so.
 
 use super::{
     channels::{ChannelFamily, ChannelShape},
@@ -13,7 +13,7 @@ use super::{
     thinking::{Thinking, thinking_of},
 };
 
-/// How a model writes calls and reasoning.
+/// Describes how a model writes calls and reasoning.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyFormat {
     pub(super) calls: &'static CallFormat,
@@ -56,18 +56,18 @@ impl ReplyFormat {
         }
     }
 
-    /// The name of the family whose calls these are.
+    /// Returns the name of the family with these calls.
     pub fn name(&self) -> &'static str {
         self.calls.name
     }
 
-    /// Whether the model's reasoning can be told from its answer.
+    /// Returns whether the model's reasoning can be distinguished from its answer.
     pub fn has_reasoning(&self) -> bool {
         self.thinking.is_some()
             || matches!(self.calls.shape, Shape::Channels(shape) if shape.family == ChannelFamily::Harmony)
     }
 
-    /// Whether answers are messages with heads.
+    /// Returns whether answers are messages with heads.
     pub fn has_heads(&self) -> bool {
         matches!(self.calls.shape, Shape::Channels(_))
     }
@@ -88,7 +88,7 @@ impl ReplyFormat {
         open.is_some_and(|open| tail.trim_end().ends_with(open))
     }
 
-    /// Whether an answer to a prompt that ends like `tail` begins in the head of a message.
+    /// Returns whether an answer to a prompt that ends like `tail` begins in the head of a message.
     pub fn opens_head(&self, tail: &str) -> bool {
         match self.calls.shape {
             Shape::Channels(shape) => {

@@ -1,7 +1,7 @@
 //! [`JsonBody`] reads calls that are JSON objects with a name and arguments, single or in a list.
 //!
-//! Most families write calls so: Hermes and Qwen, Llama 3, older Mistral, Command-R, Granite and many more; they differ in
-//! marks and in the names of two keys. Invariant: a call begins when its name is known to be one of the tools.
+//! Most families use this form: Hermes and Qwen, Llama 3, older Mistral, Command-R, Granite and many more; they differ in marks
+//! and in the names of two keys. Invariant: a call begins when its name is known to be one of the tools.
 
 use super::{
     Calls, Found, Step, begins_with, begins_with_any,
@@ -103,7 +103,8 @@ impl JsonBody {
         Step::Took(after)
     }
 
-    /// Begins a call whose name is known and whose arguments were not to come. Without a mark, a name is too little to be a call.
+    /// Begins a call whose name is known and whose arguments have not come yet. Without a mark, a name alone does not make a
+    /// call.
     pub(super) fn begin_named(&mut self, calls: &mut Calls) {
         let is_in_object = !matches!(self.state, State::Open | State::Item | State::AfterObject);
         if let Some(name) = &self.name
@@ -115,7 +116,7 @@ impl JsonBody {
         }
     }
 
-    /// Whether a call has ended and none has begun since.
+    /// Returns whether a call has ended and none has begun since.
     pub(super) fn is_after_call(&self) -> bool {
         self.state == State::AfterObject || self.state == State::Item && self.name.is_some()
     }
@@ -136,7 +137,7 @@ impl JsonBody {
                 let is_known = NAME_KEYS.contains(&key.as_str())
                     || ARGUMENT_KEYS.contains(&key.as_str())
                     || matches!(key.as_str(), "type" | "function");
-                // Text that is JSON, but no call, is not held back to its end.
+                // JSON text that is not a call is not held back to its end.
                 if self.shape.is_bare && !is_known && self.name.is_none() {
                     return Step::Broken;
                 }
@@ -219,7 +220,7 @@ impl JsonBody {
         Step::Took(space)
     }
 
-    /// Arguments that are an object written into a string.
+    /// Handles arguments that are an object written into a string.
     fn arguments_in_text(&mut self, text: &str, space: usize, calls: &mut Calls) -> Step {
         match string_lexeme(&text[space..], usize::MAX) {
             Lexeme::Wait => Step::Wait,
@@ -270,7 +271,7 @@ impl JsonBody {
             return Step::Broken;
         };
         if !calls.is_open {
-            // A tool without arguments; without a mark, that is too little to be a call.
+            // A tool without arguments; without a mark, that is not enough for a call.
             if self.shape.is_bare {
                 return Step::Broken;
             }
@@ -312,7 +313,7 @@ impl JsonBody {
     }
 }
 
-/// Whether a text is a JSON object.
+/// Returns whether a text is a JSON object.
 fn is_object(json: &str) -> bool {
     serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(json).is_ok()
 }

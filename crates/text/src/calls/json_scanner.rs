@@ -1,14 +1,14 @@
 //! [`JsonScanner`]: checks a JSON value that arrives in pieces and passes it on as it arrives.
 //!
-//! Separate because a call's arguments must go out before they are complete, and every format has JSON in it. Invariant:
-//! released text is the beginning of valid JSON, and all of it is valid once the scanner is done. Models write raw line breaks into
-//! strings, which are escaped, and lone surrogates, which are replaced.
+//! A call's arguments must be released before they are complete, and every format contains JSON. Invariant: released text is the
+//! beginning of valid JSON, and all of it is valid once the scanner is done. Models write raw line breaks into strings, which are
+//! escaped, and lone surrogates, which are replaced.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// Lists and objects inside each other, less than what `serde_json` reads.
+/// Largest nesting depth of lists and objects; less than `serde_json` reads.
 const MAX_NESTING: usize = 100;
 
 /// Bytes of a number or a word such as `true`.
@@ -17,7 +17,7 @@ const MAX_SCALAR_BYTES: usize = 512;
 /// Replaces a lone surrogate.
 const LONE: &str = "\\ufffd";
 
-/// Where a scan stands.
+/// State of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scan {
     /// The value continues.
@@ -72,8 +72,8 @@ impl JsonScanner {
         }
     }
 
-    /// Reads on; returns the bytes that belong to the value and appends them to `out`. A number at the top is complete
-    /// only when something else follows, or at the end of the text (`is_last`).
+    /// Continues to read; returns the number of bytes that belong to the value and appends them to `out`. A number at the top is
+    /// complete only when something else follows, or at the end of the text (`is_last`).
     pub(super) fn feed(&mut self, text: &str, is_last: bool, out: &mut String) -> (usize, Scan) {
         for (at, c) in text.char_indices() {
             if self.expect == Expect::Scalar {
@@ -243,9 +243,9 @@ impl JsonScanner {
     }
 }
 
-/// A string of JSON at the beginning of a text.
+/// Result of reading a JSON string at the beginning of a text.
 pub(super) enum Lexeme {
-    /// The string's end is not there yet.
+    /// The string has not ended yet.
     Wait,
     /// There is no string.
     Invalid,

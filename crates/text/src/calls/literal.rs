@@ -1,7 +1,7 @@
-//! Values written as in Python or as Gemma writes them, turned into JSON.
+//! Converts values in Python's notation, or in Gemma's, to JSON.
 //!
-//! Separate from the JSON scanner because these are read when they are complete: a value in single quotes cannot go out as
-//! it comes. Invariant: what comes out is JSON.
+//! Values are read when they are complete: a value in single quotes cannot be passed on as it arrives. Invariant: the
+//! output is JSON.
 
 use std::fmt::Write as _;
 
@@ -12,22 +12,22 @@ use serde_json::Value;
 pub(super) enum Dialect {
     /// Python: single or double quotes, `True`, `None`, dictionaries, tuples.
     Python,
-    /// Texts between marks, as between `<|"|>`, and keys without any.
+    /// Texts between marks such as `<|"|>`, and keys without any.
     Marked(&'static str),
 }
 
 /// Holds the value at the start of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Literal {
-    /// The value's end is not there yet.
+    /// The value has not ended yet.
     Wait,
     /// There is no value.
     Invalid,
-    /// The value as JSON, and the bytes it was read from.
+    /// The value as JSON, and the number of bytes read.
     Json(String, usize),
 }
 
-/// Lists and objects inside each other.
+/// Largest nesting depth of lists and objects.
 const MAX_NESTING: usize = 64;
 
 /// Reads a value at the beginning of `text`.
@@ -160,7 +160,7 @@ impl<'t> Reader<'t> {
         Ok(())
     }
 
-    /// A text, where one begins here.
+    /// Reads a text, if one begins here.
     fn string(&mut self) -> Result<Option<String>, Stop> {
         match self.dialect {
             Dialect::Marked(mark) => match super::begins_with(self.rest(), mark, false) {

@@ -1,7 +1,7 @@
-//! [`LiteralBody`]: calls written like calls, `name(key="value")`, as in Llama's and LFM's lists and in Gemma's marks.
+//! [`LiteralBody`]: calls in the form of a function call, `name(key="value")`, as in Llama's and LFM's lists and between
+//! Gemma's marks.
 //!
-//! Separate from the JSON shapes because values are literals of another language. Invariant: each argument goes out when
-//! its value is complete.
+//! Values are literals of another language. Invariant: each argument is passed on when its value is complete.
 
 use super::{
     Calls, Found, Step, begins_with, begins_with_any,
@@ -113,7 +113,7 @@ impl LiteralBody {
         }
     }
 
-    /// Whether a call has ended and none has begun since.
+    /// Returns whether a call has ended and none has begun since.
     pub(super) fn is_after_call(&self) -> bool {
         matches!(self.state, State::AfterCall | State::Close)
     }
@@ -144,7 +144,7 @@ impl LiteralBody {
     }
 }
 
-/// Whether a text may be an argument's name, or its beginning.
+/// Returns whether a text may be an argument's name, or its beginning.
 fn is_key(text: &str) -> bool {
     text.trim().chars().all(is_name_char)
 }

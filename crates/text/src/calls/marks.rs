@@ -1,6 +1,6 @@
 //! Lists the marks of a format: the marks that begin calls, and all marks of an answer.
 //!
-//! Separate from the parser because it depends only on the format, not on an answer. Invariant: the parser looks only for listed marks.
+//! They depend only on the format, not on an answer. Invariant: the parser looks only for listed marks.
 
 use super::{ReplyParser, format::Shape, literal::Dialect, thinking::Thinking};
 

@@ -1,11 +1,11 @@
-//! Answers taken apart: reasoning, tool calls and text, as they are generated.
+//! Splits answers into reasoning, tool calls and text while they are generated.
 //!
-//! A model that calls a tool writes the call into its text, each family in a format of its own. [`ReplyFormat`] finds the
-//! format in the source of the chat template, and [`ReplyParser`] reads an answer piece by piece and gives [`Part`]s.
+//! A model that calls a tool writes the call into its text, each family in its own format. [`ReplyFormat`] finds the format in the source of the
+//! chat template, and [`ReplyParser`] reads an answer piece by piece and returns [`Part`]s.
 //!
-//! Two rules hold for every format. No text is lost: what breaks a format is delivered as text, and so is what merely looks
-//! like a call, such as one to a tool that was not offered; but a call that a limit cut is never text once its name is known. And the parts do not depend on how the text was cut into
-//! pieces; a name or an argument is given as soon as no later text can change it.
+//! Two rules hold for every format. First, no text is lost: text that breaks a format is delivered as text, and so is text that only looks like a
+//! call, such as a call of a tool that was not offered. But a call that a limit cut never becomes text once its name is known. Second, the parts do
+//! not depend on how the text was cut into pieces; a name or an argument is delivered as soon as no later text can change it.
 //!
 //! | module | holds |
 //! |---|---|
@@ -20,7 +20,7 @@
 //! | `json_scanner`, `literal` | JSON and Python-like values that arrive in pieces |
 //! | `grammar` | the same formats as grammars, for calls that are held to their schemas |
 //! | `tool_set` | the tools that were offered |
-//! | `see_through`, `value_kinds` | what the schemas of arguments allow |
+//! | `see_through`, `value_kinds` | kinds and names that schemas of arguments allow |
 
 mod channels;
 mod families;
@@ -57,11 +57,11 @@ pub enum Part {
     Reasoning(String),
     /// A call begins: its name is known.
     CallStart {
-        /// Its place among the answer's calls.
+        /// Its index among the answer's calls.
         call_idx: usize,
         /// The id that the model wrote, in formats that have one.
         id: Option<String>,
-        /// The tool's name, one of those that were offered.
+        /// The tool's name, one of the offered tools.
         name: String,
     },
     /// More of a call's arguments. All of them together are a JSON object once the call has ended.
@@ -76,12 +76,12 @@ pub enum Part {
         /// The call.
         call_idx: usize,
     },
-    /// A limit, or its reader, cut the answer within a call: what was given of its arguments is the beginning of a JSON object, or nothing.
+    /// A limit, or its reader, cut the answer within a call: the delivered arguments are the beginning of a JSON object, or nothing.
     CallCut {
         /// The call.
         call_idx: usize,
     },
-    /// A call that began stops being one, because the format breaks or the answer ends.
+    /// A call turns out not to be one, because it breaks the format or the answer ends.
     CallBroken {
         /// The call.
         call_idx: usize,
@@ -101,16 +101,16 @@ pub struct Piece {
     pub source_bytes: usize,
 }
 
-/// Says what a body consumed.
+/// Reports what a body consumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// So many bytes were read.
+    /// This many bytes were read.
     Took(usize),
     /// More text is needed to continue.
     Wait,
-    /// So many bytes were read, and the calls are over.
+    /// This many bytes were read, and the calls are over.
     Done(usize),
-    /// This is no call, or the call does not continue like one.
+    /// This is not a call, or the call does not continue like one.
     Broken,
 }
 
@@ -119,7 +119,7 @@ enum Step {
 struct Calls {
     tools: std::sync::Arc<ToolSet>,
     news: Vec<Part>,
-    /// The call that is open, or the next.
+    /// Index of the open call, or of the next one.
     call_idx: usize,
     /// Whether a call has begun and has not ended.
     is_open: bool,
@@ -170,18 +170,18 @@ impl Calls {
     }
 }
 
-/// Says what the start of a possibly incomplete text is.
+/// Result of looking for something at the start of a possibly incomplete text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
-    /// It is there.
+    /// It was found.
     Yes,
-    /// It is not there.
+    /// It was not found.
     No,
     /// The text ends before that is known.
     Unknown,
 }
 
-/// Whether `text` begins with `mark`.
+/// Returns whether `text` begins with `mark`.
 fn begins_with(text: &str, mark: &str, is_last: bool) -> Found {
     if text.starts_with(mark) {
         Found::Yes
@@ -192,7 +192,7 @@ fn begins_with(text: &str, mark: &str, is_last: bool) -> Found {
     }
 }
 
-/// Whether `text` begins with one of `marks`, the longer before the shorter, and which.
+/// Finds the mark that `text` begins with; longer marks come before shorter ones.
 fn begins_with_any<'m>(text: &str, marks: &[&'m str], is_last: bool) -> (Found, &'m str) {
     let mut found = (Found::No, "");
     for mark in marks {
@@ -206,12 +206,12 @@ fn begins_with_any<'m>(text: &str, marks: &[&'m str], is_last: bool) -> (Found, 
     found
 }
 
-/// Bytes of white space at the beginning.
+/// Counts the bytes of white space at the beginning.
 fn space_len(text: &str) -> usize {
     text.len() - text.trim_start().len()
 }
 
-/// Bytes at the end of `text` that may be the beginning of one of `marks`.
+/// Counts the bytes at the end of `text` that may be the beginning of one of `marks`.
 fn partial_len<'m>(text: &str, marks: impl IntoIterator<Item = &'m str>) -> usize {
     let mut longest = 0;
     for mark in marks {
@@ -226,7 +226,7 @@ fn partial_len<'m>(text: &str, marks: impl IntoIterator<Item = &'m str>) -> usiz
     longest
 }
 
-/// The first place of one of `marks`; of several at one place the longest.
+/// Finds the first of `marks`; at one place, the longest.
 fn find_first<'m>(text: &str, marks: impl IntoIterator<Item = &'m str>) -> Option<(usize, &'m str)> {
     let mut first: Option<(usize, &str)> = None;
     for mark in marks {

@@ -1,7 +1,7 @@
 //! [`NamedBody`]: calls that are a name, a mark and a JSON object.
 //!
-//! DeepSeek, Kimi, newer Mistral and Functionary's older form write calls so; they differ in marks and in what else stands
-//! next to the name. Invariant: a call begins when all of its head is there and names one of the tools.
+//! DeepSeek, Kimi, newer Mistral and Functionary's older form use this form; they differ in marks and in the text next to
+//! the name. Invariant: a call begins when its head is complete and names one of the tools.
 
 use super::{
     Calls, Found, Step, begins_with, begins_with_any, find_first,
@@ -9,10 +9,10 @@ use super::{
     space_len,
 };
 
-/// How a family writes such calls.
+/// Describes how a family writes such calls.
 #[derive(Debug)]
 pub(super) struct NamedShape {
-    /// The mark that begins a row of calls; empty where there is none.
+    /// The mark that begins a section of calls; empty if there is none.
     pub(super) section: &'static str,
     /// The mark that begins each call.
     pub(super) opener: &'static str,
@@ -20,11 +20,11 @@ pub(super) struct NamedShape {
     pub(super) arguments: &'static str,
     /// Finds name and id in the head.
     pub(super) head: fn(&str) -> Option<Head<'_>>,
-    /// Heads as the family writes them, with `{name}`, `{number}` and `{id}` in their places.
+    /// Heads in the family's form, with `{name}`, `{number}` and `{id}` as placeholders.
     pub(super) heads: &'static [&'static str],
     /// Marks that may end a call, the longest first.
     pub(super) closers: &'static [&'static str],
-    /// Marks that may end the row.
+    /// Marks that may end the section.
     pub(super) section_closers: &'static [&'static str],
 }
 
@@ -59,7 +59,7 @@ pub(super) struct NamedBody {
 }
 
 impl NamedBody {
-    /// Begins after `mark`, which is the row's or a call's.
+    /// Begins after `mark`, which is the section's or a call's.
     pub(super) fn new(shape: &'static NamedShape, mark: &str) -> Self {
         let is_section = !shape.section.is_empty() && mark == shape.section;
         Self {
@@ -114,7 +114,7 @@ impl NamedBody {
         }
     }
 
-    /// Whether a call has ended and none has begun since.
+    /// Returns whether a call has ended and none has begun since.
     pub(super) fn is_after_call(&self) -> bool {
         matches!(self.state, State::AfterArguments | State::Between)
     }

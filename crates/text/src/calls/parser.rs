@@ -1,7 +1,7 @@
-//! [`ReplyParser`]: an answer, piece by piece, to parts.
+//! [`ReplyParser`]: splits an answer, piece by piece, into parts.
 //!
-//! It owns what all formats share: where reasoning ends, where a call may begin, and what happens to text that turns out to
-//! be neither. Invariant: each byte of the answer is in one piece, in order; text and reasoning are given byte for byte.
+//! It handles what all formats share: the end of reasoning, possible beginnings of calls, and text that turns out to be neither. Invariant:
+//! each byte of the answer is in one piece, in order; text and reasoning are delivered byte for byte.
 
 use std::sync::Arc;
 
@@ -55,12 +55,12 @@ pub struct ReplyParser {
     pub(super) held: String,
     /// Bytes that a call's parser has read.
     n_read: usize,
-    /// The text of the call that is open.
+    /// The text of the open call.
     source: String,
-    /// Whether space is all that came since the last call or mark.
+    /// Whether only space came since the last call or mark.
     is_after_mark: bool,
     pub(super) channels: Option<Channels>,
-    /// Marks that begin calls; none where no tools are offered.
+    /// Marks that begin calls; none if no tools are offered.
     pub(super) openers: Vec<&'static str>,
     place: Place,
     /// A possible call in the reasoning, from its opening mark.
@@ -69,13 +69,13 @@ pub struct ReplyParser {
     pub(super) controls: Arc<[String]>,
 }
 
-/// Where the first call may begin.
+/// Says where the first call may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Anywhere,
-    /// Where the text does.
+    /// Where the text begins.
     Start,
-    /// Nowhere: the text has begun as one without calls.
+    /// Nowhere: the text has begun without a call.
     Nowhere,
 }
 
@@ -85,11 +85,11 @@ enum Place {
     reason = "a parser has one, and is in its body most of the time"
 )]
 enum Phase {
-    /// Nothing but space came, of the answer or after the reasoning.
+    /// Only space came, of the answer or after the reasoning.
     Start {
         may_think: bool,
     },
-    /// In the reasoning. `is_fresh`: nothing but space came of it.
+    /// In the reasoning. `is_fresh`: only space of it came.
     Reasoning {
         is_fresh: bool,
     },
@@ -116,8 +116,8 @@ impl Body {
         }
     }
 
-    /// Ends where a limit cut the answer. Says whether the text in front is a call's own: a call is open, or one has ended and nothing
-    /// but marks came since.
+    /// Ends where a limit cut the answer. Returns whether the text before it belongs to a call: a call is open, or one has ended and only
+    /// marks came since.
     fn cut(&mut self, calls: &mut Calls) -> bool {
         if let Self::Json(body) = self {
             body.begin_named(calls);
@@ -172,7 +172,7 @@ impl ReplyParser {
         }
     }
 
-    /// Treats the texts of control tokens as marks, wherever they stand.
+    /// Treats the texts of control tokens as marks, wherever they appear.
     #[must_use]
     pub fn dropping(mut self, controls: &[String]) -> Self {
         self.controls = self.controls.iter().chain(controls).cloned().collect();
@@ -197,7 +197,7 @@ impl ReplyParser {
         self
     }
 
-    /// Whether the answer is in its reasoning.
+    /// Returns whether the answer is in its reasoning.
     pub fn is_reasoning(&self) -> bool {
         match &self.channels {
             Some(channels) => channels.is_reasoning(),
@@ -213,7 +213,8 @@ impl ReplyParser {
         out
     }
 
-    /// Ends an answer that a limit cut; returns what was held back. A call whose name is known stays one, with what there is of it.
+    /// Ends an answer that a limit cut; returns the text that was held back. A call whose name is known stays a call, with the arguments so
+    /// far.
     pub fn cut(&mut self) -> Vec<Piece> {
         // Reasoning that was cut off would have continued.
         if self.thought.take_if(|thought| !thought.is_whole()).is_some() {
@@ -246,7 +247,7 @@ impl ReplyParser {
         out
     }
 
-    /// Ends the answer where the model did; returns what was held back. A call that is not complete is broken.
+    /// Ends the answer where the model did; returns the text that was held back. An incomplete call is broken.
     pub fn finish(&mut self) -> Vec<Piece> {
         let mut out = Vec::new();
         self.run(true, &mut out);
@@ -269,7 +270,7 @@ impl ReplyParser {
         }
     }
 
-    /// Before anything but space.
+    /// Handles the start, before anything but space.
     fn start(&mut self, may_think: bool, is_last: bool, out: &mut Vec<Piece>) -> bool {
         let space = space_len(&self.held);
         let rest = &self.held[space..];
@@ -336,7 +337,7 @@ impl ReplyParser {
                 return false;
             }
             match begins_with(rest, tags.open, is_last) {
-                // The model repeats what the prompt ended with.
+                // The model repeats the end of the prompt.
                 Found::Yes => self.emit(Part::Markup, space + tags.open.len(), out),
                 Found::Unknown => return false,
                 Found::No => {
@@ -481,7 +482,7 @@ impl ReplyParser {
         fixed.chain(self.controls.iter().map(String::as_str))
     }
 
-    /// Ends a call that is none, or does not continue like one: what was read of it is text.
+    /// Ends a call that is not one, or does not continue like one: its text becomes text of the answer.
     fn break_off(&mut self, out: &mut Vec<Piece>) {
         let n_read = std::mem::take(&mut self.n_read);
         if self.calls.is_open {
@@ -501,7 +502,7 @@ impl ReplyParser {
         }
     }
 
-    /// Gives what is certain of a call; the text that it was read from belongs to it.
+    /// Delivers the certain parts of a call, with the text that they were read from.
     fn flush_calls(&mut self, out: &mut Vec<Piece>) {
         if self.calls.news.is_empty() && !self.calls.is_open {
             return;

@@ -1,7 +1,7 @@
 //! Resolves references and combinations of a schema: `$ref`, `allOf`, and choices of one.
 //!
-//! Separate because formats that write names and bare values need one type or one list of names, while other formats pass the schema on.
-//! Invariants: the result accepts the same values; what cannot be merged does not change; the work is bounded.
+//! Formats that write names and bare values need one type or one list of names; other formats pass the schema on. Invariants: the result
+//! accepts the same values; what cannot be merged does not change; the work is bounded.
 
 use std::borrow::Cow;
 

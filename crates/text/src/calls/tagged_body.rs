@@ -1,4 +1,4 @@
-//! [`TaggedBody`]: calls whose arguments have tags of their own, each a bare text.
+//! [`TaggedBody`]: calls with a tag for each argument, which holds a bare text.
 //!
 //! Qwen3-Coder, GLM, MiniMax, newer DeepSeek and others write calls in this form. The tool's schema decides
 //! the meaning of an argument's text: a string is taken as it is, anything else is JSON. Invariant: strings
@@ -72,7 +72,7 @@ pub(super) struct TaggedBody {
 }
 
 impl TaggedBody {
-    /// Begins after `mark`, which is the row's or a call's.
+    /// Begins after `mark`, which is the section's or a call's.
     pub(super) fn new(shape: &'static TaggedShape, mark: &str) -> Self {
         let is_section = !shape.section.is_empty() && mark == shape.section;
         Self {
@@ -137,7 +137,7 @@ impl TaggedBody {
         }
     }
 
-    /// Whether a call has ended and none has begun since.
+    /// Returns whether a call has ended and none has begun since.
     pub(super) fn is_after_call(&self) -> bool {
         self.state == State::Between
     }
@@ -195,7 +195,7 @@ impl TaggedBody {
                 self.go(State::Between, space + mark.len())
             }
             Found::No => match begins_with_any(rest, shape.section_closers, is_last) {
-                // The call's own end was left out.
+                // The call's own end was omitted.
                 (Found::Yes, mark) => {
                     self.end_call(calls);
                     Step::Done(space + mark.len())
@@ -302,7 +302,7 @@ impl TaggedBody {
     }
 }
 
-/// A text as it stands inside a JSON string.
+/// Returns a text in the form inside a JSON string.
 fn escaped(text: &str) -> String {
     let mut json = serde_json::Value::from(text).to_string();
     json.pop();

@@ -38,14 +38,14 @@ fn opening(name: &str) -> Opening {
     }
 }
 
-/// Pieces of an answer that arrives cut at `cuts`.
+/// Returns the pieces of an answer that arrives cut at `cuts`.
 fn pieces(name: &str, answer: &str, cuts: &[usize]) -> Vec<Piece> {
     let (mut parser, mut pieces) = pushed(name, answer, cuts);
     pieces.extend(parser.finish());
     pieces
 }
 
-/// Pieces of an answer that arrives cut at `cuts`, and the parser before the end is known.
+/// Returns the pieces of an answer that arrives cut at `cuts`, and the parser before its end.
 fn pushed(name: &str, answer: &str, cuts: &[usize]) -> (ReplyParser, Vec<Piece>) {
     let mut parser = ReplyParser::new(&format(name), tools(), opening(name));
     let mut pieces = Vec::new();
@@ -60,7 +60,7 @@ fn pushed(name: &str, answer: &str, cuts: &[usize]) -> (ReplyParser, Vec<Piece>)
     (parser, pieces)
 }
 
-/// Parts with neighbours of one kind joined, without marks.
+/// Joins adjacent parts of one kind and drops marks.
 fn joined(pieces: &[Piece]) -> Vec<Part> {
     let mut joined: Vec<Part> = Vec::new();
     for piece in pieces {
@@ -79,7 +79,7 @@ fn joined(pieces: &[Piece]) -> Vec<Part> {
     joined
 }
 
-/// Lists the control tokens of all formats, which no text has.
+/// Lists the control tokens of all formats, which never occur in text.
 fn controls() -> Vec<String> {
     let parsers = FORMATS
         .iter()
@@ -87,7 +87,8 @@ fn controls() -> Vec<String> {
     parsers.flat_map(|parser| parser.controls.to_vec()).collect()
 }
 
-/// Every byte is in one piece, texts are what the answer says, and arguments of complete calls are objects.
+/// Checks that every byte is in one piece, that texts are those of the answer, and that arguments of complete
+/// calls are objects.
 fn check_whole(answer: &str, pieces: &[Piece]) {
     let mut at = 0;
     let mut arguments = String::new();
@@ -135,7 +136,8 @@ fn check(name: &str, answer: &str, expected: &str) {
     }
 }
 
-/// Parts in short: `text`, `(reasoning)`, `name{arguments}`, `name{arguments}!` where it broke off.
+/// Returns the parts in short form: `text`, `(reasoning)`, `name{arguments}`, `name{arguments}!` if broken
+/// off.
 fn words(parts: &[Part]) -> String {
     let mut words = String::new();
     for part in parts {
@@ -158,7 +160,7 @@ fn words(parts: &[Part]) -> String {
 
 const ZURICH: &str = "«weather {\"city\": \"Zürich\", \"days\": 3}»";
 
-/// In each format an answer that calls both tools.
+/// For each format, an answer that calls both tools.
 const TWO_CALLS: &[(&str, &str)] = &[
     (
         "hermes",
@@ -338,7 +340,7 @@ fn what_breaks_a_format_is_text() {
     ] {
         check(name, answer, answer);
     }
-    // A mark that leads nowhere does not hide the call after it.
+    // A mark without a call does not hide the call after it.
     check(
         "hermes",
         "<tool_call>\n<tool_call>{\"name\": \"now\", \"arguments\": {}}",
@@ -426,7 +428,7 @@ fn a_call_that_a_limit_cuts_stays_one_once_its_name_is_known() {
             "<|channel|>commentary to=functions.now <|message|>{\"a",
             "«now {\"a…",
         ),
-        // Text that is no call before the cut is none after it.
+        // Text that was not a call before the cut is not one after it.
         (
             "hermes",
             "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": oops}",

@@ -1,12 +1,12 @@
 //! Tags around reasoning, found in the source of a chat template.
 //!
-//! Separate from the formats of calls because the two combine freely. Invariant: tags are taken from one table, so a
-//! template cannot make text of its own choice disappear into reasoning.
+//! They combine freely with the formats of calls. Invariant: tags come from one table, so a template cannot hide
+//! text of its own choice in reasoning.
 
 /// A pair of tags.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Thinking {
-    /// The text in the template's source by which the model is known to use these tags.
+    /// Text in the template's source that shows that the model uses these tags.
     sign: &'static str,
     /// The beginning of reasoning.
     pub(super) open: &'static str,
@@ -18,7 +18,7 @@ const fn tags(sign: &'static str, open: &'static str, close: &'static str) -> Th
     Thinking { sign, open, close }
 }
 
-/// The first whose sign stands in the source counts.
+/// The first tags whose sign is in the source count.
 const TAGS: &[Thinking] = &[
     tags("<think:opensource>", "<think:opensource>", "</think:opensource>"),
     tags("think:opensource", "<think:opensource>", "</think:opensource>"),
@@ -48,7 +48,7 @@ const TAGS: &[Thinking] = &[
     tags("<thought>", "<thought>", "</thought>"),
 ];
 
-/// The tags that a template knows.
+/// Finds the tags of a template.
 pub(super) fn thinking_of(template: &str) -> Option<&'static Thinking> {
     TAGS.iter().find(|tags| template.contains(tags.sign))
 }

@@ -1,14 +1,14 @@
 //! Finds calls in reasoning, and removes control tokens from texts.
 //!
-//! Separate from the parser because both observe an answer. Some models call a tool while they reason, and end; others draft a call and
-//! reason on. Invariant: a text in reasoning is a call only if the answer ends before the reasoning does.
+//! Some models call a tool while they reason, and end; others draft a call and continue to reason. Invariant: a text in reasoning is a
+//! call only if the answer ends before the reasoning does.
 
 use super::{Part, Piece, ReplyParser, find_first, partial_len};
 
 /// Bytes that are read between checks for a call.
 const CHUNK_BYTES: usize = 256;
 
-/// Parses possible calls in reasoning, apart from the answer, until it is known whether the reasoning continues.
+/// Parses possible calls in reasoning, separately from the answer, until it is known whether the reasoning continues.
 #[derive(Clone, Debug)]
 pub(super) struct Thought {
     parser: Box<ReplyParser>,
@@ -65,7 +65,7 @@ impl Thought {
         }
     }
 
-    /// Says whether the text consists of complete calls.
+    /// Returns whether the text consists of complete calls.
     pub(super) fn is_whole(&self) -> bool {
         let (is_open, rest) = (self.parser.calls.is_open, self.parser.held.trim());
         self.is_called && !self.has_text_behind && !is_open && rest.is_empty()

@@ -1,7 +1,7 @@
-//! [`ToolSet`]: the tools that a request offers, as far as parsers need them.
+//! [`ToolSet`]: the tools that a request offers, as parsers need them.
 //!
-//! Separate because every format asks the same two questions: is there a tool of this name, and is this argument a text?
-//! Invariant: a schema that is not understood answers neither way, and the value's own look decides.
+//! Every format asks two questions: is there a tool of this name, and is this argument a text? Invariant: for an unsupported
+//! schema the second answer is open, and the value's form decides.
 
 use serde_json::Value;
 
@@ -33,7 +33,7 @@ impl ToolSet {
         Self(tools.into_iter().map(tool).collect())
     }
 
-    /// Reads a list in the form of OpenAI's `tools`; what has no name is left out.
+    /// Reads a list in the form of OpenAI's `tools`; entries without a name are ignored.
     pub fn from_openai(tools: &Value) -> Self {
         let tool = |tool: &Value| {
             let function = tool.get("function").unwrap_or(tool);
@@ -52,17 +52,17 @@ impl ToolSet {
         self.0.iter().map(|tool| (tool.name.as_str(), &tool.schema))
     }
 
-    /// Names, schemas, and whether calls are to be held to them in any case.
+    /// Lists names, schemas, and whether the tool is strict.
     pub(super) fn rows(&self) -> impl Iterator<Item = (&str, &Value, bool)> {
         (self.0.iter()).map(|tool| (tool.name.as_str(), &tool.schema, tool.is_strict))
     }
 
-    /// Whether none is offered.
+    /// Returns whether no tool is offered.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether there is a tool of this name.
+    /// Returns whether there is a tool of this name.
     pub fn contains(&self, name: &str) -> bool {
         self.0.iter().any(|tool| tool.name == name)
     }
@@ -77,7 +77,7 @@ impl ToolSet {
         Some(ValueKinds::of(argument, &document))
     }
 
-    /// Whether an argument is a text by its schema; `None` where it may be one or not.
+    /// Returns whether an argument is a text by its schema; `None` if it may be a text or something else.
     pub(super) fn takes_text(&self, name: &str, key: &str) -> Option<bool> {
         match self.kinds(name, key)?.written() {
             Written::Text => Some(true),
@@ -86,7 +86,7 @@ impl ToolSet {
         }
     }
 
-    /// An argument written as bare text, as JSON. Where it may be a text, other values must be of a kind that it may have.
+    /// Converts an argument in bare text to JSON. If it may be a text, other values must be of an allowed kind.
     pub(super) fn argument_json(&self, name: &str, key: &str, text: &str) -> String {
         let as_text = || Value::from(text).to_string();
         let trimmed = text.trim();
@@ -110,11 +110,11 @@ impl ToolSet {
     }
 }
 
-/// References that are followed from one schema to the next.
+/// Largest number of references that are followed from one schema to the next.
 const MAX_REFERENCES: usize = 16;
 
-/// Whether a schema of arguments, which are an object, lets objects through by its `type` or by that of the schema in it that it
-/// refers to. Without a schema every object is.
+/// Returns whether a schema of arguments allows objects, by its `type` or that of the schema that it refers to. Without a schema
+/// every object is allowed.
 pub fn takes_objects(schema: &Value) -> bool {
     let mut of = schema;
     for _ in 0..MAX_REFERENCES {
@@ -127,7 +127,7 @@ pub fn takes_objects(schema: &Value) -> bool {
                 let within = reference.strip_prefix('#');
                 match within.and_then(|pointer| schema.pointer(pointer)) {
                     Some(referred) => of = referred,
-                    // It stands elsewhere, which compiling refuses.
+                    // The target is elsewhere; compiling refuses it.
                     None => return true,
                 }
             }

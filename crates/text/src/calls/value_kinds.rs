@@ -1,7 +1,7 @@
-//! [`ValueKinds`]: which kinds of JSON values a schema lets through.
+//! [`ValueKinds`]: the kinds of JSON values that a schema allows.
 //!
-//! Separate because the parser and the grammar of calls with bare arguments must answer alike: is this argument a text, is it
-//! JSON, or can it be both? Invariant: a schema that is not understood lets all kinds through.
+//! The parser and the grammar of calls with bare arguments must agree: is an argument a text, is it JSON, or can it be both?
+//! Invariant: an unsupported schema allows all kinds.
 
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ pub(super) struct ValueKinds(u8);
 pub(super) enum Written {
     /// As it is: it can only be a text.
     Text,
-    /// As JSON: it can be no text.
+    /// As JSON: it cannot be a text.
     Json,
     /// A text unchanged, anything else as JSON.
     Either,
@@ -66,7 +66,7 @@ impl ValueKinds {
         names
     }
 
-    /// Says whether every kind is allowed.
+    /// Returns whether every kind is allowed.
     pub(super) fn are_all(self) -> bool {
         self.0 == ALL
     }
@@ -79,7 +79,7 @@ impl ValueKinds {
         }
     }
 
-    /// Whether they include that of `value`.
+    /// Returns whether they include the kind of `value`.
     pub(super) fn include(self, value: &Value) -> bool {
         let kind = kind_of(value);
         self.0 & kind != 0

@@ -1,7 +1,7 @@
-//! [`Alternatives`]: the grammars that a text may follow: a shape, and calls of tools instead of it.
+//! [`Alternatives`]: the grammars that a text may follow: a shape, or calls of tools instead of it.
 //!
-//! Separate from the matcher, which handles the text before a grammar. Invariants: a text follows at least one grammar; a text
-//! that is a call follows only the grammar of calls, so that no shape loosens the schema of a tool.
+//! Invariants: a text follows at least one grammar; a text that is a call follows only the grammar of calls, so that no shape
+//! loosens the schema of a tool.
 
 use std::sync::Arc;
 
@@ -9,25 +9,25 @@ use toktrie::SimpleVob;
 
 use super::{error::ConstraintError, escapes::Follower, vocabulary::Vocabulary};
 
-/// The place of the grammar that was asked for, and of that of calls.
+/// Index of the requested grammar, and of the grammar of calls.
 pub(super) const SHAPE: usize = 0;
 pub(super) const CALLS: usize = 1;
 
-/// Says how a call differs from a text of a shape.
+/// Says how a call is distinguished from a text of a shape.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Told {
-    /// By how it begins, without white space.
+    /// By its beginning, without white space.
     ByStart(Vec<String>),
     /// By its marks, in an answer that has marks around each of its parts.
     ByMark,
 }
 
-/// One or two grammars, and how far a text has come in each.
+/// One or two grammars, and the progress of a text in each.
 pub(super) struct Alternatives {
     branches: Vec<Branch>,
     /// Starts of a call, without white space.
     starts: Arc<[String]>,
-    /// Tokens so far, where there are two grammars.
+    /// Tokens so far, if there are two grammars.
     ids: Vec<u32>,
 }
 
@@ -72,7 +72,7 @@ impl Alternatives {
         }
     }
 
-    /// Rules out all grammars but the one at `idx`, where there are two.
+    /// Rules out all grammars but the one at `idx`, if there are two.
     pub(super) fn keep_only(&mut self, idx: usize) {
         if idx < self.branches.len() {
             for (other, branch) in self.branches.iter_mut().enumerate() {
@@ -81,7 +81,7 @@ impl Alternatives {
         }
     }
 
-    /// The tokens that may come next, if any, and whether the text may end; `n_tokens` are in the vocabulary.
+    /// Returns the mask of tokens that may come next, if any, and whether the text may end; `n_tokens` are in the vocabulary.
     pub(super) fn mask(&mut self, n_tokens: usize) -> Result<(Option<SimpleVob>, bool), ConstraintError> {
         let mut all: Option<SimpleVob> = None;
         let mut may_end = false;
@@ -100,7 +100,7 @@ impl Alternatives {
         Ok((all, may_end))
     }
 
-    /// Takes in tokens.
+    /// Takes tokens.
     pub(super) fn consume(&mut self, ids: &[u32], vocabulary: &Vocabulary) -> Result<(), ConstraintError> {
         match &mut self.branches[..] {
             [only] => ids.iter().try_for_each(|&id| only.matcher.consume(id)),
@@ -112,7 +112,7 @@ impl Alternatives {
         let n_before = self.ids.len();
         self.ids.push(id);
         let mut n_open = self.branches.iter().filter(|branch| branch.is_open()).count();
-        // Calls first: whether the text is one decides for the others.
+        // Calls first: if the text is a call, the others are ruled out.
         for idx in (0..self.branches.len()).rev() {
             let is_ruled_out = idx == SHAPE
                 && n_open > 1
@@ -122,7 +122,7 @@ impl Alternatives {
             if !branch.is_open() {
                 continue;
             }
-            // The last one says itself what is wrong.
+            // The last grammar reports the error itself.
             if n_open > 1 {
                 let takes = !is_ruled_out && branch.matcher.takes(id)?;
                 if !takes {
@@ -136,7 +136,7 @@ impl Alternatives {
         Ok(())
     }
 
-    /// Whether the text begins as calls only do.
+    /// Returns whether the text begins as only calls do.
     fn is_call(&self, vocabulary: &Vocabulary) -> bool {
         let n_longest = self.starts.iter().map(String::len).max().unwrap_or(0);
         let bytes = self.ids.iter().flat_map(|&id| vocabulary.bytes_of(id));
@@ -148,7 +148,7 @@ impl Alternatives {
         self.starts.iter().any(|start| text.starts_with(start.as_bytes()))
     }
 
-    /// Whether the text is complete and nothing may follow it.
+    /// Returns whether the text is complete and nothing may follow it.
     pub(super) fn is_stopped(&self) -> bool {
         let mut open = self.branches.iter().filter(|branch| branch.is_open());
         open.all(|branch| branch.matcher.is_stopped())

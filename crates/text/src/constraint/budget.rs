@@ -1,7 +1,7 @@
 //! Bounds the cost of compiling a constraint before compilation starts.
 //!
-//! Separate from the compiler because the compiling library cannot be stopped from outside: input that would take too long, or too much
-//! stack, is counted and refused first. Invariant: an accepted constraint compiles within bounded time and memory.
+//! The compiling library cannot be stopped from outside, so input that would take too long, or too much stack, is counted and refused
+//! first. Invariant: an accepted constraint compiles within bounded time and memory.
 
 use llguidance::api::TopLevelGrammar;
 

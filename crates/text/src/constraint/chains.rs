@@ -1,8 +1,8 @@
 //! [`References`] measures how deeply the rules of a grammar, or the definitions of a schema, refer to each other.
 //!
-//! Separate from the compiler because the check comes first: compilers of grammars follow references by recursion, so a long chain of them
-//! overflows the stack and ends the process. Invariants: nothing here recurses over its input; no compiler can follow more references than
-//! are counted, in whatever order it goes.
+//! The check comes first: compilers of grammars follow references by recursion, so a long chain of them overflows the stack and ends the
+//! process. Invariants: nothing here recurses over its input; no compiler can follow more references than are counted, in whatever order
+//! it goes.
 
 use std::collections::HashMap;
 
@@ -32,7 +32,7 @@ impl References {
         self.to.len() - 1
     }
 
-    /// Adds a node that only stands for all of its targets, and that no path counts.
+    /// Adds a node that only represents all of its targets, and that no path counts.
     pub(super) fn add_choice(&mut self) -> usize {
         self.to.push(Vec::new());
         self.n_levels.push(0);

@@ -1,8 +1,7 @@
-//! [`ConstraintCompiler`]: from a constraint to something that masks are computed from, within limits.
+//! [`ConstraintCompiler`]: compiles constraints to grammars that masks are computed from, within limits.
 //!
-//! Separate from the constraint because it belongs to a model's vocabulary, and from the matcher because samples share what
-//! it makes. Invariants: a compilation that takes too long is left to its own bounded end on a thread of its own, and the
-//! caller waits no longer than the limit; what is kept is bounded.
+//! It belongs to a model's vocabulary; samples share its results. Invariants: a compilation that takes too long continues on a separate
+//! thread to its own bounded end, and the caller waits no longer than the limit; the cache is bounded.
 
 use std::{
     borrow::Cow,
@@ -38,11 +37,11 @@ use super::{
 };
 use crate::Tokenizer;
 
-/// Compiled constraints that are kept, and how large all of them may be as they were written.
+/// Largest number of cached constraints, and largest total size of their sources.
 const MAX_KEPT: usize = 64;
 const MAX_KEPT_BYTES: usize = 4 << 20;
 
-/// The compiler's recursion follows the nesting of what it compiles.
+/// The compiler recurses along the nesting of its input.
 const STACK_BYTES: usize = 64 << 20;
 
 /// Prefix of `llguidance`'s errors about a schema; the line before it names a grammar that the request does not know.
@@ -57,7 +56,7 @@ pub struct ConstraintLimits {
     pub max_depth: usize,
     /// CPU time to compile one.
     pub compile_time: Duration,
-    /// Time that a caller waits for one, also on a machine that is busy with other work.
+    /// Time that a caller waits for one, even if the machine is busy with other work.
     pub longest_wait: Duration,
     /// States of the lexer that one sample may reach, each of 1 to 2 kB.
     pub max_lexer_states: usize,
@@ -68,7 +67,7 @@ impl Default for ConstraintLimits {
         Self {
             max_bytes: 1 << 20,
             max_depth: 100,
-            // A request is answered within a second where the machine has time, and what comes before and after takes some of it.
+            // A request is answered within a second if the machine has time; the work before and after takes part of it.
             compile_time: Duration::from_millis(750),
             longest_wait: Duration::from_secs(10),
             max_lexer_states: 50_000,
@@ -93,14 +92,14 @@ struct Shared {
     newest_work: Mutex<Duration>,
 }
 
-/// A matcher at the start of its grammar, to be copied. Never advanced, so that what one request's text made the lexer
-/// remember does not count against the limits of others.
+/// A matcher at the start of its grammar, which is copied and never advanced. So the lexer states of one request's text do not count
+/// against the limits of others.
 struct Prototype(Mutex<Matcher>);
 
 /// A constraint that samples can follow.
 #[derive(Clone)]
 pub struct CompiledConstraint {
-    /// None for text that is free from its beginning to its end.
+    /// `None` for a text that is free throughout.
     prototype: Option<Arc<Prototype>>,
     json: JsonPlaces,
     /// Calls that may replace the text.
@@ -146,7 +145,7 @@ impl ConstraintCompiler {
         let refused = |error: &dyn fmt::Display| ConstraintError::Vocabulary {
             reason: first_line(&error.to_string()),
         };
-        // Without forced tokens: which tokens the text is made of is the model's choice.
+        // Without forced tokens: the model chooses the tokens of the text.
         let mut factory = ParserFactory::new_simple(&vocabulary.env).map_err(|error| refused(&error))?;
         debug_assert!(!InferenceCapabilities::default().ff_tokens);
         factory.quiet();
@@ -168,10 +167,10 @@ impl ConstraintCompiler {
         })
     }
 
-    /// Compiles a constraint, or finds it among those compiled before. Blocks for no longer than the limits of time.
+    /// Compiles a constraint, or finds it in the cache. Blocks no longer than the limits of time.
     ///
     /// # Errors
-    /// [`ConstraintError`]: what cannot be enforced, or which limit it exceeds.
+    /// [`ConstraintError`]: the part that cannot be enforced, or the exceeded limit.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledConstraint, ConstraintError> {
         self.compile_for(constraint, 0)
     }
@@ -201,7 +200,7 @@ impl ConstraintCompiler {
         Ok(compiled)
     }
 
-    /// Compiles a constraint, or what may come in its place, and takes the used CPU time from `left`.
+    /// Compiles a constraint or its replacement, and subtracts the used CPU time from `left`.
     fn compile_within(
         &self,
         constraint: &Constraint,
@@ -211,7 +210,7 @@ impl ConstraintCompiler {
         let mut constraint = Cow::Borrowed(constraint);
         loop {
             let relaxed = constraint.relaxed();
-            // A quarter of the time is kept for the grammar that comes in its place.
+            // A quarter of the time is reserved for the replacement.
             let keeps_time = relaxed.as_ref().is_some_and(|relaxed| !relaxed.is_any());
             let share = if keeps_time { left.three_quarters() } else { *left };
             let mut used = Duration::ZERO;
@@ -286,8 +285,8 @@ impl ConstraintCompiler {
 }
 
 impl Shared {
-    /// Compiles on a thread of its own and waits for the result as long as there is time, then cancels the thread. Adds the CPU time that
-    /// the thread used to `used`.
+    /// Compiles on a separate thread and waits for the result as long as there is time, then cancels the thread. Adds the CPU time of the
+    /// thread to `used`.
     fn compile_apart(
         self: &Arc<Self>,
         constraint: &Constraint,
@@ -370,7 +369,7 @@ impl Shared {
         };
         let held = constraint.held_tools().iter();
         if let Err(error) = budget::check(kind, &grammar) {
-            // For calls, the error names the tool with the schema at fault.
+            // For calls, the error names the tool whose schema is at fault.
             self.check_tools(held, is_late)?;
             return Err(error);
         }
@@ -394,11 +393,11 @@ impl Shared {
         if let Some(error) = matcher.get_error() {
             return Err(refused(&error));
         }
-        // The first mask finds grammars that admit nothing, and limits that the first token would exceed.
+        // The first mask finds grammars that allow nothing, and limits that the first token would exceed.
         let mut first = matcher.deep_clone().into_cancellable();
         wish.cancels(first.cancellation_handle());
         let mask = first.compute_mask_or_eos().map_err(|error| {
-            // The matcher forgets why it stopped; its text begins with it.
+            // The matcher forgets why it stopped, but the error's text begins with the reason.
             if error
                 .to_string()
                 .starts_with(&StopReason::NoExtensionBias.to_string())
@@ -414,7 +413,7 @@ impl Shared {
         Ok(Prototype(Mutex::new(matcher)))
     }
 
-    /// Finds the first of some tools whose calls cannot be held to its schema, unless it is too late to tell.
+    /// Finds the first of some tools whose calls cannot be constrained to its schema, unless the time is over.
     ///
     /// # Errors
     /// [`ConstraintError::Tool`].

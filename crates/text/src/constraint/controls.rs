@@ -1,7 +1,6 @@
 //! [`ControlTokens`]: the tokens of a vocabulary that are structure, such as `<|im_end|>`, by their text.
 //!
-//! Separate from the vocabulary because grammars name them before anything is compiled. Invariant: of two that begin a text
-//! the longer one is meant.
+//! Grammars name them before anything is compiled. Invariant: if two begin a text, the longer one counts.
 
 use crate::{TokenKind, Tokenizer};
 
@@ -10,7 +9,7 @@ use crate::{TokenKind, Tokenizer};
 pub struct ControlTokens {
     /// The longest first.
     tokens: Vec<(String, u32)>,
-    /// Whether a byte begins one.
+    /// Whether a byte begins a control token.
     begins: [bool; 256],
 }
 
@@ -25,7 +24,7 @@ impl Default for ControlTokens {
 pub(crate) enum Segment<'t> {
     /// Text.
     Text(&'t str),
-    /// A token that stands for the text.
+    /// A control token, written as its text.
     Control(u32),
 }
 
@@ -56,12 +55,12 @@ impl ControlTokens {
         Self::new(tokens)
     }
 
-    /// Whether a text names none.
+    /// Returns whether a text contains no control token.
     pub(crate) fn is_text(&self, text: &str) -> bool {
         matches!(self.split(text)[..], [] | [Segment::Text(_)])
     }
 
-    /// A text in its parts, from its beginning.
+    /// Splits a text into its parts, from its beginning.
     pub(crate) fn split<'t>(&self, text: &'t str) -> Vec<Segment<'t>> {
         let mut segments = Vec::new();
         let mut rest = text;

@@ -1,11 +1,11 @@
 //! [`ConstraintError`]: why a constraint was refused, or could not be followed.
 //!
-//! Separate from the crate's other errors because constraints come from clients, and the answer must name the limit.
-//! Invariant: a message is one or two lines, whatever a library said.
+//! Constraints come from clients, and the answer must name the limit. Invariant: a message has one or two lines, even for a
+//! library's error.
 
 use std::{fmt, time::Duration};
 
-/// The languages that a constraint can be written in.
+/// The languages of constraints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConstraintKind {
@@ -107,7 +107,7 @@ pub enum ConstraintError {
         /// Language of the constraint.
         kind: ConstraintKind,
     },
-    /// Calls of a tool cannot be held to its schema.
+    /// Calls of a tool cannot be constrained to its schema.
     #[error("calls of the tool `{tool}` cannot be held to its schema: {reason}")]
     Tool {
         /// The tool.
@@ -115,13 +115,13 @@ pub enum ConstraintError {
         /// Fault in its schema.
         reason: String,
     },
-    /// No vocabulary of this kind can be constrained.
+    /// A vocabulary of this kind cannot be constrained.
     #[error("the vocabulary cannot be constrained: {reason}")]
     Vocabulary {
         /// Why.
         reason: String,
     },
-    /// A text grew beyond what the limits of a step allow.
+    /// A text exceeded the limits of a step.
     #[error("the constraint cannot be followed further: {reason}")]
     Step {
         /// Limit that was exceeded.

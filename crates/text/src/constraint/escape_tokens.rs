@@ -1,7 +1,7 @@
-//! [`EscapeTokens`] lists the tokens of a vocabulary that hold JSON escapes, with the tokens of the text that they stand for.
+//! [`EscapeTokens`] lists the tokens of a vocabulary that contain JSON escapes, with the tokens of the unescaped text.
 //!
-//! Separate from the follower because it is made once for each model. Invariant: a token is listed for each way in which its text may
-//! be read: outside of strings, inside of them, and after a backslash.
+//! It is made once for each model. Invariant: a token is listed for each way in which its text may be read: outside of strings, inside of
+//! them, and after a backslash.
 
 use toktrie::TokTrie;
 
@@ -33,7 +33,7 @@ impl Scan {
     }
 }
 
-/// Says whether a JSON string may begin directly after a byte: after punctuation, space, or the end of a mark.
+/// Returns whether a JSON string may begin directly after a byte: after punctuation, space, or the end of a mark.
 fn may_precede_string(byte: u8) -> bool {
     byte.is_ascii_whitespace() || b"[{(,:;>|]}`".contains(&byte)
 }
@@ -44,7 +44,7 @@ pub(super) struct Unescaped {
     pub(super) id: u32,
     /// Tokens of the unescaped text.
     pub(super) ids: Box<[u32]>,
-    /// Whether a slash must follow, because `ids` leave out the backslash at the token's end.
+    /// Whether a slash must follow, because `ids` omit the backslash at the token's end.
     pub(super) awaits_slash: bool,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Unescaped {
 #[derive(Debug)]
 pub(super) struct LetterEscape {
     pub(super) id: u32,
-    /// Tokens of the text up to the escape, with a digit that no control character has in this place.
+    /// Tokens of the text up to the escape, with a digit that no control character has at this position.
     pub(super) ids: Box<[u32]>,
 }
 

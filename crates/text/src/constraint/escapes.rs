@@ -1,9 +1,9 @@
 //! [`Follower`] follows a text through one grammar and adds the JSON escapes that the grammar compiler does not know.
 //!
 //! JSON lets `\/` stand for a slash, and models write it, but the compiler knows only the slash. In strings with a pattern the compiler
-//! knows `\u` only for control characters, so a model that begins another escape could not finish it. Separate from the alternatives
-//! because each grammar has its own text. Invariants: an escape that may begin can be finished, also by a token that holds more than it;
-//! the grammar sees the unescaped text.
+//! knows `\u` only for control characters, so a model that begins another escape could not finish it. Each grammar has its own text.
+//! Invariants: an escape that may begin can be finished, also by a token that contains more than it; the grammar sees the unescaped
+//! text.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use super::{
     vocabulary::Vocabulary,
 };
 
-/// Says where JSON stands in the texts of a grammar.
+/// Says where JSON may occur in the texts of a grammar.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct JsonPlaces {
     /// Whether the grammar has JSON.
     pub(super) has_json: bool,
-    /// Whether free text, in which quotes mean nothing, may stand next to the JSON.
+    /// Whether free text, in which quotes mean nothing, may be next to the JSON.
     pub(super) has_free_text: bool,
     /// Whether strings may have patterns.
     pub(super) has_patterns: bool,
@@ -41,7 +41,7 @@ struct Told {
 struct Way {
     /// The tokens that it consumes.
     ids: Vec<u32>,
-    /// The tokens that it consumes for the previous token in place of the earlier ones.
+    /// The tokens that it consumes for the previous token instead of the earlier ones.
     instead: Option<Vec<u32>>,
     after: Scan,
 }
@@ -77,7 +77,7 @@ impl Follower {
         }
     }
 
-    /// Says whether the text is complete and nothing may follow it.
+    /// Returns whether the text is complete and nothing may follow it.
     pub(super) fn is_stopped(&self) -> bool {
         self.matcher.is_stopped()
     }
@@ -167,7 +167,7 @@ impl Follower {
         self.validates(&[&unescaped.ids[..], &[slash]].concat())
     }
 
-    /// Tokenizes what the grammar consumed for the newest token without the backslash at its end; `None` if it has none.
+    /// Tokenizes the text that the grammar consumed for the newest token, without the backslash at its end; `None` if it has none.
     fn newest_without_backslash(&self) -> Option<Vec<u32>> {
         let newest = self.told.last()?;
         let bytes = newest.ids.iter().flat_map(|&id| self.vocabulary.bytes_of(id));
@@ -177,7 +177,7 @@ impl Follower {
             .flatten()
     }
 
-    /// Asks while the grammar has consumed other tokens for the newest token.
+    /// Runs a query while the grammar has consumed other tokens for the newest token.
     fn with_newest<T>(
         &mut self,
         ids: &[u32],
@@ -202,7 +202,7 @@ impl Follower {
         Ok(n_valid.map_err(|error| step_error(&error))? == ids.len())
     }
 
-    /// Returns how the grammar reads a token if that may come next.
+    /// Returns how the grammar reads a token, if the token may come next.
     fn way(&mut self, id: u32) -> Result<Option<Way>, ConstraintError> {
         let vocabulary = Arc::clone(&self.vocabulary);
         let tokens = &vocabulary.escapes;
@@ -369,7 +369,7 @@ impl Follower {
     }
 }
 
-/// Returns the part of a mask that these tokens are.
+/// Keeps only these tokens of a mask.
 fn only(mask: &SimpleVob, ids: &[u32]) -> SimpleVob {
     let mut part = mask.clone();
     part.set_all(false);

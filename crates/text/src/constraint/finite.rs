@@ -1,18 +1,18 @@
-//! Whether a compiled grammar has any finite text.
+//! Decides whether a compiled grammar has any finite text.
 //!
-//! Separate because the compiler of grammars does not ask: a rule that needs itself compiles, and a model would write until
-//! it is cut off. Invariant: linear in the grammar for each round, and there are no more rounds than symbols.
+//! The compiler of grammars does not check this: a rule that needs itself compiles, and a model would write until a limit
+//! ends it. Invariant: each round is linear in the size of the grammar, and there are no more rounds than symbols.
 
 use std::collections::HashMap;
 
 use llguidance::earley::{CGrammar, CSymIdx};
 
-/// Whether the start symbol of `grammar` derives a finite text.
+/// Returns whether the start symbol of `grammar` derives a finite text.
 pub(super) fn has_finite_text(grammar: &CGrammar) -> bool {
-    // All symbols that the start symbol leads to, and the rules that each takes part in.
+    // All symbols reachable from the start symbol, and the rules in which each occurs.
     let mut symbols = vec![grammar.start()];
     let mut place_of: HashMap<CSymIdx, usize> = HashMap::from([(grammar.start(), 0)]);
-    // For each rule: the symbol that it makes, and how many of its parts are not known to end.
+    // For each rule: the symbol that it makes, and the number of its parts that may be infinite.
     let mut rules: Vec<(usize, usize)> = Vec::new();
     let mut rules_with: Vec<Vec<usize>> = vec![Vec::new()];
     let mut next = 0;

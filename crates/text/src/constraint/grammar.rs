@@ -1,7 +1,6 @@
 //! [`Constraint`]: the form of a text, as the request gives it.
 //!
-//! Plain data, separate from the compiler so that requests can carry it. Invariant: nothing is checked here; compiling
-//! checks all of it.
+//! It is plain data, which requests can carry. Invariant: nothing is checked here; compiling checks all of it.
 
 use std::borrow::Borrow;
 
@@ -19,8 +18,8 @@ use super::{
     schema::drop_what_says_nothing,
 };
 
-/// White space between two parts of JSON: a space, or a line break or two with an indent. Small models that like them fill
-/// their answers with longer ones. Source: `SPACE_RULE` in llama.cpp's `common/json-schema-to-grammar.cpp`, which has the same bounds.
+/// White space between two parts of JSON: a space, or a line break or two with an indent. Without a limit, some small models fill
+/// their answers with white space. Source: `SPACE_RULE` in llama.cpp's `common/json-schema-to-grammar.cpp`, which has the same limits.
 const JSON_SPACE: &str = r" |\n{1,2}[ \t]{0,20}";
 
 /// Describes the allowed texts of an answer.
@@ -28,7 +27,7 @@ const JSON_SPACE: &str = r" |\n{1,2}[ \t]{0,20}";
 pub struct Constraint {
     language: Language,
     begin: Begin,
-    /// Calls that the text may be instead.
+    /// Calls that may replace the text.
     calls: Option<CallGrammar>,
 }
 
@@ -47,13 +46,13 @@ enum Language {
 /// Calls of tools, as a grammar in Lark's notation.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CallGrammar {
-    /// With all that the tools' schemas say.
+    /// With all restrictions of the tools' schemas.
     pub(crate) exact: String,
-    /// With what the schemas of strict tools say; tried where the other is refused.
+    /// With only the restrictions of strict tools; tried if the other is refused.
     pub(crate) relaxed: Option<String>,
-    /// Whether calls that cannot be constrained come without a constraint.
+    /// Whether calls that cannot be constrained are free.
     pub(crate) is_optional: bool,
-    /// The tools whose schemas are enforced in any case.
+    /// The tools whose schemas are always enforced.
     pub(crate) held: Vec<HeldTool>,
     /// How calls differ from a text of a shape, if they can.
     pub(crate) told: Option<Told>,
@@ -82,18 +81,18 @@ impl Constraint {
         }
     }
 
-    /// JSON that is valid against a schema (draft 2020-12 or older).
+    /// Allows JSON that is valid against a schema (draft 2020-12 or older).
     pub fn json_schema(schema: impl Borrow<Value>) -> Self {
         Self::new(Language::JsonSchema(schema.borrow().clone()))
     }
 
-    /// Any JSON object.
+    /// Allows any JSON object.
     pub fn json_object() -> Self {
         Self::json_schema(json!({"type": "object"}))
     }
 
-    /// Text that a regular expression matches as a whole, in the syntax of the `regex` crate. `^` at its start and `$` at
-    /// its end change nothing.
+    /// Allows text that a regular expression matches as a whole, in the syntax of the `regex` crate. `^` at its start and `$` at its
+    /// end change nothing.
     pub fn regex(pattern: impl Into<String>) -> Self {
         Self::new(Language::Regex(pattern.into()))
     }
@@ -103,17 +102,17 @@ impl Constraint {
         Self::new(Language::Choice(choices.into_iter().map(Into::into).collect()))
     }
 
-    /// Text of a grammar in Lark's notation, as `llguidance` reads it; the first rule is `start`.
+    /// Allows texts of a grammar in Lark's notation, as `llguidance` reads it; the first rule is `start`.
     pub fn lark(grammar: impl Into<String>) -> Self {
         Self::new(Language::Lark(grammar.into()))
     }
 
-    /// Text of a grammar in llama.cpp's notation; the first rule is `root`.
+    /// Allows texts of a grammar in llama.cpp's notation; the first rule is `root`.
     pub fn gbnf(grammar: impl Into<String>) -> Self {
         Self::new(Language::Gbnf(grammar.into()))
     }
 
-    /// Text of a grammar in either notation: GBNF where it defines rules with `::=`, else Lark.
+    /// Allows texts of a grammar in either notation: GBNF if it defines rules with `::=`, otherwise Lark.
     pub fn grammar(grammar: impl Into<String>) -> Self {
         let grammar = grammar.into();
         if gbnf::looks_like_gbnf(&grammar) {
@@ -123,8 +122,7 @@ impl Constraint {
         }
     }
 
-    /// Lets the constraint begin once the text has come to `marker`, such as `</think>`. Until then every text is allowed,
-    /// but no end.
+    /// Lets the constraint begin after `marker`, such as `</think>`. Until then every text is allowed, but no end.
     #[must_use]
     pub fn begins_after(mut self, marker: impl Into<String>) -> Self {
         self.begin.thoughts = thoughts(Open::Begun, marker.into());
@@ -141,26 +139,26 @@ impl Constraint {
         constraint
     }
 
-    /// Lets the text begin with something else between `open` and `close`, such as a model's thoughts; the constraint then
-    /// begins after it, or else at once. Only a vocabulary in which `open` is one token leaves the choice.
+    /// Lets the text begin with a part between `open` and `close`, such as reasoning; the constraint begins after that part, or at
+    /// once if it is missing. The model has the choice only if `open` is one token of the vocabulary.
     #[must_use]
     pub fn may_begin_after(mut self, open: impl Into<String>, close: impl Into<String>) -> Self {
         self.begin.thoughts = thoughts(Open::AtStart(open.into()), close.into());
         self
     }
 
-    /// Any text at all: what is asked for is where thoughts end.
+    /// Allows any text; only the end of reasoning is constrained.
     pub fn anything() -> Self {
         Self::new(Language::Any)
     }
 
-    /// Calls of tools.
+    /// Allows calls of tools.
     pub(crate) fn calls(grammar: CallGrammar) -> Self {
         Self::new(Language::Calls(grammar))
     }
 
-    /// Lets the text be calls instead, as `calls` says that were not required; `None` where those cannot be told from a text of
-    /// this constraint, or are held to nothing.
+    /// Lets calls replace the text, as `calls` describes them when they are not required. Returns `None` if these cannot be
+    /// distinguished from a text of this constraint, or are not constrained.
     #[must_use]
     pub fn or_calls(mut self, calls: &Self) -> Option<Self> {
         let Language::Calls(grammar) = &calls.language else {
@@ -176,12 +174,12 @@ impl Constraint {
         Some(self)
     }
 
-    /// Whether the text may be calls instead.
+    /// Returns whether calls may replace the text.
     pub fn may_be_calls(&self) -> bool {
         self.calls.is_some()
     }
 
-    /// Says whether the constrained text is for a reader, not calls.
+    /// Returns whether the constrained text is for a reader, not calls.
     pub fn holds_text(&self) -> bool {
         !matches!(self.language, Language::Calls(_) | Language::Any)
     }
@@ -200,7 +198,7 @@ impl Constraint {
         (!grammar.marks.is_empty()).then_some(grammar)
     }
 
-    /// Lets what stands between `open` and `close` come first, wherever `open` stands, in text that is free until a mark.
+    /// Allows text between `open` and `close` anywhere in the free text before a mark.
     #[must_use]
     pub fn thinks_between(mut self, open: impl Into<String>, close: impl Into<String>) -> Self {
         self.begin.thoughts = thoughts(Open::Anywhere(open.into()), close.into());
@@ -214,8 +212,8 @@ impl Constraint {
         self
     }
 
-    /// Ends the part before the constrained text after `n_tokens` tokens, unless it has ended earlier: `end`
-    /// is written then, and `not_next` may not follow at once. Does nothing if there is no such part.
+    /// Ends the part before the constrained text after `n_tokens` tokens, unless it has ended earlier: `end` is written then, and
+    /// `not_next` may not follow at once. Does nothing if there is no such part.
     #[must_use]
     pub fn thinks_at_most(
         mut self,
@@ -277,7 +275,7 @@ impl Constraint {
         })
     }
 
-    /// Says where JSON stands in its texts.
+    /// Returns the places of JSON in its texts.
     pub(super) fn json_places(&self) -> JsonPlaces {
         let has_patterns = |schema: &str| {
             let keywords = ["\"pattern\"", "\"format\"", "\"patternProperties\""];
@@ -298,18 +296,18 @@ impl Constraint {
         }
     }
 
-    /// Whether a text that cannot follow it continues without it.
+    /// Returns whether a text that leaves the grammar continues without it.
     pub(super) fn is_lenient(&self) -> bool {
         matches!(&self.language, Language::Calls(grammar) if grammar.is_optional)
     }
 
-    /// Whether an answer may come without it: calls that are not required, of tools that are not strict, without a budget of
-    /// thoughts.
+    /// Returns whether the constraint may be dropped: calls that are not required, of tools that are not strict, without a limit on
+    /// reasoning.
     pub fn is_optional(&self) -> bool {
         self.is_lenient() && (self.begin.thoughts.as_ref()).is_none_or(|thoughts| thoughts.budget.is_none())
     }
 
-    /// Whether there is no grammar.
+    /// Returns whether there is no grammar.
     pub(super) fn is_any(&self) -> bool {
         self.language == Language::Any
     }
@@ -318,7 +316,7 @@ impl Constraint {
         &self.begin
     }
 
-    /// All of it but where it begins, as one text: equal texts of one kind compile to the same.
+    /// Returns all of it, except where it begins, as one text: equal texts of one kind compile to the same grammar.
     pub(super) fn source(&self) -> String {
         match &self.language {
             Language::JsonSchema(schema) => schema.to_string(),
@@ -336,7 +334,7 @@ impl Constraint {
         }
     }
 
-    /// The tools whose schemas are enforced in any case.
+    /// Returns the tools whose schemas are always enforced.
     pub(super) fn held_tools(&self) -> &[HeldTool] {
         match &self.language {
             Language::Calls(grammar) => &grammar.held,
@@ -344,7 +342,7 @@ impl Constraint {
         }
     }
 
-    /// Refuses a schema that is nested deeper than the limit. To be asked first: everything else follows the nesting.
+    /// Refuses a schema that is nested deeper than the limit. Call it first: everything else recurses along the nesting.
     pub(super) fn check(&self, limits: &ConstraintLimits) -> Result<(), ConstraintError> {
         match &self.language {
             Language::JsonSchema(schema) if is_deeper_than(schema, limits.max_depth) => {
@@ -357,7 +355,7 @@ impl Constraint {
         }
     }
 
-    /// Its grammar in the form that is compiled.
+    /// Returns its grammar in the form that is compiled.
     pub(super) fn to_grammar(&self) -> Result<TopLevelGrammar, ConstraintError> {
         let kind = self.kind();
         let refused = |reason: &str| ConstraintError::Refused {
@@ -388,7 +386,7 @@ impl Constraint {
     }
 }
 
-/// A schema as the compiler takes it.
+/// Returns a schema in the form that the compiler takes.
 pub(crate) fn prepared(schema: &Value) -> Result<Value, &'static str> {
     let mut schema = schema.clone();
     drop_what_says_nothing(&mut schema);

@@ -1,7 +1,7 @@
 //! Finds the references of a grammar in Lark's notation.
 //!
-//! Separate because the compiler parses that notation itself and exposes no list of rules. Invariant: whatever the compiler takes for a
-//! name is a name here, so no reference is missed; false positives only raise the count.
+//! The compiler parses that notation itself and exposes no list of rules. Invariant: every name that the compiler finds is found here,
+//! so no reference is missed; false positives only raise the count.
 //!
 //! Source: the tokens of `llguidance`, `src/lark/lexer.rs`.
 
@@ -99,7 +99,7 @@ struct Scanner<'t> {
 }
 
 impl<'t> Scanner<'t> {
-    /// Reads the next token; `None` at the end, and where the compiler's lexer fails too.
+    /// Reads the next token; `None` at the end, and at an error of the compiler's lexer.
     fn next(&mut self) -> Option<Token<'t>> {
         let bytes = self.rest.as_bytes();
         let first = *bytes.first()?;

@@ -1,11 +1,10 @@
-//! [`Lead`]: what comes before a constrained text: a model's thoughts, which may have a budget, then text up to a call. Where the
-//! constrained text is a shape or a call, and each has its mark, thoughts are searched for both.
+//! [`Lead`]: the text before a constrained text: reasoning, which may have a token limit, then text up to a call. If the
+//! constrained text is a shape or a call with a mark each, reasoning is searched for both.
 //!
 //! After a call the text is free again, up to the next call.
 //!
-//! Separate from the matcher because none of it needs a grammar: it looks at the text of tokens only. Invariants: what is
-//! remembered of the text is as long as the longest mark; once thoughts have had their budget, the tokens that end them come
-//! one after the other.
+//! It needs no grammar: it looks only at the text of tokens. Invariants: it remembers no more of the text than the longest mark;
+//! once reasoning has reached its limit, the tokens that end it are forced one after the other.
 
 use std::sync::Arc;
 
@@ -15,12 +14,12 @@ use super::marker::Marker;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Begin {
     pub(super) thoughts: Option<Thoughts>,
-    /// Marks that calls begin with. Where there are any, other text may come first, and the end too, unless the text is to have
-    /// a shape where it is no call.
+    /// Marks that begin calls. If there are any, other text may come first, and so may the end, unless a text without a call must
+    /// have a shape.
     pub(super) marks: Vec<Mark>,
 }
 
-/// A model's thoughts.
+/// Describes a model's reasoning.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Thoughts {
     pub(super) open: Open,
@@ -34,13 +33,13 @@ pub(super) struct Thoughts {
 /// Says how reasoning begins.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Open {
-    /// They have begun.
+    /// It has begun.
     Begun,
-    /// Where the text begins with this.
+    /// If the text begins with this.
     AtStart(String),
-    /// Behind this, wherever it stands.
+    /// After this, wherever it occurs.
     Anywhere(String),
-    /// With this, which comes in any case.
+    /// With this, which is forced.
     Always(String),
 }
 
@@ -54,11 +53,11 @@ pub(super) struct Budget {
     pub(super) not_next: String,
 }
 
-/// A text that a constrained one begins with.
+/// A text that begins a constrained one.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Mark {
     pub(crate) text: String,
-    /// Whether it counts at the start of an answer only.
+    /// Whether it counts only at the start of an answer.
     pub(crate) is_at_start: bool,
 }
 
@@ -83,7 +82,7 @@ pub(super) struct LeadPlan {
 pub(super) enum OpenPlan {
     Never,
     Begun,
-    /// With one of these tokens, where the constrained text would begin else.
+    /// With one of these tokens, instead of the constrained text.
     Tokens(Vec<u32>),
     /// With this text, in text that is free anyway.
     Text(Mark),
@@ -92,7 +91,7 @@ pub(super) enum OpenPlan {
 }
 
 impl LeadPlan {
-    /// Says whether a mark in reasoning begins a call. The end of reasoning may begin a shaped text.
+    /// Returns whether a mark in reasoning begins a call. The end of reasoning may begin a shaped text.
     pub(super) fn seeks_calls(&self) -> bool {
         (!self.is_free || self.holds_in_thoughts) && !self.marks.is_empty() && self.close.is_some()
     }
@@ -105,12 +104,12 @@ pub(super) struct BudgetPlan {
     pub(super) not_next: Vec<u32>,
 }
 
-/// A sample's way through it.
+/// A sample's progress in the lead.
 #[derive(Clone, Debug)]
 pub(super) struct Lead {
     plan: Arc<LeadPlan>,
     state: State,
-    /// Tokens of thoughts so far.
+    /// Reasoning tokens so far.
     n_thoughts: usize,
     /// Whether a call came before.
     is_behind: bool,
@@ -118,14 +117,14 @@ pub(super) struct Lead {
 
 #[derive(Clone, Debug)]
 enum State {
-    /// Nothing came. Thoughts or the constrained text follow.
+    /// Nothing came yet. Reasoning or the constrained text follows.
     Fresh,
     Thinking {
         close: Marker,
         /// Waits for calls in reasoning.
         watch: Option<Watch>,
     },
-    /// These tokens come; then thoughts begin or end.
+    /// These tokens are forced; then reasoning begins or ends.
     Forced {
         ids: Arc<[u32]>,
         n_done: usize,
@@ -138,23 +137,23 @@ enum State {
 /// Waits for marks in free text.
 #[derive(Clone, Debug)]
 struct Watch {
-    /// The text from its first letter, as long as it may be the beginning of a mark at the start.
+    /// The text from its first letter, while it may be the beginning of a mark at the start.
     start: Option<Vec<u8>>,
     /// Bytes besides white space that may come before the first letter.
     skips: &'static [u8],
     /// Marks that count only at the start, each with its index in the plan.
     at_start: Arc<[(usize, Box<[u8]>)]>,
     anywhere: Vec<(usize, Marker)>,
-    /// Whether thoughts have just been ended.
+    /// Whether reasoning has just ended.
     is_after_end: bool,
 }
 
 /// Says which tokens may come next.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Allowed<'p> {
-    /// Every token, and the ends where that is said, but for these.
+    /// All tokens except these, and the ends if so stated.
     Any { ends: bool, but: &'p [u32] },
-    /// This token.
+    /// Only this token.
     Only(u32),
     /// Tokens of the grammar, and these.
     Grammar(&'p [u32]),
@@ -201,7 +200,7 @@ impl Lead {
         }
     }
 
-    /// The state at the beginning of thoughts.
+    /// Returns the state at the beginning of reasoning.
     fn thinking(plan: &LeadPlan, close: &Marker) -> State {
         State::Thinking {
             close: close.clone(),
@@ -245,7 +244,7 @@ impl Lead {
         }
     }
 
-    /// Takes in a token and its text.
+    /// Takes a token and its text.
     pub(super) fn push(&mut self, id: u32, bytes: &[u8]) -> Pushed {
         let plan = Arc::clone(&self.plan);
         match &mut self.state {
@@ -293,7 +292,7 @@ impl Lead {
         }
     }
 
-    /// Takes in free text.
+    /// Takes free text.
     pub(super) fn push_free(&mut self, bytes: &[u8]) -> Pushed {
         let State::Free(watch) = &mut self.state else {
             return Pushed::Lead;
@@ -305,7 +304,7 @@ impl Lead {
         }
     }
 
-    /// Takes in a text of thoughts.
+    /// Takes text of reasoning.
     fn think(&mut self, bytes: &[u8]) -> Pushed {
         let State::Thinking { close, watch } = &mut self.state else {
             return Pushed::Lead;
@@ -324,7 +323,7 @@ impl Lead {
         self.state = Self::after(&self.plan);
         let plan = Arc::clone(&self.plan);
         let State::Free(watch) = &mut self.state else {
-            // Space after thoughts is the template's, not the constraint's.
+            // Space after reasoning belongs to the template, not to the constraint.
             return Pushed::Begins(Vec::new(), behind.trim_ascii_start().to_vec());
         };
         watch.is_after_end = (plan.budget.as_ref()).is_some_and(|budget| self.n_thoughts >= budget.n_tokens);
@@ -383,7 +382,7 @@ impl Lead {
 }
 
 impl Watch {
-    /// Waits for the marks of a plan, and for what begins thoughts in free text.
+    /// Waits for the marks of a plan, and for the beginning of reasoning in free text.
     fn new(plan: &LeadPlan) -> Self {
         let thoughts = match &plan.opens {
             OpenPlan::Text(mark) => Some(mark),

@@ -1,7 +1,7 @@
-//! [`Marker`]: waits for a text, such as the end of a model's thoughts, in the bytes of tokens.
+//! [`Marker`]: waits for a text, such as the end of reasoning, in the bytes of tokens.
 //!
-//! Separate from the matcher because tokens and the marker's text do not begin and end together. Invariant: it remembers as
-//! much of the text as could be the beginning of the marker, and no more.
+//! Tokens and the marker's text do not begin and end together. Invariant: it remembers only the text that could be the
+//! beginning of the marker.
 
 /// Most bytes between the two texts of a marker.
 const MAX_GAP_BYTES: usize = 32;

@@ -1,8 +1,7 @@
-//! [`ConstraintMatcher`]: one sample's way through a constraint.
+//! [`ConstraintMatcher`]: one sample's progress in a constraint.
 //!
-//! Separate from the compiled constraint, which samples share. Invariants: a mask has a bit for each token that the text may
-//! continue with and for nothing else, with the ends only where the text is complete; a token that was not in the mask is an
-//! error, not a panic.
+//! Samples share the compiled constraint. Invariants: a mask has a bit for each token that the text may continue with and for nothing
+//! else, with the ends only if the text is complete; a token outside the mask is an error, not a panic.
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
@@ -13,13 +12,13 @@ use super::{
     vocabulary::Vocabulary,
 };
 
-/// Tokens at most that spell the beginning of one text.
+/// Largest number of tokens that spell the beginning of one text.
 const MAX_SPELLINGS: u32 = 64;
 
-/// Tokens before the grammar that are taken back without reading all of them again: more than a draft has.
+/// Number of tokens before the grammar that can be taken back without reading all of them again: more than a draft has.
 const MAX_LEADS: usize = 40;
 
-/// One sample's way through a constraint.
+/// One sample's progress in a constraint.
 pub struct ConstraintMatcher {
     /// `None` without a grammar, and after a call until the next begins.
     grammars: Option<Alternatives>,
@@ -34,7 +33,7 @@ pub struct ConstraintMatcher {
     before: Vec<u32>,
     /// Earlier states of the lead, before each of the newest of those tokens.
     leads: VecDeque<Lead>,
-    /// Tokens since.
+    /// Tokens since then.
     n_inside: usize,
     /// The last complete call.
     called: Option<Box<Called>>,
@@ -42,10 +41,10 @@ pub struct ConstraintMatcher {
     through_calls: Vec<u32>,
     /// State of the lead after the last call and the text in that call's last token; before the first call, its initial state.
     first_lead: Lead,
-    /// Tokens of the grammar since.
+    /// Tokens of the grammar since then.
     inside: Vec<u32>,
     is_complete: bool,
-    /// Whether the newest token is one of the end.
+    /// Whether the newest token is an end token.
     has_ended: bool,
     leaving: Leaving,
 }
@@ -67,11 +66,11 @@ enum Leaving {
     Fails,
     /// It continues without the grammar.
     IsAllowed,
-    /// It has.
+    /// It has left the grammar.
     HasHappened {
-        /// Tokens that came since, that with which it left included.
+        /// Tokens since then, including the one with which it left.
         n_since: usize,
-        /// Whether it left ahead of a token, since there was no mask for it.
+        /// Whether it left before a token, because there was no mask for it.
         by_mask: bool,
     },
 }
@@ -124,7 +123,7 @@ impl ConstraintMatcher {
     /// zero.
     ///
     /// # Errors
-    /// [`ConstraintError::Step`] where a limit of a step is exceeded.
+    /// [`ConstraintError::Step`] if a limit of a step is exceeded.
     pub fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintError> {
         if self.has_left() {
             self.fill_all(words, true);
@@ -203,10 +202,10 @@ impl ConstraintMatcher {
         Ok(())
     }
 
-    /// Takes in the token that came.
+    /// Takes the chosen token.
     ///
     /// # Errors
-    /// [`ConstraintError::Step`] for a token that the mask forbids, or where a limit is exceeded.
+    /// [`ConstraintError::Step`] for a token that the mask forbids, or if a limit is exceeded.
     pub fn commit(&mut self, id: u32) -> Result<(), ConstraintError> {
         if let Leaving::HasHappened { n_since, .. } = &mut self.leaving {
             *n_since += 1;
@@ -265,7 +264,7 @@ impl ConstraintMatcher {
     }
 
     /// Begins the grammar with a mark, or after reasoning without one, and with the text after it. A token of free text may complete a
-    /// mark and run past it; where no call continues so, the text remains free.
+    /// mark and run past it; if no call continues this way, the text remains free.
     fn begin(&mut self, mark: Vec<u32>, behind: Vec<u8>) -> Result<(), ConstraintError> {
         let (mut mark, mut behind) = (mark, behind);
         loop {
@@ -292,7 +291,7 @@ impl ConstraintMatcher {
         }
     }
 
-    /// Takes in tokens of the grammar. If they complete a call, the rest of them is text after it.
+    /// Takes tokens of the grammar. If they complete a call, the rest of them is text after it.
     fn consume(&mut self, ids: &[u32]) -> Result<(), ConstraintError> {
         let Some(grammars) = &mut self.grammars else {
             return Ok(());
@@ -367,20 +366,21 @@ impl ConstraintMatcher {
         tokens.into_iter().try_for_each(|id| self.step(id))
     }
 
-    /// Whether the text is complete and nothing may follow it.
+    /// Returns whether the text is complete and nothing may follow it.
     pub fn is_complete(&self) -> bool {
         self.is_complete
     }
 
-    /// Whether the text has left its grammar, so that anything may follow.
+    /// Returns whether the text has left its grammar, so that anything may follow.
     pub fn has_left(&self) -> bool {
         matches!(self.leaving, Leaving::HasHappened { .. })
     }
 
-    /// Takes back the newest tokens, for instance those that a draft proposed and that were refused.
+    /// Takes back the newest tokens, for instance the rejected tokens of a draft.
     ///
     /// # Errors
-    /// [`ConstraintError::Step`] for more tokens than there are, or than came since a text left its grammar: it cannot go back there.
+    /// [`ConstraintError::Step`] for more tokens than there are, or than came since the text left its grammar, to which it cannot
+    /// return.
     pub fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintError> {
         if n_tokens == 0 {
             return Ok(());
@@ -435,8 +435,8 @@ impl ConstraintMatcher {
         before.into_iter().try_for_each(|id| self.step(id))
     }
 
-    /// Returns the next token if the mask `words` leaves no choice of text: all allowed tokens spell the beginning of one text, and this
-    /// token has the most of it. Models usually write it this way.
+    /// Returns the next token if the mask `words` allows only one text: all allowed tokens spell the beginning of this text, and this
+    /// token spells most of it. Models usually write it this way.
     pub fn forced(&self, words: &[u32]) -> Option<u32> {
         let n_allowed: u32 = words.iter().map(|word| word.count_ones()).sum();
         if n_allowed > MAX_SPELLINGS {

@@ -1,8 +1,8 @@
 //! Constraints: text that has a shape, such as JSON of a schema.
 //!
-//! A [`Constraint`] describes the texts that are allowed. [`ConstraintCompiler`], one for each model,
-//! compiles it to a [`CompiledConstraint`]. Each sample walks through that with a [`ConstraintMatcher`]: it
-//! computes a mask of the tokens that may come next, then takes the token that came.
+//! A [`Constraint`] describes the allowed texts. [`ConstraintCompiler`], one for each model, compiles it to a
+//! [`CompiledConstraint`]. Each sample follows it with a [`ConstraintMatcher`], which computes a mask of the
+//! tokens that may come next, then takes the chosen token.
 //!
 //! The key decision: every language becomes a grammar of `llguidance`, which computes masks over a trie of
 //! the vocabulary. This module adds two rules. A constraint that cannot be enforced is refused before

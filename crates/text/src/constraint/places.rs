@@ -1,7 +1,7 @@
 //! [`Places`] decides which client compiles a constraint next.
 //!
-//! Separate from the compiler because it deals with clients, not grammars. Invariants: at most [`MAX_RUNNING`] constraints compile at a
-//! time; one client never holds all places; waiting clients without a place are served before others.
+//! Invariants: at most [`MAX_RUNNING`] constraints compile at a time; one client never holds all places; waiting clients without a
+//! place are served before others.
 
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},

@@ -1,7 +1,7 @@
 //! Resolves references between schemas of one document: JSON pointers, anchors and identifiers.
 //!
-//! Separate because the grammar compiler knows only `#/` and keys without escapes. Invariants: a reference out of the document stays
-//! unchanged and fails to compile; rewriting does not change the target of a reference.
+//! The grammar compiler knows only `#/` and keys without escapes. Invariants: a reference out of the document stays unchanged and
+//! fails to compile; rewriting does not change the target of a reference.
 
 use std::{
     borrow::Cow,
@@ -48,7 +48,7 @@ impl<'s> Document<'s> {
         self.root
     }
 
-    /// Finds the schema that a reference names; `None` if it is not there.
+    /// Finds the schema that a reference names; `None` if it does not exist.
     pub(crate) fn referred(&self, reference: &str) -> Option<&'s Value> {
         match reference.strip_prefix('#') {
             Some("" | "/") => Some(self.root),
@@ -114,7 +114,7 @@ pub(super) fn make_plain(root: &mut Value) {
     }
 }
 
-/// Maps the names of a document's schemas to their places. Identifiers and keys are held once, because many names may share them.
+/// Maps the names of a document's schemas to their places. Identifiers and keys are stored once, because many names may share them.
 struct Places {
     /// Identifier of the whole document.
     base: String,
@@ -217,7 +217,7 @@ impl Places {
         }
     }
 
-    /// Finds the path of a reference that stands in the document `base`.
+    /// Finds the path of a reference in the document `base`.
     fn path(&self, base: &str, reference: &str) -> Option<Path<'_>> {
         if reference.len() > MAX_PATH_BYTES {
             return None;
@@ -249,7 +249,7 @@ impl Places {
     }
 }
 
-/// Says whether a reference has another form than the compiler's, or whether the document contains several documents.
+/// Returns whether a reference has another form than the compiler's, or whether the document contains several documents.
 fn needs_work(value: &Value) -> bool {
     fn is_odd(value: &Value, is_root: bool) -> bool {
         match value {

@@ -1,8 +1,8 @@
 //! Prepares a JSON schema for the compiler of grammars.
 //!
-//! Separate because the specification and the compiler differ in what real schemas have: a `format` that is not known, names
-//! that are to be texts and the like mean nothing by the specification, and are errors to the compiler. Invariant: what is left
-//! out here could not make an instance invalid.
+//! The specification and the compiler differ on common mistakes in schemas: an unknown `format`, or a non-string where names
+//! must be strings, means nothing by the specification and is an error to the compiler. Invariant: the omitted parts could not
+//! make an instance invalid.
 
 use serde_json::Value;
 
@@ -47,7 +47,7 @@ const WITH_NAMES: [&str; 5] = [
     "properties",
 ];
 
-/// Drops each keyword with a value that means nothing.
+/// Drops each keyword whose value means nothing.
 pub(super) fn drop_what_says_nothing(schema: &mut Value) {
     let Value::Object(fields) = schema else { return };
     let is_unknown = |format: &Value| format.as_str().is_some_and(|name| !FORMATS.contains(&name));
@@ -75,7 +75,7 @@ pub(super) fn drop_what_says_nothing(schema: &mut Value) {
     }
 }
 
-/// Whether a schema of names lets every name through: a name is a text.
+/// Returns whether a schema of names allows every name, which is a string.
 fn takes_every_name(schema: &Value) -> bool {
     match schema {
         Value::Object(fields) => {

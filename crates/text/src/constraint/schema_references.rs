@@ -1,7 +1,7 @@
 //! Finds the references of a JSON schema, and the numbers in it that are slow to compile.
 //!
-//! Separate from the code that prepares schemas because nothing is changed here. Invariant: an unresolved reference counts as a reference
-//! to every possible target, and a value that only looks like a reference (in an `enum`) counts too.
+//! Nothing is changed here. Invariant: an unresolved reference counts as a reference to every possible target, and a value that only
+//! looks like a reference (in an `enum`) counts too.
 
 use std::collections::HashMap;
 
@@ -263,7 +263,7 @@ mod tests {
         let of_id = json!({"$id": "http://a/", "$defs": {"b": {"$id": "b", "$defs": {"c": {"$ref": "#/$defs/d"}, "d": {}}}},
             "$ref": "b#/$defs/c"});
         assert!(longest(&of_id).unwrap().n_nodes >= 3);
-        // A property named `$ref` is no reference.
+        // A property named `$ref` is not a reference.
         check(&json!({"properties": {"$ref": {"type": "string"}}}), 1);
     }
 

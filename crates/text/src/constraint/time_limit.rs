@@ -1,7 +1,7 @@
-//! [`ThreadClock`] and [`TimeLeft`]: how long a constraint may take to compile.
+//! [`ThreadClock`] and [`TimeLeft`]: the time that a constraint may take to compile.
 //!
-//! Separate from the compiler because it deals with time, not grammars. Invariants: the compiler's own work is measured, so that other work
-//! of the machine refuses no constraint; a caller still waits for a bounded time.
+//! Invariants: the compiler's own work is measured, so that other work of the machine refuses no constraint; a caller still waits for a
+//! bounded time.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use std::{
 
 /// Reads how much CPU time a thread has used, from any thread.
 ///
-/// Linux counts it for each thread. Elsewhere the time since the clock was made stands for it.
+/// Linux counts it for each thread. Elsewhere it is the time since the clock was made.
 #[derive(Debug)]
 pub(super) struct ThreadClock {
     /// The thread's folder in `/proc`.
@@ -57,7 +57,7 @@ impl ThreadClock {
 pub(super) struct TimeLeft {
     /// CPU time of the compiling thread.
     pub(super) cpu: Duration,
-    /// Moment at which the caller stops to wait, however busy the machine is.
+    /// Moment at which the caller stops waiting, however busy the machine is.
     pub(super) deadline: Instant,
 }
 
@@ -74,7 +74,7 @@ impl TimeLeft {
 
     /// Returns how long to wait before the work is measured again; zero if the time is over.
     pub(super) fn next_wait(&self, used: Duration) -> Duration {
-        /// Wait that is worth a measurement.
+        /// Shortest wait that is worth a measurement.
         const LEAST: Duration = Duration::from_millis(5);
         let wall = self.deadline.saturating_duration_since(Instant::now());
         match self.cpu.saturating_sub(used) {

@@ -1,7 +1,7 @@
 //! [`Vocabulary`]: the tokens of a model as `llguidance` needs them, a trie of their bytes.
 //!
-//! Separate from the compiler because it is made once for each model. Invariants: no token in the trie is structure; no two
-//! have the same bytes; the last id, beyond the tokenizer's own, is the end of a text.
+//! It is made once for each model. Invariants: no token in the trie is structure; no two have the same bytes; the last id,
+//! beyond the tokenizer's own, is the end of a text.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -25,12 +25,12 @@ const NO_TEXT: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 
 pub(super) struct Vocabulary {
     pub(super) env: TokEnv,
-    /// Tokens of the tokenizer. This id stands for the end of a text.
+    /// Number of tokens of the tokenizer. This id is the end of a text.
     pub(super) n_tokens: usize,
-    /// The bytes of every token in the text, structure too, for markers.
+    /// The bytes of every token in the text, including structure, for markers.
     bytes: Vec<Box<[u8]>>,
     controls: ControlTokens,
-    /// Tokens that hold JSON escapes.
+    /// Tokens that contain JSON escapes.
     pub(super) escapes: EscapeTokens,
 }
 
@@ -53,7 +53,7 @@ impl Vocabulary {
                             by_bytes.insert(bytes, id);
                             bytes.to_vec()
                         }
-                        // A byte's own token yields to a token of text, which the model knows better.
+                        // A byte token gives way to a text token, which the model knows better.
                         Some(&other) if tokenizer.token_kind(other as u32) == Some(TokenKind::Byte) => {
                             by_bytes.insert(bytes, id);
                             std::mem::take(&mut words[other])
@@ -92,7 +92,7 @@ impl Vocabulary {
         })
     }
 
-    /// A text as the model writes it: control tokens where it names them, else the longest tokens.
+    /// Returns a text in the tokens of the model: control tokens where it names them, otherwise the longest tokens.
     pub(super) fn tokens_of(&self, text: &str) -> Vec<u32> {
         let mut tokens = Vec::new();
         for segment in self.controls.split(text) {
@@ -104,7 +104,7 @@ impl Vocabulary {
         tokens
     }
 
-    /// The longest tokens of a text without structure.
+    /// Returns the longest tokens of a text without structure.
     pub(super) fn text_tokens(&self, text: &[u8]) -> Vec<u32> {
         self.env.tok_trie().greedy_tokenize(text)
     }
@@ -114,7 +114,7 @@ impl Vocabulary {
         spelled(self.env.tok_trie(), text)
     }
 
-    /// The tokens of text that a text beginning with `word` may begin with.
+    /// Lists the text tokens with which a text that begins with `word` may begin.
     pub(super) fn ids_at_the_start_of(&self, word: &[u8]) -> Vec<u32> {
         if word.is_empty() {
             return Vec::new();
@@ -126,7 +126,7 @@ impl Vocabulary {
             .collect()
     }
 
-    /// The tokens that stand for `bytes`, structure too.
+    /// Lists the tokens with the text `bytes`, including structure.
     pub(super) fn ids_of(&self, bytes: &[u8]) -> Vec<u32> {
         let tokens = (0..).zip(&self.bytes);
         tokens
@@ -135,13 +135,13 @@ impl Vocabulary {
             .collect()
     }
 
-    /// Says whether a token is text, not a control token.
+    /// Returns whether a token is text, not a control token.
     pub(super) fn is_text(&self, id: u32) -> bool {
         let token = self.env.tok_trie().token(id);
         token.first().is_some_and(|&byte| byte != NO_TEXT)
     }
 
-    /// The bytes that a token stands for; none outside the vocabulary.
+    /// Returns the bytes of a token; none outside the vocabulary.
     pub(super) fn bytes_of(&self, id: u32) -> &[u8] {
         self.bytes.get(id as usize).map_or(&[], |bytes| bytes)
     }

@@ -1,7 +1,7 @@
 //! [`Arguments`]: the evaluated arguments of a call, and how Python binds them to names.
 //!
-//! Separate from evaluation because filters, tests, methods and functions all take them. Invariant: binding refuses what
-//! Python refuses: too many, unknown ones, and one given twice.
+//! Filters, tests, methods and functions all take them. Invariant: binding refuses what Python refuses: too many,
+//! unknown ones, and one given twice.
 
 use std::rc::Rc;
 
@@ -28,7 +28,7 @@ impl Arguments {
         Some(self.keyword.remove(at).1)
     }
 
-    /// The arguments in the order of `names`, as Python binds them.
+    /// Returns the arguments in the order of `names`, as Python binds them.
     pub(super) fn bind<const N: usize>(
         &self,
         function: &str,

@@ -1,7 +1,7 @@
 //! Calls: of functions, macros, methods and loops, with their arguments.
 //!
-//! Separate from expressions because what can be called is a closed list: the environment's functions are all here.
-//! Invariant: a call makes nothing larger than the meter allows, `range` included.
+//! The list of callable things is closed: the environment's functions are all here. Invariant: a call makes nothing
+//! larger than the meter allows, `range` included.
 
 use super::{
     arguments::Arguments,
@@ -48,9 +48,9 @@ impl<'t> Interpreter<'t> {
         Ok(evaluated)
     }
 
-    /// Calls a function, method, macro or loop; `caller` is what a `{% call %}` block passes.
+    /// Calls a function, method, macro or loop; `caller` is the macro of a `{% call %}` block.
     pub(super) fn eval_call(&mut self, call: &'t Call, caller: Option<Value>) -> Result<Value, Fault> {
-        // A method called where it is named needs no value of its own.
+        // A method that is called where it is named needs no separate value.
         if let Expr::Attribute(object, name) = &call.callee {
             let object = self.eval(object)?;
             let program = self.program;
@@ -186,7 +186,7 @@ impl<'t> Interpreter<'t> {
     }
 
     fn range(&self, args: &Arguments) -> Result<Value, Fault> {
-        /// As Jinja's sandbox has it.
+        /// The limit of Jinja's sandbox.
         const MAX_RANGE: i128 = 100_000;
         let mut numbers = Vec::with_capacity(3);
         for value in &args.positional {

@@ -1,8 +1,7 @@
 //! [`ChatContext`]: the variables that chat templates expect, from a conversation.
 //!
-//! It is separate from the template because a template takes any context; this is the shape that transformers'
-//! `apply_chat_template` gives it. Invariant: optional variables are present as null, since templates compare them
-//! with `none`.
+//! A template takes any context; this one has the form that transformers' `apply_chat_template` gives it. Invariant:
+//! optional variables are present as null, since templates compare them with `none`.
 
 use serde_json::{Map, Value, json};
 
@@ -48,23 +47,23 @@ impl ChatMessage {
 /// The variables of one rendering.
 #[derive(Debug, Clone, Default)]
 pub struct ChatContext {
-    /// Messages as the template sees them: objects with `role`, `content` and what else a message may have
+    /// Messages as the template sees them: objects with `role`, `content` and any other entries of a message
     /// (`tool_calls`, `name`, `reasoning_content`). Arguments of tool calls should be objects, not JSON in a string.
     pub messages: Vec<Value>,
     /// Tools in the form of OpenAI's `tools`.
     pub tools: Option<Value>,
     /// Whether the text ends with the opening of the assistant's turn.
     pub add_generation_prompt: bool,
-    /// Text of the token that begins a sequence, empty where there is none.
+    /// Text of the token that begins a sequence, empty if there is none.
     pub bos_token: String,
-    /// Text of the token that ends a sequence, empty where there is none.
+    /// Text of the token that ends a sequence, empty if there is none.
     pub eos_token: String,
     /// Further variables, such as `enable_thinking`; they win over the fields above.
     pub extra: Map<String, Value>,
 }
 
 impl ChatContext {
-    /// A context that asks for an answer to `messages`.
+    /// Creates a context that asks for an answer to `messages`.
     pub fn from_messages(messages: &[ChatMessage]) -> Self {
         Self {
             messages: messages
@@ -76,7 +75,7 @@ impl ChatContext {
         }
     }
 
-    /// The context as [`ChatTemplate::render`](super::ChatTemplate::render) takes it.
+    /// Returns the context as [`ChatTemplate::render`](super::ChatTemplate::render) takes it.
     pub fn to_json(&self) -> Value {
         let mut variables = Map::new();
         variables.insert("messages".into(), Value::Array(self.messages.clone()));

@@ -48,7 +48,7 @@ const WEEKDAYS: [&str; 7] = [
 ];
 
 impl CivilTime {
-    /// The UTC time that is `seconds` after 1970-01-01T00:00:00.
+    /// Returns the UTC time that is `seconds` after 1970-01-01T00:00:00.
     ///
     /// Source: "days to civil", Howard Hinnant, chrono-compatible low-level date algorithms.
     pub fn from_unix_seconds(seconds: i64) -> Self {
@@ -88,7 +88,7 @@ impl CivilTime {
         }
     }
 
-    /// Day of the year, from 1.
+    /// Returns the day of the year, from 1.
     fn ordinal(self) -> u32 {
         (1..self.month)
             .map(|month| Self { month, ..self }.days_of_month())
@@ -96,7 +96,7 @@ impl CivilTime {
             + self.day
     }
 
-    /// Day of the week, 0 for Sunday.
+    /// Returns the day of the week, 0 for Sunday.
     fn weekday(self) -> u32 {
         let year = i64::from(self.year) - 1;
         let days = year * 365 + year.div_euclid(4) - year.div_euclid(100)

@@ -1,7 +1,7 @@
 //! Jinja's `joiner` and `cycler`, which count their calls.
 //!
-//! Separate from the other functions because these have state. Each is a namespace with entries that no template can name. Invariant: their
-//! entries count against the limits like those of any namespace.
+//! Each is a namespace with entries that no template can name. Invariant: their entries count against the limits like those of any
+//! namespace.
 
 use super::{
     arguments::Arguments,

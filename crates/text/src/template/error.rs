@@ -1,7 +1,7 @@
 //! [`TemplateError`]: why a chat template could not be read or rendered.
 //!
-//! It is separate from the crate's tokenizer errors because templates come from model authors and fail for reasons
-//! of their own. Invariant: every error names the template line it happened on, so a model author can act on it.
+//! Templates come from model authors. Invariant: every error names the template line it happened on, so a model
+//! author can act on it.
 
 use std::fmt;
 
@@ -101,7 +101,7 @@ impl Fault {
         }
     }
 
-    /// A [`Fault::Type`] with a ready message.
+    /// Returns a [`Fault::Type`] with a ready message.
     pub(super) fn type_error(problem: impl Into<String>) -> Self {
         Self::Type(problem.into())
     }

@@ -1,8 +1,7 @@
 //! Evaluates expressions.
 //!
-//! It is separate from the statements because every rule here is Python's, seen through Jinja's sandbox: a
-//! missing value is undefined rather than an error, and nothing can be changed. Attributes and subscripts are
-//! in `lookup`, calls are in `calls`.
+//! Every rule here is Python's, seen through Jinja's sandbox: a missing value is undefined rather than an
+//! error, and nothing can be changed. Attributes and subscripts are in `lookup`, calls are in `calls`.
 
 use std::cmp::Ordering;
 
@@ -171,7 +170,7 @@ impl<'t> Interpreter<'t> {
         self.finish(text)
     }
 
-    /// The value of a finished buffer.
+    /// Returns the value of a finished buffer.
     pub(super) fn finish(&self, text: TextBuf) -> Result<Value, Fault> {
         let (text, trust) = text.into_parts();
         self.meter.text_with_trust(text, false, trust)

@@ -1,7 +1,6 @@
 //! Builds the syntax tree of expressions, in Jinja's order of precedence.
 //!
-//! It is separate from the statements because it is a grammar of its own. Invariant: an expression's tree is at most
-//! [`MAX_EXPR_DEPTH`] deep, chains of operators and filters included.
+//! Invariant: an expression's tree is at most [`MAX_EXPR_DEPTH`] deep, chains of operators and filters included.
 
 use super::{
     ast::{Arg, BinaryOp, Call, CompareOp, Expr, Filter, Literal, Test},
@@ -24,12 +23,12 @@ struct Node {
 }
 
 impl Parser {
-    /// An expression.
+    /// Parses an expression.
     pub(super) fn expr(&mut self) -> Result<Expr, TemplateError> {
         Ok(self.conditional()?.expr)
     }
 
-    /// One expression or, where commas follow, a tuple. `{% for %}` and `{% if %}` take no inline condition at their
+    /// Parses one expression or, if commas follow, a tuple. `{% for %}` and `{% if %}` take no inline condition at their
     /// top level.
     pub(super) fn tuple_or_expr(&mut self, allows_condition: bool) -> Result<Expr, TemplateError> {
         Ok(self.tuple(allows_condition)?.expr)
@@ -191,7 +190,7 @@ impl Parser {
         self.node(depth, Expr::Compare(Box::new(first.expr), rest))
     }
 
-    /// Arithmetic of at least the given precedence, all of it left-associative: 1 is `+ -`, 2 is `~`, 3 is
+    /// Parses arithmetic of at least the given precedence, all of it left-associative: 1 is `+ -`, 2 is `~`, 3 is
     /// `* / // %`, 4 is `**`.
     fn binary(&mut self, min_precedence: u8) -> Result<Node, TemplateError> {
         let mut left = self.unary(true)?;
@@ -379,7 +378,7 @@ impl Parser {
         Ok((args, max_depth))
     }
 
-    /// A filter's or test's name, which may have dots.
+    /// Parses a filter's or test's name, which may have dots.
     fn dotted_name(&mut self) -> Result<String, TemplateError> {
         let mut name = self.expect_name()?;
         while self.skip_op(".") {

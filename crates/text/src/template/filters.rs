@@ -1,6 +1,6 @@
 //! Jinja's filters, and Hugging Face's `tojson`: one row per filter.
 //!
-//! Short filters stand in their row; the others are in files by subject. `urlize` and `random` are missing: a template that uses one gets
+//! Short filters are in their row; the others are in files by subject. `urlize` and `random` are missing: a template that uses one gets
 //! an error that names it.
 
 mod numbers;
@@ -30,7 +30,7 @@ use super::{
 /// A filter: the interpreter, what is filtered, the arguments.
 pub(super) type FilterFn = for<'t> fn(&mut Interpreter<'t>, &Value, &Arguments) -> Result<Value, Fault>;
 
-/// The filter of that name.
+/// Returns the filter of that name.
 pub(super) fn find(name: &str) -> Option<FilterFn> {
     Some(match name {
         "abs" => |_, value, _| match (value, value.as_int()) {

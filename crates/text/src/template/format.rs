@@ -205,7 +205,7 @@ fn printf_value(
     }
 }
 
-/// Reads decimal digits; `None` where there is none. A number too large for memory is as good as the largest.
+/// Reads decimal digits; `None` if there are none. A number too large for memory counts as the largest.
 fn number(rest: &mut &str) -> Option<usize> {
     let n_digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     let (digits, after) = rest.split_at(n_digits);
@@ -260,7 +260,7 @@ pub(super) fn str_format(
     out.push_part(template, rest)
 }
 
-/// The value of a field such as `0`, `name.attribute` or `rows[2]`; an empty one is the next positional argument.
+/// Returns the value of a field such as `0`, `name.attribute` or `rows[2]`; an empty one is the next positional argument.
 fn field_value(
     path: &str,
     args: &Arguments,

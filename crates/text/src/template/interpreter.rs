@@ -50,7 +50,7 @@ pub(super) struct LoopState<'t> {
     pub(super) items: Rc<Seq>,
     pub(super) index: usize,
     pub(super) depth: usize,
-    /// The loop and its scope where it is recursive.
+    /// The loop and its scope, if it is recursive.
     pub(super) recursion: Option<(&'t For, usize)>,
     /// The arguments of the last `loop.changed(…)`.
     pub(super) last_changed: Option<Value>,
@@ -88,7 +88,7 @@ struct KnownNames {
 }
 
 impl<'t> Interpreter<'t> {
-    /// An interpreter whose outermost scope holds those entries of `context` that the template names. Texts of the
+    /// Creates an interpreter whose outermost scope holds those entries of `context` that the template names. Texts of the
     /// variables in `trusted` count as the template's own.
     pub(super) fn new(
         program: &'t Program,
@@ -214,7 +214,7 @@ impl<'t> Interpreter<'t> {
         Ok(result)
     }
 
-    /// The text that `body` writes, as a value.
+    /// Returns the text that `body` writes, as a value.
     fn capture(&mut self, body: impl FnOnce(&mut Self) -> Result<(), Fault>) -> Result<Value, Fault> {
         self.outputs.push(TextBuf::new(&self.meter));
         body(self)?;
@@ -516,7 +516,7 @@ impl<'t> Interpreter<'t> {
         Ok(text)
     }
 
-    /// Defines `varargs` and `kwargs` where the template names them, and refuses excess arguments where it does not.
+    /// Defines `varargs` and `kwargs` if the template names them, and refuses excess arguments if it does not.
     fn define_excess(
         &mut self,
         macro_name: Symbol,

@@ -1,7 +1,7 @@
-//! JSON in both directions: the context that comes in, and Hugging Face's `tojson`, which goes out.
+//! JSON in both directions: reads the context, and writes Hugging Face's `tojson`.
 //!
 //! It is Python's `json.dumps`, not Jinja's own filter: nothing is escaped for HTML and the order of keys is kept.
-//! Invariant: what Python refuses to serialize (undefined values, generators) is refused here too.
+//! Invariant: values that Python refuses to serialize (undefined values, generators) are refused here too.
 
 use std::rc::Rc;
 
@@ -13,7 +13,7 @@ use super::{
     value::Value,
 };
 
-/// The value of a piece of JSON.
+/// Returns the value of a piece of JSON.
 pub(super) fn from_json(json: &serde_json::Value, meter: &Rc<Meter>, depth: usize) -> Result<Value, Fault> {
     if depth > super::value::MAX_NESTING {
         return Err(Fault::Limit(super::error::TemplateLimit::Nesting(

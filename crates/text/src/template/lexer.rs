@@ -1,7 +1,7 @@
-//! Cuts template source into tokens, as Jinja does with `trim_blocks` and `lstrip_blocks` on.
+//! Splits template source into tokens, as Jinja does with `trim_blocks` and `lstrip_blocks` on.
 //!
-//! It is separate from the parser because all rules about white space around tags live here and nowhere else.
-//! Invariant: the concatenated [`Token::Text`]s are exactly what the template prints outside its tags.
+//! All rules about white space around tags are here. Invariant: the concatenated [`Token::Text`]s are exactly what the
+//! template prints outside its tags.
 
 use super::error::TemplateError;
 
@@ -45,7 +45,7 @@ const OPERATORS: [&str; 27] = [
     "=", ".", ":", "|", ",", ";", "!",
 ];
 
-/// Cuts `source` into tokens with the line each starts on; the last is [`Token::Eof`].
+/// Splits `source` into tokens with the line each starts on; the last is [`Token::Eof`].
 pub(super) fn tokenize(source: &str) -> Result<Vec<(Token, u32)>, TemplateError> {
     let mut source = source.replace("\r\n", "\n").replace('\r', "\n");
     if source.ends_with('\n') {
@@ -68,7 +68,7 @@ struct Lexer<'s> {
     source: &'s str,
     pos: usize,
     line: u32,
-    /// Whether what was consumed last ended with a line break.
+    /// Whether the text consumed last ended with a line break.
     is_line_start: bool,
     tokens: Vec<(Token, u32)>,
 }
@@ -133,7 +133,7 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// The text ahead of a tag, without the white space that the tag takes away.
+    /// Returns the text before a tag, without the white space that the tag removes.
     fn text_before_tag<'t>(&self, text: &'t str, opener: &str, sign: Option<char>) -> &'t str {
         match sign {
             Some('-') => text.trim_end(),
@@ -151,7 +151,7 @@ impl<'s> Lexer<'s> {
         }
     }
 
-    /// Skips the white space or the line break that a closed block or comment takes away.
+    /// Skips the white space or the line break that a closed block or comment removes.
     fn trim_after_tag(&mut self, trims_all: bool, trims_newline: bool) {
         let rest = self.rest();
         let n = if trims_all {
@@ -196,7 +196,7 @@ impl<'s> Lexer<'s> {
         self.error("`{% raw %}` is not closed with `{% endraw %}`")
     }
 
-    /// The tokens of a tag up to its end.
+    /// Reads the tokens of a tag up to its end.
     fn tag(&mut self, closer: &str, end: Token) -> Result<(), TemplateError> {
         let mut open_brackets: Vec<char> = Vec::new();
         loop {
@@ -335,7 +335,7 @@ impl<'s> Lexer<'s> {
     }
 }
 
-/// Where the next tag starts.
+/// Returns the position of the next tag.
 fn find_tag(text: &str) -> Option<usize> {
     text.as_bytes()
         .windows(2)

@@ -1,7 +1,7 @@
 //! Attributes, items and slices: `object.name`, `object[index]`, `object[start:stop:step]`.
 //!
-//! Separate because the rules are Jinja's: attributes and items fall back on each other, and what is missing is undefined
-//! rather than an error. Invariant: only a template's own values are reached, none of the interpreter.
+//! The rules are Jinja's: attributes and items fall back on each other, and a missing one is undefined rather than an
+//! error. Invariant: only a template's own values are reached, none of the interpreter.
 
 use super::{
     ast::Expr,
@@ -97,7 +97,7 @@ impl<'t> Interpreter<'t> {
                 None => None,
             },
             Value::Dict(dict) => match index {
-                // An unhashable key is no key.
+                // An unhashable value is never a key.
                 Value::List(_) | Value::Dict(_) => None,
                 _ => dict.get(index, &self.meter)?.cloned(),
             },

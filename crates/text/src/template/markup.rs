@@ -1,6 +1,5 @@
-//! [`escape_html`], for templates that mark text as safe.
-//!
-//! Separate because the filter `escape` and the operators on marked text share it.
+//! [`escape_html`], for templates that mark text as safe. The filter `escape` and the operators on marked
+//! text share it.
 
 use super::{error::Fault, meter::TextBuf};
 

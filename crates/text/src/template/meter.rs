@@ -1,4 +1,4 @@
-//! [`Meter`]: what a rendering has used, and the text buffer that grows only as far as the meter allows.
+//! [`Meter`]: the fuel and memory that a rendering has used, and the text buffer that grows only as far as the meter allows.
 //!
 //! A template can double a string in every step of a loop, so counting steps alone bounds nothing. Invariant: every
 //! string, sequence and mapping that evaluation makes holds a [`Lease`] of its size, taken before the bytes are.
@@ -59,7 +59,7 @@ impl Meter {
         Ok(lease)
     }
 
-    /// Whether `bytes` more would fit, asked before a buffer of that size is made outside a lease.
+    /// Checks that `bytes` more would fit, before a buffer of that size is made outside a lease.
     pub(super) fn check_room(&self, bytes: usize) -> Result<(), Fault> {
         match self.live_bytes.get().checked_add(bytes) {
             Some(live) if live <= self.max_bytes => Ok(()),
@@ -152,12 +152,12 @@ impl TextBuf {
         self.text.len()
     }
 
-    /// The string alone.
+    /// Returns only the string.
     pub(super) fn into_string(self) -> String {
         self.text
     }
 
-    /// The string and its trust; their memory is given back.
+    /// Returns the string and its trust; their memory is given back.
     pub(super) fn into_parts(self) -> (String, Trust) {
         (self.text, self.trust)
     }

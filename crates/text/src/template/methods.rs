@@ -17,7 +17,7 @@ use super::{
 /// A method: the interpreter, the receiver, the arguments.
 pub(super) type MethodFn = for<'t> fn(&mut Interpreter<'t>, &Value, &Arguments) -> Result<Value, Fault>;
 
-/// The method of that name, for the type of `receiver`.
+/// Returns the method of that name, for the type of `receiver`.
 pub(super) fn find(receiver: &Value, name: &str) -> Option<MethodFn> {
     match receiver {
         Value::Str(_) => find_str(name),
@@ -243,7 +243,7 @@ fn convert(
         .derived_text(convert(&text.body), text.is_markup, &[text])
 }
 
-/// Upper case after what is no letter; with `keeps_words`, only after what Jinja's filter takes as a border.
+/// Converts to upper case after non-letters; with `keeps_words`, only after the word borders of Jinja's filter.
 pub(super) fn title(text: &str, keeps_words: bool) -> String {
     let mut out = String::with_capacity(text.len());
     let mut starts_word = true;
@@ -285,7 +285,7 @@ fn swap_case(text: &str) -> String {
     out
 }
 
-/// The one argument, a string.
+/// Returns the one argument, a string.
 fn one_str(args: &Arguments, function: &str) -> Result<Box<str>, Fault> {
     match args.bind(function, ["string"])? {
         [Some(Value::Str(text))] => Ok(text.body.clone()),
@@ -476,7 +476,7 @@ fn split(this: &Interpreter<'_>, receiver: &Value, args: &Arguments, from_end: b
     text_list(this, text_of(receiver), parts.into_iter())
 }
 
-/// The parts of a text, as strings.
+/// Returns the parts of a text, as strings.
 fn text_list<'a>(
     this: &Interpreter<'_>,
     whole: &Text,

@@ -13,9 +13,9 @@
 //! |---|---|
 //! | `lexer`, `parser`, `expressions`, `ast` | source to syntax tree |
 //! | `interpreter`, `evaluate`, `lookup`, `calls`, `operators` | statements and scopes; expressions |
-//! | `value`, `printer`, `meter` | Python's values; how they print; what they may cost |
+//! | `value`, `printer`, `meter` | Python's values; how they print; their limits |
 //! | `trust` | which bytes of a text the template itself wrote |
-//! | `filters`, `predicates`, `methods`, `arguments`, `format`, `markup`, `json`, `civil_time` | what a template can call |
+//! | `filters`, `predicates`, `methods`, `arguments`, `format`, `markup`, `json`, `civil_time` | the callables of a template |
 //!
 //! ```
 //! use tokenmill_text::template::{ChatTemplate, RenderOptions};
@@ -64,7 +64,7 @@ use ast::Program;
 use interpreter::Interpreter;
 use meter::Meter;
 
-/// A template's source may be this long; the longest real ones have 40 KB.
+/// Largest length of a template's source; the longest real ones have 40 KB.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
 
 /// Bounds the cost of one rendering.
@@ -92,8 +92,7 @@ impl Default for RenderLimits {
 /// Holds the inputs of a rendering besides the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RenderOptions {
-    /// The time that `strftime_now` sees. The default is the beginning of 1970: a caller who cares says what time it
-    /// is.
+    /// The time that `strftime_now` sees, which the caller sets. The default is the beginning of 1970.
     pub now: CivilTime,
     /// Limits of the rendering.
     pub limits: RenderLimits,
@@ -111,11 +110,11 @@ impl Default for RenderOptions {
     }
 }
 
-/// A rendered text, and where the template itself wrote it.
+/// A rendered text, with the ranges that the template itself wrote.
 #[derive(Debug)]
 pub(crate) struct Rendered {
     pub(crate) text: String,
-    /// Ranges of bytes, ascending; between them stands what messages, tools and the like say.
+    /// Ranges of bytes, ascending; the text between them comes from messages, tools and the like.
     pub(crate) trusted: Vec<Range<usize>>,
 }
 
@@ -144,7 +143,7 @@ impl ChatTemplate {
         })
     }
 
-    /// The text that it was parsed from.
+    /// Returns the text that it was parsed from.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -152,8 +151,7 @@ impl ChatTemplate {
     /// Renders the template with the entries of `context`, which is an object, as its variables.
     ///
     /// # Errors
-    /// [`TemplateError::Raised`] when the template refuses the conversation, other variants when it fails or goes
-    /// beyond a limit.
+    /// [`TemplateError::Raised`] if the template refuses the conversation, other variants if it fails or exceeds a limit.
     pub fn render(
         &self,
         context: &serde_json::Value,
@@ -162,8 +160,7 @@ impl ChatTemplate {
         Ok(self.render_with_trust(context, &[], options)?.text)
     }
 
-    /// Does the same as [`Self::render`], and marks the template's own bytes. Texts of the variables in `trusted` count as
-    /// such.
+    /// Does the same as [`Self::render`], and marks the template's own bytes. Texts of the variables in `trusted` count as its own.
     pub(crate) fn render_with_trust(
         &self,
         context: &serde_json::Value,
@@ -188,7 +185,7 @@ impl ChatTemplate {
             .map_err(|(fault, line)| fault.at(line))
     }
 
-    /// Whether the template reads a variable of that name, such as `tools` or `enable_thinking`.
+    /// Returns whether the template reads a variable of that name, such as `tools` or `enable_thinking`.
     pub fn names(&self, variable: &str) -> bool {
         self.program.names.iter().any(|name| &**name == variable)
     }

@@ -1,7 +1,7 @@
 //! Arithmetic and `+`, `*`, `%` of text and sequences, as Python has them.
 //!
-//! It is separate from the evaluation of expressions because filters and tests compute too. Invariant: integers never
-//! wrap around, and what grows is checked against the memory left before it is made.
+//! Expressions, filters and tests use them. Invariant: integers never wrap around, and a growing result is checked
+//! against the memory left before it is made.
 
 use super::{
     ast::BinaryOp, error::Fault, format, interpreter::Interpreter, markup::escape_html, meter::TextBuf,

@@ -184,7 +184,7 @@ impl Parser {
         Ok(body)
     }
 
-    /// A body up to `{% ender %}`.
+    /// Parses a body up to `{% ender %}`.
     fn body(&mut self, ender: &str) -> Result<Vec<Stmt>, TemplateError> {
         let body = self.statements(&[ender])?;
         self.next();

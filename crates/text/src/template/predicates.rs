@@ -1,4 +1,4 @@
-//! The tests behind `is`: `is defined`, `is string`, `is divisibleby 3`, …
+//! The tests of `is`: `is defined`, `is string`, `is divisibleby 3`, …
 //!
 //! One function and one row per test. Invariant: a test never changes anything and never evaluates a template.
 
@@ -16,7 +16,7 @@ use super::{
 /// A test of a value.
 pub(super) type PredicateFn = for<'t> fn(&mut Interpreter<'t>, &Value, &Arguments) -> Result<bool, Fault>;
 
-/// The test of that name.
+/// Returns the test of that name.
 pub(super) fn find(name: &str) -> Option<PredicateFn> {
     Some(match name {
         "defined" => |_, value, _| Ok(!matches!(value, Value::Undefined(_))),
@@ -79,7 +79,7 @@ pub(super) fn find(name: &str) -> Option<PredicateFn> {
     })
 }
 
-/// Whether Python finds a length and items: true also of strings, mappings and what is undefined.
+/// Returns whether Python finds a length and items: true also of strings, mappings and what is undefined.
 fn is_sequence(value: &Value) -> bool {
     match value {
         Value::Undefined(_) | Value::Str(_) | Value::List(_) | Value::Tuple(_) | Value::Dict(_) => true,

@@ -1,6 +1,6 @@
 //! [`Printer`]: values as Python's `str` and `repr` print them.
 //!
-//! It is separate from the values because printing a namespace needs the interpreter's arena.
+//! Printing a namespace needs the interpreter's arena.
 
 use std::{fmt::Write, rc::Rc};
 

@@ -21,7 +21,7 @@ impl Trust {
         trust
     }
 
-    /// Trusts a range behind all others, joined with one that it touches.
+    /// Trusts a range after all others, joined with an adjacent one.
     pub(super) fn push(&mut self, range: Range<usize>) {
         if range.is_empty() {
             return;
@@ -39,7 +39,7 @@ impl Trust {
         }
     }
 
-    /// The trust of a part of the text.
+    /// Returns the trust of a part of the text.
     pub(super) fn of_part(&self, part: &Range<usize>) -> Self {
         let mut trust = Self::default();
         for range in &self.ranges {
@@ -51,12 +51,12 @@ impl Trust {
         trust
     }
 
-    /// Whether it trusts all of a text of `len` bytes.
+    /// Returns whether it trusts all of a text of `len` bytes.
     pub(super) fn is_all(&self, len: usize) -> bool {
         *self == Self::all(len)
     }
 
-    /// Memory the ranges take.
+    /// Returns the bytes of memory that the ranges take.
     pub(super) fn n_bytes(&self) -> usize {
         self.ranges.len() * size_of::<Range<usize>>()
     }
@@ -66,7 +66,7 @@ impl Trust {
     }
 }
 
-/// Whether a role is a word such as `user`. Templates write roles into control tokens (`<|user|>`), which a word alone
+/// Returns whether a role is a word such as `user`. Templates write roles into control tokens (`<|user|>`), which a word alone
 /// cannot make.
 pub(super) fn is_role_name(role: &str) -> bool {
     !role.is_empty() && role.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')

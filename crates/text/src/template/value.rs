@@ -1,8 +1,8 @@
-//! [`Value`]: what template expressions evaluate to, with Python's rules for truth, equality and order.
+//! [`Value`]: the value of a template expression, with Python's rules for truth, equality and order.
 //!
 //! Strings, sequences and mappings are immutable and shared, as the sandbox that chat templates are written for
 //! demands. Invariants: each holds the lease of its memory, and containers nest at most [`MAX_NESTING`] deep, so every
-//! walk over a value ends without overflowing the stack; what can refer to itself (namespaces, macros, loops) is a
+//! walk over a value ends without overflowing the stack; a value that can refer to itself (namespaces, macros, loops) is a
 //! number, not a pointer.
 
 use std::{cell::RefCell, cmp::Ordering, rc::Rc};
@@ -18,7 +18,7 @@ pub(super) const MAX_NESTING: usize = 100;
 
 #[derive(Debug, Clone)]
 pub(super) enum Value {
-    /// Holds what an error should say is undefined.
+    /// Names the undefined thing for an error.
     Undefined(Rc<str>),
     None,
     Bool(bool),
@@ -48,7 +48,7 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// The trust of a slice of the body; none for any other string.
+    /// Returns the trust of a slice of the body; none for any other string.
     pub(super) fn trust_of(&self, part: &str) -> Trust {
         let start = part.as_ptr().addr().wrapping_sub(self.body.as_ptr().addr());
         match start.checked_add(part.len()) {
@@ -148,17 +148,17 @@ impl Namespace {
 const ITEM_BYTES: usize = size_of::<Value>();
 
 impl Meter {
-    /// A string value that is not trusted.
+    /// Returns a string value that is not trusted.
     pub(super) fn text(self: &Rc<Self>, text: impl Into<Box<str>> + AsRef<str>) -> Result<Value, Fault> {
         self.marked_text(text, false)
     }
 
-    /// A string that the template itself says.
+    /// Returns a string of the template itself.
     pub(super) fn trusted_text(self: &Rc<Self>, text: &str) -> Result<Value, Fault> {
         self.text_with_trust(text, false, Trust::all(text.len()))
     }
 
-    /// A part of another string, with its trust.
+    /// Returns a part of another string, with its trust.
     pub(super) fn part_of(
         self: &Rc<Self>,
         whole: &Text,
@@ -168,7 +168,7 @@ impl Meter {
         self.text_with_trust(part, is_markup, whole.trust_of(part))
     }
 
-    /// A string computed from others: trusted where they are, all of them and in full.
+    /// Returns a string computed from others: trusted if all of them are completely trusted.
     pub(super) fn derived_text(
         self: &Rc<Self>,
         text: String,
@@ -180,7 +180,7 @@ impl Meter {
         self.text_with_trust(text, is_markup, trust)
     }
 
-    /// A string value that may be marked as HTML and is not trusted.
+    /// Returns a string value that may be marked as HTML and is not trusted.
     pub(super) fn marked_text(
         self: &Rc<Self>,
         text: impl Into<Box<str>> + AsRef<str>,
@@ -189,7 +189,7 @@ impl Meter {
         self.text_with_trust(text, is_markup, Trust::default())
     }
 
-    /// A string value, all said.
+    /// Returns a string value with this mark and this trust.
     pub(super) fn text_with_trust(
         self: &Rc<Self>,
         text: impl Into<Box<str>> + AsRef<str>,
@@ -205,7 +205,7 @@ impl Meter {
         })))
     }
 
-    /// A sequence for the value that holds it.
+    /// Returns a sequence for the value that holds it.
     pub(super) fn seq(self: &Rc<Self>, items: Vec<Value>) -> Result<Rc<Seq>, Fault> {
         let lease = self.lease(items.len().saturating_mul(ITEM_BYTES) + size_of::<Seq>())?;
         self.burn(items.len())?;
@@ -234,7 +234,7 @@ impl Meter {
         })))
     }
 
-    /// A mapping of entries whose keys differ.
+    /// Returns a mapping of entries whose keys differ.
     pub(super) fn dict(self: &Rc<Self>, entries: Vec<(Value, Value)>) -> Result<Value, Fault> {
         let lease = self.lease(entries.len().saturating_mul(2 * ITEM_BYTES) + size_of::<Dict>())?;
         self.burn(entries.len())?;
@@ -257,7 +257,7 @@ impl Meter {
     }
 }
 
-/// The depth of a container of `items`.
+/// Returns the depth of a container of `items`.
 fn nest<'v>(items: impl Iterator<Item = &'v Value>) -> Result<usize, Fault> {
     let depth = 1 + items.map(Value::depth).max().unwrap_or(0);
     if depth > MAX_NESTING {
@@ -288,7 +288,7 @@ impl Value {
         }
     }
 
-    /// An integer, where Python would take one (`True` is 1).
+    /// Returns the integer if Python would accept one (`True` is 1).
     pub(super) fn as_int(&self) -> Option<i128> {
         match self {
             Self::Int(value) => Some(*value),
@@ -343,7 +343,7 @@ impl Value {
         }
     }
 
-    /// Number of items, for types that Python's `len` takes.
+    /// Returns the number of items, for types that Python's `len` takes.
     pub(super) fn len(&self) -> Result<usize, Fault> {
         match self {
             Self::Undefined(_) => Ok(0),
@@ -492,7 +492,7 @@ impl Value {
 }
 
 impl Dict {
-    /// The value of a key.
+    /// Returns the value of a key.
     pub(super) fn get(&self, key: &Value, meter: &Meter) -> Result<Option<&Value>, Fault> {
         check_hashable(key)?;
         meter.burn(self.entries.len() / 16)?;
@@ -534,7 +534,7 @@ impl Lazy {
         }
     }
 
-    /// The items; a generator has them once.
+    /// Takes the items; a generator has them only once.
     fn take(&self) -> Option<Rc<Seq>> {
         match self.kind {
             LazyKind::Generator => self.items.borrow_mut().take(),
@@ -542,7 +542,7 @@ impl Lazy {
         }
     }
 
-    /// The items, left in place.
+    /// Returns the items and leaves them in place.
     pub(super) fn peek(&self) -> Option<Rc<Seq>> {
         self.items.borrow().clone()
     }

@@ -1,7 +1,7 @@
-//! [`AddedTokens`]: tokens that are found in text before anything else looks at it.
+//! [`AddedTokens`]: tokens that are found in text before any other step.
 //!
-//! Separate because it is what decides whether user text can become a control token. Invariant: without
-//! `parse_special` only tokens that are text are looked for.
+//! This decides whether user text can become a control token. Invariant: without `parse_special` it looks
+//! only for tokens that are text.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 
@@ -16,9 +16,9 @@ use crate::TokenizerError;
 pub(crate) struct AddedToken {
     pub(crate) id: u32,
     pub(crate) text: String,
-    /// Found only where special tokens are parsed.
+    /// Whether it is found only if special tokens are parsed.
     pub(crate) is_special: bool,
-    /// Takes the white space before it along.
+    /// Whether the white space before it belongs to it.
     pub(crate) strips_left: bool,
     /// Whether the white space after it belongs to it.
     pub(crate) strips_right: bool,
@@ -62,7 +62,7 @@ struct Matcher {
 }
 
 impl AddedTokens {
-    /// Builds the matchers; tokens without text are left out.
+    /// Builds the matchers; tokens without text are ignored.
     pub(crate) fn new(tokens: Vec<AddedToken>) -> Result<Self, TokenizerError> {
         let text_only = tokens.iter().filter(|token| !token.is_special).cloned().collect();
         Ok(Self {
@@ -71,13 +71,13 @@ impl AddedTokens {
         })
     }
 
-    /// Calls `emit` with the tokens of `text` and what is between them, in order.
+    /// Calls `emit` with the tokens of `text` and the text between them, in order.
     pub(crate) fn split<'t>(&self, text: &'t str, parse_special: bool, emit: &mut dyn FnMut(Segment<'t>)) {
         let matcher = if parse_special { &self.all } else { &self.text_only };
         matcher.split(text, emit);
     }
 
-    /// The id of the special token with this text.
+    /// Returns the id of the special token with this text.
     pub(crate) fn id_of(&self, text: &str) -> Option<u32> {
         self.all
             .tokens

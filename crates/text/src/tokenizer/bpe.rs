@@ -1,7 +1,7 @@
 //! [`Bpe`]: byte-pair encoding with a list of merges.
 //!
-//! Separate from SentencePiece's variant because its ranks come from merges of two tokens rather than from the score of
-//! the result. Invariant: tokens that are not text (control tokens and the like) are never made from text.
+//! Unlike in SentencePiece's variant, ranks come from merges of two tokens and not from the score of the result.
+//! Invariant: tokens that are not text (control tokens and the like) are never made from text.
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -20,7 +20,7 @@ pub(crate) enum Alphabet {
     Characters {
         bytes: Option<Box<[Option<u32>; 256]>>,
         unknown: Option<u32>,
-        /// Whether neighbouring unknown characters become one token.
+        /// Whether adjacent unknown characters become one token.
         fuses_unknown: bool,
     },
 }
@@ -48,7 +48,7 @@ impl Merges {
         ))
     }
 
-    /// Adds a merge; of two with the same parts the first counts.
+    /// Adds a merge; if two have the same parts, the first counts.
     pub(crate) fn insert(&mut self, left: u32, right: u32, rank: u32, merged: u32) {
         self.0.entry(Self::key(left, right)).or_insert((rank, merged));
     }
@@ -70,7 +70,7 @@ impl MergeTable for Merges {
 }
 
 impl Bpe {
-    /// Whether words that are tokens stay whole.
+    /// Returns whether words that are tokens stay whole.
     pub(crate) fn ignores_merges(&self) -> bool {
         self.ignores_merges
     }

@@ -1,10 +1,9 @@
-//! GPT-2's printable stand-ins for bytes, in which byte-level vocabularies are written.
-//!
-//! Separate because both readers decode them at load; afterwards everything works on raw bytes.
+//! GPT-2's printable stand-ins for bytes, in which byte-level vocabularies are written. Both readers decode
+//! them at load; afterwards everything works on raw bytes.
 
 use std::sync::LazyLock;
 
-/// The byte that each stand-in means, by code point; all of them lie below 324.
+/// The byte of each stand-in, by code point; all of them are below 324.
 static BYTE_OF: LazyLock<[Option<u8>; 324]> = LazyLock::new(|| {
     let mut byte_of = [None; 324];
     let mut next = 256;
@@ -21,17 +20,17 @@ static BYTE_OF: LazyLock<[Option<u8>; 324]> = LazyLock::new(|| {
     byte_of
 });
 
-/// The byte that a stand-in means.
+/// Returns the byte of a stand-in.
 pub(crate) fn byte_of(character: char) -> Option<u8> {
     BYTE_OF.get(character as usize).copied().flatten()
 }
 
-/// The bytes that a text of stand-ins means; `None` where a character is none.
+/// Returns the bytes of a text of stand-ins; `None` if a character is not one.
 pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
     text.chars().map(byte_of).collect()
 }
 
-/// The byte that a token `<0xNN>` means.
+/// Returns the byte of a token `<0xNN>`.
 pub(crate) fn byte_of_token(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     let is_hex = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());

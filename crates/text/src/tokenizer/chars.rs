@@ -1,8 +1,7 @@
-//! Character classes: which Unicode categories a character has, as bits.
+//! Character classes: the Unicode categories of a character, as bits.
 //!
-//! Separate because every splitter and normalizer asks the same questions of the same table. Invariant: the table is
-//! built once from `regex-syntax`'s Unicode data, so a hand-written splitter and a regular expression agree about
-//! every character.
+//! Every splitter and normalizer uses this table. Invariant: it is built once from `regex-syntax`'s Unicode data, so
+//! a hand-written splitter and a regular expression agree about every character.
 
 use std::sync::LazyLock;
 
@@ -87,7 +86,7 @@ impl Table {
     }
 }
 
-/// The classes of one character.
+/// Returns the classes of one character.
 pub(crate) fn classes(character: char) -> u16 {
     let code = character as usize;
     let table = &*TABLE;
@@ -109,7 +108,7 @@ impl<'t> Classes<'t> {
         Self { table: &TABLE, text }
     }
 
-    /// The classes of the character that begins at `offset`, and its length in bytes; `(0, 0)` at the end.
+    /// Returns the classes of the character that begins at `offset`, and its length in bytes; `(0, 0)` at the end.
     pub(crate) fn at(self, offset: usize) -> (u16, usize) {
         let Some(&byte) = self.text.as_bytes().get(offset) else {
             return (0, 0);
@@ -126,8 +125,8 @@ impl<'t> Classes<'t> {
         (self.table.blocks[block][code % BLOCK], character.len_utf8())
     }
 
-    /// The end of the run of characters from `offset` on that have any of `wanted` and none of `unwanted`; where
-    /// `wanted` is 0, any character is wanted.
+    /// Returns the end of the run of characters from `offset` on that have any of `wanted` and none of `unwanted`;
+    /// if `wanted` is 0, any character is wanted.
     pub(crate) fn run_end(self, mut offset: usize, wanted: u16, unwanted: u16) -> usize {
         loop {
             let (classes, n_bytes) = self.at(offset);

@@ -1,7 +1,7 @@
 //! [`Charsmap`]: SentencePiece's precompiled normalization table.
 //!
-//! Separate because it is a binary format of its own, from an untrusted file: a double-array trie of byte strings and
-//! the texts that replace them. Invariant: no index out of the file is followed unchecked.
+//! It is a binary format from an untrusted file: a double-array trie of byte strings and the texts that replace them.
+//! Invariant: no index in the file is followed unchecked.
 //!
 //! Source: SentencePiece `normalizer.cc` and the darts-clone trie.
 
@@ -18,7 +18,7 @@ pub(crate) struct Charsmap {
     matching: Matching,
 }
 
-/// How the table is looked up.
+/// Selects how entries are matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Matching {
     /// The longest entry at each place, as SentencePiece does.
@@ -57,7 +57,7 @@ impl Charsmap {
         })
     }
 
-    /// Bytes of the longest text that something is replaced by.
+    /// Returns the length of the longest replacement, in bytes.
     pub(crate) fn longest_replacement(&self) -> usize {
         self.replacements.split('\0').map(str::len).max().unwrap_or(0)
     }
@@ -105,7 +105,7 @@ impl Charsmap {
         out
     }
 
-    /// The entries that `bytes` begins with, shortest first: length and replacement.
+    /// Lists the entries that `bytes` begins with, shortest first: length and replacement.
     fn entries<'a>(&'a self, bytes: &'a [u8]) -> impl Iterator<Item = (usize, &'a str)> {
         let offset = |unit: u32| (unit >> 10) << ((unit & (1 << 9)) >> 6);
         let mut node = offset(self.units[0]);

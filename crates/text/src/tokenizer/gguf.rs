@@ -1,9 +1,8 @@
 //! Reads a tokenizer from GGUF metadata.
 //!
-//! Separate from the tokenizer because it is where untrusted arrays and ids are checked against each other. Invariant:
-//! a tokenizer that leaves here has no id outside its vocabulary anywhere.
+//! Untrusted arrays and ids are checked against each other here. Invariant: the returned tokenizer has no id outside its vocabulary.
 //!
-//! Source: llama.cpp `src/llama-vocab.cpp`, for keys, defaults and what each model means.
+//! Source: llama.cpp `src/llama-vocab.cpp`, for keys, defaults and the meaning of each model.
 
 use std::collections::HashMap;
 
@@ -65,7 +64,7 @@ const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
 const LOWERCASE: &str = "tokenizer.ggml.normalizer.lowercase";
 const STRIP_ACCENTS: &str = "tokenizer.ggml.normalizer.strip_accents";
 
-/// The vocabulary as the file has it.
+/// The vocabulary in the form of the file.
 struct Source<'m> {
     metadata: &'m Metadata,
     tokens: &'m StringArray,
@@ -74,7 +73,7 @@ struct Source<'m> {
     by_text: HashMap<&'m str, u32, foldhash::fast::RandomState>,
 }
 
-/// Special tokens that a model has where the file does not say.
+/// Special tokens of a model if the file does not name them.
 #[derive(Default)]
 struct Defaults {
     bos: Option<u32>,
@@ -151,9 +150,9 @@ impl<'m> Source<'m> {
             ends.extend(id_of(metadata, key, tokens.len())?.map(|id| (id, false)));
         }
         for (id, is_no_text) in ends {
-            // Converters mark some ends as user-defined, which text would be matched against: a message with
-            // `<|im_end|>` in it would end there. Others are marked as normal, as Aquila's `<|endoftext|>` is, and no
-            // merge makes them. llama.cpp makes both control tokens too. `</s>` may be HTML and stays normal.
+            // Converters mark some end tokens as user-defined, so text would be matched against them, and a message with `<|im_end|>`
+            // in it would end there. Others, such as Aquila's `<|endoftext|>`, are marked as normal, and no merge makes them.
+            // llama.cpp turns both into control tokens too. `</s>` may be HTML and stays normal.
             match kinds.get_mut(id as usize) {
                 Some(kind @ TokenKind::UserDefined) => *kind = TokenKind::Control,
                 Some(kind @ (TokenKind::Normal | TokenKind::Unused)) if is_no_text => {
@@ -170,7 +169,7 @@ impl<'m> Source<'m> {
         })
     }
 
-    /// Ids, texts and kinds of all tokens.
+    /// Lists ids, texts and kinds of all tokens.
     fn iter(&self) -> impl Iterator<Item = (u32, &'m str, TokenKind)> {
         (0..)
             .zip(self.tokens.iter())
@@ -178,7 +177,7 @@ impl<'m> Source<'m> {
             .map(|((id, text), &kind)| (id, text, kind))
     }
 
-    /// Tokens of single bytes, and the text of each token that is one.
+    /// Returns the tokens of single bytes, and the text of each such token.
     fn byte_tokens(&self) -> Result<Box<[Option<u32>; 256]>, TokenizerError> {
         let mut bytes = Box::new([None; 256]);
         for (id, text, kind) in self.iter() {
@@ -189,7 +188,7 @@ impl<'m> Source<'m> {
         Ok(bytes)
     }
 
-    /// Keys of the tokens that may be made from text.
+    /// Returns the keys of the tokens that may be made from text.
     fn text_keys(&self) -> KeyMap {
         let mut keys = KeyMap::with_capacity(self.tokens.len());
         for (id, text, kind) in self.iter() {
@@ -284,7 +283,7 @@ fn byte_of(id: u32, text: &str) -> Result<u8, TokenizerError> {
     })
 }
 
-/// Whether tokens of this kind may be made from text.
+/// Returns whether tokens of this kind may be made from text.
 fn is_text(kind: TokenKind) -> bool {
     matches!(kind, TokenKind::Normal | TokenKind::UserDefined)
 }
@@ -383,7 +382,7 @@ fn read_merges(source: &Source<'_>) -> Result<Merges, TokenizerError> {
     Ok(merges)
 }
 
-/// Says whether no token has a `▁` after another character, so that no merge crosses such a place.
+/// Returns whether no token has a `▁` after another character, so that no merge crosses such a place.
 fn can_split_before_metaspace(source: &Source<'_>) -> bool {
     source
         .iter()
@@ -538,7 +537,7 @@ fn read_unigram(source: &Source<'_>) -> Result<Parts, TokenizerError> {
     })
 }
 
-/// Adds what all models share: special ids, added tokens, tokens around a text.
+/// Adds the parts that all models share: special ids, added tokens, tokens around a text.
 fn finish(source: &Source<'_>, parts: Parts, is_bert: bool, pre: &str) -> Result<Tokenizer, TokenizerError> {
     let metadata = source.metadata;
     let defaults = parts.defaults;
@@ -590,7 +589,7 @@ fn finish(source: &Source<'_>, parts: Parts, is_bert: bool, pre: &str) -> Result
     Ok(tokenizer)
 }
 
-/// The tokens to look for in text. Which of them take white space along is in no file; it is known by model.
+/// Returns the tokens to look for in text. No file says which of them take adjacent white space; this is known by model.
 fn added_tokens(source: &Source<'_>, pre: &str) -> Result<Vec<AddedToken>, TokenizerError> {
     let name = source
         .metadata

@@ -1,9 +1,9 @@
 //! Reads a tokenizer from a Hugging Face `tokenizer.json`.
 //!
-//! Separate because the file is a program of parts, each of which must be known: what is not known is refused by name
-//! rather than left out. Invariant: as for GGUF, a tokenizer that leaves here has no id outside its vocabulary.
+//! The file is a program of parts, and each must be known: an unknown part is refused by name rather than ignored.
+//! Invariant: as for GGUF, the returned tokenizer has no id outside its vocabulary.
 //!
-//! Source: Hugging Face `tokenizers`, for the form of the file and what each part does.
+//! Source: Hugging Face `tokenizers`, for the form of the file and the meaning of each part.
 
 mod parts;
 
@@ -425,7 +425,7 @@ fn read_bpe(
     Ok((Model::Bpe(bpe), tokens, unknown))
 }
 
-/// Says whether no token has a `▁` after another character, so that no merge crosses such a place.
+/// Returns whether no token has a `▁` after another character, so that no merge crosses such a place.
 fn can_split_before_metaspace(tokens: &Tokens) -> bool {
     tokens
         .text_tokens()

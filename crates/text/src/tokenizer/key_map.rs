@@ -1,8 +1,8 @@
 //! [`KeyMap`]: token bytes to token id.
 //!
-//! Separate because every model looks tokens up by stretches of text, millions of times a second. Invariant: keys lie
-//! in one buffer, a look-up allocates nothing, and the hash is seeded per process, so that no vocabulary file can be
-//! made to collide.
+//! Every model looks tokens up by stretches of text, millions of times a second. Invariant: all keys are in one
+//! buffer, a look-up allocates nothing, and the hash is seeded per process, so that no vocabulary file can force
+//! collisions.
 
 use std::hash::BuildHasher;
 
@@ -53,7 +53,7 @@ impl KeyMap {
         None
     }
 
-    /// The id of a key.
+    /// Returns the id of a key.
     pub(crate) fn get(&self, key: &[u8]) -> Option<u32> {
         if key.len() > self.max_len {
             return None;
@@ -63,12 +63,12 @@ impl KeyMap {
             .map(|entry| entry.id)
     }
 
-    /// Length of the longest key in bytes.
+    /// Returns the length of the longest key in bytes.
     pub(crate) fn max_len(&self) -> usize {
         self.max_len
     }
 
-    /// All keys with their ids, in no order.
+    /// Lists all keys with their ids, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&[u8], u32)> {
         self.entries
             .iter()

@@ -1,25 +1,25 @@
-//! Limits on what the parts of a tokenizer file may do to a text, checked once when the tokenizer is built.
+//! Limits on how the parts of a tokenizer file may change a text, checked once when the tokenizer is built.
 //!
-//! Separate from the parts because the limits hold for all of them together: six replacements of one letter by fifty turn
-//! five letters into gigabytes. Invariant: a tokenizer that was built turns a text of `n` bytes into at most
-//! `MAX_FACTOR * n + MAX_ADDED_BYTES` bytes before it is split.
+//! The limits hold for all parts together: six replacements of one letter by fifty turn five letters into gigabytes.
+//! Invariant: a built tokenizer turns a text of `n` bytes into at most `MAX_FACTOR * n + MAX_ADDED_BYTES` bytes before it
+//! is split.
 
 use super::{Tokenizer, normalize::Normalizer};
 use crate::TokenizerError;
 
-/// The most parts of one kind. Real files have up to ten.
+/// Largest number of parts of one kind. Real files have up to ten.
 const MAX_PARTS: usize = 64;
 /// The largest factor by which normalizers may multiply the length of a text. It is compared with an upper
 /// bound: for real files that is up to a few hundred, although their texts hardly grow by more than 3.
 const MAX_FACTOR: f64 = 1024.0;
-/// The most bytes that normalizers may put around a text.
+/// Largest number of bytes that normalizers may put around a text.
 const MAX_ADDED_BYTES: f64 = 65_536.0;
 /// The largest factor by which the decoder's replacements may multiply the length of a token; real ones make
 /// tokens shorter.
 const MAX_DECODER_FACTOR: f64 = 16.0;
-/// The most tokens around a text. Real files have two or three.
+/// Largest number of tokens around a text. Real files have two or three.
 const MAX_AROUND: usize = 1024;
-/// The most bytes of all added tokens after normalization.
+/// Largest number of bytes of all added tokens after normalization.
 const MAX_ADDED_TOKENS_BYTES: usize = 64 << 20;
 
 /// A bound on the length of a text of `n` bytes: `factor * n + added_bytes`.
@@ -27,7 +27,7 @@ const MAX_ADDED_TOKENS_BYTES: usize = 64 << 20;
 struct Growth {
     factor: f64,
     added_bytes: f64,
-    /// Growth by Unicode forms since other text came in: a second form adds nothing to a first.
+    /// Growth by Unicode forms since other text was added: a second form adds nothing to a first.
     form_factor: f64,
 }
 
@@ -70,7 +70,7 @@ impl Growth {
         }
     }
 
-    /// The bound once `normalizer` was applied as well.
+    /// Returns the bound after `normalizer` as well.
     fn after(self, normalizer: &Normalizer) -> Self {
         match normalizer {
             // The most that UTF-8 text grows by, from Unicode's FAQ on normalization.
@@ -101,7 +101,7 @@ impl Growth {
     }
 }
 
-/// Checks normalizers and what surrounds a text.
+/// Checks normalizers and the tokens around a text.
 pub(super) fn check(tokenizer: &Tokenizer) -> Result<(), TokenizerError> {
     check_parts("normalizers", tokenizer.normalizers.len())?;
     check_parts("pre-tokenizers", tokenizer.steps.len())?;
@@ -201,7 +201,7 @@ mod tests {
         check(&[pattern(" {2,}")], (1.0, 0.0));
     }
 
-    /// The bound is one: no text grows by more.
+    /// The bound holds: no text grows by more.
     #[test]
     fn texts_stay_below_the_bound() {
         let chain = [

@@ -1,7 +1,7 @@
 //! Merging adjacent symbols in order of rank: the inner loop of byte-pair encoding and of SentencePiece's BPE.
 //!
-//! Separate because both models share it; they differ in what a symbol is and where ranks come from. Invariant: the
-//! pair of least rank is merged first, of equal ranks the leftmost; O(n log n) for any input.
+//! The two models differ in their symbols and in the source of ranks. Invariant: the pair of least rank is merged
+//! first, the leftmost among equal ranks; O(n log n) for any input.
 
 use std::{
     cmp::Reverse,
@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicU8, Ordering},
 };
 
-/// Where ranks of adjacent symbols come from.
+/// Supplies the ranks of adjacent symbols.
 pub(crate) trait MergeTable {
     /// Returns the rank of joining the symbols at `left` and `right` and the id of the result; `None` if they
     /// do not join.
@@ -19,18 +19,18 @@ pub(crate) trait MergeTable {
 /// A stretch of the text that is one token so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Symbol {
-    /// The token's id; [`Symbol::UNKNOWN`] where the vocabulary has none.
+    /// The token's id; [`Symbol::UNKNOWN`] if the vocabulary has none.
     pub(crate) id: u32,
     /// Where its bytes begin in the text.
     pub(crate) start: u32,
-    /// How many bytes it has; 0 once it was merged into its left neighbour.
+    /// How many bytes it has; 0 once it was merged into the symbol on its left.
     pub(crate) n_bytes: u32,
     prev: u32,
     next: u32,
 }
 
 impl Symbol {
-    /// The id of a stretch that is no token.
+    /// The id of a stretch that is not a token.
     pub(crate) const UNKNOWN: u32 = u32::MAX;
 
     pub(crate) fn end(&self) -> usize {
@@ -40,10 +40,10 @@ impl Symbol {
 
 const NONE: u32 = u32::MAX;
 
-/// Above this many symbols a heap finds the next pair, below it a look at all of them does.
+/// Above this many symbols a heap finds the next pair, below it a scan does.
 const LINEAR_SYMBOLS: usize = 32;
 
-/// Stands for a pair that does not join.
+/// Marks a pair that does not join.
 const NO_JOIN: (u32, u32) = (u32::MAX, Symbol::UNKNOWN);
 
 /// Buffers for merging, reused from word to word.
@@ -87,7 +87,7 @@ impl Merger {
         });
     }
 
-    /// Merges the word as far as `table` goes and returns its symbols in order.
+    /// Merges the word as far as `table` allows and returns its symbols in order.
     pub(crate) fn merge(&mut self, table: &impl MergeTable) -> impl Iterator<Item = &Symbol> {
         if self.symbols.len() <= LINEAR_SYMBOLS {
             self.merge_short(table);
@@ -161,10 +161,10 @@ impl Merger {
     }
 }
 
-/// Whether each token's own text merges back into just that token, found out when it is first met.
+/// Caches whether each token's own text merges back into just that token; determined at its first use.
 ///
-/// Most words of most texts are tokens, and knowing this saves merging them. Merging is a function of the word alone,
-/// so threads that find out at the same time write the same value.
+/// Most words of most texts are tokens, and this saves merging them. The result depends only on the word, so threads
+/// that determine it at the same time write the same value.
 #[derive(Debug)]
 pub(crate) struct Wholeness(Vec<AtomicU8>);
 

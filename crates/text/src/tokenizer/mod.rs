@@ -47,7 +47,7 @@ pub struct EncodeOptions {
 }
 
 impl Default for EncodeOptions {
-    /// With special tokens around the text, and none parsed in it.
+    /// Adds special tokens around the text, and parses none in it.
     fn default() -> Self {
         Self {
             add_special: true,
@@ -105,8 +105,7 @@ impl Tokenizer {
     /// Builds the tokenizer of a GGUF file from its metadata.
     ///
     /// # Errors
-    /// [`TokenizerError`]: a model or pre-tokenizer that is not known, keys that are missing, or arrays and ids that do
-    /// not fit each other.
+    /// [`TokenizerError`]: an unknown model or pre-tokenizer, missing keys, or arrays and ids that do not match.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, TokenizerError> {
         gguf::read(metadata)
     }
@@ -114,7 +113,7 @@ impl Tokenizer {
     /// Builds the tokenizer that a Hugging Face `tokenizer.json` describes.
     ///
     /// # Errors
-    /// [`TokenizerError`]: JSON of another form, a part that is not known (named), or ids that do not fit each other.
+    /// [`TokenizerError`]: JSON of another form, an unknown part (named), or ids that do not match.
     pub fn from_tokenizer_json(json: &[u8]) -> Result<Self, TokenizerError> {
         huggingface::read(json)
     }
@@ -168,10 +167,10 @@ impl Tokenizer {
             .fold(Cow::Borrowed(text), |text, normalizer| normalizer.apply(text))
     }
 
-    /// The bytes that a token stands for; `None` outside the vocabulary.
+    /// Returns the bytes of a token; `None` outside the vocabulary.
     ///
-    /// A token of part of a character has bytes that are not UTF-8. Decoding drops a space at the start of a text where
-    /// encoding put one; this does not.
+    /// A token for a part of a character has bytes that are not UTF-8. Decoding drops a space at the start of a text
+    /// that encoding added; this function does not.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         self.vocab.bytes(id)
     }
@@ -181,39 +180,39 @@ impl Tokenizer {
         self.vocab.kind(id)
     }
 
-    /// The id of a special or added token, by its text.
+    /// Returns the id of a special or added token, by its text.
     pub fn special_token(&self, text: &str) -> Option<u32> {
         self.added
             .id_of(text)
             .or_else(|| self.added_normalized.id_of(text))
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens.
     pub fn n_vocab(&self) -> usize {
         self.vocab.len()
     }
 
-    /// The token that begins a sequence.
+    /// Returns the token that begins a sequence.
     pub fn bos(&self) -> Option<u32> {
         self.vocab.special.bos
     }
 
-    /// The token that ends a sequence.
+    /// Returns the token that ends a sequence.
     pub fn eos(&self) -> Option<u32> {
         self.vocab.special.eos
     }
 
-    /// The token for text that no other covers.
+    /// Returns the token for text that no other token covers.
     pub fn unknown(&self) -> Option<u32> {
         self.vocab.special.unknown
     }
 
-    /// The token between two texts.
+    /// Returns the token between two texts.
     pub fn separator(&self) -> Option<u32> {
         self.vocab.special.separator
     }
 
-    /// The token that fills up short sequences.
+    /// Returns the token that pads short sequences.
     pub fn padding(&self) -> Option<u32> {
         self.vocab.special.padding
     }
@@ -223,22 +222,22 @@ impl Tokenizer {
         self.vocab.special.infill
     }
 
-    /// Whether [`EncodeOptions::add_special`] puts [`Self::bos`] before a text.
+    /// Returns whether [`EncodeOptions::add_special`] puts [`Self::bos`] before a text.
     pub fn adds_bos(&self) -> bool {
         self.bos().is_some_and(|bos| self.prefix.contains(&bos))
     }
 
-    /// Says whether [`EncodeOptions::add_special`] appends [`Self::eos`] to a text.
+    /// Returns whether [`EncodeOptions::add_special`] appends [`Self::eos`] to a text.
     pub fn adds_eos(&self) -> bool {
         self.eos().is_some_and(|eos| self.suffix.contains(&eos))
     }
 
-    /// All tokens that end a generation, ascending.
+    /// Returns all tokens that end a generation, ascending.
     pub fn end_of_generation(&self) -> &[u32] {
         &self.vocab.special.end_of_generation
     }
 
-    /// Whether decoding a text from its start drops one leading space.
+    /// Returns whether decoding a text from its start drops one leading space.
     pub(crate) fn strips_leading_space(&self) -> bool {
         self.vocab.strips_leading_space
     }

@@ -1,7 +1,7 @@
-//! [`Normalizer`]: what is done to text before it is split.
+//! [`Normalizer`]: a change of text before it is split.
 //!
-//! Separate because a tokenizer has any number of these, in order. Invariant: text that needs no change is not copied,
-//! and each normalizer is linear in its text.
+//! A tokenizer has any number of these, in order. Invariant: text that needs no change is not copied, and each
+//! normalizer is linear in its text.
 
 use std::borrow::Cow;
 
@@ -41,8 +41,8 @@ pub(crate) enum Normalizer {
     },
     Bert(BertNormalizer),
     Charsmap(Charsmap),
-    /// SentencePiece's treatment of spaces: each becomes [`METASPACE`]; runs become one and those at the end go where
-    /// `merges`; one stands before the text where `prepends`.
+    /// SentencePiece's treatment of spaces: each becomes [`METASPACE`]. With `merges`, runs become one, and those at
+    /// the end are dropped; with `prepends`, one is put before the text.
     SentencePieceSpaces {
         prepends: bool,
         merges: bool,
@@ -56,7 +56,7 @@ pub(crate) enum Normalizer {
     reason = "independent flags of the file format"
 )]
 pub(crate) struct BertNormalizer {
-    /// Drops control characters and makes all white space spaces.
+    /// Drops control characters and replaces all white space by spaces.
     pub(crate) cleans: bool,
     /// Puts spaces around Chinese characters.
     pub(crate) splits_chinese: bool,
@@ -165,7 +165,7 @@ impl BertNormalizer {
     }
 }
 
-/// Whether BERT takes a character for Chinese. The range that begins at U+2B920 is what Hugging Face's code has; BERT's
+/// Returns whether BERT treats a character as Chinese. The range that begins at U+2B920 is that of Hugging Face's code; BERT's
 /// own begins at U+2B820.
 fn is_chinese(character: char) -> bool {
     matches!(

@@ -1,8 +1,7 @@
 //! The pre-tokenizer of each `tokenizer.ggml.pre` name.
 //!
-//! A flat table, separate because it is knowledge about models rather than an algorithm. If llama.cpp's file
-//! quotes the pattern of a model's own `tokenizer.json`, the table has that pattern, because llama.cpp's own
-//! patterns are adapted to its matcher.
+//! This is a flat table of knowledge about models. If llama.cpp's file quotes the pattern of a model's own
+//! `tokenizer.json`, the table has that pattern, because llama.cpp's own patterns are adapted to its matcher.
 //!
 //! Source: llama.cpp `src/llama-vocab.cpp` and `src/unicode.cpp`; the models' tokenizers for normalization.
 
@@ -12,7 +11,7 @@ use super::split::{
     Behavior, Contractions, DigitGroups, Digits, Pattern, Spaces, Step, SymbolTail, WordRule,
 };
 
-/// The pre-tokenizer that a `tokenizer.ggml.pre` name stands for.
+/// The pre-tokenizer of a `tokenizer.ggml.pre` name.
 #[derive(Clone, Debug)]
 pub(crate) struct PreTokenizer {
     pub(crate) steps: Vec<Step>,
@@ -77,7 +76,7 @@ const FALCON: &[Rule] = &[
     Regex("[0-9][0-9][0-9]"),
 ];
 
-/// Finds what a name means.
+/// Finds the pre-tokenizer of a name.
 ///
 /// # Errors
 /// [`TokenizerError::UnknownPreTokenizer`].

@@ -1,7 +1,7 @@
 //! [`Spm`]: SentencePiece's byte-pair encoding, which merges by the score of the result.
 //!
-//! Separate from [`super::bpe`] because there are no merges in such a file: any two neighbours whose joined text is a
-//! token may merge. Invariant: only tokens that are text are made from text.
+//! Such a file has no merges: any two adjacent symbols whose joined text is a token may merge. Invariant: only text
+//! tokens are made from text.
 //!
 //! Source: `SentencePiece` `bpe_model.cc`, and llama.cpp's `llm_tokenizer_spm`.
 
@@ -21,7 +21,7 @@ pub(crate) struct Spm {
     wholeness: Wholeness,
 }
 
-/// A rank that orders as the score does, the highest score first.
+/// Returns a rank with the order of scores, the highest score first.
 fn rank_of(score: f32) -> u32 {
     // Adding zero makes negative zero positive; the bits of floats then order like integers, negative ones backwards.
     let bits = (score + 0.0).to_bits();

@@ -1,7 +1,7 @@
 //! [`Unigram`]: the likeliest segmentation under a unigram language model, as T5 uses it.
 //!
-//! Separate from the merging models because it searches all segmentations (Viterbi). Invariant: time is linear in the
-//! text, with the bounded length of the longest token as a factor.
+//! It searches all segmentations (Viterbi). Invariant: time is linear in the text, with the bounded length of the longest
+//! token as a factor.
 //!
 //! Source: Kudo 2018, "Subword Regularization"; scores and ties as in Hugging Face's `tokenizers`.
 
@@ -60,7 +60,7 @@ impl Trie {
     }
 }
 
-/// The best way to reach a place in the text.
+/// The best way to a position in the text.
 #[derive(Clone, Copy)]
 struct Best {
     score: f64,

@@ -1,7 +1,7 @@
-//! [`Vocab`]: what each token id stands for.
+//! [`Vocab`]: the bytes and the kind of each token id.
 //!
-//! Separate from the models, which go from text to ids, because decoding needs nothing else. Invariant: every id below
-//! [`Vocab::len`] has bytes (perhaps none) and a kind, and every special id is below it.
+//! Decoding needs nothing else. Invariant: every id below [`Vocab::len`] has bytes (perhaps none) and a kind, and every
+//! special id is below it.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ pub enum TokenKind {
     Normal,
     /// Stands for text that no token covers.
     Unknown,
-    /// Structure, such as a turn's end; never made from text unless special tokens are parsed.
+    /// Structure, such as a turn's end; text never becomes it unless special tokens are parsed.
     Control,
     /// Text that is always one token, whatever the model says.
     UserDefined,
@@ -26,7 +26,7 @@ pub enum TokenKind {
 }
 
 impl TokenKind {
-    /// Whether the token is structure rather than text.
+    /// Returns whether the token is structure rather than text.
     pub fn is_special(self) -> bool {
         matches!(self, Self::Control | Self::Unknown)
     }
@@ -155,7 +155,7 @@ impl Vocab {
         self.ends.len()
     }
 
-    /// The bytes of a token; `None` outside the vocabulary.
+    /// Returns the bytes of a token; `None` outside the vocabulary.
     pub(crate) fn bytes(&self, id: u32) -> Option<&[u8]> {
         let idx = id as usize;
         let end = *self.ends.get(idx)? as usize;
@@ -163,14 +163,14 @@ impl Vocab {
         Some(&self.bytes[start..end])
     }
 
-    /// The kind of a token; `None` outside the vocabulary.
+    /// Returns the kind of a token; `None` outside the vocabulary.
     pub(crate) fn kind(&self, id: u32) -> Option<TokenKind> {
         self.kinds.get(id as usize).copied()
     }
 
     /// Finds the tokens that end a generation: `eos`, and tokens with such a text.
     ///
-    /// Source: llama.cpp `src/llama-vocab.cpp`. Unlike there, a normal token whose text might stand in any text (`</s>`
+    /// Source: llama.cpp `src/llama-vocab.cpp`. Unlike there, a normal token whose text might occur in any text (`</s>`
     /// is HTML) does not count.
     pub(crate) fn find_end_of_generation(&mut self) {
         let marks: HashSet<&[u8]> = END_MARKS.iter().map(|mark| mark.as_bytes()).collect();

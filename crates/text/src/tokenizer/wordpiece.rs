@@ -1,7 +1,6 @@
 //! [`WordPiece`]: BERT's longest-match-first encoding of words.
 //!
-//! Separate from the merging models because it is greedy from the left. Invariant: a word gives either tokens that
-//! cover it or the one unknown token.
+//! It is greedy from the left. Invariant: a word gives either tokens that cover it or the one unknown token.
 
 use super::{
     key_map::KeyMap,
@@ -17,7 +16,7 @@ pub(crate) struct WordPiece {
     /// Tokens that continue one, without their mark.
     pub(crate) continuations: KeyMap,
     pub(crate) unknown: Option<u32>,
-    /// Longer words become the unknown token unread.
+    /// Longer words become the unknown token without being read.
     pub(crate) max_word_chars: usize,
 }
 

@@ -1,8 +1,8 @@
-//! Calls as published chat templates write them into a conversation's history, read back.
+//! Reads back calls that published chat templates write into a conversation's history.
 //!
 //! A model was trained to write calls as its template renders them in an assistant's message. So the text
-//! between prompt and end of the message is parsed, whole and cut anywhere, and must give the call that was
-//! rendered.
+//! between the prompt and the end of the message is parsed, whole and cut anywhere, and must give the
+//! rendered call.
 
 use std::{collections::BTreeMap, fs, sync::Arc};
 
@@ -13,7 +13,7 @@ use tokenmill_text::{
     template::{ChatTemplate, RenderOptions},
 };
 
-/// Templates that write no call which could be read back, each with its reason. The list is exact.
+/// Templates whose calls cannot be read back, each with its reason. The list is exact.
 const UNREADABLE: &[(&str, &str)] = &[
     (
         "CohereForAI-c4ai-command-r-plus-tool_use",
@@ -145,7 +145,8 @@ fn names(path: &str) -> String {
     name.split(".jinja").next().unwrap_or(name).to_owned()
 }
 
-/// The assistant's message with a call, as `template` writes it after its prompt, and the prompt's end.
+/// Returns the assistant's message with a call, as `template` writes it after its prompt, and the prompt's
+/// end.
 fn written_call(template: &ChatTemplate, context: &Value, arguments: &Value) -> Option<(String, String)> {
     let render = |messages: Value, opens: bool| {
         let mut context = context.clone();
@@ -221,7 +222,7 @@ fn parts(format: &ReplyFormat, tail: &str, written: &str, cuts: &[usize]) -> Vec
     joined
 }
 
-/// The calls of an answer, and its text.
+/// Returns the calls of an answer, and its text.
 fn calls(parts: &[Part]) -> (Vec<(String, Value)>, String) {
     let (mut calls, mut text) = (Vec::new(), String::new());
     let mut arguments = String::new();

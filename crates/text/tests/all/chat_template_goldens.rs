@@ -1,4 +1,4 @@
-//! Renders chat templates, published ones and ones written for this test, and compares with what transformers rendered.
+//! Renders chat templates, published ones and ones written for this test, and compares with the output of transformers.
 
 use std::{collections::BTreeMap, fs};
 

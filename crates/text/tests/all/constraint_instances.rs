@@ -1,7 +1,7 @@
-//! Real JSON schemas and the official suite of JSON Schema: an instance that is invalid must never come out of a
-//! constraint, and most valid ones must.
+//! Real JSON schemas and the official suite of JSON Schema: a constraint must never allow an invalid instance,
+//! and must allow most valid ones.
 //!
-//! The instances are fed byte by byte, so neither a model nor a trained vocabulary has a part in it.
+//! The instances are fed byte by byte, so the test needs neither a model nor a trained vocabulary.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -32,7 +32,7 @@ fn bytes_tokenizer() -> Tokenizer {
     Tokenizer::from_gguf(&metadata).unwrap()
 }
 
-/// Whether the constraint admits `text` as a whole.
+/// Returns whether the constraint allows `text` as a whole.
 fn admits(matcher: &mut ConstraintMatcher, text: &str) -> bool {
     if text.bytes().any(|byte| matcher.commit(u32::from(byte)).is_err()) {
         return false;

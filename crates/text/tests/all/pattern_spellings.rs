@@ -1,7 +1,7 @@
 //! Compares patterns of published `tokenizer.json` files with Hugging Face's `tokenizers`, with escaped and with raw line breaks.
 //!
-//! Separate from the other comparisons because the vocabulary is made here: it has all bytes, and pairs of bytes that patterns may
-//! separate, so the token ids show where the text was split.
+//! The vocabulary is made here: it has all bytes, and pairs of bytes that patterns may separate, so the token ids show where the text was
+//! split.
 
 use proptest::{prelude::*, test_runner::TestRunner};
 use serde_json::{Value, json};

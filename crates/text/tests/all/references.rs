@@ -1,4 +1,4 @@
-//! Generates what refers to itself and to others: rules of grammars, schemas, and the macros and values of chat templates. Each is compiled
+//! Generates rules of grammars, schemas, macros and values of chat templates that refer to themselves and to each other. Each is compiled
 //! or rendered, or refused, in bounded time, and nothing overflows a stack.
 //!
 //! `TOKENMILL_TEST_SECONDS` and `TOKENMILL_TEST_SEED` try more.
@@ -21,7 +21,7 @@ const LONGEST_WAIT: Duration = Duration::from_mins(1);
 /// Most CPU time of a rendering, in a build without optimisation.
 const MAX_WORK: Duration = Duration::from_secs(15);
 
-/// Returns the CPU time of this thread, where the system counts it.
+/// Returns the CPU time of this thread, if the system counts it.
 fn cpu_time() -> Option<Duration> {
     let text = fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     text.split(' ').next()?.parse().ok().map(Duration::from_nanos)

@@ -1,4 +1,4 @@
-//! Text and vocabularies that mean harm: nothing panics, nothing is slow, nothing is smuggled in.
+//! Hostile text and vocabularies: nothing panics, nothing is slow, nothing is smuggled in.
 
 use std::time::{Duration, Instant};
 
@@ -117,7 +117,7 @@ fn an_end_mark_that_is_marked_as_normal_is_a_special_token() {
     assert!(!tokenizer.encode("<|endoftext|>", PLAIN).contains(&(kinds as u32)));
 }
 
-/// The error of the tokenizer file with some of its parts replaced.
+/// Returns the error of the tokenizer file with some of its parts replaced.
 fn json_error(parts: &[(&str, serde_json::Value)]) -> String {
     let mut json: serde_json::Value = serde_json::from_str(include_str!("support/tokenizer.json")).unwrap();
     for (name, part) in parts {
@@ -310,7 +310,7 @@ proptest! {
         let tokenizer = Tokenizer::from_gguf(&vocabularies::sentencepiece()).unwrap();
         let ids = tokenizer.encode(&text, EncodeOptions::default());
         let decoded = tokenizer.decode(&ids, DecodeOptions::default());
-        // The vocabulary has no sign for the mark that stands for a space, and a text after a token that is found
+        // The vocabulary has no token for the mark that replaces a space, and a text after a token that is found
         // first gets a space of its own.
         if !text.contains("<tool>") {
             prop_assert_eq!(decoded, text.replace('▁', " "));
@@ -415,7 +415,7 @@ proptest! {
     }
 }
 
-/// The metadata with one entry dropped, replaced, shortened, lengthened or reordered.
+/// Returns the metadata with one entry dropped, replaced, shortened, lengthened or reordered.
 fn edited(metadata: &Metadata, &(key, how, number, ref word): &(usize, usize, u32, String)) -> Metadata {
     let keys = metadata.len();
     let mut out = Metadata::new();
@@ -475,7 +475,7 @@ fn edited(metadata: &Metadata, &(key, how, number, ref word): &(usize, usize, u3
     out
 }
 
-/// The error of a byte-level vocabulary with one entry replaced.
+/// Returns the error of a byte-level vocabulary with one entry replaced.
 fn error_with(key: &str, value: impl Into<Value>) -> String {
     let mut metadata = Metadata::new();
     for (name, old) in vocabularies::byte_level("gpt-2").iter() {

@@ -1,6 +1,5 @@
-//! The launches of sampling, counted.
-//!
-//! Separate because one row of logits takes several launches, which share what they leave each other.
+//! Counts the launches of sampling. One row of logits takes several launches, which pass results to each
+//! other.
 
 use serde_json::Value;
 use tokenmill_cuda_exec::{SamplePlan, SampleRecord};

@@ -1,7 +1,7 @@
-//! [`Layout`]: where the values of a step lie in the array that is uploaded.
+//! [`Layout`]: the parts of the array in which the values of a step are uploaded.
 //!
-//! Separate from the code that writes them. Invariant: the start of each part follows from the step's shape, from what its rows share and
-//! from its [`Places`], which are all part of a captured step's key.
+//! Invariant: the start of each part depends only on the step's shape, the shape of the pages that its rows share, and its [`Places`].
+//! All three are part of a captured step's key.
 
 use tokenmill_backend::{ExecutorLimits, PAGE_TOKENS, SamplingMode, StepShape};
 
@@ -14,7 +14,7 @@ use super::{
     bucket,
 };
 
-/// Holds where the parts of the array start.
+/// Holds the start of each part of the array.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Layout {
     pub(super) n_tokens: usize,
@@ -29,7 +29,7 @@ pub(super) struct Layout {
     pub(super) logits_of_outputs: usize,
     pub(super) states: usize,
     pub(super) records: usize,
-    /// Items of pages that rows share; then their rows, and for each token what it shares and its records of it.
+    /// Items of pages that rows share, then their rows, then for each token the number of its shared tokens and of their records.
     pub(super) shared: usize,
     /// Words of [`Places`].
     pub(super) places: usize,

@@ -1,6 +1,6 @@
 //! Copies of a [`Driver`]: between host and device, and within the device.
 //!
-//! Separate from launches. Invariant: memory of the host that a copy uses is vouched for by the caller until the copy is done.
+//! Invariant: the caller guarantees the host memory of a copy until the copy is done.
 
 use std::ptr::{self, NonNull};
 
@@ -9,7 +9,7 @@ use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype};
 use super::Driver;
 use crate::{driver::Stream, error::Result};
 
-/// Where rows begin.
+/// Start of the rows.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::driver) enum RowStart {
     /// In pinned memory.
@@ -64,7 +64,7 @@ impl Driver {
         self.check("copying within the device", code)
     }
 
-    /// Copies rows of memory that lie at equal distances, on each side its own.
+    /// Copies rows of memory with equal distances, which may differ between the two sides.
     ///
     /// # Safety
     /// A side that is on the host is pinned memory of this driver, valid for its rows, and not touched in a way that disagrees with

@@ -1,6 +1,6 @@
-//! Modules and kernels of a [`Driver`]: loading, compiling, and what they take.
+//! Modules and kernels of a [`Driver`]: loading, compiling, and the resources that they take.
 //!
-//! Separate from what runs. Invariant: a refusal of a module says what the driver's compiler said.
+//! Invariant: the error for a rejected module contains the message of the driver's compiler.
 
 use std::{ffi::CString, ptr};
 
@@ -17,14 +17,14 @@ use crate::{
 const ALL_SHARED: i32 = 100;
 
 impl Driver {
-    /// Loads a module: PTX, which the driver compiles, or a cubin. Gives it with what the driver's compiler says.
+    /// Loads a module: PTX, which the driver compiles, or a cubin. Returns it with the log of the driver's compiler.
     pub(in crate::driver) fn load_module(
         &self,
         name: &'static str,
         image: &[u8],
     ) -> Result<(Handle, String)> {
         self.enter("loading kernels")?;
-        // PTX is a text that ends with a zero byte; a cubin says its length itself.
+        // PTX is a text that ends with a zero byte; a cubin states its own length.
         let image = [image, &[0]].concat();
         let mut logs = JitLogs::new();
         let (mut options, mut values) = logs.options();
@@ -76,7 +76,7 @@ impl Driver {
         })
     }
 
-    /// The kernel with this name, `None` where the module has none.
+    /// Returns the kernel with this name, `None` if the module has none.
     pub(in crate::driver) fn function(&self, module: Handle, name: &str) -> Result<Option<Handle>> {
         self.enter("finding a kernel")?;
         let Ok(name) = CString::new(name) else {
@@ -92,7 +92,7 @@ impl Driver {
         Ok(Some(handle(function)))
     }
 
-    /// Thread blocks of a kernel that a multiprocessor runs at a time.
+    /// Returns the number of thread blocks of a kernel that a multiprocessor runs at a time.
     pub(in crate::driver) fn blocks_per_multiprocessor(
         &self,
         function: Handle,
@@ -125,7 +125,7 @@ impl Driver {
         Ok(n_bytes as usize)
     }
 
-    /// Asks for the largest shared memory carveout. Drivers without this attribute keep their own choice.
+    /// Requests the largest shared memory carveout. Drivers without this attribute keep their own choice.
     pub(in crate::driver) fn prefer_shared_memory(&self, function: Handle) -> Result<()> {
         self.enter("preparing a kernel")?;
         let attribute = FunctionAttribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as i32;

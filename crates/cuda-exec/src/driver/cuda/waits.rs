@@ -1,6 +1,6 @@
 //! Waits for a [`Driver`]'s work: without a limit, with a watch, or within a limit.
 //!
-//! Separate from queueing work. Invariant: with a limit, a wait for work that never ends returns, and the device is not used afterwards.
+//! Invariant: a wait with a limit returns even if the work never ends, and the device is not used afterwards.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -15,11 +15,11 @@ use crate::{
 
 /// Decides, while the host waits, whether the work can still end.
 pub(in crate::driver) trait Watch: std::fmt::Debug + Send + Sync {
-    /// Checks after this waiting time; an error ends the wait.
+    /// Called after this waiting time; an error ends the wait.
     fn look(&self, waited: Duration) -> Result<()>;
 }
 
-/// Polls without a pause before the host starts to sleep between polls, since other threads compute too.
+/// Number of polls without a pause. After them the host sleeps between polls, since other threads compute too.
 const N_LOOKS: u32 = 10_000;
 /// Pause between polls.
 const PAUSE: Duration = Duration::from_micros(50);
@@ -82,7 +82,7 @@ impl Driver {
         self.wait_limit_ms.store(ms, Relaxed);
     }
 
-    /// Says whether the device exceeded the limit of a wait.
+    /// Returns whether the device exceeded the limit of a wait.
     pub(in crate::driver) fn is_abandoned(&self) -> bool {
         self.is_abandoned.load(Relaxed)
     }

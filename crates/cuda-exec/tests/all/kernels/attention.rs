@@ -12,10 +12,10 @@ use tokenmill_ptx_sim::Counters;
 
 use crate::grid::pairs;
 
-/// Types of keys and values for which there are kernels of single tokens that are compiled for them alone.
+/// Types of keys and values that have kernels of single tokens compiled only for them.
 const SINGLE_TYPES: [KvType; 3] = [KvType::F16, KvType::F32, KvType::E4M3];
 
-/// Whether a store can have heads of these widths.
+/// Returns whether a store can have heads of these widths.
 fn fits(ty: KvType, dims: [usize; 2]) -> bool {
     ty != KvType::E4M3 || dims.iter().all(|dim| dim.is_multiple_of(16))
 }
@@ -23,7 +23,7 @@ fn fits(ty: KvType, dims: [usize; 2]) -> bool {
 #[test]
 fn contexts_of_any_length_from_one_to_many_splits() {
     check(&Case::new(&[0, 1, 15, 16, 63, 64, 255, 256, 257, 700], 4, 2, 64));
-    // Splits of several pages a warp, up to the longest, and more of them than a warp adds up at once.
+    // Splits of several pages a warp, up to the longest, and more splits than a warp adds up at once.
     for ty in SINGLE_TYPES {
         for (split_bits, n_stages) in [(2, 2), (2, 4), (0, 4)] {
             check(&Case {
@@ -199,7 +199,7 @@ fn single_tokens_in_front_of_runs_are_left_out() {
     }
 }
 
-/// Keys and values of every type, and every pair of them but f16 both.
+/// Keys and values of every type, and every pair of types except f16 for both.
 fn pairs_of_types() -> impl Iterator<Item = [KvType; 2]> {
     let pairs = (KvType::ALL.into_iter()).flat_map(|keys| KvType::ALL.map(|values| [keys, values]));
     pairs.filter(|types| *types != [KvType::F16; 2] && KvStore::takes(*types))
@@ -325,7 +325,8 @@ fn runs_of_tokens_have_no_bank_conflicts_in_their_loop() {
             ..Case::prefill(&[(448, 64)], 2, 1, dim)
         });
         let share = counters.bank_conflicts() as f64 / counters.shared.wavefronts as f64;
-        // Copies of bytes fill two rows of 64 at once, whose last and first banks are the same; of e4m3 there is less else.
+        // Copies of bytes fill two rows of 64 at once, whose last and first banks are the same; e4m3 has little other
+        // traffic.
         let limit = match (dim, types) {
             (64, [KvType::E4M3, _]) => 0.11,
             (64, [KvType::Q8_0, _] | [_, KvType::Q8_0]) => 0.06,
@@ -335,7 +336,7 @@ fn runs_of_tokens_have_no_bank_conflicts_in_their_loop() {
     }
 }
 
-/// Sectors of keys and of values that were requested, over those there are.
+/// Returns the requested sectors of keys and of values, relative to those that exist.
 fn store_ratios(counters: &Counters) -> Vec<f64> {
     (counters.buffers.values())
         .filter(|buffer| buffer.unique_loaded_sectors > 10_000)
@@ -349,7 +350,7 @@ fn heads_of_a_run_that_share_keys_and_values_read_them_once() {
     let ratios = store_ratios(&counters);
     assert_eq!(ratios.len(), 2);
     assert!(ratios.iter().all(|&ratio| ratio <= 1.05), "{ratios:?}");
-    // Queries and results too are read and written in whole sectors.
+    // Queries and results are read and written in whole sectors too.
     assert_eq!(counters.loads.sectors, counters.loads.necessary_sectors);
     assert_eq!(counters.stores.sectors, counters.stores.necessary_sectors);
 }
@@ -360,6 +361,6 @@ fn keys_and_values_are_read_once_and_without_waste() {
     let ratios = store_ratios(&counters);
     assert_eq!(ratios.len(), 2);
     assert!(ratios.iter().all(|&ratio| ratio <= 1.05), "{ratios:?}");
-    // Only where scores are put down, four stores a page, have conflicts.
+    // Only the stores of scores, four a page, have conflicts.
     assert!(counters.bank_conflicts() * 40 <= counters.shared.wavefronts);
 }

@@ -93,7 +93,7 @@ fn rows_of_words_may_end_within_a_step() {
     }
 }
 
-/// Numbers of x that f16 has no room for: those of a row's sum count as much as their size.
+/// Numbers of x, and sums of them, may be beyond the range of f16 in both directions.
 #[test]
 fn rows_of_x_may_be_large_and_small() {
     for (ty, factor) in WORDS.into_iter().flat_map(|ty| [(ty, 1e30), (ty, 1e-30)]) {
@@ -140,7 +140,7 @@ fn bands_have_no_bank_conflicts_and_read_weights_once() {
             false,
         );
         assert_eq!(counters.bank_conflicts(), 0, "{ty:?} {height:?} by {columns}");
-        // Scales of superblocks that are in a plane of their own lie together, and come from L1 after the first.
+        // Scales of superblocks in a separate plane are adjacent, and come from L1 after the first.
         // Scales of groups of Q8_0 take half a sector a superblock.
         let limit = match ty {
             TensorType::Q6_K => 1.4,

@@ -69,7 +69,7 @@ impl Sim {
         values.iter().map(|value| u32::from_le_bytes(*value)).collect()
     }
 
-    /// Launches with every check and asserts that none has anything to say.
+    /// Launches with every check and asserts that there are no findings.
     #[track_caller]
     pub(crate) fn launch(
         &mut self,
@@ -93,7 +93,7 @@ impl Sim {
         report.counters
     }
 
-    /// A matrix as the kernels want it.
+    /// Returns a matrix in the layout of the kernels.
     pub(crate) fn matrix(
         &mut self,
         ty: TensorType,
@@ -129,7 +129,7 @@ impl Sim {
         }
     }
 
-    /// The values that quantized rows stand for.
+    /// Returns the values of quantized rows.
     pub(crate) fn dequantized(&self, rows: &Quantized, n_rows: usize, width: usize) -> Vec<f64> {
         let bytes = self.memory.read_vec(rows.bytes, n_rows * width).unwrap();
         let records = self
@@ -144,7 +144,7 @@ impl Sim {
             let at = row * width + (i / 16 * n_groups + group) * 16 + i % 16;
             f64::from(scale) * f64::from(bytes[at] as i8)
         };
-        // The sums that travel along must be those of the bytes.
+        // The stored sums must be those of the bytes.
         for (index, record) in records.chunks(8).enumerate() {
             for half in 0..2 {
                 let (row, group) = (index / n_groups, index % n_groups);
@@ -161,7 +161,7 @@ impl Sim {
     }
 }
 
-/// A random matrix as a file has it, and its exact values.
+/// Returns a random matrix in the form of a file, and its exact values.
 pub(crate) fn random_matrix(
     random: &mut Random,
     ty: TensorType,
@@ -178,7 +178,7 @@ pub(crate) fn random_matrix(
         if format.has_encoder() {
             format.quantize_row(row, &mut bytes).unwrap();
         } else {
-            // Any bits are blocks.
+            // Any bits are a valid block.
             bytes.fill_with(|| random.bits() as u8);
             for block in bytes.chunks_exact_mut(format.block_bytes()) {
                 format.set_scales(block, 0.004, 0.0);
@@ -190,7 +190,8 @@ pub(crate) fn random_matrix(
     (file_rows, exact)
 }
 
-/// Asserts that `found` is within `tolerance` of `expected`, relative to the magnitude that rounding works on.
+/// Asserts that `found` is within `tolerance` of `expected`, relative to the magnitude that rounding applies
+/// to.
 #[track_caller]
 pub(crate) fn assert_close(found: &[f32], expected: &[(f64, f64)], tolerance: f64, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
@@ -203,7 +204,7 @@ pub(crate) fn assert_close(found: &[f32], expected: &[(f64, f64)], tolerance: f6
     }
 }
 
-/// As [`assert_close`], for sums far below 1 too.
+/// Does the same as [`assert_close`], for sums far below 1 too.
 #[track_caller]
 pub(crate) fn assert_relative(found: &[f32], expected: &[(f64, f64)], tolerance: f64, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");

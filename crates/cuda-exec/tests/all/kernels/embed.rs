@@ -19,7 +19,7 @@ fn rows_of_every_type_come_out_scaled() {
         let mut sim = Sim::new();
         let (file_rows, values) = random_matrix(&mut random, ty, n_vocab, n_embd);
         let table = sim.matrix(ty, n_vocab, n_embd, &file_rows);
-        // Token 2 of the step is what row 1 of the step before sampled; token 3 what a failed row left.
+        // Token 2 of the step was sampled in row 1 of the previous step; token 3 comes from a failed row.
         let tokens = sim.u32s(&[8, 0, 0x8000_0001, 0x8000_0000, 3]);
         let sampled = sim.u32s(&[u32::MAX, 5]);
         let y = sim.room(5 * n_embd * 4);

@@ -1,4 +1,4 @@
-//! Routing to experts, the order of their rows, their products and the sum of what they gave.
+//! Routing to experts, the order of their rows, their products, and the sum of their results.
 
 use tokenmill_cuda_exec::modules::type_suffix;
 use tokenmill_gguf::TensorType;
@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// How rows are routed.
+/// Describes how rows are routed.
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is a flag that the kernel takes"
@@ -24,7 +24,7 @@ struct Router {
     n_used: usize,
     is_sigmoid: bool,
     has_bias: bool,
-    /// Groups, those that are used, and whether two experts measure a group.
+    /// The groups, the used groups, and whether two experts measure a group.
     groups: Option<(usize, usize, bool)>,
     is_normalized: bool,
     has_scales: bool,
@@ -40,7 +40,7 @@ const PLAIN: Router = Router {
     has_scales: false,
 };
 
-/// The indices of the largest ranks, of equal ones the first.
+/// Returns the indices of the largest ranks, the first among equals.
 fn largest(ranks: &[f64], n: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..ranks.len()).collect();
     order.sort_by(|&a, &b| ranks[b].total_cmp(&ranks[a]).then(a.cmp(&b)));
@@ -48,7 +48,7 @@ fn largest(ranks: &[f64], n: usize) -> Vec<usize> {
     order
 }
 
-/// The choices and weights of one row, by a plain loop.
+/// Computes the choices and weights of one row by a plain loop.
 fn choose(router: Router, scale: f64, logits: &[f32], bias: &[f32], scales: &[f32]) -> Vec<(usize, f64)> {
     let scores: Vec<f64> = if router.is_sigmoid {
         logits
@@ -306,7 +306,7 @@ fn choices_are_sorted_by_expert_and_cut_into_runs() {
     }
 }
 
-/// The kernel for runs of so many choices, the rows of a matrix that its thread block has, and its threads.
+/// Returns the kernel for runs of so many choices, the matrix rows of its thread blocks, and their threads.
 pub(crate) fn kernel_of_runs(ty: TensorType, run_len: usize) -> (String, usize, usize) {
     match run_len {
         16 if is_float(ty) => ("experts_n16".to_owned(), 64, 256),

@@ -12,18 +12,18 @@ use crate::kernels::{
 
 const TYPES: [TensorType; 3] = [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K];
 
-/// Relative to the sum of magnitudes, where every number of x is one of f16: sums in f32. Scale times weight of Q6_K is rounded to 11 bits, 2^-11 of
-/// each at most, of which a sum of hundreds keeps little.
+/// Tolerance relative to the sum of magnitudes if f16 holds every number of x exactly: sums are in f32. Scale times weight of Q6_K is rounded to 11
+/// bits, at most 2^-11 each, which mostly cancel in a sum of hundreds.
 fn tolerance(ty: TensorType) -> f64 {
     match ty {
         TensorType::Q6_K => 1e-4,
         _ => 5e-6,
     }
 }
-/// The same where numbers of x are rounded to 11 bits, too.
+/// The same if numbers of x are rounded to 11 bits, too.
 const ROUNDED: f64 = 2e-4;
 
-/// Rows whose groups have scales that are powers of two, so that f16 has every number.
+/// Makes rows whose groups have scales that are powers of two, so that f16 holds every number.
 fn exact_rows(random: &mut Random, n: usize) -> Vec<f32> {
     let mut rows = random.values(n);
     let peak = rows.iter().fold(0f32, |peak, x| peak.max(x.abs()));
@@ -37,7 +37,7 @@ fn exact_rows(random: &mut Random, n: usize) -> Vec<f32> {
     rows
 }
 
-/// Makes quantized rows f16; gives the planes.
+/// Converts quantized rows to f16; returns the planes.
 fn halved(sim: &mut Sim, rows: &Quantized, n_rows: usize, n_in: usize) -> [DevicePtr; 3] {
     let padded = n_rows.next_multiple_of(HalfBands::COLUMNS);
     let planes = [2 * n_in, n_in / 8, n_in / 64].map(|row_bytes| sim.room(padded * row_bytes));
@@ -154,8 +154,8 @@ fn products_in_f16_read_weights_once() {
         let rows = Random::new(8).values(64 * n_in);
         let products = multiply(ty, 1, &rows, [n_out, 0, 0], n_in, false);
         let ratio = reads_of_weights(&products.counters, ty, n_out, n_in);
-        // Scales of superblocks that are in a plane of their own lie together, and come from L1 after the first; of further bits of Q5_K a step takes half
-        // a sector.
+        // Scales of superblocks in a separate plane are adjacent, and come from L1 after the first; of the further bits of Q5_K a step takes half a
+        // sector.
         let limit = match ty {
             TensorType::Q4_K => 1.0,
             TensorType::Q5_K => 1.2,
@@ -165,7 +165,7 @@ fn products_in_f16_read_weights_once() {
     }
 }
 
-/// A gate and up of a type in f16.
+/// Returns a gate and up of a type in f16.
 fn gated(ty: TensorType, rows: &[f32], n_out: usize, n_in: usize) -> GatedProducts {
     let n_rows = rows.len() / n_in;
     let mut sim = Sim::new();

@@ -12,7 +12,7 @@ use crate::kernels::{
     matvec::{TOLERANCE, dot, upload},
 };
 
-/// Positions of a split at least, as the operation says for few heads.
+/// Smallest number of positions of a split, as the operation chooses it for few heads.
 const MIN_SPLIT: usize = 64;
 
 /// Sequences with tokens at the end of their contexts: the first token's position, and how many tokens; a position of `None` is
@@ -40,7 +40,7 @@ impl Case {
     }
 }
 
-/// Runs a case as runs of tokens, or with every token by itself where `is_decode`.
+/// Runs a case as runs of tokens, or with every token by itself if `is_decode`.
 fn check(case: &Case, is_decode: bool) -> Counters {
     let Case {
         n_heads,

@@ -1,7 +1,7 @@
-//! Products of matrices with many rows: operands on the device, the sums that plain loops give, and claims about any kernel of them.
+//! Products of matrices with many rows: operands on the device, the sums of plain loops, and claims about any kernel of them.
 //!
-//! Separate because the kernels in f16 and those of warpgroups take the same operands and keep the same promises. Invariant:
-//! nothing here knows how a kernel divides its work.
+//! The kernels in f16 and those of warpgroups take the same operands and keep the same promises. Invariant: nothing here knows how a
+//! kernel divides its work.
 
 use tokenmill_cuda_exec::MatrixLayout;
 use tokenmill_gguf::TensorType;
@@ -13,7 +13,7 @@ use crate::kernels::{
     matvec::dot,
 };
 
-/// Up to three matrices of a type, with room for their products.
+/// Up to three matrices of a type, with memory for their products.
 pub(super) struct Operands {
     n_rows: usize,
     n_in: usize,
@@ -26,8 +26,8 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    /// Puts matrices on the device, of which the first `n_biased` have a bias. `exact` has the values of the quantized rows;
-    /// `matrix` makes rows as a file has them, and their values.
+    /// Uploads matrices, of which the first `n_biased` have a bias. `exact` has the values of the quantized rows; `matrix` makes
+    /// rows in the form of a file, and their values.
     pub(super) fn new(
         sim: &mut Sim,
         ty: TensorType,
@@ -72,7 +72,7 @@ impl Operands {
         operands
     }
 
-    /// Matrices, outputs and biases, then the numbers of their rows and of x.
+    /// Returns matrices, outputs and biases, then the numbers of their rows and of x.
     pub(super) fn arguments(&self) -> Arguments {
         let lists = [self.matrices, self.outputs, self.biases].into_iter().flatten();
         let arguments = lists.fold(Arguments::new(), Arguments::ptr);
@@ -80,7 +80,7 @@ impl Operands {
         numbers.fold(arguments, |arguments, n| arguments.i32(n as i32))
     }
 
-    /// Reads what a launch computed.
+    /// Reads the results of a launch.
     pub(super) fn products(self, sim: &Sim, counters: Counters) -> Products {
         let found = (self.n_outs.iter().zip(self.outputs)).filter(|(n_out, _)| **n_out > 0);
         Products {
@@ -111,8 +111,7 @@ impl Products {
         }
     }
 
-    /// Asserts that rounding in the kernel hardly adds to what the eight bits of the quantized rows leave away, for products
-    /// of one matrix.
+    /// Asserts that rounding in the kernel adds little to the 8-bit rounding of the quantized rows, for products of one matrix.
     #[track_caller]
     pub(super) fn check_rounding(&self, rows: &[f32], n_in: usize, what: &str) {
         let [values] = &self.values[..] else {
@@ -133,7 +132,7 @@ impl Products {
     }
 }
 
-/// Asserts that the counters of thread blocks that share a sum are left as they were.
+/// Asserts that the counters of thread blocks that share a sum are zero again.
 #[track_caller]
 pub(super) fn assert_reset(sim: &Sim, counts: DevicePtr, n: usize) {
     let left = sim.read_u32s(counts, n);
@@ -143,7 +142,7 @@ pub(super) fn assert_reset(sim: &Sim, counts: DevicePtr, n: usize) {
     );
 }
 
-/// Sectors of the weights that a launch loaded, for each that there is.
+/// Returns the sectors of the weights that a launch loaded, relative to those that exist.
 #[track_caller]
 pub(super) fn reads_of_weights(counters: &Counters, ty: TensorType, n_out: usize, n_in: usize) -> f64 {
     let necessary = MatrixLayout::of(ty, n_out, n_in).unwrap().bytes() as u64 / 32;
@@ -154,7 +153,7 @@ pub(super) fn reads_of_weights(counters: &Counters, ty: TensorType, n_out: usize
     weights.loaded_sectors as f64 / weights.unique_loaded_sectors as f64
 }
 
-/// A gate and up of a type, with room for their result.
+/// A gate and up of a type, with memory for their result.
 pub(super) struct GateAndUp {
     n_rows: usize,
     n_out: usize,
@@ -167,7 +166,7 @@ pub(super) struct GateAndUp {
 }
 
 impl GateAndUp {
-    /// Puts both on the device. `exact` has the values of the quantized rows; a bias is added to the gate.
+    /// Uploads both. `exact` has the values of the quantized rows; a bias is added to the gate.
     pub(super) fn new(
         sim: &mut Sim,
         ty: TensorType,
@@ -201,7 +200,7 @@ impl GateAndUp {
         }
     }
 
-    /// Everything but the planes of x, with an activation by its code.
+    /// Returns all arguments except the planes of x, with an activation by its code.
     pub(super) fn arguments(&self, activation: i32) -> Arguments {
         let arguments = (self.matrices.into_iter()).fold(Arguments::new(), Arguments::ptr);
         let arguments = arguments.i32(self.n_out as i32).ptr(self.bias).ptr(NULL);
@@ -211,7 +210,7 @@ impl GateAndUp {
             .i32(self.n_rows as i32)
     }
 
-    /// Reads what a launch computed.
+    /// Reads the results of a launch.
     pub(super) fn products(self, sim: &Sim) -> GatedProducts {
         GatedProducts {
             y: sim.read_f32s(self.y, self.n_rows * self.n_out),
@@ -231,7 +230,7 @@ pub(super) struct GatedProducts {
 }
 
 impl GatedProducts {
-    /// Compares with a plain loop, `active` being the activation, and with what is quantized.
+    /// Compares results, and their quantized form, with a plain loop; `active` is the activation.
     #[track_caller]
     pub(super) fn check(&self, active: impl Fn(f64) -> f64, tolerance: f64, what: &str) {
         let expected: Vec<(f64, f64)> = (self.sums.iter())

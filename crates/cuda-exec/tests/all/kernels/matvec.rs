@@ -31,7 +31,7 @@ impl Input {
     }
 }
 
-/// Uploads rows as the type's kernels want them; gives their exact values too.
+/// Uploads rows in the form that the type's kernels take; returns their exact values too.
 pub(crate) fn upload(sim: &mut Sim, ty: TensorType, rows: &[f32], n_in: usize) -> (Input, Vec<f64>) {
     if is_float(ty) {
         let exact = rows.iter().map(|&x| f64::from(x)).collect();
@@ -42,7 +42,7 @@ pub(crate) fn upload(sim: &mut Sim, ty: TensorType, rows: &[f32], n_in: usize) -
     (Input::Quantized(quantized), exact)
 }
 
-/// Row `row` of `w` times row `m` of `x`: the sum, and the sum of magnitudes.
+/// Returns the product of row `row` of `w` and row `m` of `x`: the sum, and the sum of magnitudes.
 pub(crate) fn dot(w: &[f32], x: &[f64], n_in: usize, row: usize, m: usize) -> (f64, f64) {
     let (w, x) = (&w[row * n_in..][..n_in], &x[m * n_in..][..n_in]);
     let terms = w.iter().zip(x).map(|(&w, &x)| f64::from(w) * x);
@@ -58,7 +58,7 @@ pub(crate) struct Kernel {
     pub(crate) tile: [usize; 2],
     pub(crate) block: usize,
     pub(crate) shared_bytes: usize,
-    /// Thread blocks that share the columns, where the kernel is made for that.
+    /// Number of thread blocks that share the columns, if the kernel supports it.
     pub(crate) n_splits: Option<usize>,
 }
 
@@ -212,7 +212,7 @@ fn products_of_every_type_match_a_plain_loop() {
 
 #[test]
 fn long_rows_of_strips_match_a_plain_loop() {
-    // 65 superblocks: one more than a strip of Q6_K has scales of in shared memory, and an odd number for pairs of them.
+    // 65 superblocks: one more than the scales of a strip of Q6_K in shared memory, and an odd number for pairs of them.
     for ty in [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K] {
         check(ty, 1, 1, [17, 0, 0], 65 * 256, false);
         check(ty, 8, 7, [5, 0, 0], 65 * 256, true);
@@ -222,7 +222,7 @@ fn long_rows_of_strips_match_a_plain_loop() {
 
 #[test]
 fn each_warp_has_several_strips_of_a_tall_matrix() {
-    // The last thread block has four strips, then one, one of 4 rows, and two that are not there.
+    // The last thread block has four strips, then one, one of 4 rows, and two empty ones.
     let n_out = (1 << 15) + 64 + 20;
     // An even number of superblocks, and an odd one.
     let shapes = [(1, 1, 1024), (4, 3, 768), (8, 5, 768)];
@@ -290,7 +290,7 @@ fn narrow_tiles_of_f32_match_a_plain_loop() {
         tile: [8, 8],
         ..matmul(TensorType::F32, 8)
     };
-    // Rows whose chunks are fewer than threads and more, and such as are not read four values at a time.
+    // Rows with fewer and more chunks than threads, and rows that are not read four values at a time.
     for n_in in [7, 64, 1000, 1025, 2880] {
         check_kernel(TensorType::F32, &kernel, 19, [21, 0, 0], n_in, true);
         check_kernel(TensorType::F32, &kernel, 9, [3, 8, 33], n_in, false);
@@ -316,7 +316,7 @@ fn products_have_no_bank_conflicts() {
     }
 }
 
-/// The bits of products by matrices of two types, by one launch and by one for each type.
+/// Returns the bits of products by matrices of two types, by one launch and by one for each type.
 #[test]
 fn matrices_of_two_types_are_one_launch_with_the_same_bits() {
     let n_in = 1280;
@@ -455,7 +455,7 @@ fn gated_products_activate_and_quantize() {
         (TensorType::Q5_K, 32, 30, 32, false),
         (TensorType::Q6_K, 64, 41, 160, true),
     ] {
-        // More superblocks than a strip of Q6_K has scales of in shared memory, where there are 8 rows.
+        // More superblocks than the scales of a strip of Q6_K in shared memory if there are 8 rows.
         let n_in = if variant == 8 { 17 * 256 } else { 512 };
         let mut random = Random::new(n_out as u64);
         let mut sim = Sim::new();

@@ -16,7 +16,7 @@ fn normalize(row: &[f64], is_layer: bool, eps: f64) -> Vec<f64> {
     row.iter().map(|x| (x - mean) / (variance + eps).sqrt()).collect()
 }
 
-/// Some room for the rounding of a mean of squares and a square root in f32.
+/// Allows for the rounding of a mean of squares and a square root in f32.
 const TOLERANCE: f64 = 3e-6;
 
 #[test]
@@ -96,7 +96,7 @@ fn norms_add_the_residual_and_quantize() {
     }
 }
 
-/// The kernels that take rows of a width, with their threads.
+/// Returns the kernels that take rows of a width, with their threads.
 fn kernels(width: usize) -> Vec<(&'static str, usize)> {
     let mut kernels = vec![("add_norm", 256)];
     if width.is_multiple_of(32) {
@@ -182,7 +182,7 @@ fn elementwise(kernel: &str, rows: &[f32], arguments: impl Fn(&mut Sim, Argument
     sim.read_f32s(device, rows.len())
 }
 
-/// The code of the activation that clips both factors.
+/// Code of the activation that clips both factors.
 const CLIPPED_SWIGLU: usize = 7;
 
 #[test]

@@ -1,4 +1,5 @@
-//! Bugs planted in the shipped kernels: each class of them is found, so that the absence of findings elsewhere means something.
+//! Plants bugs in the shipped kernels. Each class of bugs must be found, so that the absence of findings elsewhere means
+//! something.
 //!
 //! The PTX that ships is changed in one place, as a slip in the source would change it.
 
@@ -66,7 +67,7 @@ fn unchanged(text: &str) -> String {
     text.to_owned()
 }
 
-/// Replaces the first occurrence, which there must be.
+/// Replaces the first occurrence, which must exist.
 fn replaced(text: &str, from: &str, to: &str) -> String {
     assert!(text.contains(from), "the kernel has no `{from}` any more");
     text.replacen(from, to, 1)
@@ -85,7 +86,7 @@ fn the_kernel_as_it_ships_has_none() {
 
 #[test]
 fn a_missing_barrier_is_a_race_between_warps() {
-    // Barriers of the other kernels go too, which does not matter here.
+    // Barriers of the other kernels are removed too, which does not matter here.
     let found = findings(&RIGHT, |text| replaced_all(text, "bar.sync \t0;", ""));
     let is_race = |kind: &FindingKind| {
         matches!(
@@ -114,7 +115,7 @@ fn a_wrong_block_index_is_a_race_between_thread_blocks() {
 #[test]
 fn a_barrier_that_half_a_warp_skips_is_divergent() {
     let found = findings(&RIGHT, |text| {
-        // Other kernels of the module have barriers too, and not these registers.
+        // Other kernels of the module have barriers too, but not these registers.
         let end = text
             .find(".visible .entry norm_heads(")
             .expect("the kernel after it");
@@ -278,7 +279,7 @@ fn a_missing_barrier_between_the_scores_of_warps_is_a_race() {
     };
     assert_eq!(run(&unchanged), []);
     let found = run(&|text| {
-        // The second barrier of the kernel's loop stands between the scores and their sums.
+        // The second barrier of the kernel's loop is between the scores and their sums.
         let start = text.find(".entry latent_d128_r16(").expect("the kernel is there");
         let mut barriers = text[start..].match_indices("bar.sync \t0;");
         let (at, barrier) = barriers.nth(1).expect("the loop has two");

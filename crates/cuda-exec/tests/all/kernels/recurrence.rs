@@ -10,7 +10,7 @@ use crate::kernels::bench::NULL;
 
 const N_TOKENS: usize = 64;
 
-/// Dynamic shared memory of a thread block that takes chunks.
+/// Returns the dynamic shared memory of a thread block that takes chunks.
 fn chunk_bytes(lanes: usize) -> usize {
     4 * (6464 + 1024 * lanes)
 }

@@ -8,7 +8,7 @@ use tokenmill_testkit::Random;
 
 use crate::kernels::bench::{NULL, Sim, assert_close};
 
-/// Rotates a head as the model's definition says.
+/// Rotates a head by the model's definition.
 fn rotate(head: &mut [f64], position: u32, inv_freqs: &[f32], magnitude: f64, is_neox: bool) {
     let half = inv_freqs.len();
     for (i, &freq) in inv_freqs.iter().enumerate() {
@@ -205,7 +205,7 @@ fn heads_are_rotated_and_stored() {
     });
 }
 
-/// Numbers of all sizes, of which some are none or beyond what the type has, are stored as the host stores them.
+/// Numbers of all sizes, including NaN and numbers out of the type's range, are stored as the host stores them.
 #[test]
 fn numbers_become_the_codes_that_the_host_gives_them() {
     const DIM: usize = 64;

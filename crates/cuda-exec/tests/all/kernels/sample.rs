@@ -7,7 +7,7 @@ use tokenmill_testkit::Random;
 
 use crate::kernels::bench::{Sim, assert_close};
 
-/// Three parts of a row, the last of them not whole.
+/// Three parts of a row, the last of them incomplete.
 const N_VOCAB: usize = 5111;
 
 /// A row to sample.
@@ -21,7 +21,7 @@ struct Row {
     position: u32,
 }
 
-/// Tokens that rows 0 and 1 of the step before sampled.
+/// Tokens sampled by rows 0 and 1 of the previous step.
 const PREVIOUS: [u32; 2] = [4, 17];
 
 /// The result for a row, from the host or the device.
@@ -71,7 +71,7 @@ fn on_host(row: &Row) -> (Outcome, Option<f32>, Vec<(u32, f32)>) {
     }
 }
 
-/// The record of a row, as the kernel lays it out; the shared arrays grow.
+/// Returns the record of a row in the kernel's layout, and appends its values to the shared arrays.
 fn record(row: &Row, arrays: &mut Arrays) -> Vec<u8> {
     let params = &row.params;
     let penalizes =
@@ -149,8 +149,8 @@ fn check(rows: &[Row]) -> Vec<usize> {
     check_with(rows, Many::Launched)
 }
 
-/// Samples rows and compares with the host. Gives the tokens that each row has listed at its cuts; what it says of a row that draws
-/// from few tokens means nothing.
+/// Samples rows and compares with the host. Returns the number of tokens that each row listed at its cuts, which is meaningless for
+/// a row that draws from few tokens.
 #[track_caller]
 fn check_with(rows: &[Row], many: Many) -> Vec<usize> {
     let mut arrays = Arrays::default();
@@ -368,7 +368,7 @@ fn ties_and_few_candidates_are_decided_as_on_the_host() {
         }
     }
     let listed = check(&rows);
-    // More equal tokens than there is room for, as many as there are of a level, and all that are allowed.
+    // More equal tokens than fit, exactly as many as a level has, and all allowed tokens.
     assert_eq!((listed[3], listed[11]), (N_VOCAB, 3));
     assert!((1000..3000).contains(&listed[7]), "{listed:?}");
 }

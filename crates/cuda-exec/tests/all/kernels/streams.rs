@@ -5,7 +5,8 @@ use tokenmill_testkit::Random;
 
 use crate::kernels::bench::{Sim, assert_close};
 
-/// Rows, other streams, width: one and ragged ones, the most streams there are, and as many as the kernel for few takes.
+/// Rows, other streams, width: one and ragged ones, the largest number of streams, and as many as the kernel for few
+/// takes.
 const SHAPES: [[usize; 3]; 5] = [[1, 1, 1], [3, 3, 300], [2, 4, 70], [2, 15, 257], [5, 2, 256]];
 /// Sums of up to 16 products of values below 1.
 const TOLERANCE: f64 = 1e-6;
@@ -76,7 +77,7 @@ fn other_streams_get_the_magnitude_of_the_first() {
     for shape in SHAPES {
         let [n_rows, n, width] = shape;
         let mut streams = Streams::new(shape);
-        // A stream of zeros stays one.
+        // A stream of zeros stays zero.
         streams.others[..width].fill(0.0);
         let found = streams.run_on_rows("match_magnitudes", [n_rows, n, 1]);
         let mean_square = |row: &[f32]| {

@@ -19,7 +19,7 @@ use crate::{
 
 /// All types that have such products.
 const TYPES: [TensorType; 13] = WIDE;
-/// Some of each kind: K-quants in strips, bytes, nibbles that are added to, scales by 16, and exponents.
+/// Some of each kind: K-quants in strips, bytes, nibbles with an offset, scales by 16, and exponents.
 const SOME: [TensorType; 7] = [
     TensorType::Q4_K,
     TensorType::Q5_K,
@@ -36,7 +36,7 @@ const TILE_ROWS: usize = 64;
 /// x. Errors of 2^-11 mostly cancel in a sum of hundreds.
 const ROUNDED: f64 = 3e-4;
 
-/// Rows that are written of tiles, as the program makes them: two or four thread blocks of 8 for the kernels that take all of up to 16 or 32.
+/// Returns the number of tile rows that the program writes: two or four thread blocks of 8 for the kernels that take all of up to 16 or 32.
 fn n_written(n_rows: usize, width: usize) -> usize {
     if width < TILE_ROWS && n_rows <= width {
         width
@@ -71,7 +71,7 @@ fn tiles(
     planes
 }
 
-/// `matrix` makes rows as a file has them and their values.
+/// Multiplies rows by matrices of these heights; `matrix` makes rows in the form of a file, and their values.
 fn multiply_by(
     ty: TensorType,
     [width, each]: [usize; 2],
@@ -197,8 +197,8 @@ fn wide_products_hardly_add_to_what_eight_bits_leave_away() {
     }
 }
 
-/// Sets the scale of every block, and what is added where a type has such: to the smallest number above zero, or to the largest that is taken. Signs are
-/// kept where a type may have both.
+/// Sets the scale of every block, and the offset if the type has one: to the smallest number above zero, or to the largest accepted one. Signs are
+/// kept if a type may have both.
 fn set_limits(ty: TensorType, file_rows: &mut [u8], is_largest: bool) {
     let wide = Wide::of(ty).unwrap();
     let is_positive = matches!(ty, TensorType::Q4_K | TensorType::Q5_K);
@@ -235,7 +235,7 @@ fn weights_may_have_the_smallest_d_of_f16_and_the_largest_that_fits() {
                 (file_rows, values)
             });
             for (found, (expected, magnitude)) in products.found[0].iter().zip(&products.expected[0]) {
-                // A bias is no part of what is asked.
+                // This test is not about the bias.
                 let error = (f64::from(*found) - expected).abs();
                 assert!(
                     error <= 2.0 * ROUNDED * magnitude + 1e-7 * expected.abs(),
@@ -248,7 +248,7 @@ fn weights_may_have_the_smallest_d_of_f16_and_the_largest_that_fits() {
 
 #[test]
 fn blocks_of_zeros_may_have_any_exponent() {
-    // Numbers of a block with this exponent are beyond what f16 holds, were one not zero.
+    // Numbers of a block with this exponent would exceed f16 if they were not all zero.
     const EXPONENT: u8 = 133;
     let n_in = 512;
     let ty = TensorType::MXFP4;
@@ -298,7 +298,7 @@ fn wide_products_read_weights_once() {
             &format!("{ty:?}"),
         );
         let ratio = reads_of_weights(&products.counters, ty, n_out, n_in);
-        // A load takes a part of a sector from a plane of its own, and the next load gets the rest from L1.
+        // A load takes a part of a sector from a separate plane, and the next load gets the rest from L1.
         let limit = match ty {
             TensorType::Q4_K => 1.12,
             TensorType::Q5_K => 1.3,
@@ -309,7 +309,7 @@ fn wide_products_read_weights_once() {
     }
 }
 
-/// A gate and up of a type; `activation` by its code.
+/// Returns a gate and up of a type; `activation` by its code.
 fn gated(
     ty: TensorType,
     width: usize,
@@ -358,7 +358,7 @@ fn a_wide_gate_and_up_match_a_plain_loop_and_are_quantized() {
         let rows: Vec<f32> = (Random::new(10).values(n_rows * n_in).iter())
             .map(|x| x / 8.0)
             .collect();
-        // SiLU, or what is above zero.
+        // SiLU, or the positive part.
         let products = gated(
             ty,
             width,

@@ -1,10 +1,10 @@
-//! Groups whose GPUs add up by NCCL: the same functions, which a simulated NCCL has.
+//! Groups whose GPUs sum through NCCL: the same tests, on a simulated NCCL.
 
 use tokenmill_cuda_exec::{CudaBackend, Device, NcclRank};
 
 use super::*;
 
-/// A group of simulated GPUs that are joined by NCCL, with the tests' ends of them.
+/// Returns a group of simulated GPUs that are joined by NCCL, with the tests' ends of them.
 fn joined(model: &TinyModel, n_ranks: usize) -> (GroupExecutor, Vec<Simulator>) {
     let simulators: Vec<_> = (0..n_ranks)
         .map(|_| Simulator::new(&SimOptions::default()))
@@ -64,7 +64,7 @@ fn gpus_joined_by_nccl_continue_as_one_does_with_captured_steps() {
     }
 }
 
-/// 97 tokens, which no number of ranks divides; scaled and capped, which is done to all of them.
+/// 97 tokens, which no number of ranks divides; every rank scales and caps all of them.
 #[test]
 fn joined_gpus_divide_the_head_and_have_the_logits_of_all_tokens() {
     let mut descriptor = tiny_llama();
@@ -94,7 +94,7 @@ fn a_head_stays_whole_where_it_is_the_embedding() {
         (OutputHead::Own, 8, true),
         (OutputHead::Own, 1, false),
         (OutputHead::Tied, 2, false),
-        // The model has none of its own.
+        // The model itself has none.
         (OutputHead::OwnIfPresent, 2, false),
         (OutputHead::None, 2, false),
     ] {
@@ -180,7 +180,7 @@ fn a_rank_whose_launch_fails_is_named_and_ends_the_group() {
         simulators[1].inject(Fault::Launch { after });
         let error = greedy(&mut ranks, &[1, 2, 3], 4).unwrap_err().to_string();
         assert!(error.contains("GPU 1, rank 1 of 2: "), "{after}: {error}");
-        // The other one waited on its device for a sum that never came: its communicator is gone.
+        // The other rank waited on its device for a sum that never came: its communicator is gone.
         let error = greedy(&mut ranks, &[1, 2, 3], 4).unwrap_err().to_string();
         assert!(
             error.contains("the communicator was aborted: rank 1 of the group failed"),
@@ -201,7 +201,7 @@ fn a_step_that_cannot_be_captured_on_one_rank_is_computed_on_all() {
         simulators[1].inject(fault);
         let expected = greedy(&mut on_one_gpu(&model), &[1, 2, 3], 6).unwrap();
         assert_eq!(greedy(&mut ranks, &[1, 2, 3], 6).unwrap(), expected, "{fault:?}");
-        // One replays what the other launches.
+        // One replays the steps that the other launches.
         assert!(
             simulators[0].graph_counts().1 > simulators[1].graph_counts().1,
             "{fault:?}"

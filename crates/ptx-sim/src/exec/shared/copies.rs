@@ -1,7 +1,6 @@
 //! Asynchronous copies from global to shared memory.
 //!
-//! Separate from accesses that happen at once. Invariant: the bytes of a copy arrive when its group is waited for and not
-//! before, so that a missing wait is seen.
+//! Invariant: the bytes of a copy arrive at the wait for its group and not before, so that a missing wait is found.
 
 use super::{NO_COPY, cells_of};
 use crate::{
@@ -17,7 +16,7 @@ use crate::{
 struct Copy {
     lane: u8,
     bytes: u8,
-    /// Bytes that come from memory; the rest becomes zero.
+    /// Bytes that come from memory; the rest are zeroed.
     source_bytes: u8,
     group: u32,
     to: u32,
@@ -47,7 +46,7 @@ impl Copies {
 }
 
 impl BlockRunner<'_> {
-    /// Starts an asynchronous copy: its bytes count as written now for races, but arrive when they are waited for.
+    /// Starts an asynchronous copy: for races its bytes count as written now, but they arrive at the wait.
     pub(in crate::exec) fn copy_async(
         &mut self,
         warp: &mut Warp,

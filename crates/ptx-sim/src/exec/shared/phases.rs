@@ -1,9 +1,8 @@
-//! Barriers in shared memory that count arrivals and bytes (`mbarrier`), and the bulk copies that tell them.
+//! Barriers in shared memory that count arrivals and bytes (`mbarrier`), and the bulk copies that report to them.
 //!
-//! Separate from [`barrier`](crate::exec::barrier), whose barriers have no memory. A barrier's phase is done when as many threads have
-//! arrived as it was made for and as many bytes have come as were expected. Invariant: the bytes of a bulk copy are there when the
-//! phase is done and not before, and only for warps that waited for it; copies come as late as they can, when no warp can continue
-//! without them, so that a missing wait is seen.
+//! (The barriers in [`barrier`](crate::exec::barrier) have no memory.) A barrier's phase is done when all its expected arrivals and
+//! bytes have come. Invariant: the bytes of a bulk copy arrive when the phase is done and not before, and only for warps that waited
+//! for it. Copies complete as late as possible, when no warp can continue without them, so that a missing wait is found.
 
 use super::{NO_COPY, SharedState, cells_of};
 use crate::{
@@ -14,7 +13,7 @@ use crate::{
     types::Space,
 };
 
-/// Barriers that one thread block may have: each has a column of the clocks.
+/// Largest number of barriers of one thread block: each has a column of the clocks.
 pub(super) const MAX_BARRIERS: usize = 96;
 /// Bytes of a barrier.
 const BARRIER_BYTES: u32 = 8;
@@ -30,18 +29,17 @@ struct Phases {
     count: u32,
     /// Arrivals that the phase still needs.
     left: u32,
-    /// Bytes expected and not come; negative where they came before they were expected.
+    /// Bytes still expected; negative if they came before they were expected.
     bytes: i64,
     /// Phases that are done.
     n_done: u32,
-    /// Whether asynchronous operations see that it was made.
+    /// Whether asynchronous operations see its initialization.
     is_fenced: bool,
     made_by: u32,
-    /// Vector clocks of the threads that arrived in this phase or before, joined: their accesses, and their
-    /// fences.
+    /// Joined vector clocks of the threads that arrived in this phase or before: of their accesses, and of their fences.
     arriving: [Vec<u32>; 2],
     done: [Vec<u32>; 2],
-    /// Copies of this phase that have come.
+    /// Copies of this phase that have completed.
     come: Vec<BulkCopy>,
 }
 
@@ -55,7 +53,7 @@ struct BulkCopy {
     warp: u32,
 }
 
-/// The barriers of a thread block and its copies on their way.
+/// The barriers of a thread block and its unfinished copies.
 #[derive(Debug, Default)]
 pub(super) struct Barriers {
     all: Vec<Phases>,
@@ -85,7 +83,7 @@ impl SharedState {
         self.clocks[warp as usize * (self.n_columns + 1)] += 1;
     }
 
-    /// Everything that the warp knows of can be seen by asynchronous operations that come after.
+    /// Makes everything that the warp knows of visible to later asynchronous operations.
     pub(in crate::exec) fn fence_proxy(&mut self, warp: u32) {
         let row = self.row(warp);
         let Self { clocks, fences, .. } = self;
@@ -100,7 +98,7 @@ impl SharedState {
         }
     }
 
-    /// Ends the phase if nothing is left of it; the bytes of its copies are there from now on.
+    /// Ends the phase if nothing is missing; the bytes of its copies are visible from now on.
     fn end_phase(&mut self, index: usize, word_at: impl Fn(u64) -> u32) {
         let column = self.n_warps + index;
         let barrier = &mut self.barriers.all[index];
@@ -132,7 +130,7 @@ impl BlockRunner<'_> {
         Stop
     }
 
-    /// The eight bytes of a barrier as each lane has it.
+    /// Returns the eight bytes of a barrier as an access of each lane.
     fn barrier_access<'a>(
         &mut self,
         warp: &Warp,
@@ -248,7 +246,7 @@ impl BlockRunner<'_> {
         Ok(())
     }
 
-    /// Threads arrive, and bytes are expected.
+    /// Counts arrivals of threads, and expected bytes.
     pub(in crate::exec) fn arrive(
         &mut self,
         warp: &Warp,
@@ -304,7 +302,7 @@ impl BlockRunner<'_> {
         });
     }
 
-    /// Whether all lanes may pass a wait for the phase of a parity. If so, they know what those knew who arrived.
+    /// Returns whether all lanes may pass a wait for the phase of a parity. If so, they learn what the arrived threads knew.
     pub(in crate::exec) fn try_wait(
         &mut self,
         warp: &Warp,
@@ -325,7 +323,7 @@ impl BlockRunner<'_> {
         Ok(true)
     }
 
-    /// Makes known what a wait that was passed makes known.
+    /// Passes on the knowledge of a wait that was passed.
     pub(in crate::exec) fn pass_wait(&mut self, warp: &Warp, at: Address, mask: u32) {
         let addresses = warp.addresses(at);
         for lane in lanes_of(mask) {
@@ -426,7 +424,7 @@ impl BlockRunner<'_> {
         Ok(())
     }
 
-    /// Lets the oldest copy come; says whether there was one.
+    /// Completes the oldest copy; returns whether there was one.
     pub(in crate::exec) fn let_copy_come(&mut self) -> bool {
         if self.shared.barriers.on_their_way.is_empty() {
             return false;

@@ -1,10 +1,9 @@
 //! Matrices in shared memory as the matrix operations of warpgroups read them: descriptors and swizzles.
 //!
-//! Separate from ordinary loads because this reads through the asynchronous proxy: what threads have written counts only behind
-//! `fence.proxy.async`. Source of the layouts: PTX ISA, "Asynchronous warpgroup-level matrix shared memory layout", for matrices whose
-//! rows of A and columns of B are contiguous ("K-major"), and for transposed ones, of which those of one k are ("MN-major"). Eight rows of 16
-//! bytes are a core matrix. Without a swizzle a core matrix is 128 contiguous bytes; with one, rows are 32, 64 or 128 bytes apart and the 16-byte
-//! parts of a row change places by the row's address.
+//! They are read through the asynchronous proxy: writes of threads are visible only after `fence.proxy.async`. Source of the layouts: PTX ISA,
+//! "Asynchronous warpgroup-level matrix shared memory layout". In "K-major" matrices the rows of A and the columns of B are contiguous, in
+//! transposed ("MN-major") matrices the elements of one k. Eight rows of 16 bytes are a core matrix. Without a swizzle a core matrix is 128
+//! contiguous bytes; with one, rows are 32, 64 or 128 bytes apart and the 16-byte parts of a row are permuted by the row's address.
 
 use super::{NO_COPY, cells_of};
 use crate::{
@@ -35,7 +34,7 @@ pub(in crate::exec) struct Tile {
     is_transposed: bool,
 }
 
-/// Where a matrix is in shared memory.
+/// The place of a matrix in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::exec) struct Place {
     pub(in crate::exec) descriptor: u64,
@@ -70,7 +69,7 @@ impl Tile {
         })
     }
 
-    /// Where the half `part` of a row is: eight elements.
+    /// Returns the address of the half `part` of a row: eight elements.
     fn address(&self, row: u32, part: u32) -> u32 {
         let row = row + self.first_row;
         let core = self.start + row / 8 * self.stride + row % 8 * self.row_bytes;
@@ -80,7 +79,7 @@ impl Tile {
         self.swizzled(core + part * PART_BYTES)
     }
 
-    /// Where eight rows, the first of them a multiple of eight, have their elements at `k`, of a transposed matrix.
+    /// Returns the address of the elements at `k` of eight rows in a transposed matrix; the first row is a multiple of eight.
     fn address_of_k(&self, k: u32, first: u32) -> u32 {
         let part = (first + self.first_row) / 8;
         let core = self.start + k % 8 * self.row_bytes;
@@ -97,7 +96,7 @@ impl Tile {
         plain ^ (plain >> 7 & mask) << 4
     }
 
-    /// Its first row and k of every part, and the address: along k, or of a transposed matrix along rows.
+    /// Lists the first row and k of every part, and its address: along k, or along rows in a transposed matrix.
     fn parts(self) -> impl Iterator<Item = ([usize; 2], u32)> {
         let n_parts = self.n_rows * 2;
         (0..n_parts).map(move |index| {
@@ -114,7 +113,7 @@ impl Tile {
 }
 
 impl BlockRunner<'_> {
-    /// The rows of a matrix, checked as reads of the asynchronous proxy.
+    /// Returns the rows of a matrix, checked as reads of the asynchronous proxy.
     pub(in crate::exec) fn read_tile(
         &mut self,
         warp: &Warp,
@@ -141,14 +140,14 @@ impl BlockRunner<'_> {
         Ok(rows)
     }
 
-    /// Begins an operation of a warp: gives what the warp knows of, and counts what it does from here on apart.
+    /// Begins an operation of a warp: returns the clocks that the warp knows of, and counts its later accesses separately.
     pub(in crate::exec) fn known_at_begin(&mut self, warp: &Warp) -> Vec<u32> {
         let known = self.shared.clocks[self.shared.row(warp.index)].to_vec();
         self.shared.tick(warp.index);
         known
     }
 
-    /// Notes that a matrix has been read until now, from when the warp knew of `known`. Finds what was written since.
+    /// Notes that a matrix was being read from when the warp knew of `known` until now. Reports writes in between.
     pub(in crate::exec) fn end_read_of_tile(&mut self, warp: &Warp, tile: Tile, known: &[u32], pc: u32) {
         let access = WarpAccess {
             addresses: &[0; LANES],

@@ -1,9 +1,8 @@
 //! The asynchronous instructions in time: phases of barriers in shared memory, bulk copies, and the matrix operations of warpgroups.
 //!
-//! Separate from the loop because these end at moments of their own. A matrix operation queues for its scheduler's tensor core and the warp
-//! continues; `wgmma.wait_group` waits. It reads B, and A where that is in shared memory, through the unit of shared memory, a quarter of B for each warp.
-//! A phase ends when the last of those that the run counted for it has come. Assumptions: a queue of any length, and that a bulk copy
-//! takes the way of a load without the warp's unit.
+//! A matrix operation queues for its scheduler's tensor core and the warp continues; `wgmma.wait_group` waits. It reads B, and A if that is in
+//! shared memory, through the unit of shared memory, a quarter of B for each warp. A phase ends when the last of its arrivals and copies in the run
+//! has completed. Assumptions: the queue has no limit, and a bulk copy takes the way of a load without the warp's unit.
 
 use std::collections::HashMap;
 
@@ -40,7 +39,7 @@ pub(super) struct Phase {
 }
 
 impl Multiprocessor<'_> {
-    /// Gives when what the instruction writes is there.
+    /// Returns the time at which the instruction's results are ready.
     pub(super) fn issue_async(&mut self, warp: usize, op: &AsyncOp, executed: &Executed, now: f64) -> f64 {
         let latency = self.work.device.latency;
         match op {

@@ -1,8 +1,8 @@
-//! [`Fetch`]: when the code of a launch arrives on the multiprocessor.
+//! [`Fetch`]: the arrival of a launch's code on the multiprocessor.
 //!
-//! Separate from the issue of instructions, which only asks when one is there. Code that is in no cache of instructions comes from L2 line by line.
-//! A warp that reaches an instruction requests its line and the next ones, as a stream buffer does; a branch to a line that no warp has requested
-//! waits for L2. An instruction's place in the code is that in the PTX, in proportion. Invariant: a line comes once, for all warps.
+//! Code that is in no instruction cache comes from L2 line by line. A warp that reaches an instruction requests its line and the next ones, as a
+//! stream buffer does; a branch to a line that no warp has requested waits for L2. An instruction's place in the code is that in the PTX, in
+//! proportion. Invariant: a line comes once, for all warps.
 
 use super::super::work::Work;
 

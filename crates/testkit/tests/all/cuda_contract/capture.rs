@@ -1,4 +1,4 @@
-//! Captured decode: what is captured when, and that results do not change.
+//! Captured decode: when steps are captured, and that results do not change.
 
 use std::sync::Arc;
 
@@ -107,7 +107,7 @@ fn every_batch_size_gives_the_tokens_of_a_sequence_alone() {
         }
         expected.push(sequence.tokens);
     }
-    // The borders of what steps are padded to.
+    // The limits of the sizes that steps are padded to.
     let edges = [1, 2, 3, 4, 5, 8, 9, 16, 17, 24, 25, 32, MAX_SEQS];
     for n_seqs in sizes("sequences of a batch", MAX_SEQS, &edges) {
         let mut all = sequences(n_seqs);

@@ -1,4 +1,4 @@
-//! Launches that begin before those before them are done: which, on which GPUs, and that they change nothing.
+//! Launches that begin before earlier ones are done: which launches, on which GPUs, and that they change nothing.
 
 use tokenmill_cuda_exec::{CudaBackend, Launches};
 use tokenmill_gguf::TensorType;
@@ -8,7 +8,8 @@ use tokenmill_testkit::{TinyModel, engines, tiny_experts, tiny_llama};
 
 use super::scene::{greedy, options, sample, sequences};
 
-/// The launches of a replayed step: all, and those that may begin early. With the tokens of `n_seqs` sequences after three steps.
+/// Counts the launches of a replayed step: all, and those that may begin early. Also returns the tokens of `n_seqs` sequences
+/// after three steps.
 fn replayed(
     model: &TinyModel,
     n_seqs: usize,
@@ -47,7 +48,7 @@ fn check(descriptor: Descriptor, ty: TensorType, n_seqs: usize) {
     assert_eq!(n_early, n_launches - 1, "{}", ty.name());
     let in_order = replayed(&model, n_seqs, &options(), (9, 0), Launches::InOrder);
     assert_eq!(in_order, (n_launches, 0, tokens), "{} in order", ty.name());
-    // K-quants are multiplied by other kernels on 9.0 alone, which make rows f16 first. So these two are compared with each other.
+    // On 9.0 K-quants are multiplied by other kernels, which convert rows to f16 first. So these two are compared with each other.
     let (n_older, n_early_there, tokens) = replayed(&model, n_seqs, &options(), (8, 9), Launches::Early);
     assert!(
         n_older <= n_launches && n_early_there == 0,
@@ -72,7 +73,7 @@ fn the_launches_of_a_network_with_experts_begin_early_but_the_first() {
 
 #[test]
 fn the_launches_of_k_quants_by_more_than_eight_rows_begin_early_but_the_first() {
-    // Rows are superblocks, and heads of 32 quantize what attention gives.
+    // Rows are superblocks, and heads of 32 quantize the output of attention.
     let mut descriptor = tiny_llama();
     descriptor.n_embd = 256;
     descriptor.ropes[0].head_dim = 32;

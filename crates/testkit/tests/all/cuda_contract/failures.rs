@@ -1,4 +1,4 @@
-//! Failures end one step at most, never the others, and leave no stream capturing.
+//! Failures end at most one step, never the others, and leave no stream capturing.
 
 use tokenmill_backend::{BackendError, Executor, KvType, PageCopy, PageGroup, StepError, StepOutput};
 use tokenmill_gguf::TensorType;
@@ -8,7 +8,7 @@ use tokenmill_testkit::engines;
 
 use super::scene::{OnGpu, advance, assert_same_bits, batch_of, model, options, sequences};
 
-/// The logits of four decode steps, with a fault before the first.
+/// Returns the logits of four decode steps, with a fault before the first.
 fn after(fault: Option<Fault>) -> (Vec<Vec<f32>>, OnGpu) {
     let mut gpu = OnGpu::new(TensorType::Q8_0);
     let mut all = sequences(3);
@@ -144,7 +144,7 @@ fn too_little_memory_is_known_before_anything_is_uploaded() {
     assert_eq!(kv_tokens, 1 << 20);
     assert!(fitting_kv_tokens > 0 && fitting_kv_tokens < kv_tokens);
     assert_eq!(simulator.copy_counts(), (0, 0));
-    // The number of tokens that the error calls fitting does fit.
+    // The number of tokens that the error suggests does fit.
     let fitting = ModelOptions {
         n_pages: Some(fitting_kv_tokens / 16),
         ..wide.clone()
@@ -222,7 +222,7 @@ fn page_moves_before_one_that_fails_are_waited_for() {
     gpu.simulator.inject(Fault::Download { after: 0 });
     let error = gpu.executor.copy_pages(PageGroup::Main, &copies).unwrap_err();
     assert!(matches!(error, StepError::Device { .. }), "{error}");
-    // The page that was copied before the failure is whole for the step behind.
+    // The page that was copied before the failure is complete for the next step.
     all[0].pages[0] = 20;
     let found = advance(&mut gpu.executor, all.iter_mut().collect()).unwrap();
     let rows = advance(&mut undisturbed.executor, expected.iter_mut().collect()).unwrap();

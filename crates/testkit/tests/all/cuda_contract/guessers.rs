@@ -1,4 +1,4 @@
-//! A layer that guesses further tokens: the hidden states that it reads reach captured steps, and their memory is planned.
+//! A layer that drafts further tokens: the hidden states that it reads reach captured steps, and their memory is planned.
 
 use tokenmill_backend::{Executor, ForwardBatch, RowOutput};
 use tokenmill_gguf::TensorType;
@@ -17,7 +17,8 @@ fn layer() -> TinyModel {
     TinyModel::random(descriptor, TensorType::F32, 48)
 }
 
-/// The logits behind a part of a text and behind each of four tokens after it, of three sequences. Each token has a state of its own.
+/// Returns the logits after a part of a text and after each of four further tokens, for three sequences. Each token has its own
+/// state.
 fn logits(executor: &mut dyn Executor) -> Vec<Vec<f32>> {
     let mut random = Random::new(3);
     let n_embd = executor.limits().n_embd;

@@ -1,5 +1,5 @@
-//! The contract of the CUDA executor on the simulated device: captured decode, pages on the move, and what happens when something
-//! fails. Whatever a kernel does wrong on the way loses the device and fails the test.
+//! The contract of the CUDA executor on the simulated device: captured decode, moving pages, and failures. A fault of a kernel on
+//! the way loses the device and fails the test.
 
 mod capture;
 mod cards;

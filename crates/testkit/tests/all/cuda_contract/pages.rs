@@ -6,7 +6,7 @@ use tokenmill_testkit::generate::run;
 
 use super::scene::{N_CTX, OnGpu, Sequence, advance, assert_same_bits, batch_of, sequences};
 
-/// A sequence of two pages and a bit, and the same one stored in other pages.
+/// Makes a sequence of two pages and a bit, and the same one stored in other pages.
 fn scene() -> Sequence {
     Sequence {
         tokens: (0..37).map(|i| i * 5 % 96).collect(),
@@ -31,14 +31,14 @@ fn pages_survive_the_way_to_the_host_and_back() {
     gpu.executor
         .copy_pages(PageGroup::Main, &[download(a, 0), download(b, 1), download(c, 2)])
         .unwrap();
-    // Another sequence takes the pages, right behind the copies.
+    // Another sequence takes the pages, right after the copies.
     let mut other = Sequence {
         tokens: (0..40).map(|i| i * 7 % 96).collect(),
         n_stored: 0,
         pages: vec![a, b, c, sequence.pages[3]],
     };
     advance(&mut gpu.executor, vec![&mut other]).unwrap();
-    // The first comes back to other places, used by the step right behind.
+    // The first sequence returns to other pages, which the next step uses.
     sequence.pages = vec![20, 22, 21, 23];
     gpu.executor
         .copy_pages(PageGroup::Main, &[upload(0, 20), upload(1, 22), upload(2, 21)])
@@ -72,7 +72,7 @@ fn pages_move_beside_a_step_and_a_copy_on_write_is_whole() {
         let mut sequence = scene();
         advance(&mut fresh.executor, vec![&mut sequence]).unwrap();
         sequence.tokens = tokens.to_vec();
-        // In company, so that the kernels are the same.
+        // With others in the batch, so that the kernels are the same.
         let mut beside = scene();
         beside.pages = vec![40, 41, 42, 43];
         advance(&mut fresh.executor, vec![&mut beside]).unwrap();

@@ -1,4 +1,4 @@
-//! A tiny model on a simulated device, and sequences that are advanced together.
+//! A tiny model on a simulated device, and sequences that advance together.
 
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ pub(crate) fn sequences(n: usize) -> Vec<Sequence> {
         .map(|seq_idx| {
             let first = (seq_idx * PAGES_OF_SEQUENCE) as u32;
             Sequence {
-                // Two tokens at least, so that the first step is no decode step.
+                // At least two tokens, so that the first step is not a decode step.
                 tokens: (0..2 + random.below(20))
                     .map(|_| random.below(96) as u32)
                     .collect(),
@@ -105,7 +105,7 @@ pub(crate) fn sequences(n: usize) -> Vec<Sequence> {
         .collect()
 }
 
-/// The batch that feeds what is not stored yet of each sequence.
+/// Returns the batch with the tokens of each sequence that are not stored yet.
 pub(crate) fn batch_of(sequences: &[&mut Sequence], params: Option<&Arc<SamplingParams>>) -> ForwardBatch {
     let mut batch = ForwardBatch::default();
     for sequence in sequences {
@@ -126,7 +126,7 @@ pub(crate) fn batch_of(sequences: &[&mut Sequence], params: Option<&Arc<Sampling
     batch
 }
 
-/// Feeds each sequence and appends its likeliest next token, found in its logits, which are given.
+/// Feeds each sequence and appends its likeliest next token, found in its logits, which are returned.
 pub(crate) fn advance(
     executor: &mut dyn Executor,
     mut sequences: Vec<&mut Sequence>,

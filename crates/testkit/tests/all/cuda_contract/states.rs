@@ -11,7 +11,7 @@ use tokenmill_testkit::{TinyModel, engines, tiny_llama};
 
 use super::scene::{OnGpu, advance, assert_same_bits, options, sequences};
 
-/// A layer of each kind, then attention.
+/// Returns a layer of each kind, then attention.
 pub(crate) fn hybrid() -> TinyModel {
     let mut descriptor = tiny_llama();
     let delta_net = MixerDescriptor::DeltaNet(DeltaNetDescriptor {
@@ -57,7 +57,7 @@ fn the_plan_counts_states_to_the_byte() {
 #[test]
 fn a_replayed_step_changes_states_as_an_eager_one() {
     let model = hybrid();
-    // Five are padded to eight: what pads a step has no state.
+    // Five are padded to eight; padding has no state.
     for n_seqs in [1, 5] {
         let play = |gpu: &mut OnGpu| -> Vec<Vec<f32>> {
             let mut all = sequences(n_seqs);

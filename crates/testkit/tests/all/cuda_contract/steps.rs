@@ -50,7 +50,7 @@ fn a_replayed_step_is_one_upload_one_graph_one_copy_back_and_one_wait() {
     }
 }
 
-/// A dense llama whose matrices have type `ty`, but for those named in `others`.
+/// Makes a dense llama whose matrices have type `ty`, except those named in `others`.
 fn llama_of(n_layers: usize, ty: TensorType, others: &[(&str, TensorType)]) -> TinyModel {
     // Heads of 32, as attention quantizes its output in groups of 32; real ones have 64 and more. Rows are blocks of K types.
     let mut descriptor = tiny_llama();
@@ -73,7 +73,7 @@ fn llama_of(n_layers: usize, ty: TensorType, others: &[(&str, TensorType)]) -> T
     model
 }
 
-/// How often each kernel runs in a decode step.
+/// Counts how often each kernel runs in a decode step.
 fn launches_of_a_step(model: &TinyModel, kv_type: KvType) -> BTreeMap<String, u64> {
     let simulator = Simulator::new(&SimOptions::default());
     let backend = engines::gpu_of(&simulator);
@@ -92,7 +92,7 @@ fn launches_of_a_step(model: &TinyModel, kv_type: KvType) -> BTreeMap<String, u6
         .collect()
 }
 
-/// How often each kernel runs in a layer of such a llama.
+/// Counts how often each kernel runs in a layer of such a llama.
 fn launches_of_a_layer(
     ty: TensorType,
     others: &[(&str, TensorType)],
@@ -158,7 +158,7 @@ fn a_layer_of_mixed_types_has_no_more_launches() {
         ))
     };
     for [of_most, of_some] in PAIRS {
-        // Output and gate are of most, down of some, and the pair of both.
+        // `most` is for output and gate, `some` for down, and `both` for the pair.
         let (most, some) = (in_strips(of_most), in_strips(of_some));
         let both = most * some;
         let expected = counts(&[

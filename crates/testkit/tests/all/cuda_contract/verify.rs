@@ -1,4 +1,4 @@
-//! Steps that verify guesses: captured and replayed as steps of decoding are, with the tokens of decoding one by one.
+//! Steps that verify drafts: captured and replayed like decode steps, with the tokens of decoding one by one.
 
 use std::sync::Arc;
 
@@ -17,7 +17,8 @@ use super::{
 /// Tokens that each sequence generates here.
 const N_NEW: usize = 16;
 
-/// Feeds what is not stored of each sequence and the guesses behind it. Returns what is sampled behind the newest token and each guess.
+/// Feeds the tokens of each sequence that are not stored, and the drafts after them. Returns the tokens sampled after the newest token and
+/// after each draft token.
 fn verify(
     gpu: &mut OnGpu,
     sequences: &[Sequence],
@@ -55,7 +56,7 @@ fn verify(
         .collect()
 }
 
-/// Prompts, and what follows each where nothing is guessed.
+/// Returns prompts, and the continuation of each without drafts.
 fn decoded(gpu: &mut OnGpu, n_seqs: usize, params: &Arc<SamplingParams>) -> (Vec<Sequence>, Vec<Vec<u32>>) {
     let prompts = sequences(n_seqs);
     let mut all = prompts.clone();
@@ -71,7 +72,7 @@ fn decoded(gpu: &mut OnGpu, n_seqs: usize, params: &Arc<SamplingParams>) -> (Vec
     (prompts, expected)
 }
 
-/// Generates with ragged drafts: the sequence at `seq_idx` has `len_of(step, seq_idx)` guesses in a step, of which the last is wrong where
+/// Generates with ragged drafts: the sequence at `seq_idx` has `len_of(step, seq_idx)` draft tokens in a step; the last one is wrong if
 /// `is_wrong` says so.
 fn drafted(
     gpu: &mut OnGpu,
@@ -176,7 +177,7 @@ fn a_replayed_step_that_verifies_is_one_graph_and_one_wait() {
     let device = gpu.executor.backend().device().clone();
     let (launches, waits) = (device.n_launches(), device.n_waits());
     let (graphs, copies) = (gpu.simulator.graph_counts(), gpu.simulator.copy_counts());
-    // The last answers once more, with keys and values that are there.
+    // The last sequence decodes once more, with existing keys and values.
     let mut all = prompts;
     for (sequence, expected) in all.iter_mut().zip(&expected) {
         sequence.tokens.push(expected[0]);
@@ -197,7 +198,7 @@ fn a_replayed_step_that_verifies_is_one_graph_and_one_wait() {
 fn attention_of_a_step_that_verifies_is_that_of_steps_that_decode() {
     let model = model(TensorType::Q4_0);
     let params = greedy();
-    // Keys and values in f16 are turned and attended to in one launch where each token is a sequence's only one. Here they are not.
+    // Keys and values in f16 are rotated and attended to in one launch if each token is a sequence's only one, which is not the case here.
     for (kv_type, attends, joins) in [
         (KvType::F32, "attention_f32", false),
         (KvType::F16, "attention_f16", true),
@@ -228,7 +229,7 @@ fn attention_of_verifying(
     let [of_runs, of_tokens, joined] = names.map(|name| n_of(&gpu, name));
     assert_eq!(joined, before[2], "no step that verifies");
     let n_layers = model.descriptor.layers.len() as u64;
-    // Prompts alone take the kernels for runs.
+    // Only prompts use the kernels for runs.
     assert!(of_runs - before[0] <= n_layers, "{of_runs} {before:?}");
     assert!(of_tokens - before[1] >= n_layers * n_steps as u64);
 }

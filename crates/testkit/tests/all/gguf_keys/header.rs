@@ -1,6 +1,5 @@
-//! Reads the headers of the reference files, and changes them.
-//!
-//! Separate from the claims about keys. Weights are zeros, since no description depends on them.
+//! Reads the headers of the reference files, and changes them. Weights are zeros, since no description
+//! depends on them.
 
 use std::fs;
 

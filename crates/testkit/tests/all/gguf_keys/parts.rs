@@ -1,7 +1,7 @@
 //! [`Parts`] finds the keys that may change nothing, from the parts of a network.
 //!
-//! Separate from the claim that all other keys are followed or refused. Invariant: a reason comes from the file's network or from another
-//! of its keys, never from the name of an architecture.
+//! All other keys must be followed or refused. Invariant: a reason comes from the file's network or from another of its keys, never from
+//! the name of an architecture.
 
 use tokenmill_backend::{ExpertScore, NormKind};
 use tokenmill_gguf::Value;
@@ -11,7 +11,7 @@ use tokenmill_model::{
 
 use super::header::Header;
 
-/// Says which parts a file's network has, as far as keys concern them.
+/// Describes a file's network, as far as keys depend on it.
 pub(super) struct Parts<'d> {
     pub(super) network: &'d Descriptor,
     pub(super) header: &'d Header,
@@ -27,7 +27,7 @@ impl Parts<'_> {
         layers.any(|layer| layer.mixer.latent().is_some())
     }
 
-    /// Says whether a layer turns queries and keys.
+    /// Returns whether a layer turns queries and keys.
     fn has_rope(&self) -> bool {
         let latents = self
             .network
@@ -40,7 +40,7 @@ impl Parts<'_> {
         ropes.any(|rope| rope.is_some())
     }
 
-    /// Says whether the file rules out scaling, so that no factor counts.
+    /// Returns whether the file rules out scaling, so that no factor counts.
     fn denies_scaling(&self) -> bool {
         self.header.get("rope.scaling.type") == Some(&"none".into())
     }
@@ -66,7 +66,7 @@ impl Parts<'_> {
         self.attentions().any(|attention| attention.window.is_some())
     }
 
-    /// Says whether a layer has a dense network, or experts have the dense width.
+    /// Returns whether a layer has a dense network, or experts have the dense width.
     fn has_dense_width(&self) -> bool {
         let mut layers = self.network.layers.iter();
         let is_width_of_experts =
@@ -80,7 +80,7 @@ impl Parts<'_> {
         pooling.is_some_and(|pooling| pooling.output == PooledOutput::Rank)
     }
 
-    /// Says whether the layers with experts are those that the keys would select.
+    /// Returns whether the layers with experts are those that the keys would select.
     fn same_layers_have_experts(&self, name: &str, value: &Value) -> bool {
         let number = |key: &str| match (key == name).then_some(value).or(self.header.get(key)) {
             Some(Value::U32(number)) => *number as usize,
@@ -181,7 +181,7 @@ impl Parts<'_> {
             .map(|(.., reason)| reason)
     }
 
-    /// Returns the reason if a value gives what the network has anyway.
+    /// Returns the reason if a value equals the setting that the network has anyway.
     fn same(&self, name: &str, value: &Value) -> Option<&'static str> {
         let all_routers = |holds: fn(&RouterDescriptor) -> bool| self.routers().all(holds);
         match (name, value) {

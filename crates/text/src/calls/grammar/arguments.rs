@@ -1,7 +1,7 @@
 //! Arguments in a grammar: one JSON object, or a tag for each.
 //!
-//! Separate from the shapes of calls because several share them. Invariants: keywords of a schema that tags have no words for
-//! are refused, unless the tool's arguments are held in a relaxed way; what is copied of a schema has a bound.
+//! Several shapes of calls share them. Invariants: a schema keyword that tags cannot express is refused, unless the tool's arguments are
+//! relaxed; the size of copied schemas is limited.
 
 use std::borrow::Cow;
 
@@ -21,10 +21,10 @@ use crate::{
     constraint::{Document, is_deeper_than, prepared},
 };
 
-/// Levels of a schema.
+/// Largest nesting depth of a schema.
 const MAX_DEPTH: usize = 100;
 
-/// Keywords at the top of a schema that say nothing of single arguments and are no constraint.
+/// Keywords at the top of a schema that do not restrict single arguments.
 const TOP: [&str; 16] = [
     "type",
     "properties",
@@ -44,7 +44,7 @@ const TOP: [&str; 16] = [
     "deprecated",
 ];
 
-/// An argument that a schema names.
+/// An argument named in a schema.
 pub(super) struct Argument {
     pub(super) key: String,
     /// The schema, with the definitions that it refers to.
@@ -55,7 +55,7 @@ pub(super) struct Argument {
     pub(super) is_required: bool,
 }
 
-/// Arguments as a JSON object.
+/// Writes arguments as a JSON object.
 pub(super) fn json(offer: &Offer<'_>, rules: &mut Rules<'_>) -> Result<String, String> {
     rules.begin_arguments()?;
     let object = json!({"type": "object"});
@@ -66,7 +66,7 @@ pub(super) fn json(offer: &Offer<'_>, rules: &mut Rules<'_>) -> Result<String, S
     value(&schema, rules)
 }
 
-/// A JSON value of a schema.
+/// Writes a JSON value of a schema.
 pub(super) fn value(schema: &Value, rules: &mut Rules<'_>) -> Result<String, String> {
     if is_deeper_than(schema, MAX_DEPTH) {
         return Err(format!("it is nested deeper than {MAX_DEPTH} levels"));
@@ -75,7 +75,7 @@ pub(super) fn value(schema: &Value, rules: &mut Rules<'_>) -> Result<String, Str
     Ok(rules.rule(&format!("%json {schema}")))
 }
 
-/// Arguments are an object, whether their schema says so or not.
+/// Makes arguments an object, even if their schema does not say so.
 fn with_type(schema: &Value) -> Value {
     match schema {
         Value::Object(fields) if !fields.contains_key("type") && !fields.contains_key("$ref") => {
@@ -88,11 +88,11 @@ fn with_type(schema: &Value) -> Value {
     }
 }
 
-/// Whether a schema allows arguments that it does not name. Held in a relaxed way these are any arguments; a format that writes names
-/// has no words for what the schema says of them.
+/// Returns whether a schema allows arguments that it does not name. Relaxed arguments may then have any name; a format that writes names
+/// cannot express the schema's rules for them.
 ///
 /// # Errors
-/// Such a schema that is to be held wholly.
+/// If such a schema must be enforced completely.
 pub(super) fn takes_unnamed(offer: &Offer<'_>) -> Result<bool, String> {
     let schema = seen_through(offer.schema, offer.root);
     let is_open = [
@@ -112,7 +112,7 @@ pub(super) fn takes_unnamed(offer: &Offer<'_>) -> Result<bool, String> {
     Ok(is_open || is_combined && offer.hold == Hold::Relaxed)
 }
 
-/// The arguments that a schema names, in its order.
+/// Lists the arguments that a schema names, in its order.
 pub(super) fn arguments_of(offer: &Offer<'_>, rules: &mut Rules<'_>) -> Result<Vec<Argument>, String> {
     let empty = Map::new();
     let seen: Cow<'_, Value> = seen_through(offer.schema, offer.root);
@@ -173,7 +173,7 @@ pub(super) fn arguments_of(offer: &Offer<'_>, rules: &mut Rules<'_>) -> Result<V
     Ok(arguments)
 }
 
-/// Arguments in tags of their own.
+/// Writes arguments in separate tags.
 pub(super) fn tagged(
     offer: &Offer<'_>,
     shape: &TaggedShape,
@@ -201,7 +201,7 @@ pub(super) fn tagged(
         let is_exact = offer.hold == Hold::Exact;
         let forms = match argument.kinds.written() {
             Written::Text => bare(key, &argument.seen, offer, shape, rules)?,
-            // All that such a text can be, the parser reads as a value that the schema lets through.
+            // The parser reads every such text as a value that the schema allows.
             Written::Either if !is_exact || names_kinds_only(&argument.seen) => {
                 let text = bare(key, &json!({"type": "string"}), offer, shape, rules)?;
                 if shape.has_attributes || shape.has_cdata {
@@ -239,11 +239,11 @@ pub(super) fn tagged(
     Ok(all)
 }
 
-/// The name of an argument that no schema names.
+/// Matches the name of an argument that no schema names.
 const UNNAMED: &str = "/[A-Za-z_$@][A-Za-z0-9_$@.\\-]{0,63}/";
 
-/// Writes the rule for any number of arguments of any name. It includes the schema's names, because rules for them would keep others from
-/// beginning like them.
+/// Writes the rule for any number of arguments of any name. It includes the schema's names, because separate rules for them would exclude
+/// names that begin like them.
 fn unnamed(shape: &TaggedShape, rules: &mut Rules<'_>) -> Result<String, String> {
     let line = line_of(shape);
     let value_end = format!("{line}{}", shape.value_end);
@@ -280,7 +280,7 @@ fn unnamed(shape: &TaggedShape, rules: &mut Rules<'_>) -> Result<String, String>
     Ok(rules.rule(&format!("{argument}*")))
 }
 
-/// An argument as bare text.
+/// Writes an argument as bare text.
 fn bare(
     key: &str,
     schema: &Value,
@@ -302,7 +302,7 @@ fn bare(
     Ok(format!("{begin} {value} S?"))
 }
 
-/// An argument as JSON.
+/// Writes an argument as JSON.
 fn as_json(
     argument: &Argument,
     hold: Hold,

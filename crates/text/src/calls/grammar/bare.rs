@@ -1,7 +1,6 @@
 //! Writes grammar rules for bare values, which are texts without quotes.
 //!
-//! Separate from the arguments because it knows no tags. Invariant: the parser reads every text that a rule accepts as a value that the
-//! schema accepts.
+//! It knows no tags. Invariant: the parser reads every text that a rule accepts as a value that the schema accepts.
 
 use serde_json::{Map, Value};
 
@@ -55,7 +54,7 @@ const NOTES: [&str; 9] = [
     "writeOnly",
 ];
 
-/// Says whether a schema restricts only the kinds of values.
+/// Returns whether a schema restricts only the kinds of values.
 pub(super) fn names_kinds_only(schema: &Value) -> bool {
     names_kinds_within(schema, MAX_DEPTH)
 }
@@ -72,7 +71,7 @@ fn names_kinds_within(schema: &Value, depth: usize) -> bool {
         })
 }
 
-/// Says whether a keyword names kinds of values or restricts nothing.
+/// Returns whether a keyword names kinds of values or restricts nothing.
 fn is_note(keyword: &str) -> bool {
     NOTES.contains(&keyword) || matches!(keyword, "$defs" | "definitions")
 }

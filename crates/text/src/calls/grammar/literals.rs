@@ -1,7 +1,7 @@
-//! Arguments that are written like those of a call in a program, or between Gemma's marks.
+//! Writes arguments in the form of a program's call, or between Gemma's marks.
 //!
-//! Separate from tags because values are literals. Invariant: a value is JSON where the parser of the dialect reads that;
-//! else every kind of value has a rule here, or its schema is refused.
+//! Invariant: a value is JSON if the dialect's parser reads JSON; otherwise every kind of value has a rule here, or its schema is
+//! refused.
 
 use serde_json::{Map, Value, json};
 
@@ -16,13 +16,13 @@ use crate::{
     constraint::Document,
 };
 
-/// Values inside each other.
+/// Largest nesting depth of values.
 const MAX_DEPTH: usize = 16;
 
-/// Most values of one argument that get rules of their own.
+/// Most values of one argument that get separate rules.
 const MAX_LITERALS: usize = 400;
 
-/// Keywords that say nothing of a value.
+/// Keywords that do not restrict a value.
 const NOTES: [&str; 7] = [
     "title",
     "description",
@@ -33,7 +33,7 @@ const NOTES: [&str; 7] = [
     "definitions",
 ];
 
-/// A key of an object whose members have no names in its schema.
+/// A key of an object whose schema does not name its members.
 const KEY: &str = "/[\\w$@][\\w$@.\\-]*( [\\w$@.\\-]+)*/";
 
 /// Characters that may follow a backslash in a Python string.
@@ -98,7 +98,7 @@ fn colon(dialect: Dialect) -> &'static str {
     }
 }
 
-/// Members of which some may be left out, in their order, with `separator` between two.
+/// Writes members in their order, with `separator` between two; some may be left out.
 fn row(members: &[(String, bool)], separator: &str, rules: &mut Rules<'_>) -> String {
     // The rules for the rest after each member, from the last to the first, and for a row that starts at or after a member.
     let (mut following, mut whole) = (String::new(), String::new());
@@ -336,7 +336,7 @@ fn python_text(rules: &mut Rules<'_>) -> String {
     text
 }
 
-/// A value of which nothing is said, as deep as values may be.
+/// Writes a value without any restriction, as deep as values may be.
 fn any(dialect: Dialect, rules: &mut Rules<'_>) -> Result<String, String> {
     if let Some(any) = &rules.any {
         return Ok(any.clone());
@@ -364,12 +364,12 @@ fn any(dialect: Dialect, rules: &mut Rules<'_>) -> Result<String, String> {
     Ok(any)
 }
 
-/// The body of a rule for a list of such items.
+/// Returns the body of a rule for a list of such items.
 fn list_of(item: &str, dialect: Dialect) -> String {
     format!("\"[\" S? ({item} ({} {item})* S?)? \"]\"", comma(dialect))
 }
 
-/// A member with such a value and any key but `names`, which are quoted.
+/// Returns a member with such a value and any key but `names`, which are quoted.
 fn member_of(value: &str, names: &[String], dialect: Dialect, rules: &mut Rules<'_>) -> String {
     let colon = colon(dialect);
     let but = |key: &str| {

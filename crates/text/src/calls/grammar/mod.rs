@@ -1,9 +1,9 @@
 //! Writes a family's calls as a grammar, with the offered tools' names and schemas.
 //!
-//! Separate from the parsers because it writes what they read. Each of the shapes of the table of formats becomes rules in
-//! Lark's notation. Invariant: the parser of the same row reads every allowed text as calls with these arguments. A schema that a format
-//! cannot express is refused if its tool is strict. Otherwise only this tool is held to less, and calls that cannot be expressed even then
-//! are free if none is required. If one is required, or a tool is strict, compiling refuses what it cannot enforce.
+//! Each shape of the table of formats becomes rules in Lark's notation. Invariant: the parser of the same row reads every allowed text as
+//! calls with these arguments. A schema that a format cannot express is refused if its tool is strict. Otherwise only this tool is less
+//! restricted, and calls that still cannot be expressed are free if none is required. If one is required, or a tool is strict, compiling
+//! refuses schemas that it cannot enforce.
 
 mod arguments;
 mod bare;
@@ -30,19 +30,19 @@ use super::{
 };
 use crate::constraint::{CallGrammar, Constraint, ControlTokens, Document, HeldTool, Mark, Told};
 
-/// Which calls an answer is to hold.
+/// Selects the calls that an answer must contain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
     /// Calls of any tools, or none.
     #[default]
     Auto,
-    /// One call at least.
+    /// At least one call.
     Required,
     /// One call, of this tool.
     Named(String),
 }
 
-/// Why calls cannot be held to a form.
+/// Says why calls cannot be constrained.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("calls in the format `{family}` cannot be held to the schema of `{tool}`: {reason}")]
 pub struct CallFormError {
@@ -54,12 +54,12 @@ pub struct CallFormError {
     pub reason: String,
 }
 
-/// Says how strictly a tool's arguments follow its schema.
+/// Selects how strictly a tool's arguments follow its schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hold {
     /// Completely.
     Exact,
-    /// As far as every format has words for it.
+    /// As far as every format can express it.
     Relaxed,
 }
 
@@ -162,7 +162,7 @@ impl ReplyFormat {
             form.grammar(&most)
         });
         let is_optional = is_auto && !has_strict;
-        // Where calls are required, a schema that cannot be compiled is refused as that of a strict tool is.
+        // If calls are required, a schema that cannot be compiled is refused like that of a strict tool.
         let relaxed =
             (is_auto && offered.iter().any(|row| !row.2)).then(|| form.grammar(&offers(Hold::Relaxed)));
         let (exact, relaxed) = match (exact, relaxed) {
@@ -234,8 +234,8 @@ impl Form<'_> {
             }
             Shape::Channels(shape) => self.channels(shape, offers, &mut rules)?,
         };
-        // Space before the first call is the model's way to begin a line, but not to begin a head. Where the answer may be a
-        // text of a shape instead, which begins without space, it would settle for a call before anything is said.
+        // Models begin a line with space before the first call, but not a head. If the answer may instead be a text of a shape, which
+        // begins without space, space would settle for a call too early.
         Ok(if self.is_auto {
             rules.finish_in_free_text(&start)
         } else {
@@ -336,7 +336,7 @@ impl Form<'_> {
         }
     }
 
-    /// One call, or any number of them with `separator` between two.
+    /// Writes one call, or any number of them with `separator` between two.
     fn row(&self, call: &str, separator: &str) -> String {
         if self.is_single {
             call.to_owned()
@@ -465,7 +465,7 @@ impl Form<'_> {
         })?;
         let mut closers = vec![rules.mark(shape.closer)];
         if self.is_auto {
-            // Some models leave the call's own end out where that of the row follows.
+            // Some models omit the call's own end if the section's end follows.
             closers.extend(shape.section_closers.iter().map(|closer| rules.mark(closer)));
         }
         let call = rules.rule(&format!("{calls} ({})", closers.join(" | ")));
@@ -519,7 +519,7 @@ impl Form<'_> {
         if is_harmony {
             let to = rules.mark("<|channel|>commentary to=functions.");
             let next = rules.mark("<|start|>assistant");
-            // A call is the end of a turn.
+            // A call ends a turn.
             return Ok(if self.is_auto {
                 let to_role = rules.mark("<|start|>assistant to=functions.");
                 let mut start = format!("{to} {calls} | {to_role} {calls}");

@@ -1,6 +1,6 @@
-//! [`Rules`]: rules of a grammar in Lark's notation, as they are written.
+//! [`Rules`]: the rules of a grammar in Lark's notation.
 //!
-//! Separate from the shapes because quoting is done once. Invariant: what comes from a request stands in quotes.
+//! Invariant: text from a request is always quoted.
 
 use std::fmt::Write as _;
 
@@ -25,13 +25,13 @@ pub(super) struct Rules<'c> {
     controls: &'c ControlTokens,
     text: String,
     n_written: usize,
-    /// Bytes of the arguments of the tool that is written.
+    /// Bytes of the current tool's arguments.
     n_argument_bytes: usize,
-    /// The rule of a value of which nothing is said, once it is written.
+    /// Name of the rule for any value, once it exists.
     pub(super) any: Option<String>,
     /// Name of the rule for any text in Python's quotes, once it exists.
     pub(super) python_text: Option<String>,
-    /// How many more values of the current argument may get rules of their own.
+    /// How many more values of the current argument may get separate rules.
     pub(super) literals_left: usize,
 }
 
@@ -60,7 +60,7 @@ impl<'c> Rules<'c> {
         Ok(())
     }
 
-    /// Counts what an argument takes, before it is copied.
+    /// Counts the size of an argument before it is copied.
     pub(super) fn take(&mut self, n_bytes: usize) -> Result<(), String> {
         self.n_argument_bytes = self.n_argument_bytes.saturating_add(n_bytes);
         if self.n_argument_bytes > MAX_ARGUMENT_BYTES {
@@ -98,7 +98,7 @@ impl<'c> Rules<'c> {
         name
     }
 
-    /// Adds a rule of text that is read in one go; returns its name.
+    /// Adds a rule for text that is matched as one terminal; returns its name.
     pub(super) fn terminal(&mut self, body: &str) -> String {
         self.n_written += 1;
         let name = format!("T{}", self.n_written);
@@ -106,7 +106,7 @@ impl<'c> Rules<'c> {
         name
     }
 
-    /// This text; nothing for an empty one.
+    /// Returns this text as part of a rule; nothing for an empty one.
     #[expect(
         clippy::unused_self,
         reason = "a text is written next to marks, which need the tokens"
@@ -115,7 +115,7 @@ impl<'c> Rules<'c> {
         quoted(text)
     }
 
-    /// This text, with control tokens where it names them.
+    /// Returns this text, with control tokens where it names them.
     pub(super) fn mark(&self, text: &str) -> String {
         let parts = self
             .controls
@@ -128,7 +128,7 @@ impl<'c> Rules<'c> {
         parts.collect::<Vec<_>>().join(" ")
     }
 
-    /// A head of a call: `{name}`, `{number}` and `{id}` stand for what is written there.
+    /// Returns a head of a call, with patterns in place of `{name}`, `{number}` and `{id}`.
     pub(super) fn head(&self, head: &str, name: &str) -> String {
         let mut parts = Vec::new();
         let mut rest = head;
@@ -150,7 +150,7 @@ impl<'c> Rules<'c> {
         parts.join(" ")
     }
 
-    /// `before`, a text for which `body` stands, and `after`, which may begin with a control token.
+    /// Returns `before`, the text of `body`, and `after`, which may begin with a control token.
     pub(super) fn bounded(&mut self, before: &str, body: &str, after: &str) -> String {
         let segments = self.controls.split(after);
         let (first, rest) = match segments.split_first() {
@@ -169,7 +169,7 @@ impl<'c> Rules<'c> {
     }
 }
 
-/// A text in quotes; nothing for an empty one.
+/// Quotes a text; nothing for an empty one.
 pub(super) fn quoted(text: &str) -> String {
     if text.is_empty() {
         String::new()

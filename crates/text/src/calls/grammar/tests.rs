@@ -33,7 +33,7 @@ const CONTROLS: [&str; 12] = [
     "<|\"|>",
 ];
 
-/// A vocabulary of all bytes, the end, and control tokens.
+/// Builds a vocabulary of all bytes, the end, and control tokens.
 fn tokenizer() -> Tokenizer {
     tokenizer_with(&[])
 }
@@ -89,7 +89,7 @@ fn opens_head(name: &str) -> bool {
     matches!(name, "harmony" | "functionary")
 }
 
-/// Numbers that look random.
+/// Generates pseudo-random numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -102,7 +102,7 @@ impl Dice {
     }
 }
 
-/// A walk through what is allowed: chance, which now and then writes a mark so that texts come to an end.
+/// Walks at random through the allowed tokens, and now and then writes a mark so that texts come to an end.
 struct Walk<'t> {
     tokenizer: &'t Tokenizer,
     matcher: ConstraintMatcher,
@@ -144,7 +144,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Walks to the end; false where that does not come.
+    /// Walks to the end; returns false if it is not reached.
     fn finish(&mut self) -> bool {
         for _ in 0..2000 {
             if self.matcher.is_complete() {
@@ -175,7 +175,7 @@ fn read(name: &str, answer: &str) -> (Vec<(String, Value)>, String) {
     read_with(parser(name), name, answer)
 }
 
-/// A parser of answers that are offered the tools of these tests.
+/// Makes a parser of answers with the tools of these tests.
 fn parser(name: &str) -> ReplyParser {
     let tools = Arc::new(ToolSet::from_openai(&tools()));
     let opening = Opening {
@@ -441,7 +441,7 @@ fn what_a_format_has_no_words_for_is_refused_by_name_or_left_to_the_model() {
     );
 }
 
-/// A tool `name` with these properties.
+/// Returns a tool `name` with these properties.
 fn tool(name: &str, strict: bool, parameters: &Value) -> Value {
     json!({"function": {"name": name, "strict": strict, "parameters": parameters}})
 }

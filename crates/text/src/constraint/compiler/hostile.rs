@@ -130,7 +130,7 @@ fn everything(way: Way, n: usize) -> Vec<(String, Constraint)> {
 /// Most CPU time of a compilation in a build without optimisation, also of one whose answer is no longer awaited.
 const MAX_WORK: Duration = Duration::from_secs(20);
 
-/// Makes a compiler that has time to count what it refuses, also in a build without optimisation.
+/// Makes a compiler with enough time to count references before it refuses them, also in a build without optimisation.
 fn patient_compiler() -> ConstraintCompiler {
     let limits = ConstraintLimits {
         compile_time: Duration::from_secs(4),
@@ -185,7 +185,7 @@ fn references_within_the_limits_overflow_nothing() {
     for way in WAYS {
         for n in [2, 40, 990] {
             for (name, constraint) in everything(way, n) {
-                // Whether it can be enforced is checked elsewhere.
+                // Other tests check whether it can be enforced.
                 let compiled = check_ends(&compiler, &name, &constraint);
                 assert!(
                     n > 2 || !matches!(compiled, Err(ConstraintError::TooLong { .. })),

@@ -8,7 +8,7 @@ use tokenmill_gguf::{Metadata, StringArray};
 use super::*;
 use crate::constraint::{CallGrammar, places::MAX_RUNNING};
 
-/// A vocabulary of all bytes, then the end of a text.
+/// Builds a vocabulary of all bytes, then the end of a text.
 pub(in crate::constraint) fn bytes_tokenizer() -> Tokenizer {
     tokenizer_with(&[])
 }
@@ -175,7 +175,7 @@ fn thoughts_are_optional_where_the_constraint_says_so() {
     let mut silent = compiled.matcher(&[256]);
     feed(&mut silent, "42");
     assert!(!allowed(&mut silent).contains(&less));
-    // An opening of several tokens leaves no choice.
+    // An opening of several tokens allows no choice.
     let constraint = Constraint::regex("[0-9]").may_begin_after("<think>", "</think>");
     let mut silent = compiler().compile(&constraint).unwrap().matcher(&[256]);
     assert!(!allowed(&mut silent).contains(&less));
@@ -419,14 +419,14 @@ fn a_caller_waits_no_longer_than_the_limits_of_time() {
     let started = Instant::now();
     let refused = compiler(short, long).compile(&constraint).unwrap_err();
     assert!(matches!(refused, ConstraintError::TooSlow { .. }), "{refused}");
-    // A machine without time for it is no fault of the constraint.
+    // A lack of time on the machine is not a fault of the constraint.
     let refused = compiler(long, short).compile(&constraint).unwrap_err();
     assert!(matches!(refused, ConstraintError::Busy { .. }), "{refused}");
     let took = started.elapsed();
     assert!(took < Duration::from_secs(10), "{took:?}");
 }
 
-/// Calls of these tools, of which the last rule of each is its JSON.
+/// Returns calls of these tools; the last rule of each is its JSON.
 pub(super) fn calls_of(tools: &[(&str, serde_json::Value)], is_held: bool) -> Constraint {
     let grammar = |tools: &[(&str, serde_json::Value)]| {
         let calls: Vec<String> = (tools.iter())
@@ -457,7 +457,7 @@ fn the_tool_that_cannot_be_held_is_named() {
     let negated = json!({"type": "object", "not": {"required": ["b"]}});
     let compiler = compiler();
     let refusal = |bad: &serde_json::Value| {
-        // Compiled before without being held, where it has a finite text at all.
+        // Compiled before without being enforced, if it has a finite text at all.
         let tools = [("good", plain.clone()), ("bad", bad.clone())];
         let _ = compiler.compile(&calls_of(&tools, false));
         compiler.compile(&calls_of(&tools, true)).unwrap_err().to_string()

@@ -1,6 +1,6 @@
 //! [`Chars`]: a set of characters, as ranges.
 //!
-//! Separate because the analysis of terminals asks for little else. Invariant: ranges are sorted, apart and not adjacent.
+//! Invariant: ranges are sorted, disjoint and not adjacent.
 
 /// A set of characters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,6 @@
 //! Writes a grammar in Lark's notation.
 //!
-//! Separate from the parser so that each can be read against its notation. Invariant: names and characters of the source
-//! appear only in escaped form, so that no grammar can write Lark of its own.
+//! Invariant: names and characters of the source appear only in escaped form, so that no grammar can inject Lark.
 
 use std::fmt::Write as _;
 
@@ -10,7 +9,7 @@ use super::{
     terminals::{divide, write_divided},
 };
 
-/// Longest regular expression that stands for a whole grammar, or for a rule of one.
+/// Longest regular expression for a whole grammar, or for a rule of one.
 pub(super) const MAX_REGEX_BYTES: usize = 1 << 16;
 
 /// Writes `grammar`.
@@ -67,7 +66,7 @@ fn write_group(grammar: &Grammar, node: &Node, path: &mut Vec<usize>, out: &mut 
     is_regular
 }
 
-/// Writes how often a part is repeated.
+/// Writes the repetition counts of a part.
 pub(super) fn write_counts(min: u32, max: Option<u32>, out: &mut String) {
     let _ = match (min, max) {
         (0, None) => write!(out, "*"),
@@ -95,7 +94,7 @@ pub(super) fn write_class(node: &Node, out: &mut String) {
     }
 }
 
-/// Writes a character so that neither a regular expression nor Lark reads anything else in it.
+/// Writes a character so that neither a regular expression nor Lark gives it another meaning.
 pub(super) fn write_char(c: char, out: &mut String) {
     if c.is_ascii_alphanumeric() || c == ' ' || (!c.is_ascii() && !c.is_control() && !c.is_whitespace()) {
         out.push(c);

@@ -1,12 +1,11 @@
-//! GBNF, llama.cpp's notation of grammars, translated to the Lark notation that is compiled.
+//! Translates GBNF, llama.cpp's notation of grammars, to the Lark notation of the compiler.
 //!
-//! Separate from the other languages because only this one is parsed here. Invariant: the translation describes the same
-//! texts, no more and no fewer; what has no translation is refused with its line.
+//! Only this language is parsed here. Invariant: the translation describes exactly the same texts; a construct without a translation is refused
+//! with its line.
 //!
-//! The two differ in one thing. GBNF describes characters; Lark's terminals are matched as long as they can be, so that a
-//! terminal may swallow the beginning of what follows. Hence a grammar without recursion becomes one regular
-//! expression, where that is not too long. In every other one a part becomes a terminal only where it provably swallows nothing, and is divided into
-//! its parts else, down to single characters.
+//! The two differ in one thing. GBNF describes characters; Lark's terminals take the longest match, so a terminal may swallow the beginning of the
+//! following text. Hence a grammar without recursion becomes one regular expression, if that is not too long. In every other grammar, a part
+//! becomes a terminal only if it provably swallows nothing; otherwise it is divided into its parts, down to single characters.
 
 mod chars;
 mod lark;
@@ -28,7 +27,7 @@ pub(super) fn to_lark(source: &str) -> Result<String, ConstraintError> {
     Ok(lark::write(&grammar))
 }
 
-/// Whether a line of `source` defines a rule as GBNF does.
+/// Returns whether a line of `source` defines a rule as GBNF does.
 pub(super) fn looks_like_gbnf(source: &str) -> bool {
     source.lines().any(|line| {
         line.split_once("::=").is_some_and(|(name, _)| {
@@ -72,7 +71,7 @@ impl Grammar {
 /// A part of a rule.
 #[derive(Clone, Debug, PartialEq)]
 enum Node {
-    /// A text; perhaps an empty one.
+    /// A text, which may be empty.
     Literal(String),
     /// One character of these ranges, or of none of them.
     Class {
@@ -87,7 +86,7 @@ enum Node {
     Sequence(Vec<Node>),
     /// One of these nodes.
     Choice(Vec<Node>),
-    /// At least so often, and at most.
+    /// A repetition with a minimum and a maximum.
     Repeat(Box<Node>, u32, Option<u32>),
 }
 

@@ -1,7 +1,7 @@
 //! Reads GBNF.
 //!
-//! Source: llama.cpp `grammars/README.md` and `src/llama-grammar.cpp`. Separate from the writer of Lark so that each can be
-//! read against its notation. Invariant: every rule that is named is defined, and nesting is bounded.
+//! Source: llama.cpp `grammars/README.md` and `src/llama-grammar.cpp`. Invariant: every named rule is defined, and nesting
+//! is bounded.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::constraint::error::ConstraintError;
 /// Levels of groups.
 const MAX_DEPTH: usize = 100;
 
-/// Most repetitions that a count may ask for.
+/// Largest repetition count.
 const MAX_COUNT: u32 = 2000;
 
 pub(super) fn is_name_byte(byte: u8) -> bool {
@@ -90,7 +90,7 @@ impl<'s> Parser<'s> {
         Some(next)
     }
 
-    /// Skips space and comments, and line breaks where the rule may continue on the next line.
+    /// Skips space and comments, and line breaks if the rule may continue on the next line.
     fn skip_space(&mut self, over_lines: bool) {
         loop {
             match self.peek() {

@@ -1,21 +1,21 @@
-//! Which rules of a grammar are written as regular expressions where they are named.
+//! Decides which rules of a grammar are written as regular expressions where they are named.
 //!
-//! Separate from the division into terminals because it is decided for rules as they were written. Invariants: such a rule leads
-//! to no recursion, its expression is no longer than the limit, and all expressions of a grammar together have a bound, however
-//! often rules name each other.
+//! It looks at the rules as they were written, before they are divided into terminals. Invariants: such a rule leads to no
+//! recursion, its expression is no longer than the limit, and all expressions of a grammar together are bounded, however often
+//! rules name each other.
 
 use super::{
     Grammar, Node,
     lark::{MAX_REGEX_BYTES, write_char, write_class, write_counts},
 };
 
-/// Most bytes that all places where such rules are named may take together; rules of few bytes may take more.
+/// Limit of the total bytes of all such places; short rules may exceed it.
 const MAX_WRITTEN_BYTES: usize = 4 << 20;
 
-/// The limit of a rule's expression in a grammar that would take more.
+/// Limit of a rule's expression in a grammar that would exceed [`MAX_WRITTEN_BYTES`].
 const SMALL_REGEX_BYTES: usize = 256;
 
-/// Which rules are written as regular expressions. The root is not: it is what the grammar begins with.
+/// Returns the rules that are written as regular expressions. The root is not one: the grammar begins with it.
 pub(super) fn regular_rules(grammar: &Grammar) -> Vec<bool> {
     let named: Vec<Vec<usize>> = (grammar.rules.iter())
         .map(|rule| {
@@ -40,7 +40,7 @@ pub(super) fn regular_rules(grammar: &Grammar) -> Vec<bool> {
     regular
 }
 
-/// The rules that a part names, each as often as it does.
+/// Lists the rules that a part names, each as often as it does.
 fn leads_to(node: &Node, found: &mut Vec<usize>) {
     match node {
         Node::Rule(idx) => found.push(*idx),
@@ -54,8 +54,8 @@ fn leads_to(node: &Node, found: &mut Vec<usize>) {
     }
 }
 
-/// The bytes of each rule as a regular expression; `None` for one that leads to recursion. A rule's turn comes once all that it
-/// names have theirs, so that none is looked at twice.
+/// Returns the bytes of each rule as a regular expression; `None` for a rule that leads to recursion. A rule is visited after
+/// all rules that it names, so that none is visited twice.
 fn regex_lens(grammar: &Grammar, named: &[Vec<usize>]) -> Vec<Option<usize>> {
     let mut named_by: Vec<Vec<usize>> = vec![Vec::new(); named.len()];
     for (idx, named) in named.iter().enumerate() {
@@ -78,7 +78,7 @@ fn regex_lens(grammar: &Grammar, named: &[Vec<usize>]) -> Vec<Option<usize>> {
     lens
 }
 
-/// The bytes that [`super::lark::write_regex`] writes for a part, from those of the rules that it names.
+/// Returns the bytes that [`super::lark::write_regex`] writes for a part, from those of the rules that it names.
 fn regex_len(node: &Node, lens: &[Option<usize>]) -> usize {
     let group = |node: &Node| regex_len(node, lens).saturating_add("(?:)".len());
     let groups = |parts: &[Node]| parts.iter().map(group).fold(0, usize::saturating_add);

@@ -1,9 +1,8 @@
-//! Which parts of a grammar may become terminals that are matched as long as they can be, without any text being lost.
+//! Finds the parts of a grammar that may become longest-match terminals without losing any text.
 //!
-//! Separate from the writer because it is the one thing in the translation that has to be proved. A terminal is kept whole
-//! where no character that may follow it could also extend it, and where no other terminal that may stand in its place
-//! could take such a character. Every other one is divided into its parts, in the end into single characters.
-//! Invariant: all sets here are too large rather than too small, so that a terminal is divided rather than kept.
+//! A terminal is kept whole if no character that may follow it could also extend it, and if no other terminal that may
+//! occur at its place could take such a character. Every other terminal is divided into its parts, in the end into single
+//! characters. Invariant: all sets here are upper bounds, so that in doubt a terminal is divided.
 
 use std::fmt::Write as _;
 
@@ -14,8 +13,8 @@ use super::{
     regular::regular_rules,
 };
 
-/// Most terminals that are compared with each other, and most rules that they may stand in; a grammar with more is written
-/// character by character.
+/// Largest number of terminals that are compared with each other, and of rules in which they may occur; a larger grammar
+/// is written character by character.
 const MAX_TERMINALS: usize = 400;
 const MAX_RULES: usize = 4000;
 
@@ -92,7 +91,7 @@ impl Facts {
         }
     }
 
-    /// All characters may extend it that it has at all.
+    /// Returns the facts with the assumption that any of its characters may extend it.
     fn with_everything_extending(mut self) -> Self {
         self.extending = self.first.union(&self.inner);
         self
@@ -114,7 +113,7 @@ impl Facts {
             joined.extending.add(&self.extending);
             joined.extending.add(&next.first);
         }
-        // Where the first part may be empty, a text may be read as one of the second part alone, or of both.
+        // If the first part may be empty, a text may match the second part alone, or both.
         if is_ambiguous || (self.is_nullable && self.first.meets(&next.first)) {
             joined = joined.with_everything_extending();
         }
@@ -192,7 +191,7 @@ pub(super) fn divide(grammar: &Grammar) -> Divided {
 }
 
 impl Terminal {
-    /// Returns whether it has parts. A terminal without parts never takes a character that it should not.
+    /// Returns whether it has parts. A terminal without parts never takes a wrong character.
     fn is_divisible(&self) -> bool {
         match &self.node {
             Node::Literal(text) => text.chars().nth(1).is_some(),
@@ -307,7 +306,7 @@ fn add(set: &mut Set, other: &Set) -> bool {
     has_changed
 }
 
-/// Which terminals may begin a rule and which may follow one, and whether it may be empty.
+/// Says which terminals may begin a rule and which may follow one, and whether it may be empty.
 struct Sets<'d> {
     divided: &'d Divided,
     first: Vec<Set>,
@@ -354,7 +353,7 @@ impl Sets<'_> {
         }
     }
 
-    /// Notes that `next` may follow `part`, and what that means for the parts of it.
+    /// Notes that `next` may follow `part`, with the consequences for its parts.
     fn follow(&mut self, part: &Part, next: &Set) -> bool {
         match part {
             Part::Terminal(idx) => add(&mut self.after[*idx], next),
@@ -390,7 +389,7 @@ impl Sets<'_> {
     }
 }
 
-/// Finds the terminals that may take a character that belongs to what follows.
+/// Finds the terminals that may take a character of the following text.
 fn find_guilty(divided: &Divided, root: usize) -> Vec<bool> {
     let (n_rules, n_terminals) = (divided.rules.len(), divided.terminals.len());
     let mut sets = Sets {
@@ -424,7 +423,7 @@ fn find_guilty(divided: &Divided, root: usize) -> Vec<bool> {
             break;
         }
     }
-    // Terminals that may stand in one place with each.
+    // Pairs of terminals that may occur at the same place.
     let mut beside = vec![vec![false; n_terminals]; n_terminals];
     for place in std::iter::once(&sets.first[root]).chain(&sets.after) {
         for idx in (0..n_terminals).filter(|&idx| place[idx]) {
@@ -457,7 +456,7 @@ pub(super) fn write_divided(divided: &Divided, root: usize) -> String {
     let mut lark = format!("start: r{root}\n");
     for (idx, terminal) in divided.terminals.iter().enumerate() {
         let _ = if terminal.facts.is_nullable {
-            // A terminal matches something, or is not there.
+            // A terminal matches something, or is absent.
             writeln!(lark, "T{idx}: /{}/ & /(?s:.)+/", terminal.regex)
         } else {
             writeln!(lark, "T{idx}: /{}/", terminal.regex)

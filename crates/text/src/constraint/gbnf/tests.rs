@@ -23,7 +23,7 @@ fn accepts(matcher: &mut ConstraintMatcher, text: &str) -> bool {
     mask[256 / 32] & 1 == 1
 }
 
-/// A compiler that takes its time: how long it may take is not asked here, and nothing is optimised.
+/// Makes a compiler with long time limits: the tests are not about time, and nothing is optimised.
 fn patient_compiler() -> ConstraintCompiler {
     let limits = ConstraintLimits {
         compile_time: Duration::from_mins(1),
@@ -33,7 +33,7 @@ fn patient_compiler() -> ConstraintCompiler {
     ConstraintCompiler::with_limits(&bytes_tokenizer(), limits).unwrap()
 }
 
-/// Checks that `grammar` admits `yes` as whole texts, and none of `no`.
+/// Checks that `grammar` allows `yes` as whole texts, and none of `no`.
 #[track_caller]
 fn check(grammar: &str, yes: &[&str], no: &[&str]) {
     let compiler = patient_compiler();
@@ -119,7 +119,7 @@ ws ::= | " " | "\n" [ \t]{0,20}"#;
     check(json, &valid, &["{", "[1,]", "{\"a\" 1}", "tru", "\"a"]);
 }
 
-/// Each grammar is recursive, so that it is divided, and admits what a longest match would lose.
+/// Each grammar is recursive, so that it is divided, and allows texts that a longest match would lose.
 #[test]
 fn terminals_that_would_swallow_are_divided() {
     let recursive = |rules: &str| format!("root ::= \"(\" root \")\" | main\n{rules}");
@@ -227,7 +227,7 @@ fn what_has_no_translation_is_refused_with_its_line() {
     );
 }
 
-/// A grammar of `levels` rules, each of which names the next `n_times` over; the last one is `"a"`.
+/// Returns a grammar of `levels` rules, each of which names the next `n_times` over; the last one is `"a"`.
 fn doubling(levels: u32, n_times: usize) -> String {
     let mut grammar = "root ::= r0\n".to_owned();
     for rule in 0..levels {

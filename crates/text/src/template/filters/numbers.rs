@@ -1,6 +1,5 @@
-//! Filters that make numbers: `int` and `round`.
-//!
-//! Separate because their rules are those of Python's numbers. Invariant: no input panics, however large.
+//! Filters that return numbers: `int` and `round`, by Python's rules. Invariant: no input panics, however
+//! large.
 
 use crate::template::{arguments::Arguments, error::Fault, interpreter::Interpreter, value::Value};
 

@@ -1,6 +1,6 @@
 //! Jinja filters that format text for pages: wrapping, file sizes, HTML attributes and text, and values for display.
 //!
-//! Separate because chat templates hardly use them. Invariant: results match Jinja, and count against the limits while they grow.
+//! Chat templates hardly use them. Invariant: results match Jinja, and count against the limits while they grow.
 
 use std::cmp::Ordering;
 
@@ -54,7 +54,7 @@ pub(super) fn wordwrap(this: &mut Interpreter<'_>, value: &Value, args: &Argumen
 fn wrapped(line: &str, width: usize, breaks_words: bool, breaks_hyphens: bool) -> Vec<String> {
     let mut chunks: Vec<&str> = chunks_of(line, breaks_hyphens);
     chunks.reverse();
-    // The rest of a long word is looked at once for each line, so only its beginning may be counted.
+    // The rest of a long word is visited once for each line, so only its beginning may be counted.
     let n_chars = |text: &str| text.chars().take(width.saturating_add(1)).count();
     let is_space = |text: &str| text.trim().is_empty();
     let mut lines: Vec<String> = Vec::new();
@@ -322,7 +322,7 @@ fn print(
     out.push_str(close)
 }
 
-/// Counts the comparisons of a sort before it begins: a sort cannot stop, and an order that fails in between is none.
+/// Counts the comparisons of a sort before it begins: a sort cannot stop, and a comparison that fails halfway gives no order.
 fn burn_sorting(this: &Interpreter<'_>, entries: &[(Value, Value)]) -> Result<(), Fault> {
     fn burn(this: &Interpreter<'_>, key: &Value, n_comparisons: usize) -> Result<(), Fault> {
         this.meter.burn(n_comparisons)?;

@@ -1,7 +1,7 @@
 //! Filters of lists and mappings: sorting, grouping, choosing, joining.
 //!
-//! Separate because they share how an attribute is followed and what two items are compared by. Invariant: a comparison that
-//! has no order, or an attribute that is none, ends the filter with Python's error.
+//! They share how an attribute is followed and by which key two items are compared. Invariant: a comparison without an
+//! order, or a missing attribute, ends the filter with Python's error.
 
 use std::cmp::Ordering;
 
@@ -33,7 +33,7 @@ fn follow(this: &Interpreter<'_>, value: &Value, path: &Value) -> Result<Value, 
     Ok(value)
 }
 
-/// The key that a filter compares by: the attribute, if one is named, in lower case unless case matters.
+/// Returns the key that a filter compares by: the attribute, if one is named, in lower case unless case matters.
 fn sort_key(
     this: &Interpreter<'_>,
     value: &Value,
@@ -237,7 +237,7 @@ pub(super) fn map(this: &mut Interpreter<'_>, value: &Value, args: &Arguments) -
     this.meter.lazy(LazyKind::Generator, mapped)
 }
 
-/// The filter that `map` names, and its arguments.
+/// Returns the filter that `map` names, and its arguments.
 fn filter_argument(args: &Arguments) -> Result<(FilterFn, Arguments), Fault> {
     let name = args.positional[0]
         .as_str()

@@ -1,7 +1,7 @@
 //! Filters that lay out or encode text, and Hugging Face's `tojson`.
 //!
-//! Separate because each builds a new text of a length that the template chooses. Invariant: the text is counted while it
-//! grows, and a fill is counted before it is made.
+//! Each makes a new text of a length that the template chooses. Invariant: the text is counted while it grows, and a fill
+//! is counted before it is made.
 
 use super::truthy;
 use crate::template::{

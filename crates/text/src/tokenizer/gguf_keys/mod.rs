@@ -1,7 +1,7 @@
-//! [`VocabularyFiles`]: the tokenizer of a Hugging Face folder as the keys of a GGUF file.
+//! [`VocabularyFiles`]: converts the tokenizer of a Hugging Face folder to the keys of a GGUF file.
 //!
-//! Separate from the readers, which make a tokenizer that runs: a file keeps the contents of a folder, token
-//! by token. Invariant: a list of tokens is as long as the embeddings have rows, and every id lies inside it.
+//! The readers make a running tokenizer; a GGUF file keeps the contents of a folder, token by token. Invariant: a list of tokens
+//! is as long as the embeddings have rows, and every id is within it.
 //!
 //! Source: llama.cpp, `convert_hf_to_gguf.py`, and gguf-py's `SpecialVocab`, for the mapping of keys.
 
@@ -31,13 +31,13 @@ pub struct VocabularyFiles {
     pub added_tokens: Value,
     /// `config.json`.
     pub config: Value,
-    /// `chat_template.jinja`, or what `chat_template.json` holds.
+    /// `chat_template.jinja`, or the contents of `chat_template.json`.
     pub chat_template: Option<String>,
     /// Rows of the embeddings.
     pub n_vocab: usize,
     /// `tokenizer.ggml.pre`, if it cannot be detected.
     pub pre: Option<String>,
-    /// Whether a vocabulary of characters with merges keeps them, as Gemma 4's does; others get scores in their place.
+    /// Whether a vocabulary of characters keeps its merges, as Gemma 4's does; other vocabularies get scores instead.
     pub keeps_merges: bool,
 }
 
@@ -66,7 +66,7 @@ struct AddedToken {
 }
 
 impl VocabularyFiles {
-    /// The keys that begin with `tokenizer.`.
+    /// Returns the keys that begin with `tokenizer.`.
     ///
     /// # Errors
     /// [`TokenizerError`]: files of another form, ids beyond the embeddings, or a pre-tokenizer that has no name in GGUF files.
@@ -86,7 +86,7 @@ impl VocabularyFiles {
         };
         let is_byte_level =
             has_part(&json["pre_tokenizer"], "ByteLevel") || has_part(&json["decoder"], "ByteLevel");
-        // Where both are there, the form that the reference reads.
+        // If both exist, the form that the reference reads.
         let sentencepiece = (self.sentencepiece.as_ref()).filter(|_| !is_byte_level && !self.keeps_merges);
         let mut merges = None;
         match (kind, sentencepiece) {
@@ -140,7 +140,7 @@ impl VocabularyFiles {
         Ok(metadata)
     }
 
-    /// `tokenizer.ggml.pre` of a byte-level vocabulary.
+    /// Returns `tokenizer.ggml.pre` of a byte-level vocabulary.
     fn pre_name(&self) -> Result<String, TokenizerError> {
         if let Some(name) = &self.pre {
             return Ok(name.clone());
@@ -152,7 +152,7 @@ impl VocabularyFiles {
             .ok_or(TokenizerError::UnnamedPreTokenizer)
     }
 
-    /// A token for each row of the embeddings; those without one in the vocabulary are fillers.
+    /// Returns a token for each row of the embeddings; rows without a token in the vocabulary get fillers.
     fn tokens_of(
         &self,
         vocab: HashMap<String, u32>,
@@ -196,7 +196,7 @@ impl VocabularyFiles {
         Ok(tokens)
     }
 
-    /// The added tokens of `tokenizer.json`, and those that `tokenizer_config.json` names besides.
+    /// Returns the added tokens of `tokenizer.json`, and further ones of `tokenizer_config.json`.
     fn added(&self, json: &Value) -> Vec<(u32, AddedToken)> {
         let read = |id: Option<u64>, token: &Value| {
             let added = AddedToken {
@@ -245,7 +245,7 @@ impl VocabularyFiles {
         Ok(())
     }
 
-    /// How many kinds of tokens an encoder tells apart.
+    /// Counts the kinds of tokens that an encoder distinguishes.
     fn count_token_types(&self, metadata: &mut Metadata) -> Result<(), TokenizerError> {
         let count = self.config["type_vocab_size"].as_u64().unwrap_or(1);
         let count = u32::try_from(count).unwrap_or(1);
@@ -298,7 +298,7 @@ impl VocabularyFiles {
         Ok(())
     }
 
-    /// The tokens of a vocabulary that is written in characters, with a score for each: the earlier a token is merged, the higher.
+    /// Returns the tokens of a vocabulary of characters, with a score for each: the earlier a token is merged, the higher.
     fn spelled_out(&self, json: &Value) -> Result<Vec<Token>, TokenizerError> {
         let model = &json["model"];
         let unknown = model["unk_token"].as_str();
@@ -351,7 +351,7 @@ impl VocabularyFiles {
                 score: piece.score,
             };
         }
-        // Ids beyond the embeddings belong to no row, and are left out.
+        // Ids beyond the embeddings belong to no row, and are ignored.
         for (text, id) in self.added_tokens.as_object().into_iter().flatten() {
             let slot = id
                 .as_u64()
@@ -401,7 +401,7 @@ impl VocabularyFiles {
     }
 }
 
-/// The score of rows without a token, and of added ones, as SentencePiece vocabularies are converted.
+/// The score of rows without a token, and of added tokens, as in converted SentencePiece vocabularies.
 const FILLER_SCORE: f32 = -10_000.0;
 const ADDED_SCORE: f32 = -1000.0;
 
@@ -430,7 +430,7 @@ fn ids_by_text(vocab: &Value) -> Result<HashMap<String, u32>, TokenizerError> {
     Ok(serde_json::from_value(vocab.clone())?)
 }
 
-/// The merges, both parts in one text. A space inside a part is spelled as GPT-2 spells it.
+/// Returns the merges, both parts in one text. A space inside a part is spelled as GPT-2 spells it.
 fn merge_list(model: &Value) -> Result<StringArray, TokenizerError> {
     let mut merges = StringArray::new();
     for (index, merge) in model["merges"].as_array().into_iter().flatten().enumerate() {
@@ -451,12 +451,12 @@ fn merge_list(model: &Value) -> Result<StringArray, TokenizerError> {
     Ok(merges)
 }
 
-/// Whether a token is the name of a byte.
+/// Returns whether a token is the name of a byte.
 fn is_byte(text: &str) -> bool {
     byte_level::byte_of_token(text).is_some()
 }
 
-/// Whether a token that is not called special has the form of one.
+/// Returns whether a token that is not marked as special has the form of a special one.
 fn looks_special(text: &str) -> bool {
     matches!(text, "<pad>" | "<mask>" | "<2mass>" | "[@BOS@]")
         || (text.starts_with("<|") && text.ends_with("|>"))
@@ -464,7 +464,7 @@ fn looks_special(text: &str) -> bool {
         || (text.starts_with("<unused") && text.ends_with('>'))
 }
 
-/// The part of this type, of a pipeline or its only one.
+/// Finds the part of this type in a pipeline, or in its only part.
 fn find_part<'v>(part: &'v Value, name: &str) -> Option<&'v Value> {
     if part["type"] == name {
         return Some(part);
@@ -480,7 +480,7 @@ fn has_part(part: &Value, name: &str) -> bool {
     find_part(part, name).is_some()
 }
 
-/// Whether a text gets a space before it.
+/// Returns whether a text gets a space before it.
 fn puts_space_before(json: &Value) -> bool {
     if has_part(&json["normalizer"], "Prepend") {
         return true;

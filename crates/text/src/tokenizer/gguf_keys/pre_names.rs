@@ -1,7 +1,7 @@
-//! The name of a pre-tokenizer in GGUF files, which do not hold its rules.
+//! Finds the name of a pre-tokenizer for GGUF files, which do not hold its rules.
 //!
-//! Separate because it is a table of facts. The reference encodes a text that most pre-tokenizers cut differently, and knows
-//! vocabularies by a hash of the ids; a vocabulary that it does not know gets the name of a pre-tokenizer that cuts alike.
+//! The reference encodes a text that most pre-tokenizers split differently, and identifies vocabularies by a hash of the ids. An
+//! unknown vocabulary gets the name of a pre-tokenizer that splits in the same way.
 //!
 //! Source: llama.cpp, `conversion/base.py`, for the text, the hashes and the names.
 
@@ -16,10 +16,11 @@ use super::super::{Model, normalize::Normalizer, pre_tokenizers, split};
 /// The text whose ids are hashed.
 const PROBE: &str = "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶\u{200d}🌫️ (multiple emojis concatenated) ✅ 🦙🦙 3 33 333 3333 33333 333333 3333333 33333333 3.3 3..3 3...3 កាន់តែពិសេសអាច😁 ?我想在apple工作1314151天～ ------======= нещо на Български ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he's there, 'RE you sure? 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL";
 
-/// More that pre-tokenizers cut differently: letters of other scripts next to digits, runs of line ends, symbols before letters.
+/// More text that pre-tokenizers split differently: letters of other scripts next to digits, runs of line ends, symbols before
+/// letters.
 const MORE: &str = "HelloWorld XMLHttp $price ##tag\r\n\r\n\tx=1;//y²½ Straße_ÉCOLE 12345.678 don't DON'T あいうカナ漢字한국어 ไทย e\u{301}a \u{a0}\u{3000}  end ";
 
-/// Names that are tried on a vocabulary of another hash, the most usual of those that cut alike first.
+/// Names that are tried on a vocabulary with another hash; of those that split in the same way, the most usual first.
 const CANDIDATES: &[&str] = &[
     "llama-bpe",
     "gpt-2",
@@ -56,7 +57,7 @@ const CANDIDATES: &[&str] = &[
     "granite-embed-multi-97m",
 ];
 
-/// The name for a vocabulary; `None` where no pre-tokenizer cuts alike.
+/// Returns the name for a vocabulary; `None` if no pre-tokenizer splits in the same way.
 pub(super) fn find(tokenizer: &Tokenizer) -> Option<&'static str> {
     by_hash(tokenizer).or_else(|| by_pieces(tokenizer))
 }
@@ -89,7 +90,7 @@ fn by_pieces(tokenizer: &Tokenizer) -> Option<&'static str> {
         let is_same = pre.ignores_merges == model.ignores_merges() && pre.is_nfc == is_nfc;
         pre.spelling == pre_tokenizers::Spelling::Bytes && (is_same || !asks_all) && pieces(&pre.steps) == own
     };
-    // Better one that cuts alike and differs in what follows than none.
+    // A pre-tokenizer that splits in the same way and differs in later steps is better than none.
     [true, false]
         .into_iter()
         .find_map(|asks_all| CANDIDATES.iter().copied().find(|name| is_alike(name, asks_all)))

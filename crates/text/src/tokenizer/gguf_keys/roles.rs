@@ -1,6 +1,4 @@
-//! Which tokens have a role, which are put around a text, and the chat templates.
-//!
-//! Separate from the tokens: it is what three JSON files say of them together.
+//! Tokens with a role, tokens around a text, and chat templates, as three JSON files describe them together.
 //!
 //! Source: gguf-py, `SpecialVocab`.
 
@@ -14,7 +12,7 @@ const ROLES: [(&str, &str); 8] = [
     ("bos", "bos_token_id"),
     ("eos", "eos_token_id"),
     ("unk", "unknown_token_id"),
-    // The key has its spelling from the first file that had it.
+    // The key has the spelling of the first file that had it.
     ("sep", "seperator_token_id"),
     ("pad", "padding_token_id"),
     ("mask", "mask_token_id"),
@@ -112,7 +110,7 @@ impl Roles {
         roles
     }
 
-    /// Writes the keys. Ids beyond the vocabulary are left out.
+    /// Writes the keys. Ids beyond the vocabulary are ignored.
     pub(super) fn write(&self, n_vocab: usize, metadata: &mut Metadata) -> Result<(), TokenizerError> {
         for ((_, key), id) in ROLES.iter().zip(self.ids) {
             let id = id.and_then(|id| u32::try_from(id).ok());
@@ -133,7 +131,7 @@ impl Roles {
 struct Around<'v> {
     first: Option<&'v str>,
     last: Option<&'v str>,
-    /// The tokens between two texts; `None` where the template of pairs has another form.
+    /// The tokens between two texts; `None` if the template of pairs has another form.
     between: Option<Vec<Option<&'v str>>>,
 }
 
@@ -157,7 +155,7 @@ impl<'v> Around<'v> {
     }
 }
 
-/// The text of a token that is written as a text or as an object.
+/// Returns the text of a token that is written as a text or as an object.
 fn token_text(token: &Value) -> Option<&str> {
     let text = token.as_str().or_else(|| token["content"].as_str());
     text.filter(|text| !text.is_empty())

@@ -1,7 +1,6 @@
-//! Reads SentencePiece's `tokenizer.model`: a protocol buffer with the pieces and how text is normalized.
+//! Reads SentencePiece's `tokenizer.model`: a protocol buffer with the pieces and the normalization.
 //!
-//! Separate because it parses untrusted bytes. Invariant: every length is compared with the bytes there are, and what is not asked
-//! for is skipped.
+//! It parses untrusted bytes. Invariant: every length is compared with the remaining bytes, and unused fields are skipped.
 //!
 //! Source: SentencePiece, `sentencepiece_model.proto`, for the numbers of the fields.
 
@@ -55,7 +54,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Model, TokenizerError> {
             model.pieces.push(parse_piece(piece)?);
             Ok(())
         }
-        // How it was trained.
+        // The settings of its training.
         (2, Field::Bytes(trainer)) => fields(trainer, |number, field| {
             if let (3, Field::Number(kind)) = (number, field) {
                 match kind {
@@ -149,7 +148,7 @@ fn take<'a>(bytes: &mut &'a [u8], len: usize) -> Result<&'a [u8], TokenizerError
     Ok(taken)
 }
 
-/// A number in groups of seven bits, the lowest first.
+/// Reads a number in groups of seven bits, the lowest first.
 fn varint(bytes: &mut &[u8]) -> Result<u64, TokenizerError> {
     let mut number = 0_u64;
     for shift in (0..64).step_by(7) {
@@ -189,7 +188,7 @@ mod tests {
             // BPE; no space is put before a text.
             field(2, &[3 << 3, 2]),
             field(3, &[3 << 3, 0]),
-            // A number of 64 bits that nothing asks for.
+            // An unused number of 64 bits.
             vec![9 << 3 | 1, 0, 0, 0, 0, 0, 0, 0, 0],
         ]
         .concat()

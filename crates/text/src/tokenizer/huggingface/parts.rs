@@ -1,6 +1,5 @@
-//! The parts that a `tokenizer.json` is made of, and what each compiles to.
-//!
-//! Separate from the reader because it is a catalogue: one type per kind of part, one variant per part.
+//! The parts of a `tokenizer.json`, and their compiled forms. There is one type per kind of part, and one
+//! variant per part.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Deserialize;
@@ -32,7 +31,7 @@ pub(super) enum PatternPart {
     Regex(String),
 }
 
-/// The default of flags that are on unless the file says otherwise.
+/// Returns the default of flags that are on unless the file says otherwise.
 fn yes() -> bool {
     true
 }
@@ -236,7 +235,7 @@ impl PreTokenizerPart {
                 behavior,
                 invert,
             } => out.steps.push(match Pattern::known_rule(&source) {
-                // Every character is in a match of these rules, so removing what is not changes nothing.
+                // Every character is in a match of these rules, so removing the rest changes nothing.
                 Some(rule) if behavior == Behavior::Isolated || (behavior == Behavior::Removed && invert) => {
                     Step::Words(rule)
                 }
@@ -253,8 +252,8 @@ impl PreTokenizerPart {
                 }
             }
             Self::Digits { individual_digits } => {
-                // Behind a byte-level step the original sees stand-ins, among which only ASCII digits stay whole
-                // characters; vocabularies trained so have no merge across the others.
+                // After a byte-level step the original sees stand-ins, among which only ASCII digits stay whole
+                // characters; vocabularies trained this way have no merge across the others.
                 let digit = if out.is_byte_level { "[0-9]" } else { r"\p{N}" };
                 let source = if individual_digits {
                     digit.to_owned()
@@ -403,7 +402,7 @@ impl Around {
         self.prefix.len() + self.suffix.len()
     }
 
-    /// The ids, once each is known to be in the vocabulary.
+    /// Returns the ids, once each is known to be in the vocabulary.
     pub(super) fn resolve(self, texts: &[Option<String>]) -> Result<(Vec<u32>, Vec<u32>), TokenizerError> {
         let out_of_range = |id: &&u32| texts.get(**id as usize).is_none_or(Option::is_none);
         match self.prefix.iter().chain(&self.suffix).find(out_of_range) {
@@ -509,7 +508,7 @@ impl DecoderPart {
 }
 
 impl Spelling {
-    /// The bytes that a token stands for.
+    /// Returns the bytes of a token.
     pub(super) fn decode(&self, text: &str, kind: TokenKind) -> Vec<u8> {
         if let Some((prefix, cleanup)) = &self.wordpiece {
             return match text.strip_prefix(prefix.as_str()) {

@@ -1,7 +1,7 @@
-//! [`DigitGroups`]: runs of digits cut into groups of three, counted from the right.
+//! [`DigitGroups`]: splits runs of digits into groups of three, counted from the right.
 //!
-//! Separate because the patterns it stands for (`\d{1,3}(?=(?:\d{3})*\b)` and its like) look ahead over the whole run
-//! at every group; here a run is read once.
+//! The patterns that it replaces (`\d{1,3}(?=(?:\d{3})*\b)` and similar ones) look ahead over the whole run at every
+//! group; here a run is read once.
 
 use crate::tokenizer::chars::{Classes, DECIMAL, NUMBER, WORD};
 

@@ -1,8 +1,8 @@
-//! Pre-splitting: cutting text into the pieces that a vocabulary's merges may not cross.
+//! Pre-splitting: splits text into pieces, whose borders a vocabulary's merges may not cross.
 //!
-//! Separate from the models because any of them may follow any splitter. Invariant: every step is linear in its text
-//! whatever the text is; there is no backtracking anywhere, so no text can stall it. A regular expression that would
-//! need backtracking is refused when the tokenizer is loaded.
+//! Any model may follow any splitter. Invariant: every step is linear in its text, whatever the text is; there is no
+//! backtracking anywhere, so no text can stall it. A regular expression that would need backtracking is refused when
+//! the tokenizer is loaded.
 
 mod digits;
 mod pattern;
@@ -26,7 +26,7 @@ pub(crate) enum Prepend {
     Never,
 }
 
-/// One step of pre-splitting; each cuts every piece that the step before left.
+/// One step of pre-splitting; each splits every piece of the previous step.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     /// The GPT family's words.
@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    /// A pattern with look-ahead, matched by a backtracking engine, matches isolated.
+    /// Splits by a pattern with look-ahead in a backtracking engine; matches are separate pieces.
     fn backtracked(regex: &fancy_regex::Regex, text: &str) -> Vec<String> {
         let mut pieces = Vec::new();
         let mut done = 0;
@@ -190,7 +190,7 @@ mod tests {
         pieces
     }
 
-    /// Rules and the patterns that they stand for, beyond those that files name.
+    /// Returns rules and the patterns that they replace, in addition to those in files.
     fn rules() -> Vec<(String, Vec<Step>)> {
         let named = |name: &str| crate::tokenizer::pre_tokenizers::find(name).unwrap().steps;
         let spaces = r"\s*[\r\n]+|\s+(?!\S)|\s+";

@@ -1,9 +1,8 @@
 //! [`Pattern`]: a splitter given as a regular expression.
 //!
-//! Separate from the hand-written rules because it takes any pattern that a `tokenizer.json` names. Invariant: matching
-//! is by finite automaton, in linear time. The one look-ahead that tokenizers use, `\s+(?!\S)`, is taken out of the
-//! pattern and done here; any other look-around is refused. A pattern has the meaning that it has in Oniguruma, the engine of Hugging
-//! Face's tokenizers, in every spelling.
+//! It takes any pattern of a `tokenizer.json`. Invariant: matching is by finite automaton, in linear time. The one look-ahead that
+//! tokenizers use, `\s+(?!\S)`, is removed from the pattern and done here; any other look-around is refused. A pattern has the same
+//! meaning as in Oniguruma, the engine of Hugging Face's tokenizers, in every spelling.
 
 use std::{borrow::Cow, collections::BTreeMap, ops::Range};
 
@@ -14,7 +13,7 @@ use crate::{TokenizerError, tokenizer::chars};
 
 use super::WordRule;
 
-/// Says what happens to the matches of a splitter, in Hugging Face's terms.
+/// Selects the treatment of a splitter's matches, in Hugging Face's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 pub(crate) enum Behavior {
     Removed,
@@ -72,7 +71,7 @@ pub(super) const KNOWN: &[(&str, WordRule)] = &[
 ];
 
 impl Pattern {
-    /// The hand-written rule that splits as `source` does, if there is one.
+    /// Returns the hand-written rule that splits as `source` does, if there is one.
     pub(crate) fn known_rule(source: &str) -> Option<WordRule> {
         let source = with_escapes(source);
         KNOWN
@@ -84,7 +83,7 @@ impl Pattern {
     /// Compiles a splitter.
     ///
     /// # Errors
-    /// [`TokenizerError::Pattern`] where the expression is malformed, too large or needs backtracking.
+    /// [`TokenizerError::Pattern`] if the expression is malformed, too large or needs backtracking.
     pub(crate) fn new(source: &str, behavior: Behavior, is_inverted: bool) -> Result<Self, TokenizerError> {
         let (plain, ending) = without_look_ahead(source);
         let regex = linear(&plain).and_then(|plain| Regex::new(&plain));
@@ -105,7 +104,7 @@ impl Pattern {
         })
     }
 
-    /// A splitter at every occurrence of a string.
+    /// Returns a splitter at every occurrence of a string.
     pub(crate) fn literal(text: &str, behavior: Behavior, is_inverted: bool) -> Result<Self, TokenizerError> {
         Self::new(&regex::escape(text), behavior, is_inverted)
     }

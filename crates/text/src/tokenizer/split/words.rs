@@ -1,8 +1,8 @@
 //! [`WordRule`]: the word splitter of the GPT-2 and GPT-4 family, written by hand.
 //!
-//! Separate from the regular expressions because nearly every vocabulary uses some variant of this one pattern and
-//! a scanner over a class table is several times faster. Invariant: a rule splits exactly as the regular expression
-//! it replaces (the tests compare them), in time linear in the text.
+//! Nearly every vocabulary uses some variant of this one pattern, and a scanner over a class table is several times
+//! faster than the regular expression. Invariant: a rule splits exactly as the regular expression that it replaces
+//! (the tests compare them), in time linear in the text.
 
 use crate::tokenizer::chars::{Classes, LETTER, LOWER, MARK, NEWLINE, NUMBER, SPACE, UPPER};
 
@@ -214,7 +214,7 @@ impl Words<'_> {
         start + n_first
     }
 
-    /// The end of a piece with letters that begins at `start`, if there is one.
+    /// Returns the end of a piece with letters that begins at `start`, if there is one.
     fn end_of_letters(&self, start: usize, first: u16, n_first: usize) -> Option<usize> {
         match self.rule.letters {
             Letters::AfterSpace => {
@@ -319,7 +319,7 @@ impl Words<'_> {
     }
 }
 
-/// The length of a contraction at the start of `bytes`, 0 where there is none.
+/// Returns the length of a contraction at the start of `bytes`, 0 if there is none.
 fn contraction_len(bytes: &[u8], any_case: bool) -> usize {
     let fold = |byte: u8| if any_case { byte.to_ascii_lowercase() } else { byte };
     if bytes.first() != Some(&b'\'') {

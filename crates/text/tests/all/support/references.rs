@@ -1,6 +1,6 @@
 //! Grammars and schemas whose rules refer to each other at random, in every language, of up to some thousand rules.
 //!
-//! Separate because the property test and the fuzz target make the same ones. Invariant: the bytes alone decide what is made.
+//! The property test and the fuzz target share them. Invariant: the output depends only on the bytes.
 
 use std::sync::LazyLock;
 

@@ -127,7 +127,7 @@ pub(crate) fn sentencepiece() -> Metadata {
     with_scores("llama")
 }
 
-/// A unigram model.
+/// Returns a unigram model.
 pub(crate) fn unigram() -> Metadata {
     let mut metadata = with_scores("t5");
     metadata.insert("tokenizer.ggml.eos_token_id", 2_u32).unwrap();

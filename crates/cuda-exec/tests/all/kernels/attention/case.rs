@@ -1,6 +1,4 @@
-//! [`Case`]: one launch of an attention kernel, and what it must compute.
-//!
-//! Separate from the tests because they differ in their cases only.
+//! [`Case`]: one launch of an attention kernel, and its expected results.
 
 use half::f16;
 use tokenmill_backend::KvType;
@@ -31,25 +29,25 @@ pub(super) struct Case {
     /// Type of keys and values for the kernel of single tokens.
     pub(super) ty: KvType,
     pub(super) window: usize,
-    /// Whether windows lie one after the other.
+    /// Whether windows are consecutive chunks instead of sliding.
     pub(super) is_chunked: bool,
-    /// Whether tokens see those after them too, up to the last of their sequence.
+    /// Whether tokens see later ones too, up to the last of their sequence.
     pub(super) both: bool,
     pub(super) cap: f32,
     pub(super) has_sinks: bool,
     pub(super) has_slopes: bool,
     pub(super) quantizes: bool,
-    /// Whether values are the beginnings of keys.
+    /// Whether values are the first elements of keys.
     pub(super) in_keys: bool,
-    /// The types of keys and values where the kernel for many query rows runs: the tokens of a sequence are consecutive then.
+    /// The types of keys and values for the kernel for many query rows; the tokens of a sequence are then consecutive.
     pub(super) prefill: Option<[KvType; 2]>,
-    /// Whether that is the one by matrix operations of warpgroups.
+    /// Whether that kernel uses matrix operations of warpgroups.
     pub(super) is_wide: bool,
-    /// Sequences that it leaves out: the first ones, of one token each.
+    /// Number of sequences that it skips: the first ones, of one token each.
     pub(super) n_leading_single: usize,
     /// Splits of a token before they grow, as a power of two.
     pub(super) split_bits: u32,
-    /// Tiles of a warp's ring.
+    /// Number of tiles in a warp's ring.
     pub(super) n_stages: usize,
 }
 
@@ -76,7 +74,7 @@ impl Cut {
         let is_wide = rows[0].max(rows[1]) > 256;
         let longer = ((context - 1) / 64) >> case.split_bits;
         let split: usize = 64 << longer.checked_ilog2().map_or(0, |bits| bits + 1).min(3);
-        // Kernels of halves multiply 8 heads, whether they are there or not, and 16 columns at a time.
+        // Kernels in f16 multiply 8 heads, even if there are fewer, and 16 columns at a time.
         let most = if is_wide { 2 } else { 8 };
         let (heads, columns, score_heads, score_pad, query_bytes);
         if is_tensor {
@@ -140,7 +138,7 @@ impl Case {
         }
     }
 
-    /// Runs of consecutive tokens on the kernel for many query rows: each sequence's first position and length.
+    /// Makes runs of consecutive tokens for the kernel for many query rows: each sequence's first position and length.
     pub(super) fn prefill(runs: &[(u32, u32)], n_heads: usize, n_kv_heads: usize, dim: usize) -> Self {
         let positions: Vec<u32> = runs.iter().flat_map(|&(first, n)| first..first + n).collect();
         let seq_of = (0..)
@@ -153,12 +151,12 @@ impl Case {
         }
     }
 
-    /// The types of keys and of values.
+    /// Returns the types of keys and of values.
     fn types(&self) -> [KvType; 2] {
         self.prefill.unwrap_or([self.ty; 2])
     }
 
-    /// The kernel for runs.
+    /// Returns the kernel for runs.
     fn tiles(&self) -> Option<PrefillTiles> {
         let dim = self.dims[0].max(self.dims[1]);
         let wide = || PrefillTiles::wide().find(|tiles| tiles.takes(dim));
@@ -173,7 +171,8 @@ impl Case {
             .map(|types| tiles(types).expect("there is a kernel for such heads"))
     }
 
-    /// A query's number times the scale as the kernel multiplies it, which for warpgroups is the closest in f16 of what makes powers of two.
+    /// Returns a query's number times the scale as the kernel multiplies it. For warpgroups this is the closest f16 number, with the factor
+    /// for powers of two.
     fn scaled(&self, q: f32, scale: f32) -> f64 {
         if self.is_wide {
             let number = f16::from_f32(q * (scale * std::f32::consts::LOG2_E));
@@ -188,7 +187,7 @@ impl Case {
     }
 }
 
-/// The store of one layer, and its numbers: rows by slot, KV head and element.
+/// Returns the store of one layer, and its numbers: rows by slot, KV head and element.
 fn store(
     random: &mut Random,
     n_pages: usize,
@@ -239,14 +238,14 @@ fn store(
     (bytes, values)
 }
 
-/// Runs the kernel on a case and compares with the plain formula in f64; what the launch counted.
+/// Runs the kernel on a case, compares it with the plain formula in f64, and returns the launch's counts.
 pub(super) fn check(case: &Case) -> Counters {
     let [dim_k, dim_v] = case.dims;
     let (n_heads, n_kv_heads) = (case.n_heads, case.n_kv_heads);
     let n_tokens = case.positions.len();
     let mut random = Random::new((dim_k * n_heads + n_tokens) as u64);
     let mut sim = Sim::new();
-    // Pages are dealt out at random; each sequence has as many as its longest token needs.
+    // Pages are assigned at random; each sequence has as many as its longest token needs.
     let longest = |seq: usize| {
         let tokens = case.positions.iter().zip(&case.seq_of);
         tokens
@@ -262,7 +261,7 @@ pub(super) fn check(case: &Case) -> Counters {
     for i in (1..n_pages).rev() {
         pages.swap(i, random.below(i + 1));
     }
-    // Pages that no token sees any more are gone.
+    // Pages that no token sees any more are absent.
     let starts_of = |seq: usize| counts[..seq].iter().sum::<usize>();
     let mut table = pages.clone();
     for seq in 0..counts.len() {
@@ -318,7 +317,7 @@ pub(super) fn check(case: &Case) -> Counters {
     let seq_starts: Vec<u32> = (0..=case.n_seqs())
         .map(|seq| case.seq_of.iter().filter(|&&s| (s as usize) < seq).count() as u32)
         .collect();
-    // Sequences that are left out are in front of those that the kernel is given.
+    // Skipped sequences come before those that the kernel is given.
     let left_out = 4 * case.n_leading_single as u64;
     let keys = sim.bytes(&k_bytes);
     let values = if case.in_keys { keys } else { sim.bytes(&v_bytes) };

@@ -1,7 +1,5 @@
-//! Attention of one token over one page where numbers are at the ends of what f16 has: scales that are left in pages, and queries, those of
-//! prompts too.
-//!
-//! Separate from the cases, whose numbers are all small.
+//! Attention of one token over one page with numbers at the limits of f16: stale scales in pages, and queries, including those of prompts.
+//! The other cases have only small numbers.
 
 use half::f16;
 use tokenmill_backend::{KvLayerShape, KvType};
@@ -70,7 +68,7 @@ fn attend(types: [KvType; 2], module: &str, q: &[f32], pages: [&[u8]; 2], n_seen
     sim.read_f32s(out, DIM)
 }
 
-/// The same of a run of one token, by a kernel for f16 stores.
+/// Returns the same for a run of one token, by a kernel for f16 stores.
 fn attend_by_run(tiles: PrefillTiles, q: &[f32], pages: [&[u8]; 2], n_seen: u32) -> Vec<f32> {
     let [module, kernel] = tiles.names();
     let mut sim = Sim::new();
@@ -93,7 +91,7 @@ fn attend_by_run(tiles: PrefillTiles, q: &[f32], pages: [&[u8]; 2], n_seen: u32)
     sim.read_f32s(out, DIM)
 }
 
-/// Sums of values weighted by the softmax of scores.
+/// Returns the sums of values weighted by the softmax of scores.
 fn expected(scores: &[f64], value: impl Fn(usize, usize) -> f64) -> Vec<(f64, f64)> {
     let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|score| (score - top).exp()).collect();
@@ -149,7 +147,7 @@ fn places_that_are_not_seen_may_have_infinite_scales() {
 fn codes_of_no_number_stay_none_and_what_is_not_seen_of_them_does_not_count() {
     let n_seen = 5;
     let code = |j: usize, d: usize| (j * 7 + d * 3) as u8 % 0x38;
-    // The first is among the others; those behind what is seen are none.
+    // Position `place_of_none` holds a NaN, and so do all positions after the visible ones.
     let page = |place_of_none: Option<usize>| -> Vec<u8> {
         let at = |at: usize| match at / DIM {
             place if place >= n_seen => 0xff,
@@ -181,7 +179,7 @@ fn codes_of_no_number_stay_none_and_what_is_not_seen_of_them_does_not_count() {
     assert!((0..DIM).all(|d| is_none(d) == (d == 3)), "{of_values:?}");
 }
 
-/// Keys so small that scores of queries beyond f16 are not.
+/// Keys so small that scores stay in range for queries beyond f16.
 fn small_key(j: usize, d: usize) -> f32 {
     if d == 0 {
         (j * 16) as f32 / 1_048_576.0
@@ -194,7 +192,7 @@ fn value_below_one(j: usize, d: usize) -> f32 {
     ((j * 5 + d) % 16) as f32 / 16.0
 }
 
-/// A page of such keys, and one of such values.
+/// Makes a page of such keys, and one of such values.
 fn pages_of_halves() -> [Vec<u8>; 2] {
     [small_key, value_below_one].map(|number| {
         (0..PAGE * DIM)
@@ -209,7 +207,7 @@ fn a_query_beyond_f16_is_its_largest_number_for_warpgroups() {
     let pages = pages_of_halves();
     let largest = f64::from(f16::MAX) * std::f64::consts::LN_2;
     for (size, scaled) in [
-        // A number that f16 has once it is scaled, and is off by 2^-11.
+        // A number that is in the range of f16 after scaling, and is off by 2^-11.
         (40_000.0, 40_000.0),
         (-40_000.0, -40_000.0),
         (65_000.0, largest),

@@ -1,6 +1,5 @@
-//! Runs of tokens that every kernel for f16 stores takes: without caps and slopes.
-//!
-//! Separate from the tests because the kernels of tensor cores and those of warpgroups are launched on the same ones.
+//! Runs of tokens, without caps and slopes, that every kernel for f16 stores takes. The kernels of tensor cores and
+//! those of warpgroups are launched on the same ones.
 
 use super::case::Case;
 
@@ -34,12 +33,12 @@ pub(super) fn plain() -> Vec<Case> {
     cases
 }
 
-/// A run that begins a sequence, and one that is far behind its beginning.
+/// Returns a run that begins a sequence, and one that is far from its beginning.
 pub(super) fn short_and_far(dim: usize) -> Case {
     Case::prefill(&[(0, 30), (200, 70)], 4, 1, dim)
 }
 
-/// Windows that slide or lie one after the other, sinks, and a run that is padding.
+/// Windows that slide or are consecutive, sinks, and a run that is padding.
 pub(super) fn with_windows_and_sinks(dim: usize) -> Vec<Case> {
     let base = || short_and_far(dim);
     let windows = [(20, false), (1, true), (24, true), (100, true), (100, false)];
@@ -60,7 +59,7 @@ pub(super) fn with_windows_and_sinks(dim: usize) -> Vec<Case> {
     cases
 }
 
-/// Runs that see what is behind them too, all or as far as a window.
+/// Runs that see later tokens too, all or as far as a window.
 pub(super) fn in_both_directions(dim: usize) -> Vec<Case> {
     let of = |window, runs: &[(u32, u32)]| Case {
         window,
@@ -73,7 +72,7 @@ pub(super) fn in_both_directions(dim: usize) -> Vec<Case> {
         .collect()
 }
 
-/// Runs behind sequences of one token, whose contexts another kernel splits.
+/// Runs after sequences of one token, whose contexts another kernel splits.
 pub(super) fn behind_single_tokens(dim: usize) -> Vec<Case> {
     let base = || Case {
         n_leading_single: 2,

@@ -1,6 +1,6 @@
 //! Attention of runs by matrix operations of warpgroups: the cases of the other kernels for runs, and combinations of them.
 //!
-//! Separate because this kernel rounds queries and weights to f16: by 2^-11 each. [`Case`] says what that makes of the results.
+//! This kernel rounds queries and weights to f16, by 2^-11 each. [`Case`] says how that changes the results.
 
 use super::{
     case::{Case, check},

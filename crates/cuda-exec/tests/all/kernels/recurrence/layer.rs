@@ -1,6 +1,4 @@
 //! [`Layer`]: a recurrent layer under test, and the [`Step`]s that it is launched with.
-//!
-//! Separate from the layers themselves because all are checked alike.
 
 use tokenmill_ptx_sim::{Counters, DevicePtr, SECTOR_BYTES};
 use tokenmill_testkit::Random;
@@ -8,17 +6,17 @@ use tokenmill_testkit::Random;
 use crate::kernels::bench::Sim;
 
 const NO_SLOT: u32 = u32::MAX;
-/// Slots of each sequence: two for its state, one for a snapshot, one that nothing touches.
+/// Slots of each sequence: two for its state, one for a snapshot, one that must stay unchanged.
 const SLOTS: usize = 4;
-/// Room for rounding in f32: states add up over some forty tokens.
+/// Allows for rounding in f32: states add up over some forty tokens.
 const TOLERANCE: f64 = 2e-5;
 
-/// Tokens of a chunk, which begins at a multiple of them.
+/// Tokens of a chunk, which begins at a multiple of this number.
 const CHUNK: usize = 16;
 
 /// The sequences of a launch. A token's position is its row of the inputs.
 pub(super) struct Step {
-    /// Rows of the inputs that the step has, sequence after sequence.
+    /// Rows of the inputs that the step uses, sequence after sequence.
     tokens: Vec<usize>,
     pub(super) seq_starts: Vec<u32>,
     pub(super) records: Vec<[u32; 4]>,
@@ -59,12 +57,12 @@ impl Step {
         lens.max().unwrap_or(0) as usize
     }
 
-    /// Rows of the outputs: a sequence that pads the step has one too.
+    /// Returns the number of output rows: a sequence that pads the step has one too.
     fn n_rows(&self) -> usize {
         self.tokens.len().max(self.n_seqs())
     }
 
-    /// The step's rows of an input.
+    /// Returns the step's rows of an input.
     pub(super) fn rows(&self, sim: &mut Sim, input: &[f32], width: usize) -> DevicePtr {
         let rows = |&token: &usize| input[token * width..][..width].iter().copied();
         sim.f32s(&self.tokens.iter().flat_map(rows).collect::<Vec<_>>())
@@ -78,7 +76,7 @@ impl Step {
         sim.u32s(&self.tokens.iter().map(|&token| token as u32).collect::<Vec<_>>())
     }
 
-    /// Whether the launch is one that takes chunks, as the operations choose it.
+    /// Returns whether the operations would choose a launch that takes chunks.
     pub(super) fn takes_chunks(&self, lanes: usize) -> bool {
         self.in_chunks && self.longest() >= CHUNK && (2..=16).contains(&lanes)
     }
@@ -87,16 +85,16 @@ impl Step {
 /// A recurrent layer under test.
 pub(super) struct Layer<'a> {
     pub(super) name: String,
-    /// Values of an output row and of a sequence's state, and where in a slot of how many values that is.
+    /// Number of values of an output row and of a sequence's state, and the state's place in a slot with its size.
     pub(super) out_width: usize,
     pub(super) state_len: usize,
     pub(super) state_start: usize,
     pub(super) stride: usize,
     /// Launches the kernel: the step, the slots, the outputs.
     pub(super) launch: &'a dyn Fn(&mut Sim, &Step, DevicePtr, DevicePtr) -> Counters,
-    /// Whether steps must not cut chunks to get the same bits.
+    /// Whether steps must not divide chunks to get the same bits.
     pub(super) has_chunks: bool,
-    /// One token by its formula.
+    /// Formula of one token.
     pub(super) token: &'a dyn Fn(&mut [f64], usize) -> Vec<f64>,
 }
 
@@ -122,7 +120,7 @@ impl Layer<'_> {
         })
     }
 
-    /// Asserts that a token of a prompt takes at most so many instructions in chunks, and that many bytes from and to memory.
+    /// Asserts limits on the instructions, and the bytes from and to memory, of a prompt's token in chunks.
     pub(super) fn check_costs(&self, most_instructions: u64, most_bytes: u64) {
         const N: u64 = 64;
         let [steps, chunks] = self.costs(N as usize);
@@ -148,7 +146,7 @@ impl Layer<'_> {
         assert!(bytes(&chunks) <= most_bytes, "{}", bytes(&chunks));
     }
 
-    /// Plays the step in f64 from the slots' values, and compares outputs and slots.
+    /// Computes the step in f64 from the slots' values, and compares outputs and slots.
     fn check_step(&self, random: &mut Random, lens: &[usize]) {
         let n_slots = lens.len() * SLOTS;
         let before = random.values(n_slots * self.stride);
@@ -198,7 +196,7 @@ impl Layer<'_> {
         self.assert_close("slots", &sim.read_f32s(slots, before.len()), &expected_slots);
     }
 
-    /// A sequence gets the same bits in one step among others and token by token alone.
+    /// Asserts that a sequence gets the same bits in one step among others and token by token alone.
     fn check_company(&self, random: &mut Random) {
         let n_tokens = 37;
         let before = random.values(2 * SLOTS * self.stride);

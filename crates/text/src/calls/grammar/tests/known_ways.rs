@@ -1,8 +1,8 @@
 //! Tests that the parsers and grammars of all families accept the variants that models are known to write around and inside calls.
 //!
-//! Separate from the walks because these texts come from models, not from the grammar. A script holds a text and its expected reading; the
-//! text is cut into random tokens, some of which run across marks. Two things must hold: the parser reads the script however it is cut, and
-//! the mask allows each of its tokens and the end after it.
+//! These texts come from models, not from the grammar. A script holds a text and its expected reading; the text is cut into random tokens,
+//! some of which run across marks. Two things must hold: the parser reads the script however it is cut, and the mask allows each of its
+//! tokens and the end after it.
 
 mod pieces;
 mod script;

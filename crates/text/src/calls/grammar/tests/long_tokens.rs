@@ -1,6 +1,6 @@
 //! Tests tokens that run past a mark of a call.
 //!
-//! Separate because they need words in the vocabulary. Invariant: a token is allowed where its letters are, and is read as they are.
+//! They need words in the vocabulary. Invariant: a token is allowed if its letters are, and is read like them.
 
 use super::{CONTROLS, ConstraintCompiler, ToolChoice, Value, Walk, json, tokenizer_with, tool, walk_of};
 use crate::Tokenizer;

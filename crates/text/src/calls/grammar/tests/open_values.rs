@@ -1,14 +1,14 @@
 //! Arguments that may be a text or something else, in formats with a tag for each argument.
 //!
-//! Separate because the templates decide: they write a text bare and anything else as JSON. Invariant: what a template writes of
-//! such an argument is allowed, and read back as it was.
+//! Templates write a text bare and anything else as JSON. Invariant: a template's text for such an argument is allowed, and read
+//! back as the same value.
 
 use std::sync::Arc;
 
 use super::{ConstraintCompiler, ToolChoice, Value, json, tokenizer, tool, walk_of};
 use crate::calls::{Opening, Part, ReplyParser, ToolSet};
 
-/// A call of `f` with this argument, as the family's template writes it.
+/// Returns a call of `f` with this argument, as the family's template writes it.
 fn call(name: &str, key: &str, value: &str, is_text: bool) -> String {
     match name {
         "qwen3-coder" => {
@@ -30,7 +30,7 @@ fn call(name: &str, key: &str, value: &str, is_text: bool) -> String {
     }
 }
 
-/// The arguments of a call.
+/// Returns the arguments of a call.
 fn arguments_read(name: &str, tools: &Value, text: &str) -> Value {
     let tools = ToolSet::from_openai(tools);
     let mut parser = ReplyParser::new(&super::format(name), Arc::new(tools), Opening::default());
@@ -80,7 +80,7 @@ fn what_a_template_writes_of_an_open_value_is_allowed_and_read_back() {
     }
 }
 
-/// A tool that is not strict takes arguments that its schema does not name, also such as begin like one that it names.
+/// A tool that is not strict accepts arguments that its schema does not name, including those that begin like a named one.
 #[test]
 fn arguments_of_any_name_are_allowed_and_read_back() {
     let tokenizer = tokenizer();

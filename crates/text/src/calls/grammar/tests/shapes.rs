@@ -1,6 +1,4 @@
-//! Answers that are either calls or a text of a shape.
-//!
-//! Separate from the tests of calls alone because a shape stands at the side of each. Invariant: both happen in every format.
+//! Answers that are either calls or a text of a shape. Invariant: both occur in every format.
 
 use super::{
     CallFormError, Constraint, ConstraintCompiler, ControlTokens, FORMATS, ToolChoice, ToolSet, Value, Walk,
@@ -21,7 +19,7 @@ fn calls_of(name: &str, tools: &Value, controls: &ControlTokens) -> Result<Const
     format(name).constraint(&tools, &ToolChoice::Auto, false, controls, opens_head(name))
 }
 
-/// A way through an answer of a format that is either; its thoughts end in the final channel where it has channels.
+/// Walks through an answer of a format that is either; in formats with channels its reasoning ends in the final channel.
 fn either<'t>(
     name: &str,
     shape: Constraint,
@@ -146,7 +144,7 @@ fn calls_that_cannot_be_told_or_held_stand_beside_no_shape() {
     assert!(!either("llama", tool(true, false)));
     assert!(either("glm", tool(true, false)));
     assert!(either("glm", tool(false, true)));
-    // Nothing reads so long a name back.
+    // No parser reads back such a long name.
     let unreadable = json!([{"function": {"name": "n".repeat(257), "parameters": {"type": "object"}}}]);
     assert!(!either("glm", unreadable));
 }

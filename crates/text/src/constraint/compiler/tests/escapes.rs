@@ -1,4 +1,4 @@
-//! Tests JSON escapes: an escape that may begin can be finished, and counts as the character that it stands for.
+//! Tests JSON escapes: an escape that may begin can be finished, and counts as the unescaped character.
 
 use serde_json::{Value, json};
 

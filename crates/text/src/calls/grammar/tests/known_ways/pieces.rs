@@ -1,6 +1,4 @@
-//! Cuts scripts into random tokens, and builds a vocabulary of them.
-//!
-//! Separate from the checks because it knows tokens and nothing of calls.
+//! Cuts scripts into random tokens, and builds a vocabulary of them. It knows nothing of calls.
 
 use tokenmill_gguf::{Metadata, StringArray};
 

@@ -1,6 +1,5 @@
-//! [`Writer`] writes scripts: texts as the models of a family write them, each with its expected reading.
-//!
-//! Separate from the checks because it knows the families' notations and nothing of parsers and masks.
+//! [`Writer`] writes scripts: texts as the models of a family write them, each with its expected reading. It
+//! knows nothing of parsers and masks.
 #![expect(
     clippy::format_push_string,
     clippy::type_complexity,
