@@ -6,7 +6,7 @@
 //!
 //! | statement of the loop | what happens | where |
 //! |---|---|---|
-//! | queue | commands of the callers are taken in | `queue/`, `engine/core/` |
+//! | queue | commands of the callers are taken in | `queue/`, `engine/core/commands.rs` |
 //! | plan | integers decide who computes which tokens on which KV pages | [`Scheduler`] in `plan/`, [`PagePool`] in `pages/` |
 //! | batch | the plan becomes a [`ForwardBatch`](tokenmill_backend::ForwardBatch), and runs | `plan/batch.rs` |
 //! | masks | workers compute which tokens a constrained sequence may continue with | [`TokenConstraint`], `masks/` |
@@ -73,10 +73,10 @@ pub use params::context_shift::ContextShift;
 pub use params::sampling_key::Manner;
 pub use params::{EngineConfig, ForwardParams, ForwardRows, GenerateParams, MAX_SAMPLES};
 pub use plan::outcome::{End, Outcome, RowResult, SeqSummary};
+pub use plan::scheduler::adapters::AdaptersInUse;
 pub use plan::scheduler::{Scheduler, SchedulerConfig, SchedulerCounters, StepBudget};
 pub use plan::sequence::{MissReason, SeqSpec, Work};
 pub use plan::step_plan::{PlannedOutput, PlannedRow, StepPlan};
-pub use queue::adapters::AdaptersInUse;
 pub use queue::event::{Event, FinishReason, Finished, Prefill, Rows, Timings, Token, Usage};
 pub use queue::mailbox::EngineState;
 

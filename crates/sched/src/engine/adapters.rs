@@ -16,8 +16,9 @@ use tokenmill_backend::{Adapter, AdapterId};
 use crate::{
     engine::Engine,
     error::EngineError,
+    plan::scheduler::adapters::AdaptersInUse,
     queue::{
-        adapters::{AdapterCommand, AdaptersInUse, Reply},
+        adapters::{AdapterCommand, Reply},
         mailbox::Command,
     },
     sync::{Arc, mpsc},

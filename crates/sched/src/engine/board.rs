@@ -7,8 +7,7 @@ use crate::{
     engine::step_times::StepTimes,
     masks::times::MaskTimes,
     pages::pool::{PagePool, PoolCounters},
-    plan::scheduler::{Scheduler, SchedulerCounters},
-    queue::adapters::AdaptersInUse,
+    plan::scheduler::{Scheduler, SchedulerCounters, adapters::AdaptersInUse},
     sync::{AtomicU64, Mutex, Ordering},
 };
 

@@ -1,10 +1,10 @@
-//! Adapters in the engine: commands to its thread, and the thread's records.
+//! Commands to the engine's thread about adapters, and the numbers that name adapters.
 //!
 //! Plain data for the two sides of the mailbox, `engine/adapters.rs` and `engine/core/adapters.rs`. Invariants: an
 //! id is never reused; pages computed with an adapter are found only with that adapter, and are dropped with
 //! it.
 
-use std::{collections::VecDeque, num::NonZeroU32};
+use std::num::NonZeroU32;
 
 use tokenmill_backend::{Adapter, AdapterError, AdapterId};
 
@@ -32,36 +32,6 @@ pub(crate) enum AdapterCommand {
 }
 
 pub(crate) type Reply = mpsc::Sender<Result<(), AdapterError>>;
-
-/// The adapters of unfinished requests, each once.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AdaptersInUse {
-    /// Adapters of sequences that take part in steps.
-    pub running: Vec<AdapterId>,
-    /// Adapters of waiting sequences.
-    pub waiting: Vec<AdapterId>,
-}
-
-/// The adapters known to the engine's thread.
-#[derive(Debug, Default)]
-pub(crate) struct CoreAdapters {
-    /// Adapters being uploaded; the first may be partly uploaded.
-    pub(crate) coming: VecDeque<ComingAdapter>,
-    /// Removed adapters that some sequence may still use.
-    pub(crate) leaving: Vec<AdapterId>,
-    pub(crate) n_loaded: usize,
-}
-
-/// An adapter with some weights uploaded.
-#[derive(Debug)]
-pub(crate) struct ComingAdapter {
-    pub(crate) id: AdapterId,
-    pub(crate) adapter: Arc<Adapter>,
-    pub(crate) strength: f32,
-    /// Number of uploaded weights.
-    pub(crate) n_done: usize,
-    pub(crate) reply: Reply,
-}
 
 /// Counts ids from 1.
 #[derive(Debug)]

@@ -4,9 +4,7 @@
 
 use std::ops::Range;
 
-use tokenmill_backend::MemoryPlace;
-
-use crate::{error::EngineError, plan::scheduler::held_prefix::HeldPrefix, sync::mpsc};
+use crate::{error::EngineError, sync::mpsc};
 
 /// The receiver of a command's answer. The caller may have stopped waiting.
 pub(crate) type Reply<T> = mpsc::Sender<Result<T, EngineError>>;
@@ -64,35 +62,4 @@ pub(crate) struct Held {
     pub(crate) snapshots: Vec<u32>,
     /// Bytes of each of its places.
     pub(crate) place_bytes: Vec<usize>,
-}
-
-/// The prefixes that are held.
-#[derive(Debug, Default)]
-pub(crate) struct Holds {
-    pub(crate) next: u64,
-    pub(crate) open: Vec<Hold>,
-}
-
-/// A prefix with its number.
-#[derive(Debug)]
-pub(crate) struct Hold {
-    pub(crate) id: u64,
-    pub(crate) prefix: HeldPrefix,
-    pub(crate) places: Vec<MemoryPlace>,
-}
-
-impl Holds {
-    pub(crate) fn places(&self, id: u64, places: Range<usize>) -> Result<&[MemoryPlace], EngineError> {
-        let hold = self.open.iter().find(|hold| hold.id == id);
-        (hold.and_then(|hold| hold.places.get(places))).ok_or(EngineError::Stopped)
-    }
-
-    pub(crate) fn take(&mut self, id: u64) -> Option<HeldPrefix> {
-        let at = self.open.iter().position(|hold| hold.id == id)?;
-        Some(self.open.swap_remove(at).prefix)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.open.is_empty()
-    }
 }

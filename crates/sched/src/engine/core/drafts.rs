@@ -10,75 +10,120 @@ use crate::{
         model_draft::Weighing,
         times::MAX_STEP_DRAFTS,
     },
-    draft_model::{DraftModel, Seat, pass_times::Passes},
-    engine::core::Core,
-    plan::{sequence::Masking, step_plan::StepPlan},
+    draft_model::{DraftModel, Seat, ledger::DraftLedger, pass_times::Passes},
+    engine::{board::Tally, core::Core},
+    plan::{scheduler::drafts::Want, step_plan::StepPlan},
 };
+
+/// The draft model, if there is one, and whether it pays.
+#[derive(Default)]
+pub(super) struct Drafts {
+    model: Option<DraftModel>,
+    /// The gains and losses of the draft model.
+    ledger: DraftLedger,
+    /// The sequences that it is asked about; a buffer that steps reuse.
+    wants: Vec<Want>,
+}
+
+impl Drafts {
+    /// Makes the draft model drop a sequence that has ended.
+    pub(super) fn forget(&mut self, seq: SeqId) {
+        if let Some(model) = &mut self.model {
+            model.forget(seq);
+        }
+    }
+
+    /// Gives the draft model the hidden states after a sequence's inputs from `first` on.
+    pub(super) fn take_hidden(&mut self, seq: SeqId, first: usize, states: &[f32]) {
+        if let Some(model) = &mut self.model {
+            model.take_hidden(seq, first, states);
+        }
+    }
+
+    /// Writes the failures of the draft model into a tally.
+    pub(super) fn count_failures(&self, tally: &mut Tally) {
+        if let Some(model) = &self.model {
+            tally.failed_draft_rows = model.failed_rows();
+            tally.has_draft_failed = !model.works();
+        }
+    }
+
+    /// Returns whether there is a draft model.
+    pub(super) fn has_model(&self) -> bool {
+        self.model.is_some()
+    }
+
+    /// Returns the draft model.
+    #[cfg(test)]
+    pub(super) fn model(&self) -> Option<&DraftModel> {
+        self.model.as_ref()
+    }
+
+    /// Returns the gains and losses of the draft model.
+    #[cfg(test)]
+    pub(super) fn ledger(&mut self) -> &mut DraftLedger {
+        &mut self.ledger
+    }
+}
 
 impl Core {
     /// Sets the draft model, which is used from now on if the configuration asks for it.
     pub(crate) fn set_draft_model(&mut self, model: DraftModel) {
         self.tally.drafts_from_hidden = model.hidden_width().is_some();
-        self.draft_model = Some(model);
+        self.drafts.model = Some(model);
         self.choose_hidden();
     }
 
     /// Makes steps output hidden states if the draft model reads them.
     fn choose_hidden(&mut self) {
         let limits = &self.scheduler.config().limits;
-        self.scheduler.gives_hidden = self.draft_model.as_ref().is_some_and(|model| {
+        let gives_hidden = self.drafts.model.as_ref().is_some_and(|model| {
             // A pooled row belongs to no token.
             let has_its_width = model.hidden_width() == Some(limits.n_embd) && limits.pooling.is_none();
             has_its_width && model.keeps_hidden()
         });
+        self.scheduler.set_gives_hidden(gives_hidden);
     }
 
     /// Tells the draft model that a sequence of `n_tokens` tokens is about to begin.
-    pub(crate) fn expect_drafts(&mut self, n_tokens: usize) {
-        if let Some(model) = &mut self.draft_model {
+    pub(super) fn expect_drafts(&mut self, n_tokens: usize) {
+        if let Some(model) = &mut self.drafts.model {
             model.expect(n_tokens);
             self.choose_hidden();
         }
     }
 
     /// Returns whether the draft model may make drafts before the next step, so that masks wait for them.
-    pub(crate) fn may_draft_ahead(&self) -> bool {
+    pub(super) fn may_draft_ahead(&self) -> bool {
         let speculation = self.scheduler.config().speculation;
         let is_weighed = matches!(speculation, Speculation::Auto { .. });
-        (self.draft_model.as_ref()).is_some_and(|model| {
+        (self.drafts.model.as_ref()).is_some_and(|model| {
             let may_guess = model.works() && speculation.asks_model();
-            may_guess && !(is_weighed && (!self.draft_ledger.allows() || model.is_resting()))
+            may_guess && !(is_weighed && (!self.drafts.ledger.allows() || model.is_resting()))
         })
     }
 
     /// Makes drafts for the sequences of the next step with the draft model. Returns whether it computed
     /// anything.
-    pub(crate) fn draft_ahead(&mut self, clock: &dyn Fn() -> u64) -> bool {
+    pub(super) fn draft_ahead(&mut self, clock: &dyn Fn() -> u64) -> bool {
         let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
         let n_decode = self.scheduler.n_decoding() + self.n_unordered();
         let max_masked = self.max_ahead();
-        let Some(model) = (self.draft_model.as_mut()).filter(|model| model.works()) else {
+        let Some(model) = (self.drafts.model.as_mut()).filter(|model| model.works()) else {
             return false;
         };
-        if is_weighed && (!self.draft_ledger.allows() || model.rests(n_decode)) {
+        if is_weighed && (!self.drafts.ledger.allows() || model.rests(n_decode)) {
             return false;
         }
         let begun_us = clock();
         let lanes = &self.lanes;
         let awaited = |seq: SeqId, known: &[u32]| {
-            let lane = lanes[seq.slot()].as_ref();
+            let lane = lanes.get(seq);
             lane.is_some_and(|lane| lane.unordered.is_some() && lane.expected_behind(known).is_none())
         };
-        self.scheduler.draft_wants(awaited, &mut self.wants);
-        // Drafts of a constrained sequence are at most as long as the masks that it will get.
-        let sequences = &self.scheduler.sequences;
-        self.wants.retain_mut(|want| {
-            if sequences[want.seq].masking != Masking::Off {
-                want.max_draft = want.max_draft.min(max_masked);
-            }
-            want.max_draft > 0
-        });
-        if self.wants.is_empty() {
+        self.scheduler
+            .draft_wants(awaited, max_masked, &mut self.drafts.wants);
+        if self.drafts.wants.is_empty() {
             return false;
         }
         let weighing = if is_weighed {
@@ -87,22 +132,22 @@ impl Core {
             let Some((times, step_us)) = times else {
                 return false;
             };
-            let of_new = &self.scheduler.model_acceptance;
+            let of_new = self.scheduler.model_acceptance();
             Some(Weighing::new(times, step_us, n_decode, of_new))
         } else {
             None
         };
         let (scheduler, lanes) = (&self.scheduler, &self.lanes);
-        let seats: Vec<Seat<'_>> = (self.wants.iter())
+        let seats: Vec<Seat<'_>> = (self.drafts.wants.iter())
             .filter_map(|&want| {
-                let lane = lanes[want.seq.slot()].as_ref()?;
-                let sequence = &scheduler.sequences[want.seq];
+                let lane = lanes.get(want.seq)?;
+                let (uses_prefix_cache, salt) = scheduler.cache_domain(want.seq)?;
                 Some(Seat {
                     want,
-                    tokens: &sequence.tokens,
-                    n_generated: sequence.n_generated(),
-                    uses_prefix_cache: sequence.uses_prefix_cache,
-                    salt: sequence.salt,
+                    tokens: scheduler.tokens_of(want.seq)?,
+                    n_generated: scheduler.n_generated(want.seq),
+                    uses_prefix_cache,
+                    salt,
                     sampling: lane.sampling.as_ref()?,
                 })
             })
@@ -121,7 +166,7 @@ impl Core {
         }
         if let Some(weighing) = weighing {
             let took_us = clock().saturating_sub(begun_us);
-            let (ledger, step_us) = (&mut self.draft_ledger, weighing.step_us);
+            let (ledger, step_us) = (&mut self.drafts.ledger, weighing.step_us);
             match passes {
                 Some(Passes { prompt_us }) => {
                     ledger.note_passes(took_us.saturating_sub(prompt_us), prompt_us, step_us);
@@ -136,7 +181,7 @@ impl Core {
     /// Records a step's gain from the draft model; `before` are the draft counters when the step began.
     pub(crate) fn note_drafting(&mut self, plan: &StepPlan, took_us: u64, before: &DraftCounters) {
         let n_decode = plan.n_decode_rows();
-        if n_decode == 0 {
+        if n_decode == 0 || !self.drafts.has_model() {
             return;
         }
         // With prompts in the step, their time cannot be told from that of drafts.
@@ -146,7 +191,7 @@ impl Core {
         let n_accepted = of_model.accepted_tokens - before.accepted_tokens;
         if n_drafted == 0 {
             if !has_prompts {
-                self.draft_ledger.note_plain(took_us);
+                self.drafts.ledger.note_plain(took_us);
             }
             return;
         }
@@ -168,14 +213,7 @@ impl Core {
         });
         if let Some((step_us, without_us, took_us)) = measured {
             let plain_us = without_us + step_us * n_accepted / n_decode as u64;
-            self.draft_ledger.note_drafted(took_us, plain_us, step_us);
-        }
-    }
-
-    /// Makes the draft model drop a sequence that has ended.
-    pub(crate) fn forget_drafts_of(&mut self, seq: SeqId) {
-        if let Some(model) = &mut self.draft_model {
-            model.forget(seq);
+            self.drafts.ledger.note_drafted(took_us, plain_us, step_us);
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     masks::{
         next_mask::LaneMask,
         text::LookAhead,
-        workers::{Foreseen, MaskOrder, MaskResult, MaskStage},
+        workers::{Foreseen, MaskOrder, MaskResult, MaskStage, MaskWorkers},
     },
     plan::{
         outcome::{End, Outcome, RowResult},
@@ -35,17 +35,44 @@ const PATIENCE_ALONE: Duration = Duration::from_millis(20);
 /// A time too short to notice: masks that take less are always worth a promise.
 const SHORT: Duration = Duration::from_millis(1);
 
+/// The masks that workers compute for the engine's sequences.
+pub(super) struct Masks {
+    workers: MaskWorkers,
+    /// Sequences that order their masks only after the draft model was asked.
+    unordered: Vec<SeqId>,
+    /// Time to compute a mask after a draft token, in microseconds.
+    ahead_us: u64,
+    /// A buffer that steps reuse.
+    results: Vec<MaskResult>,
+}
+
+impl Masks {
+    pub(super) fn new() -> Self {
+        Self {
+            workers: MaskWorkers::new(),
+            unordered: Vec::new(),
+            ahead_us: 0,
+            results: Vec::new(),
+        }
+    }
+
+    /// Returns the threads that compute masks.
+    #[cfg(test)]
+    pub(super) fn workers(&self) -> &MaskWorkers {
+        &self.workers
+    }
+}
+
 impl Core {
     /// Returns the predetermined token of a sequence after a number of inputs, if there is one.
-    pub(crate) fn given_after(&self, seq: SeqId, n_inputs: usize) -> Option<u32> {
-        let lane = self.lanes.get(seq.slot())?.as_ref()?;
-        let following = lane.following.as_ref().filter(|_| lane.seq == seq)?;
+    pub(super) fn given_after(&self, seq: SeqId, n_inputs: usize) -> Option<u32> {
+        let following = self.lanes.get(seq)?.following.as_ref()?;
         following.token_after(n_inputs)
     }
 
     /// Begins the constraint of a new sequence, unless enough have begun that it can wait for admission.
-    pub(crate) fn begin_mask_early(&mut self, seq: SeqId) {
-        let n_begun = (self.lanes.iter().flatten())
+    pub(super) fn begin_mask_early(&mut self, seq: SeqId) {
+        let n_begun = (self.lanes.iter())
             .filter(|lane| !matches!(lane.mask, None | Some(LaneMask::Waiting(_))))
             .count();
         if n_begun < MAX_BEGUN_EARLY {
@@ -54,12 +81,12 @@ impl Core {
     }
 
     /// Begins the constraint of a sequence, if it has one that has not begun.
-    pub(crate) fn begin_mask(&mut self, seq: SeqId) {
+    pub(super) fn begin_mask(&mut self, seq: SeqId) {
         let n_words = self.n_mask_words();
         let n_forced = self.scheduler.config().speculation.max_draft();
         let patience = self.ahead_patience();
         let at = self.scheduler.tokens_of(seq).map_or(0, <[u32]>::len);
-        let Some(lane) = self.lane(seq) else {
+        let Some(lane) = self.lanes.get_mut(seq) else {
             return;
         };
         let Some(LaneMask::Waiting(source)) = &lane.mask else {
@@ -79,12 +106,12 @@ impl Core {
             arrival: None,
         };
         lane.mask = Some(LaneMask::Ordered);
-        self.mask_workers.order(order);
+        self.masks.workers.order(order);
     }
 
     /// Orders the masks after the tokens of a step, and those after the likely next tokens. If the draft
     /// model may predict these before the next step, the order waits until it was asked.
-    pub(crate) fn order_masks(&mut self) {
+    pub(super) fn order_masks(&mut self) {
         if !self.outcomes.iter().any(|outcome| self.is_masked_token(outcome)) {
             return;
         }
@@ -105,10 +132,10 @@ impl Core {
                 _ => None,
             });
             let tokens = tokens.collect();
-            match self.lane(seq) {
+            match self.lanes.get_mut(seq) {
                 Some(lane) if waits && lane.mask.is_some() => {
                     lane.unordered = Some(tokens);
-                    self.unordered.push(seq);
+                    self.masks.unordered.push(seq);
                 }
                 _ => self.order_mask(seq, tokens, &mut room),
             }
@@ -117,19 +144,19 @@ impl Core {
     }
 
     /// Returns the number of sequences whose masks wait for the draft model.
-    pub(crate) fn n_unordered(&self) -> usize {
+    pub(super) fn n_unordered(&self) -> usize {
         let is_alive = |seq: &&SeqId| self.scheduler.tokens_of(**seq).is_some();
-        self.unordered.iter().filter(is_alive).count()
+        self.masks.unordered.iter().filter(is_alive).count()
     }
 
     /// Orders the masks that waited for the draft model. Returns whether there were any.
-    pub(crate) fn order_waiting_masks(&mut self) -> bool {
-        if self.unordered.is_empty() {
+    pub(super) fn order_waiting_masks(&mut self) -> bool {
+        if self.masks.unordered.is_empty() {
             return false;
         }
         let mut room = self.room_ahead();
-        for seq in std::mem::take(&mut self.unordered) {
-            if let Some(tokens) = self.lane(seq).and_then(|lane| lane.unordered.take()) {
+        for seq in std::mem::take(&mut self.masks.unordered) {
+            if let Some(tokens) = self.lanes.get_mut(seq).and_then(|lane| lane.unordered.take()) {
                 self.order_mask(seq, tokens, &mut room);
             }
         }
@@ -148,8 +175,7 @@ impl Core {
         let Outcome::Token { seq, .. } = *outcome else {
             return false;
         };
-        let lane = self.lanes.get(seq.slot()).and_then(Option::as_ref);
-        lane.is_some_and(|lane| lane.seq == seq && lane.mask.is_some())
+        self.lanes.get(seq).is_some_and(|lane| lane.mask.is_some())
     }
 
     /// Orders the mask after `tokens`, the newest of a sequence, if it is constrained and continues.
@@ -157,8 +183,7 @@ impl Core {
         let Some(known) = self.scheduler.tokens_of(seq) else {
             return;
         };
-        let lane = (self.lanes.get_mut(seq.slot()).and_then(Option::as_mut)).filter(|lane| lane.seq == seq);
-        let Some(lane) = lane.filter(|lane| lane.mask.is_some()) else {
+        let Some(lane) = self.lanes.get_mut(seq).filter(|lane| lane.mask.is_some()) else {
             return;
         };
         let at = known.len();
@@ -168,7 +193,9 @@ impl Core {
         let patience = self.ahead_patience();
         let is_late = self.executor.takes_late_masks();
         let n_words = self.n_mask_words();
-        let Some(lane) = self.lane(seq) else { return };
+        let Some(lane) = self.lanes.get_mut(seq) else {
+            return;
+        };
         let Some(LaneMask::Ready(text, words)) = lane.mask.replace(LaneMask::Ordered) else {
             unreachable!("a constrained sequence samples with its mask");
         };
@@ -186,7 +213,7 @@ impl Core {
             self.scheduler.let_sample(seq);
         }
         self.scheduler.offer_masked(seq, guess);
-        self.mask_workers.order(MaskOrder {
+        self.masks.workers.order(MaskOrder {
             seq,
             stage: MaskStage::Next(text, tokens),
             n_words,
@@ -198,9 +225,11 @@ impl Core {
 
     /// Returns the maximum number of draft tokens with masks. A step that has begun waits for their masks, so
     /// if times are weighed, they may take only a part of a step.
-    pub(crate) fn max_ahead(&self) -> usize {
+    pub(super) fn max_ahead(&self) -> usize {
         match self.scheduler.config().speculation {
-            Speculation::Auto { .. } => (self.last_step_us / 4 / self.mask_ahead_us.max(1)) as usize,
+            Speculation::Auto { .. } => {
+                (self.flight.last_step_us() / 4 / self.masks.ahead_us.max(1)) as usize
+            }
             _ => usize::MAX,
         }
     }
@@ -208,7 +237,7 @@ impl Core {
     /// Returns the time limit for masks after forced tokens.
     fn ahead_patience(&self) -> Duration {
         match self.scheduler.config().speculation {
-            Speculation::Auto { .. } => Duration::from_micros(self.last_step_us / 4),
+            Speculation::Auto { .. } => Duration::from_micros(self.flight.last_step_us() / 4),
             _ => Duration::MAX,
         }
     }
@@ -219,24 +248,19 @@ impl Core {
 
     /// Returns the number of masks of a constrained sequence, for its next token and after draft tokens;
     /// `None` for other sequences.
-    pub(crate) fn n_masks(&self, seq: SeqId) -> Option<usize> {
-        let lane = self
-            .lanes
-            .get(seq.slot())?
-            .as_ref()
-            .filter(|lane| lane.seq == seq)?;
-        match lane.mask.as_ref()? {
+    pub(super) fn n_masks(&self, seq: SeqId) -> Option<usize> {
+        match self.lanes.get(seq)?.mask.as_ref()? {
             LaneMask::Ready(_, words) => Some(words.len() / self.n_mask_words()),
             _ => Some(1),
         }
     }
 
     /// Returns the longest time that a completed step waited for a mask.
-    pub(crate) fn longest_mask_wait(&self, plan: &StepPlan) -> Duration {
+    pub(super) fn longest_mask_wait(&self, plan: &StepPlan) -> Duration {
         let sampling = (plan.rows.iter()).filter(|row| row.output == PlannedOutput::Sample);
         let waits = sampling.filter_map(|row| {
-            let lane = self.lanes.get(row.seq.slot())?.as_ref()?;
-            let is_promised = lane.seq == row.seq && matches!(lane.mask, Some(LaneMask::Promised));
+            let lane = self.lanes.get(row.seq)?;
+            let is_promised = matches!(lane.mask, Some(LaneMask::Promised));
             is_promised.then(|| lane.promises.arrival()).flatten()
         });
         waits
@@ -246,12 +270,12 @@ impl Core {
     }
 
     /// Collects the masks that a step waited for, before its tokens are committed.
-    pub(crate) fn take_late_masks(&mut self, plan: &StepPlan, now_us: u64) {
-        let tolerated = Duration::from_micros(self.last_step_us / 8).max(SHORT);
+    pub(super) fn take_late_masks(&mut self, plan: &StepPlan, now_us: u64) {
+        let tolerated = Duration::from_micros(self.flight.last_step_us() / 8).max(SHORT);
         let mut longest = Duration::ZERO;
         for row in &plan.rows {
             if row.output == PlannedOutput::Sample
-                && let Some(lane) = self.lane(row.seq)
+                && let Some(lane) = self.lanes.get_mut(row.seq)
                 && matches!(lane.mask, Some(LaneMask::Promised))
             {
                 longest = longest.max(lane.promises.note_wait(tolerated));
@@ -262,7 +286,7 @@ impl Core {
     }
 
     /// Reads the sampled tokens of a step. After draft tokens without a mask nothing was sampled.
-    pub(crate) fn read_results(&mut self, plan: &StepPlan) {
+    pub(super) fn read_results(&mut self, plan: &StepPlan) {
         self.results.clear();
         for row in &plan.rows {
             if row.output != PlannedOutput::Sample {
@@ -290,11 +314,11 @@ impl Core {
     }
 
     /// Collects the masks that are ready, and waits a little for the others.
-    pub(crate) fn gather_masks(&mut self, now_us: u64) {
-        if self.mask_workers.n_open() == 0 {
+    pub(super) fn gather_masks(&mut self, now_us: u64) {
+        if self.masks.workers.n_open() == 0 {
             return;
         }
-        let step = Duration::from_micros(self.last_step_us);
+        let step = Duration::from_micros(self.flight.last_step_us());
         let patience = if !self.misses_masks() {
             Duration::ZERO
         } else if self.has_step_in_flight() {
@@ -309,28 +333,28 @@ impl Core {
     }
 
     /// Collects the masks that are ready.
-    pub(crate) fn take_finished_masks(&mut self, now_us: u64) {
+    pub(super) fn take_finished_masks(&mut self, now_us: u64) {
         self.wait_for_masks(Duration::ZERO, now_us);
     }
 
     fn wait_for_masks(&mut self, patience: Duration, now_us: u64) {
-        if self.mask_workers.n_open() == 0 {
+        if self.masks.workers.n_open() == 0 {
             return;
         }
-        let mut results = std::mem::take(&mut self.mask_results);
-        self.mask_workers.wait_for_all(patience, &mut results);
+        let mut results = std::mem::take(&mut self.masks.results);
+        self.masks.workers.wait_for_all(patience, &mut results);
         self.take_masks(&mut results, now_us);
-        self.mask_results = results;
+        self.masks.results = results;
     }
 
     /// Counts the rows that a step leaves out because their masks are not ready.
-    pub(crate) fn note_missed_masks(&mut self) {
+    pub(super) fn note_missed_masks(&mut self) {
         let n_missed = self.scheduler.n_without_mask();
         if n_missed == 0 {
             return;
         }
         self.tally.masks.n_missed += n_missed as u64;
-        for lane in self.lanes.iter_mut().flatten() {
+        for lane in self.lanes.iter_mut() {
             if matches!(lane.mask, Some(LaneMask::Ordered)) && self.scheduler.is_without_mask(lane.seq) {
                 let n_missed = lane.promises.miss_step();
                 self.tally.masks.longest_missed = self.tally.masks.longest_missed.max(n_missed);
@@ -340,18 +364,20 @@ impl Core {
 
     /// Returns whether some sequence cannot join a step before its mask is ready.
     fn misses_masks(&self) -> bool {
-        (self.lanes.iter().flatten()).any(|lane| matches!(lane.mask, Some(LaneMask::Ordered)))
+        self.lanes
+            .iter()
+            .any(|lane| matches!(lane.mask, Some(LaneMask::Ordered)))
     }
 
     /// Waits for a mask if there is nothing else to do. Returns whether there was one to wait for.
-    pub(crate) fn wait_for_mask(&mut self, now_us: u64) -> bool {
-        if self.mask_workers.n_open() == 0 || self.has_step_in_flight() {
+    pub(super) fn wait_for_mask(&mut self, now_us: u64) -> bool {
+        if self.masks.workers.n_open() == 0 || self.has_step_in_flight() {
             return false;
         }
-        let mut results = std::mem::take(&mut self.mask_results);
-        self.mask_workers.wait_for_one(&mut results);
+        let mut results = std::mem::take(&mut self.masks.results);
+        self.masks.workers.wait_for_one(&mut results);
         self.take_masks(&mut results, now_us);
-        self.mask_results = results;
+        self.masks.results = results;
         true
     }
 
@@ -367,9 +393,9 @@ impl Core {
         {
             self.tally.masks.add(took);
             self.note_ahead(seen.tokens.len(), took_ahead);
-            let step = Duration::from_micros(self.last_step_us).max(SHORT);
+            let step = Duration::from_micros(self.flight.last_step_us()).max(SHORT);
             let n_masks = words.len() / self.n_mask_words();
-            let Some(lane) = self.lane(seq) else {
+            let Some(lane) = self.lanes.get_mut(seq) else {
                 continue;
             };
             match text {
@@ -406,9 +432,9 @@ impl Core {
     }
 
     fn take_foreseen(&mut self) {
-        for Foreseen { seq, seen, took } in self.mask_workers.take_foreseen() {
+        for Foreseen { seq, seen, took } in self.masks.workers.take_foreseen() {
             self.note_ahead(seen.tokens.len() - seen.n_guessed, took);
-            if let Some(lane) = self.lane(seq) {
+            if let Some(lane) = self.lanes.get_mut(seq) {
                 lane.expected = Some(seen);
             }
         }
@@ -418,10 +444,10 @@ impl Core {
     fn note_ahead(&mut self, n_guesses: usize, took: Duration) {
         if let n_guesses @ 1.. = n_guesses as u64 {
             let us = took.as_micros() as u64 / n_guesses;
-            self.mask_ahead_us = (self.mask_ahead_us * 7 + us).div_ceil(8);
+            self.masks.ahead_us = (self.masks.ahead_us * 7 + us).div_ceil(8);
         } else {
             // Decay slowly, so that one slow look-ahead does not prevent all later ones.
-            self.mask_ahead_us -= self.mask_ahead_us.div_ceil(64);
+            self.masks.ahead_us -= self.masks.ahead_us.div_ceil(64);
         }
     }
 }

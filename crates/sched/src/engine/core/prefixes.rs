@@ -1,11 +1,11 @@
-//! Reads or writes the memory of a prefix for [`Core`].
+//! Prefixes that callers hold, to read or write their memory.
 //!
-//! It is not part of a step: each command is short and runs between two steps. Invariant: a held prefix is
-//! released by its handle, or by the end of the engine.
+//! Part of [`Core`], but not of a step: each command is short and runs between two steps. Invariant: a held
+//! prefix is released by its handle, or by the end of the engine.
 
 use std::ops::Range;
 
-use tokenmill_backend::{MemoryFormat, PageGroup, StepError};
+use tokenmill_backend::{MemoryFormat, MemoryPlace, StepError};
 
 use crate::{
     engine::core::Core,
@@ -14,11 +14,64 @@ use crate::{
         scheduler::held_prefix::{HeldPrefix, HoldError},
         step_plan::StepPlan,
     },
-    queue::prefix_command::{Held, Hold, MemoryCommand, Reply},
+    queue::prefix_command::{Held, MemoryCommand, Reply},
 };
 
+/// How long a draining engine waits for idle readers and writers of prefixes, in microseconds.
+const HOLD_PATIENCE_US: u64 = 5_000_000;
+
+/// The prefixes that are held.
+#[derive(Debug, Default)]
+pub(super) struct Holds {
+    next: u64,
+    open: Vec<Hold>,
+    /// Start of the period in which only held prefixes are left and no caller has used them.
+    alone_since_us: Option<u64>,
+}
+
+/// A prefix with its number.
+#[derive(Debug)]
+struct Hold {
+    id: u64,
+    prefix: HeldPrefix,
+    places: Vec<MemoryPlace>,
+}
+
+impl Holds {
+    fn places(&self, id: u64, places: Range<usize>) -> Result<&[MemoryPlace], EngineError> {
+        let hold = self.open.iter().find(|hold| hold.id == id);
+        (hold.and_then(|hold| hold.places.get(places))).ok_or(EngineError::Stopped)
+    }
+
+    fn take(&mut self, id: u64) -> Option<HeldPrefix> {
+        let at = self.open.iter().position(|hold| hold.id == id)?;
+        Some(self.open.swap_remove(at).prefix)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+}
+
 impl Core {
-    pub(crate) fn transfer(&mut self, command: MemoryCommand) {
+    /// Releases prefixes that no caller has used for a while, if nothing else is left: they would keep a
+    /// draining engine alive forever.
+    pub(crate) fn end_forgotten_holds(&mut self, now_us: u64) {
+        if !self.scheduler.is_empty() || self.has_step_in_flight() || self.holds.is_empty() {
+            self.holds.alone_since_us = None;
+            return;
+        }
+        let since_us = *self.holds.alone_since_us.get_or_insert(now_us);
+        if now_us.saturating_sub(since_us) >= HOLD_PATIENCE_US {
+            for hold in self.holds.open.drain(..) {
+                self.scheduler.let_prefix_go(hold.prefix);
+            }
+        }
+    }
+
+    /// Executes a command about the memory of a prefix.
+    pub(super) fn transfer(&mut self, command: MemoryCommand) {
+        self.holds.alone_since_us = None;
         match command {
             MemoryCommand::Hold { tokens, salt, reply } => {
                 let held = self.scheduler.hold_prefix(&tokens, salt);
@@ -102,17 +155,11 @@ impl Core {
     }
 
     /// Executes the copies between the tiers that reserving pages caused.
-    pub(crate) fn copy_for_prefix(&mut self) -> Result<(), StepError> {
+    pub(super) fn copy_for_prefix(&mut self) -> Result<(), StepError> {
         self.keep_evicted_pages();
         let mut plan = StepPlan::default();
         self.scheduler.take_copies(&mut plan);
-        for (group, copies) in PageGroup::ALL.into_iter().zip(&plan.copies) {
-            if let Err(error) = self.copy_pages(group, copies) {
-                self.scheduler.fail_copies(&plan, &mut self.outcomes);
-                return Err(error);
-            }
-        }
-        Ok(())
+        self.copy_planned(&plan)
     }
 
     fn read_places(

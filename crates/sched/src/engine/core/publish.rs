@@ -1,7 +1,7 @@
-//! Publishes events to callers about their requests.
+//! Publishes events to callers about their requests, and the state of the engine to its readers.
 //!
-//! Part of [`Core`]; only this file sends events. Invariant: a sequence's events are sent in the order in
-//! which they happened, and its end is the last of them.
+//! Part of [`Core`]; only this file sends events. Invariant: a sequence's events are sent in the order in which
+//! they happened, and its end is the last of them.
 
 use tokenmill_backend::RowError;
 
@@ -10,18 +10,53 @@ use crate::{
     engine::core::{Core, cause::Cause},
     error::EngineError,
     masks::next_mask::LaneMask,
+    pages::events::PageEventSender,
     plan::{
         outcome::{End, Outcome, SeqSummary},
         step_plan::{PlannedOutput, StepPlan},
     },
-    queue::event::{Event, FinishReason, Finished, RequestId, Rows, Token, Usage},
+    queue::{
+        event::{Event, FinishReason, Finished, RequestId, Rows, Token, Usage},
+        mailbox::Mailbox,
+    },
 };
 
 impl Core {
-    pub(crate) fn note_beginning(&mut self, seq: SeqId, now_us: u64) {
-        let lane = self.lanes[seq.slot()]
-            .as_mut()
-            .expect("an admitted sequence has a lane");
+    /// Sends changes of the prefix cache to `to` from now on.
+    pub(crate) fn send_page_events(&mut self, to: PageEventSender) {
+        self.scheduler.tell_page_events();
+        self.page_events = Some(to);
+    }
+
+    /// Publishes the state after a step.
+    pub(crate) fn publish(&mut self, mailbox: &Mailbox) {
+        let (returned, left) = self.queue.take_changes();
+        if (returned, left) != ((0, 0), (0, 0)) {
+            mailbox.change_queue(returned, left);
+        }
+        self.let_adapters_go();
+        self.publish_adapters();
+        self.publish_stats();
+        if let Some(sender) = &mut self.page_events {
+            let events = if sender.begins_again() {
+                self.scheduler.restate_page_events()
+            } else {
+                self.scheduler.take_page_events()
+            };
+            sender.send(events);
+        }
+    }
+
+    pub(crate) fn publish_stats(&mut self) {
+        self.tally.n_parked = self.queue.n_parked();
+        self.tally.n_fetching = self.n_fetching();
+        self.drafts.count_failures(&mut self.tally);
+        self.board.publish(&self.scheduler, self.tally);
+    }
+
+    pub(super) fn note_beginning(&mut self, seq: SeqId, now_us: u64) {
+        let lane = self.lanes.get_mut(seq);
+        let lane = lane.expect("an admitted sequence has a lane");
         lane.stopwatch.begin(now_us);
         self.queue.leave(&mut lane.place, lane.n_queued_tokens);
         let (request, sample) = (lane.request, lane.sample);
@@ -33,9 +68,11 @@ impl Core {
     }
 
     /// Reports the parts of prompts that a step has computed.
-    pub(crate) fn send_prefills(&mut self, plan: &StepPlan, now_us: u64) {
+    pub(super) fn send_prefills(&mut self, plan: &StepPlan, now_us: u64) {
         for row in &plan.rows {
-            let Some(lane) = self.lane(row.seq) else { continue };
+            let Some(lane) = self.lanes.get_mut(row.seq) else {
+                continue;
+            };
             let (request, sample) = (lane.request, lane.sample);
             let (queued, elapsed) = lane.stopwatch.since_start(now_us);
             let n_done = row.sure_end() as usize;
@@ -47,7 +84,7 @@ impl Core {
     }
 
     /// Sends events for the scheduler's outcomes.
-    pub(crate) fn publish_outcomes(&mut self, cause: Cause<'_>, now_us: u64) {
+    pub(super) fn publish_outcomes(&mut self, cause: Cause<'_>, now_us: u64) {
         if self.outcomes.is_empty() {
             return;
         }
@@ -69,11 +106,11 @@ impl Core {
                     self.send_token(seq, logit_row as usize, id, now_us);
                 }
                 Outcome::Shifted { seq, n_dropped } => {
-                    if let Some(lane) = self.lane(seq) {
+                    if let Some(lane) = self.lanes.get_mut(seq) {
                         lane.shift(n_dropped);
                     }
                     // From here on its draws have other keys.
-                    self.forget_drafts_of(seq);
+                    self.drafts.forget(seq);
                 }
                 Outcome::Ended { seq, end, summary } => self.send_end(seq, end, summary, cause, now_us),
             }
@@ -83,7 +120,10 @@ impl Core {
 
     fn send_token(&mut self, seq: SeqId, logit_row: usize, id: u32, now_us: u64) {
         let sampled = self.output.sampled[logit_row].and_then(Result::ok);
-        let lane = self.lane(seq).expect("a sequence with a token has a lane");
+        let lane = self
+            .lanes
+            .get_mut(seq)
+            .expect("a sequence with a token has a lane");
         lane.stopwatch.token(now_us);
         let (request, sample) = (lane.request, lane.sample);
         let wants_top = lane
@@ -107,7 +147,7 @@ impl Core {
     }
 
     /// Sends the rows that a step read for forward passes, and passes hidden states on to the draft model.
-    pub(crate) fn send_rows(&mut self, plan: &StepPlan) {
+    pub(super) fn send_rows(&mut self, plan: &StepPlan) {
         let limits = &self.scheduler.config().limits;
         let (n_vocab, n_embd) = (limits.n_vocab, limits.n_embd);
         let (mut logits_start, mut hidden_start) = (0, 0);
@@ -115,10 +155,10 @@ impl Core {
             if row.gives_hidden {
                 let start = hidden_start;
                 hidden_start += row.n_tokens as usize * n_embd;
-                let is_alive = self.lane(row.seq).is_some();
-                if let Some(model) = self.draft_model.as_mut().filter(|_| is_alive) {
+                if self.lanes.get(row.seq).is_some() {
                     let states = &self.output.hidden[start..hidden_start];
-                    model.take_hidden(row.seq, row.first_position as usize, states);
+                    self.drafts
+                        .take_hidden(row.seq, row.first_position as usize, states);
                 }
             }
             let (n_rows, width, values) = match row.output {
@@ -139,18 +179,15 @@ impl Core {
                 width,
                 values: values.to_vec(),
             });
-            if let Some(request) = self.lane(row.seq).map(|lane| lane.request) {
+            if let Some(request) = self.lanes.get(row.seq).map(|lane| lane.request) {
                 self.send(request, event);
             }
         }
     }
 
     fn send_end(&mut self, seq: SeqId, end: End, summary: SeqSummary, cause: Cause<'_>, now_us: u64) {
-        let mut lane = self.lanes[seq.slot()]
-            .take()
-            .expect("a sequence that ends has a lane");
-        debug_assert_eq!(lane.seq, seq);
-        self.forget_drafts_of(seq);
+        let mut lane = self.lanes.close(seq);
+        self.drafts.forget(seq);
         self.queue.leave(&mut lane.place, lane.n_queued_tokens);
         let elapsed = lane.stopwatch.elapsed(now_us);
         let finished = |reason| {
@@ -190,12 +227,7 @@ impl Core {
             },
         };
         self.send(lane.request, event);
-        if let Some(request) = self.requests.get_mut(&lane.request) {
-            request.n_open -= 1;
-            if request.n_open == 0 {
-                self.requests.remove(&lane.request);
-            }
-        }
+        self.lanes.note_end(lane.request);
     }
 
     /// Returns the reason why a row has no token.
@@ -218,11 +250,7 @@ impl Core {
 
     /// Sends an event, and pauses its request if the consumer is behind.
     fn send(&mut self, request: RequestId, event: Event) {
-        let is_full = self
-            .requests
-            .get(&request)
-            .is_some_and(|request| request.events.send(event));
-        if is_full {
+        if self.lanes.send(request, event) {
             self.set_paused(request, true);
         }
     }

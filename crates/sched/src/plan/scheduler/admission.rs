@@ -180,6 +180,17 @@ impl Scheduler {
         self.longest_cached(&sequence.page_keys[..n_pages], &sequence.tokens)
     }
 
+    /// Returns whether a sequence uses the prefix cache, and the salt of its pages; `None` once it has ended.
+    pub(crate) fn cache_domain(&self, id: SeqId) -> Option<(bool, u64)> {
+        (self.sequences.get(id)).map(|sequence| (sequence.uses_prefix_cache, sequence.salt))
+    }
+
+    /// Returns the names of pages in the prefix cache.
+    #[cfg(test)]
+    pub(crate) fn hasher(&self) -> &crate::pages::key::PrefixHasher {
+        &self.hasher
+    }
+
     fn find_page(&self, id: SeqId, group_idx: usize, page_idx: usize) -> Option<Hit> {
         let sequence = &self.sequences[id];
         let tokens = &sequence.tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];

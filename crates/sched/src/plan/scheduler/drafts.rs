@@ -201,7 +201,13 @@ impl Scheduler {
 
     /// Lists the sequences for which the draft model may make drafts, in rank order; none if there are
     /// prompts. A constrained sequence is listed only if its masks are `awaited` together with draft tokens.
-    pub(crate) fn draft_wants(&mut self, awaited: impl Fn(SeqId, &[u32]) -> bool, wants: &mut Vec<Want>) {
+    /// It gets at most `max_masked` draft tokens, as many as will have masks.
+    pub(crate) fn draft_wants(
+        &mut self,
+        awaited: impl Fn(SeqId, &[u32]) -> bool,
+        max_masked: usize,
+        wants: &mut Vec<Want>,
+    ) {
         wants.clear();
         let speculation = self.config.speculation;
         let has_prompt = self.running.iter().any(|&id| self.sequences[id].n_to_plan() > 1);
@@ -239,6 +245,22 @@ impl Scheduler {
                 acceptance,
             });
         }
+        wants.retain_mut(|want| {
+            if self.sequences[want.seq].masking != Masking::Off {
+                want.max_draft = want.max_draft.min(max_masked);
+            }
+            want.max_draft > 0
+        });
+    }
+
+    /// Returns the acceptance rates that a new sequence's model drafts begin with.
+    pub(crate) fn model_acceptance(&self) -> &ModelAcceptance {
+        &self.model_acceptance
+    }
+
+    /// Sets whether steps output the hidden states of sequences that may have drafts.
+    pub(crate) fn set_gives_hidden(&mut self, gives_hidden: bool) {
+        self.gives_hidden = gives_hidden;
     }
 
     /// Returns the room for drafts in a future step of which only the running sequences are known.

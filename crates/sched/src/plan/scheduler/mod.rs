@@ -10,14 +10,19 @@
 //! `admission.rs` has admission and reuse, `sharing.rs` the division of a step, `commit.rs` the handling of
 //! results.
 
+pub(crate) mod adapters;
 mod admission;
 mod answers;
 mod commit;
 pub(crate) mod drafts;
 pub(crate) mod held_prefix;
+mod masking;
+mod page_events;
+mod pipeline;
 mod revision;
 mod sharing;
 mod shift;
+pub(crate) mod stored_prefix;
 
 use std::collections::BTreeSet;
 
@@ -111,31 +116,31 @@ pub struct SchedulerCounters {
 /// Plans steps; see the module.
 #[derive(Debug)]
 pub struct Scheduler {
-    pub(crate) config: SchedulerConfig,
+    config: SchedulerConfig,
     /// Groups in the order of [`PageGroup::ALL`].
-    pub(crate) groups: Vec<Group>,
-    pub(crate) hasher: PrefixHasher,
-    pub(crate) sequences: Arena<Sequence>,
+    groups: Vec<Group>,
+    hasher: PrefixHasher,
+    sequences: Arena<Sequence>,
     /// Running sequences by rank.
-    pub(crate) running: Vec<SeqId>,
+    running: Vec<SeqId>,
     /// Sequences that hold pages but take part in no step.
-    pub(crate) paused: Vec<SeqId>,
-    pub(crate) waiting: BTreeSet<(Rank, SeqId)>,
+    paused: Vec<SeqId>,
+    waiting: BTreeSet<(Rank, SeqId)>,
     deadlines: BTreeSet<(u64, SeqId)>,
     next_arrival: u64,
     /// Number of inputs that each of `running` may plan in this step.
-    pub(crate) shares: Vec<usize>,
+    shares: Vec<usize>,
     /// Number of inputs that each of `running` has left to plan.
-    pub(crate) wants: Vec<usize>,
+    wants: Vec<usize>,
     /// Acceptance rates of all sequences' drafts.
-    pub(crate) acceptance: Acceptance,
+    acceptance: Acceptance,
     /// Acceptance rates of a draft model's drafts.
-    pub(crate) model_acceptance: ModelAcceptance,
+    model_acceptance: ModelAcceptance,
     /// Earlier answers, for drafting the same ones again.
-    pub(crate) answers: Answers,
-    pub(crate) counters: SchedulerCounters,
+    answers: Answers,
+    counters: SchedulerCounters,
     /// Whether to read the hidden states of sequences that may have drafts.
-    pub(crate) gives_hidden: bool,
+    gives_hidden: bool,
     /// Changes of the prefix cache not taken yet, if they are recorded.
     page_events: Option<Vec<PageEvent>>,
 }
@@ -282,34 +287,6 @@ impl Scheduler {
         }
     }
 
-    /// Lets a constrained sequence sample its next token, because the mask is now ready.
-    pub fn let_sample(&mut self, id: SeqId) {
-        if let Some(sequence) = self.sequences.get_mut(id) {
-            sequence.masking = Masking::Ready;
-        }
-    }
-
-    /// Returns the number of running sequences that would sample if their next masks were ready.
-    pub fn n_without_mask(&self) -> usize {
-        (self.running.iter())
-            .filter(|&&id| self.sequences[id].only_misses_mask())
-            .count()
-    }
-
-    /// Returns whether a sequence is one of [`Self::n_without_mask`].
-    pub(crate) fn is_without_mask(&self, id: SeqId) -> bool {
-        let sequence = self.sequences.get(id);
-        sequence.is_some_and(|sequence| sequence.stage == Stage::Running && sequence.only_misses_mask())
-    }
-
-    /// Returns how many of [`Self::n_without_mask`] have generated tokens, so that their readers wait for the
-    /// next.
-    pub(crate) fn n_streams_without_mask(&self) -> usize {
-        (self.running.iter())
-            .filter(|&&id| self.sequences[id].only_misses_mask() && self.sequences[id].has_generated())
-            .count()
-    }
-
     /// Ends sequences past their deadlines.
     pub fn expire(&mut self, now_us: u64, outcomes: &mut Vec<Outcome>) {
         while let Some(&(at, id)) = self.deadlines.first()
@@ -332,7 +309,7 @@ impl Scheduler {
         self.deadlines.first().map(|&(at, _)| at)
     }
 
-    pub(crate) fn forget_deadlines(&mut self, id: SeqId, sequence: &Sequence) {
+    fn forget_deadlines(&mut self, id: SeqId, sequence: &Sequence) {
         for at in [sequence.queue_deadline_us, sequence.deadline_us]
             .into_iter()
             .flatten()
@@ -341,14 +318,14 @@ impl Scheduler {
         }
     }
 
-    pub(crate) fn queue_if_eligible(&mut self, id: SeqId) {
+    fn queue_if_eligible(&mut self, id: SeqId) {
         let sequence = &self.sequences[id];
         if sequence.is_eligible() {
             self.waiting.insert((sequence.rank, id));
         }
     }
 
-    pub(crate) fn enter_running(&mut self, id: SeqId) {
+    fn enter_running(&mut self, id: SeqId) {
         let rank = self.sequences[id].rank;
         let at = self
             .running
@@ -358,7 +335,7 @@ impl Scheduler {
     }
 
     /// Removes a sequence from the list of its stage.
-    pub(crate) fn leave_stage(&mut self, id: SeqId) {
+    fn leave_stage(&mut self, id: SeqId) {
         let Sequence { stage, rank, .. } = self.sequences[id];
         match stage {
             Stage::Waiting => {
@@ -376,7 +353,7 @@ impl Scheduler {
     }
 
     /// Releases the last page first, so that the end of a prefix is evicted before its beginning.
-    pub(crate) fn release_pages(&mut self, id: SeqId) {
+    fn release_pages(&mut self, id: SeqId) {
         self.release_states(id);
         for (group, pages) in self.groups.iter_mut().zip(&mut self.sequences[id].tables) {
             while let Some(page) = pages.pop() {
@@ -490,39 +467,6 @@ impl Scheduler {
         }
         if let Some(events) = &mut self.page_events {
             events.push(PageEvent::Cleared);
-        }
-    }
-
-    /// Records the changes of the prefix cache from now on.
-    pub(crate) fn tell_page_events(&mut self) {
-        self.page_events = Some(Vec::new());
-        for (group, of) in self.groups.iter_mut().zip(PageGroup::ALL) {
-            group.pool.keep_journal(of);
-        }
-    }
-
-    /// Returns all pages of the prefix cache as additions, replacing the recorded changes.
-    pub(crate) fn restate_page_events(&mut self) -> Vec<PageEvent> {
-        for group in &mut self.groups {
-            group.pool.restate_events();
-        }
-        if let Some(events) = &mut self.page_events {
-            events.clear();
-        }
-        self.take_page_events()
-    }
-
-    /// Returns the recorded changes of the prefix cache.
-    pub(crate) fn take_page_events(&mut self) -> Vec<PageEvent> {
-        self.collect_page_events();
-        self.page_events.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    fn collect_page_events(&mut self) {
-        if let Some(events) = &mut self.page_events {
-            for group in &mut self.groups {
-                group.pool.take_events(events);
-            }
         }
     }
 

@@ -158,7 +158,7 @@ impl Overlap {
     }
 
     fn n_accepted(&self) -> u64 {
-        self.timed.core.scheduler.counters().drafts.accepted_tokens
+        self.timed.core.scheduler().counters().drafts.accepted_tokens
     }
 }
 
@@ -345,7 +345,7 @@ impl Pair {
             let n_forced = overlap
                 .timed
                 .core
-                .scheduler
+                .scheduler()
                 .counters()
                 .forced_drafts
                 .accepted_tokens;
@@ -407,7 +407,7 @@ fn sequences_that_draft_stay_together() {
         }
         let mut second = overlap.timed.submit(2, N_GENERATED, None);
         let mut n_tokens = 0;
-        let begun = overlap.timed.core.scheduler.counters().steps;
+        let begun = overlap.timed.core.scheduler().counters().steps;
         while n_tokens < N_GENERATED {
             overlap.timed.step();
             while first.try_next().is_some() {}
@@ -415,7 +415,7 @@ fn sequences_that_draft_stay_together() {
                 n_tokens += 1;
             }
         }
-        let n_steps = overlap.timed.core.scheduler.counters().steps - begun;
+        let n_steps = overlap.timed.core.scheduler().counters().steps - begun;
         assert!(n_steps <= N_GENERATED as u64 + 20, "{speculation:?}: {n_steps}");
     }
 }

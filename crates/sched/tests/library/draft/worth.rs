@@ -30,7 +30,7 @@ const N_GENERATED: usize = 600;
 /// `pass_us`, and 8 more.
 fn run(n_seqs: usize, speculation: Speculation, draft: Option<(ExecutorLimits, u64)>) -> (u64, u64) {
     let (took_us, core) = run_with(n_seqs, speculation, draft, Faults::default());
-    (took_us, core.scheduler.counters().model_drafts.accepted_tokens)
+    (took_us, core.scheduler().counters().model_drafts.accepted_tokens)
 }
 
 /// Does the same as [`run`] with faults of the draft model; returns the engine in its final state.
@@ -143,13 +143,13 @@ impl Timed {
 
     /// Gives an answer; returns how many of the model's drafts' tokens were accepted in it.
     fn answer(&mut self, own: u64, n_generated: usize) -> u64 {
-        let before = self.core.scheduler.counters().model_drafts.accepted_tokens;
+        let before = self.core.scheduler().counters().model_drafts.accepted_tokens;
         let mut generation = self.submit(own, n_generated, None);
         while !self.core.is_empty() {
             self.step();
             while generation.try_next().is_some() {}
         }
-        self.core.scheduler.counters().model_drafts.accepted_tokens - before
+        self.core.scheduler().counters().model_drafts.accepted_tokens - before
     }
 
     pub(crate) fn submit(
@@ -193,7 +193,7 @@ impl Timed {
 
     /// A step for which all masks are there, however long they take by other clocks.
     pub(crate) fn step_with_masks(&mut self) {
-        while self.core.mask_workers.n_results() < self.core.mask_workers.n_open() {
+        while self.core.mask_workers().n_results() < self.core.mask_workers().n_open() {
             std::thread::yield_now();
         }
         self.step();
@@ -259,7 +259,7 @@ fn passes_that_take_longer_than_two_steps_count_as_long_as_they_take() {
         }
     };
     run_to(&mut timed, 600);
-    assert!(timed.core.draft_ledger.allows());
+    assert!(timed.core.draft_ledger().allows());
     assert!(
         timed.now_us() < 400_000,
         "drafts of three tokens, which are right: {} us",
@@ -280,8 +280,8 @@ fn gains_count_beside_prompts_too() {
     let mut timed = Timed::start(AUTO, Some((draft(None), 100)), Faults::default());
     timed.answer(0, 300);
     let core = &mut timed.core;
-    while core.draft_ledger.allows() {
-        core.draft_ledger.note_passes(1_000_000, 0, 1000);
+    while core.draft_ledger().allows() {
+        core.draft_ledger().note_passes(1_000_000, 0, 1000);
     }
     let seq = Arena::new().insert(());
     let row = |n_tokens, draft| PlannedRow {
@@ -302,21 +302,21 @@ fn gains_count_beside_prompts_too() {
         drafts: vec![1; 4],
         ..StepPlan::default()
     };
-    let mut before = core.scheduler.counters().model_drafts;
+    let mut before = core.scheduler().counters().model_drafts;
     before.draft_tokens -= 4;
     before.accepted_tokens -= 4;
     let mut n_steps = 0;
-    while !core.draft_ledger.allows() && n_steps < 1_000_000 {
+    while !core.draft_ledger().allows() && n_steps < 1_000_000 {
         core.note_drafting(&plan, 50_000, &before);
         n_steps += 1;
     }
-    assert!(core.draft_ledger.allows(), "{n_steps} steps that gained");
+    assert!(core.draft_ledger().allows(), "{n_steps} steps that gained");
     // The same prompt next to a draft that was wrong is no gain.
     before.accepted_tokens += 4;
     for _ in 0..100 {
         core.note_drafting(&plan, 50_000, &before);
     }
-    assert!(!core.draft_ledger.allows());
+    assert!(!core.draft_ledger().allows());
 }
 
 #[test]
@@ -396,18 +396,18 @@ fn drafts_of_others_neither_keep_the_ledger_closed_nor_fill_it() {
             timed.step_with_masks();
         }
         if is_right {
-            while timed.core.draft_ledger.allows() {
-                timed.core.draft_ledger.note_passes(2000, 0, 1000);
+            while timed.core.draft_ledger().allows() {
+                timed.core.draft_ledger().note_passes(2000, 0, 1000);
             }
         }
         for _ in 0..400 {
             timed.step_with_masks();
         }
-        let counters = timed.core.scheduler.counters();
+        let counters = timed.core.scheduler().counters();
         let n_others = counters.drafts.draft_tokens - counters.model_drafts.draft_tokens;
         assert!(n_others > 1000, "{n_others} tokens of other drafts");
         if is_right {
-            assert!(timed.core.draft_ledger.allows());
+            assert!(timed.core.draft_ledger().allows());
             let n_accepted = counters.model_drafts.accepted_tokens;
             assert!(n_accepted > 100, "{n_accepted}");
         } else {
@@ -427,8 +427,8 @@ fn a_row_that_fails_ends_the_drafts_of_its_sequence_alone() {
     let run = |n_seqs, faults| {
         let (_, mut core) = run_with(n_seqs, speculation, Some((draft(None), 100)), faults);
         core.publish_stats();
-        let stats = core.board.stats();
-        let model = core.draft_model.as_ref().unwrap();
+        let stats = core.board().stats();
+        let model = core.draft_model().unwrap();
         assert_eq!(model.in_use(), (0, 0), "nothing is kept of what has ended");
         (
             stats.failed_draft_rows,

@@ -425,7 +425,7 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
         assert!(
             step < patience,
             "a request starves: {:?} after {step} steps",
-            core.scheduler
+            core.scheduler()
         );
         for caller in callers.iter().filter(|caller| caller.arrives_at == step) {
             if let Some(generation) = arrive(caller, world, &mailbox, now_us.get()) {
@@ -444,11 +444,11 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
         assert!(
             n_idle_steps < max_idle_steps,
             "a request is forgotten: {:?}",
-            core.scheduler
+            core.scheduler()
         );
         core.publish(&mailbox);
-        core.scheduler.assert_consistent();
-        if let Some(model) = &core.draft_model {
+        core.scheduler().assert_consistent();
+        if let Some(model) = core.draft_model() {
             model.assert_consistent();
         }
         if step.is_multiple_of(world.page_events_read_after) {
@@ -464,13 +464,13 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
             break;
         }
     }
-    assert_eq!(core.scheduler.pool().n_in_use(), 0, "no page is held");
-    let window_pool = core.scheduler.window_pool();
+    assert_eq!(core.scheduler().pool().n_in_use(), 0, "no page is held");
+    let window_pool = core.scheduler().window_pool();
     assert_eq!(window_pool.map_or(0, crate::pages::pool::PagePool::n_in_use), 0);
-    if let Some(model) = &core.draft_model {
+    if let Some(model) = core.draft_model() {
         assert_eq!(model.in_use(), (0, 0), "nothing is kept of what has ended");
     }
-    assert_eq!(core.requests.len(), 0, "no request is forgotten");
+    assert_eq!(core.n_requests(), 0, "no request is forgotten");
     if core.lost().is_none() {
         assert_eq!(mailbox.n_queued(), (0, 0), "the gauges return to zero");
     }

@@ -36,7 +36,7 @@ pub(super) struct Totals {
 
 impl Totals {
     pub(super) fn add(&mut self, callers: &[Caller], core: &Core) {
-        let (scheduler, pool) = (core.scheduler.counters(), core.scheduler.pool().counters());
+        let (scheduler, pool) = (core.scheduler().counters(), core.scheduler().pool().counters());
         let count = |of: &dyn Fn(&Caller) -> bool| callers.iter().filter(|&caller| of(caller)).count() as u64;
         self.cases += 1;
         self.requests += callers.len() as u64;
@@ -47,12 +47,12 @@ impl Totals {
         self.requests_of_several_samples += count(&|caller| caller.n_samples() > 1);
         self.callers_that_cancel_or_leave +=
             count(&|caller| caller.cancels_after.is_some() || caller.leaves_after.is_some());
-        self.samples_finished += core.tally.finished;
-        self.samples_failed += core.tally.failed;
+        self.samples_finished += core.tally().finished;
+        self.samples_failed += core.tally().failed;
         self.cases_with_a_lost_device += u64::from(core.lost().is_some());
         self.steps += scheduler.steps;
-        self.failed_steps += core.tally.failed_steps;
-        self.generated_tokens += core.tally.generated_tokens;
+        self.failed_steps += core.tally().failed_steps;
+        self.generated_tokens += core.tally().generated_tokens;
         self.cached_prompt_tokens += scheduler.cached_tokens;
         self.preemptions += scheduler.preemptions;
         self.evictions += pool.evictions;

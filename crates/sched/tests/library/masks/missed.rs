@@ -42,15 +42,15 @@ fn a_row_is_left_out_for_as_many_steps_as_its_mask_takes_and_no_longer() {
     }
     let began = Instant::now();
     for n_steps in [0, 1, 5, 12] {
-        let n_missed = engine.core.tally.masks.n_missed;
+        let n_missed = engine.core.tally().masks.n_missed;
         for _ in 0..n_steps {
             engine.step();
             while plain.try_next().is_some() {}
             assert!(held.try_next().is_none(), "its mask is not there");
         }
-        assert_eq!(engine.core.tally.masks.n_missed - n_missed, n_steps);
+        assert_eq!(engine.core.tally().masks.n_missed - n_missed, n_steps);
         let_mask.send(()).expect("the constraint lives");
-        while engine.core.mask_workers.n_results() == 0 {
+        while engine.core.mask_workers().n_results() == 0 {
             assert!(began.elapsed() < Duration::from_mins(1), "the mask does not come");
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -61,7 +61,7 @@ fn a_row_is_left_out_for_as_many_steps_as_its_mask_takes_and_no_longer() {
         );
         assert!(plain.try_next().is_some());
     }
-    let masks = engine.core.tally.masks;
+    let masks = engine.core.tally().masks;
     // The first mask was missing from the beginning.
     assert!(masks.longest_missed >= 12, "{masks:?}");
     drop(let_mask);

@@ -31,7 +31,7 @@ impl KnownPages {
         for event in &waiting {
             match *event {
                 PageEvent::Stored(page) => {
-                    let hasher = &core.scheduler.hasher;
+                    let hasher = core.scheduler().hasher();
                     let parent = match page.parent {
                         Some(parent) => self.keys.get(&parent).copied(),
                         None => Some(hasher.root(page.salt, page.adapter)),
@@ -59,7 +59,7 @@ impl KnownPages {
             self.n_times_behind += 1;
             return;
         }
-        let pools = [Some(core.scheduler.pool()), core.scheduler.window_pool()];
+        let pools = [Some(core.scheduler().pool()), core.scheduler().window_pool()];
         let pools = pools.into_iter().flatten().enumerate();
         let cached = pools.flat_map(|(group, pool)| {
             pool.cached()

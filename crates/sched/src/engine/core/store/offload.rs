@@ -100,7 +100,7 @@ impl Core {
     }
 
     /// Copies evicted pages before they are overwritten.
-    pub(crate) fn keep_evicted_pages(&mut self) {
+    pub(in crate::engine::core) fn keep_evicted_pages(&mut self) {
         let Some(outside) = self.outside.take() else {
             return;
         };
