@@ -1,4 +1,4 @@
-//! [`Answers`]: earlier answers, from which the same answer is drafted when it is requested again.
+//! [`AnswerCache`]: earlier answers, from which the same answer is drafted when it is requested again.
 //!
 //! This is all that a request's drafts take from other requests, so what they can reveal is decided here. An
 //! answer's name covers its whole prompt, its domain of the prefix cache, and its [`Manner`](crate::Manner).
@@ -41,7 +41,7 @@ struct Kept {
 
 /// The kept answers by name.
 #[derive(Debug, Default)]
-pub(crate) struct Answers {
+pub(crate) struct AnswerCache {
     kept: HashMap<AnswerName, Kept>,
     /// Names by age, oldest first.
     by_age: BTreeMap<u64, AnswerName>,
@@ -50,7 +50,7 @@ pub(crate) struct Answers {
     n_tokens: usize,
 }
 
-impl Answers {
+impl AnswerCache {
     pub(crate) fn get(&self, name: AnswerName) -> Option<Arc<[u32]>> {
         self.kept.get(&name).map(|kept| Arc::clone(&kept.tokens))
     }
@@ -139,13 +139,13 @@ mod tests {
         AnswerName(PageKey::from_number(number))
     }
 
-    fn keep(answers: &mut Answers, number: u128, tokens: &[u32]) {
+    fn keep(answers: &mut AnswerCache, number: u128, tokens: &[u32]) {
         let adapter = std::num::NonZeroU32::new(number as u32 % 3).map(AdapterId::new);
         answers.keep(name(number), tokens, PageKey::from_number(number / 10), adapter);
         answers.assert_consistent();
     }
 
-    fn numbers(answers: &Answers) -> Vec<u128> {
+    fn numbers(answers: &AnswerCache) -> Vec<u128> {
         let mut numbers: Vec<u128> = answers.kept.keys().map(|name| name.0.number()).collect();
         numbers.sort_unstable();
         numbers
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn the_longest_of_equal_answers_and_the_newest_of_others_is_kept() {
-        let mut answers = Answers::default();
+        let mut answers = AnswerCache::default();
         let mut check = |tokens: &[u32], expected: &[u32]| {
             keep(&mut answers, 1, tokens);
             assert_eq!(answers.get(name(1)).as_deref(), Some(expected));
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn the_oldest_make_room_and_what_is_said_again_is_new() {
-        let mut answers = Answers::default();
+        let mut answers = AnswerCache::default();
         let quarter = vec![7; MAX_KEPT_TOKENS / 4 - ENTRY_TOKENS];
         for number in 1..=4 {
             keep(&mut answers, number, &quarter);
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn what_is_to_be_forgotten_is_and_the_rest_is_not() {
         let filled = || {
-            let mut answers = Answers::default();
+            let mut answers = AnswerCache::default();
             for number in [11, 12, 13, 21, 22] {
                 keep(&mut answers, number, &[1, 2]);
             }

@@ -1,4 +1,4 @@
-//! [`DraftRoom`]: how many draft tokens fit in a step, and how long a draft pays.
+//! [`DraftBudget`]: how many draft tokens fit in a step, and how long a draft pays.
 //!
 //! It knows only probabilities and times. Invariant: integers only, so that a choice can be replayed.
 
@@ -6,7 +6,7 @@ use crate::draft::times::{DraftTimes, MAX_STEP_DRAFTS, ONE};
 
 /// The draft tokens planned for a step so far, and the remaining room.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DraftRoom {
+pub(crate) struct DraftBudget {
     /// Duration of the step by number of draft tokens; `None` if every draft should be as long as fits.
     pub(crate) times: Option<DraftTimes>,
     /// Draft tokens that still fit.
@@ -17,7 +17,7 @@ pub(crate) struct DraftRoom {
     pub(crate) expected: u64,
 }
 
-impl DraftRoom {
+impl DraftBudget {
     /// A step without room for drafts.
     pub(crate) const NONE: Self = Self {
         times: None,
@@ -92,7 +92,7 @@ mod tests {
     }
 
     fn best_len(percent: u32, n_rows: usize, likelihood_percent: u64) -> usize {
-        let room = DraftRoom::new(Some(times(percent)), 40, n_rows);
+        let room = DraftBudget::new(Some(times(percent)), 40, n_rows);
         room.best_len(16, 1, |_| ONE * likelihood_percent / 100).0
     }
 
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn drafts_fill_the_room_where_times_are_not_weighed() {
-        let mut room = DraftRoom::new(None, 20, 2);
+        let mut room = DraftBudget::new(None, 20, 2);
         let (len, gain) = room.best_len(16, 1, |_| 0);
         room.take(len, gain);
         assert_eq!((len, room.best_len(16, 1, |_| 0).0), (16, 4));

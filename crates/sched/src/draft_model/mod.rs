@@ -32,7 +32,7 @@ use crate::{
         hidden_states::{HiddenStates, hidden_states_bytes},
         ledger::PAID_SHARE,
         pass_times::{PassTimes, Passes, is_guessing},
-        probes::{Trials, Unpaid},
+        probes::{Probes, Unpaid},
     },
     plan::{
         batch::build_batch,
@@ -94,7 +94,7 @@ pub(crate) struct DraftModel {
     /// Maximum inputs of a sequence.
     longest: usize,
     times: PassTimes,
-    trials: Trials,
+    probes: Probes,
     has_failed: bool,
     /// Sequences of the first model without drafts, because a row here failed.
     refused: HashSet<SeqId>,
@@ -134,7 +134,7 @@ impl DraftModel {
                 speculation: Speculation::Off,
             }),
             executor,
-            trials: Trials::new(hidden.is_some()),
+            probes: Probes::new(hidden.is_some()),
             hidden,
             lanes: HashMap::new(),
             params: HashMap::new(),
@@ -166,25 +166,25 @@ impl DraftModel {
 
     /// Returns whether it currently stores hidden states.
     pub(crate) fn keeps_hidden(&self) -> bool {
-        self.hidden.is_some() && !self.has_failed && self.trials.keeps_states()
+        self.hidden.is_some() && !self.has_failed && self.probes.keeps_states()
     }
 
     /// Returns whether the model need not be asked before a step of `n_rows` rows, if drafts are weighed: they did not pay just
     /// now.
     pub(crate) fn rests(&mut self, n_rows: usize) -> bool {
-        self.trials.rests(n_rows)
+        self.probes.rests(n_rows)
     }
 
     /// Returns whether [`Self::rests`] would be true for some number of rows.
     pub(crate) fn is_resting(&self) -> bool {
-        self.trials.is_resting()
+        self.probes.is_resting()
     }
 
     /// Announces that a sequence of `n_tokens` tokens is about to begin.
     pub(crate) fn expect(&mut self, n_tokens: usize) {
         let pass_us = self.times.guessing(1).unwrap_or(0);
-        let cost_us = self.trial_us(n_tokens as u64, pass_us);
-        self.trials.begin(cost_us);
+        let cost_us = self.probe_us(n_tokens as u64, pass_us);
+        self.probes.begin(cost_us);
     }
 
     /// Stores the hidden states after a sequence's inputs from `first` on.
@@ -216,7 +216,7 @@ impl DraftModel {
         }
         self.open(seats, weighing.as_ref());
         if self.n_open() == 0 {
-            self.trials.note_no_pass();
+            self.probes.note_no_pass();
         }
         let mut passes = None;
         while let Some(pass_us) = self.is_worth_a_pass(weighing.as_ref()) {
@@ -247,7 +247,7 @@ impl DraftModel {
 
     /// Drops a sequence that has ended.
     pub(crate) fn forget(&mut self, seq: SeqId) {
-        self.trials.end_rest();
+        self.probes.end_rest();
         self.refused.remove(&seq);
         if let Some(hidden) = &mut self.hidden {
             hidden.forget(seq);
@@ -374,34 +374,34 @@ impl DraftModel {
         measured.unwrap_or(weighing.step_us / UNMEASURED_DIVISOR + UNMEASURED_US)
     }
 
-    /// Returns whether to start drafts: either their first pass is expected to pay, or it is time for a trial. Otherwise nothing
+    /// Returns whether to start drafts: either their first pass is expected to pay, or it is time for a probe. Otherwise nothing
     /// is computed and no sequence is caught up.
     fn is_worth_a_draft(&mut self, seats: &[Seat<'_>], weighing: &Weighing) -> bool {
         let n_seats = seats.len();
         let pass_us = self.pass_us(n_seats, weighing);
         let gain = seats.iter().map(|seat| seat.want.acceptance.of_any()).sum();
         if weighing.pays(n_seats, gain, pass_us) {
-            self.trials.note_paying();
+            self.probes.note_paying();
             return true;
         }
         let n_missing = seats.iter().map(|seat| self.n_missing(seat)).sum();
-        let cost_us = self.trial_us(n_missing, pass_us);
+        let cost_us = self.probe_us(n_missing, pass_us);
         let best = seats.iter().map(|seat| seat.want.acceptance.of_any()).max();
-        let is_due = self.trials.is_due(&Unpaid {
+        let is_due = self.probes.is_due(&Unpaid {
             n_rows: weighing.n_rows,
             step_us: weighing.step_us,
             cost_us,
             catches_up: n_missing > 2 * n_seats as u64,
             is_hopeful: weighing.may_pay_alone(best.unwrap_or(0), self.pass_us(1, weighing)),
         });
-        if let Some(hidden) = self.hidden.as_mut().filter(|_| !self.trials.keeps_states()) {
+        if let Some(hidden) = self.hidden.as_mut().filter(|_| !self.probes.keeps_states()) {
             hidden.drop_given();
         }
         is_due
     }
 
     /// Returns the cost of trying a draft for sequences that lack `n_missing` tokens, if a pass takes `pass_us`.
-    fn trial_us(&self, n_missing: u64, pass_us: u64) -> u64 {
+    fn probe_us(&self, n_missing: u64, pass_us: u64) -> u64 {
         let token_us = self.times.token.unwrap_or(pass_us / UNMEASURED_DIVISOR);
         n_missing.saturating_mul(token_us).saturating_add(2 * pass_us)
     }

@@ -1,35 +1,35 @@
-//! [`Trials`]: when drafts that are not expected to pay are tried anyway, and which work is skipped until
+//! [`Probes`]: when drafts that are not expected to pay are tried anyway, and which work is skipped until
 //! then.
 //!
-//! Between two trials only the sequences can change the decision. So the question is skipped for some steps,
-//! and if drafts have not paid for long, the hidden states for them are not stored. Invariant: trials take at
-//! most one part in [`TRIAL_SHARE`] of the time of steps.
+//! Between two probes only the sequences can change the decision. So the question is skipped for some steps,
+//! and if drafts have not paid for long, the hidden states for them are not stored. Invariant: probes take at
+//! most one part in [`PROBE_SHARE`] of the time of steps.
 
-/// Initial and largest share of step time, one part in this many, for trials of drafts that are not expected
-/// to pay. It halves after each trial until drafts are expected to pay.
-const TRIAL_SHARE: u64 = 64;
-const LAST_TRIAL_SHARE: u64 = 512;
+/// Initial and largest share of step time, one part in this many, for probes of drafts that are not expected
+/// to pay. It halves after each probe until drafts are expected to pay.
+const PROBE_SHARE: u64 = 64;
+const LAST_PROBE_SHARE: u64 = 512;
 
-/// Maximum number of steps in which the question is skipped, apart from those before a trial that collects
+/// Maximum number of steps in which the question is skipped, apart from those before a probe that collects
 /// states again. Times change meanwhile, and drafts may pay then.
 const MAX_REST_STEPS: u64 = 32;
 
-/// Number of steps before a trial in which hidden states are stored. If storing resumes, the question is
+/// Number of steps before a probe in which hidden states are stored. If storing resumes, the question is
 /// skipped until then.
 const WINDOW_STEPS: u64 = 64;
 
-/// The schedule of trials; see the module.
+/// The schedule of probes; see the module.
 #[derive(Debug)]
-pub(crate) struct Trials {
-    /// Total time of steps since the last trial, in microseconds.
+pub(crate) struct Probes {
+    /// Total time of steps since the last probe, in microseconds.
     untried_us: u64,
-    /// Share of that time that the next trial may take, one part in this many.
+    /// Share of that time that the next probe may take, one part in this many.
     share: u64,
     /// Duration of a step when last asked.
     step_us: u64,
     /// The current rest, in which the question is skipped.
     rest: Option<Rest>,
-    /// Whether to repeat the last trial: it caught up sequences, which does not show how long a pass takes.
+    /// Whether to repeat the last probe: it caught up sequences, which does not show how long a pass takes.
     again: bool,
     /// Number of steps in which drafts did not pay.
     n_steps: u64,
@@ -46,9 +46,9 @@ pub(crate) struct Unpaid {
     /// Rows of the step, and its duration without drafts.
     pub(crate) n_rows: usize,
     pub(crate) step_us: u64,
-    /// Cost of a trial.
+    /// Cost of a probe.
     pub(crate) cost_us: u64,
-    /// Whether the trial must catch up sequences.
+    /// Whether the probe must catch up sequences.
     pub(crate) catches_up: bool,
     /// Whether drafts might pay with other sequences.
     pub(crate) is_hopeful: bool,
@@ -60,11 +60,11 @@ struct Rest {
     n_steps: u64,
 }
 
-impl Trials {
+impl Probes {
     pub(crate) fn new(needs_states: bool) -> Self {
         Self {
             untried_us: 0,
-            share: TRIAL_SHARE,
+            share: PROBE_SHARE,
             step_us: 1,
             rest: None,
             again: false,
@@ -104,8 +104,8 @@ impl Trials {
         self.rest = None;
     }
 
-    /// Records a new sequence for which a trial costs `cost_us`. Its states are stored from the start if a
-    /// trial may come soon.
+    /// Records a new sequence for which a probe costs `cost_us`. Its states are stored from the start if a
+    /// probe may come soon.
     pub(crate) fn begin(&mut self, cost_us: u64) {
         self.end_rest();
         let soon_us = (self.untried_us).saturating_add(WINDOW_STEPS * self.step_us);
@@ -118,18 +118,18 @@ impl Trials {
     /// Records that drafts are expected to pay.
     pub(crate) fn note_paying(&mut self) {
         self.rest = None;
-        self.share = TRIAL_SHARE;
+        self.share = PROBE_SHARE;
         self.keeps_states = true;
     }
 
-    /// Records that the due trial neither caught up a sequence nor ran a pass, so there is nothing to repeat.
+    /// Records that the due probe neither caught up a sequence nor ran a pass, so there is nothing to repeat.
     pub(crate) fn note_no_pass(&mut self) {
         self.again = false;
     }
 
     /// Returns whether drafts should be tried before a step although they are not expected to pay. If other
-    /// sequences give no hope either and earlier trials failed, hidden states are stored only shortly before
-    /// a trial.
+    /// sequences give no hope either and earlier probes failed, hidden states are stored only shortly before
+    /// a probe.
     pub(crate) fn is_due(&mut self, unpaid: &Unpaid) -> bool {
         self.step_us = unpaid.step_us.max(1);
         self.n_steps += 1;
@@ -142,14 +142,14 @@ impl Trials {
         let n_rest = if n_left > 0 {
             let is_kept = unpaid.is_hopeful
                 || !self.needs_states
-                || self.share < LAST_TRIAL_SHARE
+                || self.share < LAST_PROBE_SHARE
                 || n_left <= WINDOW_STEPS
                 || self.n_steps < self.kept_until;
             self.keeps_states = is_kept;
             n_left.min(MAX_REST_STEPS)
         } else if self.keeps_states {
             self.untried_us = 0;
-            self.share = (2 * self.share).min(LAST_TRIAL_SHARE);
+            self.share = (2 * self.share).min(LAST_PROBE_SHARE);
             self.rest = None;
             self.again = unpaid.catches_up;
             return true;
@@ -180,103 +180,103 @@ mod tests {
         }
     }
 
-    /// Simulates `n_steps` steps of 100 microseconds in which drafts do not pay, with trials of `cost_us`.
-    /// Returns the number of steps with a question, of trials, and of steps with stored states.
-    fn run(trials: &mut Trials, n_steps: usize, cost_us: u64, hopeful: bool) -> [usize; 3] {
+    /// Simulates `n_steps` steps of 100 microseconds in which drafts do not pay, with probes of `cost_us`.
+    /// Returns the number of steps with a question, of probes, and of steps with stored states.
+    fn run(probes: &mut Probes, n_steps: usize, cost_us: u64, hopeful: bool) -> [usize; 3] {
         let mut counts = [0; 3];
         for _ in 0..n_steps {
-            if !trials.rests(1) {
+            if !probes.rests(1) {
                 counts[0] += 1;
-                counts[1] += usize::from(trials.is_due(&unpaid(cost_us, hopeful)));
+                counts[1] += usize::from(probes.is_due(&unpaid(cost_us, hopeful)));
             }
-            counts[2] += usize::from(trials.keeps_states());
+            counts[2] += usize::from(probes.keeps_states());
         }
         counts
     }
 
     #[test]
-    fn trials_take_their_share_and_little_is_asked_between_them() {
-        let mut trials = Trials::new(true);
-        let [_, n_trials, n_kept] = run(&mut trials, 64 + 128 + 256, 100, false);
-        assert_eq!(n_trials, 3);
+    fn probes_take_their_share_and_little_is_asked_between_them() {
+        let mut probes = Probes::new(true);
+        let [_, n_probes, n_kept] = run(&mut probes, 64 + 128 + 256, 100, false);
+        assert_eq!(n_probes, 3);
         assert_eq!(n_kept, 448, "while there is hope");
-        let [n_asked, n_trials, n_kept] = run(&mut trials, 512 * 20, 100, false);
-        assert_eq!(n_trials, 20);
+        let [n_asked, n_probes, n_kept] = run(&mut probes, 512 * 20, 100, false);
+        assert_eq!(n_probes, 20);
         assert!(n_asked <= 20 * (512 / 32 + 2), "{n_asked}");
         assert!((20 * 64..=20 * 100).contains(&n_kept), "{n_kept}");
     }
 
     #[test]
-    fn a_trial_that_catches_up_is_made_once_more() {
-        let mut trials = Trials::new(true);
+    fn a_probe_that_catches_up_is_made_once_more() {
+        let mut probes = Probes::new(true);
         let catching_up = Unpaid {
             catches_up: true,
             ..unpaid(1, true)
         };
-        assert!(trials.is_due(&catching_up));
-        assert!(trials.is_due(&unpaid(1_000_000, true)));
-        assert!(!trials.is_due(&unpaid(1_000_000, true)));
+        assert!(probes.is_due(&catching_up));
+        assert!(probes.is_due(&unpaid(1_000_000, true)));
+        assert!(!probes.is_due(&unpaid(1_000_000, true)));
     }
 
     #[test]
-    fn a_trial_for_which_no_pass_was_made_is_not_made_once_more() {
-        let mut trials = Trials::new(true);
+    fn a_probe_for_which_no_pass_was_made_is_not_made_once_more() {
+        let mut probes = Probes::new(true);
         let catching_up = Unpaid {
             catches_up: true,
             ..unpaid(1, true)
         };
-        assert!(trials.is_due(&catching_up));
-        trials.note_no_pass();
-        assert!(!trials.is_due(&unpaid(1_000_000, true)));
+        assert!(probes.is_due(&catching_up));
+        probes.note_no_pass();
+        assert!(!probes.is_due(&unpaid(1_000_000, true)));
     }
 
     #[test]
     fn a_rest_is_longest_where_states_come_back() {
-        let mut trials = Trials::new(true);
-        run(&mut trials, 1000, 100, false);
-        run(&mut trials, 1000, 1_000_000, false);
-        assert!(!trials.keeps_states());
-        // A trial of another sequence is due at once, but its states are missing.
-        trials.end_rest();
-        assert!(!trials.is_due(&unpaid(100, false)) && trials.keeps_states());
+        let mut probes = Probes::new(true);
+        run(&mut probes, 1000, 100, false);
+        run(&mut probes, 1000, 1_000_000, false);
+        assert!(!probes.keeps_states());
+        // A probe of another sequence is due at once, but its states are missing.
+        probes.end_rest();
+        assert!(!probes.is_due(&unpaid(100, false)) && probes.keeps_states());
         for _ in 1..WINDOW_STEPS {
-            assert!(trials.rests(1));
+            assert!(probes.rests(1));
         }
-        assert!(!trials.rests(1) && trials.is_due(&unpaid(100, false)));
+        assert!(!probes.rests(1) && probes.is_due(&unpaid(100, false)));
     }
 
     #[test]
     fn states_are_kept_where_there_is_hope_and_where_none_are_needed_nothing_waits_for_them() {
         for (needs_states, hopeful) in [(true, true), (false, false)] {
-            let mut trials = Trials::new(needs_states);
-            let [_, n_trials, n_kept] = run(&mut trials, 10_000, 100, hopeful);
+            let mut probes = Probes::new(needs_states);
+            let [_, n_probes, n_kept] = run(&mut probes, 10_000, 100, hopeful);
             assert_eq!(n_kept, 10_000);
-            assert!(n_trials >= 20, "{n_trials}");
+            assert!(n_probes >= 20, "{n_probes}");
         }
     }
 
     #[test]
     fn a_rest_ends_with_what_it_was_found_for() {
-        let mut trials = Trials::new(true);
-        assert!(!trials.rests(1) && !trials.is_due(&unpaid(100, false)));
-        assert!(trials.rests(1) && !trials.rests(2), "another number of rows");
-        assert!(trials.rests(1));
-        trials.end_rest();
-        assert!(!trials.rests(1));
+        let mut probes = Probes::new(true);
+        assert!(!probes.rests(1) && !probes.is_due(&unpaid(100, false)));
+        assert!(probes.rests(1) && !probes.rests(2), "another number of rows");
+        assert!(probes.rests(1));
+        probes.end_rest();
+        assert!(!probes.rests(1));
     }
 
     #[test]
     fn a_sequence_that_will_be_tried_keeps_its_states_from_the_first_on() {
-        let mut trials = Trials::new(true);
-        // A long sequence without further trials.
-        run(&mut trials, 1000, 100, false);
-        let [_, n_trials, _] = run(&mut trials, 1000, 1_000_000, false);
-        assert_eq!((n_trials, trials.keeps_states()), (0, false));
-        trials.begin(1_000_000);
-        assert!(!trials.keeps_states());
-        trials.begin(100);
+        let mut probes = Probes::new(true);
+        // A long sequence without further probes.
+        run(&mut probes, 1000, 100, false);
+        let [_, n_probes, _] = run(&mut probes, 1000, 1_000_000, false);
+        assert_eq!((n_probes, probes.keeps_states()), (0, false));
+        probes.begin(1_000_000);
+        assert!(!probes.keeps_states());
+        probes.begin(100);
         // The long one is checked before the short one's first step.
-        assert!(!trials.is_due(&unpaid(1_000_000, false)) && trials.keeps_states());
-        assert!(trials.is_due(&unpaid(100, false)));
+        assert!(!probes.is_due(&unpaid(1_000_000, false)) && probes.keeps_states());
+        assert!(probes.is_due(&unpaid(100, false)));
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::{
     engine::core::{
-        Core, cause::Cause, forced_output::Following, lane::Lane, prefill_progress::PrefillWatch,
+        Core, cause::Cause, forced_output::ForcedOutput, lane::Lane, prefill_progress::PrefillWatch,
         stopwatch::Stopwatch,
     },
     masks::next_mask::{LaneMask, Promises},
@@ -16,7 +16,7 @@ impl Core {
     /// Executes a command of a caller.
     pub(crate) fn obey(&mut self, command: Command, now_us: u64) {
         match command {
-            Command::Submit(submission) => self.look_outside(*submission, now_us),
+            Command::Submit(submission) => self.accept_or_fetch(*submission, now_us),
             Command::Cancel(request) => {
                 self.stop_waiting(request);
                 self.end_samples(request, None, now_us);
@@ -48,14 +48,14 @@ impl Core {
             }
             let n_prompt = self.scheduler.tokens_of(seq).map_or(0, <[u32]>::len);
             let follows = submission.job.follows().cloned();
-            let following = follows.map(|tokens| Following::new(tokens, n_prompt));
+            let forced = follows.map(|tokens| ForcedOutput::new(tokens, n_prompt));
             self.lanes.open(Lane {
                 seq,
                 request: submission.request,
                 sample,
                 sampling: submission.job.sampling(sample),
                 opening,
-                following,
+                forced,
                 media: submission.job.media(),
                 mask: submission.job.constraint().cloned().map(LaneMask::Waiting),
                 promises: Promises::default(),

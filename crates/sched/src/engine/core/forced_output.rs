@@ -1,4 +1,4 @@
-//! [`Following`]: a predetermined output of a sample.
+//! [`ForcedOutput`]: a predetermined output of a sample.
 //!
 //! Only measurements use it: it makes a model with random weights repeat its prompt, or not. Invariant: every
 //! row is computed and sampled as without it, and only then is its token replaced.
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// The predetermined tokens of a sample.
 #[derive(Clone, Debug)]
-pub(crate) struct Following {
+pub(crate) struct ForcedOutput {
     tokens: Arc<[u32]>,
     /// Number of tokens in its sequence before the first of them.
     n_before: usize,
@@ -15,7 +15,7 @@ pub(crate) struct Following {
     n_dropped: usize,
 }
 
-impl Following {
+impl ForcedOutput {
     /// Sets `tokens` as the output after the first `n_before` tokens of a sequence.
     pub(crate) fn new(tokens: Arc<[u32]>, n_before: usize) -> Self {
         Self {
@@ -43,10 +43,10 @@ mod tests {
 
     #[test]
     fn tokens_come_in_order_whatever_is_dropped() {
-        let mut following = Following::new(Arc::from([7, 8, 9]), 4);
-        let said = |following: &Following| [3, 4, 6, 7].map(|n_inputs| following.token_after(n_inputs));
-        assert_eq!(said(&following), [None, Some(7), Some(9), None]);
-        following.shift(2);
-        assert_eq!(said(&following), [Some(8), Some(9), None, None]);
+        let mut forced = ForcedOutput::new(Arc::from([7, 8, 9]), 4);
+        let said = |forced: &ForcedOutput| [3, 4, 6, 7].map(|n_inputs| forced.token_after(n_inputs));
+        assert_eq!(said(&forced), [None, Some(7), Some(9), None]);
+        forced.shift(2);
+        assert_eq!(said(&forced), [Some(8), Some(9), None, None]);
     }
 }

@@ -9,7 +9,7 @@ use tokenmill_backend::SamplingParams;
 
 use crate::{
     arena::SeqId,
-    engine::core::{forced_output::Following, prefill_progress::PrefillWatch, stopwatch::Stopwatch},
+    engine::core::{forced_output::ForcedOutput, prefill_progress::PrefillWatch, stopwatch::Stopwatch},
     masks::{
         next_mask::{LaneMask, Promises},
         text::Seen,
@@ -31,7 +31,7 @@ pub(crate) struct Lane {
     /// Sampling parameters of the first tokens, which must not end the answer.
     pub(crate) opening: Option<Opening>,
     /// Predetermined output, if given.
-    pub(crate) following: Option<Following>,
+    pub(crate) forced: Option<ForcedOutput>,
     /// Its non-token inputs.
     pub(crate) media: Arc<[Media]>,
     /// The mask of its next token, if it is constrained.
@@ -73,8 +73,8 @@ impl Lane {
             Self::shift_sampling(&mut opening.sampling);
             opening.take_off(n_dropped);
         }
-        if let Some(following) = &mut self.following {
-            following.shift(n_dropped);
+        if let Some(forced) = &mut self.forced {
+            forced.shift(n_dropped);
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::{
     arena::SeqId,
-    draft::{budget::DraftRoom, drafter::Speculation},
+    draft::{budget::DraftBudget, drafter::Speculation},
     engine::core::{Core, cause::Cause},
     masks::{
         next_mask::LaneMask,
@@ -66,8 +66,8 @@ impl Masks {
 impl Core {
     /// Returns the predetermined token of a sequence after a number of inputs, if there is one.
     pub(super) fn given_after(&self, seq: SeqId, n_inputs: usize) -> Option<u32> {
-        let following = self.lanes.get(seq)?.following.as_ref()?;
-        following.token_after(n_inputs)
+        let forced = self.lanes.get(seq)?.forced.as_ref()?;
+        forced.token_after(n_inputs)
     }
 
     /// Begins the constraint of a new sequence, unless enough have begun that it can wait for admission.
@@ -164,7 +164,7 @@ impl Core {
     }
 
     /// Returns the room for draft tokens in the next step.
-    fn room_ahead(&self) -> DraftRoom {
+    fn room_ahead(&self) -> DraftBudget {
         let n_running = self.scheduler.n_running();
         let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
         let times = (self.board).with_step_times(|times| times.draft_times(n_running));
@@ -179,7 +179,7 @@ impl Core {
     }
 
     /// Orders the mask after `tokens`, the newest of a sequence, if it is constrained and continues.
-    fn order_mask(&mut self, seq: SeqId, tokens: Vec<u32>, room: &mut DraftRoom) {
+    fn order_mask(&mut self, seq: SeqId, tokens: Vec<u32>, room: &mut DraftBudget) {
         let Some(known) = self.scheduler.tokens_of(seq) else {
             return;
         };

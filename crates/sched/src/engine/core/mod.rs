@@ -32,7 +32,7 @@ use crate::{
         board::{Board, Tally},
         core::{
             adapters::CoreAdapters, drafts::Drafts, flight::Flight, lanes::Lanes, masks::Masks,
-            prefixes::Holds, store::Outside,
+            prefixes::Holds, store::StoreLink,
         },
     },
     pages::events::PageEventSender,
@@ -57,7 +57,7 @@ pub(crate) struct Core {
     /// Prefixes being read or written.
     holds: Holds,
     /// The page store, if there is one.
-    outside: Option<Box<Outside>>,
+    store: Option<Box<StoreLink>>,
     /// The failure after which the engine cannot continue.
     lost: Option<StepError>,
 
@@ -93,7 +93,7 @@ impl Core {
             drafts: Drafts::default(),
             adapters: CoreAdapters::default(),
             holds: Holds::default(),
-            outside: None,
+            store: None,
             lost: None,
             board,
             tally: Tally::default(),

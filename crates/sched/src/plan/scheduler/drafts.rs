@@ -10,7 +10,7 @@ use tokenmill_backend::PAGE_TOKENS;
 use crate::{
     arena::SeqId,
     draft::{
-        budget::DraftRoom,
+        budget::DraftBudget,
         drafter::{Drafter, MaskedGuess, Origin, Speculation},
         lookup::Found,
         model_draft::{ModelAcceptance, ModelGuess},
@@ -77,7 +77,7 @@ pub(crate) fn max_draft_of(sequence: &Sequence, n_tokens: usize, max_draft: usiz
 }
 
 /// Chooses the draft of a sequence, with at most `max` tokens.
-fn choose(sequence: &mut Sequence, max: usize, looks_up: bool, room: &DraftRoom) -> Option<Choice> {
+fn choose(sequence: &mut Sequence, max: usize, looks_up: bool, room: &DraftBudget) -> Option<Choice> {
     let drafter = sequence.drafter.as_mut()?;
     // After a wrong draft token, a recurrent state is computed again.
     let n_costs = if sequence.state.is_some() { 2 } else { 1 };
@@ -127,22 +127,22 @@ impl Scheduler {
 
     /// Returns the room for drafts in a step whose sequences get `shares` of its inputs. With prompts in the
     /// step there is none: prompt tokens use the step better.
-    pub(crate) fn draft_room(&self, shares: &[usize], times: Option<DraftTimes>) -> DraftRoom {
+    pub(crate) fn draft_budget(&self, shares: &[usize], times: Option<DraftTimes>) -> DraftBudget {
         let has_prompt = (self.running.iter().zip(shares)).any(|(&id, &share)| {
             let sequence = &self.sequences[id];
             share > 1 && sequence.n_planned + 1 < sequence.n_prompt
         });
         if !self.speculates() || has_prompt {
-            return DraftRoom::NONE;
+            return DraftBudget::NONE;
         }
         let n_rows: usize = shares.iter().sum();
         let n_left = self.config.max_step_tokens.saturating_sub(n_rows);
         match (self.config.speculation, times) {
             (Speculation::Ngram { .. } | Speculation::Draft { .. } | Speculation::Mtp { .. }, _) => {
-                DraftRoom::new(None, n_left, n_rows)
+                DraftBudget::new(None, n_left, n_rows)
             }
-            (_, Some(_)) => DraftRoom::new(times, n_left, n_rows),
-            _ => DraftRoom::NONE,
+            (_, Some(_)) => DraftBudget::new(times, n_left, n_rows),
+            _ => DraftBudget::NONE,
         }
     }
 
@@ -153,7 +153,7 @@ impl Scheduler {
         id: SeqId,
         n_tokens: usize,
         n_logit_rows: usize,
-        room: &mut DraftRoom,
+        room: &mut DraftBudget,
         drafts: &mut Vec<u32>,
     ) -> Range<u32> {
         let start = drafts.len();
@@ -264,13 +264,13 @@ impl Scheduler {
     }
 
     /// Returns the room for drafts in a future step of which only the running sequences are known.
-    pub(crate) fn likely_room(&self, times: Option<DraftTimes>) -> DraftRoom {
+    pub(crate) fn likely_room(&self, times: Option<DraftTimes>) -> DraftBudget {
         let n_rows = self.running.len();
         let n_left = self.config.max_step_tokens.saturating_sub(n_rows);
         match (self.config.speculation, times) {
-            (Speculation::Off, _) | (Speculation::Auto { .. }, None) => DraftRoom::NONE,
-            (Speculation::Auto { .. }, _) => DraftRoom::new(times, n_left, n_rows),
-            _ => DraftRoom::new(None, n_left, n_rows),
+            (Speculation::Off, _) | (Speculation::Auto { .. }, None) => DraftBudget::NONE,
+            (Speculation::Auto { .. }, _) => DraftBudget::new(times, n_left, n_rows),
+            _ => DraftBudget::new(None, n_left, n_rows),
         }
     }
 
@@ -282,7 +282,7 @@ impl Scheduler {
         id: SeqId,
         expected: Option<&[u32]>,
         max: usize,
-        room: &mut DraftRoom,
+        room: &mut DraftBudget,
     ) -> (MaskedGuess, usize) {
         let speculation = self.config.speculation;
         let sequence = &mut self.sequences[id];

@@ -31,8 +31,8 @@ use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageGroup};
 use crate::{
     arena::{Arena, SeqId},
     draft::{
-        answer_cache::Answers,
-        budget::DraftRoom,
+        answer_cache::AnswerCache,
+        budget::DraftBudget,
         drafter::{Acceptance, DraftCounters, Drafter, Speculation},
         model_draft::ModelAcceptance,
         times::DraftTimes,
@@ -137,7 +137,7 @@ pub struct Scheduler {
     /// Acceptance rates of a draft model's drafts.
     model_acceptance: ModelAcceptance,
     /// Earlier answers, for drafting the same ones again.
-    answers: Answers,
+    answers: AnswerCache,
     counters: SchedulerCounters,
     /// Whether to read the hidden states of sequences that may have drafts.
     gives_hidden: bool,
@@ -179,7 +179,7 @@ impl Scheduler {
             wants: Vec::new(),
             acceptance: Acceptance::default(),
             model_acceptance: ModelAcceptance::default(),
-            answers: Answers::default(),
+            answers: AnswerCache::default(),
             counters: SchedulerCounters::default(),
             gives_hidden: false,
             page_events: None,
@@ -242,9 +242,9 @@ impl Scheduler {
         self.admit(budget, plan);
         self.share_step(budget);
         let drafts = if budget.may_draft {
-            self.draft_room(&self.shares, budget.draft_times)
+            self.draft_budget(&self.shares, budget.draft_times)
         } else {
-            DraftRoom::NONE
+            DraftBudget::NONE
         };
         self.fill_rows(drafts, plan);
         self.take_copies(plan);

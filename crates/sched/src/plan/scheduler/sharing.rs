@@ -9,7 +9,7 @@ use tokenmill_backend::{PAGE_TOKENS, StateSave};
 
 use crate::{
     arena::SeqId,
-    draft::budget::DraftRoom,
+    draft::budget::DraftBudget,
     pages::group::Group,
     plan::{
         scheduler::{Scheduler, StepBudget},
@@ -113,7 +113,7 @@ impl Scheduler {
 
     /// Plans a row for every running sequence, in rank order. If pages run out, later sequences are
     /// preempted, since they have no row yet.
-    pub(crate) fn fill_rows(&mut self, mut drafts: DraftRoom, plan: &mut StepPlan) {
+    pub(crate) fn fill_rows(&mut self, mut drafts: DraftBudget, plan: &mut StepPlan) {
         let mut logit_rows_left = self.config.limits.max_logit_rows;
         let mut idx = 0;
         while let Some(&id) = self.running.get(idx) {

@@ -38,8 +38,8 @@ const SLOWEST_BYTES_PER_US: u64 = 64;
 
 impl Core {
     /// Accepts a request, possibly after fetching its pages.
-    pub(in crate::engine::core) fn look_outside(&mut self, submission: Submission, now_us: u64) {
-        let Some(mut outside) = self.outside.take() else {
+    pub(in crate::engine::core) fn accept_or_fetch(&mut self, submission: Submission, now_us: u64) {
+        let Some(mut link) = self.store.take() else {
             return self.accept(submission);
         };
         let mut spec = submission.spec(None);
@@ -51,39 +51,39 @@ impl Core {
                 spec.tokens = sequence.tokens;
             }
         }
-        let contains = |name| outside.store.contains(name);
+        let contains = |name| link.store.contains(name);
         let is_cached = spec.uses_prefix_cache && self.uses_prefix_cache();
         let keys = (self.scheduler).stored_prefix_keys(&spec, is_cached, &contains);
         let Some((keys, first_missing)) = keys else {
-            self.outside = Some(outside);
+            self.store = Some(link);
             return self.accept(submission);
         };
-        let open = &mut outside.fetches.open;
+        let open = &mut link.fetches.open;
         let leader = open.iter().position(|fetch| fetch.stored.wants(first_missing));
         // The fetch that ends first makes room for another.
         if let Some(at) = leader.or((open.len() >= MAX_OPEN).then_some(0)) {
             open[at].followers.push(submission);
-            self.outside = Some(outside);
+            self.store = Some(link);
             return;
         }
         let Some(stored) = self.scheduler.reserve_stored(&spec, keys, &contains) else {
-            self.outside = Some(outside);
+            self.store = Some(link);
             return self.accept(submission);
         };
-        let id = outside.fetches.next;
-        outside.fetches.next += 1;
-        let mailbox = sync::Arc::clone(&outside.mailbox);
+        let id = link.fetches.next;
+        link.fetches.next += 1;
+        let mailbox = sync::Arc::clone(&link.mailbox);
         let receiver = PageReceiver::new(id, move |fetched| mailbox.post(Command::Fetched(fetched)));
-        let store = std::sync::Arc::clone(&outside.store);
-        self.outside = Some(outside);
+        let store = std::sync::Arc::clone(&link.store);
+        self.store = Some(link);
         // Making room evicted other pages, which may have to be copied.
         if self.copy_for_prefix().is_err() {
             self.scheduler.let_prefix_go(stored.prefix);
             return self.accept(submission);
         }
         store.fetch(stored.wanted.clone(), receiver);
-        if let Some(outside) = &mut self.outside {
-            outside.fetches.open.push(Fetch {
+        if let Some(link) = &mut self.store {
+            link.fetches.open.push(Fetch {
                 id,
                 submission,
                 followers: Vec::new(),
@@ -100,8 +100,8 @@ impl Core {
             Fetched::Pages { fetch, pages, done } => (fetch, pages, done),
             Fetched::End { fetch } => return self.end_and_look_again(fetch, now_us),
         };
-        let Some(outside) = &mut self.outside else { return };
-        let Some(fetch) = outside.fetches.open.iter_mut().find(|fetch| fetch.id == id) else {
+        let Some(link) = &mut self.store else { return };
+        let Some(fetch) = link.fetches.open.iter_mut().find(|fetch| fetch.id == id) else {
             // No request waits for it any more; the dropped `done` tells its sender.
             return;
         };
@@ -121,7 +121,7 @@ impl Core {
     /// Publishes the fetched pages in the prefix cache, and starts the request that waited for them. Returns
     /// the requests that waited with it.
     fn end_fetch(&mut self, id: u64) -> Vec<Submission> {
-        let fetch = (self.outside.as_mut()).and_then(|outside| outside.fetches.take(id));
+        let fetch = (self.store.as_mut()).and_then(|link| link.fetches.take(id));
         let Some(fetch) = fetch else {
             return Vec::new();
         };
@@ -134,7 +134,7 @@ impl Core {
     /// Does the same as [`Self::end_fetch`]; requests that waited with it look up their missing pages again.
     fn end_and_look_again(&mut self, id: u64, now_us: u64) {
         for follower in self.end_fetch(id) {
-            self.look_outside(follower, now_us);
+            self.accept_or_fetch(follower, now_us);
         }
     }
 
@@ -148,14 +148,14 @@ impl Core {
     /// Starts requests whose pages do not come or come too late, and those past their own deadline, so that
     /// they end.
     pub(in crate::engine::core) fn end_late_fetches(&mut self, now_us: u64) {
-        let Some(outside) = &self.outside else { return };
+        let Some(link) = &self.store else { return };
         let is_late = |fetch: &&Fetch| {
             let is_silent = now_us.saturating_sub(fetch.last_news_us) >= FETCH_PATIENCE_US;
-            is_silent || now_us >= fetch.latest_us(&outside.format)
+            is_silent || now_us >= fetch.latest_us(&link.format)
         };
-        let late = outside.fetches.open.iter().filter(is_late);
+        let late = link.fetches.open.iter().filter(is_late);
         let late: Vec<u64> = late.map(|fetch| fetch.id).collect();
-        let submissions = outside.fetches.open.iter().flat_map(Fetch::submissions);
+        let submissions = link.fetches.open.iter().flat_map(Fetch::submissions);
         let overdue: Vec<RequestId> = submissions
             .filter(|submission| submission.is_overdue(now_us))
             .map(|submission| submission.request)
@@ -176,8 +176,8 @@ impl Core {
 
     /// Starts a request that is held back, so that it can be ended.
     pub(in crate::engine::core) fn stop_waiting(&mut self, request: RequestId) {
-        let Some(outside) = &mut self.outside else { return };
-        for fetch in &mut outside.fetches.open {
+        let Some(link) = &mut self.store else { return };
+        for fetch in &mut link.fetches.open {
             if fetch.submission.request == request {
                 if fetch.followers.is_empty() {
                     let id = fetch.id;
@@ -201,12 +201,12 @@ impl Core {
 
     /// Returns the number of requests that are held back.
     pub(in crate::engine::core) fn n_fetching(&self) -> usize {
-        (self.outside.as_ref()).map_or(0, |outside| outside.fetches.n_waiting())
+        (self.store.as_ref()).map_or(0, |link| link.fetches.n_waiting())
     }
 
     /// Returns the adapters of requests waiting for stored pages, and of pages being fetched.
     pub(in crate::engine::core) fn kept_back_adapters(&self) -> Vec<AdapterId> {
-        let open = (self.outside.iter()).flat_map(|outside| &outside.fetches.open);
+        let open = (self.store.iter()).flat_map(|link| &link.fetches.open);
         let of_fetch = |fetch: &Fetch| {
             let of_requests = fetch
                 .submissions()
@@ -221,8 +221,8 @@ impl Core {
 
     /// Starts all requests that are held back.
     pub(in crate::engine::core) fn stop_all_waiting(&mut self) {
-        while let Some(outside) = &self.outside
-            && let Some(fetch) = outside.fetches.open.first()
+        while let Some(link) = &self.store
+            && let Some(fetch) = link.fetches.open.first()
         {
             let id = fetch.id;
             self.end_and_begin(id);

@@ -1,4 +1,4 @@
-//! [`Outside`]: the engine's page store, and the requests that wait for pages from it.
+//! [`StoreLink`]: the engine's page store, and the requests that wait for pages from it.
 //!
 //! Owned by [`Core`](super::Core). `offload.rs` gives pages to the store, `fetch.rs` gets them back. Invariant: a fetch is open until its request reaches
 //! the scheduler.
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// A store, and the requests that wait for it.
-pub(super) struct Outside {
+pub(super) struct StoreLink {
     store: std::sync::Arc<dyn PageStore>,
     mailbox: sync::Arc<Mailbox>,
     format: MemoryFormat,

@@ -11,7 +11,7 @@ use tokenmill_backend::{MemoryPlace, PAGE_TOKENS, PageGroup};
 use crate::{
     engine::core::{
         Core,
-        store::{Fetches, Outside},
+        store::{Fetches, StoreLink},
     },
     pages::{
         pool::LeavingPage,
@@ -42,7 +42,7 @@ impl Core {
             return;
         };
         self.scheduler.name_pages_with(store.secret());
-        self.outside = Some(Box::new(Outside {
+        self.store = Some(Box::new(StoreLink {
             store,
             mailbox,
             format,
@@ -54,19 +54,19 @@ impl Core {
     /// Returns whether an ending engine should wait for its store.
     pub(crate) fn is_keeping(&mut self, now_us: u64) -> bool {
         let has_leaving = self.scheduler.has_leaving();
-        let Some(outside) = &mut self.outside else {
+        let Some(link) = &mut self.store else {
             return false;
         };
-        if !outside.fetches.is_empty() {
+        if !link.fetches.is_empty() {
             return true;
         }
-        let since_us = *outside.alone_since_us.get_or_insert(now_us);
-        (has_leaving || outside.store.is_writing()) && now_us.saturating_sub(since_us) < STORE_PATIENCE_US
+        let since_us = *link.alone_since_us.get_or_insert(now_us);
+        (has_leaving || link.store.is_writing()) && now_us.saturating_sub(since_us) < STORE_PATIENCE_US
     }
 
     /// Returns how long an idle engine may sleep; nothing wakes it when its store has room again.
     pub(crate) fn longest_sleep(&self, usual: Duration) -> Duration {
-        let waits_for_store = self.outside.is_some() && self.scheduler.has_leaving();
+        let waits_for_store = self.store.is_some() && self.scheduler.has_leaving();
         if waits_for_store {
             STORE_PAUSE.min(usual)
         } else {
@@ -80,7 +80,7 @@ impl Core {
         if self.has_step_in_flight() || !self.scheduler.has_leaving() {
             return false;
         }
-        let Some(outside) = self.outside.take() else {
+        let Some(link) = self.store.take() else {
             return false;
         };
         let mut portion = Portion::default();
@@ -88,47 +88,47 @@ impl Core {
             while portion.n_bytes < PORTION_BYTES
                 && let Some(page) = self.scheduler.next_leaving(group)
             {
-                if !portion.add(&outside, group, &page) {
+                if !portion.add(&link, group, &page) {
                     self.scheduler.list_leaving(group, page.page);
                     break;
                 }
             }
         }
-        let n_bytes = self.keep(&outside, portion);
-        self.outside = Some(outside);
+        let n_bytes = self.keep(&link, portion);
+        self.store = Some(link);
         n_bytes > 0
     }
 
     /// Copies evicted pages before they are overwritten.
     pub(in crate::engine::core) fn keep_evicted_pages(&mut self) {
-        let Some(outside) = self.outside.take() else {
+        let Some(link) = self.store.take() else {
             return;
         };
         let mut portion = Portion::default();
         for group in PageGroup::ALL {
             for page in self.scheduler.take_evicted(group) {
                 // A page without room is computed again if it is needed.
-                portion.add(&outside, group, &page);
+                portion.add(&link, group, &page);
                 // The store counts pages only once it has received them, so portions stay small.
                 if portion.n_bytes >= PORTION_BYTES {
-                    self.keep(&outside, std::mem::take(&mut portion));
+                    self.keep(&link, std::mem::take(&mut portion));
                 }
             }
         }
-        self.keep(&outside, portion);
-        self.outside = Some(outside);
+        self.keep(&link, portion);
+        self.store = Some(link);
     }
 
     /// Copies a portion and gives it to the store. Returns its bytes, or 0 if they cannot be read; the pages
     /// are then computed again if needed.
-    fn keep(&mut self, outside: &Outside, portion: Portion) -> usize {
+    fn keep(&mut self, link: &StoreLink, portion: Portion) -> usize {
         let mut contents = Vec::with_capacity(portion.places.len());
         let mut take = |bytes: &[u8]| contents.push(bytes.to_vec());
         if self.executor.read_memory(&portion.places, &mut take).is_err() {
             return 0;
         }
         for ((name, tokens), bytes) in portion.names.into_iter().zip(contents) {
-            outside.store.keep(KeptPage { name, tokens, bytes });
+            link.store.keep(KeptPage { name, tokens, bytes });
         }
         portion.n_bytes
     }
@@ -146,7 +146,7 @@ struct Portion {
 
 impl Portion {
     /// Adds the parts of a page that the store wants. Returns `false` if the store is too busy for all of it.
-    fn add(&mut self, outside: &Outside, group: PageGroup, page: &LeavingPage) -> bool {
+    fn add(&mut self, link: &StoreLink, group: PageGroup, page: &LeavingPage) -> bool {
         let of_page = MemoryPlace::Page {
             group,
             page: page.page,
@@ -159,8 +159,8 @@ impl Portion {
             .flatten()
         {
             let name = KeptName { key: page.key, kind };
-            let n_bytes = outside.format.bytes_of(place);
-            match outside.store.offer(name, n_bytes) {
+            let n_bytes = link.format.bytes_of(place);
+            match link.store.offer(name, n_bytes) {
                 Offer::Leave => continue,
                 Offer::Later => return false,
                 Offer::Take => {}
