@@ -12,6 +12,10 @@
 //! | masks | workers compute which tokens a constrained sequence may continue with | [`TokenConstraint`], `masks/` |
 //! | commit | sampled tokens are appended, whole pages enter the prefix cache, events go out | `plan/scheduler/commit.rs`, `engine/core/publish.rs` |
 //!
+//! Folders, each of which uses only those before it: `masks` (which tokens a constraint allows), `pages` (the KV
+//! pages and the prefix cache), `draft` (which tokens are likely), `params`, `plan` (the scheduler),
+//! `draft_model`, `queue` (what travels between callers and the engine's thread), `engine`.
+//!
 //! The key decision is that the scheduler and the page pool are integers only: no tensor, no clock, no
 //! thread, no I/O. So every decision can be replayed and a million requests simulated in a minute, and
 //! nothing above the executor knows its device. A sequence's output depends only on its own tokens,
