@@ -7,12 +7,10 @@
 use std::collections::VecDeque;
 
 use crate::{
-    engine::Engine,
+    engine::{Engine, generation::Generation, step_times::Throughput},
     error::EngineError,
-    event::{Event, FinishReason, Timings, Token, Usage},
-    generation::Generation,
     params::{ForwardParams, ForwardRows, GenerateParams},
-    step_times::Throughput,
+    queue::event::{Event, FinishReason, Timings, Token, Usage},
 };
 
 /// A finished sample.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokenmill_backend::{AdapterError, AdapterId, RowError, SamplingParamsError, StepError};
 
-use crate::constraint::ConstraintFailure;
+use crate::masks::constraint::ConstraintFailure;
 
 /// The reason why a request was refused or failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -1,5 +1,5 @@
 //! The engine under a scheduler that explores thread interleavings: the same sources as the library, with the types of
-//! `sync.rs` exchanged for ones whose every operation is a point at which another thread may run.
+//! `sync/mod.rs` exchanged for ones whose every operation is a point at which another thread may run.
 //!
 //! Timeouts never pass here, so a wake-up that is lost shows as a deadlock.
 #![expect(
@@ -8,152 +8,35 @@
     reason = "the library's modules, compiled as a test"
 )]
 
-#[path = "../../src/adapter_changes.rs"]
-mod adapter_changes;
-#[path = "../../src/adapters.rs"]
-mod adapters;
-#[path = "../../src/admission.rs"]
-mod admission;
-#[path = "../../src/answers.rs"]
-mod answers;
 #[path = "../../src/arena.rs"]
 mod arena;
-#[path = "../../src/batch_builder.rs"]
-mod batch_builder;
-#[path = "../../src/board.rs"]
-mod board;
 #[path = "../../src/calls.rs"]
 mod calls;
-#[path = "../../src/cause.rs"]
-mod cause;
-#[path = "../../src/channel.rs"]
+#[path = "../../src/sync/channel.rs"]
 mod channel;
-#[path = "../../src/commit.rs"]
-mod commit;
-#[path = "../../src/constraint.rs"]
-mod constraint;
-#[path = "../../src/context_shift.rs"]
-mod context_shift;
-#[path = "../../src/core.rs"]
-mod core;
-#[path = "../../src/draft_ahead.rs"]
-mod draft_ahead;
-#[path = "../../src/draft_ledger.rs"]
-mod draft_ledger;
-#[path = "../../src/draft_model.rs"]
+#[path = "../../src/draft/mod.rs"]
+mod draft;
+#[path = "../../src/draft_model/mod.rs"]
 mod draft_model;
-#[path = "../../src/draft_plan.rs"]
-mod draft_plan;
-#[path = "../../src/draft_room.rs"]
-mod draft_room;
-#[path = "../../src/draft_times.rs"]
-mod draft_times;
-#[path = "../../src/draft_trials.rs"]
-mod draft_trials;
-#[path = "../../src/drafting.rs"]
-mod drafting;
-#[path = "../../src/draining.rs"]
-mod draining;
-#[path = "../../src/earlier_answers.rs"]
-mod earlier_answers;
-#[path = "../../src/engine.rs"]
+#[path = "../../src/engine/mod.rs"]
 mod engine;
 #[path = "../../src/error.rs"]
 mod error;
-#[path = "../../src/event.rs"]
-mod event;
-#[path = "../../src/fetching.rs"]
-mod fetching;
-#[path = "../../src/following.rs"]
-mod following;
-#[path = "../../src/generation.rs"]
-mod generation;
-#[path = "../../src/ghosts.rs"]
-mod ghosts;
-#[path = "../../src/group.rs"]
-mod group;
-#[path = "../../src/held_prefix.rs"]
-mod held_prefix;
-#[path = "../../src/hidden_states.rs"]
-mod hidden_states;
-#[path = "../../src/keeping.rs"]
-mod keeping;
-#[path = "../../src/lane.rs"]
-mod lane;
-#[path = "../../src/lane_mask.rs"]
-mod lane_mask;
-#[path = "../../src/look_up.rs"]
-mod look_up;
-#[path = "../../src/lru.rs"]
-mod lru;
-#[path = "../../src/mailbox.rs"]
-mod mailbox;
-#[path = "../../src/manner.rs"]
-mod manner;
-#[path = "../../src/mask_times.rs"]
-mod mask_times;
-#[path = "../../src/mask_workers.rs"]
-mod mask_workers;
-#[path = "../../src/masked_text.rs"]
-mod masked_text;
-#[path = "../../src/masks.rs"]
+#[path = "../../src/masks/mod.rs"]
 mod masks;
 #[path = "../../src/media.rs"]
 mod media;
-#[path = "../../src/memory_command.rs"]
-mod memory_command;
-#[path = "../../src/memory_transfer.rs"]
-mod memory_transfer;
-#[path = "../../src/model_guess.rs"]
-mod model_guess;
-#[path = "../../src/ngram.rs"]
-mod ngram;
-#[path = "../../src/outcome.rs"]
-mod outcome;
-#[path = "../../src/outside.rs"]
-mod outside;
-#[path = "../../src/page_events.rs"]
-mod page_events;
-#[path = "../../src/page_store.rs"]
-mod page_store;
-#[path = "../../src/params.rs"]
+#[path = "../../src/pages/mod.rs"]
+mod pages;
+#[path = "../../src/params/mod.rs"]
 mod params;
-#[path = "../../src/pass_times.rs"]
-mod pass_times;
-#[path = "../../src/plan.rs"]
+#[path = "../../src/plan/mod.rs"]
 mod plan;
-#[path = "../../src/pool/mod.rs"]
-mod pool;
-#[path = "../../src/prefill_watch.rs"]
-mod prefill_watch;
-#[path = "../../src/prefix.rs"]
-mod prefix;
-#[path = "../../src/prefix_memory.rs"]
-mod prefix_memory;
-#[path = "../../src/publish.rs"]
-mod publish;
-#[path = "../../src/queue_gauge.rs"]
-mod queue_gauge;
-#[path = "../../src/revise.rs"]
-mod revise;
-#[path = "../../src/scheduler.rs"]
-mod scheduler;
-#[path = "../../src/sequence.rs"]
-mod sequence;
-#[path = "../../src/sharing.rs"]
-mod sharing;
-#[path = "../../src/shifting.rs"]
-mod shifting;
-#[path = "../../src/states.rs"]
-mod states;
-#[path = "../../src/step_times.rs"]
-mod step_times;
-#[path = "../../src/stopwatch.rs"]
-mod stopwatch;
-#[path = "../../src/submission.rs"]
-mod submission;
+#[path = "../../src/queue/mod.rs"]
+mod queue;
 
 mod sync {
+    pub(crate) use crate::channel;
     pub(crate) use shuttle::{
         sync::{
             Arc, Condvar, Mutex, MutexGuard,
@@ -164,13 +47,13 @@ mod sync {
     };
 }
 
-use constraint::{ConstraintFailure, ConstraintSource, TokenConstraint};
-use drafting::Speculation;
+use draft::drafter::Speculation;
 use engine::Engine;
+use engine::generation::Generation;
 use error::EngineError;
-use event::{Event, FinishReason};
-use generation::Generation;
+use masks::constraint::{ConstraintFailure, ConstraintSource, TokenConstraint};
 use params::{EngineConfig, GenerateParams};
+use queue::event::{Event, FinishReason};
 use shuttle::thread;
 use tokenmill_testkit::fake_executor::{
     FakeExecutor, Faults, limits, prompt, reference, reference_with_masks,

@@ -4,7 +4,7 @@
 mod an_executor_of_two_routes;
 mod batch_generation_on_the_host;
 mod constrained_samples;
-#[path = "../../support/endless.rs"]
+#[path = "../../library/endless.rs"]
 mod endless;
 mod operation;
 mod recurrent_states;

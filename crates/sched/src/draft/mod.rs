@@ -1,0 +1,12 @@
+//! Drafts: which tokens a sequence is likely to continue with, and whether verifying them pays.
+//!
+//! [`drafter`] chooses among a sequence's sources, [`budget`] limits the drafts of a step. Invariant: the room
+//! knows tokens, probabilities and times, and neither the scheduler nor a model.
+
+pub(crate) mod answer_cache;
+pub(crate) mod budget;
+pub(crate) mod drafter;
+pub(crate) mod lookup;
+pub(crate) mod model_draft;
+mod ngram;
+pub(crate) mod times;

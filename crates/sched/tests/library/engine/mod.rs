@@ -1,0 +1,5 @@
+//! Tests of the whole engine without its thread.
+
+pub(crate) mod prompts_and_streams;
+mod simulation;
+mod world;
