@@ -2,7 +2,7 @@
 //!
 //! Emulation shows that results are right, never how fast.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use anyhow::{Context, ensure};
 
@@ -14,7 +14,7 @@ use super::{
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 const EMULATOR: &str = "qemu-aarch64-static";
-/// Location of the C library in Debian's `libc6-arm64-cross`.
+/// Where Debian's `libc6-arm64-cross` has the C library.
 const LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 
 /// The tools that this step needs.
@@ -25,39 +25,24 @@ pub(super) const NEEDS: &[Need] = &[
     Need::File("/usr/aarch64-linux-gnu/lib/libc.so", "libc6-dev-arm64-cross"),
 ];
 
-/// Processors, and the paths that their kernels have: all, dot products without matrix products, neither.
+/// Processors, and which paths their kernels have: all, dot products without those of matrices, neither.
 const PROCESSORS: [(&str, &str); 3] = [
     ("max", "scalar neon dotprod i8mm"),
     ("cortex-a76", "scalar neon dotprod"),
     ("cortex-a72", "scalar neon"),
 ];
 
-/// Tests that compare paths with each other and with naive twins: the source file of a binary, and a selection of its tests.
-const TESTS: [(&str, &[&str]); 3] = [
-    (
-        "crates/quant/tests/all/main.rs",
-        &[
-            "codebook::",
-            "cpu_features::",
-            "cpu_paths::",
-            "e4m3::",
-            "formats::",
-            "grids::",
-            "k_scales::",
-            "scales::",
-        ],
-    ),
-    ("crates/cpu-kernels/tests/all/main.rs", &[]),
-    ("crates/cpu-exec/tests/all/main.rs", &[]),
-];
+/// Crates with kernels for processors. All of their tests run, those that compare paths with each other and with naive twins among them.
+const CRATES: [&str; 3] = ["quant", "cpu-kernels", "cpu-exec"];
 
 /// Runs the tests on each of [`PROCESSORS`].
 ///
 /// # Errors
 /// A build or a test that failed.
 pub(super) fn run() -> anyhow::Result<()> {
+    let packages = CRATES.map(|name| format!("tokenmill-{name}"));
     let mut args = vec!["--target", TARGET, "--test", "all"];
-    for package in ["tokenmill-quant", "tokenmill-cpu-kernels", "tokenmill-cpu-exec"] {
+    for package in &packages {
         args.extend(["--package", package]);
     }
     let env = [
@@ -66,10 +51,11 @@ pub(super) fn run() -> anyhow::Result<()> {
     ];
     let binaries = test_binaries(&args, &env)?;
     for (processor, paths) in PROCESSORS {
-        for (source, filter) in TESTS {
-            let binary = binaries.iter().find(|binary| binary.source.ends_with(source));
-            let binary = binary.with_context(|| format!("cargo built no tests of {source}"))?;
-            test_on(processor, paths, binary, filter)?;
+        for name in CRATES {
+            let folder = Path::new("crates").join(name);
+            let binary = binaries.iter().find(|binary| binary.source.starts_with(&folder));
+            let binary = binary.with_context(|| format!("cargo built no tests of {}", folder.display()))?;
+            test_on(processor, paths, binary)?;
         }
     }
     super::remove_build(TARGET);
@@ -77,12 +63,11 @@ pub(super) fn run() -> anyhow::Result<()> {
 }
 
 /// Runs tests on one processor, whose paths they check.
-fn test_on(processor: &str, paths: &str, binary: &TestBinary, filter: &[&str]) -> anyhow::Result<()> {
+fn test_on(processor: &str, paths: &str, binary: &TestBinary) -> anyhow::Result<()> {
     println!("{} on {processor}", binary.source.display());
     let status = Command::new(EMULATOR)
         .args(["-L", LIBRARIES, "-cpu", processor])
         .arg(&binary.path)
-        .args(filter)
         .env("TOKENMILL_TEST_PATHS", paths)
         .current_dir(binary.folder())
         .status()
