@@ -7,7 +7,7 @@ use tokenmill_gguf::Value;
 
 use crate::{Descriptor, LoadError, QkNorm, XieluNumbers};
 
-use super::{Architecture, GgufConfig, HfLayout};
+use super::{Architecture, GgufConfig, HfLayout, Recast};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "apertus",
@@ -26,6 +26,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("feedforward_layernorm", "ffn_norm"),
             ("mlp.act_fn", "ffn_act"),
         ],
+        recasts: &[
+            ("ffn_act.alpha_n", Recast::IntoKey("xielu.alpha_n")),
+            ("ffn_act.alpha_p", Recast::IntoKey("xielu.alpha_p")),
+            ("ffn_act.beta", Recast::IntoKey("xielu.beta")),
+            ("ffn_act.eps", Recast::IntoKey("xielu.eps")),
+        ],
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
@@ -40,6 +46,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         }
         finish(&mut descriptor, |_| XieluNumbers::InTensors);
         Ok(descriptor)
+    },
+    rule: |keys| {
+        keys.usual()?;
+        keys.vocab_size()?;
+        keys.rope_width()
     },
 };
 

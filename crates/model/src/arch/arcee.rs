@@ -4,7 +4,7 @@
 
 use tokenmill_backend::{Activation, RopeStyle};
 
-use super::{Architecture, GgufRows, HfLayout};
+use super::{Architecture, HfLayout, Recast};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "arcee",
@@ -19,7 +19,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
     hf_classes: &["ArceeForCausalLM"],
     hf_layout: HfLayout {
-        gguf_rows: GgufRows::Neighbours,
+        recasts: Recast::NEIGHBOURS,
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
@@ -34,5 +34,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             dense.is_gated = false;
         }
         Ok(descriptor)
+    },
+    rule: |keys| {
+        keys.usual()?;
+        keys.set_own_head_width()?;
+        keys.vocab_size()?;
+        keys.rope_width()
     },
 };

@@ -4,9 +4,9 @@
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 
-use crate::{Descriptor, EmbeddingNorm, Presence};
+use crate::{Descriptor, EmbeddingNorm, LoadError, Presence};
 
-use super::{Architecture, Change, HfLayout};
+use super::{Architecture, Change, GgufKeys, HfLayout};
 
 /// The largest bias of a step of distance, as a power of two.
 const MAX_BIAS: f32 = 8.0;
@@ -47,6 +47,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         finish(&mut descriptor);
         Ok(descriptor)
     },
+    rule,
 };
 
 fn finish(descriptor: &mut Descriptor) {
@@ -65,4 +66,14 @@ fn finish(descriptor: &mut Descriptor) {
         dense.is_gated = false;
         dense.bias = Presence::Required;
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.sizes()?;
+    let n_embd = keys.descriptor.n_embd;
+    keys.set_count("feed_forward_length", n_embd.saturating_mul(4))?;
+    keys.heads()?;
+    keys.copy_count("attention.head_count_kv", &["n_head", "num_attention_heads"])?;
+    keys.norm_eps()
 }

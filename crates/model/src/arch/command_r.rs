@@ -19,6 +19,12 @@ pub(super) const COMMAND_R: Architecture = Architecture {
     hf_classes: &["CohereForCausalLM"],
     hf_layout: HfLayout::LLAMA,
     from_hf,
+    rule: |keys| {
+        keys.usual()?;
+        keys.copy_number("logit_scale", &["logit_scale"])?;
+        keys.set("rope.scaling.type", "none");
+        Ok(())
+    },
 };
 
 pub(super) const COHERE2: Architecture = Architecture {
@@ -41,6 +47,15 @@ pub(super) const COHERE2: Architecture = Architecture {
         config.set_windows(&mut descriptor, |layer_idx| (layer_idx + 1) % period != 0)?;
         remove_positions(&mut descriptor);
         Ok(descriptor)
+    },
+    rule: |keys| {
+        keys.usual()?;
+        keys.copy_number("logit_scale", &["logit_scale"])?;
+        keys.window()?;
+        keys.vocab_size()?;
+        keys.rope_width()?;
+        keys.set("rope.scaling.type", "none");
+        Ok(())
     },
 };
 

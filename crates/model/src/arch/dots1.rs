@@ -45,6 +45,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         config.set_experts_behind_dense(&mut descriptor, &moe)?;
         Ok(descriptor)
     },
+    rule: |keys| {
+        keys.usual()?;
+        keys.routed_experts()?;
+        keys.score_by_sigmoid();
+        Ok(())
+    },
 };
 
 /// Sets sigmoid scores, which folders of this architecture do not state.

@@ -32,4 +32,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         }
         Ok(descriptor)
     },
+    rule: |keys| {
+        keys.usual()?;
+        keys.pooling()
+    },
 };

@@ -8,7 +8,7 @@ use tokenmill_backend::RopeStyle;
 use crate::{Descriptor, LoadError, Presence, error::check};
 
 use super::{
-    Architecture, GgufConfig, HfConfig, HfLayout, ernie4_5,
+    Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, ernie4_5,
     gguf_experts::{MoeDefaults, set_experts},
     hf_experts::EXPERTS,
 };
@@ -22,6 +22,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ..HfLayout::LLAMA
     },
     from_hf,
+    rule,
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
@@ -88,4 +89,25 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         (first..=last).contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step)
     });
     Ok(descriptor)
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    keys.copy_count("expert_count", &["moe_num_experts"])?;
+    keys.copy_count("expert_used_count", &["moe_k"])?;
+    keys.copy_count("interleave_moe_layer_step", &["moe_layer_interval"])?;
+    keys.copy_count("leading_dense_block_count", &["moe_layer_start_index"])?;
+    keys.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])?;
+    keys.copy_count("expert_shared_count", &["moe_num_shared_experts"])?;
+    if let (Some(width), Some(n_shared)) = (
+        keys.first_count(&["moe_intermediate_size"])?,
+        keys.first_count(&["moe_num_shared_experts"])?,
+    ) {
+        keys.set_count(
+            "expert_shared_feed_forward_length",
+            width.saturating_mul(n_shared),
+        )?;
+    }
+    Ok(())
 }

@@ -36,4 +36,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
         Ok(descriptor)
     },
+    rule: |keys| {
+        keys.usual()?;
+        keys.set("attention.causal", false);
+        keys.pooling()
+    },
 };

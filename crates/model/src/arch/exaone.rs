@@ -32,4 +32,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let config = config.with_aliases(&[("num_hidden_layers", "num_layers")]);
         config.decoder()
     },
+    rule: |keys| {
+        keys.usual()?;
+        keys.rope_width()
+    },
 };

@@ -50,6 +50,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         finish(&mut descriptor, has_windows);
         Ok(descriptor)
     },
+    rule: |keys| {
+        keys.usual()?;
+        keys.vocab_size()?;
+        keys.windows_if_any()
+    },
 };
 
 /// Reads the period of the layers with full attention: a count, or a letter for each layer.

@@ -8,7 +8,8 @@ use tokenmill_backend::{ExpertScore, RopeStyle};
 use crate::{Descriptor, LoadError, MoeDescriptor, Presence, QkNorm};
 
 use super::{
-    Architecture, GgufConfig, HfConfig, HfLayout, exaone4, gguf_experts::MoeDefaults, hf_experts::EXPERTS,
+    Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, exaone4, gguf_experts::MoeDefaults,
+    hf_experts::EXPERTS,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -20,6 +21,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ..HfLayout::LLAMA
     },
     from_hf,
+    rule,
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
@@ -65,4 +67,26 @@ fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
     moe.router.score = ExpertScore::Sigmoid;
     moe.router.choice_bias = Presence::Required;
     moe
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    keys.vocab_size()?;
+    keys.window()?;
+    keys.window_pattern();
+    keys.routed_experts()?;
+    keys.copy_count("expert_shared_count", &["num_shared_experts"])?;
+    if let (Some(width), Some(n_shared)) = (
+        keys.first_count(&["moe_intermediate_size"])?,
+        keys.first_count(&["num_shared_experts"])?,
+    ) {
+        keys.set_count(
+            "expert_shared_feed_forward_length",
+            width.saturating_mul(n_shared),
+        )?;
+    }
+    keys.set_count("nextn_predict_layers", 0)?;
+    keys.set("rope.scaling.type", "none");
+    Ok(())
 }

@@ -4,9 +4,9 @@
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 
-use crate::{Descriptor, Presence, Residual};
+use crate::{Descriptor, LoadError, Presence, Residual};
 
-use super::{Architecture, Change, HfLayout};
+use super::{Architecture, Change, GgufKeys, HfLayout, Recast};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "falcon",
@@ -40,6 +40,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("attn_qkv.weight", Change::UngroupQkv),
             ("attn_qkv.bias", Change::UngroupQkv),
         ],
+        recasts: &[
+            ("attn_norm.weight", Recast::RenameOfTwoNorms("attn_norm_2.weight")),
+            ("attn_norm.bias", Recast::RenameOfTwoNorms("attn_norm_2.bias")),
+            ("ffn_norm.weight", Recast::RenameOfTwoNorms("attn_norm.weight")),
+            ("ffn_norm.bias", Recast::RenameOfTwoNorms("attn_norm.bias")),
+        ],
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
@@ -65,6 +71,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         }
         Ok(descriptor)
     },
+    rule,
 };
 
 fn finish(descriptor: &mut Descriptor, residual: Residual, bias: Presence) {
@@ -78,4 +85,19 @@ fn finish(descriptor: &mut Descriptor, residual: Residual, bias: Presence) {
         dense.is_gated = false;
         dense.bias = bias;
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.sizes()?;
+    keys.set("tensor_data_layout", "jploski");
+    let widths = keys.dense_widths();
+    keys.set_counts("feed_forward_length", &widths)?;
+    let Some(attention) = keys.attention() else {
+        return Ok(());
+    };
+    keys.set_count("attention.head_count", attention.n_heads)?;
+    keys.set_count("attention.head_count_kv", attention.n_kv_heads)?;
+    keys.unusual_rope_base();
+    keys.norm_eps()
 }

@@ -4,9 +4,9 @@
 
 use tokenmill_backend::{Activation, RopeStyle};
 
-use crate::{Descriptor, NormPlacement};
+use crate::{Descriptor, LoadError, NormPlacement};
 
-use super::{Architecture, HfLayout, gemma, hf_layout::Names};
+use super::{Architecture, GgufKeys, HfLayout, gemma, hf_layout::Names};
 
 /// The norm names in folders of Gemma 2 and later.
 pub(super) const LAYER_NAMES: Names = &[
@@ -73,6 +73,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         finish(&mut descriptor, caps);
         Ok(descriptor)
     },
+    rule,
 };
 
 /// Scales scores by the network's width divided by the number of heads, as the 27B models of Gemma 2 and 3
@@ -92,4 +93,19 @@ fn finish(descriptor: &mut Descriptor, [attn_softcap, logit_softcap]: [Option<f3
         layer.norms = NormPlacement::PreAndPost;
         layer.attention_mut().softcap = attn_softcap;
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    (gemma::ARCHITECTURE.rule)(keys)?;
+    let attn_softcap = keys.attention().and_then(|attention| attention.softcap);
+    for (key, cap) in [
+        ("attn_logit_softcapping", attn_softcap),
+        ("final_logit_softcapping", keys.descriptor.logit_softcap),
+    ] {
+        if let Some(cap) = cap {
+            keys.set(key, cap);
+        }
+    }
+    keys.window()
 }

@@ -5,9 +5,9 @@
 
 use tokenmill_backend::{Activation, RopeStyle};
 
-use crate::{Descriptor, NormPlacement, QkNorm, RopeDescriptor, RopeScaling};
+use crate::{Descriptor, HeadLayer, LoadError, NormPlacement, QkNorm, RopeDescriptor, RopeScaling};
 
-use super::{Architecture, HfLayout, gemma, gemma2, hf_layout::VISION};
+use super::{Architecture, GgufKeys, HfLayout, gemma, gemma2, hf_layout::VISION};
 
 /// Number of layers of the 27B model, whose files do not state that its scores are scaled by a width other
 /// than a head's.
@@ -61,6 +61,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         finish(&mut descriptor, local, config.opt_f32("final_logit_softcapping")?);
         Ok(descriptor)
     },
+    rule,
 };
 
 fn finish(descriptor: &mut Descriptor, local_rope: RopeDescriptor, logit_softcap: Option<f32>) {
@@ -73,4 +74,30 @@ fn finish(descriptor: &mut Descriptor, local_rope: RopeDescriptor, logit_softcap
         attention.qk_norm = Some(QkNorm::Head);
         attention.rope = Some(usize::from(attention.window.is_some()));
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    keys.set_own_heads()?;
+    keys.copy_number("final_logit_softcapping", &["final_logit_softcapping"])?;
+    keys.window()?;
+    let n_layers = keys.descriptor.layers.len();
+    let is_usual = (keys.descriptor.attentions().enumerate())
+        .all(|(layer_idx, attention)| attention.window.is_some() == ((layer_idx + 1) % 6 != 0));
+    if n_layers > 0 && !is_usual {
+        keys.window_pattern();
+    }
+    keys.pooling()?;
+    if let Some(pooling) = keys.descriptor.pooling.as_ref() {
+        let mut n_in = keys.descriptor.n_embd;
+        for layer in &pooling.head {
+            if let HeadLayer::Linear { name, n_out, .. } = layer {
+                keys.set_count(&format!("{name}_feat_in"), n_in)?;
+                keys.set_count(&format!("{name}_feat_out"), *n_out)?;
+                n_in = *n_out;
+            }
+        }
+    }
+    Ok(())
 }

@@ -31,6 +31,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let pooling = config.sentence_pooling()?;
         Ok(finish((gemma3::ARCHITECTURE.from_hf)(config)?, pooling))
     },
+    rule: gemma3::ARCHITECTURE.rule,
 };
 
 fn finish(mut descriptor: Descriptor, pooling: Option<PoolingDescriptor>) -> Descriptor {

@@ -43,4 +43,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         }
         Ok(descriptor)
     },
+    rule: |keys| {
+        keys.usual()?;
+        keys.rope_width()
+    },
 };

@@ -5,7 +5,9 @@ use tokenmill_backend::{ExpertScore, RopeAxes, RopeStyle};
 
 use crate::{MoeDescriptor, Presence, QkNorm};
 
-use super::{Architecture, HfLayout, gguf_experts::MoeDefaults, hf_experts::EXPERTS};
+use super::{
+    Architecture, HfLayout, Recast, gguf_experts::MoeDefaults, gguf_form::Drafts, hf_experts::EXPERTS,
+};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "glm4moe",
@@ -28,6 +30,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     hf_classes: &["Glm4MoeForCausalLM"],
     hf_layout: HfLayout {
         layer: EXPERTS,
+        drafts: Drafts::Layers,
+        recasts: &[Recast::POST_ATTENTION],
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
@@ -42,6 +46,13 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         moe.shared = config.shared_experts(&moe, &["n_shared_experts"])?;
         config.set_experts_behind_dense(&mut descriptor, &moe)?;
         Ok(descriptor)
+    },
+    rule: |keys| {
+        keys.usual()?;
+        keys.rope_width()?;
+        keys.routed_experts()?;
+        keys.score_by_sigmoid();
+        keys.draft_layers("num_nextn_predict_layers")
     },
 };
 

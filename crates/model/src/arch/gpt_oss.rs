@@ -5,7 +5,7 @@ use tokenmill_backend::{Activation, RopeStyle};
 use crate::{Descriptor, LoadError, MoeDescriptor, Presence, RopeScaling, YarnRounding};
 
 use super::{
-    Architecture, Change, HfLayout,
+    Architecture, Change, HfLayout, Recast,
     gguf_experts::{MoeDefaults, set_experts},
     hf_layout::Names,
 };
@@ -39,6 +39,14 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("ffn_gate_up_exps.weight", Change::SplitPairs),
             ("ffn_gate_up_exps.bias", Change::SplitPairs),
         ],
+        recasts: &[
+            ("ffn_gate_up_exps.weight", Recast::GATE_AND_UP),
+            (
+                "ffn_gate_up_exps.bias",
+                Recast::Halves(["ffn_gate_exps.bias", "ffn_up_exps.bias"]),
+            ),
+            Recast::POST_ATTENTION,
+        ],
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
@@ -58,6 +66,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         complete(&mut descriptor, config.presence("attention_bias")?);
         set_experts(&mut descriptor, &experts(config.moe(true)?), |_| true);
         Ok(descriptor)
+    },
+    rule: |keys| {
+        keys.usual()?;
+        keys.window()?;
+        keys.copy_count("expert_feed_forward_length", &["intermediate_size"])
     },
 };
 

@@ -7,9 +7,9 @@ use tokenmill_backend::RopeStyle;
 use crate::{DenseDescriptor, Descriptor, GateUpOrder, LoadError, MoeDescriptor, Presence, SharedDescriptor};
 
 use super::{
-    Architecture, GgufConfig, GgufRows, HfConfig, HfLayout,
+    Architecture, GgufConfig, HfConfig, HfLayout,
     gguf_experts::{MoeDefaults, set_experts},
-    granite::{set_gguf_multipliers, set_hf_multipliers},
+    granite::{self, set_gguf_multipliers, set_hf_multipliers},
     hf_layout::Names,
 };
 
@@ -19,10 +19,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     hf_classes: &["GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
     hf_layout: HfLayout {
         layer: GRANITE_EXPERTS,
-        gguf_rows: GgufRows::Neighbours,
+        recasts: granite::RECASTS,
         ..HfLayout::LLAMA
     },
     from_hf,
+    rule: granite::ARCHITECTURE.rule,
 };
 
 /// Tensor names of the family's experts and shared network.

@@ -4,10 +4,12 @@
 
 use tokenmill_backend::RopeStyle;
 
+use crate::LoadError;
+
 use super::{
-    Architecture, HfLayout,
+    Architecture, GgufKeys, HfLayout,
     gguf_experts::{MoeDefaults, set_experts},
-    hunyuan_dense::{finish, set_biases},
+    hunyuan_dense::{finish, long_context, set_biases},
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -44,4 +46,19 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         set_experts(&mut descriptor, &moe, |_| true);
         Ok(descriptor)
     },
+    rule,
 };
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    keys.set_own_head_width()?;
+    let width = keys.first_count(&["moe_intermediate_size", "intermediate_size"])?;
+    if let Some(width) = width {
+        keys.set_count("expert_feed_forward_length", width)?;
+    }
+    keys.copy_count("expert_shared_feed_forward_length", &["intermediate_size"])?;
+    keys.copy_count("expert_used_count", &["moe_topk"])?;
+    keys.copy_count("expert_shared_count", &["num_shared_expert"])?;
+    long_context(keys)
+}

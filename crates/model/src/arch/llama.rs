@@ -8,7 +8,7 @@ use tokenmill_backend::RopeStyle;
 use crate::Presence;
 
 use super::{
-    Architecture, GgufRows, HfLayout,
+    Architecture, HfLayout, Recast,
     gguf_experts::{MoeDefaults, set_experts},
     hf_experts::MIXTRAL_EXPERTS,
 };
@@ -35,7 +35,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     ],
     hf_layout: HfLayout {
         layer: MIXTRAL_EXPERTS,
-        gguf_rows: GgufRows::Neighbours,
+        recasts: Recast::NEIGHBOURS,
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
@@ -52,5 +52,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             set_experts(&mut descriptor, &config.moe(true)?, |_| true);
         }
         Ok(descriptor)
+    },
+    rule: |keys| {
+        keys.usual()?;
+        keys.set_own_head_width()?;
+        keys.vocab_size()?;
+        keys.rope_width()?;
+        keys.window()
     },
 };

@@ -5,8 +5,9 @@ use tokenmill_backend::{Activation, RopeStyle};
 use crate::{FfnDescriptor, MixerDescriptor};
 
 use super::{
-    Architecture, HfLayout,
+    Architecture, HfLayout, Recast,
     hf_recurrent::{BACKBONE, Mamba2Keys, SSM, SSM_CHANGES},
+    mamba,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -26,6 +27,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: SSM,
         network: BACKBONE,
         changes: SSM_CHANGES,
+        recasts: Recast::SSM,
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
@@ -39,6 +41,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         }
         Ok(descriptor)
     },
+    rule: mamba::ARCHITECTURE.rule,
 };
 
 const KEYS: Mamba2Keys = Mamba2Keys {

@@ -3,7 +3,7 @@
 //! Source: llama.cpp, `src/models/minicpm.cpp` and `conversion/minicpm.py`. The default multipliers are those
 //! of the reader's first version, which multiplies logits by 256 over the width.
 
-use super::{Architecture, GgufRows, HfLayout, granite};
+use super::{Architecture, HfLayout, Recast, granite};
 
 /// Default multipliers.
 const EMBEDDING_SCALE: f32 = 12.0;
@@ -27,7 +27,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
     hf_classes: &["MiniCPMForCausalLM"],
     hf_layout: HfLayout {
-        gguf_rows: GgufRows::Neighbours,
+        recasts: Recast::NEIGHBOURS,
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
@@ -36,5 +36,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         descriptor.residual_scale = config.f32("scale_depth")? / (descriptor.layers.len() as f32).sqrt();
         descriptor.logit_scale = config.f32("dim_model_base")? / descriptor.n_embd as f32;
         Ok(descriptor)
+    },
+    rule: |keys| {
+        keys.usual()?;
+        keys.set("embedding_scale", keys.descriptor.embedding_scale);
+        keys.set("residual_scale", keys.descriptor.residual_scale);
+        keys.set("logit_scale", 1.0 / keys.descriptor.logit_scale);
+        Ok(())
     },
 };

@@ -29,6 +29,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         moe.router.score = ExpertScore::Sigmoid;
         Ok(complete(config.decoder()?, moe))
     },
+    rule: |keys| {
+        keys.usual()?;
+        keys.copy_count("expert_feed_forward_length", &["intermediate_size"])?;
+        keys.rope_width()
+    },
 };
 
 fn complete(mut descriptor: Descriptor, mut moe: MoeDescriptor) -> Descriptor {

@@ -5,9 +5,9 @@
 
 use tokenmill_backend::{RopeStyle, Temperature};
 
-use crate::Descriptor;
+use crate::{Descriptor, LoadError};
 
-use super::{Architecture, GgufRows, HfLayout, hf_layout::VISION};
+use super::{Architecture, GgufKeys, HfLayout, Recast, hf_layout::VISION};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "mistral3",
@@ -22,7 +22,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     hf_classes: &["Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"],
     hf_layout: HfLayout {
         ignored: VISION,
-        gguf_rows: GgufRows::Neighbours,
+        recasts: Recast::NEIGHBOURS,
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
@@ -36,6 +36,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         }
         Ok(descriptor)
     },
+    rule,
 };
 
 fn set_temperature(descriptor: &mut Descriptor, scale: f32, interval: usize) {
@@ -46,4 +47,23 @@ fn set_temperature(descriptor: &mut Descriptor, scale: f32, interval: usize) {
             offset: 0,
         });
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    // A key of its own states the multiplier of the logarithm.
+    keys.states_yarn_magnitude = false;
+    keys.usual()?;
+    keys.set_own_head_width()?;
+    keys.vocab_size()?;
+    keys.rope_width()?;
+    keys.window()?;
+    let rope = keys.config.rope_parameters()?;
+    if let Some(multiplier) = rope.opt_f32("mscale_all_dim")? {
+        keys.set("rope.scaling.yarn_log_multiplier", multiplier);
+    }
+    if let Some(scale) = rope.opt_f32("llama_4_scaling_beta")? {
+        keys.set("attention.temperature_scale", scale);
+    }
+    Ok(())
 }

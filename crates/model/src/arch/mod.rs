@@ -91,7 +91,8 @@ use tokenmill_gguf::GgufFile;
 use crate::{Descriptor, LoadError};
 
 use gguf_config::{Asked, GgufConfig, n_rows};
-pub(crate) use gguf_form::{GgufForm, Recast, recasts_of};
+pub(crate) use gguf_form::{GgufForm, Recast, Recasts};
+use gguf_form::{GgufKeys, Rule};
 pub(crate) use gguf_header::GgufHeader;
 pub use gguf_header::check_is_model;
 pub(crate) use hf_config::HfConfig;
@@ -111,6 +112,16 @@ struct Architecture {
     hf_layout: HfLayout,
     /// Builds a descriptor from a Hugging Face configuration.
     from_hf: fn(&HfConfig) -> Result<Descriptor, LoadError>,
+    /// Collects the keys of the GGUF file made from a folder.
+    rule: Rule,
+}
+
+impl Architecture {
+    /// Returns the first row of an architecture in the table.
+    fn named(name: &str) -> &'static Self {
+        let found = ARCHITECTURES.iter().find(|row| row.name == name);
+        found.expect("descriptors and rows name architectures of the table")
+    }
 }
 
 /// All architectures.
@@ -203,6 +214,12 @@ pub fn architectures() -> Vec<&'static str> {
 pub(crate) fn layouts(arch: &str) -> Vec<&'static HfLayout> {
     let rows = ARCHITECTURES.iter().filter(|row| row.name == arch);
     rows.map(|row| &row.hf_layout).collect()
+}
+
+/// Returns how the tensors of an architecture's files differ from those of its folders.
+pub(crate) fn recasts_of(arch: &str) -> Recasts {
+    let row = ARCHITECTURES.iter().find(|row| row.name == arch);
+    row.map_or(&[], |row| row.hf_layout.recasts)
 }
 
 /// Returns a header's architecture and typed access to its metadata.
@@ -372,4 +389,18 @@ fn describe_class(class: &str, config: &HfConfig) -> Result<HfNetwork, LoadError
         layout: row.hf_layout,
         config,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_name_architectures_of_the_table() {
+        for row in ARCHITECTURES {
+            if let Some(name) = row.hf_layout.arch_with_experts {
+                assert!(architectures().contains(&name), "{name}");
+            }
+        }
+    }
 }

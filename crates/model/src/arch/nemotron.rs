@@ -5,7 +5,7 @@
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 
-use crate::{Descriptor, Presence};
+use crate::{Descriptor, Presence, RopeScaling};
 
 use super::{Architecture, Change, HfLayout};
 
@@ -27,6 +27,16 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let biases = [config.presence("attention_bias")?, config.presence("mlp_bias")?];
         finish(&mut descriptor, biases);
         Ok(descriptor)
+    },
+    rule: |keys| {
+        keys.usual()?;
+        keys.vocab_size()?;
+        keys.copy_number("attention.layer_norm_epsilon", &["norm_eps"])?;
+        keys.rope_width()?;
+        if !matches!(keys.descriptor.ropes[0].scaling, RopeScaling::Linear { .. }) {
+            keys.set("rope.scaling.type", "none");
+        }
+        Ok(())
     },
 };
 

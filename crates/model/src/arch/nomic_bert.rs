@@ -8,7 +8,7 @@ use crate::{Descriptor, PoolingDescriptor, Presence};
 
 use super::{
     Architecture, HfLayout,
-    encoder::{HeadStep, make_encoder, make_post_norm},
+    encoder::{self, HeadStep, make_encoder, make_post_norm},
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -55,6 +55,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
         Ok(descriptor)
     },
+    rule: |keys| encoder::write_keys(keys, Activation::Silu),
 };
 
 fn finish(descriptor: &mut Descriptor) {

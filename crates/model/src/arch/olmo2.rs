@@ -44,6 +44,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         finish(&mut descriptor);
         Ok(descriptor)
     },
+    rule: |keys| {
+        keys.usual()?;
+        keys.windows_if_any()
+    },
 };
 
 fn finish(descriptor: &mut Descriptor) {

@@ -42,4 +42,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         set_experts(&mut descriptor, &config.moe(false)?, |_| true);
         Ok(descriptor)
     },
+    rule: |keys| {
+        keys.usual()?;
+        keys.pooling()
+    },
 };

@@ -4,9 +4,9 @@
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 
-use crate::{Descriptor, Presence, Residual};
+use crate::{Descriptor, LoadError, Presence, Residual};
 
-use super::{Architecture, HfLayout};
+use super::{Architecture, GgufKeys, HfLayout};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "phi2",
@@ -36,6 +36,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         finish(&mut descriptor);
         Ok(descriptor)
     },
+    rule,
 };
 
 fn finish(descriptor: &mut Descriptor) {
@@ -50,4 +51,13 @@ fn finish(descriptor: &mut Descriptor) {
         dense.is_gated = false;
         dense.bias = Presence::Required;
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.sizes()?;
+    keys.rope_width()?;
+    keys.heads()?;
+    keys.unusual_rope_base();
+    keys.norm_eps()
 }

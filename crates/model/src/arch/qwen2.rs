@@ -12,6 +12,10 @@ pub(super) const QWEN2: Architecture = Architecture {
     hf_classes: &["Qwen2ForCausalLM"],
     hf_layout: HfLayout::LLAMA,
     from_hf,
+    rule: |keys| {
+        keys.usual()?;
+        keys.pooling()
+    },
 };
 
 pub(super) const QWEN2_VL: Architecture = Architecture {
@@ -34,6 +38,7 @@ pub(super) const QWEN2_VL: Architecture = Architecture {
         config.set_image_inputs(&mut descriptor, RopeAxes::Sections)?;
         Ok(descriptor)
     },
+    rule: QWEN2.rule,
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {

@@ -51,6 +51,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         config.set_experts_by_step(&mut descriptor, &moe)?;
         Ok(descriptor)
     },
+    rule: |keys| {
+        keys.usual()?;
+        keys.expert_widths()
+    },
 };
 
 /// Adds a shared network with a gate, of width `n_ff`.

@@ -12,6 +12,10 @@ pub(super) const QWEN3: Architecture = Architecture {
     hf_classes: &["Qwen3ForCausalLM", "Qwen3Model"],
     hf_layout: HfLayout::LLAMA,
     from_hf,
+    rule: |keys| {
+        keys.usual()?;
+        keys.pooling()
+    },
 };
 
 pub(super) const QWEN3_VL: Architecture = Architecture {
@@ -30,6 +34,10 @@ pub(super) const QWEN3_VL: Architecture = Architecture {
         let mut descriptor = from_hf(config)?;
         config.set_image_inputs(&mut descriptor, RopeAxes::Interleaved)?;
         Ok(descriptor)
+    },
+    rule: |keys| {
+        keys.usual()?;
+        keys.set_count("n_deepstack_layers", keys.descriptor.n_deep_inputs)
     },
 };
 

@@ -5,7 +5,7 @@ use tokenmill_backend::{RopeAxes, RopeStyle};
 use crate::{Descriptor, LoadError, QkNorm};
 
 use super::{
-    Architecture, Change, GgufConfig, HfLayout,
+    Architecture, Change, GgufConfig, HfLayout, Recast,
     gguf_experts::MoeDefaults,
     hf_experts::EXPERTS,
     hf_layout::VISION,
@@ -34,6 +34,10 @@ pub(super) const QWEN3_MOE: Architecture = Architecture {
         config.set_experts_by_step(&mut descriptor, &config.moe(false)?)?;
         Ok(descriptor)
     },
+    rule: |keys| {
+        keys.usual()?;
+        keys.expert_widths()
+    },
 };
 
 pub(super) const QWEN3_VL_MOE: Architecture = Architecture {
@@ -52,6 +56,7 @@ pub(super) const QWEN3_VL_MOE: Architecture = Architecture {
             ("ffn_gate_up_exps.weight", Change::TransposeExpertsIfNeeded),
             ("ffn_down_exps.weight", Change::TransposeExpertsIfNeeded),
         ],
+        recasts: &[("ffn_gate_up_exps.weight", Recast::GATE_AND_UP)],
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
@@ -61,6 +66,10 @@ pub(super) const QWEN3_VL_MOE: Architecture = Architecture {
         moe.router.is_normalized = true;
         config.set_experts_by_step(&mut descriptor, &moe)?;
         Ok(descriptor)
+    },
+    rule: |keys| {
+        (QWEN3_VL.rule)(keys)?;
+        keys.expert_widths()
     },
 };
 

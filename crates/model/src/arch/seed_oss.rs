@@ -6,7 +6,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::Presence;
 
-use super::{Architecture, HfLayout};
+use super::{Architecture, HfLayout, Recast};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "seed_oss",
@@ -19,7 +19,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         Ok(descriptor)
     },
     hf_classes: &["SeedOssForCausalLM"],
-    hf_layout: HfLayout::LLAMA,
+    hf_layout: HfLayout {
+        recasts: &[Recast::POST_ATTENTION],
+        ..HfLayout::LLAMA
+    },
     from_hf: |config| {
         let mut descriptor = config.decoder()?;
         let qkv_bias = config.presence("attention_bias")?;
@@ -31,5 +34,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             layer.dense_mut().bias = ffn_bias;
         }
         Ok(descriptor)
+    },
+    rule: |keys| {
+        keys.usual()?;
+        keys.pooling()
     },
 };

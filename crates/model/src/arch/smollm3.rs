@@ -4,7 +4,7 @@
 
 use tokenmill_backend::RopeStyle;
 
-use super::{Architecture, GgufRows, HfLayout};
+use super::{Architecture, HfLayout, Recast};
 
 /// Default period of the layers without positions.
 const PERIOD: usize = 4;
@@ -20,7 +20,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
     hf_classes: &["SmolLM3ForCausalLM"],
     hf_layout: HfLayout {
-        gguf_rows: GgufRows::Neighbours,
+        recasts: Recast::NEIGHBOURS,
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
@@ -57,5 +57,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             config.set_windows(&mut descriptor, |layer_idx| !has_rope[layer_idx])?;
         }
         Ok(descriptor)
+    },
+    rule: |keys| {
+        keys.usual()?;
+        keys.vocab_size()?;
+        keys.rope_width()
     },
 };

@@ -4,9 +4,9 @@
 
 use tokenmill_backend::{NormKind, RopeStyle};
 
-use crate::{Descriptor, Presence, QkNorm, Residual};
+use crate::{Descriptor, LoadError, Presence, QkNorm, Residual};
 
-use super::{Architecture, HfLayout};
+use super::{Architecture, GgufKeys, HfLayout};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "stablelm",
@@ -32,6 +32,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         finish(&mut descriptor, is_parallel, qkv_bias, config.is("qk_layernorm")?);
         Ok(descriptor)
     },
+    rule,
 };
 
 fn finish(descriptor: &mut Descriptor, is_parallel: bool, qkv_bias: Presence, has_norms: bool) {
@@ -44,4 +45,15 @@ fn finish(descriptor: &mut Descriptor, is_parallel: bool, qkv_bias: Presence, ha
             layer.residual = Residual::Parallel;
         }
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.sizes()?;
+    keys.rope_width()?;
+    keys.heads()?;
+    let is_parallel = keys.config.is("use_parallel_residual")?;
+    keys.set("use_parallel_residual", is_parallel);
+    keys.unusual_rope_base();
+    keys.norm_eps()
 }

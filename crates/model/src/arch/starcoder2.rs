@@ -29,6 +29,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         finish(&mut descriptor, config.presence("use_bias")?);
         Ok(descriptor)
     },
+    rule: |keys| {
+        keys.usual()?;
+        keys.pooling()
+    },
 };
 
 fn finish(descriptor: &mut Descriptor, bias: Presence) {
