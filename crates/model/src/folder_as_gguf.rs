@@ -41,7 +41,7 @@ impl FolderAsGguf {
             layout,
             config,
         } = arch::describe_hf(config)?;
-        let form = GgufForm::of(&descriptor)?;
+        let form = GgufForm::of(&descriptor);
         let mut keys = Metadata::new();
         form.write_keys(&config, &descriptor, &mut keys)?;
         let weights =

@@ -125,7 +125,7 @@ impl AdapterReader {
         let rows = self
             .layouts
             .first()
-            .map_or(GgufRows::Same, |layout| layout.gguf_rows);
+            .map_or(GgufRows::Same, |layout| layout.gguf_rows());
         if (form == Form::Gguf) == self.is_gguf {
             return Ok(());
         }

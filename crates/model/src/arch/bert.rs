@@ -9,8 +9,8 @@ use tokenmill_backend::{Activation, Pooling, RopeStyle};
 use crate::{Descriptor, Ignorable, LoadError, PoolingDescriptor, Presence};
 
 use super::{
-    Architecture, Change, HfConfig, HfLayout,
-    encoder::{HeadStep, make_encoder, make_post_norm, remove_rope},
+    Architecture, Change, HfConfig, HfLayout, Recast,
+    encoder::{self, HeadStep, make_encoder, make_post_norm, remove_rope},
 };
 
 /// The number of rows of RoBERTa's position table that no token uses: positions begin after the padding token's.
@@ -30,7 +30,8 @@ pub(super) const BERT: Architecture = Architecture {
     },
     hf_classes: &["BertModel", "BertForSequenceClassification"],
     hf_layout: LAYOUT,
-    from_hf: |config| from_hf(config, 0),
+    from_hf: Some(|config| from_hf(config, 0)),
+    rule: |keys| encoder::write_keys(keys, Activation::GeluErf),
 };
 
 pub(super) const ROBERTA: Architecture = Architecture {
@@ -55,7 +56,8 @@ pub(super) const ROBERTA: Architecture = Architecture {
         changes: &[("position_embd.weight", Change::SkipRows(UNUSED_POSITIONS))],
         ..LAYOUT
     },
-    from_hf: |config| from_hf(config, UNUSED_POSITIONS),
+    from_hf: Some(|config| from_hf(config, UNUSED_POSITIONS)),
+    rule: BERT.rule,
 };
 
 const LAYOUT: HfLayout = HfLayout {
@@ -83,6 +85,13 @@ const LAYOUT: HfLayout = HfLayout {
         "embeddings.position_ids",
         "bert.embeddings.position_ids",
         "roberta.embeddings.position_ids",
+    ],
+    // BERT's pooler is called `cls`; RoBERTa's is called `pooler`, and its classifiers have none.
+    recasts: &[
+        ("cls.weight", Recast::OfClassifier),
+        ("cls.bias", Recast::OfClassifier),
+        ("pooler.weight", Recast::OfClassifier),
+        ("pooler.bias", Recast::OfClassifier),
     ],
     ..HfLayout::LLAMA
 };

@@ -4,9 +4,9 @@
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 
-use crate::{Descriptor, EmbeddingNorm, Presence};
+use crate::{Descriptor, EmbeddingNorm, LoadError, Presence};
 
-use super::{Architecture, Change, HfLayout};
+use super::{Architecture, Change, GgufKeys, HfLayout};
 
 /// The largest bias of a step of distance, as a power of two.
 const MAX_BIAS: f32 = 8.0;
@@ -39,14 +39,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        if config.is("apply_residual_connection_post_layernorm")? {
-            return Err(config.wrong("apply_residual_connection_post_layernorm", "false"));
-        }
-        let mut descriptor = config.decoder()?;
-        finish(&mut descriptor);
-        Ok(descriptor)
-    },
+    from_hf: None,
+    rule,
 };
 
 fn finish(descriptor: &mut Descriptor) {
@@ -65,4 +59,19 @@ fn finish(descriptor: &mut Descriptor) {
         dense.is_gated = false;
         dense.bias = Presence::Required;
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let key = "apply_residual_connection_post_layernorm";
+    if keys.config.is(key)? {
+        return Err(keys.config.wrong(key, "false"));
+    }
+    keys.facts.activation = None;
+    keys.sizes()?;
+    let n_embd = keys.descriptor.n_embd;
+    keys.set_count("feed_forward_length", n_embd.saturating_mul(4))?;
+    keys.heads()?;
+    keys.copy_count("attention.head_count_kv", &["n_head", "num_attention_heads"])?;
+    keys.norm_eps()
 }

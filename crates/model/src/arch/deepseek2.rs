@@ -11,7 +11,7 @@ use crate::{
     RopeScaling, error::check, rope::yarn_magnitude,
 };
 
-use super::{Architecture, GgufConfig, HfConfig, HfLayout, gguf_experts::MoeDefaults};
+use super::{Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast, gguf_experts::MoeDefaults};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "deepseek2",
@@ -38,9 +38,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
             ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
         ],
+        recasts: &[("attn_kv_b.weight", Recast::LatentKeysAndValues)],
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
+    rule,
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
@@ -215,4 +217,42 @@ pub(super) fn set_router(moe: &mut MoeDescriptor) {
             GroupMeasure::Best
         };
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    // A key of its own states the multiplier of the logarithm.
+    keys.states_yarn_magnitude = false;
+    keys.usual()?;
+    let latent = (keys.descriptor.layers.iter()).find_map(|layer| layer.mixer.latent());
+    let latent = latent.ok_or_else(|| keys.config.wrong("kv_lora_rank", "a count"))?;
+    // All heads share one row of keys.
+    keys.set("attention.head_count_kv", 1_u32);
+    keys.set_count(
+        "attention.key_length",
+        latent.kv_rank.saturating_add(latent.rotated_dim),
+    )?;
+    keys.set_count("attention.value_length", latent.kv_rank)?;
+    keys.vocab_size()?;
+    if let Some(rank) = latent.q_rank {
+        keys.set_count("attention.q_lora_rank", rank)?;
+    }
+    keys.set_count("attention.kv_lora_rank", latent.kv_rank)?;
+    keys.set_count(
+        "attention.key_length_mla",
+        latent.plain_dim.saturating_add(latent.rotated_dim),
+    )?;
+    keys.set_count("attention.value_length_mla", latent.head_dim_v)?;
+    keys.set_count("rope.dimension_count", latent.rotated_dim)?;
+    keys.routed_experts()?;
+    keys.router_with_defaults()?;
+    if matches!(
+        keys.descriptor.ropes.first().map(|rope| &rope.scaling),
+        Some(RopeScaling::Yarn { .. })
+    ) {
+        let multiplier = keys.config.yarn_score_multiplier()?;
+        // A tenth of the multiplier; the reader multiplies it by 10.
+        keys.set("rope.scaling.yarn_log_multiplier", 0.1 * multiplier);
+    }
+    Ok(())
 }

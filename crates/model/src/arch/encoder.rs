@@ -5,13 +5,14 @@
 
 use serde_json::Value;
 use tokenmill_backend::{Activation, NormKind, Pooling};
+use tokenmill_gguf::StringArray;
 
 use crate::{
     Descriptor, EmbeddingNorm, HeadLayer, LoadError, NormPlacement, OutputHead, PooledOutput,
     PoolingDescriptor, Presence,
 };
 
-use super::{GgufConfig, HfConfig, n_rows};
+use super::{GgufConfig, GgufKeys, HfConfig, n_rows};
 
 /// A step between the two matrices of a classification head.
 #[derive(Clone, Copy)]
@@ -68,6 +69,9 @@ impl GgufConfig<'_> {
         head_step: HeadStep,
         first: Pooling,
     ) -> Result<Option<PoolingDescriptor>, LoadError> {
+        if let Some(facts) = self.facts {
+            return Ok(facts.pooling.clone());
+        }
         // Files saved by llama.cpp have -1 for an unset type.
         let code = self.opt_usize("pooling_type")?.filter(|&code| code != UNSET);
         let kind = match code {
@@ -256,4 +260,49 @@ impl HfConfig {
     pub(super) fn is_classifier(&self) -> Result<bool, LoadError> {
         Ok(self.class()?.ends_with("ForSequenceClassification"))
     }
+}
+
+/// Collects the keys of BERT and its descendants, whose readers assume the activation `usual`.
+pub(super) fn write_keys(keys: &mut GgufKeys<'_>, usual: Activation) -> Result<(), LoadError> {
+    keys.sizes()?;
+    keys.copy_count("attention.head_count", &["num_attention_heads", "n_head"])?;
+    if !keys.descriptor.ropes.is_empty() {
+        keys.rope()?;
+    }
+    keys.norm_eps()?;
+    keys.head_widths()?;
+    keys.set("attention.causal", false);
+    keys.pooling()?;
+    labels(keys);
+    has_activation(keys, usual)
+}
+
+/// Sets the labels of a classifier.
+pub(super) fn labels(keys: &mut GgufKeys<'_>) {
+    let is_classifier = (keys.config.class()).is_ok_and(|class| class.ends_with("ForSequenceClassification"));
+    let Some(Value::Object(labels)) = keys.config.get("id2label").filter(|_| is_classifier) else {
+        return;
+    };
+    let mut labels: Vec<(u64, &str)> = (labels.iter())
+        .filter_map(|(id, label)| Some((id.parse().ok()?, label.as_str()?)))
+        .collect();
+    labels.sort_unstable();
+    let labels: StringArray = labels.into_iter().map(|(_, label)| label).collect();
+    keys.set("classifier.output_labels", labels);
+}
+
+/// Refuses a network whose activation differs from the one that readers assume, since no key states it.
+pub(super) fn has_activation(keys: &GgufKeys<'_>, usual: Activation) -> Result<(), LoadError> {
+    let mut dense = keys
+        .descriptor
+        .layers
+        .iter()
+        .filter_map(|layer| layer.ffn.dense());
+    if dense.all(|dense| dense.activation == usual) {
+        return Ok(());
+    }
+    Err(LoadError::UnsupportedFeature {
+        arch: keys.arch.to_owned(),
+        feature: "another activation than files of the architecture mean, as output".to_owned(),
+    })
 }

@@ -8,7 +8,7 @@ use tokenmill_backend::{Activation, RopeStyle};
 use crate::{Descriptor, LoadError, MixerDescriptor, Presence, RowFactors};
 
 use super::{
-    Architecture, GgufConfig, GgufRows, HfConfig, HfLayout,
+    Architecture, GgufConfig, HfConfig, HfLayout, Recast,
     hf_recurrent::{MAMBA_2, Mamba2Keys, SSM_CHANGES},
 };
 
@@ -26,10 +26,23 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         shared: MAMBA_2,
         network: &[("final_layernorm", "output_norm")],
         changes: SSM_CHANGES,
-        gguf_rows: GgufRows::Scaled,
+        recasts: &[
+            ("token_embd.weight", Recast::EmbeddingScale),
+            ("output.weight", Recast::LogitScale),
+            ("attn_k.weight", Recast::ScoreScale),
+            ("ssm_conv1d.weight", Recast::Squeeze),
+            ("ssm_a", Recast::Column),
+            ("ssm_d", Recast::Column),
+            ("ffn_norm.weight", Recast::Rename("ffn_norm")),
+        ],
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
+    rule: |keys| {
+        keys.usual()?;
+        keys.vocab_size()?;
+        keys.state_space()
+    },
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {

@@ -4,9 +4,9 @@
 
 use tokenmill_backend::{Activation, RopeStyle};
 
-use crate::{Descriptor, OutputHead};
+use crate::{Descriptor, LoadError, OutputHead};
 
-use super::{Architecture, Change, HfLayout};
+use super::{Architecture, Change, GgufKeys, HfLayout};
 
 /// How the folders of the family store the weights of all norms.
 pub(super) const NORMS: &[(&str, Change)] = &[("norm.weight", Change::AddOne)];
@@ -23,11 +23,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         changes: NORMS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        finish(&mut descriptor);
-        Ok(descriptor)
-    },
+    from_hf: None,
+    rule,
 };
 
 /// Applies the structure that the whole family shares.
@@ -40,4 +37,16 @@ pub(super) fn finish(descriptor: &mut Descriptor) {
         // Early configurations name another activation, but the network was trained with this one.
         layer.dense_mut().activation = Activation::GeluTanh;
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    // Early configurations name another activation, but the network was trained with this one.
+    keys.facts.activation = None;
+    keys.sizes()?;
+    keys.heads()?;
+    keys.norm_eps()?;
+    keys.set_own_head_width()?;
+    keys.unusual_rope_base();
+    Ok(())
 }

@@ -14,7 +14,8 @@ use crate::{
 };
 
 use super::{
-    Architecture, Change, GgufConfig, HfConfig, HfLayout, gemma, gemma4::share_kv, normal::normal_quantile,
+    Architecture, Change, GgufConfig, GgufKeys, HfConfig, HfLayout, gemma, gemma4::share_kv,
+    normal::normal_quantile,
 };
 
 /// Default period of the layers with full attention.
@@ -68,7 +69,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         changes: &[("per_layer_token_embd.weight", Change::FillVocabulary)],
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
+    rule,
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
@@ -224,4 +226,37 @@ fn finish(
         });
     }
     share_kv(descriptor, variant.n_sharing)
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    keys.set_own_heads()?;
+    let widths: Vec<usize> = keys.dense_widths();
+    keys.set_count_list("feed_forward_length", &widths)?;
+    if let Some(softcap) = keys.descriptor.logit_softcap {
+        keys.set("final_logit_softcapping", softcap);
+    }
+    keys.window_of_layers()?;
+    let alt_up = keys
+        .descriptor
+        .alt_up
+        .as_ref()
+        .map_or(0, |alt_up| alt_up.n_streams);
+    keys.set_count("altup.active_idx", 0)?;
+    keys.set_count("altup.num_inputs", alt_up)?;
+    keys.layer_embeddings()?;
+    keys.shared_kv()?;
+    let cutoffs: Vec<f32> = (keys.descriptor.layers.iter())
+        .map(|layer| {
+            layer
+                .ffn
+                .dense()
+                .and_then(|dense| dense.cutoff)
+                .unwrap_or(f32::NEG_INFINITY)
+        })
+        .collect();
+    keys.set("activation_sparsity_scale", cutoffs);
+    keys.window_pattern();
+    Ok(())
 }

@@ -14,7 +14,7 @@ use crate::{
     LoadError, MoeDescriptor, NormPlacement, Presence, QkNorm, RopeDescriptor, RopeScaling,
 };
 
-use super::{Architecture, GgufConfig, HfConfig, HfLayout, gemma, gguf_experts::MoeDefaults};
+use super::{Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, gemma, gguf_experts::MoeDefaults};
 
 /// Period of the layers with full attention.
 const PERIOD: usize = 6;
@@ -56,7 +56,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
+    rule,
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
@@ -220,4 +221,37 @@ pub(super) fn share_kv(descriptor: &mut Descriptor, n_sharing: usize) -> Result<
         );
     }
     Ok(())
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    let widths: Vec<usize> = keys.dense_widths();
+    keys.set_counts("feed_forward_length", &widths)?;
+    let kv_heads: Vec<usize> = (keys.descriptor.attentions())
+        .map(|attention| attention.n_kv_heads)
+        .collect();
+    keys.set_counts("attention.head_count_kv", &kv_heads)?;
+    keys.copy_number("final_logit_softcapping", &["final_logit_softcapping"])?;
+    keys.window_of_layers()?;
+    keys.shared_kv()?;
+    keys.layer_embeddings()?;
+    keys.window_pattern();
+    let width_of = |is_local: bool| {
+        let mut layers = keys.descriptor.attentions();
+        layers
+            .find(|attention| attention.window.is_some() == is_local)
+            .map(|attention| attention.head_dim_k)
+    };
+    let (global, local) = (width_of(false), width_of(true));
+    if let Some(width) = global.or(local) {
+        keys.set_head_width(width)?;
+        keys.set_count("rope.dimension_count", width)?;
+    }
+    if let Some(width) = local.or(global) {
+        keys.set_count("attention.key_length_swa", width)?;
+        keys.set_count("attention.value_length_swa", width)?;
+        keys.set_count("rope.dimension_count_swa", width)?;
+    }
+    keys.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])
 }

@@ -104,6 +104,14 @@ impl GgufConfig<'_> {
         let scale = self
             .opt_f32("expert_weights_scale")?
             .filter(|&scale| scale != 0.0);
+        let (score, is_normalized, scale) = match self.facts.and_then(|facts| facts.router) {
+            Some(router) => (
+                router.score.unwrap_or(score),
+                router.is_normalized,
+                Some(router.scale),
+            ),
+            None => (score, is_normalized, scale),
+        };
         Ok(MoeDescriptor {
             router: RouterDescriptor {
                 n_experts: self.usize("expert_count")?,
@@ -137,6 +145,10 @@ impl GgufConfig<'_> {
         descriptor: &mut Descriptor,
         moe: &MoeDescriptor,
     ) -> Result<(), LoadError> {
+        if let Some(listed) = self.facts.and_then(|facts| facts.expert_layers.as_ref()) {
+            set_experts(descriptor, moe, |layer_idx| listed[layer_idx]);
+            return Ok(());
+        }
         let n_dense = self.opt_usize("leading_dense_block_count")?.unwrap_or(0);
         let step = self.opt_count("interleave_moe_layer_step")?.unwrap_or(1);
         set_experts(descriptor, moe, |layer_idx| {
@@ -171,7 +183,7 @@ impl GgufConfig<'_> {
                 cutoff: None,
                 joined: GateUpOrder::GateFirst,
                 is_gated: moe.is_gated,
-                bias: Presence::Optional,
+                bias: self.facts.map_or(Presence::Optional, |facts| facts.shared_bias),
             },
             has_gate: false,
         }))

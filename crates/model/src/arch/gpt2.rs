@@ -4,9 +4,9 @@
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 
-use crate::{Descriptor, Presence};
+use crate::{Descriptor, LoadError, Presence};
 
-use super::{Architecture, Change, HfLayout, UNUSED};
+use super::{Architecture, Change, GgufKeys, HfLayout, UNUSED};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt2",
@@ -45,7 +45,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
+    from_hf: Some(|config| {
         let mut descriptor = config.decoder()?;
         finish(&mut descriptor);
         let is_scaled = config.opt_bool("scale_attn_weights")?.unwrap_or(true);
@@ -60,7 +60,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             }
         }
         Ok(descriptor)
-    },
+    }),
+    rule,
 };
 
 fn finish(descriptor: &mut Descriptor) {
@@ -76,4 +77,21 @@ fn finish(descriptor: &mut Descriptor) {
         layer.dense_mut().is_gated = false;
         layer.dense_mut().bias = Presence::Required;
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.sizes()?;
+    let widths = keys.dense_widths();
+    keys.set_counts("feed_forward_length", &widths)?;
+    keys.copy_count("attention.head_count", &["n_head", "num_attention_heads"])?;
+    for key in ["scale_attn_weights", "scale_attn_by_inverse_layer_idx"] {
+        let is_usual = key == "scale_attn_weights";
+        if keys.config.opt_bool(key)?.unwrap_or(is_usual) != is_usual {
+            let expected =
+                "attention that is scaled by the width of heads, since files have no key for another";
+            return Err(keys.config.wrong(key, expected));
+        }
+    }
+    keys.norm_eps()
 }

@@ -5,9 +5,9 @@
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 
-use crate::{Descriptor, Presence, Residual};
+use crate::{Descriptor, LoadError, Presence, Residual};
 
-use super::{Architecture, Change, HfLayout, UNUSED};
+use super::{Architecture, Change, GgufKeys, HfLayout, UNUSED};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gptneox",
@@ -43,16 +43,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        let is_parallel = config.opt_bool("use_parallel_residual")?.unwrap_or(true);
-        let bias = match config.opt_bool("attention_bias")? {
-            Some(false) => Presence::Absent,
-            _ => Presence::Required,
-        };
-        finish(&mut descriptor, is_parallel, bias);
-        Ok(descriptor)
-    },
+    from_hf: None,
+    rule,
 };
 
 fn finish(descriptor: &mut Descriptor, is_parallel: bool, attention_bias: Presence) {
@@ -67,4 +59,21 @@ fn finish(descriptor: &mut Descriptor, is_parallel: bool, attention_bias: Presen
         layer.dense_mut().is_gated = false;
         layer.dense_mut().bias = Presence::Required;
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let bias = match keys.config.opt_bool("attention_bias")? {
+        Some(false) => Presence::Absent,
+        _ => Presence::Required,
+    };
+    (keys.facts.qkv_bias, keys.facts.output_bias) = (Some(bias), Some(bias));
+    keys.sizes()?;
+    keys.rope_width()?;
+    keys.heads()?;
+    keys.remove("attention.head_count_kv");
+    let is_parallel = keys.config.opt_bool("use_parallel_residual")?;
+    keys.set("use_parallel_residual", is_parallel.unwrap_or(true));
+    keys.unusual_rope_base();
+    keys.norm_eps()
 }

@@ -4,9 +4,9 @@
 
 use tokenmill_backend::RopeStyle;
 
-use crate::{Descriptor, LoadError, Presence};
+use crate::{Descriptor, LoadError};
 
-use super::{Architecture, GgufConfig, GgufRows, HfConfig, HfLayout};
+use super::{Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast, Recasts};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "granite",
@@ -21,32 +21,31 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
     hf_classes: &["GraniteForCausalLM"],
     hf_layout: HfLayout {
-        gguf_rows: GgufRows::Neighbours,
+        recasts: RECASTS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        set_hf_multipliers(config, &mut descriptor)?;
-        let bias = config.presence("attention_bias")?;
-        let ffn_bias = config.presence("mlp_bias")?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = bias;
-            layer.attention_mut().output_bias = bias;
-            layer.dense_mut().bias = ffn_bias;
-        }
-        Ok(descriptor)
-    },
+    from_hf: None,
+    rule,
 };
+
+/// The changes of the tensors of all architectures of the family.
+pub(super) const RECASTS: Recasts = &[
+    ("ssm_conv1d.weight", Recast::Squeeze),
+    ("ssm_a", Recast::Column),
+    ("ssm_d", Recast::Column),
+    ("attn_q.weight", Recast::NeighbouringQueries),
+    ("attn_q.bias", Recast::NeighbouringQueries),
+    ("attn_k.weight", Recast::NeighbouringKeys),
+    ("attn_k.bias", Recast::NeighbouringKeys),
+    ("ffn_gate_up_exps.weight", Recast::GATE_AND_UP),
+    ("ffn_up_shexp.weight", Recast::SharedGateAndUp),
+    ("ffn_down_shexp.weight", Recast::SharedDown),
+];
 
 /// Describes a dense network from a file of the family.
 pub(super) fn dense_from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Norm)?;
     set_gguf_multipliers(config, &mut descriptor)?;
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().qkv_bias = Presence::Optional;
-        layer.attention_mut().output_bias = Presence::Optional;
-        layer.dense_mut().bias = Presence::Optional;
-    }
     Ok(descriptor)
 }
 
@@ -75,6 +74,26 @@ pub(super) fn set_hf_multipliers(config: &HfConfig, descriptor: &mut Descriptor)
         for layer in &mut descriptor.layers {
             layer.attention_mut().scale = scale;
         }
+    }
+    Ok(())
+}
+
+/// Collects the keys of a folder of the family.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.find_biases(["attention_bias", "mlp_bias"])?;
+    keys.usual()?;
+    keys.vocab_size()?;
+    let width = keys.attention().map(|attention| attention.head_dim_k);
+    if let Some(width) = width {
+        keys.set_count("rope.dimension_count", width)?;
+    }
+    keys.copy_number("attention.scale", &["attention_multiplier"])?;
+    keys.copy_number("embedding_scale", &["embedding_multiplier"])?;
+    keys.copy_number("residual_scale", &["residual_multiplier"])?;
+    keys.copy_number("logit_scale", &["logits_scaling"])?;
+    let shared = keys.first_count(&["shared_intermediate_size"])?;
+    if let Some(width) = shared.filter(|&width| width > 0) {
+        keys.set_count("expert_shared_feed_forward_length", width)?;
     }
     Ok(())
 }

@@ -8,9 +8,10 @@ use tokenmill_backend::{Activation, RopeStyle};
 use crate::{Descriptor, LoadError, MixerDescriptor, Presence};
 
 use super::{
-    Architecture, GgufConfig, GgufRows, HfConfig, HfLayout,
+    Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout,
     gguf_experts::{MoeDefaults, set_experts},
-    granite::{has_gguf_rope, set_gguf_multipliers, set_hf_multipliers},
+    gguf_form::UNBOUNDED,
+    granite::{self, has_gguf_rope, set_gguf_multipliers, set_hf_multipliers},
     granitemoe::{GRANITE_EXPERTS, with_shared},
     hf_recurrent::{MAMBA_2, Mamba2Keys, SSM_CHANGES},
 };
@@ -23,10 +24,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: MAMBA_2,
         shared: GRANITE_EXPERTS,
         changes: SSM_CHANGES,
-        gguf_rows: GgufRows::Neighbours,
+        recasts: granite::RECASTS,
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
+    rule,
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
@@ -106,4 +108,28 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         ];
     }
     Ok(descriptor)
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    (granite::ARCHITECTURE.rule)(keys)?;
+    let has_experts = keys
+        .descriptor
+        .layers
+        .iter()
+        .any(|layer| layer.ffn.moe().is_some());
+    if !has_experts {
+        let widths = keys.dense_widths();
+        keys.set_counts("feed_forward_length", &widths)?;
+        keys.remove("expert_shared_feed_forward_length");
+    }
+    keys.kv_heads_of_layers()?;
+    keys.state_space()?;
+    let has_rope = keys.attention().is_some_and(|attention| attention.rope.is_some());
+    keys.set("rope.scaling.finetuned", has_rope);
+    if !has_rope {
+        // Positions are then unbounded.
+        keys.set("context_length", UNBOUNDED);
+    }
+    Ok(())
 }

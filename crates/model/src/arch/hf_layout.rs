@@ -4,6 +4,8 @@
 //! The configuration describes the network, and the folder reads tensors. Invariant: data only. With a
 //! layout, a folder offers the same tensors under the same names as a GGUF file of the network.
 
+use super::gguf_form::{Drafts, Recast, Recasts};
+
 /// The layout of an architecture's folders. Tensors without a row have the names of Llama's folders.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HfLayout {
@@ -22,8 +24,14 @@ pub(crate) struct HfLayout {
     pub(crate) ignored: &'static [&'static str],
     /// Changes of numbers, by suffix of the GGUF name.
     pub(crate) changes: &'static [(&'static str, Change)],
-    /// How the rows of queries and keys in GGUF files differ from the folder's.
-    pub(crate) gguf_rows: GgufRows,
+    /// Changes of tensors for the GGUF file made from the folder.
+    pub(super) recasts: Recasts,
+    /// Whether the file has weights for the query and key norms that have none in the folder.
+    pub(super) has_plain_norms: bool,
+    /// The MTP layers of the folder, as the file has them.
+    pub(super) drafts: Drafts,
+    /// The architecture of the file made from a folder with experts, if it is another.
+    pub(super) arch_with_experts: Option<&'static str>,
 }
 
 /// How the rows of queries and keys in an architecture's GGUF files differ from those in its folders.
@@ -113,8 +121,23 @@ impl HfLayout {
         network: &[],
         ignored: &[],
         changes: &[],
-        gguf_rows: GgufRows::Same,
+        recasts: &[],
+        has_plain_norms: false,
+        drafts: Drafts::Left,
+        arch_with_experts: None,
     };
+
+    /// Returns how the rows of queries and keys in GGUF files differ from the folder's.
+    pub(crate) fn gguf_rows(&self) -> GgufRows {
+        let has = |wanted| self.recasts.iter().any(|&(_, recast)| recast == wanted);
+        if has(Recast::ScoreScale) {
+            GgufRows::Scaled
+        } else if has(Recast::NeighbouringQueries) {
+            GgufRows::Neighbours
+        } else {
+            GgufRows::Same
+        }
+    }
 
     /// Returns the GGUF name of a tensor, and its share of the GGUF tensor; `None` if the name is unknown.
     pub(crate) fn gguf_name(&self, hf_name: &str) -> Option<(String, Share)> {

@@ -6,7 +6,10 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{Descriptor, LoadError, QkNorm};
 
-use super::{Architecture, HfConfig, HfLayout};
+use super::{Architecture, GgufKeys, HfLayout};
+
+/// The context that the scaled base supports.
+const LONG_CONTEXT: u32 = 256 * 1024;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "hunyuan-dense",
@@ -23,23 +26,14 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        set_biases(config, &mut descriptor)?;
-        finish(&mut descriptor);
-        Ok(descriptor)
+    from_hf: None,
+    rule: |keys| {
+        keys.find_attention_bias("attention_bias")?;
+        keys.usual()?;
+        keys.set_own_head_width()?;
+        long_context(keys)
     },
 };
-
-/// Sets the attention biases that a configuration enables.
-pub(super) fn set_biases(config: &HfConfig, descriptor: &mut Descriptor) -> Result<(), LoadError> {
-    let bias = config.presence("attention_bias")?;
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().qkv_bias = bias;
-        layer.attention_mut().output_bias = bias;
-    }
-    Ok(())
-}
 
 /// Applies the structure that dense and expert models share.
 pub(super) fn finish(descriptor: &mut Descriptor) {
@@ -47,4 +41,19 @@ pub(super) fn finish(descriptor: &mut Descriptor) {
         layer.attention_mut().qk_norm = Some(QkNorm::Head);
         layer.attention_mut().is_normed_after_rope = true;
     }
+}
+
+/// Collects the keys of the scaled rope base, if there is one.
+pub(super) fn long_context(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let rope = keys.config.rope_parameters()?;
+    if rope.get("alpha").is_some() {
+        if let Some(rope) = keys.descriptor.ropes.first() {
+            keys.set("rope.freq_base", rope.base);
+        }
+        keys.set("rope.scaling.type", "none");
+        keys.set("rope.scaling.factor", 1.0_f32);
+        keys.set("rope.scaling.original_context_length", LONG_CONTEXT);
+        keys.set("context_length", LONG_CONTEXT);
+    }
+    Ok(())
 }

@@ -8,7 +8,10 @@ use serde_json::json;
 
 use crate::{Descriptor, LoadError, MoeDescriptor, Presence, QkNorm};
 
-use super::{Architecture, GgufConfig, HfConfig, HfLayout, gguf_experts::MoeDefaults, hf_experts::EXPERTS};
+use super::{
+    Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast, gguf_experts::MoeDefaults,
+    hf_experts::EXPERTS,
+};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "hy_v3",
@@ -23,9 +26,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("mlp.shared_mlp.down_proj", "ffn_down_shexp"),
         ],
         shared: EXPERTS,
+        recasts: &[("exp_probs_b.bias", Recast::Rename("exp_probs_b"))],
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
+    rule,
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
@@ -77,4 +82,19 @@ fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
     moe.router.score = ExpertScore::Sigmoid;
     moe.router.choice_bias = Presence::Required;
     moe
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    keys.routed_experts()?;
+    keys.score_by_sigmoid();
+    keys.set("expert_weights_norm", true);
+    let moe = (keys.descriptor.layers.iter()).find_map(|layer| layer.ffn.moe());
+    if let Some(moe) = moe {
+        keys.set("expert_weights_scale", moe.router.scale);
+        let n_ff = moe.shared.as_ref().map_or(0, |shared| shared.dense.n_ff);
+        keys.set_count("expert_shared_feed_forward_length", n_ff)?;
+    }
+    Ok(())
 }

@@ -13,8 +13,8 @@ use crate::{
 };
 
 use super::{
-    Architecture, HfConfig, HfLayout,
-    encoder::{HeadStep, make_encoder, make_post_norm, remove_rope},
+    Architecture, HfConfig, HfLayout, Recast,
+    encoder::{self, HeadStep, make_encoder, make_post_norm, remove_rope},
 };
 
 /// The largest ALiBi bias per position, as a power of two.
@@ -67,7 +67,8 @@ pub(super) const JINA_BERT_V2: Architecture = Architecture {
         ignored: &["cls.predictions.", "cls.seq_relationship."],
         ..HfLayout::LLAMA
     },
-    from_hf: from_hf_v2,
+    from_hf: Some(from_hf_v2),
+    rule: |keys| encoder::write_keys(keys, Activation::GeluErf),
 };
 
 pub(super) const JINA_BERT_V3: Architecture = Architecture {
@@ -97,9 +98,15 @@ pub(super) const JINA_BERT_V3: Architecture = Architecture {
             ("emb_ln", "token_embd_norm"),
             ("pooler.dense", "pooler"),
         ],
+        // A leftover of the encoder's training.
+        recasts: &[
+            ("pooler.weight", Recast::OfClassifier),
+            ("pooler.bias", Recast::OfClassifier),
+        ],
         ..HfLayout::LLAMA
     },
-    from_hf: from_hf_v3,
+    from_hf: Some(from_hf_v3),
+    rule: JINA_BERT_V2.rule,
 };
 
 fn from_hf_v2(config: &HfConfig) -> Result<Descriptor, LoadError> {

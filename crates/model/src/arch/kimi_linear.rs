@@ -9,8 +9,8 @@ use tokenmill_backend::{ExpertScore, RopeStyle};
 use crate::{Descriptor, KimiDeltaDescriptor, LatentDescriptor, LoadError, MixerDescriptor};
 
 use super::{
-    Architecture, Change, GgufConfig, HfConfig, HfLayout, deepseek2, gguf_experts::MoeDefaults,
-    hf_experts::MIXTRAL_EXPERTS,
+    Architecture, Change, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast, deepseek2,
+    gguf_experts::MoeDefaults, hf_experts::MIXTRAL_EXPERTS,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -50,9 +50,16 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         shared: MIXTRAL_EXPERTS,
         changes: &[("ssm_a", Change::NegExp)],
+        recasts: &[
+            ("attn_kv_b.weight", Recast::LatentKeysAndValues),
+            ("ssm_conv1d_q.weight", Recast::FourDims),
+            ("ssm_conv1d_k.weight", Recast::FourDims),
+            ("ssm_conv1d_v.weight", Recast::FourDims),
+        ],
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
+    rule,
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
@@ -170,4 +177,47 @@ fn set_mixers(
             MixerDescriptor::Latent(latent.clone())
         };
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.sizes()?;
+    keys.heads()?;
+    keys.norm_eps()?;
+    keys.experts()?;
+    keys.vocab_size()?;
+    let mixers = || keys.descriptor.layers.iter().map(|layer| &layer.mixer);
+    let net = mixers().find_map(|mixer| match mixer {
+        MixerDescriptor::KimiDelta(net) => Some(*net),
+        _ => None,
+    });
+    let latent = mixers().find_map(MixerDescriptor::latent);
+    let kv_heads: Vec<usize> = mixers()
+        .map(|mixer| usize::from(mixer.latent().is_some()))
+        .collect();
+    keys.set_count_list("attention.head_count_kv", &kv_heads)?;
+    if let Some(net) = net {
+        keys.set_count("ssm.conv_kernel", net.n_taps)?;
+        keys.set_count("kda.head_dim", net.head_dim)?;
+    }
+    if let Some(latent) = latent {
+        keys.set_count("attention.kv_lora_rank", latent.kv_rank)?;
+        if let Some(rank) = latent.q_rank {
+            keys.set_count("attention.q_lora_rank", rank)?;
+        }
+        keys.set_count(
+            "attention.key_length",
+            latent.kv_rank.saturating_add(latent.rotated_dim),
+        )?;
+        keys.set_count(
+            "attention.key_length_mla",
+            latent.plain_dim.saturating_add(latent.rotated_dim),
+        )?;
+        keys.set_count("attention.value_length_mla", latent.head_dim_v)?;
+        keys.set_count("rope.dimension_count", latent.rotated_dim)?;
+    }
+    keys.copy_count("attention.value_length", &["head_dim"])?;
+    keys.routed_experts()?;
+    keys.score_with_default();
+    keys.copy_count("expert_shared_count", &["num_shared_experts"])
 }

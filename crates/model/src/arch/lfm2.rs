@@ -9,7 +9,7 @@ use tokenmill_backend::{ExpertScore, RopeStyle};
 use crate::{Descriptor, LoadError, MoeDescriptor, Presence, QkNorm};
 
 use super::{
-    Architecture, HfConfig, HfLayout,
+    Architecture, GgufKeys, HfConfig, HfLayout, Recast,
     gguf_experts::{MoeDefaults, set_experts},
 };
 
@@ -29,7 +29,8 @@ pub(super) const LFM2: Architecture = Architecture {
     },
     hf_classes: &["Lfm2ForCausalLM"],
     hf_layout: LAYOUT,
-    from_hf,
+    from_hf: Some(from_hf),
+    rule,
 };
 
 pub(super) const LFM2_MOE: Architecture = Architecture {
@@ -46,7 +47,7 @@ pub(super) const LFM2_MOE: Architecture = Architecture {
     },
     hf_classes: &["Lfm2MoeForCausalLM"],
     hf_layout: LAYOUT,
-    from_hf: |config| {
+    from_hf: Some(|config| {
         let config = &with_activation(config);
         let mut descriptor = from_hf(config)?;
         let mut moe = experts(config.moe(true)?);
@@ -56,6 +57,13 @@ pub(super) const LFM2_MOE: Architecture = Architecture {
         let n_dense = config.opt_usize("num_dense_layers")?.unwrap_or(0);
         set_experts(&mut descriptor, &moe, |layer_idx| layer_idx >= n_dense);
         Ok(descriptor)
+    }),
+    rule: |keys| {
+        rule(keys)?;
+        keys.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])?;
+        keys.copy_count("leading_dense_block_count", &["num_dense_layers"])?;
+        keys.score_by_sigmoid();
+        Ok(())
     },
 };
 
@@ -79,6 +87,10 @@ const LAYOUT: HfLayout = HfLayout {
         ("feed_forward.experts.*.w2", "ffn_down_exps"),
     ],
     network: &[("embedding_norm", "output_norm")],
+    recasts: &[
+        ("output_norm.weight", Recast::Rename("token_embd_norm.weight")),
+        ("shortconv.conv.weight", Recast::Squeeze),
+    ],
     ..HfLayout::LLAMA
 };
 
@@ -130,4 +142,16 @@ fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
     moe.router.score = ExpertScore::Sigmoid;
     moe.router.choice_bias = Presence::Optional;
     moe
+}
+
+/// Collects the keys that dense models and those with experts have.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    let width = (keys.descriptor.layers.iter()).find_map(|layer| Some(layer.ffn.dense()?.n_ff));
+    if let Some(width) = width {
+        keys.set_count("feed_forward_length", width)?;
+    }
+    keys.vocab_size()?;
+    keys.kv_heads_of_layers()?;
+    keys.copy_count("shortconv.l_cache", &["conv_L_cache"])
 }

@@ -12,7 +12,7 @@ use tokenmill_backend::{ExpertScore, RopeStyle, Temperature};
 use crate::{AttentionDescriptor, Descriptor, LoadError, MoeDescriptor, QkNorm};
 
 use super::{
-    Architecture, Change, GgufConfig, HfConfig, HfLayout,
+    Architecture, Change, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast,
     gguf_experts::{MoeDefaults, set_experts},
     granitemoe::with_shared,
 };
@@ -47,9 +47,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("ffn_gate_up_exps.weight", Change::TransposeExperts),
             ("ffn_down_exps.weight", Change::TransposeExperts),
         ],
+        recasts: &[("ffn_gate_up_exps.weight", Recast::GATE_AND_UP)],
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
+    rule,
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
@@ -163,4 +165,15 @@ fn set_attention(
 fn set_moe(moe: &mut MoeDescriptor) {
     moe.weighs_input = true;
     *moe = with_shared(moe.clone(), Some(moe.n_ff));
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    keys.set_own_head_width()?;
+    keys.vocab_size()?;
+    keys.rope_width()?;
+    keys.copy_count("feed_forward_length", &["intermediate_size_mlp"])?;
+    keys.copy_count("interleave_moe_layer_step", &["interleave_moe_layer_step"])?;
+    keys.copy_count("expert_feed_forward_length", &["intermediate_size"])
 }

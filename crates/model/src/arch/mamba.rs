@@ -2,10 +2,11 @@
 
 use tokenmill_backend::{Activation, RopeStyle};
 
-use crate::{FfnDescriptor, MixerDescriptor};
+use crate::{FfnDescriptor, LoadError, MixerDescriptor};
 
 use super::{
-    Architecture, HfLayout,
+    Architecture, GgufKeys, HfLayout, Recast,
+    gguf_form::UNBOUNDED,
     hf_recurrent::{BACKBONE, SSM, SSM_CHANGES},
 };
 
@@ -26,9 +27,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: SSM,
         network: BACKBONE,
         changes: SSM_CHANGES,
+        recasts: &[("ssm_conv1d.weight", Recast::Squeeze)],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
+    from_hf: Some(|config| {
         config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
         let mut descriptor = config.without_attention().decoder()?;
         descriptor.ropes.clear();
@@ -38,5 +40,16 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             layer.ffn = FfnDescriptor::None;
         }
         Ok(descriptor)
-    },
+    }),
+    rule,
 };
+
+/// Collects the keys of a folder of either version.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.sizes()?;
+    keys.set("context_length", UNBOUNDED);
+    keys.set("feed_forward_length", 0_u32);
+    keys.set("attention.head_count", 0_u32);
+    keys.set("attention.layer_norm_rms_epsilon", keys.descriptor.norm.eps);
+    keys.state_space()
+}

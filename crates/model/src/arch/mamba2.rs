@@ -5,8 +5,9 @@ use tokenmill_backend::{Activation, RopeStyle};
 use crate::{FfnDescriptor, MixerDescriptor};
 
 use super::{
-    Architecture, HfLayout,
+    Architecture, HfLayout, Recast,
     hf_recurrent::{BACKBONE, Mamba2Keys, SSM, SSM_CHANGES},
+    mamba,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -26,9 +27,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: SSM,
         network: BACKBONE,
         changes: SSM_CHANGES,
+        recasts: Recast::SSM,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
+    from_hf: Some(|config| {
         config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
         let mut descriptor = config.without_attention().decoder()?;
         descriptor.ropes.clear();
@@ -38,7 +40,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             layer.ffn = FfnDescriptor::None;
         }
         Ok(descriptor)
-    },
+    }),
+    rule: mamba::ARCHITECTURE.rule,
 };
 
 const KEYS: Mamba2Keys = Mamba2Keys {

@@ -3,7 +3,7 @@
 //! Source: llama.cpp, `src/models/minicpm.cpp` and `conversion/minicpm.py`. The default multipliers are those
 //! of the reader's first version, which multiplies logits by 256 over the width.
 
-use super::{Architecture, GgufRows, HfLayout, granite};
+use super::{Architecture, HfLayout, Recast, granite};
 
 /// Default multipliers.
 const EMBEDDING_SCALE: f32 = 12.0;
@@ -27,14 +27,20 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
     hf_classes: &["MiniCPMForCausalLM"],
     hf_layout: HfLayout {
-        gguf_rows: GgufRows::Neighbours,
+        recasts: Recast::NEIGHBOURS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        descriptor.embedding_scale = config.f32("scale_emb")?;
-        descriptor.residual_scale = config.f32("scale_depth")? / (descriptor.layers.len() as f32).sqrt();
-        descriptor.logit_scale = config.f32("dim_model_base")? / descriptor.n_embd as f32;
-        Ok(descriptor)
+    from_hf: None,
+    rule: |keys| {
+        keys.usual()?;
+        let config = keys.config;
+        let depth = (keys.descriptor.layers.len() as f32).sqrt();
+        let logit_scale = config.f32("dim_model_base")? / keys.descriptor.n_embd as f32;
+        keys.set("embedding_scale", config.f32("scale_emb")?);
+        keys.set("residual_scale", config.f32("scale_depth")? / depth);
+        keys.set("logit_scale", 1.0 / logit_scale);
+        // The inverse of the inverse may be another number.
+        keys.facts.logit_scale = Some(logit_scale);
+        Ok(())
     },
 };

@@ -5,9 +5,9 @@
 
 use tokenmill_backend::{RopeStyle, Temperature};
 
-use crate::Descriptor;
+use crate::{Descriptor, LoadError};
 
-use super::{Architecture, GgufRows, HfLayout, hf_layout::VISION};
+use super::{Architecture, GgufKeys, HfLayout, Recast, hf_layout::VISION};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "mistral3",
@@ -22,20 +22,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     hf_classes: &["Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"],
     hf_layout: HfLayout {
         ignored: VISION,
-        gguf_rows: GgufRows::Neighbours,
+        recasts: Recast::NEIGHBOURS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        config.set_windows(&mut descriptor, |_| true)?;
-        let rope = config.rope_parameters()?;
-        if let Some(scale) = rope.opt_f32("llama_4_scaling_beta")? {
-            let interval = (rope.opt_usize("original_max_position_embeddings")?)
-                .ok_or_else(|| rope.wrong("original_max_position_embeddings", "a count"))?;
-            set_temperature(&mut descriptor, scale, interval);
-        }
-        Ok(descriptor)
-    },
+    from_hf: None,
+    rule,
 };
 
 fn set_temperature(descriptor: &mut Descriptor, scale: f32, interval: usize) {
@@ -46,4 +37,24 @@ fn set_temperature(descriptor: &mut Descriptor, scale: f32, interval: usize) {
             offset: 0,
         });
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.find_windows(|_| true)?;
+    // A key of its own states the multiplier of the logarithm.
+    keys.states_yarn_magnitude = false;
+    keys.usual()?;
+    keys.set_own_head_width()?;
+    keys.vocab_size()?;
+    keys.rope_width()?;
+    keys.window()?;
+    let rope = keys.config.rope_parameters()?;
+    if let Some(multiplier) = rope.opt_f32("mscale_all_dim")? {
+        keys.set("rope.scaling.yarn_log_multiplier", multiplier);
+    }
+    if let Some(scale) = rope.opt_f32("llama_4_scaling_beta")? {
+        keys.set("attention.temperature_scale", scale);
+    }
+    Ok(())
 }

@@ -6,12 +6,13 @@
 use tokenmill_backend::{Activation, NormKind, Pooling, RopeStyle};
 
 use crate::{
-    Descriptor, EmbeddingNorm, NormPlacement, PoolingDescriptor, Presence, RopeDescriptor, RopeScaling,
+    Descriptor, EmbeddingNorm, LoadError, NormPlacement, PoolingDescriptor, Presence, RopeDescriptor,
+    RopeScaling,
 };
 
 use super::{
-    Architecture, HfLayout,
-    encoder::{HeadStep, make_encoder},
+    Architecture, GgufKeys, HfLayout,
+    encoder::{self, HeadStep, make_encoder},
 };
 
 /// Period of the layers with full attention, beginning with the first.
@@ -70,7 +71,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
+    from_hf: Some(|config| {
         let mut descriptor = config.decoder()?;
         let window = config.opt_usize("local_attention")?.unwrap_or(128);
         let period = config.opt_usize("global_attn_every_n_layers")?.unwrap_or(PERIOD);
@@ -101,7 +102,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         };
         descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
         Ok(descriptor)
-    },
+    }),
+    rule,
 };
 
 /// Returns for each layer whether its index is no multiple of `period`.
@@ -134,4 +136,37 @@ fn finish(descriptor: &mut Descriptor, is_sliding: &[bool], local_base: f32) {
             attention.window = None;
         }
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    keys.set("attention.causal", false);
+    keys.pooling()?;
+    let classifier: u32 = match keys
+        .config
+        .get("classifier_pooling")
+        .and_then(|name| name.as_str())
+    {
+        Some("mean") => 1,
+        _ => 2,
+    };
+    keys.set("classifier.pooling_type", classifier);
+    encoder::labels(keys);
+    keys.copy_count("attention.sliding_window", &["local_attention"])?;
+    keys.copy_count(
+        "attention.sliding_window_pattern",
+        &["global_attn_every_n_layers"],
+    )?;
+    keys.set("rope.scaling.type", "none");
+    keys.vocab_size()?;
+    encoder::has_activation(keys, Activation::GeluErf)?;
+    if let Some(name) = keys
+        .config
+        .get("hidden_activation")
+        .and_then(|name| name.as_str())
+    {
+        keys.set("hidden_activation", name);
+    }
+    Ok(())
 }

@@ -11,7 +11,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{Descriptor, EmbeddingNorm, LoadError, NormPlacement, OutputGate, QkNorm};
 
-use super::{Architecture, Change, GgufRows, HfConfig, HfLayout, gemma2, hf_layout::VISION};
+use super::{Architecture, Change, GgufKeys, HfConfig, HfLayout, Recast, gemma2, hf_layout::VISION};
 
 /// Period of the layers with full attention, the last of each group.
 const PERIOD: usize = 4;
@@ -49,10 +49,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("ffn_norm.weight", Change::AddOne),
             ("post_ffw_norm.weight", Change::AddOne),
         ],
-        gguf_rows: GgufRows::Neighbours,
+        recasts: Recast::NEIGHBOURS,
+        has_plain_norms: true,
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
+    rule,
 };
 
 fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
@@ -102,4 +104,14 @@ fn finish(descriptor: &mut Descriptor, post_norm_eps: f32) {
         layer.norms = NormPlacement::PreAndPost;
         layer.attention_mut().output_gate = Some(OutputGate::Apart);
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    keys.copy_number("final_logit_softcapping", &["final_logit_softcapping"])?;
+    keys.copy_number("logit_scale", &["output_multiplier"])?;
+    keys.window()?;
+    keys.window_pattern();
+    Ok(())
 }

@@ -5,7 +5,7 @@
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 
-use crate::{Descriptor, Presence};
+use crate::{Descriptor, Presence, RopeScaling};
 
 use super::{Architecture, Change, HfLayout};
 
@@ -21,12 +21,18 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         changes: &[("norm.weight", Change::AddOne)],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        config.require_activation(Activation::ReluSquared, "relu2")?;
-        let mut descriptor = config.decoder()?;
-        let biases = [config.presence("attention_bias")?, config.presence("mlp_bias")?];
-        finish(&mut descriptor, biases);
-        Ok(descriptor)
+    from_hf: None,
+    rule: |keys| {
+        keys.config.require_activation(Activation::ReluSquared, "relu2")?;
+        keys.find_biases(["attention_bias", "mlp_bias"])?;
+        keys.usual()?;
+        keys.vocab_size()?;
+        keys.copy_number("attention.layer_norm_epsilon", &["norm_eps"])?;
+        keys.rope_width()?;
+        if !matches!(keys.descriptor.ropes[0].scaling, RopeScaling::Linear { .. }) {
+            keys.set("rope.scaling.type", "none");
+        }
+        Ok(())
     },
 };
 

@@ -12,8 +12,9 @@ use crate::{
 };
 
 use super::{
-    Architecture, GgufConfig, GgufRows, HfConfig, HfLayout,
+    Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast,
     gguf_experts::MoeDefaults,
+    gguf_form::UNBOUNDED,
     hf_recurrent::{BACKBONE, Mamba2Keys, SSM, SSM_CHANGES},
 };
 
@@ -43,10 +44,12 @@ pub(super) const NEMOTRON_H: Architecture = Architecture {
         network: BACKBONE,
         ignored: &["mtp."],
         changes: SSM_CHANGES,
-        gguf_rows: GgufRows::Neighbours,
+        recasts: Recast::SSM,
+        arch_with_experts: Some("nemotron_h_moe"),
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
+    rule,
 };
 
 pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
@@ -73,10 +76,20 @@ pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
     // Its folders have the class of the models without experts.
     hf_classes: &[],
     hf_layout: HfLayout {
-        gguf_rows: GgufRows::Neighbours,
+        recasts: Recast::SSM,
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
+    rule: |keys| {
+        rule(keys)?;
+        keys.routed_experts()?;
+        keys.copy_count(
+            "expert_shared_feed_forward_length",
+            &["moe_shared_expert_intermediate_size"],
+        )?;
+        keys.remove("leading_dense_block_count");
+        keys.copy_count("moe_latent_size", &["moe_latent_size"])
+    },
 };
 
 const KEYS: Mamba2Keys = Mamba2Keys {
@@ -219,4 +232,27 @@ fn with_form(mut moe: MoeDescriptor) -> MoeDescriptor {
     moe.activation = Activation::ReluSquared;
     moe.is_gated = false;
     moe
+}
+
+/// Collects the keys that dense models and those with experts have.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    keys.remove("rope.freq_base");
+    let widths: Vec<usize> = (keys.descriptor.layers.iter())
+        .map(|layer| match (layer.ffn.moe(), layer.ffn.dense()) {
+            (Some(moe), _) => moe.n_ff,
+            (None, Some(dense)) => dense.n_ff,
+            (None, None) => 0,
+        })
+        .collect();
+    keys.set_count_list("feed_forward_length", &widths)?;
+    keys.kv_heads_of_layers()?;
+    keys.set_own_head_width()?;
+    keys.vocab_size()?;
+    let width = keys.descriptor.n_embd / keys.first_count(&["num_attention_heads"])?.unwrap_or(1).max(1);
+    keys.set_count("rope.dimension_count", width)?;
+    keys.state_space()?;
+    keys.set("rope.scaling.finetuned", false);
+    keys.set("context_length", UNBOUNDED);
+    Ok(())
 }

@@ -8,7 +8,7 @@ use crate::{Descriptor, PoolingDescriptor, Presence};
 
 use super::{
     Architecture, HfLayout,
-    encoder::{HeadStep, make_encoder, make_post_norm},
+    encoder::{self, HeadStep, make_encoder, make_post_norm},
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -40,7 +40,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
+    from_hf: Some(|config| {
         for key in ["prenorm", "rotary_emb_interleaved", "causal"] {
             if config.is(key)? {
                 return Err(config.wrong(key, "false"));
@@ -54,7 +54,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let pooling = config.sentence_pooling()?;
         descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
         Ok(descriptor)
-    },
+    }),
+    rule: |keys| encoder::write_keys(keys, Activation::Silu),
 };
 
 fn finish(descriptor: &mut Descriptor) {

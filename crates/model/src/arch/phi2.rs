@@ -4,9 +4,9 @@
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 
-use crate::{Descriptor, Presence, Residual};
+use crate::{Descriptor, LoadError, Presence, Residual};
 
-use super::{Architecture, HfLayout};
+use super::{Architecture, GgufKeys, HfLayout};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "phi2",
@@ -28,14 +28,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         network: &[("final_layernorm", "output_norm")],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        if config.is("qk_layernorm")? {
-            return Err(config.wrong("qk_layernorm", "false"));
-        }
-        let mut descriptor = config.decoder()?;
-        finish(&mut descriptor);
-        Ok(descriptor)
-    },
+    from_hf: None,
+    rule,
 };
 
 fn finish(descriptor: &mut Descriptor) {
@@ -50,4 +44,16 @@ fn finish(descriptor: &mut Descriptor) {
         dense.is_gated = false;
         dense.bias = Presence::Required;
     }
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    if keys.config.is("qk_layernorm")? {
+        return Err(keys.config.wrong("qk_layernorm", "false"));
+    }
+    keys.sizes()?;
+    keys.rope_width()?;
+    keys.heads()?;
+    keys.unusual_rope_base();
+    keys.norm_eps()
 }

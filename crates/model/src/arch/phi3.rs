@@ -5,16 +5,36 @@
 
 use tokenmill_backend::RopeStyle;
 
-use super::{Architecture, HfLayout};
+use crate::{LoadError, RopeScaling};
+
+use super::{Architecture, GgufKeys, HfLayout};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "phi3",
     from_gguf: |config| config.decoder(RopeStyle::Neox),
     hf_classes: &["Phi3ForCausalLM"],
     hf_layout: HfLayout::LLAMA,
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        config.set_windows(&mut descriptor, |_| true)?;
-        Ok(descriptor)
-    },
+    from_hf: None,
+    rule,
 };
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.find_windows(|_| true)?;
+    keys.sizes()?;
+    keys.heads()?;
+    keys.rope_width()?;
+    if let Some(rope) = keys.descriptor.ropes.first() {
+        keys.set("rope.freq_base", rope.base);
+        if let RopeScaling::LongRope { magnitude, .. } = rope.scaling {
+            keys.set("rope.scaling.attn_factor", magnitude);
+        }
+    }
+    keys.norm_eps()?;
+    let original = keys.first_count(&["original_max_position_embeddings", "max_position_embeddings"])?;
+    if let Some(original) = original {
+        keys.set_count("rope.scaling.original_context_length", original)?;
+    }
+    let window = keys.config.opt_usize("sliding_window")?.unwrap_or(0);
+    keys.set_count("attention.sliding_window", window)
+}

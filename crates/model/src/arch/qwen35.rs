@@ -9,10 +9,13 @@
 use serde_json::json;
 use tokenmill_backend::{Activation, KeyHeads, RopeStyle};
 
-use crate::{DeltaGates, Descriptor, LoadError, OutputGate, QkNorm};
+use crate::{DeltaGates, Descriptor, LoadError, MixerDescriptor, OutputGate, QkNorm};
 
 use super::{
-    Architecture, Change, GgufConfig, HfConfig, HfLayout, gguf_experts::MoeDefaults, hf_experts::EXPERTS,
+    Architecture, Change, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast,
+    gguf_experts::MoeDefaults,
+    gguf_form::{Drafts, MAX_DRAFT_LAYERS},
+    hf_experts::EXPERTS,
     qwen2moe::with_gated_network,
 };
 
@@ -22,7 +25,8 @@ pub(super) const QWEN_35: Architecture = Architecture {
     from_gguf: |config| hybrid(config, KeyHeads::Tiled, DeltaGates::Apart),
     hf_classes: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
     hf_layout: LAYOUT,
-    from_hf: |config| hybrid_hf(config, DeltaGates::Apart),
+    from_hf: Some(|config| hybrid_hf(config, DeltaGates::Apart)),
+    rule,
 };
 
 pub(super) const QWEN_35_MOE: Architecture = Architecture {
@@ -34,7 +38,8 @@ pub(super) const QWEN_35_MOE: Architecture = Architecture {
     },
     hf_classes: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
     hf_layout: LAYOUT,
-    from_hf: |config| with_hf_experts(config, DeltaGates::Apart),
+    from_hf: Some(|config| with_hf_experts(config, DeltaGates::Apart)),
+    rule,
 };
 
 pub(super) const QWEN_3_NEXT: Architecture = Architecture {
@@ -45,8 +50,17 @@ pub(super) const QWEN_3_NEXT: Architecture = Architecture {
         Ok(descriptor)
     },
     hf_classes: &["Qwen3NextForCausalLM"],
-    hf_layout: LAYOUT,
-    from_hf: |config| with_hf_experts(config, DeltaGates::ByKeyHead),
+    hf_layout: HfLayout {
+        drafts: Drafts::Left,
+        recasts: &[
+            Recast::POST_ATTENTION,
+            ("ssm_conv1d.weight", Recast::Squeeze),
+            ("ssm_in.weight", Recast::DeltaInputs),
+        ],
+        ..LAYOUT
+    },
+    from_hf: Some(|config| with_hf_experts(config, DeltaGates::ByKeyHead)),
+    rule,
 };
 
 const LAYOUT: HfLayout = HfLayout {
@@ -73,6 +87,22 @@ const LAYOUT: HfLayout = HfLayout {
         ("attn_k_norm.weight", Change::AddOne),
         ("ffn_norm.weight", Change::AddOne),
         ("output_norm.weight", Change::AddOne),
+    ],
+    drafts: Drafts::Network,
+    recasts: &[
+        Recast::POST_ATTENTION,
+        ("ssm_conv1d.weight", Recast::Squeeze),
+        ("ssm_conv1d.weight", Recast::TiledRows),
+        ("ssm_a", Recast::TiledRows),
+        ("ssm_dt.bias", Recast::TiledRows),
+        ("ssm_alpha.weight", Recast::TiledRows),
+        ("ssm_beta.weight", Recast::TiledRows),
+        ("attn_qkv.weight", Recast::TiledRows),
+        ("attn_gate.weight", Recast::TiledRows),
+        ("ssm_out.weight", Recast::TiledColumns),
+        ("nextn.enorm.weight", Recast::AddOne),
+        ("nextn.hnorm.weight", Recast::AddOne),
+        ("nextn.shared_head_norm.weight", Recast::AddOne),
     ],
     ..HfLayout::LLAMA
 };
@@ -139,4 +169,37 @@ fn set_experts(config: &GgufConfig<'_>, descriptor: &mut Descriptor) -> Result<(
         descriptor,
         &with_gated_network(config.moe(MoeDefaults::NORMALIZED)?, n_shared_ff),
     )
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    keys.expert_widths()?;
+    let net = (keys.descriptor.layers.iter()).find_map(|layer| match &layer.mixer {
+        MixerDescriptor::DeltaNet(net) => Some(*net),
+        _ => None,
+    });
+    if let Some(net) = net {
+        keys.set_count("ssm.conv_kernel", net.n_taps)?;
+        keys.set_count("ssm.state_size", net.head_dim_k)?;
+        keys.set_count("ssm.group_count", net.n_k_heads)?;
+        keys.set_count("ssm.time_step_rank", net.n_v_heads)?;
+        keys.set_count("ssm.inner_size", net.n_v_heads.saturating_mul(net.head_dim_v))?;
+    }
+    keys.draft_layers("mtp_num_hidden_layers")?;
+    let n_drafting = keys.first_count(&["mtp_num_hidden_layers"])?.unwrap_or(0);
+    let recurrent: Vec<bool> = (keys.descriptor.layers.iter())
+        .map(|layer| layer.mixer.attention().is_none())
+        .chain(std::iter::repeat_n(false, n_drafting.min(MAX_DRAFT_LAYERS)))
+        .collect();
+    let interval = keys.first_count(&["full_attention_interval"])?.unwrap_or(4);
+    // A list of layers may have another pattern, or none.
+    let mut layers = (recurrent.iter().enumerate()).take(keys.descriptor.layers.len());
+    let is_regular = interval > 0
+        && layers.all(|(layer_idx, is_recurrent)| *is_recurrent != (layer_idx + 1).is_multiple_of(interval));
+    if is_regular {
+        keys.set_count("full_attention_interval", interval)?;
+    }
+    keys.set("attention.recurrent_layers", recurrent);
+    keys.rope_width()
 }

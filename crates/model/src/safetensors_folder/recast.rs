@@ -48,7 +48,7 @@ impl SafetensorsFolder {
         descriptor: &Descriptor,
     ) -> Result<(Self, LayerNumbers), LoadError> {
         let mut numbers = LayerNumbers::new();
-        for &(end, recast) in form.recasts {
+        for &(end, recast) in form.recasts() {
             let names: Vec<String> = (self.tensors.keys())
                 .filter(|name| ends_with(name, end))
                 .cloned()

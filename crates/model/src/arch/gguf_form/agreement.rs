@@ -140,7 +140,7 @@ impl GgufForm {
     /// taken out.
     fn as_in_file(&self, folder: &Descriptor, tensors: &dyn WeightSource) -> Descriptor {
         let mut folder = comparable(folder, tensors);
-        for &(end, recast) in self.recasts {
+        for &(end, recast) in self.recasts() {
             match recast {
                 Recast::NeighbouringQueries if end == "attn_q.weight" => {
                     for rope in &mut folder.ropes {

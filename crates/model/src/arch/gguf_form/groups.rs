@@ -6,7 +6,7 @@ use super::keys::GgufKeys;
 
 impl GgufKeys<'_> {
     /// Sets the width of a head, even if the configuration omits it.
-    pub(super) fn set_own_head_width(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn set_own_head_width(&mut self) -> Result<(), LoadError> {
         match self.attention() {
             Some(attention) => {
                 self.set_count("attention.key_length", attention.head_dim_k)?;
@@ -17,7 +17,7 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the number of heads and their width, even if the configuration omits the width.
-    pub(super) fn set_own_heads(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn set_own_heads(&mut self) -> Result<(), LoadError> {
         if let Some(attention) = self.attention() {
             self.set_count("attention.head_count", attention.n_heads)?;
             self.set_count("attention.head_count_kv", attention.n_kv_heads)?;
@@ -26,7 +26,7 @@ impl GgufKeys<'_> {
     }
 
     /// Returns the width of each layer's dense network; 0 for a layer without one.
-    pub(super) fn dense_widths(&self) -> Vec<usize> {
+    pub(in crate::arch) fn dense_widths(&self) -> Vec<usize> {
         (self.descriptor.layers.iter())
             .map(|layer| match &layer.ffn {
                 FfnDescriptor::Dense(dense) => dense.n_ff,
@@ -37,7 +37,7 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the number of KV heads of each layer; 0 for layers without attention.
-    pub(super) fn kv_heads_of_layers(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn kv_heads_of_layers(&mut self) -> Result<(), LoadError> {
         let kv_heads: Vec<usize> = (self.descriptor.layers.iter())
             .map(|layer| {
                 layer
@@ -49,8 +49,17 @@ impl GgufKeys<'_> {
         self.set_count_list("attention.head_count_kv", &kv_heads)
     }
 
+    /// Sets the window and which layers have it, if any layer has one.
+    pub(in crate::arch) fn windows_if_any(&mut self) -> Result<(), LoadError> {
+        if self.facts.windows.iter().any(Option::is_some) {
+            self.window()?;
+            self.window_pattern();
+        }
+        Ok(())
+    }
+
     /// Sets the window, even if the configuration omits it.
-    pub(super) fn window_of_layers(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn window_of_layers(&mut self) -> Result<(), LoadError> {
         match self
             .descriptor
             .attentions()
@@ -62,7 +71,7 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the width of per-layer embeddings.
-    pub(super) fn layer_embeddings(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn layer_embeddings(&mut self) -> Result<(), LoadError> {
         let width = self
             .descriptor
             .layer_embeddings
@@ -72,7 +81,7 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the number of layers that reuse the keys and values of others.
-    pub(super) fn shared_kv(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn shared_kv(&mut self) -> Result<(), LoadError> {
         let n_sharing = (self.descriptor.attentions())
             .filter(|attention| attention.shares_kv_of.is_some())
             .count();
@@ -80,7 +89,7 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the keys of experts after some dense layers, as DeepSeek's configurations name them.
-    pub(super) fn routed_experts(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn routed_experts(&mut self) -> Result<(), LoadError> {
         self.copy_count("expert_count", &["n_routed_experts", "num_experts"])?;
         self.leading_dense_layers()?;
         self.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])?;
@@ -89,7 +98,7 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the number of leading dense layers. Newer configurations have a list of layer kinds instead.
-    pub(super) fn leading_dense_layers(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn leading_dense_layers(&mut self) -> Result<(), LoadError> {
         if self.config.get("first_k_dense_replace").is_some() {
             return self.copy_count("leading_dense_block_count", &["first_k_dense_replace"]);
         }
@@ -101,7 +110,7 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the number of MTP layers, and includes them in the layer count.
-    pub(super) fn draft_layers(&mut self, key: &str) -> Result<(), LoadError> {
+    pub(in crate::arch) fn draft_layers(&mut self, key: &str) -> Result<(), LoadError> {
         let n_drafting = self.first_count(&[key])?.unwrap_or(0);
         if n_drafting == 0 {
             return Ok(());
@@ -114,7 +123,7 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the sizes of a state space model.
-    pub(super) fn state_space(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn state_space(&mut self) -> Result<(), LoadError> {
         let Some(ssm) = self.ssm().copied() else {
             return Ok(());
         };

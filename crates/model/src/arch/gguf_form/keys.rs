@@ -1,4 +1,4 @@
-//! [`GgufKeys`]: collects the metadata of the GGUF file made from a folder.
+//! [`GgufKeys`]: collects the keys of a folder, as the GGUF file made from it has them.
 //!
 //! The rules of the architectures say what differs from [`GgufKeys::usual`]. Invariant: a key without a basis
 //! in the configuration is not written; a number that does not fit its type is an error.
@@ -11,16 +11,30 @@ use tokenmill_gguf::{Metadata, Value};
 
 use crate::{AttentionDescriptor, Descriptor, LoadError, RopeScaling, RouterDescriptor, SsmDescriptor};
 
-use super::super::HfConfig;
+use super::super::{
+    HfConfig,
+    folder_facts::{FolderFacts, RouterFacts},
+};
 
 /// The collected keys, in the order of the file.
 pub(crate) struct GgufKeys<'a> {
     /// Name of the architecture: the prefix of its keys.
-    pub(super) arch: &'static str,
-    pub(super) config: &'a HfConfig,
-    pub(super) descriptor: &'a Descriptor,
+    pub(in crate::arch) arch: &'static str,
+    pub(in crate::arch) config: &'a HfConfig,
+    /// The network, or a plain decoder of its sizes while the keys are to describe it.
+    pub(in crate::arch) descriptor: &'a Descriptor,
+    /// Whether the multiplier of values that YaRN rotates is stated as a key, where two numbers determine it.
+    pub(in crate::arch) states_yarn_magnitude: bool,
+    /// What no key states.
+    pub(in crate::arch) facts: FolderFacts,
     entries: Vec<(String, Value)>,
 }
+
+/// The context length that converters write for networks without positions.
+pub(in crate::arch) const UNBOUNDED: u32 = 1 << 20;
+
+/// A function that collects the keys of an architecture.
+pub(in crate::arch) type Rule = fn(&mut GgufKeys<'_>) -> Result<(), LoadError>;
 
 /// Configuration keys of the rope base, the most specific first.
 const ROPE_BASES: &[&str] = &["global_rope_theta", "rope_theta", "rotary_emb_base"];
@@ -31,17 +45,19 @@ const LOCAL_ROPE_BASES: &[&str] = &["local_rope_theta", "rope_local_base_freq", 
 const SCORES: [&str; 3] = ["score_function", "scoring_func", "moe_router_activation_func"];
 
 impl<'a> GgufKeys<'a> {
-    pub(super) fn new(arch: &'static str, config: &'a HfConfig, descriptor: &'a Descriptor) -> Self {
+    pub(in crate::arch) fn new(arch: &'static str, config: &'a HfConfig, descriptor: &'a Descriptor) -> Self {
         Self {
             arch,
             config,
             descriptor,
+            states_yarn_magnitude: true,
+            facts: FolderFacts::of(descriptor),
             entries: Vec::new(),
         }
     }
 
     /// Adds the keys to a file's metadata.
-    pub(super) fn write(self, metadata: &mut Metadata) -> Result<(), LoadError> {
+    pub(in crate::arch) fn write(self, metadata: &mut Metadata) -> Result<(), LoadError> {
         for (key, value) in self.entries {
             metadata.insert(key, value)?;
         }
@@ -49,7 +65,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets a key of the architecture, replacing an earlier value.
-    pub(super) fn set(&mut self, name: &str, value: impl Into<Value>) {
+    pub(in crate::arch) fn set(&mut self, name: &str, value: impl Into<Value>) {
         let key = format!("{}.{name}", self.arch);
         let value = value.into();
         match self.entries.iter_mut().find(|(known, _)| *known == key) {
@@ -59,19 +75,19 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Removes a key.
-    pub(super) fn remove(&mut self, name: &str) {
+    pub(in crate::arch) fn remove(&mut self, name: &str) {
         let key = format!("{}.{name}", self.arch);
         self.entries.retain(|(known, _)| *known != key);
     }
 
     /// Sets a count.
-    pub(super) fn set_count(&mut self, name: &str, count: usize) -> Result<(), LoadError> {
+    pub(in crate::arch) fn set_count(&mut self, name: &str, count: usize) -> Result<(), LoadError> {
         self.set(name, Self::to_u32(count)?);
         Ok(())
     }
 
     /// Sets a count for each layer, as one number if all are equal.
-    pub(super) fn set_counts(&mut self, name: &str, counts: &[usize]) -> Result<(), LoadError> {
+    pub(in crate::arch) fn set_counts(&mut self, name: &str, counts: &[usize]) -> Result<(), LoadError> {
         match counts {
             [first, rest @ ..] if rest.iter().all(|count| count == first) => self.set_count(name, *first),
             _ => self.set_count_list(name, counts),
@@ -79,14 +95,14 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets a list of counts.
-    pub(super) fn set_count_list(&mut self, name: &str, counts: &[usize]) -> Result<(), LoadError> {
+    pub(in crate::arch) fn set_count_list(&mut self, name: &str, counts: &[usize]) -> Result<(), LoadError> {
         let counts: Result<Vec<i32>, _> = counts.iter().map(|&count| Self::to_i32(count)).collect();
         self.set(name, counts?);
         Ok(())
     }
 
     /// Copies a count from the first of these configuration keys that exists, if any.
-    pub(super) fn copy_count(&mut self, name: &str, keys: &[&str]) -> Result<(), LoadError> {
+    pub(in crate::arch) fn copy_count(&mut self, name: &str, keys: &[&str]) -> Result<(), LoadError> {
         if let Some(count) = self.first_count(keys)? {
             self.set_count(name, count)?;
         }
@@ -94,7 +110,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Copies a number from the first of these configuration keys that exists, if any.
-    pub(super) fn copy_number(&mut self, name: &str, keys: &[&str]) -> Result<(), LoadError> {
+    pub(in crate::arch) fn copy_number(&mut self, name: &str, keys: &[&str]) -> Result<(), LoadError> {
         for key in keys {
             if let Some(number) = self.config.opt_f32(key)? {
                 self.set(name, number);
@@ -105,7 +121,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Returns the count under the first of these configuration keys that exists.
-    pub(super) fn first_count(&self, keys: &[&str]) -> Result<Option<usize>, LoadError> {
+    pub(in crate::arch) fn first_count(&self, keys: &[&str]) -> Result<Option<usize>, LoadError> {
         if keys.iter().all(|key| self.config.get(key).is_none()) {
             return Ok(None);
         }
@@ -129,17 +145,17 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Returns the attention of the first layer that has one.
-    pub(super) fn attention(&self) -> Option<&'a AttentionDescriptor> {
+    pub(in crate::arch) fn attention(&self) -> Option<&'a AttentionDescriptor> {
         self.descriptor.attentions().next()
     }
 
     /// Returns the state space model of the first layer that has one.
-    pub(super) fn ssm(&self) -> Option<&'a SsmDescriptor> {
+    pub(in crate::arch) fn ssm(&self) -> Option<&'a SsmDescriptor> {
         (self.descriptor.layers.iter()).find_map(|layer| layer.mixer.ssm())
     }
 
     /// Sets the keys that most architectures have.
-    pub(super) fn usual(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn usual(&mut self) -> Result<(), LoadError> {
         self.sizes()?;
         self.heads()?;
         self.rope()?;
@@ -149,7 +165,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the numbers of layers and positions, and the widths.
-    pub(super) fn sizes(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn sizes(&mut self) -> Result<(), LoadError> {
         self.set_count("block_count", self.descriptor.layers.len())?;
         self.set_count("context_length", self.descriptor.n_ctx_train)?;
         self.set_count("embedding_length", self.descriptor.n_embd)?;
@@ -167,7 +183,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the numbers of heads.
-    pub(super) fn heads(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn heads(&mut self) -> Result<(), LoadError> {
         self.copy_count(
             "attention.head_count",
             &["num_attention_heads", "n_head", "n_heads"],
@@ -176,7 +192,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the keys of rope and its scaling.
-    pub(super) fn rope(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn rope(&mut self) -> Result<(), LoadError> {
         let parameters = self.config.rope_parameters()?;
         let global = if parameters.get("full_attention").is_some() {
             parameters.object("full_attention")?
@@ -207,6 +223,13 @@ impl<'a> GgufKeys<'a> {
             self.set("rope.freq_base_swa", base);
         }
         Ok(())
+    }
+
+    /// Sets the rope base, unless it is the one that readers assume.
+    pub(in crate::arch) fn unusual_rope_base(&mut self) {
+        if let Some(rope) = self.descriptor.ropes.first().filter(|rope| rope.base != 10_000.0) {
+            self.set("rope.freq_base", rope.base);
+        }
     }
 
     fn first_number(&self, keys: &[&str]) -> Result<Option<f32>, LoadError> {
@@ -256,8 +279,7 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
-    /// Sets YaRN's multiplier of rotated values, if two multipliers of its logarithm determine it. Some
-    /// architectures have a key for these.
+    /// Sets YaRN's multiplier of rotated values, if two multipliers of its logarithm determine it.
     fn yarn_multipliers(&mut self, parameters: &HfConfig) -> Result<(), LoadError> {
         let has_pair = parameters.opt_f32("mscale")?.unwrap_or(0.0) != 0.0
             && parameters.opt_f32("mscale_all_dim")?.unwrap_or(0.0) != 0.0;
@@ -265,7 +287,7 @@ impl<'a> GgufKeys<'a> {
             RopeScaling::Yarn { magnitude, .. } => magnitude,
             _ => None,
         });
-        match magnitude.filter(|_| has_pair && !matches!(self.arch, "deepseek2" | "mistral3")) {
+        match magnitude.filter(|_| has_pair && self.states_yarn_magnitude) {
             Some(magnitude) => {
                 self.set("rope.scaling.yarn_attn_factor", magnitude);
                 Ok(())
@@ -275,7 +297,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the epsilon of norms, under the key for their kind.
-    pub(super) fn norm_eps(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn norm_eps(&mut self) -> Result<(), LoadError> {
         self.copy_number("attention.layer_norm_rms_epsilon", &["rms_norm_eps", "norm_eps"])?;
         self.copy_number(
             "attention.layer_norm_epsilon",
@@ -284,14 +306,9 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the keys of experts, under the names that most configurations use.
-    pub(super) fn experts(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn experts(&mut self) -> Result<(), LoadError> {
         // A class may have a default number of experts for models without any.
-        if self
-            .descriptor
-            .layers
-            .iter()
-            .all(|layer| layer.ffn.moe().is_none())
-        {
+        if !self.facts.has_experts {
             return Ok(());
         }
         self.copy_count("expert_count", &["num_local_experts", "num_experts"])?;
@@ -314,7 +331,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the width of a head if the configuration has it.
-    pub(super) fn head_widths(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn head_widths(&mut self) -> Result<(), LoadError> {
         if let Some(width) = self.config.opt_usize("head_dim")? {
             self.set_head_width(width)?;
         }
@@ -322,18 +339,18 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the width of a head.
-    pub(super) fn set_head_width(&mut self, width: usize) -> Result<(), LoadError> {
+    pub(in crate::arch) fn set_head_width(&mut self, width: usize) -> Result<(), LoadError> {
         self.set_count("attention.key_length", width)?;
         self.set_count("attention.value_length", width)
     }
 
     /// Sets the size of the vocabulary.
-    pub(super) fn vocab_size(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn vocab_size(&mut self) -> Result<(), LoadError> {
         self.set_count("vocab_size", self.descriptor.n_vocab)
     }
 
     /// Sets the number of rotated values per head.
-    pub(super) fn rope_width(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn rope_width(&mut self) -> Result<(), LoadError> {
         let width = match (self.descriptor.ropes.first(), self.attention()) {
             (Some(rope), _) => rope.n_dims,
             (None, Some(attention)) => attention.head_dim_k,
@@ -342,8 +359,66 @@ impl<'a> GgufKeys<'a> {
         self.set_count("rope.dimension_count", width)
     }
 
+    /// Reads the window of each layer: from `layer_types`, or else from `is_sliding`, called with its index.
+    pub(in crate::arch) fn find_windows(
+        &mut self,
+        is_sliding: impl Fn(usize) -> bool,
+    ) -> Result<(), LoadError> {
+        self.facts.windows = self.config.windows(self.descriptor.layers.len(), is_sliding)?;
+        Ok(())
+    }
+
+    /// Reads the window of each layer, for configurations that must enable windows and give the first layer
+    /// that has one.
+    pub(in crate::arch) fn find_windows_if_used(&mut self) -> Result<(), LoadError> {
+        if !self.config.uses_windows(self.descriptor.layers.len())? {
+            return Ok(());
+        }
+        let first_layer = self.config.opt_usize("max_window_layers")?.unwrap_or(0);
+        self.find_windows(|layer_idx| layer_idx >= first_layer)
+    }
+
+    /// Reads whether attention has biases.
+    pub(in crate::arch) fn find_attention_bias(&mut self, key: &str) -> Result<(), LoadError> {
+        self.facts.qkv_bias = Some(self.config.presence(key)?);
+        self.facts.output_bias = self.facts.qkv_bias;
+        Ok(())
+    }
+
+    /// Reads which biases attention and the dense network have.
+    pub(in crate::arch) fn find_biases(&mut self, [attention, dense]: [&str; 2]) -> Result<(), LoadError> {
+        self.find_attention_bias(attention)?;
+        self.facts.ffn_bias = Some(self.config.presence(dense)?);
+        Ok(())
+    }
+
+    /// Reads how routers weigh experts; `is_normalized` applies if the configuration does not state it.
+    pub(in crate::arch) fn find_router(&mut self, is_normalized: bool) -> Result<(), LoadError> {
+        let router = self.config.moe(is_normalized)?.router;
+        self.facts.has_experts = true;
+        self.facts.router = Some(RouterFacts {
+            score: self.config.expert_score()?,
+            is_normalized: router.is_normalized,
+            scale: router.scale,
+        });
+        Ok(())
+    }
+
+    /// Refuses a configuration without a count.
+    pub(in crate::arch) fn require_count(&self, key: &str) -> Result<(), LoadError> {
+        self.config.first_usize(&[key]).map(drop)
+    }
+
+    /// Reads the width by which scores are scaled, if it is not that of a head.
+    pub(in crate::arch) fn find_score_scale(&mut self) -> Result<(), LoadError> {
+        if let Some(width) = self.config.opt_f32("query_pre_attn_scalar")? {
+            self.facts.score_scales = Some(vec![1.0 / width.sqrt(); self.descriptor.layers.len()]);
+        }
+        Ok(())
+    }
+
     /// Sets the window of the layers that have one.
-    pub(super) fn window(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn window(&mut self) -> Result<(), LoadError> {
         if let Some(window) = self.config.opt_usize("sliding_window")? {
             self.set_count("attention.sliding_window", window)?;
         }
@@ -351,15 +426,13 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets which layers have the window.
-    pub(super) fn window_pattern(&mut self) {
-        let pattern: Vec<bool> = (self.descriptor.attentions())
-            .map(|attention| attention.window.is_some())
-            .collect();
+    pub(in crate::arch) fn window_pattern(&mut self) {
+        let pattern: Vec<bool> = self.facts.windows.iter().map(Option::is_some).collect();
         self.set("attention.sliding_window_pattern", pattern);
     }
 
     /// Sets the widths of the experts and of the shared expert.
-    pub(super) fn expert_widths(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn expert_widths(&mut self) -> Result<(), LoadError> {
         self.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])?;
         self.copy_count(
             "expert_shared_feed_forward_length",
@@ -368,7 +441,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the scale of a router's weights, and whether they are normalized.
-    pub(super) fn router(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn router(&mut self) -> Result<(), LoadError> {
         self.copy_number("expert_weights_scale", &["routed_scaling_factor"])?;
         // Readers of some architectures normalize the weights if the key is missing.
         if let Some(is_normalized) = self.config.opt_bool("norm_topk_prob")? {
@@ -378,7 +451,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Does the same as [`Self::router`], with the class's defaults for values that the configuration leaves out.
-    pub(super) fn router_with_defaults(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn router_with_defaults(&mut self) -> Result<(), LoadError> {
         self.router()?;
         if !self.config.is("norm_topk_prob")? {
             self.remove("expert_weights_norm");
@@ -396,11 +469,16 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
+    /// Sets the sigmoid as the function that turns a router's logits into scores.
+    pub(in crate::arch) fn score_by_sigmoid(&mut self) {
+        self.set("expert_gating_func", 2_u32);
+    }
+
     /// Sets the score function if the configuration omits it.
-    pub(super) fn score_with_default(&mut self) {
+    pub(in crate::arch) fn score_with_default(&mut self) {
         let is_sigmoid = (self.first_router()).is_some_and(|router| router.score == ExpertScore::Sigmoid);
         if is_sigmoid && SCORES.iter().all(|key| self.config.get(key).is_none()) {
-            self.set("expert_gating_func", 2_u32);
+            self.score_by_sigmoid();
         }
     }
 
@@ -411,7 +489,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the pooling type, from sentence-transformers' files or a classifier's labels.
-    pub(super) fn pooling(&mut self) -> Result<(), LoadError> {
+    pub(in crate::arch) fn pooling(&mut self) -> Result<(), LoadError> {
         use tokenmill_backend::Pooling;
 
         if let Some(pooling) = self.config.sentence_pooling()? {

@@ -1,61 +1,57 @@
 //! The GGUF form of a folder: the keys and tensors that a converter writes for it.
 //!
-//! Folders and files share the architectures' descriptions. Invariant: this folder holds data and key rules;
-//! the views that change tensors belong to the safetensors folder.
+//! Folders and files share the architectures' descriptions. Invariant: this folder holds data and the keys that
+//! several architectures share; the rule of an architecture is in its own file, and the views that change tensors
+//! belong to the safetensors folder.
 
 mod agreement;
-mod expert_rules;
-mod gemma_rules;
 mod groups;
 mod keys;
 mod recast;
-mod recurrent_rules;
-mod rules;
 
 use tokenmill_gguf::Metadata;
 
 use crate::{Descriptor, LoadError};
 
-use super::{HfConfig, HfLayout, Share};
+use super::{Architecture, HfConfig, HfLayout, Share};
 
-pub(crate) use recast::{Recast, recasts_of};
+pub(super) use keys::{GgufKeys, Rule, UNBOUNDED};
+pub(super) use recast::Drafts;
+pub(crate) use recast::{Recast, Recasts};
 
 /// Largest accepted number of MTP layers. It bounds the size of lists.
-const MAX_DRAFT_LAYERS: usize = 64;
+pub(super) const MAX_DRAFT_LAYERS: usize = 64;
 
 /// The GGUF architecture and tensor changes for the folder of a network.
 pub(crate) struct GgufForm {
     /// `general.architecture`.
     pub(crate) arch: &'static str,
-    rule: rules::Rule,
-    /// Tensor changes by suffix of the tensor's name, applied in order.
-    pub(crate) recasts: &'static [(&'static str, Recast)],
+    rule: Rule,
+    /// Whether the rule needs the network, not the configuration alone.
+    needs_network: bool,
+    layout: &'static HfLayout,
 }
 
 impl GgufForm {
     /// Returns the form of a network.
-    ///
-    /// # Errors
-    /// [`LoadError::UnsupportedFeature`] if its architecture has none.
-    pub(crate) fn of(descriptor: &Descriptor) -> Result<Self, LoadError> {
+    pub(crate) fn of(descriptor: &Descriptor) -> Self {
+        let row = Architecture::named(&descriptor.arch);
         let has_experts = descriptor.layers.iter().any(|layer| layer.ffn.moe().is_some());
-        let name = match descriptor.arch.as_str() {
-            // Both use the same class of folders.
-            "nemotron_h" if has_experts => "nemotron_h_moe",
-            name => name,
+        let row = match row.hf_layout.arch_with_experts {
+            Some(name) if has_experts => Architecture::named(name),
+            _ => row,
         };
-        let arch = super::architectures().into_iter().find(|known| *known == name);
-        match arch.and_then(|arch| Some((arch, rules::rule_of(arch)?))) {
-            Some((arch, rule)) => Ok(Self {
-                arch,
-                rule,
-                recasts: recast::recasts_of(arch),
-            }),
-            None => Err(LoadError::UnsupportedFeature {
-                arch: name.to_owned(),
-                feature: "a GGUF file as output".to_owned(),
-            }),
+        Self {
+            arch: row.name,
+            rule: row.rule,
+            needs_network: row.from_hf.is_some(),
+            layout: &row.hf_layout,
         }
+    }
+
+    /// Returns the tensor changes by suffix of the tensor's name, in the order in which they apply.
+    pub(crate) fn recasts(&self) -> Recasts {
+        self.layout.recasts
     }
 
     /// Adds the keys of the architecture to a file's metadata.
@@ -65,14 +61,21 @@ impl GgufForm {
         descriptor: &Descriptor,
         metadata: &mut Metadata,
     ) -> Result<(), LoadError> {
-        let mut keys = keys::GgufKeys::new(self.arch, config, descriptor);
+        let plain;
+        let descriptor = if self.needs_network {
+            descriptor
+        } else {
+            plain = config.decoder()?;
+            &plain
+        };
+        let mut keys = GgufKeys::new(self.arch, config, descriptor);
         (self.rule)(&mut keys)?;
         keys.write(metadata)
     }
 
     /// Returns whether files have weights for the query and key norms that have none in folders.
     pub(crate) fn has_plain_norms(&self) -> bool {
-        self.arch == "muse-glimmer"
+        self.layout.has_plain_norms
     }
 
     /// Returns the GGUF name of an MTP layer's tensor, counted from `n_layers` on; `None` for other tensors,
@@ -88,8 +91,8 @@ impl GgufForm {
             let (_, name) = names.iter().find(|(known, _)| *known == stem)?;
             Some((format!("blk.{layer_idx}.{name}.{part}"), Share::Whole))
         };
-        match self.arch {
-            "qwen35" | "qwen35moe" => {
+        match self.layout.drafts {
+            Drafts::Network => {
                 let rest = hf_name.strip_prefix("mtp.")?;
                 let Some(rest) = rest.strip_prefix("layers.") else {
                     return named(recast::MTP_NAMES, n_layers, rest);
@@ -98,7 +101,7 @@ impl GgufForm {
                 let layer_idx = n_layers.checked_add(layer.parse().ok()?)?;
                 layout.gguf_name(&format!("{}{layer_idx}.{rest}", layout.layers))
             }
-            "glm4moe" => {
+            Drafts::Layers => {
                 let layer_idx = layout
                     .layer_idx(hf_name)
                     .filter(|&layer_idx| layer_idx >= n_layers)?;
@@ -106,19 +109,7 @@ impl GgufForm {
                 let (_, rest) = rest.split_once('.')?;
                 named(recast::DRAFT_NAMES, layer_idx, rest).or_else(|| layout.gguf_name(hf_name))
             }
-            _ => None,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_architecture_has_a_form() {
-        for arch in crate::architectures() {
-            assert!(rules::rule_of(arch).is_some(), "{arch}");
+            Drafts::Left => None,
         }
     }
 }

@@ -49,126 +49,44 @@ pub(crate) enum Recast {
     ScoreScale,
 }
 
-use Recast::{
-    AddOne, Column, DeltaInputs, EmbeddingScale, FourDims, Halves, IntoKey, LatentKeysAndValues, LogitScale,
-    NeighbouringKeys, NeighbouringQueries, OfClassifier, Rename, RenameOfTwoNorms, ScoreScale, SharedDown,
-    SharedGateAndUp, Squeeze, TiledColumns, TiledRows,
-};
+/// Pairs of a suffix of a tensor's name and a change of it, in the order in which they apply.
+pub(crate) type Recasts = &'static [(&'static str, Recast)];
 
-type Recasts = &'static [(&'static str, Recast)];
-
-const NEIGHBOURS: Recasts = &[
-    ("attn_q.weight", NeighbouringQueries),
-    ("attn_q.bias", NeighbouringQueries),
-    ("attn_k.weight", NeighbouringKeys),
-    ("attn_k.bias", NeighbouringKeys),
-    ("ffn_gate_up_exps.weight", GATE_AND_UP),
-];
-const GATE_AND_UP: Recast = Halves(["ffn_gate_exps.weight", "ffn_up_exps.weight"]);
-const POST_ATTENTION: (&str, Recast) = ("ffn_norm.weight", Rename("post_attention_norm.weight"));
-const SSM: Recasts = &[
-    ("ssm_conv1d.weight", Squeeze),
-    ("ssm_a", Column),
-    ("ssm_d", Column),
-    ("attn_q.weight", NeighbouringQueries),
-    ("attn_k.weight", NeighbouringKeys),
-];
-
-/// Returns the changes of an architecture's tensors, by suffix of their names.
-pub(crate) fn recasts_of(arch: &str) -> Recasts {
-    match arch {
-        "apertus" => &[
-            ("ffn_act.alpha_n", IntoKey("xielu.alpha_n")),
-            ("ffn_act.alpha_p", IntoKey("xielu.alpha_p")),
-            ("ffn_act.beta", IntoKey("xielu.beta")),
-            ("ffn_act.eps", IntoKey("xielu.eps")),
-        ],
-        // BERT's pooler is called `cls`; RoBERTa's is called `pooler`, and its classifiers have none.
-        "bert" => &[
-            ("cls.weight", OfClassifier),
-            ("cls.bias", OfClassifier),
-            ("pooler.weight", OfClassifier),
-            ("pooler.bias", OfClassifier),
-        ],
-        // A leftover of the encoder's training.
-        "jina-bert-v3" => &[("pooler.weight", OfClassifier), ("pooler.bias", OfClassifier)],
-        "deepseek2" => &[("attn_kv_b.weight", LatentKeysAndValues)],
-        "falcon" => &[
-            ("attn_norm.weight", RenameOfTwoNorms("attn_norm_2.weight")),
-            ("attn_norm.bias", RenameOfTwoNorms("attn_norm_2.bias")),
-            ("ffn_norm.weight", RenameOfTwoNorms("attn_norm.weight")),
-            ("ffn_norm.bias", RenameOfTwoNorms("attn_norm.bias")),
-        ],
-        "falcon-h1" => &[
-            ("token_embd.weight", EmbeddingScale),
-            ("output.weight", LogitScale),
-            ("attn_k.weight", ScoreScale),
-            ("ssm_conv1d.weight", Squeeze),
-            ("ssm_a", Column),
-            ("ssm_d", Column),
-            ("ffn_norm.weight", Rename("ffn_norm")),
-        ],
-        "glm4moe" | "seed_oss" => &[POST_ATTENTION],
-        "gpt-oss" => &[
-            ("ffn_gate_up_exps.weight", GATE_AND_UP),
-            (
-                "ffn_gate_up_exps.bias",
-                Halves(["ffn_gate_exps.bias", "ffn_up_exps.bias"]),
-            ),
-            POST_ATTENTION,
-        ],
-        "granite" | "granitemoe" | "granitehybrid" => GRANITE,
-        "kimi-linear" => &[
-            ("attn_kv_b.weight", LatentKeysAndValues),
-            ("ssm_conv1d_q.weight", FourDims),
-            ("ssm_conv1d_k.weight", FourDims),
-            ("ssm_conv1d_v.weight", FourDims),
-        ],
-        "lfm2" | "lfm2moe" => &[
-            ("output_norm.weight", Rename("token_embd_norm.weight")),
-            ("shortconv.conv.weight", Squeeze),
-        ],
-        "arcee" | "llama" | "minicpm" | "mistral3" | "muse-glimmer" | "smollm3" => NEIGHBOURS,
-        "hy_v3" => &[("exp_probs_b.bias", Rename("exp_probs_b"))],
-        "llama4" | "qwen3vlmoe" => &[("ffn_gate_up_exps.weight", GATE_AND_UP)],
-        "mamba" => &[("ssm_conv1d.weight", Squeeze)],
-        "mamba2" | "nemotron_h" | "nemotron_h_moe" => SSM,
-        "qwen35" | "qwen35moe" => &[
-            POST_ATTENTION,
-            ("ssm_conv1d.weight", Squeeze),
-            ("ssm_conv1d.weight", TiledRows),
-            ("ssm_a", TiledRows),
-            ("ssm_dt.bias", TiledRows),
-            ("ssm_alpha.weight", TiledRows),
-            ("ssm_beta.weight", TiledRows),
-            ("attn_qkv.weight", TiledRows),
-            ("attn_gate.weight", TiledRows),
-            ("ssm_out.weight", TiledColumns),
-            ("nextn.enorm.weight", AddOne),
-            ("nextn.hnorm.weight", AddOne),
-            ("nextn.shared_head_norm.weight", AddOne),
-        ],
-        "qwen3next" => &[
-            POST_ATTENTION,
-            ("ssm_conv1d.weight", Squeeze),
-            ("ssm_in.weight", DeltaInputs),
-        ],
-        _ => &[],
-    }
+impl Recast {
+    /// Splits the matrices of experts that hold gate and up.
+    pub(in crate::arch) const GATE_AND_UP: Self =
+        Self::Halves(["ffn_gate_exps.weight", "ffn_up_exps.weight"]);
+    /// Renames the norm before the feed-forward network, which some files name by its place after the mixer.
+    pub(in crate::arch) const POST_ATTENTION: (&'static str, Self) =
+        ("ffn_norm.weight", Self::Rename("post_attention_norm.weight"));
+    /// The changes of networks whose files have adjacent rope pairs.
+    pub(in crate::arch) const NEIGHBOURS: Recasts = &[
+        ("attn_q.weight", Self::NeighbouringQueries),
+        ("attn_q.bias", Self::NeighbouringQueries),
+        ("attn_k.weight", Self::NeighbouringKeys),
+        ("attn_k.bias", Self::NeighbouringKeys),
+        ("ffn_gate_up_exps.weight", Self::GATE_AND_UP),
+    ];
+    /// The changes of networks with Mamba 2 layers.
+    pub(in crate::arch) const SSM: Recasts = &[
+        ("ssm_conv1d.weight", Self::Squeeze),
+        ("ssm_a", Self::Column),
+        ("ssm_d", Self::Column),
+        ("attn_q.weight", Self::NeighbouringQueries),
+        ("attn_k.weight", Self::NeighbouringKeys),
+    ];
 }
 
-const GRANITE: Recasts = &[
-    ("ssm_conv1d.weight", Squeeze),
-    ("ssm_a", Column),
-    ("ssm_d", Column),
-    ("attn_q.weight", NeighbouringQueries),
-    ("attn_q.bias", NeighbouringQueries),
-    ("attn_k.weight", NeighbouringKeys),
-    ("attn_k.bias", NeighbouringKeys),
-    ("ffn_gate_up_exps.weight", GATE_AND_UP),
-    ("ffn_up_shexp.weight", SharedGateAndUp),
-    ("ffn_down_shexp.weight", SharedDown),
-];
+/// The MTP layers of a folder, as files have them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Drafts {
+    /// Files leave them out.
+    Left,
+    /// They are numbered behind the decoder's layers, as in files.
+    Layers,
+    /// They are a network of their own, `mtp`.
+    Network,
+}
 
 /// GGUF name suffixes of tensors that only MTP layers have, by their suffix in a folder.
 pub(super) const DRAFT_NAMES: &[(&str, &str)] = &[
