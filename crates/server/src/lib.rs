@@ -10,89 +10,41 @@
 //! generation, and health answers without asking the engine.
 #![forbid(unsafe_code)]
 
-mod accept_queue;
-mod answer_body;
-pub mod anthropic;
+mod answers;
 mod app;
-mod auth;
 mod config;
-mod connections;
-mod constraints;
-mod dialect;
-mod earlier_calls;
-mod effort;
-mod encoder_queue;
+mod dialects;
 mod endpoints;
-mod engine_error;
-mod error;
-mod error_table;
-pub mod fields;
-mod foreign;
-mod frame;
-mod generation_settings;
-mod images;
-mod infill;
-mod intake;
-mod keys;
+mod errors;
+mod http;
 pub mod kv_events;
-mod line_bounds;
-pub mod llama_cpp;
-mod llama_figures;
-mod mask_figures;
-mod media_folder;
-mod metrics;
 mod model_names;
 pub mod models;
-mod name_bounds;
-pub mod ollama;
-pub mod openai;
-mod origin;
-#[cfg(feature = "otel")]
-pub mod otel;
-mod outcome;
-mod paths;
-mod prefix_dir_figures;
-mod prometheus_text;
-mod prompt_scores;
-mod raw_prompt;
-mod reply;
-mod request_defaults;
-mod request_id;
-mod request_log;
-mod router;
-pub mod sampling;
-mod score_sheet;
-mod scores;
-mod serve;
-mod served_model;
-mod shape_sizes;
-mod shutdown;
-mod silent_fields;
-mod slots;
-mod sse;
-mod stored;
-mod stream_progress;
-pub mod tables;
-mod throughput;
-mod tools;
-#[cfg(unix)]
-mod unix_socket;
-mod write_timeout;
+mod requests;
+mod sockets;
+mod telemetry;
 
-pub use app::App;
-pub use config::{Listen, ServerConfig, SessionFolder, TlsFiles};
-pub use dialect::Dialect;
-pub use error::ApiError;
-pub use keys::ApiKeys;
-pub use metrics::Metrics;
+pub use app::{
+    App,
+    served_model::{Chosen, ServedModel},
+    shutdown::Shutdown,
+};
+pub use config::{
+    Listen, ServerConfig, SessionFolder, TlsFiles, keys::ApiKeys, request_defaults::RequestDefaults,
+};
+pub use dialects::{anthropic, llama_cpp, ollama, openai, openai::chat::Turn};
+pub use endpoints::tables;
+pub use errors::{api_error::ApiError, dialect::Dialect};
+pub use http::{
+    router::router,
+    serve::{Drained, ServeError, Server},
+};
 pub use model_names::near_names;
 pub use models::{KeepAlive, ModelLimits, ModelLoader, ModelSpec, Models, ModelsError};
-pub use openai::chat::Turn;
-pub use request_defaults::RequestDefaults;
-pub use router::router;
-pub use serve::{Drained, ServeError, Server};
-pub use served_model::{Chosen, ServedModel};
-pub use shutdown::Shutdown;
+pub use requests::{fields, sampling};
+pub use telemetry::metrics::Metrics;
+#[cfg(feature = "otel")]
+pub use telemetry::otel;
 
 /// The examples of the README.
 #[cfg(doctest)]

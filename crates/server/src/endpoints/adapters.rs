@@ -21,8 +21,8 @@ use tokio::task::spawn_blocking;
 use crate::{
     ApiError, App,
     app::Call,
-    fields::{Field, only, yes},
     models::OneModel,
+    requests::fields::{Field, only, yes},
 };
 
 /// Fields of `/v1/load_lora_adapter`.

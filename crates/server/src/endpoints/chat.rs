@@ -22,25 +22,25 @@ use tokenmill_text::DecodeOptions;
 
 use crate::{
     ApiError, App, Dialect,
-    app::Call,
-    earlier_calls::CUSTOM_INPUT,
-    endpoints::render::Rendered,
-    intake::Share,
-    media_folder::read_images,
-    openai::{
+    answers::{
+        reply::collect_showing,
+        score_sheet::ScoreSheet,
+        scores::{MAX_GATHERED, Scale, chat_logprobs, check_scores},
+        sse::{EventFormat, Events, stream_response},
+    },
+    app::{Call, served_model::unix_seconds},
+    dialects::openai::{
         Stop, StreamOptions,
         chat::{CHAT_WORDING, ChatRequest, template_messages},
         check_min_tokens, check_n,
     },
-    outcome::{SYSTEM_FINGERPRINT, TokenCounts, finish_reason, timings},
-    reply::collect_showing,
-    request_id::{RequestId, unique_id},
-    score_sheet::ScoreSheet,
-    scores::{MAX_GATHERED, Scale, chat_logprobs, check_scores},
-    served_model::unix_seconds,
-    sse::{EventFormat, Events, stream_response},
-    stream_progress::StreamProgress,
-    tables,
+    endpoints::{media_folder::read_images, render::Rendered, tables},
+    requests::{earlier_calls::CUSTOM_INPUT, intake::Share},
+    telemetry::{
+        outcome::{SYSTEM_FINGERPRINT, TokenCounts, finish_reason, timings},
+        request_id::{RequestId, unique_id},
+        stream_progress::StreamProgress,
+    },
 };
 
 /// Answers a chat request, streamed or whole.

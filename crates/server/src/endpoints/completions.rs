@@ -15,23 +15,27 @@ use tokenmill_text::DecodeOptions;
 
 use crate::{
     ApiError, App, Dialect,
-    app::Call,
-    endpoints::{llama_cpp, render::Rendered},
-    infill::infill_prompt,
-    models::Choice,
-    openai::{
-        Stop, StreamOptions, TokenLimit, check_min_tokens, check_n,
-        completion::{CompletionRequest, MAX_LOGPROBS, OnePrompt},
+    answers::{
+        prompt_scores::score_prompt,
+        reply::collect_showing,
+        score_sheet::ScoreSheet,
+        scores::{MAX_GATHERED, MAX_IN_TREE, check_scores, completion_logprobs, scored_by_id},
+        sse::{EventFormat, Events, stream_response},
     },
-    outcome::{SYSTEM_FINGERPRINT, TokenCounts, finish_reason, timings},
-    prompt_scores::score_prompt,
-    reply::collect_showing,
-    request_id::{RequestId, unique_id},
-    score_sheet::ScoreSheet,
-    scores::{MAX_GATHERED, MAX_IN_TREE, check_scores, completion_logprobs, scored_by_id},
-    served_model::unix_seconds,
-    sse::{EventFormat, Events, stream_response},
-    tables,
+    app::{Call, served_model::unix_seconds},
+    dialects::{
+        llama_cpp::infill::infill_prompt,
+        openai::{
+            Stop, StreamOptions, TokenLimit, check_min_tokens, check_n,
+            completion::{CompletionRequest, MAX_LOGPROBS, OnePrompt},
+        },
+    },
+    endpoints::{llama_cpp, render::Rendered, tables},
+    models::Choice,
+    telemetry::{
+        outcome::{SYSTEM_FINGERPRINT, TokenCounts, finish_reason, timings},
+        request_id::{RequestId, unique_id},
+    },
 };
 
 /// Tokens generated where the request says nothing, by the official default.

@@ -14,10 +14,9 @@ use tokenmill_sched::EngineError;
 use crate::{
     ApiError, App,
     app::Call,
-    endpoints::llama_cpp::encode_pieces,
-    openai::embedding::{EmbeddingRequest, EncodingFormat, LlamaCppRequest},
-    raw_prompt::OneRawPrompt,
-    tables,
+    dialects::openai::embedding::{EmbeddingRequest, EncodingFormat, LlamaCppRequest},
+    endpoints::{llama_cpp::encode_pieces, tables},
+    requests::raw_prompt::OneRawPrompt,
 };
 
 /// Answers an embedding request.

@@ -20,24 +20,31 @@ use tokenmill_text::{DecodeOptions, EncodeOptions};
 
 use crate::{
     ApiError, App, Dialect, ServedModel,
+    answers::{
+        reply::collect_showing,
+        score_sheet::ScoreSheet,
+        scores::{MAX_GATHERED, Scale, check_scores, entry_with_ids},
+        sse::{EventFormat, Events, stream_response},
+    },
     app::{Call, see},
-    constraints::asked,
-    fields::{Body, Field},
-    generation_settings::{default_settings, generation_settings},
-    infill::{infill_prompt, with_extra},
-    line_bounds::LineBounds,
-    llama_cpp::{CompletionRequest, with_defaults},
+    dialects::{
+        llama_cpp::{
+            CompletionRequest,
+            generation_settings::{default_settings, generation_settings},
+            infill::{infill_prompt, with_extra},
+            line_bounds::LineBounds,
+            with_defaults,
+        },
+        openai::Stop,
+    },
+    endpoints::tables,
     models::{Models, OneModel, name_of_query},
-    openai::Stop,
-    outcome::timings,
-    raw_prompt::{MEDIA_MARK, OneRawPrompt, PromptPiece, RawPrompt},
-    reply::collect_showing,
-    request_id::RequestId,
-    score_sheet::ScoreSheet,
-    scores::{MAX_GATHERED, Scale, check_scores, entry_with_ids},
-    sse::{EventFormat, Events, stream_response},
-    stream_progress::StreamProgress,
-    tables,
+    requests::{
+        constraints::asked,
+        fields::{Body, Field},
+        raw_prompt::{MEDIA_MARK, OneRawPrompt, PromptPiece, RawPrompt},
+    },
+    telemetry::{outcome::timings, request_id::RequestId, stream_progress::StreamProgress},
 };
 
 /// Continues a text.

@@ -14,11 +14,11 @@ use serde_json::json;
 use crate::{
     ApiError, Dialect,
     app::{Call, error_response},
+    dialects::llama_cpp::MANAGE,
     endpoints::models::status_of,
-    llama_cpp::MANAGE,
     models::{Doing, Models, Role},
-    paths::AskedPath,
-    request_id::RequestId,
+    requests::paths::AskedPath,
+    telemetry::request_id::RequestId,
 };
 
 #[derive(Deserialize)]

@@ -17,17 +17,24 @@ use tokenmill_sched::FinishReason;
 
 use crate::{
     ApiError, App, Dialect,
-    anthropic::messages::{MessagesRequest, template_messages},
+    answers::{
+        reply::collect_showing,
+        sse::{EventFormat, Events, stream_response},
+    },
     app::Call,
-    intake::Share,
-    media_folder::read_images,
-    openai::Stop,
-    outcome::TokenCounts,
-    reply::collect_showing,
-    request_id::{RequestId, unique_id},
-    sse::{EventFormat, Events, stream_response},
-    tables,
-    tools::{IgnoredTools, ends_in_calls},
+    dialects::{
+        anthropic::messages::{MessagesRequest, template_messages},
+        openai::Stop,
+    },
+    endpoints::{media_folder::read_images, tables},
+    requests::{
+        intake::Share,
+        tools::{IgnoredTools, ends_in_calls},
+    },
+    telemetry::{
+        outcome::TokenCounts,
+        request_id::{RequestId, unique_id},
+    },
 };
 
 /// Answers a messages request, streamed or whole.

@@ -13,10 +13,10 @@ use tokenmill_text::template::CivilTime;
 use crate::{
     ApiError, App, Dialect, Models,
     app::error_response,
-    error::shortened,
+    errors::api_error::shortened,
     models::{Doing, Listed, Role},
-    paths::AskedPath,
-    request_id::RequestId,
+    requests::paths::AskedPath,
+    telemetry::request_id::RequestId,
 };
 
 fn entry(app: &App, name: &str, parent: Option<&str>) -> Value {

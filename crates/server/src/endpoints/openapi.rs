@@ -10,9 +10,9 @@ use axum::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    endpoints::adapters,
-    fields::{Field, Support},
-    llama_cpp, ollama, tables,
+    dialects::{llama_cpp, ollama},
+    endpoints::{adapters, tables},
+    requests::fields::{Field, Support},
 };
 
 /// Serves the description.

@@ -11,7 +11,7 @@ use axum::{
 };
 
 use super::models::not_found;
-use crate::{Models, request_id::RequestId};
+use crate::{Models, telemetry::request_id::RequestId};
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use crate::{App, request_id::unique_id};
+use crate::{App, telemetry::request_id::unique_id};
 
 /// A prompt as token ids.
 #[derive(Debug, Serialize)]

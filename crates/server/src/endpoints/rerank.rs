@@ -8,7 +8,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::{ApiError, App, app::Call, openai::rerank::RerankRequest, tables};
+use crate::{ApiError, App, app::Call, dialects::openai::rerank::RerankRequest, endpoints::tables};
 
 /// Answers a request to rank documents.
 pub(crate) async fn rerank(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {

@@ -20,26 +20,27 @@ use tokenmill_sched::FinishReason;
 use self::events::ResponseEvents;
 use crate::{
     ApiError, App, Dialect, Models, Turn,
-    app::{Call, error_response},
-    error::shortened,
-    keys::Tenant,
-    media_folder::read_images,
-    openai::{
+    answers::{
+        reply::collect,
+        scores::{MAX_IN_TREE, Scale, chat_logprobs, check_scores},
+        sse::stream_response,
+    },
+    app::{Call, error_response, served_model::unix_seconds, stored::Pending},
+    config::keys::Tenant,
+    dialects::openai::{
         StreamOptions, TokenLimit,
         chat::{MAX_TOP_LOGPROBS, TemplateMessage},
         check_min_tokens,
         items::{IgnoredItems, conversation},
         response::ResponseRequest,
     },
-    outcome::TokenCounts,
-    reply::collect,
-    request_id::{RequestId, unique_id},
-    scores::{MAX_IN_TREE, Scale, chat_logprobs, check_scores},
-    served_model::unix_seconds,
-    sse::stream_response,
-    stored::Pending,
-    tables,
-    tools::Tools,
+    endpoints::{media_folder::read_images, tables},
+    errors::api_error::shortened,
+    requests::tools::Tools,
+    telemetry::{
+        outcome::TokenCounts,
+        request_id::{RequestId, unique_id},
+    },
 };
 
 const LOGPROBS: &str = "message.output_text.logprobs";

@@ -14,11 +14,10 @@ use serde_json::{Value, json};
 
 use crate::{
     ApiError, App, Dialect,
-    app::{Call, error_response, off_thread},
-    llama_cpp::SLOT_FILE,
+    app::{Call, error_response, off_thread, slots::Asker},
+    dialects::llama_cpp::SLOT_FILE,
     models::OneModel,
-    request_id::RequestId,
-    slots::Asker,
+    telemetry::request_id::RequestId,
 };
 
 /// Where a session is saved or restored.

@@ -22,15 +22,19 @@ use tokenmill_text::{DecodeOptions, EncodeOptions, Tokenizer};
 use crate::{
     ApiError, App,
     app::Call,
-    effort::{set_effort, set_thinking},
-    intake::Share,
-    llama_cpp::{APPLY_TEMPLATE, DETOKENIZE, TOKENIZE},
-    media_folder::read_images,
-    openai::{
-        chat::{CHAT_WORDING, Message, template_messages, turn_of},
-        template_variables::check_kwargs,
+    dialects::{
+        llama_cpp::{APPLY_TEMPLATE, DETOKENIZE, TOKENIZE},
+        openai::{
+            chat::{CHAT_WORDING, Message, template_messages, turn_of},
+            template_variables::check_kwargs,
+        },
     },
-    tools::Tools,
+    endpoints::media_folder::read_images,
+    requests::{
+        effort::{set_effort, set_thinking},
+        intake::Share,
+        tools::Tools,
+    },
 };
 
 /// Holds the fields of a conversation besides its messages.

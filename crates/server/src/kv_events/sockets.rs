@@ -16,7 +16,7 @@ use super::{
     config::Endpoint,
     zmtp::{Version, shake_hands},
 };
-use crate::write_timeout::WriteTimeout;
+use crate::sockets::write_timeout::WriteTimeout;
 
 /// Peers of a socket.
 const MAX_PEERS: usize = 64;
@@ -61,7 +61,7 @@ impl Socket {
             Endpoint::Bind(address) => Self::Tcp(TcpListener::bind(address).await?),
             Endpoint::Connect(address) => Self::Connects(address.clone()),
             #[cfg(unix)]
-            Endpoint::BindUnix(path) => Self::Unix(crate::unix_socket::listen_unix(path)?),
+            Endpoint::BindUnix(path) => Self::Unix(crate::sockets::unix_socket::listen_unix(path)?),
         })
     }
 

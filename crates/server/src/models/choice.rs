@@ -13,7 +13,10 @@ use serde::{
 use serde_json::Value;
 
 use super::{KeepAlive, KeepAliveError, Role};
-use crate::{ApiError, intake::check_weight, paths::unescaped, shape_sizes::check_sizes};
+use crate::{
+    ApiError,
+    requests::{intake::check_weight, paths::unescaped, shape_sizes::check_sizes},
+};
 
 /// The model that a request names, and how it names it.
 #[derive(Clone, Debug, Default, PartialEq)]

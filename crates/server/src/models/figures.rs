@@ -15,7 +15,7 @@ use prometheus_client::{
 };
 
 use super::{Doing, Listed};
-use crate::{ApiError, prometheus_text::joined};
+use crate::{ApiError, telemetry::prometheus_text::joined};
 
 const LOAD_S: [f64; 10] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 

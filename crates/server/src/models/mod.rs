@@ -56,9 +56,8 @@ pub use self::{
 };
 use crate::{
     ApiError, App, ServerConfig,
-    app::Common,
+    app::{Common, served_model::unix_seconds},
     model_names::{ModelNames, forms, listed, near_names},
-    served_model::unix_seconds,
 };
 
 /// Limits the models of a server together.

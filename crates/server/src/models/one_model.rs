@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::{extract::FromRequestParts, http::request::Parts, response::Response};
 
 use super::{Choice, Lease, Models, Purpose, choice::name_of_query};
-use crate::{App, Dialect, app::error_response, request_id::RequestId};
+use crate::{App, Dialect, app::error_response, telemetry::request_id::RequestId};
 
 /// The model that `?model=` names, else the default one; where that one is not loaded, one that is; none where none is.
 pub(crate) struct OneModel(Lease);

@@ -8,17 +8,16 @@ use axum::{
 };
 use serde_json::json;
 
-use super::nanoseconds;
+use super::{keep_alive::check_keep_alive, nanoseconds};
 use crate::{
     ApiError, App,
     app::Call,
-    endpoints::embeddings::{EmbedParams, embed as embed_inputs},
-    ollama::{
-        check_keep_alive,
+    dialects::ollama::{
         embed::{EmbedRequest, EmbeddingsRequest, FIELDS, Input, OLDER_FIELDS},
         options::check_options,
     },
-    raw_prompt::OneRawPrompt,
+    endpoints::embeddings::{EmbedParams, embed as embed_inputs},
+    requests::raw_prompt::OneRawPrompt,
 };
 
 /// Embeds one text or several.

@@ -23,11 +23,11 @@ use tokio::{sync::mpsc, task::spawn_blocking};
 use crate::{
     ApiError, Dialect, Models,
     app::{Call, error_response},
-    error::shortened,
+    dialects::ollama::embed::{DELETE_FIELDS, DeleteRequest, PULL_FIELDS, PullRequest},
+    errors::api_error::shortened,
     model_names::tagged,
     models::{FolderError, FolderManager, PullWatch, Role},
-    ollama::embed::{DELETE_FIELDS, DeleteRequest, PULL_FIELDS, PullRequest},
-    request_id::RequestId,
+    telemetry::request_id::RequestId,
 };
 
 /// Shortest time between two lines about one download.

@@ -5,6 +5,7 @@
 //! measured.
 
 pub(crate) mod embed;
+mod keep_alive;
 pub(crate) mod manage;
 pub(crate) mod models;
 
@@ -29,26 +30,27 @@ use tokenmill::{
 use tokenmill_sched::FinishReason;
 use tokenmill_text::template::CivilTime;
 
+use self::keep_alive::check_keep_alive;
 use crate::{
     ApiError, App, Dialect,
-    app::Call,
-    constraints::asked,
-    fields::Body,
-    infill::infill_prompt,
-    intake::Share,
-    ollama::{
-        chat::{self, ChatRequest, conversation, parts_with_images},
-        check_keep_alive,
-        generate::{self, GenerateRequest},
-        options::Options,
+    answers::{
+        reply::collect,
+        score_sheet::ScoreSheet,
+        scores::{Scale, chat_logprobs},
+        sse::{EventFormat, Events, line_response},
     },
-    openai::chat::TemplateMessage,
-    reply::collect,
-    request_id::RequestId,
-    score_sheet::ScoreSheet,
-    scores::{Scale, chat_logprobs},
-    sse::{EventFormat, Events, line_response},
-    tools::Tools,
+    app::Call,
+    dialects::{
+        llama_cpp::infill::infill_prompt,
+        ollama::{
+            chat::{self, ChatRequest, conversation, parts_with_images},
+            generate::{self, GenerateRequest},
+            options::Options,
+        },
+        openai::chat::TemplateMessage,
+    },
+    requests::{constraints::asked, fields::Body, intake::Share, tools::Tools},
+    telemetry::request_id::RequestId,
 };
 
 /// Answers a conversation, streamed or whole.

@@ -16,10 +16,12 @@ use super::timestamp;
 use crate::{
     ApiError, App, Models,
     app::{Call, Stay},
-    infill::has_marks,
+    dialects::{
+        llama_cpp::infill::has_marks,
+        ollama::embed::{SHOW_FIELDS, ShowRequest},
+    },
     model_names::tagged,
     models::{Listed, Role},
-    ollama::embed::{SHOW_FIELDS, ShowRequest},
 };
 
 /// Implemented version of Ollama. Clients compare it with the version that they need.

@@ -14,8 +14,8 @@ use tokenmill_sched::FinishReason;
 use super::{ItemKind, OutputItem, ResponseWriter};
 use crate::{
     ApiError, Dialect,
-    request_id::RequestId,
-    sse::{EventFormat, Events},
+    answers::sse::{EventFormat, Events},
+    telemetry::request_id::RequestId,
 };
 
 /// Writes the events of a response.

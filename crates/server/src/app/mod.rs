@@ -1,0 +1,455 @@
+//! [`App`]: a model with what every endpoint shares, and [`Call`], one request.
+//!
+//! Invariant: what endpoints need of a model and of a request is here; how a request comes to its model is in
+//! [`frame`](crate::endpoints::frame).
+
+pub(crate) mod encoder_queue;
+mod name_bounds;
+pub(crate) mod served_model;
+pub(crate) mod shutdown;
+pub(crate) mod slots;
+pub(crate) mod stored;
+
+use std::{
+    mem,
+    sync::{Arc, Mutex, Weak},
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, Uri, header},
+    response::{IntoResponse, Response},
+};
+use serde::de::DeserializeOwned;
+use tokenmill::{
+    Error, TextParams, TextStream,
+    constraint::{ConstraintError, ConstraintKind},
+    text::{EngineParams, Prompt},
+};
+use tokenmill_sched::Engine;
+use tokio::task::spawn_blocking;
+
+use crate::{
+    ApiError, Dialect, ServedModel, ServerConfig,
+    app::{
+        encoder_queue::{EncoderLimits, EncoderQueue, Wanted},
+        shutdown::Shutdown,
+        slots::{Asker, Slots},
+        stored::StoredResponses,
+    },
+    config::keys::{Peer, Tenant},
+    model_names::ModelNames,
+    requests::{
+        constraints::{Asked, asked, refusal},
+        fields::{Body, Field},
+        intake::{Intake, Received, Share},
+        sampling::SamplingFields,
+    },
+    telemetry::{
+        metrics::Metrics,
+        request_id::RequestId,
+        request_log::{ErrorCode, Tally},
+        throughput::Throughput,
+    },
+};
+
+/// Holds the parts that the models of a server share.
+#[derive(Clone, Debug)]
+pub(crate) struct Common {
+    pub(crate) config: Arc<ServerConfig>,
+    /// Whether any model name selects the server's only model.
+    pub(crate) answers_any_name: bool,
+    pub(crate) shutdown: Arc<Shutdown>,
+    pub(crate) intake: Arc<Intake>,
+    pub(crate) stored: Arc<StoredResponses>,
+    /// Held while a file of the sessions' folder is written.
+    pub(crate) saving: Arc<Mutex<()>>,
+}
+
+impl Common {
+    /// Creates the shared parts of a new server.
+    pub(crate) fn new(config: ServerConfig) -> Self {
+        Self {
+            // Clients that load adapters choose the names themselves.
+            answers_any_name: !config.strict_model_names && config.adapter_folder.is_none(),
+            intake: Arc::new(Intake::new(config.max_body_bytes)),
+            shutdown: Arc::default(),
+            stored: Arc::default(),
+            saving: Arc::default(),
+            config: Arc::new(config),
+        }
+    }
+}
+
+/// Whether a model stays loaded as long as the server runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stay {
+    /// It does.
+    Fixed,
+    /// It may be unloaded.
+    Managed,
+}
+
+/// A model, and what every endpoint shares.
+#[derive(Debug)]
+pub struct App {
+    /// The model that is served.
+    pub model: ServedModel,
+    /// Limits and keys.
+    pub config: Arc<ServerConfig>,
+    /// Counters and histograms of the model.
+    pub metrics: Metrics,
+    /// Whether the server is ending.
+    pub shutdown: Arc<Shutdown>,
+    pub(crate) intake: Arc<Intake>,
+    pub(crate) stored: Arc<StoredResponses>,
+    pub(crate) slots: Slots,
+    pub(crate) stay: Stay,
+    /// Throughput of generated tokens.
+    pub(crate) throughput: Throughput,
+    /// The requests whose images are encoded, or are to be.
+    pub(crate) encoder_queue: EncoderQueue,
+    /// The last field, so that it goes when the model is gone.
+    memory: Arc<()>,
+}
+
+impl App {
+    /// Puts a server of one model together that has not begun.
+    pub fn new(model: ServedModel, config: ServerConfig) -> Self {
+        Self::with(model, &Common::new(config), Stay::Fixed)
+    }
+
+    /// Creates one of several models of a server.
+    pub(crate) fn of_many(model: ServedModel, common: &Common) -> Self {
+        Self::with(model, common, Stay::Managed)
+    }
+
+    fn with(model: ServedModel, common: &Common, stay: Stay) -> Self {
+        let model = if common.answers_any_name {
+            model.answering_any_name()
+        } else {
+            model
+        };
+        if !model.engine().limits().is_encoder {
+            model.model().words().prepare_constraints();
+        }
+        let common = common.clone();
+        Self {
+            metrics: Metrics::new(model.name(), model.engine().limits().n_pages, stay == Stay::Fixed),
+            slots: Slots::new(model.engine().config().max_running, Arc::clone(&common.saving)),
+            config: common.config,
+            shutdown: common.shutdown,
+            intake: common.intake,
+            stored: common.stored,
+            stay,
+            throughput: Throughput::since(Instant::now()),
+            encoder_queue: EncoderQueue::default(),
+            model,
+            memory: Arc::new(()),
+        }
+    }
+
+    /// Has references as long as the model takes memory.
+    pub(crate) fn memory(&self) -> Weak<()> {
+        Arc::downgrade(&self.memory)
+    }
+
+    /// Returns the shared parts.
+    pub(crate) fn common(&self) -> Common {
+        Common {
+            answers_any_name: self.model.answers_any_name(),
+            config: Arc::clone(&self.config),
+            shutdown: Arc::clone(&self.shutdown),
+            intake: Arc::clone(&self.intake),
+            stored: Arc::clone(&self.stored),
+            saving: self.slots.saving(),
+        }
+    }
+
+    /// The engine of the model.
+    pub(crate) fn engine(&self) -> &Engine {
+        self.model.engine()
+    }
+}
+
+/// One request as its endpoint sees it.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) config: Arc<ServerConfig>,
+    pub(crate) body: Received,
+    pub(crate) id: RequestId,
+    pub(crate) tally: Tally,
+    pub(crate) tenant: Tenant,
+    /// The client's address.
+    pub(crate) peer: Peer,
+    /// The adapter that it names, once its body was read.
+    pub(crate) adapter: Option<String>,
+    /// Where it was sent to.
+    pub(crate) uri: Uri,
+    /// Whether the path lacked the `/v1` prefix.
+    pub(crate) is_unversioned: bool,
+    /// The slot that it asks for, or that was chosen already.
+    pub(crate) slot: Option<usize>,
+    /// The shape that it asks for, once its body was read.
+    pub(crate) asked: Option<Asked>,
+    /// Where its endpoint has the budget of reasoning.
+    pub(crate) budget_field: &'static str,
+    /// Time that it waited for its model to load.
+    pub(crate) load_wait: Duration,
+    /// Names of all models of the server.
+    pub(crate) model_names: Arc<dyn ModelNames>,
+}
+
+/// The field by which a request asks for a constraint.
+fn asking_field<'a>(kind: ConstraintKind, asked: Option<&'a Asked>, budget_field: &'a str) -> &'a str {
+    match (kind, asked) {
+        (ConstraintKind::Calls, _) => "tools",
+        (_, Some(asked)) => &asked.field,
+        // Any text is a constraint only where its reasoning has a budget.
+        (_, None) => budget_field,
+    }
+}
+
+impl Call {
+    /// Finds what the request names as its model, and remembers its adapter. Returns the name that the response carries.
+    ///
+    /// # Errors
+    /// Returns the errors of [`ServedModel::choose`].
+    pub(crate) fn choose(&mut self, app: &App, asked: Option<&str>) -> Result<String, ApiError> {
+        let chosen = app.model.choose(asked)?;
+        self.adapter = chosen.adapter;
+        Ok(chosen.name)
+    }
+
+    /// Reads the sampling fields of a request to generate, for one sample to the end of the context.
+    ///
+    /// # Errors
+    /// The first field out of range, by name.
+    pub(crate) fn text_params(&self, app: &App, fields: SamplingFields) -> Result<TextParams, ApiError> {
+        let priority = fields.priority();
+        if priority != 0 && !app.config.obeys_priority {
+            return Err(ApiError::UnsupportedField {
+                param: "priority".to_owned(),
+                reason: "this server takes requests in their order; its `--scheduling-policy priority` changes that",
+            });
+        }
+        Ok(TextParams {
+            min_tokens: fields.min_tokens(),
+            stop_tokens: fields.stop_tokens(app.model.tokenizer().n_vocab())?,
+            // vLLM counts the other way round.
+            priority: priority.saturating_neg(),
+            engine: EngineParams {
+                cache_salt: if fields.caches() {
+                    self.tenant.cache_salt(fields.cache_salt()?)
+                } else {
+                    // Each request gets a fresh seed.
+                    app.model.fresh_seed() | 1
+                },
+                client: self.tenant.client(self.peer),
+                ..EngineParams::default()
+            },
+            adapter: self.adapter.clone(),
+            sampling: fields.into_params(app.model.model().words(), app.model.fresh_seed())?,
+            max_tokens: None,
+            n: 1,
+            stops: Vec::new(),
+            constraint: self.asked.as_ref().map(|asked| asked.constraint.clone()),
+            thinking_budget: app.config.defaults.thinking_budget,
+            ignore_eos: false,
+            deadline: (app.config.request_timeout).map(|limit| limit.saturating_sub(self.load_wait)),
+            queue_timeout: app.config.queue_timeout,
+        })
+    }
+
+    /// Starts the answer to a conversation. The requested shape or calls begin after the model's
+    /// reasoning ends. While its images wait, the request keeps its `share` of what bodies may take: it holds them twice.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::generate`].
+    pub(crate) async fn answer(
+        &self,
+        app: &Arc<App>,
+        prompt: Prompt,
+        mut params: TextParams,
+        share: Share,
+    ) -> Result<TextStream, ApiError> {
+        let begun = Instant::now();
+        let prompt = see(app, prompt, &params).await?;
+        drop(share);
+        // The images' time counts against the request's.
+        params.deadline = params.deadline.map(|limit| limit.saturating_sub(begun.elapsed()));
+        let words = app.model.model().words();
+        params.engine.media = prompt.media.clone();
+        params.constraint = words.held_to(&prompt, params.constraint, params.thinking_budget)?;
+        params.engine.reader = prompt.reader;
+        self.generate(app, vec![prompt.tokens], &params).await
+    }
+
+    /// Starts a generation for each prompt. The shape that the request asks for is compiled apart from the threads of
+    /// connections.
+    ///
+    /// # Errors
+    /// Fails if the engine refuses the request, or if a shape cannot be enforced, and names the field.
+    pub(crate) async fn generate(
+        &self,
+        app: &Arc<App>,
+        prompts: Vec<Vec<u32>>,
+        params: &TextParams,
+    ) -> Result<TextStream, ApiError> {
+        let first = prompts.first().cloned().unwrap_or_default();
+        let stream = self.begin(app, prompts, params).await?;
+        let asker = self.asker(params);
+        let slot = app.slots.choose(self.slot, &first, asker);
+        let mut running = app.slots.begin(slot, &first, asker);
+        Ok(stream.noting(move |id| running.push(id)))
+    }
+
+    /// Identifies the sender of the request.
+    pub(crate) fn asker(&self, params: &TextParams) -> Asker {
+        Asker {
+            tenant: self.tenant,
+            cache_salt: params.engine.cache_salt,
+            has_adapter: params.adapter.is_some(),
+            has_images: !params.engine.media.is_empty(),
+        }
+    }
+
+    async fn begin(
+        &self,
+        app: &Arc<App>,
+        prompts: Vec<Vec<u32>>,
+        params: &TextParams,
+    ) -> Result<TextStream, ApiError> {
+        let Some(constraint) = &params.constraint else {
+            return app.model.generate(prompts, params);
+        };
+        let kind = constraint.kind();
+        let field = |error: &ConstraintError| {
+            asking_field(
+                error.kind().unwrap_or(kind),
+                self.asked.as_ref(),
+                self.budget_field,
+            )
+        };
+        let (app, params) = (Arc::clone(app), params.clone());
+        let begun = spawn_blocking(move || app.model.model().generate(prompts, &params)).await;
+        match begun {
+            Ok(Err(Error::Constraint(error))) => Err(refusal(field(&error), &error)),
+            Ok(begun) => Ok(begun?),
+            Err(error) => Err(ApiError::Internal {
+                reason: error.to_string(),
+            }),
+        }
+    }
+
+    /// Parses the body by its `fields`, fills in the server's defaults, and frees the bytes.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Body::parse`].
+    pub(crate) fn parse(&mut self, fields: &[Field]) -> Result<Body, ApiError> {
+        let mut body = Body::parse(&mem::take(&mut self.body).bytes, fields)?;
+        self.config.defaults.fill(&mut body, fields);
+        Ok(body)
+    }
+
+    /// Parses the body of a request to generate: its own fields and those of sampling.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::read`].
+    pub(crate) fn read_with_sampling<T: DeserializeOwned>(
+        &mut self,
+        fields: &[Field],
+    ) -> Result<(T, SamplingFields), ApiError> {
+        let body = self.parse(fields)?;
+        self.asked = asked(&body)?;
+        let (own, sampling): (T, SamplingFields) = (body.read()?, body.read()?);
+        self.slot = sampling.slot();
+        Ok((own, sampling))
+    }
+
+    /// Parses the body and reads it as one type.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Body::parse`] and [`Body::read`].
+    pub(crate) fn read<T: DeserializeOwned>(&mut self, fields: &[Field]) -> Result<T, ApiError> {
+        self.parse(fields)?.read()
+    }
+}
+
+/// Encodes a prompt's images when it is their turn.
+///
+/// # Errors
+/// Returns the errors of [`EncoderQueue::run`]; fails on an unreadable image, or a failed step.
+pub(crate) async fn see(app: &Arc<App>, prompt: Prompt, params: &TextParams) -> Result<Prompt, ApiError> {
+    if prompt.images.is_empty() {
+        return Ok(prompt);
+    }
+    let limits = EncoderLimits {
+        max_waiting: app.engine().config().max_queued,
+        wait: params.queue_timeout,
+        whole: params.deadline,
+    };
+    let (at_work, cache_salt) = (Arc::clone(app), params.engine.cache_salt);
+    let see = move |wanted: &Wanted| {
+        let model = at_work.model.model();
+        model.see_while(prompt, cache_salt, &|| wanted.is_so())
+    };
+    // A request that has given up takes no rows.
+    let seen = app.encoder_queue.run(limits, see).await??;
+    seen.ok_or(ApiError::DeadlineExceeded)
+}
+
+/// Runs file access on another thread than the connections'.
+///
+/// # Errors
+/// Returns the errors of the work.
+pub(crate) async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = spawn_blocking(work).await;
+    done.unwrap_or_else(|error| {
+        Err(ApiError::Internal {
+            reason: error.to_string(),
+        })
+    })
+}
+
+/// The response of a refusal or failure.
+pub(crate) fn error_response(error: &ApiError, dialect: Dialect, request_id: &RequestId) -> Response {
+    let status = StatusCode::from_u16(error.status()).expect("every error has a valid status");
+    let mut response = (status, Json(error.body(dialect, request_id.as_str()))).into_response();
+    response.extensions_mut().insert(ErrorCode(error.code()));
+    let headers = response.headers_mut();
+    if let Some(seconds) = error.retry_after_s() {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if status == StatusCode::UNAUTHORIZED {
+        headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill::Constraint;
+
+    use super::*;
+
+    #[test]
+    fn a_constraint_is_refused_by_the_field_that_asks_for_it() {
+        let asked = Asked {
+            field: "format".to_owned(),
+            constraint: Constraint::anything(),
+        };
+        let budget = "thinking_budget";
+        for (kind, asked, field) in [
+            (ConstraintKind::Calls, Some(&asked), "tools"),
+            (ConstraintKind::Calls, None, "tools"),
+            (ConstraintKind::JsonSchema, Some(&asked), "format"),
+            (ConstraintKind::Any, None, budget),
+        ] {
+            assert_eq!(asking_field(kind, asked, budget), field);
+        }
+    }
+}

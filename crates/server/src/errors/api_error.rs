@@ -1,0 +1,556 @@
+//! [`ApiError`]: every refusal and failure that a client can meet, with its status and error body.
+//!
+//! One type for both dialects, so that a cause has the same status whichever API met it. Invariant: a message names
+//! what was wrong and never contains another request's text.
+
+use std::borrow::Cow;
+
+use serde_json::{Value, json};
+
+use crate::{errors::dialect::Dialect, model_names::near_it};
+
+/// Longest text of a client that stands in a log line or an error, bytes.
+const MAX_SHOWN: usize = 256;
+
+/// Longest message of an error, bytes.
+const MAX_MESSAGE: usize = 2048;
+
+/// The beginning of a client's text, as much of it as is shown.
+pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
+    shortened_to(text, MAX_SHOWN)
+}
+
+fn shortened_to(text: &str, max_bytes: usize) -> Cow<'_, str> {
+    if text.len() <= max_bytes {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(format!("{}…", &text[..text.floor_char_boundary(max_bytes)]))
+}
+
+/// A number of bytes as people write it.
+fn bytes(n: u64) -> String {
+    match n as f64 / f64::from(1 << 20) {
+        mib if mib >= 1024.0 => format!("{:.2} GiB", mib / 1024.0),
+        mib if mib >= 10.0 => format!("{mib:.0} MiB"),
+        mib => format!("{mib:.2} MiB"),
+    }
+}
+
+/// A refusal or a failure, as a client sees it.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApiError {
+    /// The body is not JSON, or not an object.
+    #[error("the request body is not valid JSON: {reason}")]
+    MalformedJson {
+        /// Message of the parser, with line and column.
+        reason: String,
+    },
+    /// A field has a wrong type or value.
+    #[error("`{param}`: {reason}")]
+    InvalidField {
+        /// Path of the field, as in `messages[0].content`.
+        param: String,
+        /// Cause of the error, and the expected value.
+        reason: String,
+    },
+    /// The field exists in no API that this endpoint speaks.
+    #[error("unknown field `{param}`; it would have been ignored, so it is refused")]
+    UnknownField {
+        /// Name of the field.
+        param: String,
+    },
+    /// The field is part of the official API, but this server does not implement it.
+    #[error("`{param}` is not supported: {reason}")]
+    UnsupportedField {
+        /// Name of the field.
+        param: String,
+        /// Missing feature, or its substitute.
+        reason: &'static str,
+    },
+    /// The named model is not served here.
+    #[error(
+        "the model `{model}` is not served here{}; available: {available}; the server's `--served-model-name` gives it other \
+         names",
+        near_it(near)
+    )]
+    UnknownModel {
+        /// The name asked for.
+        model: String,
+        /// Names that are near, separated by commas.
+        near: String,
+        /// The names served, separated by commas.
+        available: String,
+    },
+    /// A request changes an adapter that is not loaded.
+    #[error("there is no adapter `{adapter}` here; {}", match &available[..] {
+        "" => "none is loaded".to_owned(),
+        names => format!("loaded are {names}"),
+    })]
+    UnknownAdapter {
+        /// The name asked for.
+        adapter: String,
+        /// The names of those that are loaded, separated by commas.
+        available: String,
+    },
+    /// The named model is none of those that this server can load.
+    #[error(
+        "the model `{model}` is not served here{}; available: {available}",
+        near_it(near)
+    )]
+    NoSuchModel {
+        /// The name asked for.
+        model: String,
+        /// Names that are near, separated by commas.
+        near: String,
+        /// The names served, separated by commas.
+        available: String,
+    },
+    /// The model cannot be loaded.
+    #[error("the model `{model}` cannot be loaded: {reason}")]
+    ModelFailed {
+        /// Its name.
+        model: String,
+        /// Why.
+        reason: String,
+    },
+    /// The model takes more memory than there can be for it.
+    #[error(
+        "the model `{model}` needs {}, and the server's memory budget is {}{}; its `--memory-budget`, or a smaller \
+         `ctx-size` of the model, changes that",
+        bytes(*needed_bytes),
+        bytes(*budget_bytes),
+        if *pinned_bytes > 0 { format!(", of which models that stay take {}", bytes(*pinned_bytes)) } else { String::new() }
+    )]
+    ModelTooLarge {
+        /// Its name.
+        model: String,
+        /// Bytes that it takes.
+        needed_bytes: u64,
+        /// Bytes that all models together may take.
+        budget_bytes: u64,
+        /// Bytes that the models take that stay.
+        pinned_bytes: u64,
+    },
+    /// Prompt and answer do not fit in the context.
+    #[error(
+        "the prompt of {provided} tokens is too large: it exceeds the available context size, and this model's maximum context length \
+         is {maximum} tokens"
+    )]
+    ContextLengthExceeded {
+        /// Tokens provided.
+        provided: usize,
+        /// Tokens there is room for.
+        maximum: usize,
+    },
+    /// The chat template refused the conversation.
+    #[error("the model's chat template refused the messages: {reason}")]
+    Template {
+        /// Message of the template.
+        reason: String,
+    },
+    /// The answer could not be held to the shape that was asked for.
+    #[error("the shape that was asked for cannot be followed: {reason}")]
+    ShapeFailed {
+        /// Which limit was exceeded.
+        reason: String,
+    },
+    /// No key, or a wrong one.
+    #[error("a valid API key is required: send `Authorization: Bearer KEY` or `x-api-key: KEY`")]
+    Unauthorized,
+    /// A web page of another origin asks.
+    #[error("pages of `{origin}` may not call this server; its `--cors-origin` names those that may")]
+    ForeignOrigin {
+        /// Where the page is from.
+        origin: String,
+    },
+    /// The request is for a name that is not this server's.
+    #[error("this server does not answer for `{host}`; its `--allow-host` names what it answers for")]
+    ForeignHost {
+        /// The name asked for.
+        host: String,
+    },
+    /// No such path.
+    #[error("no such endpoint: {method} {path}")]
+    NotFound {
+        /// Method asked for.
+        method: String,
+        /// Path asked for.
+        path: String,
+    },
+    /// The answer is not stored.
+    #[error("the answer {}is not stored, or not any more", id.as_ref().map_or_else(String::new, |id| format!("`{id}` ")))]
+    NotStored {
+        /// The id asked for; `None` where it is no text.
+        id: Option<String>,
+    },
+    /// The path exists, the method does not.
+    #[error("{path} does not answer {method}")]
+    MethodNotAllowed {
+        /// Method asked for.
+        method: String,
+        /// Path asked for.
+        path: String,
+    },
+    /// The path is part of an API that is spoken here, but not what it does.
+    #[error("{path} is not implemented: {reason}")]
+    NotImplemented {
+        /// Path asked for.
+        path: String,
+        /// Remedy.
+        reason: &'static str,
+    },
+    /// The body is over the limit.
+    #[error("the request body is over the limit of {limit_bytes} bytes")]
+    BodyTooLarge {
+        /// The limit.
+        limit_bytes: usize,
+    },
+    /// The body is small enough, but not what it becomes.
+    #[error("the request body holds too many values: parsed they may take over {limit_bytes} bytes")]
+    TooManyValues {
+        /// Most memory that the parsed form may take.
+        limit_bytes: usize,
+    },
+    /// The body did not arrive in time.
+    #[error("the request did not arrive within {limit_s} seconds")]
+    RequestTimeout {
+        /// The limit.
+        limit_s: u64,
+    },
+    /// The queue is full.
+    #[error("the queue is full ({waiting} requests waiting); try again later")]
+    QueueFull {
+        /// Requests waiting.
+        waiting: usize,
+        /// When to try again, seconds.
+        retry_after_s: u64,
+    },
+    /// Too many prompt tokens wait.
+    #[error("{reason}")]
+    QueueTokensFull {
+        /// Number of waiting requests, and the limit.
+        reason: String,
+        /// When to try again, seconds.
+        retry_after_s: u64,
+    },
+    /// The client took nothing of its stream for too long.
+    #[error("the stream was ended, because nothing of it was taken for the server's `--write-timeout`")]
+    Stalled,
+    /// The request waited or ran longer than its deadline.
+    #[error("the request was not finished within its time limit")]
+    DeadlineExceeded,
+    /// The server is shutting down or not loaded yet.
+    #[error("the server is not ready: {reason}")]
+    NotReady {
+        /// Why.
+        reason: &'static str,
+    },
+    /// The folder or the disk has no room for a session.
+    #[error("there is no room for the session: {reason}")]
+    StorageFull {
+        /// Name of the full resource.
+        reason: String,
+    },
+    /// Something failed that the client has no part in.
+    #[error("internal error: {reason}")]
+    Internal {
+        /// Cause of the error.
+        reason: String,
+    },
+}
+
+impl ApiError {
+    /// Makes an [`ApiError::InvalidField`].
+    pub fn invalid(param: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::InvalidField {
+            param: param.into(),
+            reason: reason.into(),
+        }
+    }
+
+    /// Moves the error's field into `outer`.
+    pub(crate) fn within(mut self, outer: &str) -> Self {
+        if let Self::InvalidField { param, .. }
+        | Self::UnknownField { param }
+        | Self::UnsupportedField { param, .. } = &mut self
+        {
+            *param = format!("{outer}.{param}");
+        }
+        self
+    }
+
+    /// The HTTP status.
+    pub fn status(&self) -> u16 {
+        match self {
+            Self::MalformedJson { .. }
+            | Self::InvalidField { .. }
+            | Self::UnknownField { .. }
+            | Self::UnsupportedField { .. }
+            | Self::ContextLengthExceeded { .. }
+            | Self::ShapeFailed { .. }
+            | Self::Template { .. } => 400,
+            Self::Unauthorized => 401,
+            Self::ForeignOrigin { .. } | Self::ForeignHost { .. } => 403,
+            Self::UnknownModel { .. }
+            | Self::UnknownAdapter { .. }
+            | Self::NoSuchModel { .. }
+            | Self::NotFound { .. }
+            | Self::NotStored { .. } => 404,
+            Self::MethodNotAllowed { .. } => 405,
+            Self::RequestTimeout { .. } | Self::Stalled => 408,
+            Self::BodyTooLarge { .. } | Self::TooManyValues { .. } => 413,
+            Self::QueueFull { .. } | Self::QueueTokensFull { .. } => 429,
+            Self::Internal { .. } => 500,
+            Self::NotImplemented { .. } => 501,
+            Self::NotReady { .. } | Self::ModelFailed { .. } | Self::ModelTooLarge { .. } => 503,
+            Self::DeadlineExceeded => 504,
+            Self::StorageFull { .. } => 507,
+        }
+    }
+
+    /// The machine-readable code, stable across versions.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::MalformedJson { .. } => "malformed_json",
+            Self::InvalidField { .. } => "invalid_value",
+            Self::UnknownField { .. } => "unknown_parameter",
+            Self::UnsupportedField { .. } => "unsupported_parameter",
+            Self::UnknownModel { .. } | Self::NoSuchModel { .. } => "model_not_found",
+            Self::UnknownAdapter { .. } => "adapter_not_found",
+            Self::ModelFailed { .. } => "model_failed",
+            Self::ModelTooLarge { .. } => "model_too_large",
+            Self::ContextLengthExceeded { .. } => "context_length_exceeded",
+            Self::Template { .. } => "chat_template_error",
+            Self::ShapeFailed { .. } => "shape_failed",
+            Self::Unauthorized => "invalid_api_key",
+            Self::ForeignOrigin { .. } => "forbidden_origin",
+            Self::ForeignHost { .. } => "forbidden_host",
+            Self::NotFound { .. } | Self::NotStored { .. } => "not_found",
+            Self::MethodNotAllowed { .. } => "method_not_allowed",
+            Self::NotImplemented { .. } => "not_implemented",
+            Self::BodyTooLarge { .. } => "body_too_large",
+            Self::TooManyValues { .. } => "too_many_values",
+            Self::RequestTimeout { .. } => "request_timeout",
+            Self::Stalled => "stream_stalled",
+            Self::QueueFull { .. } | Self::QueueTokensFull { .. } => "queue_full",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::NotReady { .. } => "not_ready",
+            Self::StorageFull { .. } => "storage_full",
+            Self::Internal { .. } => "internal_error",
+        }
+    }
+
+    /// The field at fault, where there is one.
+    pub fn param(&self) -> Option<&str> {
+        match self {
+            Self::InvalidField { param, .. }
+            | Self::UnknownField { param }
+            | Self::UnsupportedField { param, .. } => Some(param),
+            Self::UnknownModel { .. }
+            | Self::NoSuchModel { .. }
+            | Self::ModelFailed { .. }
+            | Self::ModelTooLarge { .. } => Some("model"),
+            Self::UnknownAdapter { .. } => Some("lora_name"),
+            _ => None,
+        }
+    }
+
+    /// The `Retry-After` header in seconds, where a later try may succeed.
+    pub fn retry_after_s(&self) -> Option<u64> {
+        match self {
+            Self::QueueFull { retry_after_s, .. } | Self::QueueTokensFull { retry_after_s, .. } => {
+                Some(*retry_after_s)
+            }
+            Self::NotReady { .. } => Some(1),
+            Self::ModelFailed { .. } => Some(5),
+            _ => None,
+        }
+    }
+
+    /// The JSON body in the client's dialect.
+    pub fn body(&self, dialect: Dialect, request_id: &str) -> Value {
+        let message = shortened_to(&self.to_string(), MAX_MESSAGE).into_owned();
+        match dialect {
+            Dialect::OpenAi => {
+                let mut body = json!({
+                    "error": { "message": message, "type": self.openai_type(), "param": self.param().map(shortened), "code": self.code() }
+                });
+                // llama.cpp's clients read these fields.
+                if let Self::ContextLengthExceeded { provided, maximum } = self {
+                    body["error"]["n_prompt_tokens"] = (*provided).into();
+                    body["error"]["n_ctx"] = (*maximum).into();
+                }
+                body
+            }
+            Dialect::Anthropic => json!({
+                "type": "error",
+                "error": { "type": self.anthropic_type(), "message": self.in_anthropics_words().unwrap_or(message) },
+                "request_id": request_id,
+            }),
+            Dialect::Ollama => json!({ "error": message }),
+        }
+    }
+
+    /// Writes the words that clients of Anthropic's API look for to shorten the conversation.
+    fn in_anthropics_words(&self) -> Option<String> {
+        match self {
+            Self::ContextLengthExceeded { provided, maximum } => Some(format!(
+                "prompt is too long: {provided} tokens > {maximum} maximum"
+            )),
+            _ => None,
+        }
+    }
+
+    fn openai_type(&self) -> &'static str {
+        match self.status() {
+            _ if matches!(self, Self::ContextLengthExceeded { .. }) => "exceed_context_size_error",
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            500.. => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    fn anthropic_type(&self) -> &'static str {
+        match self.status() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            504 => "timeout_error",
+            500 => "api_error",
+            _ => "invalid_request_error",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::errors::error_table::DOCUMENTED;
+
+    #[test]
+    fn the_same_cause_has_a_body_in_each_dialect() {
+        let error = ApiError::ContextLengthExceeded {
+            provided: 9000,
+            maximum: 8192,
+        };
+        assert_eq!(error.status(), 400);
+        let message = "the prompt of 9000 tokens is too large: it exceeds the available context size, and this model's maximum \
+                       context length is 8192 tokens";
+        assert_eq!(
+            error.body(Dialect::OpenAi, "r1"),
+            json!({"error": {"message": message, "type": "exceed_context_size_error", "param": null, "code": "context_length_exceeded",
+                "n_prompt_tokens": 9000, "n_ctx": 8192}})
+        );
+        let message = "prompt is too long: 9000 tokens > 8192 maximum";
+        assert_eq!(
+            error.body(Dialect::Anthropic, "r1"),
+            json!({"type": "error", "error": {"type": "invalid_request_error", "message": message}, "request_id": "r1"})
+        );
+    }
+
+    #[test]
+    fn every_error_is_documented_with_its_status() {
+        let text = || "x".to_owned();
+        let all = [
+            ApiError::MalformedJson { reason: text() },
+            ApiError::invalid("a", "b"),
+            ApiError::UnknownField { param: text() },
+            ApiError::UnsupportedField {
+                param: text(),
+                reason: "y",
+            },
+            ApiError::UnknownModel {
+                model: text(),
+                near: text(),
+                available: text(),
+            },
+            ApiError::NoSuchModel {
+                model: text(),
+                near: text(),
+                available: text(),
+            },
+            ApiError::ModelFailed {
+                model: text(),
+                reason: text(),
+            },
+            ApiError::ModelTooLarge {
+                model: text(),
+                needed_bytes: 2,
+                budget_bytes: 1,
+                pinned_bytes: 0,
+            },
+            ApiError::UnknownAdapter {
+                adapter: text(),
+                available: text(),
+            },
+            ApiError::ContextLengthExceeded {
+                provided: 2,
+                maximum: 1,
+            },
+            ApiError::Template { reason: text() },
+            ApiError::Unauthorized,
+            ApiError::ForeignOrigin { origin: text() },
+            ApiError::ForeignHost { host: text() },
+            ApiError::TooManyValues { limit_bytes: 1 },
+            ApiError::NotFound {
+                method: text(),
+                path: text(),
+            },
+            ApiError::NotStored { id: Some(text()) },
+            ApiError::MethodNotAllowed {
+                method: text(),
+                path: text(),
+            },
+            ApiError::NotImplemented {
+                path: text(),
+                reason: "y",
+            },
+            ApiError::BodyTooLarge { limit_bytes: 1 },
+            ApiError::RequestTimeout { limit_s: 1 },
+            ApiError::QueueFull {
+                waiting: 1,
+                retry_after_s: 1,
+            },
+            ApiError::QueueTokensFull {
+                reason: text(),
+                retry_after_s: 1,
+            },
+            ApiError::Stalled,
+            ApiError::DeadlineExceeded,
+            ApiError::NotReady { reason: "y" },
+            ApiError::Internal { reason: text() },
+        ];
+        for error in all {
+            let is_documented = DOCUMENTED
+                .iter()
+                .any(|(status, code, _)| (*status, *code) == (error.status(), error.code()));
+            assert!(is_documented, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_clients_text_is_shown_in_part() {
+        let error = ApiError::UnknownField {
+            param: "é".repeat(30_000),
+        };
+        let body = error.body(Dialect::OpenAi, "r1");
+        let length = |field: &str| body["error"][field].as_str().expect("text").len();
+        assert!(length("message") <= MAX_MESSAGE + 3 && length("param") <= MAX_SHOWN + 3);
+    }
+
+    #[test]
+    fn a_full_queue_says_when_to_come_back() {
+        let error = ApiError::QueueFull {
+            waiting: 64,
+            retry_after_s: 3,
+        };
+        assert_eq!((error.status(), error.retry_after_s()), (429, Some(3)));
+    }
+}

@@ -1,0 +1,10 @@
+//! The front of the server: [`serve`] takes connections, [`router`] leads each request through its checks to its endpoint.
+//!
+//! No other room imports this one.
+
+mod answer_body;
+mod auth;
+mod connections;
+mod origin;
+pub(crate) mod router;
+pub(crate) mod serve;
