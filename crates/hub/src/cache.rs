@@ -24,7 +24,9 @@ use std::{
 
 use tokenmill_gguf::free_bytes;
 
-use crate::{HubError, ModelName, PullEvent, PullObserver, api::is_commit, model_type::GgufName};
+use crate::{
+    HubError, ModelName, PullEvent, PullObserver, api::is_commit, model_type::GgufName, replace::replace,
+};
 
 /// Suffix after the etag in the name of a blob that this program has not completed yet.
 const OWN_INCOMPLETE: &str = ".tokenmill.incomplete";
@@ -117,13 +119,12 @@ impl Cache {
 
     /// Records the path of the repository's image encoder at a commit, so that it is known without a server.
     pub(crate) fn note_projector(&self, commit: &str, path: Option<&str>) -> Result<(), HubError> {
-        let note = self.projector_note(commit);
-        let folder = note.parent().expect("a note lies in a folder");
-        let aside = folder.join(format!("{commit}.tmp"));
-        fs::create_dir_all(folder)
-            .and_then(|()| fs::write(&aside, path.unwrap_or_default()))
-            .and_then(|()| fs::rename(&aside, &note))
-            .map_err(HubError::file("write", &note))
+        let aside = format!("{commit}.tmp");
+        replace(
+            &self.projector_note(commit),
+            &aside,
+            path.unwrap_or_default().as_bytes(),
+        )
     }
 
     /// Returns the recorded path of the repository's image encoder at a commit, empty if it has none; `None`
@@ -176,12 +177,7 @@ impl Cache {
             return Ok(());
         }
         let path = self.folder().join("refs").join(revision);
-        let folder = path.parent().expect("a reference lies in a folder");
-        let aside = folder.join(format!(".{commit}.tmp"));
-        fs::create_dir_all(folder)
-            .and_then(|()| fs::write(&aside, commit))
-            .and_then(|()| fs::rename(&aside, &path))
-            .map_err(HubError::file("write", &path))
+        replace(&path, &format!(".{commit}.tmp"), commit.as_bytes())
     }
 
     /// Returns the commit of a branch or a tag.

@@ -18,7 +18,7 @@ use super::{
     pull::{lock_layer, locks_of},
     store::{Store, files_below},
 };
-use crate::{HubError, HubSettings, PullObserver, cache::Waiter, stored::remove};
+use crate::{HubError, HubSettings, PullObserver, cache::Waiter, replace::replace, stored::remove};
 
 fn notes_of(settings: &HubSettings) -> PathBuf {
     locks_of(settings).join("pulls")
@@ -33,14 +33,9 @@ fn note_of(settings: &HubSettings, name: &OllamaName) -> PathBuf {
 
 /// Notes that a download has begun, with the bytes of its manifest.
 pub(super) fn note_pull(settings: &HubSettings, name: &OllamaName, manifest: &[u8]) -> Result<(), HubError> {
-    let note = note_of(settings, name);
-    let folder = note.parent().expect("a note lies in a folder");
     // A tag begins with another letter.
-    let aside = folder.join(format!(".{}", name.tag()));
-    fs::create_dir_all(folder)
-        .and_then(|()| fs::write(&aside, manifest))
-        .and_then(|()| fs::rename(&aside, &note))
-        .map_err(HubError::file("write", &note))
+    let aside = format!(".{}", name.tag());
+    replace(&note_of(settings, name), &aside, manifest)
 }
 
 /// Forgets a download that is complete.

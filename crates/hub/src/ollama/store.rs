@@ -16,7 +16,7 @@ use std::{
 };
 
 use super::{OllamaName, manifest::Manifest};
-use crate::{HubError, HubSettings, PulledModel};
+use crate::{HubError, HubSettings, PulledModel, replace::replace};
 
 /// The folder of manifests for the default registry.
 const REGISTRY: &str = "registry.ollama.ai";
@@ -71,14 +71,9 @@ impl<'s> Store<'s> {
 
     /// Writes a manifest; all its layers must exist.
     pub(super) fn write_manifest(&self, name: &OllamaName, bytes: &[u8]) -> Result<(), HubError> {
-        let path = self.manifest_path(name);
-        let folder = path.parent().expect("a manifest lies in a folder");
         // Ollama does not take names that begin with a dot for tags.
-        let aside = folder.join(format!(".{}.tokenmill", name.tag()));
-        fs::create_dir_all(folder)
-            .and_then(|()| fs::write(&aside, bytes))
-            .and_then(|()| fs::rename(&aside, &path))
-            .map_err(HubError::file("write", &path))
+        let aside = format!(".{}.tokenmill", name.tag());
+        replace(&self.manifest_path(name), &aside, bytes)
     }
 
     /// Returns the model with this name, if it is complete.
