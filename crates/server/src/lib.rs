@@ -44,6 +44,7 @@ mod metrics;
 mod model_names;
 pub mod models;
 mod name_bounds;
+mod off_thread;
 pub mod ollama;
 pub mod openai;
 mod origin;

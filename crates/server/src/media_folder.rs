@@ -11,9 +11,9 @@ use tokenmill_sched::EngineError;
 
 use crate::{
     ApiError, App, ServerConfig,
-    app::off_thread,
     images::ImageFile,
     intake::{Intake, Share},
+    off_thread::off_thread,
     openai::chat::TemplateMessage,
     paths::unescaped,
 };
@@ -100,7 +100,7 @@ async fn read(
         }
         Ok((found, n_bytes))
     });
-    let (found, n_bytes) = found.await?;
+    let (found, n_bytes) = found.await??;
     intake.grow_by(config, share, n_bytes).await?;
     off_thread(move || {
         let read = found.into_iter().map(|found| {
@@ -112,7 +112,7 @@ async fn read(
         });
         read.collect()
     })
-    .await
+    .await?
 }
 
 /// Characters of base64.
