@@ -86,7 +86,11 @@ pub(crate) const DOCUMENTED: [(u16, &str, &str); 28] = [
         "not_implemented",
         "a path of Ollama's API that manages models",
     ),
-    (503, "not_ready", "the server is ending, or its engine has ended"),
+    (
+        503,
+        "not_ready",
+        "the server is loading its model or ending, or its engine has ended",
+    ),
     (
         503,
         "model_failed",
