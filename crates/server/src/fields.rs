@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::{ApiError, intake::check_weight, shape_sizes::check_sizes};
+use crate::{ApiError, intake::check_weight, shape_sizes::check_sizes, value_words::in_words};
 
 /// Says how a field is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,7 +207,7 @@ impl Body {
                 .and_then(|rest| rest.split('`').next())
             {
                 Some(missing) if path == "." => ApiError::invalid(missing, "this field is required"),
-                _ => ApiError::invalid(path, reason),
+                _ => ApiError::invalid(path, in_words(&reason)),
             }
         })
     }

@@ -79,6 +79,7 @@ mod throughput;
 mod tools;
 #[cfg(unix)]
 mod unix_socket;
+mod value_words;
 mod write_timeout;
 
 pub use app::App;
