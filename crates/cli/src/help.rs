@@ -70,8 +70,30 @@ fn of_typed(parser: Command, typed: &[OsString], n_columns: usize) -> StyledStr 
         (typed.iter().skip(1)).find_map(|name| parser.find_subcommand(name).filter(|_| name != "help"));
     match named {
         Some(command) => of_command(command, scope, n_columns),
-        None => parser.render_help(),
+        None => {
+            let notes = parser.get_after_help().map(ToString::to_string);
+            parser
+                .after_help(flowing(&notes.unwrap_or_default()))
+                .render_help()
+        }
     }
+}
+
+/// Joins the lines of each paragraph, which are broken for the width of the source. The terminal's width breaks them again. Indented
+/// lines, such as examples, stay.
+fn flowing(text: &str) -> String {
+    let is_text = |line: &str| !line.is_empty() && !line.starts_with(' ');
+    let mut lines: Vec<String> = Vec::new();
+    for line in text.split('\n') {
+        match lines.last_mut() {
+            Some(last) if is_text(last) && is_text(line) => {
+                last.push(' ');
+                last.push_str(line);
+            }
+            _ => lines.push(line.to_owned()),
+        }
+    }
+    lines.join("\n")
 }
 
 /// Renders the help of one command.
@@ -88,7 +110,7 @@ fn of_command(command: &Command, scope: Scope, n_columns: usize) -> StyledStr {
         .map(ToString::to_string)
         .unwrap_or_default();
     let (examples, mut notes) = match whole.split_once("\n\n") {
-        Some((examples, notes)) => (examples.to_owned(), notes.to_owned()),
+        Some((examples, notes)) => (examples.to_owned(), flowing(notes)),
         None => (whole, String::new()),
     };
     if has_advanced && scope == Scope::Brief {
@@ -191,6 +213,36 @@ mod tests {
             text.contains("--temp") && text.contains("`tokenmill run --help`"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_paragraph_breaks_only_where_the_terminal_ends() {
+        for n_columns in [60, 80, MAX_HELP_COLUMNS] {
+            let text = help("pull", Scope::Whole, n_columns);
+            let paragraph = text
+                .split("\n\n")
+                .find(|paragraph| paragraph.starts_with("Models lie in"))
+                .expect("it is in the text");
+            let lines: Vec<&str> = paragraph.lines().collect();
+            for pair in lines.windows(2) {
+                let next = pair[1].split(' ').next().expect("a word");
+                let n_with_next = pair[0].chars().count() + 1 + next.chars().count();
+                assert!(n_with_next > n_columns, "{n_columns}: {}", pair[0]);
+            }
+        }
+    }
+
+    #[test]
+    fn an_example_fits_into_a_line() {
+        for command in crate::parser().get_subcommands() {
+            let text = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            for line in text.lines().filter(|line| line.starts_with("  tokenmill")) {
+                assert!(line.chars().count() <= MAX_HELP_COLUMNS, "{line}");
+            }
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// The template of a bar with a known number of bytes: how many, how fast, and how long the rest will take.
 const KNOWN_BYTES: &str = "{msg} {wide_bar:.cyan} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
@@ -28,13 +28,14 @@ pub(crate) fn set_bytes(bar: &ProgressBar, n_done: usize, n_total: usize) {
 
 /// A bar for a transfer. It shows nothing before [`begin_transfer`].
 pub(crate) fn transfer(what: &str) -> ProgressBar {
-    let bar = ProgressBar::no_length().with_message(what.to_owned());
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden()).with_message(what.to_owned());
     bar.with_style(style(KNOWN_BYTES))
 }
 
 /// Begins to show a bar of [`transfer`]. Speed and rest are counted from here: what was there before came at no speed.
 pub(crate) fn begin_transfer(bar: &ProgressBar, n_total: u64) {
     bar.set_length(n_total);
+    bar.set_draw_target(ProgressDrawTarget::stderr());
     bar.reset_eta();
     bar.enable_steady_tick(Duration::from_millis(200));
 }
@@ -61,6 +62,11 @@ fn style(template: &str) -> ProgressStyle {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bar_of_a_transfer_is_hidden_until_it_begins() {
+        assert!(transfer("downloading").is_hidden());
+    }
 
     #[test]
     fn a_bar_has_no_length_before_it_is_known() {

@@ -188,23 +188,7 @@ impl SamplingArgs {
     /// Lists options with other values than the default whose sampler is off, each with the option that turns it on.
     fn idle(&self) -> Vec<(String, String)> {
         let flags = &self.flags;
-        let is_given = |parameter: &str| match parameter {
-            "xtc_threshold" => value(flags.xtc_threshold) != Xtc::default().threshold,
-            "dynatemp_exponent" => value(flags.dynatemp_exp) != DynamicTemperature::default().exponent,
-            "mirostat_eta" => value(flags.mirostat_lr) != Mirostat::DEFAULT_RATE,
-            "mirostat_tau" => value(flags.mirostat_ent) != Mirostat::DEFAULT_TARGET,
-            "dry_base" => value(flags.dry_base) != Dry::default().base,
-            "dry_allowed_length" => value(flags.dry_allowed_length) != Dry::default().allowed_length,
-            "dry_penalty_last_n" => value(flags.dry_penalty_last_n).bound().is_some(),
-            _ => false,
-        };
-        let is_on = |switch: &str| match switch {
-            "xtc_probability" => value(flags.xtc_probability) != 0.0,
-            "dynatemp_range" => value(flags.dynatemp_range) != 0.0,
-            "mirostat" => value(flags.mirostat) != 0,
-            _ => value(flags.dry_multiplier) != 0.0,
-        };
-        idle_options(is_given, is_on)
+        idle_options(|need| (need.is_changed)(flags) && !(need.switch.is_on)(flags))
     }
 
     /// The parameters for a model. A random seed is drawn here, so that it can be reported.
@@ -270,26 +254,90 @@ impl SamplingArgs {
     }
 }
 
-/// Values of samplers, each with the parameter that turns its sampler on.
-const NEEDS: [(&str, &str); 8] = [
-    ("xtc_threshold", "xtc_probability"),
-    ("dynatemp_exponent", "dynatemp_range"),
-    ("mirostat_eta", "mirostat"),
-    ("mirostat_tau", "mirostat"),
-    ("dry_base", "dry_multiplier"),
-    ("dry_allowed_length", "dry_multiplier"),
-    ("dry_penalty_last_n", "dry_multiplier"),
-    ("dry_sequence_breakers", "dry_multiplier"),
+/// A parameter that turns a sampler on.
+pub(crate) struct Switch {
+    /// The parameter.
+    pub(crate) name: &'static str,
+    /// Whether the options turn the sampler on.
+    is_on: fn(&SamplerFlags) -> bool,
+}
+
+static XTC: Switch = Switch {
+    name: "xtc_probability",
+    is_on: |flags| value(flags.xtc_probability) != 0.0,
+};
+static DYNAMIC_TEMPERATURE: Switch = Switch {
+    name: "dynatemp_range",
+    is_on: |flags| value(flags.dynatemp_range) != 0.0,
+};
+static MIROSTAT: Switch = Switch {
+    name: "mirostat",
+    is_on: |flags| value(flags.mirostat) != 0,
+};
+static DRY: Switch = Switch {
+    name: "dry_multiplier",
+    is_on: |flags| value(flags.dry_multiplier) != 0.0,
+};
+
+/// A value of a sampler, with the parameter that turns its sampler on.
+pub(crate) struct Need {
+    /// The value's parameter.
+    pub(crate) name: &'static str,
+    /// The parameter that the value needs.
+    pub(crate) switch: &'static Switch,
+    /// Whether the options have another value than the default.
+    is_changed: fn(&SamplerFlags) -> bool,
+}
+
+static NEEDS: [Need; 8] = [
+    Need {
+        name: "xtc_threshold",
+        switch: &XTC,
+        is_changed: |flags| value(flags.xtc_threshold) != Xtc::default().threshold,
+    },
+    Need {
+        name: "dynatemp_exponent",
+        switch: &DYNAMIC_TEMPERATURE,
+        is_changed: |flags| value(flags.dynatemp_exp) != DynamicTemperature::default().exponent,
+    },
+    Need {
+        name: "mirostat_eta",
+        switch: &MIROSTAT,
+        is_changed: |flags| value(flags.mirostat_lr) != Mirostat::DEFAULT_RATE,
+    },
+    Need {
+        name: "mirostat_tau",
+        switch: &MIROSTAT,
+        is_changed: |flags| value(flags.mirostat_ent) != Mirostat::DEFAULT_TARGET,
+    },
+    Need {
+        name: "dry_base",
+        switch: &DRY,
+        is_changed: |flags| value(flags.dry_base) != Dry::default().base,
+    },
+    Need {
+        name: "dry_allowed_length",
+        switch: &DRY,
+        is_changed: |flags| value(flags.dry_allowed_length) != Dry::default().allowed_length,
+    },
+    Need {
+        name: "dry_penalty_last_n",
+        switch: &DRY,
+        is_changed: |flags| value(flags.dry_penalty_last_n).bound().is_some(),
+    },
+    Need {
+        name: "dry_sequence_breakers",
+        switch: &DRY,
+        // Only `serve` has an option for them, which is no sampler flag.
+        is_changed: |_| false,
+    },
 ];
 
-/// Lists the given options whose sampler is off, each with the option that turns it on.
-pub(crate) fn idle_options(
-    is_given: impl Fn(&str) -> bool,
-    is_on: impl Fn(&str) -> bool,
-) -> Vec<(String, String)> {
-    (NEEDS.into_iter())
-        .filter(|(value, switch)| is_given(value) && !is_on(switch))
-        .map(|(value, switch)| (flag_of(value), flag_of(switch)))
+/// Lists the options of the values that are `is_idle`, each with the option that turns its sampler on.
+pub(crate) fn idle_options(is_idle: impl Fn(&Need) -> bool) -> Vec<(String, String)> {
+    (NEEDS.iter())
+        .filter(|need| is_idle(need))
+        .map(|need| (flag_of(need.name), flag_of(need.switch.name)))
         .collect()
 }
 

@@ -10,6 +10,7 @@
 //! models--OWNER--REPOSITORY/.tokenmill/COMMIT.mmproj    the path of the encoder of images, or nothing; by this crate only
 //! .locks/models--OWNER--REPOSITORY/ETAG.lock            locked while the blob is written
 //! .locks/models--OWNER--REPOSITORY/COMMIT.lock          locked while a snapshot's links are made; by this crate only
+//! .locks/models--OWNER--REPOSITORY/pull.lock            shared by running pulls, exclusive to a removal; by this crate only
 //! ```
 //!
 //! Source: <https://huggingface.co/docs/hub/local-cache>.
@@ -24,7 +25,10 @@ use std::{
 
 use tokenmill_gguf::free_bytes;
 
-use crate::{HubError, ModelName, PullEvent, PullObserver, api::is_commit, model_type::GgufName};
+use crate::{
+    HubError, ModelName, PullEvent, PullObserver, api::is_commit, incomplete::INCOMPLETE,
+    model_type::GgufName, replace::replace,
+};
 
 /// Suffix after the etag in the name of a blob that this program has not completed yet.
 const OWN_INCOMPLETE: &str = ".tokenmill.incomplete";
@@ -84,9 +88,26 @@ impl Cache {
         self.blobs().join(format!("{etag}{OWN_INCOMPLETE}"))
     }
 
-    /// Returns the etag of an incomplete blob of this program, from its file name.
-    pub(crate) fn etag_of_incomplete(path: &Path) -> Option<&str> {
-        path.file_name()?.to_str()?.strip_suffix(OWN_INCOMPLETE)
+    /// Returns whether a file is an incomplete blob of this program.
+    pub(crate) fn is_own_incomplete(path: &Path) -> bool {
+        path.to_string_lossy().ends_with(OWN_INCOMPLETE)
+    }
+
+    /// Returns the etag of a blob, from the name of its complete or incomplete file. `huggingface_hub` names an incomplete blob
+    /// `ETAG.incomplete` or `ETAG.HEX.incomplete`.
+    pub(crate) fn etag_of(path: &Path) -> Option<&str> {
+        let name = path.file_name()?.to_str()?;
+        if let Some(etag) = name.strip_suffix(OWN_INCOMPLETE) {
+            return Some(etag);
+        }
+        let Some(begin) = name.strip_suffix(INCOMPLETE) else {
+            return Some(name);
+        };
+        let is_hex = |end: &str| end.bytes().all(|byte| byte.is_ascii_hexdigit());
+        match begin.rsplit_once('.') {
+            Some((etag, end)) if is_hex(end) => Some(etag),
+            _ => Some(begin),
+        }
     }
 
     pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
@@ -117,13 +138,12 @@ impl Cache {
 
     /// Records the path of the repository's image encoder at a commit, so that it is known without a server.
     pub(crate) fn note_projector(&self, commit: &str, path: Option<&str>) -> Result<(), HubError> {
-        let note = self.projector_note(commit);
-        let folder = note.parent().expect("a note lies in a folder");
-        let aside = folder.join(format!("{commit}.tmp"));
-        fs::create_dir_all(folder)
-            .and_then(|()| fs::write(&aside, path.unwrap_or_default()))
-            .and_then(|()| fs::rename(&aside, &note))
-            .map_err(HubError::file("write", &note))
+        let aside = format!("{commit}.tmp");
+        replace(
+            &self.projector_note(commit),
+            &aside,
+            path.unwrap_or_default().as_bytes(),
+        )
     }
 
     /// Returns the recorded path of the repository's image encoder at a commit, empty if it has none; `None`
@@ -145,7 +165,15 @@ impl Cache {
 
     /// Locks a blob by its etag, or the links of a snapshot by its commit; see [`lock_file`].
     pub(crate) fn lock(&self, what: &str, waiter: Waiter<'_>) -> Result<Option<File>, HubError> {
-        lock_file(&self.locks().join(format!("{what}.lock")), waiter)
+        lock_file(&self.locks().join(format!("{what}.lock")), Hold::Alone, waiter)
+    }
+
+    /// Locks the repository for a pull ([`Hold::Shared`]) or for a removal ([`Hold::Alone`]). A pull holds no blob's lock between two
+    /// files, and its complete blobs are not linked yet.
+    pub(crate) fn lock_repository(&self, hold: Hold, waiter: Waiter<'_>) -> Result<Option<File>, HubError> {
+        let locks = self.locks();
+        fs::create_dir_all(&locks).map_err(HubError::file("write", &locks))?;
+        lock_file(&locks.join("pull.lock"), hold, waiter)
     }
 
     /// Links a file of a snapshot to its blob.
@@ -176,12 +204,7 @@ impl Cache {
             return Ok(());
         }
         let path = self.folder().join("refs").join(revision);
-        let folder = path.parent().expect("a reference lies in a folder");
-        let aside = folder.join(format!(".{commit}.tmp"));
-        fs::create_dir_all(folder)
-            .and_then(|()| fs::write(&aside, commit))
-            .and_then(|()| fs::rename(&aside, &path))
-            .map_err(HubError::file("write", &path))
+        replace(&path, &format!(".{commit}.tmp"), commit.as_bytes())
     }
 
     /// Returns the commit of a branch or a tag.
@@ -283,9 +306,18 @@ pub(crate) struct Waiter<'a> {
     pub(crate) file: Option<&'a str>,
 }
 
+/// The other holders that a lock allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// None.
+    Alone,
+    /// Other shared ones.
+    Shared,
+}
+
 /// Creates and locks a file. If another program holds it, the waiter is notified once and may give up. The
 /// lock ends with the returned file. On a file system without locks there is none.
-pub(crate) fn lock_file(path: &Path, waiter: Waiter<'_>) -> Result<Option<File>, HubError> {
+pub(crate) fn lock_file(path: &Path, hold: Hold, waiter: Waiter<'_>) -> Result<Option<File>, HubError> {
     const PAUSE: Duration = Duration::from_millis(100);
     let file = File::options()
         .create(true)
@@ -295,7 +327,11 @@ pub(crate) fn lock_file(path: &Path, waiter: Waiter<'_>) -> Result<Option<File>,
     let file = file.map_err(HubError::file("write", path))?;
     let mut untold = waiter.file;
     loop {
-        match file.try_lock() {
+        let locked = match hold {
+            Hold::Alone => file.try_lock(),
+            Hold::Shared => file.try_lock_shared(),
+        };
+        match locked {
             Ok(()) => return Ok(Some(file)),
             Err(TryLockError::WouldBlock) => {}
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {

@@ -218,9 +218,16 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Returns whether a file could not be written because the disk is full.
-    pub(crate) fn is_of_full_disk(&self) -> bool {
-        matches!(self, Self::File { action: "write", source, .. } if source.kind() == io::ErrorKind::StorageFull)
+    /// Returns whether a file cannot be written because its disk, or this user's part of it, is full.
+    pub fn is_of_full_disk(&self) -> bool {
+        let is_full = |error: &io::Error| {
+            matches!(
+                error.kind(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+            )
+        };
+        matches!(self, Self::NoSpace { .. })
+            || matches!(self, Self::File { action: "write", source, .. } if is_full(source))
     }
 
     /// Creates an error from an I/O error of a file.

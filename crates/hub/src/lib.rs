@@ -46,6 +46,7 @@ mod observer;
 pub mod ollama;
 mod on_disk;
 mod pull;
+mod replace;
 mod retry;
 mod settings;
 mod source;

@@ -13,7 +13,7 @@ use crate::{
     HubError, HubSettings, ModelName, PullEvent, PullObserver, Variant,
     api::{Hub, ListedFile, RemoteFile},
     blob,
-    cache::{Cache, Entry, Waiter, check_room},
+    cache::{Cache, Entry, Hold, Waiter, check_room},
     choice::{choose, nextn, projector, variants},
     digest::remove_if_damaged,
     incomplete::{bytes_left_at, room_needed},
@@ -343,6 +343,9 @@ impl PullPlan {
         observer: &dyn PullObserver,
     ) -> Result<PulledModel, HubError> {
         let cache = Cache::of(&settings.cache, &self.name);
+        // Before the folders are made: a removal that runs removes them.
+        let waiter = Waiter { observer, file: None };
+        let _pulling = cache.lock_repository(Hold::Shared, waiter)?;
         self.check_room(&cache, settings)?;
         cache.prepare()?;
         self.fetch_files(&cache, settings, observer)
@@ -352,7 +355,6 @@ impl PullPlan {
                 error => error,
             })?;
         // Two programs that create the same links at once could rename each other's away.
-        let waiter = Waiter { observer, file: None };
         let _locked = cache.lock(&self.commit, waiter)?;
         if self.opens.is_some() {
             cache.note_projector(&self.commit, self.projector.as_deref())?;

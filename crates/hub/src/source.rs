@@ -279,7 +279,7 @@ impl SourceRemoval {
     pub fn apply(self, observer: &dyn PullObserver) -> Result<(), HubError> {
         match self {
             Self::Hub(removal) => removal.apply(observer),
-            Self::Ollama(removal) => removal.apply(),
+            Self::Ollama(removal) => removal.apply(observer),
         }
     }
 }

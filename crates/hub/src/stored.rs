@@ -1,7 +1,7 @@
 //! [`stored_models`] and [`Removal`]: the contents of the cache, and their removal.
 //!
-//! No server is asked. Invariant: a removal changes the folders of one repository only, and no blob to which
-//! another file of a snapshot links.
+//! No server is asked. Invariants: a removal changes the folders of one repository only, and no blob to which
+//! another file of a snapshot links; it does so while no pull of the repository runs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     HubError, HubSettings, ModelName, PullObserver,
-    cache::{Cache, Entry, Waiter},
+    cache::{Cache, Entry, Hold, Waiter},
     choice::{Variant, choose, nextn, variants},
     on_disk::{bytes_below, file_bytes, incomplete_files},
     pull::{SAFETENSORS, commits_of, folder_bytes},
@@ -121,6 +121,7 @@ fn last_used(path: &Path) -> Option<SystemTime> {
 /// The files to delete in a removal.
 #[derive(Debug)]
 pub struct Removal {
+    name: ModelName,
     cache: Cache,
     pointers: Vec<PathBuf>,
     blobs: Vec<PathBuf>,
@@ -137,7 +138,10 @@ impl Removal {
     /// # Errors
     /// [`HubError::NotStored`], [`HubError::NoSuchType`] and [`HubError::SeveralOfType`].
     pub fn of(name: &ModelName, settings: &HubSettings) -> Result<Self, HubError> {
-        let cache = Cache::of(&settings.cache, name);
+        Self::in_cache(name, Cache::of(&settings.cache, name))
+    }
+
+    fn in_cache(name: &ModelName, cache: Cache) -> Result<Self, HubError> {
         let snapshots: BTreeMap<String, Vec<Entry>> = cache
             .commits()
             .into_iter()
@@ -200,6 +204,7 @@ impl Removal {
             blobs.iter().map(|blob| file_bytes(blob)).chain(of_pointers).sum()
         };
         Ok(Self {
+            name: name.clone(),
             cache,
             pointers: removed.into_iter().map(|entry| entry.pointer).collect(),
             blobs: blobs.into_iter().collect(),
@@ -209,21 +214,34 @@ impl Removal {
         })
     }
 
-    /// Deletes the files: links first, so that no listed model lacks its bytes.
+    /// Waits for running pulls of the repository, then deletes the files: links first, so that no listed model lacks its bytes.
     ///
     /// # Errors
-    /// An error if a file cannot be removed, and [`HubError::Cancelled`] if the observer ends the wait for a download of such a file.
+    /// An error if a file cannot be removed, and [`HubError::Cancelled`] if the observer ends the wait for a running pull.
     pub fn apply(self, observer: &dyn PullObserver) -> Result<(), HubError> {
-        self.cache.prepare()?;
-        // Wait for a running pull of such a file.
+        let repository = self.name.repository();
+        let waiter = Waiter {
+            observer,
+            file: Some(&repository),
+        };
+        let _alone = self.cache.lock_repository(Hold::Alone, waiter)?;
+        // A pull that ended during the wait has linked its files.
+        match Self::in_cache(&self.name, self.cache) {
+            Ok(now) => now.apply_alone(waiter),
+            Err(HubError::NotStored { .. } | HubError::NoSuchType { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Deletes the files while no pull of this program runs. Other programs lock only single blobs.
+    fn apply_alone(self, waiter: Waiter<'_>) -> Result<(), HubError> {
         let incomplete = if self.takes_all {
             incomplete_files(&self.cache.blobs())
         } else {
             Vec::new()
         };
         let names = (self.blobs.iter()).filter_map(|blob| blob.file_name()?.to_str());
-        let of_incomplete = (incomplete.iter()).filter_map(|(path, _)| Cache::etag_of_incomplete(path));
-        let waiter = Waiter { observer, file: None };
+        let of_incomplete = (incomplete.iter()).filter_map(|(path, _)| Cache::etag_of(path));
         // Each once: a file may exist both complete and in part, and waiting for a lock held by this process
         // would block forever.
         let names: BTreeSet<&str> = names.chain(of_incomplete).collect();

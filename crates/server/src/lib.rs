@@ -36,6 +36,7 @@ pub use dialects::{anthropic, llama_cpp, ollama, openai, openai::chat::Turn};
 pub use endpoints::tables;
 pub use errors::{api_error::ApiError, dialect::Dialect};
 pub use http::{
+    listening::Listening,
     router::router,
     serve::{Drained, ServeError, Server},
 };

@@ -153,7 +153,7 @@ fn load_on_cpu(
             None
         }
         Guesser::Layer { mtp, is_asked_for } => match mtp.check(options, compute, &plan) {
-            Ok(()) => Some(mtp),
+            Ok(n_bytes) => Some((mtp, n_bytes)),
             Err(error) if is_asked_for => return Err(error),
             Err(_) => None,
         },
@@ -161,7 +161,8 @@ fn load_on_cpu(
     let told = LoadPlan::new(model, options, &plan, false);
     compute.show_plan(&told);
     let n_ctx = told.n_ctx;
-    let own = mtp.map(|mtp| Ok((mtp, compute.cpu_backend()?)));
+    let mtp_bytes = mtp.as_ref().map_or(0, |(_, n_bytes)| *n_bytes);
+    let own = mtp.map(|(mtp, _)| Ok((mtp, compute.cpu_backend()?)));
     let own = own.transpose().map_err(Error::Load)?;
     let loaded = load_with(backend, compute, on_progress, |backend, on_progress| {
         let executor = model.load_on(backend, options, on_progress)?;
@@ -173,6 +174,7 @@ fn load_on_cpu(
         Err(error) if lacks_memory(&error) => {
             return Err(Error::LoadOutOfMemory {
                 plan: Box::new(plan),
+                mtp_bytes,
                 n_ctx,
                 source: Box::new(error),
             });

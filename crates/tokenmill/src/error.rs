@@ -152,10 +152,12 @@ pub enum Error {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The system had no memory left during a load on the CPU.
-    #[error("{source}; the whole load takes {} bytes", plan.total_bytes())]
+    #[error("the system has too little memory for the load, which takes {} bytes", plan.total_bytes() + mtp_bytes)]
     LoadOutOfMemory {
-        /// Memory plan of the load.
+        /// Memory plan of the network.
         plan: Box<MemoryPlan>,
+        /// Bytes of the MTP layer next to it; 0 without one.
+        mtp_bytes: usize,
         /// Tokens of a context.
         n_ctx: usize,
         /// Why.

@@ -131,7 +131,7 @@ impl<'a> Mtp<'a> {
         Ok(plan)
     }
 
-    /// Checks that it can be loaded next to a network with `options` that takes `of_network`.
+    /// Checks that it can be loaded next to a network with `options` that takes `of_network`. Returns the bytes that it takes.
     ///
     /// # Errors
     /// [`Error::Load`], and that there is too little memory for both.
@@ -140,15 +140,16 @@ impl<'a> Mtp<'a> {
         options: &ModelOptions,
         compute: &Compute,
         of_network: &MemoryPlan,
-    ) -> Result<(), Error> {
-        let own = self.plan(options, compute)?;
+    ) -> Result<usize, Error> {
+        let own_bytes = self.plan(options, compute)?.total_bytes();
         // Both stand in one place, so one sum is compared.
         let both = MemoryPlan {
-            weights_bytes: own.total_bytes().saturating_add(of_network.weights_bytes),
+            weights_bytes: own_bytes.saturating_add(of_network.weights_bytes),
             ..of_network.clone()
         };
         check_memory(&both, memory_limit())?;
-        check_available(&both, available_bytes())
+        check_available(&both, available_bytes())?;
+        Ok(own_bytes)
     }
 
     /// Loads it next to its network, whose embedding and head it shares.

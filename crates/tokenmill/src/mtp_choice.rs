@@ -85,7 +85,7 @@ impl LoadOptions {
             .plan(network)
             .and_then(|plan| mtp.check(options, &self.compute, &plan));
         match checked {
-            Ok(()) => Ok(Some(mtp)),
+            Ok(_) => Ok(Some(mtp)),
             Err(error) if self.asks_for_mtp(network) => Err(error),
             // It was not asked for.
             Err(_) => Ok(None),

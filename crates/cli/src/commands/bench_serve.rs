@@ -41,9 +41,9 @@ const COMPLETIONS: &str = "/v1/completions";
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tokenmill bench-serve http://127.0.0.1:8080 --concurrency 8 --requests 64\n  \
-    tokenmill bench-serve http://127.0.0.1:8080 --rate 4 --requests 200 --ttft-bound 500 --inter-token-bound 50\n  \
+    tokenmill bench-serve http://127.0.0.1:8080 --rate 4 --ttft-bound 500\n  \
     tokenmill bench-serve http://127.0.0.1:8080 --mix plain=7,json=1 --against-plain\n  \
-    tokenmill bench-serve http://127.0.0.1:8080 --mix plain=8,json=3,tools=3,reasoning=2 --seconds 120 --live\n\n\
+    tokenmill bench-serve http://127.0.0.1:8080 --mix plain=8,tools=3 --live\n\n\
     With --concurrency each client sends its next request when its last is answered (closed loop); with --rate requests\n\
     come at random times whatever the server does (open loop). Ctrl-C ends the load and reports what was measured until then.")]
 pub(crate) struct Args {

@@ -302,6 +302,7 @@ impl Inspection {
             "tensors": tensors,
             "types": types,
             "memory": memory,
+            "runs": self.runs(),
             "refused": self.refused.as_ref().map(Failure::message),
             "mtp": self.plan.as_ref().ok().and_then(|plan| plan.mtp.as_ref()).map(mtp_json),
         })
@@ -350,6 +351,11 @@ impl Inspection {
         }
         self.plan_text(&mut text, load);
         text
+    }
+
+    /// Returns whether a load with these options would be tried.
+    fn runs(&self) -> bool {
+        self.plan.is_ok() && self.refused.is_none()
     }
 
     fn metadata_text(&self, text: &mut String) {
@@ -436,6 +442,9 @@ impl Inspection {
                 text,
                 format_args!("\nThis file cannot be run: {}", visible(reason)),
             ),
+        }
+        if self.runs() {
+            line(text, format_args!("\nIt can be run with these options"));
         }
         if let Some(failure) = &self.refused {
             let reason = failure.message();

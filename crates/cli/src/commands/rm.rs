@@ -4,7 +4,7 @@ use tokenmill::hub::SourceRemoval;
 
 use crate::{
     failure::Failure,
-    model_name::{is_agreed, settings},
+    model_name::{Watcher, is_agreed, settings},
     name_argument::of_argument,
     note::note,
     numbers::size_of,
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Failure::usage(format!("`{name}` is still there")).hint("`--yes` removes it without asking")
         );
     }
-    removal.apply(&())?;
+    removal.apply(&Watcher::new())?;
     note!(
         "{}",
         visible(&format!("removed {name}{models}; {freed} are free again"))

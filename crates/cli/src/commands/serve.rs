@@ -1,7 +1,8 @@
 //! `serve`: answers OpenAI's, Anthropic's, Ollama's and llama.cpp's APIs over HTTP until it is stopped.
 //!
 //! This file has the options and the log; the running server is in `running`, and everything on the wire in
-//! the server crate. Invariant: errors in the options are reported before a model is loaded.
+//! the server crate. Invariant: errors in the options and an address that is taken are
+//! reported before a model is loaded.
 
 use std::{
     env,
@@ -23,8 +24,9 @@ use tokenmill::{
 #[cfg(feature = "otel")]
 use tokenmill_server::otel::Traces;
 use tokenmill_server::{
-    ApiKeys, Listen, Models, ServerConfig, SessionFolder, TlsFiles, kv_events::KvEventsConfig,
+    ApiKeys, Listen, Listening, Models, ServerConfig, SessionFolder, TlsFiles, kv_events::KvEventsConfig,
 };
+use tokio::runtime::Handle;
 #[cfg(not(feature = "otel"))]
 use tracing_subscriber::layer::Identity;
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt as _, util::SubscriberInitExt as _};
@@ -52,7 +54,7 @@ use self::{
     model_flags::GivenFlags,
     models::SeveralArgs,
     request_defaults::{DefaultArgs, note_idle},
-    running::serve,
+    running::{listen, serve},
     terminal_log::TerminalLines,
 };
 
@@ -265,9 +267,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     start_log(args.log_format, args.verbose, None::<Identity>);
     let _sessions = args.lock_sessions()?;
     let config = args.server_config()?;
-    let models = args.models(config)?;
+    let (listening, models) = args.models(config, runtime.handle())?;
     let is_watched = args.log_format == LogFormat::Text && io::stderr().is_terminal();
-    let result = runtime.block_on(serve(models, is_watched));
+    let result = runtime.block_on(serve(listening, models, is_watched));
     #[cfg(feature = "otel")]
     if let Some(traces) = traces {
         traces.end();
@@ -408,8 +410,8 @@ impl Args {
         names
     }
 
-    /// Collects the models to serve; a single model is loaded here.
-    fn models(&self, config: ServerConfig) -> Result<Models, Failure> {
+    /// Binds the address and collects the models to serve; a single model is loaded here, after the address is bound.
+    fn models(&self, config: ServerConfig, runtime: &Handle) -> Result<(Listening, Models), Failure> {
         if self.model.is_empty() && !self.several.lists_models() {
             return Err(Failure::usage("no model is given").hint(
                 "name one, such as `demo`; `--models FILE` lists several, and `--models-dir DIR` serves those of a folder",
@@ -417,22 +419,26 @@ impl Args {
         }
         let kept = self.prefix_folder()?;
         if self.several.is_asked_for(&self.model) {
-            return models::several(self, kept.as_ref(), config);
+            let models = models::several(self, kept.as_ref(), config)?;
+            return Ok((runtime.block_on(listen(models.config()))?, models));
         }
         let flags = &self.model_flags.flags;
         let mut seats = flags.seats();
         seats.max_page_event_batches = self.kv_events().map(|config| config.max_queue_size);
         seats.prefix_folder = kept;
         let names = &self.served_model_name;
-        let app = load_app(
-            &self.model[0],
-            &flags.load,
-            (&flags.adapters, &flags.vision, &flags.template),
-            &seats,
-            names,
-            config,
-        )?;
-        Ok(Arc::new(app).into())
+        let listening = runtime.block_on(listen(&config))?;
+        let (listening, app) = listening.while_loading(runtime, || {
+            load_app(
+                &self.model[0],
+                &flags.load,
+                (&flags.adapters, &flags.vision, &flags.template),
+                &seats,
+                names,
+                config,
+            )
+        });
+        Ok((listening, Arc::new(app?).into()))
     }
 }
 

@@ -90,6 +90,8 @@ fn bad_option(option: &'static str, found: usize, expected: &str) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
+
     use tokenmill::Error;
     use tokenmill_backend::MemoryPlan;
     use tokenmill_cpu_exec::CpuExecError;
@@ -98,30 +100,51 @@ mod tests {
 
     #[test]
     fn memory_that_the_system_refuses_says_what_takes_less() {
-        let source = CpuExecError::OutOfMemory {
-            what: "weights",
-            n_bytes: 9_437_184,
+        let source = || {
+            let source = CpuExecError::OutOfMemory {
+                what: "weights",
+                n_bytes: 9_437_184,
+            };
+            Box::new(LoadError::Backend(BackendError::Failed {
+                operation: "loading weights",
+                source: source.into(),
+            }))
         };
-        let source = LoadError::Backend(BackendError::Failed {
-            operation: "loading weights",
-            source: source.into(),
-        });
         let plan = MemoryPlan {
             weights_bytes: 250 << 20,
             kv_bytes: 8 << 20,
             ..MemoryPlan::default()
         };
-        let error = Error::LoadOutOfMemory {
-            plan: Box::new(plan),
+        let error = |mtp_bytes: usize| Error::LoadOutOfMemory {
+            plan: Box::new(plan.clone()),
+            mtp_bytes,
             n_ctx: 64,
-            source: Box::new(source),
+            source: source(),
         };
+        // The reason is the error's source: a program that prints all sources says it once.
+        let all = [
+            error(0).to_string(),
+            error(0).source().expect("a reason").to_string(),
+        ];
         assert_eq!(
-            error.to_string(),
-            "loading weights failed: 9437184 bytes of memory could not be allocated for weights; the whole load takes 270532608 bytes"
+            all,
+            [
+                "the system has too little memory for the load, which takes 270532608 bytes",
+                "loading weights failed: 9437184 bytes of memory could not be allocated for weights"
+            ]
+        );
+        let with_mtp = error(1 << 20);
+        assert!(
+            with_mtp.to_string().ends_with("takes 271581184 bytes"),
+            "{with_mtp}"
+        );
+        let line = Failure::from(with_mtp).line();
+        assert!(
+            line.contains("; its MTP layer takes 1.0 MiB more (hint"),
+            "{line}"
         );
         insta::assert_snapshot!(
-            Failure::from(error).line(),
+            Failure::from(error(0)).line(),
             @"error: cannot load the model: loading weights failed: 9437184 bytes of memory could not be allocated for weights; the whole load takes 258.0 MiB with a context of 64 tokens: weights 250.0 MiB, keys and values 8.0 MiB, activations 0 B, workspace 0 B (hint: `-c N` and `-ctk q8_0 -ctv q8_0` take less for keys and values, `-ub N` less for a step, and a file of a smaller type less for the weights)"
         );
     }

@@ -58,8 +58,17 @@ impl From<Error> for Failure {
                     .hint("an adapter is a .gguf file, or a folder with adapter_config.json as PEFT writes it")
             }
             Error::Load(error) => error.into(),
-            Error::LoadOutOfMemory { plan, n_ctx, source } => {
-                Self::from(*source).add(&format!("the whole load takes {}", plan_text(&plan, n_ctx)))
+            Error::LoadOutOfMemory {
+                plan,
+                mtp_bytes,
+                n_ctx,
+                source,
+            } => {
+                let plan = plan_text(&plan, n_ctx);
+                Self::from(*source).add(&match mtp_bytes {
+                    0 => format!("the whole load takes {plan}"),
+                    n_bytes => format!("the model takes {plan}; its MTP layer takes {} more", size(n_bytes)),
+                })
             }
             Error::Gpu(BackendError::Lost { .. }) => Self::device_lost(error.to_string()),
             Error::Gpu(ref reason) => {

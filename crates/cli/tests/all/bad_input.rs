@@ -403,13 +403,16 @@ fn standard_error_that_cannot_be_written_does_not_end_the_work() {
 fn a_port_in_use_says_what_to_do() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
-    let outcome = tokenmill(["serve", "demo", "--port", &port]);
-    assert_eq!(outcome.code, 1, "{}", outcome.stderr);
-    let line = outcome.stderr.lines().last().unwrap();
-    assert!(
-        line.contains("another program listens there") && line.contains("--port N"),
-        "{line}"
-    );
+    // It is told before the model is looked for.
+    for model in ["demo", "no-such-model.gguf"] {
+        let outcome = tokenmill(["serve", model, "--port", &port]);
+        assert_eq!(outcome.code, 1, "{}", outcome.stderr);
+        let line = outcome.stderr.lines().last().unwrap();
+        assert!(
+            line.contains("another program listens there") && line.contains("--port N"),
+            "{line}"
+        );
+    }
 }
 
 #[test]

@@ -200,7 +200,7 @@ fn a_context_that_cannot_be_had_is_spoken_of_as_such() {
         @"error: the size of the context is 18446744073709551615, expected at most 4294967280 (hint: `-c N` is the number of tokens of one sequence)"
     );
     insta::assert_snapshot!(
-        refused("serve demo -c 4000000000 --kv-cache-tokens 4294967295", 2),
+        refused("serve demo --port 0 -c 4000000000 --kv-cache-tokens 4294967295", 2),
         @"error: the size of all contexts together, in pages of 16 tokens, is 268435456, expected at most 268435455 (hint: give a smaller context with -c, or fewer sequences)"
     );
     // Terabytes of keys and values; a machine that has them grants the context.
@@ -240,7 +240,7 @@ fn an_option_that_would_do_nothing_is_refused() {
         @"error: `-c` does nothing here: each test has the context that it needs (hint: `-d N` puts N tokens into the context before a test begins)"
     );
     insta::assert_snapshot!(
-        refused("serve demo --kv-cache-tokens 1", 2),
+        refused("serve demo --port 0 --kv-cache-tokens 1", 2),
         @"error: `--kv-cache-tokens 1` is less than one context of 512 tokens (hint: give 512 or more, or a shorter context with -c)"
     );
     insta::assert_snapshot!(

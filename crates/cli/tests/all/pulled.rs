@@ -272,6 +272,7 @@ fn clients_of_ollama_pull_and_delete_where_that_is_allowed() {
         ("HF_HUB_CACHE", hub.cache.path()),
         ("HF_HOME", hub.cache.path()),
         ("HF_ENDPOINT", Path::new(&hub.url)),
+        ("OLLAMA_REGISTRY", Path::new(&hub.url)),
     ];
     let args = ["demo", "-c", "64", "--models-dir", arg(folder.path())];
     let of = |name: &str| json!({ "model": name }).to_string();
@@ -318,6 +319,18 @@ fn clients_of_ollama_pull_and_delete_where_that_is_allowed() {
     for served in ["own", "demo", name] {
         let (status, body) = server.ask_text("POST", "/api/pull", &of(served));
         assert!(status == 200 && body.contains("success"), "{served}: {body}");
+    }
+    let renamed = folder.path().join("third.gguf");
+    fs::rename(folder.path().join("other:q8.gguf"), renamed).unwrap();
+    let begun = Instant::now();
+    loop {
+        // The name means the registry's model from then on, which is not on this hub.
+        let (_, answer) = server.ask_text("POST", "/api/pull", &of("other:q8"));
+        if !answer.contains("rename the file") {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "{answer}");
+        thread::sleep(Duration::from_millis(100));
     }
     let long = "x".repeat(1000);
     assert_eq!(server.ask("POST", "/api/pull", &of(&long)).0, 400);
@@ -388,6 +401,124 @@ fn a_download_that_fails_is_the_servers_failure_and_a_wrong_name_the_clients() {
         200
     );
     assert!(!folder.path().join(".hub/models--org--demo-GGUF").exists());
+    server.end();
+}
+
+#[test]
+fn a_model_for_which_the_disk_has_no_room_is_told_with_its_own_status() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    thread::spawn(move || {
+        for stream in listener.incoming().filter_map(Result::ok) {
+            let Some(path) = path_asked(&stream) else { continue };
+            let own = answer(&path, None, None, None);
+            let _unread = (&stream).write_all(&of_largest_file(own));
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let variables = [
+        ("HF_HUB_OFFLINE", Path::new("0")),
+        ("HF_HOME", folder.path()),
+        ("HF_ENDPOINT", Path::new(&url)),
+    ];
+    let args = [
+        "demo",
+        "--models-dir",
+        arg(folder.path()),
+        "--manage-models",
+        "-c",
+        "64",
+    ];
+    let server = Server::start_in(&variables, &args);
+    let whole = json!({ "model": "org/demo-GGUF:Q8_0", "stream": false }).to_string();
+    let (status, answer) = server.ask("POST", "/api/pull", &whole);
+    assert_eq!(status, 507, "{answer}");
+    assert!(answer.to_string().contains("bytes, and"), "{answer}");
+    server.end();
+}
+
+/// Writes into a list that its file is larger than any disk.
+fn of_largest_file(answer: Vec<u8>) -> Vec<u8> {
+    let size = format!("\"size\":{}", DEMO_GGUF.len());
+    let Ok(text) = String::from_utf8(answer.clone()) else {
+        return answer;
+    };
+    let Some((head, body)) = text
+        .split_once("\r\n\r\n")
+        .filter(|(_, body)| body.contains(&size))
+    else {
+        return answer;
+    };
+    let longer = body.replace(&size, &format!("\"size\":{}", 1_u64 << 50));
+    let lengths = [body, &longer].map(|body| format!("Content-Length: {}", body.len()));
+    format!("{}\r\n\r\n{longer}", head.replace(&lengths[0], &lengths[1])).into_bytes()
+}
+
+#[test]
+fn nothing_is_removed_of_a_download_that_runs() {
+    // A hub that sends half of the file, and the rest byte by byte.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    thread::spawn(move || {
+        for mut stream in listener.incoming().filter_map(Result::ok) {
+            let Some(path) = path_asked(&stream) else { continue };
+            let answer = answer(&path, None, None, None);
+            let is_file = path.contains("/resolve/");
+            let n_slow = if is_file { DEMO_GGUF.len() / 2 } else { 0 };
+            thread::spawn(move || {
+                let (at_once, slow) = answer.split_at(answer.len() - n_slow);
+                let _unread = stream.write_all(at_once);
+                for byte in slow {
+                    thread::sleep(Duration::from_millis(50));
+                    if stream.write_all(&[*byte]).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let variables = [
+        ("HF_HUB_OFFLINE", Path::new("0")),
+        ("HF_HOME", folder.path()),
+        ("HF_ENDPOINT", Path::new(&url)),
+    ];
+    let args = [
+        "demo",
+        "--models-dir",
+        arg(folder.path()),
+        "--manage-models",
+        "-c",
+        "64",
+    ];
+    let server = Server::start_in(&variables, &args);
+    let of = json!({ "model": NAME }).to_string();
+    let mut pull = TcpStream::connect(server.address()).unwrap();
+    let length = of.len();
+    write!(
+        pull,
+        "POST /api/pull HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{of}"
+    )
+    .unwrap();
+    let blobs = folder.path().join(".hub/models--org--demo-GGUF/blobs");
+    let begun = Instant::now();
+    while fs::read_dir(&blobs).map_or(0, Iterator::count) == 0 {
+        assert!(begun.elapsed() < Duration::from_mins(1), "nothing arrives");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let (status, answer) = server.ask("DELETE", "/api/delete", &of);
+    assert_eq!(status, 409, "{answer}");
+    assert!(
+        answer.to_string().contains("a download of this model"),
+        "{answer}"
+    );
+    drop(pull);
+    // The download ends without its client, and what it left can be removed.
+    while server.ask_text("DELETE", "/api/delete", &of).0 != 200 {
+        assert!(begun.elapsed() < Duration::from_mins(1), "it never ends");
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert!(!blobs.exists());
     server.end();
 }
 

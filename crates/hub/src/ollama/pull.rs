@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     OllamaName,
-    interrupted::{forget_pull, note_pull},
+    interrupted::{forget_pull, lock_manifests, lock_model, note_pull},
     manifest::{Layer, Manifest},
     store::Store,
 };
@@ -18,7 +18,7 @@ use crate::{
     HubError, HubSettings, PullObserver, PulledModel,
     api::{Hub, RemoteFile},
     blob,
-    cache::{Waiter, check_room, lock_file},
+    cache::{Hold, Waiter, check_room, lock_file},
     digest::remove_if_damaged,
     http::bad_answer,
     incomplete::{bytes_left_at, room_needed},
@@ -115,7 +115,7 @@ pub(super) fn lock_layer(
 ) -> Result<Option<File>, HubError> {
     let locks = locks_of(settings);
     fs::create_dir_all(&locks).map_err(HubError::file("write", &locks))?;
-    lock_file(&locks.join(format!("{digest}.lock")), waiter)
+    lock_file(&locks.join(format!("{digest}.lock")), Hold::Alone, waiter)
 }
 
 impl OllamaPlan {
@@ -167,9 +167,13 @@ impl OllamaPlan {
     /// [`HubError`]. Received bytes stay, and the next call continues from there.
     pub fn fetch(self, settings: &HubSettings, observer: &dyn PullObserver) -> Result<PulledModel, HubError> {
         let store = Store::of(settings);
+        let waiter = Waiter { observer, file: None };
+        let _pulling = lock_model(settings, &self.name, Hold::Shared, waiter)?;
         store.prepare()?;
         self.check_room(&store, settings)?;
+        let unchanged = lock_manifests(settings, waiter)?;
         note_pull(settings, &self.name, &self.bytes)?;
+        drop(unchanged);
         let registry = of_registry(settings);
         let hub = Hub::new(&registry, observer)?;
         let tally = Tally::new(self.total_bytes, observer);
@@ -183,6 +187,7 @@ impl OllamaPlan {
                     error => error,
                 })?;
         }
+        let _unchanged = lock_manifests(settings, waiter)?;
         store.write_manifest(&self.name, &self.bytes)?;
         forget_pull(settings, &self.name)?;
         store.find(&self.name).ok_or_else(|| HubError::Vanished {

@@ -15,8 +15,16 @@ use std::{
     time::SystemTime,
 };
 
-use super::{OllamaName, manifest::Manifest};
-use crate::{HubError, HubSettings, PulledModel};
+use super::{
+    OllamaName,
+    interrupted::{digests_in_use, lock_manifests, lock_model},
+    manifest::Manifest,
+};
+use crate::{
+    HubError, HubSettings, PullObserver, PulledModel,
+    cache::{Hold, Waiter},
+    replace::replace,
+};
 
 /// The folder of manifests for the default registry.
 const REGISTRY: &str = "registry.ollama.ai";
@@ -71,14 +79,9 @@ impl<'s> Store<'s> {
 
     /// Writes a manifest; all its layers must exist.
     pub(super) fn write_manifest(&self, name: &OllamaName, bytes: &[u8]) -> Result<(), HubError> {
-        let path = self.manifest_path(name);
-        let folder = path.parent().expect("a manifest lies in a folder");
         // Ollama does not take names that begin with a dot for tags.
-        let aside = folder.join(format!(".{}.tokenmill", name.tag()));
-        fs::create_dir_all(folder)
-            .and_then(|()| fs::write(&aside, bytes))
-            .and_then(|()| fs::rename(&aside, &path))
-            .map_err(HubError::file("write", &path))
+        let aside = format!(".{}.tokenmill", name.tag());
+        replace(&self.manifest_path(name), &aside, bytes)
     }
 
     /// Returns the model with this name, if it is complete.
@@ -225,6 +228,8 @@ pub fn stored_models(settings: &HubSettings) -> Vec<StoredOllamaModel> {
 /// The files to delete when a model is removed.
 #[derive(Debug)]
 pub struct OllamaRemoval {
+    name: OllamaName,
+    settings: HubSettings,
     manifest: PathBuf,
     blobs: Vec<PathBuf>,
     /// Bytes freed by the removal. Layers that other models use stay.
@@ -245,12 +250,7 @@ impl OllamaRemoval {
                 name: name.to_string(),
             });
         }
-        let mut manifests = Vec::new();
-        files_below(&store.manifests(), &mut manifests)?;
-        let mut kept = BTreeSet::new();
-        for path in manifests.iter().filter(|path| **path != manifest) {
-            kept.append(&mut Store::digests_of(path)?);
-        }
+        let kept = digests_in_use(settings, &manifest)?;
         let own = Store::digests_of(&manifest)?.into_iter();
         let blobs: Vec<PathBuf> = own
             .filter(|digest| !kept.contains(digest))
@@ -259,17 +259,35 @@ impl OllamaRemoval {
             .collect();
         let sizes = blobs.iter().filter_map(|path| fs::metadata(path).ok());
         Ok(Self {
+            name: name.clone(),
+            settings: settings.clone(),
             freed_bytes: sizes.map(|metadata| metadata.len()).sum(),
             manifest,
             blobs,
         })
     }
 
-    /// Deletes the files: the manifest first, so that no listed model lacks its bytes.
+    /// Waits for running pulls of the model, then deletes the files: the manifest first, so that no listed model lacks its bytes.
     ///
     /// # Errors
-    /// An error if a file cannot be removed.
-    pub fn apply(self) -> Result<(), HubError> {
+    /// An error if a file cannot be removed, and [`HubError::Cancelled`] if the observer ends the wait for a running pull.
+    pub fn apply(self, observer: &dyn PullObserver) -> Result<(), HubError> {
+        let shown = self.name.to_string();
+        let waiter = Waiter {
+            observer,
+            file: Some(&shown),
+        };
+        let _alone = lock_model(&self.settings, &self.name, Hold::Alone, waiter)?;
+        let _unchanged = lock_manifests(&self.settings, waiter)?;
+        // Pulls that ran since may have other models with these layers.
+        match Self::of(&self.name, &self.settings) {
+            Ok(now) => now.apply_alone(),
+            Err(HubError::NotStored { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn apply_alone(self) -> Result<(), HubError> {
         for path in [&self.manifest].into_iter().chain(&self.blobs) {
             fs::remove_file(path).map_err(HubError::file("remove", path))?;
         }

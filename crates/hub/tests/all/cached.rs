@@ -1,6 +1,9 @@
 //! The cache: models that are found without a server, lists, removals.
 
-use std::fs;
+use std::{
+    fs,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use tokenmill_hub::{
     HubError, ModelName, PullEvent, PullObserver, PullWishes, Removal, StoredProjector, find_stored, plan,
@@ -26,13 +29,30 @@ fn stored(hub: &FakeHub, name: &str) -> Option<String> {
 }
 
 /// Ends what would wait.
-struct Impatient;
+pub(crate) struct Impatient;
 
 impl PullObserver for Impatient {
     fn event(&self, _: PullEvent<'_>) {}
 
     fn is_cancelled(&self) -> bool {
         true
+    }
+}
+
+/// Calls a function at each event of a pull, and counts the calls.
+pub(crate) struct AtEachEvent<F> {
+    pub(crate) run: F,
+    pub(crate) n_events: AtomicUsize,
+}
+
+impl<F: Fn() + Sync> PullObserver for AtEachEvent<F> {
+    fn event(&self, _: PullEvent<'_>) {
+        (self.run)();
+        self.n_events.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        false
     }
 }
 
@@ -171,8 +191,13 @@ fn what_broken_off_downloads_left_is_removed_and_what_is_complete_stays() {
 
     hub.on(|_| None);
     let pulled = pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();
-    let before = hub.blobs();
+    let mut before = hub.blobs();
     let blobs = hub.cache.path().join("models--org--model-GGUF/blobs");
+    // Other programs continue their parts.
+    for left in ["other.incomplete", "other.1f2e3d4c.incomplete"] {
+        fs::write(blobs.join(left), "a part").unwrap();
+        before.insert(left.to_owned());
+    }
     for left in ["other", "another.tokenmill.incomplete"] {
         fs::write(blobs.join(left), "a part").unwrap();
     }
@@ -186,6 +211,88 @@ fn what_broken_off_downloads_left_is_removed_and_what_is_complete_stays() {
     assert!(remove() && !remove());
     assert_eq!(hub.blobs(), before);
     assert!(pulled.path.exists());
+}
+
+#[test]
+#[cfg(unix)]
+fn nothing_is_removed_while_a_pull_of_the_repository_runs() {
+    for has_another in [false, true] {
+        let hub = hub();
+        if has_another {
+            pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();
+        }
+        // The first of two files has arrived: the next pull passes it without its lock.
+        hub.on(|request| {
+            let is_second = request.is_for_bytes() && request.path.contains("00002-of");
+            is_second.then_some(Fault::Status(403, ""))
+        });
+        pull_from(&hub, "org/model-GGUF:Q8_0").unwrap_err();
+        hub.on(|_| None);
+        let settings = hub.settings();
+        let name: ModelName = "org/model-GGUF:Q8_0".parse().unwrap();
+        let meddler = AtEachEvent {
+            run: || {
+                let removed = remove_interrupted(&name, &settings, &Impatient);
+                assert!(matches!(removed, Err(HubError::Cancelled)), "{removed:?}");
+                for of in ["org/model-GGUF", "org/model-GGUF:Q4_K_M"] {
+                    let Ok(removal) = Removal::of(&of.parse().unwrap(), &settings) else {
+                        continue;
+                    };
+                    let removed = removal.apply(&Impatient);
+                    assert!(matches!(removed, Err(HubError::Cancelled)), "{of}: {removed:?}");
+                }
+            },
+            n_events: AtomicUsize::new(0),
+        };
+        pull(&name, &PullWishes::default(), &settings, &meddler).unwrap();
+        assert!(meddler.n_events.into_inner() > 2);
+        let labels: Vec<String> = (stored_models(&settings).unwrap().into_iter())
+            .map(|model| model.label)
+            .collect();
+        let expected: &[&str] = if has_another {
+            &["Q4_K_M", "Q8_0"]
+        } else {
+            &["Q8_0"]
+        };
+        assert_eq!(labels, expected);
+        assert!(
+            !remove_interrupted(&name, &settings, &Impatient).unwrap(),
+            "no pull runs"
+        );
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn a_removal_waits_for_a_pull_and_keeps_its_model() {
+    let hub = hub();
+    pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();
+    let planned = Removal::of(&"org/model-GGUF:Q4_K_M".parse().unwrap(), &hub.settings()).unwrap();
+    // As a pull does that ends while the removal waits.
+    pull_from(&hub, "org/model-GGUF:Q8_0").unwrap();
+    planned.apply(&()).unwrap();
+    let labels: Vec<String> = (stored_models(&hub.settings()).unwrap().into_iter())
+        .map(|model| model.label)
+        .collect();
+    assert_eq!(labels, ["Q8_0"]);
+}
+
+#[test]
+#[cfg(unix)]
+fn a_removal_waits_for_another_programs_download() {
+    let hub = hub();
+    pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();
+    let blobs = hub.cache.path().join("models--org--model-GGUF/blobs");
+    let locks = hub.cache.path().join(".locks/models--org--model-GGUF");
+    for part in ["other.incomplete", "other.1f2e3d4c.incomplete"] {
+        fs::write(blobs.join(part), "a part").unwrap();
+        let lock = fs::File::create(locks.join("other.lock")).unwrap();
+        lock.lock().unwrap();
+        let removal = Removal::of(&"org/model-GGUF".parse().unwrap(), &hub.settings()).unwrap();
+        let refused = removal.apply(&Impatient);
+        assert!(matches!(refused, Err(HubError::Cancelled)), "{refused:?}");
+        fs::remove_file(blobs.join(part)).unwrap();
+    }
 }
 
 #[test]

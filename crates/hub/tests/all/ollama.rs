@@ -1,13 +1,16 @@
 //! Models of Ollama's registry: pulled into Ollama's folder, found there, listed and removed.
 
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, sync::atomic::AtomicUsize};
 
 use tokenmill_hub::{
     HubError, HubSettings, PulledModel,
     ollama::{OllamaName, OllamaRemoval, find_stored, name_of, plan, remove_interrupted, stored_models},
 };
 
-use crate::server::{CONFIG, FakeHub, Fault, noise};
+use crate::{
+    cached::{AtEachEvent, Impatient},
+    server::{CONFIG, FakeHub, Fault, noise},
+};
 
 const NAME: &str = "model:tiny";
 
@@ -113,6 +116,46 @@ fn a_broken_off_download_can_be_removed_and_a_complete_model_is_none() {
 }
 
 #[test]
+fn nothing_is_removed_while_a_pull_of_the_model_runs() {
+    let (hub, weights) = hub();
+    let settings = hub.settings();
+    for is_stored in [false, true] {
+        let meddler = AtEachEvent {
+            run: || {
+                let removed = remove_interrupted(&name(), &settings, &Impatient);
+                assert!(matches!(removed, Err(HubError::Cancelled)), "{removed:?}");
+                if is_stored {
+                    let removed = OllamaRemoval::of(&name(), &settings).unwrap().apply(&Impatient);
+                    assert!(matches!(removed, Err(HubError::Cancelled)), "{removed:?}");
+                }
+            },
+            n_events: AtomicUsize::new(0),
+        };
+        let planned = plan(&name(), &settings, &()).unwrap();
+        let model = planned.fetch(&settings, &meddler).unwrap();
+        assert!(meddler.n_events.into_inner() >= 3, "each layer has one");
+        assert_eq!(fs::read(&model.path).unwrap(), weights);
+        assert_eq!(stored_models(&settings).len(), 1);
+    }
+}
+
+#[test]
+fn a_removal_keeps_the_layers_of_a_download_that_broke_off() {
+    let (hub, _) = hub();
+    let settings = hub.settings();
+    pull(&settings).unwrap();
+    // Another model of the same layers, one of which has not arrived yet.
+    let notes = settings.cache.join(".locks/ollama/pulls/library/other");
+    fs::create_dir_all(&notes).unwrap();
+    let manifest = "manifests/registry.ollama.ai/library/model/tiny";
+    fs::copy(settings.ollama_models.join(manifest), notes.join("tiny")).unwrap();
+    let before = blobs(&settings);
+    OllamaRemoval::of(&name(), &settings).unwrap().apply(&()).unwrap();
+    assert!(stored_models(&settings).is_empty());
+    assert_eq!(blobs(&settings), before);
+}
+
+#[test]
 fn a_model_that_does_not_exist_is_named() {
     let (hub, _) = hub();
     for unknown in ["model:huge", "other:tiny"] {
@@ -176,13 +219,13 @@ fn a_removal_keeps_the_layers_of_others() {
     fs::remove_file(folder.join("cut")).unwrap();
     let removal = OllamaRemoval::of(&name(), &settings).unwrap();
     assert_eq!(removal.freed_bytes, 0);
-    removal.apply().unwrap();
+    removal.apply(&()).unwrap();
     assert_eq!(find_stored(&name(), &settings).unwrap(), None);
     let other: OllamaName = "model:other".parse().unwrap();
     assert!(find_stored(&other, &settings).unwrap().is_some());
     let removal = OllamaRemoval::of(&other, &settings).unwrap();
     assert_eq!(removal.freed_bytes, 200_003 + 13 + CONFIG.len() as u64);
-    removal.apply().unwrap();
+    removal.apply(&()).unwrap();
     assert!(blobs(&settings).is_empty() && !folder.exists());
     assert!(matches!(
         OllamaRemoval::of(&other, &settings),

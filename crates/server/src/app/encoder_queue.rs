@@ -14,11 +14,10 @@ use std::{
 
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    task::spawn_blocking,
     time::timeout,
 };
 
-use crate::ApiError;
+use crate::{ApiError, app::off_thread::off_thread};
 
 /// The turns of an encoder.
 #[derive(Debug)]
@@ -80,7 +79,7 @@ impl EncoderQueue {
         let turn = self.turn(limits).await?;
         let asker = Arc::new(());
         let wanted = Wanted(Arc::downgrade(&asker));
-        let made = spawn_blocking(move || {
+        let made = off_thread(move || {
             let made = work(&wanted);
             drop(turn);
             made
@@ -88,9 +87,7 @@ impl EncoderQueue {
         let rest = limits.whole.map(|whole| whole.saturating_sub(begun.elapsed()));
         let made = within(rest, made).await?;
         drop(asker);
-        made.map_err(|error| ApiError::Internal {
-            reason: error.to_string(),
-        })
+        made
     }
 
     async fn turn(&self, limits: EncoderLimits) -> Result<OwnedSemaphorePermit, ApiError> {

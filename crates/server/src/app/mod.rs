@@ -5,6 +5,7 @@
 
 pub(crate) mod encoder_queue;
 mod name_bounds;
+pub(crate) mod off_thread;
 pub(crate) mod served_model;
 pub(crate) mod shutdown;
 pub(crate) mod slots;
@@ -28,12 +29,12 @@ use tokenmill::{
     text::{EngineParams, Prompt},
 };
 use tokenmill_sched::Engine;
-use tokio::task::spawn_blocking;
 
 use crate::{
     ApiError, Dialect, ServedModel, ServerConfig,
     app::{
         encoder_queue::{EncoderLimits, EncoderQueue, Wanted},
+        off_thread::off_thread,
         shutdown::Shutdown,
         slots::{Asker, Slots},
         stored::StoredResponses,
@@ -333,13 +334,9 @@ impl Call {
             )
         };
         let (app, params) = (Arc::clone(app), params.clone());
-        let begun = spawn_blocking(move || app.model.model().generate(prompts, &params)).await;
-        match begun {
-            Ok(Err(Error::Constraint(error))) => Err(refusal(field(&error), &error)),
-            Ok(begun) => Ok(begun?),
-            Err(error) => Err(ApiError::Internal {
-                reason: error.to_string(),
-            }),
+        match off_thread(move || app.model.model().generate(prompts, &params)).await? {
+            Err(Error::Constraint(error)) => Err(refusal(field(&error), &error)),
+            begun => Ok(begun?),
         }
     }
 
@@ -398,21 +395,6 @@ pub(crate) async fn see(app: &Arc<App>, prompt: Prompt, params: &TextParams) -> 
     // A request that has given up takes no rows.
     let seen = app.encoder_queue.run(limits, see).await??;
     seen.ok_or(ApiError::DeadlineExceeded)
-}
-
-/// Runs file access on another thread than the connections'.
-///
-/// # Errors
-/// Returns the errors of the work.
-pub(crate) async fn off_thread<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let done = spawn_blocking(work).await;
-    done.unwrap_or_else(|error| {
-        Err(ApiError::Internal {
-            reason: error.to_string(),
-        })
-    })
 }
 
 /// The response of a refusal or failure.

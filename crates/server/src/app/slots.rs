@@ -400,8 +400,8 @@ fn refusal(error: Error, folder: &SessionFolder) -> ApiError {
             reason: "the disk is full".to_owned(),
         },
         SessionError::Io(error) => internal(&error),
-        SessionError::Engine(tokenmill_sched::EngineError::NoRoomForPrefix { .. }) => ApiError::NotReady {
-            reason: "the KV cache has no room for the session at the moment",
+        SessionError::Engine(tokenmill_sched::EngineError::NoRoomForPrefix { .. }) => ApiError::Busy {
+            reason: "the KV cache has no room for the session while other requests run; try again later",
         },
         SessionError::Engine(error) => error.into(),
         SessionError::Unidentified | SessionError::NotReadable => ApiError::NotImplemented {

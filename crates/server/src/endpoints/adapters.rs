@@ -16,11 +16,10 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokenmill::{Error, adapters::AdapterSource};
-use tokio::task::spawn_blocking;
 
 use crate::{
     ApiError, App,
-    app::Call,
+    app::{Call, off_thread::off_thread},
     models::OneModel,
     requests::fields::{Field, only, yes},
 };
@@ -189,18 +188,14 @@ async fn change(
     change: impl FnOnce(&App) -> Result<(), Error> + Send + 'static,
 ) -> Result<(), ApiError> {
     let app = Arc::clone(app);
-    let changed = spawn_blocking(move || change(&app)).await;
-    match changed {
+    match off_thread(move || change(&app)).await? {
         // The file's fault, in one line.
-        Ok(Err(Error::AdapterFile { source, .. })) => Err(ApiError::invalid("lora_path", source.to_string())),
-        Ok(Err(Error::UnknownAdapter { name, available })) => Err(ApiError::UnknownAdapter {
+        Err(Error::AdapterFile { source, .. }) => Err(ApiError::invalid("lora_path", source.to_string())),
+        Err(Error::UnknownAdapter { name, available }) => Err(ApiError::UnknownAdapter {
             adapter: name,
             available: available.join(", "),
         }),
-        Ok(changed) => Ok(changed?),
-        Err(error) => Err(ApiError::Internal {
-            reason: error.to_string(),
-        }),
+        changed => Ok(changed?),
     }
 }
 

@@ -11,7 +11,7 @@ use tokenmill_sched::EngineError;
 
 use crate::{
     ApiError, App, ServerConfig,
-    app::off_thread,
+    app::off_thread::off_thread,
     dialects::openai::chat::TemplateMessage,
     requests::{
         images::ImageFile,
@@ -102,7 +102,7 @@ async fn read(
         }
         Ok((found, n_bytes))
     });
-    let (found, n_bytes) = found.await?;
+    let (found, n_bytes) = found.await??;
     intake.grow_by(config, share, n_bytes).await?;
     off_thread(move || {
         let read = found.into_iter().map(|found| {
@@ -114,7 +114,7 @@ async fn read(
         });
         read.collect()
     })
-    .await
+    .await?
 }
 
 /// Characters of base64.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tokenmill::load::{ModelFacts, Task};
 use tokenmill_text::template::CivilTime;
 
+use super::ollama::models::{capabilities_of, capabilities_of_unloaded};
 use crate::{
     ApiError, App, Dialect, Models,
     app::error_response,
@@ -34,7 +35,7 @@ fn entry(app: &App, name: &str, parent: Option<&str>) -> Value {
         "architecture": modalities(model.facts(), model.sees()),
         "aliases": app.model.names(),
         "tags": app.config.model_tags,
-        "capabilities": capabilities(model.facts(), model.sees()),
+        "capabilities": capabilities(app),
         "has_chat_template": app.model.chat_template().is_some(),
         "meta": meta(app),
     })
@@ -55,13 +56,14 @@ fn meta(app: &App) -> Value {
     })
 }
 
-/// Lists a model's capabilities in llama.cpp's words.
-fn capabilities(facts: Option<&ModelFacts>, sees: bool) -> Vec<&'static str> {
-    let mut capabilities = match facts.map(|facts| facts.task) {
-        None | Some(Task::Text) => vec!["completion"],
-        Some(Task::Embeddings | Task::Ranks) => vec!["embedding"],
-    };
-    if sees {
+/// Lists a loaded model's capabilities: in Ollama's words, as `/api/show`, and in llama.cpp's.
+fn capabilities(app: &App) -> Vec<&'static str> {
+    in_both_words(capabilities_of(app))
+}
+
+/// Adds llama.cpp's word for a model that sees to Ollama's.
+fn in_both_words(mut capabilities: Vec<&'static str>) -> Vec<&'static str> {
+    if capabilities.contains(&"vision") {
         capabilities.push("multimodal");
     }
     capabilities
@@ -122,7 +124,7 @@ fn entries_of(models: &Models, listed: &Listed) -> Vec<Value> {
                     "architecture": modalities(listed.facts.as_ref(), listed.sees),
                     "aliases": listed.spec.names,
                     "tags": models.config().model_tags,
-                    "capabilities": capabilities(listed.facts.as_ref(), listed.sees),
+                    "capabilities": in_both_words(capabilities_of_unloaded(listed)),
                     "has_chat_template": listed.has_chat_template,
                 })
             })
@@ -167,7 +169,7 @@ pub(crate) async fn list(State(models): State<Models>) -> Response {
         .map(|entry| {
             let (name, n_ctx) = (&entry["id"], &entry["max_model_len"]);
             json!({ "slug": name, "display_name": name, "name": name, "model": name, "context_window": n_ctx,
-                "capabilities": entry["capabilities"] })
+                "tags": entry["tags"], "capabilities": entry["capabilities"] })
         })
         .collect();
     Json(json!({ "object": "list", "data": data, "models": second })).into_response()
@@ -185,9 +187,11 @@ pub(crate) async fn one(
         return not_found(request_id, method, uri).await;
     };
     let found = match models.only() {
-        Some(app) => app.model.find(Some(&name)).map(|chosen| {
+        Some(app) => app.model.choose(Some(&name)).map(|chosen| {
             let parent = chosen.adapter.as_ref().map(|_| app.model.name());
-            entry(app, &name, parent)
+            // Under any other name the model describes itself by its own.
+            let is_own = app.model.find(Some(&name)).is_ok();
+            entry(app, if is_own { &name } else { &chosen.name }, parent)
         }),
         None => models.find(Some(&name), Role::Chat).await.map(|idx| {
             let entries = entries_of(&models, &models.listed_one(idx));

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{
     ApiError, App, Dialect,
-    app::{Call, error_response, off_thread, slots::Asker},
+    app::{Call, error_response, off_thread::off_thread, slots::Asker},
     dialects::llama_cpp::SLOT_FILE,
     models::OneModel,
     telemetry::request_id::RequestId,
@@ -78,7 +78,7 @@ pub(crate) async fn act(app: Arc<App>, mut call: Call) -> Result<Response, ApiEr
     let tenant = call.tenant;
     if action == Action::Erase {
         let erase = move || app.slots.erase(id, tenant, app.model.model());
-        let n_erased = off_thread(erase).await?;
+        let n_erased = off_thread(erase).await??;
         return Ok(Json(json!({ "id_slot": id, "n_erased": n_erased })).into_response());
     }
     let request: FileRequest = call.read(SLOT_FILE)?;
@@ -97,7 +97,7 @@ pub(crate) async fn act(app: Arc<App>, mut call: Call) -> Result<Response, ApiEr
             _ => slots.save(id, tenant, model, &folder, &name),
         }
     });
-    let size = size.await?;
+    let size = size.await??;
     let took_ms = began.elapsed().as_secs_f64() * 1e3;
     let (filename, n_tokens, n_bytes) = (request.filename, size.n_tokens, size.n_bytes);
     Ok(Json(match action {

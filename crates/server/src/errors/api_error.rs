@@ -240,14 +240,20 @@ pub enum ApiError {
     /// The request waited or ran longer than its deadline.
     #[error("the request was not finished within its time limit")]
     DeadlineExceeded,
+    /// Something runs that must end first, such as a download of the model to be removed.
+    #[error("{reason}")]
+    Busy {
+        /// What runs, and what to do.
+        reason: &'static str,
+    },
     /// The server is shutting down or not loaded yet.
     #[error("the server is not ready: {reason}")]
     NotReady {
         /// Why.
         reason: &'static str,
     },
-    /// The folder or the disk has no room for a session.
-    #[error("there is no room for the session: {reason}")]
+    /// The folder or the disk has no room for a session or a model.
+    #[error("there is no room on the server: {reason}")]
     StorageFull {
         /// Name of the full resource.
         reason: String,
@@ -299,6 +305,7 @@ impl ApiError {
             | Self::NotStored { .. } => 404,
             Self::MethodNotAllowed { .. } => 405,
             Self::RequestTimeout { .. } | Self::Stalled => 408,
+            Self::Busy { .. } => 409,
             Self::BodyTooLarge { .. } | Self::TooManyValues { .. } => 413,
             Self::QueueFull { .. } | Self::QueueTokensFull { .. } => 429,
             Self::Internal { .. } => 500,
@@ -335,6 +342,7 @@ impl ApiError {
             Self::Stalled => "stream_stalled",
             Self::QueueFull { .. } | Self::QueueTokensFull { .. } => "queue_full",
             Self::DeadlineExceeded => "deadline_exceeded",
+            Self::Busy { .. } => "busy",
             Self::NotReady { .. } => "not_ready",
             Self::StorageFull { .. } => "storage_full",
             Self::Internal { .. } => "internal_error",
@@ -363,7 +371,7 @@ impl ApiError {
                 Some(*retry_after_s)
             }
             Self::NotReady { .. } => Some(1),
-            Self::ModelFailed { .. } => Some(5),
+            Self::ModelFailed { .. } | Self::Busy { .. } => Some(5),
             _ => None,
         }
     }
@@ -524,7 +532,10 @@ mod tests {
             },
             ApiError::Stalled,
             ApiError::DeadlineExceeded,
+            ApiError::Busy { reason: "y" },
             ApiError::NotReady { reason: "y" },
+            ApiError::ShapeFailed { reason: text() },
+            ApiError::StorageFull { reason: text() },
             ApiError::Internal { reason: text() },
         ];
         for error in all {

@@ -3,7 +3,7 @@
 //! Separate from the errors because it is read by people only. Invariant: no error has a status and a code that do not stand here.
 
 /// Every status and code with its occasion, for the documentation.
-pub(crate) const DOCUMENTED: [(u16, &str, &str); 27] = [
+pub(crate) const DOCUMENTED: [(u16, &str, &str); 28] = [
     (
         400,
         "malformed_json",
@@ -64,6 +64,11 @@ pub(crate) const DOCUMENTED: [(u16, &str, &str); 27] = [
         "stream_stalled",
         "nothing of a stream was taken for `--write-timeout`; it stands in the stream",
     ),
+    (
+        409,
+        "busy",
+        "a download runs that must end first, or running requests take the room; `Retry-After` says when to come back",
+    ),
     (413, "body_too_large", "the body is over `--max-body-bytes`"),
     (
         413,
@@ -81,7 +86,11 @@ pub(crate) const DOCUMENTED: [(u16, &str, &str); 27] = [
         "not_implemented",
         "a path of Ollama's API that manages models",
     ),
-    (503, "not_ready", "the server is ending, or its engine has ended"),
+    (
+        503,
+        "not_ready",
+        "the server is loading its model or ending, or its engine has ended",
+    ),
     (
         503,
         "model_failed",
@@ -100,7 +109,7 @@ pub(crate) const DOCUMENTED: [(u16, &str, &str); 27] = [
     (
         507,
         "storage_full",
-        "the folder of `--session-dir` or its disk has no room for a session",
+        "the folder of `--session-dir` or its disk has no room for a session, or the disk has none for a model",
     ),
     (
         200,

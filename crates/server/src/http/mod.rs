@@ -5,6 +5,7 @@
 mod answer_body;
 mod auth;
 mod connections;
+pub(crate) mod listening;
 mod origin;
 pub(crate) mod router;
 pub(crate) mod serve;

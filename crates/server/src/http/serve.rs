@@ -39,7 +39,7 @@ use tower::{ServiceExt as _, service_fn};
 #[cfg(unix)]
 use crate::sockets::unix_socket::listen_unix;
 use crate::{
-    ApiError, App, Dialect, Listen, Models, TlsFiles,
+    ApiError, App, Dialect, Listen, Listening, Models, TlsFiles,
     app::error_response,
     config::keys::Peer,
     http::{
@@ -100,10 +100,8 @@ pub enum ServeError {
 /// A listener that is bound but does not accept yet.
 #[derive(Debug)]
 pub struct Server {
-    models: Models,
-    socket: Socket,
-    tls: Option<TlsAcceptorBox>,
-    kv_events: Option<KvEvents>,
+    pub(crate) models: Models,
+    pub(crate) listening: Listening,
 }
 
 /// Says how a drained server ended.
@@ -116,14 +114,14 @@ pub enum Drained {
 }
 
 #[derive(Debug)]
-enum Socket {
+pub(crate) enum Socket {
     Tcp(TcpListener),
     #[cfg(unix)]
     Unix(UnixListener),
 }
 
 #[derive(Clone)]
-struct TlsAcceptorBox(TlsAcceptor);
+pub(crate) struct TlsAcceptorBox(pub(crate) TlsAcceptor);
 
 impl std::fmt::Debug for TlsAcceptorBox {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -138,51 +136,25 @@ impl Server {
     /// [`ServeError`].
     pub async fn bind(models: impl Into<Models>) -> Result<Self, ServeError> {
         let models = models.into();
-        let config = models.config();
-        let tls = config.tls.as_ref().map(tls_acceptor).transpose()?;
-        let failed = |address: String| move |source| ServeError::Listen { address, source };
-        let socket = match &config.listen {
-            Listen::Tcp(address) => Socket::Tcp(listen_tcp(*address).map_err(failed(address.to_string()))?),
-            #[cfg(unix)]
-            Listen::Unix(path) => {
-                Socket::Unix(listen_unix(path).map_err(failed(path.display().to_string()))?)
-            }
-        };
-        let kv_events = match config.kv_events.clone() {
-            Some(config) => {
-                let opened = KvEvents::open(config).await;
-                Some(opened.map_err(|(address, source)| ServeError::Listen { address, source })?)
-            }
-            None => None,
-        };
-        Ok(Self {
-            models,
-            socket,
-            tls,
-            kv_events,
-        })
+        let listening = Listening::bind(models.config()).await?;
+        Ok(listening.serve(models))
     }
 
     /// Where it listens, with the port that the system chose where port 0 was asked for.
     pub fn address(&self) -> String {
-        let scheme = if self.tls.is_some() { "https" } else { "http" };
-        match &self.socket {
-            Socket::Tcp(listener) => match listener.local_addr() {
-                Ok(address) => format!("{scheme}://{address}"),
-                Err(_) => scheme.to_owned(),
-            },
-            #[cfg(unix)]
-            Socket::Unix(_) => match &self.models.config().listen {
-                Listen::Unix(path) => format!("unix:{}", path.display()),
-                Listen::Tcp(address) => address.to_string(),
-            },
-        }
+        self.listening.address()
     }
 
     /// Accepts connections until the shutdown begins, then lets running answers finish within the drain time.
     pub async fn run(self) -> Drained {
         let models = self.models;
-        let publisher = self.kv_events.zip(models.only());
+        let Listening {
+            socket,
+            tls: acceptor,
+            kv_events,
+            ..
+        } = self.listening;
+        let publisher = kv_events.zip(models.only());
         let _publisher = publisher.map(|(kv_events, app)| Publisher::start(kv_events, app));
         let router = router(models.clone());
         let (config, shutdown) = (models.config(), models.shutdown());
@@ -207,7 +179,7 @@ impl Server {
         let (open, mut all_ended) = mpsc::channel::<()>(1);
         loop {
             let stream = tokio::select! {
-                stream = accept(&self.socket) => stream,
+                stream = accept(&socket) => stream,
                 () = shutdown.begun() => break,
             };
             let Ok((stream, peer)) = stream else {
@@ -227,7 +199,7 @@ impl Server {
                 peer,
                 _open: open.clone(),
             };
-            let tls = self.tls.clone();
+            let tls = acceptor.clone();
             tokio::spawn(async move {
                 match (stream, tls) {
                     (Stream::Tcp(stream), Some(tls)) => {
@@ -247,7 +219,7 @@ impl Server {
             });
         }
         // The listener closes here, so that a balancer's connects fail at once instead of waiting.
-        drop(self.socket);
+        drop(socket);
         drop(open);
         match tokio::time::timeout(config.drain_timeout, all_ended.recv()).await {
             Ok(_) => Drained::Whole,
@@ -281,13 +253,27 @@ impl Drop for Publisher {
     }
 }
 
-enum Stream {
+pub(crate) enum Stream {
     Tcp(TcpStream),
     #[cfg(unix)]
     Unix(UnixStream),
 }
 
-async fn accept(socket: &Socket) -> io::Result<(Stream, Peer)> {
+/// Listens on an address.
+///
+/// # Errors
+/// [`ServeError::Listen`].
+pub(crate) fn listen(address: &Listen) -> Result<Socket, ServeError> {
+    let failed = |address: String| move |source| ServeError::Listen { address, source };
+    Ok(match address {
+        Listen::Tcp(address) => Socket::Tcp(listen_tcp(*address).map_err(failed(address.to_string()))?),
+        #[cfg(unix)]
+        Listen::Unix(path) => Socket::Unix(listen_unix(path).map_err(failed(path.display().to_string()))?),
+    })
+}
+
+/// Accepts a connection.
+pub(crate) async fn accept(socket: &Socket) -> io::Result<(Stream, Peer)> {
     match socket {
         Socket::Tcp(listener) => {
             let (stream, address) = listener.accept().await?;
@@ -392,7 +378,11 @@ fn no_place() -> Response {
     response
 }
 
-fn tls_acceptor(files: &TlsFiles) -> Result<TlsAcceptorBox, ServeError> {
+/// Reads a certificate and its key.
+///
+/// # Errors
+/// [`ServeError::Tls`].
+pub(crate) fn tls_acceptor(files: &TlsFiles) -> Result<TlsAcceptorBox, ServeError> {
     let failed = |path: &std::path::Path, reason: String| ServeError::Tls {
         path: path.display().to_string(),
         reason,

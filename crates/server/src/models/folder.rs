@@ -12,11 +12,11 @@ use std::{
 use tokio::{
     spawn,
     sync::{Mutex, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore},
-    task::spawn_blocking,
     time::{sleep, timeout},
 };
 
 use super::{FileStamp, Inner, Kind, Many, ModelSpec, Models, catalog::Looked, status::Doing};
+use crate::app::off_thread::off_thread;
 
 /// How long what was found is taken for what is there.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -58,6 +58,12 @@ pub enum FolderError {
     Busy {
         /// The running work.
         reason: &'static str,
+    },
+    /// The disk has no room for the model.
+    #[error("{reason}")]
+    Full {
+        /// The room that is needed.
+        reason: String,
     },
     /// The request is in order, but the network, the other server or the disk failed.
     #[error("{reason}")]
@@ -227,7 +233,7 @@ async fn look_through(
     inner: Weak<Inner>,
 ) {
     let began = Instant::now();
-    let found = spawn_blocking(move || models.models()).await;
+    let found = off_thread(move || models.models()).await;
     *last = Some(Look {
         began,
         ended: Instant::now(),

@@ -290,6 +290,15 @@ impl Models {
         }
     }
 
+    /// Returns how many requests run or wait, also for a model that is loading.
+    pub fn n_requests(&self) -> usize {
+        let of_engines = self.loaded().into_iter().map(|app| {
+            let stats = app.engine().stats();
+            stats.n_running + stats.n_paused + stats.n_waiting
+        });
+        of_engines.sum::<usize>() + self.n_waiting()
+    }
+
     /// Ends the engines whose prompts are kept in a folder, once all that no request uses is written there, or when `patience` is over.
     /// Nothing is answered any more.
     pub fn keep_prefixes(&self, patience: Duration) {

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     ApiError,
-    requests::{intake::check_weight, shape_sizes::check_sizes},
+    requests::{intake::check_weight, shape_sizes::check_sizes, value_words::in_words},
 };
 
 /// Says how a field is treated.
@@ -210,7 +210,7 @@ impl Body {
                 .and_then(|rest| rest.split('`').next())
             {
                 Some(missing) if path == "." => ApiError::invalid(missing, "this field is required"),
-                _ => ApiError::invalid(path, reason),
+                _ => ApiError::invalid(path, in_words(&reason)),
             }
         })
     }

@@ -127,11 +127,11 @@ pub(crate) const FOREIGN: &[Field] = &[
     // These ask for progress reports or tune the computation; the answer is the same.
     ignored(
         "timings_per_token",
-        "`/v1/chat/completions` and `/completion` have them in each piece",
+        "`/v1/chat/completions`, `/completion` and `/infill` have them in each piece",
     ),
     ignored(
         "return_progress",
-        "`/v1/chat/completions` and `/completion` report it",
+        "`/v1/chat/completions`, `/completion` and `/infill` report it",
     ),
     ignored("backend_sampling", "the server chooses where tokens are sampled"),
     ignored("speculative.n_max", "the server's `--spec-max` sets it"),
@@ -146,7 +146,7 @@ pub(crate) const FOREIGN: &[Field] = &[
     only(
         "post_sampling_probs",
         &["false"],
-        "log-probabilities are those of the model; `/v1/chat/completions` and `/completion` report those of the draw",
+        "log-probabilities are those of the model; `/v1/chat/completions`, `/completion` and `/infill` report those of the draw",
     ),
     only("min_keep", &["0", "1"], NOT_IMPLEMENTED),
     only("typ_p", &["1", "1.0"], "use `typical_p`"),

@@ -15,3 +15,4 @@ pub mod sampling;
 pub(crate) mod shape_sizes;
 mod silent_fields;
 pub(crate) mod tools;
+mod value_words;

@@ -30,6 +30,8 @@ pub(crate) struct StreamProgress {
     fields: ProgressFields,
     /// The newest report of each prompt.
     prefills: Vec<Option<Prefill>>,
+    /// The end of each prompt: the engine's clock of answers begins there, although text may be held back after it.
+    prompt_ends: Vec<Option<Instant>>,
     samples: Vec<SampleProgress>,
 }
 
@@ -45,6 +47,7 @@ impl StreamProgress {
         Self {
             fields,
             prefills: vec![None; n_prompts],
+            prompt_ends: vec![None; n_prompts],
             samples: vec![SampleProgress::default(); n_prompts * n_samples],
         }
     }
@@ -57,6 +60,9 @@ impl StreamProgress {
     pub(crate) fn take_prefill(&mut self, report: &Prefill) -> Option<Value> {
         let prompt = self.prompt_of(report.sample);
         *self.prefills.get_mut(prompt)? = Some(report.clone());
+        if report.done_tokens == report.prompt_tokens {
+            self.prompt_ends[prompt].get_or_insert_with(Instant::now);
+        }
         self.fields.return_progress.then(|| {
             json!({
                 "total": report.prompt_tokens,
@@ -78,12 +84,14 @@ impl StreamProgress {
     /// Adds the timings until now to a chunk, if the request asks for them.
     pub(crate) fn add_timings(&self, sample: u32, chunk: &mut Value) {
         let state = self.samples.get(sample as usize);
-        let prefill = self.prefills.get(self.prompt_of(sample)).and_then(Option::as_ref);
+        let prompt = self.prompt_of(sample);
+        let prefill = self.prefills.get(prompt).and_then(Option::as_ref);
         if let (true, Some(state), Some(prefill)) = (self.fields.timings_per_token, state, prefill) {
+            let began = self.prompt_ends[prompt].or(state.first_token);
             let measured = Measured {
                 queued: prefill.queued,
                 prefill: prefill.elapsed,
-                decode: state.first_token.map(|first| first.elapsed()).unwrap_or_default(),
+                decode: began.map(|began| began.elapsed()).unwrap_or_default(),
                 n_cached: prefill.cached_tokens,
                 n_computed: prefill.prompt_tokens - prefill.cached_tokens,
                 n_predicted: state.n_tokens,
@@ -95,7 +103,34 @@ impl StreamProgress {
 
 #[cfg(test)]
 mod tests {
+    use std::{thread, time::Duration};
+
     use super::*;
+
+    #[test]
+    fn the_time_of_an_answer_begins_with_the_end_of_its_prompt() {
+        let held_back = Duration::from_millis(20);
+        let fields = ProgressFields {
+            timings_per_token: true,
+            ..ProgressFields::default()
+        };
+        let mut progress = StreamProgress::new(fields, 1, 1);
+        progress.take_prefill(&Prefill {
+            sample: 0,
+            prompt_tokens: 4,
+            cached_tokens: 0,
+            done_tokens: 4,
+            queued: Duration::ZERO,
+            elapsed: Duration::from_millis(1),
+        });
+        thread::sleep(held_back);
+        progress.samples[0].n_tokens = 1;
+        let mut chunk = json!({});
+        progress.add_timings(0, &mut chunk);
+        let of = |name: &str| chunk["timings"][name].as_f64();
+        assert!(of("predicted_ms") >= Some(20.0), "{chunk}");
+        assert_eq!(of("predicted_per_second"), None, "one token has no rate: {chunk}");
+    }
 
     #[test]
     fn the_samples_of_a_prompt_share_its_progress() {

@@ -84,8 +84,8 @@ async fn a_base_address_works_in_any_form() {
         assert_eq!(server.post(path, &body).await.status, 200, "{path}");
     }
     assert_eq!(server.get("/models").await.status, 200);
-    let unknown = server.get("/v1/models/gpt-4o").await;
-    let message = unknown.json()["error"]["message"].to_string();
+    let unknown = server.post("/api/show", &json!({ "model": "gpt-4o" })).await;
+    let message = unknown.json()["error"].to_string();
     assert!(
         unknown.status == 404 && message.contains("--served-model-name"),
         "{message}"

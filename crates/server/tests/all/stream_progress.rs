@@ -134,10 +134,20 @@ async fn each_piece_of_a_stream_has_its_timings() {
                 of("prompt_ms") > 0.0 && of("prompt_per_second") > 0.0,
                 "{timings}"
             );
-            assert!(
-                of("predicted_ms") >= 0.0 && of("predicted_per_second") >= 0.0,
-                "{timings}"
-            );
+            assert!(of("predicted_ms") >= 0.0, "{timings}");
+            // There is no rate before the second token.
+            let has_rate = of("predicted_n") >= 2.0;
+            for name in ["predicted_per_second", "predicted_per_token_ms"] {
+                let rate = timings[name].as_f64();
+                assert!(
+                    if has_rate {
+                        rate > Some(0.0)
+                    } else {
+                        rate.is_none()
+                    },
+                    "{timings}"
+                );
+            }
         }
     }
 }
@@ -232,5 +242,7 @@ async fn lists_show_the_tags_of_the_model() {
         !entries.is_empty() && entries.iter().all(|entry| entry["tags"] == tags),
         "{list}"
     );
+    let second = list["models"].as_array().expect("a list");
+    assert!(second.iter().all(|entry| entry["tags"] == tags), "{list}");
     assert_eq!(server.get("/v1/models/demo").await.json()["tags"], tags);
 }

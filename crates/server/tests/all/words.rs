@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::server::TestServer;
+use tokenmill_server::ServerConfig;
+
+use crate::server::{Setup, TestServer};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn text_becomes_tokens_and_text_again() {
@@ -114,7 +116,21 @@ async fn the_model_is_listed_under_its_names() {
         server.get("/v1/models/demo-alias").await.json()["id"],
         "demo-alias"
     );
-    let missing = server.get("/v1/models/org/other").await;
+    let other = server.get("/v1/models/org/other").await;
+    assert_eq!((other.status, &other.json()["id"]), (200, &json!("demo")));
+    let strict = ServerConfig {
+        strict_model_names: true,
+        ..ServerConfig::default()
+    };
+    let server = TestServer::start_with(Setup {
+        server: strict,
+        ..Setup::default()
+    });
+    let missing = server
+        .await
+        .expect("it started above")
+        .get("/v1/models/org/other")
+        .await;
     assert_eq!(
         (missing.status, &missing.json()["error"]["code"]),
         (404, &json!("model_not_found"))

@@ -53,8 +53,15 @@ impl BatchRequest {
         custom_id: &mut Option<String>,
         ids: &mut HashSet<String>,
     ) -> Result<Self, (&'static str, String)> {
-        let mut fields: Map<String, Value> = serde_json::from_slice(&readable_json(line))
-            .map_err(|error| ("invalid_json_line", error.to_string()))?;
+        let mut fields: Map<String, Value> =
+            serde_json::from_slice(&readable_json(line)).map_err(|error| {
+                let message = if error.is_data() {
+                    "the line is not a JSON object".to_owned()
+                } else {
+                    error.to_string()
+                };
+                ("invalid_json_line", message)
+            })?;
         let missing = |name: &str, what: &str| ("invalid_request", format!("`{name}` is not {what}"));
         let Some(Value::String(id)) = fields.remove("custom_id") else {
             return Err(missing("custom_id", "there as a string"));

@@ -13,13 +13,20 @@ pub(super) struct Bounds {
     pub(super) inter_token_ms: Option<f64>,
 }
 
+impl Bounds {
+    fn is_given(self) -> bool {
+        self.ttft_ms.or(self.inter_token_ms).is_some()
+    }
+}
+
 /// The figures of a load.
 #[derive(Debug)]
 pub(super) struct Report {
     wall_s: f64,
     n_requests: usize,
     n_answered: usize,
-    n_within: usize,
+    /// Answers within the bounds; `None` where no bound is given.
+    n_within: Option<usize>,
     first_error: Option<String>,
     prompt_tokens: u64,
     completion_tokens: u64,
@@ -93,7 +100,9 @@ impl Report {
             wall_s: wall.as_secs_f64(),
             n_requests: measured.len(),
             n_answered: answered.len(),
-            n_within: answered.iter().filter(is_within).count(),
+            n_within: bounds
+                .is_given()
+                .then(|| answered.iter().filter(is_within).count()),
             first_error: measured.iter().find_map(|one| one.error.clone()),
             prompt_tokens: answered.iter().map(|one| one.prompt_tokens).sum(),
             completion_tokens: answered.iter().map(|one| one.completion_tokens).sum(),
@@ -113,15 +122,17 @@ impl Report {
 
     /// For people.
     pub(super) fn table(&self) -> String {
+        let within = self.n_within.map_or_else(String::new, |n_within| {
+            format!(", {:.2} within the bounds", self.per_second(n_within as f64))
+        });
         let mut table = format!(
-            "{} of {} requests answered in {:.2} s: {:.2} requests/s, {:.2} within the bounds\n\
+            "{} of {} requests answered in {:.2} s: {:.2} requests/s{within}\n\
              {} prompt tokens, {} answer tokens: {:.1} tokens/s in answers\n\n\
              | ms | mean | p50 | p90 | p99 | max |\n|---|---|---|---|---|---|\n",
             self.n_answered,
             self.n_requests,
             self.wall_s,
             self.per_second(self.n_answered as f64),
-            self.per_second(self.n_within as f64),
             self.prompt_tokens,
             self.completion_tokens,
             self.per_second(self.completion_tokens as f64),
@@ -154,7 +165,7 @@ impl Report {
             "requests": self.n_requests,
             "answered": self.n_answered,
             "within_bounds": self.n_within,
-            "goodput_per_s": self.per_second(self.n_within as f64),
+            "goodput_per_s": self.n_within.map(|n_within| self.per_second(n_within as f64)),
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "completion_tokens_per_s": self.per_second(self.completion_tokens as f64),

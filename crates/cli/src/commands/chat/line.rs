@@ -108,6 +108,7 @@ pub(super) fn parse(line: &str) -> Result<Line<'_>, Failure> {
             role: "tool",
             text: rest.to_owned(),
         },
+        "set" if rest.is_empty() => Line::Show("settings"),
         "set" => {
             let (name, value) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
             if name.is_empty() || value.is_empty() && name != "system" {
@@ -160,6 +161,7 @@ mod tests {
                     value: "",
                 },
             ),
+            ("/set", Line::Show("settings")),
             ("/show  messages", Line::Show("messages")),
             ("/save a b.json", Line::Save("a b.json".into())),
         ] {

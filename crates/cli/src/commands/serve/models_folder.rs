@@ -2,7 +2,7 @@
 //!
 //! Models that clients have downloaded lie in hidden folders of it, as `pull` stores them elsewhere.
 //!
-//! Separate from the named models, which exist and keep their names. Invariants: a path keeps its first name;
+//! Separate from the named models, which exist and keep their names. Invariants: a path keeps its first name as long as it is there;
 //! a file that is no model by its name or its header is not listed, but an unreadable file is, so that its
 //! requests get the reason.
 
@@ -46,10 +46,10 @@ pub(super) struct ModelsFolder {
 /// The results of earlier looks at the folder.
 #[derive(Debug, Default)]
 struct Known {
-    /// The name of each path.
+    /// The name of each path that is there.
     names: HashMap<PathBuf, String>,
-    /// The names in use, and other identifiers of models.
-    taken: HashSet<String>,
+    /// The names and other identifiers of the models outside the folder, and the names of adapters.
+    reserved: HashSet<String>,
     /// The paths that were reported to have no name.
     nameless: HashSet<PathBuf>,
     /// The models that clients have downloaded, by the names that they are served under.
@@ -102,13 +102,16 @@ impl ModelsFolder {
     pub(super) fn knowing(self, specs: &[ModelSpec]) -> Self {
         let mut known = self.known.into_inner().unwrap_or_else(PoisonError::into_inner);
         for spec in specs {
-            let names = spec.names.iter().chain(&spec.adapters).chain(&spec.given);
-            known.taken.extend(names.cloned());
-            if spec.names.iter().any(|name| known.pulled.contains_key(name)) {
-                continue;
-            }
-            if let (true, Some(given), Some(name)) = (spec.is_of_folder, &spec.given, spec.names.first()) {
-                known.names.insert(PathBuf::from(given), name.clone());
+            known.reserved.extend(spec.adapters.iter().cloned());
+            if spec.is_of_folder {
+                // A downloaded one has its name from its source.
+                let is_pulled = spec.names.iter().any(|name| known.pulled.contains_key(name));
+                if let (false, Some(given), Some(name)) = (is_pulled, &spec.given, spec.names.first()) {
+                    known.names.insert(PathBuf::from(given), name.clone());
+                }
+            } else {
+                let names = spec.names.iter().chain(&spec.given);
+                known.reserved.extend(names.cloned());
             }
         }
         Self {
@@ -131,6 +134,24 @@ impl ModelsFolder {
 }
 
 impl Known {
+    /// Returns whether a model is called so, or an adapter. Requests may also call a model by its path.
+    fn is_taken(&self, name: &str) -> bool {
+        self.reserved.contains(name)
+            || self.pulled.contains_key(name)
+            || (self.names.iter()).any(|(path, own)| own == name || path == Path::new(name))
+    }
+
+    /// Forgets what is not there any more, so that its names are free.
+    fn forget_others(&mut self, paths: &[PathBuf], pulled: &[(SourceName, PathBuf)]) {
+        let sources: HashSet<String> = pulled.iter().map(|(source, _)| source.shown()).collect();
+        let paths: HashSet<&PathBuf> = (paths.iter())
+            .chain(pulled.iter().map(|(_, path)| path))
+            .collect();
+        self.names.retain(|path, _| paths.contains(path));
+        self.nameless.retain(|path| paths.contains(path));
+        self.pulled.retain(|name, _| sources.contains(name));
+    }
+
     /// Returns the name of a path: its earlier name, else the name of its file, with its folder's name before
     /// it if that is taken. Returns `None` if both are taken, and warns of it once.
     fn name(&mut self, path: &Path) -> Option<String> {
@@ -141,7 +162,7 @@ impl Known {
         let above = path.parent().and_then(Path::file_name);
         let with_folder = above.map(|folder| format!("{}/{own}", folder.to_string_lossy()));
         let both = [Some(own), with_folder].into_iter().flatten();
-        let Some(name) = both.clone().find(|name| !self.taken.contains(name)) else {
+        let Some(name) = both.clone().find(|name| !self.is_taken(name)) else {
             if self.nameless.insert(path.to_owned()) {
                 let names: Vec<String> = both.collect();
                 tracing::warn!(
@@ -152,9 +173,6 @@ impl Known {
             }
             return None;
         };
-        self.taken.insert(name.clone());
-        // Requests may call it so too.
-        self.taken.insert(path.display().to_string());
         self.names.insert(path.to_owned(), name.clone());
         Some(name)
     }
@@ -164,7 +182,7 @@ impl Known {
         let mut named = Vec::new();
         for (source, path) in found {
             let name = source.shown();
-            if self.pulled.contains_key(&name) || self.taken.insert(name.clone()) {
+            if self.pulled.contains_key(&name) || !self.is_taken(&name) {
                 self.pulled.insert(name.clone(), source);
                 named.push((name, path));
             } else if self.nameless.insert(path.clone()) {
@@ -179,12 +197,14 @@ impl ModelFolder for ModelsFolder {
     fn models(&self) -> Result<Vec<ModelSpec>, String> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let paths = models_in(&self.folder, &mut known.headers).map_err(|failure| failure.message_line())?;
+        let found = self.pulled.found();
+        known.forget_others(&paths, &found);
         let specs = paths.into_iter().filter_map(|path| {
             let name = known.name(&path)?;
             Some(self.model(path, name).spec(&self.fetch))
         });
         let mut specs: Vec<ModelSpec> = specs.collect();
-        let pulled = known.pulled_names(self.pulled.found());
+        let pulled = known.pulled_names(found);
         specs.extend((pulled.into_iter()).map(|(name, path)| self.model(path, name).spec(&self.fetch)));
         Ok(specs)
     }
@@ -202,7 +222,7 @@ impl FolderManager for ModelsFolder {
     fn pull(&self, name: &str, watch: &dyn PullWatch) -> Result<(), FolderError> {
         self.pulled.pull(name, watch, |name| {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            known.taken.contains(name) && !known.pulled.contains_key(name)
+            known.is_taken(name) && !known.pulled.contains_key(name)
         })
     }
 
@@ -487,6 +507,24 @@ mod tests {
         assert_eq!(name("n/x/a.gguf"), None);
         assert_eq!(name("n/x/a.gguf"), None);
         assert_eq!(known.nameless.len(), 1, "it is warned of once");
+    }
+
+    #[test]
+    fn a_name_is_free_when_its_file_is_gone() {
+        let mut known = Known::default();
+        let paths = |paths: &[&str]| -> Vec<PathBuf> { paths.iter().map(PathBuf::from).collect() };
+        for path in ["m/a.gguf", "m/x/a.gguf"] {
+            known.name(Path::new(path)).expect("it is free");
+        }
+        assert_eq!(known.name(Path::new("n/x/a.gguf")), None);
+        let hub = |name: &str| -> SourceName { name.parse().expect("a name") };
+        let pulled = vec![(hub("org/b:Q8_0"), PathBuf::from("m/.hub/b"))];
+        assert_eq!(known.pulled_names(pulled.clone()).len(), 1);
+        assert!(known.is_taken("org/b:Q8_0") && known.is_taken("m/a.gguf"));
+        known.forget_others(&paths(&["m/x/a.gguf", "n/x/a.gguf"]), &[]);
+        assert!(!known.is_taken("org/b:Q8_0") && !known.is_taken("m/a.gguf"));
+        assert_eq!(known.name(Path::new("m/x/a.gguf")).as_deref(), Some("x/a"));
+        assert_eq!(known.name(Path::new("n/x/a.gguf")).as_deref(), Some("a"));
     }
 
     #[test]

@@ -140,7 +140,7 @@ impl PulledModels {
     fn removal_error(&self, error: &HubError) -> FolderError {
         match error {
             HubError::Cancelled => FolderError::Busy {
-                reason: "a download of this repository runs; remove the model after it",
+                reason: "a download of this model or its repository runs; remove it afterwards",
             },
             error => self.error(error),
         }
@@ -166,6 +166,7 @@ impl PulledModels {
             | HubError::NotStored { .. }
             // The name leads to a file that is not there.
             | HubError::Refused { status: 404, .. } => FolderError::Refused { reason },
+            error if error.is_of_full_disk() => FolderError::Full { reason },
             _ => FolderError::Failed { reason },
         }
     }

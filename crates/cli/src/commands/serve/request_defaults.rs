@@ -121,7 +121,7 @@ fn idle_defaults(defaults: &RequestDefaults) -> Vec<(String, String)> {
             .and_then(Value::as_f64)
             .is_some_and(|n| n != 0.0)
     };
-    idle_options(|value| given.contains_key(value), is_on)
+    idle_options(|need| given.contains_key(need.name) && !is_on(need.switch.name))
 }
 
 #[cfg(test)]

@@ -3,11 +3,18 @@
 //! Separate from the options. Invariant: the first SIGTERM or Ctrl-C lets running answers finish within the drain time; the second ends
 //! the program at once.
 
-use std::{io, process, time::Duration};
+use std::{
+    io, process,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use tokenmill_backend::StepError;
 use tokenmill_sched::EngineError;
-use tokenmill_server::{Drained, Listen, Models, ServeError, Server};
+use tokenmill_server::{Drained, Listen, Listening, Models, ServeError, ServerConfig};
 
 use super::KEEP_TIME;
 use crate::{
@@ -18,30 +25,37 @@ use crate::{
     visible::visible,
 };
 
+/// Binds the address of a server.
+///
+/// # Errors
+/// Fails if the address cannot be listened on, and if a certificate cannot be used.
+pub(super) async fn listen(config: &ServerConfig) -> Result<Listening, Failure> {
+    let refused = |error: ServeError| match error {
+        ServeError::Tls { .. } => Failure::input(error.to_string()).hint("both files are PEM"),
+        ServeError::Listen { ref source, .. } => {
+            let failure = Failure::work(error.to_string());
+            match (source.kind(), &config.listen) {
+                (io::ErrorKind::AddrInUse, Listen::Tcp(_)) => failure.hint(
+                    "another program listens there, perhaps another `tokenmill serve`; `--port N` takes another \
+                     port, and `--port 0` a free one",
+                ),
+                (io::ErrorKind::PermissionDenied, Listen::Tcp(address)) if address.port() < 1024 => {
+                    failure.hint("ports below 1024 are reserved; take `--port 8080`")
+                }
+                _ => failure,
+            }
+        }
+        _ => Failure::work(error.to_string()),
+    };
+    Listening::bind(config).await.map_err(refused)
+}
+
 /// Serves until a signal, or until the engine is lost.
-pub(super) async fn serve(models: Models, is_watched: bool) -> Result<(), Failure> {
+pub(super) async fn serve(listening: Listening, models: Models, is_watched: bool) -> Result<(), Failure> {
     let mut signals = Signals::catch(Kind::Stop)
         .map_err(|error| Failure::work(format!("cannot handle signals: {error}")))?;
     let config = models.config();
-    let server = Server::bind(models.clone())
-        .await
-        .map_err(|error| match error {
-            ServeError::Tls { .. } => Failure::input(error.to_string()).hint("both files are PEM"),
-            ServeError::Listen { ref source, .. } => {
-                let failure = Failure::work(error.to_string());
-                match (source.kind(), &config.listen) {
-                    (io::ErrorKind::AddrInUse, Listen::Tcp(_)) => failure.hint(
-                        "another program listens there, perhaps another `tokenmill serve`; `--port N` takes another \
-                         port, and `--port 0` a free one",
-                    ),
-                    (io::ErrorKind::PermissionDenied, Listen::Tcp(address)) if address.port() < 1024 => {
-                        failure.hint("ports below 1024 are reserved; take `--port 8080`")
-                    }
-                    _ => failure,
-                }
-            }
-            _ => Failure::work(error.to_string()),
-        })?;
+    let server = listening.serve(models.clone());
     match models.only() {
         _ if is_watched => note!("{}", greeting(&models, &server.address())),
         Some(app) => tracing::info!(
@@ -62,12 +76,13 @@ pub(super) async fn serve(models: Models, is_watched: bool) -> Result<(), Failur
         tracing::warn!("anybody who reaches this address may use the model; set --api-key-file");
     }
     let stopping = models.clone();
+    let n_unfinished = Arc::new(AtomicUsize::new(0));
+    let n_at_signal = Arc::clone(&n_unfinished);
     tokio::spawn(async move {
         signals.next().await;
-        tracing::info!(
-            limit_s = stopping.config().drain_timeout.as_secs_f64(),
-            "draining"
-        );
+        let n_requests = stopping.n_requests();
+        n_at_signal.store(n_requests, Ordering::Relaxed);
+        tracing::info!("{}", ending(n_requests, stopping.config().drain_timeout));
         stopping.shutdown().begin();
         signals.next().await;
         process::exit(i32::from(INTERRUPTED));
@@ -84,11 +99,24 @@ pub(super) async fn serve(models: Models, is_watched: bool) -> Result<(), Failur
         }
     };
     match drained {
+        Drained::Whole if n_unfinished.load(Ordering::Relaxed) == 0 => {}
         Drained::Whole => tracing::info!("every running answer was finished"),
         Drained::Cut => tracing::warn!("the drain time was up, and some answers were cut"),
     }
     models.keep_prefixes(KEEP_TIME);
     Ok(())
+}
+
+/// Says what the first signal does while so many requests run or wait.
+fn ending(n_requests: usize, limit: Duration) -> String {
+    match n_requests {
+        0 => "ending; no request is running".to_owned(),
+        n => format!(
+            "ending; {} may take {} s more, and another signal ends at once",
+            counted(n, "request"),
+            limit.as_secs_f64()
+        ),
+    }
 }
 
 /// Describes a server that has just started.
@@ -142,5 +170,20 @@ async fn engine_end(models: &Models) -> EngineError {
             return reason;
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_without_requests_waits_for_none() {
+        let limit = Duration::from_secs(30);
+        assert_eq!(ending(0, limit), "ending; no request is running");
+        assert_eq!(
+            ending(2, limit),
+            "ending; 2 requests may take 30 s more, and another signal ends at once"
+        );
     }
 }

@@ -16,13 +16,13 @@ use axum::{
     http::{StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
-use futures_util::stream;
+use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
-use tokio::{sync::mpsc, task::spawn_blocking};
+use tokio::sync::mpsc;
 
 use crate::{
     ApiError, Dialect, Models,
-    app::{Call, error_response},
+    app::{Call, error_response, off_thread::off_thread},
     dialects::ollama::embed::{DELETE_FIELDS, DeleteRequest, PULL_FIELDS, PullRequest},
     errors::api_error::shortened,
     model_names::tagged,
@@ -48,6 +48,8 @@ pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, Api
     let request: PullRequest = call.read(PULL_FIELDS)?;
     let name = request.name().unwrap_or_default().to_owned();
     let is_whole = request.stream == Some(false);
+    // A file may have been renamed to free its name.
+    models.look_through_folder().await;
     if models.has(&name) {
         check_not_hidden(&models, &name).await?;
         return Ok(if is_whole {
@@ -71,29 +73,35 @@ pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, Api
         return Err(ApiError::invalid("model", reason));
     }
     let Some(place) = models.place_to_pull() else {
-        return Err(ApiError::NotReady {
-            reason: "it downloads as many models as it may",
+        return Err(ApiError::Busy {
+            reason: "as many downloads run as may at a time; try again after one of them",
         });
     };
-    let (lines, mut received) = mpsc::channel(MAX_LINES);
+    let (lines, received) = mpsc::channel(MAX_LINES);
     tracing::info!(model = name, "downloading for a client");
-    tokio::spawn(async move {
-        let last = download(manager, name, lines.clone(), &models).await;
+    let ended = tokio::spawn(async move {
+        let last = download(manager, name, lines, &models).await;
         drop(place);
-        // A client that went away reads no end.
-        let _ = lines.send(last).await;
+        last
     });
+    let last = async {
+        ended.await.unwrap_or_else(|error| {
+            Err(ApiError::Internal {
+                reason: error.to_string(),
+            })
+        })
+    };
     if is_whole {
-        let mut last = Value::Null;
-        while let Some(line) = received.recv().await {
-            last = line?;
-        }
-        return Ok(Json(last).into_response());
+        // A download ends when nobody receives its lines any more.
+        let _lines = received;
+        return Ok(Json(last.await?).into_response());
     }
     let lines = stream::unfold(received, |mut received| async {
-        let line = received.recv().await?;
+        Some((Ok(received.recv().await?), received))
+    });
+    let lines = lines.chain(stream::once(last)).map(|line: Line| {
         let line = line.unwrap_or_else(|error| error.body(Dialect::Ollama, ""));
-        Some((Ok::<_, Infallible>(line.to_string() + "\n"), received))
+        Ok::<_, Infallible>(line.to_string() + "\n")
     });
     Ok(lines_of(Body::from_stream(lines)))
 }
@@ -116,14 +124,15 @@ async fn check_not_hidden(models: &Models, name: &str) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// A line about a download, or its failure, which is the last one.
+/// The last line about a download, or its failure.
 type Line = Result<Value, ApiError>;
 
 /// Converts an error of a change of the folder: a fault of the request names its field, and a failure here is the server's.
 fn folder_error(error: FolderError) -> ApiError {
     match error {
         FolderError::Refused { reason } => ApiError::invalid("model", reason),
-        FolderError::Busy { reason } => ApiError::NotReady { reason },
+        FolderError::Busy { reason } => ApiError::Busy { reason },
+        FolderError::Full { reason } => ApiError::StorageFull { reason },
         FolderError::Failed { reason } => ApiError::Internal { reason },
     }
 }
@@ -132,19 +141,14 @@ fn folder_error(error: FolderError) -> ApiError {
 async fn change<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, FolderError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    match spawn_blocking(work).await {
-        Ok(changed) => changed.map_err(folder_error),
-        Err(error) => Err(ApiError::Internal {
-            reason: error.to_string(),
-        }),
-    }
+    off_thread(work).await?.map_err(folder_error)
 }
 
 /// Downloads a model and has the folder looked through. Returns the last line.
 async fn download(
     manager: Arc<dyn FolderManager>,
     name: String,
-    lines: mpsc::Sender<Line>,
+    lines: mpsc::Sender<Value>,
     models: &Models,
 ) -> Line {
     let asked = name.clone();
@@ -173,7 +177,7 @@ async fn download(
 /// Sends what is told of a download.
 struct PullLines {
     name: String,
-    to_client: mpsc::Sender<Line>,
+    to_client: mpsc::Sender<Value>,
     last: Mutex<Option<Instant>>,
 }
 
@@ -184,17 +188,17 @@ impl PullWatch for PullLines {
         if is_due {
             *last = Some(Instant::now());
             // Clients show progress where a line has a digest. All files are one here.
-            let _ = self.to_client.try_send(Ok(json!({
+            let _ = self.to_client.try_send(json!({
                 "status": format!("pulling {}", self.name),
                 "digest": self.name,
                 "total": total_bytes,
                 "completed": done_bytes,
-            })));
+            }));
         }
     }
 
     fn status(&self, status: &str) {
-        let _ = self.to_client.try_send(Ok(json!({ "status": status })));
+        let _ = self.to_client.try_send(json!({ "status": status }));
     }
 
     fn is_cancelled(&self) -> bool {

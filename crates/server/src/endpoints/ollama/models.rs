@@ -151,7 +151,7 @@ pub(crate) async fn show(models: Models, mut call: Call) -> Result<Response, Api
             "template": "",
             "details": details(card.facts),
             "model_info": model_info(card.facts, None),
-            "capabilities": [if listed.role == Role::Chat { "completion" } else { "embedding" }],
+            "capabilities": capabilities_of_unloaded(listed),
             "modified_at": modified_at(card),
         }),
     };
@@ -166,7 +166,7 @@ fn shown(app: &App) -> Value {
         "template": app.model.chat_template().unwrap_or_default(),
         "details": details(app.model.model().facts()),
         "model_info": model_info(app.model.model().facts(), Some(app.engine().limits())),
-        "capabilities": capabilities(app),
+        "capabilities": capabilities_of(app),
         "modified_at": modified_at(Card::of(app)),
     })
 }
@@ -244,7 +244,21 @@ fn model_info(facts: Option<&ModelFacts>, limits: Option<&ExecutorLimits>) -> Va
     Value::Object(info)
 }
 
-fn capabilities(app: &App) -> Vec<&'static str> {
+/// Lists the capabilities of a model that is not loaded, as far as its header tells them.
+pub(crate) fn capabilities_of_unloaded(listed: &Listed) -> Vec<&'static str> {
+    let mut capabilities = vec![if listed.role == Role::Chat {
+        "completion"
+    } else {
+        "embedding"
+    }];
+    if listed.sees {
+        capabilities.push("vision");
+    }
+    capabilities
+}
+
+/// Lists a loaded model's capabilities.
+pub(crate) fn capabilities_of(app: &App) -> Vec<&'static str> {
     if app.engine().limits().is_encoder {
         return vec!["embedding"];
     }

@@ -1,0 +1,66 @@
+//! [`off_thread`]: runs work that waits for files or for the engine apart from the threads of connections.
+//!
+//! Separate from the runtime's own pool, which panics or waits without end where the system starts no thread. Invariant: a thread that
+//! cannot be started is an error of the request that needs it.
+
+use std::thread;
+
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, oneshot},
+};
+
+use crate::ApiError;
+
+/// Threads at a time. Further work waits for one of them to end.
+const MAX_THREADS: usize = 512;
+
+/// The places of threads.
+static PLACES: Semaphore = Semaphore::const_new(MAX_THREADS);
+
+/// Runs `work` on a thread of its own. It runs to its end although nobody may wait for it any more.
+///
+/// # Errors
+/// [`ApiError::Internal`] if no thread can be started, and if the work panics.
+pub(crate) async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    run_on(thread::Builder::new().name("work".to_owned()), work).await
+}
+
+async fn run_on<T: Send + 'static>(
+    thread: thread::Builder,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    let place = PLACES.acquire().await.expect("the semaphore is never closed");
+    let runtime = Handle::current();
+    let (done, answer) = oneshot::channel();
+    let started = thread.spawn(move || {
+        let _runtime = runtime.enter();
+        // Nobody may wait for it any more.
+        let _unread = done.send(work());
+        drop(place);
+    });
+    started.map_err(|error| ApiError::Internal {
+        reason: format!("the system starts no thread: {error}"),
+    })?;
+    answer.await.map_err(|_| ApiError::Internal {
+        reason: "the work for this request failed".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_thread_that_cannot_be_started_and_a_panic_are_errors() {
+        assert_eq!(off_thread(|| 7).await, Ok(7));
+        let without_room = thread::Builder::new().stack_size(1 << 60);
+        let refused = run_on(without_room, || 7).await.unwrap_err();
+        assert!(refused.to_string().contains("starts no thread"), "{refused}");
+        let failed = off_thread(|| -> u32 { panic!("on purpose") }).await;
+        assert!(matches!(failed, Err(ApiError::Internal { .. })), "{failed:?}");
+        assert_eq!(PLACES.available_permits(), MAX_THREADS);
+    }
+}
