@@ -4,7 +4,7 @@
 //! memory needs them to give its bandwidth. No launch with fewer than 64 thread blocks at work takes longer than 4 us. Asked of dense models of 8B and 1B and
 //! of one with experts, by one row and by 16, launched early and in order. The list, `kernels/latency.list`, has each launch that misses one of
 //! these with its figure and the reason. Invariant: a launch that is not on it, one that is worse than it says, one without a reason,
-//! and one that is on it without need are errors; so the list only gets shorter. Code is in the caches of instructions in these estimates.
+//! and one that is on it without need are errors; so the list only gets shorter.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs};
 
@@ -44,8 +44,7 @@ const fn looked(
             adapter_rank: None,
             shared_prefix: 0,
             reads_apart: false,
-            // The demands are on loads and grids, which do not depend on how code arrives.
-            is_code_warm: true,
+            is_code_warm: false,
         },
         rows,
     }
