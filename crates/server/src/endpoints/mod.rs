@@ -24,6 +24,7 @@ pub(crate) mod path_forms;
 mod render;
 mod rerank;
 mod responses;
+mod score;
 mod slots;
 pub mod tables;
 mod words;
@@ -80,6 +81,10 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
     .says("Rank documents by how well they answer a query")
     .reads(tables::RERANK)
     .for_role(Role::Rank),
+    row(Post, OpenAi, "/v1/score", |row, _| row.with_model(score::score))
+        .says("Score pairs of texts, vLLM's API")
+        .reads(score::ScoreRequest::TABLE)
+        .for_role(Role::Rank),
     row(Post, OpenAi, "/v1/responses", |row, _| {
         row.with_model(responses::responses)
     })
