@@ -204,6 +204,11 @@ pub(crate) fn is_quiet(path: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fs,
+        path::{Path, PathBuf},
+    };
+
     use super::*;
 
     #[test]
@@ -213,6 +218,43 @@ mod tests {
                 assert_eq!(Dialect::of_path(path), row.dialect, "{path}");
             }
         }
+    }
+
+    /// Where the newest endpoint stands. The recipe of CONTRIBUTING promises two files.
+    const NEWEST: (&str, [&str; 2]) = ("score", ["endpoints/mod.rs", "endpoints/score.rs"]);
+
+    /// Lists the files below a folder whose product code says one of the words.
+    fn files_that_say(folder: &Path, words: &[String], found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).expect("the sources are there") {
+            let path = entry.expect("the folder can be read").path();
+            if path.is_dir() {
+                files_that_say(&path, words, found);
+                continue;
+            }
+            let text = fs::read_to_string(&path).expect("a source is text");
+            let product = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+            if words.iter().any(|word| product.contains(word.as_str())) {
+                found.push(path);
+            }
+        }
+    }
+
+    #[test]
+    fn the_newest_endpoint_stands_in_two_files() {
+        let (name, expected) = NEWEST;
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let words = [
+            format!("\"/v1/{name}\""),
+            format!("/v1/{name}`"),
+            format!("mod {name};"),
+            format!("{name}::"),
+        ];
+        let mut found = Vec::new();
+        files_that_say(&source, &words, &mut found);
+        found.sort();
+        let expected = expected.map(|file| source.join(file));
+        assert_eq!(found, expected, "an endpoint is a row of the table and a file");
+        assert!(ENDPOINTS.iter().any(|row| row.path == format!("/v1/{name}")));
     }
 
     #[test]

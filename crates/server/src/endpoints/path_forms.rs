@@ -87,6 +87,7 @@ mod tests {
             ("/reranking", Some("/v1/reranking")),
             ("/health", None),
             ("/loads", None),
+            ("/score", Some("/v1/score")),
             ("/v1/v1/chat/completions", Some("/v1/chat/completions")),
             ("//v1/completions", Some("/v1/completions")),
             ("/v1//models/", Some("/v1/models")),
