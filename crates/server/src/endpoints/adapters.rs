@@ -21,41 +21,44 @@ use crate::{
     ApiError, App,
     app::{Call, off_thread::off_thread},
     models::OneModel,
-    requests::fields::{Field, only, yes},
+    requests::{
+        fields::{only, yes},
+        request_table::request,
+    },
 };
 
-/// Fields of `/v1/load_lora_adapter`.
-pub(crate) const LOAD: &[Field] = &[
-    yes("lora_name", "what requests name as their model"),
-    yes(
-        "lora_path",
-        "a GGUF file or a PEFT folder below the server's `--lora-dir`",
-    ),
-    only(
-        "load_inplace",
-        &["false"],
-        "an adapter of the same name is not replaced; unload it first",
-    ),
-];
-
-/// Fields of `/v1/unload_lora_adapter`.
-pub(crate) const UNLOAD: &[Field] = &[
-    yes("lora_name", "the adapter"),
-    yes(
-        "lora_int_id",
-        "extension of vLLM; a number that nothing is found by",
-    ),
-];
-
-#[derive(Deserialize)]
-struct LoadRequest {
-    lora_name: String,
-    lora_path: PathBuf,
+request! {
+    /// A request of `/v1/load_lora_adapter`.
+    pub(super) struct LoadRequest {
+        required {
+            /// Name of the adapter.
+            lora_name: String = "what requests name as their model",
+            /// Its file or folder.
+            lora_path: PathBuf = "a GGUF file or a PEFT folder below the server's `--lora-dir`",
+        }
+        optional {}
+        others {
+            only(
+                "load_inplace",
+                &["false"],
+                "an adapter of the same name is not replaced; unload it first",
+            ),
+        }
+    }
 }
 
-#[derive(Deserialize)]
-struct UnloadRequest {
-    lora_name: String,
+request! {
+    /// A request of `/v1/unload_lora_adapter`.
+    pub(super) struct UnloadRequest {
+        required {
+            /// Name of the adapter.
+            lora_name: String = "the adapter",
+        }
+        optional {}
+        others {
+            yes("lora_int_id", "extension of vLLM; a number that nothing is found by"),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -66,7 +69,7 @@ struct Scale {
 
 /// Loads an adapter.
 pub(crate) async fn load(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
-    let LoadRequest { lora_name, lora_path } = call.read(LOAD)?;
+    let LoadRequest { lora_name, lora_path } = call.read(LoadRequest::TABLE.fields())?;
     let folder = folder(&app, "lora_name")?;
     if app.model.names().contains(&lora_name) {
         return Err(ApiError::invalid("lora_name", "is the name of the model"));
@@ -99,7 +102,7 @@ pub(crate) async fn load(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
 
 /// Unloads an adapter; requests that have it end with it.
 pub(crate) async fn unload(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
-    let UnloadRequest { lora_name } = call.read(UNLOAD)?;
+    let UnloadRequest { lora_name } = call.read(UnloadRequest::TABLE.fields())?;
     folder(&app, "lora_name")?;
     let name = lora_name.clone();
     change(&app, move |app| app.model.model().unload_adapter(&name)).await?;

@@ -31,7 +31,7 @@ use crate::{
         },
     },
     endpoints::{llama_cpp, render::Rendered, tables},
-    models::Choice,
+    models::{Choice, Role},
     telemetry::{
         outcome::{SYSTEM_FINGERPRINT, TokenCounts, finish_reason, timings},
         request_id::{RequestId, unique_id},
@@ -50,7 +50,11 @@ const MAX_SCORE_OBJECTS: usize = MAX_IN_TREE / 4;
 /// Answers a completion request, streamed or whole. OpenAI's clients always name a model; a request to `/completions` without one is for
 /// llama.cpp's own API.
 pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
-    if call.is_unversioned && Choice::of(&call.uri, &call.body.bytes)?.model.is_none() {
+    if call.is_unversioned
+        && Choice::of(Role::Chat, &call.uri, &call.body.bytes)?
+            .model
+            .is_none()
+    {
         return llama_cpp::completion(app, call).await;
     }
     let (request, fields) = call.read_with_sampling::<CompletionRequest>(tables::completion())?;

@@ -21,26 +21,26 @@ use crate::{
     app::{Call, error_response},
     config::keys::{Peer, Tenant},
     endpoints::ollama::dismissed,
-    models::{Choice, Models, Purpose},
+    models::{Choice, Models, Purpose, Role},
     requests::{intake::LARGE_BODY_BYTES, paths::AskedPath},
     telemetry::{request_id::RequestId, request_log::Tally},
 };
 
 /// Frames a handler of JSON bodies: reads the body within its limits, waits for the model that it is for, and turns errors into
-/// responses in `dialect`.
-pub(crate) fn endpoint<F, Fut>(dialect: Dialect, handler: F) -> MethodRouter<Models>
+/// responses in `dialect`. A request without a model name is for the model of its `role`.
+pub(crate) fn endpoint<F, Fut>(dialect: Dialect, role: Role, handler: F) -> MethodRouter<Models>
 where
     F: Fn(Arc<App>, Call) -> Fut + Clone + Send + Sync + 'static,
     Fut: Future<Output = Result<Response, ApiError>> + Send,
 {
-    framed(dialect, move |models, mut call| {
+    framed_as(MethodFilter::POST, dialect, move |models, mut call| {
         let handler = handler.clone();
         async move {
             let n_bytes = call.body.bytes.len();
             if let Some(app) = models.only() {
                 return answer(app, n_bytes, handler(Arc::clone(app), call)).await;
             }
-            let choice = choose(&models, &call).await?;
+            let choice = choose(&models, role, &call).await?;
             if choice.is_dismissal() {
                 let idx = models.find(choice.model.as_deref(), choice.role).await?;
                 models.dismiss(idx);
@@ -56,15 +56,6 @@ where
 }
 
 /// Frames a handler of JSON bodies that no model has to be loaded for.
-pub(crate) fn framed<F, Fut>(dialect: Dialect, handler: F) -> MethodRouter<Models>
-where
-    F: Fn(Models, Call) -> Fut + Clone + Send + Sync + 'static,
-    Fut: Future<Output = Result<Response, ApiError>> + Send,
-{
-    framed_as(MethodFilter::POST, dialect, handler)
-}
-
-/// As [`framed`], for another method than `POST`.
 pub(crate) fn framed_as<F, Fut>(method: MethodFilter, dialect: Dialect, handler: F) -> MethodRouter<Models>
 where
     F: Fn(Models, Call) -> Fut + Clone + Send + Sync + 'static,
@@ -80,7 +71,10 @@ where
             let peer: Peer = request.extensions().get().copied().unwrap_or_default();
             let answer = async {
                 let uri = request.uri().clone();
-                let is_unversioned = request.extensions().get().is_some_and(AskedPath::is_unversioned);
+                let is_unversioned = request
+                    .extensions()
+                    .get()
+                    .is_some_and(|asked: &AskedPath| asked.is_unversioned);
                 let body = models.common().intake.read(models.config(), request).await?;
                 let call = Call {
                     config: Arc::clone(&models.common().config),
@@ -109,16 +103,16 @@ where
 }
 
 /// Finds what a request says of its model. A large body has its turn for it, as for its endpoint.
-async fn choose(models: &Models, call: &Call) -> Result<Choice, ApiError> {
+async fn choose(models: &Models, role: Role, call: &Call) -> Result<Choice, ApiError> {
     let bytes = &call.body.bytes;
     if bytes.len() < LARGE_BODY_BYTES {
-        return Choice::of(&call.uri, bytes);
+        return Choice::of(role, &call.uri, bytes);
     }
     let _turn = models.common().intake.turn(models.config()).await?;
     if has_other_threads() {
-        return tokio::task::block_in_place(|| Choice::of(&call.uri, bytes));
+        return tokio::task::block_in_place(|| Choice::of(role, &call.uri, bytes));
     }
-    Choice::of(&call.uri, bytes)
+    Choice::of(role, &call.uri, bytes)
 }
 
 /// Whether other threads work on connections while this one is busy.

@@ -1,4 +1,4 @@
-//! `GET /openapi.json`: the description of the API, made from the field tables.
+//! `GET /openapi.json`: the description of the API, made from the table of endpoints.
 
 use std::sync::LazyLock;
 
@@ -9,11 +9,8 @@ use axum::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::{
-    dialects::{llama_cpp, ollama},
-    endpoints::{adapters, tables},
-    requests::fields::{Field, Support},
-};
+use super::{ENDPOINTS, endpoint::Endpoint};
+use crate::requests::fields::{Field, Support};
 
 /// Serves the description.
 pub(crate) async fn openapi() -> Response {
@@ -23,254 +20,13 @@ pub(crate) async fn openapi() -> Response {
     (kind, DOCUMENT.clone()).into_response()
 }
 
-/// Endpoints with a body: path, what they do, their fields, and those of them that are required.
-fn posts() -> [(
-    &'static str,
-    &'static str,
-    &'static [Field],
-    &'static [&'static str],
-); 29] {
-    [
-        (
-            "/v1/chat/completions",
-            "Answer a conversation",
-            tables::chat(),
-            &["messages"],
-        ),
-        (
-            "/v1/completions",
-            "Continue a text",
-            tables::completion(),
-            &["prompt"],
-        ),
-        (
-            "/v1/chat/completions/render",
-            "A conversation's prompt as token ids",
-            tables::chat(),
-            &["messages"],
-        ),
-        (
-            "/v1/chat/completions/input_tokens",
-            "Count the tokens of a conversation",
-            tables::chat(),
-            &["messages"],
-        ),
-        (
-            "/v1/responses/input_tokens",
-            "Count the tokens of a request to /v1/responses",
-            tables::response(),
-            &["input"],
-        ),
-        (
-            "/v1/completions/render",
-            "Prompts as token ids",
-            tables::completion(),
-            &["prompt"],
-        ),
-        ("/v1/embeddings", "Embed texts", tables::embedding(), &["input"]),
-        (
-            "/v1/rerank",
-            "Rank documents by how well they answer a query",
-            tables::rerank(),
-            &["query", "documents"],
-        ),
-        (
-            "/v1/reranking",
-            "The same as `/v1/rerank`",
-            tables::rerank(),
-            &["query", "documents"],
-        ),
-        (
-            "/v2/rerank",
-            "The same as `/v1/rerank`",
-            tables::rerank(),
-            &["query", "documents"],
-        ),
-        (
-            "/v1/responses",
-            "Answer a conversation, or continue one that is stored",
-            tables::response(),
-            &["input"],
-        ),
-        (
-            "/v1/messages",
-            "Answer a conversation, Anthropic's API",
-            tables::messages(),
-            &["messages", "max_tokens"],
-        ),
-        (
-            "/v1/messages/count_tokens",
-            "Count a conversation's tokens",
-            tables::messages(),
-            &["messages"],
-        ),
-        (
-            "/completion",
-            "Continue a text, llama.cpp's API",
-            tables::llama_completion(),
-            &["prompt"],
-        ),
-        (
-            "/infill",
-            "Write what stands between two texts, llama.cpp's API",
-            tables::llama_infill(),
-            &[],
-        ),
-        (
-            "/embedding",
-            "Embed texts, llama.cpp's API",
-            tables::llama_embedding(),
-            &[],
-        ),
-        (
-            "/v1/load_lora_adapter",
-            "Load an adapter, vLLM's API",
-            adapters::LOAD,
-            &["lora_name", "lora_path"],
-        ),
-        (
-            "/v1/unload_lora_adapter",
-            "Unload an adapter, vLLM's API",
-            adapters::UNLOAD,
-            &["lora_name"],
-        ),
-        (
-            "/slots/{id}",
-            "Save, restore or erase a conversation, llama.cpp's API",
-            llama_cpp::SLOT_FILE,
-            &[],
-        ),
-        (
-            "/v1/models/load",
-            "Have one of several models loaded, llama.cpp's API",
-            llama_cpp::MANAGE,
-            &["model"],
-        ),
-        (
-            "/v1/models/unload",
-            "Have one of several models unloaded, llama.cpp's API",
-            llama_cpp::MANAGE,
-            &["model"],
-        ),
-        ("/tokenize", "Text to token ids", llama_cpp::TOKENIZE, &[]),
-        (
-            "/detokenize",
-            "Token ids to text",
-            llama_cpp::DETOKENIZE,
-            &["tokens"],
-        ),
-        (
-            "/apply-template",
-            "Render a conversation",
-            llama_cpp::APPLY_TEMPLATE,
-            &["messages"],
-        ),
-        (
-            "/api/chat",
-            "Answer a conversation, Ollama's API",
-            tables::ollama_chat(),
-            &[],
-        ),
-        (
-            "/api/generate",
-            "Answer a prompt, Ollama's API",
-            tables::ollama_generate(),
-            &[],
-        ),
-        (
-            "/api/embed",
-            "Embed texts, Ollama's API",
-            tables::ollama_embed(),
-            &["input"],
-        ),
-        (
-            "/api/embeddings",
-            "Embed a text, Ollama's older API",
-            ollama::embed::OLDER_FIELDS,
-            &["prompt"],
-        ),
-        (
-            "/api/show",
-            "Describe the model, Ollama's API",
-            ollama::embed::SHOW_FIELDS,
-            &[],
-        ),
-    ]
-}
-
-const GETS: [(&str, &str); 24] = [
-    (
-        "/v1/models",
-        "List the names of the models, and what each of several is doing",
-    ),
-    ("/v1/models/{name}", "Describe one of them"),
-    (
-        "/metrics",
-        "Figures in Prometheus text, or OpenMetrics where asked for",
-    ),
-    (
-        "/v1/responses/{id}",
-        "An answer of `/v1/responses` that is stored",
-    ),
-    ("/v1/loads", "How busy the engine is"),
-    ("/loads", "The same as `/v1/loads`"),
-    ("/version", "The program's version"),
-    ("/get_model_info", "What is served"),
-    ("/model_info", "The same as `/get_model_info`"),
-    ("/server_info", "What is served, and how"),
-    ("/get_server_info", "The same as `/server_info`"),
-    ("/tokenizer_info", "Special tokens and chat template"),
-    ("/api/tags", "The names of the models, Ollama's API"),
-    ("/api/ps", "The models in memory, Ollama's API"),
-    ("/api/version", "The version of Ollama's API"),
-    ("/lora-adapters", "The adapters, llama.cpp's API"),
-    ("/props", "The model and default values, llama.cpp's API"),
-    ("/slots", "Places in a batch, llama.cpp's API"),
-    ("/livez", "Whether the engine shows signs of life"),
-    ("/readyz", "Whether a request sent now would be taken"),
-    ("/health", "The same in the words of llama.cpp"),
-    ("/v1/health", "The same as `/health`"),
-    ("/openapi.json", "This description"),
-    ("/", "The web page"),
-];
-
 fn document() -> Value {
     let mut paths = Map::new();
-    for (path, summary, fields, required) in posts() {
-        let properties: Map<String, Value> = fields
-            .iter()
-            .map(|field| (field.name.to_owned(), property(field)))
-            .collect();
-        let schema = json!({
-            "type": "object",
-            "properties": properties,
-            "required": required,
-            "additionalProperties": false,
-        });
-        paths.insert(
-            path.to_owned(),
-            json!({ "post": {
-                "summary": summary,
-                "requestBody": { "required": true, "content": { "application/json": { "schema": schema } } },
-                "responses": { "200": { "description": "the answer" }, "default": { "$ref": "#/components/responses/error" } },
-            }}),
-        );
-    }
-    for (path, summary) in GETS {
-        let mut get = json!({ "summary": summary, "responses": { "200": { "description": "the answer" } } });
-        for name in ["name", "id"] {
-            if path.contains(&format!("{{{name}}}")) {
-                get["parameters"] = json!([
-                    { "name": name, "in": "path", "required": true, "schema": { "type": "string" } }
-                ]);
-            }
+    for row in ENDPOINTS.iter().filter(|row| !row.summary.is_empty()) {
+        for path in row.paths() {
+            let of_path = paths.entry(path.replace("{*", "{")).or_insert_with(|| json!({}));
+            of_path[row.verb.name().to_lowercase()] = operation(row, path);
         }
-        let mut methods = json!({ "get": get });
-        if path == "/v1/responses/{id}" {
-            methods["delete"] = methods["get"].clone();
-            methods["delete"]["summary"] = "Forget an answer that is stored".into();
-        }
-        paths.insert(path.to_owned(), methods);
     }
     json!({
         "openapi": "3.1.0",
@@ -294,6 +50,40 @@ fn document() -> Value {
     })
 }
 
+/// Describes an endpoint at one of its paths.
+fn operation(row: &Endpoint, path: &str) -> Value {
+    let summary = if path == row.path {
+        row.summary.to_owned()
+    } else {
+        format!("The same as `{}`", row.path)
+    };
+    let mut operation =
+        json!({ "summary": summary, "responses": { "200": { "description": "the answer" } } });
+    if let Some(body) = row.body {
+        let properties: Map<String, Value> = body
+            .fields()
+            .iter()
+            .map(|field| (field.name.to_owned(), property(field)))
+            .collect();
+        let schema = json!({
+            "type": "object",
+            "properties": properties,
+            "required": body.required,
+            "additionalProperties": false,
+        });
+        operation["requestBody"] =
+            json!({ "required": true, "content": { "application/json": { "schema": schema } } });
+        operation["responses"]["default"] = json!({ "$ref": "#/components/responses/error" });
+    }
+    if let Some((_, name)) = path.split_once('{') {
+        let name = name.trim_start_matches('*').trim_end_matches('}');
+        operation["parameters"] = json!([
+            { "name": name, "in": "path", "required": true, "schema": { "type": "string" } }
+        ]);
+    }
+    operation
+}
+
 fn property(field: &Field) -> Value {
     let description = match field.support {
         Support::Yes => field.note.to_owned(),
@@ -313,7 +103,9 @@ mod tests {
     #[test]
     fn the_document_names_every_field_of_every_endpoint() {
         let document = document();
-        for (path, _, fields, required) in posts() {
+        let described = ENDPOINTS.iter().filter(|row| !row.summary.is_empty());
+        for (row, body) in described.filter_map(|row| Some((row, row.body?))) {
+            let (path, fields, required) = (row.path, body.fields(), body.required);
             let schema =
                 &document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"];
             let properties = schema["properties"].as_object().expect("properties");

@@ -2,12 +2,11 @@
 
 use std::{fmt::Write as _, sync::LazyLock};
 
+use super::{ENDPOINTS, endpoint::Endpoint};
 use crate::{
     dialects::{
         anthropic::messages,
-        llama_cpp,
-        llama_cpp::{APPLY_TEMPLATE, DETOKENIZE, TOKENIZE},
-        ollama,
+        llama_cpp, ollama,
         openai::{chat, completion, embedding, rerank, response},
     },
     errors::error_table::DOCUMENTED,
@@ -15,6 +14,7 @@ use crate::{
         constraints::CONSTRAINT_FIELDS,
         fields::{Field, markdown_table},
         foreign::FOREIGN,
+        request_table::RequestTable,
         sampling::sampling_fields,
     },
 };
@@ -97,6 +97,57 @@ pub fn ollama_embed() -> &'static [Field] {
     ollama::embed::FIELDS
 }
 
+/// Requests of `/v1/chat/completions` and the paths below it.
+pub(crate) const CHAT: RequestTable = RequestTable::new(chat, &["messages"]);
+/// Requests of `/v1/completions` and the path below it.
+pub(crate) const COMPLETION: RequestTable = RequestTable::new(completion, &["prompt"]);
+/// Requests of `/v1/responses` and the path below it.
+pub(crate) const RESPONSE: RequestTable = RequestTable::new(response, &["input"]);
+/// Requests of `/v1/embeddings`.
+pub(crate) const EMBEDDING: RequestTable = RequestTable::new(embedding, &["input"]);
+/// Requests of `/v1/rerank`.
+pub(crate) const RERANK: RequestTable = RequestTable::new(rerank, &["query", "documents"]);
+/// Requests of `/v1/messages`.
+pub(crate) const MESSAGES: RequestTable = RequestTable::new(messages, &["messages", "max_tokens"]);
+/// Requests of `/v1/messages/count_tokens`.
+pub(crate) const MESSAGES_TO_COUNT: RequestTable = RequestTable::new(messages, &["messages"]);
+/// Requests of `/completion`.
+pub(crate) const LLAMA_COMPLETION: RequestTable = RequestTable::new(llama_completion, &["prompt"]);
+/// Requests of `/infill`.
+pub(crate) const LLAMA_INFILL: RequestTable = RequestTable::new(llama_infill, &[]);
+/// Requests of `/embedding`.
+pub(crate) const LLAMA_EMBEDDING: RequestTable = RequestTable::new(llama_embedding, &[]);
+/// Requests of `/slots/{id}`.
+pub(crate) const SLOT_FILE: RequestTable =
+    RequestTable::new(|| llama_cpp::SLOT_FILE, &[]).noted(" with the actions `save` and `restore`");
+/// Requests of `/v1/models/load` and `/v1/models/unload`.
+pub(crate) const MANAGE: RequestTable =
+    RequestTable::new(|| llama_cpp::MANAGE, &["model"]).noted(", where there are several models");
+/// Requests of `/tokenize`.
+pub(crate) const TOKENIZE: RequestTable = RequestTable::new(|| llama_cpp::TOKENIZE, &[]);
+/// Requests of `/apply-template`.
+pub(crate) const APPLY_TEMPLATE: RequestTable =
+    RequestTable::new(|| llama_cpp::APPLY_TEMPLATE, &["messages"]);
+/// Requests of `/api/chat`.
+pub(crate) const OLLAMA_CHAT: RequestTable =
+    RequestTable::new(ollama_chat, &[]).with_inner("options", ollama::options::options);
+/// Requests of `/api/generate`.
+pub(crate) const OLLAMA_GENERATE: RequestTable =
+    RequestTable::new(ollama_generate, &[]).with_inner("options", ollama::options::options);
+/// Requests of `/api/embed`.
+pub(crate) const OLLAMA_EMBED: RequestTable =
+    RequestTable::new(ollama_embed, &["input"]).with_inner("options", ollama::options::options);
+/// Requests of `/api/embeddings`.
+pub(crate) const OLLAMA_EMBEDDINGS: RequestTable =
+    RequestTable::new(|| ollama::embed::OLDER_FIELDS, &["prompt"])
+        .with_inner("options", ollama::options::options);
+/// Requests of `/api/show`.
+pub(crate) const OLLAMA_SHOW: RequestTable = RequestTable::new(|| ollama::embed::SHOW_FIELDS, &[]);
+/// Requests of `/api/pull`.
+pub(crate) const OLLAMA_PULL: RequestTable = RequestTable::new(|| ollama::embed::PULL_FIELDS, &[]);
+/// Requests of `/api/delete`.
+pub(crate) const OLLAMA_DELETE: RequestTable = RequestTable::new(|| ollama::embed::DELETE_FIELDS, &[]);
+
 /// All tables as a page of Markdown: `docs/api-fields.md`.
 pub fn document() -> String {
     let mut page = String::from(
@@ -107,46 +158,21 @@ pub fn document() -> String {
          cache in f16, keys and values are rounded to half precision, which moves a log-probability by up to 0.07; \
          `--cache-type-k f32 --cache-type-v f32` avoids it.\n",
     );
-    for (title, fields) in [
-        (
-            "POST /v1/chat/completions, /v1/chat/completions/render, /v1/chat/completions/input_tokens",
-            chat(),
-        ),
-        ("POST /v1/completions, /v1/completions/render", completion()),
-        ("POST /v1/embeddings", embedding()),
-        ("POST /v1/rerank, /v2/rerank, /v1/reranking", rerank()),
-        ("POST /v1/responses, /v1/responses/input_tokens", response()),
-        ("POST /v1/messages, /v1/messages/count_tokens", messages()),
-        ("POST /completion", llama_completion()),
-        ("POST /infill", llama_infill()),
-        ("POST /embedding", llama_embedding()),
-        (
-            "POST /slots/{id} with the actions `save` and `restore`",
-            llama_cpp::SLOT_FILE,
-        ),
-        (
-            "POST /models/load, /models/unload, where there are several models",
-            llama_cpp::MANAGE,
-        ),
-        ("POST /tokenize", TOKENIZE),
-        ("POST /detokenize", DETOKENIZE),
-        ("POST /apply-template", APPLY_TEMPLATE),
-        ("POST /api/chat", ollama_chat()),
-        ("POST /api/generate", ollama_generate()),
-        (
-            "`options` of /api/chat, /api/generate, /api/embed",
-            ollama::options::options(),
-        ),
-        ("POST /api/embed", ollama_embed()),
-        ("POST /api/embeddings", ollama::embed::OLDER_FIELDS),
-        ("POST /api/show", ollama::embed::SHOW_FIELDS),
-        ("POST /api/pull", ollama::embed::PULL_FIELDS),
-        ("DELETE /api/delete", ollama::embed::DELETE_FIELDS),
-    ] {
-        page.push_str("\n## ");
-        page.push_str(title);
-        page.push_str("\n\n");
-        page.push_str(&markdown_table(fields));
+    let mut written: Vec<&[Field]> = Vec::new();
+    let mut write = |title: &str, fields: &'static [Field]| {
+        if !written.iter().any(|other| are_same(other, fields)) {
+            written.push(fields);
+            let _ = write!(page, "\n## {title}\n\n{}", markdown_table(fields));
+        }
+    };
+    for (row, body) in ENDPOINTS.iter().filter_map(|row| Some((row, row.body?))) {
+        let fields = body.fields();
+        let paths = paths_that(|other| are_same(other.fields(), fields));
+        write(&format!("{} {paths}{}", row.verb.name(), body.note), fields);
+        if let Some((name, inner)) = body.inner {
+            let paths = paths_that(|other| other.inner.is_some());
+            write(&format!("`{name}` of {paths}"), inner());
+        }
     }
     page.push_str(
         "\n## Errors\n\nOpenAI's endpoints answer `{\"error\": {\"message\", \"type\", \"param\", \"code\"}}`, Anthropic's \
@@ -156,6 +182,20 @@ pub fn document() -> String {
         let _ = writeln!(page, "| {status} | `{code}` | {when} |");
     }
     page
+}
+
+/// Whether two tables are the same one.
+fn are_same(one: &[Field], other: &[Field]) -> bool {
+    let key = |field: &Field| (field.name, field.note);
+    one.iter().map(key).eq(other.iter().map(key))
+}
+
+/// Lists the paths of the endpoints whose requests are of this kind.
+fn paths_that(is_one: impl Fn(&RequestTable) -> bool) -> String {
+    let rows = ENDPOINTS
+        .iter()
+        .filter(|row| row.body.as_ref().is_some_and(&is_one));
+    rows.flat_map(Endpoint::paths).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use crate::{
     ApiError, App,
     app::Call,
     dialects::{
-        llama_cpp::{APPLY_TEMPLATE, DETOKENIZE, TOKENIZE},
+        llama_cpp::{APPLY_TEMPLATE, TOKENIZE},
         openai::{
             chat::{CHAT_WORDING, Message, template_messages, turn_of},
             template_variables::check_kwargs,
@@ -33,6 +33,7 @@ use crate::{
     requests::{
         effort::{set_effort, set_thinking},
         intake::Share,
+        request_table::request,
         tools::Tools,
     },
 };
@@ -270,15 +271,24 @@ fn piece(bytes: &[u8]) -> Value {
 /// Tokens that become text in one request, where the context is shorter.
 const MAX_DETOKENIZED: usize = 1 << 16;
 
-#[derive(Deserialize)]
-struct DetokenizeRequest {
-    tokens: Vec<u32>,
-    model: Option<String>,
+request! {
+    /// A request of `/detokenize`.
+    pub(super) struct DetokenizeRequest {
+        required {
+            /// Token ids.
+            tokens: Vec<u32> = "",
+        }
+        optional {
+            /// Model name.
+            model: String = "",
+        }
+        others {}
+    }
 }
 
 /// Token ids to text.
 pub(crate) async fn detokenize(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
-    let request: DetokenizeRequest = call.read(DETOKENIZE)?;
+    let request: DetokenizeRequest = call.read(DetokenizeRequest::TABLE.fields())?;
     app.model.check_name(request.model.as_deref())?;
     let maximum = app.engine().limits().n_ctx.max(MAX_DETOKENIZED);
     if request.tokens.len() > maximum {

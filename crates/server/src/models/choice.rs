@@ -32,14 +32,14 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// Reads a request with a body.
+    /// Reads a request with a body, which is for a model of this role if it names none.
     ///
     /// # Errors
     /// More values than may be parsed, a body that is no JSON, and values of another type than a name or a time.
-    pub(crate) fn of(uri: &Uri, body: &[u8]) -> Result<Self, ApiError> {
+    pub(crate) fn of(role: Role, uri: &Uri, body: &[u8]) -> Result<Self, ApiError> {
         let mut choice = Self {
             model: name_of_query(uri),
-            role: role_of(uri.path()),
+            role,
             ..Self::default()
         };
         // An array or nothing at all names no model.
@@ -81,16 +81,6 @@ impl Choice {
                 .keep_alive
                 .and_then(KeepAlive::time)
                 .is_some_and(|time| time.is_zero())
-    }
-}
-
-/// Returns the role that a request without a model name asks for, by its path.
-fn role_of(path: &str) -> Role {
-    let last = path.rsplit('/').next().unwrap_or_default();
-    match last {
-        "embeddings" | "embedding" | "embed" => Role::Embedding,
-        "rerank" | "reranking" => Role::Rank,
-        _ => Role::Chat,
     }
 }
 
@@ -263,7 +253,7 @@ mod tests {
     use super::*;
 
     fn choice(path: &str, body: &str) -> Result<Choice, ApiError> {
-        Choice::of(&path.parse().expect("a path"), body.as_bytes())
+        Choice::of(Role::Chat, &path.parse().expect("a path"), body.as_bytes())
     }
 
     #[test]
@@ -318,21 +308,6 @@ mod tests {
     }
 
     #[test]
-    fn a_request_without_a_name_is_for_the_model_of_its_kind() {
-        for (path, role) in [
-            ("/v1/embeddings", Role::Embedding),
-            ("/embedding", Role::Embedding),
-            ("/api/embed", Role::Embedding),
-            ("/v1/rerank", Role::Rank),
-            ("/reranking", Role::Rank),
-            ("/v1/chat/completions", Role::Chat),
-            ("/tokenize", Role::Chat),
-        ] {
-            assert_eq!(choice(path, "{}").expect("it is read").role, role, "{path}");
-        }
-    }
-
-    #[test]
     fn a_request_for_nothing_with_no_time_left_dismisses() {
         let check = |body: &str, expected: bool| {
             let found = choice("/api/generate", body).expect("it is read");
@@ -353,7 +328,7 @@ mod tests {
         #[test]
         fn no_body_makes_it_panic(body in "[\\[\\]{}\":,a-z0-9 modelkeep_iv\\\\%]{0,40}", query in "[a-z=&%0-9+]{0,20}") {
             let uri = format!("/api/chat?{query}").parse().expect("a path");
-            let _ = Choice::of(&uri, body.as_bytes());
+            let _ = Choice::of(Role::Chat, &uri, body.as_bytes());
         }
     }
 }

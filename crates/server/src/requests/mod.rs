@@ -11,6 +11,7 @@ pub(crate) mod images;
 pub(crate) mod intake;
 pub(crate) mod paths;
 pub(crate) mod raw_prompt;
+pub(crate) mod request_table;
 pub mod sampling;
 pub(crate) mod shape_sizes;
 mod silent_fields;

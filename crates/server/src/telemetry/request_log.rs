@@ -71,8 +71,8 @@ impl Tally {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ErrorCode(pub(crate) &'static str);
 
-/// Logs every request.
-pub(crate) async fn log_request(mut request: Request, next: Next) -> Response {
+/// Logs every request. `is_quiet` says of a path that its line is worth the level of debugging only.
+pub(crate) async fn log_request(is_quiet: fn(&str) -> bool, mut request: Request, next: Next) -> Response {
     let tally = Tally::default();
     let mut line = Line {
         method: request.method().clone(),
@@ -87,6 +87,7 @@ pub(crate) async fn log_request(mut request: Request, next: Next) -> Response {
         status: None,
         error: None,
         is_whole: false,
+        is_quiet: is_quiet(request.uri().path()),
         tally: tally.clone(),
     };
     request.extensions_mut().insert(tally);
@@ -107,17 +108,8 @@ struct Line {
     status: Option<StatusCode>,
     error: Option<&'static str>,
     is_whole: bool,
+    is_quiet: bool,
     tally: Tally,
-}
-
-impl Line {
-    /// Whether the line would only be noise: probes ask all the time, and each visit to the page loads all its files.
-    fn is_noise(&self) -> bool {
-        matches!(
-            self.path.as_str(),
-            "/livez" | "/readyz" | "/health" | "/v1/health" | "/metrics" | "/"
-        ) || self.path.starts_with("/web/")
-    }
 }
 
 /// A time in milliseconds, to a hundredth.
@@ -149,7 +141,7 @@ impl Drop for Line {
                 )
             };
         }
-        if self.is_noise() {
+        if self.is_quiet {
             write_at!(debug);
         } else {
             write_at!(info);

@@ -91,3 +91,41 @@ async fn a_reranker_lists_the_best_documents_first() {
     assert_eq!(reply.status, 400);
     assert!(reply.text().contains("ranks documents"), "{}", reply.text());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pairs_are_scored_in_the_order_of_the_request() {
+    let server = TestServer::start_tiny("xlmr_rerank").await;
+    let (query, texts) = ("where is the cat", ["a mat", "the cat sat on the mat"]);
+    let ranked = json!({ "query": query, "documents": texts });
+    let ranked = server.post_ok("/v1/rerank", &ranked).await;
+    for body in [
+        json!({ "text_1": query, "text_2": texts }),
+        json!({ "text_1": [query], "text_2": texts }),
+        json!({ "text_1": [query, query], "text_2": texts }),
+    ] {
+        let scored = server.post_ok("/v1/score", &body).await;
+        let data = scored["data"].as_array().expect("scores");
+        assert_eq!(data.len(), texts.len());
+        for result in ranked["results"].as_array().expect("results") {
+            let index = usize::try_from(result["index"].as_u64().expect("an index")).expect("it is small");
+            assert_eq!(data[index]["index"], index);
+            assert_eq!(data[index]["object"], "score");
+            assert_eq!(data[index]["score"], result["relevance_score"]);
+        }
+        assert_eq!(scored["usage"], ranked["usage"]);
+    }
+    for (body, param) in [
+        (json!({ "text_2": "b" }), "text_1"),
+        (json!({ "text_1": "a", "text_2": [] }), "text_2"),
+        (json!({ "text_1": [], "text_2": [] }), "text_2"),
+        (json!({ "text_1": ["a", "b"], "text_2": ["c"] }), "text_2"),
+        (
+            json!({ "text_1": "a", "text_2": "b", "truncate_prompt_tokens": 3 }),
+            "truncate_prompt_tokens",
+        ),
+    ] {
+        let reply = server.post("/score", &body).await;
+        assert_eq!(reply.status, 400, "{body}");
+        assert_eq!(reply.json()["error"]["param"], param);
+    }
+}

@@ -77,9 +77,6 @@ pub(crate) const TOKENIZE: &[Field] = &[
     yes("model", ""),
 ];
 
-/// Fields of `/detokenize`.
-pub(crate) const DETOKENIZE: &[Field] = &[yes("tokens", ""), yes("model", "")];
-
 /// Fields of `/apply-template`.
 pub(crate) const APPLY_TEMPLATE: &[Field] = &[
     yes("messages", ""),

@@ -29,7 +29,7 @@ pub const FIELDS: &[Field] = &[
         "format",
         "`json`, or a JSON schema, which is enforced; begins where the reasoning ends",
     ),
-    yes("options", "below"),
+    yes("options", "as on `/api/chat`"),
     yes("stream", "default true: one line of JSON for each piece"),
     yes("think", "as on `/api/chat`"),
     yes("logprobs", ""),
