@@ -13,9 +13,13 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "apertus",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
-        let numbers = trained_numbers(config, descriptor.layers.len())?;
-        finish(&mut descriptor, |layer_idx| {
-            XieluNumbers::Known(numbers[layer_idx])
+        let numbers = match config.facts {
+            Some(_) => None,
+            None => Some(trained_numbers(config, descriptor.layers.len())?),
+        };
+        finish(&mut descriptor, |layer_idx| match &numbers {
+            Some(numbers) => XieluNumbers::Known(numbers[layer_idx]),
+            None => XieluNumbers::InTensors,
         });
         Ok(descriptor)
     },
@@ -34,20 +38,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        if config.get("hidden_act").and_then(|name| name.as_str()) != Some("xielu") {
-            return Err(config.wrong("hidden_act", "xielu"));
-        }
-        let mut descriptor = config.decoder()?;
-        let bias = config.presence("attention_bias")?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = bias;
-            layer.attention_mut().output_bias = bias;
-        }
-        finish(&mut descriptor, |_| XieluNumbers::InTensors);
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        if keys.config.get("hidden_act").and_then(|name| name.as_str()) != Some("xielu") {
+            return Err(keys.config.wrong("hidden_act", "xielu"));
+        }
+        keys.find_attention_bias("attention_bias")?;
         keys.usual()?;
         keys.vocab_size()?;
         keys.rope_width()

@@ -22,20 +22,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: Recast::NEIGHBOURS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        let attention_bias = config.presence("attention_bias")?;
-        let ffn_bias = config.presence("mlp_bias")?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = attention_bias;
-            layer.attention_mut().output_bias = attention_bias;
-            let dense = layer.dense_mut();
-            dense.bias = ffn_bias;
-            dense.is_gated = false;
-        }
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        keys.find_biases(["attention_bias", "mlp_bias"])?;
         keys.usual()?;
         keys.set_own_head_width()?;
         keys.vocab_size()?;

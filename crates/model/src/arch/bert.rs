@@ -30,7 +30,7 @@ pub(super) const BERT: Architecture = Architecture {
     },
     hf_classes: &["BertModel", "BertForSequenceClassification"],
     hf_layout: LAYOUT,
-    from_hf: |config| from_hf(config, 0),
+    from_hf: Some(|config| from_hf(config, 0)),
     rule: |keys| encoder::write_keys(keys, Activation::GeluErf),
 };
 
@@ -56,7 +56,7 @@ pub(super) const ROBERTA: Architecture = Architecture {
         changes: &[("position_embd.weight", Change::SkipRows(UNUSED_POSITIONS))],
         ..LAYOUT
     },
-    from_hf: |config| from_hf(config, UNUSED_POSITIONS),
+    from_hf: Some(|config| from_hf(config, UNUSED_POSITIONS)),
     rule: BERT.rule,
 };
 

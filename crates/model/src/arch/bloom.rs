@@ -39,14 +39,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        if config.is("apply_residual_connection_post_layernorm")? {
-            return Err(config.wrong("apply_residual_connection_post_layernorm", "false"));
-        }
-        let mut descriptor = config.decoder()?;
-        finish(&mut descriptor);
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule,
 };
 
@@ -70,6 +63,11 @@ fn finish(descriptor: &mut Descriptor) {
 
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let key = "apply_residual_connection_post_layernorm";
+    if keys.config.is(key)? {
+        return Err(keys.config.wrong(key, "false"));
+    }
+    keys.facts.activation = None;
     keys.sizes()?;
     let n_embd = keys.descriptor.n_embd;
     keys.set_count("feed_forward_length", n_embd.saturating_mul(4))?;

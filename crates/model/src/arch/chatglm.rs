@@ -11,17 +11,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| config.decoder(RopeStyle::Norm),
     hf_classes: &["GlmForCausalLM"],
     hf_layout: HfLayout::LLAMA,
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        // Folders have neighbours as rope pairs too.
-        descriptor.ropes[0].style = RopeStyle::Norm;
-        let bias = config.presence("attention_bias")?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = bias;
-        }
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        // Folders have neighbours as rope pairs too.
+        keys.facts.rotate_neighbours();
+        keys.facts.qkv_bias = Some(keys.config.presence("attention_bias")?);
         keys.usual()?;
         keys.rope_width()
     },

@@ -8,7 +8,7 @@ use tokenmill_backend::{NormKind, RopeStyle};
 
 use crate::{Descriptor, LoadError, QkNorm, Residual};
 
-use super::{Architecture, GgufConfig, HfConfig, HfLayout};
+use super::{Architecture, GgufConfig, HfLayout};
 
 /// Period of the layers with full attention in Cohere 2.
 const PERIOD: usize = 4;
@@ -18,8 +18,11 @@ pub(super) const COMMAND_R: Architecture = Architecture {
     from_gguf,
     hf_classes: &["CohereForCausalLM"],
     hf_layout: HfLayout::LLAMA,
-    from_hf,
+    from_hf: None,
     rule: |keys| {
+        keys.facts.rotate_neighbours();
+        keys.facts.has_qk_norm = keys.config.is("use_qk_norm")?;
+        keys.find_attention_bias("attention_bias")?;
         keys.usual()?;
         keys.copy_number("logit_scale", &["logit_scale"])?;
         keys.set("rope.scaling.type", "none");
@@ -38,17 +41,14 @@ pub(super) const COHERE2: Architecture = Architecture {
     },
     hf_classes: &["Cohere2ForCausalLM"],
     hf_layout: HfLayout::LLAMA,
-    from_hf: |config| {
-        let mut descriptor = from_hf(config)?;
-        let period = config
-            .opt_usize("sliding_window_pattern")?
-            .unwrap_or(PERIOD)
-            .max(1);
-        config.set_windows(&mut descriptor, |layer_idx| (layer_idx + 1) % period != 0)?;
-        remove_positions(&mut descriptor);
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        keys.facts.rotate_neighbours();
+        keys.facts.has_qk_norm = keys.config.is("use_qk_norm")?;
+        keys.find_attention_bias("attention_bias")?;
+        let period = keys.config.opt_usize("sliding_window_pattern")?;
+        let period = period.unwrap_or(PERIOD).max(1);
+        keys.find_windows(|layer_idx| (layer_idx + 1) % period != 0)?;
         keys.usual()?;
         keys.copy_number("logit_scale", &["logit_scale"])?;
         keys.window()?;
@@ -61,24 +61,8 @@ pub(super) const COHERE2: Architecture = Architecture {
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Norm)?;
-    let has_norms = config.has_tensor("blk.0.attn_q_norm.weight");
+    let has_norms = config.has_qk_norm();
     finish(&mut descriptor, config.opt_f32("logit_scale")?, has_norms);
-    Ok(descriptor)
-}
-
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let mut descriptor = config.decoder()?;
-    descriptor.ropes[0].style = RopeStyle::Norm;
-    finish(
-        &mut descriptor,
-        config.opt_f32("logit_scale")?,
-        config.is("use_qk_norm")?,
-    );
-    let bias = config.presence("attention_bias")?;
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().qkv_bias = bias;
-        layer.attention_mut().output_bias = bias;
-    }
     Ok(descriptor)
 }
 

@@ -41,7 +41,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: &[("attn_kv_b.weight", Recast::LatentKeysAndValues)],
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
     rule,
 };
 

@@ -2,9 +2,9 @@
 //!
 //! Source: transformers, `models/dots1/modeling_dots1.py`; llama.cpp, `src/models/dots1.cpp`.
 
-use tokenmill_backend::{ExpertScore, RopeStyle};
+use tokenmill_backend::RopeStyle;
 
-use crate::{MoeDescriptor, QkNorm};
+use crate::QkNorm;
 
 use super::{Architecture, HfLayout, deepseek2::set_router, gguf_experts::MoeDefaults, hf_experts::EXPERTS};
 
@@ -29,33 +29,20 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: EXPERTS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        let bias = config.presence("attention_bias")?;
-        for layer in &mut descriptor.layers {
-            let attention = layer.attention_mut();
-            attention.qk_norm = Some(QkNorm::Head);
-            attention.qkv_bias = bias;
-            attention.output_bias = bias;
-        }
-        let first_layer = config.opt_usize("max_window_layers")?.unwrap_or(62);
-        config.set_windows(&mut descriptor, |layer_idx| layer_idx >= first_layer)?;
-        let mut moe = experts(config.moe(false)?);
-        moe.shared = config.shared_experts(&moe, &["n_shared_experts"])?;
-        config.set_experts_behind_dense(&mut descriptor, &moe)?;
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        keys.find_attention_bias("attention_bias")?;
+        let first_layer = keys.config.opt_usize("max_window_layers")?.unwrap_or(62);
+        keys.find_windows(|layer_idx| layer_idx >= first_layer)?;
+        keys.find_router(false)?;
+        keys.find_shared_experts("n_shared_experts")?;
+        keys.facts.expert_layers = Some(
+            keys.config
+                .expert_layers_behind_dense(keys.descriptor.layers.len())?,
+        );
         keys.usual()?;
         keys.routed_experts()?;
         keys.score_by_sigmoid();
         Ok(())
     },
 };
-
-/// Sets sigmoid scores, which folders of this architecture do not state.
-fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
-    moe.router.score = ExpertScore::Sigmoid;
-    set_router(&mut moe);
-    moe
-}

@@ -69,6 +69,9 @@ impl GgufConfig<'_> {
         head_step: HeadStep,
         first: Pooling,
     ) -> Result<Option<PoolingDescriptor>, LoadError> {
+        if let Some(facts) = self.facts {
+            return Ok(facts.pooling.clone());
+        }
         // Files saved by llama.cpp have -1 for an unset type.
         let code = self.opt_usize("pooling_type")?.filter(|&code| code != UNSET);
         let kind = match code {

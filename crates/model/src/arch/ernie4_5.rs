@@ -4,35 +4,17 @@
 
 use tokenmill_backend::RopeStyle;
 
-use crate::Presence;
-
 use super::{Architecture, HfLayout};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "ernie4_5",
-    from_gguf: |config| {
-        let mut descriptor = config.decoder(RopeStyle::Norm)?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = Presence::Optional;
-            layer.attention_mut().output_bias = Presence::Optional;
-            layer.dense_mut().bias = Presence::Optional;
-        }
-        Ok(descriptor)
-    },
+    from_gguf: |config| config.decoder(RopeStyle::Norm),
     hf_classes: &["Ernie4_5ForCausalLM"],
     hf_layout: HfLayout::LLAMA,
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        descriptor.ropes[0].style = RopeStyle::Norm;
-        let bias = config.presence("use_bias")?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = bias;
-            layer.attention_mut().output_bias = bias;
-            layer.dense_mut().bias = bias;
-        }
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        keys.facts.rotate_neighbours();
+        keys.find_biases(["use_bias", "use_bias"])?;
         keys.usual()?;
         keys.pooling()
     },

@@ -7,11 +7,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{Descriptor, LoadError, Presence, error::check};
 
-use super::{
-    Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, ernie4_5,
-    gguf_experts::{MoeDefaults, set_experts},
-    hf_experts::EXPERTS,
-};
+use super::{Architecture, GgufConfig, GgufKeys, HfLayout, gguf_experts::MoeDefaults, hf_experts::EXPERTS};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "ernie4_5-moe",
@@ -21,7 +17,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: EXPERTS,
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: None,
     rule,
 };
 
@@ -62,16 +58,16 @@ fn shared_width(config: &GgufConfig<'_>, descriptor: &Descriptor, said: usize) -
     Ok(width)
 }
 
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let mut descriptor = (ernie4_5::ARCHITECTURE.from_hf)(config)?;
-    let mut moe = config.moe(true)?;
-    moe.router.choice_bias = Presence::Optional;
-    moe.shared = config.shared_experts(&moe, &["moe_num_shared_experts"])?;
-    descriptor.head_bias = config.presence("use_bias")?;
-    if let Some(shared) = &mut moe.shared {
-        shared.dense.bias = descriptor.head_bias;
-    }
-    let n_layers = descriptor.layers.len();
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    keys.facts.rotate_neighbours();
+    keys.find_biases(["use_bias", "use_bias"])?;
+    keys.facts.shared_bias = config.presence("use_bias")?;
+    keys.facts.head_bias = Some(keys.facts.shared_bias);
+    keys.find_router(true)?;
+    keys.find_shared_experts("moe_num_shared_experts")?;
+    let n_layers = keys.descriptor.layers.len();
     // Lower bound of the sum that divides the weights.
     let key = "moe_norm_min";
     if config.opt_f32(key)?.is_some_and(|least| least > 1e-6) {
@@ -85,14 +81,9 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         _ => config.opt_usize(key)?.unwrap_or(n_layers),
     };
     let step = config.opt_usize("moe_layer_interval")?.unwrap_or(1).max(1);
-    set_experts(&mut descriptor, &moe, |layer_idx| {
-        (first..=last).contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step)
-    });
-    Ok(descriptor)
-}
-
-/// Collects the keys of a folder.
-fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let has_experts =
+        |layer_idx: usize| (first..=last).contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step);
+    keys.facts.expert_layers = Some((0..n_layers).map(has_experts).collect());
     keys.usual()?;
     keys.copy_count("expert_count", &["moe_num_experts"])?;
     keys.copy_count("expert_used_count", &["moe_k"])?;

@@ -22,21 +22,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
     hf_classes: &["EuroBertModel"],
     hf_layout: HfLayout::LLAMA,
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        let bias = config.presence("attention_bias")?;
-        let mlp_bias = config.presence("mlp_bias")?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = bias;
-            layer.attention_mut().output_bias = bias;
-            layer.dense_mut().bias = mlp_bias;
-        }
-        make_encoder(&mut descriptor);
-        let pooling = config.sentence_pooling()?;
-        descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        keys.find_biases(["attention_bias", "mlp_bias"])?;
+        keys.facts.pooling = keys.config.sentence_pooling()?;
         keys.usual()?;
         keys.set("attention.causal", false);
         keys.pooling()

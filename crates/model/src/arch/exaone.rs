@@ -28,10 +28,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         network: &[("wte", "token_embd"), ("ln_f", "output_norm")],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let config = config.with_aliases(&[("num_hidden_layers", "num_layers")]);
-        config.decoder()
-    },
+    from_hf: None,
     rule: |keys| {
         keys.usual()?;
         keys.rope_width()

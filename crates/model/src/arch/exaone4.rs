@@ -39,18 +39,15 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        let period = period(config)?;
-        config.set_windows(&mut descriptor, |layer_idx| {
-            !(layer_idx + 1).is_multiple_of(period)
-        })?;
-        // If a window is configured, only layers with a window have positions, even if no layer has one.
-        let has_windows = config.opt_usize("sliding_window")?.is_some();
-        finish(&mut descriptor, has_windows);
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        let period = period(keys.config)?;
+        keys.find_windows(|layer_idx| !(layer_idx + 1).is_multiple_of(period))?;
+        // If a window is configured, only layers with a window have positions, even if no layer has one.
+        if keys.config.get("sliding_window").is_some() {
+            let windows = keys.facts.windows.iter();
+            keys.facts.has_rope = Some(windows.map(Option::is_some).collect());
+        }
         keys.usual()?;
         keys.vocab_size()?;
         keys.windows_if_any()

@@ -3,13 +3,12 @@
 //!
 //! Source: transformers, `models/exaone_moe/modeling_exaone_moe.py`; llama.cpp, `src/models/exaone-moe.cpp`.
 
-use tokenmill_backend::{ExpertScore, RopeStyle};
+use tokenmill_backend::RopeStyle;
 
-use crate::{Descriptor, LoadError, MoeDescriptor, Presence, QkNorm};
+use crate::{Descriptor, LoadError, Presence, QkNorm};
 
 use super::{
-    Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, exaone4, gguf_experts::MoeDefaults,
-    hf_experts::EXPERTS,
+    Architecture, GgufConfig, GgufKeys, HfLayout, exaone4, gguf_experts::MoeDefaults, hf_experts::EXPERTS,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -20,7 +19,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: EXPERTS,
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: None,
     rule,
 };
 
@@ -39,19 +38,6 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let mut descriptor = config.decoder()?;
-    let period = exaone4::period(config)?;
-    config.set_windows(&mut descriptor, |layer_idx| {
-        !(layer_idx + 1).is_multiple_of(period)
-    })?;
-    complete(&mut descriptor, config.opt_usize("sliding_window")?.is_some());
-    let mut moe = experts(config.moe(true)?);
-    moe.shared = config.shared_experts(&moe, &["num_shared_experts"])?;
-    config.set_experts_by_kind(&mut descriptor, &moe)?;
-    Ok(descriptor)
-}
-
 /// Removes the positions of full-attention layers.
 fn complete(descriptor: &mut Descriptor, has_windows: bool) {
     for layer in &mut descriptor.layers {
@@ -63,14 +49,18 @@ fn complete(descriptor: &mut Descriptor, has_windows: bool) {
     }
 }
 
-fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
-    moe.router.score = ExpertScore::Sigmoid;
-    moe.router.choice_bias = Presence::Required;
-    moe
-}
-
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let period = exaone4::period(keys.config)?;
+    keys.find_windows(|layer_idx| !(layer_idx + 1).is_multiple_of(period))?;
+    // If a window is configured, only layers with a window have positions, even if no layer has one.
+    if keys.config.get("sliding_window").is_some() {
+        let windows = keys.facts.windows.iter();
+        keys.facts.has_rope = Some(windows.map(Option::is_some).collect());
+    }
+    keys.find_router(true)?;
+    keys.find_shared_experts("num_shared_experts")?;
+    keys.facts.expert_layers = Some(keys.config.expert_layers_by_kind(keys.descriptor.layers.len())?);
     keys.usual()?;
     keys.vocab_size()?;
     keys.window()?;

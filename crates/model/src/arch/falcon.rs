@@ -48,29 +48,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        if config.is("alibi")? {
-            return Err(config.wrong("alibi", "false"));
-        }
-        let is_new = config.is("new_decoder_architecture")?;
-        let n_norms = config.opt_usize("num_ln_in_parallel_attn")?;
-        let is_parallel = config.opt_bool("parallel_attn")?.unwrap_or(true);
-        let residual = match (is_new, n_norms) {
-            (true, None | Some(2)) => Residual::ParallelTwoNorms,
-            (false, _) if !is_parallel => Residual::Sequential,
-            _ => Residual::Parallel,
-        };
-        let mut descriptor = config.decoder()?;
-        finish(&mut descriptor, residual, config.presence("bias")?);
-        let is_multi_query = config.opt_bool("multi_query")?.unwrap_or(true);
-        if !is_new {
-            for layer in &mut descriptor.layers {
-                let attention = layer.attention_mut();
-                attention.n_kv_heads = if is_multi_query { 1 } else { attention.n_heads };
-            }
-        }
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule,
 };
 
@@ -89,6 +67,20 @@ fn finish(descriptor: &mut Descriptor, residual: Residual, bias: Presence) {
 
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    if config.is("alibi")? {
+        return Err(config.wrong("alibi", "false"));
+    }
+    let is_new = config.is("new_decoder_architecture")?;
+    let n_norms = config.opt_usize("num_ln_in_parallel_attn")?;
+    let is_parallel = config.opt_bool("parallel_attn")?.unwrap_or(true);
+    keys.facts.residual = Some(match (is_new, n_norms) {
+        (true, None | Some(2)) => Residual::ParallelTwoNorms,
+        (false, _) if !is_parallel => Residual::Sequential,
+        _ => Residual::Parallel,
+    });
+    keys.find_biases(["bias", "bias"])?;
+    let is_multi_query = config.opt_bool("multi_query")?.unwrap_or(true);
     keys.sizes()?;
     keys.set("tensor_data_layout", "jploski");
     let widths = keys.dense_widths();
@@ -97,7 +89,12 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         return Ok(());
     };
     keys.set_count("attention.head_count", attention.n_heads)?;
-    keys.set_count("attention.head_count_kv", attention.n_kv_heads)?;
+    let n_kv_heads = match (is_new, is_multi_query) {
+        (true, _) => attention.n_kv_heads,
+        (false, true) => 1,
+        (false, false) => attention.n_heads,
+    };
+    keys.set_count("attention.head_count_kv", n_kv_heads)?;
     keys.unusual_rope_base();
     keys.norm_eps()
 }

@@ -37,7 +37,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
     rule: |keys| {
         keys.usual()?;
         keys.vocab_size()?;

@@ -23,11 +23,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         changes: NORMS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        finish(&mut descriptor);
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule,
 };
 
@@ -45,6 +41,8 @@ pub(super) fn finish(descriptor: &mut Descriptor) {
 
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    // Early configurations name another activation, but the network was trained with this one.
+    keys.facts.activation = None;
     keys.sizes()?;
     keys.heads()?;
     keys.norm_eps()?;

@@ -32,17 +32,17 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         config.set_default_window(&mut descriptor, WINDOW)?;
         config.set_windows(&mut descriptor, 2)?;
         config.set_window_rope(&mut descriptor)?;
-        if descriptor.layers.len() == N_LAYERS_27B {
+        if config.facts.is_none() && descriptor.layers.len() == N_LAYERS_27B {
             scale_by_model_width(&mut descriptor);
         }
-        // The first files have neither key.
+        // The first files have neither key; a folder without a key has no cap.
+        let cap = |key: &str, default: f32| {
+            let usual = config.facts.is_none().then_some(default);
+            Ok::<_, LoadError>(config.opt_f32(key)?.or(usual))
+        };
         let caps = [
-            Some(config.opt_f32("attn_logit_softcapping")?.unwrap_or(ATTN_SOFTCAP)),
-            Some(
-                config
-                    .opt_f32("final_logit_softcapping")?
-                    .unwrap_or(LOGIT_SOFTCAP),
-            ),
+            cap("attn_logit_softcapping", ATTN_SOFTCAP)?,
+            cap("final_logit_softcapping", LOGIT_SOFTCAP)?,
         ];
         finish(&mut descriptor, caps);
         Ok(descriptor)
@@ -53,26 +53,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         changes: gemma::NORMS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        config.require_hidden_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
-        let mut descriptor = config.decoder()?;
-        config.set_windows(&mut descriptor, |layer_idx| layer_idx % 2 == 0)?;
-        config.set_score_scale(&mut descriptor)?;
-        // Null means no cap; a missing key means the class default.
-        let cap = |key: &str, default| {
-            if config.has(key) {
-                config.opt_f32(key)
-            } else {
-                Ok(Some(default))
-            }
-        };
-        let caps = [
-            cap("attn_logit_softcapping", ATTN_SOFTCAP)?,
-            cap("final_logit_softcapping", LOGIT_SOFTCAP)?,
-        ];
-        finish(&mut descriptor, caps);
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule,
 };
 
@@ -97,12 +78,22 @@ fn finish(descriptor: &mut Descriptor, [attn_softcap, logit_softcap]: [Option<f3
 
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let name = "gelu_pytorch_tanh";
+    keys.config
+        .require_hidden_activation(Activation::GeluTanh, name)?;
+    keys.find_windows(|layer_idx| layer_idx % 2 == 0)?;
+    keys.find_score_scale()?;
     (gemma::ARCHITECTURE.rule)(keys)?;
-    let attn_softcap = keys.attention().and_then(|attention| attention.softcap);
-    for (key, cap) in [
-        ("attn_logit_softcapping", attn_softcap),
-        ("final_logit_softcapping", keys.descriptor.logit_softcap),
+    // Null means no cap; a missing key means the class default.
+    for (key, default) in [
+        ("attn_logit_softcapping", ATTN_SOFTCAP),
+        ("final_logit_softcapping", LOGIT_SOFTCAP),
     ] {
+        let cap = if keys.config.has(key) {
+            keys.config.opt_f32(key)?
+        } else {
+            Some(default)
+        };
         if let Some(cap) = cap {
             keys.set(key, cap);
         }

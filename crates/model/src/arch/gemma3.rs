@@ -22,12 +22,17 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         config.set_windows(&mut descriptor, PERIOD)?;
-        if descriptor.layers.len() == N_LAYERS_27B {
+        if config.facts.is_none() && descriptor.layers.len() == N_LAYERS_27B {
             gemma2::scale_by_model_width(&mut descriptor);
         }
-        let mut local = descriptor.ropes[0].clone();
-        local.base = config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE);
-        local.scaling = RopeScaling::None;
+        let local = match config.facts.and_then(|facts| facts.local_rope.clone()) {
+            Some(local) => local,
+            None => RopeDescriptor {
+                base: config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
+                scaling: RopeScaling::None,
+                ..descriptor.ropes[0].clone()
+            },
+        };
         finish(
             &mut descriptor,
             local,
@@ -42,25 +47,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         changes: gemma::NORMS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let key = "use_bidirectional_attention";
-        if config.is(key)? && config.class()? != "Gemma3TextModel" {
-            return Err(config.wrong(key, "false, in a network that writes"));
-        }
-        config.require_hidden_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
-        let mut descriptor = config.decoder()?;
-        let bias = config.presence("attention_bias")?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = bias;
-            layer.attention_mut().output_bias = bias;
-        }
-        let period = config.opt_usize("sliding_window_pattern")?.unwrap_or(PERIOD);
-        config.set_windows(&mut descriptor, |layer_idx| (layer_idx + 1) % period.max(1) != 0)?;
-        config.set_score_scale(&mut descriptor)?;
-        let local = config.rope("sliding_attention", descriptor.ropes[0].head_dim)?;
-        finish(&mut descriptor, local, config.opt_f32("final_logit_softcapping")?);
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule,
 };
 
@@ -78,18 +65,34 @@ fn finish(descriptor: &mut Descriptor, local_rope: RopeDescriptor, logit_softcap
 
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    let key = "use_bidirectional_attention";
+    if config.is(key)? && config.class()? != "Gemma3TextModel" {
+        return Err(config.wrong(key, "false, in a network that writes"));
+    }
+    config.require_hidden_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
+    keys.facts.activation = None;
+    keys.find_attention_bias("attention_bias")?;
+    let period = config
+        .opt_usize("sliding_window_pattern")?
+        .unwrap_or(PERIOD)
+        .max(1);
+    keys.find_windows(|layer_idx| (layer_idx + 1) % period != 0)?;
+    keys.find_score_scale()?;
+    let head_dim = keys.attention().map_or(0, |attention| attention.head_dim_k);
+    keys.facts.local_rope = Some(config.rope("sliding_attention", head_dim)?);
     keys.usual()?;
     keys.set_own_heads()?;
     keys.copy_number("final_logit_softcapping", &["final_logit_softcapping"])?;
     keys.window()?;
     let n_layers = keys.descriptor.layers.len();
-    let is_usual = (keys.descriptor.attentions().enumerate())
-        .all(|(layer_idx, attention)| attention.window.is_some() == ((layer_idx + 1) % 6 != 0));
+    let is_usual = (keys.facts.windows.iter().enumerate())
+        .all(|(layer_idx, window)| window.is_some() == ((layer_idx + 1) % 6 != 0));
     if n_layers > 0 && !is_usual {
         keys.window_pattern();
     }
     keys.pooling()?;
-    if let Some(pooling) = keys.descriptor.pooling.as_ref() {
+    if let Some(pooling) = keys.facts.pooling.clone() {
         let mut n_in = keys.descriptor.n_embd;
         for layer in &pooling.head {
             if let HeadLayer::Linear { name, n_out, .. } = layer {

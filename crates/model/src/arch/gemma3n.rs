@@ -69,7 +69,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         changes: &[("per_layer_token_embd.weight", Change::FillVocabulary)],
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
     rule,
 };
 

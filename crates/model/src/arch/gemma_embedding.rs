@@ -24,14 +24,15 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ignored: &[],
         ..gemma3::ARCHITECTURE.hf_layout
     },
-    from_hf: |config| {
-        if !config.is("use_bidirectional_attention")? {
-            return Err(config.wrong("use_bidirectional_attention", "true"));
+    from_hf: None,
+    rule: |keys| {
+        let key = "use_bidirectional_attention";
+        if !keys.config.is(key)? {
+            return Err(keys.config.wrong(key, "true"));
         }
-        let pooling = config.sentence_pooling()?;
-        Ok(finish((gemma3::ARCHITECTURE.from_hf)(config)?, pooling))
+        keys.facts.pooling = keys.config.sentence_pooling()?;
+        (gemma3::ARCHITECTURE.rule)(keys)
     },
-    rule: gemma3::ARCHITECTURE.rule,
 };
 
 fn finish(mut descriptor: Descriptor, pooling: Option<PoolingDescriptor>) -> Descriptor {

@@ -16,6 +16,8 @@ use crate::{
     RopeDescriptor, RopeScaling, YarnRounding, error::check, rope::yarn_magnitude,
 };
 
+use super::folder_facts::FolderFacts;
+
 /// The key of the window pattern; errors name it too.
 const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
 const WINDOW_PATTERN_NAME: &str = "sliding window pattern";
@@ -38,6 +40,8 @@ pub(super) struct GgufConfig<'a> {
     pub(super) n_vocab: usize,
     /// Whether MTP layers are described after the others.
     pub(super) with_nextn: bool,
+    /// The facts of a folder, whose keys have no tensors with them; `None` for a file.
+    pub(super) facts: Option<&'a FolderFacts>,
     /// Keys that the description has read.
     pub(super) asked: Asked,
 }
@@ -60,6 +64,14 @@ impl Asked {
 }
 
 impl GgufConfig<'_> {
+    /// Returns whether queries and keys are normed: as the folder states, or if the file has the tensor.
+    pub(super) fn has_qk_norm(&self) -> bool {
+        match self.facts {
+            Some(facts) => facts.has_qk_norm,
+            None => self.has_tensor("blk.0.attn_q_norm.weight"),
+        }
+    }
+
     /// Returns the full name of a key.
     pub(super) fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.arch)
@@ -190,6 +202,9 @@ impl GgufConfig<'_> {
     /// Returns whether each layer has the window, as the file's pattern states; without a pattern, all but
     /// every `period`th have it.
     pub(super) fn sliding_layers(&self, n_layers: usize, period: usize) -> Result<Vec<bool>, LoadError> {
+        if let Some(facts) = self.facts {
+            return Ok(facts.windows.iter().map(Option::is_some).collect());
+        }
         if matches!(self.value(WINDOW_PATTERN), Some(Value::Array(_) | Value::Bool(_))) {
             let listed = self.opt_flags(WINDOW_PATTERN_NAME, WINDOW_PATTERN, n_layers)?;
             return Ok(listed.unwrap_or_default());
@@ -270,7 +285,7 @@ impl GgufConfig<'_> {
         descriptor: &mut Descriptor,
         window: usize,
     ) -> Result<(), LoadError> {
-        if self.opt_usize("attention.sliding_window")?.is_none() {
+        if self.facts.is_none() && self.opt_usize("attention.sliding_window")?.is_none() {
             for layer in &mut descriptor.layers {
                 layer.attention_mut().window = Some(window);
             }
@@ -314,7 +329,7 @@ impl GgufConfig<'_> {
     pub(super) fn decoder(&self, rope_style: RopeStyle) -> Result<Descriptor, LoadError> {
         let n_blocks = self.usize("block_count")?;
         // Every layer has tensors, so a larger count is invalid. Checking it bounds the lists below.
-        if n_blocks > self.tensors.len() {
+        if self.facts.is_none() && n_blocks > self.tensors.len() {
             return Err(LoadError::BadValue {
                 what: "layer count",
                 found: n_blocks.to_string(),
@@ -353,14 +368,22 @@ impl GgufConfig<'_> {
             _ => None,
         };
         let has_window = |layer_idx: usize| pattern.as_ref().is_none_or(|pattern| pattern[layer_idx]);
-        let rope = RopeDescriptor {
-            style: rope_style,
-            head_dim: head_dim_k,
-            n_dims: self.opt_count("rope.dimension_count")?.unwrap_or(head_dim_k),
-            base: self.opt_f32("rope.freq_base")?.unwrap_or(10_000.0),
-            scaling: self.rope_scaling(n_ctx_train)?,
-            has_freq_factors: true,
-            axes: RopeAxes::One,
+        let rope = match self.facts.and_then(|facts| facts.rope.clone()) {
+            Some(rope) => rope,
+            None => RopeDescriptor {
+                style: rope_style,
+                head_dim: head_dim_k,
+                n_dims: self.opt_count("rope.dimension_count")?.unwrap_or(head_dim_k),
+                base: self.opt_f32("rope.freq_base")?.unwrap_or(10_000.0),
+                scaling: self.rope_scaling(n_ctx_train)?,
+                has_freq_factors: true,
+                axes: RopeAxes::One,
+            },
+        };
+        // As in other readers, a bias that the file contains is used.
+        let bias = match self.facts {
+            Some(_) => Presence::Absent,
+            None => Presence::Optional,
         };
         let scale = self.opt_positive("attention.scale")?;
         let eps = self.norm_epsilon(NormKind::Rms)?;
@@ -376,7 +399,10 @@ impl GgufConfig<'_> {
                     scale: scale.unwrap_or_else(|| 1.0 / (head_dim_k as f32).sqrt()),
                     rope: Some(0),
                     is_causal: true,
-                    window: window.filter(|_| has_window(layer_idx)),
+                    window: match self.facts {
+                        Some(facts) => facts.windows[layer_idx],
+                        None => window.filter(|_| has_window(layer_idx)),
+                    },
                     is_chunked: false,
                     softcap: None,
                     has_sinks: false,
@@ -388,9 +414,8 @@ impl GgufConfig<'_> {
                     has_v_norm: false,
                     shares_kv_of: None,
                     output_gate: None,
-                    // As in other readers, a bias that the file contains is used.
-                    qkv_bias: Presence::Optional,
-                    output_bias: Presence::Optional,
+                    qkv_bias: bias,
+                    output_bias: bias,
                 }),
                 ffn: FfnDescriptor::Dense(DenseDescriptor {
                     n_ff: n_ff[layer_idx],
@@ -399,7 +424,7 @@ impl GgufConfig<'_> {
                     cutoff: None,
                     joined: GateUpOrder::GateFirst,
                     is_gated: true,
-                    bias: Presence::Optional,
+                    bias,
                 }),
                 norms: NormPlacement::Pre,
                 residual: Residual::Sequential,
@@ -430,7 +455,7 @@ impl GgufConfig<'_> {
             residual_scale: 1.0,
             has_output_norm: true,
             pooling: None,
-            head: OutputHead::OwnIfPresent,
+            head: self.facts.map_or(OutputHead::OwnIfPresent, |facts| facts.head),
             head_bias: Presence::Absent,
             logit_scale: 1.0,
             logit_softcap: None,

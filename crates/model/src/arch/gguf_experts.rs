@@ -104,6 +104,14 @@ impl GgufConfig<'_> {
         let scale = self
             .opt_f32("expert_weights_scale")?
             .filter(|&scale| scale != 0.0);
+        let (score, is_normalized, scale) = match self.facts.and_then(|facts| facts.router) {
+            Some(router) => (
+                router.score.unwrap_or(score),
+                router.is_normalized,
+                Some(router.scale),
+            ),
+            None => (score, is_normalized, scale),
+        };
         Ok(MoeDescriptor {
             router: RouterDescriptor {
                 n_experts: self.usize("expert_count")?,
@@ -137,6 +145,10 @@ impl GgufConfig<'_> {
         descriptor: &mut Descriptor,
         moe: &MoeDescriptor,
     ) -> Result<(), LoadError> {
+        if let Some(listed) = self.facts.and_then(|facts| facts.expert_layers.as_ref()) {
+            set_experts(descriptor, moe, |layer_idx| listed[layer_idx]);
+            return Ok(());
+        }
         let n_dense = self.opt_usize("leading_dense_block_count")?.unwrap_or(0);
         let step = self.opt_count("interleave_moe_layer_step")?.unwrap_or(1);
         set_experts(descriptor, moe, |layer_idx| {
@@ -156,13 +168,9 @@ impl GgufConfig<'_> {
     /// experts, or the value of a key.
     pub(super) fn shared_experts(&self, moe: &MoeDescriptor) -> Result<Option<SharedDescriptor>, LoadError> {
         let n_shared = self.opt_usize("expert_shared_count")?.unwrap_or(0);
-        let n_ff = match self
-            .opt_usize("expert_shared_feed_forward_length")?
-            .filter(|&n_ff| n_ff > 0)
-        {
-            Some(n_ff) => n_ff,
-            None => n_shared.saturating_mul(moe.n_ff),
-        };
+        let named = self.opt_count("expert_shared_feed_forward_length")?;
+        let n_ff = (self.facts.and_then(|facts| facts.n_shared_ff).or(named))
+            .unwrap_or_else(|| n_shared.saturating_mul(moe.n_ff));
         Ok((n_ff > 0).then_some(SharedDescriptor {
             dense: DenseDescriptor {
                 n_ff,
@@ -171,7 +179,7 @@ impl GgufConfig<'_> {
                 cutoff: None,
                 joined: GateUpOrder::GateFirst,
                 is_gated: moe.is_gated,
-                bias: Presence::Optional,
+                bias: self.facts.map_or(Presence::Optional, |facts| facts.shared_bias),
             },
             has_gate: false,
         }))

@@ -5,7 +5,7 @@
 
 use tokenmill_backend::{RopeAxes, RopeStyle};
 
-use crate::{NormPlacement, Presence};
+use crate::NormPlacement;
 
 use super::{Architecture, HfLayout};
 
@@ -20,7 +20,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         }
         for layer in &mut descriptor.layers {
             layer.norms = NormPlacement::PreAndPost;
-            layer.attention_mut().qkv_bias = Presence::Optional;
         }
         Ok(descriptor)
     },
@@ -32,18 +31,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        // Here folders have neighbours as rope pairs too.
-        descriptor.ropes[0].style = RopeStyle::Norm;
-        let bias = config.presence("attention_bias")?;
-        for layer in &mut descriptor.layers {
-            layer.norms = NormPlacement::PreAndPost;
-            layer.attention_mut().qkv_bias = bias;
-        }
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        // Folders have neighbours as rope pairs too.
+        keys.facts.rotate_neighbours();
+        keys.facts.qkv_bias = Some(keys.config.presence("attention_bias")?);
         keys.usual()?;
         keys.rope_width()
     },

@@ -1,9 +1,9 @@
 //! GLM 4.5 and later: experts after some dense layers, chosen by sigmoids with a correction bias, and a shared network.
 //! Norms of q and k if the file has them. A trailing layer predicts a further token and is not read.
 
-use tokenmill_backend::{ExpertScore, RopeAxes, RopeStyle};
+use tokenmill_backend::{RopeAxes, RopeStyle};
 
-use crate::{MoeDescriptor, Presence, QkNorm};
+use crate::{Presence, QkNorm};
 
 use super::{
     Architecture, HfLayout, Recast, gguf_experts::MoeDefaults, gguf_form::Drafts, hf_experts::EXPERTS,
@@ -14,11 +14,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         config.set_image_inputs(&mut descriptor, RopeAxes::Sections)?;
-        let qk_norm = config
-            .has_tensor("blk.0.attn_q_norm.weight")
-            .then_some(QkNorm::Head);
+        let qk_norm = config.has_qk_norm().then_some(QkNorm::Head);
         for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = Presence::Optional;
             layer.attention_mut().qk_norm = qk_norm;
         }
         let mut moe = config.moe(MoeDefaults::SIGMOID)?;
@@ -34,20 +31,14 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: &[Recast::POST_ATTENTION],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        let bias = config.presence("attention_bias")?;
-        let qk_norm = config.is("use_qk_norm")?.then_some(QkNorm::Head);
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = bias;
-            layer.attention_mut().qk_norm = qk_norm;
-        }
-        let mut moe = experts(config.moe(true)?);
-        moe.shared = config.shared_experts(&moe, &["n_shared_experts"])?;
-        config.set_experts_behind_dense(&mut descriptor, &moe)?;
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        keys.facts.qkv_bias = Some(keys.config.presence("attention_bias")?);
+        keys.facts.has_qk_norm = keys.config.is("use_qk_norm")?;
+        keys.find_router(true)?;
+        keys.find_shared_experts("n_shared_experts")?;
+        let n_layers = keys.descriptor.layers.len();
+        keys.facts.expert_layers = Some(keys.config.expert_layers_behind_dense(n_layers)?);
         keys.usual()?;
         keys.rope_width()?;
         keys.routed_experts()?;
@@ -55,9 +46,3 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         keys.draft_layers("num_nextn_predict_layers")
     },
 };
-
-fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
-    moe.router.score = ExpertScore::Sigmoid;
-    moe.router.choice_bias = Presence::Optional;
-    moe
-}

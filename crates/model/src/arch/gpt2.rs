@@ -45,7 +45,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
+    from_hf: Some(|config| {
         let mut descriptor = config.decoder()?;
         finish(&mut descriptor);
         let is_scaled = config.opt_bool("scale_attn_weights")?.unwrap_or(true);
@@ -60,7 +60,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             }
         }
         Ok(descriptor)
-    },
+    }),
     rule,
 };
 

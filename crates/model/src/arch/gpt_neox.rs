@@ -43,16 +43,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        let is_parallel = config.opt_bool("use_parallel_residual")?.unwrap_or(true);
-        let bias = match config.opt_bool("attention_bias")? {
-            Some(false) => Presence::Absent,
-            _ => Presence::Required,
-        };
-        finish(&mut descriptor, is_parallel, bias);
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule,
 };
 
@@ -72,6 +63,11 @@ fn finish(descriptor: &mut Descriptor, is_parallel: bool, attention_bias: Presen
 
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let bias = match keys.config.opt_bool("attention_bias")? {
+        Some(false) => Presence::Absent,
+        _ => Presence::Required,
+    };
+    (keys.facts.qkv_bias, keys.facts.output_bias) = (Some(bias), Some(bias));
     keys.sizes()?;
     keys.rope_width()?;
     keys.heads()?;

@@ -16,7 +16,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         // YaRN's range is not rounded. Only the published configurations say so, the files do not.
         for rope in &mut descriptor.ropes {
-            if let RopeScaling::Yarn { rounding, .. } = &mut rope.scaling {
+            if config.facts.is_none()
+                && let RopeScaling::Yarn { rounding, .. } = &mut rope.scaling
+            {
                 *rounding = YarnRounding::None;
             }
         }
@@ -49,25 +51,23 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
+    from_hf: None,
+    rule: |keys| {
         for (key, fixed) in [
             ("swiglu_alpha", Activation::CLIPPED_ALPHA),
             ("swiglu_limit", Activation::CLIPPED_LIMIT),
         ] {
-            if config.opt_f32(key)?.is_some_and(|found| found != fixed) {
+            if keys.config.opt_f32(key)?.is_some_and(|found| found != fixed) {
                 return Err(LoadError::UnsupportedFeature {
                     arch: "gpt-oss".to_owned(),
                     feature: format!("`{key}` other than {fixed}"),
                 });
             }
         }
-        let mut descriptor = config.decoder()?;
-        config.set_windows(&mut descriptor, |layer_idx| layer_idx % 2 == 0)?;
-        complete(&mut descriptor, config.presence("attention_bias")?);
-        set_experts(&mut descriptor, &experts(config.moe(true)?), |_| true);
-        Ok(descriptor)
-    },
-    rule: |keys| {
+        keys.facts.activation = None;
+        keys.find_windows(|layer_idx| layer_idx % 2 == 0)?;
+        keys.find_attention_bias("attention_bias")?;
+        keys.find_router(true)?;
         keys.usual()?;
         keys.window()?;
         keys.copy_count("expert_feed_forward_length", &["intermediate_size"])

@@ -4,7 +4,7 @@
 
 use tokenmill_backend::RopeStyle;
 
-use crate::{Descriptor, LoadError, Presence};
+use crate::{Descriptor, LoadError};
 
 use super::{Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast, Recasts};
 
@@ -24,18 +24,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: RECASTS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        set_hf_multipliers(config, &mut descriptor)?;
-        let bias = config.presence("attention_bias")?;
-        let ffn_bias = config.presence("mlp_bias")?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = bias;
-            layer.attention_mut().output_bias = bias;
-            layer.dense_mut().bias = ffn_bias;
-        }
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule,
 };
 
@@ -57,11 +46,6 @@ pub(super) const RECASTS: Recasts = &[
 pub(super) fn dense_from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Norm)?;
     set_gguf_multipliers(config, &mut descriptor)?;
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().qkv_bias = Presence::Optional;
-        layer.attention_mut().output_bias = Presence::Optional;
-        layer.dense_mut().bias = Presence::Optional;
-    }
     Ok(descriptor)
 }
 
@@ -96,6 +80,7 @@ pub(super) fn set_hf_multipliers(config: &HfConfig, descriptor: &mut Descriptor)
 
 /// Collects the keys of a folder of the family.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.find_biases(["attention_bias", "mlp_bias"])?;
     keys.usual()?;
     keys.vocab_size()?;
     let width = keys.attention().map(|attention| attention.head_dim_k);

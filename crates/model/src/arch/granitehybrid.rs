@@ -27,7 +27,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: granite::RECASTS,
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
     rule,
 };
 

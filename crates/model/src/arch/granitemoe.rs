@@ -7,9 +7,9 @@ use tokenmill_backend::RopeStyle;
 use crate::{DenseDescriptor, Descriptor, GateUpOrder, LoadError, MoeDescriptor, Presence, SharedDescriptor};
 
 use super::{
-    Architecture, GgufConfig, HfConfig, HfLayout,
+    Architecture, GgufConfig, HfLayout,
     gguf_experts::{MoeDefaults, set_experts},
-    granite::{self, set_gguf_multipliers, set_hf_multipliers},
+    granite::{self, set_gguf_multipliers},
     hf_layout::Names,
 };
 
@@ -22,8 +22,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: granite::RECASTS,
         ..HfLayout::LLAMA
     },
-    from_hf,
-    rule: granite::ARCHITECTURE.rule,
+    from_hf: None,
+    rule: |keys| {
+        keys.find_router(true)?;
+        (granite::ARCHITECTURE.rule)(keys)
+    },
 };
 
 /// Tensor names of the family's experts and shared network.
@@ -38,28 +41,11 @@ pub(super) const GRANITE_EXPERTS: Names = &[
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Norm)?;
     set_gguf_multipliers(config, &mut descriptor)?;
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().qkv_bias = Presence::Optional;
-        layer.attention_mut().output_bias = Presence::Optional;
-    }
     if config.n_experts()? > 0 {
         let n_shared = config.opt_usize("expert_shared_feed_forward_length")?;
         let moe = with_shared(config.moe(MoeDefaults::NORMALIZED)?, n_shared);
         set_experts(&mut descriptor, &moe, |_| true);
     }
-    Ok(descriptor)
-}
-
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let mut descriptor = config.decoder()?;
-    set_hf_multipliers(config, &mut descriptor)?;
-    let bias = config.presence("attention_bias")?;
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().qkv_bias = bias;
-        layer.attention_mut().output_bias = bias;
-    }
-    let moe = with_shared(config.moe(true)?, config.opt_usize("shared_intermediate_size")?);
-    set_experts(&mut descriptor, &moe, |_| true);
     Ok(descriptor)
 }
 

@@ -256,52 +256,44 @@ impl HfConfig {
         })
     }
 
-    /// Sets the window of each layer from `layer_types`, or else from `is_sliding`, called with the layer's
+    /// Returns the window of each layer: from `layer_types`, or else from `is_sliding`, called with the layer's
     /// index.
+    pub(super) fn windows(
+        &self,
+        n_layers: usize,
+        is_sliding: impl Fn(usize) -> bool,
+    ) -> Result<Vec<Option<usize>>, LoadError> {
+        let kinds = ["full_attention", "sliding_attention"];
+        let listed = self.layers_of_two_kinds(kinds, n_layers)?;
+        let window = self.opt_usize("sliding_window")?;
+        if window.is_none() && listed.as_ref().is_some_and(|listed| listed.contains(&true)) {
+            return Err(self.wrong(
+                "sliding_window",
+                "a count, since `layer_types` has layers with a window",
+            ));
+        }
+        let has_window = |layer_idx: usize| match &listed {
+            Some(listed) => listed[layer_idx],
+            None => is_sliding(layer_idx),
+        };
+        Ok((0..n_layers)
+            .map(|layer_idx| window.filter(|_| has_window(layer_idx)))
+            .collect())
+    }
+
+    /// Sets the window of each layer as [`Self::windows`] returns it, if there is any.
     pub(super) fn set_windows(
         &self,
         descriptor: &mut Descriptor,
         is_sliding: impl Fn(usize) -> bool,
     ) -> Result<(), LoadError> {
-        let kinds = ["full_attention", "sliding_attention"];
-        let listed = self.layers_of_two_kinds(kinds, descriptor.layers.len())?;
-        let Some(window) = self.opt_usize("sliding_window")? else {
-            if listed.is_some_and(|listed| listed.contains(&true)) {
-                return Err(self.wrong(
-                    "sliding_window",
-                    "a count, since `layer_types` has layers with a window",
-                ));
-            }
-            return Ok(());
-        };
-        for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
-            let is_sliding = match &listed {
-                Some(listed) => listed[layer_idx],
-                None => is_sliding(layer_idx),
-            };
-            layer.attention_mut().window = is_sliding.then_some(window);
-        }
-        Ok(())
-    }
-
-    /// Scales scores by `query_pre_attn_scalar` instead of the head width, if it is set.
-    pub(super) fn set_score_scale(&self, descriptor: &mut Descriptor) -> Result<(), LoadError> {
-        if let Some(width) = self.opt_f32("query_pre_attn_scalar")? {
-            for layer in &mut descriptor.layers {
-                layer.attention_mut().scale = 1.0 / width.sqrt();
+        let windows = self.windows(descriptor.layers.len(), is_sliding)?;
+        if self.get("sliding_window").is_some() {
+            for (layer, window) in descriptor.layers.iter_mut().zip(windows) {
+                layer.attention_mut().window = window;
             }
         }
         Ok(())
-    }
-
-    /// Does the same as [`Self::set_windows`], for configurations that must enable windows and give the first layer that
-    /// has one.
-    pub(super) fn set_windows_if_used(&self, descriptor: &mut Descriptor) -> Result<(), LoadError> {
-        if !self.uses_windows(descriptor.layers.len())? {
-            return Ok(());
-        }
-        let first_layer = self.opt_usize("max_window_layers")?.unwrap_or(0);
-        self.set_windows(descriptor, |layer_idx| layer_idx >= first_layer)
     }
 
     /// Returns whether windows are enabled. `layer_types` may name layers with a window only then.
@@ -318,7 +310,7 @@ impl HfConfig {
 
     /// Describes the network that most decoders are variations of; see the GGUF twin.
     pub(super) fn decoder(&self) -> Result<Descriptor, LoadError> {
-        let n_layers = self.usize(&["num_hidden_layers", "n_layer"])?;
+        let n_layers = self.usize(&["num_hidden_layers", "n_layer", "num_layers"])?;
         if n_layers > MAX_LAYERS {
             return Err(self.wrong("num_hidden_layers", "a count of layers"));
         }

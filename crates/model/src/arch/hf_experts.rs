@@ -59,6 +59,17 @@ impl HfConfig {
         Err(self.wrong(keys[0], "a count"))
     }
 
+    /// Returns the score of an expert, if the configuration names it.
+    pub(super) fn expert_score(&self) -> Result<Option<ExpertScore>, LoadError> {
+        Ok(match self.get("scoring_func").and_then(|value| value.as_str()) {
+            None => None,
+            Some("softmax") => Some(ExpertScore::Softmax),
+            // dots.llm1's files name the selection method here. It uses sigmoids.
+            Some("sigmoid" | "noaux_tc") => Some(ExpertScore::Sigmoid),
+            Some(_) => return Err(self.wrong("scoring_func", "softmax or sigmoid")),
+        })
+    }
+
     /// Describes experts, as the GGUF twin does; `is_normalized` is the default if the file does not state
     /// it.
     pub(super) fn moe(&self, is_normalized: bool) -> Result<MoeDescriptor, LoadError> {
@@ -71,12 +82,7 @@ impl HfConfig {
                 expected: "at most the number of groups",
             });
         }
-        let score = match self.get("scoring_func").and_then(|value| value.as_str()) {
-            None | Some("softmax") => ExpertScore::Softmax,
-            // dots.llm1's files name the selection method here. It uses sigmoids.
-            Some("sigmoid" | "noaux_tc") => ExpertScore::Sigmoid,
-            Some(_) => return Err(self.wrong("scoring_func", "softmax or sigmoid")),
-        };
+        let score = self.expert_score()?.unwrap_or(ExpertScore::Softmax);
         Ok(MoeDescriptor {
             router: RouterDescriptor {
                 n_experts: self.first_usize(&[
@@ -132,49 +138,56 @@ impl HfConfig {
         }))
     }
 
-    /// Replaces feed-forward networks with experts after the first `first_k_dense_replace` layers.
-    pub(super) fn set_experts_behind_dense(
-        &self,
-        descriptor: &mut Descriptor,
-        moe: &MoeDescriptor,
-    ) -> Result<(), LoadError> {
+    /// Returns whether each layer has experts: all after the first `first_k_dense_replace`.
+    pub(super) fn expert_layers_behind_dense(&self, n_layers: usize) -> Result<Vec<bool>, LoadError> {
         let n_dense = self.opt_usize("first_k_dense_replace")?.unwrap_or(0);
-        set_experts(descriptor, moe, |layer_idx| layer_idx >= n_dense);
-        Ok(())
+        Ok((0..n_layers).map(|layer_idx| layer_idx >= n_dense).collect())
     }
 
-    /// Does the same as [`Self::set_experts_behind_dense`], unless `mlp_layer_types` lists the kind of each layer.
-    pub(super) fn set_experts_by_kind(
-        &self,
-        descriptor: &mut Descriptor,
-        moe: &MoeDescriptor,
-    ) -> Result<(), LoadError> {
+    /// Does the same as [`Self::expert_layers_behind_dense`], unless `mlp_layer_types` lists the kind of each layer.
+    pub(super) fn expert_layers_by_kind(&self, n_layers: usize) -> Result<Vec<bool>, LoadError> {
         let key = "mlp_layer_types";
         let Some(kinds) = self.layer_kinds(&[key])? else {
-            return self.set_experts_behind_dense(descriptor, moe);
+            return self.expert_layers_behind_dense(n_layers);
         };
-        self.check_kinds(key, kinds.len(), descriptor.layers.len())?;
+        self.check_kinds(key, kinds.len(), n_layers)?;
         if !kinds.iter().all(|kind| matches!(*kind, "dense" | "sparse")) {
             return Err(self.wrong(key, "`dense` or `sparse` for each layer"));
         }
-        set_experts(descriptor, moe, |layer_idx| kinds[layer_idx] == "sparse");
-        Ok(())
+        Ok(kinds.into_iter().map(|kind| kind == "sparse").collect())
     }
 
-    /// Replaces feed-forward networks with experts as `decoder_sparse_step` and `mlp_only_layers` say.
-    pub(super) fn set_experts_by_step(
-        &self,
-        descriptor: &mut Descriptor,
-        moe: &MoeDescriptor,
-    ) -> Result<(), LoadError> {
+    /// Returns whether each layer has experts, as `decoder_sparse_step` and `mlp_only_layers` say.
+    pub(super) fn expert_layers_by_step(&self, n_layers: usize) -> Result<Vec<bool>, LoadError> {
         let step = self.opt_usize("decoder_sparse_step")?.unwrap_or(1);
         if step == 0 {
             return Err(self.wrong("decoder_sparse_step", "a count above 0"));
         }
         let dense = self.counts("mlp_only_layers")?.unwrap_or_default();
-        set_experts(descriptor, moe, |layer_idx| {
-            !dense.contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step)
-        });
+        Ok((0..n_layers)
+            .map(|layer_idx| !dense.contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step))
+            .collect())
+    }
+
+    /// Replaces feed-forward networks with experts as [`Self::expert_layers_by_kind`] says.
+    pub(super) fn set_experts_by_kind(
+        &self,
+        descriptor: &mut Descriptor,
+        moe: &MoeDescriptor,
+    ) -> Result<(), LoadError> {
+        let listed = self.expert_layers_by_kind(descriptor.layers.len())?;
+        set_experts(descriptor, moe, |layer_idx| listed[layer_idx]);
+        Ok(())
+    }
+
+    /// Replaces feed-forward networks with experts as [`Self::expert_layers_by_step`] says.
+    pub(super) fn set_experts_by_step(
+        &self,
+        descriptor: &mut Descriptor,
+        moe: &MoeDescriptor,
+    ) -> Result<(), LoadError> {
+        let listed = self.expert_layers_by_step(descriptor.layers.len())?;
+        set_experts(descriptor, moe, |layer_idx| listed[layer_idx]);
         Ok(())
     }
 

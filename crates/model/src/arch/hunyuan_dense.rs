@@ -6,7 +6,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{Descriptor, LoadError, QkNorm};
 
-use super::{Architecture, GgufKeys, HfConfig, HfLayout};
+use super::{Architecture, GgufKeys, HfLayout};
 
 /// The context that the scaled base supports.
 const LONG_CONTEXT: u32 = 256 * 1024;
@@ -26,28 +26,14 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        set_biases(config, &mut descriptor)?;
-        finish(&mut descriptor);
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        keys.find_attention_bias("attention_bias")?;
         keys.usual()?;
         keys.set_own_head_width()?;
         long_context(keys)
     },
 };
-
-/// Sets the attention biases that a configuration enables.
-pub(super) fn set_biases(config: &HfConfig, descriptor: &mut Descriptor) -> Result<(), LoadError> {
-    let bias = config.presence("attention_bias")?;
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().qkv_bias = bias;
-        layer.attention_mut().output_bias = bias;
-    }
-    Ok(())
-}
 
 /// Applies the structure that dense and expert models share.
 pub(super) fn finish(descriptor: &mut Descriptor) {

@@ -9,7 +9,7 @@ use crate::LoadError;
 use super::{
     Architecture, GgufKeys, HfLayout,
     gguf_experts::{MoeDefaults, set_experts},
-    hunyuan_dense::{finish, long_context, set_biases},
+    hunyuan_dense::{finish, long_context},
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -37,20 +37,15 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        set_biases(config, &mut descriptor)?;
-        finish(&mut descriptor);
-        let mut moe = config.moe(true)?;
-        moe.shared = config.shared_experts(&moe, &["num_shared_expert"])?;
-        set_experts(&mut descriptor, &moe, |_| true);
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule,
 };
 
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.find_attention_bias("attention_bias")?;
+    keys.find_router(true)?;
+    keys.find_shared_experts("num_shared_expert")?;
     keys.usual()?;
     keys.set_own_head_width()?;
     let width = keys.first_count(&["moe_intermediate_size", "intermediate_size"])?;

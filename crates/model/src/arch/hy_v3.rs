@@ -29,7 +29,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: &[("exp_probs_b.bias", Recast::Rename("exp_probs_b"))],
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
     rule,
 };
 

@@ -9,7 +9,7 @@ use tokenmill_gguf::{Array, Value};
 
 use crate::{Descriptor, LoadError};
 
-use super::{GgufConfig, HfConfig};
+use super::GgufConfig;
 
 /// A function that builds axes from the number of pairs that each axis rotates, in the order of the pairs.
 type Form = fn([usize; 3]) -> RopeAxes;
@@ -37,17 +37,6 @@ impl GgufConfig<'_> {
     pub(super) fn set_image_inputs(&self, descriptor: &mut Descriptor, form: Form) -> Result<(), LoadError> {
         set_axes(descriptor, &self.rope_sections(), form);
         descriptor.n_deep_inputs = self.opt_usize("n_deepstack_layers")?.unwrap_or(0);
-        Ok(())
-    }
-}
-
-impl HfConfig {
-    /// Sets the image inputs that the configuration describes.
-    pub(super) fn set_image_inputs(&self, descriptor: &mut Descriptor, form: Form) -> Result<(), LoadError> {
-        let sections = self.rope_parameters()?.counts("mrope_section")?;
-        set_axes(descriptor, &sections.unwrap_or_default(), form);
-        let stacked = self.object("vision_config")?.counts("deepstack_visual_indexes")?;
-        descriptor.n_deep_inputs = stacked.map_or(0, |layers| layers.len());
         Ok(())
     }
 }

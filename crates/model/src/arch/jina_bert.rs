@@ -67,7 +67,7 @@ pub(super) const JINA_BERT_V2: Architecture = Architecture {
         ignored: &["cls.predictions.", "cls.seq_relationship."],
         ..HfLayout::LLAMA
     },
-    from_hf: from_hf_v2,
+    from_hf: Some(from_hf_v2),
     rule: |keys| encoder::write_keys(keys, Activation::GeluErf),
 };
 
@@ -105,7 +105,7 @@ pub(super) const JINA_BERT_V3: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: from_hf_v3,
+    from_hf: Some(from_hf_v3),
     rule: JINA_BERT_V2.rule,
 };
 

@@ -29,7 +29,7 @@ pub(super) const LFM2: Architecture = Architecture {
     },
     hf_classes: &["Lfm2ForCausalLM"],
     hf_layout: LAYOUT,
-    from_hf,
+    from_hf: Some(from_hf),
     rule,
 };
 
@@ -47,7 +47,7 @@ pub(super) const LFM2_MOE: Architecture = Architecture {
     },
     hf_classes: &["Lfm2MoeForCausalLM"],
     hf_layout: LAYOUT,
-    from_hf: |config| {
+    from_hf: Some(|config| {
         let config = &with_activation(config);
         let mut descriptor = from_hf(config)?;
         let mut moe = experts(config.moe(true)?);
@@ -57,7 +57,7 @@ pub(super) const LFM2_MOE: Architecture = Architecture {
         let n_dense = config.opt_usize("num_dense_layers")?.unwrap_or(0);
         set_experts(&mut descriptor, &moe, |layer_idx| layer_idx >= n_dense);
         Ok(descriptor)
-    },
+    }),
     rule: |keys| {
         rule(keys)?;
         keys.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])?;

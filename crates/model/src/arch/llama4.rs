@@ -50,7 +50,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: &[("ffn_gate_up_exps.weight", Recast::GATE_AND_UP)],
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
     rule,
 };
 

@@ -30,7 +30,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: &[("ssm_conv1d.weight", Recast::Squeeze)],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
+    from_hf: Some(|config| {
         config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
         let mut descriptor = config.without_attention().decoder()?;
         descriptor.ropes.clear();
@@ -40,7 +40,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             layer.ffn = FfnDescriptor::None;
         }
         Ok(descriptor)
-    },
+    }),
     rule,
 };
 

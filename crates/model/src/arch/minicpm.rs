@@ -30,18 +30,17 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: Recast::NEIGHBOURS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        descriptor.embedding_scale = config.f32("scale_emb")?;
-        descriptor.residual_scale = config.f32("scale_depth")? / (descriptor.layers.len() as f32).sqrt();
-        descriptor.logit_scale = config.f32("dim_model_base")? / descriptor.n_embd as f32;
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
         keys.usual()?;
-        keys.set("embedding_scale", keys.descriptor.embedding_scale);
-        keys.set("residual_scale", keys.descriptor.residual_scale);
-        keys.set("logit_scale", 1.0 / keys.descriptor.logit_scale);
+        let config = keys.config;
+        let depth = (keys.descriptor.layers.len() as f32).sqrt();
+        let logit_scale = config.f32("dim_model_base")? / keys.descriptor.n_embd as f32;
+        keys.set("embedding_scale", config.f32("scale_emb")?);
+        keys.set("residual_scale", config.f32("scale_depth")? / depth);
+        keys.set("logit_scale", 1.0 / logit_scale);
+        // The inverse of the inverse may be another number.
+        keys.facts.logit_scale = Some(logit_scale);
         Ok(())
     },
 };

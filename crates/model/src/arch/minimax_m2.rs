@@ -1,6 +1,6 @@
 //! MiniMax M2: norms of whole rows of q and k, partial rope, experts chosen by sigmoids with a correction bias.
 
-use tokenmill_backend::{ExpertScore, RopeStyle};
+use tokenmill_backend::RopeStyle;
 
 use crate::{Descriptor, MoeDescriptor, Presence, QkNorm};
 
@@ -24,12 +24,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: MIXTRAL_EXPERTS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut moe = config.moe(true)?;
-        moe.router.score = ExpertScore::Sigmoid;
-        Ok(complete(config.decoder()?, moe))
-    },
+    from_hf: None,
     rule: |keys| {
+        keys.find_router(true)?;
         keys.usual()?;
         keys.copy_count("expert_feed_forward_length", &["intermediate_size"])?;
         keys.rope_width()

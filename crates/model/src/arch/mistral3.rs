@@ -25,17 +25,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: Recast::NEIGHBOURS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        config.set_windows(&mut descriptor, |_| true)?;
-        let rope = config.rope_parameters()?;
-        if let Some(scale) = rope.opt_f32("llama_4_scaling_beta")? {
-            let interval = (rope.opt_usize("original_max_position_embeddings")?)
-                .ok_or_else(|| rope.wrong("original_max_position_embeddings", "a count"))?;
-            set_temperature(&mut descriptor, scale, interval);
-        }
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule,
 };
 
@@ -51,6 +41,7 @@ fn set_temperature(descriptor: &mut Descriptor, scale: f32, interval: usize) {
 
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.find_windows(|_| true)?;
     // A key of its own states the multiplier of the logarithm.
     keys.states_yarn_magnitude = false;
     keys.usual()?;

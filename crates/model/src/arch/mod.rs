@@ -1,7 +1,9 @@
 //! The table of architectures: from a file's metadata to a [`Descriptor`].
 //!
 //! Each architecture has one file, and one row here; `gguf_config` and `hf_config` know the key names of the
-//! two formats. Invariant: an architecture's file says only what is different about it, and nothing outside
+//! two formats. The rule of a row turns a folder's configuration into keys, and the function for files describes
+//! them; `folder_facts` holds what no key states. Rows with `from_hf` still describe a folder from its
+//! configuration. Invariant: an architecture's file says only what is different about it, and nothing outside
 //! this folder knows an architecture's name.
 
 mod apertus;
@@ -23,6 +25,7 @@ mod exaone4;
 mod exaone_moe;
 mod falcon;
 mod falcon_h1;
+mod folder_facts;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -85,8 +88,10 @@ mod starcoder2;
 mod text_part;
 mod value_keys;
 
+use std::collections::BTreeMap;
+
 use tokenmill_backend::Pooling;
-use tokenmill_gguf::GgufFile;
+use tokenmill_gguf::{GgufFile, Metadata};
 
 use crate::{Descriptor, LoadError};
 
@@ -100,6 +105,9 @@ pub(crate) use hf_layout::{Change, GgufRows, HfLayout, Share, UNUSED};
 pub(crate) use hf_quantization::Fp8Scales;
 use value_keys::{Form, with_key};
 
+/// A function that describes the network of a configuration.
+type FolderReader = fn(&HfConfig) -> Result<Descriptor, LoadError>;
+
 /// One architecture.
 struct Architecture {
     /// Its name in `general.architecture`.
@@ -110,10 +118,10 @@ struct Architecture {
     hf_classes: &'static [&'static str],
     /// Tensor names in its Hugging Face folders.
     hf_layout: HfLayout,
-    /// Builds a descriptor from a Hugging Face configuration.
-    from_hf: fn(&HfConfig) -> Result<Descriptor, LoadError>,
-    /// Collects the keys of the GGUF file made from a folder.
+    /// Collects the keys of a folder: of the GGUF file made from it, and those from which its network is described.
     rule: Rule,
+    /// Builds a descriptor from a Hugging Face configuration, if the rule needs it.
+    from_hf: Option<FolderReader>,
 }
 
 impl Architecture {
@@ -242,6 +250,7 @@ fn open_gguf(header: GgufHeader<'_>) -> Result<(&'static Architecture, GgufConfi
         tensors: header.tensors,
         arch: row.name,
         with_nextn: false,
+        facts: None,
         asked: Asked::default(),
     };
     Ok((row, config))
@@ -377,7 +386,11 @@ fn describe_class(class: &str, config: &HfConfig) -> Result<HfNetwork, LoadError
         })?;
     let config = config.with_class_defaults(class);
     let named = |error| with_key(error, config.form());
-    let mut descriptor = (row.from_hf)(&config).map_err(named)?;
+    let descriptor = match row.from_hf {
+        Some(from_hf) => from_hf(&config),
+        None => describe_keys_of(row, &config),
+    };
+    let mut descriptor = descriptor.map_err(named)?;
     if descriptor.pooling.is_none() {
         let pooling = config.sentence_pooling()?;
         descriptor.pooling = pooling.filter(|pooling| pooling.kind == Pooling::Last);
@@ -389,6 +402,28 @@ fn describe_class(class: &str, config: &HfConfig) -> Result<HfNetwork, LoadError
         layout: row.hf_layout,
         config,
     })
+}
+
+/// Describes the network of a folder from its keys.
+fn describe_keys_of(row: &Architecture, config: &HfConfig) -> Result<Descriptor, LoadError> {
+    let plain = config.decoder()?;
+    let mut keys = GgufKeys::new(row.name, config, &plain);
+    (row.rule)(&mut keys)?;
+    let facts = keys.facts.clone();
+    let mut metadata = Metadata::new();
+    keys.write(&mut metadata)?;
+    let keys = GgufConfig {
+        n_vocab: plain.n_vocab,
+        metadata: &metadata,
+        tensors: BTreeMap::new(),
+        arch: row.name,
+        with_nextn: false,
+        facts: Some(&facts),
+        asked: Asked::default(),
+    };
+    let mut descriptor = describe(row, &keys)?;
+    facts.complete(&mut descriptor);
+    Ok(descriptor)
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
+    from_hf: Some(|config| {
         let mut descriptor = config.decoder()?;
         let window = config.opt_usize("local_attention")?.unwrap_or(128);
         let period = config.opt_usize("global_attn_every_n_layers")?.unwrap_or(PERIOD);
@@ -102,7 +102,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         };
         descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
         Ok(descriptor)
-    },
+    }),
     rule,
 };
 

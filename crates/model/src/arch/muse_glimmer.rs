@@ -53,7 +53,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         has_plain_norms: true,
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
     rule,
 };
 

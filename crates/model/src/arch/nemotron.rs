@@ -21,14 +21,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         changes: &[("norm.weight", Change::AddOne)],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        config.require_activation(Activation::ReluSquared, "relu2")?;
-        let mut descriptor = config.decoder()?;
-        let biases = [config.presence("attention_bias")?, config.presence("mlp_bias")?];
-        finish(&mut descriptor, biases);
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        keys.config.require_activation(Activation::ReluSquared, "relu2")?;
+        keys.find_biases(["attention_bias", "mlp_bias"])?;
         keys.usual()?;
         keys.vocab_size()?;
         keys.copy_number("attention.layer_norm_epsilon", &["norm_eps"])?;

@@ -48,7 +48,7 @@ pub(super) const NEMOTRON_H: Architecture = Architecture {
         arch_with_experts: Some("nemotron_h_moe"),
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
     rule,
 };
 
@@ -79,7 +79,7 @@ pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
         recasts: Recast::SSM,
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: Some(from_hf),
     rule: |keys| {
         rule(keys)?;
         keys.routed_experts()?;

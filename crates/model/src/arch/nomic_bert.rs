@@ -40,7 +40,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
+    from_hf: Some(|config| {
         for key in ["prenorm", "rotary_emb_interleaved", "causal"] {
             if config.is(key)? {
                 return Err(config.wrong(key, "false"));
@@ -54,7 +54,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let pooling = config.sentence_pooling()?;
         descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
         Ok(descriptor)
-    },
+    }),
     rule: |keys| encoder::write_keys(keys, Activation::Silu),
 };
 

@@ -29,22 +29,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        let bias = config.presence("attention_bias")?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = bias;
-            layer.attention_mut().output_bias = bias;
-        }
-        if config.class()? == "Olmo3ForCausalLM" {
-            config.set_windows(&mut descriptor, |layer_idx| {
-                !(layer_idx + 1).is_multiple_of(PERIOD)
-            })?;
-        }
-        finish(&mut descriptor);
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        keys.find_attention_bias("attention_bias")?;
+        if keys.config.class()? == "Olmo3ForCausalLM" {
+            keys.find_windows(|layer_idx| !(layer_idx + 1).is_multiple_of(PERIOD))?;
+        }
         keys.usual()?;
         keys.windows_if_any()
     },

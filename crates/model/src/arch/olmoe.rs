@@ -4,11 +4,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{LoadError, QkNorm};
 
-use super::{
-    Architecture, HfLayout,
-    gguf_experts::{MoeDefaults, set_experts},
-    hf_experts::EXPERTS,
-};
+use super::{Architecture, HfLayout, gguf_experts::MoeDefaults, hf_experts::EXPERTS};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "olmoe",
@@ -25,24 +21,16 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: EXPERTS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        if config.get("clip_qkv").is_some() {
+    from_hf: None,
+    rule: |keys| {
+        if keys.config.get("clip_qkv").is_some() {
             return Err(LoadError::UnsupportedFeature {
                 arch: "olmoe".to_owned(),
                 feature: "clipped queries, keys and values (`clip_qkv`)".to_owned(),
             });
         }
-        let mut descriptor = config.decoder()?;
-        let bias = config.presence("attention_bias")?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qk_norm = Some(QkNorm::Row);
-            layer.attention_mut().qkv_bias = bias;
-            layer.attention_mut().output_bias = bias;
-        }
-        set_experts(&mut descriptor, &config.moe(false)?, |_| true);
-        Ok(descriptor)
-    },
-    rule: |keys| {
+        keys.find_attention_bias("attention_bias")?;
+        keys.find_router(false)?;
         keys.usual()?;
         keys.pooling()
     },

@@ -28,14 +28,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         network: &[("final_layernorm", "output_norm")],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        if config.is("qk_layernorm")? {
-            return Err(config.wrong("qk_layernorm", "false"));
-        }
-        let mut descriptor = config.decoder()?;
-        finish(&mut descriptor);
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule,
 };
 
@@ -55,6 +48,9 @@ fn finish(descriptor: &mut Descriptor) {
 
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    if keys.config.is("qk_layernorm")? {
+        return Err(keys.config.wrong("qk_layernorm", "false"));
+    }
     keys.sizes()?;
     keys.rope_width()?;
     keys.heads()?;

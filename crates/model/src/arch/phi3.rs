@@ -14,16 +14,13 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| config.decoder(RopeStyle::Neox),
     hf_classes: &["Phi3ForCausalLM"],
     hf_layout: HfLayout::LLAMA,
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        config.set_windows(&mut descriptor, |_| true)?;
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule,
 };
 
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.find_windows(|_| true)?;
     keys.sizes()?;
     keys.heads()?;
     keys.rope_width()?;

@@ -4,15 +4,16 @@ use tokenmill_backend::{RopeAxes, RopeStyle};
 
 use crate::{Descriptor, LoadError, Presence};
 
-use super::{Architecture, GgufConfig, HfConfig, HfLayout, hf_layout::VISION};
+use super::{Architecture, GgufConfig, HfLayout, hf_layout::VISION};
 
 pub(super) const QWEN2: Architecture = Architecture {
     name: "qwen2",
     from_gguf,
     hf_classes: &["Qwen2ForCausalLM"],
     hf_layout: HfLayout::LLAMA,
-    from_hf,
+    from_hf: None,
     rule: |keys| {
+        keys.find_windows_if_used()?;
         keys.usual()?;
         keys.pooling()
     },
@@ -33,11 +34,7 @@ pub(super) const QWEN2_VL: Architecture = Architecture {
         ignored: VISION,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = from_hf(config)?;
-        config.set_image_inputs(&mut descriptor, RopeAxes::Sections)?;
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: QWEN2.rule,
 };
 
@@ -46,14 +43,5 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     for layer in &mut descriptor.layers {
         layer.attention_mut().qkv_bias = Presence::Required;
     }
-    Ok(descriptor)
-}
-
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let mut descriptor = config.decoder()?;
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().qkv_bias = Presence::Required;
-    }
-    config.set_windows_if_used(&mut descriptor)?;
     Ok(descriptor)
 }

@@ -10,14 +10,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen2moe",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = Presence::Optional;
-        }
         let n_ff = config.opt_count("expert_shared_feed_forward_length")?;
         let n_ff = n_ff.map_or_else(|| config.usize("feed_forward_length"), Ok)?;
         let mut moe = config.moe(MoeDefaults::PLAIN)?;
         // The first files give the total width of a token's experts.
-        if config.opt_count("expert_feed_forward_length")?.is_none() {
+        if config.facts.is_none() && config.opt_count("expert_feed_forward_length")?.is_none() {
             moe.n_ff /= moe.router.n_used.max(1);
         }
         let moe = with_gated_network(moe, n_ff);
@@ -29,29 +26,20 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: EXPERTS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        let bias = match config.get("qkv_bias") {
-            Some(_) => config.presence("qkv_bias")?,
-            None => Presence::Required,
-        };
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = bias;
-        }
-        if config.uses_windows(descriptor.layers.len())? {
-            let n_layers = config.opt_usize("max_window_layers")?.unwrap_or(0);
-            config.set_windows(&mut descriptor, |layer_idx| {
-                layer_idx.is_multiple_of(2) && layer_idx < n_layers
-            })?;
-        }
-        let moe = with_gated_network(
-            config.moe(false)?,
-            config.first_usize(&["shared_expert_intermediate_size"])?,
-        );
-        config.set_experts_by_step(&mut descriptor, &moe)?;
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        keys.facts.qkv_bias = Some(match keys.config.get("qkv_bias") {
+            Some(_) => keys.config.presence("qkv_bias")?,
+            None => Presence::Required,
+        });
+        let n_layers = keys.descriptor.layers.len();
+        if keys.config.uses_windows(n_layers)? {
+            let n_with_window = keys.config.opt_usize("max_window_layers")?.unwrap_or(0);
+            keys.find_windows(|layer_idx| layer_idx.is_multiple_of(2) && layer_idx < n_with_window)?;
+        }
+        keys.find_router(false)?;
+        (keys.config).first_usize(&["shared_expert_intermediate_size"])?;
+        keys.facts.expert_layers = Some(keys.config.expert_layers_by_step(n_layers)?);
         keys.usual()?;
         keys.expert_widths()
     },

@@ -4,15 +4,17 @@ use tokenmill_backend::{RopeAxes, RopeStyle};
 
 use crate::{Descriptor, LoadError, QkNorm};
 
-use super::{Architecture, GgufConfig, HfConfig, HfLayout, hf_layout::VISION};
+use super::{Architecture, GgufConfig, HfLayout, hf_layout::VISION};
 
 pub(super) const QWEN3: Architecture = Architecture {
     name: "qwen3",
     from_gguf,
     hf_classes: &["Qwen3ForCausalLM", "Qwen3Model"],
     hf_layout: HfLayout::LLAMA,
-    from_hf,
+    from_hf: None,
     rule: |keys| {
+        keys.find_attention_bias("attention_bias")?;
+        keys.find_windows_if_used()?;
         keys.usual()?;
         keys.pooling()
     },
@@ -30,14 +32,14 @@ pub(super) const QWEN3_VL: Architecture = Architecture {
         ignored: VISION,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = from_hf(config)?;
-        config.set_image_inputs(&mut descriptor, RopeAxes::Interleaved)?;
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        keys.find_attention_bias("attention_bias")?;
+        keys.find_windows_if_used()?;
         keys.usual()?;
-        keys.set_count("n_deepstack_layers", keys.descriptor.n_deep_inputs)
+        let vision = keys.config.object("vision_config")?;
+        let stacked = vision.counts("deepstack_visual_indexes")?;
+        keys.set_count("n_deepstack_layers", stacked.map_or(0, |layers| layers.len()))
     },
 };
 
@@ -46,17 +48,5 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     for layer in &mut descriptor.layers {
         layer.attention_mut().qk_norm = Some(QkNorm::Head);
     }
-    Ok(descriptor)
-}
-
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let mut descriptor = config.decoder()?;
-    let bias = config.presence("attention_bias")?;
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().qk_norm = Some(QkNorm::Head);
-        layer.attention_mut().qkv_bias = bias;
-        layer.attention_mut().output_bias = bias;
-    }
-    config.set_windows_if_used(&mut descriptor)?;
     Ok(descriptor)
 }

@@ -25,7 +25,7 @@ pub(super) const QWEN_35: Architecture = Architecture {
     from_gguf: |config| hybrid(config, KeyHeads::Tiled, DeltaGates::Apart),
     hf_classes: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
     hf_layout: LAYOUT,
-    from_hf: |config| hybrid_hf(config, DeltaGates::Apart),
+    from_hf: Some(|config| hybrid_hf(config, DeltaGates::Apart)),
     rule,
 };
 
@@ -38,7 +38,7 @@ pub(super) const QWEN_35_MOE: Architecture = Architecture {
     },
     hf_classes: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
     hf_layout: LAYOUT,
-    from_hf: |config| with_hf_experts(config, DeltaGates::Apart),
+    from_hf: Some(|config| with_hf_experts(config, DeltaGates::Apart)),
     rule,
 };
 
@@ -59,7 +59,7 @@ pub(super) const QWEN_3_NEXT: Architecture = Architecture {
         ],
         ..LAYOUT
     },
-    from_hf: |config| with_hf_experts(config, DeltaGates::ByKeyHead),
+    from_hf: Some(|config| with_hf_experts(config, DeltaGates::ByKeyHead)),
     rule,
 };
 

@@ -5,11 +5,8 @@ use tokenmill_backend::{RopeAxes, RopeStyle};
 use crate::{Descriptor, LoadError, QkNorm};
 
 use super::{
-    Architecture, Change, GgufConfig, HfLayout, Recast,
-    gguf_experts::MoeDefaults,
-    hf_experts::EXPERTS,
-    hf_layout::VISION,
-    qwen3::{QWEN3, QWEN3_VL},
+    Architecture, Change, GgufConfig, HfLayout, Recast, gguf_experts::MoeDefaults, hf_experts::EXPERTS,
+    hf_layout::VISION, qwen3::QWEN3_VL,
 };
 
 pub(super) const QWEN3_MOE: Architecture = Architecture {
@@ -20,21 +17,19 @@ pub(super) const QWEN3_MOE: Architecture = Architecture {
         layer: EXPERTS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = (QWEN3.from_hf)(config)?;
+    from_hf: None,
+    rule: |keys| {
+        keys.find_attention_bias("attention_bias")?;
+        keys.find_windows_if_used()?;
         // If windows are enabled, all layers have one.
-        let window = if config.is("use_sliding_window")? {
-            config.opt_usize("sliding_window")?
+        let window = if keys.config.is("use_sliding_window")? {
+            keys.config.opt_usize("sliding_window")?
         } else {
             None
         };
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().window = window;
-        }
-        config.set_experts_by_step(&mut descriptor, &config.moe(false)?)?;
-        Ok(descriptor)
-    },
-    rule: |keys| {
+        keys.facts.windows.fill(window);
+        keys.find_router(false)?;
+        keys.facts.expert_layers = Some(keys.config.expert_layers_by_step(keys.descriptor.layers.len())?);
         keys.usual()?;
         keys.expert_widths()
     },
@@ -59,15 +54,14 @@ pub(super) const QWEN3_VL_MOE: Architecture = Architecture {
         recasts: &[("ffn_gate_up_exps.weight", Recast::GATE_AND_UP)],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = (QWEN3_VL.from_hf)(config)?;
-        let mut moe = config.moe(true)?;
-        // Its class normalizes whatever `norm_topk_prob` says.
-        moe.router.is_normalized = true;
-        config.set_experts_by_step(&mut descriptor, &moe)?;
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        // Its class normalizes whatever `norm_topk_prob` says.
+        keys.find_router(true)?;
+        if let Some(router) = &mut keys.facts.router {
+            router.is_normalized = true;
+        }
+        keys.facts.expert_layers = Some(keys.config.expert_layers_by_step(keys.descriptor.layers.len())?);
         (QWEN3_VL.rule)(keys)?;
         keys.expert_widths()
     },

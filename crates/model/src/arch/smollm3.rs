@@ -4,7 +4,9 @@
 
 use tokenmill_backend::RopeStyle;
 
-use super::{Architecture, HfLayout, Recast};
+use crate::LoadError;
+
+use super::{Architecture, HfConfig, HfLayout, Recast};
 
 /// Default period of the layers without positions.
 const PERIOD: usize = 4;
@@ -23,44 +25,33 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: Recast::NEIGHBOURS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        let bias = config.presence("attention_bias")?;
-        let ffn_bias = config.presence("mlp_bias")?;
-        let has_rope = config.opt_f32s("no_rope_layers")?;
-        let period = config
-            .opt_usize("no_rope_layer_interval")?
-            .unwrap_or(PERIOD)
-            .max(1);
-        for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
-            let has_rope = match &has_rope {
-                // Despite the name, 1 means that the layer has rope.
-                Some(has_rope) => {
-                    *(has_rope.get(layer_idx))
-                        .ok_or_else(|| config.wrong("no_rope_layers", "a number for each layer"))?
-                        != 0.0
-                }
-                None => (layer_idx + 1) % period != 0,
-            };
-            layer.dense_mut().bias = ffn_bias;
-            let attention = layer.attention_mut();
-            attention.qkv_bias = bias;
-            attention.output_bias = bias;
-            if !has_rope {
-                attention.rope = None;
-            }
-        }
-        if config.uses_windows(descriptor.layers.len())? {
-            let has_rope: Vec<bool> = (descriptor.attentions())
-                .map(|attention| attention.rope.is_some())
-                .collect();
-            config.set_windows(&mut descriptor, |layer_idx| !has_rope[layer_idx])?;
-        }
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        keys.find_biases(["attention_bias", "mlp_bias"])?;
+        let has_rope = has_rope(keys.config, keys.descriptor.layers.len())?;
+        if keys.config.uses_windows(has_rope.len())? {
+            keys.find_windows(|layer_idx| !has_rope[layer_idx])?;
+        }
+        keys.facts.has_rope = Some(has_rope);
         keys.usual()?;
         keys.vocab_size()?;
         keys.rope_width()
     },
 };
+
+/// Reads which layers have positions.
+fn has_rope(config: &HfConfig, n_layers: usize) -> Result<Vec<bool>, LoadError> {
+    let key = "no_rope_layers";
+    if let Some(listed) = config.opt_f32s(key)? {
+        if listed.len() < n_layers {
+            return Err(config.wrong(key, "a number for each layer"));
+        }
+        // Despite the name, 1 means that the layer has rope.
+        return Ok(listed[..n_layers].iter().map(|&number| number != 0.0).collect());
+    }
+    let period = config.opt_usize("no_rope_layer_interval")?;
+    let period = period.unwrap_or(PERIOD).max(1);
+    Ok((1..=n_layers)
+        .map(|layer| !layer.is_multiple_of(period))
+        .collect())
+}

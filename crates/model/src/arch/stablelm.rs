@@ -13,7 +13,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         let is_parallel = config.opt_bool("use_parallel_residual")?.unwrap_or(false);
-        let has_norms = config.has_tensor("blk.0.attn_q_norm.weight");
+        let has_norms = config.has_qk_norm();
         finish(&mut descriptor, is_parallel, Presence::Optional, has_norms);
         Ok(descriptor)
     },
@@ -25,13 +25,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        let is_parallel = config.is("use_parallel_residual")?;
-        let qkv_bias = config.presence("use_qkv_bias")?;
-        finish(&mut descriptor, is_parallel, qkv_bias, config.is("qk_layernorm")?);
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule,
 };
 
@@ -49,6 +43,8 @@ fn finish(descriptor: &mut Descriptor, is_parallel: bool, qkv_bias: Presence, ha
 
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.facts.qkv_bias = Some(keys.config.presence("use_qkv_bias")?);
+    keys.facts.has_qk_norm = keys.config.is("qk_layernorm")?;
     keys.sizes()?;
     keys.rope_width()?;
     keys.heads()?;

@@ -23,13 +23,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: &[("mlp.c_fc", "ffn_up"), ("mlp.c_proj", "ffn_down")],
         ..HfLayout::LLAMA
     },
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        config.set_windows(&mut descriptor, |_| true)?;
-        finish(&mut descriptor, config.presence("use_bias")?);
-        Ok(descriptor)
-    },
+    from_hf: None,
     rule: |keys| {
+        keys.find_biases(["use_bias", "use_bias"])?;
+        keys.find_windows(|_| true)?;
         keys.usual()?;
         keys.pooling()
     },

@@ -279,6 +279,7 @@ mod tests {
             arch: "llama",
             n_vocab: 1,
             with_nextn: false,
+            facts: None,
             asked: Asked::default(),
         };
         let gguf = with_key(error("head count"), Form::Gguf(&file));

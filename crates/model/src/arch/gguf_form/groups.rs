@@ -51,8 +51,7 @@ impl GgufKeys<'_> {
 
     /// Sets the window and which layers have it, if any layer has one.
     pub(in crate::arch) fn windows_if_any(&mut self) -> Result<(), LoadError> {
-        let mut attentions = self.descriptor.attentions();
-        if attentions.any(|attention| attention.window.is_some()) {
+        if self.facts.windows.iter().any(Option::is_some) {
             self.window()?;
             self.window_pattern();
         }

@@ -1,4 +1,4 @@
-//! [`GgufKeys`]: collects the metadata of the GGUF file made from a folder.
+//! [`GgufKeys`]: collects the keys of a folder, as the GGUF file made from it has them.
 //!
 //! The rules of the architectures say what differs from [`GgufKeys::usual`]. Invariant: a key without a basis
 //! in the configuration is not written; a number that does not fit its type is an error.
@@ -11,16 +11,22 @@ use tokenmill_gguf::{Metadata, Value};
 
 use crate::{AttentionDescriptor, Descriptor, LoadError, RopeScaling, RouterDescriptor, SsmDescriptor};
 
-use super::super::HfConfig;
+use super::super::{
+    HfConfig,
+    folder_facts::{FolderFacts, RouterFacts},
+};
 
 /// The collected keys, in the order of the file.
 pub(crate) struct GgufKeys<'a> {
     /// Name of the architecture: the prefix of its keys.
     pub(in crate::arch) arch: &'static str,
     pub(in crate::arch) config: &'a HfConfig,
+    /// The network, or a plain decoder of its sizes while the keys are to describe it.
     pub(in crate::arch) descriptor: &'a Descriptor,
     /// Whether the multiplier of values that YaRN rotates is stated as a key, where two numbers determine it.
     pub(in crate::arch) states_yarn_magnitude: bool,
+    /// Properties that no key states.
+    pub(in crate::arch) facts: FolderFacts,
     entries: Vec<(String, Value)>,
 }
 
@@ -45,6 +51,7 @@ impl<'a> GgufKeys<'a> {
             config,
             descriptor,
             states_yarn_magnitude: true,
+            facts: FolderFacts::of(descriptor),
             entries: Vec::new(),
         }
     }
@@ -301,12 +308,7 @@ impl<'a> GgufKeys<'a> {
     /// Sets the keys of experts, under the names that most configurations use.
     pub(in crate::arch) fn experts(&mut self) -> Result<(), LoadError> {
         // A class may have a default number of experts for models without any.
-        if self
-            .descriptor
-            .layers
-            .iter()
-            .all(|layer| layer.ffn.moe().is_none())
-        {
+        if !self.facts.has_experts {
             return Ok(());
         }
         self.copy_count("expert_count", &["num_local_experts", "num_experts"])?;
@@ -357,6 +359,66 @@ impl<'a> GgufKeys<'a> {
         self.set_count("rope.dimension_count", width)
     }
 
+    /// Reads the window of each layer: from `layer_types`, or else from `is_sliding`, called with its index.
+    pub(in crate::arch) fn find_windows(
+        &mut self,
+        is_sliding: impl Fn(usize) -> bool,
+    ) -> Result<(), LoadError> {
+        self.facts.windows = self.config.windows(self.descriptor.layers.len(), is_sliding)?;
+        Ok(())
+    }
+
+    /// Reads the window of each layer, for configurations that must enable windows and give the first layer
+    /// that has one.
+    pub(in crate::arch) fn find_windows_if_used(&mut self) -> Result<(), LoadError> {
+        if !self.config.uses_windows(self.descriptor.layers.len())? {
+            return Ok(());
+        }
+        let first_layer = self.config.opt_usize("max_window_layers")?.unwrap_or(0);
+        self.find_windows(|layer_idx| layer_idx >= first_layer)
+    }
+
+    /// Reads whether attention has biases.
+    pub(in crate::arch) fn find_attention_bias(&mut self, key: &str) -> Result<(), LoadError> {
+        self.facts.qkv_bias = Some(self.config.presence(key)?);
+        self.facts.output_bias = self.facts.qkv_bias;
+        Ok(())
+    }
+
+    /// Reads which biases attention and the dense network have.
+    pub(in crate::arch) fn find_biases(&mut self, [attention, dense]: [&str; 2]) -> Result<(), LoadError> {
+        self.find_attention_bias(attention)?;
+        self.facts.ffn_bias = Some(self.config.presence(dense)?);
+        Ok(())
+    }
+
+    /// Reads how routers weigh experts; `is_normalized` applies if the configuration does not state it.
+    pub(in crate::arch) fn find_router(&mut self, is_normalized: bool) -> Result<(), LoadError> {
+        let router = self.config.moe(is_normalized)?.router;
+        self.facts.has_experts = true;
+        self.facts.router = Some(RouterFacts {
+            score: self.config.expert_score()?,
+            is_normalized: router.is_normalized,
+            scale: router.scale,
+        });
+        Ok(())
+    }
+
+    /// Reads the width of the experts' shared network, which is that of a number of experts.
+    pub(in crate::arch) fn find_shared_experts(&mut self, key: &str) -> Result<(), LoadError> {
+        let n_ff = self.config.moe(false)?.n_ff;
+        self.facts.n_shared_ff = Some(self.config.first_usize(&[key])?.saturating_mul(n_ff));
+        Ok(())
+    }
+
+    /// Reads the width by which scores are scaled, if it is not that of a head.
+    pub(in crate::arch) fn find_score_scale(&mut self) -> Result<(), LoadError> {
+        if let Some(width) = self.config.opt_f32("query_pre_attn_scalar")? {
+            self.facts.score_scales = Some(vec![1.0 / width.sqrt(); self.descriptor.layers.len()]);
+        }
+        Ok(())
+    }
+
     /// Sets the window of the layers that have one.
     pub(in crate::arch) fn window(&mut self) -> Result<(), LoadError> {
         if let Some(window) = self.config.opt_usize("sliding_window")? {
@@ -367,9 +429,7 @@ impl<'a> GgufKeys<'a> {
 
     /// Sets which layers have the window.
     pub(in crate::arch) fn window_pattern(&mut self) {
-        let pattern: Vec<bool> = (self.descriptor.attentions())
-            .map(|attention| attention.window.is_some())
-            .collect();
+        let pattern: Vec<bool> = self.facts.windows.iter().map(Option::is_some).collect();
         self.set("attention.sliding_window_pattern", pattern);
     }
 

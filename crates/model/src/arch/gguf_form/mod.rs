@@ -27,6 +27,8 @@ pub(crate) struct GgufForm {
     /// `general.architecture`.
     pub(crate) arch: &'static str,
     rule: Rule,
+    /// Whether the rule needs the network, not the configuration alone.
+    needs_network: bool,
     layout: &'static HfLayout,
 }
 
@@ -42,6 +44,7 @@ impl GgufForm {
         Self {
             arch: row.name,
             rule: row.rule,
+            needs_network: row.from_hf.is_some(),
             layout: &row.hf_layout,
         }
     }
@@ -58,7 +61,14 @@ impl GgufForm {
         descriptor: &Descriptor,
         metadata: &mut Metadata,
     ) -> Result<(), LoadError> {
-        let mut keys = keys::GgufKeys::new(self.arch, config, descriptor);
+        let plain;
+        let descriptor = if self.needs_network {
+            descriptor
+        } else {
+            plain = config.decoder()?;
+            &plain
+        };
+        let mut keys = GgufKeys::new(self.arch, config, descriptor);
         (self.rule)(&mut keys)?;
         keys.write(metadata)
     }

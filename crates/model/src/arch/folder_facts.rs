@@ -1,0 +1,150 @@
+//! [`FolderFacts`]: properties of a folder's network that GGUF has no key for.
+//!
+//! A folder becomes keys, and the function that describes files describes the keys; the facts complete the description.
+//! Invariant: a fact is here only if readers of files take it from tensors or from the architecture.
+
+use tokenmill_backend::{Activation, ExpertScore, RopeStyle};
+
+use crate::{
+    Descriptor, FfnDescriptor, Ignorable, MixerDescriptor, OutputHead, PoolingDescriptor, Presence, Residual,
+    RopeDescriptor,
+};
+
+/// Properties that no key states. `None` leaves a property to the architecture.
+#[derive(Clone, Debug)]
+pub(super) struct FolderFacts {
+    /// The activation of all feed-forward networks.
+    pub(super) activation: Option<Activation>,
+    /// Biases of queries, keys and values.
+    pub(super) qkv_bias: Option<Presence>,
+    /// Bias of attention's output.
+    pub(super) output_bias: Option<Presence>,
+    /// Biases of the dense network.
+    pub(super) ffn_bias: Option<Presence>,
+    /// The source of the output head's weights.
+    pub(super) head: OutputHead,
+    /// The first rope, with a scaling that files may store as tensors.
+    pub(super) rope: Option<RopeDescriptor>,
+    /// The window of each layer with attention.
+    pub(super) windows: Vec<Option<usize>>,
+    /// Whether each layer has rope.
+    pub(super) has_rope: Option<Vec<bool>>,
+    /// The factor of each layer's scores.
+    pub(super) score_scales: Option<Vec<f32>>,
+    /// Whether queries and keys are normed.
+    pub(super) has_qk_norm: bool,
+    /// The order of a layer's halves.
+    pub(super) residual: Option<Residual>,
+    /// The factor of the logits.
+    pub(super) logit_scale: Option<f32>,
+    /// Whether there are layers with experts.
+    pub(super) has_experts: bool,
+    /// Whether each layer has experts, if the folder lists it.
+    pub(super) expert_layers: Option<Vec<bool>>,
+    /// How routers weigh experts.
+    pub(super) router: Option<RouterFacts>,
+    /// Width of the experts' shared network, if it follows from a count of experts.
+    pub(super) n_shared_ff: Option<usize>,
+    /// Biases of the experts' shared network.
+    pub(super) shared_bias: Presence,
+    /// Whether the output head has a bias.
+    pub(super) head_bias: Option<Presence>,
+    /// The rope of layers with a window, if they have their own.
+    pub(super) local_rope: Option<RopeDescriptor>,
+    /// How a sequence is pooled.
+    pub(super) pooling: Option<PoolingDescriptor>,
+    /// Context length of the training; files may state another.
+    n_ctx_train: usize,
+    /// Tensors that decoding does not need.
+    ignorable: Vec<Ignorable>,
+}
+
+/// How routers weigh experts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RouterFacts {
+    /// The score of an expert, if the folder names it.
+    pub(super) score: Option<ExpertScore>,
+    /// Whether the weights of a token's experts are normalized.
+    pub(super) is_normalized: bool,
+    /// The factor of the weights.
+    pub(super) scale: f32,
+}
+
+impl FolderFacts {
+    /// Returns the facts of a network.
+    pub(super) fn of(descriptor: &Descriptor) -> Self {
+        let mut dense = descriptor.layers.iter().filter_map(|layer| layer.ffn.dense());
+        Self {
+            activation: dense.next().map(|dense| dense.activation),
+            qkv_bias: None,
+            output_bias: None,
+            ffn_bias: None,
+            head: descriptor.head,
+            rope: descriptor.ropes.first().cloned(),
+            windows: (descriptor.attentions())
+                .map(|attention| attention.window)
+                .collect(),
+            has_rope: None,
+            score_scales: None,
+            has_qk_norm: false,
+            residual: None,
+            logit_scale: None,
+            has_experts: (descriptor.layers.iter()).any(|layer| layer.ffn.moe().is_some()),
+            expert_layers: None,
+            router: None,
+            n_shared_ff: None,
+            shared_bias: Presence::Absent,
+            head_bias: None,
+            local_rope: None,
+            pooling: descriptor.pooling.clone(),
+            n_ctx_train: descriptor.n_ctx_train,
+            ignorable: descriptor.ignorable.clone(),
+        }
+    }
+
+    /// Sets whether rope pairs are adjacent in the folder too.
+    pub(super) fn rotate_neighbours(&mut self) {
+        if let Some(rope) = &mut self.rope {
+            rope.style = RopeStyle::Norm;
+        }
+    }
+
+    /// Completes a network that was described from keys.
+    pub(super) fn complete(&self, descriptor: &mut Descriptor) {
+        // The folder's tensors have names of their own.
+        descriptor.tensor_names = &[];
+        descriptor.ignorable.clone_from(&self.ignorable);
+        descriptor.n_ctx_train = self.n_ctx_train;
+        descriptor.head_bias = self.head_bias.unwrap_or(descriptor.head_bias);
+        descriptor.logit_scale = self.logit_scale.unwrap_or(descriptor.logit_scale);
+        for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
+            if let Some(residual) = self.residual {
+                layer.residual = residual;
+            }
+            match (&mut layer.ffn, self.activation) {
+                (FfnDescriptor::Dense(dense), activation) => {
+                    dense.activation = activation.unwrap_or(dense.activation);
+                    dense.bias = self.ffn_bias.unwrap_or(dense.bias);
+                }
+                (FfnDescriptor::Moe(moe), Some(activation)) => {
+                    moe.activation = activation;
+                    if let Some(shared) = &mut moe.shared {
+                        shared.dense.activation = activation;
+                    }
+                }
+                _ => {}
+            }
+            let MixerDescriptor::Attention(attention) = &mut layer.mixer else {
+                continue;
+            };
+            attention.qkv_bias = self.qkv_bias.unwrap_or(attention.qkv_bias);
+            attention.output_bias = self.output_bias.unwrap_or(attention.output_bias);
+            if let Some(has_rope) = &self.has_rope {
+                attention.rope = has_rope[layer_idx].then(|| attention.rope.unwrap_or(0));
+            }
+            if let Some(scales) = &self.score_scales {
+                attention.scale = scales[layer_idx];
+            }
+        }
+    }
+}
