@@ -1,6 +1,6 @@
 //! [`FolderFacts`]: properties of a folder's network that GGUF has no key for.
 //!
-//! A folder becomes keys, and the function that describes files describes the keys; the facts stand beside them.
+//! A folder becomes keys, and the function that describes files describes the keys; the facts complete the description.
 //! Invariant: a fact is here only if readers of files take it from tensors or from the architecture.
 
 use tokenmill_backend::{Activation, ExpertScore, RopeStyle};
@@ -43,6 +43,8 @@ pub(super) struct FolderFacts {
     pub(super) expert_layers: Option<Vec<bool>>,
     /// How routers weigh experts.
     pub(super) router: Option<RouterFacts>,
+    /// Width of the experts' shared network, if it follows from a count of experts.
+    pub(super) n_shared_ff: Option<usize>,
     /// Biases of the experts' shared network.
     pub(super) shared_bias: Presence,
     /// Whether the output head has a bias.
@@ -90,6 +92,7 @@ impl FolderFacts {
             has_experts: (descriptor.layers.iter()).any(|layer| layer.ffn.moe().is_some()),
             expert_layers: None,
             router: None,
+            n_shared_ff: None,
             shared_bias: Presence::Absent,
             head_bias: None,
             local_rope: None,

@@ -32,7 +32,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         config.set_default_window(&mut descriptor, WINDOW)?;
         config.set_windows(&mut descriptor, 2)?;
         config.set_window_rope(&mut descriptor)?;
-        if descriptor.layers.len() == N_LAYERS_27B {
+        if config.facts.is_none() && descriptor.layers.len() == N_LAYERS_27B {
             scale_by_model_width(&mut descriptor);
         }
         // The first files have neither key; a folder without a key has no cap.

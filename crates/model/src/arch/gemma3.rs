@@ -22,7 +22,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         config.set_windows(&mut descriptor, PERIOD)?;
-        if descriptor.layers.len() == N_LAYERS_27B {
+        if config.facts.is_none() && descriptor.layers.len() == N_LAYERS_27B {
             gemma2::scale_by_model_width(&mut descriptor);
         }
         let local = match config.facts.and_then(|facts| facts.local_rope.clone()) {

@@ -40,7 +40,7 @@ pub(super) struct GgufConfig<'a> {
     pub(super) n_vocab: usize,
     /// Whether MTP layers are described after the others.
     pub(super) with_nextn: bool,
-    /// What no key states, for the keys of a folder. Such keys have no tensors beside them.
+    /// The facts of a folder, whose keys have no tensors with them; `None` for a file.
     pub(super) facts: Option<&'a FolderFacts>,
     /// Keys that the description has read.
     pub(super) asked: Asked,

@@ -168,13 +168,9 @@ impl GgufConfig<'_> {
     /// experts, or the value of a key.
     pub(super) fn shared_experts(&self, moe: &MoeDescriptor) -> Result<Option<SharedDescriptor>, LoadError> {
         let n_shared = self.opt_usize("expert_shared_count")?.unwrap_or(0);
-        let n_ff = match self
-            .opt_usize("expert_shared_feed_forward_length")?
-            .filter(|&n_ff| n_ff > 0)
-        {
-            Some(n_ff) => n_ff,
-            None => n_shared.saturating_mul(moe.n_ff),
-        };
+        let named = self.opt_count("expert_shared_feed_forward_length")?;
+        let n_ff = (self.facts.and_then(|facts| facts.n_shared_ff).or(named))
+            .unwrap_or_else(|| n_shared.saturating_mul(moe.n_ff));
         Ok((n_ff > 0).then_some(SharedDescriptor {
             dense: DenseDescriptor {
                 n_ff,

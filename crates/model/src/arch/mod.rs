@@ -105,6 +105,9 @@ pub(crate) use hf_layout::{Change, GgufRows, HfLayout, Share, UNUSED};
 pub(crate) use hf_quantization::Fp8Scales;
 use value_keys::{Form, with_key};
 
+/// A function that describes the network of a configuration.
+type FolderReader = fn(&HfConfig) -> Result<Descriptor, LoadError>;
+
 /// One architecture.
 struct Architecture {
     /// Its name in `general.architecture`.
@@ -118,7 +121,7 @@ struct Architecture {
     /// Collects the keys of a folder: of the GGUF file made from it, and those from which its network is described.
     rule: Rule,
     /// Builds a descriptor from a Hugging Face configuration, if the rule needs it.
-    from_hf: Option<fn(&HfConfig) -> Result<Descriptor, LoadError>>,
+    from_hf: Option<FolderReader>,
 }
 
 impl Architecture {

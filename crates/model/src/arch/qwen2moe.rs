@@ -14,7 +14,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let n_ff = n_ff.map_or_else(|| config.usize("feed_forward_length"), Ok)?;
         let mut moe = config.moe(MoeDefaults::PLAIN)?;
         // The first files give the total width of a token's experts.
-        if config.opt_count("expert_feed_forward_length")?.is_none() {
+        if config.facts.is_none() && config.opt_count("expert_feed_forward_length")?.is_none() {
             moe.n_ff /= moe.router.n_used.max(1);
         }
         let moe = with_gated_network(moe, n_ff);
@@ -38,7 +38,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             keys.find_windows(|layer_idx| layer_idx.is_multiple_of(2) && layer_idx < n_with_window)?;
         }
         keys.find_router(false)?;
-        keys.require_count("shared_expert_intermediate_size")?;
+        (keys.config).first_usize(&["shared_expert_intermediate_size"])?;
         keys.facts.expert_layers = Some(keys.config.expert_layers_by_step(n_layers)?);
         keys.usual()?;
         keys.expert_widths()

@@ -25,7 +25,7 @@ pub(crate) struct GgufKeys<'a> {
     pub(in crate::arch) descriptor: &'a Descriptor,
     /// Whether the multiplier of values that YaRN rotates is stated as a key, where two numbers determine it.
     pub(in crate::arch) states_yarn_magnitude: bool,
-    /// What no key states.
+    /// Properties that no key states.
     pub(in crate::arch) facts: FolderFacts,
     entries: Vec<(String, Value)>,
 }
@@ -404,9 +404,11 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
-    /// Refuses a configuration without a count.
-    pub(in crate::arch) fn require_count(&self, key: &str) -> Result<(), LoadError> {
-        self.config.first_usize(&[key]).map(drop)
+    /// Reads the width of the experts' shared network, which is that of a number of experts.
+    pub(in crate::arch) fn find_shared_experts(&mut self, key: &str) -> Result<(), LoadError> {
+        let n_ff = self.config.moe(false)?.n_ff;
+        self.facts.n_shared_ff = Some(self.config.first_usize(&[key])?.saturating_mul(n_ff));
+        Ok(())
     }
 
     /// Reads the width by which scores are scaled, if it is not that of a head.
