@@ -1,10 +1,11 @@
 //! `ci`: everything that must pass before a change lands, the cheapest first.
 //!
 //! Format and tidy answer in seconds, then come lints, tests and documentation, all of one build of the workspace. The end-to-end scripts
-//! mostly wait for servers, so they run beside the tests ([`beside`]). Steps whose claim depends on few paths come last (`by_path`): they run if one of these changed, and completely once a day (`record`). A skipped step is reported at
-//! the end, with its reason. None of these steps starts late in a run, so that they cannot exceed the time limit of a CI machine. The step
-//! whose last run is the oldest comes first, and the others stay due. A CI machine builds once and has little disk space: nothing incremental
-//! is kept, and the files of a build for another system are removed.
+//! mostly wait for servers, so they run at the same time as the tests. Steps whose claim depends on few paths come last (`by_path`): they
+//! run if one of these changed, and completely once a day (`record`). A skipped step is reported at the end, with its reason. None of these
+//! steps starts late in a run, so that they cannot exceed the time limit of a CI machine. The step whose last run is the oldest comes first,
+//! and the others stay due. A CI machine builds once and has little disk space: nothing incremental is kept, and the files of a build for
+//! another system are removed.
 
 mod binaries;
 mod by_path;
@@ -192,7 +193,7 @@ pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
         timed("tidy", crate::tidy::report)?;
         LINTS.run()?;
         TEST_BUILD.run()?;
-        beside(
+        at_the_same_time(
             || by_path::end_to_end_into("core", &log_of_scripts()),
             || TESTS.run(),
         )?;
@@ -258,7 +259,7 @@ fn run_while_young(
 ///
 /// # Errors
 /// When either failed; the tests' failure comes first.
-fn beside(
+fn at_the_same_time(
     scripts: impl FnOnce() -> anyhow::Result<()> + Send,
     tests: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
@@ -273,7 +274,7 @@ fn beside(
         if let Ok(text) = fs::read_to_string(log_of_scripts()) {
             print!("{text}");
         }
-        println!("== end to end: {:.0} s beside the tests", took.as_secs_f64());
+        println!("== end to end: {:.0} s, with the tests", took.as_secs_f64());
         tests?;
         scripts.context("end to end failed")
     })

@@ -32,7 +32,7 @@ use super::quantize::{self, ImportanceArgs};
 #[command(after_help = "Examples:\n  \
     tokenmill convert Llama-3.2-1B-Instruct llama.gguf\n  \
     tokenmill convert Llama-3.2-1B-Instruct llama-q4_k_m.gguf --type q4_k_m\n  \
-    tokenmill convert Llama-3.2-1B-Instruct llama-iq3_xs.gguf --type iq3_xs --imatrix llama.imatrix.gguf\n  \
+    tokenmill convert Llama-3.2-1B-Instruct llama-iq3.gguf --type iq3_xs --imatrix llama.imatrix.gguf\n  \
     tokenmill convert Qwen/Qwen3-0.6B qwen.gguf --type f16\n  \
     tokenmill convert gemma-3-4b-it mmproj-gemma-3-4b-it.gguf --mmproj\n\n\
     The file has the tensors and keys that llama.cpp's convert_hf_to_gguf.py writes; docs/converting.md lists what differs.\n\

@@ -102,7 +102,7 @@ fn status_mb(server: &Server, name: &str) -> u64 {
 
 #[test]
 fn the_largest_value_of_any_field_takes_memory_once() {
-    // glibc raises both thresholds after a large allocation is freed, and then keeps up to 64 MB on each heap: memory that is nobody's.
+    // glibc raises both thresholds after a large allocation is freed, and then keeps up to 64 MB on each heap, which no request holds.
     let give_back = |name| (name, OsStr::new("131072"));
     let variables = ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"].map(give_back);
     let server = Server::start_with_variables(&variables, &["demo"]);

@@ -18,7 +18,7 @@ const MAX_THREADS: usize = 512;
 /// The places of threads.
 static PLACES: Semaphore = Semaphore::const_new(MAX_THREADS);
 
-/// Runs `work` on a thread of its own. It runs to its end although nobody may wait for it any more.
+/// Runs `work` on a thread of its own. It runs to its end even if the request is gone.
 ///
 /// # Errors
 /// [`ApiError::Internal`] if no thread can be started, and if the work panics.
@@ -37,7 +37,7 @@ async fn run_on<T: Send + 'static>(
     let (done, answer) = oneshot::channel();
     let started = thread.spawn(move || {
         let _runtime = runtime.enter();
-        // Nobody may wait for it any more.
+        // The request may be gone.
         let _unread = done.send(work());
         drop(place);
     });

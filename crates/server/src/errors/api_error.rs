@@ -243,7 +243,7 @@ pub enum ApiError {
     /// Something runs that must end first, such as a download of the model to be removed.
     #[error("{reason}")]
     Busy {
-        /// What runs, and what to do.
+        /// The running work, and the client's way out.
         reason: &'static str,
     },
     /// The server is shutting down or not loaded yet.

@@ -92,7 +92,7 @@ pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, Api
         })
     };
     if is_whole {
-        // A download ends when nobody receives its lines any more.
+        // A download ends once its lines have no receiver.
         let _lines = received;
         return Ok(Json(last.await?).into_response());
     }

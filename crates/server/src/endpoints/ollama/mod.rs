@@ -81,7 +81,15 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
     }
     let (messages, turn) = conversation(request.messages)?;
     let prompt = app.model.prompt(&messages, &tools, turn, variables)?;
-    answer(&app, (&call, share), prompt, params, lines, request.stream).await
+    Box::pin(answer(
+        &app,
+        (&call, share),
+        prompt,
+        params,
+        lines,
+        request.stream,
+    ))
+    .await
 }
 
 /// Answers a prompt, or continues it, streamed or whole.
@@ -107,7 +115,7 @@ pub(crate) async fn generate(app: Arc<App>, mut call: Call) -> Result<Response, 
     }
     let stream = request.stream;
     let prompt = generate_prompt(&app, request)?;
-    answer(&app, (&call, share), prompt, params, lines, stream).await
+    Box::pin(answer(&app, (&call, share), prompt, params, lines, stream)).await
 }
 
 fn generate_prompt(app: &App, request: GenerateRequest) -> Result<Prompt, ApiError> {
