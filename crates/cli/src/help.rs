@@ -68,15 +68,13 @@ fn of_typed(parser: Command, typed: &[OsString], n_columns: usize) -> StyledStr 
     let scope = if is_brief { Scope::Brief } else { Scope::Whole };
     let named =
         (typed.iter().skip(1)).find_map(|name| parser.find_subcommand(name).filter(|_| name != "help"));
-    match named {
-        Some(command) => of_command(command, scope, n_columns),
-        None => {
-            let notes = parser.get_after_help().map(ToString::to_string);
-            parser
-                .after_help(flowing(&notes.unwrap_or_default()))
-                .render_help()
-        }
+    if let Some(command) = named {
+        return of_command(command, scope, n_columns);
     }
+    let notes = parser.get_after_help().map(ToString::to_string);
+    parser
+        .after_help(flowing(&notes.unwrap_or_default()))
+        .render_help()
 }
 
 /// Joins the lines of each paragraph, which are broken for the width of the source. The terminal's width breaks them again. Indented
@@ -85,12 +83,11 @@ fn flowing(text: &str) -> String {
     let is_text = |line: &str| !line.is_empty() && !line.starts_with(' ');
     let mut lines: Vec<String> = Vec::new();
     for line in text.split('\n') {
-        match lines.last_mut() {
-            Some(last) if is_text(last) && is_text(line) => {
-                last.push(' ');
-                last.push_str(line);
-            }
-            _ => lines.push(line.to_owned()),
+        if let Some(last) = lines.last_mut().filter(|last| is_text(last) && is_text(line)) {
+            last.push(' ');
+            last.push_str(line);
+        } else {
+            lines.push(line.to_owned());
         }
     }
     lines.join("\n")
