@@ -42,6 +42,7 @@ pub(super) const OF_SYSTEMS: &[&str] = &[
     "crates/server/src/config/mod.rs",
     "crates/server/src/endpoints/adapters.rs",
     "crates/server/src/endpoints/media_folder.rs",
+    "crates/server/src/http/listening.rs",
     "crates/server/src/http/origin.rs",
     "crates/server/src/http/serve.rs",
     "crates/server/src/kv_events/",
