@@ -338,10 +338,30 @@ impl Model {
 
     /// Starts scoring documents.
     pub(crate) fn start_ranking(&self, query: &str, documents: &[impl AsRef<str>]) -> Result<Scores, Error> {
-        let inputs = (documents.iter())
-            .map(|document| self.words().encode_pair(query, document.as_ref(), None))
-            .collect::<Result<_, _>>()?;
-        self.rank_tokens(inputs, None, 0)
+        let pairs = documents.iter().map(|document| (query, document.as_ref()));
+        self.rank_tokens(self.encode_pairs(pairs, None)?, None, 0)
+    }
+
+    /// Encodes pairs of texts for [`Self::rank_tokens`], as [`ModelWords::encode_pair`] does. A pair that exceeds the context ends the
+    /// work, so that a long text with many others takes the memory of one pair.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] with [`EngineError::ContextLimitExceeded`], and the errors of [`ModelWords::encode_pair`].
+    pub fn encode_pairs<'a>(
+        &self,
+        pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
+        instruction: Option<&str>,
+    ) -> Result<Vec<Vec<u32>>, Error> {
+        let maximum = self.n_ctx();
+        let encode = |(first, second): (&str, &str)| {
+            let input = self.words().encode_pair(first, second, instruction)?;
+            let provided = input.len();
+            if provided > maximum {
+                return Err(EngineError::ContextLimitExceeded { provided, maximum }.into());
+            }
+            Ok(input)
+        };
+        pairs.into_iter().map(encode).collect()
     }
 
     /// Starts scoring inputs of [`ModelWords::encode_pair`], all side by side.

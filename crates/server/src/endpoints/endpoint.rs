@@ -289,6 +289,7 @@ mod tests {
             ("/embedding", Role::Embedding),
             ("/api/embed", Role::Embedding),
             ("/api/embeddings", Role::Embedding),
+            ("/v1/score", Role::Rank),
             ("/v1/rerank", Role::Rank),
             ("/v2/rerank", Role::Rank),
             ("/v1/reranking", Role::Rank),

@@ -29,13 +29,11 @@ pub(crate) async fn rerank(app: Arc<App>, mut call: Call) -> Result<Response, Ap
     }
     let model = app.model.model();
     let instruction = request.instruction.as_deref();
-    let mut n_tokens = 0;
-    let mut inputs = Vec::with_capacity(n_documents);
-    for document in documents {
-        let tokens = (model.words()).encode_pair(&request.query, document.text(), instruction)?;
-        n_tokens += tokens.len();
-        inputs.push(tokens);
-    }
+    let pairs = documents
+        .iter()
+        .map(|document| (request.query.as_str(), document.text()));
+    let inputs = model.encode_pairs(pairs, instruction)?;
+    let n_tokens: usize = inputs.iter().map(Vec::len).sum();
     let (deadline, cache_salt) = (app.config.request_timeout, call.tenant.cache_salt(None));
     let mut scores = model.rank_tokens(inputs, deadline, cache_salt)?;
     call.tally.add_prompt(n_tokens);

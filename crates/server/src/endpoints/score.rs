@@ -96,10 +96,7 @@ pub(super) async fn score(app: Arc<App>, mut call: Call) -> Result<Response, Api
     let model = app.model.model();
     let instruction = request.instruction.as_deref();
     let pairs = request.pairs(app.config.max_prompts)?;
-    let inputs = pairs
-        .iter()
-        .map(|(first, second)| model.words().encode_pair(first, second, instruction))
-        .collect::<Result<Vec<_>, _>>()?;
+    let inputs = model.encode_pairs(pairs.iter().copied(), instruction)?;
     let n_tokens: usize = inputs.iter().map(Vec::len).sum();
     let (deadline, cache_salt) = (app.config.request_timeout, call.tenant.cache_salt(None));
     let mut scores = model.rank_tokens(inputs, deadline, cache_salt)?;

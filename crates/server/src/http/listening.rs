@@ -10,6 +10,7 @@ use axum::{
     http::{Request, StatusCode},
     response::{IntoResponse, Response},
 };
+use http_body_util::BodyExt as _;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -152,9 +153,15 @@ async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
     http.http1()
         .timer(TokioTimer::new())
         .keep_alive(false)
+        .max_buf_size(64 << 10)
         .title_case_headers(true);
+    http.http2().max_header_list_size(64 << 10);
     let service = service_fn(|request: Request<Incoming>| async move {
-        Ok::<_, Infallible>(loading_answer(request.uri().path()))
+        let answer = loading_answer(request.uri().path());
+        // Closing on unread bytes resets the connection, and the answer might never arrive. The connection's time bounds this.
+        let mut body = request.into_body();
+        while let Some(Ok(_)) = body.frame().await {}
+        Ok::<_, Infallible>(answer)
     });
     // A broken connection needs no report.
     let _broken = http.serve_connection(TokioIo::new(stream), service).await;
@@ -191,8 +198,16 @@ mod tests {
     use super::*;
 
     fn ask(address: &str, path: &str) -> String {
+        exchange(
+            address,
+            &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+        )
+    }
+
+    /// Sends a request whole, and reads until the connection is closed.
+    fn exchange(address: &str, request: &str) -> String {
         let mut stream = TcpStream::connect(address.trim_start_matches("http://")).expect("it listens");
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("it reads");
+        stream.write_all(request.as_bytes()).expect("it reads");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("it answers and closes");
         answer
@@ -218,6 +233,11 @@ mod tests {
                 let is_right = answer.starts_with(&format!("HTTP/1.1 {status}")) && answer.contains(text);
                 assert!(is_right, "{path}: {answer}");
             }
+            // A body larger than any buffer is read before the connection is closed.
+            let body = "x".repeat(4 << 20);
+            let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length";
+            let answer = exchange(&address, &format!("{head}: {}\r\n\r\n{body}", body.len()));
+            assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
             7
         });
         assert_eq!((listening.address(), loaded), (address.clone(), 7));

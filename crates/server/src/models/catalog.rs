@@ -84,7 +84,15 @@ impl Catalog {
                 Some(idx) if new.specs[idx].is_of_folder => {
                     new.is_gone[idx] = false;
                     let is_known = idx < self.specs.len();
-                    if is_known && (self.is_gone[idx] || self.specs[idx].stamps != spec.stamps) {
+                    if is_known && self.specs[idx].given != spec.given {
+                        // Another file has the name of one that left.
+                        if let Some(given) = &spec.given {
+                            new.names.entry(given.clone()).or_insert(idx);
+                        }
+                        spec.is_of_folder = true;
+                        new.specs[idx] = Arc::new(spec);
+                        changed.push(idx);
+                    } else if is_known && (self.is_gone[idx] || self.specs[idx].stamps != spec.stamps) {
                         Arc::make_mut(&mut new.specs[idx]).stamps = spec.stamps;
                         changed.push(idx);
                     }
@@ -216,6 +224,27 @@ pub(super) mod tests {
         assert!(longer.catalog.with_folder(of_length(2)).is_none());
         let gone = longer.catalog.with_folder(Vec::new()).expect("both went");
         assert_eq!(gone.changed, [0; 0]);
+    }
+
+    #[test]
+    fn another_file_under_a_known_name_takes_its_place() {
+        let given = |path: &str| {
+            let mut found = specs(&["a", "b"]);
+            for spec in &mut found {
+                spec.is_of_folder = true;
+            }
+            found[1].given = Some(path.to_owned());
+            found
+        };
+        let catalog = Catalog::new(given("b.gguf")).expect("the names are of one model each");
+        assert!(catalog.with_folder(given("b.gguf")).is_none());
+        let moved = catalog.with_folder(given("sub/b.gguf")).expect("one has moved");
+        assert_eq!(moved.changed, [1]);
+        let spec = &moved.catalog.specs()[1];
+        assert_eq!(spec.given.as_deref(), Some("sub/b.gguf"));
+        assert!(spec.is_of_folder);
+        assert_eq!(moved.catalog.names.get("sub/b.gguf"), Some(&1));
+        assert!(moved.catalog.with_folder(given("sub/b.gguf")).is_none());
     }
 
     #[test]
