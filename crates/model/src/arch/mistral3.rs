@@ -54,7 +54,11 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         keys.set("rope.scaling.yarn_log_multiplier", multiplier);
     }
     if let Some(scale) = rope.opt_f32("llama_4_scaling_beta")? {
+        let interval = (rope.opt_usize("original_max_position_embeddings")?)
+            .ok_or_else(|| rope.wrong("original_max_position_embeddings", "a count"))?;
         keys.set("attention.temperature_scale", scale);
+        // A rope without YaRN has the interval too.
+        keys.set_count("rope.scaling.original_context_length", interval)?;
     }
     Ok(())
 }
