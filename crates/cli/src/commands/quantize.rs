@@ -106,7 +106,7 @@ fn after_help() -> String {
         tokenmill quantize model-f16.gguf model-q4_k_m.gguf q4_k_m\n  \
         tokenmill quantize unsloth/Qwen3-0.6B-GGUF:BF16 qwen-q4_k_m.gguf q4_k_m\n  \
         tokenmill quantize model-f16.gguf model-iq3_xs.gguf iq3_xs --imatrix model.imatrix.gguf\n  \
-        tokenmill quantize model-f16.gguf out.gguf q4_k_m --tensor-type ffn_down=q6_K --tensor-type 'blk\\.(0|1)\\.=q8_0'\n\n\
+        tokenmill quantize in.gguf out.gguf q4_k_m --tensor-type ffn_up=q6_K --tensor-type 'blk\\.0\\.=q8_0'\n\n\
         The result is that of llama-quantize to the byte. Rows that a type's blocks do not divide take a type with smaller \
         blocks.\nQuantize an original: what is quantized already has lost what is to be kept."
 }
