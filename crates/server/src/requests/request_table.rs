@@ -15,7 +15,7 @@ pub(crate) struct RequestTable {
     pub(crate) required: &'static [&'static str],
     /// A field whose value is an object, and the fields of that.
     pub(crate) inner: Option<(&'static str, Fields)>,
-    /// Words behind the paths in the title of its documentation.
+    /// Words after the paths in the title of its documentation.
     pub(crate) note: &'static str,
 }
 

@@ -82,7 +82,7 @@ impl Recast {
 pub(crate) enum Drafts {
     /// Files leave them out.
     Left,
-    /// They are numbered behind the decoder's layers, as in files.
+    /// Their numbers follow the decoder's layers, as in files.
     Layers,
     /// They are a network of their own, `mtp`.
     Network,
