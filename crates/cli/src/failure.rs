@@ -1,24 +1,16 @@
 //! [`Failure`]: why a command did not succeed, as a message for the user and an exit code.
 //!
-//! This file has the type; the modules below convert the errors of each library. Separate from the libraries'
-//! errors because hints name this program's options. Invariant: a failure prints one line: the problem first,
+//! Errors of the library carry their hints, and [`of_library`] takes both over. Invariant: a failure prints one line: the problem first,
 //! then the hint.
 
 mod gpu;
-mod memory;
-mod of_engine;
-mod of_files;
-mod of_hub;
-mod of_load;
-mod of_model;
+mod of_library;
 
 use std::{fmt::Display, io, path::Path, process::ExitCode};
 
-use crate::{note::note, numbers::size_of, visible::visible};
-pub(crate) use of_model::first_few;
+use tokenmill::advice::MAKE_ROOM;
 
-/// The hint for a full disk.
-pub(crate) const MAKE_ROOM: &str = "make room, or write to another disk";
+use crate::{note::note, numbers::size_of, visible::visible};
 
 /// Exit code after Ctrl-C, as a shell reports it.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -29,6 +21,8 @@ pub(crate) struct Failure {
     kind: FailureKind,
     message: String,
     hint: Option<String>,
+    /// Whether a GPU was asked for and none can be used.
+    lacks_gpu: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,8 +51,9 @@ impl Failure {
     fn new(kind: FailureKind, message: impl Into<String>) -> Self {
         Self {
             kind,
-            message: message.into(),
+            message: without_numbers(message.into()),
             hint: None,
+            lacks_gpu: false,
         }
     }
 
@@ -79,7 +74,7 @@ impl Failure {
 
     /// A file cannot be read.
     pub(crate) fn unreadable(path: &Path, error: &io::Error) -> Self {
-        Self::input(format!("cannot read {}: {}", path.display(), reason(error)))
+        Self::input(format!("cannot read {}: {error}", path.display()))
     }
 
     /// Creates the failure of a write; `target` names the output.
@@ -87,7 +82,7 @@ impl Failure {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self::new(FailureKind::ReaderGone, "the reader went away");
         }
-        let message = format!("cannot write to {target}: {}", reason(error));
+        let message = format!("cannot write to {target}: {error}");
         let failure = Self::new(FailureKind::Output, message);
         match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
@@ -99,11 +94,7 @@ impl Failure {
 
     /// A folder cannot be made.
     pub(crate) fn no_folder(path: &Path, error: &io::Error) -> Self {
-        Self::output(format!(
-            "cannot make the folder {}: {}",
-            path.display(),
-            reason(error)
-        ))
+        Self::output(format!("cannot make the folder {}: {error}", path.display()))
     }
 
     /// There is no room for what was to be written.
@@ -120,16 +111,6 @@ impl Failure {
             size_of(needed_bytes),
             size_of(needed_bytes.saturating_sub(free_bytes))
         ))
-    }
-
-    /// A GPU was asked for and cannot be used.
-    pub(crate) fn device(message: impl Into<String>) -> Self {
-        Self::new(FailureKind::Device, message)
-    }
-
-    /// A device was lost while it worked.
-    pub(crate) fn device_lost(message: impl Into<String>) -> Self {
-        Self::new(FailureKind::DeviceLost, message)
     }
 
     /// An answer was cut before its shape was complete.
@@ -149,18 +130,17 @@ impl Failure {
         self
     }
 
-    /// Adds detail to the error.
-    #[must_use]
-    pub(crate) fn add(mut self, more: &str) -> Self {
-        self.message = format!("{}; {more}", self.message);
-        self
+    /// Gives the failure another message.
+    pub(crate) fn reworded(self, message: String) -> Self {
+        Self { message, ..self }
     }
 
-    /// The same kind of failure, in other words.
+    /// Gives the failure another message and no hint.
     pub(crate) fn retold(self, message: String) -> Self {
+        let hint = None;
         Self {
             message,
-            hint: None,
+            hint,
             ..self
         }
     }
@@ -210,13 +190,15 @@ impl Failure {
     }
 }
 
-/// Returns the system's message, without Rust's error number.
-fn reason(error: &io::Error) -> String {
-    let text = error.to_string();
-    match text.split_once(" (os error") {
-        Some((reason, _)) => reason.to_owned(),
-        None => text,
+/// Removes the numbers of system errors, which Rust adds to their texts.
+fn without_numbers(mut text: String) -> String {
+    while let Some(begin) = text.find(" (os error ") {
+        let Some(length) = text[begin..].find(')') else {
+            break;
+        };
+        text.replace_range(begin..=begin + length, "");
     }
+    text
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@
 
 use std::{fmt, str::FromStr};
 
+pub(crate) use tokenmill::load::size;
+
 /// Rounds a number to `n_digits` digits after the point, for output. Zero has no sign.
 pub(crate) fn rounded(value: f64, n_digits: i32) -> f64 {
     let scale = 10_f64.powi(n_digits);
@@ -149,22 +151,6 @@ pub(crate) fn positive(text: &str) -> Result<usize, String> {
     (text.parse().ok())
         .filter(|&n| n > 0)
         .ok_or_else(|| "expected a whole number, 1 or more".to_owned())
-}
-
-/// A number of bytes with a unit.
-pub(crate) fn size(n_bytes: usize) -> String {
-    let mut value = n_bytes as f64;
-    for unit in ["B", "KiB", "MiB"] {
-        if value < 1024.0 {
-            return if unit == "B" {
-                format!("{n_bytes} B")
-            } else {
-                format!("{value:.1} {unit}")
-            };
-        }
-        value /= 1024.0;
-    }
-    format!("{value:.2} GiB")
 }
 
 /// A size of a file with a unit.

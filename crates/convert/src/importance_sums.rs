@@ -182,7 +182,7 @@ impl ImportanceSums {
     fn write_to(&self, file: OutputFile, writer: GgufWriter, path: &Path) -> Result<(), ConvertError> {
         let write_error = |error| match error {
             GgufError::Write { reason } => ConvertError::Io {
-                what: "write",
+                what: "write to",
                 path: path.to_owned(),
                 source: reason,
             },
@@ -197,7 +197,7 @@ impl ImportanceSums {
         }
         let output = out.finish().map_err(write_error)?;
         let file = output.into_inner().map_err(|error| ConvertError::Io {
-            what: "write",
+            what: "write to",
             path: path.to_owned(),
             source: error.into_error(),
         })?;

@@ -47,7 +47,7 @@ impl OutputFile {
     /// [`ConvertError::Io`] if it cannot be created.
     pub fn create(path: &Path) -> Result<Self, ConvertError> {
         let io_error = |source| ConvertError::Io {
-            what: "create",
+            what: "write to",
             path: path.to_owned(),
             source,
         };
@@ -115,7 +115,7 @@ impl OutputFile {
     /// [`ConvertError::Io`]; then no file is left.
     pub fn finish(mut self) -> Result<(), ConvertError> {
         let io_error = |source| ConvertError::Io {
-            what: "write",
+            what: "write to",
             path: self.path.clone(),
             source,
         };

@@ -97,7 +97,7 @@ impl<'p, 'a> BegunFile<'p, 'a> {
         } = self;
         let write_error = |error| match error {
             GgufError::Write { reason } => ConvertError::Io {
-                what: "write",
+                what: "write to",
                 path: path.to_owned(),
                 source: reason,
             },
@@ -119,7 +119,7 @@ impl<'p, 'a> BegunFile<'p, 'a> {
         }
         let output = out.finish().map_err(write_error)?;
         output.into_inner().map_err(|error| ConvertError::Io {
-            what: "write",
+            what: "write to",
             path: path.to_owned(),
             source: error.into_error(),
         })

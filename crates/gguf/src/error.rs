@@ -14,7 +14,7 @@ use crate::TensorType;
 #[non_exhaustive]
 pub enum GgufError {
     /// The operating system could not open or map a file, or the path is not a regular file.
-    #[error("cannot access {path}: {reason}")]
+    #[error("cannot open {path}: {reason}")]
     Io {
         /// The file.
         path: PathBuf,

@@ -254,7 +254,7 @@ pub enum LoadError {
         arch: String,
     },
     /// An option of the load cannot be granted.
-    #[error("option `{option}` is {found}, expected {expected}")]
+    #[error("{} is {found}, expected {expected}", in_words(option))]
     BadOption {
         /// The option.
         option: &'static str,
@@ -263,6 +263,16 @@ pub enum LoadError {
         /// Expected value.
         expected: String,
     },
+}
+
+/// Names an option of a load.
+fn in_words(option: &str) -> String {
+    match option {
+        "n_ctx" => "the size of the context".to_owned(),
+        "n_pages" => "the size of all contexts together, in pages of 16 tokens,".to_owned(),
+        "max_batch_tokens" => "the number of tokens in a step".to_owned(),
+        _ => format!("option `{option}`"),
+    }
 }
 
 impl LoadError {

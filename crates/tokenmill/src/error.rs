@@ -3,7 +3,11 @@
 //! One enum for the whole front door. Invariant: the fields of an error name what is wrong; errors of the
 //! layers below are kept unchanged.
 
-use std::{io, path::PathBuf};
+use std::{
+    error::Error as _,
+    io,
+    path::{Path, PathBuf},
+};
 
 use tokenmill_backend::{BackendError, MemoryPlan, StepError};
 use tokenmill_convert::{ConvertError, Preset};
@@ -16,7 +20,11 @@ use tokenmill_text::{
     TokenizerError, calls::CallFormError, constraint::ConstraintError, template::TemplateError,
 };
 
-use crate::{memory_limit::MemoryLimit, session_error::SessionError};
+use crate::{
+    memory_limit::MemoryLimit,
+    memory_text::{plan_text, size},
+    session_error::SessionError,
+};
 
 /// Why a model could not be opened, loaded or used.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +43,7 @@ pub enum Error {
         folder: PathBuf,
     },
     /// A folder that holds several models.
-    #[error("folder {} holds several models; name one of {}", folder.display(), names.join(", "))]
+    #[error("folder {} holds several models", folder.display())]
     SeveralModels {
         /// The folder.
         folder: PathBuf,
@@ -117,7 +125,7 @@ pub enum Error {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// The vocabulary of a model cannot be used.
-    #[error("{}: its tokenizer cannot be used: {source}", path.display())]
+    #[error("{}: its tokenizer cannot be used: {}", path.display(), with_source(source))]
     Tokenizer {
         /// The model, or its `tokenizer.json`.
         path: PathBuf,
@@ -152,7 +160,7 @@ pub enum Error {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The system had no memory left during a load on the CPU.
-    #[error("the system has too little memory for the load, which takes {} bytes", plan.total_bytes() + mtp_bytes)]
+    #[error("the system has too little memory for the load, which takes {}{}", plan_text(plan, *n_ctx), mtp_text(*mtp_bytes))]
     LoadOutOfMemory {
         /// Memory plan of the network.
         plan: Box<MemoryPlan>,
@@ -244,7 +252,11 @@ pub enum Error {
         memory_bytes: u64,
     },
     /// A load on the CPU that is larger than the memory that this process can have.
-    #[error("the model needs {} bytes of memory, and {limit}", plan.total_bytes())]
+    #[error(
+        "the model needs {} of memory, {} of it for keys and values, and {limit}",
+        size(plan.total_bytes()),
+        size(plan.kv_bytes)
+    )]
     NotEnoughMemory {
         /// Memory plan of the load.
         plan: Box<MemoryPlan>,
@@ -253,7 +265,9 @@ pub enum Error {
     },
     /// Weights that do not fit into the memory that is available now.
     #[error(
-        "the model's weights take {weights_bytes} bytes of memory, and {available_bytes} are available now"
+        "the model's weights take {} of memory, and {} are available now",
+        size(*weights_bytes),
+        size(*available_bytes as usize)
     )]
     WeightsTooLarge {
         /// Size of the weights.
@@ -293,8 +307,10 @@ pub enum Error {
     },
     /// The model that was to guess tokens ahead does not fit next to the model.
     #[error(
-        "draft model {}: it needs {needed_bytes} bytes of memory next to the model's {model_bytes}, and {limit}",
-        path.display()
+        "draft model {}: it needs {} of memory next to the model's {}, and {limit}",
+        path.display(),
+        size(*needed_bytes),
+        size(*model_bytes)
     )]
     DraftTooLarge {
         /// Its path.
@@ -311,8 +327,10 @@ pub enum Error {
     DraftNotWhole,
     /// The drafting model or layer does not fit into a GPU's memory next to the model.
     #[error(
-        "what guesses tokens ahead needs {needed_bytes} bytes of the GPU's memory next to the model's {model_bytes}, and both may \
-         take {room_bytes}"
+        "what guesses tokens ahead needs {} of the GPU's memory next to the model's {}, and both may take {}",
+        size(*needed_bytes),
+        size(*model_bytes),
+        size(*room_bytes as usize)
     )]
     NoRoomToGuess {
         /// Bytes that it needs.
@@ -365,7 +383,7 @@ pub enum Error {
         n_ctx: usize,
     },
     /// The model has no chat template, and a conversation needs one.
-    #[error("the model has no chat template; complete a prompt in the model's own format instead")]
+    #[error("the model has no chat template")]
     NoTemplate,
     /// The last message is to be continued, but the template writes more after its text.
     #[error("the chat template does not end in the last message's text, so that cannot be continued")]
@@ -380,7 +398,7 @@ pub enum Error {
     #[error("this reranker takes a query and documents, and no instruction")]
     NoPlaceForInstruction,
     /// A file is not a usable image encoder.
-    #[error("the encoder of images {} cannot be used: {source}", path.display())]
+    #[error("{}", projector_text(path, source))]
     Projector {
         /// The file.
         path: PathBuf,
@@ -555,6 +573,32 @@ pub enum Error {
     /// The engine refused the request or failed at it.
     #[error(transparent)]
     Engine(#[from] EngineError),
+}
+
+/// Describes the memory of an MTP layer that loads with the model.
+fn mtp_text(mtp_bytes: usize) -> String {
+    match mtp_bytes {
+        0 => String::new(),
+        n_bytes => format!("; its MTP layer takes {} more", size(n_bytes)),
+    }
+}
+
+/// Returns an error's text with that of its source.
+fn with_source(error: &TokenizerError) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+fn projector_text(path: &Path, source: &LoadError) -> String {
+    let path = path.display();
+    match source {
+        LoadError::UnknownArchitecture { found, .. } => {
+            format!("{path} is no encoder of images but a model of the architecture `{found}`")
+        }
+        _ => format!("the encoder of images {path} cannot be used: {source}"),
+    }
 }
 
 /// Describes how much of a request for layers on the GPU would fit.

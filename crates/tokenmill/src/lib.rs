@@ -45,6 +45,7 @@
 //! | quantize a folder's weights while they load | [`LoadOptions::quantize`] | a smaller, faster [`Model`] |
 //! | measure which weights matter most | [`convert::ImportanceRun`] | an importance matrix |
 //! | make a smaller GGUF file | the crate `tokenmill_convert` | a file |
+//! | know what to do about an error | [`Error::hint`], [`Error::kind`] | an [`advice::Hint`] |
 //! | compute on a backend of your own | [`LoadOptions::load_on`] | a [`Model`] like any other |
 //!
 //! The [`prelude`] has the types of nearly every program, and the root those of most. The modules have all others, by subject: [`load`],
@@ -82,6 +83,7 @@
 
 pub mod adapters;
 mod address_space;
+pub mod advice;
 mod all_reduce;
 mod answer;
 mod asynchronous;
@@ -124,6 +126,7 @@ pub mod machine;
 mod machine_memory;
 mod measurements;
 mod memory_limit;
+mod memory_text;
 mod model;
 mod model_adapters;
 mod model_source;

@@ -12,6 +12,7 @@ pub use crate::{
     facts::{ModelFacts, Task},
     load_plan::{LoadPlan, PlanObserver},
     loaded::{Loaded, LoadedDevice},
+    memory_text::{plan_text, size},
     model_source::{ChatFiles, ModelSource},
     vision::{Projector, projector_beside},
 };

@@ -210,16 +210,14 @@ mod tests {
         for room_bytes in [None, Some(enough), Some(u64::MAX)] {
             assert_eq!(check(enough, room_bytes), Ok(()));
         }
-        let needed = "the model needs 8388608 bytes of memory";
-        let of_machine = Err(format!("{needed}, and this machine has 8388607"));
+        let needed = "the model needs 8.0 MiB of memory, 6.0 MiB of it for keys and values";
+        let of_machine = Err(format!("{needed}, and this machine has 8.0 MiB in all"));
         for room_bytes in [None, Some(enough - 1), Some(enough)] {
             assert_eq!(check(enough - 1, room_bytes), of_machine);
         }
         assert_eq!(
             check(enough, Some(enough - 1)),
-            Err(format!(
-                "{needed}, and the limit of the address space leaves 8388607"
-            ))
+            Err(format!("{needed}, and the limit of `ulimit -v` leaves 8.0 MiB"))
         );
     }
 
@@ -236,7 +234,7 @@ mod tests {
         let error = check_available(&plan, Some(1 << 20)).expect_err("a MiB is missing");
         assert_eq!(
             error.to_string(),
-            "the model's weights take 2097152 bytes of memory, and 1048576 are available now"
+            "the model's weights take 2.0 MiB of memory, and 1.0 MiB are available now"
         );
     }
 

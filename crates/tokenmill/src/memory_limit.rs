@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use crate::memory_text::size;
+
 /// The most memory that this process can have, and what sets that bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryLimit {
@@ -40,9 +42,10 @@ impl MemoryLimit {
 
 impl fmt::Display for MemoryLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = size(usize::try_from(self.n_bytes()).unwrap_or(usize::MAX));
         match self {
-            Self::Machine { n_bytes } => write!(f, "this machine has {n_bytes}"),
-            Self::AddressSpace { n_bytes } => write!(f, "the limit of the address space leaves {n_bytes}"),
+            Self::Machine { .. } => write!(f, "this machine has {size} in all"),
+            Self::AddressSpace { .. } => write!(f, "the limit of `ulimit -v` leaves {size}"),
         }
     }
 }

@@ -8,6 +8,7 @@ use std::{
 
 use tokenmill::{
     Error,
+    advice::first_few,
     convert::{Conversion, TokenDifferences},
     load::ModelSource,
 };
@@ -15,7 +16,7 @@ use tokenmill_convert::{OutType, QuantizeSummary};
 use tokenmill_model::check_is_model;
 
 use crate::{
-    failure::{Failure, first_few},
+    failure::Failure,
     interrupt::Interrupt,
     model_name::FetchArgs,
     note::note,

@@ -1,6 +1,6 @@
 //! GPUs that cannot be used.
 //!
-//! Separate because what to do depends on what hides a GPU and on what was asked for.
+//! Advice here depends on the command line and on the variable that hides GPUs.
 
 use std::ffi::OsString;
 
@@ -9,42 +9,58 @@ use tokenmill_backend::BackendError;
 
 use super::Failure;
 
-/// A number of layers asks for a GPU as `--device cuda` does.
-const HOW_TO_USE_THE_CPU: &str = "without `--device`, `-ngl` and other flags that ask for a GPU, the CPU computes where no GPU can be used";
-
 impl Failure {
     /// Creates the failure of a load on `n_gpus` GPUs together, for which no device is chosen automatically.
     pub(crate) fn of_group(error: Error, n_gpus: usize) -> Self {
-        let is_unusable = matches!(
-            error,
-            Error::Gpu(
-                BackendError::Unavailable { .. }
-                    | BackendError::Unsupported { .. }
-                    | BackendError::UnsupportedType { .. }
-            )
-        );
         let failure = Self::from(error);
-        if n_gpus > 1 && is_unusable && failure.what_to_do().is_none_or(|hint| hint == HOW_TO_USE_THE_CPU) {
+        if n_gpus > 1 && failure.lacks_gpu {
             return failure.hint("leave `--tensor-parallel-size` out to compute on the CPU");
         }
         failure
     }
 
-    /// Names the flags that asked for a GPU, where the hint speaks of them.
+    /// Names the flags that asked for a GPU, where none can be used.
     pub(crate) fn naming_gpu_flags(self, typed: &[OsString]) -> Self {
         let flags = gpu_flags(typed);
         let (asks, them) = match &flags[..] {
-            [] => return self,
-            [_] => ("asks", "it"),
-            _ => ("ask", "them"),
+            [_] if self.lacks_gpu => ("asks", "it"),
+            [_, ..] if self.lacks_gpu => ("ask", "them"),
+            _ => return self,
         };
-        if self.what_to_do() != Some(HOW_TO_USE_THE_CPU) {
-            return self;
-        }
         let flags = flags.join("` and `");
         self.hint(format!(
             "`{flags}` {asks} for a GPU; without {them} the CPU computes where no GPU can be used"
         ))
+    }
+
+    /// Marks the failure of a GPU that cannot be used. `visible` is the variable that hides GPUs, and a better reason where it may hide this
+    /// one.
+    pub(super) fn of_gpu(mut self, error: &Error, visible: Option<&str>) -> Self {
+        let hidden = visible.map(|visible| match visible {
+            "" => "CUDA_VISIBLE_DEVICES is empty, which hides every GPU".to_owned(),
+            _ => format!("CUDA_VISIBLE_DEVICES is `{visible}`, which hides every other GPU"),
+        });
+        match (error, hidden) {
+            (Error::Gpu(BackendError::Unavailable { source }), Some(hidden)) if may_be_hidden(&**source) => {
+                self.hint(hidden)
+            }
+            (Error::TooFewGpus { .. }, Some(hidden)) => {
+                let more = self.hint.take().unwrap_or_default();
+                self.hint(format!("{hidden}; {more}"))
+            }
+            (
+                Error::Gpu(
+                    BackendError::Unavailable { .. }
+                    | BackendError::Unsupported { .. }
+                    | BackendError::UnsupportedType { .. },
+                ),
+                _,
+            ) => {
+                self.lacks_gpu = true;
+                self
+            }
+            _ => self,
+        }
     }
 }
 
@@ -67,32 +83,6 @@ fn gpu_flags(typed: &[OsString]) -> Vec<String> {
         }
     };
     (0..words.len()).filter_map(flag).collect()
-}
-
-/// Returns the hint for a GPU that cannot be used, if its message gives none. `visible` is the variable that
-/// hides GPUs.
-pub(super) fn gpu_hint(reason: &BackendError, visible: Option<&str>) -> Option<String> {
-    match (reason, visible) {
-        (BackendError::Unavailable { source }, Some(visible)) if may_be_hidden(&**source) => {
-            Some(match visible {
-                "" => "CUDA_VISIBLE_DEVICES is empty, which hides every GPU; unset it".to_owned(),
-                _ => format!("CUDA_VISIBLE_DEVICES is `{visible}`, which hides every other GPU"),
-            })
-        }
-        (BackendError::DoesNotFit { .. }, _) => {
-            Some(
-                "`-ngl auto` puts what fits on it, a smaller context is `-c N`, and `--device cpu` uses the machine's memory"
-                    .to_owned(),
-            )
-        }
-        (
-            BackendError::Unavailable { .. }
-            | BackendError::Unsupported { .. }
-            | BackendError::UnsupportedType { .. },
-            _,
-        ) => Some(HOW_TO_USE_THE_CPU.to_owned()),
-        _ => None,
-    }
 }
 
 /// Whether the driver works but does not show the GPU.
@@ -135,20 +125,21 @@ mod tests {
     fn a_hidden_gpu_is_told_from_a_missing_one() {
         use tokenmill_cuda_exec::CudaExecError;
 
-        let no_device = BackendError::Unavailable {
-            source: Box::new(CudaExecError::NoDevice {
-                reason: "none".to_owned(),
-            }),
+        let failure = |source: CudaExecError, visible: Option<&str>| {
+            let source = Box::new(source);
+            let error = Error::Gpu(BackendError::Unavailable { source });
+            Failure::work("x").hint("y").of_gpu(&error, visible)
         };
-        let no_driver = BackendError::Unavailable {
-            source: Box::new(CudaExecError::NoDriver),
+        let no_device = || CudaExecError::NoDevice {
+            reason: "none".to_owned(),
         };
-        let empty = gpu_hint(&no_device, Some("")).expect("a hint");
-        assert!(empty.contains("is empty"), "{empty}");
-        assert!(gpu_hint(&no_device, Some("3")).is_some_and(|hint| hint.contains("`3`")));
-        for (reason, visible) in [(&no_device, None), (&no_driver, Some(""))] {
-            let hint = gpu_hint(reason, visible).expect("a hint");
-            assert_eq!(hint, HOW_TO_USE_THE_CPU);
-        }
+        let check = |failure: &Failure, hint: &str, lacks_gpu: bool| {
+            assert!(failure.line().contains(hint), "{}", failure.line());
+            assert_eq!(failure.lacks_gpu, lacks_gpu, "{}", failure.line());
+        };
+        check(&failure(no_device(), Some("")), "is empty", false);
+        check(&failure(no_device(), Some("3")), "`3`", false);
+        check(&failure(no_device(), None), "(hint: y)", true);
+        check(&failure(CudaExecError::NoDriver, Some("")), "(hint: y)", true);
     }
 }

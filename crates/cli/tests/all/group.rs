@@ -242,7 +242,7 @@ fn gpus_that_are_not_there_are_counted() {
     assert_eq!(
         line,
         "error: 4 GPUs from GPU 0 on are to compute the model, and the driver shows 2 in all (hint: `tokenmill devices` \
-         lists them, `--tensor-parallel-size 2` takes all from the first on)"
+         lists them; from the first on there are 2 for `--tensor-parallel-size N`)"
     );
     let line = with_gpus("devices=2", &["-tp", "2", "--device", "cuda:1"]).failed(5);
     assert!(line.contains("2 GPUs from GPU 1 on"), "{line}");

@@ -201,7 +201,7 @@ fn a_context_that_cannot_be_had_is_spoken_of_as_such() {
     );
     insta::assert_snapshot!(
         refused("serve demo --port 0 -c 4000000000 --kv-cache-tokens 4294967295", 2),
-        @"error: the size of all contexts together, in pages of 16 tokens, is 268435456, expected at most 268435455 (hint: give a smaller context with -c, or fewer sequences)"
+        @"error: the size of all contexts together, in pages of 16 tokens, is 268435456, expected at most 268435455 (hint: give a smaller context with `-c N`, or fewer sequences)"
     );
     // Terabytes of keys and values; a machine that has them grants the context.
     let outcome = tokenmill(["run", "--raw", "demo", "x", "-n", "1", "-c", "4000000000"]);
@@ -209,7 +209,7 @@ fn a_context_that_cannot_be_had_is_spoken_of_as_such() {
     if is_refused {
         let line = outcome.failed(3);
         // Where the machine's memory is known it is compared; elsewhere the system refuses.
-        let is_compared = line.contains("of memory, ") && line.contains("give a smaller context with -c");
+        let is_compared = line.contains("of memory, ") && line.contains("give a smaller context with `-c N`");
         let is_tried = line.contains("bytes of memory could not be allocated for the KV store")
             && line.contains("the whole load takes ")
             && line.contains("(hint: `-c N` and `-ctk q8_0 -ctv q8_0` take less for keys and values");
@@ -241,7 +241,7 @@ fn an_option_that_would_do_nothing_is_refused() {
     );
     insta::assert_snapshot!(
         refused("serve demo --port 0 --kv-cache-tokens 1", 2),
-        @"error: `--kv-cache-tokens 1` is less than one context of 512 tokens (hint: give 512 or more, or a shorter context with -c)"
+        @"error: a KV cache of 1 tokens is less than one context of 512 tokens (hint: give 512 or more with --kv-cache-tokens, or a shorter context with `-c N`)"
     );
     insta::assert_snapshot!(
         refused("run demo x --spec off --spec-max 4", 2),
@@ -376,7 +376,7 @@ fn a_server_has_an_address_and_a_certificate_that_can_be_read() {
     );
     insta::assert_snapshot!(
         tokenmill("serve demo --port 0 --tls-cert no-such.pem --tls-key no-such.key".split(' ')).error_line(3),
-        @"error: cannot use the TLS file no-such.pem: I/O error: No such file or directory (os error 2) (hint: both files are PEM)"
+        @"error: cannot use the TLS file no-such.pem: I/O error: No such file or directory (hint: both files are PEM)"
     );
 }
 

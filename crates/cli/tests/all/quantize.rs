@@ -175,7 +175,8 @@ fn what_quantize_refuses_leaves_nothing() {
     out.finish().unwrap();
     let line = tokenmill(["quantize", arg(&wide), arg(&output), "iq2_xs"]).failed(3);
     assert!(
-        line.contains("importance matrix") && line.ends_with("(hint: --imatrix FILE gives one)"),
+        line.contains("importance matrix")
+            && line.ends_with("(hint: `tokenmill imatrix` makes one for `--imatrix FILE`)"),
         "{line}"
     );
     let line = refused(&["q8_0", "--imatrix", arg(&input)], 3);

@@ -200,7 +200,7 @@ fn stopped_work_leaves_nothing() {
     assert_eq!(names(folder.path()), ["model.gguf"]);
     let result = quantizer.write(folder.path().join("no/such/folder/out.gguf"), &mut whole);
     assert!(
-        result.unwrap_err().to_string().starts_with("cannot create "),
+        result.unwrap_err().to_string().starts_with("cannot write to "),
         "a missing folder"
     );
 }

@@ -191,7 +191,7 @@ fn paths_that_are_no_model_are_told_apart() {
     assert_eq!(
         error_of(dir.path()).to_string(),
         format!(
-            "cannot access {}: it is a folder, expected a file",
+            "cannot open {}: it is a folder, expected a file",
             dir.path().display()
         )
     );
@@ -344,7 +344,7 @@ fn pipes_and_devices_are_refused_without_waiting() {
     for path in [pipe.as_path(), Path::new("/dev/zero")] {
         assert_eq!(
             error_of(path).to_string(),
-            format!("cannot access {}: {REFUSAL}", path.display())
+            format!("cannot open {}: {REFUSAL}", path.display())
         );
         assert_eq!(
             RegularFile::read(path, usize::MAX).unwrap_err().to_string(),

@@ -235,7 +235,7 @@ fn options_that_cannot_be_granted_are_named() {
             n_ctx: Some(0),
             ..Default::default()
         },
-        "option `n_ctx` is 0, expected at least 1",
+        "the size of the context is 0, expected at least 1",
     );
     check(
         ModelOptions {
@@ -243,7 +243,7 @@ fn options_that_cannot_be_granted_are_named() {
             ..Default::default()
         },
         &format!(
-            "option `n_pages` is {}, expected at most {}",
+            "the size of all contexts together, in pages of 16 tokens, is {}, expected at most {}",
             usize::MAX,
             u32::MAX / 16
         ),
@@ -265,7 +265,7 @@ fn options_that_cannot_be_granted_are_named() {
             ..Default::default()
         },
         &format!(
-            "option `max_batch_tokens` is {}, expected at most 1048576",
+            "the number of tokens in a step is {}, expected at most 1048576",
             usize::MAX / 2
         ),
     );

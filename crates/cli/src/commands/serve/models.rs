@@ -11,6 +11,7 @@ use std::{
 };
 
 use tokenmill::{
+    advice::first_few,
     load::{ModelSource, Task},
     machine::available_main_bytes,
     sessions::PrefixFolder,
@@ -30,7 +31,7 @@ use super::{
 };
 use crate::{
     besides,
-    failure::{Failure, first_few},
+    failure::Failure,
     model_name::{FetchArgs, served_name},
     numbers::{ByteSize, size_of},
 };

@@ -12,7 +12,6 @@ use std::{
     time::Duration,
 };
 
-use tokenmill_backend::StepError;
 use tokenmill_sched::EngineError;
 use tokenmill_server::{Drained, Listen, Listening, Models, ServeError, ServerConfig};
 
@@ -92,8 +91,7 @@ pub(super) async fn serve(listening: Listening, models: Models, is_watched: bool
         reason = engine_end(&models) => {
             let message = format!("the engine has ended: {reason}");
             return Err(match reason {
-                EngineError::Step(StepError::DeviceLost { .. }) => Failure::device_lost(message),
-                EngineError::Step(StepError::WeightsChanged { .. }) => Failure::weights_changed(message),
+                EngineError::Step(_) => Failure::from(reason.clone()).reworded(message),
                 _ => Failure::work(message),
             });
         }
