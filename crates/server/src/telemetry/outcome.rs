@@ -115,8 +115,8 @@ impl Measured {
         let (prefill, decode) = (self.prefill.as_secs_f64(), self.decode.as_secs_f64());
         let rate = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
         let per_token_ms = |n: usize, seconds: f64| if n > 0 { seconds * 1e3 / n as f64 } else { 0.0 };
-        // The time begins with the first token, so one token has no rate.
-        let n_after_first = self.n_predicted.checked_sub(1).filter(|n| *n > 0);
+        // The time begins with the first token, so one token has no rate: llama.cpp writes 0.
+        let n_after_first = self.n_predicted.saturating_sub(1);
         json!({
             "queued_ms": self.queued.as_secs_f64() * 1e3,
             "cache_n": self.n_cached,
@@ -126,8 +126,8 @@ impl Measured {
             "prompt_per_second": rate(self.n_computed, prefill),
             "predicted_n": self.n_predicted,
             "predicted_ms": decode * 1e3,
-            "predicted_per_token_ms": n_after_first.map(|n| per_token_ms(n, decode)),
-            "predicted_per_second": n_after_first.map(|n| rate(n, decode)),
+            "predicted_per_token_ms": per_token_ms(n_after_first, decode),
+            "predicted_per_second": rate(n_after_first, decode),
         })
     }
 }
