@@ -232,12 +232,29 @@ pub(crate) async fn delete(models: Models, mut call: Call) -> Result<Response, A
             return Ok(StatusCode::OK.into_response());
         }
     };
-    models.dismiss(idx);
+    // A removal goes on without its client, and so does all that follows it.
+    let removed = tokio::spawn(async move { remove(manager, served, idx, &models).await });
+    removed.await.unwrap_or_else(|error| {
+        Err(ApiError::Internal {
+            reason: error.to_string(),
+        })
+    })?;
+    Ok(StatusCode::OK.into_response())
+}
+
+/// Removes a model's files, then has the model unloaded and the folder looked through. A model whose removal is refused stays as it is.
+async fn remove(
+    manager: Arc<dyn FolderManager>,
+    served: String,
+    idx: usize,
+    models: &Models,
+) -> Result<(), ApiError> {
     let model = served.clone();
     change(move || manager.remove(&served)).await?;
+    models.dismiss(idx);
     tracing::info!(model, "removed for a client");
     models.look_anew(LOOK_PATIENCE).await;
-    Ok(StatusCode::OK.into_response())
+    Ok(())
 }
 
 /// Finds the model of the folder that is listed under a name. Returns its place and that name.
