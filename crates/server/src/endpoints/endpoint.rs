@@ -75,8 +75,8 @@ pub(crate) struct Endpoint {
     pub(crate) summary: &'static str,
     /// Whether a request needs one of the server's keys.
     pub(crate) needs_key: bool,
-    /// Whether supervisors and load balancers ask it, which a full server still answers.
-    pub(crate) is_probe: bool,
+    /// For a probe: its answer while the only model loads. Supervisors and load balancers ask it, so a full server answers it as well.
+    pub(crate) while_loading: Option<fn() -> Response>,
     /// Whether its log lines would be noise at the level of requests.
     pub(crate) is_quiet: bool,
     route: Route,
@@ -93,7 +93,7 @@ pub(super) const fn row(verb: Verb, dialect: Dialect, path: &'static str, route:
         body: None,
         summary: "",
         needs_key: true,
-        is_probe: false,
+        while_loading: None,
         is_quiet: false,
         route,
     }
@@ -136,9 +136,9 @@ impl Endpoint {
         self
     }
 
-    /// Marks a probe: it needs no key, is asked all the time, and a full server answers it.
-    pub(crate) const fn probe(mut self) -> Self {
-        self.is_probe = true;
+    /// Marks a probe: it needs no key, is asked all the time, and is answered by a full server, and while the model loads.
+    pub(crate) const fn probe(mut self, while_loading: fn() -> Response) -> Self {
+        self.while_loading = Some(while_loading);
         self.without_key().quiet()
     }
 
@@ -194,7 +194,14 @@ impl Endpoint {
 
 /// Says whether supervisors and load balancers probe this path.
 pub(crate) fn is_probe(path: &str) -> bool {
-    ENDPOINTS.iter().any(|row| row.is_probe && row.is_at(path))
+    probe_while_loading(path).is_some()
+}
+
+/// Returns what makes the answer to a probe while the only model loads; `None` for other paths.
+pub(crate) fn probe_while_loading(path: &str) -> Option<fn() -> Response> {
+    (ENDPOINTS.iter())
+        .filter(|row| row.is_at(path))
+        .find_map(|row| row.while_loading)
 }
 
 /// Says whether a log line for this path would be noise: probes ask all the time, and each visit to the page loads all its files.
@@ -264,7 +271,7 @@ mod tests {
             rows.flat_map(Endpoint::paths).collect()
         };
         let probes = ["/livez", "/readyz", "/health", "/v1/health"];
-        assert_eq!(listed(|row| row.is_probe), probes);
+        assert_eq!(listed(|row| row.while_loading.is_some()), probes);
         assert_eq!(
             listed(|row| !row.needs_key),
             [&probes[..], &["/openapi.json", "/", "/web/{name}"]].concat()

@@ -255,14 +255,14 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
     // Probes, the page and the description hold no secrets and answer without a key.
     row(Get, OpenAi, "/livez", |row, _| row.plain(health::live))
         .says("Whether the engine shows signs of life")
-        .probe(),
+        .probe(health::live_while_loading),
     row(Get, OpenAi, "/readyz", |row, _| row.plain(health::ready))
         .says("Whether a request sent now would be taken")
-        .probe(),
+        .probe(health::ready_while_loading),
     row(Get, OpenAi, "/health", |row, _| row.plain(health::health))
         .also_at(&["/v1/health"])
         .says("The same in the words of llama.cpp")
-        .probe(),
+        .probe(health::health_while_loading),
     row(Get, OpenAi, "/openapi.json", |row, _| row.plain(openapi::openapi))
         .says("This description")
         .without_key(),
