@@ -123,7 +123,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
         }
     })
     .says("Have one of several models loaded, llama.cpp's API")
-    .reads(tables::MANAGE),
+    .reads(manage::ManageRequest::TABLE.noted(", where there are several models")),
     row(Post, OpenAi, "/v1/models/unload", |row, models| {
         match models.only() {
             Some(_) => row.plain(manage::of_one_model),
@@ -131,7 +131,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
         }
     })
     .says("Have one of several models unloaded, llama.cpp's API")
-    .reads(tables::MANAGE),
+    .reads(manage::ManageRequest::TABLE.noted(", where there are several models")),
     row(Post, OpenAi, "/v1/load_lora_adapter", |row, _| {
         row.with_model(adapters::load)
     })

@@ -120,9 +120,6 @@ pub(crate) const LLAMA_EMBEDDING: RequestTable = RequestTable::new(llama_embeddi
 /// Requests of `/slots/{id}`.
 pub(crate) const SLOT_FILE: RequestTable =
     RequestTable::new(|| llama_cpp::SLOT_FILE, &[]).noted(" with the actions `save` and `restore`");
-/// Requests of `/v1/models/load` and `/v1/models/unload`.
-pub(crate) const MANAGE: RequestTable =
-    RequestTable::new(|| llama_cpp::MANAGE, &["model"]).noted(", where there are several models");
 /// Requests of `/tokenize`.
 pub(crate) const TOKENIZE: RequestTable = RequestTable::new(|| llama_cpp::TOKENIZE, &[]);
 /// Requests of `/apply-template`.
