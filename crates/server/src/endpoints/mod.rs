@@ -239,7 +239,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
         row.without_model(ollama::manage::pull)
     })
     .says("Download a model, Ollama's API")
-    .reads(tables::OLLAMA_PULL),
+    .reads(ollama::manage::PullRequest::TABLE),
     // Without a folder of models it refuses every method, so the description leaves it out.
     row(Delete, Ollama, "/api/delete", |row, models| {
         match models.folder_manager() {
@@ -247,7 +247,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
             None => any(ollama::manage::unmanaged),
         }
     })
-    .reads(tables::OLLAMA_DELETE),
+    .reads(ollama::manage::DeleteRequest::TABLE),
     row(Any, Ollama, "/api/push", |row, _| {
         row.plain(ollama::manage::unmanaged)
     })

@@ -140,10 +140,6 @@ pub(crate) const OLLAMA_EMBEDDINGS: RequestTable =
         .with_inner("options", ollama::options::options);
 /// Requests of `/api/show`.
 pub(crate) const OLLAMA_SHOW: RequestTable = RequestTable::new(|| ollama::embed::SHOW_FIELDS, &[]);
-/// Requests of `/api/pull`.
-pub(crate) const OLLAMA_PULL: RequestTable = RequestTable::new(|| ollama::embed::PULL_FIELDS, &[]);
-/// Requests of `/api/delete`.
-pub(crate) const OLLAMA_DELETE: RequestTable = RequestTable::new(|| ollama::embed::DELETE_FIELDS, &[]);
 
 /// All tables as a page of Markdown: `docs/api-fields.md`.
 pub fn document() -> String {

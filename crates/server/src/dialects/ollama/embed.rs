@@ -37,29 +37,6 @@ pub const SHOW_FIELDS: &[Field] = &[
     label("verbose"),
 ];
 
-/// Lists the fields of `/api/pull`.
-pub const PULL_FIELDS: &[Field] = &[
-    yes(
-        "model",
-        "a served model is available; others are downloaded with `--manage-models`, else refused (501), as is a name whose download a \
-         file of the folder would hide (400)",
-    ),
-    yes("name", "the older name of `model`"),
-    yes("stream", "default true"),
-    label("insecure"),
-    label("username"),
-    label("password"),
-];
-
-/// Lists the fields of `/api/delete`.
-pub const DELETE_FIELDS: &[Field] = &[
-    yes(
-        "model",
-        "the name of a model of `--models-dir` as it is listed, or of a download that broke off; without `--manage-models` it is refused (501)",
-    ),
-    yes("name", "the older name of `model`"),
-];
-
 /// A request to embed.
 #[derive(Clone, Debug, Deserialize)]
 pub struct EmbedRequest {
@@ -104,35 +81,5 @@ impl ShowRequest {
     pub fn name(&self) -> Option<&str> {
         let model = self.model.as_deref().filter(|model| !model.is_empty());
         model.or(self.name.as_deref())
-    }
-}
-
-/// Asks for a model to be removed.
-#[derive(Clone, Debug, Deserialize)]
-pub struct DeleteRequest {
-    model: Option<String>,
-    name: Option<String>,
-}
-
-impl DeleteRequest {
-    /// Returns the name from either field.
-    pub fn name(&self) -> Option<&str> {
-        self.model.as_deref().or(self.name.as_deref())
-    }
-}
-
-/// Asks for a model to be available.
-#[derive(Clone, Debug, Deserialize)]
-pub struct PullRequest {
-    model: Option<String>,
-    name: Option<String>,
-    /// Whether the answer is streamed.
-    pub stream: Option<bool>,
-}
-
-impl PullRequest {
-    /// Returns the name from either field.
-    pub fn name(&self) -> Option<&str> {
-        self.model.as_deref().or(self.name.as_deref())
     }
 }
