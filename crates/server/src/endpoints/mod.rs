@@ -226,7 +226,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
         row.without_model(ollama::models::show)
     })
     .says("Describe the model, Ollama's API")
-    .reads(tables::OLLAMA_SHOW),
+    .reads(ollama::models::ShowRequest::TABLE),
     row(Get, Ollama, "/api/tags", |row, _| row.plain(ollama::models::tags))
         .says("The names of the models, Ollama's API"),
     row(Get, Ollama, "/api/ps", |row, _| row.plain(ollama::models::ps))

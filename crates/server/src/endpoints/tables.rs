@@ -138,8 +138,6 @@ pub(crate) const OLLAMA_EMBED: RequestTable =
 pub(crate) const OLLAMA_EMBEDDINGS: RequestTable =
     RequestTable::new(|| ollama::embed::OLDER_FIELDS, &["prompt"])
         .with_inner("options", ollama::options::options);
-/// Requests of `/api/show`.
-pub(crate) const OLLAMA_SHOW: RequestTable = RequestTable::new(|| ollama::embed::SHOW_FIELDS, &[]);
 
 /// All tables as a page of Markdown: `docs/api-fields.md`.
 pub fn document() -> String {

@@ -1,10 +1,9 @@
-//! `POST /api/embed` and the older `/api/embeddings`: vectors of texts. And `POST /api/show`, which asks for no more than a
-//! name.
+//! `POST /api/embed` and the older `/api/embeddings`: vectors of texts.
 
 use serde::Deserialize;
 
 use super::KEEP_ALIVE;
-use crate::requests::fields::{Field, label, yes};
+use crate::requests::fields::{Field, yes};
 
 /// Fields of `/api/embed`.
 pub const FIELDS: &[Field] = &[
@@ -28,13 +27,6 @@ pub const OLDER_FIELDS: &[Field] = &[
     yes("prompt", "a text; its vector has length 1, as on `/api/embed`"),
     yes("options", "as on `/api/chat`; nothing is sampled"),
     KEEP_ALIVE,
-];
-
-/// Fields of `/api/show`.
-pub const SHOW_FIELDS: &[Field] = &[
-    yes("model", ""),
-    yes("name", "the older name of `model`"),
-    label("verbose"),
 ];
 
 /// A request to embed.
@@ -67,19 +59,4 @@ pub struct EmbeddingsRequest {
     pub model: Option<String>,
     /// Text to embed.
     pub prompt: String,
-}
-
-/// A request to describe a model.
-#[derive(Clone, Debug, Deserialize)]
-pub struct ShowRequest {
-    model: Option<String>,
-    name: Option<String>,
-}
-
-impl ShowRequest {
-    /// Model name. Clients that write both fields mean the newer.
-    pub fn name(&self) -> Option<&str> {
-        let model = self.model.as_deref().filter(|model| !model.is_empty());
-        model.or(self.name.as_deref())
-    }
 }
