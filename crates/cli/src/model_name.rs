@@ -9,14 +9,13 @@ use std::{
     io::{self, IsTerminal as _, Write as _},
     path::{Path, PathBuf},
     sync::{
-        Arc, Once,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use clap::Args;
 use console::Term;
-use indicatif::ProgressBar;
 use tokenmill::{
     hub::{
         HubSettings, PullEvent, PullObserver, PullWishes, PulledModel, SourceName, SourcePlan,
@@ -33,7 +32,7 @@ use crate::{
     interrupt,
     note::note,
     numbers::size_of,
-    progress,
+    progress::Transfer,
     visible::visible,
 };
 
@@ -280,7 +279,7 @@ pub(crate) fn fetch(
     watcher: &Watcher,
 ) -> Result<PulledModel, Failure> {
     let name = plan.full_name();
-    let (bar, arrived) = (watcher.bar.clone(), Arc::clone(&watcher.arrived));
+    let (bar, arrived) = (watcher.transfer.bar.clone(), Arc::clone(&watcher.arrived));
     interrupt::ends_with(move || {
         bar.finish_and_clear();
         if let Some(text) = arrived.kept() {
@@ -289,14 +288,13 @@ pub(crate) fn fetch(
     })?;
     let pulled = plan.fetch(settings, watcher);
     interrupt::ends_at_once()?;
-    watcher.bar.finish_and_clear();
+    watcher.transfer.bar.finish_and_clear();
     pulled.map_err(|error| Failure::of_name(&name, error))
 }
 
 /// Shows a download on standard error.
 pub(crate) struct Watcher {
-    bar: ProgressBar,
-    began: Once,
+    transfer: Transfer,
     arrived: Arc<Arrived>,
 }
 
@@ -326,14 +324,13 @@ impl Watcher {
     /// A bar that is not shown before something arrives.
     pub(crate) fn new() -> Self {
         Self {
-            bar: progress::transfer("downloading"),
-            began: Once::new(),
+            transfer: Transfer::new("downloading"),
             arrived: Arc::default(),
         }
     }
 
     fn say(&self, text: &str) {
-        self.bar.suspend(|| note!("{}", visible(text)));
+        self.transfer.bar.suspend(|| note!("{}", visible(text)));
     }
 }
 
@@ -344,9 +341,8 @@ impl PullObserver for Watcher {
                 done_bytes,
                 total_bytes,
             } => {
-                self.began
-                    .call_once(|| progress::begin_transfer(&self.bar, total_bytes));
-                self.bar.set_position(done_bytes);
+                self.transfer.begin(total_bytes);
+                self.transfer.bar.set_position(done_bytes);
                 self.arrived.done.store(done_bytes, Ordering::Relaxed);
                 self.arrived.total.store(total_bytes, Ordering::Relaxed);
             }

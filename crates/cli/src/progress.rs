@@ -3,7 +3,10 @@
 //! Separate so that every long work looks the same. `NO_COLOR` and a stderr that is no terminal are honoured by the
 //! library below.
 
-use std::time::Duration;
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -26,18 +29,42 @@ pub(crate) fn set_bytes(bar: &ProgressBar, n_done: usize, n_total: usize) {
     bar.set_position(n_done as u64);
 }
 
-/// A bar for a transfer. It shows nothing before [`begin_transfer`].
-pub(crate) fn transfer(what: &str) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden()).with_message(what.to_owned());
-    bar.with_style(style(KNOWN_BYTES))
+/// A bar for a transfer. It shows nothing before [`Transfer::begin`].
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    pub(crate) bar: ProgressBar,
+    /// Taken when it begins.
+    shown_at: Mutex<Option<ProgressDrawTarget>>,
 }
 
-/// Begins to show a bar of [`transfer`]. Speed and rest are counted from here: what was there before came at no speed.
-pub(crate) fn begin_transfer(bar: &ProgressBar, n_total: u64) {
-    bar.set_length(n_total);
-    bar.set_draw_target(ProgressDrawTarget::stderr());
-    bar.reset_eta();
-    bar.enable_steady_tick(Duration::from_millis(200));
+impl Transfer {
+    /// Creates a bar that is hidden.
+    pub(crate) fn new(what: &str) -> Self {
+        Self::shown_at(ProgressDrawTarget::stderr(), what)
+    }
+
+    fn shown_at(target: ProgressDrawTarget, what: &str) -> Self {
+        let bar =
+            ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden()).with_message(what.to_owned());
+        Self {
+            bar: bar.with_style(style(KNOWN_BYTES)),
+            shown_at: Mutex::new(Some(target)),
+        }
+    }
+
+    /// Begins to show the bar; later calls change nothing. Speed and rest are counted from here: what was there before came at no speed.
+    pub(crate) fn begin(&self, n_total: u64) {
+        let target = self
+            .shown_at
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let Some(target) = target else { return };
+        self.bar.set_length(n_total);
+        self.bar.set_draw_target(target);
+        self.bar.reset_eta();
+        self.bar.enable_steady_tick(Duration::from_millis(200));
+    }
 }
 
 /// A bar that counts steps.
@@ -61,11 +88,84 @@ fn style(template: &str) -> ProgressStyle {
 
 #[cfg(test)]
 mod tests {
+    use std::{io, sync::Arc};
+
+    use indicatif::TermLike;
+
     use super::*;
+
+    /// Holds what is drawn, as a terminal would show it.
+    #[derive(Clone, Debug, Default)]
+    struct Screen(Arc<Mutex<String>>);
+
+    impl Screen {
+        fn write(&self, text: &str) -> io::Result<()> {
+            self.0.lock().expect("no panic").push_str(text);
+            Ok(())
+        }
+
+        fn shown(&self) -> String {
+            self.0.lock().expect("no panic").clone()
+        }
+    }
+
+    impl TermLike for Screen {
+        fn width(&self) -> u16 {
+            80
+        }
+
+        fn move_cursor_up(&self, _n: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_down(&self, _n: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_right(&self, _n: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_left(&self, _n: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write(text)
+        }
+
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.write(text)
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
 
     #[test]
     fn a_bar_of_a_transfer_is_hidden_until_it_begins() {
-        assert!(transfer("downloading").is_hidden());
+        let screen = Screen::default();
+        let target = ProgressDrawTarget::term_like(Box::new(screen.clone()));
+        assert!(!target.is_hidden(), "a bar that is shown on it would be seen");
+        let transfer = Transfer::shown_at(target, "downloading");
+        transfer.bar.force_draw();
+        assert_eq!(screen.shown(), "");
+        transfer.begin(3 << 20);
+        transfer.bar.set_position(1 << 20);
+        transfer.bar.force_draw();
+        let shown = screen.shown();
+        assert!(
+            shown.contains("downloading") && shown.contains("3.00 MiB"),
+            "{shown}"
+        );
+        // Another part of the same transfer begins.
+        transfer.begin(7);
+        assert_eq!(transfer.bar.length(), Some(3 << 20));
     }
 
     #[test]

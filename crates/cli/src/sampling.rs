@@ -9,7 +9,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use clap::{Arg, Args};
+use clap::{Arg, Args, Command, FromArgMatches as _};
 use tokenmill::{sampling::DRY_BREAKERS, text::ModelWords};
 use tokenmill_backend::{
     Dry, DynamicTemperature, Mirostat, MirostatVersion, SamplerStep, SamplingParams, SamplingParamsError, Xtc,
@@ -254,30 +254,26 @@ impl SamplingArgs {
     }
 }
 
-/// A parameter that turns a sampler on.
+/// Holds the flags of a command line without any: each has its default.
+static DEFAULT_FLAGS: LazyLock<SamplerFlags> = LazyLock::new(|| {
+    let command = SamplingArgs::augment_args(Command::new("defaults").no_binary_name(true));
+    let matches = command.try_get_matches_from([""; 0]);
+    let args = matches.and_then(|matches| SamplingArgs::from_arg_matches(&matches));
+    args.expect("no option is required").flags
+});
+
+/// Says whether a flag has another value than its default.
+fn is_changed<T: PartialEq>(flags: &SamplerFlags, flag: fn(&SamplerFlags) -> T) -> bool {
+    flag(flags) != flag(&DEFAULT_FLAGS)
+}
+
+/// A parameter that turns a sampler on. It is off by default.
 pub(crate) struct Switch {
     /// The parameter.
     pub(crate) name: &'static str,
     /// Whether the options turn the sampler on.
     is_on: fn(&SamplerFlags) -> bool,
 }
-
-static XTC: Switch = Switch {
-    name: "xtc_probability",
-    is_on: |flags| value(flags.xtc_probability) != 0.0,
-};
-static DYNAMIC_TEMPERATURE: Switch = Switch {
-    name: "dynatemp_range",
-    is_on: |flags| value(flags.dynatemp_range) != 0.0,
-};
-static MIROSTAT: Switch = Switch {
-    name: "mirostat",
-    is_on: |flags| value(flags.mirostat) != 0,
-};
-static DRY: Switch = Switch {
-    name: "dry_multiplier",
-    is_on: |flags| value(flags.dry_multiplier) != 0.0,
-};
 
 /// A value of a sampler, with the parameter that turns its sampler on.
 pub(crate) struct Need {
@@ -289,42 +285,40 @@ pub(crate) struct Need {
     is_changed: fn(&SamplerFlags) -> bool,
 }
 
+/// Makes a [`Switch`] of its parameter and its flag.
+macro_rules! switch {
+    ($name:literal, $flag:ident) => {
+        Switch {
+            name: $name,
+            is_on: |flags| is_changed(flags, |flags| flags.$flag),
+        }
+    };
+}
+
+/// Makes a [`Need`] of its parameter, its switch and its flag.
+macro_rules! need {
+    ($name:literal, $switch:ident, $flag:ident) => {
+        Need {
+            name: $name,
+            switch: &$switch,
+            is_changed: |flags| is_changed(flags, |flags| flags.$flag),
+        }
+    };
+}
+
+static XTC: Switch = switch!("xtc_probability", xtc_probability);
+static DYNAMIC_TEMPERATURE: Switch = switch!("dynatemp_range", dynatemp_range);
+static MIROSTAT: Switch = switch!("mirostat", mirostat);
+static DRY: Switch = switch!("dry_multiplier", dry_multiplier);
+
 static NEEDS: [Need; 8] = [
-    Need {
-        name: "xtc_threshold",
-        switch: &XTC,
-        is_changed: |flags| value(flags.xtc_threshold) != Xtc::default().threshold,
-    },
-    Need {
-        name: "dynatemp_exponent",
-        switch: &DYNAMIC_TEMPERATURE,
-        is_changed: |flags| value(flags.dynatemp_exp) != DynamicTemperature::default().exponent,
-    },
-    Need {
-        name: "mirostat_eta",
-        switch: &MIROSTAT,
-        is_changed: |flags| value(flags.mirostat_lr) != Mirostat::DEFAULT_RATE,
-    },
-    Need {
-        name: "mirostat_tau",
-        switch: &MIROSTAT,
-        is_changed: |flags| value(flags.mirostat_ent) != Mirostat::DEFAULT_TARGET,
-    },
-    Need {
-        name: "dry_base",
-        switch: &DRY,
-        is_changed: |flags| value(flags.dry_base) != Dry::default().base,
-    },
-    Need {
-        name: "dry_allowed_length",
-        switch: &DRY,
-        is_changed: |flags| value(flags.dry_allowed_length) != Dry::default().allowed_length,
-    },
-    Need {
-        name: "dry_penalty_last_n",
-        switch: &DRY,
-        is_changed: |flags| value(flags.dry_penalty_last_n).bound().is_some(),
-    },
+    need!("xtc_threshold", XTC, xtc_threshold),
+    need!("dynatemp_exponent", DYNAMIC_TEMPERATURE, dynatemp_exp),
+    need!("mirostat_eta", MIROSTAT, mirostat_lr),
+    need!("mirostat_tau", MIROSTAT, mirostat_ent),
+    need!("dry_base", DRY, dry_base),
+    need!("dry_allowed_length", DRY, dry_allowed_length),
+    need!("dry_penalty_last_n", DRY, dry_penalty_last_n),
     Need {
         name: "dry_sequence_breakers",
         switch: &DRY,
@@ -420,8 +414,6 @@ fn random_seed() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use clap::Command;
-
     use super::*;
 
     #[derive(clap::Parser)]
@@ -447,7 +439,9 @@ mod tests {
         assert_eq!(idle(all), flags);
         let switches = "--xtc-probability 0.5 --dynatemp-range 0.3 --mirostat 2 --dry-multiplier 0.8";
         assert_eq!(idle(&format!("{all} {switches}")), [""; 0]);
-        assert_eq!(idle("--dry-base 1.75"), [""; 0], "it is the default");
+        let defaults = "--xtc-threshold 0.1 --dynatemp-exp 1 --mirostat-lr 0.1 --mirostat-ent 5 --dry-base 1.75 --dry-allowed-length 2 \
+                        --dry-penalty-last-n=-1";
+        assert_eq!(idle(defaults), [""; 0], "they are the defaults");
     }
 
     #[test]

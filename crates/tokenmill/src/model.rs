@@ -3,7 +3,10 @@
 //! Everything here is a few lines over [`Model::generate`], so that there is one way from a prompt to an answer for every
 //! caller. Invariant: a caller's wait never blocks another caller; the engine runs them side by side.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokenmill_backend::MemoryPlan;
 use tokenmill_model::PooledOutput;
@@ -384,6 +387,7 @@ impl Model {
     /// # Errors
     /// [`Error::UnknownAdapter`], [`Error::Constraint`] where the constraint cannot be enforced, [`Error::Engine`] where a prompt is refused; those already started are then cancelled.
     pub fn generate(&self, prompts: Vec<Vec<u32>>, params: &TextParams) -> Result<TextStream, Error> {
+        let begun = Instant::now();
         let mut stop_tokens = if params.ignore_eos {
             Vec::new()
         } else {
@@ -416,7 +420,8 @@ impl Model {
             stop_tokens,
             constraint,
             n_samples: params.n,
-            deadline: params.deadline,
+            // The time of compiling counts.
+            deadline: params.deadline.map(|limit| limit.saturating_sub(begun.elapsed())),
             queue_timeout: params.queue_timeout,
             min_tokens,
             priority: params.priority,

@@ -8,6 +8,7 @@ use std::{
     fmt,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use tokenmill_backend::TokenLogprob;
@@ -61,6 +62,8 @@ pub struct ScoredToken {
     pub logprob: Option<f32>,
     /// The likeliest tokens in its place.
     pub top: Vec<TokenLogprob>,
+    /// Time since submission, by the clock of the sample's timings; zero for a token of the prompt.
+    pub time: Duration,
 }
 
 /// The end of a sample.
@@ -365,6 +368,7 @@ impl SampleText {
             id: token.id,
             logprob: token.logprob,
             top: token.top,
+            time: token.time,
         };
         self.held.push_back((self.n_decoded_bytes, scored));
         let released = self.release(text, None);

@@ -269,6 +269,12 @@ impl ModelWords {
         Ok(compiler.compile_for(constraint, client)?)
     }
 
+    /// Says whether [`Self::compile`] takes no time for a constraint: it was compiled not long ago, or the vocabulary can follow none.
+    pub fn has_compiled(&self, constraint: &Constraint) -> bool {
+        let compiler = self.constraints.get();
+        compiler.is_some_and(|compiler| (compiler.as_ref()).map_or(true, |compiler| compiler.has(constraint)))
+    }
+
     /// Whether the tokens of an answer are a whole text of a constraint, which may end there: what a limit cuts need not be.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ mod json_mutation;
 #[path = "../../src/commands/batch/line.rs"]
 mod line;
 #[path = "../../../testkit/src/text_mutation.rs"]
+#[expect(dead_code, reason = "no text is mutated here")]
 mod text_mutation;
 
 use std::collections::HashSet;

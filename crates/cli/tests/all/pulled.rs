@@ -404,6 +404,17 @@ fn a_download_that_fails_is_the_servers_failure_and_a_wrong_name_the_clients() {
     server.end();
 }
 
+/// Starts a server whose clients may change a folder of models, from the hub at `url`.
+fn manager(folder: &Path, url: &str) -> Server {
+    let variables = [
+        ("HF_HUB_OFFLINE", Path::new("0")),
+        ("HF_HOME", folder),
+        ("HF_ENDPOINT", Path::new(url)),
+    ];
+    let args = ["demo", "--models-dir", arg(folder), "--manage-models", "-c", "64"];
+    Server::start_in(&variables, &args)
+}
+
 #[test]
 fn a_model_for_which_the_disk_has_no_room_is_told_with_its_own_status() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -416,20 +427,7 @@ fn a_model_for_which_the_disk_has_no_room_is_told_with_its_own_status() {
         }
     });
     let folder = tempfile::tempdir().unwrap();
-    let variables = [
-        ("HF_HUB_OFFLINE", Path::new("0")),
-        ("HF_HOME", folder.path()),
-        ("HF_ENDPOINT", Path::new(&url)),
-    ];
-    let args = [
-        "demo",
-        "--models-dir",
-        arg(folder.path()),
-        "--manage-models",
-        "-c",
-        "64",
-    ];
-    let server = Server::start_in(&variables, &args);
+    let server = manager(folder.path(), &url);
     let whole = json!({ "model": "org/demo-GGUF:Q8_0", "stream": false }).to_string();
     let (status, answer) = server.ask("POST", "/api/pull", &whole);
     assert_eq!(status, 507, "{answer}");
@@ -478,20 +476,7 @@ fn nothing_is_removed_of_a_download_that_runs() {
         }
     });
     let folder = tempfile::tempdir().unwrap();
-    let variables = [
-        ("HF_HUB_OFFLINE", Path::new("0")),
-        ("HF_HOME", folder.path()),
-        ("HF_ENDPOINT", Path::new(&url)),
-    ];
-    let args = [
-        "demo",
-        "--models-dir",
-        arg(folder.path()),
-        "--manage-models",
-        "-c",
-        "64",
-    ];
-    let server = Server::start_in(&variables, &args);
+    let server = manager(folder.path(), &url);
     let of = json!({ "model": NAME }).to_string();
     let mut pull = TcpStream::connect(server.address()).unwrap();
     let length = of.len();

@@ -2,11 +2,12 @@
 //!
 //! Layers are named by their hashes alone, so a download notes its manifest, and forgets it at its end. The notes lie next to the locks:
 //! Ollama's folder contains only its own files. Invariants: a layer that a stored model or another download has stays; nothing of a model
-//! is removed while a pull of it runs.
+//! is removed while a pull of it runs. Locks are taken in the order of this table, and nothing waits for a layer while it holds the manifests.
 //!
 //! ```text
 //! CACHE/.locks/ollama/pulls/NAMESPACE/NAME/TAG          the manifest of a model that is not complete
 //! CACHE/.locks/ollama/pulls/NAMESPACE/NAME/.TAG.lock    shared by running pulls of the model, exclusive to a removal
+//! CACHE/.locks/ollama/DIGEST.lock                       locked while the layer is downloaded, checked or removed
 //! CACHE/.locks/ollama/manifests.lock                    locked while the manifests in use are written, or read for a removal
 //! ```
 
@@ -52,7 +53,7 @@ pub(super) fn lock_model(
     lock_file(&folder.join(format!(".{}.lock", name.tag())), hold, waiter)
 }
 
-/// Locks the manifests and notes. A removal reads them, then removes layers that none of them names; a pull that writes its own
+/// Locks the manifests and notes, for a moment. A removal reads them, then removes layers that none of them names; a pull that writes its own
 /// meanwhile could find such a layer and keep it.
 pub(super) fn lock_manifests(settings: &HubSettings, waiter: Waiter<'_>) -> Result<Option<File>, HubError> {
     let locks = locks_of(settings);
@@ -60,22 +61,64 @@ pub(super) fn lock_manifests(settings: &HubSettings, waiter: Waiter<'_>) -> Resu
     lock_file(&locks.join("manifests.lock"), Hold::Alone, waiter)
 }
 
-/// Returns the digests of the layers that stored models and downloads have, without those in the file `own`.
+/// Holds layers for a removal, so that nothing writes or reads them meanwhile.
+pub(super) struct Unused {
+    /// Digests of the layers.
+    pub(super) digests: BTreeSet<String>,
+    _layers: Vec<Option<File>>,
+    _manifests: Option<File>,
+}
+
+/// Locks the layers of a manifest or a note that no other model or download has, then the manifests and notes: the layers stay unused. A
+/// layer that stays is not locked: the download of another model may hold it for long, and the removal need not wait for that.
+///
+/// # Errors
+/// An error if a manifest cannot be read, and [`HubError::Cancelled`] if the observer ends the wait.
+pub(super) fn lock_unused(
+    settings: &HubSettings,
+    manifest: &Path,
+    waiter: Waiter<'_>,
+) -> Result<Unused, HubError> {
+    let mut locked = {
+        let _unchanged = lock_manifests(settings, waiter)?;
+        unused_layers(settings, manifest)?
+    };
+    loop {
+        let layers = (locked.iter())
+            .map(|digest| lock_layer(settings, digest, waiter))
+            .collect::<Result<_, _>>()?;
+        let manifests = lock_manifests(settings, waiter)?;
+        let digests = unused_layers(settings, manifest)?;
+        if digests.is_subset(&locked) {
+            return Ok(Unused {
+                digests,
+                _layers: layers,
+                _manifests: manifests,
+            });
+        }
+        // Another removal has just ended, which kept layers because they were in this manifest too.
+        locked = digests;
+    }
+}
+
+/// Returns the digests of the layers of a manifest or a note that no other model or download has. The manifests must be locked.
 ///
 /// # Errors
 /// An error if a manifest cannot be read.
-pub(super) fn digests_in_use(settings: &HubSettings, own: &Path) -> Result<BTreeSet<String>, HubError> {
+pub(super) fn unused_layers(settings: &HubSettings, manifest: &Path) -> Result<BTreeSet<String>, HubError> {
     let mut others = Vec::new();
     for folder in [Store::of(settings).manifests(), notes_of(settings)] {
         if folder.is_dir() {
             files_below(&folder, &mut others)?;
         }
     }
-    let mut used = BTreeSet::new();
-    for path in others.iter().filter(|path| *path != own) {
-        used.append(&mut Store::digests_of(path)?);
+    let mut unused = Store::digests_of(manifest)?;
+    for path in others.iter().filter(|path| *path != manifest) {
+        for digest in Store::digests_of(path)? {
+            unused.remove(&digest);
+        }
     }
-    Ok(used)
+    Ok(unused)
 }
 
 /// Notes that a download has begun, with the bytes of its manifest.
@@ -114,14 +157,8 @@ pub fn remove_interrupted(
         return Ok(false);
     }
     let store = Store::of(settings);
-    let own = Store::digests_of(&note)?;
-    // Another model's download may have one of these layers.
-    let _locked = (own.iter())
-        .map(|digest| lock_layer(settings, digest, waiter))
-        .collect::<Result<Vec<_>, _>>()?;
-    let _unchanged = lock_manifests(settings, waiter)?;
-    let kept = digests_in_use(settings, &note)?;
-    for digest in own.difference(&kept) {
+    let unused = lock_unused(settings, &note, waiter)?;
+    for digest in &unused.digests {
         remove(&store.incomplete(digest))?;
         remove(&store.blob(digest))?;
     }

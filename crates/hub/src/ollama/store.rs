@@ -17,13 +17,14 @@ use std::{
 
 use super::{
     OllamaName,
-    interrupted::{digests_in_use, lock_manifests, lock_model},
+    interrupted::{lock_manifests, lock_model, lock_unused, unused_layers},
     manifest::Manifest,
 };
 use crate::{
     HubError, HubSettings, PullObserver, PulledModel,
     cache::{Hold, Waiter},
     replace::replace,
+    stored::remove,
 };
 
 /// The folder of manifests for the default registry.
@@ -231,7 +232,6 @@ pub struct OllamaRemoval {
     name: OllamaName,
     settings: HubSettings,
     manifest: PathBuf,
-    blobs: Vec<PathBuf>,
     /// Bytes freed by the removal. Layers that other models use stay.
     pub freed_bytes: u64,
 }
@@ -250,20 +250,19 @@ impl OllamaRemoval {
                 name: name.to_string(),
             });
         }
-        let kept = digests_in_use(settings, &manifest)?;
-        let own = Store::digests_of(&manifest)?.into_iter();
-        let blobs: Vec<PathBuf> = own
-            .filter(|digest| !kept.contains(digest))
-            .map(|digest| store.blob(&digest))
-            .filter(|path| path.is_file())
-            .collect();
-        let sizes = blobs.iter().filter_map(|path| fs::metadata(path).ok());
+        // Whoever holds this lock writes a manifest or removes a model, which takes a moment.
+        let waiter = Waiter {
+            observer: &(),
+            file: None,
+        };
+        let _unchanged = lock_manifests(settings, waiter)?;
+        let layers = unused_layers(settings, &manifest)?.into_iter();
+        let sizes = layers.filter_map(|digest| fs::metadata(store.blob(&digest)).ok());
         Ok(Self {
             name: name.clone(),
             settings: settings.clone(),
             freed_bytes: sizes.map(|metadata| metadata.len()).sum(),
             manifest,
-            blobs,
         })
     }
 
@@ -278,18 +277,15 @@ impl OllamaRemoval {
             file: Some(&shown),
         };
         let _alone = lock_model(&self.settings, &self.name, Hold::Alone, waiter)?;
-        let _unchanged = lock_manifests(&self.settings, waiter)?;
-        // Pulls that ran since may have other models with these layers.
-        match Self::of(&self.name, &self.settings) {
-            Ok(now) => now.apply_alone(),
-            Err(HubError::NotStored { .. }) => Ok(()),
-            Err(error) => Err(error),
+        if !self.manifest.is_file() {
+            return Ok(());
         }
-    }
-
-    fn apply_alone(self) -> Result<(), HubError> {
-        for path in [&self.manifest].into_iter().chain(&self.blobs) {
-            fs::remove_file(path).map_err(HubError::file("remove", path))?;
+        let store = Store::of(&self.settings);
+        // Pulls that ran since may have other models with these layers.
+        let unused = lock_unused(&self.settings, &self.manifest, waiter)?;
+        remove(&self.manifest)?;
+        for digest in &unused.digests {
+            remove(&store.blob(digest))?;
         }
         // The folders of a name without tags; folders with other tags stay.
         for folder in self.manifest.ancestors().skip(1).take(2) {

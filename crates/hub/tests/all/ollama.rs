@@ -1,6 +1,13 @@
 //! Models of Ollama's registry: pulled into Ollama's folder, found there, listed and removed.
 
-use std::{collections::BTreeSet, fs, sync::atomic::AtomicUsize};
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    path::PathBuf,
+    sync::atomic::AtomicUsize,
+    thread,
+    time::Duration,
+};
 
 use tokenmill_hub::{
     HubError, HubSettings, PulledModel,
@@ -145,14 +152,106 @@ fn a_removal_keeps_the_layers_of_a_download_that_broke_off() {
     let settings = hub.settings();
     pull(&settings).unwrap();
     // Another model of the same layers, one of which has not arrived yet.
-    let notes = settings.cache.join(".locks/ollama/pulls/library/other");
-    fs::create_dir_all(&notes).unwrap();
     let manifest = "manifests/registry.ollama.ai/library/model/tiny";
-    fs::copy(settings.ollama_models.join(manifest), notes.join("tiny")).unwrap();
+    fs::copy(settings.ollama_models.join(manifest), note(&settings, "other")).unwrap();
     let before = blobs(&settings);
     OllamaRemoval::of(&name(), &settings).unwrap().apply(&()).unwrap();
     assert!(stored_models(&settings).is_empty());
     assert_eq!(blobs(&settings), before);
+}
+
+/// Locks a file beside the notes, as a pull does.
+fn locked(settings: &HubSettings, name: &str) -> File {
+    let folder = settings.cache.join(".locks/ollama");
+    fs::create_dir_all(&folder).unwrap();
+    let file = File::create(folder.join(name)).unwrap();
+    file.try_lock().unwrap();
+    file
+}
+
+/// Locks all layers of a manifest.
+fn locked_layers(settings: &HubSettings, manifest: &str) -> Vec<File> {
+    let digests = manifest.split("sha256:").skip(1).map(|rest| &rest[..64]);
+    let digests: BTreeSet<&str> = digests.collect();
+    digests
+        .into_iter()
+        .map(|digest| locked(settings, &format!("{digest}.lock")))
+        .collect()
+}
+
+/// The note of a download of a model.
+fn note(settings: &HubSettings, model: &str) -> PathBuf {
+    let notes = settings.cache.join(".locks/ollama/pulls/library").join(model);
+    fs::create_dir_all(&notes).unwrap();
+    notes.join("tiny")
+}
+
+#[test]
+fn a_removal_of_what_broke_off_waits_for_no_layer_that_it_keeps() {
+    let (hub, _) = hub();
+    let settings = hub.settings();
+    let remove = || remove_interrupted(&name(), &settings, &Impatient);
+    hub.at_first_bytes(1_000, Fault::Status(403, ""));
+    pull(&settings).unwrap_err();
+    let manifest = fs::read_to_string(note(&settings, "model")).unwrap();
+    let before = blobs(&settings);
+    assert!(!before.is_empty());
+    // Another model of the same layers is being downloaded.
+    fs::write(note(&settings, "other"), &manifest).unwrap();
+    let held = locked_layers(&settings, &manifest);
+    assert!(remove().unwrap());
+    assert_eq!(blobs(&settings), before);
+    drop(held);
+    // Layers of its own may be in use just now.
+    fs::remove_file(note(&settings, "other")).unwrap();
+    pull(&settings).unwrap_err();
+    let held = locked_layers(&settings, &manifest);
+    let refused = remove();
+    assert!(matches!(refused, Err(HubError::Cancelled)), "{refused:?}");
+    drop(held);
+    assert!(remove().unwrap());
+    assert!(blobs(&settings).is_empty());
+}
+
+#[test]
+fn a_removal_of_a_model_waits_for_the_layers_that_it_removes() {
+    let (hub, _) = hub();
+    let settings = hub.settings();
+    pull(&settings).unwrap();
+    let remove = || OllamaRemoval::of(&name(), &settings).unwrap().apply(&Impatient);
+    let manifest = "manifests/registry.ollama.ai/library/model/tiny";
+    let manifest = fs::read_to_string(settings.ollama_models.join(manifest)).unwrap();
+    // They are hashed, for example.
+    let held = locked_layers(&settings, &manifest);
+    let refused = remove();
+    assert!(matches!(refused, Err(HubError::Cancelled)), "{refused:?}");
+    assert_eq!(stored_models(&settings).len(), 1);
+    // Another model of the same layers is being downloaded, so they stay.
+    let before = blobs(&settings);
+    fs::write(note(&settings, "other"), &manifest).unwrap();
+    remove().unwrap();
+    drop(held);
+    assert!(stored_models(&settings).is_empty());
+    assert_eq!(blobs(&settings), before);
+}
+
+#[test]
+fn manifests_are_read_for_a_removal_while_nothing_writes_them() {
+    let (hub, _) = hub();
+    let settings = hub.settings();
+    pull(&settings).unwrap();
+    let held = locked(&settings, "manifests.lock");
+    // A pull notes its manifest meanwhile.
+    fs::write(note(&settings, "other"), "{").unwrap();
+    thread::scope(|scope| {
+        let removal = scope.spawn(|| OllamaRemoval::of(&name(), &settings));
+        thread::sleep(Duration::from_millis(200));
+        assert!(!removal.is_finished(), "it reads what is being written");
+        fs::write(note(&settings, "other"), "{}").unwrap();
+        drop(held);
+        let removal = removal.join().unwrap().unwrap();
+        assert_eq!(removal.freed_bytes, 200_003 + 13 + CONFIG.len() as u64);
+    });
 }
 
 #[test]

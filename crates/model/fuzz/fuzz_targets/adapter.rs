@@ -8,6 +8,7 @@
 #![no_main]
 
 #[path = "../../../testkit/tests/all/folder_parts.rs"]
+#[expect(dead_code, reason = "an adapter has a part of them")]
 mod folder_parts;
 
 use std::{fs, sync::LazyLock};

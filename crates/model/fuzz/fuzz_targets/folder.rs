@@ -12,6 +12,7 @@ mod folder_parts;
 #[path = "../../../testkit/src/json_mutation.rs"]
 mod json_mutation;
 #[path = "../../../testkit/src/text_mutation.rs"]
+#[expect(dead_code, reason = "no text is mutated here")]
 mod text_mutation;
 
 use std::fs;

@@ -71,6 +71,8 @@ pub struct Token {
     pub logprob: Option<f32>,
     /// The likeliest tokens in its place, most likely first, as many as requested.
     pub top: Vec<TokenLogprob>,
+    /// Time since submission, by the clock of [`Timings`].
+    pub time: Duration,
 }
 
 /// Consecutive rows of a forward pass.

@@ -101,7 +101,8 @@ fn a_sliding_window_in_a_small_pool_equals_one_in_a_large_pool() {
         let outputs = engine.batch_generate(&prompts, &sampled(9, 120)).unwrap();
         outputs
             .into_iter()
-            .map(|output| output.unwrap().generated)
+            .flat_map(|output| output.unwrap().generated)
+            .map(|token| (token.id, token.logprob, token.top))
             .collect::<Vec<_>>()
     };
     // A sequence of 140 tokens would need nine pages if none were given back.

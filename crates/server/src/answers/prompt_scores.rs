@@ -1,5 +1,7 @@
 //! Log-probabilities of a prompt's own tokens, for completions with `echo` and `logprobs`.
 
+use std::time::Duration;
+
 use tokenmill::{TextParams, stream::ScoredToken};
 use tokenmill_backend::TokenLogprob;
 use tokenmill_sched::{Event, ForwardParams, ForwardRows};
@@ -23,6 +25,7 @@ pub(crate) async fn score_prompt(
             id,
             logprob: None,
             top: Vec::new(),
+            time: Duration::ZERO,
         })
         .collect();
     let adapter = (params.adapter.as_deref())

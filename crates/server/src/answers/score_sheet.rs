@@ -198,6 +198,8 @@ impl List {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokenmill_backend::TokenLogprob;
 
     use super::*;
@@ -219,6 +221,7 @@ mod tests {
                 id: (at % 3) as u32,
                 logprob: (at > 0).then_some(-0.25),
                 top: vec![top(0), top(2)],
+                time: Duration::ZERO,
             })
             .collect()
     }

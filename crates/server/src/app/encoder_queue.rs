@@ -4,37 +4,25 @@
 //! request's images are encoded at a time, on one thread, whatever becomes of the requests; those that wait are counted and have an end.
 
 use std::{
-    future::Future,
     sync::{
         Arc, Weak,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
-};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{ApiError, app::off_thread::off_thread};
+use crate::{
+    ApiError,
+    app::off_thread::{QueueLimits, off_thread, within},
+};
 
 /// The turns of an encoder.
 #[derive(Debug)]
 pub(crate) struct EncoderQueue {
     turn: Arc<Semaphore>,
     n_waiting: AtomicUsize,
-}
-
-/// How many may wait, and how long.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct EncoderLimits {
-    /// Requests that may wait.
-    pub(crate) max_waiting: usize,
-    /// How long one may wait for its turn.
-    pub(crate) wait: Option<Duration>,
-    /// How long one may wait and be worked on.
-    pub(crate) whole: Option<Duration>,
 }
 
 /// Whether anyone still waits for what is being made.
@@ -70,7 +58,7 @@ impl EncoderQueue {
     ///
     /// # Errors
     /// [`ApiError::QueueFull`], [`ApiError::DeadlineExceeded`], and a panic of the work.
-    pub(crate) async fn run<T, W>(&self, limits: EncoderLimits, work: W) -> Result<T, ApiError>
+    pub(crate) async fn run<T, W>(&self, limits: QueueLimits, work: W) -> Result<T, ApiError>
     where
         T: Send + 'static,
         W: FnOnce(&Wanted) -> T + Send + 'static,
@@ -90,7 +78,7 @@ impl EncoderQueue {
         made
     }
 
-    async fn turn(&self, limits: EncoderLimits) -> Result<OwnedSemaphorePermit, ApiError> {
+    async fn turn(&self, limits: QueueLimits) -> Result<OwnedSemaphorePermit, ApiError> {
         if let Ok(turn) = Arc::clone(&self.turn).try_acquire_owned() {
             return Ok(turn);
         }
@@ -109,17 +97,9 @@ impl EncoderQueue {
     }
 }
 
-/// Waits for something, at most for a time.
-async fn within<T>(limit: Option<Duration>, work: impl Future<Output = T>) -> Result<T, ApiError> {
-    match limit {
-        None => Ok(work.await),
-        Some(limit) => (timeout(limit, work).await).map_err(|_| ApiError::DeadlineExceeded),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::{sync::mpsc, time::Duration};
 
     use tokio::task::{JoinHandle, yield_now};
 
@@ -127,8 +107,8 @@ mod tests {
 
     const SOON: Duration = Duration::from_millis(20);
 
-    fn limits(max_waiting: usize, wait: Option<Duration>, whole: Option<Duration>) -> EncoderLimits {
-        EncoderLimits {
+    fn limits(max_waiting: usize, wait: Option<Duration>, whole: Option<Duration>) -> QueueLimits {
+        QueueLimits {
             max_waiting,
             wait,
             whole,

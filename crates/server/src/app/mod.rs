@@ -3,6 +3,7 @@
 //! Invariant: what endpoints need of a model and of a request is here; how a request comes to its model is in
 //! [`frame`](crate::endpoints::frame).
 
+pub(crate) mod compile_queue;
 pub(crate) mod encoder_queue;
 mod name_bounds;
 pub(crate) mod off_thread;
@@ -33,8 +34,9 @@ use tokenmill_sched::Engine;
 use crate::{
     ApiError, Dialect, ServedModel, ServerConfig,
     app::{
-        encoder_queue::{EncoderLimits, EncoderQueue, Wanted},
-        off_thread::off_thread,
+        compile_queue::CompileQueue,
+        encoder_queue::{EncoderQueue, Wanted},
+        off_thread::{QueueLimits, off_thread},
         shutdown::Shutdown,
         slots::{Asker, Slots},
         stored::StoredResponses,
@@ -66,6 +68,7 @@ pub(crate) struct Common {
     pub(crate) stored: Arc<StoredResponses>,
     /// Held while a file of the sessions' folder is written.
     pub(crate) saving: Arc<Mutex<()>>,
+    pub(crate) compile_queue: Arc<CompileQueue>,
 }
 
 impl Common {
@@ -78,6 +81,7 @@ impl Common {
             shutdown: Arc::default(),
             stored: Arc::default(),
             saving: Arc::default(),
+            compile_queue: Arc::default(),
             config: Arc::new(config),
         }
     }
@@ -111,6 +115,8 @@ pub struct App {
     pub(crate) throughput: Throughput,
     /// The requests whose images are encoded, or are to be.
     pub(crate) encoder_queue: EncoderQueue,
+    /// The requests of all models whose constraints are compiled, or are to be.
+    pub(crate) compile_queue: Arc<CompileQueue>,
     /// The last field, so that it goes when the model is gone.
     memory: Arc<()>,
 }
@@ -146,6 +152,7 @@ impl App {
             stay,
             throughput: Throughput::since(Instant::now()),
             encoder_queue: EncoderQueue::default(),
+            compile_queue: common.compile_queue,
             model,
             memory: Arc::new(()),
         }
@@ -165,6 +172,7 @@ impl App {
             intake: Arc::clone(&self.intake),
             stored: Arc::clone(&self.stored),
             saving: self.slots.saving(),
+            compile_queue: Arc::clone(&self.compile_queue),
         }
     }
 
@@ -333,10 +341,23 @@ impl Call {
                 self.budget_field,
             )
         };
-        let (app, params) = (Arc::clone(app), params.clone());
-        match off_thread(move || app.model.model().generate(prompts, &params)).await? {
+        let begun = Instant::now();
+        let (at_work, mut params) = (Arc::clone(app), params.clone());
+        let (limits, client) = (limits_of(app, &params), params.engine.client);
+        let generate = move || {
+            // The wait counts against the request's time.
+            params.deadline = params.deadline.map(|limit| limit.saturating_sub(begun.elapsed()));
+            at_work.model.model().generate(prompts, &params)
+        };
+        let started = if app.model.model().words().has_compiled(constraint) {
+            // It takes no time, so it waits for none of those that do.
+            off_thread(generate).await?
+        } else {
+            app.compile_queue.run(client, limits, generate).await?
+        };
+        match started {
             Err(Error::Constraint(error)) => Err(refusal(field(&error), &error)),
-            begun => Ok(begun?),
+            started => Ok(started?),
         }
     }
 
@@ -374,6 +395,15 @@ impl Call {
     }
 }
 
+/// Returns the limits of a wait before the engine knows of a request. They are those of the engine's own queue.
+fn limits_of(app: &App, params: &TextParams) -> QueueLimits {
+    QueueLimits {
+        max_waiting: app.engine().config().max_queued,
+        wait: params.queue_timeout,
+        whole: params.deadline,
+    }
+}
+
 /// Encodes a prompt's images when it is their turn.
 ///
 /// # Errors
@@ -382,11 +412,7 @@ pub(crate) async fn see(app: &Arc<App>, prompt: Prompt, params: &TextParams) -> 
     if prompt.images.is_empty() {
         return Ok(prompt);
     }
-    let limits = EncoderLimits {
-        max_waiting: app.engine().config().max_queued,
-        wait: params.queue_timeout,
-        whole: params.deadline,
-    };
+    let limits = limits_of(app, params);
     let (at_work, cache_salt) = (Arc::clone(app), params.engine.cache_salt);
     let see = move |wanted: &Wanted| {
         let model = at_work.model.model();

@@ -1,13 +1,15 @@
 //! [`off_thread`]: runs work that waits for files or for the engine apart from the threads of connections.
 //!
-//! Separate from the runtime's own pool, which panics or waits without end where the system starts no thread. Invariant: a thread that
-//! cannot be started is an error of the request that needs it.
+//! Separate from the runtime's own pool, which panics or waits without end where the system starts no thread. Invariants: a thread that
+//! cannot be started is an error of the request that needs it; work that keeps a processor busy waits for its turn in a queue of its own,
+//! without a thread.
 
-use std::thread;
+use std::{future::Future, thread, time::Duration};
 
 use tokio::{
     runtime::Handle,
     sync::{Semaphore, oneshot},
+    time::timeout,
 };
 
 use crate::ApiError;
@@ -17,6 +19,17 @@ const MAX_THREADS: usize = 512;
 
 /// The places of threads.
 static PLACES: Semaphore = Semaphore::const_new(MAX_THREADS);
+
+/// How many requests may wait for a turn, and how long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueueLimits {
+    /// Requests that may wait.
+    pub(crate) max_waiting: usize,
+    /// How long one may wait for its turn.
+    pub(crate) wait: Option<Duration>,
+    /// How long one may wait and be worked on.
+    pub(crate) whole: Option<Duration>,
+}
 
 /// Runs `work` on a thread of its own. It runs to its end even if the request is gone.
 ///
@@ -49,10 +62,19 @@ async fn run_on<T: Send + 'static>(
     })
 }
 
+/// Waits for work, at most for a time.
+///
+/// # Errors
+/// [`ApiError::DeadlineExceeded`].
+pub(crate) async fn within<T>(limit: Option<Duration>, work: impl Future<Output = T>) -> Result<T, ApiError> {
+    match limit {
+        None => Ok(work.await),
+        Some(limit) => (timeout(limit, work).await).map_err(|_| ApiError::DeadlineExceeded),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[tokio::test]
@@ -65,7 +87,7 @@ mod tests {
         assert!(matches!(failed, Err(ApiError::Internal { .. })), "{failed:?}");
         // Each place comes back, a moment after its answer; other tests hold some of them for a while.
         let all = PLACES.acquire_many(MAX_THREADS as u32);
-        let all = tokio::time::timeout(Duration::from_mins(1), all).await;
+        let all = timeout(Duration::from_mins(1), all).await;
         assert!(all.is_ok(), "{} places are left", PLACES.available_permits());
     }
 }

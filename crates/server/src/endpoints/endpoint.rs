@@ -75,8 +75,8 @@ pub(crate) struct Endpoint {
     pub(crate) summary: &'static str,
     /// Whether a request needs one of the server's keys.
     pub(crate) needs_key: bool,
-    /// Whether supervisors and load balancers ask it, which a full server still answers.
-    pub(crate) is_probe: bool,
+    /// For a probe: its answer while the only model loads. Supervisors and load balancers ask it, so a full server answers it as well.
+    pub(crate) while_loading: Option<fn() -> Response>,
     /// Whether its log lines would be noise at the level of requests.
     pub(crate) is_quiet: bool,
     route: Route,
@@ -93,7 +93,7 @@ pub(super) const fn row(verb: Verb, dialect: Dialect, path: &'static str, route:
         body: None,
         summary: "",
         needs_key: true,
-        is_probe: false,
+        while_loading: None,
         is_quiet: false,
         route,
     }
@@ -136,9 +136,9 @@ impl Endpoint {
         self
     }
 
-    /// Marks a probe: it needs no key, is asked all the time, and a full server answers it.
-    pub(crate) const fn probe(mut self) -> Self {
-        self.is_probe = true;
+    /// Marks a probe: it needs no key, is asked all the time, and is answered by a full server, and while the model loads.
+    pub(crate) const fn probe(mut self, while_loading: fn() -> Response) -> Self {
+        self.while_loading = Some(while_loading);
         self.without_key().quiet()
     }
 
@@ -158,7 +158,7 @@ impl Endpoint {
         F: Fn(Arc<App>, Call) -> Fut + Clone + Send + Sync + 'static,
         Fut: Future<Output = Result<Response, ApiError>> + Send,
     {
-        endpoint(self.dialect, self.role, handler)
+        endpoint(self.method(), self.dialect, self.role, handler)
     }
 
     /// Routes to a handler of JSON bodies that no model has to be loaded for.
@@ -167,8 +167,12 @@ impl Endpoint {
         F: Fn(Models, Call) -> Fut + Clone + Send + Sync + 'static,
         Fut: Future<Output = Result<Response, ApiError>> + Send,
     {
-        let filter = self.verb.filter().expect("a row with a body has one method");
-        framed_as(filter, self.dialect, handler)
+        framed_as(self.method(), self.dialect, handler)
+    }
+
+    /// Returns the method of a row whose handler reads a body.
+    fn method(&self) -> MethodFilter {
+        self.verb.filter().expect("a row with a body has one method")
     }
 
     /// Routes to a handler that takes what it needs from the request itself.
@@ -194,7 +198,14 @@ impl Endpoint {
 
 /// Says whether supervisors and load balancers probe this path.
 pub(crate) fn is_probe(path: &str) -> bool {
-    ENDPOINTS.iter().any(|row| row.is_probe && row.is_at(path))
+    probe_while_loading(path).is_some()
+}
+
+/// Returns what makes the answer to a probe while the only model loads; `None` for other paths.
+pub(crate) fn probe_while_loading(path: &str) -> Option<fn() -> Response> {
+    (ENDPOINTS.iter())
+        .filter(|row| row.is_at(path))
+        .find_map(|row| row.while_loading)
 }
 
 /// Says whether a log line for this path would be noise: probes ask all the time, and each visit to the page loads all its files.
@@ -209,7 +220,64 @@ mod tests {
         path::{Path, PathBuf},
     };
 
+    use axum::{
+        Router,
+        body::Body,
+        extract::Request,
+        http::{Method, StatusCode},
+        response::IntoResponse as _,
+    };
+    use tokenmill::Model;
+    use tower::ServiceExt as _;
+
     use super::*;
+    use crate::{ModelLimits, ModelLoader, ModelSpec, ServerConfig, models::Measured};
+
+    /// A model that cannot be loaded.
+    #[derive(Debug)]
+    struct Absent;
+
+    impl ModelLoader for Absent {
+        fn measure(&self) -> Result<Measured, String> {
+            Err("it is not there".to_owned())
+        }
+
+        fn load(&self, _is_quiet: bool) -> Result<Model, String> {
+            Err("it is not there".to_owned())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_route_has_the_method_of_its_row() {
+        static WITH_MODEL: Endpoint = row(Verb::Delete, Dialect::OpenAi, "/x", |row, _| {
+            row.with_model(|_: Arc<App>, _: Call| async { Ok(StatusCode::OK.into_response()) })
+        });
+        static WITHOUT_MODEL: Endpoint = row(Verb::Get, Dialect::OpenAi, "/x", |row, _| {
+            row.without_model(|_: Models, _: Call| async { Ok(StatusCode::OK.into_response()) })
+        });
+        static PLAIN: Endpoint = row(Verb::Post, Dialect::OpenAi, "/x", |row, _| {
+            row.plain(|| async { StatusCode::OK })
+        });
+        let specs = vec![ModelSpec::new("absent", Absent)];
+        let models = Models::new(specs, ModelLimits::default(), ServerConfig::default());
+        let models = models.expect("it has a name");
+        for row in [&WITH_MODEL, &WITHOUT_MODEL, &PLAIN] {
+            let router = Router::new().route(row.path, row.route(&models));
+            for method in [Method::GET, Method::POST, Method::DELETE] {
+                let mut request = Request::new(Body::empty());
+                *request.method_mut() = method.clone();
+                *request.uri_mut() = "/x".parse().expect("a path");
+                let answered = router.clone().with_state(models.clone()).oneshot(request).await;
+                let status = answered.expect("a router answers").status();
+                let is_taken = status != StatusCode::METHOD_NOT_ALLOWED;
+                assert_eq!(
+                    is_taken,
+                    method.as_str() == row.verb.name(),
+                    "{row:?} {method}: {status}"
+                );
+            }
+        }
+    }
 
     #[test]
     fn paths_have_the_dialect_of_their_row() {
@@ -264,7 +332,7 @@ mod tests {
             rows.flat_map(Endpoint::paths).collect()
         };
         let probes = ["/livez", "/readyz", "/health", "/v1/health"];
-        assert_eq!(listed(|row| row.is_probe), probes);
+        assert_eq!(listed(|row| row.while_loading.is_some()), probes);
         assert_eq!(
             listed(|row| !row.needs_key),
             [&probes[..], &["/openapi.json", "/", "/web/{name}"]].concat()

@@ -28,12 +28,17 @@ use crate::{
 
 /// Frames a handler of JSON bodies: reads the body within its limits, waits for the model that it is for, and turns errors into
 /// responses in `dialect`. A request without a model name is for the model of its `role`.
-pub(crate) fn endpoint<F, Fut>(dialect: Dialect, role: Role, handler: F) -> MethodRouter<Models>
+pub(crate) fn endpoint<F, Fut>(
+    method: MethodFilter,
+    dialect: Dialect,
+    role: Role,
+    handler: F,
+) -> MethodRouter<Models>
 where
     F: Fn(Arc<App>, Call) -> Fut + Clone + Send + Sync + 'static,
     Fut: Future<Output = Result<Response, ApiError>> + Send,
 {
-    framed_as(MethodFilter::POST, dialect, move |models, mut call| {
+    framed_as(method, dialect, move |models, mut call| {
         let handler = handler.clone();
         async move {
             let n_bytes = call.body.bytes.len();

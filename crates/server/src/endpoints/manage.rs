@@ -8,28 +8,33 @@ use axum::{
     http::Uri,
     response::{IntoResponse, Response},
 };
-use serde::Deserialize;
 use serde_json::json;
 
 use crate::{
     ApiError, Dialect,
     app::{Call, error_response},
-    dialects::llama_cpp::MANAGE,
     endpoints::models::status_of,
     models::{Doing, Models, Role},
-    requests::paths::AskedPath,
+    requests::{paths::AskedPath, request_table::request},
     telemetry::request_id::RequestId,
 };
 
-#[derive(Deserialize)]
-struct Named {
-    model: String,
+request! {
+    /// A request of `/models/load` and `/models/unload`.
+    pub(super) struct ManageRequest {
+        required {
+            /// Model name.
+            model: String = "the name of the model",
+        }
+        optional {}
+        others {}
+    }
 }
 
 /// Orders a model loaded, and reports its state so far: a load that failed before says why. Other models make
 /// room for it as they do for a request.
 pub(crate) async fn load(models: Models, mut call: Call) -> Result<Response, ApiError> {
-    let Named { model } = call.read(MANAGE)?;
+    let ManageRequest { model } = call.read(ManageRequest::TABLE.fields())?;
     let idx = models.find(Some(&model), Role::Chat).await?;
     models.order(idx);
     let status = status_of(&models.listed_one(idx));
@@ -38,7 +43,7 @@ pub(crate) async fn load(models: Models, mut call: Call) -> Result<Response, Api
 
 /// Has a model unloaded once the requests on it have ended, also one that is pinned. The next request for it loads it again.
 pub(crate) async fn unload(models: Models, mut call: Call) -> Result<Response, ApiError> {
-    let Named { model } = call.read(MANAGE)?;
+    let ManageRequest { model } = call.read(ManageRequest::TABLE.fields())?;
     let idx = models.find(Some(&model), Role::Chat).await?;
     models.dismiss(idx);
     let listed = &models.listed_one(idx);

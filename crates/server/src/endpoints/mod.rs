@@ -123,7 +123,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
         }
     })
     .says("Have one of several models loaded, llama.cpp's API")
-    .reads(tables::MANAGE),
+    .reads(manage::ManageRequest::TABLE.noted(", where there are several models")),
     row(Post, OpenAi, "/v1/models/unload", |row, models| {
         match models.only() {
             Some(_) => row.plain(manage::of_one_model),
@@ -131,7 +131,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
         }
     })
     .says("Have one of several models unloaded, llama.cpp's API")
-    .reads(tables::MANAGE),
+    .reads(manage::ManageRequest::TABLE.noted(", where there are several models")),
     row(Post, OpenAi, "/v1/load_lora_adapter", |row, _| {
         row.with_model(adapters::load)
     })
@@ -226,7 +226,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
         row.without_model(ollama::models::show)
     })
     .says("Describe the model, Ollama's API")
-    .reads(tables::OLLAMA_SHOW),
+    .reads(ollama::models::ShowRequest::TABLE),
     row(Get, Ollama, "/api/tags", |row, _| row.plain(ollama::models::tags))
         .says("The names of the models, Ollama's API"),
     row(Get, Ollama, "/api/ps", |row, _| row.plain(ollama::models::ps))
@@ -239,7 +239,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
         row.without_model(ollama::manage::pull)
     })
     .says("Download a model, Ollama's API")
-    .reads(tables::OLLAMA_PULL),
+    .reads(ollama::manage::PullRequest::TABLE),
     // Without a folder of models it refuses every method, so the description leaves it out.
     row(Delete, Ollama, "/api/delete", |row, models| {
         match models.folder_manager() {
@@ -247,7 +247,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
             None => any(ollama::manage::unmanaged),
         }
     })
-    .reads(tables::OLLAMA_DELETE),
+    .reads(ollama::manage::DeleteRequest::TABLE),
     row(Any, Ollama, "/api/push", |row, _| {
         row.plain(ollama::manage::unmanaged)
     })
@@ -255,14 +255,14 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
     // Probes, the page and the description hold no secrets and answer without a key.
     row(Get, OpenAi, "/livez", |row, _| row.plain(health::live))
         .says("Whether the engine shows signs of life")
-        .probe(),
+        .probe(health::live_while_loading),
     row(Get, OpenAi, "/readyz", |row, _| row.plain(health::ready))
         .says("Whether a request sent now would be taken")
-        .probe(),
+        .probe(health::ready_while_loading),
     row(Get, OpenAi, "/health", |row, _| row.plain(health::health))
         .also_at(&["/v1/health"])
         .says("The same in the words of llama.cpp")
-        .probe(),
+        .probe(health::health_while_loading),
     row(Get, OpenAi, "/openapi.json", |row, _| row.plain(openapi::openapi))
         .says("This description")
         .without_key(),

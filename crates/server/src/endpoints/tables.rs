@@ -120,9 +120,6 @@ pub(crate) const LLAMA_EMBEDDING: RequestTable = RequestTable::new(llama_embeddi
 /// Requests of `/slots/{id}`.
 pub(crate) const SLOT_FILE: RequestTable =
     RequestTable::new(|| llama_cpp::SLOT_FILE, &[]).noted(" with the actions `save` and `restore`");
-/// Requests of `/v1/models/load` and `/v1/models/unload`.
-pub(crate) const MANAGE: RequestTable =
-    RequestTable::new(|| llama_cpp::MANAGE, &["model"]).noted(", where there are several models");
 /// Requests of `/tokenize`.
 pub(crate) const TOKENIZE: RequestTable = RequestTable::new(|| llama_cpp::TOKENIZE, &[]);
 /// Requests of `/apply-template`.
@@ -141,12 +138,6 @@ pub(crate) const OLLAMA_EMBED: RequestTable =
 pub(crate) const OLLAMA_EMBEDDINGS: RequestTable =
     RequestTable::new(|| ollama::embed::OLDER_FIELDS, &["prompt"])
         .with_inner("options", ollama::options::options);
-/// Requests of `/api/show`.
-pub(crate) const OLLAMA_SHOW: RequestTable = RequestTable::new(|| ollama::embed::SHOW_FIELDS, &[]);
-/// Requests of `/api/pull`.
-pub(crate) const OLLAMA_PULL: RequestTable = RequestTable::new(|| ollama::embed::PULL_FIELDS, &[]);
-/// Requests of `/api/delete`.
-pub(crate) const OLLAMA_DELETE: RequestTable = RequestTable::new(|| ollama::embed::DELETE_FIELDS, &[]);
 
 /// All tables as a page of Markdown: `docs/api-fields.md`.
 pub fn document() -> String {

@@ -244,10 +244,17 @@ impl Place {
             if lock(&self.count).has_begun {
                 return;
             }
-            sleep_until(self.opened + FIRST_REQUEST_TIME).await;
+            self.has_waited_for_request().await;
             if !lock(&self.count).has_begun {
                 return;
             }
+        }
+    }
+
+    /// Waits until the first request has arrived or had the time to.
+    pub(crate) async fn has_waited_for_request(&self) {
+        if !lock(&self.count).has_begun {
+            sleep_until(self.opened + FIRST_REQUEST_TIME).await;
         }
     }
 

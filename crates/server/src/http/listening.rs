@@ -1,47 +1,31 @@
 //! [`Listening`]: a server's address before there is a model to serve.
 //!
 //! Separate from [`Server`] because a load takes minutes, and an address that is taken should be told before it. Invariants: while a model
-//! loads, every request is answered, `/livez` with 200 and all others with 503; such connections are bounded in number and time.
+//! loads, every request is answered, `/livez` with 200 and all others with 503; its connections are bounded as those of the server, and end
+//! when the server begins.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use axum::{
-    Json,
-    http::{Request, StatusCode},
-    response::{IntoResponse, Response},
-};
+use axum::{Router, extract::Request, response::Response};
 use http_body_util::BodyExt as _;
-use hyper::{body::Incoming, service::service_fn};
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto::Builder,
-};
-use serde_json::json;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    runtime::Handle,
-    sync::{Semaphore, oneshot},
-    time::{sleep, timeout},
-};
+use tokio::{runtime::Handle, time::timeout};
 
 use crate::{
-    ApiError, Dialect, Listen, Models, ServeError, Server, ServerConfig,
+    ApiError, Dialect, Listen, Models, ServeError, Server, ServerConfig, Shutdown,
     app::error_response,
-    http::serve::{Socket, Stream, TlsAcceptorBox, accept, listen, tls_acceptor},
+    endpoints::endpoint::probe_while_loading,
+    http::serve::{Phase, Socket, TlsAcceptorBox, listen, tls_acceptor},
     kv_events::KvEvents,
     telemetry::request_id::RequestId,
 };
 
-/// Connections at a time while a model loads.
-const MAX_CONNECTIONS: usize = 256;
-
-/// Longest life of such a connection.
-const CONNECTION_TIME: Duration = Duration::from_secs(5);
+/// Longest wait for the body of a request while a model loads.
+const BODY_TIME: Duration = Duration::from_secs(5);
 
 /// An address that is listened on.
 #[derive(Debug)]
 pub struct Listening {
-    pub(crate) address: Listen,
+    config: Arc<ServerConfig>,
     pub(crate) socket: Socket,
     pub(crate) tls: Option<TlsAcceptorBox>,
     pub(crate) kv_events: Option<KvEvents>,
@@ -63,7 +47,7 @@ impl Listening {
             None => None,
         };
         Ok(Self {
-            address: config.listen.clone(),
+            config: Arc::new(config.clone()),
             socket,
             tls,
             kv_events,
@@ -79,7 +63,7 @@ impl Listening {
                 Err(_) => scheme.to_owned(),
             },
             #[cfg(unix)]
-            Socket::Unix(_) => match &self.address {
+            Socket::Unix(_) => match &self.config.listen {
                 Listen::Unix(path) => format!("unix:{}", path.display()),
                 Listen::Tcp(address) => address.to_string(),
             },
@@ -91,13 +75,17 @@ impl Listening {
     /// # Panics
     /// If this thread is one of the runtime's.
     pub fn while_loading<T>(self, runtime: &Handle, load: impl FnOnce() -> T) -> (Self, T) {
-        let (end, ended) = oneshot::channel::<()>();
+        let end = EndOfLoading(Arc::default());
+        let phase = Phase {
+            router: Router::new().fallback(loading),
+            config: Arc::clone(&self.config),
+            end: Arc::clone(&end.0),
+            // The next request may meet the model.
+            keeps_alive: false,
+        };
         let answering = runtime.spawn(async move {
-            tokio::select! {
-                () = answer_loading(&self.socket, self.tls.as_ref()) => {}
-                // Dropped without a message where the load panics.
-                _ = ended => {}
-            }
+            // Its connections end by themselves.
+            drop(phase.accept(&self.socket, self.tls.as_ref()).await);
             self
         });
         let loaded = load();
@@ -117,74 +105,32 @@ impl Listening {
     }
 }
 
-/// Answers connections that a model is loading, without an end.
-async fn answer_loading(socket: &Socket, tls: Option<&TlsAcceptorBox>) {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        let place = (Arc::clone(&places).acquire_owned().await).expect("the semaphore is never closed");
-        let Ok((stream, _)) = accept(socket).await else {
-            // Out of file handles, most likely; those in use will come back.
-            sleep(Duration::from_millis(50)).await;
-            continue;
-        };
-        let tls = tls.cloned();
-        let connection = async move {
-            match (stream, tls) {
-                (Stream::Tcp(stream), Some(tls)) => {
-                    if let Ok(stream) = tls.0.accept(stream).await {
-                        answer(stream).await;
-                    }
-                }
-                (Stream::Tcp(stream), None) => answer(stream).await,
-                #[cfg(unix)]
-                (Stream::Unix(stream), _) => answer(stream).await,
-            }
-        };
-        tokio::spawn(async move {
-            let _too_long = timeout(CONNECTION_TIME, connection).await;
-            drop(place);
-        });
+/// Begins the end of the phase when it is dropped, also where the load panics.
+struct EndOfLoading(Arc<Shutdown>);
+
+impl Drop for EndOfLoading {
+    fn drop(&mut self) {
+        self.0.begin();
     }
 }
 
-/// Answers the requests of a connection. One of HTTP/1 ends after the first, so that the next one may meet the model.
-async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-    let mut http = Builder::new(TokioExecutor::new());
-    http.http1()
-        .timer(TokioTimer::new())
-        .keep_alive(false)
-        .max_buf_size(64 << 10)
-        .title_case_headers(true);
-    http.http2().max_header_list_size(64 << 10);
-    let service = service_fn(|request: Request<Incoming>| async move {
-        let answer = loading_answer(request.uri().path());
-        // Closing on unread bytes resets the connection, and the answer might never arrive. The connection's time bounds this.
-        let mut body = request.into_body();
-        while let Some(Ok(_)) = body.frame().await {}
-        Ok::<_, Infallible>(answer)
-    });
-    // A broken connection needs no report.
-    let _broken = http.serve_connection(TokioIo::new(stream), service).await;
-}
-
-/// Builds the answer to a request for `path` while a model loads.
-fn loading_answer(path: &str) -> Response {
-    let unavailable = StatusCode::SERVICE_UNAVAILABLE;
-    match path {
-        "/livez" => Json(json!({ "status": "alive" })).into_response(),
-        "/readyz" => (unavailable, Json(json!({ "status": "loading", "queued": 0 }))).into_response(),
-        // llama.cpp's clients wait while they read these words.
-        "/health" | "/v1/health" => {
-            let error = json!({ "code": 503, "message": "Loading model", "type": "unavailable_error" });
-            (unavailable, Json(json!({ "status": "loading", "error": error }))).into_response()
-        }
-        path => {
+/// Answers a request while a model loads, once its body was read: closing on unread bytes resets the connection, and the answer might never
+/// arrive.
+async fn loading(request: Request) -> Response {
+    let path = request.uri().path();
+    let answer = probe_while_loading(path).map_or_else(
+        || {
             let error = ApiError::NotReady {
                 reason: "the model is loading",
             };
             error_response(&error, Dialect::of_path(path), &RequestId::default())
-        }
-    }
+        },
+        |probe| probe(),
+    );
+    let mut body = request.into_body();
+    let read = async { while let Some(Ok(_)) = body.frame().await {} };
+    let _too_long = timeout(BODY_TIME, read).await;
+    answer
 }
 
 #[cfg(test)]
@@ -193,7 +139,13 @@ mod tests {
         io::{Read as _, Write as _},
         net::TcpStream,
         thread,
+        time::Instant,
     };
+
+    use axum::body::Body;
+    use hyper::client::conn::http2;
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    use tokio::{net, runtime::Runtime};
 
     use super::*;
 
@@ -213,14 +165,68 @@ mod tests {
         answer
     }
 
-    #[test]
-    fn clients_are_answered_while_the_model_loads() {
-        let runtime = tokio::runtime::Runtime::new().expect("threads");
-        let mut config = ServerConfig {
+    fn bind(runtime: &Runtime, config: ServerConfig) -> Listening {
+        let config = ServerConfig {
             listen: Listen::Tcp(([127, 0, 0, 1], 0).into()),
+            ..config
+        };
+        runtime.block_on(Listening::bind(&config)).expect("a free port")
+    }
+
+    #[test]
+    fn a_probe_has_a_place_where_all_are_taken() {
+        let runtime = Runtime::new().expect("threads");
+        let config = ServerConfig {
+            max_connections: 1,
             ..ServerConfig::default()
         };
-        let listening = runtime.block_on(Listening::bind(&config)).expect("a free port");
+        let listening = bind(&runtime, config);
+        let address = listening.address();
+        let (_listening, ()) = listening.while_loading(runtime.handle(), || {
+            let mut busy = TcpStream::connect(address.trim_start_matches("http://")).expect("it listens");
+            let unfinished =
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{";
+            busy.write_all(unfinished).expect("it reads");
+            let begun = Instant::now();
+            for (path, text) in [
+                ("/livez", "alive"),
+                ("/health", "Loading model"),
+                ("/v1/models", "all of its connections are busy"),
+            ] {
+                let answer = ask(&address, path);
+                assert!(answer.contains(text), "{path}: {answer}");
+            }
+            assert!(begun.elapsed() < BODY_TIME, "they waited for the first request");
+        });
+    }
+
+    #[test]
+    fn connections_of_http_2_end_when_the_server_begins() {
+        let runtime = Runtime::new().expect("threads");
+        let listening = bind(&runtime, ServerConfig::default());
+        let address = listening.address();
+        let ask = async {
+            let stream = net::TcpStream::connect(address.trim_start_matches("http://")).await;
+            let stream = TokioIo::new(stream.expect("it listens"));
+            let (mut sender, connection) = http2::handshake(TokioExecutor::new(), stream)
+                .await
+                .expect("a handshake");
+            let connection = tokio::spawn(connection);
+            let request = hyper::Request::get("http://localhost/readyz").body(Body::empty());
+            let answer = sender.send_request(request.expect("a request")).await;
+            assert_eq!(answer.expect("an answer").status(), 503);
+            (sender, connection)
+        };
+        let (_listening, (_sender, connection)) =
+            listening.while_loading(runtime.handle(), || runtime.block_on(ask));
+        let ended = runtime.block_on(async { timeout(Duration::from_secs(2), connection).await });
+        assert!(ended.is_ok(), "the connection is still open");
+    }
+
+    #[test]
+    fn clients_are_answered_while_the_model_loads() {
+        let runtime = Runtime::new().expect("threads");
+        let listening = bind(&runtime, ServerConfig::default());
         let address = listening.address();
         let (listening, loaded) = listening.while_loading(runtime.handle(), || {
             for (path, status, text) in [
@@ -243,7 +249,10 @@ mod tests {
         assert_eq!((listening.address(), loaded), (address.clone(), 7));
         // Another server is told at once.
         let taken = address.trim_start_matches("http://").parse().expect("an address");
-        config.listen = Listen::Tcp(taken);
+        let config = ServerConfig {
+            listen: Listen::Tcp(taken),
+            ..ServerConfig::default()
+        };
         let refused = runtime.block_on(Listening::bind(&config));
         assert!(matches!(refused, Err(ServeError::Listen { .. })), "{refused:?}");
         // Connections wait until the server accepts them.

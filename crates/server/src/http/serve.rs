@@ -39,7 +39,7 @@ use tower::{ServiceExt as _, service_fn};
 #[cfg(unix)]
 use crate::sockets::unix_socket::listen_unix;
 use crate::{
-    ApiError, App, Dialect, Listen, Listening, Models, TlsFiles,
+    ApiError, App, Dialect, Listen, Listening, Models, ServerConfig, Shutdown, TlsFiles,
     app::error_response,
     config::keys::Peer,
     endpoints::endpoint::is_probe,
@@ -151,17 +151,51 @@ impl Server {
         let models = self.models;
         let Listening {
             socket,
-            tls: acceptor,
+            tls,
             kv_events,
             ..
         } = self.listening;
         let publisher = kv_events.zip(models.only());
         let _publisher = publisher.map(|(kv_events, app)| Publisher::start(kv_events, app));
-        let router = router(models.clone());
-        let (config, shutdown) = (models.config(), models.shutdown());
+        let phase = Phase {
+            router: router(models.clone()),
+            config: Arc::clone(&models.common().config),
+            end: Arc::clone(&models.common().shutdown),
+            keeps_alive: true,
+        };
+        let mut all_ended = phase.accept(&socket, tls.as_ref()).await;
+        // The listener closes here, so that a balancer's connects fail at once instead of waiting.
+        drop(socket);
+        match tokio::time::timeout(models.config().drain_timeout, all_ended.recv()).await {
+            Ok(_) => Drained::Whole,
+            Err(_) => Drained::Cut,
+        }
+    }
+}
+
+/// How connections are answered for as long as the server does one thing: load its model, or serve.
+pub(crate) struct Phase {
+    pub(crate) router: Router,
+    pub(crate) config: Arc<ServerConfig>,
+    /// When it begins, connections end once their requests are answered.
+    pub(crate) end: Arc<Shutdown>,
+    /// Whether a connection of HTTP/1 may send further requests.
+    pub(crate) keeps_alive: bool,
+}
+
+impl Phase {
+    /// Accepts connections until the end begins. The returned receiver ends with the last of them.
+    pub(crate) async fn accept(self, socket: &Socket, tls: Option<&TlsAcceptorBox>) -> mpsc::Receiver<()> {
+        let Self {
+            router,
+            config,
+            end,
+            keeps_alive,
+        } = self;
         let mut http = Builder::new(StreamExecutor::new(reset_after(config.write_timeout)));
         http.http1()
             .timer(TokioTimer::new())
+            .keep_alive(keeps_alive)
             .header_read_timeout(config.header_timeout)
             // Some clients look for headers in llama.cpp's capitalization.
             .title_case_headers(true)
@@ -177,11 +211,11 @@ impl Server {
         let http = Arc::new(http);
         let connections = Connections::new(config.max_connections);
         // Each connection holds a sender; the receiver ends when the last of them is dropped.
-        let (open, mut all_ended) = mpsc::channel::<()>(1);
+        let (open, all_ended) = mpsc::channel::<()>(1);
         loop {
             let stream = tokio::select! {
-                stream = accept(&socket) => stream,
-                () = shutdown.begun() => break,
+                stream = accept(socket) => stream,
+                () = end.begun() => return all_ended,
             };
             let Ok((stream, peer)) = stream else {
                 // Out of file handles, most likely; those in use will come back.
@@ -190,17 +224,18 @@ impl Server {
             };
             let place = tokio::select! {
                 place = connections.enter() => place,
-                () = shutdown.begun() => break,
+                () = end.begun() => return all_ended,
             };
             let connection = Connection {
                 router: router.clone(),
                 http: Arc::clone(&http),
-                models: models.clone(),
+                config: Arc::clone(&config),
+                end: Arc::clone(&end),
                 place,
                 peer,
                 _open: open.clone(),
             };
-            let tls = acceptor.clone();
+            let tls = tls.cloned();
             tokio::spawn(async move {
                 match (stream, tls) {
                     (Stream::Tcp(stream), Some(tls)) => {
@@ -218,13 +253,6 @@ impl Server {
                     (Stream::Unix(stream), _) => connection.serve(stream).await,
                 }
             });
-        }
-        // The listener closes here, so that a balancer's connects fail at once instead of waiting.
-        drop(socket);
-        drop(open);
-        match tokio::time::timeout(config.drain_timeout, all_ended.recv()).await {
-            Ok(_) => Drained::Whole,
-            Err(_) => Drained::Cut,
         }
     }
 }
@@ -290,7 +318,8 @@ pub(crate) async fn accept(socket: &Socket) -> io::Result<(Stream, Peer)> {
 struct Connection {
     router: Router,
     http: Arc<Builder<StreamExecutor>>,
-    models: Models,
+    config: Arc<ServerConfig>,
+    end: Arc<Shutdown>,
     place: Place,
     peer: Peer,
     /// Dropped with the connection.
@@ -300,8 +329,8 @@ struct Connection {
 impl Connection {
     async fn serve(mut self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         self.place.open();
-        let config = self.models.config();
-        let (router, tracker, kind) = (self.router, self.place.tracker(), self.place.kind());
+        let config = &self.config;
+        let (router, tracker, kind) = (self.router.clone(), self.place.tracker(), self.place.kind());
         let (bodies, peer) = (ConnectionBodies::default(), self.peer);
         let service = service_fn(move |request: Request<Incoming>| {
             let busy = tracker.begin();
@@ -326,7 +355,6 @@ impl Connection {
             )
             .into_owned();
         let mut connection = pin!(connection);
-        let shutdown = self.models.shutdown();
         let (mut is_draining, mut end) = (false, None);
         if kind == Kind::Reserved {
             end = Some(Instant::now() + PROBE_TIME);
@@ -335,8 +363,9 @@ impl Connection {
             tokio::select! {
                 // A broken connection needs no report; its requests are cancelled when they are dropped.
                 _ = connection.as_mut() => return,
-                () = shutdown.begun(), if !is_draining => {
+                () = self.is_to_end(), if !is_draining => {
                     is_draining = true;
+                    end = end.or_else(|| Some(Instant::now() + FAREWELL));
                     connection.as_mut().graceful_shutdown();
                 }
                 // The library reads the first bytes to learn the HTTP version and has no time limit for them, so this limit covers them
@@ -358,6 +387,12 @@ impl Connection {
                 }
             }
         }
+    }
+
+    /// Waits until the phase ends and the client has had time for its first request.
+    async fn is_to_end(&self) {
+        self.end.begun().await;
+        self.place.has_waited_for_request().await;
     }
 }
 

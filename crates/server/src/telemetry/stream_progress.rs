@@ -1,9 +1,9 @@
 //! [`StreamProgress`] writes how far a streamed answer is: the progress of its prompt, and the timings of each chunk.
 //!
-//! Separate from the endpoints because llama.cpp's and OpenAI's chunks have both in the same form. Invariant: the last chunk has the
-//! engine's own timings; those before it are measured here.
+//! Separate from the endpoints because llama.cpp's and OpenAI's chunks have both in the same form. Invariant: all chunks have the times of the
+//! engine's clock, whenever they are sent.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokenmill::{Delta, stream::Prefill};
@@ -30,14 +30,13 @@ pub(crate) struct StreamProgress {
     fields: ProgressFields,
     /// The newest report of each prompt.
     prefills: Vec<Option<Prefill>>,
-    /// The end of each prompt: the engine's clock of answers begins there, although text may be held back after it.
-    prompt_ends: Vec<Option<Instant>>,
     samples: Vec<SampleProgress>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct SampleProgress {
-    first_token: Option<Instant>,
+    /// Times of the first token and of the newest that was sent, since submission.
+    tokens: Option<(Duration, Duration)>,
     n_tokens: usize,
 }
 
@@ -47,7 +46,6 @@ impl StreamProgress {
         Self {
             fields,
             prefills: vec![None; n_prompts],
-            prompt_ends: vec![None; n_prompts],
             samples: vec![SampleProgress::default(); n_prompts * n_samples],
         }
     }
@@ -60,9 +58,6 @@ impl StreamProgress {
     pub(crate) fn take_prefill(&mut self, report: &Prefill) -> Option<Value> {
         let prompt = self.prompt_of(report.sample);
         *self.prefills.get_mut(prompt)? = Some(report.clone());
-        if report.done_tokens == report.prompt_tokens {
-            self.prompt_ends[prompt].get_or_insert_with(Instant::now);
-        }
         self.fields.return_progress.then(|| {
             json!({
                 "total": report.prompt_tokens,
@@ -75,8 +70,10 @@ impl StreamProgress {
 
     /// Takes notice of more tokens of a sample.
     pub(crate) fn take_delta(&mut self, delta: &Delta) {
-        if let Some(sample) = self.samples.get_mut(delta.sample as usize) {
-            sample.first_token.get_or_insert_with(Instant::now);
+        let ends = delta.tokens.first().zip(delta.tokens.last());
+        if let (Some(sample), Some((oldest, newest))) = (self.samples.get_mut(delta.sample as usize), ends) {
+            let (first, _) = sample.tokens.unwrap_or((oldest.time, newest.time));
+            sample.tokens = Some((first, newest.time));
             sample.n_tokens += delta.tokens.len();
         }
     }
@@ -87,11 +84,10 @@ impl StreamProgress {
         let prompt = self.prompt_of(sample);
         let prefill = self.prefills.get(prompt).and_then(Option::as_ref);
         if let (true, Some(state), Some(prefill)) = (self.fields.timings_per_token, state, prefill) {
-            let began = self.prompt_ends[prompt].or(state.first_token);
             let measured = Measured {
                 queued: prefill.queued,
                 prefill: prefill.elapsed,
-                decode: began.map(|began| began.elapsed()).unwrap_or_default(),
+                decode: (state.tokens).map_or(Duration::ZERO, |(first, newest)| newest.saturating_sub(first)),
                 n_cached: prefill.cached_tokens,
                 n_computed: prefill.prompt_tokens - prefill.cached_tokens,
                 n_predicted: state.n_tokens,
@@ -103,13 +99,15 @@ impl StreamProgress {
 
 #[cfg(test)]
 mod tests {
-    use std::{thread, time::Duration};
+    use std::thread;
+
+    use tokenmill::stream::ScoredToken;
 
     use super::*;
 
     #[test]
-    fn the_time_of_an_answer_begins_with_the_end_of_its_prompt() {
-        let held_back = Duration::from_millis(20);
+    fn the_time_of_an_answer_is_that_of_its_tokens_and_not_of_its_chunks() {
+        let ms = Duration::from_millis;
         let fields = ProgressFields {
             timings_per_token: true,
             ..ProgressFields::default()
@@ -121,15 +119,33 @@ mod tests {
             cached_tokens: 0,
             done_tokens: 4,
             queued: Duration::ZERO,
-            elapsed: Duration::from_millis(1),
+            elapsed: ms(1),
         });
-        thread::sleep(held_back);
-        progress.samples[0].n_tokens = 1;
-        let mut chunk = json!({});
-        progress.add_timings(0, &mut chunk);
-        let of = |name: &str| chunk["timings"][name].as_f64();
-        assert!(of("predicted_ms") >= Some(20.0), "{chunk}");
-        assert_eq!(of("predicted_per_second"), None, "one token has no rate: {chunk}");
+        // The first text was held back, and the client is slow.
+        for (times, n_predicted, predicted_ms) in [(&[1, 5][..], 2, 4.0), (&[], 2, 4.0), (&[11], 3, 10.0)] {
+            let token = |time: &u64| ScoredToken {
+                id: 0,
+                logprob: None,
+                top: Vec::new(),
+                time: ms(*time),
+            };
+            progress.take_delta(&Delta {
+                sample: 0,
+                text: String::new(),
+                parts: Vec::new(),
+                tokens: times.iter().map(token).collect(),
+                sampled: None,
+            });
+            thread::sleep(ms(12));
+            let mut chunk = json!({});
+            progress.add_timings(0, &mut chunk);
+            let timings = &chunk["timings"];
+            assert_eq!(
+                (timings["predicted_n"].as_u64(), timings["predicted_ms"].as_f64()),
+                (Some(n_predicted), Some(predicted_ms)),
+                "{timings}"
+            );
+        }
     }
 
     #[test]

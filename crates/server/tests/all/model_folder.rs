@@ -11,7 +11,7 @@ use std::{
 use serde_json::{Value, json};
 use tokenmill_server::{
     Listen, ModelLimits, ModelSpec, Models, Server, ServerConfig,
-    models::{FileStamp, ModelFolder, Role},
+    models::{FileStamp, FolderError, FolderManager, ModelFolder, PullWatch, Role},
 };
 
 use crate::{
@@ -31,6 +31,12 @@ struct Shelf {
     n_alive: Arc<AtomicUsize>,
     /// When and as which file all models were written last.
     written: Arc<Mutex<(Option<SystemTime>, u64)>>,
+    /// Why nothing is removed.
+    refusal: Arc<Mutex<Option<FolderError>>>,
+    /// Removals that have begun.
+    n_removals: Arc<AtomicUsize>,
+    /// Whether removing does not end.
+    removal_hangs: Arc<AtomicBool>,
 }
 
 impl Shelf {
@@ -68,6 +74,42 @@ impl ModelFolder for Shelf {
         let models = self.models.lock().expect("no test panics with it").clone()?;
         Ok(models.into_iter().map(|name| self.spec(name)).collect())
     }
+
+    fn manager(self: Arc<Self>) -> Option<Arc<dyn FolderManager>> {
+        Some(self)
+    }
+}
+
+impl FolderManager for Shelf {
+    fn pull(&self, _name: &str, _watch: &dyn PullWatch) -> Result<(), FolderError> {
+        Err(FolderError::Busy {
+            reason: "there is no network",
+        })
+    }
+
+    fn remove(&self, name: &str) -> Result<(), FolderError> {
+        self.n_removals.fetch_add(1, Ordering::SeqCst);
+        while self.removal_hangs.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if let Some(refusal) = self.refusal.lock().expect("no test panics with it").clone() {
+            return Err(refusal);
+        }
+        let mut models = self.models.lock().expect("no test panics with it");
+        models
+            .as_mut()
+            .expect("the folder can be read")
+            .retain(|own| *own != name);
+        Ok(())
+    }
+
+    fn has_pulled(&self, _name: &str) -> bool {
+        false
+    }
+
+    fn remove_partial(&self, _name: &str) -> Result<bool, FolderError> {
+        Ok(false)
+    }
 }
 
 /// A server of a model that was named and of a folder with one.
@@ -84,6 +126,9 @@ async fn start_with(anna: &Speaker, queue_timeout: Option<Duration>) -> (Shelf, 
         hangs: Arc::default(),
         n_alive: Arc::default(),
         written: Arc::default(),
+        refusal: Arc::default(),
+        n_removals: Arc::default(),
+        removal_hangs: Arc::default(),
     };
     let mut specs = vec![shelf.spec("named"), ModelSpec::new("anna", anna.clone())];
     specs[1].is_of_folder = true;
@@ -172,6 +217,62 @@ async fn models_of_a_folder_come_and_go() {
     assert_eq!(ids(&server).await, ["named", "berta"]);
     server.models.shutdown().begin();
     wait_until("nothing is left in memory", || server.run.is_finished()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_is_unloaded_when_it_has_been_removed_and_not_when_that_is_refused() {
+    if demo_path().is_none() {
+        return;
+    }
+    let anna = Speaker::new("anna", 4, &Arc::default());
+    let n_alive = || anna.0.n_alive.load(Ordering::SeqCst);
+    let (shelf, server) = start_with(&anna, None).await;
+    assert_eq!(server.says("anna").await, "anna");
+    let body = json!({ "model": "anna" }).to_string();
+    let headers = [("Content-Type", "application/json")];
+    let delete = async || {
+        Exchange::send(
+            &server.address,
+            "DELETE",
+            "/api/delete",
+            &headers,
+            body.as_bytes(),
+        )
+        .await
+    };
+    let refuse = |refusal| *shelf.refusal.lock().expect("no test panics with it") = refusal;
+    for (refusal, status) in [
+        (
+            FolderError::Busy {
+                reason: "a download of this model is running",
+            },
+            409,
+        ),
+        (
+            FolderError::Failed {
+                reason: "the disk is away".to_owned(),
+            },
+            500,
+        ),
+    ] {
+        refuse(Some(refusal));
+        let refused = delete().await.reply().await;
+        assert_eq!(refused.status, status, "{}", refused.text());
+        assert_eq!(server.says("anna").await, "anna");
+        assert_eq!((anna.n_loads(), n_alive()), (1, 1), "it stayed loaded");
+    }
+    refuse(None);
+    // The client goes away while the files are removed.
+    shelf.removal_hangs.store(true, Ordering::SeqCst);
+    let n_removals = || shelf.n_removals.load(Ordering::SeqCst);
+    let asked = delete().await;
+    wait_until("its files are removed", || n_removals() == 3).await;
+    drop(asked);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(n_alive(), 1, "its files are still there");
+    shelf.removal_hangs.store(false, Ordering::SeqCst);
+    wait_until("it is unloaded", || n_alive() == 0).await;
+    wait_for(&server, &["named"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -282,6 +282,30 @@ async fn time_limits_end_answers_and_waits_with_504() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_time_of_compiling_a_shape_counts_against_the_request() {
+    let mut setup = Setup::default();
+    setup.server.request_timeout = Some(Duration::from_millis(20));
+    let Some(server) = TestServer::start_with(setup).await else {
+        return;
+    };
+    let names = (0..3900).map(|idx| {
+        let pattern = format!("^{idx}[a-z]{{3}}$");
+        (
+            format!("name{idx}"),
+            json!({ "type": "string", "pattern": pattern }),
+        )
+    });
+    let schema = json!({ "type": "object", "properties": names.collect::<serde_json::Map<_, _>>() });
+    let body = json!({ "prompt": "One", "max_tokens": 1, "guided_json": schema });
+    let reply = server.post(COMPLETIONS, &body).await;
+    assert_eq!(
+        (reply.status, &reply.json()["error"]["code"]),
+        (504, &json!("deadline_exceeded"))
+    );
+    server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn draining_finishes_what_runs_and_takes_nothing_new() {
     let Some(server) = TestServer::start().await else {
         return;

@@ -10,6 +10,7 @@
 #[path = "../../../testkit/src/json_mutation.rs"]
 mod json_mutation;
 #[path = "../../../testkit/src/text_mutation.rs"]
+#[expect(dead_code, reason = "no text is mutated here")]
 mod text_mutation;
 #[path = "../../tests/all/support/tokenizer_parts.rs"]
 mod tokenizer_parts;

@@ -200,6 +200,16 @@ impl ConstraintCompiler {
         Ok(compiled)
     }
 
+    /// Says whether all parts of a constraint are in the cache, so that compiling it takes no time.
+    pub fn has(&self, constraint: &Constraint) -> bool {
+        let has = |constraint: &Constraint| {
+            let (kind, source) = (constraint.kind(), constraint.source());
+            let is_kept = || (lock(&self.kept).iter()).any(|(of, text, _)| *of == kind && *text == source);
+            constraint.is_any() || is_kept()
+        };
+        has(constraint) && constraint.alternative().is_none_or(|(calls, _)| has(&calls))
+    }
+
     /// Compiles a constraint or its replacement, and subtracts the used CPU time from `left`.
     fn compile_within(
         &self,

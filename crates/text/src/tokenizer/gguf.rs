@@ -4,12 +4,13 @@
 //!
 //! Source: llama.cpp `src/llama-vocab.cpp`, for keys, defaults and the meaning of each model.
 
-use std::collections::HashMap;
+mod source;
 
-use tokenmill_gguf::{Metadata, StringArray};
+use tokenmill_gguf::Metadata;
 
 use crate::TokenizerError;
 
+use self::source::{Source, byte_of, infill_ids, is_text};
 use super::{
     Model, Tokenizer,
     added::{AddedToken, AddedTokens},
@@ -23,15 +24,12 @@ use super::{
     split::{METASPACE, Step},
     spm::Spm,
     unigram::Unigram,
-    vocab::{END_MARKS, InfillIds, TokenKind, Vocab},
+    vocab::{TokenKind, Vocab},
     wordpiece::{WordPiece, bert_steps, wordpiece_piece},
 };
 
 const MODEL: &str = "tokenizer.ggml.model";
 const PRE: &str = "tokenizer.ggml.pre";
-const TOKENS: &str = "tokenizer.ggml.tokens";
-const SCORES: &str = "tokenizer.ggml.scores";
-const KINDS: &str = "tokenizer.ggml.token_type";
 const MERGES: &str = "tokenizer.ggml.merges";
 const BOS: &str = "tokenizer.ggml.bos_token_id";
 const EOS: &str = "tokenizer.ggml.eos_token_id";
@@ -40,21 +38,6 @@ const EOM: &str = "tokenizer.ggml.eom_token_id";
 const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
 const SEPARATOR: &str = "tokenizer.ggml.seperator_token_id";
 const PADDING: &str = "tokenizer.ggml.padding_token_id";
-/// Keys of the tokens for filling in the middle, the newer ones first. Source: llama.cpp `src/llama-arch.cpp`.
-const INFILL_PREFIX: [&str; 2] = [
-    "tokenizer.ggml.fim_pre_token_id",
-    "tokenizer.ggml.prefix_token_id",
-];
-const INFILL_SUFFIX: [&str; 2] = [
-    "tokenizer.ggml.fim_suf_token_id",
-    "tokenizer.ggml.suffix_token_id",
-];
-const INFILL_MIDDLE: [&str; 2] = [
-    "tokenizer.ggml.fim_mid_token_id",
-    "tokenizer.ggml.middle_token_id",
-];
-const INFILL_REPOSITORY: [&str; 1] = ["tokenizer.ggml.fim_rep_token_id"];
-const INFILL_FILE: [&str; 1] = ["tokenizer.ggml.fim_sep_token_id"];
 const CLASS: &str = "tokenizer.ggml.cls_token_id";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
@@ -63,15 +46,6 @@ const REMOVE_EXTRA_SPACES: &str = "tokenizer.ggml.remove_extra_whitespaces";
 const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
 const LOWERCASE: &str = "tokenizer.ggml.normalizer.lowercase";
 const STRIP_ACCENTS: &str = "tokenizer.ggml.normalizer.strip_accents";
-
-/// The vocabulary in the form of the file.
-struct Source<'m> {
-    metadata: &'m Metadata,
-    tokens: &'m StringArray,
-    kinds: Vec<TokenKind>,
-    /// Text to id, of tokens that have text.
-    by_text: HashMap<&'m str, u32, foldhash::fast::RandomState>,
-}
 
 /// Special tokens of a model if the file does not name them.
 #[derive(Default)]
@@ -113,179 +87,6 @@ pub(crate) fn read(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
         }
     };
     finish(&source, parts, model == "bert", pre)
-}
-
-impl<'m> Source<'m> {
-    fn new(metadata: &'m Metadata) -> Result<Self, TokenizerError> {
-        let tokens = metadata.string_array(TOKENS)?;
-        let mut kinds: Vec<TokenKind> = match metadata.opt_i32_array(KINDS)? {
-            Some(numbers) => {
-                check_len(KINDS, numbers.len(), tokens.len())?;
-                numbers
-                    .iter()
-                    .map(|&number| TokenKind::from_gguf(number))
-                    .collect()
-            }
-            None => vec![TokenKind::Normal; tokens.len()],
-        };
-        let mut by_text =
-            HashMap::with_capacity_and_hasher(tokens.len(), foldhash::fast::RandomState::default());
-        for (id, text) in (0..).zip(tokens.iter()) {
-            if text.is_empty() {
-                continue;
-            }
-            if let Some(first) = by_text.insert(text, id) {
-                return Err(TokenizerError::DuplicateToken {
-                    text: text.to_owned(),
-                    first,
-                    second: id,
-                });
-            }
-        }
-        let mut ends: Vec<(u32, bool)> = END_MARKS
-            .iter()
-            .filter_map(|mark| Some((*by_text.get(mark)?, mark.starts_with("<|"))))
-            .collect();
-        for key in [EOS, EOT, EOM] {
-            ends.extend(id_of(metadata, key, tokens.len())?.map(|id| (id, false)));
-        }
-        for (id, is_no_text) in ends {
-            // Converters mark some end tokens as user-defined, so text would be matched against them, and a message with `<|im_end|>`
-            // in it would end there. Others, such as Aquila's `<|endoftext|>`, are marked as normal, and no merge makes them.
-            // llama.cpp turns both into control tokens too. `</s>` may be HTML and stays normal.
-            match kinds.get_mut(id as usize) {
-                Some(kind @ TokenKind::UserDefined) => *kind = TokenKind::Control,
-                Some(kind @ (TokenKind::Normal | TokenKind::Unused)) if is_no_text => {
-                    *kind = TokenKind::Control;
-                }
-                _ => {}
-            }
-        }
-        Ok(Self {
-            metadata,
-            tokens,
-            kinds,
-            by_text,
-        })
-    }
-
-    /// Lists ids, texts and kinds of all tokens.
-    fn iter(&self) -> impl Iterator<Item = (u32, &'m str, TokenKind)> {
-        (0..)
-            .zip(self.tokens.iter())
-            .zip(&self.kinds)
-            .map(|((id, text), &kind)| (id, text, kind))
-    }
-
-    /// Returns the tokens of single bytes, and the text of each such token.
-    fn byte_tokens(&self) -> Result<Box<[Option<u32>; 256]>, TokenizerError> {
-        let mut bytes = Box::new([None; 256]);
-        for (id, text, kind) in self.iter() {
-            if kind == TokenKind::Byte {
-                bytes[byte_of(id, text)? as usize] = Some(id);
-            }
-        }
-        Ok(bytes)
-    }
-
-    /// Returns the keys of the tokens that may be made from text.
-    fn text_keys(&self) -> KeyMap {
-        let mut keys = KeyMap::with_capacity(self.tokens.len());
-        for (id, text, kind) in self.iter() {
-            if is_text(kind) && !text.is_empty() {
-                keys.insert(text.as_bytes(), id);
-            }
-        }
-        keys
-    }
-
-    /// Returns each token's decoded text, with `▁` as a space and byte tokens as bytes.
-    fn metaspace_pieces(&self) -> Result<Vec<Vec<u8>>, TokenizerError> {
-        self.iter()
-            .map(|(id, text, kind)| {
-                Ok(match kind {
-                    TokenKind::Byte => vec![byte_of(id, text)?],
-                    TokenKind::Normal | TokenKind::Unused => text.replace(METASPACE, " ").into_bytes(),
-                    _ => text.as_bytes().to_vec(),
-                })
-            })
-            .collect()
-    }
-
-    fn scores(&self) -> Result<Vec<f32>, TokenizerError> {
-        let scores = match self.metadata.get(SCORES) {
-            None => vec![0.0; self.tokens.len()],
-            Some(tokenmill_gguf::Value::Array(tokenmill_gguf::Array::I32(scores))) => {
-                scores.iter().map(|&score| score as f32).collect()
-            }
-            Some(_) => self.metadata.f32_array(SCORES)?.to_vec(),
-        };
-        check_len(SCORES, scores.len(), self.tokens.len())?;
-        match (0..).zip(&scores).find(|(_, score)| !score.is_finite()) {
-            Some((id, &score)) => Err(TokenizerError::Score {
-                id,
-                score: f64::from(score),
-            }),
-            None => Ok(scores),
-        }
-    }
-
-    /// Returns the id that a key names, or the default if the vocabulary has it.
-    fn special(&self, key: &'static str, default: Option<u32>) -> Result<Option<u32>, TokenizerError> {
-        let n_vocab = self.tokens.len();
-        let named = id_of(self.metadata, key, n_vocab)?;
-        Ok(named.or_else(|| default.filter(|&id| (id as usize) < n_vocab)))
-    }
-}
-
-/// Returns the id that a key names. Writers use an id outside the vocabulary, such as -1, for no token; llama.cpp ignores those, too.
-fn id_of(metadata: &Metadata, key: &'static str, n_vocab: usize) -> Result<Option<u32>, TokenizerError> {
-    use tokenmill_gguf::Value;
-    if let Some(
-        Value::I8(-128..=-1)
-        | Value::I16(i16::MIN..=-1)
-        | Value::I32(i32::MIN..=-1)
-        | Value::I64(i64::MIN..=-1),
-    ) = metadata.get(key)
-    {
-        return Ok(None);
-    }
-    Ok(metadata.opt_u32(key)?.filter(|&id| (id as usize) < n_vocab))
-}
-
-/// Reads the tokens for filling in the middle; ids outside the vocabulary are ignored.
-fn infill_ids(source: &Source<'_>) -> InfillIds {
-    let find = |keys: &[&'static str]| {
-        keys.iter()
-            .find_map(|key| id_of(source.metadata, key, source.tokens.len()).ok().flatten())
-    };
-    InfillIds {
-        prefix: find(&INFILL_PREFIX),
-        suffix: find(&INFILL_SUFFIX),
-        middle: find(&INFILL_MIDDLE),
-        repository: find(&INFILL_REPOSITORY),
-        file: find(&INFILL_FILE),
-    }
-}
-
-fn check_len(key: &'static str, found: usize, expected: usize) -> Result<(), TokenizerError> {
-    if found == expected {
-        Ok(())
-    } else {
-        Err(TokenizerError::Length { key, expected, found })
-    }
-}
-
-fn byte_of(id: u32, text: &str) -> Result<u8, TokenizerError> {
-    byte_level::byte_of_token(text).ok_or_else(|| TokenizerError::ByteToken {
-        id,
-        text: text.to_owned(),
-    })
-}
-
-/// Returns whether tokens of this kind may be made from text.
-fn is_text(kind: TokenKind) -> bool {
-    matches!(kind, TokenKind::Normal | TokenKind::UserDefined)
 }
 
 fn read_bpe(source: &Source<'_>, pre: &str) -> Result<Parts, TokenizerError> {

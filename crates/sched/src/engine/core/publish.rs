@@ -124,7 +124,7 @@ impl Core {
             .lanes
             .get_mut(seq)
             .expect("a sequence with a token has a lane");
-        lane.stopwatch.token(now_us);
+        let time = lane.stopwatch.token(now_us);
         let (request, sample) = (lane.request, lane.sample);
         let wants_top = lane
             .sampling
@@ -142,6 +142,7 @@ impl Core {
                 id,
                 logprob: sampled.and_then(|sampled| sampled.logprob),
                 top,
+                time,
             }),
         );
     }

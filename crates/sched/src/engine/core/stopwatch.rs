@@ -31,11 +31,13 @@ impl Stopwatch {
         self.begun_us.get_or_insert(now_us);
     }
 
-    pub(crate) fn token(&mut self, now_us: u64) {
+    /// Records a token. Returns its time since submission.
+    pub(crate) fn token(&mut self, now_us: u64) -> Duration {
         self.first_token_us.get_or_insert(now_us);
         if self.traces_tokens {
             self.token_us.push(now_us);
         }
+        self.elapsed(now_us)
     }
 
     pub(crate) fn elapsed(&self, now_us: u64) -> Duration {

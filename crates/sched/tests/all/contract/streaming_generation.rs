@@ -108,8 +108,11 @@ fn a_trace_has_the_time_of_every_token() {
         traces_tokens: true,
         ..greedy(5)
     };
-    let timings = engine.generate(&[1, 2], &traced).unwrap().timings;
+    let output = engine.generate(&[1, 2], &traced).unwrap();
+    let timings = output.timings;
     assert_eq!(timings.tokens.len(), 5);
+    let told: Vec<Duration> = output.generated.iter().map(|token| token.time).collect();
+    assert_eq!(timings.tokens, told, "each token says it too");
     assert!(timings.tokens.is_sorted());
     assert_eq!(timings.tokens[0], timings.first_token);
     assert!(timings.queued <= timings.first_token && timings.first_token <= timings.total);

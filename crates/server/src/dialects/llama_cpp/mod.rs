@@ -27,9 +27,6 @@ use crate::{
     telemetry::stream_progress::ProgressFields,
 };
 
-/// Fields of `/models/load` and `/models/unload`.
-pub const MANAGE: &[Field] = &[yes("model", "the name of the model")];
-
 /// Fields of `/tokenize`.
 pub(crate) const TOKENIZE: &[Field] = &[
     yes("content", "the text; `prompt` is the same, as in vLLM"),

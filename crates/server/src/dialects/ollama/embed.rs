@@ -1,10 +1,9 @@
-//! `POST /api/embed` and the older `/api/embeddings`: vectors of texts. And `POST /api/show`, which asks for no more than a
-//! name.
+//! `POST /api/embed` and the older `/api/embeddings`: vectors of texts.
 
 use serde::Deserialize;
 
 use super::KEEP_ALIVE;
-use crate::requests::fields::{Field, label, yes};
+use crate::requests::fields::{Field, yes};
 
 /// Fields of `/api/embed`.
 pub const FIELDS: &[Field] = &[
@@ -28,36 +27,6 @@ pub const OLDER_FIELDS: &[Field] = &[
     yes("prompt", "a text; its vector has length 1, as on `/api/embed`"),
     yes("options", "as on `/api/chat`; nothing is sampled"),
     KEEP_ALIVE,
-];
-
-/// Fields of `/api/show`.
-pub const SHOW_FIELDS: &[Field] = &[
-    yes("model", ""),
-    yes("name", "the older name of `model`"),
-    label("verbose"),
-];
-
-/// Lists the fields of `/api/pull`.
-pub const PULL_FIELDS: &[Field] = &[
-    yes(
-        "model",
-        "a served model is available; others are downloaded with `--manage-models`, else refused (501), as is a name whose download a \
-         file of the folder would hide (400)",
-    ),
-    yes("name", "the older name of `model`"),
-    yes("stream", "default true"),
-    label("insecure"),
-    label("username"),
-    label("password"),
-];
-
-/// Lists the fields of `/api/delete`.
-pub const DELETE_FIELDS: &[Field] = &[
-    yes(
-        "model",
-        "the name of a model of `--models-dir` as it is listed, or of a download that broke off; without `--manage-models` it is refused (501)",
-    ),
-    yes("name", "the older name of `model`"),
 ];
 
 /// A request to embed.
@@ -90,49 +59,4 @@ pub struct EmbeddingsRequest {
     pub model: Option<String>,
     /// Text to embed.
     pub prompt: String,
-}
-
-/// A request to describe a model.
-#[derive(Clone, Debug, Deserialize)]
-pub struct ShowRequest {
-    model: Option<String>,
-    name: Option<String>,
-}
-
-impl ShowRequest {
-    /// Model name. Clients that write both fields mean the newer.
-    pub fn name(&self) -> Option<&str> {
-        let model = self.model.as_deref().filter(|model| !model.is_empty());
-        model.or(self.name.as_deref())
-    }
-}
-
-/// Asks for a model to be removed.
-#[derive(Clone, Debug, Deserialize)]
-pub struct DeleteRequest {
-    model: Option<String>,
-    name: Option<String>,
-}
-
-impl DeleteRequest {
-    /// Returns the name from either field.
-    pub fn name(&self) -> Option<&str> {
-        self.model.as_deref().or(self.name.as_deref())
-    }
-}
-
-/// Asks for a model to be available.
-#[derive(Clone, Debug, Deserialize)]
-pub struct PullRequest {
-    model: Option<String>,
-    name: Option<String>,
-    /// Whether the answer is streamed.
-    pub stream: Option<bool>,
-}
-
-impl PullRequest {
-    /// Returns the name from either field.
-    pub fn name(&self) -> Option<&str> {
-        self.model.as_deref().or(self.name.as_deref())
-    }
 }

@@ -23,10 +23,10 @@ use tokio::sync::mpsc;
 use crate::{
     ApiError, Dialect, Models,
     app::{Call, error_response, off_thread::off_thread},
-    dialects::ollama::embed::{DELETE_FIELDS, DeleteRequest, PULL_FIELDS, PullRequest},
     errors::api_error::shortened,
     model_names::tagged,
     models::{FolderError, FolderManager, PullWatch, Role},
+    requests::{fields::label, request_table::request},
     telemetry::request_id::RequestId,
 };
 
@@ -42,10 +42,60 @@ const MAX_NAME_BYTES: usize = 512;
 /// Longest wait until a folder that has changed is looked through.
 const LOOK_PATIENCE: Duration = Duration::from_secs(5);
 
+request! {
+    /// Asks for a model to be available.
+    pub(in crate::endpoints) struct PullRequest {
+        required {}
+        optional {
+            /// Model name.
+            model: String = "a served model is available; others are downloaded with `--manage-models`, else refused (501), as is a name \
+                             whose download a file of the folder would hide (400)",
+            /// Older name of `model`.
+            name: String = "the older name of `model`",
+            /// Whether the answer is streamed.
+            stream: bool = "default true",
+        }
+        others {
+            label("insecure"),
+            label("username"),
+            label("password"),
+        }
+    }
+}
+
+impl PullRequest {
+    /// Returns the name from either field.
+    fn name(&self) -> Option<&str> {
+        self.model.as_deref().or(self.name.as_deref())
+    }
+}
+
+request! {
+    /// Asks for a model to be removed.
+    pub(in crate::endpoints) struct DeleteRequest {
+        required {}
+        optional {
+            /// Model name.
+            model: String = "the name of a model of `--models-dir` as it is listed, or of a download that broke off; without \
+                             `--manage-models` it is refused (501)",
+            /// Older name of `model`.
+            name: String = "the older name of `model`",
+        }
+        others {}
+    }
+}
+
+impl DeleteRequest {
+    /// Returns the name from either field.
+    fn name(&self) -> Option<&str> {
+        self.model.as_deref().or(self.name.as_deref())
+    }
+}
+
 /// Answers `/api/pull`: a served model is there, and another is downloaded into the folder of models if the operator allows it.
 pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let path = shortened(call.uri.path()).into_owned();
-    let request: PullRequest = call.read(PULL_FIELDS)?;
+    let request: PullRequest = call.read(PullRequest::TABLE.fields())?;
     let name = request.name().unwrap_or_default().to_owned();
     let is_whole = request.stream == Some(false);
     // A file may have been renamed to free its name.
@@ -209,7 +259,7 @@ impl PullWatch for PullLines {
 /// Answers `DELETE /api/delete`: removes the files of a model of the folder, or those that a broken-off download has left.
 pub(crate) async fn delete(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let path = shortened(call.uri.path()).into_owned();
-    let request: DeleteRequest = call.read(DELETE_FIELDS)?;
+    let request: DeleteRequest = call.read(DeleteRequest::TABLE.fields())?;
     let Some(manager) = models.folder_manager() else {
         return Err(ApiError::NotImplemented {
             path,
@@ -232,12 +282,29 @@ pub(crate) async fn delete(models: Models, mut call: Call) -> Result<Response, A
             return Ok(StatusCode::OK.into_response());
         }
     };
-    models.dismiss(idx);
+    // A removal goes on without its client, and so does all that follows it.
+    let removed = tokio::spawn(async move { remove(manager, served, idx, &models).await });
+    removed.await.unwrap_or_else(|error| {
+        Err(ApiError::Internal {
+            reason: error.to_string(),
+        })
+    })?;
+    Ok(StatusCode::OK.into_response())
+}
+
+/// Removes a model's files, then has the model unloaded and the folder looked through. A model whose removal is refused stays as it is.
+async fn remove(
+    manager: Arc<dyn FolderManager>,
+    served: String,
+    idx: usize,
+    models: &Models,
+) -> Result<(), ApiError> {
     let model = served.clone();
     change(move || manager.remove(&served)).await?;
+    models.dismiss(idx);
     tracing::info!(model, "removed for a client");
     models.look_anew(LOOK_PATIENCE).await;
-    Ok(StatusCode::OK.into_response())
+    Ok(())
 }
 
 /// Finds the model of the folder that is listed under a name. Returns its place and that name.

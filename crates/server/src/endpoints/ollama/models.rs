@@ -16,12 +16,10 @@ use super::timestamp;
 use crate::{
     ApiError, App, Models,
     app::{Call, Stay},
-    dialects::{
-        llama_cpp::infill::has_marks,
-        ollama::embed::{SHOW_FIELDS, ShowRequest},
-    },
+    dialects::llama_cpp::infill::has_marks,
     model_names::tagged,
     models::{Listed, Role},
+    requests::{fields::label, request_table::request},
 };
 
 /// Implemented version of Ollama. Clients compare it with the version that they need.
@@ -132,9 +130,33 @@ pub(crate) async fn version() -> Response {
     Json(json!({ "version": OLLAMA_VERSION, "server": server })).into_response()
 }
 
+request! {
+    /// A request to describe a model.
+    pub(in crate::endpoints) struct ShowRequest {
+        required {}
+        optional {
+            /// Model name.
+            model: String = "",
+            /// Older name of `model`.
+            name: String = "the older name of `model`",
+        }
+        others {
+            label("verbose"),
+        }
+    }
+}
+
+impl ShowRequest {
+    /// Returns the model's name. Clients that write both fields mean the newer.
+    fn name(&self) -> Option<&str> {
+        let model = self.model.as_deref().filter(|model| !model.is_empty());
+        model.or(self.name.as_deref())
+    }
+}
+
 /// Describes a model, as `/api/show`. One that is not loaded is not loaded for it.
 pub(crate) async fn show(models: Models, mut call: Call) -> Result<Response, ApiError> {
-    let request: ShowRequest = call.read(SHOW_FIELDS)?;
+    let request: ShowRequest = call.read(ShowRequest::TABLE.fields())?;
     if let Some(app) = models.only() {
         app.model.find(request.name())?;
         return Ok(Json(shown(app)).into_response());

@@ -279,6 +279,8 @@ fn samples_are_apart_and_equal_constraints_are_compiled_once() {
             .unwrap();
     }
     assert_eq!(lock(&compiler.kept).len(), MAX_KEPT);
+    assert!(compiler.has(&Constraint::regex("a199")) && compiler.has(&Constraint::anything()));
+    assert!(!compiler.has(&Constraint::regex("a0")) && !compiler.has(&Constraint::lark("a199")));
     for letter in ["a", "b", "c", "d", "e"] {
         let with_comment = format!("start: \"a\"\n// {}", letter.repeat(900_000));
         compiler.compile(&Constraint::lark(with_comment)).unwrap();
