@@ -211,6 +211,19 @@ def narrow(page):
     page.save_screenshot(shots / "phone-thinking-light.png")
 
 
+def wide_in_lines(page):
+    """A wide formula within a line of any block scrolls; it does not widen the page."""
+    size(page, 390, 844, is_phone=True)
+    wide = "$" + " + ".join(f"x_{{{i}}}^{{2}}" for i in range(40)) + "$"
+    script(page, [{"content": f"In a line {wide} it goes on.\n\n- {wide}\n\n> {wide}\n\n## {wide}\n\n|a|\n|-|\n|{wide}|"}], "stop")
+    count = len(answers(page))
+    ask(page, "In lines?")
+    find(page, "#send").click()
+    is_answered(page, count + 1)
+    nothing_sticks_out(page)
+    page.save_screenshot(shots / "phone-formulas-light.png")
+
+
 def engine(page):
     """The figures are one row where there is room, else rows of two."""
     find(page, "#show-engine").click()
@@ -238,6 +251,7 @@ try:
         formulas(page)
         phone(page, server.url)
         narrow(page)
+        wide_in_lines(page)
         engine(page)
     severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
     assert not severe, severe
