@@ -1,6 +1,6 @@
 // The chat view: the open conversation, what can be done with each of its messages, and the turn that runs.
 
-import { editedPlace, emptyBox, fillBox, focusBox, formerlyEdited, giveBack, keepBox, message, setEdited, startComposer, takeOut } from "./composer.js";
+import { beginEdit, cancelEdit, editedPlace, focusBox, formerlyEdited, giveBack, keepBox, message, setEdited, startComposer, takeOut } from "./composer.js";
 import { attachedFiles, keepAttached, startFiles } from "./composer_files.js";
 import { addTurn, allMessages, fresh, onChangeElsewhere, read, startConversations, switchVersion, systemOf } from "./conversations.js";
 import { inWords, noChat } from "./failures.js";
@@ -54,9 +54,25 @@ function redraw() {
   $("messages").replaceChildren(...nodes);
   $("messages").classList.toggle("busy", running !== null);
   $("empty").hidden = nodes.length > 0;
+  markEdited();
   for (const id of ["export", "export-markdown"]) $(id).disabled = stored.length === 0;
   showLastContext();
   showList(open);
+}
+
+/** Marks the message that is edited. */
+function markEdited() {
+  const at = editedPlace();
+  $("messages").querySelectorAll(".message").forEach((node, i) => node.classList.toggle("edited", i === at));
+}
+
+/** Stops the answer, or else ends the edit. */
+function escape() {
+  if (running) running.stop();
+  else if (editedPlace() !== null) {
+    cancelEdit();
+    focusBox();
+  }
 }
 
 function clearWords() {
@@ -77,8 +93,7 @@ function openConversation(id) {
   $("rate").textContent = "";
   clearWords();
   // What is in a message that is edited belongs to its conversation.
-  if (editedPlace() !== null) emptyBox();
-  setEdited(null);
+  cancelEdit();
   showSystemOf(id);
   redraw();
   scrollToEnd();
@@ -92,7 +107,8 @@ function newConversation() {
 /** Shows another version of a message, and what followed that one. */
 async function showVersion(at, to) {
   if (running) return;
-  setEdited(null);
+  // A message that follows another version is not there to be edited.
+  if (at <= (editedPlace() ?? -1)) cancelEdit();
   const before = read(open)[at].versions.at;
   if (!(await switchVersion(open, at, to))) tellFull();
   redraw();
@@ -105,8 +121,7 @@ async function showVersion(at, to) {
 /** Puts a message back into the box; with its answer it becomes another version when it is sent. */
 function edit(at) {
   if (running) return;
-  setEdited(at);
-  fillBox(read(open)[at]);
+  beginEdit(at, read(open)[at]);
   $("prompt").focus();
 }
 
@@ -179,7 +194,8 @@ function start(added, { nKept, continued = null } = {}) {
     rate: (text) => ($("rate").textContent = text),
     ended,
   });
-  setEdited(null);
+  // Another answer is asked for in the place of the edit.
+  if (!added.some(({ role }) => role === "user")) cancelEdit();
   $("rate").textContent = "";
   redraw();
   showIdle();
@@ -207,9 +223,9 @@ function giveBackTurn({ id, added, nKept }) {
   unsent = added.filter(({ role }) => role === "tool");
   const asked = added.find(({ role }) => role === "user");
   if (!asked) return;
-  giveBack(asked);
   // The place is one of the turn's conversation; another may be open by now.
-  if (nKept !== undefined && id === open) setEdited(nKept);
+  if (nKept !== undefined && id === open) beginEdit(nKept, asked);
+  else giveBack(asked);
 }
 
 /** A turn as it is stored. */
@@ -263,10 +279,11 @@ export async function startChat(show) {
   // Who is quick types before the conversations are read.
   const wasEdited = formerlyEdited();
   const ready = startConversations();
-  startComposer(async () => {
+  const sendWhenRead = async () => {
     await ready;
     await send();
-  });
+  };
+  startComposer({ send: sendWhenRead, edits: markEdited });
   await ready;
   startList({ select: openConversation, removed: (id) => id === open && openConversation(fresh()) });
   startFiles();
@@ -278,7 +295,7 @@ export async function startChat(show) {
   if (wasEdited !== null && read(open)[wasEdited]?.role === "user") setEdited(wasEdited);
   $("stop").addEventListener("click", () => running?.stop());
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") running?.stop();
+    if (event.key === "Escape" && !event.isComposing) escape();
     if (!event.shiftKey || !(event.ctrlKey || event.metaKey) || event.code !== "KeyO") return;
     event.preventDefault();
     newConversation();

@@ -56,6 +56,11 @@ export async function attachedFiles() {
   return attached;
 }
 
+/** The files of the message that were read so far. */
+export function attachedNow() {
+  return attached;
+}
+
 /** Puts these files in the place of those of the message; a reload finds `kept`. */
 export function setAttached(files, kept = files) {
   attached = files;

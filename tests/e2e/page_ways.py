@@ -1,0 +1,93 @@
+"""Ways about the web page in headless Chromium: drafts and edits, deletion, menus and Escape, following an answer, search.
+
+Writes screenshots to target/e2e-screenshots. Skipped where Chromium or its driver is absent.
+"""
+
+import pathlib
+import sys
+import tempfile
+
+from selenium.common.exceptions import WebDriverException
+from selenium.webdriver.common.keys import Keys
+
+from chromium import accessible, answers, ask, asked, browser, find, is_answered, is_idle, press, script, shots, until
+from server import ROOT, Server
+
+
+def opened(page, url):
+    page.get(url)
+    until(page, "the model is named", lambda: find(page, "#model").text == "demo")
+
+
+def answered(page, question, answer="An answer."):
+    """A turn with this answer is added."""
+    count = len(answers(page))
+    script(page, [{"content": answer}], "stop")
+    ask(page, question, Keys.ENTER)
+    is_answered(page, count + 1)
+
+
+def text(page):
+    return find(page, "#prompt").get_attribute("value")
+
+
+def attached(page):
+    return find(page, "#attached").text.split("×")[0].strip()
+
+
+def drafts(page, folder):
+    """An edit puts the draft aside, files too; Cancel, Escape, a reload, its end and another conversation give it back."""
+    find(page, "#clear").click()
+    answered(page, "First?")
+    notes = folder / "notes.md"
+    notes.write_text("words\n")
+    find(page, "#files").send_keys(str(notes))
+    until(page, "it is attached", lambda: attached(page) == "notes.md")
+    ask(page, "A draft")
+    press(page, "Edit")
+    assert text(page) == "First?" and attached(page) == ""
+    assert "edited" in find(page, ".message.user").get_attribute("class")
+    accessible(page)
+    page.save_screenshot(shots / "edited-light.png")
+    press(page, "Cancel")
+    assert (text(page), attached(page)) == ("A draft", "notes.md")
+    assert "edited" not in find(page, ".message.user").get_attribute("class")
+    press(page, "Edit")
+    ask(page, "?")
+    page.refresh()
+    until(page, "the message is still edited", lambda: find(page, "#editing").is_displayed() and text(page) == "First??")
+    find(page, "#prompt").send_keys(Keys.ESCAPE)
+    assert not find(page, "#editing").is_displayed() and (text(page), attached(page)) == ("A draft", "notes.md")
+    # A refusal gives the edited message back to the edit, and the draft waits.
+    press(page, "Edit")
+    script(page, [], "refused")
+    ask(page, " Again", Keys.ENTER)
+    until(page, "the refusal is shown", lambda: "busy" in find(page, "#error").text and is_idle(page))
+    assert text(page) == "First? Again" and find(page, "#editing").is_displayed()
+    script(page, [{"content": "Another answer."}], "stop")
+    ask(page, "", Keys.ENTER)
+    until(page, "it is answered", lambda: asked(page) == ["First? Again"] and is_idle(page))
+    assert (text(page), attached(page)) == ("A draft", "notes.md"), "the draft comes back after the edit"
+    page.refresh()
+    until(page, "it is kept", lambda: (text(page), attached(page)) == ("A draft", "notes.md"))
+    press(page, "Edit")
+    find(page, "#clear").click()
+    assert (text(page), attached(page)) == ("A draft", "notes.md") and not find(page, "#editing").is_displayed()
+    find(page, "#attached button").click()
+    find(page, "#prompt").clear()
+
+
+try:
+    page = browser()
+except WebDriverException as error:
+    print(f"skipped: Chromium does not start here: {error.msg}")
+    sys.exit(0)
+try:
+    with Server("-c", "2048") as server, tempfile.TemporaryDirectory() as folder:
+        opened(page, server.url)
+        drafts(page, pathlib.Path(folder))
+    severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+    assert not severe, severe
+finally:
+    page.quit()
+print(f"ways about the page in Chromium: all passed; screenshots in {shots.relative_to(ROOT)}")
