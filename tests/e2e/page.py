@@ -14,7 +14,7 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from chromium import SLOWLY, accessible, answers, ask, asked, browser, color, entries, find, is_answered, is_idle, press, script, shots, until
+from chromium import SLOWLY, accessible, answers, ask, asked, browser, color, entries, erase, find, is_answered, is_idle, press, script, shots, until
 from server import BINARY, ROOT, Server
 
 
@@ -103,10 +103,7 @@ def several(page):
     entries(page)[0][0].click()
     assert find(page, "#messages").text == second
 
-    erase = entries(page)[1][2]
-    erase.click()
-    assert erase.text == "Really?"
-    erase.click()
+    erase(entries(page)[1][2])
     assert find(page, "#n-conversations").text == "1"
     assert find(page, "#messages").text == second, "the open one stays"
     page.switch_to.active_element.send_keys(Keys.ESCAPE)

@@ -8,9 +8,10 @@ import sys
 import tempfile
 
 from selenium.common.exceptions import WebDriverException
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from chromium import accessible, answers, ask, asked, browser, find, is_answered, is_idle, press, script, shots, until
+from chromium import accessible, answers, ask, asked, browser, erase, find, is_answered, is_idle, press, script, shots, until
 from server import ROOT, Server
 
 
@@ -77,6 +78,29 @@ def drafts(page, folder):
     find(page, "#prompt").clear()
 
 
+def deletion(page):
+    """A double click deletes nothing; the question ends when the list is closed, when the button is left, and after 4 seconds."""
+    find(page, "#clear").click()
+    answered(page, "Keep me?")
+    count = find(page, "#n-conversations").text
+    button = lambda: find(page, "#conversations li button:last-child")
+    find(page, "#history summary").click()
+    ActionChains(page).double_click(button()).perform()
+    assert find(page, "#n-conversations").text == count and button().text == "Really?"
+    find(page, "#history summary").click()
+    find(page, "#history summary").click()
+    until(page, "it asks no more after the list was closed", lambda: button().text == "Delete", 2)
+    button().click()
+    assert button().get_attribute("aria-label") == "Really? Delete: Keep me?"
+    button().send_keys(Keys.SHIFT, Keys.TAB)
+    assert button().text == "Delete" and button().get_attribute("aria-label") == "Delete: Keep me?"
+    button().click()
+    until(page, "it asks no more after a while", lambda: button().text == "Delete", 6)
+    erase(button())
+    assert find(page, "#n-conversations").text == str(int(count) - 1)
+    find(page, "#history summary").click()
+
+
 try:
     page = browser()
 except WebDriverException as error:
@@ -86,6 +110,7 @@ try:
     with Server("-c", "2048") as server, tempfile.TemporaryDirectory() as folder:
         opened(page, server.url)
         drafts(page, pathlib.Path(folder))
+        deletion(page)
     severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
     assert not severe, severe
 finally:
