@@ -9,9 +9,10 @@ import tempfile
 
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from chromium import accessible, answers, ask, asked, browser, erase, find, is_answered, is_idle, press, script, shots, until
+from chromium import SLOWLY, accessible, answers, ask, asked, browser, erase, find, is_answered, is_idle, press, script, shots, until
 from server import ROOT, Server
 
 
@@ -101,6 +102,27 @@ def deletion(page):
     find(page, "#history summary").click()
 
 
+def read_aloud(page):
+    """While an answer runs the log is busy, so its end is read once; messages that were there stay, with their folds, and are not read again."""
+    opened(page, page.current_url)
+    find(page, "#clear").click()
+    script(page, [{"reasoning_content": "Hm."}, {"content": "Well."}], "stop")
+    ask(page, "First?", Keys.ENTER)
+    is_answered(page, 1)
+    find(page, ".reasoning summary").click()
+    nodes = page.find_elements(By.CSS_SELECTOR, ".message")
+    busy = lambda: find(page, "#messages").get_attribute("aria-busy")
+    assert busy() == "false", busy()
+    page.execute_script(SLOWLY)
+    ask(page, "Tell me a story.", Keys.ENTER)
+    until(page, "text streams in", lambda: len(answers(page)) == 2 and len(answers(page)[1].text) > 40)
+    assert busy() == "true"
+    find(page, "#stop").click()
+    is_answered(page, 2)
+    assert busy() == "false"
+    assert page.find_elements(By.CSS_SELECTOR, ".message")[:2] == nodes and find(page, ".reasoning").get_attribute("open")
+
+
 try:
     page = browser()
 except WebDriverException as error:
@@ -111,6 +133,7 @@ try:
         opened(page, server.url)
         drafts(page, pathlib.Path(folder))
         deletion(page)
+        read_aloud(page)
     severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
     assert not severe, severe
 finally:

@@ -9,7 +9,7 @@ import { keepPending } from "./former_storage.js";
 import { showList, startList } from "./history.js";
 import { forgetUnused, keepImages } from "./image_store.js";
 import { imageParts, inMib, keysOf, MAX_BODY_BYTES } from "./images.js";
-import { actions, button, copyButton, messageNode, resultsForm, toRequest, versionButtons } from "./messages.js";
+import { actions, button, copyButton, messageNode, putInPlace, resultsForm, toRequest, versionButtons } from "./messages.js";
 import { model, showContext } from "./model.js";
 import { follow, scrollToEnd, startScrolling } from "./scrolling.js";
 import { askForKey, sampling, templateVariables, tools } from "./settings.js";
@@ -23,14 +23,15 @@ const $ = (id) => document.getElementById(id);
 let open = "";
 /** The turn whose answer is on its way, or `null`. */
 let running = null;
+/** What is drawn of the stored messages, as `drawnOf` gives it. */
+let drawn = [];
 /** Results of tools that could not be sent, for the form. */
 let unsent = [];
 /** Shows this view: a conversation can be opened from another one. */
 let showView = () => {};
 
-/** A message and what can be done with it. */
-function nodesOf(shown, at, messages) {
-  const isLast = at === messages.length - 1;
+/** What can be done with a message. */
+function waysOf(shown, at, isLast) {
   const { role, content, versions } = shown;
   const buttons = [];
   if (versions) buttons.push(versionButtons({ at: versions.at, count: versions.tails.length }, (to) => showVersion(at, to)));
@@ -40,19 +41,29 @@ function nodesOf(shown, at, messages) {
     if (shown.ended && content && !shown.calls) buttons.push(button("Continue", "Continue this answer", () => start([], { continued: shown })));
     buttons.push(button("Regenerate", "Regenerate this answer", () => start([], { nKept: at })));
   }
-  const nodes = [messageNode(shown), actions(...buttons)];
+  const nodes = [actions(...buttons)];
   if (isLast && shown.calls) nodes.push(resultsForm(shown.calls, unsent, (results) => start(results)));
   return nodes;
 }
 
-/** Draws the stored messages, then the turn that runs. */
+/** The message at `at` as it is drawn; what stands there and did not change stays. */
+function drawnOf(shown, at, isLast) {
+  const source = JSON.stringify([open, shown]);
+  const old = drawn[at]?.source === source ? drawn[at] : null;
+  const form = isLast && shown.calls ? JSON.stringify(unsent) : "";
+  if (old && old.isLast === isLast && old.form === form) return old;
+  return { source, isLast, form, node: old?.node ?? messageNode(shown), ways: waysOf(shown, at, isLast) };
+}
+
+/** Draws the stored messages, then the turn that runs. Messages that did not change stay: none is read aloud again, or loses its folds. */
 function redraw() {
   const isHere = running?.id === open;
   const stored = read(open).slice(0, isHere ? running.nKept : undefined);
-  const nodes = stored.flatMap(nodesOf);
+  drawn = stored.map((shown, at) => drawnOf(shown, at, at === stored.length - 1));
+  const nodes = drawn.flatMap(({ node, ways }) => [node, ...ways]);
   if (isHere) nodes.push(...running.nodes);
-  $("messages").replaceChildren(...nodes);
-  $("messages").classList.toggle("busy", running !== null);
+  putInPlace($("messages"), nodes);
+  showBusy();
   $("empty").hidden = nodes.length > 0;
   markEdited();
   for (const id of ["export", "export-markdown"]) $(id).disabled = stored.length === 0;
@@ -73,6 +84,12 @@ function escape() {
     cancelEdit();
     focusBox();
   }
+}
+
+/** Says that an answer runs. A screen reader reads it once, at its end, and not again with each word. */
+function showBusy() {
+  $("messages").classList.toggle("busy", running !== null);
+  $("messages").setAttribute("aria-busy", String(running !== null));
 }
 
 function clearWords() {
@@ -259,7 +276,7 @@ function showIdle() {
   $("send").hidden = !isIdle;
   $("stop").disabled = isIdle;
   $("stop").hidden = isIdle;
-  $("messages").classList.toggle("busy", !isIdle);
+  showBusy();
 }
 
 async function send() {

@@ -98,9 +98,20 @@ function indented(json) {
   }
 }
 
+/** Makes these nodes the children of another; those that were children stay where they are. */
+export function putInPlace(parent, nodes) {
+  const wanted = new Set(nodes);
+  for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
+  nodes.forEach((node, i) => {
+    if (parent.children[i] !== node) parent.insertBefore(node, parent.children[i] ?? null);
+  });
+}
+
 /** Buttons below a message. */
 export function actions(...buttons) {
   const row = element("div", "actions", "");
+  // They are not read with the answer.
+  row.setAttribute("aria-live", "off");
   row.append(...buttons);
   return row;
 }
