@@ -12,7 +12,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from chromium import SLOWLY, accessible, answers, ask, asked, browser, erase, find, is_answered, is_idle, press, script, shots, until
+from chromium import SLOWLY, accessible, answers, ask, asked, browser, entries, erase, find, is_answered, is_idle, press, script, shots, until
 from server import ROOT, Server
 
 
@@ -123,6 +123,88 @@ def read_aloud(page):
     assert page.find_elements(By.CSS_SELECTOR, ".message")[:2] == nodes and find(page, ".reasoning").get_attribute("open")
 
 
+def to_end(page):
+    """The button that leads to the end is there only where there is an end to go to."""
+    find(page, "#clear").click()
+    answered(page, "Short?")
+    find(page, "#clear").click()
+    answered(page, "Long?", "line\n\n" * 60)
+    page.execute_script("scrollTo(0, 0)")
+    until(page, "the button is there", lambda: find(page, "#to-end").is_displayed())
+    find(page, "#clear").click()
+    until(page, "a new conversation has none", lambda: not find(page, "#to-end").is_displayed(), 3)
+    for at, is_long in [(0, True), (1, False)]:
+        entries(page)[at][0].click()
+        if is_long:
+            page.execute_script("scrollTo(0, 0)")
+        until(page, "it is there for the long one", lambda: find(page, "#to-end").is_displayed() == is_long, 3)
+
+
+STEPS = """
+const plain = window.fetch;
+window.fetch = async (path, options) => {
+  if (!options?.body) return plain(path, options);
+  const encoder = new TextEncoder();
+  const send = (out, event) => out.enqueue(encoder.encode(`data: ${JSON.stringify(event)}\\n\\n`));
+  const stream = new ReadableStream({
+    start(out) {
+      window.say = (content) => send(out, { choices: [{ delta: { content } }] });
+      window.end = () => {
+        send(out, { choices: [{ delta: {}, finish_reason: "stop" }] });
+        send(out, { choices: [], timings: { predicted_per_second: 9 }, usage: { completion_tokens: 3, total_tokens: 9 } });
+        out.close();
+      };
+    },
+  });
+  return new Response(stream);
+};
+"""
+DISTANCE = "return document.documentElement.scrollHeight - innerHeight - scrollY"
+
+
+def following(page):
+    """A reader who goes up by a few lines is left there; one who goes back to the end is taken along."""
+    opened(page, page.current_url)
+    find(page, "#clear").click()
+    page.execute_script(STEPS)
+    ask(page, "Go on.", Keys.ENTER)
+    distance = lambda: page.execute_script(DISTANCE)
+    says = lambda text: (page.execute_script("window.say(arguments[0])", text), until(page, "it is drawn", lambda: text.split()[-1] in answers(page)[0].text))
+    until(page, "it is asked", lambda: page.execute_script("return Boolean(window.say)"))
+    says("line\n\n" * 60 + "one")
+    until(page, "it follows", lambda: distance() <= 2)
+    page.execute_script("scrollBy(0, -80)")
+    until(page, "it went up", lambda: distance() >= 78)
+    place = page.execute_script("return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(scrollY))))")
+    for word in ["two", "three"]:
+        says(f"\n\n{word}")
+        assert page.execute_script("return scrollY") == place, "the reader is not pulled back"
+    page.execute_script("scrollBy(0, 5000)")
+    until(page, "it is at the end", lambda: distance() <= 2)
+    page.execute_script("return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    says("\n\nfour\n\nfive")
+    until(page, "it follows again", lambda: distance() <= 2)
+    page.execute_script("window.end()")
+    is_answered(page, 1)
+
+
+def focus_is_seen(page):
+    """What gets the focus is not hidden by the box, however high that is."""
+    opened(page, page.current_url)
+    find(page, "#clear").click()
+    answered(page, "Links?", "line\n\n" * 30 + "[there](https://example.org)\n\n" + "line\n\n" * 30)
+    find(page, "#prompt").send_keys(*[f"line{Keys.SHIFT}{Keys.ENTER}{Keys.NULL}"] * 20)
+    edge = lambda what, side: page.execute_script(f"return {what}.getBoundingClientRect().{side}")
+    link = "document.querySelector('.message a')"
+    # It is in the window, under the box.
+    page.execute_script(f"scrollBy(0, {link}.getBoundingClientRect().bottom - innerHeight + 200)")
+    top = edge("document.getElementById('composer')", "top")
+    until(page, "it is under the box", lambda: edge(link, "top") > top, 3)
+    page.execute_script(f"{link}.focus()")
+    until(page, "it is above the box", lambda: 0 < edge(link, "bottom") <= top, 3)
+    find(page, "#prompt").clear()
+
+
 try:
     page = browser()
 except WebDriverException as error:
@@ -134,6 +216,9 @@ try:
         drafts(page, pathlib.Path(folder))
         deletion(page)
         read_aloud(page)
+        to_end(page)
+        following(page)
+        focus_is_seen(page)
     severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
     assert not severe, severe
 finally:
