@@ -224,6 +224,29 @@ def wide_in_lines(page):
     page.save_screenshot(shots / "phone-formulas-light.png")
 
 
+def code(page):
+    """The button that copies code covers none of it, stays where the code scrolls, and says only for a while that it did."""
+    size(page, 390, 844, is_phone=True)
+    script(page, [{"content": f"```\n{'wide ' * 40}\n```\n\n```py\nif a: # b\n```"}], "stop")
+    count = len(answers(page))
+    ask(page, "Code?")
+    find(page, "#send").click()
+    is_answered(page, count + 1)
+    first, second = answers(page)[-1].find_elements(By.CSS_SELECTOR, ".code")
+    shown = first.find_element(By.TAG_NAME, "pre")
+    button = first.find_element(By.TAG_NAME, "button")
+    assert button.rect["y"] + button.rect["height"] <= first.find_element(By.TAG_NAME, "code").rect["y"]
+    place = button.rect
+    page.execute_script("arguments[0].scrollLeft = 300", shown)
+    assert page.execute_script("return arguments[0].scrollLeft", shown) > 0 and button.rect == place
+    assert second.find_element(By.CSS_SELECTOR, ".language").text == "py"
+    nothing_sticks_out(page)
+    page.save_screenshot(shots / "phone-code-light.png")
+    button.click()
+    until(page, "it says so", lambda: button.text in ("Copied", "Selected"))
+    until(page, "it can be pressed again", lambda: button.text == "Copy", 4)
+
+
 def engine(page):
     """The figures are one row where there is room, else rows of two."""
     find(page, "#show-engine").click()
@@ -252,6 +275,7 @@ try:
         phone(page, server.url)
         narrow(page)
         wide_in_lines(page)
+        code(page)
         engine(page)
     severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
     assert not severe, severe

@@ -1,5 +1,6 @@
 // The chat view: the open conversation, what can be done with each of its messages, and the turn that runs.
 
+import { copyButton } from "./clipboard.js";
 import { beginEdit, cancelEdit, editedPlace, focusBox, formerlyEdited, giveBack, keepBox, message, setEdited, startComposer, takeOut } from "./composer.js";
 import { attachedFiles, keepAttached, startFiles } from "./composer_files.js";
 import { addTurn, allMessages, fresh, onChangeElsewhere, read, startConversations, switchVersion, systemOf } from "./conversations.js";
@@ -9,7 +10,7 @@ import { keepPending } from "./former_storage.js";
 import { showList, startList } from "./history.js";
 import { forgetUnused, keepImages } from "./image_store.js";
 import { imageParts, inMib, keysOf, MAX_BODY_BYTES } from "./images.js";
-import { actions, button, copyButton, messageNode, putInPlace, resultsForm, toRequest, versionButtons } from "./messages.js";
+import { actions, button, messageNode, putInPlace, resultsForm, toRequest, versionButtons } from "./messages.js";
 import { model, showContext } from "./model.js";
 import { follow, scrollToEnd, startScrolling } from "./scrolling.js";
 import { askForKey, sampling, templateVariables, tools } from "./settings.js";
@@ -36,7 +37,7 @@ function waysOf(shown, at, isLast) {
   const buttons = [];
   if (versions) buttons.push(versionButtons({ at: versions.at, count: versions.tails.length }, (to) => showVersion(at, to)));
   if (role === "user") buttons.push(button("Edit", "Edit this message", () => edit(at)));
-  if (role !== "tool" && content) buttons.push(copyButton(content));
+  if (role !== "tool" && content) buttons.push(copyButton(content, "Copy this message", () => "Cannot copy here"));
   if (role === "assistant" && isLast) {
     if (shown.ended && content && !shown.calls) buttons.push(button("Continue", "Continue this answer", () => start([], { continued: shown })));
     buttons.push(button("Regenerate", "Regenerate this answer", () => start([], { nKept: at })));

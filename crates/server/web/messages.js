@@ -128,21 +128,6 @@ export function versionButtons({ at, count }, to) {
   return group;
 }
 
-/** A button that copies a text. */
-export function copyButton(text) {
-  const node = button("Copy", "Copy this message", async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      node.textContent = "Copied";
-    } catch {
-      // A page that came over plain HTTP from another machine has no clipboard.
-      node.textContent = "Cannot copy here";
-    }
-    node.removeAttribute("aria-label");
-  });
-  return node;
-}
-
 /** A form for the results of calls; `sent` gets them as messages. `typed` has those that could not be sent before. */
 export function resultsForm(calls, typed, sent) {
   const form = element("form", "results", "");
