@@ -247,6 +247,46 @@ def code(page):
     until(page, "it can be pressed again", lambda: button.text == "Copy", 4)
 
 
+SMALL = """
+return [...document.querySelectorAll("button, summary, select, input, textarea")]
+  .filter((node) => node.checkVisibility({ visibilityProperty: true }) && getComputedStyle(node).left !== "-9999px")
+  .map((node) => [node.outerHTML.slice(0, 80), node.getBoundingClientRect()])
+  .filter(([, { width, height }]) => width < 40 || height < 40)
+  .map(([name, { width, height }]) => [name, width, height]);
+"""
+
+
+def touch(page):
+    """What is touched has 40 pixels each way, and a finger on Rename does not meet Delete."""
+    size(page, 390, 844, is_phone=True)
+    find(page, "#files").send_keys(str(ROOT / "Cargo.toml"))
+    until(page, "it is attached", lambda: find(page, "#attached").is_displayed())
+    script(page, [{"reasoning_content": "Hm."}, {"content": "```\ncode\n```\n"}], "stop")
+    count = len(answers(page))
+    ask(page, "Code?")
+    find(page, "#send").click()
+    is_answered(page, count + 1)
+    script(page, [{"content": "Another."}], "stop")
+    page.find_elements(By.XPATH, "//button[text()='Regenerate']")[-1].click()
+    until(page, "there are versions", lambda: page.find_elements(By.CSS_SELECTOR, ".versions") and is_idle(page))
+    find(page, "#files").send_keys(str(ROOT / "Cargo.toml"))
+    until(page, "it is attached", lambda: find(page, "#attached").is_displayed())
+    page.find_elements(By.XPATH, "//button[text()='Edit']")[-1].click()
+    assert page.execute_script(SMALL) == []
+    page.save_screenshot(shots / "phone-touch-light.png")
+    for fold in ["history", "settings"]:
+        find(page, f"#{fold} summary").click()
+        assert page.execute_script(SMALL) == []
+        nothing_sticks_out(page)
+        if fold == "history":
+            rename, erase = [button.rect for button in page.find_elements(By.CSS_SELECTOR, "#conversations li button")[1:3]]
+            assert erase["x"] - rename["x"] - rename["width"] >= 12, (rename, erase)
+        page.save_screenshot(shots / f"phone-touch-{fold}-light.png")
+        find(page, f"#{fold} summary").click()
+    find(page, "#cancel-edit").click()
+    find(page, "#attached button").click()
+
+
 def engine(page):
     """The figures are one row where there is room, else rows of two."""
     find(page, "#show-engine").click()
@@ -276,6 +316,7 @@ try:
         narrow(page)
         wide_in_lines(page)
         code(page)
+        touch(page)
         engine(page)
     severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
     assert not severe, severe
