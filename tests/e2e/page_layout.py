@@ -247,6 +247,35 @@ def code(page):
     until(page, "it can be pressed again", lambda: button.text == "Copy", 4)
 
 
+# Ratios of the relative luminances of the borders of fields and of placeholders to what is around them.
+CONTRASTS = """
+const luminance = (color) => {
+  const part = (value) => (value <= 10 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4);
+  const [red, green, blue] = color.match(/[\\d.]+/g).map((value) => part(Number(value)));
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+};
+const ratio = (...colors) => {
+  const [low, high] = colors.map(luminance).sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+};
+const around = getComputedStyle(document.body).backgroundColor;
+return [...document.querySelectorAll("textarea, input:not([type=file]), select")].map((field) => {
+  const { borderTopColor: border, backgroundColor: within } = getComputedStyle(field);
+  const { color, opacity } = getComputedStyle(field, "::placeholder");
+  return [field.id, Math.min(ratio(border, within), ratio(border, around)), ratio(color, within), opacity];
+});
+"""
+
+
+def contrast(page):
+    """The borders of fields have 3:1, their placeholders 4.5:1, in both schemes."""
+    for scheme in ["light", "dark"]:
+        color(page, scheme)
+        for name, border, placeholder, opacity in page.execute_script(CONTRASTS):
+            assert border >= 3 and placeholder >= 4.5 and opacity == "1", (scheme, name, border, placeholder, opacity)
+    color(page, "light")
+
+
 SMALL = """
 return [...document.querySelectorAll("button, summary, select, input, textarea")]
   .filter((node) => node.checkVisibility({ visibilityProperty: true }) && getComputedStyle(node).left !== "-9999px")
@@ -317,6 +346,7 @@ try:
         wide_in_lines(page)
         code(page)
         touch(page)
+        contrast(page)
         engine(page)
     severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
     assert not severe, severe
