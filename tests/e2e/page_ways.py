@@ -188,6 +188,26 @@ def following(page):
     is_answered(page, 1)
 
 
+def menus(page):
+    """The first Escape closes an open menu, wherever the focus is, and the answer continues; a tab out of a menu closes it."""
+    opened(page, page.current_url)
+    find(page, "#clear").click()
+    page.execute_script(SLOWLY)
+    ask(page, "Tell me a story.", Keys.ENTER)
+    until(page, "text streams in", lambda: answers(page) and len(answers(page)[0].text) > 20)
+    is_open = lambda: find(page, "#history").get_attribute("open") is not None
+    page.execute_script("document.getElementById('history').open = true; document.getElementById('prompt').focus()")
+    find(page, "#prompt").send_keys(Keys.ESCAPE)
+    assert not is_open() and not is_idle(page), "the menu is closed, and the answer continues"
+    assert page.switch_to.active_element == find(page, "#prompt")
+    find(page, "#history summary").click()
+    assert is_open()
+    find(page, "#import").send_keys(Keys.TAB)
+    assert not is_open() and page.switch_to.active_element == find(page, "#clear")
+    page.switch_to.active_element.send_keys(Keys.ESCAPE)
+    until(page, "it stops", lambda: is_idle(page))
+
+
 def focus_is_seen(page):
     """What gets the focus is not hidden by the box, however high that is."""
     opened(page, page.current_url)
@@ -218,6 +238,7 @@ try:
         read_aloud(page)
         to_end(page)
         following(page)
+        menus(page)
         focus_is_seen(page)
     severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
     assert not severe, severe
