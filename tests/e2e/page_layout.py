@@ -3,6 +3,7 @@
 Writes screenshots (wide, tablet, phone, phone with a keyboard) to target/e2e-screenshots. Skipped where Chromium or its driver is absent.
 """
 
+import json
 import sys
 
 from selenium.common.exceptions import WebDriverException
@@ -285,6 +286,27 @@ return [...document.querySelectorAll("button, summary, select, input, textarea")
 """
 
 
+def stops(page):
+    """Keys reach what scrolls, calls of tools and files too; what does not scroll is no stop."""
+    size(page, 390, 844, is_phone=True)
+    sums = lambda n: "$$" + " + ".join(f"x_{{{i}}}^{{2}}" for i in range(n)) + "$$"
+    tables = [f"|{'a|' * n}\n|{'-|' * n}\n|{'incomprehensibilities|' * n}" for n in [1, 9]]
+    codes = [f"```\n{'wide ' * n}\n```" for n in [1, 12, 40]]
+    call = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "say", "arguments": json.dumps({"text": "word" * 50})}}]}
+    script(page, [{"content": "\n\n".join([sums(2), sums(40), *tables, *codes])}, call], "tool_calls")
+    count = len(answers(page))
+    ask(page, "Stops?")
+    find(page, "#send").click()
+    is_answered(page, count + 1)
+    stops_of = lambda name: [node.get_attribute("tabindex") for node in answers(page)[-1].find_elements(By.CSS_SELECTOR, name)]
+    found = lambda: {name: stops_of(name) for name in ["math", ".table", ".code pre", ".call pre"]}
+    assert found() == {"math": [None, "0"], ".table": [None, "0"], ".code pre": [None, "0", "0"], ".call pre": ["0"]}, found()
+    accessible(page)
+    size(page, 1280, 800)
+    until(page, "a wider window needs fewer", lambda: found()[".code pre"] == [None, None, "0"])
+    find(page, "#clear").click()
+
+
 def touch(page):
     """What is touched has 40 pixels each way, and a finger on Rename does not meet Delete."""
     size(page, 390, 844, is_phone=True)
@@ -345,6 +367,7 @@ try:
         narrow(page)
         wide_in_lines(page)
         code(page)
+        stops(page)
         touch(page)
         contrast(page)
         engine(page)

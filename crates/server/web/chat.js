@@ -12,7 +12,7 @@ import { forgetUnused, keepImages } from "./image_store.js";
 import { imageParts, inMib, keysOf, MAX_BODY_BYTES } from "./images.js";
 import { actions, button, messageNode, putInPlace, resultsForm, toRequest, versionButtons } from "./messages.js";
 import { model, showContext } from "./model.js";
-import { follow, scrollToEnd, startScrolling } from "./scrolling.js";
+import { follow, scrollToEnd, showStops, startScrolling } from "./scrolling.js";
 import { askForKey, sampling, templateVariables, tools } from "./settings.js";
 import { showSystemOf, startSystemMessage, systemMessage } from "./system_message.js";
 import { Turn } from "./turn.js";
@@ -65,6 +65,7 @@ function redraw() {
   if (isHere) nodes.push(...running.nodes);
   putInPlace($("messages"), nodes);
   showBusy();
+  showStops();
   $("empty").hidden = nodes.length > 0;
   markEdited();
   for (const id of ["export", "export-markdown"]) $(id).disabled = stored.length === 0;

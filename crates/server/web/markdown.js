@@ -261,7 +261,6 @@ const BUILDERS = {
     // The frame scrolls, so that a wide table keeps its words whole.
     const frame = element("div", [table]);
     frame.className = "table";
-    frame.tabIndex = 0;
     return frame;
   },
   list: (lines, depth) => {

@@ -39,6 +39,16 @@ function noteScroll() {
   showButton();
 }
 
+/** Lets keys scroll what is wider or higher than its place, and makes no stop of what is not. */
+export function showStops() {
+  const scrolls = (node) => node.scrollWidth > node.clientWidth || node.scrollHeight > node.clientHeight;
+  const found = [...$("messages").querySelectorAll("math, .table, pre")].map((node) => [node, scrolls(node)]);
+  for (const [node, isStop] of found) {
+    if (isStop) node.setAttribute("tabindex", "0");
+    else node.removeAttribute("tabindex");
+  }
+}
+
 /** Connects the button; call once. */
 export function startScrolling() {
   $("to-end").addEventListener("click", () => {
@@ -46,7 +56,12 @@ export function startScrolling() {
     $("prompt").focus({ preventScroll: true });
   });
   addEventListener("scroll", noteScroll, { passive: true });
-  addEventListener("resize", showButton);
+  addEventListener("resize", () => {
+    showButton();
+    showStops();
+  });
+  // Folds open; the event does not bubble.
+  $("messages").addEventListener("toggle", showStops, true);
   // Messages come and go, images arrive, folds open.
   new ResizeObserver(showButton).observe($("messages"));
   const heights = new ResizeObserver(() => {
