@@ -307,6 +307,27 @@ def stops(page):
     find(page, "#clear").click()
 
 
+def large_letters(page):
+    """With letters of twice the size the row below the box wraps, and nothing in it is cut or sticks out."""
+    for width in [390, 768, 1280]:
+        size(page, width, 844, is_phone=width < 500)
+        page.execute_script("document.documentElement.style.fontSize = '200%'")
+        page.execute_script("for (const id of ['thinking-choice', 'thinking-most']) document.getElementById(id).hidden = false")
+        page.execute_script("return import('/web/model.js').then(({ showContext }) => showContext(1030))")
+        page.execute_script("document.getElementById('rate').textContent = '123.4 tokens/s'")
+        nothing_sticks_out(page)
+        row = find(page, "#composer .row").rect
+        for selector in ["#attach", "#thinking", "#context-words", "#send", *([] if width == 390 else ["#context label", "#rate"])]:
+            place = find(page, selector).rect
+            assert row["x"] <= place["x"] and place["x"] + place["width"] <= row["x"] + row["width"] + 1, (width, selector, place, row)
+            figures = find(page, ".figures").rect
+            assert selector in ("#attach", "#thinking", "#send") or place["x"] >= figures["x"], (width, selector, place, figures)
+        page.save_screenshot(shots / f"large-letters-{width}-light.png")
+    page.execute_script("document.documentElement.style.fontSize = ''")
+    page.refresh()
+    until(page, "the model is named", lambda: find(page, "#model").text == "demo")
+
+
 def touch(page):
     """What is touched has 40 pixels each way, and a finger on Rename does not meet Delete."""
     size(page, 390, 844, is_phone=True)
@@ -368,6 +389,7 @@ try:
         wide_in_lines(page)
         code(page)
         stops(page)
+        large_letters(page)
         touch(page)
         contrast(page)
         engine(page)
