@@ -154,7 +154,7 @@ def versions(page, url):
     assert asked(page) == ["What else?"] and shown_version(page) == "‹2/2›"
     turn_to(page, "Version before")
     assert asked(page) == ["What is it?", "And?"] and body_of(page, 1) == "And more."
-    # The words of a version are found, and only what is shown is sent.
+    # Only what is shown is sent.
     page.execute_script(WATCH)
     ask(page, "So?", Keys.ENTER)
     is_answered(page, 3)

@@ -225,6 +225,48 @@ def focus_is_seen(page):
     find(page, "#prompt").clear()
 
 
+MANY = """
+const [done] = arguments;
+import("/web/conversations.js").then(async ({ addConversations }) => {
+  const turn = (question, answer) => [{ role: "user", content: question }, { role: "assistant", content: answer }];
+  const given = [...Array(80).keys()].map((i) => ({ title: `Number ${i}`, system: "", updated: 1000 + i, messages: turn("What?", "That.") }));
+  given[3].messages[0].files = [{ name: "recipe.txt", text: "cardamom" }];
+  given[4].messages[1].versions = { at: 1, tails: [[{ role: "assistant", content: "saffron" }], null] };
+  await addConversations(given);
+  done();
+});
+"""
+
+
+def search(page):
+    """Words of files and of other versions are found, an opened conversation ends the search, and a long list scrolls by itself."""
+    page.execute_async_script(MANY)
+    page.refresh()
+    until(page, "all are there", lambda: int(find(page, "#n-conversations").text) >= 80)
+    titles = lambda: page.execute_script("return [...document.querySelectorAll('#conversations .title')].map((node) => node.textContent)")
+    count = len(titles())
+    for word, title in [("cardamom", "Number 3"), ("recipe.txt", "Number 3"), ("SAFFRON", "Number 4")]:
+        find(page, "#history summary").click()
+        find(page, "#filter").send_keys(word)
+        assert titles() == [title], (word, titles())
+        find(page, "#conversations .title").click()
+        until(page, "it is open", lambda: page.title.startswith(title))
+        assert find(page, "#filter").get_attribute("value") == "" and len(titles()) == count
+    for width, height in [(390, 844), (1280, 800)]:
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        find(page, "#history summary").click()
+        page.execute_script("document.querySelector('#conversations li:last-child').scrollIntoView()")
+        menu = find(page, "#history .menu").rect
+        for selector in ["#filter", "#export", "#import", "#conversations li:last-child .title"]:
+            box = find(page, selector).rect
+            assert menu["y"] <= box["y"] and box["y"] + box["height"] <= menu["y"] + menu["height"] <= height, (selector, box, menu)
+        accessible(page)
+        page.save_screenshot(shots / f"many-{width}-light.png")
+        find(page, "#history summary").click()
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 try:
     page = browser()
 except WebDriverException as error:
@@ -240,6 +282,7 @@ try:
         following(page)
         menus(page)
         focus_is_seen(page)
+        search(page)
     severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
     assert not severe, severe
 finally:

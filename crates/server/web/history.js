@@ -40,6 +40,7 @@ export function showList(open) {
 
 function row({ id, title }, isOpen) {
   const select = button(title, "", () => {
+    $("filter").value = "";
     chosen(id);
     closeFold($("history"));
   });
