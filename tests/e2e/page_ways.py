@@ -225,6 +225,21 @@ def focus_is_seen(page):
     find(page, "#prompt").clear()
 
 
+def directions(page):
+    """Words that run from the right do so, each block by itself; code and the other blocks do not."""
+    opened(page, page.current_url)
+    find(page, "#clear").click()
+    hebrew = "שלום עולם"
+    ask(page, hebrew)
+    runs = lambda selector: page.execute_script("return [...document.querySelectorAll(arguments[0])].map((node) => getComputedStyle(node).direction)", selector)
+    assert runs("#prompt") == ["rtl"]
+    find(page, "#prompt").clear()
+    answered(page, hebrew, f"{hebrew}\n\nHello.\n\n> {hebrew}\n\n- {hebrew}\n\n|{hebrew}|\n|-|\n|{hebrew}|\n\n```\n{hebrew}\n```\n\n$$x$$")
+    assert runs(".message.user") == ["rtl"]
+    assert runs(".message.assistant .body > *") == ["rtl", "ltr", "rtl", "rtl", "rtl", "ltr", "ltr"]
+    page.save_screenshot(shots / "right-to-left-light.png")
+
+
 MANY = """
 const [done] = arguments;
 import("/web/conversations.js").then(async ({ addConversations }) => {
@@ -282,6 +297,7 @@ try:
         following(page)
         menus(page)
         focus_is_seen(page)
+        directions(page)
         search(page)
     severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
     assert not severe, severe

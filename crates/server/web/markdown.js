@@ -32,6 +32,8 @@ export function render(target, source) {
     const old = target.children[i];
     if (old?.source === key && old.kind === block.kind) return;
     const node = build(block, 0);
+    // Each block runs as its own words do, code and formulas from the left.
+    node.dir = block.kind === "code" || block.kind === "formula" ? "ltr" : "auto";
     node.source = key;
     node.kind = block.kind;
     if (old) old.replaceWith(node);

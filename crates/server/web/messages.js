@@ -37,16 +37,20 @@ export function messageNode(message) {
   const node = element("div", `message ${role}`, "");
   node.setAttribute("role", "group");
   node.setAttribute("aria-label", NAMES[role]);
+  if (role === "user") node.dir = "auto";
   if (role === "user") {
     if (message.images) {
       const row = element("div", "images", "");
+      row.dir = "ltr";
       row.append(...message.images.map(imageNode));
       node.append(row);
     }
     for (const file of message.files ?? []) node.append(fileNode(file));
     node.append(content);
   } else if (role === "tool") {
-    node.append(element("span", "quiet", `Result of ${message.name}: `), content);
+    const result = element("span", "", content);
+    result.dir = "auto";
+    node.append(element("span", "quiet", `Result of ${message.name}: `), result);
   } else {
     node.append(element("div", "thoughts", ""), element("div", "body", ""), element("div", "calls", ""));
     node.append(element("p", "note", message.note ?? ""));
@@ -72,7 +76,9 @@ function showReasoning(place, text, isOver) {
   if (!text) return;
   if (!place.firstChild) {
     const fold = element("details", "reasoning", "");
-    fold.append(element("summary", "quiet", ""), element("div", "plain", ""));
+    const plain = element("div", "plain", "");
+    plain.dir = "auto";
+    fold.append(element("summary", "quiet", ""), plain);
     place.append(fold);
   }
   place.querySelector("summary").textContent = isOver ? "Reasoning" : "Reasoning …";
@@ -135,6 +141,7 @@ export function resultsForm(calls, typed, sent) {
     const label = element("label", "quiet", `Result of ${call.name}`);
     const input = document.createElement("textarea");
     input.rows = 1;
+    input.dir = "auto";
     input.value = typed.find(({ id }) => id === call.id)?.content ?? "";
     label.append(input);
     form.append(label);
