@@ -190,8 +190,11 @@ def without_key():
         page = browser()
         try:
             page.get(server.url)
+            needs = "This server needs an API key. Enter it under “Settings”."
+            until(page, "it is said before anything is asked", lambda: find(page, "#model-state").text == needs)
             ask(page, "Tell me a story.", Keys.ENTER)
-            until(page, "the refusal is shown", lambda: "Enter it under" in find(page, "#error").text)
+            until(page, "the refusal is shown", lambda: find(page, "#error").text == f"{needs} Your message is kept.")
+            assert not find(page, "#model-state").is_displayed(), "it is said once"
             assert page.switch_to.active_element == find(page, "#key")
             page.save_screenshot(shots / "refused-light.png")
             accessible(page)
@@ -199,6 +202,9 @@ def without_key():
             assert "API key" in find(page, "#engine-error").text
             find(page, "#show-chat").click()
             find(page, "#settings summary").click()
+            find(page, "#key").send_keys("wrong", Keys.TAB)
+            until(page, "another key is wanted", lambda: "does not take the API key" in find(page, "#model-state").text)
+            find(page, "#key").clear()
             find(page, "#key").send_keys("secret", Keys.TAB)
             find(page, "#settings summary").click()
             until(page, "the model is named", lambda: find(page, "#model").text == "demo")

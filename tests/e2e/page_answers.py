@@ -304,6 +304,7 @@ def base_model():
             ask(page, "Hello", Keys.ENTER)
             until(page, "it is refused in words", lambda: find(page, "#error").text.startswith(words))
             assert find(page, "#prompt").get_attribute("value") == "Hello"
+            assert not find(page, "#model-state").is_displayed(), "the sentence is there once"
             # The same where the page did not know.
             page.execute_script("import('/web/model.js').then(({ model }) => (model.kind = ''))")
             ask(page, "", Keys.ENTER)

@@ -4,7 +4,7 @@ import { copyButton } from "./clipboard.js";
 import { beginEdit, cancelEdit, editedPlace, focusBox, formerlyEdited, giveBack, keepBox, message, setEdited, startComposer, takeOut } from "./composer.js";
 import { attachedFiles, keepAttached, startFiles } from "./composer_files.js";
 import { addTurn, allMessages, fresh, onChangeElsewhere, read, startConversations, switchVersion, systemOf } from "./conversations.js";
-import { inWords, noChat } from "./failures.js";
+import { inWords, noChat, showFailure } from "./failures.js";
 import { startExports } from "./files_menu.js";
 import { keepPending } from "./former_storage.js";
 import { showList, startList } from "./history.js";
@@ -95,7 +95,8 @@ function showBusy() {
 }
 
 function clearWords() {
-  for (const id of ["error", "told"]) $(id).textContent = "";
+  showFailure("");
+  $("told").textContent = "";
 }
 
 /** Shows the gauge for the last answer of the open conversation. */
@@ -202,7 +203,7 @@ function start(added, { nKept, continued = null } = {}) {
   try {
     makeBody = requestMaker(added, nKept, continued !== null);
   } catch (error) {
-    $("error").textContent = inWords(error, true);
+    showFailure(inWords(error, true));
     return;
   }
   const id = open;
@@ -229,7 +230,7 @@ async function ended(turn, failure) {
   follow(() => {
     if (!turn.hasAnswer()) giveBackTurn(turn);
     redraw();
-    if (failure) $("error").textContent = inWords(failure, turn.hasAnswer());
+    if (failure) showFailure(inWords(failure, turn.hasAnswer()));
     showIdle();
   });
   if (turn.hasAnswer() && !isStored) tellFull();
@@ -261,14 +262,14 @@ async function store(turn) {
   // They were stored when they were added; this tells whether there was room, and dates them again.
   keepImages(keysOf(turn.added)).then((areKept) => {
     if (!areKept && isStored) {
-      $("error").textContent = "This browser has no room for the images of this message: only its text will be here after a reload.";
+      showFailure("This browser has no room for the images of this message: only its text will be here after a reload.");
     }
   });
   return isStored;
 }
 
 function tellFull() {
-  $("error").textContent = "This browser has no room for this, or keeps nothing: what is new will be gone after a reload. Export it, or delete conversations.";
+  showFailure("This browser has no room for this, or keeps nothing: what is new will be gone after a reload. Export it, or delete conversations.");
 }
 
 /** One button sends a message or stops the answer. */

@@ -4,6 +4,7 @@
 // They are kept over a reload as the text is. Whether the model takes images is the server's word; where it does not, one is refused in
 // words.
 
+import { showFailure } from "./failures.js";
 import { addImage, imageUrl } from "./image_store.js";
 import { imageNode, isImage, nameOf, readImage } from "./images.js";
 import { button, element } from "./messages.js";
@@ -88,7 +89,7 @@ export function showAttach() {
 }
 
 function add(files) {
-  $("error").textContent = "";
+  showFailure("");
   const refused = [];
   const each = async (file) => {
     try {
@@ -96,7 +97,7 @@ function add(files) {
       else setAttached({ ...attached, files: [...attached.files, { name: nameOf(file), text: await readText(file) }] });
     } catch (error) {
       if (!refused.includes(error.message)) refused.push(error.message);
-      $("error").textContent = refused.join(" ");
+      showFailure(refused.join(" "));
     }
   };
   for (const file of files) reading = reading.then(() => each(file));
