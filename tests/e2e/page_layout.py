@@ -328,6 +328,38 @@ def large_letters(page):
     until(page, "the model is named", lambda: find(page, "#model").text == "demo")
 
 
+def details(page):
+    """What is small: lines up, has a name, and is as wide and as bright as its place asks for."""
+    size(page, 1280, 800)
+    find(page, "#clear").click()
+    assert find(page, "#model").get_attribute("aria-label") == "Model: demo"
+    inactive = lambda: find(page, "#send").get_attribute("aria-disabled")
+    assert inactive() == "true"
+    ask(page, "Details?")
+    assert inactive() == "false"
+    lists = "- a\n  - b\n    - c"
+    script(page, [{"content": f"{lists}\n\n---\n\n|a|b|\n|-|-|\n|1|{'words ' * 60}|"}], "stop")
+    ask(page, "", Keys.ENTER)
+    is_answered(page, 1)
+    assert inactive() == "true"
+    for fold in ["about", "history", "settings"]:
+        find(page, f"#{fold} summary").click()
+        head, menu, place = find(page, "header").rect, find(page, f"#{fold} .menu").rect, find(page, f"#{fold}").rect
+        assert menu["y"] >= head["height"] - 1 and abs(menu["x"] - place["x"]) < 2, (fold, head, menu, place)
+    seed, scheme = find(page, "#seed").rect, find(page, "#scheme").rect
+    assert (seed["y"], seed["height"]) == (scheme["y"], scheme["height"]), (seed, scheme)
+    find(page, "#settings summary").click()
+    assert find(page, ".message td").rect["width"] >= 64
+    color(page, "dark")
+    style = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+    assert page.execute_script(style, ".message hr", "borderTopColor") == page.execute_script(style, "header", "borderBottomColor")
+    page.save_screenshot(shots / "details-dark.png")
+    color(page, "light")
+    size(page, 390, 844, is_phone=True)
+    assert page.execute_script(style, ".message ul", "paddingInlineStart") == "24px"
+    page.save_screenshot(shots / "phone-details-light.png")
+
+
 def touch(page):
     """What is touched has 40 pixels each way, and a finger on Rename does not meet Delete."""
     size(page, 390, 844, is_phone=True)
@@ -389,6 +421,7 @@ try:
         wide_in_lines(page)
         code(page)
         stops(page)
+        details(page)
         large_letters(page)
         touch(page)
         contrast(page)

@@ -1,7 +1,7 @@
 // The chat view: the open conversation, what can be done with each of its messages, and the turn that runs.
 
 import { copyButton } from "./clipboard.js";
-import { beginEdit, cancelEdit, editedPlace, focusBox, formerlyEdited, giveBack, keepBox, message, setEdited, startComposer, takeOut } from "./composer.js";
+import { beginEdit, cancelEdit, editedPlace, focusBox, formerlyEdited, giveBack, keepBox, message, setEdited, showSend, startComposer, takeOut } from "./composer.js";
 import { attachedFiles, keepAttached, startFiles } from "./composer_files.js";
 import { addTurn, allMessages, fresh, onChangeElsewhere, read, startConversations, switchVersion, systemOf } from "./conversations.js";
 import { inWords, noChat, showFailure } from "./failures.js";
@@ -306,7 +306,7 @@ export async function startChat(show) {
   startComposer({ send: sendWhenRead, edits: markEdited });
   await ready;
   startList({ select: openConversation, removed: (id) => id === open && openConversation(fresh()) });
-  startFiles();
+  startFiles(showSend);
   attachedFiles().then(({ images }) => forgetUnused(new Set(keysOf([...allMessages(), { images }]))));
   startSystemMessage();
   startScrolling();

@@ -29,6 +29,7 @@ export function startComposer({ send, edits }) {
   $("prompt").addEventListener("input", () => {
     keepDraft($("prompt").value);
     fit();
+    showSend();
   });
   $("prompt").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -135,6 +136,14 @@ function setDraft(text) {
 function setText(text) {
   $("prompt").value = text;
   fit();
+  showSend();
+}
+
+/** Send looks inactive where there is nothing to send; keys reach it all the same. */
+export function showSend() {
+  const { images, files } = attachedNow();
+  const isEmpty = !$("prompt").value.trim() && images.length + files.length === 0;
+  $("send").setAttribute("aria-disabled", String(isEmpty));
 }
 
 /** A reload finds what is in the box, no more. */

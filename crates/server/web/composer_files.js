@@ -18,9 +18,11 @@ const $ = (id) => document.getElementById(id);
 let attached = { images: [], files: [] };
 /** Files are read one after the other. */
 let reading = Promise.resolve();
+let changed = () => {};
 
-/** Connects the button, the page and the clipboard, and takes up the files of a reload; call once. */
-export function startFiles() {
+/** Connects the button, the page and the clipboard, and takes up the files of a reload; `filesChanged()` follows each change. Call once. */
+export function startFiles(filesChanged) {
+  changed = filesChanged;
   $("attach").addEventListener("click", () => $("files").click());
   $("files").addEventListener("change", () => {
     add([...$("files").files]);
@@ -118,6 +120,7 @@ function show() {
   const counted = [[images.length, "image"], [files.length, "text file"]].filter(([count]) => count);
   const words = counted.map(([count, noun]) => `${count} ${noun}${count === 1 ? "" : "s"}`).join(" and ");
   const isOne = images.length + files.length === 1;
+  changed();
   $("attached-words").textContent = words ? `${words} ${isOne ? "goes" : "go"} with the message.` : "";
 }
 

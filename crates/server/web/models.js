@@ -76,6 +76,7 @@ async function take(entry) {
   const hasOthers = comesAndGoes && served.length > 1;
   Object.assign(model, { name, nContext, takesImages, kind, state, reason, comesAndGoes, hasOthers });
   $("model").textContent = hasOthers ? "About" : name;
+  $("model").ariaLabel = hasOthers ? `About the model ${name}` : `Model: ${name}`;
   $("choice").hidden = !hasOthers;
   if (hasOthers) showChooser();
   showState();
