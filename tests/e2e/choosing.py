@@ -77,6 +77,10 @@ def choosing(page, url):
     width = find(page, "#chooser").rect["width"]
     page.save_screenshot(shots / "models-wide-light.png")
     assert header < 70 and width > 500, (header, width)
+    find(page, "#settings summary").click()
+    menu = find(page, "#settings .menu").rect
+    assert menu["x"] + menu["width"] <= page.execute_script("return document.documentElement.clientWidth"), menu
+    find(page, "#settings summary").click()
     chooser(page).select_by_value("anna")
     page.set_window_size(1100, 800)
 
