@@ -77,6 +77,10 @@ def choosing(page, url):
     width = find(page, "#chooser").rect["width"]
     page.save_screenshot(shots / "models-wide-light.png")
     assert header < 70 and width > 500, (header, width)
+    find(page, "#settings summary").click()
+    menu = find(page, "#settings .menu").rect
+    assert menu["x"] + menu["width"] <= page.execute_script("return document.documentElement.clientWidth"), menu
+    find(page, "#settings summary").click()
     chooser(page).select_by_value("anna")
     page.set_window_size(1100, 800)
 
@@ -208,8 +212,9 @@ def unfit(page, url):
     page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     color(page, "light")
     chooser(page).select_by_value("base")
+    said = state(page)
     ask(page, "What is 3 + 4?", Keys.ENTER)
-    until(page, "it is refused", lambda: find(page, "#error").text == state(page))
+    until(page, "it is refused, in the same words, which are there once", lambda: find(page, "#error").text == said and state(page) == "")
     find(page, "#about summary").click()
     assert "continuing text" in find(page, "#card").text, find(page, "#card").text
     find(page, "#about summary").click()

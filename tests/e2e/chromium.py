@@ -8,6 +8,7 @@ import json
 import pathlib
 import shutil
 import sys
+import time
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
@@ -117,6 +118,14 @@ def entries(page):
     find(page, "#history summary").click()
     rows = page.find_elements(By.CSS_SELECTOR, "#conversations li")
     return [row.find_elements(By.TAG_NAME, "button") for row in rows]
+
+
+def erase(button):
+    """Presses a button that deletes, and answers its question; a double click would answer nothing."""
+    button.click()
+    assert button.text == "Really?", button.text
+    time.sleep(0.6)
+    button.click()
 
 
 # Notes the body of each request.

@@ -49,7 +49,7 @@ globalThis.document = {
 // Node takes a file for a module by its package; the page's files have none, so a copy gets one.
 const folder = mkdtempSync(join(tmpdir(), "tokenmill-markdown-"));
 const web = new URL("../../crates/server/web/", import.meta.url);
-for (const name of ["highlight.js", "markdown.js", "markdown_inline.js", "math.js", "math_symbols.js"]) copyFileSync(new URL(name, web), join(folder, name));
+for (const name of ["clipboard.js", "highlight.js", "markdown.js", "markdown_inline.js", "math.js", "math_symbols.js"]) copyFileSync(new URL(name, web), join(folder, name));
 writeFileSync(join(folder, "package.json"), '{"type":"module"}');
 const { render } = await import(pathToFileURL(join(folder, "markdown.js")));
 rmSync(folder, { recursive: true });

@@ -14,7 +14,7 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from chromium import SLOWLY, accessible, answers, ask, asked, browser, color, entries, find, is_answered, is_idle, press, script, shots, until
+from chromium import SLOWLY, accessible, answers, ask, asked, browser, color, entries, erase, find, is_answered, is_idle, press, script, shots, until
 from server import BINARY, ROOT, Server
 
 
@@ -103,10 +103,7 @@ def several(page):
     entries(page)[0][0].click()
     assert find(page, "#messages").text == second
 
-    erase = entries(page)[1][2]
-    erase.click()
-    assert erase.text == "Really?"
-    erase.click()
+    erase(entries(page)[1][2])
     assert find(page, "#n-conversations").text == "1"
     assert find(page, "#messages").text == second, "the open one stays"
     page.switch_to.active_element.send_keys(Keys.ESCAPE)
@@ -193,8 +190,11 @@ def without_key():
         page = browser()
         try:
             page.get(server.url)
+            needs = "This server needs an API key. Enter it under “Settings”."
+            until(page, "it is said before anything is asked", lambda: find(page, "#model-state").text == needs)
             ask(page, "Tell me a story.", Keys.ENTER)
-            until(page, "the refusal is shown", lambda: "Enter it under" in find(page, "#error").text)
+            until(page, "the refusal is shown", lambda: find(page, "#error").text == f"{needs} Your message is kept.")
+            assert not find(page, "#model-state").is_displayed(), "it is said once"
             assert page.switch_to.active_element == find(page, "#key")
             page.save_screenshot(shots / "refused-light.png")
             accessible(page)
@@ -202,6 +202,9 @@ def without_key():
             assert "API key" in find(page, "#engine-error").text
             find(page, "#show-chat").click()
             find(page, "#settings summary").click()
+            find(page, "#key").send_keys("wrong", Keys.TAB)
+            until(page, "another key is wanted", lambda: "does not take the API key" in find(page, "#model-state").text)
+            find(page, "#key").clear()
             find(page, "#key").send_keys("secret", Keys.TAB)
             find(page, "#settings summary").click()
             until(page, "the model is named", lambda: find(page, "#model").text == "demo")

@@ -154,7 +154,7 @@ def versions(page, url):
     assert asked(page) == ["What else?"] and shown_version(page) == "‹2/2›"
     turn_to(page, "Version before")
     assert asked(page) == ["What is it?", "And?"] and body_of(page, 1) == "And more."
-    # The words of a version are found, and only what is shown is sent.
+    # Only what is shown is sent.
     page.execute_script(WATCH)
     ask(page, "So?", Keys.ENTER)
     is_answered(page, 3)
@@ -304,6 +304,7 @@ def base_model():
             ask(page, "Hello", Keys.ENTER)
             until(page, "it is refused in words", lambda: find(page, "#error").text.startswith(words))
             assert find(page, "#prompt").get_attribute("value") == "Hello"
+            assert not find(page, "#model-state").is_displayed(), "the sentence is there once"
             # The same where the page did not know.
             page.execute_script("import('/web/model.js').then(({ model }) => (model.kind = ''))")
             ask(page, "", Keys.ENTER)

@@ -13,7 +13,7 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from chromium import accessible, answers, ask, asked, browser, color, entries, find, is_answered, press, script, shots, until
+from chromium import accessible, answers, ask, asked, browser, color, entries, erase, find, is_answered, press, script, shots, until
 from server import BINARY, ROOT, Server
 
 HOSTILE = "<img src=x onerror=\"document.title='bad'\">"
@@ -164,9 +164,7 @@ def transfer(page, url, folder):
     before = sorted(titles(page))
 
     for _ in range(count):
-        erase = entries(page)[0][2]
-        erase.click()
-        erase.click()
+        erase(entries(page)[0][2])
         close(page)
     assert find(page, "#n-conversations").text == "0" and page.title == "tokenmill", page.title
     page.refresh()
@@ -244,9 +242,7 @@ def again_and_changed(page, folder, backup, one, count):
     told("without-ids.json", here(count))
     assert find(page, "#n-conversations").text == str(count + 2)
     # One that was deleted comes back, also where a new answer is added to it.
-    erase = entries(page)[titles(page).index("Renamed")][2]
-    erase.click()
-    erase.click()
+    erase(entries(page)[titles(page).index("Renamed")][2])
     close(page)
     told("all.json", f"1 conversation imported. {here(count - 1)}")
     assert page.title == "Renamed – tokenmill", page.title

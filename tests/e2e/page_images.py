@@ -20,7 +20,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-from chromium import WATCH, accessible, answers, ask, browser, color, entries, find, is_answered, is_idle, press, setting, shots, until
+from chromium import WATCH, accessible, answers, ask, browser, color, entries, erase, find, is_answered, is_idle, press, setting, shots, until
 from server import BINARY, ROOT, Server
 
 FAMILIES = ROOT / "tests/data/vision"
@@ -289,9 +289,7 @@ def kept(page):
     messages = bodies(page)[0]["messages"]
     assert messages[0]["content"] == QUESTION and messages[4]["content"][0]["image_url"]["url"] == url(OTHER), messages
     # A message that was never sent keeps its images for a day; a conversation's go with it.
-    erase = entries(page)[0][2]
-    erase.click()
-    erase.click()
+    erase(entries(page)[0][2])
     until(page, "its images are deleted", lambda: not set(named) & set(keys(page)))
 
 

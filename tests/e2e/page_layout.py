@@ -3,6 +3,7 @@
 Writes screenshots (wide, tablet, phone, phone with a keyboard) to target/e2e-screenshots. Skipped where Chromium or its driver is absent.
 """
 
+import json
 import sys
 
 from selenium.common.exceptions import WebDriverException
@@ -211,6 +212,185 @@ def narrow(page):
     page.save_screenshot(shots / "phone-thinking-light.png")
 
 
+def wide_in_lines(page):
+    """A wide formula within a line of any block scrolls; it does not widen the page."""
+    size(page, 390, 844, is_phone=True)
+    wide = "$" + " + ".join(f"x_{{{i}}}^{{2}}" for i in range(40)) + "$"
+    script(page, [{"content": f"In a line {wide} it goes on.\n\n- {wide}\n\n> {wide}\n\n## {wide}\n\n|a|\n|-|\n|{wide}|"}], "stop")
+    count = len(answers(page))
+    ask(page, "In lines?")
+    find(page, "#send").click()
+    is_answered(page, count + 1)
+    nothing_sticks_out(page)
+    page.save_screenshot(shots / "phone-formulas-light.png")
+
+
+def code(page):
+    """The button that copies code covers none of it, stays where the code scrolls, and says only for a while that it did."""
+    size(page, 390, 844, is_phone=True)
+    script(page, [{"content": f"```\n{'wide ' * 40}\n```\n\n```py\nif a: # b\n```"}], "stop")
+    count = len(answers(page))
+    ask(page, "Code?")
+    find(page, "#send").click()
+    is_answered(page, count + 1)
+    first, second = answers(page)[-1].find_elements(By.CSS_SELECTOR, ".code")
+    shown = first.find_element(By.TAG_NAME, "pre")
+    button = first.find_element(By.TAG_NAME, "button")
+    assert button.rect["y"] + button.rect["height"] <= first.find_element(By.TAG_NAME, "code").rect["y"]
+    place = button.rect
+    page.execute_script("arguments[0].scrollLeft = 300", shown)
+    assert page.execute_script("return arguments[0].scrollLeft", shown) > 0 and button.rect == place
+    assert second.find_element(By.CSS_SELECTOR, ".language").text == "py"
+    nothing_sticks_out(page)
+    page.save_screenshot(shots / "phone-code-light.png")
+    button.click()
+    until(page, "it says so", lambda: button.text in ("Copied", "Selected"))
+    until(page, "it can be pressed again", lambda: button.text == "Copy", 4)
+
+
+# Ratios of the relative luminances of the borders of fields and of placeholders to what is around them.
+CONTRASTS = """
+const luminance = (color) => {
+  const part = (value) => (value <= 10 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4);
+  const [red, green, blue] = color.match(/[\\d.]+/g).map((value) => part(Number(value)));
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+};
+const ratio = (...colors) => {
+  const [low, high] = colors.map(luminance).sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+};
+const around = getComputedStyle(document.body).backgroundColor;
+return [...document.querySelectorAll("textarea, input:not([type=file]), select")].map((field) => {
+  const { borderTopColor: border, backgroundColor: within } = getComputedStyle(field);
+  const { color, opacity } = getComputedStyle(field, "::placeholder");
+  return [field.id, Math.min(ratio(border, within), ratio(border, around)), ratio(color, within), opacity];
+});
+"""
+
+
+def contrast(page):
+    """The borders of fields have 3:1, their placeholders 4.5:1, in both schemes."""
+    for scheme in ["light", "dark"]:
+        color(page, scheme)
+        for name, border, placeholder, opacity in page.execute_script(CONTRASTS):
+            assert border >= 3 and placeholder >= 4.5 and opacity == "1", (scheme, name, border, placeholder, opacity)
+    color(page, "light")
+
+
+SMALL = """
+return [...document.querySelectorAll("button, summary, select, input, textarea")]
+  .filter((node) => node.checkVisibility({ visibilityProperty: true }) && getComputedStyle(node).left !== "-9999px")
+  .map((node) => [node.outerHTML.slice(0, 80), node.getBoundingClientRect()])
+  .filter(([, { width, height }]) => width < 40 || height < 40)
+  .map(([name, { width, height }]) => [name, width, height]);
+"""
+
+
+def stops(page):
+    """Keys reach what scrolls, calls of tools and files too; what does not scroll is no stop."""
+    size(page, 390, 844, is_phone=True)
+    sums = lambda n: "$$" + " + ".join(f"x_{{{i}}}^{{2}}" for i in range(n)) + "$$"
+    tables = [f"|{'a|' * n}\n|{'-|' * n}\n|{'incomprehensibilities|' * n}" for n in [1, 9]]
+    codes = [f"```\n{'wide ' * n}\n```" for n in [1, 12, 40]]
+    call = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "say", "arguments": json.dumps({"text": "word" * 50})}}]}
+    script(page, [{"content": "\n\n".join([sums(2), sums(40), *tables, *codes])}, call], "tool_calls")
+    count = len(answers(page))
+    ask(page, "Stops?")
+    find(page, "#send").click()
+    is_answered(page, count + 1)
+    stops_of = lambda name: [node.get_attribute("tabindex") for node in answers(page)[-1].find_elements(By.CSS_SELECTOR, name)]
+    found = lambda: {name: stops_of(name) for name in ["math", ".table", ".code pre", ".call pre"]}
+    assert found() == {"math": [None, "0"], ".table": [None, "0"], ".code pre": [None, "0", "0"], ".call pre": ["0"]}, found()
+    accessible(page)
+    size(page, 1280, 800)
+    until(page, "a wider window needs fewer", lambda: found()[".code pre"] == [None, None, "0"])
+    find(page, "#clear").click()
+
+
+def large_letters(page):
+    """With letters of twice the size the row below the box wraps, and nothing in it is cut or sticks out."""
+    for width in [390, 768, 1280]:
+        size(page, width, 844, is_phone=width < 500)
+        page.execute_script("document.documentElement.style.fontSize = '200%'")
+        page.execute_script("for (const id of ['thinking-choice', 'thinking-most']) document.getElementById(id).hidden = false")
+        page.execute_script("return import('/web/model.js').then(({ showContext }) => showContext(1030))")
+        page.execute_script("document.getElementById('rate').textContent = '123.4 tokens/s'")
+        nothing_sticks_out(page)
+        row = find(page, "#composer .row").rect
+        for selector in ["#attach", "#thinking", "#context-words", "#send", *([] if width == 390 else ["#context label", "#rate"])]:
+            place = find(page, selector).rect
+            assert row["x"] <= place["x"] and place["x"] + place["width"] <= row["x"] + row["width"] + 1, (width, selector, place, row)
+            figures = find(page, ".figures").rect
+            assert selector in ("#attach", "#thinking", "#send") or place["x"] >= figures["x"], (width, selector, place, figures)
+        page.save_screenshot(shots / f"large-letters-{width}-light.png")
+    page.execute_script("document.documentElement.style.fontSize = ''")
+    page.refresh()
+    until(page, "the model is named", lambda: find(page, "#model").text == "demo")
+
+
+def details(page):
+    """What is small: lines up, has a name, and is as wide and as bright as its place asks for."""
+    size(page, 1280, 800)
+    find(page, "#clear").click()
+    assert find(page, "#model").get_attribute("aria-label") == "Model: demo"
+    inactive = lambda: find(page, "#send").get_attribute("aria-disabled")
+    assert inactive() == "true"
+    ask(page, "Details?")
+    assert inactive() == "false"
+    lists = "- a\n  - b\n    - c"
+    script(page, [{"content": f"{lists}\n\n---\n\n|a|b|\n|-|-|\n|1|{'words ' * 60}|"}], "stop")
+    ask(page, "", Keys.ENTER)
+    is_answered(page, 1)
+    assert inactive() == "true"
+    for fold in ["about", "history", "settings"]:
+        find(page, f"#{fold} summary").click()
+        head, menu, place = find(page, "header").rect, find(page, f"#{fold} .menu").rect, find(page, f"#{fold}").rect
+        assert menu["y"] >= head["height"] - 1 and abs(menu["x"] - place["x"]) < 2, (fold, head, menu, place)
+    seed, scheme = find(page, "#seed").rect, find(page, "#scheme").rect
+    assert (seed["y"], seed["height"]) == (scheme["y"], scheme["height"]), (seed, scheme)
+    find(page, "#settings summary").click()
+    assert find(page, ".message td").rect["width"] >= 64
+    color(page, "dark")
+    style = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+    assert page.execute_script(style, ".message hr", "borderTopColor") == page.execute_script(style, "header", "borderBottomColor")
+    page.save_screenshot(shots / "details-dark.png")
+    color(page, "light")
+    size(page, 390, 844, is_phone=True)
+    assert page.execute_script(style, ".message ul", "paddingInlineStart") == "24px"
+    page.save_screenshot(shots / "phone-details-light.png")
+
+
+def touch(page):
+    """What is touched has 40 pixels each way, and a finger on Rename does not meet Delete."""
+    size(page, 390, 844, is_phone=True)
+    find(page, "#files").send_keys(str(ROOT / "Cargo.toml"))
+    until(page, "it is attached", lambda: find(page, "#attached").is_displayed())
+    script(page, [{"reasoning_content": "Hm."}, {"content": "```\ncode\n```\n"}], "stop")
+    count = len(answers(page))
+    ask(page, "Code?")
+    find(page, "#send").click()
+    is_answered(page, count + 1)
+    script(page, [{"content": "Another."}], "stop")
+    page.find_elements(By.XPATH, "//button[text()='Regenerate']")[-1].click()
+    until(page, "there are versions", lambda: page.find_elements(By.CSS_SELECTOR, ".versions") and is_idle(page))
+    find(page, "#files").send_keys(str(ROOT / "Cargo.toml"))
+    until(page, "it is attached", lambda: find(page, "#attached").is_displayed())
+    page.find_elements(By.XPATH, "//button[text()='Edit']")[-1].click()
+    assert page.execute_script(SMALL) == []
+    page.save_screenshot(shots / "phone-touch-light.png")
+    for fold in ["history", "settings"]:
+        find(page, f"#{fold} summary").click()
+        assert page.execute_script(SMALL) == []
+        nothing_sticks_out(page)
+        if fold == "history":
+            rename, erase = [button.rect for button in page.find_elements(By.CSS_SELECTOR, "#conversations li button")[1:3]]
+            assert erase["x"] - rename["x"] - rename["width"] >= 12, (rename, erase)
+        page.save_screenshot(shots / f"phone-touch-{fold}-light.png")
+        find(page, f"#{fold} summary").click()
+    find(page, "#cancel-edit").click()
+    find(page, "#attached button").click()
+
+
 def engine(page):
     """The figures are one row where there is room, else rows of two."""
     find(page, "#show-engine").click()
@@ -238,6 +418,13 @@ try:
         formulas(page)
         phone(page, server.url)
         narrow(page)
+        wide_in_lines(page)
+        code(page)
+        stops(page)
+        details(page)
+        large_letters(page)
+        touch(page)
+        contrast(page)
         engine(page)
     severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
     assert not severe, severe

@@ -1,17 +1,18 @@
 // The chat view: the open conversation, what can be done with each of its messages, and the turn that runs.
 
-import { editedPlace, emptyBox, fillBox, focusBox, formerlyEdited, giveBack, keepBox, message, setEdited, startComposer, takeOut } from "./composer.js";
+import { copyButton } from "./clipboard.js";
+import { beginEdit, cancelEdit, editedPlace, focusBox, formerlyEdited, giveBack, keepBox, message, setEdited, showSend, startComposer, takeOut } from "./composer.js";
 import { attachedFiles, keepAttached, startFiles } from "./composer_files.js";
 import { addTurn, allMessages, fresh, onChangeElsewhere, read, startConversations, switchVersion, systemOf } from "./conversations.js";
-import { inWords, noChat } from "./failures.js";
+import { inWords, noChat, showFailure } from "./failures.js";
 import { startExports } from "./files_menu.js";
 import { keepPending } from "./former_storage.js";
 import { showList, startList } from "./history.js";
 import { forgetUnused, keepImages } from "./image_store.js";
 import { imageParts, inMib, keysOf, MAX_BODY_BYTES } from "./images.js";
-import { actions, button, copyButton, messageNode, resultsForm, toRequest, versionButtons } from "./messages.js";
+import { actions, button, messageNode, putInPlace, resultsForm, toRequest, versionButtons } from "./messages.js";
 import { model, showContext } from "./model.js";
-import { follow, scrollToEnd, startScrolling } from "./scrolling.js";
+import { follow, scrollToEnd, showStops, startScrolling } from "./scrolling.js";
 import { askForKey, sampling, templateVariables, tools } from "./settings.js";
 import { showSystemOf, startSystemMessage, systemMessage } from "./system_message.js";
 import { Turn } from "./turn.js";
@@ -23,44 +24,79 @@ const $ = (id) => document.getElementById(id);
 let open = "";
 /** The turn whose answer is on its way, or `null`. */
 let running = null;
+/** What is drawn of the stored messages, as `drawnOf` gives it. */
+let drawn = [];
 /** Results of tools that could not be sent, for the form. */
 let unsent = [];
 /** Shows this view: a conversation can be opened from another one. */
 let showView = () => {};
 
-/** A message and what can be done with it. */
-function nodesOf(shown, at, messages) {
-  const isLast = at === messages.length - 1;
+/** What can be done with a message. */
+function waysOf(shown, at, isLast) {
   const { role, content, versions } = shown;
   const buttons = [];
   if (versions) buttons.push(versionButtons({ at: versions.at, count: versions.tails.length }, (to) => showVersion(at, to)));
   if (role === "user") buttons.push(button("Edit", "Edit this message", () => edit(at)));
-  if (role !== "tool" && content) buttons.push(copyButton(content));
+  if (role !== "tool" && content) buttons.push(copyButton(content, "Copy this message", () => "Cannot copy here"));
   if (role === "assistant" && isLast) {
     if (shown.ended && content && !shown.calls) buttons.push(button("Continue", "Continue this answer", () => start([], { continued: shown })));
     buttons.push(button("Regenerate", "Regenerate this answer", () => start([], { nKept: at })));
   }
-  const nodes = [messageNode(shown), actions(...buttons)];
+  const nodes = [actions(...buttons)];
   if (isLast && shown.calls) nodes.push(resultsForm(shown.calls, unsent, (results) => start(results)));
   return nodes;
 }
 
-/** Draws the stored messages, then the turn that runs. */
+/** The message at `at` as it is drawn; what stands there and did not change stays. */
+function drawnOf(shown, at, isLast) {
+  const source = JSON.stringify([open, shown]);
+  const old = drawn[at]?.source === source ? drawn[at] : null;
+  const form = isLast && shown.calls ? JSON.stringify(unsent) : "";
+  if (old && old.isLast === isLast && old.form === form) return old;
+  return { source, isLast, form, node: old?.node ?? messageNode(shown), ways: waysOf(shown, at, isLast) };
+}
+
+/** Draws the stored messages, then the turn that runs. Messages that did not change stay: none is read aloud again, or loses its folds. */
 function redraw() {
   const isHere = running?.id === open;
   const stored = read(open).slice(0, isHere ? running.nKept : undefined);
-  const nodes = stored.flatMap(nodesOf);
+  drawn = stored.map((shown, at) => drawnOf(shown, at, at === stored.length - 1));
+  const nodes = drawn.flatMap(({ node, ways }) => [node, ...ways]);
   if (isHere) nodes.push(...running.nodes);
-  $("messages").replaceChildren(...nodes);
-  $("messages").classList.toggle("busy", running !== null);
+  putInPlace($("messages"), nodes);
+  showBusy();
+  showStops();
   $("empty").hidden = nodes.length > 0;
+  markEdited();
   for (const id of ["export", "export-markdown"]) $(id).disabled = stored.length === 0;
   showLastContext();
   showList(open);
 }
 
+/** Marks the message that is edited. */
+function markEdited() {
+  const at = editedPlace();
+  $("messages").querySelectorAll(".message").forEach((node, i) => node.classList.toggle("edited", i === at));
+}
+
+/** Stops the answer, or else ends the edit. */
+function escape() {
+  if (running) running.stop();
+  else if (editedPlace() !== null) {
+    cancelEdit();
+    focusBox();
+  }
+}
+
+/** Says that an answer runs. A screen reader reads it once, at its end, and not again with each word. */
+function showBusy() {
+  $("messages").classList.toggle("busy", running !== null);
+  $("messages").setAttribute("aria-busy", String(running !== null));
+}
+
 function clearWords() {
-  for (const id of ["error", "told"]) $(id).textContent = "";
+  showFailure("");
+  $("told").textContent = "";
 }
 
 /** Shows the gauge for the last answer of the open conversation. */
@@ -77,8 +113,7 @@ function openConversation(id) {
   $("rate").textContent = "";
   clearWords();
   // What is in a message that is edited belongs to its conversation.
-  if (editedPlace() !== null) emptyBox();
-  setEdited(null);
+  cancelEdit();
   showSystemOf(id);
   redraw();
   scrollToEnd();
@@ -92,7 +127,8 @@ function newConversation() {
 /** Shows another version of a message, and what followed that one. */
 async function showVersion(at, to) {
   if (running) return;
-  setEdited(null);
+  // A message that follows another version is not there to be edited.
+  if (at <= (editedPlace() ?? -1)) cancelEdit();
   const before = read(open)[at].versions.at;
   if (!(await switchVersion(open, at, to))) tellFull();
   redraw();
@@ -105,8 +141,7 @@ async function showVersion(at, to) {
 /** Puts a message back into the box; with its answer it becomes another version when it is sent. */
 function edit(at) {
   if (running) return;
-  setEdited(at);
-  fillBox(read(open)[at]);
+  beginEdit(at, read(open)[at]);
   $("prompt").focus();
 }
 
@@ -168,7 +203,7 @@ function start(added, { nKept, continued = null } = {}) {
   try {
     makeBody = requestMaker(added, nKept, continued !== null);
   } catch (error) {
-    $("error").textContent = inWords(error, true);
+    showFailure(inWords(error, true));
     return;
   }
   const id = open;
@@ -179,7 +214,8 @@ function start(added, { nKept, continued = null } = {}) {
     rate: (text) => ($("rate").textContent = text),
     ended,
   });
-  setEdited(null);
+  // Another answer is asked for in the place of the edit.
+  if (!added.some(({ role }) => role === "user")) cancelEdit();
   $("rate").textContent = "";
   redraw();
   showIdle();
@@ -194,7 +230,7 @@ async function ended(turn, failure) {
   follow(() => {
     if (!turn.hasAnswer()) giveBackTurn(turn);
     redraw();
-    if (failure) $("error").textContent = inWords(failure, turn.hasAnswer());
+    if (failure) showFailure(inWords(failure, turn.hasAnswer()));
     showIdle();
   });
   if (turn.hasAnswer() && !isStored) tellFull();
@@ -207,9 +243,9 @@ function giveBackTurn({ id, added, nKept }) {
   unsent = added.filter(({ role }) => role === "tool");
   const asked = added.find(({ role }) => role === "user");
   if (!asked) return;
-  giveBack(asked);
   // The place is one of the turn's conversation; another may be open by now.
-  if (nKept !== undefined && id === open) setEdited(nKept);
+  if (nKept !== undefined && id === open) beginEdit(nKept, asked);
+  else giveBack(asked);
 }
 
 /** A turn as it is stored. */
@@ -226,14 +262,14 @@ async function store(turn) {
   // They were stored when they were added; this tells whether there was room, and dates them again.
   keepImages(keysOf(turn.added)).then((areKept) => {
     if (!areKept && isStored) {
-      $("error").textContent = "This browser has no room for the images of this message: only its text will be here after a reload.";
+      showFailure("This browser has no room for the images of this message: only its text will be here after a reload.");
     }
   });
   return isStored;
 }
 
 function tellFull() {
-  $("error").textContent = "This browser has no room for this, or keeps nothing: what is new will be gone after a reload. Export it, or delete conversations.";
+  showFailure("This browser has no room for this, or keeps nothing: what is new will be gone after a reload. Export it, or delete conversations.");
 }
 
 /** One button sends a message or stops the answer. */
@@ -243,7 +279,7 @@ function showIdle() {
   $("send").hidden = !isIdle;
   $("stop").disabled = isIdle;
   $("stop").hidden = isIdle;
-  $("messages").classList.toggle("busy", !isIdle);
+  showBusy();
 }
 
 async function send() {
@@ -263,13 +299,14 @@ export async function startChat(show) {
   // Who is quick types before the conversations are read.
   const wasEdited = formerlyEdited();
   const ready = startConversations();
-  startComposer(async () => {
+  const sendWhenRead = async () => {
     await ready;
     await send();
-  });
+  };
+  startComposer({ send: sendWhenRead, edits: markEdited });
   await ready;
   startList({ select: openConversation, removed: (id) => id === open && openConversation(fresh()) });
-  startFiles();
+  startFiles(showSend);
   attachedFiles().then(({ images }) => forgetUnused(new Set(keysOf([...allMessages(), { images }]))));
   startSystemMessage();
   startScrolling();
@@ -278,7 +315,7 @@ export async function startChat(show) {
   if (wasEdited !== null && read(open)[wasEdited]?.role === "user") setEdited(wasEdited);
   $("stop").addEventListener("click", () => running?.stop());
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") running?.stop();
+    if (event.key === "Escape" && !event.isComposing) escape();
     if (!event.shiftKey || !(event.ctrlKey || event.metaKey) || event.code !== "KeyO") return;
     event.preventDefault();
     newConversation();

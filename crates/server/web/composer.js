@@ -1,20 +1,26 @@
 // The box of the message that is being written: its text, its height, what Enter does, and which message is edited.
 //
-// Text and place are kept over a reload. Files of the message are in composer_files.js.
+// An edit puts what was in the box aside, and gives it back at its end. Text, place and what is put aside are kept over a reload. Files of the
+// message are in composer_files.js.
 
-import { attachedFiles, giveBackFiles, setAttached } from "./composer_files.js";
+import { attachedFiles, attachedNow, giveBackFiles, setAttached } from "./composer_files.js";
 
 const DRAFT = "tokenmill.draft";
 const EDITED = "tokenmill.edited";
+const ASIDE = "tokenmill.aside";
 const $ = (id) => document.getElementById(id);
 /** A finger has no Shift+Enter, and a keyboard on the screen takes half of it. */
 const TOUCH = matchMedia("(pointer: coarse)");
 
 /** The place of the message that is edited, or `null`. */
 let edited = null;
+/** What was in the box before the edit, as `{ content, images, files }`; `null` where nothing is edited, or after a reload. */
+let aside = null;
+let editedChanged = () => {};
 
-/** Connects the box; `send` is called when the message is to be sent. Call once. */
-export function startComposer(send) {
+/** Connects the box; `send()` is called when the message is to be sent, `edits()` when another one is edited or none. Call once. */
+export function startComposer({ send, edits }) {
+  editedChanged = edits;
   setText(sessionStorage.getItem(DRAFT) ?? "");
   $("composer").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -23,6 +29,7 @@ export function startComposer(send) {
   $("prompt").addEventListener("input", () => {
     keepDraft($("prompt").value);
     fit();
+    showSend();
   });
   $("prompt").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -31,8 +38,7 @@ export function startComposer(send) {
     $("composer").requestSubmit();
   });
   $("cancel-edit").addEventListener("click", () => {
-    setEdited(null);
-    emptyBox();
+    cancelEdit();
     $("prompt").focus();
   });
   const tellKeys = () => {
@@ -64,28 +70,62 @@ export async function message() {
   return content || images.length || files.length ? { content, images, files } : null;
 }
 
-/** Empties the box of a message that was sent. Until the answer is stored, a reload finds it here. */
+/** Takes a message that was sent out of the box, which gets what was put aside. Until the answer is stored, a reload finds the message here. */
 export function takeOut({ content, images, files }) {
-  setText("");
-  keepDraft(content);
-  setAttached({ images: [], files: [] }, { images, files });
+  const later = takeAside();
+  setEdited(null);
+  setText(later.content);
+  keepDraft(joined(content, later.content));
+  const [laterImages, laterFiles] = [later.images, later.files];
+  setAttached({ images: laterImages, files: laterFiles }, { images: [...images, ...laterImages], files: [...files, ...laterFiles] });
 }
 
 /** Puts a message before what is in the box. */
 export function giveBack({ content, images = [], files = [] }) {
   giveBackFiles({ images, files });
-  const later = $("prompt").value;
-  setDraft(later.trim() ? `${content}\n${later}` : content);
+  setDraft(joined(content, $("prompt").value));
+}
+
+/** Puts the message at a place into the box, to be edited; what was in the box is put aside. */
+export function beginEdit(at, message) {
+  if (edited === null) keep(ASIDE, JSON.stringify((aside = { content: $("prompt").value, ...attachedNow() })));
+  setEdited(at);
+  fillBox(message);
+}
+
+/** Ends an edit without sending it: the box has what it had before. */
+export function cancelEdit() {
+  if (edited === null) return;
+  setEdited(null);
+  fillBox(takeAside());
 }
 
 /** Puts a message in the place of what is in the box. */
-export function fillBox({ content, images = [], files = [] }) {
+function fillBox({ content, images = [], files = [] }) {
   setDraft(content);
   setAttached({ images, files });
 }
 
-export function emptyBox() {
-  fillBox({ content: "" });
+/** What an edit put aside, once. */
+function takeAside() {
+  const { content = "", images = [], files = [] } = aside ?? formerlyAside();
+  aside = null;
+  sessionStorage.removeItem(ASIDE);
+  return { content, images, files };
+}
+
+/** What was put aside before a reload. */
+function formerlyAside() {
+  try {
+    return JSON.parse(sessionStorage.getItem(ASIDE)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+/** A message and the draft of a later one, as one text. */
+function joined(content, later) {
+  return later.trim() ? `${content}\n${later}` : content;
 }
 
 function setDraft(text) {
@@ -96,6 +136,14 @@ function setDraft(text) {
 function setText(text) {
   $("prompt").value = text;
   fit();
+  showSend();
+}
+
+/** Send looks inactive where there is nothing to send; keys reach it all the same. */
+export function showSend() {
+  const { images, files } = attachedNow();
+  const isEmpty = !$("prompt").value.trim() && images.length + files.length === 0;
+  $("send").setAttribute("aria-disabled", String(isEmpty));
 }
 
 /** A reload finds what is in the box, no more. */
@@ -124,6 +172,7 @@ export function setEdited(at) {
   $("editing").hidden = at === null;
   if (at === null) sessionStorage.removeItem(EDITED);
   else keep(EDITED, at);
+  editedChanged();
 }
 
 function keep(name, value) {

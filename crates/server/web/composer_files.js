@@ -4,6 +4,7 @@
 // They are kept over a reload as the text is. Whether the model takes images is the server's word; where it does not, one is refused in
 // words.
 
+import { showFailure } from "./failures.js";
 import { addImage, imageUrl } from "./image_store.js";
 import { imageNode, isImage, nameOf, readImage } from "./images.js";
 import { button, element } from "./messages.js";
@@ -17,9 +18,11 @@ const $ = (id) => document.getElementById(id);
 let attached = { images: [], files: [] };
 /** Files are read one after the other. */
 let reading = Promise.resolve();
+let changed = () => {};
 
-/** Connects the button, the page and the clipboard, and takes up the files of a reload; call once. */
-export function startFiles() {
+/** Connects the button, the page and the clipboard, and takes up the files of a reload; `filesChanged()` follows each change. Call once. */
+export function startFiles(filesChanged) {
+  changed = filesChanged;
   $("attach").addEventListener("click", () => $("files").click());
   $("files").addEventListener("change", () => {
     add([...$("files").files]);
@@ -56,6 +59,11 @@ export async function attachedFiles() {
   return attached;
 }
 
+/** The files of the message that were read so far. */
+export function attachedNow() {
+  return attached;
+}
+
 /** Puts these files in the place of those of the message; a reload finds `kept`. */
 export function setAttached(files, kept = files) {
   attached = files;
@@ -83,7 +91,7 @@ export function showAttach() {
 }
 
 function add(files) {
-  $("error").textContent = "";
+  showFailure("");
   const refused = [];
   const each = async (file) => {
     try {
@@ -91,7 +99,7 @@ function add(files) {
       else setAttached({ ...attached, files: [...attached.files, { name: nameOf(file), text: await readText(file) }] });
     } catch (error) {
       if (!refused.includes(error.message)) refused.push(error.message);
-      $("error").textContent = refused.join(" ");
+      showFailure(refused.join(" "));
     }
   };
   for (const file of files) reading = reading.then(() => each(file));
@@ -112,6 +120,7 @@ function show() {
   const counted = [[images.length, "image"], [files.length, "text file"]].filter(([count]) => count);
   const words = counted.map(([count, noun]) => `${count} ${noun}${count === 1 ? "" : "s"}`).join(" and ");
   const isOne = images.length + files.length === 1;
+  changed();
   $("attached-words").textContent = words ? `${words} ${isOne ? "goes" : "go"} with the message.` : "";
 }
 

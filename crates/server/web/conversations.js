@@ -122,16 +122,24 @@ export async function remove(id) {
   CHANNEL.postMessage(id);
 }
 
+/** All that the reader of a conversation may remember: its title, and the words, files and images of all versions. */
+function wordsOf(entry) {
+  const said = everyMessage(entry.messages).flatMap(({ content, files = [], images = [] }) => {
+    return [content, ...files.flatMap(({ name, text }) => [name, text]), ...images.map(({ name }) => name)];
+  });
+  return [titleOfEntry(entry), ...said].join("\n").toLowerCase();
+}
+
 /** All conversations as `{ id, title, updated }`, the newest first; those that hold the words, where some are given. */
 export function list(words = "") {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
-  const holds = (id, entry) => {
+  const holds = (entry) => {
     if (!wanted.length) return true;
-    const text = [titleOf(id), ...entry.messages.map(({ content }) => content)].join("\n").toLowerCase();
+    const text = wordsOf(entry);
     return wanted.every((word) => text.includes(word));
   };
   return [...all]
-    .filter(([id, entry]) => holds(id, entry))
+    .filter(([, entry]) => holds(entry))
     .map(([id, { updated }]) => ({ id, title: titleOf(id), updated }))
     .sort((a, b) => b.updated - a.updated);
 }

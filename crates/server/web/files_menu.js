@@ -2,6 +2,7 @@
 
 import { addConversations, entries, titleOf, titleOfEntry } from "./conversations.js";
 import { sortOut } from "./copies.js";
+import { showFailure } from "./failures.js";
 import { closeFold } from "./folds.js";
 import { forgetImages, imageUrl } from "./image_store.js";
 import { keysOf } from "./images.js";
@@ -52,7 +53,7 @@ export function startExports({ shown, inForm, select, tellFull }) {
       $("told").textContent = inCounts(added.length, known.length);
       if (!areStored) tellFull();
     }
-    if (refused.length) $("error").textContent = refused.join(" ");
+    if (refused.length) showFailure(refused.join(" "));
   });
 }
 

@@ -1,18 +1,21 @@
-// The menus of the header: one is open at a time, and a click elsewhere or Escape closes it.
+// The menus of the header: one is open at a time. A click elsewhere, the tab key that leaves it, and Escape close it.
 
 const folds = () => [...document.querySelectorAll("details.fold")];
 
-/** Connects the menus; call once. */
+/** Connects the menus; call once, before others listen to keys. */
 export function startFolds() {
   for (const fold of folds()) {
     fold.addEventListener("toggle", () => fold.open && folds().forEach((other) => other !== fold && (other.open = false)));
-    fold.addEventListener("keydown", (event) => {
-      if (event.key !== "Escape" || !fold.open) return;
-      // The answer continues: Escape stops it only where nothing is open.
-      event.stopPropagation();
-      closeFold(fold);
-    });
+    fold.addEventListener("focusout", ({ relatedTarget: next }) => next && !fold.contains(next) && (fold.open = false));
   }
+  document.addEventListener("keydown", (event) => {
+    const fold = folds().find(({ open }) => open);
+    if (event.key !== "Escape" || event.isComposing || !fold) return;
+    // The answer continues, wherever the focus is: Escape stops it only where nothing is open.
+    event.stopImmediatePropagation();
+    if (fold.contains(document.activeElement)) closeFold(fold);
+    else fold.open = false;
+  });
   document.addEventListener("click", ({ target }) => {
     for (const fold of folds()) if (!fold.contains(target) && target.isConnected) fold.open = false;
   });

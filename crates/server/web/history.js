@@ -6,6 +6,10 @@ import { forgetImages } from "./image_store.js";
 import { keysOf } from "./images.js";
 import { button } from "./messages.js";
 
+/** A second press within this time belongs to a double click. */
+const DOUBLE_CLICK_MS = 500;
+/** So long a button asks whether it is meant. */
+const ASKING_MS = 4000;
 const $ = (id) => document.getElementById(id);
 let chosen = () => {};
 let gone = () => {};
@@ -16,6 +20,8 @@ export function startList({ select, removed }) {
   chosen = select;
   gone = removed;
   $("filter").addEventListener("input", () => showList(shown));
+  // No button still asks "Really?" when the list is opened again.
+  $("history").addEventListener("toggle", () => $("history").open || showList(shown));
 }
 
 /** Draws the list, marks the open conversation, and returns all of them, the newest first. */
@@ -34,6 +40,7 @@ export function showList(open) {
 
 function row({ id, title }, isOpen) {
   const select = button(title, "", () => {
+    $("filter").value = "";
     chosen(id);
     closeFold($("history"));
   });
@@ -45,14 +52,23 @@ function row({ id, title }, isOpen) {
   return item;
 }
 
-/** Nothing brings a conversation back, so the first press only asks. */
+/**
+ * Nothing brings a conversation back, so the first press only asks, and a second one that comes with it, as of a double click, says
+ * nothing. The question ends after a while, and when the button is left.
+ */
 function eraser(id, title) {
+  let askedAt = 0;
+  let timer = 0;
+  const show = (isAsking) => {
+    clearTimeout(timer);
+    askedAt = isAsking ? performance.now() : 0;
+    timer = isAsking ? setTimeout(show, ASKING_MS, false) : 0;
+    erase.textContent = isAsking ? "Really?" : "Delete";
+    erase.setAttribute("aria-label", `${isAsking ? "Really? Delete" : "Delete"}: ${title}`);
+  };
   const erase = button("Delete", `Delete: ${title}`, async () => {
-    if (erase.textContent === "Delete") {
-      erase.textContent = "Really?";
-      erase.setAttribute("aria-label", `Really? Delete: ${title}`);
-      return;
-    }
+    if (!askedAt) return show(true);
+    if (performance.now() - askedAt < DOUBLE_CLICK_MS) return;
     const images = keysOf(messagesOf(id));
     const removal = remove(id);
     const others = new Set(keysOf(allMessages()));
@@ -62,6 +78,8 @@ function eraser(id, title) {
     $("history").querySelector("summary").focus();
     await removal;
   });
+  erase.className = "delete";
+  erase.addEventListener("blur", () => show(false));
   return erase;
 }
 

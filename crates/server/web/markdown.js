@@ -3,6 +3,7 @@
 //
 // Invariants: the time grows linearly with the text, the nesting of the nodes is bounded, no text is lost.
 
+import { copyButton } from "./clipboard.js";
 import { parts } from "./highlight.js";
 import { inline } from "./markdown_inline.js";
 import { math } from "./math.js";
@@ -31,6 +32,8 @@ export function render(target, source) {
     const old = target.children[i];
     if (old?.source === key && old.kind === block.kind) return;
     const node = build(block, 0);
+    // Each block runs as its own words do, code and formulas from the left.
+    node.dir = block.kind === "code" || block.kind === "formula" ? "ltr" : "auto";
     node.source = key;
     node.kind = block.kind;
     if (old) old.replaceWith(node);
@@ -260,7 +263,6 @@ const BUILDERS = {
     // The frame scrolls, so that a wide table keeps its words whole.
     const frame = element("div", [table]);
     frame.className = "table";
-    frame.tabIndex = 0;
     return frame;
   },
   list: (lines, depth) => {
@@ -328,19 +330,17 @@ function piece(part) {
 
 function codeBlock(text, language) {
   const code = element("code", parts(text, language).map(piece));
-  const copy = element("button", ["Copy"]);
-  copy.type = "button";
-  copy.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      copy.textContent = "Copied";
-    } catch {
-      // A page that came over plain HTTP from another machine has no clipboard; selected text can be copied by hand.
-      getSelection().selectAllChildren(code);
-      copy.textContent = "Selected";
-    }
+  const copy = copyButton(text, "", () => {
+    // Selected text can be copied by hand.
+    getSelection().selectAllChildren(code);
+    return "Selected";
   });
-  const label = language ? element("span", [language]) : null;
-  if (label) label.className = "language";
-  return element("pre", [...(label ? [label] : []), code, copy]);
+  const label = element("span", [language]);
+  label.className = "language";
+  const head = element("div", [label, copy]);
+  head.className = "head";
+  // Only the text scrolls, so that the button stays and covers none of it.
+  const frame = element("div", [head, element("pre", [code])]);
+  frame.className = "code";
+  return frame;
 }

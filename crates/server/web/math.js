@@ -24,8 +24,6 @@ const own = (object, key) => (Object.hasOwn(object, key) ? object[key] : undefin
 export function math(source, isBlock) {
   const root = element("math", new Writer(source, isBlock).all());
   root.setAttribute("display", isBlock ? "block" : "inline");
-  // A wide one scrolls, also by keys.
-  if (isBlock) root.setAttribute("tabindex", "0");
   root.setAttribute("alttext", source.trim());
   return root;
 }

@@ -37,16 +37,20 @@ export function messageNode(message) {
   const node = element("div", `message ${role}`, "");
   node.setAttribute("role", "group");
   node.setAttribute("aria-label", NAMES[role]);
+  if (role === "user") node.dir = "auto";
   if (role === "user") {
     if (message.images) {
       const row = element("div", "images", "");
+      row.dir = "ltr";
       row.append(...message.images.map(imageNode));
       node.append(row);
     }
     for (const file of message.files ?? []) node.append(fileNode(file));
     node.append(content);
   } else if (role === "tool") {
-    node.append(element("span", "quiet", `Result of ${message.name}: `), content);
+    const result = element("span", "", content);
+    result.dir = "auto";
+    node.append(element("span", "quiet", `Result of ${message.name}: `), result);
   } else {
     node.append(element("div", "thoughts", ""), element("div", "body", ""), element("div", "calls", ""));
     node.append(element("p", "note", message.note ?? ""));
@@ -72,7 +76,9 @@ function showReasoning(place, text, isOver) {
   if (!text) return;
   if (!place.firstChild) {
     const fold = element("details", "reasoning", "");
-    fold.append(element("summary", "quiet", ""), element("div", "plain", ""));
+    const plain = element("div", "plain", "");
+    plain.dir = "auto";
+    fold.append(element("summary", "quiet", ""), plain);
     place.append(fold);
   }
   place.querySelector("summary").textContent = isOver ? "Reasoning" : "Reasoning …";
@@ -98,9 +104,20 @@ function indented(json) {
   }
 }
 
+/** Makes these nodes the children of another; those that were children stay where they are. */
+export function putInPlace(parent, nodes) {
+  const wanted = new Set(nodes);
+  for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
+  nodes.forEach((node, i) => {
+    if (parent.children[i] !== node) parent.insertBefore(node, parent.children[i] ?? null);
+  });
+}
+
 /** Buttons below a message. */
 export function actions(...buttons) {
   const row = element("div", "actions", "");
+  // They are not read with the answer.
+  row.setAttribute("aria-live", "off");
   row.append(...buttons);
   return row;
 }
@@ -117,21 +134,6 @@ export function versionButtons({ at, count }, to) {
   return group;
 }
 
-/** A button that copies a text. */
-export function copyButton(text) {
-  const node = button("Copy", "Copy this message", async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      node.textContent = "Copied";
-    } catch {
-      // A page that came over plain HTTP from another machine has no clipboard.
-      node.textContent = "Cannot copy here";
-    }
-    node.removeAttribute("aria-label");
-  });
-  return node;
-}
-
 /** A form for the results of calls; `sent` gets them as messages. `typed` has those that could not be sent before. */
 export function resultsForm(calls, typed, sent) {
   const form = element("form", "results", "");
@@ -139,6 +141,7 @@ export function resultsForm(calls, typed, sent) {
     const label = element("label", "quiet", `Result of ${call.name}`);
     const input = document.createElement("textarea");
     input.rows = 1;
+    input.dir = "auto";
     input.value = typed.find(({ id }) => id === call.id)?.content ?? "";
     label.append(input);
     form.append(label);

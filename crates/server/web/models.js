@@ -4,7 +4,7 @@
 // chosen is kept in this browser. Looking at the list loads nothing and counts as no use, so it is read again and again while the page is
 // seen.
 
-import { noChat } from "./failures.js";
+import { needsKey, noChat } from "./failures.js";
 import { model, showCard, STATES } from "./model.js";
 import { headers } from "./settings.js";
 
@@ -33,7 +33,8 @@ export async function look() {
   timer = 0;
   try {
     const response = await fetch("/v1/models", { headers: headers() });
-    if (response.ok) {
+    if (response.status === 401) say(needsKey());
+    else if (response.ok) {
       served = (await response.json()).data.map(read);
       await take(served.find(({ name }) => name === (model.name || kept())) ?? byDefault());
     }
@@ -75,6 +76,7 @@ async function take(entry) {
   const hasOthers = comesAndGoes && served.length > 1;
   Object.assign(model, { name, nContext, takesImages, kind, state, reason, comesAndGoes, hasOthers });
   $("model").textContent = hasOthers ? "About" : name;
+  $("model").ariaLabel = hasOthers ? `About the model ${name}` : `Model: ${name}`;
   $("choice").hidden = !hasOthers;
   if (hasOthers) showChooser();
   showState();
@@ -108,8 +110,14 @@ function showState() {
     unloaded: `${name} is not loaded; the next message loads it.`,
     failed: `${why}. The next message tries again.`,
   };
-  const text = (state === "failed" ? "" : noChat(model)) || words[state] || "";
-  if ($("model-state").textContent !== text) $("model-state").textContent = text;
+  say((state === "failed" ? "" : noChat(model)) || words[state] || "");
+}
+
+/** Says what the next message will meet; what is said already is not read again. */
+function say(text) {
+  if ($("model-state").textContent === text) return;
+  $("model-state").textContent = text;
+  $("model-state").hidden = false;
 }
 
 function kept() {

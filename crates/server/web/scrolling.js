@@ -1,25 +1,52 @@
-// Where the reader is: drawing stays at the end for a reader who is there, and a button leads there.
+// Where the reader is: drawing stays at the end until the reader goes up, and a button leads back.
+//
+// The style sheet gets the heights of the header and the box, under which nothing that has the focus may lie.
 
+/** The button is there where the end is farther than this. */
+const FAR_PX = 120;
 const $ = (id) => document.getElementById(id);
+/** Whether drawing goes along with the end. */
+let isFollowing = true;
+let lastY = 0;
 
 export function scrollToEnd() {
+  isFollowing = true;
   scrollTo(0, document.documentElement.scrollHeight);
-}
-
-function isAtEnd() {
-  return innerHeight + scrollY >= document.documentElement.scrollHeight - 120;
-}
-
-/** Draws, and stays at the end where the reader is there. */
-export function follow(draw) {
-  const isFollowing = isAtEnd();
-  draw();
-  if (isFollowing) scrollToEnd();
   showButton();
 }
 
+/** Pixels below what is seen. */
+function distanceToEnd() {
+  return document.documentElement.scrollHeight - innerHeight - scrollY;
+}
+
+/** Draws, and stays at the end unless the reader has left it. */
+export function follow(draw) {
+  draw();
+  if (isFollowing) scrollToEnd();
+  else showButton();
+}
+
 function showButton() {
-  $("to-end").hidden = isAtEnd();
+  $("to-end").hidden = distanceToEnd() <= FAR_PX;
+}
+
+/** A reader who goes up, however little, is left there; one who comes to the end is taken along again. */
+function noteScroll() {
+  if (distanceToEnd() <= 2) isFollowing = true;
+  else if (scrollY < lastY) isFollowing = false;
+  lastY = scrollY;
+  showButton();
+}
+
+/** Lets keys scroll what is wider or higher than its place, and makes no stop of what is not. */
+export function showStops() {
+  const scrolls = (node) => node.scrollWidth > node.clientWidth || node.scrollHeight > node.clientHeight;
+  const found = [...$("messages").querySelectorAll("math, .table, pre")].map((node) => [node, scrolls(node)]);
+  for (const [node, isStop] of found) {
+    if (isStop) node.setAttribute("tabindex", "0");
+    else node.removeAttribute("tabindex");
+  }
 }
 
 /** Connects the button; call once. */
@@ -28,6 +55,19 @@ export function startScrolling() {
     scrollToEnd();
     $("prompt").focus({ preventScroll: true });
   });
-  addEventListener("scroll", showButton, { passive: true });
-  addEventListener("resize", showButton);
+  addEventListener("scroll", noteScroll, { passive: true });
+  addEventListener("resize", () => {
+    showButton();
+    showStops();
+  });
+  // Folds open; the event does not bubble.
+  $("messages").addEventListener("toggle", showStops, true);
+  // Messages come and go, images arrive, folds open.
+  new ResizeObserver(showButton).observe($("messages"));
+  const heights = new ResizeObserver(() => {
+    const { style } = document.documentElement;
+    style.setProperty("--above", `${document.querySelector("header").offsetHeight}px`);
+    style.setProperty("--below", `${$("composer").offsetHeight}px`);
+  });
+  for (const node of [document.querySelector("header"), $("composer")]) heights.observe(node);
 }

@@ -31,10 +31,13 @@ export function withFiles({ content, files = [] }) {
 export function fileNode({ name, text }) {
   const fold = document.createElement("details");
   fold.className = "file";
+  // Its name does not say how the words of the message run.
+  fold.dir = "ltr";
   const summary = document.createElement("summary");
   const nLines = text.replace(/\n$/, "").split("\n").length;
   summary.textContent = `${name}, ${nLines === 1 ? "1 line" : `${nLines} lines`}`;
   const shown = document.createElement("pre");
+  shown.dir = "auto";
   shown.textContent = text;
   fold.append(summary, shown);
   return fold;

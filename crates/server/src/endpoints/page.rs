@@ -22,6 +22,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("messages.css", CSS, include_str!("../../web/messages.css")),
     ("main.js", JAVASCRIPT, include_str!("../../web/main.js")),
     ("chat.js", JAVASCRIPT, include_str!("../../web/chat.js")),
+    ("clipboard.js", JAVASCRIPT, include_str!("../../web/clipboard.js")),
     ("composer.js", JAVASCRIPT, include_str!("../../web/composer.js")),
     (
         "composer_files.js",
