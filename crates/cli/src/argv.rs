@@ -207,7 +207,7 @@ fn name_and_value(text: &str) -> (&str, Option<&str>) {
 }
 
 /// Returns the number of values of a command's option; `None` if it has no such flag.
-fn n_values_of(command: &clap::Command, name: &str) -> Option<usize> {
+pub(crate) fn n_values_of(command: &clap::Command, name: &str) -> Option<usize> {
     if ["-h", "--help", "-V", "--version"].contains(&name) {
         return Some(0);
     }
