@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use axum::http::uri::Authority;
 use serde_json::{Value, json};
 
 use crate::{errors::dialect::Dialect, model_names::near_it};
@@ -33,6 +34,14 @@ fn bytes(n: u64) -> String {
         mib if mib >= 1024.0 => format!("{:.2} GiB", mib / 1024.0),
         mib if mib >= 10.0 => format!("{mib:.0} MiB"),
         mib => format!("{mib:.2} MiB"),
+    }
+}
+
+/// Says how a server answers for a host, which may have a port; nothing for a text that is not a host.
+fn allowing(host: &str) -> String {
+    match host.parse::<Authority>() {
+        Ok(authority) => format!("; start it with `--allow-host {}`", authority.host()),
+        Err(_) => String::new(),
     }
 }
 
@@ -165,7 +174,7 @@ pub enum ApiError {
         origin: String,
     },
     /// The request is for a name that is not this server's.
-    #[error("this server does not answer for `{host}`; its `--allow-host` names what it answers for")]
+    #[error("this server does not answer for `{host}`{}", allowing(host))]
     ForeignHost {
         /// The name asked for.
         host: String,
@@ -185,12 +194,14 @@ pub enum ApiError {
         id: Option<String>,
     },
     /// The path exists, the method does not.
-    #[error("{path} does not answer {method}")]
+    #[error("{path} does not answer {method}{}", if answered.is_empty() { String::new() } else { format!(", but {answered}") })]
     MethodNotAllowed {
         /// Method asked for.
         method: String,
         /// Path asked for.
         path: String,
+        /// Methods that the path answers.
+        answered: String,
     },
     /// The path is part of an API that is spoken here, but not what it does.
     #[error("{path} is not implemented: {reason}")]
@@ -515,6 +526,7 @@ mod tests {
             ApiError::MethodNotAllowed {
                 method: text(),
                 path: text(),
+                answered: text(),
             },
             ApiError::NotImplemented {
                 path: text(),
@@ -554,6 +566,20 @@ mod tests {
         let body = error.body(Dialect::OpenAi, "r1");
         let length = |field: &str| body["error"][field].as_str().expect("text").len();
         assert!(length("message") <= MAX_MESSAGE + 3 && length("param") <= MAX_SHOWN + 3);
+    }
+
+    #[test]
+    fn a_foreign_host_is_told_the_option_that_allows_it() {
+        for (host, end) in [
+            ("example.com:8080", "`; start it with `--allow-host example.com`"),
+            ("example.com", "`; start it with `--allow-host example.com`"),
+            ("a b", "`a b`"),
+        ] {
+            let error = ApiError::ForeignHost {
+                host: host.to_owned(),
+            };
+            assert!(error.to_string().ends_with(end), "{error}");
+        }
     }
 
     #[test]
