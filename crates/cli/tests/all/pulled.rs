@@ -260,6 +260,49 @@ fn serve_downloads_a_model_where_that_is_allowed() {
 }
 
 #[test]
+fn an_empty_folder_that_clients_may_fill_is_served() {
+    let hub = Hub::start(None, None);
+    let folder = tempfile::tempdir().unwrap();
+    let variables = [
+        ("HF_HUB_OFFLINE", Path::new("0")),
+        ("HF_HUB_CACHE", hub.cache.path()),
+        ("HF_HOME", hub.cache.path()),
+        ("HF_ENDPOINT", Path::new(&hub.url)),
+    ];
+    let args = ["--models-dir", arg(folder.path()), "--manage-models", "-c", "64"];
+    let server = Server::start_in(&variables, &args);
+    let nameless = json!({ "prompt": "Once", "max_tokens": 3 }).to_string();
+    let check_none = || {
+        let (status, answer) = server.ask("POST", "/v1/completions", &nameless);
+        assert_eq!(status, 404, "{answer}");
+        assert_eq!(
+            answer["error"]["message"],
+            "no model is served; `/api/pull` downloads one"
+        );
+        let (status, answer) = server.complete("other");
+        assert_eq!(status, 404, "{answer}");
+        assert!(server.states().is_empty());
+        assert_eq!(server.ask("GET", "/health", "").0, 200);
+    };
+    check_none();
+    let of = json!({ "model": NAME, "stream": false }).to_string();
+    let (status, answer) = server.ask("POST", "/api/pull", &of);
+    assert_eq!(status, 200, "{answer}");
+    let (status, answer) = server.ask("POST", "/v1/completions", &nameless);
+    assert_eq!(status, 200, "{answer}");
+    let listed = json!({ "model": "org/demo-GGUF:Q8_0" }).to_string();
+    assert_eq!(server.ask_text("DELETE", "/api/delete", &listed).0, 200);
+    // The model is unloaded once its request has ended.
+    let begun = Instant::now();
+    while server.ask("POST", "/v1/completions", &nameless).0 == 200 {
+        assert!(begun.elapsed() < Duration::from_mins(1), "it stays");
+        thread::sleep(Duration::from_millis(50));
+    }
+    check_none();
+    server.end();
+}
+
+#[test]
 fn clients_of_ollama_pull_and_delete_where_that_is_allowed() {
     let hub = Hub::start(None, None);
     let folder = tempfile::tempdir().unwrap();

@@ -102,11 +102,17 @@ pub enum ApiError {
         /// The names of those that are loaded, separated by commas.
         available: String,
     },
+    /// The server has no model now, and the request names none.
+    #[error("no model is served{}", if *can_pull { "; `/api/pull` downloads one" } else { "" })]
+    NoModel {
+        /// Whether clients may download models.
+        can_pull: bool,
+    },
     /// The named model is none of those that this server can load.
-    #[error(
-        "the model `{model}` is not served here{}; available: {available}",
-        near_it(near)
-    )]
+    #[error("the model `{model}` is not served here{}; {}", near_it(near), match &available[..] {
+        "" => "no model is".to_owned(),
+        names => format!("available: {names}"),
+    })]
     NoSuchModel {
         /// The name asked for.
         model: String,
@@ -312,6 +318,7 @@ impl ApiError {
             Self::UnknownModel { .. }
             | Self::UnknownAdapter { .. }
             | Self::NoSuchModel { .. }
+            | Self::NoModel { .. }
             | Self::NotFound { .. }
             | Self::NotStored { .. } => 404,
             Self::MethodNotAllowed { .. } => 405,
@@ -334,7 +341,7 @@ impl ApiError {
             Self::InvalidField { .. } => "invalid_value",
             Self::UnknownField { .. } => "unknown_parameter",
             Self::UnsupportedField { .. } => "unsupported_parameter",
-            Self::UnknownModel { .. } | Self::NoSuchModel { .. } => "model_not_found",
+            Self::UnknownModel { .. } | Self::NoSuchModel { .. } | Self::NoModel { .. } => "model_not_found",
             Self::UnknownAdapter { .. } => "adapter_not_found",
             Self::ModelFailed { .. } => "model_failed",
             Self::ModelTooLarge { .. } => "model_too_large",
@@ -368,6 +375,7 @@ impl ApiError {
             | Self::UnsupportedField { param, .. } => Some(param),
             Self::UnknownModel { .. }
             | Self::NoSuchModel { .. }
+            | Self::NoModel { .. }
             | Self::ModelFailed { .. }
             | Self::ModelTooLarge { .. } => Some("model"),
             Self::UnknownAdapter { .. } => Some("lora_name"),
@@ -495,6 +503,7 @@ mod tests {
                 near: text(),
                 available: text(),
             },
+            ApiError::NoModel { can_pull: true },
             ApiError::ModelFailed {
                 model: text(),
                 reason: text(),
@@ -580,6 +589,19 @@ mod tests {
             };
             assert!(error.to_string().ends_with(end), "{error}");
         }
+    }
+
+    #[test]
+    fn a_server_without_models_lists_none() {
+        let error = ApiError::NoSuchModel {
+            model: "a".to_owned(),
+            near: String::new(),
+            available: String::new(),
+        };
+        assert_eq!(error.to_string(), "the model `a` is not served here; no model is");
+        let error = ApiError::NoModel { can_pull: true };
+        assert_eq!(error.to_string(), "no model is served; `/api/pull` downloads one");
+        assert_eq!(error.status(), 404);
     }
 
     #[test]

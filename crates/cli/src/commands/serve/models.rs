@@ -17,7 +17,7 @@ use tokenmill::{
     text::without_mark,
 };
 use tokenmill_server::{
-    KeepAlive, Listen, ModelLimits, ModelSpec, Models, ServerConfig,
+    KeepAlive, Listen, ModelLimits, ModelSpec, Models, ModelsError, ServerConfig,
     models::{ModelFolder, Role},
     near_names,
 };
@@ -183,7 +183,13 @@ pub(super) fn several(
     }
     let n_models = specs.len();
     let models = Models::with_folder(specs, watched, limits, config).map_err(|error| {
-        Failure::usage(error.to_string()).hint("in a file for `--models` each has a name of its own")
+        let failure = Failure::usage(error.to_string());
+        match error {
+            ModelsError::SameName { .. } => {
+                failure.hint("in a file for `--models` each has a name of its own")
+            }
+            _ => failure,
+        }
     })?;
     tracing::info!(
         models = n_models,
