@@ -61,7 +61,7 @@ fn a_server_takes_the_memory_that_doctor_and_inspect_tell() {
         let server = Server::start(&options);
         let log = server.log.lock().unwrap().join("\n");
         assert!(
-            log.contains(&format!("memory: {size} with a context of ")),
+            log.contains(&format!("memory: {size} with {contexts} each: weights ")),
             "{size} in {log}"
         );
         server.end();
