@@ -8,6 +8,7 @@ mod left_out;
 mod line;
 mod reader;
 mod saved;
+mod settings;
 #[cfg(unix)]
 mod stop_key;
 
@@ -17,7 +18,6 @@ use serde_json::{Map, Value, json};
 use tokenmill::{Answer, Constraint, Model, TextParams, sessions::Session, text::EngineParams};
 use tokenmill_backend::SamplingParams;
 use tokenmill_sched::FinishReason;
-use tokenmill_text::template::ChatTemplate;
 
 use self::{
     left_out::LeftOut,
@@ -44,8 +44,8 @@ use crate::{
     sampling::SamplingArgs,
     session::{self, Report},
     speculation::SpeculationArgs,
-    visible::{visible, visible_lines},
-    vision::{self, VisionArgs, read_image, without_bytes},
+    visible::visible,
+    vision::{self, VisionArgs, read_image},
 };
 
 /// Talk with a model.
@@ -514,77 +514,5 @@ impl Chat {
 
     fn n_exchanges(&self) -> usize {
         saved::starts(&self.messages).len()
-    }
-
-    fn set(&mut self, name: &str, value: &str, model: &Model) -> Result<(), Failure> {
-        let wrong = || Failure::usage(format!("`{value}` is not a value for {name}"));
-        let mut params = self.params.clone();
-        match name {
-            "system" => self.system = (!value.is_empty()).then(|| value.to_owned()),
-            "temp" => params.temperature = value.parse().map_err(|_| wrong())?,
-            "top_k" => params.top_k = value.parse().map_err(|_| wrong())?,
-            "top_p" => params.top_p = value.parse().map_err(|_| wrong())?,
-            "min_p" => params.min_p = value.parse().map_err(|_| wrong())?,
-            "repeat_penalty" => params.repeat_penalty = value.parse().map_err(|_| wrong())?,
-            "presence_penalty" => params.presence_penalty = value.parse().map_err(|_| wrong())?,
-            "frequency_penalty" => params.frequency_penalty = value.parse().map_err(|_| wrong())?,
-            "seed" => {
-                params.seed = value.parse().map_err(|_| wrong())?;
-                self.has_fixed_seed = true;
-            }
-            "n_predict" => self.n_predict = value.parse().map_err(|_| wrong())?,
-            _ if model
-                .words()
-                .template()
-                .is_some_and(|template| template.names(name)) =>
-            {
-                let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
-                self.variables.insert(name.to_owned(), value);
-            }
-            _ => {
-                return Err(Failure::usage(format!("there is no setting `{name}`"))
-                    .hint("/show lists the settings; variables of the template can be set too"));
-            }
-        }
-        params
-            .validate(model.words().tokenizer().n_vocab())
-            .map_err(|error| Failure::usage(error.to_string()))?;
-        self.params = params;
-        Ok(())
-    }
-
-    fn show(&self, what: &str, model: &Model) -> Result<(), Failure> {
-        let params = &self.params;
-        match what {
-            "" | "settings" => output::print_wrapped(&format!(
-                "model             {}\ncontext           {} tokens\nsystem            {}\ntemp              {}\n\
-                 top_k             {}\ntop_p             {}\nmin_p             {}\nrepeat_penalty    {}\n\
-                 presence_penalty  {}\nfrequency_penalty {}\nseed              {}{}\nn_predict         {}\n",
-                visible(model.name()),
-                model.n_ctx(),
-                self.system.as_deref().unwrap_or("-"),
-                params.temperature,
-                params.top_k,
-                params.top_p,
-                params.min_p,
-                params.repeat_penalty,
-                params.presence_penalty,
-                params.frequency_penalty,
-                params.seed,
-                if self.has_fixed_seed { "" } else { ", another for each answer" },
-                self.n_predict,
-            ))
-            .and_then(|()| {
-                let variables: Vec<String> = (self.variables.iter())
-                    .map(|(name, value)| format!("{name:17} {value}"))
-                    .collect();
-                variables.iter().try_for_each(|line| output::print_sentence(line))
-            }),
-            "messages" => output::print_json(&Value::from(without_bytes(self.transcript()))),
-            "tools" => output::print_json(self.tools.as_ref().unwrap_or(&Value::Null)),
-            "template" => output::print_line(&visible_lines(model.words().template().map_or("", ChatTemplate::source))),
-            _ => Err(Failure::usage(format!("there is nothing called `{what}` to show"))
-                .hint("/show, /show messages, /show tools or /show template")),
-        }
     }
 }
