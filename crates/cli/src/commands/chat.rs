@@ -31,7 +31,7 @@ use crate::{
     besides,
     constraint::ConstraintArgs,
     context_shift::ContextShiftArgs,
-    echo::Unechoed,
+    echo::{Typed, Unechoed},
     failure::Failure,
     input::read_text,
     interrupt::Interrupt,
@@ -156,7 +156,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 text
             }
             Read::Quoted(text) => text,
-            Read::Cancelled => continue,
+            Read::Cancelled => {
+                note!("[/bye or Ctrl-D leaves]");
+                continue;
+            }
             Read::End => return left_out.end(),
         };
         let line = parse(&text);
@@ -166,7 +169,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Ok(Line::Bye) => return left_out.end(),
             Ok(line @ (Line::Say { .. } | Line::Regen)) => {
                 interrupt.clear();
-                let _quiet = Unechoed::begin();
+                let _quiet = Unechoed::begin(Typed::Kept);
                 let result = match line {
                     Line::Say { role, text } => chat.turn(&model, role, &text, &interrupt),
                     _ => chat.again(&model, &interrupt),

@@ -23,7 +23,7 @@ use crate::{
     besides,
     constraint::ConstraintArgs,
     context_shift::ContextShiftArgs,
-    echo::Unechoed,
+    echo::{Typed, Unechoed},
     failure::Failure,
     help::ADVANCED,
     input::{read_stdin, read_text},
@@ -223,7 +223,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         };
         Prompt::of_text(tokenizer.encode(&prompt, options))
     };
-    let _quiet = Unechoed::begin();
+    let _quiet = Unechoed::begin(Typed::Dropped);
     let begun = Instant::now();
     let asked = model.see(asked, 0)?;
     let image_time = begun.elapsed();
