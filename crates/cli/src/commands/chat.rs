@@ -228,7 +228,7 @@ struct Chat {
     is_blind: bool,
     /// How a model that does not see gets its encoder, where that is known.
     encoder_hint: Option<String>,
-    /// The tokens and times of the last answer.
+    /// The tokens and times of the last answer; `None` where the conversation does not end with it any more.
     last: Option<Report>,
     params: SamplingParams,
     has_fixed_seed: bool,
@@ -286,7 +286,8 @@ impl Chat {
         let mut message = json!({"role": role, "content": vision::content(images, &text)});
         let mut open = saved::open_calls(&self.messages).into_iter();
         if role == "tool" {
-            let call = (open.next()).ok_or_else(|| Failure::usage("the model waits for no tool's answer"))?;
+            let call =
+                (open.next()).ok_or_else(|| Failure::usage("no tool call is open; /tool answers one"))?;
             message["tool_call_id"] = call["id"].clone();
             message["name"] = call["function"]["name"].clone();
         } else {
@@ -426,6 +427,7 @@ impl Chat {
                 self.messages.clear();
                 self.attached.clear();
                 self.images.clear();
+                self.last = None;
                 Ok(())
             }
             Line::Undo if !self.images.is_empty() || !self.attached.is_empty() => {
@@ -437,10 +439,8 @@ impl Chat {
             Line::Undo => {
                 let n_kept = saved::starts(&self.messages).last().copied();
                 self.messages.truncate(n_kept.ok_or_else(nothing_said)?);
-                note!(
-                    "[the last exchange is forgotten; {} are left]",
-                    self.n_exchanges()
-                );
+                self.last = None;
+                note!("[the last exchange is forgotten; {}]", self.exchanges_left());
                 Ok(())
             }
             Line::Drop => {
@@ -448,10 +448,8 @@ impl Chat {
                 let n_dropped = starts.get(1).copied().unwrap_or(self.messages.len());
                 starts.first().ok_or_else(nothing_said)?;
                 self.messages.drain(..n_dropped);
-                note!(
-                    "[the oldest exchange is forgotten; {} are left]",
-                    self.n_exchanges()
-                );
+                self.last = None;
+                note!("[the oldest exchange is forgotten; {}]", self.exchanges_left());
                 Ok(())
             }
             Line::File(path) => {
@@ -492,6 +490,7 @@ impl Chat {
                 let Conversation { system, messages } = Conversation::read(path)?;
                 self.own_files.add(path);
                 (self.system, self.messages) = (system, messages);
+                self.last = None;
                 note!(
                     "[{} loaded from {}]",
                     counted(self.n_exchanges(), "exchange"),
@@ -500,7 +499,13 @@ impl Chat {
                 Ok(())
             }
             Line::Stats => {
-                let last = self.last.ok_or_else(nothing_said)?;
+                let last = self.last.ok_or_else(|| {
+                    if self.messages.is_empty() {
+                        nothing_said()
+                    } else {
+                        Failure::usage("nothing has been answered since the conversation was changed or loaded")
+                    }
+                })?;
                 note!(
                     "{}\n[the context holds {} of {} tokens]",
                     last.line(),
@@ -517,5 +522,13 @@ impl Chat {
 
     fn n_exchanges(&self) -> usize {
         saved::starts(&self.messages).len()
+    }
+
+    /// The number of exchanges after some were forgotten, in words.
+    fn exchanges_left(&self) -> String {
+        match self.n_exchanges() {
+            1 => "1 is left".to_owned(),
+            n => format!("{n} are left"),
+        }
     }
 }

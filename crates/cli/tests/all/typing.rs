@@ -229,7 +229,7 @@ fn a_narrow_terminal_breaks_no_word() {
         ("/help", "stops an answer"),
         ("What is 3 + 4?", "3 + 4 = 7."),
         ("/stats", "the context holds"),
-        ("/set temperature 1", "can be set too"),
+        ("/set temperature 1", "near it: temp"),
         ("/show", "n_predict"),
     ] {
         pty.type_in(&format!("{line}\n"));

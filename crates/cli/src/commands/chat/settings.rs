@@ -4,11 +4,13 @@
 
 use serde_json::Value;
 use tokenmill::Model;
+use tokenmill_server::near_names;
 use tokenmill_text::template::ChatTemplate;
 
-use super::Chat;
+use super::{Chat, completion::SETTINGS};
 use crate::{
     failure::Failure,
+    numbers::Seed,
     output,
     visible::{visible, visible_lines},
     vision::without_bytes,
@@ -17,22 +19,32 @@ use crate::{
 impl Chat {
     /// Changes a setting, or a variable of the template.
     pub(super) fn set(&mut self, name: &str, value: &str, model: &Model) -> Result<(), Failure> {
-        let wrong = || Failure::usage(format!("`{value}` is not a value for {name}"));
+        let wrong =
+            |expected: &str| Failure::usage(format!("`{value}` is not a value for {name}: {expected}"));
+        let number = || value.parse().map_err(|_| wrong("expected a number"));
         let mut params = self.params.clone();
         match name {
             "system" => self.system = (!value.is_empty()).then(|| value.to_owned()),
-            "temp" => params.temperature = value.parse().map_err(|_| wrong())?,
-            "top_k" => params.top_k = value.parse().map_err(|_| wrong())?,
-            "top_p" => params.top_p = value.parse().map_err(|_| wrong())?,
-            "min_p" => params.min_p = value.parse().map_err(|_| wrong())?,
-            "repeat_penalty" => params.repeat_penalty = value.parse().map_err(|_| wrong())?,
-            "presence_penalty" => params.presence_penalty = value.parse().map_err(|_| wrong())?,
-            "frequency_penalty" => params.frequency_penalty = value.parse().map_err(|_| wrong())?,
-            "seed" => {
-                params.seed = value.parse().map_err(|_| wrong())?;
-                self.has_fixed_seed = true;
+            "temp" => params.temperature = number()?,
+            "top_k" => {
+                let whole = value.parse();
+                params.top_k = whole.map_err(|_| wrong("expected a whole number, 0 or more"))?;
             }
-            "n_predict" => self.n_predict = value.parse().map_err(|_| wrong())?,
+            "top_p" => params.top_p = number()?,
+            "min_p" => params.min_p = number()?,
+            "repeat_penalty" => params.repeat_penalty = number()?,
+            "presence_penalty" => params.presence_penalty = number()?,
+            "frequency_penalty" => params.frequency_penalty = number()?,
+            "seed" => match value.parse::<Seed>().map_err(|expected: String| wrong(&expected))? {
+                Seed::Fixed(seed) => {
+                    params.seed = seed;
+                    self.has_fixed_seed = true;
+                }
+                Seed::Random => self.has_fixed_seed = false,
+            },
+            "n_predict" => {
+                self.n_predict = value.parse().map_err(|expected: String| wrong(&expected))?;
+            }
             _ if model
                 .words()
                 .template()
@@ -41,10 +53,7 @@ impl Chat {
                 let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
                 self.variables.insert(name.to_owned(), value);
             }
-            _ => {
-                return Err(Failure::usage(format!("there is no setting `{name}`"))
-                    .hint("/show lists the settings; variables of the template can be set too"));
-            }
+            _ => return Err(no_setting(name)),
         }
         params
             .validate(model.words().tokenizer().n_vocab())
@@ -86,6 +95,41 @@ impl Chat {
             "template" => output::print_line(&visible_lines(model.words().template().map_or("", ChatTemplate::source))),
             _ => Err(Failure::usage(format!("there is nothing called `{what}` to show"))
                 .hint("/show, /show messages, /show tools or /show template")),
+        }
+    }
+}
+
+/// Refuses a name that neither a setting nor a variable of the model's template has.
+fn no_setting(name: &str) -> Failure {
+    let near = near_names(name, SETTINGS.into_iter());
+    let message = format!("there is no setting `{name}`, and this model's template has no such variable");
+    Failure::usage(message).hint(if near.is_empty() {
+        "/show lists the settings".to_owned()
+    } else {
+        format!("near it: {}", near.join(", "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_name_is_told_the_settings_near_it() {
+        for (name, expected) in [
+            ("temperature", "(hint: near it: temp)"),
+            ("top-k", "(hint: near it: top_k, top_p)"),
+            ("sytem", "(hint: near it: system)"),
+            ("enable_thinking", "(hint: /show lists the settings)"),
+        ] {
+            let line = no_setting(name).line();
+            assert!(line.ends_with(expected), "{line}");
+            assert!(
+                line.starts_with(&format!(
+                    "error: there is no setting `{name}`, and this model's template"
+                )),
+                "{line}"
+            );
         }
     }
 }
