@@ -75,8 +75,8 @@ pub(crate) struct Args {
         conflicts_with = "batch"
     )]
     n_depth: usize,
-    /// Sequences to generate in one batch through the engine, instead of the other tests; the figures come with the
-    /// engine's own estimate of the gain over one sequence
+    /// Sequences to generate in one batch through the engine, instead of the other tests; with 1 among them the table has the gain
+    /// over one sequence
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = count)]
     batch: Vec<usize>,
     /// Measure how fast the text of FILE is generated, with and without tokens guessed ahead, whatever the model would say: its first
@@ -482,15 +482,22 @@ fn markdown(subject: &Subject, results: &[Measured]) -> String {
             measured.deviation(),
         )
         .expect("writing to a string does not fail");
-        if let Some(throughput) = measured.throughput {
-            let gain = throughput
-                .over_single
-                .map_or_else(|| "-".to_owned(), |gain| format!("{gain:.2}x"));
+        if measured.throughput.is_some() {
+            let gain = over_one(measured, results);
+            let gain = gain.map_or_else(|| "-".to_owned(), |gain| format!("{gain:.2}x"));
             write!(table, " {gain} |").expect("writing to a string does not fail");
         }
         table.push('\n');
     }
     table
+}
+
+/// How many times as fast sequences side by side are as one; `None` where one was not measured.
+fn over_one(measured: &Measured, results: &[Measured]) -> Option<f64> {
+    let is_one =
+        |other: &&Measured| other.test.n_seqs() == 1 && other.test.n_tokens() == measured.test.n_tokens();
+    let one = results.iter().find(is_one)?;
+    Some(measured.mean() / one.mean())
 }
 
 fn csv(subject: &Subject, results: &[Measured]) -> String {
