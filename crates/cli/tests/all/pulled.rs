@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use crate::{
     mtp::write_layer_alone,
+    pty::{Pty, skip},
     server::Server,
     support::{DEMO_GGUF, Outcome, arg, command, end_of, interrupt},
 };
@@ -116,6 +117,42 @@ fn answer(path: &str, layer: Option<&[u8]>, of_list: Option<Refusal>, of_bytes: 
          Content-Length: {length}\r\n\r\n"
     );
     [head.into_bytes(), body].concat()
+}
+
+/// A shell line that starts the program where a hub can be asked.
+fn with_hub(hub: &Hub, args: &str) -> String {
+    let (cache, url) = (arg(hub.cache.path()), &hub.url);
+    format!("HF_HUB_OFFLINE=0 HF_HUB_CACHE={cache} HF_HOME={cache} HF_ENDPOINT={url} tokenmill {args}")
+}
+
+#[test]
+fn a_pull_of_what_is_here_shows_no_speed() {
+    let hub = Hub::start(None, None);
+    hub.pull("").ok();
+    let Some(pty) = Pty::start(200, &with_hub(&hub, &format!("pull {NAME}"))) else {
+        return skip();
+    };
+    let shown = pty.end();
+    assert!(shown.contains("nothing is missing"), "{shown}");
+    assert!(!shown.contains("B/s"), "{shown}");
+}
+
+#[test]
+fn a_no_to_a_download_is_not_told_how_to_say_yes() {
+    let hub = Hub::start(None, None);
+    let line = format!("{}; echo code=$?", with_hub(&hub, &format!("run {NAME} Hi")));
+    let Some(mut pty) = Pty::start(200, &line) else {
+        return skip();
+    };
+    pty.wait_for("[y/N] ");
+    pty.type_in("n\n");
+    let shown = pty.end();
+    assert!(
+        shown.contains("was not downloaded") && shown.contains("code=3"),
+        "{shown}"
+    );
+    assert!(!shown.contains("--yes"), "{shown}");
+    assert!(!hub.asked_for_bytes());
 }
 
 #[test]
