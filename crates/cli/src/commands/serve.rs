@@ -325,7 +325,8 @@ impl Args {
         }
         let mut api_keys = ApiKeys::new(self.api_key.clone());
         if let Some(path) = &self.api_key_file {
-            let keys = ApiKeys::from_lines(&read(path)?);
+            let text = read(path).map_err(|failure| of_option("--api-key-file", failure))?;
+            let keys = ApiKeys::from_lines(&text);
             if keys.is_open() {
                 let failure = Failure::input(format!("{} holds no key", path.display()));
                 return Err(failure.hint("write one key a line, or leave --api-key-file out"));
@@ -452,6 +453,12 @@ fn check_folder(option: &str, path: &Path) -> Result<(), Failure> {
         return Err(Failure::usage(message).hint("a folder that is not there yet is made"));
     }
     Ok(())
+}
+
+/// Names the option whose file or folder cannot be read.
+fn of_option(option: &str, failure: Failure) -> Failure {
+    let message = format!("`{option}`: {}", failure.message());
+    failure.retold(message)
 }
 
 fn read(path: &Path) -> Result<String, Failure> {

@@ -27,6 +27,7 @@ use super::{
     found_model::{FoundModel, NamedLoader},
     models_file::{FileModel, MAX_BYTES, ModelsFile},
     models_folder::ModelsFolder,
+    of_option,
 };
 use crate::{
     besides,
@@ -362,7 +363,7 @@ fn of_file(
 }
 
 fn read_file(path: &Path) -> Result<ModelsFile, Failure> {
-    let unreadable = |error| Failure::unreadable(path, &error);
+    let unreadable = |error| of_option("--models", Failure::unreadable(path, &error));
     let mut text = String::new();
     let file = fs::File::open(path).map_err(unreadable)?;
     file.take(MAX_BYTES + 1)
