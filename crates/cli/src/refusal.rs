@@ -64,7 +64,7 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
             (!known.is_empty()).then(|| {
                 let (name, _) = name_and_value(option);
                 let name = typed_name(name, args).trim_matches(['<', '>']);
-                Failure::usage(format!("`{value}` is no value of `{name}`")).hint(format!(
+                Failure::usage(format!("`{value}` is not a value for `{name}`")).hint(format!(
                     "it takes {}",
                     known
                         .iter()
@@ -97,7 +97,7 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
     }
 }
 
-/// The name of a value, and behind that of a type of keys and values how others call it.
+/// The name of a value, and after that of a type of keys and values how others call it.
 fn with_alias(name: &str) -> String {
     let ty: Option<KvType> = name.parse().ok();
     match ty.map(KvType::aliases) {
@@ -133,10 +133,10 @@ fn wrong_value(option: &str, value: &str, reason: &str, args: &[OsString]) -> Fa
     let reason = &of_number(reason);
     Failure::usage(match (is_option, reason.starts_with(&format!("`{value}`"))) {
         (true, true) => format!("`{name}`: {reason}"),
-        (true, false) => format!("`{value}` is no value of `{name}`: {reason}"),
+        (true, false) => format!("`{value}` is not a value for `{name}`: {reason}"),
         (false, true) => reason.to_owned(),
         (false, false) => format!(
-            "`{value}` is no {}: {reason}",
+            "`{value}` is not a value for {}: {reason}",
             name.trim_matches(['<', '>', '[', ']'])
         ),
     })

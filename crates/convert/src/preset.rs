@@ -67,8 +67,8 @@ presets! {
     Q2_0 = 41: Q2_0, "2.3 bits: ternary; for models trained for it";
     IQ2_XS = 20: IQ2_XS, "2.3 bits; needs an importance matrix";
     IQ2_S = 28: IQ2_XS, "2.5 bits; needs an importance matrix";
-    IQ2_M = 29: IQ2_S, "2.7 bits; needs an importance matrix";
     Q2_K_S = 21: Q2_K, "2.6 bits; needs an importance matrix";
+    IQ2_M = 29: IQ2_S, "2.7 bits; needs an importance matrix";
     Q2_K = 10: Q2_K, "2.6 to 3.4 bits; much is lost";
     IQ3_XXS = 23: IQ3_XXS, "3.1 bits; needs an importance matrix";
     IQ3_XS = 22: IQ3_S, "3.3 bits; needs an importance matrix";
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!("q4_k".parse::<Preset>().unwrap(), Preset::Q4_K_M);
         assert_eq!(
             "Q4_L".parse::<Preset>().unwrap_err().to_string(),
-            "`Q4_L` is no type of file; known are Q1_0, IQ1_S, TQ1_0, IQ1_M, IQ2_XXS, TQ2_0, Q2_0, IQ2_XS, IQ2_S, IQ2_M, Q2_K_S, Q2_K, \
+            "`Q4_L` is not a file type; known are Q1_0, IQ1_S, TQ1_0, IQ1_M, IQ2_XXS, TQ2_0, Q2_0, IQ2_XS, IQ2_S, Q2_K_S, IQ2_M, Q2_K, \
              IQ3_XXS, IQ3_XS, IQ3_S, IQ3_M, Q3_K_S, Q3_K_M, Q3_K_L, IQ4_XS, MXFP4_MOE, Q4_0, IQ4_NL, Q4_K_S, Q4_K_M, Q4_1, Q5_0, \
              Q5_K_S, Q5_K_M, Q5_1, Q6_K, Q8_0, BF16, F16, F32"
         );

@@ -80,7 +80,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = count)]
     batch: Vec<usize>,
     /// Measure how fast the text of FILE is generated, with and without tokens guessed ahead, whatever the model would say: its first
-    /// tokens, as many as -p says, are the prompt, and those behind them the answer. With --batch each sequence begins a token later
+    /// tokens, as many as -p says, are the prompt, and those after them the answer. With --batch each sequence begins a token later
     #[arg(long, value_name = "FILE", conflicts_with_all = ["n_depth", "gpu_trace"])]
     follow: Option<PathBuf>,
     /// Sources of guessed tokens, a list, one load of the model each; with --follow
@@ -353,7 +353,7 @@ impl Args {
         }
         if !self.batch.is_empty() && !self.n_prompt.is_empty() {
             return Err(Failure::usage("`-p` does nothing with `--batch`")
-                .hint("`--follow FILE` measures generations behind a prompt"));
+                .hint("`--follow FILE` measures generations after a prompt"));
         }
         if !self.batch.is_empty() && self.n_gen.iter().any(|&n_gen| n_gen < 2) {
             return Err(Failure::usage("`--batch` needs generations of 2 tokens or more")

@@ -133,7 +133,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     if !(1..=MAX_SAMPLES).contains(&args.parallel) {
         return Err(Failure::usage(format!(
-            "`{}` is no value of `--parallel`: expected a whole number from 1 to {MAX_SAMPLES}",
+            "`{}` is not a value for `--parallel`: expected a whole number from 1 to {MAX_SAMPLES}",
             args.parallel
         )));
     }

@@ -222,8 +222,10 @@ enum LogFormat {
 /// A name that is not known.
 fn resolve(host: &str, port: u16) -> Result<SocketAddr, Failure> {
     let refused = |reason: &dyn Display| {
-        Failure::usage(format!("`--host {host}` is no address to listen on: {reason}"))
-            .hint("127.0.0.1 is for this machine only, 0.0.0.0 for whoever reaches it")
+        Failure::usage(format!(
+            "`--host {host}` is not an address to listen on: {reason}"
+        ))
+        .hint("127.0.0.1 is for this machine only, 0.0.0.0 for whoever reaches it")
     };
     let mut found = Vec::new();
     // Brackets are how an address of IPv6 stands in a URL.
@@ -517,7 +519,7 @@ mod tests {
             assert_eq!(found.to_string(), expected, "{host}");
         }
         let line = resolve("no such name", 80).unwrap_err().line();
-        assert!(line.contains("`--host no such name` is no address"), "{line}");
+        assert!(line.contains("`--host no such name` is not an address"), "{line}");
     }
 
     #[test]

@@ -285,7 +285,7 @@ fn say_draft(draft: &DraftFacts, n_ctx: usize) {
     }
     if draft.n_ctx < n_ctx {
         tell(&format!(
-            "what guesses ahead was made for {} tokens and guesses nothing behind them",
+            "what guesses ahead was made for {} tokens and guesses nothing after them",
             draft.n_ctx
         ));
     }

@@ -264,6 +264,6 @@ fn images_are_files_of_the_folder_that_is_given() {
         arg(&input),
     ];
     let line = tokenmill(wrong).failed(2);
-    assert!(line.contains("is no folder"), "{line}");
+    assert!(line.contains("is not a folder"), "{line}");
     assert!(!output.exists(), "no file is begun");
 }

@@ -371,7 +371,7 @@ fn a_score_needs_a_context_and_a_text() {
 fn a_server_has_an_address_and_a_certificate_that_can_be_read() {
     let line = refused("serve demo --host no.such.name.invalid", 2);
     assert!(
-        line.starts_with("error: `--host no.such.name.invalid` is no address to listen on: "),
+        line.starts_with("error: `--host no.such.name.invalid` is not an address to listen on: "),
         "{line}"
     );
     insta::assert_snapshot!(
@@ -459,10 +459,10 @@ fn options_that_need_another_and_values_of_a_list_are_refused_in_a_line() {
     }
     assert_eq!(
         refused("run demo x --spec-max 99", 2),
-        "error: `99` is no value of `--spec-max`: expected a whole number from 1 to 32"
+        "error: `99` is not a value for `--spec-max`: expected a whole number from 1 to 32"
     );
     assert_eq!(
         refused("run demo x -ctk bf16", 2),
-        "error: `bf16` is no value of `-ctk` (hint: it takes f32, f16, q8_0, e4m3 (fp8), q4_0)"
+        "error: `bf16` is not a value for `-ctk` (hint: it takes f32, f16, q8_0, e4m3 (fp8), q4_0)"
     );
 }

@@ -422,8 +422,12 @@ fn wrong_models_are_refused_before_anything_is_served() {
     refused(
         &["demo", "--media-path", "no-such-folder"],
         2,
-        "`--media-path no-such-folder` is no folder",
+        "`--media-path no-such-folder` is not a folder",
     );
-    refused(&["demo", "--allowed-local-media-path", file], 2, "is no folder");
+    refused(
+        &["demo", "--allowed-local-media-path", file],
+        2,
+        "is not a folder",
+    );
     refused(&[], 2, "no model is given");
 }

@@ -86,7 +86,7 @@ impl Results {
             let n_bytes = reader.read_until(b'\n', &mut line).map_err(unwritable)?;
             let foreign = || {
                 Failure::input(format!(
-                    "line {number} of {} is no result of a batch",
+                    "line {number} of {} is not a result of a batch",
                     path.display()
                 ))
                 .hint("name a new file for the results")
