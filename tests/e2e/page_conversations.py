@@ -255,12 +255,12 @@ def again_and_changed(page, folder, backup, one, count):
 
 
 def refused(page, url, folder):
-    """What is no conversation is refused in words; what is hostile is text."""
+    """What is not a conversation is refused in words; what is hostile is text."""
     opened(page, url)
     count = find(page, "#n-conversations").text
     for name, text, words in [
         ("a.json", "{", "a.json is not JSON"),
-        ("b.json", '{"a": 1}', "b.json is no conversation"),
+        ("b.json", '{"a": 1}', "b.json is not a conversation"),
         ("c.json", '{"messages": [{"role": "user", "content": "no answer"}]}', "c.json has no conversation with an answer"),
         ("d.json", '{"conversations": [null, 7, {"messages": [null, "x", {"role": "assistant"}]}]}', "d.json has no conversation"),
     ]:

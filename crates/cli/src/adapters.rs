@@ -23,7 +23,7 @@ pub(crate) struct AdapterArgs {
     /// Add a control vector, a GGUF file, to the stream of all requests, multiplied by a scale; may be repeated
     #[arg(long, help_heading = ADVANCED, value_name = "FILE[:SCALE]", value_parser = control_vector)]
     control_vector: Vec<ControlSource>,
-    /// First and last layer behind which control vectors are added, counted from 0 [default: all that they have]
+    /// First and last layer after which control vectors are added, counted from 0 [default: all that they have]
     #[arg(long, help_heading = ADVANCED, value_names = ["FIRST", "LAST"], num_args = 2, requires = "control_vector")]
     control_vector_layer_range: Vec<usize>,
 }

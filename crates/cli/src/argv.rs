@@ -177,13 +177,12 @@ fn without_harmless(
 fn several_unknown(command: &clap::Command, flags: &[String]) -> Failure {
     let name = command.get_name();
     let message = format!("`tokenmill {name}` has no `{}`", flags.join("`, `"));
-    let longs: Vec<String> = (command.get_arguments())
-        .filter_map(|arg| Some(format!("--{}", arg.get_long()?)))
-        .collect();
+    let longs: Vec<&str> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
     let hint = |flag: &String| {
         let near = || {
-            let near = near_names(flag, longs.iter().map(String::as_str));
-            near.first().map(|near| format!("a similar one is `{near}`"))
+            // The dashes that all have are no likeness.
+            let near = near_names(flag.trim_start_matches('-'), longs.iter().copied());
+            near.first().map(|near| format!("a similar one is `--{near}`"))
         };
         let foreign =
             foreign_flags::refusal(flag).and_then(|failure| failure.what_to_do().map(str::to_owned));
@@ -207,7 +206,7 @@ fn name_and_value(text: &str) -> (&str, Option<&str>) {
 }
 
 /// Returns the number of values of a command's option; `None` if it has no such flag.
-fn n_values_of(command: &clap::Command, name: &str) -> Option<usize> {
+pub(crate) fn n_values_of(command: &clap::Command, name: &str) -> Option<usize> {
     if ["-h", "--help", "-V", "--version"].contains(&name) {
         return Some(0);
     }

@@ -12,7 +12,7 @@ use crate::{failure::Failure, help::ADVANCED, kept_session::SessionArgs, numbers
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Context")]
 pub(crate) struct ContextShiftArgs {
-    /// Where the context is full, drop half of the tokens behind --keep, the oldest first, compute the others again, and continue
+    /// Where the context is full, drop half of the tokens after --keep, the oldest first, compute the others again, and continue
     /// [default: the text ends there]
     #[arg(long, help_heading = ADVANCED)]
     context_shift: bool,

@@ -1,11 +1,12 @@
 //! [`Unechoed`]: keeps a terminal from showing what is typed while it shows an answer.
 //!
-//! Separate because every way out of the program has to give the terminal back: [`restore`] is also called where nothing is dropped.
+//! Separate because every way out of the program has to give the terminal back: [`restore_at_end`] is called where nothing is dropped.
 //! Invariants: a job in the background leaves the terminal alone, as the system would stop it; text typed meanwhile waits for the next line
 //! that is read; a signal that ends or stops the program gives the terminal back first, and one that continues it takes the echo again.
+//! No shell is left a text that was typed for a chat.
 
 #[cfg(unix)]
-pub(crate) use unix::{STOP, Unechoed, restore};
+pub(crate) use unix::{STOP, Typed, Unechoed, restore_at_end};
 
 #[cfg(unix)]
 mod unix {
@@ -20,14 +21,31 @@ mod unix {
     use nix::{
         sys::{
             signal::{Signal, raise},
-            termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr},
+            termios::{FlushArg, LocalFlags, SetArg, Termios, tcflush, tcgetattr, tcsetattr},
         },
         unistd::{getpgrp, tcgetpgrp},
     };
     use tokio::signal::unix::{SignalKind, signal};
 
-    /// Holds the terminal and its former settings; `None` while they are unchanged.
-    static BEFORE: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
+    /// Holds the terminal with its former settings; `None` while they are unchanged.
+    static HELD: Mutex<Option<Held>> = Mutex::new(None);
+
+    /// A terminal whose settings are changed.
+    struct Held {
+        terminal: OwnedFd,
+        /// The former settings.
+        was: Termios,
+        typed: Typed,
+    }
+
+    /// What becomes of text that is typed meanwhile when Ctrl-C stops the answer.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Typed {
+        /// It is dropped, as a terminal does by default.
+        Dropped,
+        /// The program reads it next.
+        Kept,
+    }
 
     /// Stops this program in place of SIGTSTP, which has a handler here. The system's own action for it leaves a program running that no
     /// shell could continue; SIGSTOP would stop that, too.
@@ -40,26 +58,27 @@ mod unix {
 
     impl Unechoed {
         /// Turns off the echo of the terminal on standard output, if there is one. Where that fails, typed text is shown as ever.
-        pub(crate) fn begin() -> Self {
+        pub(crate) fn begin(typed: Typed) -> Self {
             let stdout = io::stdout();
             if stdout.is_terminal()
                 && let Ok(terminal) = stdout.as_fd().try_clone_to_owned()
             {
-                return Self::begin_on(terminal);
+                return Self::begin_on(terminal, typed);
             }
             Self(())
         }
 
-        fn begin_on(terminal: OwnedFd) -> Self {
-            let mut before = before();
-            if is_in_background(&terminal) || before.is_some() {
+        fn begin_on(terminal: OwnedFd, typed: Typed) -> Self {
+            let mut held = held();
+            if is_in_background(&terminal) || held.is_some() {
                 return Self(());
             }
-            if let Ok(was) = tcgetattr(&terminal)
-                && quieten(&terminal, &was).is_ok()
-            {
-                *before = Some((terminal, was));
-                follow_signals();
+            if let Ok(was) = tcgetattr(&terminal) {
+                let new = Held { terminal, was, typed };
+                if new.quieten().is_ok() {
+                    *held = Some(new);
+                    follow_signals();
+                }
             }
             Self(())
         }
@@ -67,24 +86,50 @@ mod unix {
 
     impl Drop for Unechoed {
         fn drop(&mut self) {
-            restore();
+            // Input that waits is for the next line of this program.
+            if let Some(held) = take() {
+                held.give_back();
+            }
         }
     }
 
-    fn before() -> MutexGuard<'static, Option<(OwnedFd, Termios)>> {
-        BEFORE.lock().unwrap_or_else(PoisonError::into_inner)
+    fn held() -> MutexGuard<'static, Option<Held>> {
+        HELD.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Turns off the echo of a terminal with these settings.
-    fn quieten(terminal: &OwnedFd, was: &Termios) -> nix::Result<()> {
-        let mut quiet = was.clone();
-        // Ctrl-C and Ctrl-Z stay signals.
-        quiet.local_flags.remove(LocalFlags::ECHO | LocalFlags::ECHONL);
-        tcsetattr(terminal, SetArg::TCSANOW, &quiet)
+    /// Takes the terminal to give it back, unless that would stop this program.
+    fn take() -> Option<Held> {
+        let held = held().take();
+        held.filter(|held| !is_in_background(&held.terminal))
+    }
+
+    impl Held {
+        /// Turns off the echo.
+        fn quieten(&self) -> nix::Result<()> {
+            let mut quiet = self.was.clone();
+            // Ctrl-C and Ctrl-Z stay signals.
+            quiet.local_flags.remove(LocalFlags::ECHO | LocalFlags::ECHONL);
+            if self.typed == Typed::Kept {
+                quiet.local_flags.insert(LocalFlags::NOFLSH);
+            }
+            tcsetattr(&self.terminal, SetArg::TCSANOW, &quiet)
+        }
+
+        /// Restores the former settings; input that waits stays.
+        fn give_back(&self) {
+            let _refused = tcsetattr(&self.terminal, SetArg::TCSANOW, &self.was);
+        }
+
+        /// Drops text that was typed for this program: the shell that reads next would take it for a command.
+        fn drop_typed(&self) {
+            if self.typed == Typed::Kept {
+                let _refused = tcflush(&self.terminal, FlushArg::TCIFLUSH);
+            }
+        }
     }
 
     /// Has the terminal restored when SIGTERM, SIGHUP or SIGQUIT ends the program, and while SIGTSTP stops it. Ctrl-C has a handler of its
-    /// own, which calls [`restore`].
+    /// own, which calls [`restore_at_end`].
     fn follow_signals() {
         static STARTED: Once = Once::new();
         STARTED.call_once(|| {
@@ -94,7 +139,7 @@ mod unix {
                     return;
                 };
                 if let Some(kind) = runtime.block_on(next_end()) {
-                    restore();
+                    restore_at_end();
                     process::exit(128 + kind.as_raw_value());
                 }
             });
@@ -123,10 +168,11 @@ mod unix {
 
     /// Stops the program, as Ctrl-Z asked, with the terminal as it was before the answer.
     fn stop() {
-        if let Some((terminal, was)) = &*before()
-            && !is_in_background(terminal)
+        if let Some(held) = &*held()
+            && !is_in_background(&held.terminal)
         {
-            let _refused = tcsetattr(terminal, SetArg::TCSANOW, was);
+            held.drop_typed();
+            held.give_back();
         }
         let _refused = raise(STOP);
         resume();
@@ -134,19 +180,18 @@ mod unix {
 
     /// Turns the echo off again where the program continues in the foreground of its terminal.
     fn resume() {
-        if let Some((terminal, was)) = &*before()
-            && !is_in_background(terminal)
+        if let Some(held) = &*held()
+            && !is_in_background(&held.terminal)
         {
-            let _refused = quieten(terminal, was);
+            let _refused = held.quieten();
         }
     }
 
-    /// Restores the terminal's settings.
-    pub(crate) fn restore() {
-        let before = before().take();
-        if let Some((terminal, was)) = before.filter(|(terminal, _)| !is_in_background(terminal)) {
-            // Input that waits is not dropped.
-            let _refused = tcsetattr(&terminal, SetArg::TCSANOW, &was);
+    /// Restores the terminal's settings where the program ends.
+    pub(crate) fn restore_at_end() {
+        if let Some(held) = take() {
+            held.drop_typed();
+            held.give_back();
         }
     }
 
@@ -174,7 +219,7 @@ mod unix {
             };
             assert!(echoes());
             let ended = catch_unwind(AssertUnwindSafe(|| {
-                let _quiet = Unechoed::begin_on(terminal.try_clone().expect("a descriptor"));
+                let _quiet = Unechoed::begin_on(terminal.try_clone().expect("a descriptor"), Typed::Kept);
                 assert!(!echoes());
                 panic!("as an answer may");
             }));
@@ -193,11 +238,19 @@ pub(crate) struct Unechoed(());
 #[cfg(not(unix))]
 impl Unechoed {
     /// Does nothing.
-    pub(crate) fn begin() -> Self {
+    pub(crate) fn begin(_: Typed) -> Self {
         Self(())
     }
 }
 
+/// What becomes of text that is typed meanwhile; nothing is dropped here.
+#[cfg(not(unix))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Typed {
+    Dropped,
+    Kept,
+}
+
 /// Does nothing.
 #[cfg(not(unix))]
-pub(crate) fn restore() {}
+pub(crate) fn restore_at_end() {}

@@ -15,7 +15,7 @@ const NAMED_AS_MODEL: &str =
 const LLAMA_CPP: &[Row] = &[
     (
         &["-p", "--prompt"],
-        "the prompt stands behind the model, as in `tokenmill run MODEL \"Once upon a time\"`",
+        "the prompt comes after the model, as in `tokenmill run MODEL \"Once upon a time\"`",
     ),
     (
         &["-i", "--interactive", "-if", "--interactive-first"],
@@ -63,7 +63,7 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["-pg"],
-        "measure prompts with -p and generations with -n; `-d N` generates behind a context",
+        "measure prompts with -p and generations with -n; `-d N` generates after a context",
     ),
     (&["-hff", "--hf-file", "-mu", "--model-url"], NAMED_AS_MODEL),
     (

@@ -42,7 +42,9 @@ pub(crate) fn show_and_exit(error: &Error, parser: Command, typed: &[OsString]) 
     let n_columns = (columns(&terminal).or_else(|| columns(&Term::stderr())))
         .map_or(MAX_HELP_COLUMNS, |n_columns| n_columns.min(MAX_HELP_COLUMNS));
     let text = match error.kind() {
-        ErrorKind::DisplayHelp => of_typed(parser, typed, n_columns),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            of_typed(parser, typed, n_columns)
+        }
         _ => error.render(),
     };
     let text = if is_colored {
@@ -200,6 +202,14 @@ mod tests {
             let is_heading = |line: &&str| line.ends_with(':') && !line.starts_with(' ');
             assert_eq!(after.lines().filter(is_heading).count(), 1, "{after}");
         }
+    }
+
+    #[test]
+    fn the_list_of_types_stands_below_the_examples() {
+        let text = help("quantize", Scope::Whole, MAX_HELP_COLUMNS);
+        let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("{what} in {text}"));
+        assert!(at("\nExamples:") < at("from the list below"));
+        assert!(at("from the list below") < at("\nTypes, with bits per weight:"));
     }
 
     #[test]

@@ -139,7 +139,7 @@ fn handle(action: impl FnMut() + Send + 'static) -> Result<(), Failure> {
 }
 
 fn exit() {
-    echo::restore();
+    echo::restore_at_end();
     // A bar may stand in the line.
     if io::stderr().is_terminal() {
         note!("");

@@ -109,7 +109,7 @@ pub(crate) struct LoadArgs {
     /// Measure again what -ngl auto and --gpu-batch auto remember of this machine, in $XDG_CACHE_HOME/tokenmill or ~/.cache/tokenmill
     #[arg(long, help_heading = ADVANCED, conflicts_with = "bandwidths")]
     measure_again: bool,
-    /// GPUs that compute the model together, each a part of every layer: the first, or the one of --device, and those behind it
+    /// GPUs that compute the model together, each a part of every layer: the first, or the one of --device, and those after it
     /// [default: 1] [short: -tp]
     #[arg(long, value_name = "N", value_parser = positive,
         conflicts_with_all = ["cpu_moe", "n_cpu_moe", "place", "gpu_batch"])]

@@ -55,7 +55,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use failure::Failure;
 use note::note;
 
-/// Run quantized language models from GGUF files.
+/// Run quantized language models from GGUF files and Hugging Face folders.
 #[derive(Parser)]
 #[command(
     name = "tokenmill",

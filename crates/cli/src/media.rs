@@ -29,7 +29,7 @@ impl MediaArgs {
 pub(crate) fn existing_folder(option: &str, path: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
     match path {
         Some(path) if !path.is_dir() => Err(Failure::usage(format!(
-            "`{option} {}` is no folder",
+            "`{option} {}` is not a folder",
             path.display()
         ))),
         path => Ok(path.map(Path::to_owned)),

@@ -225,6 +225,9 @@ fn ask_for(plan: &SourcePlan) -> Result<(), Failure> {
     if is_agreed(&question)? {
         return Ok(());
     }
+    if can_ask() {
+        return Err(Failure::input(format!("`{name}` was not downloaded")));
+    }
     Err(
         Failure::input(format!("`{name}` is not on this machine")).hint(format!(
             "`--yes` downloads it, {model}{rest}; `tokenmill pull {name}` does so with all that belongs to it"
@@ -250,15 +253,20 @@ fn sizes(plan: &SourcePlan) -> (String, String) {
     (size_of(model_bytes), rest)
 }
 
+/// Whether a person can be asked.
+fn can_ask() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
 /// Asks a question that is answered with yes or no; nothing but yes is a yes. Without a terminal it is no.
 ///
 /// # Errors
 /// A terminal that cannot be read.
 pub(crate) fn is_agreed(question: &str) -> Result<bool, Failure> {
-    let mut stderr = io::stderr();
-    if !io::stdin().is_terminal() || !stderr.is_terminal() {
+    if !can_ask() {
         return Ok(false);
     }
+    let mut stderr = io::stderr();
     // A question that cannot be shown gets no answer.
     let question = hanging(&visible(question), columns(&Term::stderr()));
     let _unwritten = write!(stderr, "{question} [y/N] ");
@@ -278,6 +286,11 @@ pub(crate) fn fetch(
     settings: &HubSettings,
     watcher: &Watcher,
 ) -> Result<PulledModel, Failure> {
+    if plan.missing_bytes() == 0 {
+        // Nothing arrives, so there is no speed to show.
+        let name = plan.full_name();
+        return (plan.fetch(settings, &())).map_err(|error| Failure::of_name(&name, error));
+    }
     let name = plan.full_name();
     let (bar, arrived) = (watcher.transfer.bar.clone(), Arc::clone(&watcher.arrived));
     interrupt::ends_with(move || {

@@ -64,7 +64,7 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
             (!known.is_empty()).then(|| {
                 let (name, _) = name_and_value(option);
                 let name = typed_name(name, args).trim_matches(['<', '>']);
-                Failure::usage(format!("`{value}` is no value of `{name}`")).hint(format!(
+                Failure::usage(format!("`{value}` is not a value for `{name}`")).hint(format!(
                     "it takes {}",
                     known
                         .iter()
@@ -97,7 +97,7 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
     }
 }
 
-/// The name of a value, and behind that of a type of keys and values how others call it.
+/// The name of a value, and after that of a type of keys and values how others call it.
 fn with_alias(name: &str) -> String {
     let ty: Option<KvType> = name.parse().ok();
     match ty.map(KvType::aliases) {
@@ -133,10 +133,10 @@ fn wrong_value(option: &str, value: &str, reason: &str, args: &[OsString]) -> Fa
     let reason = &of_number(reason);
     Failure::usage(match (is_option, reason.starts_with(&format!("`{value}`"))) {
         (true, true) => format!("`{name}`: {reason}"),
-        (true, false) => format!("`{value}` is no value of `{name}`: {reason}"),
+        (true, false) => format!("`{value}` is not a value for `{name}`: {reason}"),
         (false, true) => reason.to_owned(),
         (false, false) => format!(
-            "`{value}` is no {}: {reason}",
+            "`{value}` is not a value for {}: {reason}",
             name.trim_matches(['<', '>', '[', ']'])
         ),
     })
@@ -312,31 +312,38 @@ fn missing_option(
 }
 
 /// The first option without which some of `missing` are not missed, and these. The parser does not tell it, so the line is read again
-/// without each.
+/// without each option and its value.
 fn needing_option(
     missing: &[String],
     command: &clap::Command,
     parser: &clap::Command,
     args: &[OsString],
 ) -> Option<(String, Vec<String>)> {
-    let mut longs = args.iter().enumerate().filter_map(|(idx, arg)| {
-        let (name, value) = name_and_value(arg.to_str()?);
-        let long = name.strip_prefix("--")?;
-        let option = command.get_arguments().find(|arg| arg.get_long() == Some(long))?;
-        let n_values = option.get_num_args().map_or(0, |range| range.min_values());
+    let mut options = args.iter().enumerate().filter_map(|(idx, arg)| {
+        let (name, value) = name_and_value(arg.to_str().filter(|text| text.starts_with('-'))?);
+        let n_values = argv::n_values_of(command, name)?;
         let n_words = if value.is_some() { 1 } else { 1 + n_values };
         Some((idx, n_words, name))
     });
-    longs.find_map(|(idx, n_words, name)| {
+    options.find_map(|(idx, n_words, name)| {
         let rest = args[..idx].iter().chain(args.iter().skip(idx + n_words));
-        let still_missing = match parser.clone().try_get_matches_from(rest) {
-            Ok(_) => Vec::new(),
-            Err(error) => texts_of(&error, ContextKind::InvalidArg),
-        };
+        let still_missing = missing_of(rest.cloned(), parser)?;
         let is_needed = |option: &&String| !still_missing.contains(option);
         let needed: Vec<String> = missing.iter().filter(is_needed).cloned().collect();
         (!needed.is_empty()).then(|| (name.to_owned(), needed))
     })
+}
+
+/// The options that a command line lacks; `None` where something else is wrong with it.
+fn missing_of(args: impl IntoIterator<Item = OsString>, parser: &clap::Command) -> Option<Vec<String>> {
+    let rewritten = argv::rewrite(args, parser).ok()?;
+    match parser.clone().try_get_matches_from(rewritten.args) {
+        Ok(_) => Some(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::MissingRequiredArgument => {
+            Some(texts_of(&error, ContextKind::InvalidArg))
+        }
+        Err(_) => None,
+    }
 }
 
 /// Returns the answer to a flag that no known program has: it names the commands of this program with the

@@ -57,7 +57,7 @@ pub(crate) fn refuse_prompt_as_model(path: &Path) -> Result<(), Failure> {
         let name = path.display();
         return Err(
             Failure::input(format!("{name} is a text, and a model is expected here")).hint(format!(
-                "a file with a prompt comes with `-f`, behind the model: `tokenmill run MODEL -f {name}`"
+                "a file with a prompt comes with `-f`, after the model: `tokenmill run MODEL -f {name}`"
             )),
         );
     }
@@ -76,7 +76,7 @@ pub(crate) fn file_without_model(command: &str, args: &[OsString]) -> Option<Fai
             .hint(format!("a model stands alone: `tokenmill run {name} PROMPT`"))
     } else {
         Failure::usage("there is no model").hint(format!(
-            "it stands before or behind the prompt's file: `tokenmill run MODEL -f {name}`"
+            "it stands before or after the prompt's file: `tokenmill run MODEL -f {name}`"
         ))
     })
 }

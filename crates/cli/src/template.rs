@@ -47,7 +47,7 @@ enum Reasoning {
 struct Variables(Map<String, Value>);
 
 fn variables(text: &str) -> Result<Variables, String> {
-    let value = serde_json::from_str(text).map_err(|error| format!("is no JSON: {error}"))?;
+    let value = serde_json::from_str(text).map_err(|error| format!("is not JSON: {error}"))?;
     match value {
         Value::Object(object) => Ok(Variables(object)),
         _ => Err("expected a JSON object, such as {\"enable_thinking\": false}".to_owned()),

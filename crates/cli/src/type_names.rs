@@ -70,7 +70,7 @@ pub(crate) fn read_tensor_type(name: &str) -> Result<TensorType, String> {
     TensorType::from_name(name).ok_or_else(|| {
         let known = Format::all().iter().map(Format::name);
         format!(
-            "`{name}` is no type of tensor; known are {}",
+            "`{name}` is not a tensor type; known are {}",
             known.collect::<Vec<_>>().join(", ")
         )
     })

@@ -529,7 +529,7 @@ mod tests {
             .with_tensor_type("(", TensorType::Q8_0)
             .unwrap_err();
         assert!(
-            error.to_string().starts_with("`(` is no regular expression"),
+            error.to_string().starts_with("`(` is not a regular expression"),
             "{error}"
         );
     }

@@ -12,7 +12,7 @@ use tokenmill_quant::QuantError;
 #[non_exhaustive]
 pub enum ConvertError {
     /// The name is not a preset.
-    #[error("`{name}` is no type of file; known are {}", known.join(", "))]
+    #[error("`{name}` is not a file type; known are {}", known.join(", "))]
     UnknownPreset {
         /// The name.
         name: String,
@@ -20,7 +20,7 @@ pub enum ConvertError {
         known: Vec<&'static str>,
     },
     /// A pattern for tensor names is not a regular expression.
-    #[error("`{pattern}` is no regular expression: {source}")]
+    #[error("`{pattern}` is not a regular expression: {source}")]
     BadPattern {
         /// The pattern.
         pattern: String,
@@ -150,7 +150,7 @@ pub enum ConvertError {
         ty: TensorType,
     },
     /// The file is not an importance matrix.
-    #[error("{path} is no importance matrix: {reason}")]
+    #[error("{path} is not an importance matrix: {reason}")]
     NoImportanceMatrix {
         /// The file.
         path: PathBuf,

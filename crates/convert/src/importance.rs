@@ -103,7 +103,9 @@ impl ImportanceMatrix {
         }
         for (name, numbers) in &entries {
             if let Some(number) = numbers.iter().find(|x| !x.is_finite() || **x < 0.0) {
-                return Err(bad(format!("`{name}` has {number}, which is no mean of squares")));
+                return Err(bad(format!(
+                    "`{name}` has {number}, which is not a mean of squares"
+                )));
             }
         }
         Ok(Self {
@@ -384,7 +386,7 @@ mod tests {
         for (number, text) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (-1.5, "-1.5")] {
             std::fs::write(&path, old_form(1, &[1.0, number])).unwrap();
             let error = ImportanceMatrix::open(&path).unwrap_err().to_string();
-            let end = format!("`blk.0.attn_q.weight` has {text}, which is no mean of squares");
+            let end = format!("`blk.0.attn_q.weight` has {text}, which is not a mean of squares");
             assert!(error.ends_with(&end), "{error}");
         }
     }

@@ -67,14 +67,14 @@ presets! {
     Q2_0 = 41: Q2_0, "2.3 bits: ternary; for models trained for it";
     IQ2_XS = 20: IQ2_XS, "2.3 bits; needs an importance matrix";
     IQ2_S = 28: IQ2_XS, "2.5 bits; needs an importance matrix";
-    IQ2_M = 29: IQ2_S, "2.7 bits; needs an importance matrix";
     Q2_K_S = 21: Q2_K, "2.6 bits; needs an importance matrix";
+    IQ2_M = 29: IQ2_S, "2.7 bits; needs an importance matrix";
     Q2_K = 10: Q2_K, "2.6 to 3.4 bits; much is lost";
     IQ3_XXS = 23: IQ3_XXS, "3.1 bits; needs an importance matrix";
     IQ3_XS = 22: IQ3_S, "3.3 bits; needs an importance matrix";
     IQ3_S = 26: IQ3_S, "3.4 bits; better than Q3_K_S at its size";
-    IQ3_M = 27: IQ3_S, "3.6 bits: IQ3_S, and more for attention";
     Q3_K_S = 11: Q3_K, "3.4 bits";
+    IQ3_M = 27: IQ3_S, "3.6 bits: IQ3_S, and more for attention";
     Q3_K_M = 12: Q3_K, "3.9 bits: Q3_K, and more where it counts";
     Q3_K_L = 13: Q3_K, "4.3 bits: Q3_K, and still more where it counts";
     IQ4_XS = 30: IQ4_XS, "4.3 bits; nearly as good as Q4_K_S, and smaller";
@@ -138,8 +138,8 @@ mod tests {
         assert_eq!("q4_k".parse::<Preset>().unwrap(), Preset::Q4_K_M);
         assert_eq!(
             "Q4_L".parse::<Preset>().unwrap_err().to_string(),
-            "`Q4_L` is no type of file; known are Q1_0, IQ1_S, TQ1_0, IQ1_M, IQ2_XXS, TQ2_0, Q2_0, IQ2_XS, IQ2_S, IQ2_M, Q2_K_S, Q2_K, \
-             IQ3_XXS, IQ3_XS, IQ3_S, IQ3_M, Q3_K_S, Q3_K_M, Q3_K_L, IQ4_XS, MXFP4_MOE, Q4_0, IQ4_NL, Q4_K_S, Q4_K_M, Q4_1, Q5_0, \
+            "`Q4_L` is not a file type; known are Q1_0, IQ1_S, TQ1_0, IQ1_M, IQ2_XXS, TQ2_0, Q2_0, IQ2_XS, IQ2_S, Q2_K_S, IQ2_M, Q2_K, \
+             IQ3_XXS, IQ3_XS, IQ3_S, Q3_K_S, IQ3_M, Q3_K_M, Q3_K_L, IQ4_XS, MXFP4_MOE, Q4_0, IQ4_NL, Q4_K_S, Q4_K_M, Q4_1, Q5_0, \
              Q5_K_S, Q5_K_M, Q5_1, Q6_K, Q8_0, BF16, F16, F32"
         );
     }

@@ -9,7 +9,7 @@ use std::{io, path::PathBuf, time::Duration};
 #[non_exhaustive]
 pub enum HubError {
     /// The text is not a name of a model.
-    #[error("`{name}` is no name of a model: {reason}")]
+    #[error("`{name}` is not a model name: {reason}")]
     BadName {
         /// The text.
         name: String,
@@ -17,7 +17,7 @@ pub enum HubError {
         reason: &'static str,
     },
     /// The address of the Hub cannot be used.
-    #[error("`{endpoint}` is no address of a hub; it must begin with http:// or https://")]
+    #[error("`{endpoint}` is not a hub's address; it must begin with http:// or https://")]
     BadEndpoint {
         /// The address.
         endpoint: String,

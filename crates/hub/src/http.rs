@@ -166,7 +166,7 @@ impl Client {
         let target = join(&reply.url, location).ok_or_else(|| {
             bad_answer(
                 &reply.url,
-                format!("it leads to `{}`, which is no web address", shown(location)),
+                format!("it leads to `{}`, which is not a web address", shown(location)),
             )
         })?;
         if is_encrypted(&self.origin) && !is_encrypted(&target) {

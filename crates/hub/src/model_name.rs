@@ -143,7 +143,7 @@ fn parse(text: &str) -> Result<ModelName, &'static str> {
         return Err("a revision is a branch, a tag or a commit");
     }
     if !wanted.is_none_or(is_relative_path) {
-        return Err("behind the colon stands a type such as Q4_K_M, or a file of the repository");
+        return Err("a type such as Q4_K_M or a file of the repository follows the colon");
     }
     Ok(ModelName {
         owner: owner.to_owned(),
@@ -164,7 +164,7 @@ fn of_page(page: &str) -> Result<(Option<&str>, Option<&str>), &'static str> {
         ("blob" | "resolve", revision, file) if !revision.is_empty() && !file.is_empty() => {
             Ok((Some(revision), Some(file)))
         }
-        _ => Err("this is no page of a model, of a revision or of a file"),
+        _ => Err("this is not the page of a model, of a revision or of a file"),
     }
 }
 

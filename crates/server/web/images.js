@@ -45,7 +45,7 @@ export async function readImage(file, nBefore) {
   } catch {
     throw new Error(`${name} cannot be read.`);
   }
-  if (!kind) throw new Error(`${name} is no image that can be sent: PNG, JPEG, WebP, BMP and GIF are.`);
+  if (!kind) throw new Error(`${name} is not an image that can be sent: PNG, JPEG, WebP, BMP and GIF are.`);
   const nBytes = Math.ceil(file.size / 3) * 4;
   if (nBefore + nBytes > MAX_BODY_BYTES) {
     const others = nBefore ? ` besides the other images, which take ${inMib(nBefore)}` : "";

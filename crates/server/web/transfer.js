@@ -59,7 +59,7 @@ export function conversationsOf(text, name) {
   let found = [];
   if (Array.isArray(file?.conversations)) found = ofBackup(file);
   else if (Array.isArray(file?.messages)) found = [ofRequest(file.messages)];
-  else throw new Error(`${name} is no conversation: it has neither “messages” nor “conversations”.`);
+  else throw new Error(`${name} is not a conversation: it has neither “messages” nor “conversations”.`);
   found = found.filter(({ messages }) => messages.length);
   if (!found.length) throw new Error(`${name} has no conversation with an answer.`);
   return found;

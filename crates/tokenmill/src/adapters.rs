@@ -61,10 +61,10 @@ impl FromStr for AdapterSource {
             None => (rest, 1.0),
         };
         if path.is_empty() {
-            return Err("there is no path behind the name".to_owned());
+            return Err("there is no path after the name".to_owned());
         }
         if !strength.is_finite() {
-            return Err(format!("a scale of {strength} is no number to multiply with"));
+            return Err(format!("a scale of {strength} is not a number to multiply with"));
         }
         Ok(Self {
             name: name.to_owned(),

@@ -19,7 +19,7 @@ pub enum AllReduce {
 
 /// The error for a text that names no way to add up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{found}` is no way to add up; say `auto`, `nccl` or `host`")]
+#[error("`{found}` is not a way to add up; say `auto`, `nccl` or `host`")]
 pub struct AllReduceError {
     found: String,
 }
@@ -48,6 +48,9 @@ mod tests {
         assert_eq!("nccl".parse(), Ok(AllReduce::Nccl));
         assert_eq!("auto".parse(), Ok(AllReduce::default()));
         let error = "ring".parse::<AllReduce>().unwrap_err().to_string();
-        assert_eq!(error, "`ring` is no way to add up; say `auto`, `nccl` or `host`");
+        assert_eq!(
+            error,
+            "`ring` is not a way to add up; say `auto`, `nccl` or `host`"
+        );
     }
 }

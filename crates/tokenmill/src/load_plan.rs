@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use tokenmill_backend::MemoryPlan;
+use tokenmill_backend::{MemoryPlan, PAGE_TOKENS};
 use tokenmill_model::{Model, ModelOptions};
 
 /// Receives the plan of a load on one device, or the plan for each of several.
@@ -33,6 +33,8 @@ pub struct LoadPlan<'a> {
     pub memory: &'a MemoryPlan,
     /// Tokens of a sequence.
     pub n_ctx: usize,
+    /// Whole contexts that the keys and values of all sequences have room for.
+    pub n_contexts: usize,
     /// Whether it is GPU memory.
     pub is_on_gpu: bool,
 }
@@ -50,9 +52,11 @@ impl<'a> LoadPlan<'a> {
             Some(n_positions) => asked.min(n_positions),
             None => asked,
         };
+        let n_kv_tokens = options.n_pages.map_or(n_ctx, |n_pages| n_pages * PAGE_TOKENS);
         Self {
             memory,
             n_ctx,
+            n_contexts: n_kv_tokens / n_ctx.max(1),
             is_on_gpu,
         }
     }

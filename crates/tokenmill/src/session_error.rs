@@ -15,7 +15,7 @@ pub enum SessionError {
     #[error("it is not a regular file")]
     NotAFile,
     /// Another kind of file.
-    #[error("it is no session of this program")]
+    #[error("it is not a session of this program")]
     NotASession,
     /// A file of another version of the format.
     #[error("it has version {found} of the format of sessions, and this program reads version {known}")]

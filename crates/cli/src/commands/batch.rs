@@ -33,7 +33,7 @@ use tokio::{signal, task::JoinSet, time};
 
 use self::{
     line::{BadLine, BatchRequest},
-    results::{Ending, Results},
+    results::{Ending, Kept, Results},
 };
 use crate::{
     adapters::AdapterArgs,
@@ -82,7 +82,8 @@ pub(crate) struct Args {
     /// Tokens that the KV cache holds, shared by all sequences [default: four contexts, or as many as there is memory for]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     kv_cache_tokens: Option<u32>,
-    /// Exit with code 1 if a request was refused; without it the command succeeds when each line has its answer or its reason
+    /// Exit with code 1 if a request was refused, now or before; without it the command succeeds when each line has its answer or its
+    /// reason
     #[arg(long)]
     fail_on_error: bool,
     #[command(flatten)]
@@ -154,14 +155,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         n_answered: 0,
         n_refused: 0,
         n_kept: 0,
+        n_kept_refused: 0,
     };
     let outcome = runtime.block_on(batch.run(open(&args.input)?, n_seqs * REQUESTS_PER_SEAT));
     batch.bar.finish_and_clear();
     note!("{}", batch.line());
     outcome?;
     batch.results.sync()?;
-    if args.fail_on_error && batch.n_refused > 0 {
-        let (n, output) = (batch.n_refused, args.output.display());
+    let n_refused = batch.n_refused + batch.n_kept_refused;
+    if args.fail_on_error && n_refused > 0 {
+        let (n, output) = (n_refused, args.output.display());
         return Err(Failure::work(format!("{n} of the requests were refused"))
             .hint(format!("{output} has the reasons")));
     }
@@ -221,7 +224,10 @@ struct Batch {
     started: Instant,
     n_answered: usize,
     n_refused: usize,
+    /// Requests that had their result before.
     n_kept: usize,
+    /// Those of them that were refused.
+    n_kept_refused: usize,
 }
 
 /// A request that was answered.
@@ -247,8 +253,9 @@ impl Batch {
                 Ok(request) => Some(request.custom_id.as_str()),
                 Err(bad) => bad.custom_id.as_deref(),
             };
-            if self.results.has(line_number, custom_id)? {
+            if let Some(kept) = self.results.of(line_number, custom_id)? {
                 self.n_kept += 1;
+                self.n_kept_refused += usize::from(kept == Kept::Refused);
                 self.bar.inc(1);
                 continue;
             }
@@ -321,9 +328,10 @@ impl Batch {
 
     /// One line for people.
     fn line(&self) -> String {
-        let kept = match self.n_kept {
-            0 => String::new(),
-            n => format!(", {n} had their result already"),
+        let kept = match (self.n_kept, self.n_kept_refused) {
+            (0, _) => String::new(),
+            (n, 0) => format!(", {n} had their result already"),
+            (n, n_refused) => format!(", {n} had their result already, {n_refused} of them a refusal"),
         };
         format!(
             "[{} answered, {} refused{kept}; {} tokens, {}]",

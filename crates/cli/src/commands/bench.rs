@@ -75,12 +75,12 @@ pub(crate) struct Args {
         conflicts_with = "batch"
     )]
     n_depth: usize,
-    /// Sequences to generate in one batch through the engine, instead of the other tests; the figures come with the
-    /// engine's own estimate of the gain over one sequence
+    /// Sequences to generate in one batch through the engine, instead of the other tests; with 1 among them the table has the gain
+    /// over one sequence
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = count)]
     batch: Vec<usize>,
     /// Measure how fast the text of FILE is generated, with and without tokens guessed ahead, whatever the model would say: its first
-    /// tokens, as many as -p says, are the prompt, and those behind them the answer. With --batch each sequence begins a token later
+    /// tokens, as many as -p says, are the prompt, and those after them the answer. With --batch each sequence begins a token later
     #[arg(long, value_name = "FILE", conflicts_with_all = ["n_depth", "gpu_trace"])]
     follow: Option<PathBuf>,
     /// Sources of guessed tokens, a list, one load of the model each; with --follow
@@ -353,7 +353,7 @@ impl Args {
         }
         if !self.batch.is_empty() && !self.n_prompt.is_empty() {
             return Err(Failure::usage("`-p` does nothing with `--batch`")
-                .hint("`--follow FILE` measures generations behind a prompt"));
+                .hint("`--follow FILE` measures generations after a prompt"));
         }
         if !self.batch.is_empty() && self.n_gen.iter().any(|&n_gen| n_gen < 2) {
             return Err(Failure::usage("`--batch` needs generations of 2 tokens or more")
@@ -482,15 +482,22 @@ fn markdown(subject: &Subject, results: &[Measured]) -> String {
             measured.deviation(),
         )
         .expect("writing to a string does not fail");
-        if let Some(throughput) = measured.throughput {
-            let gain = throughput
-                .over_single
-                .map_or_else(|| "-".to_owned(), |gain| format!("{gain:.2}x"));
+        if measured.throughput.is_some() {
+            let gain = over_one(measured, results);
+            let gain = gain.map_or_else(|| "-".to_owned(), |gain| format!("{gain:.2}x"));
             write!(table, " {gain} |").expect("writing to a string does not fail");
         }
         table.push('\n');
     }
     table
+}
+
+/// How many times as fast sequences side by side are as one; `None` where one was not measured.
+fn over_one(measured: &Measured, results: &[Measured]) -> Option<f64> {
+    let is_one =
+        |other: &&Measured| other.test.n_seqs() == 1 && other.test.n_tokens() == measured.test.n_tokens();
+    let one = results.iter().find(is_one)?;
+    Some(measured.mean() / one.mean())
 }
 
 fn csv(subject: &Subject, results: &[Measured]) -> String {

@@ -8,6 +8,7 @@ mod left_out;
 mod line;
 mod reader;
 mod saved;
+mod settings;
 #[cfg(unix)]
 mod stop_key;
 
@@ -17,7 +18,6 @@ use serde_json::{Map, Value, json};
 use tokenmill::{Answer, Constraint, Model, TextParams, sessions::Session, text::EngineParams};
 use tokenmill_backend::SamplingParams;
 use tokenmill_sched::FinishReason;
-use tokenmill_text::template::ChatTemplate;
 
 use self::{
     left_out::LeftOut,
@@ -31,7 +31,7 @@ use crate::{
     besides,
     constraint::ConstraintArgs,
     context_shift::ContextShiftArgs,
-    echo::Unechoed,
+    echo::{Typed, Unechoed},
     failure::Failure,
     input::read_text,
     interrupt::Interrupt,
@@ -44,8 +44,8 @@ use crate::{
     sampling::SamplingArgs,
     session::{self, Report},
     speculation::SpeculationArgs,
-    visible::{visible, visible_lines},
-    vision::{self, VisionArgs, read_image, without_bytes},
+    visible::visible,
+    vision::{self, VisionArgs, read_image},
 };
 
 /// Talk with a model.
@@ -156,7 +156,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 text
             }
             Read::Quoted(text) => text,
-            Read::Cancelled => continue,
+            Read::Cancelled => {
+                note!("[/bye or Ctrl-D leaves]");
+                continue;
+            }
             Read::End => return left_out.end(),
         };
         let line = parse(&text);
@@ -166,7 +169,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Ok(Line::Bye) => return left_out.end(),
             Ok(line @ (Line::Say { .. } | Line::Regen)) => {
                 interrupt.clear();
-                let _quiet = Unechoed::begin();
+                let _quiet = Unechoed::begin(Typed::Kept);
                 let result = match line {
                     Line::Say { role, text } => chat.turn(&model, role, &text, &interrupt),
                     _ => chat.again(&model, &interrupt),
@@ -225,7 +228,7 @@ struct Chat {
     is_blind: bool,
     /// How a model that does not see gets its encoder, where that is known.
     encoder_hint: Option<String>,
-    /// The tokens and times of the last answer.
+    /// The tokens and times of the last answer; `None` where the conversation does not end with it any more.
     last: Option<Report>,
     params: SamplingParams,
     has_fixed_seed: bool,
@@ -283,7 +286,8 @@ impl Chat {
         let mut message = json!({"role": role, "content": vision::content(images, &text)});
         let mut open = saved::open_calls(&self.messages).into_iter();
         if role == "tool" {
-            let call = (open.next()).ok_or_else(|| Failure::usage("the model waits for no tool's answer"))?;
+            let call =
+                (open.next()).ok_or_else(|| Failure::usage("no tool call is open; /tool answers one"))?;
             message["tool_call_id"] = call["id"].clone();
             message["name"] = call["function"]["name"].clone();
         } else {
@@ -423,6 +427,7 @@ impl Chat {
                 self.messages.clear();
                 self.attached.clear();
                 self.images.clear();
+                self.last = None;
                 Ok(())
             }
             Line::Undo if !self.images.is_empty() || !self.attached.is_empty() => {
@@ -434,10 +439,8 @@ impl Chat {
             Line::Undo => {
                 let n_kept = saved::starts(&self.messages).last().copied();
                 self.messages.truncate(n_kept.ok_or_else(nothing_said)?);
-                note!(
-                    "[the last exchange is forgotten; {} are left]",
-                    self.n_exchanges()
-                );
+                self.last = None;
+                note!("[the last exchange is forgotten; {}]", self.exchanges_left());
                 Ok(())
             }
             Line::Drop => {
@@ -445,10 +448,8 @@ impl Chat {
                 let n_dropped = starts.get(1).copied().unwrap_or(self.messages.len());
                 starts.first().ok_or_else(nothing_said)?;
                 self.messages.drain(..n_dropped);
-                note!(
-                    "[the oldest exchange is forgotten; {} are left]",
-                    self.n_exchanges()
-                );
+                self.last = None;
+                note!("[the oldest exchange is forgotten; {}]", self.exchanges_left());
                 Ok(())
             }
             Line::File(path) => {
@@ -489,6 +490,7 @@ impl Chat {
                 let Conversation { system, messages } = Conversation::read(path)?;
                 self.own_files.add(path);
                 (self.system, self.messages) = (system, messages);
+                self.last = None;
                 note!(
                     "[{} loaded from {}]",
                     counted(self.n_exchanges(), "exchange"),
@@ -497,7 +499,13 @@ impl Chat {
                 Ok(())
             }
             Line::Stats => {
-                let last = self.last.ok_or_else(nothing_said)?;
+                let last = self.last.ok_or_else(|| {
+                    if self.messages.is_empty() {
+                        nothing_said()
+                    } else {
+                        Failure::usage("nothing has been answered since the conversation was changed or loaded")
+                    }
+                })?;
                 note!(
                     "{}\n[the context holds {} of {} tokens]",
                     last.line(),
@@ -516,75 +524,11 @@ impl Chat {
         saved::starts(&self.messages).len()
     }
 
-    fn set(&mut self, name: &str, value: &str, model: &Model) -> Result<(), Failure> {
-        let wrong = || Failure::usage(format!("`{value}` is not a value for {name}"));
-        let mut params = self.params.clone();
-        match name {
-            "system" => self.system = (!value.is_empty()).then(|| value.to_owned()),
-            "temp" => params.temperature = value.parse().map_err(|_| wrong())?,
-            "top_k" => params.top_k = value.parse().map_err(|_| wrong())?,
-            "top_p" => params.top_p = value.parse().map_err(|_| wrong())?,
-            "min_p" => params.min_p = value.parse().map_err(|_| wrong())?,
-            "repeat_penalty" => params.repeat_penalty = value.parse().map_err(|_| wrong())?,
-            "presence_penalty" => params.presence_penalty = value.parse().map_err(|_| wrong())?,
-            "frequency_penalty" => params.frequency_penalty = value.parse().map_err(|_| wrong())?,
-            "seed" => {
-                params.seed = value.parse().map_err(|_| wrong())?;
-                self.has_fixed_seed = true;
-            }
-            "n_predict" => self.n_predict = value.parse().map_err(|_| wrong())?,
-            _ if model
-                .words()
-                .template()
-                .is_some_and(|template| template.names(name)) =>
-            {
-                let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
-                self.variables.insert(name.to_owned(), value);
-            }
-            _ => {
-                return Err(Failure::usage(format!("there is no setting `{name}`"))
-                    .hint("/show lists the settings; variables of the template can be set too"));
-            }
-        }
-        params
-            .validate(model.words().tokenizer().n_vocab())
-            .map_err(|error| Failure::usage(error.to_string()))?;
-        self.params = params;
-        Ok(())
-    }
-
-    fn show(&self, what: &str, model: &Model) -> Result<(), Failure> {
-        let params = &self.params;
-        match what {
-            "" | "settings" => output::print_wrapped(&format!(
-                "model             {}\ncontext           {} tokens\nsystem            {}\ntemp              {}\n\
-                 top_k             {}\ntop_p             {}\nmin_p             {}\nrepeat_penalty    {}\n\
-                 presence_penalty  {}\nfrequency_penalty {}\nseed              {}{}\nn_predict         {}\n",
-                visible(model.name()),
-                model.n_ctx(),
-                self.system.as_deref().unwrap_or("-"),
-                params.temperature,
-                params.top_k,
-                params.top_p,
-                params.min_p,
-                params.repeat_penalty,
-                params.presence_penalty,
-                params.frequency_penalty,
-                params.seed,
-                if self.has_fixed_seed { "" } else { ", another for each answer" },
-                self.n_predict,
-            ))
-            .and_then(|()| {
-                let variables: Vec<String> = (self.variables.iter())
-                    .map(|(name, value)| format!("{name:17} {value}"))
-                    .collect();
-                variables.iter().try_for_each(|line| output::print_sentence(line))
-            }),
-            "messages" => output::print_json(&Value::from(without_bytes(self.transcript()))),
-            "tools" => output::print_json(self.tools.as_ref().unwrap_or(&Value::Null)),
-            "template" => output::print_line(&visible_lines(model.words().template().map_or("", ChatTemplate::source))),
-            _ => Err(Failure::usage(format!("there is nothing called `{what}` to show"))
-                .hint("/show, /show messages, /show tools or /show template")),
+    /// The number of exchanges after some were forgotten, in words.
+    fn exchanges_left(&self) -> String {
+        match self.n_exchanges() {
+            1 => "1 is left".to_owned(),
+            n => format!("{n} are left"),
         }
     }
 }

@@ -156,6 +156,14 @@ fn folder_of(path: &Path) -> Result<PathBuf, Failure> {
     if is_hugging_face(path) {
         return Ok(path.to_owned());
     }
+    // The built-in model is no folder either, and is answered below.
+    if !path.exists() && path != Path::new("demo") {
+        return Err(
+            Failure::input(format!("there is no folder {}", path.display())).hint(
+                "FOLDER is a Hugging Face folder, with config.json and safetensors files, or OWNER/REPOSITORY of the Hub",
+            ),
+        );
+    }
     let source = match ModelSource::find(path) {
         Err(Error::SeveralModels { folder, names }) => {
             let failure = Failure::input(format!(

@@ -33,7 +33,7 @@ use crate::{
         inspect::{file_name, mtp_json},
     },
     failure::Failure,
-    load::{LoadArgs, refused},
+    load::{LoadArgs, about_long_context, refused},
     memory_words::{beyond_text, plan_text},
     numbers::size_of,
     output,
@@ -75,6 +75,8 @@ enum Outcome {
     Fine,
     /// There is nothing to check, which is no fault of the machine.
     Absent,
+    /// It works, and perhaps not as expected.
+    Warning,
     Problem,
 }
 
@@ -83,6 +85,7 @@ impl Outcome {
         match self {
             Self::Fine => "ok",
             Self::Absent => "none",
+            Self::Warning => "warning",
             Self::Problem => "problem",
         }
     }
@@ -108,6 +111,16 @@ impl Row {
             what: what.into(),
             outcome: Outcome::Absent,
             text: reason.into(),
+            hint: None,
+        }
+    }
+
+    /// Creates the row of a warning.
+    fn warning(what: impl Into<String>, text: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            outcome: Outcome::Warning,
+            text: text.into(),
             hint: None,
         }
     }
@@ -369,7 +382,14 @@ impl Examination {
         });
         let serve = ServePlan::of(model, &args.load)?;
         if let Ok(text) = serve.text() {
-            self.rows.push(Row::new("serve, CPU", Ok(text)));
+            let outcome = if serve.is_too_large() { Err(text) } else { Ok(text) };
+            let row = Row::new("serve, CPU", outcome);
+            self.rows
+                .push(row.hint("a smaller context, `-c N`, takes less, and so do `-ctk q8_0 -ctv q8_0`"));
+        }
+        let n_ctx_train = model.descriptor().n_ctx_train;
+        if let Some(text) = about_long_context(n_ctx, n_ctx_train) {
+            self.rows.push(Row::warning("context", text));
         }
         let mtp = mtp_plan(source, model, &options, &choices.compute)
             .map_err(|error| error.to_string())
@@ -391,6 +411,7 @@ impl Examination {
         let mut plans = serde_json::Map::new();
         plans.insert("mtp".to_owned(), json!(mtp.as_ref().map(mtp_json)));
         plans.insert("n_ctx".to_owned(), json!(n_ctx));
+        plans.insert("n_ctx_train".to_owned(), json!(n_ctx_train));
         plans.insert("serve".to_owned(), serve.json());
         let mut cpu_plan = plan_json(cpu.as_ref());
         if let Some(failure) = &too_large {

@@ -20,7 +20,7 @@ use tokenmill_model::{LoadError, Model, ModelOptions, WeightInfo};
 
 use crate::{
     failure::Failure,
-    load::{LoadArgs, refused},
+    load::{LoadArgs, about_long_context, refused},
     model_name::ollama_name,
     numbers::size,
     output,
@@ -125,6 +125,8 @@ impl Kind {
 struct Plan {
     memory: MemoryPlan,
     options: ModelOptions,
+    /// Tokens of the longest context that the model was made for.
+    n_ctx_train: usize,
     /// Its own layer for further tokens, or why that cannot be used.
     mtp: Option<Result<MtpPlan, String>>,
     serve: ServePlan,
@@ -278,11 +280,13 @@ impl Inspection {
             Ok(Plan {
                 memory,
                 options,
+                n_ctx_train,
                 serve,
                 ..
             }) => json!({
                 "serve": serve.json(),
                 "n_ctx": options.n_ctx,
+                "n_ctx_train": n_ctx_train,
                 "weights_bytes": memory.weights_bytes,
                 "kv_bytes": memory.kv_bytes,
                 "states_bytes": memory.states_bytes,
@@ -332,7 +336,9 @@ impl Inspection {
             self.metadata_text(&mut text);
             self.tensors_text(&mut text);
         }
-        line(&mut text, format_args!("\nTypes"));
+        if !self.tensors.is_empty() {
+            line(&mut text, format_args!("\nTypes"));
+        }
         for ([name, loaded_as], [n_tensors, n_elements, n_bytes]) in self.types() {
             let conversion = if loaded_as == name {
                 String::new()
@@ -391,6 +397,7 @@ impl Inspection {
             Ok(Plan {
                 memory,
                 options,
+                n_ctx_train,
                 mtp,
                 serve,
             }) => {
@@ -405,7 +412,7 @@ impl Inspection {
                 );
                 for (what, n_bytes) in [
                     ("weights", memory.weights_bytes),
-                    ("KV store", memory.kv_bytes),
+                    ("keys and values", memory.kv_bytes),
                     ("states", memory.states_bytes),
                     ("activations", memory.activations_bytes),
                     ("workspace", memory.workspace_bytes),
@@ -413,17 +420,22 @@ impl Inspection {
                 ] {
                     // Few networks are recurrent.
                     if what != "states" || n_bytes > 0 {
-                        line(text, format_args!("  {what:<12} {:>10}", size(n_bytes)));
+                        line(text, format_args!("  {what:<15} {:>10}", size(n_bytes)));
                     }
                 }
                 if let Ok(serve) = serve.text() {
-                    line(text, format_args!("  {:<12} {}", "serve", visible(&serve)));
+                    // The size ends where those above end.
+                    let (size, rest) = serve.split_once(" in all").unwrap_or(("", &serve));
+                    line(
+                        text,
+                        format_args!("  {:<15} {size:>10} in all{}", "serve", visible(rest)),
+                    );
                 }
                 match mtp {
                     Some(Ok(layer)) => line(
                         text,
                         format_args!(
-                            "  {:<12} {:>10} more, where it guesses further tokens (--spec mtp){}",
+                            "  {:<15} {:>10} more, where it guesses further tokens (--spec mtp){}",
                             "MTP layer",
                             size(layer.memory.total_bytes()),
                             (layer.file.as_deref()).map_or_else(String::new, |file| {
@@ -433,9 +445,12 @@ impl Inspection {
                     ),
                     Some(Err(reason)) => line(
                         text,
-                        format_args!("  {:<12} cannot be used: {}", "MTP layer", visible(reason)),
+                        format_args!("  {:<15} cannot be used: {}", "MTP layer", visible(reason)),
                     ),
                     None => {}
+                }
+                if let Some(warning) = about_long_context(options.n_ctx.unwrap_or(0), *n_ctx_train) {
+                    line(text, format_args!("\nWarning: {warning}"));
                 }
             }
             Err(reason) => line(
@@ -472,6 +487,7 @@ fn plan(source: &ModelSource, model: &Model, load: &LoadArgs) -> Result<Result<P
                 .map_err(|error| error.to_string())
                 .transpose(),
             options,
+            n_ctx_train: model.descriptor().n_ctx_train,
             serve,
         })
         .map_err(|error| error.to_string()))

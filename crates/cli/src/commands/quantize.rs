@@ -96,18 +96,19 @@ impl ImportanceArgs {
     }
 }
 
-/// The types with what they are for, and examples.
+/// Examples, and the types with what they are for.
 fn after_help() -> String {
-    let mut text = "Types, with bits per weight:\n".to_owned();
-    for preset in Preset::ALL {
-        let _ = writeln!(text, "  {:<10} {}", preset.name(), preset.about());
-    }
-    text + "\nExamples:\n  \
+    let mut text = "Examples:\n  \
         tokenmill quantize model-f16.gguf model-q4_k_m.gguf q4_k_m\n  \
         tokenmill quantize unsloth/Qwen3-0.6B-GGUF:BF16 qwen-q4_k_m.gguf q4_k_m\n  \
         tokenmill quantize model-f16.gguf model-iq3_xs.gguf iq3_xs --imatrix model.imatrix.gguf\n  \
         tokenmill quantize in.gguf out.gguf q4_k_m --tensor-type ffn_up=q6_K --tensor-type 'blk\\.0\\.=q8_0'\n\n\
-        The result is that of llama-quantize to the byte. Rows that a type's blocks do not divide take a type with smaller \
+        Types, with bits per weight:\n"
+        .to_owned();
+    for preset in Preset::ALL {
+        let _ = writeln!(text, "  {:<10} {}", preset.name(), preset.about());
+    }
+    text + "\nThe result is that of llama-quantize to the byte. Rows that a type's blocks do not divide take a type with smaller \
         blocks.\nQuantize an original: what is quantized already has lost what is to be kept."
 }
 

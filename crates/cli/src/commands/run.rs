@@ -23,7 +23,7 @@ use crate::{
     besides,
     constraint::ConstraintArgs,
     context_shift::ContextShiftArgs,
-    echo::Unechoed,
+    echo::{Typed, Unechoed},
     failure::Failure,
     help::ADVANCED,
     input::{read_stdin, read_text},
@@ -133,7 +133,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     if !(1..=MAX_SAMPLES).contains(&args.parallel) {
         return Err(Failure::usage(format!(
-            "`{}` is no value of `--parallel`: expected a whole number from 1 to {MAX_SAMPLES}",
+            "`{}` is not a value for `--parallel`: expected a whole number from 1 to {MAX_SAMPLES}",
             args.parallel
         )));
     }
@@ -223,7 +223,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         };
         Prompt::of_text(tokenizer.encode(&prompt, options))
     };
-    let _quiet = Unechoed::begin();
+    let _quiet = Unechoed::begin(Typed::Dropped);
     let begun = Instant::now();
     let asked = model.see(asked, 0)?;
     let image_time = begun.elapsed();

@@ -222,8 +222,10 @@ enum LogFormat {
 /// A name that is not known.
 fn resolve(host: &str, port: u16) -> Result<SocketAddr, Failure> {
     let refused = |reason: &dyn Display| {
-        Failure::usage(format!("`--host {host}` is no address to listen on: {reason}"))
-            .hint("127.0.0.1 is for this machine only, 0.0.0.0 for whoever reaches it")
+        Failure::usage(format!(
+            "`--host {host}` is not an address to listen on: {reason}"
+        ))
+        .hint("127.0.0.1 is for this machine only, 0.0.0.0 for whoever reaches it")
     };
     let mut found = Vec::new();
     // Brackets are how an address of IPv6 stands in a URL.
@@ -325,7 +327,8 @@ impl Args {
         }
         let mut api_keys = ApiKeys::new(self.api_key.clone());
         if let Some(path) = &self.api_key_file {
-            let keys = ApiKeys::from_lines(&read(path)?);
+            let text = read(path).map_err(|failure| of_option("--api-key-file", failure))?;
+            let keys = ApiKeys::from_lines(&text);
             if keys.is_open() {
                 let failure = Failure::input(format!("{} holds no key", path.display()));
                 return Err(failure.hint("write one key a line, or leave --api-key-file out"));
@@ -454,6 +457,12 @@ fn check_folder(option: &str, path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Names the option whose file or folder cannot be read.
+fn of_option(option: &str, failure: Failure) -> Failure {
+    let message = format!("`{option}`: {}", failure.message());
+    failure.retold(message)
+}
+
 fn read(path: &Path) -> Result<String, Failure> {
     let text = fs::read_to_string(path).map_err(|error| Failure::unreadable(path, &error))?;
     Ok(without_mark(&text).to_owned())
@@ -510,7 +519,7 @@ mod tests {
             assert_eq!(found.to_string(), expected, "{host}");
         }
         let line = resolve("no such name", 80).unwrap_err().line();
-        assert!(line.contains("`--host no such name` is no address"), "{line}");
+        assert!(line.contains("`--host no such name` is not an address"), "{line}");
     }
 
     #[test]

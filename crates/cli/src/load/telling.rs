@@ -235,7 +235,7 @@ pub(super) fn say_split(plan: &SplitPlan) {
 
 /// Reports the memory that a model will need on one device before it is loaded, and warns if it is too much.
 pub(super) fn say_plan(plan: &LoadPlan<'_>) {
-    let text = plan_text(plan.memory, plan.n_ctx);
+    let text = of_contexts(plan_text(plan.memory, plan.n_ctx), plan.n_contexts);
     let whose = if plan.is_on_gpu {
         "memory of the GPU"
     } else {
@@ -245,6 +245,17 @@ pub(super) fn say_plan(plan: &LoadPlan<'_>) {
     // A GPU with too little memory was refused before.
     if let Some(text) = warning(plan.memory).filter(|_| !plan.is_on_gpu) {
         tell(&text);
+    }
+}
+
+/// A plan's words, which speak of one context, for the keys and values of several.
+fn of_contexts(text: String, n_contexts: usize) -> String {
+    match n_contexts {
+        0 | 1 => text,
+        n => {
+            let text = text.replacen("with a context of", &format!("with {n} contexts of"), 1);
+            text.replacen(" tokens:", " tokens each:", 1)
+        }
     }
 }
 
@@ -274,7 +285,7 @@ fn say_draft(draft: &DraftFacts, n_ctx: usize) {
     }
     if draft.n_ctx < n_ctx {
         tell(&format!(
-            "what guesses ahead was made for {} tokens and guesses nothing behind them",
+            "what guesses ahead was made for {} tokens and guesses nothing after them",
             draft.n_ctx
         ));
     }

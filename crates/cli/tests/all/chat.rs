@@ -275,6 +275,63 @@ fn figures_are_shown_when_asked_for() {
         outcome.stderr
     );
     assert!(outcome.stderr.contains(" of 512 tokens]"), "{}", outcome.stderr);
+    // What was forgotten has no figures.
+    for (command, expected) in [
+        ("/clear", "nothing has been said yet"),
+        ("/undo", "nothing has been said yet"),
+        ("/regen\n/undo", "nothing has been said yet"),
+    ] {
+        let outcome = chat(&[], &format!("What is 3 + 4?\n{command}\n/stats\n"));
+        assert_eq!(outcome.code, 2, "{command}");
+        assert!(outcome.stderr.contains(expected), "{command}: {}", outcome.stderr);
+    }
+    let outcome = chat(&[], "What is 3 + 4?\nWhat is 2 + 2?\n/drop\n/stats\n");
+    assert!(
+        outcome
+            .stderr
+            .contains("[the oldest exchange is forgotten; 1 is left]")
+            && outcome
+                .stderr
+                .contains("nothing has been answered since the conversation was changed or loaded"),
+        "{}",
+        outcome.stderr
+    );
+}
+
+#[test]
+fn a_setting_is_undone_and_a_wrong_one_is_told_what_is_right() {
+    let shown = chat(&[], "/set seed 5\n/show\n/set seed -1\n/show\n").ok();
+    let seeds: Vec<&str> = shown.lines().filter(|line| line.starts_with("seed")).collect();
+    assert_eq!(
+        seeds,
+        [
+            "seed              5",
+            "seed              5, another for each answer"
+        ]
+    );
+    for (command, expected) in [
+        (
+            "/set temp abc",
+            "`abc` is not a value for temp: expected a number",
+        ),
+        (
+            "/set top_k -1",
+            "`-1` is not a value for top_k: expected a whole number, 0 or more",
+        ),
+        (
+            "/set seed x",
+            "`x` is not a value for seed: expected a whole number, 0 or more, or -1 for another seed every time",
+        ),
+        (
+            "/set enable_thinking false",
+            "there is no setting `enable_thinking`, and this model's template has no such variable (hint: /show",
+        ),
+        ("/tool 7", "no tool call is open"),
+    ] {
+        let outcome = chat(&[], &format!("{command}\n"));
+        assert_eq!(outcome.code, 2, "{command}");
+        assert!(outcome.stderr.contains(expected), "{command}: {}", outcome.stderr);
+    }
 }
 
 #[test]

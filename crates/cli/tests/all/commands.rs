@@ -13,7 +13,7 @@ fn inspect_lists_metadata_tensors_types_and_memory() {
     // How weights are packed, and so their size in memory, depends on the machine.
     let (listing, memory) = text.split_once("\nMemory with").expect("a plan of the memory");
     insta::assert_snapshot!("inspect_demo", listing);
-    for what in ["weights", "KV store      512.0 KiB", "activations", "in all"] {
+    for what in ["weights", "keys and values  512.0 KiB", "activations", "in all"] {
         assert!(memory.contains(what), "{memory}");
     }
 }

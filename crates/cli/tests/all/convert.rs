@@ -68,6 +68,11 @@ fn what_convert_refuses_leaves_nothing() {
         line.contains("`tokenmill quantize` gives it another type"),
         "{line}"
     );
+    let line = tokenmill(["convert", "nofolder", arg(&output)]).failed(3);
+    assert!(
+        line.starts_with("error: there is no folder nofolder (hint: FOLDER is a Hugging Face folder, with config.json"),
+        "{line}"
+    );
     let line = tokenmill(["convert", arg(target.path()), arg(&output)]).failed(3);
     assert!(
         line.contains("holds neither a .gguf file nor a config.json"),
@@ -75,7 +80,7 @@ fn what_convert_refuses_leaves_nothing() {
     );
     let outcome = tokenmill(["convert", arg(&folder()), arg(&output), "--type", "q9"]);
     assert!(
-        outcome.stderr.contains("`q9` is no type of file"),
+        outcome.stderr.contains("`q9` is not a file type"),
         "{}",
         outcome.stderr
     );
@@ -399,5 +404,5 @@ fn a_model_is_compared_with_its_own_logits_and_with_those_of_a_smaller_file() {
     }
     assert_eq!(std::fs::read(&text).unwrap(), before);
     let line = tokenmill(["perplexity", "demo", "--kl-base", arg(&text)]).failed(3);
-    assert!(line.contains("this is no file of logits"), "{line}");
+    assert!(line.contains("this is not a file of logits"), "{line}");
 }

@@ -197,4 +197,22 @@ fn the_readme_shows_what_happens() {
         n_shown += 1;
     }
     assert_eq!(n_shown, 2);
+    // The conversation in which the call is answered: what follows the prompt is typed, and what is in brackets is no output.
+    let command = "$ tokenmill chat demo --temp 0 --tools tools.json";
+    let begin = lines.iter().position(|line| *line == command).expect("a chat");
+    let talk: Vec<&str> = lines[begin + 1..]
+        .iter()
+        .copied()
+        .take_while(|line| *line != "```")
+        .collect();
+    let typed = talk.iter().filter_map(|line| line.strip_prefix(">>> "));
+    let typed: String = typed.map(|line| format!("{line}\n")).collect();
+    let shown = talk[1..].iter().filter(|line| !line.starts_with(['>', '[']));
+    let tools = folder.path().join("tools.json");
+    let args = ["chat", "demo", "--temp", "0", "--tools", arg(&tools)];
+    let said = tokenmill_with(&args, &typed).ok();
+    assert_eq!(
+        said.lines().collect::<Vec<_>>(),
+        shown.copied().collect::<Vec<_>>()
+    );
 }

@@ -12,6 +12,13 @@ fn the_program_explains_itself() {
 }
 
 #[test]
+fn without_a_command_the_same_text_is_shown() {
+    let outcome = tokenmill([""; 0]);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (2, ""));
+    assert_eq!(outcome.stderr, tokenmill(["--help"]).ok());
+}
+
+#[test]
 fn every_command_explains_itself_with_examples() {
     for command in [
         "run",

@@ -28,8 +28,8 @@ fn a_large_table_stays_in_its_file_unless_all_is_to_be_in_memory() {
         let line = text.lines().find(|line| line.trim_start().starts_with("weights"));
         line.unwrap_or_else(|| panic!("{text}")).trim().to_owned()
     };
-    assert_eq!(weights(&[]), "weights        64.2 MiB");
-    assert_eq!(weights(&["--no-mmap"]), "weights       128.2 MiB");
+    assert_eq!(weights(&[]), "weights           64.2 MiB");
+    assert_eq!(weights(&["--no-mmap"]), "weights          128.2 MiB");
 }
 
 #[cfg(target_os = "linux")]
@@ -61,7 +61,7 @@ fn a_server_takes_the_memory_that_doctor_and_inspect_tell() {
         let server = Server::start(&options);
         let log = server.log.lock().unwrap().join("\n");
         assert!(
-            log.contains(&format!("memory: {size} with a context of ")),
+            log.contains(&format!("memory: {size} with {contexts} each: weights ")),
             "{size} in {log}"
         );
         server.end();
@@ -99,4 +99,30 @@ fn a_limit_of_the_address_space_refuses_a_load_that_cannot_fit() {
         "{}",
         told.stdout
     );
+    // What a server would take is too much as well.
+    let row = told.stdout.lines().find(|row| row.starts_with("serve, CPU"));
+    assert!(
+        row.is_some_and(|row| row.starts_with("serve, CPU problem  ")
+            && row.contains(
+                " in all, which is more than the limit of `ulimit -v` leaves, for 1 context of 1000000 tokens"
+            )),
+        "{}",
+        told.stdout
+    );
+}
+
+#[test]
+fn a_context_beyond_what_the_model_was_made_for_is_a_warning() {
+    const WARNING: &str = "the context of 4096 tokens is longer than the 512 that the model was made for; beyond them its text may \
+                           make no sense";
+    let told = |args: &[&str]| tokenmill([args, &["demo", "--device", "cpu", "-t", "1"]].concat()).ok();
+    for (command, row) in [
+        ("doctor", format!("context    warning  {WARNING}")),
+        ("inspect", format!("Warning: {WARNING}")),
+    ] {
+        let text = told(&[command, "-c", "4096"]);
+        assert!(text.lines().any(|line| line == row), "{text}");
+        let text = told(&[command, "-c", "512"]);
+        assert!(!text.to_lowercase().contains("warning"), "{text}");
+    }
 }

@@ -371,7 +371,7 @@ fn a_score_needs_a_context_and_a_text() {
 fn a_server_has_an_address_and_a_certificate_that_can_be_read() {
     let line = refused("serve demo --host no.such.name.invalid", 2);
     assert!(
-        line.starts_with("error: `--host no.such.name.invalid` is no address to listen on: "),
+        line.starts_with("error: `--host no.such.name.invalid` is not an address to listen on: "),
         "{line}"
     );
     insta::assert_snapshot!(
@@ -438,12 +438,31 @@ fn options_that_need_another_and_values_of_a_list_are_refused_in_a_line() {
         refused("bench-serve http://127.0.0.1:1 --rounds=2 --mix plain=1", 2),
         "error: `--rounds` needs `--against-plain` as well (hint: `tokenmill bench-serve --help` describes the options)"
     );
+    // The values of the other options are not arguments of their own.
+    for (line, option, needed) in [
+        ("run demo x --temp 0 --keep 5", "--keep", "--context-shift"),
+        ("chat demo --seed 3 --keep 4", "--keep", "--context-shift"),
+        (
+            "run demo x -ngl 0 -np 2 --keep=5 --temp=0",
+            "--keep",
+            "--context-shift",
+        ),
+        (
+            "bench demo -n 4 --output md --draft demo",
+            "--draft",
+            "--follow <FILE>",
+        ),
+    ] {
+        let found = refused(line, 2);
+        let expected = format!("error: `{option}` needs `{needed}` as well (hint");
+        assert!(found.starts_with(&expected), "{line}: {found}");
+    }
     assert_eq!(
         refused("run demo x --spec-max 99", 2),
-        "error: `99` is no value of `--spec-max`: expected a whole number from 1 to 32"
+        "error: `99` is not a value for `--spec-max`: expected a whole number from 1 to 32"
     );
     assert_eq!(
         refused("run demo x -ctk bf16", 2),
-        "error: `bf16` is no value of `-ctk` (hint: it takes f32, f16, q8_0, e4m3 (fp8), q4_0)"
+        "error: `bf16` is not a value for `-ctk` (hint: it takes f32, f16, q8_0, e4m3 (fp8), q4_0)"
     );
 }

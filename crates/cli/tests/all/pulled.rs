@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use crate::{
     mtp::write_layer_alone,
+    pty::{Pty, skip},
     server::Server,
     support::{DEMO_GGUF, Outcome, arg, command, end_of, interrupt},
 };
@@ -116,6 +117,42 @@ fn answer(path: &str, layer: Option<&[u8]>, of_list: Option<Refusal>, of_bytes: 
          Content-Length: {length}\r\n\r\n"
     );
     [head.into_bytes(), body].concat()
+}
+
+/// A shell line that starts the program where a hub can be asked.
+fn with_hub(hub: &Hub, args: &str) -> String {
+    let (cache, url) = (arg(hub.cache.path()), &hub.url);
+    format!("HF_HUB_OFFLINE=0 HF_HUB_CACHE={cache} HF_HOME={cache} HF_ENDPOINT={url} tokenmill {args}")
+}
+
+#[test]
+fn a_pull_of_what_is_here_shows_no_speed() {
+    let hub = Hub::start(None, None);
+    hub.pull("").ok();
+    let Some(pty) = Pty::start(200, &with_hub(&hub, &format!("pull {NAME}"))) else {
+        return skip();
+    };
+    let shown = pty.end();
+    assert!(shown.contains("nothing is missing"), "{shown}");
+    assert!(!shown.contains("B/s"), "{shown}");
+}
+
+#[test]
+fn a_no_to_a_download_is_not_told_how_to_say_yes() {
+    let hub = Hub::start(None, None);
+    let line = format!("{}; echo code=$?", with_hub(&hub, &format!("run {NAME} Hi")));
+    let Some(mut pty) = Pty::start(200, &line) else {
+        return skip();
+    };
+    pty.wait_for("[y/N] ");
+    pty.type_in("n\n");
+    let shown = pty.end();
+    assert!(
+        shown.contains("was not downloaded") && shown.contains("code=3"),
+        "{shown}"
+    );
+    assert!(!shown.contains("--yes"), "{shown}");
+    assert!(!hub.asked_for_bytes());
 }
 
 #[test]
@@ -257,6 +294,49 @@ fn serve_downloads_a_model_where_that_is_allowed() {
         let is_asked = hub.asked.lock().unwrap().len() > n_asked;
         assert_eq!(is_asked, extra == ["--yes"]);
     }
+}
+
+#[test]
+fn an_empty_folder_that_clients_may_fill_is_served() {
+    let hub = Hub::start(None, None);
+    let folder = tempfile::tempdir().unwrap();
+    let variables = [
+        ("HF_HUB_OFFLINE", Path::new("0")),
+        ("HF_HUB_CACHE", hub.cache.path()),
+        ("HF_HOME", hub.cache.path()),
+        ("HF_ENDPOINT", Path::new(&hub.url)),
+    ];
+    let args = ["--models-dir", arg(folder.path()), "--manage-models", "-c", "64"];
+    let server = Server::start_in(&variables, &args);
+    let nameless = json!({ "prompt": "Once", "max_tokens": 3 }).to_string();
+    let check_none = || {
+        let (status, answer) = server.ask("POST", "/v1/completions", &nameless);
+        assert_eq!(status, 404, "{answer}");
+        assert_eq!(
+            answer["error"]["message"],
+            "no model is served; `/api/pull` downloads one"
+        );
+        let (status, answer) = server.complete("other");
+        assert_eq!(status, 404, "{answer}");
+        assert!(server.states().is_empty());
+        assert_eq!(server.ask("GET", "/health", "").0, 200);
+    };
+    check_none();
+    let of = json!({ "model": NAME, "stream": false }).to_string();
+    let (status, answer) = server.ask("POST", "/api/pull", &of);
+    assert_eq!(status, 200, "{answer}");
+    let (status, answer) = server.ask("POST", "/v1/completions", &nameless);
+    assert_eq!(status, 200, "{answer}");
+    let listed = json!({ "model": "org/demo-GGUF:Q8_0" }).to_string();
+    assert_eq!(server.ask_text("DELETE", "/api/delete", &listed).0, 200);
+    // The model is unloaded once its request has ended.
+    let begun = Instant::now();
+    while server.ask("POST", "/v1/completions", &nameless).0 == 200 {
+        assert!(begun.elapsed() < Duration::from_mins(1), "it stays");
+        thread::sleep(Duration::from_millis(50));
+    }
+    check_none();
+    server.end();
 }
 
 #[test]

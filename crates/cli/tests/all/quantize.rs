@@ -180,8 +180,8 @@ fn what_quantize_refuses_leaves_nothing() {
         "{line}"
     );
     let line = refused(&["q8_0", "--imatrix", arg(&input)], 3);
-    assert!(line.contains("is no importance matrix"), "{line}");
-    assert!(refused(&["q8_0", "--tensor-type", "(=q8_0"], 2).contains("is no regular expression"));
+    assert!(line.contains("is not an importance matrix"), "{line}");
+    assert!(refused(&["q8_0", "--tensor-type", "(=q8_0"], 2).contains("is not a regular expression"));
     assert!(
         tokenmill(["quantize", arg(&input), arg(&output), "q9"])
             .stderr

@@ -41,7 +41,7 @@ fn images_are_files_of_the_folder_that_is_given() {
             ("file://b.png", "this is no image"),
             (
                 "file:///etc/passwd",
-                "is no file below the server's `--media-path`",
+                "is not a file below the server's `--media-path`",
             ),
         ] {
             let (status, answer) = ask(&server, url);

@@ -369,7 +369,10 @@ fn wrong_models_are_refused_before_anything_is_served() {
         let code = if expected.starts_with("two models") { 2 } else { 3 };
         refused(&["--models", arg(&toml)], code, expected);
     }
-    refused(&["--models", "no-such.toml"], 3, "cannot read no-such.toml");
+    for option in ["--models", "--models-dir", "--api-key-file"] {
+        let expected = format!("error: `{option}`: cannot read no-such: ");
+        refused(&[option, "no-such"], 3, &expected);
+    }
     refused(&["--models-dir", arg(folder.path())], 3, "there is no model in");
     refused(&["demo", "no-such.gguf"], 3, "no-such.gguf");
     refused(
@@ -419,8 +422,12 @@ fn wrong_models_are_refused_before_anything_is_served() {
     refused(
         &["demo", "--media-path", "no-such-folder"],
         2,
-        "`--media-path no-such-folder` is no folder",
+        "`--media-path no-such-folder` is not a folder",
     );
-    refused(&["demo", "--allowed-local-media-path", file], 2, "is no folder");
+    refused(
+        &["demo", "--allowed-local-media-path", file],
+        2,
+        "is not a folder",
+    );
     refused(&[], 2, "no model is given");
 }

@@ -88,9 +88,9 @@ fn what_cannot_be_split_is_refused_in_one_line() {
         "",
         &["--place", "ffn=gpu", "--gpu-batch", "few"],
         2,
-        &["`few` is no value of `--gpu-batch`"],
+        &["`few` is not a value for `--gpu-batch`"],
     );
-    check("", &["-ngl", "many"], 2, &["`many` is no value of `-ngl`"]);
+    check("", &["-ngl", "many"], 2, &["`many` is not a value for `-ngl`"]);
     check(
         "",
         &["-ngl", "0", "--place", "ffn=gpu"],
@@ -107,7 +107,7 @@ fn what_cannot_be_split_is_refused_in_one_line() {
         "",
         &["--gpu-batch", "0"],
         2,
-        &["`0` is no value of `--gpu-batch`"],
+        &["`0` is not a value for `--gpu-batch`"],
     );
     check(
         "",

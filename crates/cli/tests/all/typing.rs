@@ -47,6 +47,29 @@ fn what_is_typed_during_an_answer_is_not_shown_in_it_and_not_lost() {
 }
 
 #[test]
+fn what_is_typed_before_an_answer_is_stopped_begins_the_next_message() {
+    let Some(mut pty) = Pty::start(80, &format!("{LONG_CHAT}; stty -a")) else {
+        return skip();
+    };
+    pty.wait_for(">>> ");
+    pty.type_in("Tell me a story.\n");
+    pty.wait_until("a part of the answer", |shown| shown.lines().count() > 12);
+    pty.type_in("/stats");
+    let n_lines = pty.shown().lines().count();
+    pty.wait_until("more of the answer", |shown| shown.lines().count() > n_lines);
+    pty.type_in("\u{3}");
+    pty.wait_for("[stopped]");
+    pty.type_in("\n");
+    pty.wait_for("first after ");
+    pty.type_in("\u{3}");
+    pty.wait_for("[/bye or Ctrl-D leaves]");
+    pty.type_in("/bye\n");
+    let shown = pty.end();
+    // The terminal drops text at a signal again.
+    assert!(shown.contains(" echo ") && shown.contains("-noflsh"), "{shown}");
+}
+
+#[test]
 fn an_interrupted_answer_gives_the_terminal_back() {
     for (line, end) in [
         (format!("{LONG_CHAT}; stty -a"), "[stopped]"),
@@ -206,7 +229,7 @@ fn a_narrow_terminal_breaks_no_word() {
         ("/help", "stops an answer"),
         ("What is 3 + 4?", "3 + 4 = 7."),
         ("/stats", "the context holds"),
-        ("/set temperature 1", "can be set too"),
+        ("/set temperature 1", "near it: temp"),
         ("/show", "n_predict"),
     ] {
         pty.type_in(&format!("{line}\n"));

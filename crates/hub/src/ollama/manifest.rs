@@ -50,7 +50,8 @@ impl Manifest {
         if bytes.len() > MAX_MANIFEST_BYTES {
             return Err(format!("it has {} bytes", bytes.len()));
         }
-        let json: Value = serde_json::from_slice(bytes).map_err(|error| format!("it is no JSON: {error}"))?;
+        let json: Value =
+            serde_json::from_slice(bytes).map_err(|error| format!("it is not JSON: {error}"))?;
         let listed = json["layers"].as_array().map(Vec::as_slice).unwrap_or_default();
         if listed.len() > MAX_LAYERS {
             return Err(format!("it has {} layers", listed.len()));
@@ -84,7 +85,7 @@ fn layer(value: &Value) -> Result<Layer, String> {
     let digest = value["digest"].as_str().unwrap_or_default();
     let hex = digest.strip_prefix("sha256:").unwrap_or_default();
     if hex.len() != 64 || !hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
-        return Err("the digest of a layer is no SHA-256".to_owned());
+        return Err("the digest of a layer is not a SHA-256".to_owned());
     }
     let n_bytes = value["size"]
         .as_u64()

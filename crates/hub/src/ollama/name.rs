@@ -106,7 +106,7 @@ impl FromStr for OllamaName {
         };
         if !is_tag(tag) {
             return Err(bad(
-                "behind the colon stands a tag of letters, digits, `-`, `_` and `.`",
+                "a tag follows the colon, of letters, digits, `-`, `_` and `.`",
             ));
         }
         if name.contains(['/', '@']) {

@@ -323,7 +323,7 @@ fn check_replaced(path: &Path, tenant: Tenant) -> Result<(), ApiError> {
     }
     Err(ApiError::invalid(
         "filename",
-        "there is a file of this name that is no session to replace",
+        "there is a file of this name that is not a session to replace",
     ))
 }
 

@@ -145,7 +145,7 @@ pub(crate) async fn scale(app: Arc<App>, call: Call) -> Result<Response, ApiErro
         if !scale.is_finite() {
             return Err(ApiError::invalid(
                 format!("[{index}].scale"),
-                "is no number to multiply with",
+                "is not a number to multiply with",
             ));
         }
         *strength = scale;
@@ -173,7 +173,7 @@ fn path_below(folder: &Path, asked: &Path) -> Result<PathBuf, ApiError> {
     let not_there = || {
         ApiError::invalid(
             "lora_path",
-            "is no file or folder below the server's `--lora-dir`",
+            "is not a file or folder below the server's `--lora-dir`",
         )
     };
     let folder = folder.canonicalize().map_err(|_| not_there())?;

@@ -23,7 +23,7 @@ use crate::{
 const NO_FOLDER: &str = "no files are read here; `--media-path DIR` of `serve` and `batch` allows those in a folder, and a `data:` URL holds the \
                          image itself";
 
-const NOT_THERE: &str = "is no file below the server's `--media-path`";
+const NOT_THERE: &str = "is not a file below the server's `--media-path`";
 
 /// A file that may be read.
 #[derive(Debug)]

@@ -10,7 +10,10 @@ use serde_json::{Value, json};
 use tokenmill::load::{ModelFacts, Task};
 use tokenmill_text::template::CivilTime;
 
-use super::ollama::models::{capabilities_of, capabilities_of_unloaded};
+use super::{
+    ENDPOINTS,
+    ollama::models::{capabilities_of, capabilities_of_unloaded},
+};
 use crate::{
     ApiError, App, Dialect, Models,
     app::error_response,
@@ -224,6 +227,49 @@ pub(crate) async fn wrong_method(
     let error = ApiError::MethodNotAllowed {
         method: method.to_string(),
         path: AskedPath::or(asked, &uri),
+        answered: methods_of(uri.path()).join(" and "),
     };
     error_response(&error, Dialect::of_path(uri.path()), &request_id)
+}
+
+/// The methods that a path of the router answers. A path that stands in the table itself is no value of a placeholder.
+fn methods_of(path: &str) -> Vec<&'static str> {
+    let of = |leads: &dyn Fn(&str) -> bool| -> Vec<&'static str> {
+        let rows = ENDPOINTS.iter().filter(|row| row.paths().any(leads));
+        rows.map(|row| row.verb.name()).collect()
+    };
+    let exact = of(&|route| route == path);
+    if exact.is_empty() {
+        of(&|route| has_form(route, path))
+    } else {
+        exact
+    }
+}
+
+/// Says whether a path is a route with values for its placeholders.
+fn has_form(route: &str, path: &str) -> bool {
+    let (of_route, of_path): (Vec<&str>, Vec<&str>) = (route.split('/').collect(), path.split('/').collect());
+    let takes_rest = of_route.last().is_some_and(|piece| piece.starts_with("{*"));
+    let is_as_long = of_route.len() == of_path.len() || takes_rest && of_route.len() < of_path.len();
+    is_as_long
+        && (of_route.iter().zip(&of_path)).all(|(piece, found)| piece.starts_with('{') || piece == found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_knows_its_methods() {
+        for (path, expected) in [
+            ("/v1/chat/completions", &["POST"][..]),
+            ("/v1/models", &["GET"]),
+            ("/v1/responses/input_tokens", &["POST"]),
+            ("/v1/responses/resp_1", &["GET", "DELETE"]),
+            ("/v1/models/owner/name", &["GET"]),
+            ("/nowhere", &[]),
+        ] {
+            assert_eq!(methods_of(path), expected, "{path}");
+        }
+    }
 }

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use axum::http::uri::Authority;
 use serde_json::{Value, json};
 
 use crate::{errors::dialect::Dialect, model_names::near_it};
@@ -33,6 +34,14 @@ fn bytes(n: u64) -> String {
         mib if mib >= 1024.0 => format!("{:.2} GiB", mib / 1024.0),
         mib if mib >= 10.0 => format!("{mib:.0} MiB"),
         mib => format!("{mib:.2} MiB"),
+    }
+}
+
+/// Says how a server answers for a host, which may have a port; nothing for a text that is not a host.
+fn allowing(host: &str) -> String {
+    match host.parse::<Authority>() {
+        Ok(authority) => format!("; start it with `--allow-host {}`", authority.host()),
+        Err(_) => String::new(),
     }
 }
 
@@ -93,11 +102,17 @@ pub enum ApiError {
         /// The names of those that are loaded, separated by commas.
         available: String,
     },
+    /// The server has no model now, and the request names none.
+    #[error("no model is served{}", if *can_pull { "; `/api/pull` downloads one" } else { "" })]
+    NoModel {
+        /// Whether clients may download models.
+        can_pull: bool,
+    },
     /// The named model is none of those that this server can load.
-    #[error(
-        "the model `{model}` is not served here{}; available: {available}",
-        near_it(near)
-    )]
+    #[error("the model `{model}` is not served here{}; {}", near_it(near), match &available[..] {
+        "" => "no model is".to_owned(),
+        names => format!("available: {names}"),
+    })]
     NoSuchModel {
         /// The name asked for.
         model: String,
@@ -165,7 +180,7 @@ pub enum ApiError {
         origin: String,
     },
     /// The request is for a name that is not this server's.
-    #[error("this server does not answer for `{host}`; its `--allow-host` names what it answers for")]
+    #[error("this server does not answer for `{host}`{}", allowing(host))]
     ForeignHost {
         /// The name asked for.
         host: String,
@@ -185,12 +200,14 @@ pub enum ApiError {
         id: Option<String>,
     },
     /// The path exists, the method does not.
-    #[error("{path} does not answer {method}")]
+    #[error("{path} does not answer {method}{}", if answered.is_empty() { String::new() } else { format!(", but {answered}") })]
     MethodNotAllowed {
         /// Method asked for.
         method: String,
         /// Path asked for.
         path: String,
+        /// Methods that the path answers.
+        answered: String,
     },
     /// The path is part of an API that is spoken here, but not what it does.
     #[error("{path} is not implemented: {reason}")]
@@ -301,6 +318,7 @@ impl ApiError {
             Self::UnknownModel { .. }
             | Self::UnknownAdapter { .. }
             | Self::NoSuchModel { .. }
+            | Self::NoModel { .. }
             | Self::NotFound { .. }
             | Self::NotStored { .. } => 404,
             Self::MethodNotAllowed { .. } => 405,
@@ -323,7 +341,7 @@ impl ApiError {
             Self::InvalidField { .. } => "invalid_value",
             Self::UnknownField { .. } => "unknown_parameter",
             Self::UnsupportedField { .. } => "unsupported_parameter",
-            Self::UnknownModel { .. } | Self::NoSuchModel { .. } => "model_not_found",
+            Self::UnknownModel { .. } | Self::NoSuchModel { .. } | Self::NoModel { .. } => "model_not_found",
             Self::UnknownAdapter { .. } => "adapter_not_found",
             Self::ModelFailed { .. } => "model_failed",
             Self::ModelTooLarge { .. } => "model_too_large",
@@ -357,6 +375,7 @@ impl ApiError {
             | Self::UnsupportedField { param, .. } => Some(param),
             Self::UnknownModel { .. }
             | Self::NoSuchModel { .. }
+            | Self::NoModel { .. }
             | Self::ModelFailed { .. }
             | Self::ModelTooLarge { .. } => Some("model"),
             Self::UnknownAdapter { .. } => Some("lora_name"),
@@ -484,6 +503,7 @@ mod tests {
                 near: text(),
                 available: text(),
             },
+            ApiError::NoModel { can_pull: true },
             ApiError::ModelFailed {
                 model: text(),
                 reason: text(),
@@ -515,6 +535,7 @@ mod tests {
             ApiError::MethodNotAllowed {
                 method: text(),
                 path: text(),
+                answered: text(),
             },
             ApiError::NotImplemented {
                 path: text(),
@@ -554,6 +575,33 @@ mod tests {
         let body = error.body(Dialect::OpenAi, "r1");
         let length = |field: &str| body["error"][field].as_str().expect("text").len();
         assert!(length("message") <= MAX_MESSAGE + 3 && length("param") <= MAX_SHOWN + 3);
+    }
+
+    #[test]
+    fn a_foreign_host_is_told_the_option_that_allows_it() {
+        for (host, end) in [
+            ("example.com:8080", "`; start it with `--allow-host example.com`"),
+            ("example.com", "`; start it with `--allow-host example.com`"),
+            ("a b", "`a b`"),
+        ] {
+            let error = ApiError::ForeignHost {
+                host: host.to_owned(),
+            };
+            assert!(error.to_string().ends_with(end), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_server_without_models_lists_none() {
+        let error = ApiError::NoSuchModel {
+            model: "a".to_owned(),
+            near: String::new(),
+            available: String::new(),
+        };
+        assert_eq!(error.to_string(), "the model `a` is not served here; no model is");
+        let error = ApiError::NoModel { can_pull: true };
+        assert_eq!(error.to_string(), "no model is served; `/api/pull` downloads one");
+        assert_eq!(error.status(), 404);
     }
 
     #[test]

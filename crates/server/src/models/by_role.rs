@@ -163,14 +163,11 @@ impl Many {
         reading.facts = found.facts.or(reading.facts.take());
     }
 
-    /// The model of requests that name none, as far as is known: the first of its role that can be loaded, else one for chats.
-    pub(super) fn default_of(&self, role: Role) -> usize {
+    /// The model of requests that name none, as far as is known: the first of its role that can be loaded, else one for chats. `None`
+    /// where no model is served.
+    pub(super) fn default_of(&self, role: Role) -> Option<usize> {
         let first = |role| self.in_order_for(role).into_iter().next();
-        self.candidate(role)
-            .ok()
-            .flatten()
-            .or_else(|| first(role))
-            .unwrap_or(0)
+        self.candidate(role).ok().flatten().or_else(|| first(role))
     }
 
     /// All models that are served, those first that requests of a role without a name are for: what was started for the role, what its files say is for it,

@@ -9,7 +9,7 @@ use super::{ModelSpec, ModelsError};
 use crate::model_names::{is_of_repository, is_variant};
 
 /// The models of a server at a time.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Catalog {
     specs: Vec<Arc<ModelSpec>>,
     /// Which model a name means; those of adapters are their model's.

@@ -195,7 +195,8 @@ impl Models {
     /// Does the same as [`Self::new`], with a folder that is scanned again at most once a second: when a list is requested, a name is
     /// unknown, a model cannot be loaded, or, without waiting, a loaded model is used. New models in it are served; those of `specs` that
     /// are [of the folder](ModelSpec::is_of_folder), and are not in it any more, are served only as long as they are loaded. One whose
-    /// [files](ModelSpec::stamps) are others is read again; where it is loaded, it is unloaded once no request runs on it.
+    /// [files](ModelSpec::stamps) are others is read again; where it is loaded, it is unloaded once no request runs on it. With a folder
+    /// there may be no model at the start.
     ///
     /// # Errors
     /// Returns the errors of [`Self::new`].
@@ -205,7 +206,11 @@ impl Models {
         limits: ModelLimits,
         config: ServerConfig,
     ) -> Result<Self, ModelsError> {
-        let catalog = Catalog::new(specs)?;
+        let catalog = match &folder {
+            // Models come later.
+            Some(_) if specs.is_empty() => Catalog::default(),
+            _ => Catalog::new(specs)?,
+        };
         let specs = catalog.specs();
         let rules = specs.iter().map(|spec| spec.rules(limits.keep_alive));
         let now = Instant::now();
@@ -403,11 +408,14 @@ impl Models {
     /// Finds the model that a name means.
     ///
     /// # Errors
-    /// [`ApiError::UnknownModel`] and [`ApiError::NoSuchModel`], with names that are near.
+    /// [`ApiError::NoSuchModel`], with names that are near; [`ApiError::NoModel`] where none is served.
     pub(crate) async fn find(&self, asked: Option<&str>, role: Role) -> Result<usize, ApiError> {
         let Some(many) = self.many() else { return Ok(0) };
         let Some(asked) = asked.filter(|asked| !asked.is_empty()) else {
-            return Ok(many.default_of(role));
+            if many.default_of(role).is_none() {
+                self.look_through_folder().await;
+            }
+            return many.default_of(role).ok_or_else(|| self.none_served());
         };
         if let Some(idx) = many.find(asked) {
             return Ok(idx);
@@ -415,6 +423,13 @@ impl Models {
         self.look_through_folder().await;
         let found = many.find(asked).or_else(|| self.only_one_for_any_name());
         found.ok_or_else(|| many.unknown(asked))
+    }
+
+    /// Says that no model is served, which a managed folder may come to.
+    fn none_served(&self) -> ApiError {
+        ApiError::NoModel {
+            can_pull: self.folder_manager().is_some(),
+        }
     }
 
     /// Says whether a model has this name.
@@ -434,13 +449,13 @@ impl Models {
     /// is. It loads nothing and keeps no model that is about to be unloaded.
     ///
     /// # Errors
-    /// [`ApiError::NotReady`] where none is loaded.
+    /// [`ApiError::NotReady`] where none is loaded, [`ApiError::NoModel`] where none is served.
     pub(crate) fn look(&self) -> Result<Lease, ApiError> {
         let many = match &self.inner.kind {
             Kind::One(app) => return Ok(Lease::fixed(Arc::clone(app))),
             Kind::Many(many) => many,
         };
-        let by_default = many.default_of(Role::Chat);
+        let by_default = many.default_of(Role::Chat).ok_or_else(|| self.none_served())?;
         let others = many.in_order_for(Role::Chat);
         let (mut registry, now) = (many.lock(), Instant::now());
         let found = std::iter::once(by_default)

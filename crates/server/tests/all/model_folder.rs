@@ -40,6 +40,27 @@ struct Shelf {
 }
 
 impl Shelf {
+    fn holding(names: Vec<&'static str>) -> Self {
+        Self {
+            models: Arc::new(Mutex::new(Ok(names))),
+            n_looks: Arc::default(),
+            hangs: Arc::default(),
+            n_alive: Arc::default(),
+            written: Arc::default(),
+            refusal: Arc::default(),
+            n_removals: Arc::default(),
+            removal_hangs: Arc::default(),
+        }
+    }
+
+    /// A model of the folder, as it is found at the start.
+    fn spec_of(&self, name: &str, model: &Speaker) -> ModelSpec {
+        let mut spec = ModelSpec::new(name, model.clone());
+        spec.is_of_folder = true;
+        spec.stamps = vec![self.stamp()];
+        spec
+    }
+
     fn put(&self, names: &[&'static str]) {
         *self.models.lock().expect("no test panics with it") = Ok(names.to_vec());
     }
@@ -120,19 +141,14 @@ async fn start(queue_timeout: Option<Duration>) -> (Shelf, Several) {
 
 /// The same with a given model in the folder.
 async fn start_with(anna: &Speaker, queue_timeout: Option<Duration>) -> (Shelf, Several) {
-    let shelf = Shelf {
-        models: Arc::new(Mutex::new(Ok(vec!["anna"]))),
-        n_looks: Arc::default(),
-        hangs: Arc::default(),
-        n_alive: Arc::default(),
-        written: Arc::default(),
-        refusal: Arc::default(),
-        n_removals: Arc::default(),
-        removal_hangs: Arc::default(),
-    };
-    let mut specs = vec![shelf.spec("named"), ModelSpec::new("anna", anna.clone())];
-    specs[1].is_of_folder = true;
-    specs[1].stamps = vec![shelf.stamp()];
+    let shelf = Shelf::holding(vec!["anna"]);
+    let specs = vec![shelf.spec("named"), shelf.spec_of("anna", anna)];
+    let server = serve(&shelf, specs, queue_timeout).await;
+    (shelf, server)
+}
+
+/// A server of models and a folder.
+async fn serve(shelf: &Shelf, specs: Vec<ModelSpec>, queue_timeout: Option<Duration>) -> Several {
     let config = ServerConfig {
         listen: Listen::Tcp(([127, 0, 0, 1], 0).into()),
         queue_timeout,
@@ -145,7 +161,7 @@ async fn start_with(anna: &Speaker, queue_timeout: Option<Duration>) -> (Shelf, 
     let address = server.address();
     let address = address.rsplit('/').next().expect("an address").to_owned();
     let run = tokio::spawn(server.run());
-    (shelf, Several { models, address, run })
+    Several { models, address, run }
 }
 
 async fn names(server: &Several, path: &str, list: &str, field: &str) -> Vec<String> {
@@ -291,6 +307,38 @@ async fn a_model_that_vanished_is_unknown_to_the_first_who_asks_for_it() {
     shelf.put(&["anna"]);
     let damaged = server.post(CHAT, &chat("anna")).await;
     assert_eq!(damaged.status, 503, "{}", damaged.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_last_model_vanished_has_none_for_any_request() {
+    if demo_path().is_none() {
+        return;
+    }
+    let anna = Speaker::new("anna", 4, &Arc::default());
+    anna.fail(Some("cannot open anna.gguf"));
+    let shelf = Shelf::holding(vec![]);
+    for specs in [vec![shelf.spec_of("anna", &anna)], vec![]] {
+        let server = serve(&shelf, specs, None).await;
+        for (body, expected) in [
+            (
+                json!({ "messages": [{ "role": "user", "content": "Hi" }] }),
+                "no model is served",
+            ),
+            (chat("anna"), "the model `anna` is not served here; no model is"),
+        ] {
+            let gone = server.post(CHAT, &body).await;
+            assert_eq!(gone.status, 404, "{}", gone.text());
+            assert!(gone.text().contains(expected), "{}", gone.text());
+        }
+        assert_eq!(ids(&server).await, Vec::<String>::new());
+        // A model that comes is found by the next request.
+        shelf.put(&["berta"]);
+        wait_for(&server, &["berta"]).await;
+        let body = json!({ "messages": [{ "role": "user", "content": "Who are you?" }] });
+        let reply = server.post(CHAT, &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        shelf.put(&[]);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -93,7 +93,7 @@ impl BatchRequest {
         if let Some(unknown) = fields.keys().next() {
             return Err((
                 "invalid_request",
-                format!("`{unknown}` is no field of a batch line"),
+                format!("`{unknown}` is not a field of a batch line"),
             ));
         }
         Ok(Self {

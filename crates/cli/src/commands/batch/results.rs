@@ -22,8 +22,23 @@ const ID: &str = "batch_req_";
 pub(super) struct Results {
     path: PathBuf,
     file: File,
-    /// The input lines that have a result, with the result's id.
-    done: HashMap<usize, Option<String>>,
+    /// The input lines that have a result.
+    done: HashMap<usize, Done>,
+}
+
+/// A result that the file has.
+#[derive(Debug)]
+struct Done {
+    custom_id: Option<String>,
+    kept: Kept,
+}
+
+/// How a request ended that has its result already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    Answered,
+    /// The result is the reason why there is no answer.
+    Refused,
 }
 
 /// How a request ended.
@@ -71,7 +86,7 @@ impl Results {
             let n_bytes = reader.read_until(b'\n', &mut line).map_err(unwritable)?;
             let foreign = || {
                 Failure::input(format!(
-                    "line {number} of {} is no result of a batch",
+                    "line {number} of {} is not a result of a batch",
                     path.display()
                 ))
                 .hint("name a new file for the results")
@@ -83,8 +98,8 @@ impl Results {
                 break;
             }
             whole_bytes += n_bytes as u64;
-            let (request, custom_id) = identify(&line).ok_or_else(foreign)?;
-            done.insert(request, custom_id);
+            let (request, result) = identify(&line).ok_or_else(foreign)?;
+            done.insert(request, result);
         }
         file.set_len(whole_bytes).map_err(unwritable)?;
         Ok(Self {
@@ -94,21 +109,21 @@ impl Results {
         })
     }
 
-    /// Whether a line of the input has its result.
+    /// How a line of the input ended; `None` if it has no result.
     ///
     /// # Errors
     /// The result has another id than the line: the file belongs to another input.
-    pub(super) fn has(&self, line_number: usize, custom_id: Option<&str>) -> Result<bool, Failure> {
+    pub(super) fn of(&self, line_number: usize, custom_id: Option<&str>) -> Result<Option<Kept>, Failure> {
         match self.done.get(&line_number) {
-            None => Ok(false),
-            Some(found) if found.as_deref() == custom_id => Ok(true),
+            None => Ok(None),
+            Some(found) if found.custom_id.as_deref() == custom_id => Ok(Some(found.kept)),
             Some(found) => {
                 let shown =
                     |id: Option<&str>| id.map_or_else(|| "no id".to_owned(), |id| format!("id `{id}`"));
                 let message = format!(
                     "{} belongs to another input: its result for line {line_number} has {}, the line has {}",
                     self.path.display(),
-                    shown(found.as_deref()),
+                    shown(found.custom_id.as_deref()),
                     shown(custom_id)
                 );
                 Err(Failure::input(message).hint("name a new file for the results"))
@@ -158,15 +173,21 @@ impl Results {
     }
 }
 
-/// Which line of the input a result is for, and the id it has.
-fn identify(line: &[u8]) -> Option<(usize, Option<String>)> {
+/// Which line of the input a result is for, its id, and whether it is an answer.
+fn identify(line: &[u8]) -> Option<(usize, Done)> {
     let result: Value = serde_json::from_slice(line).ok()?;
     let number = result["id"].as_str()?.strip_prefix(ID)?.parse().ok()?;
-    match result.get("custom_id")? {
-        Value::Null => Some((number, None)),
-        Value::String(id) => Some((number, Some(id.clone()))),
-        _ => None,
-    }
+    let custom_id = match result.get("custom_id")? {
+        Value::Null => None,
+        Value::String(id) => Some(id.clone()),
+        _ => return None,
+    };
+    let kept = if result["response"]["status_code"] == 200 {
+        Kept::Answered
+    } else {
+        Kept::Refused
+    };
+    Some((number, Done { custom_id, kept }))
 }
 
 /// Whether this may be the beginning of a result, as a killed process leaves it.
@@ -204,10 +225,10 @@ mod tests {
         }
         let results = Results::open(&path).unwrap();
         assert_eq!(results.done.len(), 2);
-        assert!(results.has(3, Some("c")).unwrap());
-        assert!(results.has(1, None).unwrap());
-        assert!(!results.has(2, Some("b")).unwrap());
-        assert!(results.has(3, Some("d")).is_err(), "another input");
+        assert_eq!(results.of(3, Some("c")).unwrap(), Some(Kept::Refused));
+        assert_eq!(results.of(1, None).unwrap(), Some(Kept::Refused));
+        assert_eq!(results.of(2, Some("b")).unwrap(), None);
+        assert!(results.of(3, Some("d")).is_err(), "another input");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use rustyline::{
 use super::line::COMMANDS;
 
 /// The names that `/set` takes, except the variables of a template.
-const SETTINGS: [&str; 10] = [
+pub(super) const SETTINGS: [&str; 10] = [
     "system",
     "temp",
     "top_k",

@@ -120,12 +120,16 @@ pub(super) fn parse(line: &str) -> Result<Line<'_>, Failure> {
             }
         }
         _ => {
-            let near = near_names(&format!("/{name}"), COMMANDS.into_iter());
+            // The slash that all have is no likeness.
+            let names = COMMANDS
+                .into_iter()
+                .map(|command| command.trim_start_matches('/'));
+            let near = near_names(name, names);
             let failure = Failure::usage(format!("there is no command /{name}"));
             return Err(failure.hint(if near.is_empty() {
                 "/help lists them".to_owned()
             } else {
-                format!("near it: {}", near.join(", "))
+                format!("near it: /{}", near.join(", /"))
             }));
         }
     })
@@ -191,7 +195,9 @@ mod tests {
             line_of("/hlep"),
             "error: there is no command /hlep (hint: near it: /help)"
         );
-        assert!(line_of("/frobnicate").ends_with("(hint: /help lists them)"));
+        for far in ["/frobnicate", "/xyz", "/foo"] {
+            assert!(line_of(far).ends_with("(hint: /help lists them)"), "{far}");
+        }
     }
 
     #[test]

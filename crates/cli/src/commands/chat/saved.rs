@@ -29,7 +29,7 @@ impl Conversation {
     /// A file that cannot be read, or holds something else.
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
         Self::parse(&read_text(path)?).map_err(|reason| {
-            Failure::input(format!("{} is no conversation: {reason}", path.display()))
+            Failure::input(format!("{} is not a conversation: {reason}", path.display()))
                 .hint("/save writes one: {\"messages\": [{\"role\": …, \"content\": …}]}")
         })
     }

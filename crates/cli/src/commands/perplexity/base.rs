@@ -136,11 +136,11 @@ impl Reader {
         let mut input = BufReader::new(file);
         let mut head = [0; HEADER_BYTES as usize];
         if n_bytes < HEADER_BYTES {
-            return Err(no_base("this is no file of logits"));
+            return Err(no_base("this is not a file of logits"));
         }
         input.read_exact(&mut head).map_err(unreadable)?;
         if !head.starts_with(MAGIC) {
-            return Err(no_base("this is no file of logits"));
+            return Err(no_base("this is not a file of logits"));
         }
         let number = |at: usize| {
             u64::from(u32::from_le_bytes([

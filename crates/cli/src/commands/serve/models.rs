@@ -18,7 +18,7 @@ use tokenmill::{
     text::without_mark,
 };
 use tokenmill_server::{
-    KeepAlive, Listen, ModelLimits, ModelSpec, Models, ServerConfig,
+    KeepAlive, Listen, ModelLimits, ModelSpec, Models, ModelsError, ServerConfig,
     models::{ModelFolder, Role},
     near_names,
 };
@@ -28,6 +28,7 @@ use super::{
     found_model::{FoundModel, NamedLoader},
     models_file::{FileModel, MAX_BYTES, ModelsFile},
     models_folder::ModelsFolder,
+    of_option,
 };
 use crate::{
     besides,
@@ -184,7 +185,13 @@ pub(super) fn several(
     }
     let n_models = specs.len();
     let models = Models::with_folder(specs, watched, limits, config).map_err(|error| {
-        Failure::usage(error.to_string()).hint("in a file for `--models` each has a name of its own")
+        let failure = Failure::usage(error.to_string());
+        match error {
+            ModelsError::SameName { .. } => {
+                failure.hint("in a file for `--models` each has a name of its own")
+            }
+            _ => failure,
+        }
     })?;
     tracing::info!(
         models = n_models,
@@ -357,7 +364,7 @@ fn of_file(
 }
 
 fn read_file(path: &Path) -> Result<ModelsFile, Failure> {
-    let unreadable = |error| Failure::unreadable(path, &error);
+    let unreadable = |error| of_option("--models", Failure::unreadable(path, &error));
     let mut text = String::new();
     let file = fs::File::open(path).map_err(unreadable)?;
     file.take(MAX_BYTES + 1)

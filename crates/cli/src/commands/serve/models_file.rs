@@ -125,7 +125,7 @@ impl FileModel {
 fn table_of(place: &str, value: Value) -> Result<Table, String> {
     match value {
         Value::Table(table) => Ok(table),
-        _ => Err(format!("{place} is no table")),
+        _ => Err(format!("{place} is not a table")),
     }
 }
 
@@ -253,8 +253,8 @@ mod tests {
                 "[defaults]\nmodel = \"a\"\n[models.a]\nmodel = \"a\"\n",
                 "[defaults]: unknown key `model`",
             ),
-            ("models = 3\n", "[models] is no table"),
-            ("[models]\na = 3\n", "[models.a] is no table"),
+            ("models = 3\n", "[models] is not a table"),
+            ("[models]\na = 3\n", "[models.a] is not a table"),
             ("port = 80\n[models.a]\nmodel = \"a\"\n", "unknown key `port`"),
             ("memory-budget = \"much\"\n", "`memory-budget`: expected a size"),
             (

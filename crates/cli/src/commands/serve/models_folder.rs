@@ -24,7 +24,7 @@ use tokenmill_server::{
     models::{FileStamp, FolderError, FolderManager, ModelFolder, PullWatch, Role},
 };
 
-use super::{Args, found_model::FoundModel, pulled_models::PulledModels};
+use super::{Args, found_model::FoundModel, of_option, pulled_models::PulledModels};
 use crate::{
     failure::Failure,
     model_name::{FetchArgs, served_name},
@@ -83,7 +83,8 @@ impl ModelsFolder {
     /// A folder that cannot be read, and one without models.
     pub(super) fn found(&self) -> Result<Vec<FoundModel>, Failure> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let paths = models_in(&self.folder, &mut known.headers)?;
+        let paths = models_in(&self.folder, &mut known.headers)
+            .map_err(|failure| of_option("--models-dir", failure))?;
         let pulled = known.pulled_names(self.pulled.found());
         if paths.is_empty() && pulled.is_empty() && !self.pulled.is_managed() {
             let message = format!("there is no model in {}", self.folder.display());

@@ -41,6 +41,10 @@ pub(super) async fn listen(config: &ServerConfig) -> Result<Listening, Failure> 
                 (io::ErrorKind::PermissionDenied, Listen::Tcp(address)) if address.port() < 1024 => {
                     failure.hint("ports below 1024 are reserved; take `--port 8080`")
                 }
+                (io::ErrorKind::AddrNotAvailable, Listen::Tcp(_)) => failure.hint(
+                    "this machine does not have the address: `--host 127.0.0.1` is for this machine only, and \
+                     `--host 0.0.0.0` for whoever reaches it",
+                ),
                 _ => failure,
             }
         }
@@ -125,9 +129,16 @@ fn greeting(models: &Models, address: &str) -> String {
     } else {
         "needed: `Authorization: Bearer KEY`"
     };
+    let listens_to_all = matches!(config.listen, Listen::Tcp(listen) if listen.ip().is_unspecified());
+    let (address, others) = if listens_to_all {
+        let others = ", and for other machines the name or an address of this one";
+        (on_this_machine(address), others)
+    } else {
+        (address.to_owned(), "")
+    };
     let page = match config.listen {
         Listen::Tcp(_) if !config.has_page => String::new(),
-        Listen::Tcp(_) => format!("\n  web page  {address}"),
+        Listen::Tcp(_) => format!("\n  web page  {address}{others}"),
         #[cfg(unix)]
         Listen::Unix(_) => String::new(),
     };
@@ -159,6 +170,12 @@ fn greeting(models: &Models, address: &str) -> String {
     )
 }
 
+/// A URL that a program on this machine can open, for one of a server on all addresses: those of `0.0.0.0` and `[::]` are none.
+fn on_this_machine(address: &str) -> String {
+    let own = address.replace("//0.0.0.0:", "//127.0.0.1:");
+    own.replace("//[::]:", "//[::1]:")
+}
+
 /// Waits until the engine ends because its device is lost: a supervisor then restarts the program.
 async fn engine_end(models: &Models) -> EngineError {
     loop {
@@ -174,6 +191,16 @@ async fn engine_end(models: &Models) -> EngineError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_on_all_addresses_names_one_to_open() {
+        for (address, expected) in [
+            ("http://0.0.0.0:8080", "http://127.0.0.1:8080"),
+            ("https://[::]:443", "https://[::1]:443"),
+        ] {
+            assert_eq!(on_this_machine(address), expected);
+        }
+    }
 
     #[test]
     fn an_end_without_requests_waits_for_none() {

@@ -64,7 +64,7 @@ pub(super) fn run_by(kind: &str, path: &str) -> Result<RunBy, ApiError> {
         return Err(ApiError::UnsupportedField { param, reason });
     }
     let reason = format!(
-        "`{}` is no known kind; a tool with a name and an `input_schema` has the type `custom` or none, and of Anthropic's own {} are left out",
+        "`{}` is not a known kind; a tool with a name and an `input_schema` has the type `custom` or none, and of Anthropic's own {} are left out",
         shortened(kind),
         OF_SERVERS.join(", ")
     );
