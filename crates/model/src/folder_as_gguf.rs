@@ -38,10 +38,10 @@ impl FolderAsGguf {
     pub(crate) fn open_with(folder: &Path, config: &HfConfig) -> Result<Self, LoadError> {
         let HfNetwork {
             descriptor,
+            form,
             layout,
             config,
         } = arch::describe_hf(config)?;
-        let form = GgufForm::of(&descriptor);
         let mut keys = Metadata::new();
         form.write_keys(&config, &descriptor, &mut keys)?;
         let weights =

@@ -61,7 +61,7 @@ pub(super) const COHERE2: Architecture = Architecture {
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Norm)?;
-    let has_norms = config.has_qk_norm();
+    let has_norms = config.has_qk_norm("blk.0.attn_q_norm.weight");
     finish(&mut descriptor, config.opt_f32("logit_scale")?, has_norms);
     Ok(descriptor)
 }

@@ -54,9 +54,9 @@ pub(super) struct FolderFacts {
     /// How a sequence is pooled.
     pub(super) pooling: Option<PoolingDescriptor>,
     /// Context length of the training; files may state another.
-    n_ctx_train: usize,
+    pub(super) n_ctx_train: usize,
     /// Tensors that decoding does not need.
-    ignorable: Vec<Ignorable>,
+    pub(super) ignorable: Vec<Ignorable>,
 }
 
 /// How routers weigh experts.

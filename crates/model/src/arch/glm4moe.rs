@@ -14,7 +14,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         config.set_image_inputs(&mut descriptor, RopeAxes::Sections)?;
-        let qk_norm = config.has_qk_norm().then_some(QkNorm::Head);
+        let qk_norm = config
+            .has_qk_norm("blk.0.attn_q_norm.weight")
+            .then_some(QkNorm::Head);
         for layer in &mut descriptor.layers {
             layer.attention_mut().qk_norm = qk_norm;
         }

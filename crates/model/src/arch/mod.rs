@@ -342,6 +342,8 @@ pub(crate) fn counts_nextn(config: &HfConfig) -> bool {
 /// The configuration and layout of a Hugging Face folder.
 pub(crate) struct HfNetwork {
     pub(crate) descriptor: Descriptor,
+    /// The file made from the folder.
+    pub(crate) form: GgufForm,
     /// The names of its tensors.
     pub(crate) layout: HfLayout,
     /// The configuration with its class's defaults for missing fields.
@@ -398,6 +400,7 @@ fn describe_class(class: &str, config: &HfConfig) -> Result<HfNetwork, LoadError
     row.name.clone_into(&mut descriptor.arch);
     descriptor.validate().map_err(named)?;
     Ok(HfNetwork {
+        form: GgufForm::of(row, &descriptor),
         descriptor,
         layout: row.hf_layout,
         config,

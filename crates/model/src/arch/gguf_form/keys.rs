@@ -210,7 +210,7 @@ impl<'a> GgufKeys<'a> {
             None => self.first_number(ROPE_BASES)?,
         };
         // If the configuration omits the base, the class default applies.
-        let base = base.or(self.descriptor.ropes.first().map(|rope| rope.base));
+        let base = base.or(self.facts.rope.as_ref().map(|rope| rope.base));
         if let Some(base) = base {
             self.set("rope.freq_base", base);
         }

@@ -33,9 +33,8 @@ pub(crate) struct GgufForm {
 }
 
 impl GgufForm {
-    /// Returns the form of a network.
-    pub(crate) fn of(descriptor: &Descriptor) -> Self {
-        let row = Architecture::named(&descriptor.arch);
+    /// Returns the form of a network, whose folder has the class of a row.
+    pub(super) fn of(row: &'static Architecture, descriptor: &Descriptor) -> Self {
         let has_experts = descriptor.layers.iter().any(|layer| layer.ffn.moe().is_some());
         let row = match row.hf_layout.arch_with_experts {
             Some(name) if has_experts => Architecture::named(name),
