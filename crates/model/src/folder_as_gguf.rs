@@ -43,7 +43,7 @@ impl FolderAsGguf {
             config,
         } = arch::describe_hf(config)?;
         let mut keys = Metadata::new();
-        form.write_keys(&config, &descriptor, &mut keys)?;
+        form.write_keys(&config, &mut keys)?;
         let weights =
             SafetensorsFolder::open(folder, &layout, &descriptor, config.fp8_scales()?, Some(&form))?;
         let (weights, numbers) = weights.into_gguf_form(&form, &descriptor)?;

@@ -30,7 +30,6 @@ pub(super) const BERT: Architecture = Architecture {
     },
     hf_classes: &["BertModel", "BertForSequenceClassification"],
     hf_layout: LAYOUT,
-    from_hf: None,
     rule: |keys| rule(keys, 0),
 };
 
@@ -56,7 +55,6 @@ pub(super) const ROBERTA: Architecture = Architecture {
         changes: &[("position_embd.weight", Change::SkipRows(UNUSED_POSITIONS))],
         ..LAYOUT
     },
-    from_hf: None,
     rule: |keys| rule(keys, UNUSED_POSITIONS),
 };
 

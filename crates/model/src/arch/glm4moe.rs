@@ -33,12 +33,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: &[Recast::POST_ATTENTION],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.facts.qkv_bias = Some(keys.config.presence("attention_bias")?);
         keys.facts.has_qk_norm = keys.config.is("use_qk_norm")?;
         keys.find_router(true)?;
-        keys.find_shared_experts("n_shared_experts")?;
+        keys.find_shared_experts(&["n_shared_experts"])?;
         let n_layers = keys.descriptor.layers.len();
         keys.facts.expert_layers = Some(keys.config.expert_layers_behind_dense(n_layers)?);
         keys.usual()?;

@@ -65,7 +65,6 @@ pub(super) const JINA_BERT_V2: Architecture = Architecture {
         ignored: &["cls.predictions.", "cls.seq_relationship."],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: rule_v2,
 };
 
@@ -103,7 +102,6 @@ pub(super) const JINA_BERT_V3: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: rule_v3,
 };
 

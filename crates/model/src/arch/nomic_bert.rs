@@ -40,7 +40,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         for key in ["prenorm", "rotary_emb_interleaved", "causal"] {
             if keys.config.is(key)? {
