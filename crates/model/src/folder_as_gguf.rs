@@ -38,12 +38,12 @@ impl FolderAsGguf {
     pub(crate) fn open_with(folder: &Path, config: &HfConfig) -> Result<Self, LoadError> {
         let HfNetwork {
             descriptor,
+            form,
             layout,
             config,
         } = arch::describe_hf(config)?;
-        let form = GgufForm::of(&descriptor);
         let mut keys = Metadata::new();
-        form.write_keys(&config, &descriptor, &mut keys)?;
+        form.write_keys(&config, &mut keys)?;
         let weights =
             SafetensorsFolder::open(folder, &layout, &descriptor, config.fp8_scales()?, Some(&form))?;
         let (weights, numbers) = weights.into_gguf_form(&form, &descriptor)?;

@@ -144,6 +144,7 @@ impl Model {
             descriptor,
             layout,
             config,
+            ..
         } = arch::describe_hf(&config)?;
         let weights = SafetensorsFolder::open(folder, &layout, &descriptor, config.fp8_scales()?, None)?;
         Ok(Self {

@@ -38,7 +38,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         if keys.config.get("hidden_act").and_then(|name| name.as_str()) != Some("xielu") {
             return Err(keys.config.wrong("hidden_act", "xielu"));

@@ -22,7 +22,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: Recast::NEIGHBOURS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.find_biases(["attention_bias", "mlp_bias"])?;
         keys.usual()?;

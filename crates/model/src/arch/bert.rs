@@ -6,10 +6,10 @@
 
 use tokenmill_backend::{Activation, Pooling, RopeStyle};
 
-use crate::{Descriptor, Ignorable, LoadError, PoolingDescriptor, Presence};
+use crate::{Descriptor, LoadError, PoolingDescriptor, Presence};
 
 use super::{
-    Architecture, Change, HfConfig, HfLayout, Recast,
+    Architecture, Change, GgufKeys, HfLayout, Recast,
     encoder::{self, HeadStep, make_encoder, make_post_norm, remove_rope},
 };
 
@@ -30,8 +30,7 @@ pub(super) const BERT: Architecture = Architecture {
     },
     hf_classes: &["BertModel", "BertForSequenceClassification"],
     hf_layout: LAYOUT,
-    from_hf: Some(|config| from_hf(config, 0)),
-    rule: |keys| encoder::write_keys(keys, Activation::GeluErf),
+    rule: |keys| rule(keys, 0),
 };
 
 pub(super) const ROBERTA: Architecture = Architecture {
@@ -56,8 +55,7 @@ pub(super) const ROBERTA: Architecture = Architecture {
         changes: &[("position_embd.weight", Change::SkipRows(UNUSED_POSITIONS))],
         ..LAYOUT
     },
-    from_hf: Some(|config| from_hf(config, UNUSED_POSITIONS)),
-    rule: BERT.rule,
+    rule: |keys| rule(keys, UNUSED_POSITIONS),
 };
 
 const LAYOUT: HfLayout = HfLayout {
@@ -96,32 +94,6 @@ const LAYOUT: HfLayout = HfLayout {
     ..HfLayout::LLAMA
 };
 
-fn from_hf(config: &HfConfig, n_unused_positions: usize) -> Result<Descriptor, LoadError> {
-    let kind = config.get("position_embedding_type");
-    if kind.is_some_and(|kind| kind != "absolute") {
-        return Err(config.wrong("position_embedding_type", "`absolute`"));
-    }
-    let first_position = config.opt_usize("pad_token_id")?.map_or(0, |id| id + 1);
-    if n_unused_positions > 0 && first_position != n_unused_positions {
-        return Err(config.wrong("pad_token_id", "1, since positions begin behind it"));
-    }
-    let mut descriptor = config.decoder()?;
-    descriptor.n_ctx_train = descriptor.n_ctx_train.saturating_sub(n_unused_positions);
-    finish(&mut descriptor);
-    descriptor.pooling = Some(if config.is_classifier()? {
-        config.rank_pooling(true, HeadStep::Tanh, Pooling::First, descriptor.n_embd)?
-    } else {
-        // A head that only classifiers and the training of BERT itself use.
-        for part in ["cls", "pooler"] {
-            for end in ["weight", "bias"] {
-                (descriptor.ignorable).push(Ignorable::Tensor(format!("{part}.{end}")));
-            }
-        }
-        (config.sentence_pooling()?).unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean))
-    });
-    Ok(descriptor)
-}
-
 fn finish(descriptor: &mut Descriptor) {
     make_encoder(descriptor);
     remove_rope(descriptor);
@@ -134,4 +106,22 @@ fn finish(descriptor: &mut Descriptor) {
         dense.is_gated = false;
         dense.bias = Presence::Required;
     }
+}
+
+/// Collects the keys of a folder whose table of positions has rows that no token uses.
+fn rule(keys: &mut GgufKeys<'_>, n_unused_positions: usize) -> Result<(), LoadError> {
+    let config = keys.config;
+    let kind = config.get("position_embedding_type");
+    if kind.is_some_and(|kind| kind != "absolute") {
+        return Err(config.wrong("position_embedding_type", "`absolute`"));
+    }
+    let first_position = config.opt_usize("pad_token_id")?.map_or(0, |id| id + 1);
+    if n_unused_positions > 0 && first_position != n_unused_positions {
+        return Err(config.wrong("pad_token_id", "1, since positions begin behind it"));
+    }
+    encoder::find_pooling(keys, &["cls", "pooler"])?;
+    encoder::write_keys(keys, false)?;
+    let n_ctx_train = keys.descriptor.n_ctx_train.saturating_sub(n_unused_positions);
+    keys.facts.n_ctx_train = n_ctx_train;
+    keys.set_count("context_length", n_ctx_train)
 }

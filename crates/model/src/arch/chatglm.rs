@@ -11,7 +11,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| config.decoder(RopeStyle::Norm),
     hf_classes: &["GlmForCausalLM"],
     hf_layout: HfLayout::LLAMA,
-    from_hf: None,
     rule: |keys| {
         // Folders have neighbours as rope pairs too.
         keys.facts.rotate_neighbours();

@@ -58,12 +58,45 @@ const SAME: &[&[&str]] = &[
     ],
 ];
 
+/// Values that networks have by their code, which configuration classes have no field for: classes, a field, and its
+/// value as JSON. Here null means missing. A width of 0 means that no layer needs a dense network.
+const IN_CODE: &[(&[&str], &str, &str)] = &[
+    (&["DeepseekV3ForCausalLM"], "num_nextn_predict_layers", "1"),
+    (SIGMOIDS, "scoring_func", r#""sigmoid""#),
+    (SIGMOIDS, "topk_method", r#""noaux_tc""#),
+    (
+        &[
+            "Glm4MoeLiteForCausalLM",
+            "HYV3ForCausalLM",
+            "KimiLinearForCausalLM",
+        ],
+        "first_k_dense_replace",
+        "1",
+    ),
+    (
+        &["Lfm2ForCausalLM", "Lfm2MoeForCausalLM"],
+        "hidden_act",
+        r#""silu""#,
+    ),
+    (RECURRENT, "num_attention_heads", "1"),
+    (RECURRENT, "max_position_embeddings", "1048576"),
+    (RECURRENT, "ffn_hidden_size", "0"),
+    (
+        &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
+        "ffn_hidden_size",
+        "0",
+    ),
+];
+const SIGMOIDS: &[&str] = &["DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"];
+const RECURRENT: &[&str] = &["MambaForCausalLM", "Mamba2ForCausalLM"];
+
 /// Adds the default fields of a class; none if transformers has no configuration for it.
 pub(super) fn fill(class: &str, values: &mut Map<String, Value>) {
     static TABLE: OnceLock<Map<String, Value>> = OnceLock::new();
     let table = TABLE.get_or_init(|| {
         serde_json::from_str(include_str!("class_defaults.json")).expect("a test reads the whole table")
     });
+    fill_in_code(class, values);
     let Some(Value::Object(fields)) = table.get(class) else {
         return;
     };
@@ -94,6 +127,19 @@ pub(super) fn fill(class: &str, values: &mut Map<String, Value>) {
         };
         if !is_said {
             values.insert(field.clone(), value.clone());
+        }
+    }
+}
+
+/// Adds the values of a class from [`IN_CODE`].
+fn fill_in_code(class: &str, values: &mut Map<String, Value>) {
+    for (classes, field, value) in IN_CODE {
+        let same = SAME.iter().find(|same| same.contains(field)).copied();
+        let mut names = same.unwrap_or_default().iter().chain([field]);
+        let is_said = names.any(|name| values.get(*name).is_some_and(|value| !value.is_null()));
+        if classes.contains(&class) && !is_said {
+            let value = serde_json::from_str(value).expect("the table holds JSON");
+            values.insert((*field).to_owned(), value);
         }
     }
 }

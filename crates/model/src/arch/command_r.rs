@@ -18,7 +18,6 @@ pub(super) const COMMAND_R: Architecture = Architecture {
     from_gguf,
     hf_classes: &["CohereForCausalLM"],
     hf_layout: HfLayout::LLAMA,
-    from_hf: None,
     rule: |keys| {
         keys.facts.rotate_neighbours();
         keys.facts.has_qk_norm = keys.config.is("use_qk_norm")?;
@@ -41,7 +40,6 @@ pub(super) const COHERE2: Architecture = Architecture {
     },
     hf_classes: &["Cohere2ForCausalLM"],
     hf_layout: HfLayout::LLAMA,
-    from_hf: None,
     rule: |keys| {
         keys.facts.rotate_neighbours();
         keys.facts.has_qk_norm = keys.config.is("use_qk_norm")?;
@@ -61,7 +59,7 @@ pub(super) const COHERE2: Architecture = Architecture {
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Norm)?;
-    let has_norms = config.has_qk_norm();
+    let has_norms = config.has_qk_norm("blk.0.attn_q_norm.weight");
     finish(&mut descriptor, config.opt_f32("logit_scale")?, has_norms);
     Ok(descriptor)
 }

@@ -3,15 +3,14 @@
 //!
 //! Source: transformers, `models/deepseek_v3/modeling_deepseek_v3.py`; llama.cpp, `src/models/deepseek2.cpp`.
 
-use serde_json::{Value, json};
 use tokenmill_backend::{ExpertScore, GroupMeasure, RopeStyle};
 
 use crate::{
-    Descriptor, LatentDescriptor, LoadError, MixerDescriptor, MoeDescriptor, Presence, RopeDescriptor,
+    Descriptor, FfnDescriptor, LatentDescriptor, LoadError, MixerDescriptor, MoeDescriptor, Presence,
     RopeScaling, error::check, rope::yarn_magnitude,
 };
 
-use super::{Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast, gguf_experts::MoeDefaults};
+use super::{Architecture, GgufConfig, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "deepseek2",
@@ -41,7 +40,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: &[("attn_kv_b.weight", Recast::LatentKeysAndValues)],
         ..HfLayout::LLAMA
     },
-    from_hf: Some(from_hf),
     rule,
 };
 
@@ -61,13 +59,16 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     )?;
     let q_rank = config.opt_usize("attention.q_lora_rank")?;
     let rope = &mut descriptor.ropes[0];
-    (rope.head_dim, rope.n_dims) = (rotated_dim, rotated_dim);
+    if config.facts.is_none() {
+        (rope.head_dim, rope.n_dims) = (rotated_dim, rotated_dim);
+    }
     // The multiplier of the logarithm is stored divided by 10.
     let log_multiplier = 10.0 * config.opt_f32("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
     let mut score_factor = 1.0;
     if let RopeScaling::Yarn {
         factor, magnitude, ..
     } = &mut rope.scaling
+        && config.facts.is_none()
     {
         // If the key is present, the scores are scaled instead of the rotated values.
         *magnitude = (log_multiplier != 0.0).then_some(1.0);
@@ -100,81 +101,6 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     set_router(&mut moe);
     moe.shared = config.shared_experts(&moe)?;
     config.set_experts(&mut descriptor, &moe)?;
-    Ok(descriptor)
-}
-
-/// Returns the default fields of a configuration class.
-fn class_defaults(class: &str) -> Vec<(&'static str, Value)> {
-    match class {
-        "DeepseekV3ForCausalLM" => vec![
-            ("n_group", json!(8)),
-            ("topk_group", json!(4)),
-            ("num_experts_per_tok", json!(8)),
-            ("n_shared_experts", json!(1)),
-            ("first_k_dense_replace", json!(3)),
-            ("routed_scaling_factor", json!(2.5)),
-            ("norm_topk_prob", json!(true)),
-            ("scoring_func", json!("sigmoid")),
-            ("topk_method", json!("noaux_tc")),
-            ("num_nextn_predict_layers", json!(1)),
-        ],
-        "Glm4MoeLiteForCausalLM" => vec![
-            ("n_shared_experts", json!(1)),
-            ("first_k_dense_replace", json!(1)),
-            ("routed_scaling_factor", json!(1.8)),
-            ("norm_topk_prob", json!(true)),
-            ("scoring_func", json!("sigmoid")),
-            ("topk_method", json!("noaux_tc")),
-        ],
-        _ => vec![("n_shared_experts", json!(2)), ("topk_method", json!("greedy"))],
-    }
-}
-
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let config = &config.with_defaults(&class_defaults(config.class()?));
-    let count = |key: &str| config.opt_usize(key)?.ok_or_else(|| config.wrong(key, "a count"));
-    let (plain_dim, rotated_dim) = (count("qk_nope_head_dim")?, count("qk_rope_head_dim")?);
-    for key in ["attention_bias", "mlp_bias"] {
-        if config.is(key)? {
-            return Err(config.wrong(key, "false"));
-        }
-    }
-    if config.opt_usize("moe_layer_freq")?.unwrap_or(1) != 1 {
-        return Err(config.wrong("moe_layer_freq", "1"));
-    }
-    let mut descriptor = config.decoder()?;
-    let mut rope: RopeDescriptor = config.rope("full_attention", rotated_dim)?;
-    if config.opt_bool("rope_interleave")?.unwrap_or(true) {
-        rope.style = RopeStyle::Norm;
-    }
-    let score_factor = match rope.scaling {
-        RopeScaling::Yarn { factor, .. } => yarn_magnitude(factor, config.yarn_score_multiplier()?),
-        _ => 1.0,
-    };
-    descriptor.ropes = vec![rope];
-    let latent = LatentDescriptor {
-        n_heads: count("num_attention_heads")?,
-        q_rank: config.opt_usize("q_lora_rank")?,
-        kv_rank: count("kv_lora_rank")?,
-        plain_dim,
-        rotated_dim,
-        head_dim_v: count("v_head_dim")?,
-        scale: score_scale(plain_dim.saturating_add(rotated_dim), score_factor),
-        rope: Some(0),
-    };
-    set_mixers(&mut descriptor, &latent);
-    let mut moe = config.moe(false)?;
-    match config.get("topk_method").and_then(|method| method.as_str()) {
-        Some("greedy") if config.class()? == "DeepseekV2ForCausalLM" => moe.router.groups = None,
-        // The other classes ignore `greedy`.
-        Some("greedy" | "group_limited_greedy" | "noaux_tc") => {}
-        _ => {
-            return Err(config.wrong("topk_method", "greedy, group_limited_greedy or noaux_tc"));
-        }
-    }
-    set_router(&mut moe);
-    moe.shared = config.shared_experts(&moe, &["n_shared_experts"])?;
-    config.set_experts_by_kind(&mut descriptor, &moe)?;
     Ok(descriptor)
 }
 
@@ -221,38 +147,78 @@ pub(super) fn set_router(moe: &mut MoeDescriptor) {
 
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    let (plain_dim, rotated_dim) = (
+        config.count("qk_nope_head_dim")?,
+        config.count("qk_rope_head_dim")?,
+    );
+    for key in ["attention_bias", "mlp_bias"] {
+        if config.is(key)? {
+            return Err(config.wrong(key, "false"));
+        }
+    }
+    if config.opt_usize("moe_layer_freq")?.unwrap_or(1) != 1 {
+        return Err(config.wrong("moe_layer_freq", "1"));
+    }
+    let head_dim = plain_dim.saturating_add(rotated_dim);
+    find_rope(keys, head_dim, rotated_dim)?;
+    find_experts(keys)?;
     // A key of its own states the multiplier of the logarithm.
     keys.states_yarn_magnitude = false;
     keys.usual()?;
-    let latent = (keys.descriptor.layers.iter()).find_map(|layer| layer.mixer.latent());
-    let latent = latent.ok_or_else(|| keys.config.wrong("kv_lora_rank", "a count"))?;
     // All heads share one row of keys.
     keys.set("attention.head_count_kv", 1_u32);
-    keys.set_count(
-        "attention.key_length",
-        latent.kv_rank.saturating_add(latent.rotated_dim),
-    )?;
-    keys.set_count("attention.value_length", latent.kv_rank)?;
+    keys.latent_widths()?;
+    keys.copy_count("attention.value_length", &["kv_lora_rank"])?;
     keys.vocab_size()?;
-    if let Some(rank) = latent.q_rank {
-        keys.set_count("attention.q_lora_rank", rank)?;
-    }
-    keys.set_count("attention.kv_lora_rank", latent.kv_rank)?;
-    keys.set_count(
-        "attention.key_length_mla",
-        latent.plain_dim.saturating_add(latent.rotated_dim),
-    )?;
-    keys.set_count("attention.value_length_mla", latent.head_dim_v)?;
-    keys.set_count("rope.dimension_count", latent.rotated_dim)?;
     keys.routed_experts()?;
-    keys.router_with_defaults()?;
-    if matches!(
-        keys.descriptor.ropes.first().map(|rope| &rope.scaling),
-        Some(RopeScaling::Yarn { .. })
-    ) {
-        let multiplier = keys.config.yarn_score_multiplier()?;
+    if !config.is("norm_topk_prob")? {
+        keys.remove("expert_weights_norm");
+    }
+    let scaling = keys.facts.rope.as_ref().map(|rope| &rope.scaling);
+    if matches!(scaling, Some(RopeScaling::Yarn { .. })) {
         // A tenth of the multiplier; the reader multiplies it by 10.
+        let multiplier = config.yarn_score_multiplier()?;
         keys.set("rope.scaling.yarn_log_multiplier", 0.1 * multiplier);
+    }
+    Ok(())
+}
+
+/// Reads the rope of a folder, and the scale of its scores.
+fn find_rope(keys: &mut GgufKeys<'_>, head_dim: usize, rotated_dim: usize) -> Result<(), LoadError> {
+    let config = keys.config;
+    let mut rope = config.rope("full_attention", rotated_dim)?;
+    if config.opt_bool("rope_interleave")?.unwrap_or(true) {
+        rope.style = RopeStyle::Norm;
+    }
+    let factor = match rope.scaling {
+        RopeScaling::Yarn { factor, .. } => yarn_magnitude(factor, config.yarn_score_multiplier()?),
+        _ => 1.0,
+    };
+    keys.facts.rope = Some(rope);
+    keys.facts.score_scales = Some(vec![score_scale(head_dim, factor); keys.descriptor.layers.len()]);
+    Ok(())
+}
+
+/// Reads the experts of a folder.
+fn find_experts(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    keys.find_router(false)?;
+    keys.find_shared_experts(&["n_shared_experts"])?;
+    keys.facts.expert_layers = Some(config.expert_layers_by_kind(keys.descriptor.layers.len())?);
+    match config.get("topk_method").and_then(|method| method.as_str()) {
+        Some("greedy") if config.class()? == "DeepseekV2ForCausalLM" => keys.facts.amend(|descriptor| {
+            for layer in &mut descriptor.layers {
+                if let FfnDescriptor::Moe(moe) = &mut layer.ffn {
+                    moe.router.groups = None;
+                }
+            }
+        }),
+        // The other classes ignore `greedy`.
+        Some("greedy" | "group_limited_greedy" | "noaux_tc") => {}
+        _ => {
+            return Err(config.wrong("topk_method", "greedy, group_limited_greedy or noaux_tc"));
+        }
     }
     Ok(())
 }

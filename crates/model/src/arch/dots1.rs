@@ -29,13 +29,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: EXPERTS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.find_attention_bias("attention_bias")?;
         let first_layer = keys.config.opt_usize("max_window_layers")?.unwrap_or(62);
         keys.find_windows(|layer_idx| layer_idx >= first_layer)?;
         keys.find_router(false)?;
-        keys.find_shared_experts("n_shared_experts")?;
+        keys.find_shared_experts(&["n_shared_experts"])?;
         keys.facts.expert_layers = Some(
             keys.config
                 .expert_layers_behind_dense(keys.descriptor.layers.len())?,

@@ -8,7 +8,7 @@ use tokenmill_backend::{Activation, NormKind, Pooling};
 use tokenmill_gguf::StringArray;
 
 use crate::{
-    Descriptor, EmbeddingNorm, HeadLayer, LoadError, NormPlacement, OutputHead, PooledOutput,
+    Descriptor, EmbeddingNorm, HeadLayer, Ignorable, LoadError, NormPlacement, OutputHead, PooledOutput,
     PoolingDescriptor, Presence,
 };
 
@@ -262,11 +262,29 @@ impl HfConfig {
     }
 }
 
-/// Collects the keys of BERT and its descendants, whose readers assume the activation `usual`.
-pub(super) fn write_keys(keys: &mut GgufKeys<'_>, usual: Activation) -> Result<(), LoadError> {
+/// Reads how the rows of a folder are pooled. The head before the labels is `cls`, whose tensors and those of the
+/// other `heads` only classifiers and training use.
+pub(super) fn find_pooling(keys: &mut GgufKeys<'_>, heads: &[&str]) -> Result<(), LoadError> {
+    let config = keys.config;
+    keys.facts.pooling = if config.is_classifier()? {
+        let n_embd = keys.descriptor.n_embd;
+        Some(config.rank_pooling(true, HeadStep::Tanh, Pooling::First, n_embd)?)
+    } else {
+        for head in heads {
+            for end in ["weight", "bias"] {
+                (keys.facts.ignorable).push(Ignorable::Tensor(format!("{head}.{end}")));
+            }
+        }
+        config.sentence_pooling()?
+    };
+    Ok(())
+}
+
+/// Collects the keys of BERT and its descendants.
+pub(super) fn write_keys(keys: &mut GgufKeys<'_>, has_rope: bool) -> Result<(), LoadError> {
     keys.sizes()?;
     keys.copy_count("attention.head_count", &["num_attention_heads", "n_head"])?;
-    if !keys.descriptor.ropes.is_empty() {
+    if has_rope {
         keys.rope()?;
     }
     keys.norm_eps()?;
@@ -274,7 +292,7 @@ pub(super) fn write_keys(keys: &mut GgufKeys<'_>, usual: Activation) -> Result<(
     keys.set("attention.causal", false);
     keys.pooling()?;
     labels(keys);
-    has_activation(keys, usual)
+    Ok(())
 }
 
 /// Sets the labels of a classifier.
@@ -289,20 +307,4 @@ pub(super) fn labels(keys: &mut GgufKeys<'_>) {
     labels.sort_unstable();
     let labels: StringArray = labels.into_iter().map(|(_, label)| label).collect();
     keys.set("classifier.output_labels", labels);
-}
-
-/// Refuses a network whose activation differs from the one that readers assume, since no key states it.
-pub(super) fn has_activation(keys: &GgufKeys<'_>, usual: Activation) -> Result<(), LoadError> {
-    let mut dense = keys
-        .descriptor
-        .layers
-        .iter()
-        .filter_map(|layer| layer.ffn.dense());
-    if dense.all(|dense| dense.activation == usual) {
-        return Ok(());
-    }
-    Err(LoadError::UnsupportedFeature {
-        arch: keys.arch.to_owned(),
-        feature: "another activation than files of the architecture mean, as output".to_owned(),
-    })
 }

@@ -11,7 +11,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| config.decoder(RopeStyle::Norm),
     hf_classes: &["Ernie4_5ForCausalLM"],
     hf_layout: HfLayout::LLAMA,
-    from_hf: None,
     rule: |keys| {
         keys.facts.rotate_neighbours();
         keys.find_biases(["use_bias", "use_bias"])?;

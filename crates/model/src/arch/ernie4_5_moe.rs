@@ -17,7 +17,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: EXPERTS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule,
 };
 
@@ -66,7 +65,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.facts.shared_bias = config.presence("use_bias")?;
     keys.facts.head_bias = Some(keys.facts.shared_bias);
     keys.find_router(true)?;
-    keys.find_shared_experts("moe_num_shared_experts")?;
+    keys.find_shared_experts(&["moe_num_shared_experts"])?;
     let n_layers = keys.descriptor.layers.len();
     // Lower bound of the sum that divides the weights.
     let key = "moe_norm_min";

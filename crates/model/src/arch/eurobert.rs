@@ -22,7 +22,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
     hf_classes: &["EuroBertModel"],
     hf_layout: HfLayout::LLAMA,
-    from_hf: None,
     rule: |keys| {
         keys.find_biases(["attention_bias", "mlp_bias"])?;
         keys.facts.pooling = keys.config.sentence_pooling()?;

@@ -28,7 +28,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         network: &[("wte", "token_embd"), ("ln_f", "output_norm")],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.usual()?;
         keys.rope_width()

@@ -39,7 +39,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         let period = period(keys.config)?;
         keys.find_windows(|layer_idx| !(layer_idx + 1).is_multiple_of(period))?;

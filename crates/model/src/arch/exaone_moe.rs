@@ -19,7 +19,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: EXPERTS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule,
 };
 
@@ -59,7 +58,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         keys.facts.has_rope = Some(windows.map(Option::is_some).collect());
     }
     keys.find_router(true)?;
-    keys.find_shared_experts("num_shared_experts")?;
+    keys.find_shared_experts(&["num_shared_experts"])?;
     keys.facts.expert_layers = Some(keys.config.expert_layers_by_kind(keys.descriptor.layers.len())?);
     keys.usual()?;
     keys.vocab_size()?;

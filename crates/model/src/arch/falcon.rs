@@ -48,7 +48,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule,
 };
 

@@ -5,10 +5,10 @@
 
 use tokenmill_backend::{Activation, RopeStyle};
 
-use crate::{Descriptor, LoadError, MixerDescriptor, Presence, RowFactors};
+use crate::{Descriptor, LoadError, MixerDescriptor, RowFactors, SsmDescriptor};
 
 use super::{
-    Architecture, GgufConfig, HfConfig, HfLayout, Recast,
+    Architecture, GgufConfig, GgufKeys, HfLayout, Recast,
     hf_recurrent::{MAMBA_2, Mamba2Keys, SSM_CHANGES},
 };
 
@@ -37,12 +37,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: Some(from_hf),
-    rule: |keys| {
-        keys.usual()?;
-        keys.vocab_size()?;
-        keys.state_space()
-    },
+    rule,
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
@@ -58,9 +53,10 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+/// Collects the keys of a folder. Its multipliers, which files have in the weights, are facts.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
     config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
-    let mut descriptor = config.decoder()?;
     let has_norm = config.is("mamba_rms_norm")?;
     if has_norm && config.opt_bool("mamba_norm_before_gate")?.unwrap_or(true) {
         return Err(config.wrong("mamba_norm_before_gate", "a norm behind the gate"));
@@ -71,49 +67,50 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
             return Err(config.wrong(key, "projections without biases"));
         }
     }
+    keys.usual()?;
+    keys.vocab_size()?;
+    let ssm = config.mamba2(&Mamba2Keys::BAMBA, has_norm)?;
+    keys.state_space(ssm)?;
+    let factor = |key: &str| Ok::<_, LoadError>(config.opt_f32(key)?.unwrap_or(1.0));
+    keys.facts.logit_scale = Some(factor("lm_head_multiplier")?);
+    let into_attention = factor("attention_in_multiplier")?;
+    // Queries and keys meet only in the scores, so one factor covers both.
+    let score_factor = into_attention * into_attention * factor("key_multiplier")?;
+    let scales = (keys.descriptor.attentions()).map(|attention| attention.scale * score_factor);
+    keys.facts.score_scales = Some(scales.collect());
+    let embedding_scale = factor("embedding_multiplier")?;
+    let factors = row_factors(keys, ssm)?;
+    keys.facts.amend(move |descriptor| {
+        descriptor.embedding_scale = embedding_scale;
+        descriptor.row_factors.clone_from(&factors);
+    });
+    Ok(())
+}
+
+/// Returns the multipliers of a folder's matrices.
+fn row_factors(keys: &GgufKeys<'_>, ssm: SsmDescriptor) -> Result<Vec<RowFactors>, LoadError> {
+    let config = keys.config;
     let factor = |key: &str| Ok::<_, LoadError>(config.opt_f32(key)?.unwrap_or(1.0));
     let factors = |key: &str, n: usize| match config.opt_f32s(key)? {
         None => Ok(vec![1.0; n]),
         Some(factors) if factors.len() == n => Ok(factors),
         Some(_) => Err(config.wrong(key, &format!("{n} numbers"))),
     };
-    descriptor.embedding_scale = factor("embedding_multiplier")?;
-    descriptor.logit_scale = factor("lm_head_multiplier")?;
-    let ssm = config.mamba2(&Mamba2Keys::BAMBA, has_norm)?;
-    let into_attention = factor("attention_in_multiplier")?;
-    // Queries and keys meet only in the scores, so one factor covers both.
-    let score_factor = into_attention * into_attention * factor("key_multiplier")?;
-    for layer in &mut descriptor.layers {
-        let mut attention = layer.attention_mut().clone();
-        attention.scale *= score_factor;
-        attention.qkv_bias = Presence::Absent;
-        layer.mixer = MixerDescriptor::Both { attention, ssm };
-    }
-    // Validates widths before they are multiplied, and that there is a layer.
-    descriptor.validate()?;
-    let n_ff = descriptor.layers[0].dense_mut().n_ff;
     let into_ssm = factor("ssm_in_multiplier")?;
-    let state_width = ssm.n_groups * ssm.n_state;
-    let widths = [
-        ssm.inner_width(),
-        ssm.inner_width(),
-        state_width,
-        state_width,
-        ssm.n_heads,
-    ];
+    let inner_width = ssm.n_heads.saturating_mul(ssm.head_dim);
+    let state_width = ssm.n_groups.saturating_mul(ssm.n_state);
+    let widths = [inner_width, inner_width, state_width, state_width, ssm.n_heads];
     let ssm_factors = factors("ssm_multipliers", widths.len())?;
     let mlp_factors = factors("mlp_multipliers", 2)?;
     let whole = |tensor, n_rows, factor| RowFactors {
         tensor,
         rows: vec![(n_rows, factor)],
     };
-    let n_embd = descriptor.n_embd;
-    descriptor.row_factors = vec![
-        whole(
-            "attn_output.weight",
-            n_embd,
-            into_attention * factor("attention_out_multiplier")?,
-        ),
+    let n_embd = keys.descriptor.n_embd;
+    let n_ff = keys.dense_widths().first().copied().unwrap_or(0);
+    let of_attention = factor("attention_in_multiplier")? * factor("attention_out_multiplier")?;
+    Ok(vec![
+        whole("attn_output.weight", n_embd, of_attention),
         RowFactors {
             tensor: "ssm_in.weight",
             rows: (widths.into_iter().zip(ssm_factors))
@@ -123,6 +120,5 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         whole("ssm_out.weight", n_embd, factor("ssm_out_multiplier")?),
         whole("ffn_gate.weight", n_ff, mlp_factors[0]),
         whole("ffn_down.weight", n_embd, mlp_factors[1]),
-    ];
-    Ok(descriptor)
+    ])
 }

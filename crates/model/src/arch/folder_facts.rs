@@ -10,8 +10,10 @@ use crate::{
     RopeDescriptor,
 };
 
+/// A change of a network that was described from keys.
+type Amendment = Box<dyn Fn(&mut Descriptor)>;
+
 /// Properties that no key states. `None` leaves a property to the architecture.
-#[derive(Clone, Debug)]
 pub(super) struct FolderFacts {
     /// The activation of all feed-forward networks.
     pub(super) activation: Option<Activation>,
@@ -54,9 +56,11 @@ pub(super) struct FolderFacts {
     /// How a sequence is pooled.
     pub(super) pooling: Option<PoolingDescriptor>,
     /// Context length of the training; files may state another.
-    n_ctx_train: usize,
+    pub(super) n_ctx_train: usize,
     /// Tensors that decoding does not need.
-    ignorable: Vec<Ignorable>,
+    pub(super) ignorable: Vec<Ignorable>,
+    /// Changes that one architecture needs.
+    amendments: Vec<Amendment>,
 }
 
 /// How routers weigh experts.
@@ -89,7 +93,7 @@ impl FolderFacts {
             has_qk_norm: false,
             residual: None,
             logit_scale: None,
-            has_experts: (descriptor.layers.iter()).any(|layer| layer.ffn.moe().is_some()),
+            has_experts: false,
             expert_layers: None,
             router: None,
             n_shared_ff: None,
@@ -99,6 +103,7 @@ impl FolderFacts {
             pooling: descriptor.pooling.clone(),
             n_ctx_train: descriptor.n_ctx_train,
             ignorable: descriptor.ignorable.clone(),
+            amendments: Vec::new(),
         }
     }
 
@@ -109,11 +114,19 @@ impl FolderFacts {
         }
     }
 
+    /// Adds a change of the network that only one architecture needs.
+    pub(super) fn amend(&mut self, amendment: impl Fn(&mut Descriptor) + 'static) {
+        self.amendments.push(Box::new(amendment));
+    }
+
     /// Completes a network that was described from keys.
     pub(super) fn complete(&self, descriptor: &mut Descriptor) {
         // The folder's tensors have names of their own.
         descriptor.tensor_names = &[];
-        descriptor.ignorable.clone_from(&self.ignorable);
+        descriptor
+            .ignorable
+            .retain(|ignorable| matches!(ignorable, Ignorable::Tensor(_)));
+        descriptor.ignorable.splice(0..0, self.ignorable.iter().cloned());
         descriptor.n_ctx_train = self.n_ctx_train;
         descriptor.head_bias = self.head_bias.unwrap_or(descriptor.head_bias);
         descriptor.logit_scale = self.logit_scale.unwrap_or(descriptor.logit_scale);
@@ -134,17 +147,24 @@ impl FolderFacts {
                 }
                 _ => {}
             }
-            let MixerDescriptor::Attention(attention) = &mut layer.mixer else {
-                continue;
+            let scale = self.score_scales.as_ref().map(|scales| scales[layer_idx]);
+            let attention = match &mut layer.mixer {
+                MixerDescriptor::Attention(attention) | MixerDescriptor::Both { attention, .. } => attention,
+                MixerDescriptor::Latent(latent) => {
+                    latent.scale = scale.unwrap_or(latent.scale);
+                    continue;
+                }
+                _ => continue,
             };
             attention.qkv_bias = self.qkv_bias.unwrap_or(attention.qkv_bias);
             attention.output_bias = self.output_bias.unwrap_or(attention.output_bias);
             if let Some(has_rope) = &self.has_rope {
                 attention.rope = has_rope[layer_idx].then(|| attention.rope.unwrap_or(0));
             }
-            if let Some(scales) = &self.score_scales {
-                attention.scale = scales[layer_idx];
-            }
+            attention.scale = scale.unwrap_or(attention.scale);
+        }
+        for amend in &self.amendments {
+            amend(descriptor);
         }
     }
 }

@@ -23,7 +23,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         changes: NORMS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule,
 };
 

@@ -53,7 +53,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         changes: gemma::NORMS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule,
 };
 

@@ -7,7 +7,7 @@ use tokenmill_backend::{Activation, RopeStyle};
 
 use crate::{Descriptor, HeadLayer, LoadError, NormPlacement, QkNorm, RopeDescriptor, RopeScaling};
 
-use super::{Architecture, GgufKeys, HfLayout, gemma, gemma2, hf_layout::VISION};
+use super::{Architecture, GgufConfig, GgufKeys, HfLayout, gemma, gemma2, hf_layout::VISION};
 
 /// Number of layers of the 27B model, whose files do not state that its scores are scaled by a width other
 /// than a head's.
@@ -25,19 +25,13 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         if config.facts.is_none() && descriptor.layers.len() == N_LAYERS_27B {
             gemma2::scale_by_model_width(&mut descriptor);
         }
-        let local = match config.facts.and_then(|facts| facts.local_rope.clone()) {
-            Some(local) => local,
-            None => RopeDescriptor {
-                base: config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
-                scaling: RopeScaling::None,
-                ..descriptor.ropes[0].clone()
-            },
-        };
-        finish(
-            &mut descriptor,
-            local,
-            config.opt_positive("final_logit_softcapping")?,
-        );
+        gemma::finish(&mut descriptor);
+        push_local_rope(config, &mut descriptor)?;
+        descriptor.logit_softcap = config.opt_positive("final_logit_softcapping")?;
+        for layer in &mut descriptor.layers {
+            layer.norms = NormPlacement::PreAndPost;
+            layer.attention_mut().qk_norm = Some(QkNorm::Head);
+        }
         Ok(descriptor)
     },
     hf_classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
@@ -47,20 +41,25 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         changes: gemma::NORMS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule,
 };
 
-fn finish(descriptor: &mut Descriptor, local_rope: RopeDescriptor, logit_softcap: Option<f32>) {
-    gemma::finish(descriptor);
-    descriptor.ropes.push(local_rope);
-    descriptor.logit_softcap = logit_softcap;
+/// Adds the rope of the layers with a window.
+pub(super) fn push_local_rope(config: &GgufConfig<'_>, descriptor: &mut Descriptor) -> Result<(), LoadError> {
+    let local = match config.facts.and_then(|facts| facts.local_rope.clone()) {
+        Some(local) => local,
+        None => RopeDescriptor {
+            base: config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
+            scaling: RopeScaling::None,
+            ..descriptor.ropes[0].clone()
+        },
+    };
+    descriptor.ropes.push(local);
     for layer in &mut descriptor.layers {
-        layer.norms = NormPlacement::PreAndPost;
         let attention = layer.attention_mut();
-        attention.qk_norm = Some(QkNorm::Head);
         attention.rope = Some(usize::from(attention.window.is_some()));
     }
+    Ok(())
 }
 
 /// Collects the keys of a folder.
@@ -79,8 +78,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         .max(1);
     keys.find_windows(|layer_idx| (layer_idx + 1) % period != 0)?;
     keys.find_score_scale()?;
-    let head_dim = keys.attention().map_or(0, |attention| attention.head_dim_k);
-    keys.facts.local_rope = Some(config.rope("sliding_attention", head_dim)?);
+    keys.find_local_rope()?;
     keys.usual()?;
     keys.set_own_heads()?;
     keys.copy_number("final_logit_softcapping", &["final_logit_softcapping"])?;

@@ -4,24 +4,17 @@
 //!
 //! Source: transformers, `models/gemma3n/modeling_gemma3n.py`; llama.cpp, `src/models/gemma3n.cpp`.
 
-use serde_json::json;
 use tokenmill_backend::{Activation, RopeStyle};
 use tokenmill_gguf::{Array, Value};
 
-use crate::{
-    AltUpDescriptor, Descriptor, Ignorable, LayerEmbeddingsDescriptor, LoadError, NormPlacement, Presence,
-    QkNorm, RopeDescriptor, RopeScaling,
-};
+use crate::{AltUpDescriptor, Descriptor, Ignorable, LoadError, NormPlacement, Presence, QkNorm};
 
 use super::{
-    Architecture, Change, GgufConfig, GgufKeys, HfConfig, HfLayout, gemma, gemma4::share_kv,
-    normal::normal_quantile,
+    Architecture, Change, GgufConfig, GgufKeys, HfLayout, gemma, gemma3, gemma4, normal::normal_quantile,
 };
 
 /// Default period of the layers with full attention.
 const PERIOD: usize = 5;
-/// Default rope base of layers with a window.
-const LOCAL_BASE: f32 = 10_000.0;
 /// Defaults of other optional keys: the number of streams, the width of per-layer embeddings, the rank of
 /// LAuReL, and the cap of the logits.
 const N_STREAMS: usize = 4;
@@ -69,18 +62,14 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         changes: &[("per_layer_token_embd.weight", Change::FillVocabulary)],
         ..HfLayout::LLAMA
     },
-    from_hf: Some(from_hf),
     rule,
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Neox)?;
     config.set_windows(&mut descriptor, PERIOD)?;
-    let local_rope = RopeDescriptor {
-        base: config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
-        scaling: RopeScaling::None,
-        ..descriptor.ropes[0].clone()
-    };
+    gemma::finish(&mut descriptor);
+    gemma3::push_local_rope(config, &mut descriptor)?;
     let n_layers = descriptor.layers.len();
     let cutoffs = match config.value("activation_sparsity_scale") {
         Some(Value::Array(Array::F32(cutoffs))) if cutoffs.len() >= n_layers => cutoffs.clone(),
@@ -98,63 +87,27 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
             .opt_positive("final_logit_softcapping")?
             .unwrap_or(LOGIT_SOFTCAP),
     );
-    let variant = Variant {
+    let active_stream = config.opt_usize("altup.active_idx")?.unwrap_or(0);
+    if active_stream != 0 {
+        return Err(config.unsupported(format!(
+            "layers that work on stream {active_stream}, not on stream 0"
+        )));
+    }
+    // A cutoff in standard deviations above the mean; not finite for layers that are not sparse.
+    for (layer, cutoff) in descriptor.layers.iter_mut().zip(cutoffs) {
+        layer.norms = NormPlacement::PreAndPost;
+        layer.dense_mut().cutoff = cutoff.is_finite().then_some(cutoff);
+        let attention = layer.attention_mut();
+        attention.scale = 1.0;
+        attention.qk_norm = Some(QkNorm::Head);
+        attention.has_v_norm = true;
+    }
+    descriptor.alt_up = Some(AltUpDescriptor {
         n_streams: config.opt_usize("altup.num_inputs")?.unwrap_or(N_STREAMS),
-        active_stream: config.opt_usize("altup.active_idx")?.unwrap_or(0),
         output_row: Presence::Required,
         laurel_rank: config.n_rows_of("blk.0.laurel_l.weight"),
-        embedding_width: (config.opt_usize("embedding_length_per_layer_input")?).unwrap_or(EMBEDDING_WIDTH),
-        n_sharing: config.opt_usize("attention.shared_kv_layers")?.unwrap_or(0),
-        cutoffs,
-    };
-    finish(&mut descriptor, local_rope, variant)?;
-    Ok(descriptor)
-}
-
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    // The class defaults, which its files may omit.
-    let config = &config.with_defaults(&[
-        ("num_kv_shared_layers", json!(15)),
-        ("sliding_window", json!(512)),
-        ("num_key_value_heads", json!(2)),
-        ("head_dim", json!(256)),
-        ("rope_theta", json!(1_000_000.0)),
-        ("rope_local_base_freq", json!(LOCAL_BASE)),
-    ]);
-    config.require_hidden_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
-    let mut descriptor = config.decoder()?;
-    let n_layers = descriptor.layers.len();
-    config.set_windows(&mut descriptor, |layer_idx| (layer_idx + 1) % PERIOD != 0)?;
-    let local_rope = config.rope("sliding_attention", descriptor.ropes[0].head_dim)?;
-    let bias = config.presence("attention_bias")?;
-    for layer in &mut descriptor.layers {
-        let attention = layer.attention_mut();
-        (attention.qkv_bias, attention.output_bias) = (bias, bias);
-    }
-    let sparsity = match config.opt_f32s("activation_sparsity_pattern")? {
-        None => default_sparsity(n_layers).collect(),
-        Some(shares) => shares,
-    };
-    let is_share = |share: &f32| (0.0..1.0).contains(share);
-    if sparsity.len() != n_layers || !sparsity.iter().all(is_share) {
-        let expected = "a number from 0 to 1 for each layer";
-        return Err(config.wrong("activation_sparsity_pattern", expected));
-    }
-    let count = |key, default| Ok::<_, LoadError>(config.opt_usize(key)?.unwrap_or(default));
-    descriptor.logit_softcap = Some((config.opt_f32("final_logit_softcapping")?).unwrap_or(LOGIT_SOFTCAP));
-    let variant = Variant {
-        n_streams: count("altup_num_inputs", N_STREAMS)?,
-        active_stream: count("altup_active_idx", 0)?,
-        output_row: match config.opt_bool("altup_correct_scale")? {
-            Some(false) => Presence::Absent,
-            _ => Presence::Required,
-        },
-        laurel_rank: count("laurel_rank", LAUREL_RANK)?,
-        embedding_width: count("hidden_size_per_layer_input", EMBEDDING_WIDTH)?,
-        n_sharing: count("num_kv_shared_layers", 0)?,
-        cutoffs: sparsity.into_iter().map(normal_quantile).collect(),
-    };
-    finish(&mut descriptor, local_rope, variant)?;
+    });
+    gemma4::finish_embeddings_and_kv(config, &mut descriptor, EMBEDDING_WIDTH)?;
     Ok(descriptor)
 }
 
@@ -168,94 +121,58 @@ fn default_sparsity(n_layers: usize) -> impl Iterator<Item = f32> {
     (0..n_layers).map(move |layer_idx| if layer_idx < n_sparse { SPARSITY } else { 0.0 })
 }
 
-/// The fields that both kinds of files describe.
-struct Variant {
-    n_streams: usize,
-    /// The index of the stream that layers work on.
-    active_stream: usize,
-    output_row: Presence,
-    laurel_rank: usize,
-    embedding_width: usize,
-    /// Number of trailing layers that reuse the keys and values of earlier layers.
-    n_sharing: usize,
-    /// Each layer's activation cutoff, in standard deviations above the mean; not finite for layers that are
-    /// not sparse.
-    cutoffs: Vec<f32>,
-}
-
-fn finish(
-    descriptor: &mut Descriptor,
-    local_rope: RopeDescriptor,
-    variant: Variant,
-) -> Result<(), LoadError> {
-    gemma::finish(descriptor);
-    if variant.active_stream != 0 {
-        return Err(LoadError::UnsupportedFeature {
-            arch: "gemma3n".to_owned(),
-            feature: format!(
-                "layers that work on stream {}, not on stream 0",
-                variant.active_stream
-            ),
-        });
-    }
-    descriptor.ropes.push(local_rope);
-    for (layer, cutoff) in descriptor.layers.iter_mut().zip(variant.cutoffs) {
-        layer.norms = NormPlacement::PreAndPost;
-        layer.dense_mut().cutoff = cutoff.is_finite().then_some(cutoff);
-        let attention = layer.attention_mut();
-        attention.scale = 1.0;
-        attention.qk_norm = Some(QkNorm::Head);
-        attention.has_v_norm = true;
-        attention.rope = Some(usize::from(attention.window.is_some()));
-    }
-    if variant.output_row == Presence::Absent {
-        // Checkpoints contain these tensors nevertheless.
-        let names = (0..descriptor.layers.len())
-            .map(|layer_idx| Ignorable::Tensor(format!("blk.{layer_idx}.altup_correct_scale.weight")));
-        descriptor.ignorable.extend(names);
-    }
-    descriptor.alt_up = Some(AltUpDescriptor {
-        n_streams: variant.n_streams,
-        output_row: variant.output_row,
-        laurel_rank: variant.laurel_rank,
-    });
-    if variant.embedding_width > 0 {
-        descriptor.layer_embeddings = Some(LayerEmbeddingsDescriptor {
-            width: variant.embedding_width,
-            activation: Activation::GeluTanh,
-        });
-    }
-    share_kv(descriptor, variant.n_sharing)
-}
-
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    let n_layers = keys.descriptor.layers.len();
+    config.require_hidden_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
+    keys.facts.activation = None;
+    keys.find_attention_bias("attention_bias")?;
+    keys.find_windows(|layer_idx| (layer_idx + 1) % PERIOD != 0)?;
+    keys.find_local_rope()?;
+    let sparsity = match config.opt_f32s("activation_sparsity_pattern")? {
+        None => default_sparsity(n_layers).collect(),
+        Some(shares) => shares,
+    };
+    let is_share = |share: &f32| (0.0..1.0).contains(share);
+    if sparsity.len() != n_layers || !sparsity.iter().all(is_share) {
+        let expected = "a number from 0 to 1 for each layer";
+        return Err(config.wrong("activation_sparsity_pattern", expected));
+    }
+    let laurel_rank = config.opt_usize("laurel_rank")?.unwrap_or(LAUREL_RANK);
+    let has_output_row = config.opt_bool("altup_correct_scale")?.unwrap_or(true);
+    keys.facts.amend(move |descriptor| {
+        if let Some(alt_up) = &mut descriptor.alt_up {
+            alt_up.laurel_rank = laurel_rank;
+            if !has_output_row {
+                alt_up.output_row = Presence::Absent;
+            }
+        }
+    });
+    if !has_output_row {
+        // Checkpoints contain these tensors nevertheless.
+        let names = (0..n_layers)
+            .map(|layer_idx| Ignorable::Tensor(format!("blk.{layer_idx}.altup_correct_scale.weight")));
+        keys.facts.ignorable.extend(names);
+    }
     keys.usual()?;
     keys.set_own_heads()?;
     let widths: Vec<usize> = keys.dense_widths();
     keys.set_count_list("feed_forward_length", &widths)?;
-    if let Some(softcap) = keys.descriptor.logit_softcap {
-        keys.set("final_logit_softcapping", softcap);
-    }
+    let softcap = config.opt_f32("final_logit_softcapping")?;
+    keys.set("final_logit_softcapping", softcap.unwrap_or(LOGIT_SOFTCAP));
     keys.window_of_layers()?;
-    let alt_up = keys
-        .descriptor
-        .alt_up
-        .as_ref()
-        .map_or(0, |alt_up| alt_up.n_streams);
-    keys.set_count("altup.active_idx", 0)?;
-    keys.set_count("altup.num_inputs", alt_up)?;
-    keys.layer_embeddings()?;
+    let active_stream = config.opt_usize("altup_active_idx")?.unwrap_or(0);
+    keys.set_count("altup.active_idx", active_stream)?;
+    let n_streams = config.opt_usize("altup_num_inputs")?.unwrap_or(N_STREAMS);
+    keys.set_count("altup.num_inputs", n_streams)?;
+    let width = config.opt_usize("hidden_size_per_layer_input")?;
+    keys.set_count(
+        "embedding_length_per_layer_input",
+        width.unwrap_or(EMBEDDING_WIDTH),
+    )?;
     keys.shared_kv()?;
-    let cutoffs: Vec<f32> = (keys.descriptor.layers.iter())
-        .map(|layer| {
-            layer
-                .ffn
-                .dense()
-                .and_then(|dense| dense.cutoff)
-                .unwrap_or(f32::NEG_INFINITY)
-        })
-        .collect();
+    let cutoffs: Vec<f32> = sparsity.into_iter().map(normal_quantile).collect();
     keys.set("activation_sparsity_scale", cutoffs);
     keys.window_pattern();
     Ok(())

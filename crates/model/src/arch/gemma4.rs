@@ -11,10 +11,10 @@ use tokenmill_backend::{Activation, RopeStyle};
 
 use crate::{
     AttentionDescriptor, BesideDescriptor, Descriptor, FfnDescriptor, Ignorable, LayerEmbeddingsDescriptor,
-    LoadError, MoeDescriptor, NormPlacement, Presence, QkNorm, RopeDescriptor, RopeScaling,
+    LoadError, NormPlacement, Presence, QkNorm, RopeDescriptor, RopeScaling,
 };
 
-use super::{Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, gemma, gguf_experts::MoeDefaults};
+use super::{Architecture, GgufConfig, GgufKeys, HfLayout, gemma, gguf_experts::MoeDefaults};
 
 /// Period of the layers with full attention.
 const PERIOD: usize = 6;
@@ -56,25 +56,22 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: Some(from_hf),
     rule,
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Neox)?;
     config.set_windows(&mut descriptor, PERIOD)?;
-    let head_dim = descriptor.ropes[0].head_dim;
-    let local_dim = config.opt_usize("attention.key_length_swa")?.unwrap_or(head_dim);
-    let local_rope = RopeDescriptor {
-        head_dim: local_dim,
-        n_dims: config.opt_usize("rope.dimension_count_swa")?.unwrap_or(local_dim),
-        base: config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
-        scaling: RopeScaling::None,
-        has_freq_factors: false,
-        ..descriptor.ropes[0].clone()
-    };
+    gemma::finish(&mut descriptor);
+    push_local_rope(config, &mut descriptor)?;
+    let local_dim = descriptor.ropes[1].head_dim;
     for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
+        layer.norms = NormPlacement::PreAndPost;
+        layer.has_output_scale = true;
         let attention = layer.attention_mut();
+        attention.scale = 1.0;
+        attention.qk_norm = Some(QkNorm::Head);
+        attention.has_v_norm = true;
         attention.takes_keys_as_values = config.has_tensor(&format!("blk.{layer_idx}.attn_k.weight"))
             && !config.has_tensor(&format!("blk.{layer_idx}.attn_v.weight"));
         if attention.window.is_some() {
@@ -82,122 +79,69 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         }
     }
     descriptor.logit_softcap = config.opt_positive("final_logit_softcapping")?;
-    let variant = Variant {
-        n_sharing: config.opt_usize("attention.shared_kv_layers")?.unwrap_or(0),
-        embedding_width: config.opt_usize("embedding_length_per_layer_input")?.unwrap_or(0),
-        moe: if config.n_experts()? > 0 {
-            Some(config.moe(MoeDefaults::NORMALIZED)?)
-        } else {
-            None
-        },
-    };
-    finish(&mut descriptor, local_rope, variant)?;
+    finish_embeddings_and_kv(config, &mut descriptor, 0)?;
+    if config.n_experts()? > 0 {
+        let mut moe = config.moe(MoeDefaults::NORMALIZED)?;
+        moe.activation = Activation::GeluTanh;
+        moe.router.expert_scales = Presence::Required;
+        for layer in &mut descriptor.layers {
+            layer.ffn = FfnDescriptor::Beside(BesideDescriptor {
+                dense: *layer.dense_mut(),
+                moe: moe.clone(),
+            });
+        }
+    }
     Ok(descriptor)
 }
 
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    config.require_hidden_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
-    let mut descriptor = config.decoder()?;
-    let n_layers = descriptor.layers.len();
-    config.set_windows(&mut descriptor, |layer_idx| {
-        !(layer_idx + 1).is_multiple_of(PERIOD) && layer_idx + 1 < n_layers
-    })?;
-    let bias = config.presence("attention_bias")?;
-    let takes_keys = config.is("attention_k_eq_v")?;
-    let global_dim = config.opt_usize("global_head_dim")?;
-    let n_global_kv_heads = config.opt_usize("num_global_key_value_heads")?;
-    // The newer layout lists the values that differ by layer.
-    let all_own = config.object("per_layer_config")?;
-    for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
-        let attention = layer.attention_mut();
-        (attention.qkv_bias, attention.output_bias) = (bias, bias);
-        if attention.window.is_some() {
-            continue;
+/// Adds the rope of the layers with a window, whose heads have a width of their own.
+fn push_local_rope(config: &GgufConfig<'_>, descriptor: &mut Descriptor) -> Result<(), LoadError> {
+    let local = match config.facts.and_then(|facts| facts.local_rope.clone()) {
+        Some(local) => local,
+        None => {
+            let head_dim = descriptor.ropes[0].head_dim;
+            let local_dim = config.opt_usize("attention.key_length_swa")?.unwrap_or(head_dim);
+            RopeDescriptor {
+                head_dim: local_dim,
+                n_dims: config.opt_usize("rope.dimension_count_swa")?.unwrap_or(local_dim),
+                base: config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
+                scaling: RopeScaling::None,
+                has_freq_factors: false,
+                ..descriptor.ropes[0].clone()
+            }
         }
-        let own = all_own.object(&layer_idx.to_string())?;
-        let head_dim = own.opt_usize("head_dim")?.or(global_dim);
-        let head_dim = head_dim.unwrap_or(attention.head_dim_k);
-        (attention.head_dim_k, attention.head_dim_v) = (head_dim, head_dim);
-        attention.takes_keys_as_values = takes_keys;
-        let n_kv_heads = own.opt_usize("num_key_value_heads")?;
-        if let Some(n_kv_heads) = n_kv_heads.or(n_global_kv_heads.filter(|_| takes_keys)) {
-            attention.n_kv_heads = n_kv_heads;
-        }
-    }
-    let local_rope = config.rope("sliding_attention", descriptor.ropes[0].head_dim)?;
-    let global = (descriptor.attentions()).find(|attention| attention.window.is_none());
-    let global_dim = global.map_or(local_rope.head_dim, |attention| attention.head_dim_k);
-    descriptor.ropes[0] = config.rope("full_attention", global_dim)?;
-    descriptor.logit_softcap = config.opt_f32("final_logit_softcapping")?;
-    let n_sharing = config.opt_usize("num_kv_shared_layers")?.unwrap_or(0);
-    if config.is("use_double_wide_mlp")? {
-        for layer in descriptor.layers.iter_mut().rev().take(n_sharing) {
-            let dense = layer.dense_mut();
-            dense.n_ff = dense.n_ff.saturating_mul(2);
-        }
-    }
-    let variant = Variant {
-        n_sharing,
-        embedding_width: config.opt_usize("hidden_size_per_layer_input")?.unwrap_or(0),
-        moe: if config.is("enable_moe_block")? {
-            Some(config.moe(true)?)
-        } else {
-            None
-        },
     };
-    finish(&mut descriptor, local_rope, variant)?;
-    Ok(descriptor)
-}
-
-/// Features of some models of the family.
-struct Variant {
-    /// Number of trailing layers that reuse the keys and values of earlier layers.
-    n_sharing: usize,
-    /// Width of the per-layer embeddings; 0 if there are none.
-    embedding_width: usize,
-    /// The experts in parallel with the dense networks.
-    moe: Option<MoeDescriptor>,
-}
-
-fn finish(
-    descriptor: &mut Descriptor,
-    local_rope: RopeDescriptor,
-    variant: Variant,
-) -> Result<(), LoadError> {
-    gemma::finish(descriptor);
-    descriptor.ropes.push(local_rope);
+    descriptor.ropes.push(local);
     for layer in &mut descriptor.layers {
-        layer.norms = NormPlacement::PreAndPost;
-        layer.has_output_scale = true;
         let attention = layer.attention_mut();
-        attention.scale = 1.0;
-        attention.qk_norm = Some(QkNorm::Head);
-        attention.has_v_norm = true;
         attention.rope = Some(usize::from(attention.window.is_some()));
-    }
-    if variant.embedding_width > 0 {
-        descriptor.layer_embeddings = Some(LayerEmbeddingsDescriptor {
-            width: variant.embedding_width,
-            activation: Activation::GeluTanh,
-        });
-    }
-    share_kv(descriptor, variant.n_sharing)?;
-    let Some(mut moe) = variant.moe else {
-        return Ok(());
-    };
-    moe.activation = Activation::GeluTanh;
-    moe.router.expert_scales = Presence::Required;
-    for layer in &mut descriptor.layers {
-        layer.ffn = FfnDescriptor::Beside(BesideDescriptor {
-            dense: *layer.dense_mut(),
-            moe: moe.clone(),
-        });
     }
     Ok(())
 }
 
+/// Adds per-layer embeddings, of `width` if no key states another, and the sharing of keys and values.
+pub(super) fn finish_embeddings_and_kv(
+    config: &GgufConfig<'_>,
+    descriptor: &mut Descriptor,
+    width: usize,
+) -> Result<(), LoadError> {
+    let width = config
+        .opt_usize("embedding_length_per_layer_input")?
+        .unwrap_or(width);
+    if width > 0 {
+        descriptor.layer_embeddings = Some(LayerEmbeddingsDescriptor {
+            width,
+            activation: Activation::GeluTanh,
+        });
+    }
+    share_kv(
+        descriptor,
+        config.opt_usize("attention.shared_kv_layers")?.unwrap_or(0),
+    )
+}
+
 /// Makes the last layers reuse the keys and values of the last earlier layer of the same kind.
-pub(super) fn share_kv(descriptor: &mut Descriptor, n_sharing: usize) -> Result<(), LoadError> {
+fn share_kv(descriptor: &mut Descriptor, n_sharing: usize) -> Result<(), LoadError> {
     let n_layers = descriptor.layers.len();
     let wrong = |expected| LoadError::BadValue {
         what: "number of layers that read the keys and values of others",
@@ -225,33 +169,82 @@ pub(super) fn share_kv(descriptor: &mut Descriptor, n_sharing: usize) -> Result<
 
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    let n_layers = keys.descriptor.layers.len();
+    config.require_hidden_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
+    keys.facts.activation = None;
+    keys.find_attention_bias("attention_bias")?;
+    keys.find_windows(|layer_idx| !(layer_idx + 1).is_multiple_of(PERIOD) && layer_idx + 1 < n_layers)?;
+    keys.find_local_rope()?;
+    if config.is("enable_moe_block")? {
+        keys.find_router(true)?;
+    }
+    let n_sharing = config.opt_usize("num_kv_shared_layers")?.unwrap_or(0);
+    let mut widths: Vec<usize> = keys.dense_widths();
+    if config.is("use_double_wide_mlp")? {
+        for width in widths.iter_mut().rev().take(n_sharing) {
+            *width = width.saturating_mul(2);
+        }
+    }
+    let heads = find_heads(keys)?;
+    let local = keys.attention().map_or(0, |attention| attention.head_dim_k);
+    let is_global = |&layer_idx: &usize| keys.facts.windows[layer_idx].is_none();
+    let (mut globals, mut locals) = (
+        (0..n_layers).filter(is_global),
+        (0..n_layers).filter(|i| !is_global(i)),
+    );
+    let global = globals.next().map(|layer_idx| heads[layer_idx].0);
+    let local_or_global = locals.next().map(|_| local).or(global);
+    let width = global.unwrap_or(local);
+    keys.facts.rope = Some(config.rope("full_attention", width)?);
     keys.usual()?;
-    let widths: Vec<usize> = keys.dense_widths();
     keys.set_counts("feed_forward_length", &widths)?;
-    let kv_heads: Vec<usize> = (keys.descriptor.attentions())
-        .map(|attention| attention.n_kv_heads)
-        .collect();
+    let kv_heads: Vec<usize> = heads.iter().map(|&(_, n_kv_heads)| n_kv_heads).collect();
     keys.set_counts("attention.head_count_kv", &kv_heads)?;
     keys.copy_number("final_logit_softcapping", &["final_logit_softcapping"])?;
     keys.window_of_layers()?;
     keys.shared_kv()?;
-    keys.layer_embeddings()?;
+    let width_of_embeddings = config.opt_usize("hidden_size_per_layer_input")?.unwrap_or(0);
+    keys.set_count("embedding_length_per_layer_input", width_of_embeddings)?;
     keys.window_pattern();
-    let width_of = |is_local: bool| {
-        let mut layers = keys.descriptor.attentions();
-        layers
-            .find(|attention| attention.window.is_some() == is_local)
-            .map(|attention| attention.head_dim_k)
-    };
-    let (global, local) = (width_of(false), width_of(true));
-    if let Some(width) = global.or(local) {
-        keys.set_head_width(width)?;
-        keys.set_count("rope.dimension_count", width)?;
-    }
-    if let Some(width) = local.or(global) {
+    keys.set_head_width(width)?;
+    keys.set_count("rope.dimension_count", width)?;
+    if let Some(width) = local_or_global {
         keys.set_count("attention.key_length_swa", width)?;
         keys.set_count("attention.value_length_swa", width)?;
         keys.set_count("rope.dimension_count_swa", width)?;
     }
     keys.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])
+}
+
+/// Reads the width of the heads of each layer, and the number of its KV heads.
+fn find_heads(keys: &mut GgufKeys<'_>) -> Result<Vec<(usize, usize)>, LoadError> {
+    let config = keys.config;
+    let takes_keys = config.is("attention_k_eq_v")?;
+    let global_dim = config.opt_usize("global_head_dim")?;
+    let n_global_kv_heads = config.opt_usize("num_global_key_value_heads")?;
+    // The newer layout lists the values that differ by layer.
+    let all_own = config.object("per_layer_config")?;
+    let mut heads = Vec::new();
+    for (layer_idx, attention) in keys.descriptor.attentions().enumerate() {
+        let (mut head_dim, mut n_kv_heads) = (attention.head_dim_k, attention.n_kv_heads);
+        if keys.facts.windows[layer_idx].is_none() {
+            let own = all_own.object(&layer_idx.to_string())?;
+            head_dim = own.opt_usize("head_dim")?.or(global_dim).unwrap_or(head_dim);
+            let own = own.opt_usize("num_key_value_heads")?;
+            n_kv_heads = (own.or(n_global_kv_heads.filter(|_| takes_keys))).unwrap_or(n_kv_heads);
+        }
+        heads.push((head_dim, n_kv_heads));
+    }
+    let widths = heads.clone();
+    keys.facts.amend(move |descriptor| {
+        for (layer, &(head_dim, _)) in descriptor.layers.iter_mut().zip(&widths) {
+            let attention = layer.attention_mut();
+            (attention.head_dim_k, attention.head_dim_v) = (head_dim, head_dim);
+            // Layers that read the keys of others store none.
+            let is_global = attention.window.is_none() && attention.shares_kv_of.is_none();
+            attention.takes_keys_as_values = takes_keys && is_global;
+        }
+    });
+    Ok(heads)
 }

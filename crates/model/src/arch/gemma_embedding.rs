@@ -24,7 +24,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ignored: &[],
         ..gemma3::ARCHITECTURE.hf_layout
     },
-    from_hf: None,
     rule: |keys| {
         let key = "use_bidirectional_attention";
         if !keys.config.is(key)? {

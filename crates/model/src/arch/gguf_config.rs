@@ -64,11 +64,11 @@ impl Asked {
 }
 
 impl GgufConfig<'_> {
-    /// Returns whether queries and keys are normed: as the folder states, or if the file has the tensor.
-    pub(super) fn has_qk_norm(&self) -> bool {
+    /// Returns whether queries and keys are normed: as the folder states, or if the file has a tensor.
+    pub(super) fn has_qk_norm(&self, tensor: &str) -> bool {
         match self.facts {
             Some(facts) => facts.has_qk_norm,
-            None => self.has_tensor("blk.0.attn_q_norm.weight"),
+            None => self.has_tensor(tensor),
         }
     }
 

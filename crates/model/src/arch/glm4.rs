@@ -31,7 +31,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         // Folders have neighbours as rope pairs too.
         keys.facts.rotate_neighbours();

@@ -14,7 +14,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         config.set_image_inputs(&mut descriptor, RopeAxes::Sections)?;
-        let qk_norm = config.has_qk_norm().then_some(QkNorm::Head);
+        let qk_norm = config
+            .has_qk_norm("blk.0.attn_q_norm.weight")
+            .then_some(QkNorm::Head);
         for layer in &mut descriptor.layers {
             layer.attention_mut().qk_norm = qk_norm;
         }
@@ -31,12 +33,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: &[Recast::POST_ATTENTION],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.facts.qkv_bias = Some(keys.config.presence("attention_bias")?);
         keys.facts.has_qk_norm = keys.config.is("use_qk_norm")?;
         keys.find_router(true)?;
-        keys.find_shared_experts("n_shared_experts")?;
+        keys.find_shared_experts(&["n_shared_experts"])?;
         let n_layers = keys.descriptor.layers.len();
         keys.facts.expert_layers = Some(keys.config.expert_layers_behind_dense(n_layers)?);
         keys.usual()?;

@@ -45,22 +45,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: Some(|config| {
-        let mut descriptor = config.decoder()?;
-        finish(&mut descriptor);
-        let is_scaled = config.opt_bool("scale_attn_weights")?.unwrap_or(true);
-        let is_scaled_by_layer = config.is("scale_attn_by_inverse_layer_idx")?;
-        for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
-            let attention = layer.attention_mut();
-            if !is_scaled {
-                attention.scale = 1.0;
-            }
-            if is_scaled_by_layer {
-                attention.scale /= (layer_idx + 1) as f32;
-            }
-        }
-        Ok(descriptor)
-    }),
     rule,
 };
 
@@ -85,13 +69,22 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let widths = keys.dense_widths();
     keys.set_counts("feed_forward_length", &widths)?;
     keys.copy_count("attention.head_count", &["n_head", "num_attention_heads"])?;
-    for key in ["scale_attn_weights", "scale_attn_by_inverse_layer_idx"] {
-        let is_usual = key == "scale_attn_weights";
-        if keys.config.opt_bool(key)?.unwrap_or(is_usual) != is_usual {
-            let expected =
-                "attention that is scaled by the width of heads, since files have no key for another";
-            return Err(keys.config.wrong(key, expected));
+    let is_scaled = keys.config.opt_bool("scale_attn_weights")?.unwrap_or(true);
+    let is_scaled_by_layer = keys.config.is("scale_attn_by_inverse_layer_idx")?;
+    let n_heads = keys.attention().map_or(1, |attention| attention.n_heads.max(1));
+    let head_dim = keys.descriptor.n_embd / n_heads;
+    let scale = if is_scaled {
+        1.0 / (head_dim as f32).sqrt()
+    } else {
+        1.0
+    };
+    let scales = (1..=keys.descriptor.layers.len()).map(|layer| {
+        if is_scaled_by_layer {
+            scale / layer as f32
+        } else {
+            scale
         }
-    }
+    });
+    keys.facts.score_scales = Some(scales.collect());
     keys.norm_eps()
 }

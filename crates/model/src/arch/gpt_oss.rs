@@ -51,7 +51,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         for (key, fixed) in [
             ("swiglu_alpha", Activation::CLIPPED_ALPHA),

@@ -6,7 +6,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{Descriptor, LoadError};
 
-use super::{Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast, Recasts};
+use super::{Architecture, GgufConfig, GgufKeys, HfLayout, Recast, Recasts};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "granite",
@@ -24,7 +24,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: RECASTS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule,
 };
 
@@ -62,19 +61,6 @@ pub(super) fn set_gguf_multipliers(
     descriptor.embedding_scale = config.opt_positive("embedding_scale")?.unwrap_or(1.0);
     descriptor.residual_scale = config.opt_positive("residual_scale")?.unwrap_or(1.0);
     descriptor.logit_scale = 1.0 / config.opt_positive("logit_scale")?.unwrap_or(1.0);
-    Ok(())
-}
-
-/// Sets the multipliers from a folder of the family.
-pub(super) fn set_hf_multipliers(config: &HfConfig, descriptor: &mut Descriptor) -> Result<(), LoadError> {
-    descriptor.embedding_scale = config.opt_f32("embedding_multiplier")?.unwrap_or(1.0);
-    descriptor.residual_scale = config.opt_f32("residual_multiplier")?.unwrap_or(1.0);
-    descriptor.logit_scale = 1.0 / config.opt_f32("logits_scaling")?.unwrap_or(1.0);
-    if let Some(scale) = config.opt_f32("attention_multiplier")? {
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().scale = scale;
-        }
-    }
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use super::{
     Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout,
     gguf_experts::{MoeDefaults, set_experts},
     gguf_form::UNBOUNDED,
-    granite::{self, has_gguf_rope, set_gguf_multipliers, set_hf_multipliers},
+    granite::{self, has_gguf_rope, set_gguf_multipliers},
     granitemoe::{GRANITE_EXPERTS, with_shared},
     hf_recurrent::{MAMBA_2, Mamba2Keys, SSM_CHANGES},
 };
@@ -27,7 +27,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: granite::RECASTS,
         ..HfLayout::LLAMA
     },
-    from_hf: Some(from_hf),
     rule,
 };
 
@@ -63,73 +62,52 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let mut descriptor = config.decoder()?;
-    set_hf_multipliers(config, &mut descriptor)?;
-    let keys = ["layer_types", "layers_block_type"];
-    let kinds = config.layer_kinds(&keys)?;
-    let kinds = kinds.ok_or_else(|| config.wrong(keys[0], "the name of a kind for each layer"))?;
-    config.check_kinds(keys[0], kinds.len(), descriptor.layers.len())?;
-    config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
-    let ssm = config.mamba2(&Mamba2Keys::BAMBA, true)?;
-    let has_rope = config
-        .get("position_embedding_type")
-        .and_then(|kind| kind.as_str())
-        == Some("rope");
-    let bias = config.presence("attention_bias")?;
-    for (layer, kind) in descriptor.layers.iter_mut().zip(kinds) {
-        match kind {
-            "mamba" | "linear_attention" => layer.mixer = MixerDescriptor::Ssm(ssm),
-            "attention" | "full_attention" => {
-                let attention = layer.attention_mut();
-                attention.rope = attention.rope.filter(|_| has_rope);
-                attention.qkv_bias = bias;
-                attention.output_bias = bias;
-            }
-            _ => return Err(config.wrong(keys[0], "`mamba` or `attention` for each layer")),
-        }
-    }
-    let n_shared_ff = config.opt_usize("shared_intermediate_size")?;
-    if config.opt_usize("num_local_experts")?.unwrap_or(0) > 0 {
-        set_experts(
-            &mut descriptor,
-            &with_shared(config.moe(true)?, n_shared_ff),
-            |_| true,
-        );
-    } else {
-        for layer in &mut descriptor.layers {
-            let dense = layer.dense_mut();
-            dense.n_ff = n_shared_ff.unwrap_or(dense.n_ff);
-        }
-        // The dense network uses the tensor names of the shared one.
-        descriptor.tensor_names = &[
-            ("ffn_up.weight", "ffn_up_shexp.weight"),
-            ("ffn_down.weight", "ffn_down_shexp.weight"),
-        ];
-    }
-    Ok(descriptor)
-}
-
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    (granite::ARCHITECTURE.rule)(keys)?;
-    let has_experts = keys
-        .descriptor
-        .layers
-        .iter()
-        .any(|layer| layer.ffn.moe().is_some());
-    if !has_experts {
-        let widths = keys.dense_widths();
-        keys.set_counts("feed_forward_length", &widths)?;
-        keys.remove("expert_shared_feed_forward_length");
+    let config = keys.config;
+    config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
+    let has_attention = attention_layers(config, keys.descriptor.layers.len())?;
+    let has_experts = config.opt_usize("num_local_experts")?.unwrap_or(0) > 0;
+    if has_experts {
+        keys.find_router(true)?;
     }
-    keys.kv_heads_of_layers()?;
-    keys.state_space()?;
-    let has_rope = keys.attention().is_some_and(|attention| attention.rope.is_some());
+    (granite::ARCHITECTURE.rule)(keys)?;
+    keys.facts.ffn_bias = None;
+    if !has_experts {
+        if let Some(n_ff) = config.opt_usize("shared_intermediate_size")? {
+            keys.set_count("feed_forward_length", n_ff)?;
+        }
+        keys.remove("expert_shared_feed_forward_length");
+        // The dense network has the tensor names of the shared one.
+        keys.facts.amend(|descriptor| {
+            descriptor.tensor_names = &[
+                ("ffn_up.weight", "ffn_up_shexp.weight"),
+                ("ffn_down.weight", "ffn_down_shexp.weight"),
+            ];
+        });
+    }
+    keys.kv_heads_of_layers(|layer_idx| has_attention[layer_idx])?;
+    keys.state_space(config.mamba2(&Mamba2Keys::BAMBA, true)?)?;
+    let kind = config.get("position_embedding_type");
+    let has_rope = has_attention.contains(&true) && kind.is_some_and(|kind| kind == "rope");
     keys.set("rope.scaling.finetuned", has_rope);
     if !has_rope {
         // Positions are then unbounded.
         keys.set("context_length", UNBOUNDED);
     }
     Ok(())
+}
+
+/// Returns whether each layer has attention; the others have Mamba 2.
+fn attention_layers(config: &HfConfig, n_layers: usize) -> Result<Vec<bool>, LoadError> {
+    let keys = ["layer_types", "layers_block_type"];
+    let kinds = config.layer_kinds(&keys)?;
+    let kinds = kinds.ok_or_else(|| config.wrong(keys[0], "the name of a kind for each layer"))?;
+    config.check_kinds(keys[0], kinds.len(), n_layers)?;
+    let has_attention = |kind| match kind {
+        "mamba" | "linear_attention" => Ok(false),
+        "attention" | "full_attention" => Ok(true),
+        _ => Err(config.wrong(keys[0], "`mamba` or `attention` for each layer")),
+    };
+    kinds.into_iter().map(has_attention).collect()
 }

@@ -22,7 +22,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: granite::RECASTS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.find_router(true)?;
         (granite::ARCHITECTURE.rule)(keys)

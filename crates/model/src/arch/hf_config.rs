@@ -105,34 +105,11 @@ impl HfConfig {
         })
     }
 
-    /// Returns the configuration with defaults for missing keys.
-    pub(super) fn with_defaults(&self, defaults: &[(&str, Value)]) -> Self {
-        let mut values = self.values.clone();
-        for (key, value) in defaults {
-            if self.get(key).is_none() {
-                values.insert((*key).to_owned(), value.clone());
-            }
-        }
-        Self {
-            path: self.path.clone(),
-            values,
-        }
-    }
-
     /// Returns the configuration with its class's defaults for missing fields.
     pub(super) fn with_class_defaults(&self, class: &str) -> Self {
         let mut filled = self.clone();
         class_defaults::fill(class, &mut filled.values);
         filled
-    }
-
-    /// Returns the configuration with aliased values copied to their usual keys. The usual key is the first
-    /// of each pair.
-    pub(super) fn with_aliases(&self, aliases: &[(&str, &str)]) -> Self {
-        let named: Vec<_> = (aliases.iter())
-            .filter_map(|&(usual, own)| Some((usual, self.get(own)?.clone())))
-            .collect();
-        self.with_defaults(&named)
     }
 
     /// Returns the first class of `architectures`.
@@ -281,21 +258,6 @@ impl HfConfig {
             .collect())
     }
 
-    /// Sets the window of each layer as [`Self::windows`] returns it, if there is any.
-    pub(super) fn set_windows(
-        &self,
-        descriptor: &mut Descriptor,
-        is_sliding: impl Fn(usize) -> bool,
-    ) -> Result<(), LoadError> {
-        let windows = self.windows(descriptor.layers.len(), is_sliding)?;
-        if self.get("sliding_window").is_some() {
-            for (layer, window) in descriptor.layers.iter_mut().zip(windows) {
-                layer.attention_mut().window = window;
-            }
-        }
-        Ok(())
-    }
-
     /// Returns whether windows are enabled. `layer_types` may name layers with a window only then.
     pub(super) fn uses_windows(&self, n_layers: usize) -> Result<bool, LoadError> {
         let key = "use_sliding_window";
@@ -310,7 +272,14 @@ impl HfConfig {
 
     /// Describes the network that most decoders are variations of; see the GGUF twin.
     pub(super) fn decoder(&self) -> Result<Descriptor, LoadError> {
-        let n_layers = self.usize(&["num_hidden_layers", "n_layer", "num_layers"])?;
+        let counts = ["num_hidden_layers", "n_layer", "num_layers"];
+        let n_layers = match self
+            .n_kinds()
+            .filter(|_| counts.iter().all(|key| self.get(key).is_none()))
+        {
+            Some(n_kinds) => n_kinds,
+            None => self.usize(&counts)?,
+        };
         if n_layers > MAX_LAYERS {
             return Err(self.wrong("num_hidden_layers", "a count of layers"));
         }
@@ -413,6 +382,16 @@ impl HfConfig {
         })
     }
 
+    /// Returns the number of layers whose kinds are listed or spelled, a letter for each.
+    fn n_kinds(&self) -> Option<usize> {
+        let listed = self
+            .get("layers_block_type")
+            .and_then(Value::as_array)
+            .map(Vec::len);
+        let spelled = self.get("hybrid_override_pattern").and_then(Value::as_str);
+        listed.or(spelled.map(|kinds| kinds.chars().count()))
+    }
+
     /// Returns whether the configuration is of a family that omits the conventions of its time: a
     /// feed-forward width of four times the embedding, and a context of 2,048.
     fn is_of_2022(&self) -> bool {
@@ -421,7 +400,12 @@ impl HfConfig {
     }
 
     fn n_ctx_train(&self) -> Result<usize, LoadError> {
-        let keys = ["max_position_embeddings", "n_positions", "seq_length"];
+        let keys = [
+            "max_position_embeddings",
+            "n_positions",
+            "seq_length",
+            "model_max_length",
+        ];
         // Some models with rope or ALiBi have no such key.
         if self.is_of_2022() && keys.iter().all(|key| self.get(key).is_none()) {
             return Ok(2048);
@@ -451,6 +435,7 @@ impl HfConfig {
             "hidden_act",
             "activation_function",
             "activation",
+            "mlp_hidden_act",
         ];
         let Some(key) = keys.into_iter().find(|key| self.get(key).is_some()) else {
             // Bloom's configuration does not name it.

@@ -2,12 +2,9 @@
 
 use tokenmill_backend::{ExpertGroups, ExpertScore, GroupMeasure};
 
-use crate::{
-    DenseDescriptor, Descriptor, GateUpOrder, LoadError, MoeDescriptor, Presence, RouterDescriptor,
-    SharedDescriptor,
-};
+use crate::{LoadError, MoeDescriptor, Presence, RouterDescriptor};
 
-use super::{HfConfig, gguf_experts::set_experts, hf_layout::Names};
+use super::{HfConfig, hf_layout::Names};
 
 /// Tensor names of experts in most checkpoints: one tensor per expert, or one for all with gate and up
 /// joined.
@@ -61,19 +58,25 @@ impl HfConfig {
 
     /// Returns the score of an expert, if the configuration names it.
     pub(super) fn expert_score(&self) -> Result<Option<ExpertScore>, LoadError> {
-        Ok(match self.get("scoring_func").and_then(|value| value.as_str()) {
-            None => None,
-            Some("softmax") => Some(ExpertScore::Softmax),
+        let keys = ["scoring_func", "moe_router_activation_func"];
+        let Some(key) = keys.into_iter().find(|key| self.get(key).is_some()) else {
+            return Ok(None);
+        };
+        match self.get(key).and_then(|value| value.as_str()) {
+            Some("softmax") => Ok(Some(ExpertScore::Softmax)),
             // dots.llm1's files name the selection method here. It uses sigmoids.
-            Some("sigmoid" | "noaux_tc") => Some(ExpertScore::Sigmoid),
-            Some(_) => return Err(self.wrong("scoring_func", "softmax or sigmoid")),
-        })
+            Some("sigmoid" | "noaux_tc") => Ok(Some(ExpertScore::Sigmoid)),
+            _ => Err(self.wrong(key, "softmax or sigmoid")),
+        }
     }
 
     /// Describes experts, as the GGUF twin does; `is_normalized` is the default if the file does not state
     /// it.
     pub(super) fn moe(&self, is_normalized: bool) -> Result<MoeDescriptor, LoadError> {
-        let n_groups = self.opt_usize("n_group")?.unwrap_or(1);
+        let n_groups = match self.opt_usize("n_group")? {
+            Some(n_groups) => n_groups,
+            None => self.opt_usize("num_expert_group")?.unwrap_or(1),
+        };
         let n_used_groups = self.opt_usize("topk_group")?.unwrap_or(n_groups);
         if n_used_groups > n_groups.max(1) {
             return Err(LoadError::BadValue {
@@ -91,7 +94,13 @@ impl HfConfig {
                     "n_routed_experts",
                     "moe_num_experts",
                 ])?,
-                n_used: self.first_usize(&["num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"])?,
+                n_used: self.first_usize(&[
+                    "num_experts_per_tok",
+                    "num_experts_per_token",
+                    "moe_k",
+                    "moe_topk",
+                    "top_k_experts",
+                ])?,
                 score,
                 bias: Presence::Absent,
                 choice_bias: Presence::Absent,
@@ -100,9 +109,9 @@ impl HfConfig {
                     n_used: n_used_groups,
                     measure: GroupMeasure::TwoBest,
                 }),
-                is_normalized: match self.get("norm_topk_prob") {
-                    Some(_) => self.is("norm_topk_prob")?,
-                    None => is_normalized,
+                is_normalized: match self.opt_bool("norm_topk_prob")? {
+                    Some(claim) => claim,
+                    None => self.opt_bool("moe_renormalize")?.unwrap_or(is_normalized),
                 },
                 scale: self.opt_f32("routed_scaling_factor")?.unwrap_or(1.0),
                 expert_scales: Presence::Absent,
@@ -115,27 +124,6 @@ impl HfConfig {
             latent: None,
             shared: None,
         })
-    }
-
-    /// Returns a shared network as wide as a number of experts.
-    pub(super) fn shared_experts(
-        &self,
-        moe: &MoeDescriptor,
-        keys: &[&str],
-    ) -> Result<Option<SharedDescriptor>, LoadError> {
-        let n_shared = self.first_usize(keys)?;
-        Ok((n_shared > 0).then_some(SharedDescriptor {
-            dense: DenseDescriptor {
-                n_ff: n_shared.saturating_mul(moe.n_ff),
-                activation: moe.activation,
-                xielu: None,
-                cutoff: None,
-                joined: GateUpOrder::GateFirst,
-                is_gated: moe.is_gated,
-                bias: Presence::Absent,
-            },
-            has_gate: false,
-        }))
     }
 
     /// Returns whether each layer has experts: all after the first `first_k_dense_replace`.
@@ -167,28 +155,6 @@ impl HfConfig {
         Ok((0..n_layers)
             .map(|layer_idx| !dense.contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step))
             .collect())
-    }
-
-    /// Replaces feed-forward networks with experts as [`Self::expert_layers_by_kind`] says.
-    pub(super) fn set_experts_by_kind(
-        &self,
-        descriptor: &mut Descriptor,
-        moe: &MoeDescriptor,
-    ) -> Result<(), LoadError> {
-        let listed = self.expert_layers_by_kind(descriptor.layers.len())?;
-        set_experts(descriptor, moe, |layer_idx| listed[layer_idx]);
-        Ok(())
-    }
-
-    /// Replaces feed-forward networks with experts as [`Self::expert_layers_by_step`] says.
-    pub(super) fn set_experts_by_step(
-        &self,
-        descriptor: &mut Descriptor,
-        moe: &MoeDescriptor,
-    ) -> Result<(), LoadError> {
-        let listed = self.expert_layers_by_step(descriptor.layers.len())?;
-        set_experts(descriptor, moe, |layer_idx| listed[layer_idx]);
-        Ok(())
     }
 
     /// Reads an optional list of counts, such as layer indices.

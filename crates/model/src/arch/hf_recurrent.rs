@@ -4,13 +4,8 @@
 //! Invariant: value heads of a folder are in the order of their key heads, as the descriptor states; no
 //! weights are reordered.
 
-use serde_json::{Value, json};
-use tokenmill_backend::KeyHeads;
-
-use crate::{
-    DeltaGates, DeltaNetDescriptor, LoadError, MixerDescriptor, Presence, ShortConvDescriptor, SsmDescriptor,
-    SsmKind,
-};
+use crate::{LoadError, Presence, SsmDescriptor, SsmKind};
+use serde_json::Value;
 
 use super::{Change, HfConfig, hf_layout::Names};
 
@@ -77,16 +72,8 @@ impl Mamba2Keys {
 }
 
 impl HfConfig {
-    /// Returns the configuration with defaults for keys that a network without attention omits.
-    pub(super) fn without_attention(&self) -> Self {
-        self.with_defaults(&[
-            ("num_attention_heads", json!(1)),
-            ("intermediate_size", json!(1)),
-            ("max_position_embeddings", json!(1 << 20)),
-        ])
-    }
-
-    fn count(&self, key: &str) -> Result<usize, LoadError> {
+    /// Reads a required count.
+    pub(super) fn count(&self, key: &str) -> Result<usize, LoadError> {
         self.opt_usize(key)?.ok_or_else(|| self.wrong(key, "a count"))
     }
 
@@ -135,28 +122,6 @@ impl HfConfig {
             return Err(self.wrong(key, &format!("`{first}` or `{second}` for each layer")));
         }
         Ok(Some(kinds.into_iter().map(|kind| kind == second).collect()))
-    }
-
-    /// Describes a gated delta net.
-    pub(super) fn delta_net(&self, gates: DeltaGates) -> Result<MixerDescriptor, LoadError> {
-        Ok(MixerDescriptor::DeltaNet(DeltaNetDescriptor {
-            n_k_heads: self.count("linear_num_key_heads")?,
-            n_v_heads: self.count("linear_num_value_heads")?,
-            head_dim_k: self.count("linear_key_head_dim")?,
-            head_dim_v: self.count("linear_value_head_dim")?,
-            n_taps: self.count("linear_conv_kernel_dim")?,
-            key_heads: KeyHeads::Grouped,
-            gates,
-        }))
-    }
-
-    /// Describes a gated short convolution.
-    pub(super) fn short_conv(&self, n_channels: usize) -> Result<MixerDescriptor, LoadError> {
-        Ok(MixerDescriptor::ShortConv(ShortConvDescriptor {
-            n_channels,
-            n_taps: self.count("conv_L_cache")?,
-            bias: self.presence("conv_bias")?,
-        }))
     }
 
     /// Describes a Mamba model.

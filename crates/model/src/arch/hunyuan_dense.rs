@@ -26,7 +26,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.find_attention_bias("attention_bias")?;
         keys.usual()?;

@@ -37,7 +37,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule,
 };
 
@@ -45,7 +44,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.find_attention_bias("attention_bias")?;
     keys.find_router(true)?;
-    keys.find_shared_experts("num_shared_expert")?;
+    keys.find_shared_experts(&["num_shared_expert"])?;
     keys.usual()?;
     keys.set_own_head_width()?;
     let width = keys.first_count(&["moe_intermediate_size", "intermediate_size"])?;

@@ -4,13 +4,11 @@
 
 use tokenmill_backend::{ExpertScore, RopeStyle};
 
-use serde_json::json;
-
-use crate::{Descriptor, LoadError, MoeDescriptor, Presence, QkNorm};
+use crate::{Descriptor, LoadError, Presence, QkNorm};
 
 use super::{
-    Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast, gguf_experts::MoeDefaults,
-    hf_experts::EXPERTS,
+    Architecture, GgufConfig, GgufKeys, HfLayout, Recast, folder_facts::RouterFacts,
+    gguf_experts::MoeDefaults, hf_experts::EXPERTS,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -29,7 +27,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: &[("exp_probs_b.bias", Recast::Rename("exp_probs_b"))],
         ..HfLayout::LLAMA
     },
-    from_hf: Some(from_hf),
     rule,
 };
 
@@ -49,51 +46,25 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let config = &config.with_defaults(&[
-        ("rope_theta", json!(11_158_840.0)),
-        ("first_k_dense_replace", json!(1)),
-        ("num_shared_experts", json!(1)),
-        ("head_dim", json!(128)),
-        ("router_scaling_factor", json!(2.826)),
-    ]);
-    let mut descriptor = config.decoder()?;
-    let bias = config.presence("attention_bias")?;
-    let ffn_bias = config.presence("mlp_bias")?;
-    for layer in &mut descriptor.layers {
-        let attention = layer.attention_mut();
-        attention.qk_norm = Some(QkNorm::Head);
-        attention.qkv_bias = bias;
-        attention.output_bias = bias;
-        layer.dense_mut().bias = ffn_bias;
-    }
-    let mut moe = experts(config.moe(true)?);
-    moe.router.is_normalized = true;
-    moe.router.scale = config.f32("router_scaling_factor")?;
-    moe.shared = config.shared_experts(&moe, &["num_shared_experts"])?;
-    if let Some(shared) = &mut moe.shared {
-        shared.dense.bias = ffn_bias;
-    }
-    config.set_experts_by_kind(&mut descriptor, &moe)?;
-    Ok(descriptor)
-}
-
-fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
-    moe.router.score = ExpertScore::Sigmoid;
-    moe.router.choice_bias = Presence::Required;
-    moe
-}
-
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.find_biases(["attention_bias", "mlp_bias"])?;
+    keys.facts.shared_bias = keys.config.presence("mlp_bias")?;
+    let scale = keys.config.f32("router_scaling_factor")?;
+    keys.find_router(true)?;
+    keys.facts.router = Some(RouterFacts {
+        score: Some(ExpertScore::Sigmoid),
+        is_normalized: true,
+        scale,
+    });
+    keys.find_shared_experts(&["num_shared_experts"])?;
+    keys.facts.expert_layers = Some(keys.config.expert_layers_by_kind(keys.descriptor.layers.len())?);
     keys.usual()?;
     keys.routed_experts()?;
     keys.score_by_sigmoid();
     keys.set("expert_weights_norm", true);
-    let moe = (keys.descriptor.layers.iter()).find_map(|layer| layer.ffn.moe());
-    if let Some(moe) = moe {
-        keys.set("expert_weights_scale", moe.router.scale);
-        let n_ff = moe.shared.as_ref().map_or(0, |shared| shared.dense.n_ff);
+    keys.set("expert_weights_scale", scale);
+    if let Some(n_ff) = keys.facts.n_shared_ff {
         keys.set_count("expert_shared_feed_forward_length", n_ff)?;
     }
     Ok(())

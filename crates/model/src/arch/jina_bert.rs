@@ -5,15 +5,13 @@
 //! Source: `modeling_bert.py` of `jinaai/jina-bert-implementation` and `jinaai/jina-bert-v2-qk-post-norm`; transformers,
 //! `models/jina_embeddings_v3`; llama.cpp, `src/models/bert.cpp`.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokenmill_backend::{Activation, Pooling, RopeStyle};
 
-use crate::{
-    Descriptor, GateUpOrder, Ignorable, LoadError, NormPlacement, PoolingDescriptor, Presence, QkNorm,
-};
+use crate::{Descriptor, GateUpOrder, LoadError, NormPlacement, PoolingDescriptor, Presence, QkNorm};
 
 use super::{
-    Architecture, HfConfig, HfLayout, Recast,
+    Architecture, GgufKeys, HfConfig, HfLayout, Recast,
     encoder::{self, HeadStep, make_encoder, make_post_norm, remove_rope},
 };
 
@@ -28,7 +26,7 @@ pub(super) const JINA_BERT_V2: Architecture = Architecture {
     name: "jina-bert-v2",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
-        finish_v2(&mut descriptor, config.has_tensor("blk.0.attn_norm_2.weight"));
+        finish_v2(&mut descriptor, config.has_qk_norm("blk.0.attn_norm_2.weight"));
         let pooling = config.pooling(HeadStep::Tanh, Pooling::First)?;
         descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
         Ok(descriptor)
@@ -67,8 +65,7 @@ pub(super) const JINA_BERT_V2: Architecture = Architecture {
         ignored: &["cls.predictions.", "cls.seq_relationship."],
         ..HfLayout::LLAMA
     },
-    from_hf: Some(from_hf_v2),
-    rule: |keys| encoder::write_keys(keys, Activation::GeluErf),
+    rule: rule_v2,
 };
 
 pub(super) const JINA_BERT_V3: Architecture = Architecture {
@@ -105,38 +102,8 @@ pub(super) const JINA_BERT_V3: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: Some(from_hf_v3),
-    rule: JINA_BERT_V2.rule,
+    rule: rule_v3,
 };
-
-fn from_hf_v2(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    if config
-        .get("position_embedding_type")
-        .is_some_and(|kind| kind != "alibi")
-    {
-        return Err(config.wrong("position_embedding_type", "`alibi`"));
-    }
-    let activation = match config.get("feed_forward_type").and_then(Value::as_str) {
-        Some("geglu") => Activation::GeluErf,
-        Some("reglu") => Activation::Relu,
-        _ => return Err(config.wrong("feed_forward_type", "`geglu` or `reglu`")),
-    };
-    let is_code = config
-        .get("auto_map")
-        .is_some_and(|map| map.to_string().contains(CODE_VARIANT));
-    let mut descriptor = config.decoder()?;
-    finish_v2(&mut descriptor, is_code);
-    for layer in &mut descriptor.layers {
-        layer.dense_mut().activation = activation;
-    }
-    descriptor.pooling = Some(if config.is_classifier()? {
-        config.rank_pooling(true, HeadStep::Tanh, Pooling::First, descriptor.n_embd)?
-    } else {
-        ignore_head(&mut descriptor, "cls");
-        (config.sentence_pooling()?).unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean))
-    });
-    Ok(descriptor)
-}
 
 /// Returns whether a configuration uses the third version's own code. Its class is `XLMRobertaModel`, like
 /// that of a network with learned positions.
@@ -145,36 +112,6 @@ pub(super) fn is_version_3(config: &HfConfig) -> bool {
         .get("position_embedding_type")
         .is_some_and(|kind| kind == "rotary");
     has_rope && config.class().is_ok_and(|class| class == "XLMRobertaModel")
-}
-
-fn from_hf_v3(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    // Folders for the model's own code have task adapters next to the weights.
-    if config.get("lora_adaptations").is_some() {
-        return Err(config.wrong(
-            "lora_adaptations",
-            "a folder without adapters of tasks (one that transformers wrote, with an adapter merged or without)",
-        ));
-    }
-    let names_base = ["rope_parameters", "rope_theta", "rotary_emb_base"];
-    let default: &[_] = if names_base.iter().any(|key| config.get(key).is_some()) {
-        &[]
-    } else {
-        &[("rope_theta", json!(ROPE_BASE))]
-    };
-    let config = config.with_defaults(default);
-    let mut descriptor = config.decoder()?;
-    finish_v3(&mut descriptor);
-    ignore_head(&mut descriptor, "pooler");
-    let pooling = config.sentence_pooling()?;
-    descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
-    Ok(descriptor)
-}
-
-/// Ignores the tensors of a head that only training uses.
-fn ignore_head(descriptor: &mut Descriptor, name: &str) {
-    for end in ["weight", "bias"] {
-        (descriptor.ignorable).push(Ignorable::Tensor(format!("{name}.{end}")));
-    }
 }
 
 fn finish_v2(descriptor: &mut Descriptor, is_code: bool) {
@@ -208,4 +145,46 @@ fn finish_v3(descriptor: &mut Descriptor) {
         dense.is_gated = false;
         dense.bias = Presence::Required;
     }
+}
+
+/// Collects the keys of a folder of the second version.
+fn rule_v2(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    if config
+        .get("position_embedding_type")
+        .is_some_and(|kind| kind != "alibi")
+    {
+        return Err(config.wrong("position_embedding_type", "`alibi`"));
+    }
+    keys.facts.activation = match config.get("feed_forward_type").and_then(Value::as_str) {
+        Some("geglu") => Some(Activation::GeluErf),
+        Some("reglu") => Some(Activation::Relu),
+        _ => return Err(config.wrong("feed_forward_type", "`geglu` or `reglu`")),
+    };
+    keys.facts.has_qk_norm = config
+        .get("auto_map")
+        .is_some_and(|map| map.to_string().contains(CODE_VARIANT));
+    encoder::find_pooling(keys, &["cls"])?;
+    encoder::write_keys(keys, false)
+}
+
+/// Collects the keys of a folder of the third version.
+fn rule_v3(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    // Folders for the model's own code have task adapters next to the weights.
+    if config.get("lora_adaptations").is_some() {
+        return Err(config.wrong(
+            "lora_adaptations",
+            "a folder without adapters of tasks (one that transformers wrote, with an adapter merged or without)",
+        ));
+    }
+    let names_base = ["rope_parameters", "rope_theta", "rotary_emb_base"];
+    if names_base.iter().all(|key| config.get(key).is_none())
+        && let Some(rope) = &mut keys.facts.rope
+    {
+        rope.base = ROPE_BASE;
+    }
+    keys.facts.activation = Some(Activation::GeluErf);
+    encoder::find_pooling(keys, &["pooler"])?;
+    encoder::write_keys(keys, true)
 }

@@ -3,14 +3,13 @@
 //!
 //! Source: transformers, `models/kimi_linear/modeling_kimi_linear.py`; llama.cpp, `src/models/kimi-linear.cpp`.
 
-use serde_json::Value;
-use tokenmill_backend::{ExpertScore, RopeStyle};
+use tokenmill_backend::RopeStyle;
 
 use crate::{Descriptor, KimiDeltaDescriptor, LatentDescriptor, LoadError, MixerDescriptor};
 
 use super::{
-    Architecture, Change, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast, deepseek2,
-    gguf_experts::MoeDefaults, hf_experts::MIXTRAL_EXPERTS,
+    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast, deepseek2, gguf_experts::MoeDefaults,
+    hf_experts::MIXTRAL_EXPERTS,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -58,7 +57,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: Some(from_hf),
     rule,
 };
 
@@ -99,69 +97,6 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let config = config.with_aliases(&[
-        ("max_position_embeddings", "model_max_length"),
-        ("num_experts_per_tok", "num_experts_per_token"),
-        ("norm_topk_prob", "moe_renormalize"),
-        ("n_group", "num_expert_group"),
-        ("n_shared_experts", "num_shared_experts"),
-        ("scoring_func", "moe_router_activation_func"),
-    ]);
-    let count =
-        |config: &HfConfig, key: &str| (config.opt_usize(key)?).ok_or_else(|| config.wrong(key, "a count"));
-    if config.opt_bool("mla_use_nope")? == Some(false) {
-        return Err(config.wrong("mla_use_nope", "true"));
-    }
-    if config.opt_usize("moe_layer_freq")?.unwrap_or(1) != 1 {
-        return Err(config.wrong("moe_layer_freq", "1"));
-    }
-    let mut descriptor = config.decoder()?;
-    let n_layers = descriptor.layers.len();
-    let (plain_dim, rotated_dim) = (
-        count(&config, "qk_nope_head_dim")?,
-        count(&config, "qk_rope_head_dim")?,
-    );
-    let latent = LatentDescriptor {
-        n_heads: count(&config, "num_attention_heads")?,
-        q_rank: config.opt_usize("q_lora_rank")?,
-        kv_rank: count(&config, "kv_lora_rank")?,
-        plain_dim,
-        rotated_dim,
-        head_dim_v: count(&config, "v_head_dim")?,
-        scale: 1.0 / (plain_dim.saturating_add(rotated_dim) as f32).sqrt(),
-        rope: None,
-    };
-    // The older layout describes the delta nets in a nested object, and counts layers from 1.
-    let older = config.object("linear_attn_config")?;
-    let of_net = |older_key: &str, key: &str| match older.opt_usize(older_key)? {
-        Some(number) => Ok(number),
-        None => count(&config, key),
-    };
-    let net = KimiDeltaDescriptor {
-        n_heads: of_net("num_heads", "linear_num_heads")?,
-        head_dim: of_net("head_dim", "linear_head_dim")?,
-        n_taps: of_net("short_conv_kernel_size", "linear_conv_kernel_dim")?,
-    };
-    let kinds = ["full_attention", "linear_attention"];
-    let is_recurrent = match older.counts("kda_layers")? {
-        Some(layers) => (1..=n_layers).map(|layer| layers.contains(&layer)).collect(),
-        None => (config.layers_of_two_kinds(kinds, n_layers)?)
-            .ok_or_else(|| config.wrong("layer_types", "a kind for each layer"))?,
-    };
-    set_mixers(&mut descriptor, &is_recurrent, net, &latent);
-    let mut moe = config.moe(true)?;
-    if config.get("scoring_func").is_none() {
-        moe.router.score = ExpertScore::Sigmoid;
-    }
-    deepseek2::set_router(&mut moe);
-    moe.shared = config.shared_experts(&moe, &["n_shared_experts"])?;
-    config
-        .with_defaults(&[("first_k_dense_replace", Value::from(1))])
-        .set_experts_by_kind(&mut descriptor, &moe)?;
-    Ok(descriptor)
-}
-
 fn set_mixers(
     descriptor: &mut Descriptor,
     is_recurrent: &[bool],
@@ -181,43 +116,60 @@ fn set_mixers(
 
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    if config.opt_bool("mla_use_nope")? == Some(false) {
+        return Err(config.wrong("mla_use_nope", "true"));
+    }
+    if config.opt_usize("moe_layer_freq")?.unwrap_or(1) != 1 {
+        return Err(config.wrong("moe_layer_freq", "1"));
+    }
+    let n_layers = keys.descriptor.layers.len();
+    keys.find_router(true)?;
+    keys.find_shared_experts(&["n_shared_experts", "num_shared_experts"])?;
+    keys.facts.expert_layers = Some(config.expert_layers_by_kind(n_layers)?);
     keys.sizes()?;
     keys.heads()?;
     keys.norm_eps()?;
     keys.experts()?;
+    if let Some(n_groups) = config
+        .opt_usize("num_expert_group")?
+        .filter(|&n_groups| n_groups > 1)
+    {
+        keys.set_count("expert_group_count", n_groups)?;
+    }
     keys.vocab_size()?;
-    let mixers = || keys.descriptor.layers.iter().map(|layer| &layer.mixer);
-    let net = mixers().find_map(|mixer| match mixer {
-        MixerDescriptor::KimiDelta(net) => Some(*net),
-        _ => None,
-    });
-    let latent = mixers().find_map(MixerDescriptor::latent);
-    let kv_heads: Vec<usize> = mixers()
-        .map(|mixer| usize::from(mixer.latent().is_some()))
-        .collect();
+    // The older layout describes the delta nets in a nested object, and counts layers from 1.
+    let older = config.object("linear_attn_config")?;
+    let of_net = |older_key: &str, key: &str| match older.opt_usize(older_key)? {
+        Some(number) => Ok(number),
+        None => config.count(key),
+    };
+    let kinds = ["full_attention", "linear_attention"];
+    let is_recurrent: Vec<bool> = match older.counts("kda_layers")? {
+        Some(layers) => (1..=n_layers).map(|layer| layers.contains(&layer)).collect(),
+        None => (config.layers_of_two_kinds(kinds, n_layers)?)
+            .ok_or_else(|| config.wrong("layer_types", "a kind for each layer"))?,
+    };
+    let kv_heads: Vec<usize> = is_recurrent.iter().map(|&is| usize::from(!is)).collect();
     keys.set_count_list("attention.head_count_kv", &kv_heads)?;
-    if let Some(net) = net {
-        keys.set_count("ssm.conv_kernel", net.n_taps)?;
-        keys.set_count("kda.head_dim", net.head_dim)?;
-    }
-    if let Some(latent) = latent {
-        keys.set_count("attention.kv_lora_rank", latent.kv_rank)?;
-        if let Some(rank) = latent.q_rank {
-            keys.set_count("attention.q_lora_rank", rank)?;
+    keys.set_count(
+        "ssm.conv_kernel",
+        of_net("short_conv_kernel_size", "linear_conv_kernel_dim")?,
+    )?;
+    keys.set_count("kda.head_dim", of_net("head_dim", "linear_head_dim")?)?;
+    let n_net_heads = of_net("num_heads", "linear_num_heads")?;
+    keys.facts.amend(move |descriptor| {
+        for layer in &mut descriptor.layers {
+            if let MixerDescriptor::KimiDelta(net) = &mut layer.mixer {
+                net.n_heads = n_net_heads;
+            }
         }
-        keys.set_count(
-            "attention.key_length",
-            latent.kv_rank.saturating_add(latent.rotated_dim),
-        )?;
-        keys.set_count(
-            "attention.key_length_mla",
-            latent.plain_dim.saturating_add(latent.rotated_dim),
-        )?;
-        keys.set_count("attention.value_length_mla", latent.head_dim_v)?;
-        keys.set_count("rope.dimension_count", latent.rotated_dim)?;
-    }
+    });
+    keys.latent_widths()?;
     keys.copy_count("attention.value_length", &["head_dim"])?;
     keys.routed_experts()?;
-    keys.score_with_default();
+    if keys.score().is_none() {
+        keys.score_by_sigmoid();
+    }
     keys.copy_count("expert_shared_count", &["num_shared_experts"])
 }

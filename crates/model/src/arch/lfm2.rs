@@ -3,15 +3,11 @@
 //!
 //! Source: transformers, `models/lfm2_moe/modeling_lfm2_moe.py`.
 
-use serde_json::json;
 use tokenmill_backend::{ExpertScore, RopeStyle};
 
-use crate::{Descriptor, LoadError, MoeDescriptor, Presence, QkNorm};
+use crate::{FfnDescriptor, LoadError, MixerDescriptor, Presence, QkNorm};
 
-use super::{
-    Architecture, GgufKeys, HfConfig, HfLayout, Recast,
-    gguf_experts::{MoeDefaults, set_experts},
-};
+use super::{Architecture, GgufKeys, HfConfig, HfLayout, Recast, gguf_experts::MoeDefaults};
 
 pub(super) const LFM2: Architecture = Architecture {
     name: "lfm2",
@@ -29,7 +25,6 @@ pub(super) const LFM2: Architecture = Architecture {
     },
     hf_classes: &["Lfm2ForCausalLM"],
     hf_layout: LAYOUT,
-    from_hf: Some(from_hf),
     rule,
 };
 
@@ -47,18 +42,23 @@ pub(super) const LFM2_MOE: Architecture = Architecture {
     },
     hf_classes: &["Lfm2MoeForCausalLM"],
     hf_layout: LAYOUT,
-    from_hf: Some(|config| {
-        let config = &with_activation(config);
-        let mut descriptor = from_hf(config)?;
-        let mut moe = experts(config.moe(true)?);
-        if config.opt_bool("use_expert_bias")? == Some(false) {
-            moe.router.choice_bias = Presence::Absent;
-        }
-        let n_dense = config.opt_usize("num_dense_layers")?.unwrap_or(0);
-        set_experts(&mut descriptor, &moe, |layer_idx| layer_idx >= n_dense);
-        Ok(descriptor)
-    }),
     rule: |keys| {
+        keys.find_router(true)?;
+        if let Some(router) = &mut keys.facts.router {
+            router.score = Some(ExpertScore::Sigmoid);
+        }
+        if keys.config.opt_bool("use_expert_bias")? == Some(false) {
+            keys.facts.amend(|descriptor| {
+                for layer in &mut descriptor.layers {
+                    if let FfnDescriptor::Moe(moe) = &mut layer.ffn {
+                        moe.router.choice_bias = Presence::Absent;
+                    }
+                }
+            });
+        }
+        let n_dense = keys.config.opt_usize("num_dense_layers")?.unwrap_or(0);
+        let layers = 0..keys.descriptor.layers.len();
+        keys.facts.expert_layers = Some(layers.map(|layer_idx| layer_idx >= n_dense).collect());
         rule(keys)?;
         keys.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])?;
         keys.copy_count("leading_dense_block_count", &["num_dense_layers"])?;
@@ -94,37 +94,6 @@ const LAYOUT: HfLayout = HfLayout {
     ..HfLayout::LLAMA
 };
 
-/// Configurations do not name the activation.
-fn with_activation(config: &HfConfig) -> HfConfig {
-    config.with_defaults(&[("hidden_act", json!("silu"))])
-}
-
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let config = with_activation(config);
-    let mut descriptor = config.decoder()?;
-    let n_layers = descriptor.layers.len();
-    let has_attention = config.layers_of_two_kinds(["conv", "full_attention"], n_layers)?;
-    let has_attention = if let Some(has_attention) = has_attention {
-        has_attention
-    } else {
-        // A missing list means all layers.
-        let indices = config.counts("full_attn_idxs")?;
-        (0..n_layers)
-            .map(|layer_idx| (indices.as_ref()).is_none_or(|indices| indices.contains(&layer_idx)))
-            .collect()
-    };
-    for (layer, has_attention) in descriptor.layers.iter_mut().zip(has_attention) {
-        let dense = layer.dense_mut();
-        dense.n_ff = dense_width(&config, dense.n_ff)?;
-        if has_attention {
-            layer.attention_mut().qk_norm = Some(QkNorm::Head);
-        } else {
-            layer.mixer = config.short_conv(descriptor.n_embd)?;
-        }
-    }
-    Ok(descriptor)
-}
-
 /// Returns the width of the dense network: from the configuration, or derived from its other fields.
 fn dense_width(config: &HfConfig, intermediate_size: usize) -> Result<usize, LoadError> {
     let n_ff = config.opt_usize("block_ff_dim")?.unwrap_or(intermediate_size);
@@ -138,20 +107,29 @@ fn dense_width(config: &HfConfig, intermediate_size: usize) -> Result<usize, Loa
     Ok(n_ff.div_ceil(step).saturating_mul(step))
 }
 
-fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
-    moe.router.score = ExpertScore::Sigmoid;
-    moe.router.choice_bias = Presence::Optional;
-    moe
-}
-
 /// Collects the keys that dense models and those with experts have.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    let bias = config.presence("conv_bias")?;
+    keys.facts.amend(move |descriptor| {
+        for layer in &mut descriptor.layers {
+            if let MixerDescriptor::ShortConv(conv) = &mut layer.mixer {
+                conv.bias = bias;
+            }
+        }
+    });
     keys.usual()?;
-    let width = (keys.descriptor.layers.iter()).find_map(|layer| Some(layer.ffn.dense()?.n_ff));
-    if let Some(width) = width {
-        keys.set_count("feed_forward_length", width)?;
+    if let Some(width) = keys.dense_widths().first() {
+        keys.set_count("feed_forward_length", dense_width(config, *width)?)?;
     }
     keys.vocab_size()?;
-    keys.kv_heads_of_layers()?;
+    let n_layers = keys.descriptor.layers.len();
+    let listed = config.layers_of_two_kinds(["conv", "full_attention"], n_layers)?;
+    // A missing list means all layers.
+    let indices = config.counts("full_attn_idxs")?;
+    keys.kv_heads_of_layers(|layer_idx| match (&listed, &indices) {
+        (Some(listed), _) => listed[layer_idx],
+        (None, indices) => (indices.as_ref()).is_none_or(|indices| indices.contains(&layer_idx)),
+    })?;
     keys.copy_count("shortconv.l_cache", &["conv_L_cache"])
 }

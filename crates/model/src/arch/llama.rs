@@ -27,7 +27,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: Recast::NEIGHBOURS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.find_biases(["attention_bias", "mlp_bias"])?;
         keys.find_windows(|_| true)?;

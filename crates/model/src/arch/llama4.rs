@@ -12,8 +12,7 @@ use tokenmill_backend::{ExpertScore, RopeStyle, Temperature};
 use crate::{AttentionDescriptor, Descriptor, LoadError, MoeDescriptor, QkNorm};
 
 use super::{
-    Architecture, Change, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast,
-    gguf_experts::{MoeDefaults, set_experts},
+    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults,
     granitemoe::with_shared,
 };
 
@@ -50,7 +49,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: &[("ffn_gate_up_exps.weight", Recast::GATE_AND_UP)],
         ..HfLayout::LLAMA
     },
-    from_hf: Some(from_hf),
     rule,
 };
 
@@ -60,20 +58,27 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let window = config.opt_usize("attention.sliding_window")?;
     // A window of 0 means neither chunks nor layers without positions.
     let has_chunks = window != Some(0);
-    if has_chunks {
+    if has_chunks && config.facts.is_none() {
         for layer in &mut descriptor.layers {
             layer.attention_mut().window = Some(window.unwrap_or(CHUNK));
         }
         config.set_windows(&mut descriptor, PERIOD)?;
     }
-    let has_norm = n_experts != N_EXPERTS_WITHOUT_NORM;
+    let has_norm = match config.facts {
+        Some(facts) => facts.has_qk_norm,
+        None => n_experts != N_EXPERTS_WITHOUT_NORM,
+    };
     let temperature = config
         .opt_positive("attention.temperature_scale")?
         .unwrap_or(TEMPERATURE);
-    for layer in &mut descriptor.layers {
+    let with_rope = config.facts.and_then(|facts| facts.has_rope.as_ref());
+    for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
         let attention = layer.attention_mut();
-        let has_rope = !has_chunks || attention.window.is_some();
-        set_attention(attention, has_rope, has_norm, Some((temperature, CHUNK)));
+        let has_rope = match with_rope {
+            Some(listed) => listed[layer_idx],
+            None => !has_chunks || attention.window.is_some(),
+        };
+        set_attention(attention, has_rope, has_norm, temperature);
     }
     config.set_window_rope(&mut descriptor)?;
     // Small models have none.
@@ -88,10 +93,63 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let mut descriptor = config.decoder()?;
-    descriptor.ropes[0].style = RopeStyle::Norm;
-    let n_layers = descriptor.layers.len();
+/// Sets the norms after rope for layers with rope; layers without get a temperature.
+fn set_attention(attention: &mut AttentionDescriptor, has_rope: bool, has_norm: bool, temperature: f32) {
+    attention.is_chunked = attention.window.is_some();
+    attention.is_normed_after_rope = true;
+    attention.rope = has_rope.then_some(0);
+    attention.qk_norm = (has_rope && has_norm).then_some(QkNorm::PlainHead);
+    attention.temperature = (!has_rope).then_some(Temperature {
+        scale: temperature,
+        interval: CHUNK,
+        offset: 1,
+    });
+}
+
+/// Sets the shared network, which has the width of one expert.
+fn set_moe(moe: &mut MoeDescriptor) {
+    moe.weighs_input = true;
+    *moe = with_shared(moe.clone(), Some(moe.n_ff));
+}
+
+/// Collects the keys of a folder.
+fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    keys.facts.rotate_neighbours();
+    keys.find_attention_bias("attention_bias")?;
+    find_positions(keys)?;
+    find_temperature(keys)?;
+    keys.facts.has_qk_norm = config.opt_bool("use_qk_norm")?.unwrap_or(true);
+    // A step of 0 means a model without experts.
+    let step = config.opt_usize("interleave_moe_layer_step")?.unwrap_or(1);
+    let listed = config.counts("moe_layers")?;
+    let has_experts: Vec<bool> = (0..keys.descriptor.layers.len())
+        .map(|layer_idx| match &listed {
+            Some(listed) => listed.contains(&layer_idx),
+            None => step > 0 && (layer_idx + 1).is_multiple_of(step),
+        })
+        .collect();
+    if has_experts.contains(&true) {
+        keys.find_router(false)?;
+        if let Some(router) = &mut keys.facts.router {
+            router.score = Some(ExpertScore::Sigmoid);
+        }
+    }
+    keys.facts.expert_layers = Some(has_experts);
+    keys.usual()?;
+    keys.set_own_head_width()?;
+    keys.vocab_size()?;
+    keys.rope_width()?;
+    let n_dense_ff = config.first_usize(&["intermediate_size_mlp"])?;
+    keys.set_count("feed_forward_length", n_dense_ff)?;
+    keys.copy_count("interleave_moe_layer_step", &["interleave_moe_layer_step"])?;
+    keys.copy_count("expert_feed_forward_length", &["intermediate_size"])
+}
+
+/// Reads which layers of a folder have rope, and which are chunked.
+fn find_positions(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    let n_layers = keys.descriptor.layers.len();
     let period = config.opt_usize("no_rope_layer_interval")?.unwrap_or(PERIOD);
     // Despite the name, 1 means that the layer has rope. An empty list counts as absent.
     let has_rope = match config.opt_f32s("no_rope_layers")?.filter(|list| !list.is_empty()) {
@@ -106,74 +164,27 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     let kinds = ["full_attention", "chunked_attention"];
     let is_chunked = (config.layers_of_two_kinds(kinds, n_layers)?).unwrap_or_else(|| has_rope.clone());
     let chunk = config.opt_usize("attention_chunk_size")?.unwrap_or(CHUNK);
-    let has_norm = config.opt_bool("use_qk_norm")?.unwrap_or(true);
-    let temperature = if config.opt_bool("attn_temperature_tuning")?.unwrap_or(true) {
-        let scale = config.opt_f32("attn_scale")?.unwrap_or(TEMPERATURE);
-        Some((scale, config.opt_usize("floor_scale")?.unwrap_or(CHUNK)))
-    } else {
-        None
-    };
-    let bias = config.presence("attention_bias")?;
-    let n_dense_ff = config.first_usize(&["intermediate_size_mlp"])?;
-    for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
-        layer.dense_mut().n_ff = n_dense_ff;
-        let attention = layer.attention_mut();
-        attention.window = is_chunked[layer_idx].then_some(chunk);
-        (attention.qkv_bias, attention.output_bias) = (bias, bias);
-        set_attention(attention, has_rope[layer_idx], has_norm, temperature);
-    }
-    // A step of 0 means a model without experts.
-    let step = config.opt_usize("interleave_moe_layer_step")?.unwrap_or(1);
-    let listed = config.counts("moe_layers")?;
-    let has_experts: Vec<bool> = (0..n_layers)
-        .map(|layer_idx| match &listed {
-            Some(listed) => listed.contains(&layer_idx),
-            None => step > 0 && (layer_idx + 1).is_multiple_of(step),
-        })
-        .collect();
-    if has_experts.contains(&true) {
-        let mut moe = config.moe(false)?;
-        moe.router.score = ExpertScore::Sigmoid;
-        set_moe(&mut moe);
-        set_experts(&mut descriptor, &moe, |layer_idx| has_experts[layer_idx]);
-    }
-    Ok(descriptor)
+    let windows = is_chunked.into_iter().take(n_layers);
+    keys.facts.windows = windows.map(|is_chunked| is_chunked.then_some(chunk)).collect();
+    keys.facts.has_rope = Some(has_rope);
+    Ok(())
 }
 
-/// Sets the norms after rope for layers with rope; layers without may get a temperature, given as scale and
-/// interval.
-fn set_attention(
-    attention: &mut AttentionDescriptor,
-    has_rope: bool,
-    has_norm: bool,
-    temperature: Option<(f32, usize)>,
-) {
-    attention.is_chunked = attention.window.is_some();
-    attention.is_normed_after_rope = true;
-    attention.rope = has_rope.then_some(0);
-    attention.qk_norm = (has_rope && has_norm).then_some(QkNorm::PlainHead);
-    attention.temperature = temperature
-        .filter(|_| !has_rope)
-        .map(|(scale, interval)| Temperature {
-            scale,
-            interval,
-            offset: 1,
-        });
-}
-
-/// Sets the shared network, which has the width of one expert.
-fn set_moe(moe: &mut MoeDescriptor) {
-    moe.weighs_input = true;
-    *moe = with_shared(moe.clone(), Some(moe.n_ff));
-}
-
-/// Collects the keys of a folder.
-fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    keys.usual()?;
-    keys.set_own_head_width()?;
-    keys.vocab_size()?;
-    keys.rope_width()?;
-    keys.copy_count("feed_forward_length", &["intermediate_size_mlp"])?;
-    keys.copy_count("interleave_moe_layer_step", &["interleave_moe_layer_step"])?;
-    keys.copy_count("expert_feed_forward_length", &["intermediate_size"])
+/// Reads the temperature of the layers without positions. Files have no key for its interval.
+fn find_temperature(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    let is_tuned = config.opt_bool("attn_temperature_tuning")?.unwrap_or(true);
+    let scale = config.opt_f32("attn_scale")?.unwrap_or(TEMPERATURE);
+    let interval = config.opt_usize("floor_scale")?.unwrap_or(CHUNK);
+    keys.facts.amend(move |descriptor| {
+        for layer in &mut descriptor.layers {
+            let temperature = &mut layer.attention_mut().temperature;
+            *temperature = temperature.filter(|_| is_tuned).map(|temperature| Temperature {
+                scale,
+                interval,
+                ..temperature
+            });
+        }
+    });
+    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use tokenmill_backend::{Activation, RopeStyle};
 
-use crate::{FfnDescriptor, LoadError, MixerDescriptor};
+use crate::{FfnDescriptor, LoadError, MixerDescriptor, SsmDescriptor};
 
 use super::{
     Architecture, GgufKeys, HfLayout, Recast,
@@ -30,26 +30,19 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: &[("ssm_conv1d.weight", Recast::Squeeze)],
         ..HfLayout::LLAMA
     },
-    from_hf: Some(|config| {
-        config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
-        let mut descriptor = config.without_attention().decoder()?;
-        descriptor.ropes.clear();
-        let ssm = config.mamba(descriptor.n_embd)?;
-        for layer in &mut descriptor.layers {
-            layer.mixer = MixerDescriptor::Ssm(ssm);
-            layer.ffn = FfnDescriptor::None;
-        }
-        Ok(descriptor)
-    }),
-    rule,
+    rule: |keys| {
+        let ssm = keys.config.mamba(keys.descriptor.n_embd)?;
+        rule(keys, ssm)
+    },
 };
 
-/// Collects the keys of a folder of either version.
-fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+/// Collects the keys of a folder of either version of Mamba.
+pub(super) fn rule(keys: &mut GgufKeys<'_>, ssm: SsmDescriptor) -> Result<(), LoadError> {
+    (keys.config).require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
     keys.sizes()?;
     keys.set("context_length", UNBOUNDED);
     keys.set("feed_forward_length", 0_u32);
     keys.set("attention.head_count", 0_u32);
     keys.set("attention.layer_norm_rms_epsilon", keys.descriptor.norm.eps);
-    keys.state_space()
+    keys.state_space(ssm)
 }

@@ -1,6 +1,6 @@
 //! Mamba 2: layers of one half each, a state space model with heads.
 
-use tokenmill_backend::{Activation, RopeStyle};
+use tokenmill_backend::RopeStyle;
 
 use crate::{FfnDescriptor, MixerDescriptor};
 
@@ -30,18 +30,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: Recast::SSM,
         ..HfLayout::LLAMA
     },
-    from_hf: Some(|config| {
-        config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
-        let mut descriptor = config.without_attention().decoder()?;
-        descriptor.ropes.clear();
-        let ssm = config.mamba2(&KEYS, true)?;
-        for layer in &mut descriptor.layers {
-            layer.mixer = MixerDescriptor::Ssm(ssm);
-            layer.ffn = FfnDescriptor::None;
-        }
-        Ok(descriptor)
-    }),
-    rule: mamba::ARCHITECTURE.rule,
+    rule: |keys| {
+        let ssm = keys.config.mamba2(&KEYS, true)?;
+        mamba::rule(keys, ssm)
+    },
 };
 
 const KEYS: Mamba2Keys = Mamba2Keys {

@@ -30,7 +30,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: Recast::NEIGHBOURS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.usual()?;
         let config = keys.config;

@@ -24,7 +24,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: MIXTRAL_EXPERTS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.find_router(true)?;
         keys.usual()?;

@@ -25,7 +25,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: Recast::NEIGHBOURS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule,
 };
 

@@ -2,8 +2,7 @@
 //!
 //! Each architecture has one file, and one row here; `gguf_config` and `hf_config` know the key names of the
 //! two formats. The rule of a row turns a folder's configuration into keys, and the function for files describes
-//! them; `folder_facts` holds what no key states. Rows with `from_hf` still describe a folder from its
-//! configuration. Invariant: an architecture's file says only what is different about it, and nothing outside
+//! them; `folder_facts` holds what no key states. Invariant: an architecture's file says only what is different about it, and nothing outside
 //! this folder knows an architecture's name.
 
 mod apertus;
@@ -105,9 +104,6 @@ pub(crate) use hf_layout::{Change, GgufRows, HfLayout, Share, UNUSED};
 pub(crate) use hf_quantization::Fp8Scales;
 use value_keys::{Form, with_key};
 
-/// A function that describes the network of a configuration.
-type FolderReader = fn(&HfConfig) -> Result<Descriptor, LoadError>;
-
 /// One architecture.
 struct Architecture {
     /// Its name in `general.architecture`.
@@ -120,8 +116,6 @@ struct Architecture {
     hf_layout: HfLayout,
     /// Collects the keys of a folder: of the GGUF file made from it, and those from which its network is described.
     rule: Rule,
-    /// Builds a descriptor from a Hugging Face configuration, if the rule needs it.
-    from_hf: Option<FolderReader>,
 }
 
 impl Architecture {
@@ -342,6 +336,8 @@ pub(crate) fn counts_nextn(config: &HfConfig) -> bool {
 /// The configuration and layout of a Hugging Face folder.
 pub(crate) struct HfNetwork {
     pub(crate) descriptor: Descriptor,
+    /// The file made from the folder.
+    pub(crate) form: GgufForm,
     /// The names of its tensors.
     pub(crate) layout: HfLayout,
     /// The configuration with its class's defaults for missing fields.
@@ -386,11 +382,7 @@ fn describe_class(class: &str, config: &HfConfig) -> Result<HfNetwork, LoadError
         })?;
     let config = config.with_class_defaults(class);
     let named = |error| with_key(error, config.form());
-    let descriptor = match row.from_hf {
-        Some(from_hf) => from_hf(&config),
-        None => describe_keys_of(row, &config),
-    };
-    let mut descriptor = descriptor.map_err(named)?;
+    let mut descriptor = describe_keys_of(row, &config).map_err(named)?;
     if descriptor.pooling.is_none() {
         let pooling = config.sentence_pooling()?;
         descriptor.pooling = pooling.filter(|pooling| pooling.kind == Pooling::Last);
@@ -398,6 +390,7 @@ fn describe_class(class: &str, config: &HfConfig) -> Result<HfNetwork, LoadError
     row.name.clone_into(&mut descriptor.arch);
     descriptor.validate().map_err(named)?;
     Ok(HfNetwork {
+        form: GgufForm::of(row, &descriptor),
         descriptor,
         layout: row.hf_layout,
         config,
@@ -409,9 +402,11 @@ fn describe_keys_of(row: &Architecture, config: &HfConfig) -> Result<Descriptor,
     let plain = config.decoder()?;
     let mut keys = GgufKeys::new(row.name, config, &plain);
     (row.rule)(&mut keys)?;
-    let facts = keys.facts.clone();
+    if let Some(name) = row.hf_layout.arch_with_experts.filter(|_| keys.facts.has_experts) {
+        return describe_keys_of(Architecture::named(name), config);
+    }
     let mut metadata = Metadata::new();
-    keys.write(&mut metadata)?;
+    let facts = keys.write(&mut metadata)?;
     let keys = GgufConfig {
         n_vocab: plain.n_vocab,
         metadata: &metadata,

@@ -24,7 +24,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "modern-bert",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
-        let activation = match config.opt_str("hidden_activation")? {
+        let named = config.opt_str("hidden_activation")?;
+        let activation = match named.filter(|_| config.facts.is_none()) {
             None | Some("gelu" | "geglu") => Activation::GeluErf,
             Some("silu" | "swish" | "swiglu") => Activation::Silu,
             Some("reglu") => Activation::Relu,
@@ -44,7 +45,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             // The value is a list with an entry per layer.
             Err(_) => config.sliding_layers(n_layers, PERIOD)?,
         };
-        let base = config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE);
+        let base = match config.facts.and_then(|facts| facts.local_rope.as_ref()) {
+            Some(local) => local.base,
+            None => config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
+        };
         finish(&mut descriptor, &is_sliding, base);
         // llama.cpp uses the mean for files older than the key.
         let pooling = config.pooling(HeadStep::GeluAndNorm, Pooling::Mean)?;
@@ -71,38 +75,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: Some(|config| {
-        let mut descriptor = config.decoder()?;
-        let window = config.opt_usize("local_attention")?.unwrap_or(128);
-        let period = config.opt_usize("global_attn_every_n_layers")?.unwrap_or(PERIOD);
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().window = Some(window);
-        }
-        if let Some(base) = config.opt_f32("global_rope_theta")? {
-            descriptor.ropes[0].base = base;
-        }
-        let base = match config.opt_f32("local_rope_theta")? {
-            Some(base) => base,
-            None => {
-                config
-                    .rope("sliding_attention", descriptor.ropes[0].head_dim)?
-                    .base
-            }
-        };
-        let is_sliding = every_but(period, descriptor.layers.len());
-        finish(&mut descriptor, &is_sliding, base);
-        let pooling = if config.is_classifier()? {
-            let is_mean = config
-                .get("classifier_pooling")
-                .is_some_and(|kind| kind == "mean");
-            let kind = if is_mean { Pooling::Mean } else { Pooling::First };
-            Some(config.rank_pooling(true, HeadStep::GeluAndNorm, kind, descriptor.n_embd)?)
-        } else {
-            config.sentence_pooling()?
-        };
-        descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
-        Ok(descriptor)
-    }),
     rule,
 };
 
@@ -140,6 +112,32 @@ fn finish(descriptor: &mut Descriptor, is_sliding: &[bool], local_base: f32) {
 
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    let n_layers = keys.descriptor.layers.len();
+    let window = config.opt_usize("local_attention")?.unwrap_or(128);
+    let period = config.opt_usize("global_attn_every_n_layers")?.unwrap_or(PERIOD);
+    let is_sliding = every_but(period, n_layers).into_iter();
+    keys.facts.windows = is_sliding
+        .map(|is_sliding| is_sliding.then_some(window))
+        .collect();
+    let head_dim = keys.attention().map_or(0, |attention| attention.head_dim_k);
+    let mut local = config.rope("sliding_attention", head_dim)?;
+    if let Some(base) = config.opt_f32("local_rope_theta")? {
+        local.base = base;
+    }
+    keys.facts.local_rope = Some(local);
+    if let (Some(base), Some(rope)) = (config.opt_f32("global_rope_theta")?, &mut keys.facts.rope) {
+        rope.base = base;
+    }
+    keys.facts.pooling = if config.is_classifier()? {
+        let is_mean = config
+            .get("classifier_pooling")
+            .is_some_and(|kind| kind == "mean");
+        let kind = if is_mean { Pooling::Mean } else { Pooling::First };
+        Some(config.rank_pooling(true, HeadStep::GeluAndNorm, kind, keys.descriptor.n_embd)?)
+    } else {
+        config.sentence_pooling()?
+    };
     keys.usual()?;
     keys.set("attention.causal", false);
     keys.pooling()?;
@@ -160,7 +158,6 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     )?;
     keys.set("rope.scaling.type", "none");
     keys.vocab_size()?;
-    encoder::has_activation(keys, Activation::GeluErf)?;
     if let Some(name) = keys
         .config
         .get("hidden_activation")

@@ -9,9 +9,9 @@
 
 use tokenmill_backend::RopeStyle;
 
-use crate::{Descriptor, EmbeddingNorm, LoadError, NormPlacement, OutputGate, QkNorm};
+use crate::{Descriptor, EmbeddingNorm, LoadError, NormPlacement, OutputGate, QkNorm, RopeDescriptor};
 
-use super::{Architecture, Change, GgufKeys, HfConfig, HfLayout, Recast, gemma2, hf_layout::VISION};
+use super::{Architecture, Change, GgufKeys, HfLayout, Recast, gemma2, hf_layout::VISION};
 
 /// Period of the layers with full attention, the last of each group.
 const PERIOD: usize = 4;
@@ -25,13 +25,19 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         config.set_windows(&mut descriptor, PERIOD)?;
         for layer in &mut descriptor.layers {
             let attention = layer.attention_mut();
-            attention.qk_norm = Some(QkNorm::Head);
+            // Files have the factor of the queries as the norm's weight.
+            attention.qk_norm = Some(config.facts.map_or(QkNorm::Head, |_| QkNorm::PlainHead));
             attention.rope = attention.window.is_some().then_some(0);
         }
         config.set_window_rope(&mut descriptor)?;
         descriptor.logit_scale = config.opt_f32("logit_scale")?.unwrap_or(1.0);
         descriptor.logit_softcap = config.opt_positive("final_logit_softcapping")?;
-        finish(&mut descriptor, POST_NORM_EPS);
+        descriptor.embedding_norm = Some(EmbeddingNorm::Plain);
+        descriptor.post_norm_eps = Some(POST_NORM_EPS);
+        for layer in &mut descriptor.layers {
+            layer.norms = NormPlacement::PreAndPost;
+            layer.attention_mut().output_gate = Some(OutputGate::Apart);
+        }
         Ok(descriptor)
     },
     hf_classes: &["MuseGlimmerForConditionalGeneration"],
@@ -53,65 +59,49 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         has_plain_norms: true,
         ..HfLayout::LLAMA
     },
-    from_hf: Some(from_hf),
     rule,
 };
 
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let mut descriptor = config.decoder()?;
-    let n_layers = descriptor.layers.len();
-    config.set_windows(&mut descriptor, |layer_idx| {
-        !(n_layers - 1 - layer_idx).is_multiple_of(PERIOD)
-    })?;
-    let bases = config.opt_f32s("layer_rope_theta")?;
-    if bases.as_ref().is_some_and(|bases| bases.len() != n_layers) {
-        return Err(config.wrong("layer_rope_theta", "a number for each layer"));
-    }
-    let factor = config.f32("qk_scale_factor")?;
-    let Descriptor { layers, ropes, .. } = &mut descriptor;
-    for (layer_idx, layer) in layers.iter_mut().enumerate() {
-        let attention = layer.attention_mut();
-        attention.qk_norm = Some(QkNorm::PlainHead);
-        attention.scale *= factor;
-        attention.rope = match &bases {
-            None => attention.window.is_some().then_some(0),
-            Some(bases) if bases[layer_idx] == 0.0 => None,
-            Some(bases) => {
-                let base = bases[layer_idx];
-                let known = ropes.iter().position(|rope| rope.base == base);
-                Some(known.unwrap_or_else(|| {
-                    let mut rope = ropes[0].clone();
-                    rope.base = base;
-                    ropes.push(rope);
-                    ropes.len() - 1
-                }))
-            }
-        };
-    }
-    descriptor.logit_scale = config.f32("output_multiplier")?;
-    descriptor.logit_softcap = config.opt_f32("final_logit_softcapping")?;
-    finish(
-        &mut descriptor,
-        config.opt_f32("post_norm_eps")?.unwrap_or(POST_NORM_EPS),
-    );
-    Ok(descriptor)
-}
-
-fn finish(descriptor: &mut Descriptor, post_norm_eps: f32) {
-    descriptor.embedding_norm = Some(EmbeddingNorm::Plain);
-    descriptor.post_norm_eps = Some(post_norm_eps);
-    for layer in &mut descriptor.layers {
-        layer.norms = NormPlacement::PreAndPost;
-        layer.attention_mut().output_gate = Some(OutputGate::Apart);
-    }
-}
-
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    let n_layers = keys.descriptor.layers.len();
+    keys.find_windows(|layer_idx| !(n_layers - 1 - layer_idx).is_multiple_of(PERIOD))?;
+    let head_dim = keys.attention().map_or(0, |attention| attention.head_dim_k);
+    let scale = 1.0 / (head_dim as f32).sqrt() * config.f32("qk_scale_factor")?;
+    keys.facts.score_scales = Some(vec![scale; n_layers]);
+    if let Some(bases) = config.opt_f32s("layer_rope_theta")? {
+        if bases.len() != n_layers {
+            return Err(config.wrong("layer_rope_theta", "a number for each layer"));
+        }
+        keys.facts.amend(move |descriptor| set_bases(descriptor, &bases));
+    }
+    if let Some(eps) = config.opt_f32("post_norm_eps")? {
+        keys.facts
+            .amend(move |descriptor| descriptor.post_norm_eps = Some(eps));
+    }
     keys.usual()?;
     keys.copy_number("final_logit_softcapping", &["final_logit_softcapping"])?;
     keys.copy_number("logit_scale", &["output_multiplier"])?;
     keys.window()?;
     keys.window_pattern();
     Ok(())
+}
+
+/// Gives each layer a rope with its own base; 0 means none.
+fn set_bases(descriptor: &mut Descriptor, bases: &[f32]) {
+    let ropes = &mut descriptor.ropes;
+    for (layer, &base) in descriptor.layers.iter_mut().zip(bases) {
+        layer.attention_mut().rope = (base != 0.0).then(|| {
+            let known = ropes.iter().position(|rope| rope.base == base);
+            known.unwrap_or_else(|| {
+                let own = RopeDescriptor {
+                    base,
+                    ..ropes[0].clone()
+                };
+                ropes.push(own);
+                ropes.len() - 1
+            })
+        });
+    }
 }

@@ -21,7 +21,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         changes: &[("norm.weight", Change::AddOne)],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.config.require_activation(Activation::ReluSquared, "relu2")?;
         keys.find_biases(["attention_bias", "mlp_bias"])?;

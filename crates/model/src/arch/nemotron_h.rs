@@ -3,17 +3,15 @@
 //!
 //! Source: transformers, `models/nemotron_h/modeling_nemotron_h.py`; llama.cpp, `src/models/nemotron-h.cpp`.
 
-use serde_json::json;
 use tokenmill_backend::{Activation, ExpertScore, RopeStyle};
 
 use crate::{
-    DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LatentExperts, LoadError, MixerDescriptor,
-    MoeDescriptor, OutputHead, Presence, SharedDescriptor,
+    Descriptor, FfnDescriptor, LatentExperts, LoadError, MixerDescriptor, MoeDescriptor, OutputHead, Presence,
 };
 
 use super::{
     Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast,
-    gguf_experts::MoeDefaults,
+    gguf_experts::{MoeDefaults, set_experts},
     gguf_form::UNBOUNDED,
     hf_recurrent::{BACKBONE, Mamba2Keys, SSM, SSM_CHANGES},
 };
@@ -48,7 +46,6 @@ pub(super) const NEMOTRON_H: Architecture = Architecture {
         arch_with_experts: Some("nemotron_h_moe"),
         ..HfLayout::LLAMA
     },
-    from_hf: Some(from_hf),
     rule,
 };
 
@@ -64,13 +61,13 @@ pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
         let latent = (config.opt_usize("moe_latent_size")?).filter(|&width| width > 0);
         moe.latent = latent.map(|width| LatentExperts {
             width,
-            bias: Presence::Optional,
+            bias: config.facts.map_or(Presence::Optional, |facts| facts.shared_bias),
         });
-        for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
-            if config.has_tensor(&format!("blk.{layer_idx}.ffn_gate_inp.weight")) {
-                layer.ffn = FfnDescriptor::Moe(moe.clone());
-            }
-        }
+        let listed = config.facts.and_then(|facts| facts.expert_layers.as_ref());
+        set_experts(&mut descriptor, &moe, |layer_idx| match listed {
+            Some(listed) => listed[layer_idx],
+            None => config.has_tensor(&format!("blk.{layer_idx}.ffn_gate_inp.weight")),
+        });
         Ok(descriptor)
     },
     // Its folders have the class of the models without experts.
@@ -79,9 +76,9 @@ pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
         recasts: Recast::SSM,
         ..HfLayout::LLAMA
     },
-    from_hf: Some(from_hf),
     rule: |keys| {
         rule(keys)?;
+        find_experts(keys)?;
         keys.routed_experts()?;
         keys.copy_count(
             "expert_shared_feed_forward_length",
@@ -109,50 +106,6 @@ enum Kind {
     Attention,
     Dense,
     Experts,
-}
-
-fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let kinds = layer_kinds(config)?;
-    let activation = config
-        .get("mlp_hidden_act")
-        .cloned()
-        .unwrap_or_else(|| json!("relu2"));
-    let config = config.with_defaults(&[
-        ("num_hidden_layers", json!(kinds.len())),
-        ("hidden_act", activation),
-    ]);
-    let mut descriptor = config.decoder()?;
-    config.check_kinds("hybrid_override_pattern", kinds.len(), descriptor.layers.len())?;
-    descriptor.ropes.clear();
-    let ssm = config.mamba2(&KEYS, true)?;
-    let moe = if kinds.contains(&Kind::Experts) {
-        Some(hf_experts(&config)?)
-    } else {
-        None
-    };
-    // transformers' class creates no attention biases and does not tie the head, whatever the configuration
-    // says.
-    descriptor.head = OutputHead::OwnIfPresent;
-    let attention_bias = Presence::Optional;
-    let dense_bias = config.presence("mlp_bias")?;
-    for (layer, kind) in descriptor.layers.iter_mut().zip(kinds) {
-        layer.attention_mut().rope = None;
-        layer.attention_mut().qkv_bias = attention_bias;
-        layer.attention_mut().output_bias = attention_bias;
-        layer.dense_mut().is_gated = false;
-        layer.dense_mut().bias = dense_bias;
-        match kind {
-            Kind::Mamba => layer.mixer = MixerDescriptor::Ssm(ssm),
-            Kind::Attention => {}
-            Kind::Dense | Kind::Experts => layer.mixer = MixerDescriptor::None,
-        }
-        match (kind, &moe) {
-            (Kind::Experts, Some(moe)) => layer.ffn = FfnDescriptor::Moe(moe.clone()),
-            (Kind::Dense, _) => {}
-            _ => layer.ffn = FfnDescriptor::None,
-        }
-    }
-    Ok(descriptor)
 }
 
 /// Reads the kinds of the layers, from a list of names or a string of letters.
@@ -184,29 +137,6 @@ fn layer_kinds(config: &HfConfig) -> Result<Vec<Kind>, LoadError> {
     pattern.chars().map(kind).collect()
 }
 
-fn hf_experts(config: &HfConfig) -> Result<MoeDescriptor, LoadError> {
-    let mut moe = with_form(config.moe(true)?);
-    moe.router.score = ExpertScore::Sigmoid;
-    let bias = config.presence("mlp_bias")?;
-    moe.latent = (config.opt_usize("moe_latent_size")?).map(|width| LatentExperts { width, bias });
-    let n_shared = config.opt_usize("n_shared_experts")?.unwrap_or(0);
-    if n_shared > 0 {
-        moe.shared = Some(SharedDescriptor {
-            dense: DenseDescriptor {
-                xielu: None,
-                cutoff: None,
-                joined: GateUpOrder::GateFirst,
-                n_ff: config.first_usize(&["moe_shared_expert_intermediate_size"])?,
-                activation: moe.activation,
-                is_gated: false,
-                bias,
-            },
-            has_gate: false,
-        });
-    }
-    Ok(moe)
-}
-
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Neox)?;
     descriptor.ropes.clear();
@@ -236,23 +166,58 @@ fn with_form(mut moe: MoeDescriptor) -> MoeDescriptor {
 
 /// Collects the keys that dense models and those with experts have.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    let kinds = layer_kinds(config)?;
+    let n_layers = keys.descriptor.layers.len();
+    config.check_kinds("hybrid_override_pattern", kinds.len(), n_layers)?;
+    // transformers' class creates no attention biases and does not tie the head, whatever the configuration
+    // says.
+    keys.facts.head = OutputHead::OwnIfPresent;
+    keys.facts.qkv_bias = Some(Presence::Optional);
+    keys.facts.output_bias = Some(Presence::Optional);
+    keys.facts.ffn_bias = Some(config.presence("mlp_bias")?);
+    keys.facts.has_experts = kinds.contains(&Kind::Experts);
+    let n_expert_ff = if keys.facts.has_experts {
+        config.moe(true)?.n_ff
+    } else {
+        0
+    };
     keys.usual()?;
     keys.remove("rope.freq_base");
-    let widths: Vec<usize> = (keys.descriptor.layers.iter())
-        .map(|layer| match (layer.ffn.moe(), layer.ffn.dense()) {
-            (Some(moe), _) => moe.n_ff,
-            (None, Some(dense)) => dense.n_ff,
-            (None, None) => 0,
+    let widths: Vec<usize> = (kinds.iter().zip(keys.dense_widths()))
+        .map(|(kind, n_ff)| match kind {
+            Kind::Experts => n_expert_ff,
+            Kind::Dense => n_ff,
+            Kind::Mamba | Kind::Attention => 0,
         })
         .collect();
     keys.set_count_list("feed_forward_length", &widths)?;
-    keys.kv_heads_of_layers()?;
+    keys.kv_heads_of_layers(|layer_idx| kinds[layer_idx] == Kind::Attention)?;
     keys.set_own_head_width()?;
     keys.vocab_size()?;
     let width = keys.descriptor.n_embd / keys.first_count(&["num_attention_heads"])?.unwrap_or(1).max(1);
     keys.set_count("rope.dimension_count", width)?;
-    keys.state_space()?;
+    keys.state_space(config.mamba2(&KEYS, true)?)?;
     keys.set("rope.scaling.finetuned", false);
     keys.set("context_length", UNBOUNDED);
+    let has_experts = kinds.into_iter().map(|kind| kind == Kind::Experts);
+    keys.facts.expert_layers = Some(has_experts.collect());
+    Ok(())
+}
+
+/// Reads the experts of a folder.
+fn find_experts(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    keys.find_router(true)?;
+    if let Some(router) = &mut keys.facts.router {
+        router.score = Some(ExpertScore::Sigmoid);
+    }
+    keys.facts.shared_bias = config.presence("mlp_bias")?;
+    let n_shared = config.opt_usize("n_shared_experts")?.unwrap_or(0);
+    keys.facts.n_shared_ff = Some(if n_shared > 0 {
+        config.first_usize(&["moe_shared_expert_intermediate_size"])?
+    } else {
+        0
+    });
     Ok(())
 }

@@ -40,22 +40,21 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: Some(|config| {
+    rule: |keys| {
         for key in ["prenorm", "rotary_emb_interleaved", "causal"] {
-            if config.is(key)? {
-                return Err(config.wrong(key, "false"));
+            if keys.config.is(key)? {
+                return Err(keys.config.wrong(key, "false"));
             }
         }
-        let mut descriptor = config.decoder()?;
-        if let Some(n_ctx) = config.opt_usize("max_trained_positions")? {
-            descriptor.n_ctx_train = n_ctx;
+        keys.facts.activation = Some(Activation::Silu);
+        keys.facts.pooling = keys.config.sentence_pooling()?;
+        encoder::write_keys(keys, true)?;
+        if let Some(n_ctx) = keys.config.opt_usize("max_trained_positions")? {
+            keys.facts.n_ctx_train = n_ctx;
+            keys.set_count("context_length", n_ctx)?;
         }
-        finish(&mut descriptor);
-        let pooling = config.sentence_pooling()?;
-        descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
-        Ok(descriptor)
-    }),
-    rule: |keys| encoder::write_keys(keys, Activation::Silu),
+        Ok(())
+    },
 };
 
 fn finish(descriptor: &mut Descriptor) {

@@ -29,7 +29,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.find_attention_bias("attention_bias")?;
         if keys.config.class()? == "Olmo3ForCausalLM" {

@@ -21,7 +21,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: EXPERTS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         if keys.config.get("clip_qkv").is_some() {
             return Err(LoadError::UnsupportedFeature {

@@ -28,7 +28,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         network: &[("final_layernorm", "output_norm")],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule,
 };
 

@@ -14,7 +14,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| config.decoder(RopeStyle::Neox),
     hf_classes: &["Phi3ForCausalLM"],
     hf_layout: HfLayout::LLAMA,
-    from_hf: None,
     rule,
 };
 

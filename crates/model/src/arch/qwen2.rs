@@ -11,7 +11,6 @@ pub(super) const QWEN2: Architecture = Architecture {
     from_gguf,
     hf_classes: &["Qwen2ForCausalLM"],
     hf_layout: HfLayout::LLAMA,
-    from_hf: None,
     rule: |keys| {
         keys.find_windows_if_used()?;
         keys.usual()?;
@@ -34,7 +33,6 @@ pub(super) const QWEN2_VL: Architecture = Architecture {
         ignored: VISION,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: QWEN2.rule,
 };
 

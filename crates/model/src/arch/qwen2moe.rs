@@ -26,7 +26,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: EXPERTS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.facts.qkv_bias = Some(match keys.config.get("qkv_bias") {
             Some(_) => keys.config.presence("qkv_bias")?,

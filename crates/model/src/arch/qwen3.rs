@@ -11,7 +11,6 @@ pub(super) const QWEN3: Architecture = Architecture {
     from_gguf,
     hf_classes: &["Qwen3ForCausalLM", "Qwen3Model"],
     hf_layout: HfLayout::LLAMA,
-    from_hf: None,
     rule: |keys| {
         keys.find_attention_bias("attention_bias")?;
         keys.find_windows_if_used()?;
@@ -32,7 +31,6 @@ pub(super) const QWEN3_VL: Architecture = Architecture {
         ignored: VISION,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.find_attention_bias("attention_bias")?;
         keys.find_windows_if_used()?;

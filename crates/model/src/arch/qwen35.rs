@@ -6,13 +6,12 @@
 //!
 //! Source: transformers, `models/qwen3_next/modeling_qwen3_next.py` and `models/qwen3_5_moe/modeling_qwen3_5_moe.py`.
 
-use serde_json::json;
 use tokenmill_backend::{Activation, KeyHeads, RopeStyle};
 
 use crate::{DeltaGates, Descriptor, LoadError, MixerDescriptor, OutputGate, QkNorm};
 
 use super::{
-    Architecture, Change, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast,
+    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast,
     gguf_experts::MoeDefaults,
     gguf_form::{Drafts, MAX_DRAFT_LAYERS},
     hf_experts::EXPERTS,
@@ -22,10 +21,12 @@ use super::{
 pub(super) const QWEN_35: Architecture = Architecture {
     name: "qwen35",
     // The converter reorders value heads to match a tiled list of key heads.
-    from_gguf: |config| hybrid(config, KeyHeads::Tiled, DeltaGates::Apart),
+    from_gguf: |config| {
+        let key_heads = config.facts.map_or(KeyHeads::Tiled, |_| KeyHeads::Grouped);
+        hybrid(config, key_heads, DeltaGates::Apart)
+    },
     hf_classes: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
     hf_layout: LAYOUT,
-    from_hf: Some(|config| hybrid_hf(config, DeltaGates::Apart)),
     rule,
 };
 
@@ -38,8 +39,7 @@ pub(super) const QWEN_35_MOE: Architecture = Architecture {
     },
     hf_classes: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
     hf_layout: LAYOUT,
-    from_hf: Some(|config| with_hf_experts(config, DeltaGates::Apart)),
-    rule,
+    rule: rule_with_experts,
 };
 
 pub(super) const QWEN_3_NEXT: Architecture = Architecture {
@@ -59,8 +59,7 @@ pub(super) const QWEN_3_NEXT: Architecture = Architecture {
         ],
         ..LAYOUT
     },
-    from_hf: Some(|config| with_hf_experts(config, DeltaGates::ByKeyHead)),
-    rule,
+    rule: rule_with_experts,
 };
 
 const LAYOUT: HfLayout = HfLayout {
@@ -124,45 +123,6 @@ fn hybrid(config: &GgufConfig<'_>, key_heads: KeyHeads, gates: DeltaGates) -> Re
     Ok(descriptor)
 }
 
-fn hybrid_hf(config: &HfConfig, gates: DeltaGates) -> Result<Descriptor, LoadError> {
-    // If all layers have experts, the width of a dense network may be missing.
-    let config = config.with_defaults(&[("intermediate_size", json!(1))]);
-    config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
-    let mut descriptor = config.decoder()?;
-    let n_layers = descriptor.layers.len();
-    let kinds = ["full_attention", "linear_attention"];
-    let is_recurrent = if let Some(is_recurrent) = config.layers_of_two_kinds(kinds, n_layers)? {
-        is_recurrent
-    } else {
-        let interval = config.opt_usize("full_attention_interval")?.unwrap_or(4).max(1);
-        (1..=n_layers)
-            .map(|layer| !layer.is_multiple_of(interval))
-            .collect()
-    };
-    let bias = config.presence("attention_bias")?;
-    let has_gate = config.opt_bool("attn_output_gate")?.unwrap_or(true);
-    for (layer, is_recurrent) in descriptor.layers.iter_mut().zip(is_recurrent) {
-        if is_recurrent {
-            layer.mixer = config.delta_net(gates)?;
-            continue;
-        }
-        let attention = layer.attention_mut();
-        attention.qk_norm = Some(QkNorm::Head);
-        attention.output_gate = has_gate.then_some(OutputGate::InQuery);
-        attention.qkv_bias = bias;
-        attention.output_bias = bias;
-    }
-    Ok(descriptor)
-}
-
-fn with_hf_experts(config: &HfConfig, gates: DeltaGates) -> Result<Descriptor, LoadError> {
-    let mut descriptor = hybrid_hf(config, gates)?;
-    let n_shared_ff = config.first_usize(&["shared_expert_intermediate_size"])?;
-    let moe = with_gated_network(config.moe(true)?, n_shared_ff);
-    config.set_experts_by_step(&mut descriptor, &moe)?;
-    Ok(descriptor)
-}
-
 fn set_experts(config: &GgufConfig<'_>, descriptor: &mut Descriptor) -> Result<(), LoadError> {
     let n_shared_ff = config.usize("expert_shared_feed_forward_length")?;
     config.set_experts(
@@ -171,35 +131,52 @@ fn set_experts(config: &GgufConfig<'_>, descriptor: &mut Descriptor) -> Result<(
     )
 }
 
+/// Collects the keys of a folder with experts.
+fn rule_with_experts(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.find_router(true)?;
+    (keys.config).first_usize(&["shared_expert_intermediate_size"])?;
+    keys.facts.expert_layers = Some(keys.config.expert_layers_by_step(keys.descriptor.layers.len())?);
+    rule(keys)
+}
+
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    let config = keys.config;
+    config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
+    keys.find_attention_bias("attention_bias")?;
+    if config.opt_bool("attn_output_gate")? == Some(false) {
+        keys.facts.amend(|descriptor| {
+            for layer in &mut descriptor.layers {
+                if let MixerDescriptor::Attention(attention) = &mut layer.mixer {
+                    attention.output_gate = None;
+                }
+            }
+        });
+    }
     keys.usual()?;
     keys.expert_widths()?;
-    let net = (keys.descriptor.layers.iter()).find_map(|layer| match &layer.mixer {
-        MixerDescriptor::DeltaNet(net) => Some(*net),
-        _ => None,
-    });
-    if let Some(net) = net {
-        keys.set_count("ssm.conv_kernel", net.n_taps)?;
-        keys.set_count("ssm.state_size", net.head_dim_k)?;
-        keys.set_count("ssm.group_count", net.n_k_heads)?;
-        keys.set_count("ssm.time_step_rank", net.n_v_heads)?;
-        keys.set_count("ssm.inner_size", net.n_v_heads.saturating_mul(net.head_dim_v))?;
+    let n_layers = keys.descriptor.layers.len();
+    let interval = keys.first_count(&["full_attention_interval"])?.unwrap_or(4);
+    let by_interval = || (1..=n_layers).map(move |layer| !layer.is_multiple_of(interval.max(1)));
+    let kinds = ["full_attention", "linear_attention"];
+    let listed = config.layers_of_two_kinds(kinds, n_layers)?;
+    let mut recurrent = listed.unwrap_or_else(|| by_interval().collect());
+    if recurrent.contains(&true) {
+        let n_v_heads = config.count("linear_num_value_heads")?;
+        let head_dim_v = config.count("linear_value_head_dim")?;
+        keys.set_count("ssm.conv_kernel", config.count("linear_conv_kernel_dim")?)?;
+        keys.set_count("ssm.state_size", config.count("linear_key_head_dim")?)?;
+        keys.set_count("ssm.group_count", config.count("linear_num_key_heads")?)?;
+        keys.set_count("ssm.time_step_rank", n_v_heads)?;
+        keys.set_count("ssm.inner_size", n_v_heads.saturating_mul(head_dim_v))?;
     }
     keys.draft_layers("mtp_num_hidden_layers")?;
-    let n_drafting = keys.first_count(&["mtp_num_hidden_layers"])?.unwrap_or(0);
-    let recurrent: Vec<bool> = (keys.descriptor.layers.iter())
-        .map(|layer| layer.mixer.attention().is_none())
-        .chain(std::iter::repeat_n(false, n_drafting.min(MAX_DRAFT_LAYERS)))
-        .collect();
-    let interval = keys.first_count(&["full_attention_interval"])?.unwrap_or(4);
     // A list of layers may have another pattern, or none.
-    let mut layers = (recurrent.iter().enumerate()).take(keys.descriptor.layers.len());
-    let is_regular = interval > 0
-        && layers.all(|(layer_idx, is_recurrent)| *is_recurrent != (layer_idx + 1).is_multiple_of(interval));
-    if is_regular {
+    if interval > 0 && by_interval().eq(recurrent.iter().copied()) {
         keys.set_count("full_attention_interval", interval)?;
     }
+    let n_drafting = keys.first_count(&["mtp_num_hidden_layers"])?.unwrap_or(0);
+    recurrent.extend(std::iter::repeat_n(false, n_drafting.min(MAX_DRAFT_LAYERS)));
     keys.set("attention.recurrent_layers", recurrent);
     keys.rope_width()
 }

@@ -17,7 +17,6 @@ pub(super) const QWEN3_MOE: Architecture = Architecture {
         layer: EXPERTS,
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.find_attention_bias("attention_bias")?;
         keys.find_windows_if_used()?;
@@ -54,7 +53,6 @@ pub(super) const QWEN3_VL_MOE: Architecture = Architecture {
         recasts: &[("ffn_gate_up_exps.weight", Recast::GATE_AND_UP)],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         // Its class normalizes whatever `norm_topk_prob` says.
         keys.find_router(true)?;

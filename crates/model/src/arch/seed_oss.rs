@@ -14,7 +14,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: &[Recast::POST_ATTENTION],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.find_biases(["attention_bias", "mlp_bias"])?;
         keys.facts.output_bias = Some(keys.config.presence("attention_out_bias")?);

@@ -13,7 +13,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         let is_parallel = config.opt_bool("use_parallel_residual")?.unwrap_or(false);
-        let has_norms = config.has_qk_norm();
+        let has_norms = config.has_qk_norm("blk.0.attn_q_norm.weight");
         finish(&mut descriptor, is_parallel, Presence::Optional, has_norms);
         Ok(descriptor)
     },
@@ -25,7 +25,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule,
 };
 

@@ -23,7 +23,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: &[("mlp.c_fc", "ffn_up"), ("mlp.c_proj", "ffn_down")],
         ..HfLayout::LLAMA
     },
-    from_hf: None,
     rule: |keys| {
         keys.find_biases(["use_bias", "use_bias"])?;
         keys.find_windows(|_| true)?;

@@ -31,6 +31,8 @@ const KEYS: &[(&str, &[&str])] = &[
             "attention_multiplier",
             "mscale_all_dim",
             "qk_scale_factor",
+            "scale_attn_weights",
+            "scale_attn_by_inverse_layer_idx",
         ],
     ),
     ("mixer.softcap", &["attn_logit_softcapping"]),

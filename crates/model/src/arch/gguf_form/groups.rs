@@ -1,6 +1,6 @@
 //! Groups of keys that several architectures share, as methods of [`GgufKeys`].
 
-use crate::{FfnDescriptor, LoadError, SsmKind};
+use crate::{LoadError, MixerDescriptor, SsmDescriptor, SsmKind};
 
 use super::keys::GgufKeys;
 
@@ -25,25 +25,25 @@ impl GgufKeys<'_> {
         self.set_own_head_width()
     }
 
-    /// Returns the width of each layer's dense network; 0 for a layer without one.
+    /// Returns the width of each layer's dense network.
     pub(in crate::arch) fn dense_widths(&self) -> Vec<usize> {
-        (self.descriptor.layers.iter())
-            .map(|layer| match &layer.ffn {
-                FfnDescriptor::Dense(dense) => dense.n_ff,
-                FfnDescriptor::Beside(beside) => beside.dense.n_ff,
-                FfnDescriptor::Moe(_) | FfnDescriptor::None => 0,
-            })
-            .collect()
+        let dense = (self.descriptor.layers.iter()).filter_map(|layer| layer.ffn.dense());
+        dense.map(|dense| dense.n_ff).collect()
     }
 
     /// Sets the number of KV heads of each layer; 0 for layers without attention.
-    pub(in crate::arch) fn kv_heads_of_layers(&mut self) -> Result<(), LoadError> {
-        let kv_heads: Vec<usize> = (self.descriptor.layers.iter())
-            .map(|layer| {
-                layer
-                    .mixer
-                    .attention()
-                    .map_or(0, |attention| attention.n_kv_heads)
+    pub(in crate::arch) fn kv_heads_of_layers(
+        &mut self,
+        has_attention: impl Fn(usize) -> bool,
+    ) -> Result<(), LoadError> {
+        let attentions = self.descriptor.attentions().enumerate();
+        let kv_heads: Vec<usize> = attentions
+            .map(|(layer_idx, attention)| {
+                if has_attention(layer_idx) {
+                    attention.n_kv_heads
+                } else {
+                    0
+                }
             })
             .collect();
         self.set_count_list("attention.head_count_kv", &kv_heads)
@@ -58,34 +58,31 @@ impl GgufKeys<'_> {
         Ok(())
     }
 
-    /// Sets the window, even if the configuration omits it.
+    /// Sets the window of the layers that have one.
     pub(in crate::arch) fn window_of_layers(&mut self) -> Result<(), LoadError> {
-        match self
-            .descriptor
-            .attentions()
-            .find_map(|attention| attention.window)
-        {
+        match self.facts.windows.iter().find_map(|&window| window) {
             Some(window) => self.set_count("attention.sliding_window", window),
             None => Ok(()),
         }
     }
 
-    /// Sets the width of per-layer embeddings.
-    pub(in crate::arch) fn layer_embeddings(&mut self) -> Result<(), LoadError> {
-        let width = self
-            .descriptor
-            .layer_embeddings
-            .as_ref()
-            .map_or(0, |own| own.width);
-        self.set_count("embedding_length_per_layer_input", width)
-    }
-
     /// Sets the number of layers that reuse the keys and values of others.
     pub(in crate::arch) fn shared_kv(&mut self) -> Result<(), LoadError> {
-        let n_sharing = (self.descriptor.attentions())
-            .filter(|attention| attention.shares_kv_of.is_some())
-            .count();
-        self.set_count("attention.shared_kv_layers", n_sharing)
+        let n_sharing = self.config.opt_usize("num_kv_shared_layers")?;
+        self.set_count("attention.shared_kv_layers", n_sharing.unwrap_or(0))
+    }
+
+    /// Sets the widths of latent attention.
+    pub(in crate::arch) fn latent_widths(&mut self) -> Result<(), LoadError> {
+        let count = |key: &str| self.config.count(key);
+        let (plain_dim, rotated_dim) = (count("qk_nope_head_dim")?, count("qk_rope_head_dim")?);
+        let (kv_rank, head_dim_v) = (count("kv_lora_rank")?, count("v_head_dim")?);
+        self.set_count("attention.key_length", kv_rank.saturating_add(rotated_dim))?;
+        self.copy_count("attention.q_lora_rank", &["q_lora_rank"])?;
+        self.set_count("attention.kv_lora_rank", kv_rank)?;
+        self.set_count("attention.key_length_mla", plain_dim.saturating_add(rotated_dim))?;
+        self.set_count("attention.value_length_mla", head_dim_v)?;
+        self.set_count("rope.dimension_count", rotated_dim)
     }
 
     /// Sets the keys of experts after some dense layers, as DeepSeek's configurations name them.
@@ -99,13 +96,13 @@ impl GgufKeys<'_> {
 
     /// Sets the number of leading dense layers. Newer configurations have a list of layer kinds instead.
     pub(in crate::arch) fn leading_dense_layers(&mut self) -> Result<(), LoadError> {
-        if self.config.get("first_k_dense_replace").is_some() {
-            return self.copy_count("leading_dense_block_count", &["first_k_dense_replace"]);
-        }
-        let layers = &self.descriptor.layers;
-        match layers.iter().position(|layer| layer.ffn.moe().is_some()) {
-            None | Some(0) => Ok(()),
-            Some(n_dense) => self.set_count("leading_dense_block_count", n_dense),
+        let listed = self.facts.expert_layers.as_ref();
+        let first = listed.and_then(|listed| listed.iter().position(|&has_experts| has_experts));
+        match (first, self.config.opt_usize("first_k_dense_replace")?) {
+            (None | Some(0), None) => Ok(()),
+            (Some(n_dense), _) | (None, Some(n_dense)) => {
+                self.set_count("leading_dense_block_count", n_dense)
+            }
         }
     }
 
@@ -122,11 +119,15 @@ impl GgufKeys<'_> {
         self.set_count("nextn_predict_layers", n_drafting)
     }
 
-    /// Sets the sizes of a state space model.
-    pub(in crate::arch) fn state_space(&mut self) -> Result<(), LoadError> {
-        let Some(ssm) = self.ssm().copied() else {
-            return Ok(());
-        };
+    /// Sets the sizes of the state space models of a network.
+    pub(in crate::arch) fn state_space(&mut self, ssm: SsmDescriptor) -> Result<(), LoadError> {
+        self.facts.amend(move |descriptor| {
+            for layer in &mut descriptor.layers {
+                if let MixerDescriptor::Ssm(own) | MixerDescriptor::Both { ssm: own, .. } = &mut layer.mixer {
+                    (own.kind, own.conv_bias, own.bias) = (ssm.kind, ssm.conv_bias, ssm.bias);
+                }
+            }
+        });
         self.set_count("ssm.conv_kernel", ssm.n_taps)?;
         self.set_count("ssm.inner_size", ssm.n_heads.saturating_mul(ssm.head_dim))?;
         self.set_count("ssm.state_size", ssm.n_state)?;

@@ -6,10 +6,9 @@
 //! Source: llama.cpp, `convert_hf_to_gguf.py`, for the names of keys and the origin of their values.
 
 use serde_json::Value as Json;
-use tokenmill_backend::ExpertScore;
 use tokenmill_gguf::{Metadata, Value};
 
-use crate::{AttentionDescriptor, Descriptor, LoadError, RopeScaling, RouterDescriptor, SsmDescriptor};
+use crate::{AttentionDescriptor, Descriptor, LoadError, RopeScaling};
 
 use super::super::{
     HfConfig,
@@ -21,7 +20,7 @@ pub(crate) struct GgufKeys<'a> {
     /// Name of the architecture: the prefix of its keys.
     pub(in crate::arch) arch: &'static str,
     pub(in crate::arch) config: &'a HfConfig,
-    /// The network, or a plain decoder of its sizes while the keys are to describe it.
+    /// A plain decoder of the network's sizes.
     pub(in crate::arch) descriptor: &'a Descriptor,
     /// Whether the multiplier of values that YaRN rotates is stated as a key, where two numbers determine it.
     pub(in crate::arch) states_yarn_magnitude: bool,
@@ -56,12 +55,12 @@ impl<'a> GgufKeys<'a> {
         }
     }
 
-    /// Adds the keys to a file's metadata.
-    pub(in crate::arch) fn write(self, metadata: &mut Metadata) -> Result<(), LoadError> {
+    /// Adds the keys to a file's metadata. Returns the properties that they do not state.
+    pub(in crate::arch) fn write(self, metadata: &mut Metadata) -> Result<FolderFacts, LoadError> {
         for (key, value) in self.entries {
             metadata.insert(key, value)?;
         }
-        Ok(())
+        Ok(self.facts)
     }
 
     /// Sets a key of the architecture, replacing an earlier value.
@@ -149,11 +148,6 @@ impl<'a> GgufKeys<'a> {
         self.descriptor.attentions().next()
     }
 
-    /// Returns the state space model of the first layer that has one.
-    pub(in crate::arch) fn ssm(&self) -> Option<&'a SsmDescriptor> {
-        (self.descriptor.layers.iter()).find_map(|layer| layer.mixer.ssm())
-    }
-
     /// Sets the keys that most architectures have.
     pub(in crate::arch) fn usual(&mut self) -> Result<(), LoadError> {
         self.sizes()?;
@@ -210,7 +204,7 @@ impl<'a> GgufKeys<'a> {
             None => self.first_number(ROPE_BASES)?,
         };
         // If the configuration omits the base, the class default applies.
-        let base = base.or(self.descriptor.ropes.first().map(|rope| rope.base));
+        let base = base.or(self.facts.rope.as_ref().map(|rope| rope.base));
         if let Some(base) = base {
             self.set("rope.freq_base", base);
         }
@@ -283,7 +277,7 @@ impl<'a> GgufKeys<'a> {
     fn yarn_multipliers(&mut self, parameters: &HfConfig) -> Result<(), LoadError> {
         let has_pair = parameters.opt_f32("mscale")?.unwrap_or(0.0) != 0.0
             && parameters.opt_f32("mscale_all_dim")?.unwrap_or(0.0) != 0.0;
-        let magnitude = self.descriptor.ropes.first().and_then(|rope| match rope.scaling {
+        let magnitude = self.facts.rope.as_ref().and_then(|rope| match rope.scaling {
             RopeScaling::Yarn { magnitude, .. } => magnitude,
             _ => None,
         });
@@ -378,6 +372,13 @@ impl<'a> GgufKeys<'a> {
         self.find_windows(|layer_idx| layer_idx >= first_layer)
     }
 
+    /// Reads the rope of layers with a window.
+    pub(in crate::arch) fn find_local_rope(&mut self) -> Result<(), LoadError> {
+        let head_dim = self.attention().map_or(0, |attention| attention.head_dim_k);
+        self.facts.local_rope = Some(self.config.rope("sliding_attention", head_dim)?);
+        Ok(())
+    }
+
     /// Reads whether attention has biases.
     pub(in crate::arch) fn find_attention_bias(&mut self, key: &str) -> Result<(), LoadError> {
         self.facts.qkv_bias = Some(self.config.presence(key)?);
@@ -405,9 +406,9 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Reads the width of the experts' shared network, which is that of a number of experts.
-    pub(in crate::arch) fn find_shared_experts(&mut self, key: &str) -> Result<(), LoadError> {
+    pub(in crate::arch) fn find_shared_experts(&mut self, keys: &[&str]) -> Result<(), LoadError> {
         let n_ff = self.config.moe(false)?.n_ff;
-        self.facts.n_shared_ff = Some(self.config.first_usize(&[key])?.saturating_mul(n_ff));
+        self.facts.n_shared_ff = Some(self.config.first_usize(keys)?.saturating_mul(n_ff));
         Ok(())
     }
 
@@ -452,42 +453,14 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
-    /// Does the same as [`Self::router`], with the class's defaults for values that the configuration leaves out.
-    pub(in crate::arch) fn router_with_defaults(&mut self) -> Result<(), LoadError> {
-        self.router()?;
-        if !self.config.is("norm_topk_prob")? {
-            self.remove("expert_weights_norm");
-        }
-        self.score_with_default();
-        let Some(router) = self.first_router() else {
-            return Ok(());
-        };
-        if self.config.get("routed_scaling_factor").is_none() && router.scale != 1.0 {
-            self.set("expert_weights_scale", router.scale);
-        }
-        if self.config.get("norm_topk_prob").is_none() && router.is_normalized {
-            self.set("expert_weights_norm", true);
-        }
-        Ok(())
-    }
-
     /// Sets the sigmoid as the function that turns a router's logits into scores.
     pub(in crate::arch) fn score_by_sigmoid(&mut self) {
         self.set("expert_gating_func", 2_u32);
     }
 
-    /// Sets the score function if the configuration omits it.
-    pub(in crate::arch) fn score_with_default(&mut self) {
-        let is_sigmoid = (self.first_router()).is_some_and(|router| router.score == ExpertScore::Sigmoid);
-        if is_sigmoid && SCORES.iter().all(|key| self.config.get(key).is_none()) {
-            self.score_by_sigmoid();
-        }
-    }
-
-    /// Returns the router of the first layer with experts.
-    fn first_router(&self) -> Option<RouterDescriptor> {
-        let mut layers = self.descriptor.layers.iter();
-        layers.find_map(|layer| Some(layer.ffn.moe()?.router))
+    /// Returns the key that names the function of a router's logits.
+    pub(in crate::arch) fn score(&self) -> Option<&'static str> {
+        SCORES.into_iter().find(|key| self.config.get(key).is_some())
     }
 
     /// Sets the pooling type, from sentence-transformers' files or a classifier's labels.

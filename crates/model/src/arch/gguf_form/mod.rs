@@ -27,15 +27,12 @@ pub(crate) struct GgufForm {
     /// `general.architecture`.
     pub(crate) arch: &'static str,
     rule: Rule,
-    /// Whether the rule needs the network, not the configuration alone.
-    needs_network: bool,
     layout: &'static HfLayout,
 }
 
 impl GgufForm {
-    /// Returns the form of a network.
-    pub(crate) fn of(descriptor: &Descriptor) -> Self {
-        let row = Architecture::named(&descriptor.arch);
+    /// Returns the form of a network, whose folder has the class of a row.
+    pub(super) fn of(row: &'static Architecture, descriptor: &Descriptor) -> Self {
         let has_experts = descriptor.layers.iter().any(|layer| layer.ffn.moe().is_some());
         let row = match row.hf_layout.arch_with_experts {
             Some(name) if has_experts => Architecture::named(name),
@@ -44,7 +41,6 @@ impl GgufForm {
         Self {
             arch: row.name,
             rule: row.rule,
-            needs_network: row.from_hf.is_some(),
             layout: &row.hf_layout,
         }
     }
@@ -55,22 +51,12 @@ impl GgufForm {
     }
 
     /// Adds the keys of the architecture to a file's metadata.
-    pub(crate) fn write_keys(
-        &self,
-        config: &HfConfig,
-        descriptor: &Descriptor,
-        metadata: &mut Metadata,
-    ) -> Result<(), LoadError> {
-        let plain;
-        let descriptor = if self.needs_network {
-            descriptor
-        } else {
-            plain = config.decoder()?;
-            &plain
-        };
-        let mut keys = GgufKeys::new(self.arch, config, descriptor);
+    pub(crate) fn write_keys(&self, config: &HfConfig, metadata: &mut Metadata) -> Result<(), LoadError> {
+        let plain = config.decoder()?;
+        let mut keys = GgufKeys::new(self.arch, config, &plain);
         (self.rule)(&mut keys)?;
-        keys.write(metadata)
+        keys.write(metadata)?;
+        Ok(())
     }
 
     /// Returns whether files have weights for the query and key norms that have none in folders.

@@ -253,6 +253,12 @@ fn variants_are_written_or_refused_by_name() {
             Key("llama.rope.scaling.factor"),
         ),
         ("qwen2", &[("hidden_act", json!("gelu"))], Refusal("activation")),
+        ("bert", &[("hidden_act", json!("relu"))], Refusal("activation")),
+        (
+            "gpt2",
+            &[("scale_attn_weights", json!(false))],
+            Refusal("scale_attn_weights"),
+        ),
         (
             "nemotron",
             &[("rms_norm_eps", json!(0.02)), ("norm_eps", json!(0.02))],
