@@ -137,7 +137,7 @@ def formulas(page):
     fraction, above = find(page, "mfrac").rect, find(page, "mfrac > :first-child").rect
     assert fraction["height"] > 1.5 * above["height"] > 0, "a fraction is drawn as one"
     assert inside("a[href='https://example.org/a_b']") and inside("td br") and inside("td.right")
-    assert find(page, "pre .language").text == "html" and find(page, ".code-keyword").text == "<b"
+    assert find(page, ".code .language").text == "html" and find(page, ".code-keyword").text == "<b"
     for scheme in ["light", "dark"]:
         color(page, scheme)
         accessible(page)
@@ -216,7 +216,7 @@ def wide_in_lines(page):
     """A wide formula within a line of any block scrolls; it does not widen the page."""
     size(page, 390, 844, is_phone=True)
     wide = "$" + " + ".join(f"x_{{{i}}}^{{2}}" for i in range(40)) + "$"
-    script(page, [{"content": f"In a line {wide} it goes on.\n\n- {wide}\n\n> {wide}\n\n## {wide}\n\n|a|\n|-|\n|{wide}|"}], "stop")
+    script(page, [{"content": f"In a line {wide} it goes on.\n\n- {wide}\n\n> {wide}\n\n# Wide {wide}\n\n|a|\n|-|\n|{wide}|"}], "stop")
     count = len(answers(page))
     ask(page, "In lines?")
     find(page, "#send").click()

@@ -229,6 +229,7 @@ def directions(page):
     """Words that run from the right do so, each block by itself; code and the other blocks do not."""
     opened(page, page.current_url)
     find(page, "#clear").click()
+    find(page, "#prompt").clear()
     hebrew = "שלום עולם"
     ask(page, hebrew)
     runs = lambda selector: page.execute_script("return [...document.querySelectorAll(arguments[0])].map((node) => getComputedStyle(node).direction)", selector)
