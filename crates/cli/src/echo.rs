@@ -38,7 +38,7 @@ mod unix {
         typed: Typed,
     }
 
-    /// What becomes of text that is typed meanwhile when Ctrl-C stops the answer.
+    /// Handles text that is typed meanwhile, when Ctrl-C stops the answer.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) enum Typed {
         /// It is dropped, as a terminal does by default.
@@ -243,7 +243,7 @@ impl Unechoed {
     }
 }
 
-/// What becomes of text that is typed meanwhile; nothing is dropped here.
+/// Handles text that is typed meanwhile; nothing is dropped here.
 #[cfg(not(unix))]
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Typed {

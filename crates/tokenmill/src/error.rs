@@ -3,11 +3,7 @@
 //! One enum for the whole front door. Invariant: the fields of an error name what is wrong; errors of the
 //! layers below are kept unchanged.
 
-use std::{
-    error::Error as _,
-    io,
-    path::{Path, PathBuf},
-};
+use std::{io, path::PathBuf};
 
 use tokenmill_backend::{BackendError, MemoryPlan, StepError};
 use tokenmill_convert::{ConvertError, Preset};
@@ -21,6 +17,7 @@ use tokenmill_text::{
 };
 
 use crate::{
+    error_text::{mtp_text, projector_text, what_fits, with_source},
     memory_limit::MemoryLimit,
     memory_text::{plan_text, size},
     session_error::SessionError,
@@ -573,44 +570,4 @@ pub enum Error {
     /// The engine refused the request or failed at it.
     #[error(transparent)]
     Engine(#[from] EngineError),
-}
-
-/// Describes the memory of an MTP layer that loads with the model.
-fn mtp_text(mtp_bytes: usize) -> String {
-    match mtp_bytes {
-        0 => String::new(),
-        n_bytes => format!("; its MTP layer takes {} more", size(n_bytes)),
-    }
-}
-
-/// Returns an error's text with that of its source.
-fn with_source(error: &TokenizerError) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
-}
-
-fn projector_text(path: &Path, source: &LoadError) -> String {
-    let path = path.display();
-    match source {
-        LoadError::UnknownArchitecture { found, .. } => {
-            format!("{path} is no encoder of images but a model of the architecture `{found}`")
-        }
-        _ => format!("the encoder of images {path} cannot be used: {source}"),
-    }
-}
-
-/// Describes how much of a request for layers on the GPU would fit.
-fn what_fits(fitting_layers: usize, n_layers: usize, fitting_host_experts: Option<usize>) -> String {
-    let layers = match fitting_layers {
-        0 => "no layer would fit".to_owned(),
-        n => format!("{n} of {n_layers} layers would fit"),
-    };
-    match fitting_host_experts {
-        Some(n) => {
-            format!("{layers}, and all that were asked for with the experts of the first {n} on the CPU")
-        }
-        None => layers,
-    }
 }

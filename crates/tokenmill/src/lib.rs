@@ -102,6 +102,7 @@ mod draft_facts;
 mod dry_breakers;
 pub mod embeddings;
 mod error;
+mod error_text;
 mod facts;
 mod fitting;
 mod folder_lock;

@@ -226,7 +226,7 @@ struct Batch {
     n_refused: usize,
     /// Requests that had their result before.
     n_kept: usize,
-    /// Those of them that were refused.
+    /// The refused ones among them.
     n_kept_refused: usize,
 }
 

@@ -275,7 +275,7 @@ fn figures_are_shown_when_asked_for() {
         outcome.stderr
     );
     assert!(outcome.stderr.contains(" of 512 tokens]"), "{}", outcome.stderr);
-    // What was forgotten has no figures.
+    // A forgotten conversation has no figures.
     for (command, expected) in [
         ("/clear", "nothing has been said yet"),
         ("/undo", "nothing has been said yet"),

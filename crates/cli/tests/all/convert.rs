@@ -70,7 +70,9 @@ fn what_convert_refuses_leaves_nothing() {
     );
     let line = tokenmill(["convert", "nofolder", arg(&output)]).failed(3);
     assert!(
-        line.starts_with("error: there is no folder nofolder (hint: FOLDER is a Hugging Face folder, with config.json"),
+        line.starts_with(
+            "error: there is no folder nofolder (hint: FOLDER is a Hugging Face folder, with config.json"
+        ),
         "{line}"
     );
     let line = tokenmill(["convert", arg(target.path()), arg(&output)]).failed(3);

@@ -99,7 +99,7 @@ fn a_limit_of_the_address_space_refuses_a_load_that_cannot_fit() {
         "{}",
         told.stdout
     );
-    // What a server would take is too much as well.
+    // The memory of a server is too much as well.
     let row = told.stdout.lines().find(|row| row.starts_with("serve, CPU"));
     assert!(
         row.is_some_and(|row| row.starts_with("serve, CPU problem  ")

@@ -64,7 +64,7 @@ const fn setting(place: &'static str, flag: &'static str, rust: &'static str) ->
     Setting { place, flag, rust }
 }
 
-/// What to do about an error, in one clause.
+/// Advice about an error, in one clause.
 ///
 /// As text it names the settings of this crate; [`Self::for_program`] names the flags of the program `tokenmill`.
 ///

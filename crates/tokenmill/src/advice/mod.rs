@@ -1,4 +1,4 @@
-//! What a user can do about an [`Error`], and of which kind it is.
+//! Advice about an [`Error`]: its kind, and a hint that says what to do.
 //!
 //! Each file gives hints for the errors of one layer. The program `tokenmill` prints an error with its hint and ends with the exit code of
 //! its kind; it adds only what depends on its command line and the environment.

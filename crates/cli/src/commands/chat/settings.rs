@@ -35,7 +35,10 @@ impl Chat {
             "repeat_penalty" => params.repeat_penalty = number()?,
             "presence_penalty" => params.presence_penalty = number()?,
             "frequency_penalty" => params.frequency_penalty = number()?,
-            "seed" => match value.parse::<Seed>().map_err(|expected: String| wrong(&expected))? {
+            "seed" => match value
+                .parse::<Seed>()
+                .map_err(|expected: String| wrong(&expected))?
+            {
                 Seed::Fixed(seed) => {
                     params.seed = seed;
                     self.has_fixed_seed = true;
