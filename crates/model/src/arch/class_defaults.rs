@@ -59,8 +59,15 @@ const SAME: &[&[&str]] = &[
 ];
 
 /// Values that networks have by their code, which configuration classes have no field for: classes, a field, and its
-/// value as JSON. Here null means missing. A width of 0 means that no layer needs a dense network.
+/// value as JSON. Here null means missing. A width of 0 leaves the dense networks to the rule of the architecture.
 const IN_CODE: &[(&[&str], &str, &str)] = &[
+    (&["BloomForCausalLM"], "seq_length", "2048"),
+    (&["BloomForCausalLM"], "hidden_act", r#""gelu_pytorch_tanh""#),
+    (
+        &["BloomForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel"],
+        "ffn_hidden_size",
+        "0",
+    ),
     (&["DeepseekV3ForCausalLM"], "num_nextn_predict_layers", "1"),
     (SIGMOIDS, "scoring_func", r#""sigmoid""#),
     (SIGMOIDS, "topk_method", r#""noaux_tc""#),
@@ -90,13 +97,18 @@ const IN_CODE: &[(&[&str], &str, &str)] = &[
 const SIGMOIDS: &[&str] = &["DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"];
 const RECURRENT: &[&str] = &["MambaForCausalLM", "Mamba2ForCausalLM"];
 
-/// Adds the default fields of a class; none if transformers has no configuration for it.
+/// Adds the default fields of a class; none if nothing is known about it.
 pub(super) fn fill(class: &str, values: &mut Map<String, Value>) {
+    fill_declared(class, values);
+    fill_in_code(class, values);
+}
+
+/// Adds the values of a class from the table of transformers' classes.
+fn fill_declared(class: &str, values: &mut Map<String, Value>) {
     static TABLE: OnceLock<Map<String, Value>> = OnceLock::new();
     let table = TABLE.get_or_init(|| {
         serde_json::from_str(include_str!("class_defaults.json")).expect("a test reads the whole table")
     });
-    fill_in_code(class, values);
     let Some(Value::Object(fields)) = table.get(class) else {
         return;
     };

@@ -82,8 +82,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let is_multi_query = config.opt_bool("multi_query")?.unwrap_or(true);
     keys.sizes()?;
     keys.set("tensor_data_layout", "jploski");
-    let widths = keys.dense_widths();
-    keys.set_counts("feed_forward_length", &widths)?;
+    keys.dense_widths_or_usual()?;
     let Some(attention) = keys.attention() else {
         return Ok(());
     };

@@ -66,8 +66,7 @@ fn finish(descriptor: &mut Descriptor) {
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.sizes()?;
-    let widths = keys.dense_widths();
-    keys.set_counts("feed_forward_length", &widths)?;
+    keys.dense_widths_or_usual()?;
     keys.copy_count("attention.head_count", &["n_head", "num_attention_heads"])?;
     let is_scaled = keys.config.opt_bool("scale_attn_weights")?.unwrap_or(true);
     let is_scaled_by_layer = keys.config.is("scale_attn_by_inverse_layer_idx")?;

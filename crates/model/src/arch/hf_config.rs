@@ -291,9 +291,7 @@ impl HfConfig {
             None => self.opt_usize("num_kv_heads")?,
         };
         let n_ff_keys = ["intermediate_size", "ffn_hidden_size", "n_inner"];
-        let n_ff = if self.is_of_2022() && n_ff_keys.iter().all(|key| self.get(key).is_none()) {
-            vec![n_embd.saturating_mul(4); n_layers]
-        } else if self.get(n_ff_keys[0]).is_some_and(Value::is_array) {
+        let n_ff = if self.get(n_ff_keys[0]).is_some_and(Value::is_array) {
             // Some configurations have a width for each layer.
             let n_ff = self.counts(n_ff_keys[0])?.unwrap_or_default();
             if n_ff.len() != n_layers {
@@ -392,13 +390,6 @@ impl HfConfig {
         listed.or(spelled.map(|kinds| kinds.chars().count()))
     }
 
-    /// Returns whether the configuration is of a family that omits the conventions of its time: a
-    /// feed-forward width of four times the embedding, and a context of 2,048.
-    fn is_of_2022(&self) -> bool {
-        let family = self.get("model_type").and_then(Value::as_str);
-        matches!(family, Some("bloom" | "falcon" | "gpt2"))
-    }
-
     fn n_ctx_train(&self) -> Result<usize, LoadError> {
         let keys = [
             "max_position_embeddings",
@@ -406,10 +397,6 @@ impl HfConfig {
             "seq_length",
             "model_max_length",
         ];
-        // Some models with rope or ALiBi have no such key.
-        if self.is_of_2022() && keys.iter().all(|key| self.get(key).is_none()) {
-            return Ok(2048);
-        }
         self.usize(&keys)
     }
 
@@ -438,12 +425,7 @@ impl HfConfig {
             "mlp_hidden_act",
         ];
         let Some(key) = keys.into_iter().find(|key| self.get(key).is_some()) else {
-            // Bloom's configuration does not name it.
-            return if self.is_of_2022() {
-                Ok(Activation::GeluTanh)
-            } else {
-                Err(self.wrong("hidden_act", ACTIVATIONS))
-            };
+            return Err(self.wrong("hidden_act", ACTIVATIONS));
         };
         match self.get(key).and_then(Value::as_str) {
             Some("silu" | "swish" | "swiglu") => Ok(Activation::Silu),

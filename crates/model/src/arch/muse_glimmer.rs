@@ -82,7 +82,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     }
     keys.usual()?;
     keys.copy_number("final_logit_softcapping", &["final_logit_softcapping"])?;
-    keys.copy_number("logit_scale", &["output_multiplier"])?;
+    keys.set("logit_scale", config.f32("output_multiplier")?);
     keys.window()?;
     keys.window_pattern();
     Ok(())

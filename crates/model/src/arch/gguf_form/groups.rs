@@ -31,6 +31,14 @@ impl GgufKeys<'_> {
         dense.map(|dense| dense.n_ff).collect()
     }
 
+    /// Sets the widths of the dense networks: four times that of the embeddings if the configuration omits them.
+    pub(in crate::arch) fn dense_widths_or_usual(&mut self) -> Result<(), LoadError> {
+        let usual = self.descriptor.n_embd.saturating_mul(4);
+        let widths = self.dense_widths().into_iter();
+        let widths: Vec<usize> = widths.map(|n_ff| if n_ff > 0 { n_ff } else { usual }).collect();
+        self.set_counts("feed_forward_length", &widths)
+    }
+
     /// Sets the number of KV heads of each layer; 0 for layers without attention.
     pub(in crate::arch) fn kv_heads_of_layers(
         &mut self,

@@ -8,7 +8,7 @@
 use serde_json::Value as Json;
 use tokenmill_gguf::{Metadata, Value};
 
-use crate::{AttentionDescriptor, Descriptor, LoadError, RopeScaling};
+use crate::{AttentionDescriptor, Descriptor, LoadError, RopeScaling, error::check};
 
 use super::super::{
     HfConfig,
@@ -395,7 +395,19 @@ impl<'a> GgufKeys<'a> {
 
     /// Reads how routers weigh experts; `is_normalized` applies if the configuration does not state it.
     pub(in crate::arch) fn find_router(&mut self, is_normalized: bool) -> Result<(), LoadError> {
-        let router = self.config.moe(is_normalized)?.router;
+        let moe = self.config.moe(is_normalized)?;
+        let router = moe.router;
+        // A reader of keys takes 0 for a missing one.
+        for (what, count, expected) in [
+            ("number of experts", router.n_experts, "between 1 and 65536"),
+            (
+                "feed-forward length of the experts",
+                moe.n_ff,
+                "between 1 and 2^24",
+            ),
+        ] {
+            check(what, count, count > 0, expected)?;
+        }
         self.facts.has_experts = true;
         self.facts.router = Some(RouterFacts {
             score: self.config.expert_score()?,
