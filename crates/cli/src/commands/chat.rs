@@ -503,7 +503,9 @@ impl Chat {
                     if self.messages.is_empty() {
                         nothing_said()
                     } else {
-                        Failure::usage("nothing has been answered since the conversation was changed or loaded")
+                        Failure::usage(
+                            "nothing has been answered since the conversation was changed or loaded",
+                        )
                     }
                 })?;
                 note!(

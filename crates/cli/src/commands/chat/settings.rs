@@ -21,7 +21,7 @@ impl Chat {
     pub(super) fn set(&mut self, name: &str, value: &str, model: &Model) -> Result<(), Failure> {
         let wrong =
             |expected: &str| Failure::usage(format!("`{value}` is not a value for {name}: {expected}"));
-        let number = || value.parse().map_err(|_| wrong("expected a number"));
+        let number = || value.parse::<f32>().map_err(|_| wrong("expected a number"));
         let mut params = self.params.clone();
         match name {
             "system" => self.system = (!value.is_empty()).then(|| value.to_owned()),
@@ -35,7 +35,10 @@ impl Chat {
             "repeat_penalty" => params.repeat_penalty = number()?,
             "presence_penalty" => params.presence_penalty = number()?,
             "frequency_penalty" => params.frequency_penalty = number()?,
-            "seed" => match value.parse::<Seed>().map_err(|expected: String| wrong(&expected))? {
+            "seed" => match value
+                .parse::<Seed>()
+                .map_err(|expected: String| wrong(&expected))?
+            {
                 Seed::Fixed(seed) => {
                     params.seed = seed;
                     self.has_fixed_seed = true;
