@@ -21,7 +21,7 @@ impl Chat {
     pub(super) fn set(&mut self, name: &str, value: &str, model: &Model) -> Result<(), Failure> {
         let wrong =
             |expected: &str| Failure::usage(format!("`{value}` is not a value for {name}: {expected}"));
-        let number = || value.parse().map_err(|_| wrong("expected a number"));
+        let number = || value.parse::<f32>().map_err(|_| wrong("expected a number"));
         let mut params = self.params.clone();
         match name {
             "system" => self.system = (!value.is_empty()).then(|| value.to_owned()),
