@@ -362,9 +362,9 @@ def markup_is_text(page):
     head, words = "|".join(["Configuration"] * 9), "|".join(["incomprehensibilities"] * 9)
     hostile += f"|{head}|\n|{'-|' * 9}\n|{words}|\n"
     page.execute_async_script(
-        "const done = arguments[1]; import('/web/markdown.js').then(({ render }) => {"
+        "const done = arguments[1]; Promise.all([import('/web/markdown.js'), import('/web/scrolling.js')]).then(([{ render }, { showStops }]) => {"
         " const node = document.createElement('div'); node.className = 'message assistant'; node.id = 'hostile';"
-        " document.getElementById('messages').append(node); render(node, arguments[0]); done(); });",
+        " document.getElementById('messages').append(node); render(node, arguments[0]); showStops(); done(); });",
         hostile,
     )
     node = find(page, "#hostile")

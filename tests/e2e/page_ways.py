@@ -204,7 +204,18 @@ def menus(page):
     assert is_open()
     find(page, "#import").send_keys(Keys.TAB)
     assert not is_open() and page.switch_to.active_element == find(page, "#clear")
-    page.switch_to.active_element.send_keys(Keys.ESCAPE)
+    # The end of the answer takes nobody out of a menu.
+    find(page, "#settings summary").click()
+    find(page, "#temperature").click()
+    page.execute_script("document.getElementById('stop').dispatchEvent(new Event('click'))")
+    until(page, "it stops", lambda: is_idle(page))
+    assert page.switch_to.active_element == find(page, "#temperature") and find(page, "#settings").get_attribute("open")
+    find(page, "#settings summary").click()
+    opened(page, page.current_url)
+    page.execute_script(SLOWLY)
+    ask(page, "Tell me a story.", Keys.ENTER)
+    until(page, "it runs", lambda: not is_idle(page))
+    find(page, "#prompt").send_keys(Keys.ESCAPE)
     until(page, "it stops", lambda: is_idle(page))
 
 

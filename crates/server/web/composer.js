@@ -58,9 +58,9 @@ function fit() {
   box.style.height = `${box.scrollHeight + box.offsetHeight - box.clientHeight}px`;
 }
 
-/** Goes to the box, unless that would open a keyboard on the screen. */
+/** Goes to the box, unless that would open a keyboard on the screen, or take somebody out of an open menu. */
 export function focusBox() {
-  if (!TOUCH.matches) $("prompt").focus();
+  if (!TOUCH.matches && !document.activeElement?.closest(".fold[open]")) $("prompt").focus();
 }
 
 /** The message in the box as `{ content, images, files }`, once all files were read; `null` where there is none. */
