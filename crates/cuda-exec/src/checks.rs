@@ -5,13 +5,20 @@
 //! be turned off to replace it.
 
 mod attention;
+mod checked_layer;
 mod expected;
+mod experts;
+mod joined;
+mod known;
 mod ladder;
 mod products;
 mod rows;
+mod shared_pages;
 mod steps;
+mod tokens;
+mod ways;
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use tokenmill_backend::KvType;
 use tokenmill_gguf::TensorType;
@@ -84,12 +91,27 @@ impl fmt::Display for StepDown {
 /// Lists the kernels that a model needs and that can be checked without it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// Types of the weight matrices.
+    /// Types of the weight matrices that are multiplied.
     pub types: Vec<TensorType>,
+    /// Types of the tables in which tokens are looked up.
+    pub table_types: Vec<TensorType>,
+    /// Types of the matrices of experts.
+    pub expert_types: Vec<TensorType>,
     /// Types of keys and values.
     pub kv_types: [KvType; 2],
-    /// Width of the attention heads; `None` if all layers have latent keys and values.
-    pub head_dim: Option<usize>,
+    /// Attention heads of the layers; layers with latent keys and values have none.
+    pub heads: Vec<HeadsNeed>,
+    /// Whether a row's results may not depend on how many rows there are, for which other kernels are used.
+    pub is_batch_invariant: bool,
+}
+
+/// Describes the attention heads of a layer, as far as they determine the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HeadsNeed {
+    /// Width of a key.
+    pub dim: usize,
+    /// Query heads for each head of keys and values.
+    pub group: usize,
 }
 
 /// Describes a failed check.
@@ -137,8 +159,10 @@ impl From<CudaExecError> for Wrong {
 }
 
 impl Finding {
-    fn new(check: String, launches: &[NotedLaunch], wrong: Wrong) -> Self {
-        let last = launches.last();
+    /// Describes a failure after some launches. The last one is at fault, or the last one of the module that the check is about.
+    fn new(check: String, launches: &[NotedLaunch], about: Option<&str>, wrong: Wrong) -> Self {
+        let of_module = |module| launches.iter().rfind(|launch| launch.module == module);
+        let at_fault = about.and_then(of_module).or(launches.last());
         let (reason, is_lost) = match wrong {
             Wrong::Device(error) => (error.to_string(), matches!(error, CudaExecError::Lost { .. })),
             Wrong::Numbers(reason) => (reason, false),
@@ -147,7 +171,7 @@ impl Finding {
         let remedy = (launches.iter()).find_map(|launch| StepDown::instead_of(&launch.module));
         Self {
             check,
-            kernel: last.map_or_else(String::new, |launch| format!("{}/{}", launch.module, launch.name)),
+            kernel: at_fault.map_or_else(String::new, |launch| format!("{}/{}", launch.module, launch.name)),
             reason,
             remedy,
             is_lost,
@@ -155,10 +179,20 @@ impl Finding {
     }
 }
 
-/// Runs one check.
+/// Runs one check, whose last launch is the one that it is about.
 fn check(device: &Device, what: String, run: impl FnOnce() -> Result<(), Wrong>) -> Result<(), Finding> {
+    check_about(device, what, None, run)
+}
+
+/// Runs one check, which is about the launch of a module.
+fn check_about(
+    device: &Device,
+    what: String,
+    module: Option<&str>,
+    run: impl FnOnce() -> Result<(), Wrong>,
+) -> Result<(), Finding> {
     let (result, launches) = device.launches_of(run);
-    result.map_err(|wrong| Finding::new(what, &launches, wrong))
+    result.map_err(|wrong| Finding::new(what, &launches, module, wrong))
 }
 
 /// Checks the kernels of a model and returns the number of checks.
@@ -166,22 +200,45 @@ fn check(device: &Device, what: String, run: impl FnOnce() -> Result<(), Wrong>)
 /// # Errors
 /// Returns the first check that failed.
 pub fn check_kernels(device: &Device, needs: &Needs) -> Result<usize, Finding> {
+    let may_share = !device.options().reads_apart && !needs.is_batch_invariant;
+    let shares = |dim: usize| may_share && Ops::can_share(shared_pages::layer(dim), needs.kv_types);
     let load = || -> Result<Ops> {
         let mut ops = Ops::load(device)?;
-        if needs.head_dim.is_some() {
+        ops.set_batch_invariance(needs.is_batch_invariant);
+        for pair in products::pairs_of(&needs.types) {
+            ops.load_pair(pair)?;
+        }
+        if !needs.expert_types.is_empty() {
+            // They have the kernels of other experts, and some more.
+            ops.expect_float_experts();
+        }
+        if !needs.heads.is_empty() {
             ops.load_store(needs.kv_types)?;
             ops.load_runs(needs.kv_types)?;
         }
+        if needs.heads.iter().any(|heads| shares(heads.dim)) {
+            ops.load_shared()?;
+        }
         ops.allow_splits()?;
-        ops.allow_halves(products::MOST_ROWS, products::WIDTH)?;
+        ops.allow_halves(products::MOST_ROWS, ways::WIDTH)?;
         Ok(ops)
     };
-    let ops = load().map_err(|error| Finding::new("loading kernels".to_owned(), &[], error.into()))?;
-    let n_rows = rows::check_all(device, &ops)?;
-    let n_products = products::check_all(device, &ops, &needs.types)?;
-    let n_attention = match needs.head_dim {
-        Some(dim) => attention::check_all(device, &ops, needs.kv_types, dim)?,
-        None => 0,
-    };
-    Ok(n_rows + n_products + n_attention)
+    let ops = load().map_err(|error| Finding::new("loading kernels".to_owned(), &[], None, error.into()))?;
+    let mut n_checks = rows::check_all(device, &ops)?;
+    n_checks += tokens::check_all(device, &ops, &needs.table_types)?;
+    n_checks += products::check_all(device, &ops, &needs.types)?;
+    n_checks += products::check_pairs(device, &ops, &needs.types)?;
+    if !needs.is_batch_invariant {
+        n_checks += ways::check_all(device, &ops, &needs.types)?;
+    }
+    n_checks += joined::check_all(device, &ops, &needs.types)?;
+    n_checks += experts::check_all(device, &ops, &needs.expert_types)?;
+    for &heads in &needs.heads {
+        n_checks += attention::check_all(device, &ops, needs.kv_types, heads)?;
+    }
+    let dims: BTreeSet<usize> = needs.heads.iter().map(|heads| heads.dim).collect();
+    for dim in dims.into_iter().filter(|&dim| shares(dim)) {
+        n_checks += shared_pages::check_all(device, &ops, dim)?;
+    }
+    Ok(n_checks)
 }

@@ -79,7 +79,8 @@ pub use backend::{CudaBackend, CudaBuffer};
 pub use bands::{BandHeight, Bands, ManyRows, ProductRoom};
 pub use bandwidths::{CopySpeeds, measure_bandwidths};
 pub use checks::{
-    CHECKED_TOKENS, Finding, FirstUse, Needs, StepDown, Way, check_kernels, compare_steps, compare_ways,
+    CHECKED_TOKENS, Finding, FirstUse, HeadsNeed, Needs, StepDown, Way, check_kernels, compare_steps,
+    compare_ways,
 };
 pub use driver::{
     Api, Args, Availability, Buffer, Buffers, Capture, Carveout, Device, DeviceInfo, DeviceOptions,

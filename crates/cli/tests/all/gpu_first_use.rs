@@ -75,7 +75,8 @@ fn a_gpu_is_checked_once_and_what_fails_is_given_up() {
         serde_json::json!(["eager"]),
         "{found}"
     );
-    assert_eq!(found["gpu_check"]["model_checked"], true);
+    let models = found["gpu_check"]["models"].as_array().unwrap();
+    assert_eq!(models.len(), 1, "{found}");
     let second = run(checked(machine, folder.path(), &[&RUN[..], &["auto"]].concat()));
     assert!(!second.stderr.contains("first use"), "{}", second.stderr);
     assert_eq!(second.ok(), expected);
@@ -88,7 +89,7 @@ fn a_gpu_that_does_not_pass_is_not_used() {
     let machine = "capability=8.0,wrong=add_norm";
     let auto = run(checked(machine, folder.path(), &[&RUN[..], &["auto"]].concat()));
     let said = auto.stderr.clone();
-    assert!(said.contains("the norm of rows (norm/add_norm"), "{said}");
+    assert!(said.contains("the norm of rows of 512 (norm/add_norm"), "{said}");
     assert!(said.contains("computing on the CPU"), "{said}");
     assert_eq!(auto.ok(), expected);
     // An explicitly requested GPU is refused without another check.
@@ -101,7 +102,7 @@ fn a_gpu_that_does_not_pass_is_not_used() {
     asked.failed(5);
     let doctor = run(checked(machine, folder.path(), &["doctor"])).ok();
     assert!(
-        doctor.contains("first use  problem  the norm of rows"),
+        doctor.contains("first use  problem  the norm of rows of 512"),
         "{doctor}"
     );
 }

@@ -173,9 +173,9 @@ impl CudaBackend {
         &self.device
     }
 
-    /// Lists the types of multiplied matrices in all plans of this backend.
-    pub fn planned_types(&self) -> Vec<TensorType> {
-        self.planned.types()
+    /// Lists the types of the matrices with a use in all plans of this backend, by name.
+    pub fn planned_types(&self, has_use: impl Fn(crate::MatrixUse) -> bool) -> Vec<TensorType> {
+        self.planned.types(has_use)
     }
 
     /// Returns the number of captured steps.

@@ -29,11 +29,11 @@ impl Planned {
         kinds.entry(kind).or_insert((layout, usage));
     }
 
-    /// Lists the types of the matrices that are multiplied.
-    pub(super) fn types(&self) -> Vec<TensorType> {
+    /// Lists the types of the matrices with a use, by name.
+    pub(super) fn types(&self, has_use: impl Fn(MatrixUse) -> bool) -> Vec<TensorType> {
         let kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let factors = kinds.keys().filter(|(_, [_, is_factor, _], _)| *is_factor);
-        let mut types: Vec<TensorType> = factors.map(|(ty, ..)| *ty).collect();
+        let used = kinds.iter().filter(|(_, (_, usage))| has_use(*usage));
+        let mut types: Vec<TensorType> = used.map(|((ty, ..), _)| *ty).collect();
         types.sort_unstable_by_key(|ty| ty.name());
         types.dedup();
         types

@@ -1,67 +1,36 @@
-//! Checks products of matrices of each type with one row, few rows and many rows.
+//! Checks products of matrices of each type with one row, few rows and many rows, and of matrices of two types.
 
 use tokenmill_backend::Activation;
 use tokenmill_gguf::TensorType;
 
 use super::{
     Finding, Wrong, check,
-    expected::{Numbers, compare, dot, encoded, quantized},
+    expected::{Numbers, compare},
+    known::{FACTOR, Input, Known, WIDTH},
 };
-use crate::{
-    Device, GatedProduct, LinearInput, Matrix, MatrixUse, Ops, Product, QuantizedRows, Uploader,
-    error::Result,
-};
+use crate::{Device, GatedProduct, Ops, Product, error::Result, modules::PAIRS};
 
-/// Columns of a matrix: whole blocks of every type, and a multiple of the wgmma kernels' width.
-pub(super) const WIDTH: usize = 512;
 /// Rows of a matrix.
-const N_OUT: usize = 256;
+pub(super) const N_OUT: usize = 256;
 /// Numbers of input rows: each kernel for few rows, bands, and tiles.
-const ROWS: [usize; 6] = [1, 2, 8, 16, 40, MOST_ROWS];
+const ROWS: [usize; 8] = [1, 2, 4, 8, 16, 24, 40, MOST_ROWS];
 /// Largest number of input rows.
 pub(super) const MOST_ROWS: usize = 96;
+/// Numbers of input rows for matrices of two types, which only kernels for few rows take together.
+const ROWS_OF_PAIRS: [usize; 5] = [1, 2, 4, 8, 16];
 
-/// Holds an encoded matrix, and the values of its rows.
-struct Known {
-    ty: TensorType,
-    matrix: Matrix,
-    rows: Vec<Vec<f32>>,
-}
-
-impl Known {
-    fn new(device: &Device, ty: TensorType, numbers: &mut Numbers) -> Result<Self, Wrong> {
-        // Some types are slow to encode, so rows repeat. The period differs from every tile and band size, so a misplaced row is noticed.
-        const N_DISTINCT: usize = 61;
-        let distinct = (0..N_DISTINCT).map(|_| encoded(ty, &numbers.take(WIDTH)));
-        let distinct = distinct.collect::<Result<Vec<_>, Wrong>>()?;
-        let (mut bytes, mut rows) = (Vec::new(), Vec::new());
-        for (row_bytes, row) in distinct.iter().cycle().take(N_OUT) {
-            bytes.extend(row_bytes);
-            rows.push(row.clone());
+/// Uploads two matrices of a type.
+pub(super) fn two(device: &Device, ty: TensorType, numbers: &mut Numbers) -> Result<[Known; 2], Finding> {
+    let mut known = Vec::new();
+    check(device, format!("a matrix of {} on the GPU", ty.name()), || {
+        for _ in 0..2 {
+            known.push(Known::new(device, (ty, FACTOR), [N_OUT, WIDTH], numbers)?);
         }
-        let mut uploader = Uploader::new(device);
-        let usage = MatrixUse {
-            is_table: false,
-            is_factor: true,
-            is_of_experts: false,
-        };
-        let matrix = uploader.upload(ty, [N_OUT, WIDTH], &bytes[..], usage)?;
-        uploader.finish()?;
-        Ok(Self { ty, matrix, rows })
-    }
-
-    /// Computes the products with rows of `x`, `[rows, N_OUT]`.
-    fn times(&self, x: &[f32]) -> Vec<f64> {
-        let is_float = matches!(self.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
-        let of_row = |row: &[f32]| {
-            let row = if is_float { row.to_vec() } else { quantized(row) };
-            self.rows
-                .iter()
-                .map(|weights| dot(&row, weights))
-                .collect::<Vec<_>>()
-        };
-        x.chunks(WIDTH).flat_map(of_row).collect()
-    }
+        Ok(())
+    })?;
+    Ok(known
+        .try_into()
+        .unwrap_or_else(|_| unreachable!("two matrices were made")))
 }
 
 /// Checks all types.
@@ -69,22 +38,13 @@ pub(super) fn check_all(device: &Device, ops: &Ops, types: &[TensorType]) -> Res
     let mut n_checks = 0;
     for &ty in types {
         let mut numbers = Numbers(ty as u64);
-        let mut known = Vec::new();
-        check(device, format!("a matrix of {} on the GPU", ty.name()), || {
-            for _ in 0..2 {
-                known.push(Known::new(device, ty, &mut numbers)?);
-            }
-            Ok(())
-        })?;
-        let [gate, up] = &known[..] else {
-            unreachable!("two matrices were made");
-        };
+        let [gate, up] = &two(device, ty, &mut numbers)?;
         for n_rows in ROWS {
             let x = numbers.take(n_rows * WIDTH);
             check(
                 device,
                 format!("products of {} with {n_rows} rows", ty.name()),
-                || multiply(device, ops, gate, &x),
+                || multiply(device, ops, &[gate], &x),
             )?;
             n_checks += 1;
             if ops.can_gate(&gate.matrix, &up.matrix, n_rows) {
@@ -100,50 +60,63 @@ pub(super) fn check_all(device: &Device, ops: &Ops, types: &[TensorType]) -> Res
     Ok(n_checks)
 }
 
-/// Holds the input rows in both forms.
-struct Input {
-    floats: crate::Buffer<f32>,
-    quantized: QuantizedRows,
-    n_rows: usize,
+/// Returns the pairs of types among these that one launch multiplies by.
+pub(super) fn pairs_of(types: &[TensorType]) -> impl Iterator<Item = [TensorType; 2]> {
+    (PAIRS.into_iter()).filter(|pair| pair.iter().all(|ty| types.contains(ty)))
 }
 
-impl Input {
-    fn new(device: &Device, ops: &Ops, x: &[f32]) -> Result<Self> {
-        let n_rows = x.len() / WIDTH;
-        let floats = device.upload("the check of kernels", x)?;
-        let mut quantized = QuantizedRows::new(device, n_rows, WIDTH)?;
-        ops.quantize(n_rows, WIDTH, floats.view(), quantized.view_mut())?;
-        Ok(Self {
-            floats,
-            quantized,
-            n_rows,
-        })
-    }
-
-    fn view(&self) -> LinearInput<'_> {
-        LinearInput {
-            n_rows: self.n_rows,
-            floats: self.floats.view(),
-            quantized: Some(self.quantized.view()),
+/// Checks products by matrices of two types at once.
+pub(super) fn check_pairs(device: &Device, ops: &Ops, types: &[TensorType]) -> Result<usize, Finding> {
+    let mut n_checks = 0;
+    for pair in pairs_of(types) {
+        let mut numbers = Numbers(17);
+        let [first, second] = two(device, pair[0], &mut numbers)?;
+        let [third, _] = two(device, pair[1], &mut numbers)?;
+        for n_rows in ROWS_OF_PAIRS {
+            let x = numbers.take(n_rows * WIDTH);
+            let [a, b] = pair.map(TensorType::name);
+            check(
+                device,
+                format!("products of {a} and {b} with {n_rows} rows"),
+                || multiply(device, ops, &[&first, &second, &third], &x),
+            )?;
+            n_checks += 1;
         }
     }
+    Ok(n_checks)
 }
 
-fn multiply(device: &Device, ops: &Ops, known: &Known, x: &[f32]) -> Result<(), Wrong> {
-    let input = Input::new(device, ops, x)?;
-    let mut y = device.alloc::<f32>("the check of kernels", input.n_rows * N_OUT)?;
-    let product = Product {
-        matrix: &known.matrix,
-        bias: None,
-        output: y.view_mut(),
-    };
-    ops.linear(&input.view(), &mut [product])?;
-    compare(&device.download(y.view())?, &known.times(x))
+/// Multiplies rows by matrices, which launches take together where they can.
+fn multiply(device: &Device, ops: &Ops, known: &[&Known], x: &[f32]) -> Result<(), Wrong> {
+    let input = Input::new(device, ops, x, WIDTH)?;
+    let n_rows = x.len() / WIDTH;
+    let alloc = |_: &&Known| device.alloc::<f32>("the check of kernels", n_rows * N_OUT);
+    let mut outputs = known.iter().map(alloc).collect::<Result<Vec<_>>>()?;
+    let mut products: Vec<Product<'_>> = (known.iter().zip(&mut outputs))
+        .map(|(known, y)| Product {
+            matrix: &known.matrix,
+            bias: None,
+            output: y.view_mut(),
+        })
+        .collect();
+    ops.linear(&input.view(), &mut products)?;
+    for (known, y) in known.iter().zip(&outputs) {
+        compare(&device.download(y.view())?, &known.times(x))?;
+    }
+    Ok(())
+}
+
+/// Computes a gated pair of products, with SiLU, from the products.
+pub(super) fn gated(gate: Vec<f64>, up: Vec<f64>) -> Vec<f64> {
+    let silu = |x: f64| x / (1.0 + (-x).exp());
+    (gate.into_iter().zip(up))
+        .map(|(gate, up)| silu(gate) * up)
+        .collect()
 }
 
 fn multiply_gated(device: &Device, ops: &Ops, [gate, up]: [&Known; 2], x: &[f32]) -> Result<(), Wrong> {
-    let input = Input::new(device, ops, x)?;
-    let mut y = device.alloc::<f32>("the check of kernels", input.n_rows * N_OUT)?;
+    let input = Input::new(device, ops, x, WIDTH)?;
+    let mut y = device.alloc::<f32>("the check of kernels", x.len() / WIDTH * N_OUT)?;
     let product = GatedProduct {
         matrices: [&gate.matrix, &up.matrix],
         biases: [None; 2],
@@ -152,9 +125,5 @@ fn multiply_gated(device: &Device, ops: &Ops, [gate, up]: [&Known; 2], x: &[f32]
         quantized: None,
     };
     ops.matvec_gated(&input.view(), product)?;
-    let silu = |x: f64| x / (1.0 + (-x).exp());
-    let expected: Vec<f64> = (gate.times(x).into_iter().zip(up.times(x)))
-        .map(|(gate, up)| silu(gate) * up)
-        .collect();
-    compare(&device.download(y.view())?, &expected)
+    compare(&device.download(y.view())?, &gated(gate.times(x), up.times(x)))
 }

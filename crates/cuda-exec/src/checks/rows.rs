@@ -11,20 +11,30 @@ use crate::{Buffer, Device, Ops, error::Result};
 /// Number of rows.
 const N_ROWS: usize = 3;
 const WIDTH: usize = 512;
-/// Width of a head.
+/// Widths of rows that are normed: each kernel that holds a row, and the one for wider rows.
+const WIDTHS: [usize; 3] = [WIDTH, 4608, 8704];
+/// Width of a head that is rotated.
 const HEAD_DIM: usize = 64;
-const EPS: f32 = 1e-5;
+/// Widths of heads that are normed: by a warp, and by a thread block.
+const HEAD_DIMS: [usize; 2] = [HEAD_DIM, WIDTH];
+pub(super) const EPS: f32 = 1e-5;
 
 /// Checks all row kernels.
 pub(super) fn check_all(device: &Device, ops: &Ops) -> Result<usize, Finding> {
-    check(device, "the norm of rows".to_owned(), || norm(device, ops))?;
-    check(device, "the norm of heads".to_owned(), || norm_heads(device, ops))?;
+    for width in WIDTHS {
+        let what = format!("the norm of rows of {width}");
+        check(device, what, || norm(device, ops, width))?;
+    }
+    for dim in HEAD_DIMS {
+        let what = format!("the norm of heads of {dim}");
+        check(device, what, || norm_heads(device, ops, dim))?;
+    }
     check(device, "the rotation of heads".to_owned(), || {
         rotation(device, ops)
     })?;
     let what = "the rotation of heads by time, row and column";
     check(device, what.to_owned(), || rotation_by_axes(device, ops))?;
-    Ok(4)
+    Ok(WIDTHS.len() + HEAD_DIMS.len() + 2)
 }
 
 fn rms(device: &Device, weight: &[f32]) -> Result<Norm<Buffer<f32>>> {
@@ -38,7 +48,7 @@ fn rms(device: &Device, weight: &[f32]) -> Result<Norm<Buffer<f32>>> {
 }
 
 /// Normalizes each run of `weight.len()` values.
-fn normed(rows: &[f64], weight: &[f32]) -> Vec<f64> {
+pub(super) fn normed(rows: &[f64], weight: &[f32]) -> Vec<f64> {
     let of_run = |run: &[f64]| {
         let squares: f64 = run.iter().map(|x| x * x).sum();
         let root = (squares / run.len() as f64 + f64::from(EPS)).sqrt();
@@ -49,14 +59,14 @@ fn normed(rows: &[f64], weight: &[f32]) -> Vec<f64> {
     rows.chunks(weight.len()).flat_map(of_run).collect()
 }
 
-fn norm(device: &Device, ops: &Ops) -> Result<(), Wrong> {
+fn norm(device: &Device, ops: &Ops, width: usize) -> Result<(), Wrong> {
     let mut numbers = Numbers(1);
-    let [hidden, delta] = [(); 2].map(|()| numbers.take(N_ROWS * WIDTH));
-    let weight = numbers.take(WIDTH);
+    let [hidden, delta] = [(); 2].map(|()| numbers.take(N_ROWS * width));
+    let weight = numbers.take(width);
     let norm = rms(device, &weight)?;
     let mut on_device = device.upload("the check of kernels", &hidden)?;
     let added = device.upload("the check of kernels", &delta)?;
-    let mut output = device.alloc::<f32>("the check of kernels", N_ROWS * WIDTH)?;
+    let mut output = device.alloc::<f32>("the check of kernels", N_ROWS * width)?;
     ops.add_norm(
         &norm,
         N_ROWS,
@@ -72,9 +82,9 @@ fn norm(device: &Device, ops: &Ops) -> Result<(), Wrong> {
     compare(&device.download(output.view())?, &normed(&sums, &weight))
 }
 
-fn norm_heads(device: &Device, ops: &Ops) -> Result<(), Wrong> {
+fn norm_heads(device: &Device, ops: &Ops, dim: usize) -> Result<(), Wrong> {
     let mut numbers = Numbers(2);
-    let (rows, weight) = (numbers.take(N_ROWS * WIDTH), numbers.take(HEAD_DIM));
+    let (rows, weight) = (numbers.take(N_ROWS * WIDTH), numbers.take(dim));
     let norm = rms(device, &weight)?;
     let mut on_device = device.upload("the check of kernels", &rows)?;
     ops.norm_in_place(&norm, N_ROWS, WIDTH, on_device.view_mut())?;

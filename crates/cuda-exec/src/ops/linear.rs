@@ -144,6 +144,7 @@ fn few_rows_shape(jobs: &[Product<'_>], n_rows: usize) -> LaunchShape {
 }
 
 /// A launch of products.
+#[derive(Clone, Copy)]
 struct ProductLaunch {
     kernel: Kernel,
     shape: LaunchShape,
@@ -165,24 +166,30 @@ impl ProductLaunch {
     }
 }
 
-/// Returns the fastest launch of up to three products of more rows by matrices of one type.
+/// Returns the fastest way to multiply more rows by up to three matrices of one type.
+fn fastest_way(jobs: &[Product<'_>], n_rows: usize, room: ProductRoom) -> ManyRows {
+    let matrix = jobs[0].matrix;
+    let n_outs: Vec<usize> = jobs.iter().map(|job| job.matrix.n_out()).collect();
+    ManyRows::of(matrix.layout().ty(), &n_outs, matrix.n_in(), n_rows, room)
+}
+
+/// Returns the launch of up to three products of more rows by matrices of one type in a certain way.
 fn many_rows_launch(
     kernels: &MatrixKernels,
     jobs: &[Product<'_>],
     n_rows: usize,
-    room: ProductRoom,
+    way: ManyRows,
 ) -> Result<ProductLaunch> {
     let matrix = jobs[0].matrix;
     let ty = matrix.layout().ty();
     let few = FewRows::of(ty);
-    let n_outs: Vec<usize> = jobs.iter().map(|job| job.matrix.n_out()).collect();
     let of_bands = || kernels.bands.ok_or_else(not_a_factor);
     let shape = |height: BandHeight, columns: usize, n_splits: usize| -> Result<LaunchShape> {
         let bands = Bands::of(ty).ok_or_else(not_a_factor)?;
         let grid = [n_blocks(jobs, height.rows()), n_rows.div_ceil(columns), n_splits];
         Ok(LaunchShape::new(grid, BAND_THREADS).with_shared_bytes(bands.shared_bytes(height, columns)))
     };
-    Ok(match ManyRows::of(ty, &n_outs, matrix.n_in(), n_rows, room) {
+    Ok(match way {
         ManyRows::Strips => {
             let kernel = kernels.sixteen.ok_or_else(not_a_factor)?;
             let grid = [n_blocks(jobs, FewRows::STRIP_ROWS), n_rows.div_ceil(16), 1];
@@ -326,48 +333,73 @@ impl Ops {
                     // These add in another order than tiles.
                     let mut room = *room.get_or_insert_with(|| self.room_for(n_rows, jobs[0].matrix.n_in()));
                     room.has_tiles &= jobs.iter().all(|job| job.matrix.is_wide());
-                    many_rows_launch(&kernels, jobs, n_rows, room)?
+                    many_rows_launch(&kernels, jobs, n_rows, fastest_way(jobs, n_rows, room))?
                 } else {
                     tiles_launch(&kernels, jobs, n_rows, self.is_batch_invariant)?
                 };
-                let ProductLaunch {
-                    kernel,
-                    shape,
-                    each,
-                    form,
-                } = launch;
-                if let Some(form) = form
-                    && halved.as_ref().is_none_or(|halved| halved.form != form)
-                {
-                    // Both forms use the same memory.
-                    drop(halved.take());
-                    halved = Some(self.halve(input, jobs[0].matrix.n_in(), form)?);
-                }
-                let halved = halved.as_ref().filter(|_| form.is_some());
-                let n_supers = jobs[0].matrix.n_in() / 256;
-                let args = job_args(input, halved, jobs)?;
-                let Some(each) = each else {
-                    // Kernels for tiles are the same for shared and unshared columns.
-                    let args = match form {
-                        Some(HalfForm::Tiles) => (args.write_or_null::<f32>(None))
-                            .write_or_null::<u32>(None)
-                            .count(n_supers),
-                        _ => args,
-                    };
-                    self.device.launch(kernel, shape, &args)?;
-                    continue;
-                };
-                let parts =
-                    (self.parts.as_ref()).expect("columns are shared where there is memory for parts");
-                let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
-                let parts = &mut *parts;
-                let args = (args.write(parts.sums.view_mut()))
-                    .write(parts.counters.view_mut())
-                    .count(each);
-                self.device.launch(kernel, shape, &args)?;
+                self.launch_products(launch, input, jobs, &mut halved)?;
             }
         }
         Ok(())
+    }
+
+    /// Multiplies one input by up to three matrices of one type in a certain way, which need not be the fastest. Checks of kernels use it,
+    /// because small products would never get some kernels.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Unsupported`] if the type has no such kernel, or as [`Self::linear`].
+    pub(crate) fn linear_by(
+        &self,
+        way: ManyRows,
+        input: &LinearInput<'_>,
+        jobs: &mut [Product<'_>],
+    ) -> Result<()> {
+        let kernels = jobs[0].matrix.kernels;
+        let launch = many_rows_launch(&kernels, jobs, input.n_rows, way)?;
+        self.launch_products(launch, input, jobs, &mut None)
+    }
+
+    /// Queues a launch of up to three products. `halved` holds the rows in f16 between launches.
+    fn launch_products<'a>(
+        &'a self,
+        launch: ProductLaunch,
+        input: &LinearInput<'_>,
+        jobs: &mut [Product<'_>],
+        halved: &mut Option<Halved<'a>>,
+    ) -> Result<()> {
+        let ProductLaunch {
+            kernel,
+            shape,
+            each,
+            form,
+        } = launch;
+        let n_in = jobs[0].matrix.n_in();
+        if let Some(form) = form
+            && halved.as_ref().is_none_or(|halved| halved.form != form)
+        {
+            // Both forms use the same memory.
+            drop(halved.take());
+            *halved = Some(self.halve(input, n_in, form)?);
+        }
+        let halved = halved.as_ref().filter(|_| form.is_some());
+        let args = job_args(input, halved, jobs)?;
+        let Some(each) = each else {
+            // Kernels for tiles are the same for shared and unshared columns.
+            let args = match form {
+                Some(HalfForm::Tiles) => (args.write_or_null::<f32>(None))
+                    .write_or_null::<u32>(None)
+                    .count(n_in / 256),
+                _ => args,
+            };
+            return self.device.launch(kernel, shape, &args);
+        };
+        let parts = (self.parts.as_ref()).expect("columns are shared where there is memory for parts");
+        let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let parts = &mut *parts;
+        let args = (args.write(parts.sums.view_mut()))
+            .write(parts.counters.view_mut())
+            .count(each);
+        self.device.launch(kernel, shape, &args)
     }
 
     /// Returns the launch of two matrices of one type and a third of another, by up to as many rows as a thread block takes.
@@ -427,6 +459,19 @@ impl Ops {
     /// # Errors
     /// [`CudaExecError::Unsupported`] where [`Self::can_gate`] is false, [`CudaExecError::Bounds`], or the driver's.
     pub fn matvec_gated(&self, input: &LinearInput<'_>, product: GatedProduct<'_>) -> Result<()> {
+        self.gated_by(None, input, product)
+    }
+
+    /// Does the same; if warpgroups multiply, with thread blocks of this number of rows of x if it is given.
+    ///
+    /// # Errors
+    /// As [`Self::matvec_gated`].
+    pub(crate) fn gated_by(
+        &self,
+        columns: Option<usize>,
+        input: &LinearInput<'_>,
+        product: GatedProduct<'_>,
+    ) -> Result<()> {
         let [gate, up] = product.matrices;
         let (n_rows, n_out) = (input.n_rows, gate.n_out());
         let kernels = match gate.kernels.gated {
@@ -457,7 +502,8 @@ impl Ops {
             let halved = self.halve(input, gate.n_in(), HalfForm::Tiles)?;
             let args = with_input(args, gate, input, Some(&halved))?;
             let n_bands = n_out.div_ceil(Wide::GATED_ROWS);
-            let cut = WideCut::of(wide, n_bands, gate.n_in() / 256, n_rows, 1);
+            let fastest = || WideCut::of(wide, n_bands, gate.n_in() / 256, n_rows, 1);
+            let cut = columns.map_or_else(fastest, |columns| WideCut { columns, n_splits: 1 });
             let shape = cut.shape(n_bands, n_rows);
             return self.device.launch(kernels.gated_of(cut), shape, &args);
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokenmill_backend::KvType;
 use tokenmill_cuda_exec::{
-    Buffers, Device, DeviceOptions, Finding, FirstUse, Needs, StepDown, check_kernels,
+    Buffers, Device, DeviceOptions, Finding, FirstUse, HeadsNeed, Needs, StepDown, check_kernels,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_sim_driver::{Defect, SimOptions, Simulator, When};
@@ -16,9 +16,12 @@ const LIMIT: Duration = Duration::from_mins(1);
 
 fn needs() -> Needs {
     Needs {
-        types: vec![TensorType::Q4_K],
+        types: vec![TensorType::Q4_K, TensorType::Q6_K],
+        table_types: vec![TensorType::Q6_K],
+        expert_types: Vec::new(),
         kv_types: [KvType::F16; 2],
-        head_dim: Some(64),
+        heads: vec![HeadsNeed { dim: 64, group: 4 }],
+        is_batch_invariant: false,
     }
 }
 
@@ -87,8 +90,11 @@ fn a_gpu_without_a_defect_passes_on_every_card_and_with_every_type() {
         for kv_types in [[KvType::F16; 2], [KvType::Q8_0, KvType::F16]] {
             let needs = Needs {
                 types: vec![ty],
+                table_types: vec![ty],
+                expert_types: vec![ty],
                 kv_types,
-                head_dim: Some(96),
+                heads: vec![HeadsNeed { dim: 96, group: 2 }],
+                is_batch_invariant: false,
             };
             if kv_types[0] == KvType::F16 || ty == TensorType::Q8_0 {
                 check_kernels(&simulator.device(), &needs)
@@ -146,6 +152,28 @@ fn a_kernel_that_is_wrong_when_it_begins_early_is_launched_in_order() {
         &[StepDown::InOrder],
         false,
     );
+}
+
+#[test]
+fn wrong_attention_to_shared_pages_is_given_up() {
+    for (kernel, check_name) in [
+        ("attention_shared", "to shared pages"),
+        ("attention_rest", "beside shared pages"),
+    ] {
+        let found = first_use(wrong(kernel, When::Always), LIMIT);
+        let first = &found.findings[0];
+        assert!(
+            first.kernel.starts_with(&format!("{kernel}/{kernel}_f16_d64")),
+            "{first}"
+        );
+        assert!(first.check.ends_with(check_name), "{first}");
+        assert_eq!(
+            (&found.steps[..], found.is_unfit),
+            (&[StepDown::Apart][..], false),
+            "{first}"
+        );
+        check(refused(kernel, false), kernel, &[StepDown::Apart], false);
+    }
 }
 
 #[test]

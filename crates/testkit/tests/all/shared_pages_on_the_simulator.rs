@@ -4,11 +4,16 @@
 //! The contexts of the engine's other tests are too short to be shared. The shared pages add in another order than each sequence's own, so tokens
 //! are compared with those of the CPU, and may differ if two were equally likely.
 
+use std::time::Duration;
+
 use tokenmill_backend::{KvType, SamplingParams};
+use tokenmill_cuda_exec::{
+    Buffers, CudaBackend, Device, DeviceOptions, FirstUse, HeadsNeed, Needs, StepDown,
+};
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{Descriptor, ModelOptions};
 use tokenmill_sched::{Engine, EngineConfig, GenerateParams, Output};
-use tokenmill_sim_driver::{SimOptions, Simulator};
+use tokenmill_sim_driver::{Defect, SimOptions, Simulator, When};
 use tokenmill_testkit::{Random, TinyModel, engines, tiny_llama};
 
 /// Tokens of the common prompt, and requests after it: 35 times 256 tokens are not read again.
@@ -64,12 +69,26 @@ fn generate(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Output> {
 fn on_device(model: &TinyModel, prompts: &[Vec<u32>], uses_shared_pages: bool) -> (Vec<Output>, u64) {
     let simulator = Simulator::new(&SimOptions::default());
     let backend = (engines::gpu_of(&simulator)).with_shared_pages(uses_shared_pages);
+    on_backend(model, prompts, &simulator, backend)
+}
+
+fn on_backend(
+    model: &TinyModel,
+    prompts: &[Vec<u32>],
+    simulator: &Simulator,
+    backend: CudaBackend,
+) -> (Vec<Output>, u64) {
+    let launches = || {
+        let counters = simulator.counters();
+        ["attention_shared_f16_d64", "attention_rest_f16_d64"]
+            .map(|kernel| counters.get(kernel).map_or(0, |(n, _)| *n))
+    };
+    let before = launches();
     let executor = engines::tiny(model, backend, &options());
     let outputs = generate(&Engine::start(executor, EngineConfig::default()), prompts);
-    let counters = simulator.counters();
-    let launches = |kernel: &str| counters.get(kernel).map_or(0, |(n, _)| *n);
-    let n_shared = launches("attention_shared_f16_d64");
-    assert_eq!(launches("attention_rest_f16_d64"), n_shared);
+    let after = launches();
+    let n_shared = after[0] - before[0];
+    assert_eq!(after[1] - before[1], n_shared);
     (outputs, n_shared)
 }
 
@@ -114,4 +133,50 @@ fn requests_behind_one_prompt_share_its_pages_and_give_the_cpus_tokens() {
     let (apart, n_shared) = on_device(&model, &prompts, false);
     assert_eq!(n_shared, 0);
     check(&apart, &expected);
+
+    // The check at the first use gives up shared pages on a GPU that is wrong there, and the tokens are right without.
+    let simulator = Simulator::new(&SimOptions::default());
+    simulator.plant(Defect::Wrong {
+        kernel: "attention_shared".to_owned(),
+        when: When::Always,
+    });
+    let wrong = engines::gpu_of(&simulator);
+    let (wrong, _) = on_backend(&model, &prompts, &simulator, wrong);
+    let is_apart = |(found, expected): (&Output, &Output)| {
+        let found = found.generated.iter().map(|token| token.logprob.unwrap());
+        let expected = expected.generated.iter().map(|token| token.logprob.unwrap());
+        found
+            .zip(expected)
+            .any(|(a, b)| (a - b).abs() > TOLERANCE || a.is_nan())
+    };
+    assert!(
+        wrong.iter().zip(&expected).any(is_apart),
+        "the defect changes nothing"
+    );
+    let options = DeviceOptions {
+        buffers: Buffers::Apart,
+        texts: Some(Simulator::texts()),
+        ..DeviceOptions::default()
+    };
+    let open = |options| Device::open_with(&Simulator::api(), simulator.ordinal(), options);
+    let needs = Needs {
+        types: vec![TensorType::F16],
+        table_types: vec![TensorType::F16],
+        expert_types: Vec::new(),
+        kv_types: [KvType::F16; 2],
+        heads: vec![HeadsNeed { dim: 64, group: 2 }],
+        is_batch_invariant: false,
+    };
+    let mut found = FirstUse::default();
+    (found.check_kernels(&options, &needs, Duration::from_mins(1), open, |_, _| ())).unwrap();
+    assert_eq!(found.steps, [StepDown::Apart], "{found:?}");
+    assert!(
+        found.findings[0].kernel.starts_with("attention_shared/"),
+        "{found:?}"
+    );
+    let device = open(options.without(&found.steps)).unwrap();
+    let backend = CudaBackend::new(device).unwrap();
+    let (without, n_shared) = on_backend(&model, &prompts, &simulator, backend);
+    assert_eq!(n_shared, 0);
+    check(&without, &expected);
 }

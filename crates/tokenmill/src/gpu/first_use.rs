@@ -8,11 +8,12 @@
 use std::{collections::BTreeSet, fs, time::Duration};
 
 use serde_json::{Value, json};
-use tokenmill_backend::{BackendError, Executor};
+use tokenmill_backend::{BackendError, Executor, KvType};
 use tokenmill_cuda_exec::{
-    CudaBackend, Device, DeviceInfo, DeviceOptions, Finding, FirstUse, Launches, Needs, StepDown, Way,
-    compare_steps, compare_ways, modules,
+    CudaBackend, Device, DeviceInfo, DeviceOptions, Finding, FirstUse, HeadsNeed, Launches, Needs, StepDown,
+    Way, compare_steps, compare_ways, modules,
 };
+use tokenmill_gguf::TensorType;
 use tokenmill_model::{Model, ModelExecutor, ModelOptions};
 
 use super::{machine::card, with_cuda::device_options};
@@ -26,6 +27,8 @@ use crate::{
 
 /// Kind of the files with the results.
 const KIND: &str = "gpu-check";
+/// Version of the list of checks. A GPU that passed another list is checked again.
+const CHECKS: u32 = 2;
 /// Longest wait of a check for the GPU. Kernels of checks take milliseconds.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Context length of the model that computes the reference steps on the CPU, in tokens.
@@ -37,10 +40,10 @@ struct Record {
     steps: Vec<StepDown>,
     findings: Vec<String>,
     is_unfit: bool,
-    /// Types of weights, and of keys and values with their width, whose kernels passed.
+    /// Types of weights with their use, and of keys and values with their width, whose kernels passed.
     kernels: BTreeSet<String>,
-    /// Whether a model's own steps passed.
-    is_model_checked: bool,
+    /// Kinds of models whose own steps passed.
+    models: BTreeSet<String>,
 }
 
 impl Record {
@@ -50,7 +53,7 @@ impl Record {
             "findings": self.findings,
             "unfit": self.is_unfit,
             "kernels": self.kernels,
-            "model_checked": self.is_model_checked,
+            "models": self.models,
         })
     }
 
@@ -65,7 +68,7 @@ impl Record {
             findings: texts("findings")?,
             is_unfit: values["unfit"].as_bool()?,
             kernels: texts("kernels")?.into_iter().collect(),
-            is_model_checked: values["model_checked"].as_bool()?,
+            models: texts("models")?.into_iter().collect(),
         })
     }
 }
@@ -78,6 +81,8 @@ pub(super) struct FirstUseOf<'a> {
     info: DeviceInfo,
     options: DeviceOptions,
     needs: Needs,
+    /// The model's architecture and types, which determine the kernels of its steps.
+    kind: String,
     subject: String,
     record: Record,
     is_told: bool,
@@ -106,11 +111,20 @@ impl<'a> FirstUseOf<'a> {
         model.plan(backend, options)?;
         let shape = model.descriptor().shape();
         let own_values = |layer: &&tokenmill_backend::LayerShape| !layer.has_latent_rows;
-        let attention = (shape.layers.iter().filter(own_values)).find_map(|layer| layer.attention);
+        let attention = (shape.layers.iter().filter(own_values)).filter_map(|layer| layer.attention);
+        let heads: BTreeSet<HeadsNeed> = attention
+            .map(|attention| HeadsNeed {
+                dim: attention.head_dim_k,
+                group: attention.n_heads / attention.n_kv_heads.max(1),
+            })
+            .collect();
         let needs = Needs {
-            types: backend.planned_types(),
+            types: backend.planned_types(|usage| usage.is_factor),
+            table_types: backend.planned_types(|usage| usage.is_table),
+            expert_types: backend.planned_types(|usage| usage.is_of_experts),
             kv_types: [options.kv_type, options.kv_value_type.unwrap_or(options.kv_type)],
-            head_dim: attention.map(|attention| attention.head_dim_k),
+            heads: heads.into_iter().collect(),
+            is_batch_invariant: compute.gpu.is_batch_invariant,
         };
         let info = backend.device().info().clone();
         let subject = subject_of(&info, ordinal, &compute.gpu);
@@ -123,6 +137,11 @@ impl<'a> FirstUseOf<'a> {
             ordinal,
             options: device_options(&compute.gpu)?,
             info,
+            kind: format!(
+                "{} with {}",
+                model.descriptor().arch,
+                kernels_of(&needs).join(", ")
+            ),
             needs,
             subject,
             record: kept
@@ -158,20 +177,39 @@ impl<'a> FirstUseOf<'a> {
 
     /// Lists what the model needs and no check has passed yet.
     fn missing(&self) -> Option<Needs> {
-        let is_new = |name: &String| !self.record.kernels.contains(name);
-        let missing = Needs {
-            types: (self.needs.types.iter().copied())
-                .filter(|ty| is_new(&ty.name().to_owned()))
-                .collect(),
-            kv_types: self.needs.kv_types,
-            head_dim: self.needs.head_dim.filter(|_| is_new(&self.attention_name())),
+        let is_new = |name: String| !self.record.kernels.contains(&name);
+        let new_types = |types: &[TensorType], name: fn(TensorType) -> String| {
+            let types = types.iter().copied().filter(|ty| is_new(name(*ty)));
+            types.collect::<Vec<_>>()
         };
-        (!missing.types.is_empty() || missing.head_dim.is_some()).then_some(missing)
-    }
-
-    fn attention_name(&self) -> String {
-        let ([keys, values], dim) = (self.needs.kv_types, self.needs.head_dim.unwrap_or(0));
-        format!("attention {keys}/{values} {dim}")
+        let Needs {
+            types,
+            table_types,
+            expert_types,
+            kv_types,
+            heads,
+            is_batch_invariant,
+        } = &self.needs;
+        let missing = Needs {
+            types: new_types(types, factor_name),
+            table_types: new_types(table_types, table_name),
+            expert_types: new_types(expert_types, experts_name),
+            kv_types: *kv_types,
+            heads: (heads.iter().copied())
+                .filter(|heads| is_new(attention_name(*kv_types, *heads)))
+                .collect(),
+            is_batch_invariant: *is_batch_invariant,
+        };
+        if kernels_of(&missing).is_empty() {
+            return None;
+        }
+        // A new type can make a pair with each of the others.
+        let types = if missing.types.is_empty() {
+            Vec::new()
+        } else {
+            types.clone()
+        };
+        Some(Needs { types, ..missing })
     }
 
     /// Checks the kernels that the model needs and that have not passed. It opens the GPU, which must not be open elsewhere: a failed check
@@ -190,15 +228,12 @@ impl<'a> FirstUseOf<'a> {
         (found.check_kernels(&self.options, &missing, LIMIT, open, say))
             .map_err(|error| Error::Gpu(error.into()))?;
         if !found.is_unfit && !found.is_hung {
-            let types = missing.types.iter().map(|ty| ty.name().to_owned());
-            self.record.kernels.extend(types);
-            let attention = missing.head_dim.map(|_| self.attention_name());
-            self.record.kernels.extend(attention);
+            self.record.kernels.extend(kernels_of(&missing));
         }
         self.keep(found)
     }
 
-    /// Checks the steps of the loaded model if no model's steps have passed. Returns whether a feature was turned off, after which the
+    /// Checks the steps of the loaded model if those of no model of its kind have passed. Returns whether a feature was turned off, after which the
     /// model must be loaded again.
     ///
     /// # Errors
@@ -209,7 +244,7 @@ impl<'a> FirstUseOf<'a> {
         model: &Model,
         options: &ModelOptions,
     ) -> Result<bool, Error> {
-        if self.record.is_model_checked {
+        if self.record.models.contains(&self.kind) {
             return Ok(false);
         }
         self.say_first();
@@ -237,7 +272,7 @@ impl<'a> FirstUseOf<'a> {
         let mut found = self.found();
         match checked {
             Ok(()) => {
-                self.record.is_model_checked = true;
+                self.record.models.insert(self.kind.clone());
                 self.keep(found)?;
                 Ok(false)
             }
@@ -315,6 +350,31 @@ impl<'a> FirstUseOf<'a> {
     }
 }
 
+fn factor_name(ty: TensorType) -> String {
+    ty.name().to_owned()
+}
+
+fn table_name(ty: TensorType) -> String {
+    format!("table of {}", ty.name())
+}
+
+fn experts_name(ty: TensorType) -> String {
+    format!("experts of {}", ty.name())
+}
+
+fn attention_name([keys, values]: [KvType; 2], HeadsNeed { dim, group }: HeadsNeed) -> String {
+    format!("attention {keys}/{values} {dim} in groups of {group}")
+}
+
+/// Names what a model needs, as records list what passed.
+fn kernels_of(needs: &Needs) -> Vec<String> {
+    let factors = needs.types.iter().map(|&ty| factor_name(ty));
+    let tables = needs.table_types.iter().map(|&ty| table_name(ty));
+    let experts = needs.expert_types.iter().map(|&ty| experts_name(ty));
+    let attention = (needs.heads.iter()).map(|&heads| attention_name(needs.kv_types, heads));
+    factors.chain(tables).chain(experts).chain(attention).collect()
+}
+
 /// Describes a finding in one line.
 fn about(ordinal: usize, finding: &Finding, step: Option<StepDown>) -> String {
     match step {
@@ -328,7 +388,7 @@ fn subject_of(info: &DeviceInfo, ordinal: usize, gpu: &GpuOptions) -> String {
     // The driver's API tells only the CUDA version.
     let driver = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     format!(
-        "kernels {:016x} of version {} on {}, {}, compute capability {:?}; driver for CUDA {:?} {}; {:?}",
+        "checks {CHECKS} of kernels {:016x} of version {} on {}, {}, compute capability {:?}; driver for CUDA {:?} {}; {:?}",
         modules::fingerprint(),
         env!("CARGO_PKG_VERSION"),
         info.name,
@@ -388,8 +448,11 @@ mod tests {
             steps: vec![StepDown::NoWide, StepDown::Eager],
             findings: vec!["products of Q4_K with 40 rows (matmul_wide_q4_k/wide_band): wrong".to_owned()],
             is_unfit: false,
-            kernels: BTreeSet::from(["Q4_K".to_owned(), "attention f16/f16 128".to_owned()]),
-            is_model_checked: true,
+            kernels: BTreeSet::from([
+                "Q4_K".to_owned(),
+                "attention f16/f16 128 in groups of 4".to_owned(),
+            ]),
+            models: BTreeSet::from(["llama with Q4_K, attention f16/f16 128 in groups of 4".to_owned()]),
         };
         assert_eq!(Record::from_json(&record.to_json()), Some(record.clone()));
         let mut other = record.to_json();

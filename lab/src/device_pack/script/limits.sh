@@ -36,6 +36,9 @@ limited() {
     return $status
 }
 
+# was_ended STATUS SECONDS LIMIT: whether `timeout` ended a part: with 124, or with 137 where the part had to be killed.
+was_ended() { [ "$2" -ge "$3" ] && { [ "$1" -eq 124 ] || [ "$1" -eq 137 ]; }; }
+
 # end_group PID: ends what is left of the process group that `timeout` made, within two seconds.
 end_group() {
     kill -TERM -- "-$1" 2>/dev/null || return 0
@@ -100,8 +103,7 @@ anywhere() {
         record "$name" passed "" $seconds "$*"
     else
         reason="exit code $status: $(said "$results/$name.log")"
-        # timeout ends with 124 where it ended a part, and with 137 where the part had to be killed.
-        if [ "$seconds" -ge "$limit" ] && { [ $status -eq 124 ] || [ $status -eq 137 ]; }; then
+        if was_ended $status $seconds "$limit"; then
             reason="took more than $limit s"
             if [ "$limit" -lt "$part_limit_s" ]; then
                 record "$name" late "$reason, all that was left" $seconds "$*"

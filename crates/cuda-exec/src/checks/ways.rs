@@ -1,0 +1,126 @@
+//! Checks every kernel that multiplies many rows by matrices of a type, also those that only large products get.
+//!
+//! Separate from the other products, whose kernels are chosen by size. Invariant: each way that the type has is launched, whichever is fastest.
+
+use tokenmill_backend::Activation;
+use tokenmill_gguf::TensorType;
+
+use super::{
+    Finding, Wrong, check,
+    expected::{Numbers, compare},
+    known::{FACTOR, Input, Known},
+    products::{MOST_ROWS, gated},
+};
+use crate::{
+    BandHeight, Bands, Device, GatedProduct, HalfBands, ManyRows, Ops, Product, Wide, WideCut, error::Result,
+};
+
+/// Columns of a matrix: two superblocks for each of two thread blocks that share a band.
+pub(super) const WIDTH: usize = 1024;
+/// Rows of a matrix: more than a band.
+const N_OUT: usize = 160;
+
+/// Returns the ways of a type, with the number of rows for each.
+fn ways(ops: &Ops, known: &Known) -> Vec<(ManyRows, usize)> {
+    let mut ways = Vec::new();
+    let kernels = &known.matrix.kernels;
+    if let (Some(of_type), Some(_)) = (Bands::of(known.ty), kernels.bands) {
+        for height in BandHeight::ALL {
+            let rows = height.columns().iter().map(|columns| columns - 3);
+            ways.extend(rows.map(|n_rows| (ManyRows::Bands(height), n_rows)));
+        }
+        if of_type.has_gated() {
+            ways.push((ManyRows::Splits(2), 40));
+        }
+    }
+    let room = ops.room_for(MOST_ROWS, WIDTH);
+    if room.has_halves && kernels.halves.is_some() {
+        ways.extend([1, 2].map(|n_splits| (ManyRows::Halves(n_splits), HalfBands::MIN_ROWS)));
+    }
+    for &columns in wide_columns(ops, known) {
+        let cuts = [1, 2].map(|n_splits| WideCut { columns, n_splits });
+        ways.extend(cuts.map(|cut| (ManyRows::Wide(cut), rows_of(columns))));
+    }
+    ways
+}
+
+/// Returns the numbers of rows of x that the kernels for warpgroups take, if the matrix has them.
+fn wide_columns(ops: &Ops, known: &Known) -> &'static [usize] {
+    let has_tiles = ops.room_for(MOST_ROWS, WIDTH).has_tiles && known.matrix.is_wide();
+    let wide = Wide::of(known.ty).filter(|_| has_tiles);
+    wide.map_or(&[], Wide::columns)
+}
+
+/// Returns a number of rows that a thread block of `columns` rows of x takes at once.
+fn rows_of(columns: usize) -> usize {
+    (columns - 3).min(MOST_ROWS)
+}
+
+/// Checks all types.
+pub(super) fn check_all(device: &Device, ops: &Ops, types: &[TensorType]) -> Result<usize, Finding> {
+    let mut n_checks = 0;
+    for &ty in types {
+        let mut numbers = Numbers(400 + ty as u64);
+        let mut known = Vec::new();
+        check(
+            device,
+            format!("a wide matrix of {} on the GPU", ty.name()),
+            || {
+                for _ in 0..2 {
+                    known.push(Known::new(device, (ty, FACTOR), [N_OUT, WIDTH], &mut numbers)?);
+                }
+                Ok(())
+            },
+        )?;
+        let [gate, up] = &known[..] else {
+            unreachable!("two matrices were made");
+        };
+        for (way, n_rows) in ways(ops, gate) {
+            let x = numbers.take(n_rows * WIDTH);
+            let what = format!("products of {} with {n_rows} rows, {way:?}", ty.name());
+            check(device, what, || multiply(device, ops, (gate, way), &x))?;
+            n_checks += 1;
+        }
+        for &columns in wide_columns(ops, gate) {
+            let x = numbers.take(rows_of(columns) * WIDTH);
+            let what = format!("gated products of {} with {columns} columns", ty.name());
+            check(device, what, || {
+                multiply_gated(device, ops, [gate, up], columns, &x)
+            })?;
+            n_checks += 1;
+        }
+    }
+    Ok(n_checks)
+}
+
+fn multiply(device: &Device, ops: &Ops, (known, way): (&Known, ManyRows), x: &[f32]) -> Result<(), Wrong> {
+    let input = Input::new(device, ops, x, WIDTH)?;
+    let mut y = device.alloc::<f32>("the check of kernels", x.len() / WIDTH * N_OUT)?;
+    let product = Product {
+        matrix: &known.matrix,
+        bias: None,
+        output: y.view_mut(),
+    };
+    ops.linear_by(way, &input.view(), &mut [product])?;
+    compare(&device.download(y.view())?, &known.times(x))
+}
+
+fn multiply_gated(
+    device: &Device,
+    ops: &Ops,
+    [gate, up]: [&Known; 2],
+    columns: usize,
+    x: &[f32],
+) -> Result<(), Wrong> {
+    let input = Input::new(device, ops, x, WIDTH)?;
+    let mut y = device.alloc::<f32>("the check of kernels", x.len() / WIDTH * N_OUT)?;
+    let product = GatedProduct {
+        matrices: [&gate.matrix, &up.matrix],
+        biases: [None; 2],
+        activation: Activation::Silu,
+        output: y.view_mut(),
+        quantized: None,
+    };
+    ops.gated_by(Some(columns), &input.view(), product)?;
+    compare(&device.download(y.view())?, &gated(gate.times(x), up.times(x)))
+}
