@@ -96,19 +96,19 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
 
 /// Adds the rope of the layers with a window, whose heads have a width of their own.
 fn push_local_rope(config: &GgufConfig<'_>, descriptor: &mut Descriptor) -> Result<(), LoadError> {
-    let local = match config.facts.and_then(|facts| facts.local_rope.clone()) {
-        Some(local) => local,
-        None => {
-            let head_dim = descriptor.ropes[0].head_dim;
-            let local_dim = config.opt_usize("attention.key_length_swa")?.unwrap_or(head_dim);
-            RopeDescriptor {
-                head_dim: local_dim,
-                n_dims: config.opt_usize("rope.dimension_count_swa")?.unwrap_or(local_dim),
-                base: config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
-                scaling: RopeScaling::None,
-                has_freq_factors: false,
-                ..descriptor.ropes[0].clone()
-            }
+    let given = config.facts.and_then(|facts| facts.local_rope.clone());
+    let local = if let Some(local) = given {
+        local
+    } else {
+        let head_dim = descriptor.ropes[0].head_dim;
+        let local_dim = config.opt_usize("attention.key_length_swa")?.unwrap_or(head_dim);
+        RopeDescriptor {
+            head_dim: local_dim,
+            n_dims: config.opt_usize("rope.dimension_count_swa")?.unwrap_or(local_dim),
+            base: config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
+            scaling: RopeScaling::None,
+            has_freq_factors: false,
+            ..descriptor.ropes[0].clone()
         }
     };
     descriptor.ropes.push(local);

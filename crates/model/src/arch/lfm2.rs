@@ -124,19 +124,18 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     }
     keys.vocab_size()?;
     let n_layers = keys.descriptor.layers.len();
-    let has_attention = match config.layers_of_two_kinds(["conv", "full_attention"], n_layers)? {
-        Some(listed) => listed,
-        None => {
+    let has_attention =
+        if let Some(listed) = config.layers_of_two_kinds(["conv", "full_attention"], n_layers)? {
+            listed
+        } else {
             // A missing list means all layers.
             let indices = config.counts("full_attn_idxs")?;
-            let listed = |layer_idx| {
-                indices
-                    .as_ref()
-                    .is_none_or(|indices| indices.contains(&layer_idx))
+            let has_attention = |layer_idx| {
+                let indices = indices.as_ref();
+                indices.is_none_or(|indices| indices.contains(&layer_idx))
             };
-            (0..n_layers).map(listed).collect()
-        }
-    };
+            (0..n_layers).map(has_attention).collect()
+        };
     keys.kv_heads_of_layers(|layer_idx| has_attention[layer_idx])?;
     if has_attention.contains(&false) {
         config.count("conv_L_cache")?;

@@ -2,8 +2,8 @@
 //!
 //! Each architecture has one file, and one row here; `gguf_config` and `hf_config` know the key names of the
 //! two formats. The rule of a row turns a folder's configuration into keys, and the function for files describes
-//! them; `folder_facts` holds what no key states. Invariant: an architecture's file says only what is different about it, and nothing outside
-//! this folder knows an architecture's name.
+//! them; `folder_facts` holds what no key states. Invariant: an architecture's file says only what is different
+//! about it, and nothing outside this folder knows an architecture's name.
 
 mod apertus;
 mod arcee;
