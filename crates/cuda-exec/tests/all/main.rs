@@ -5,6 +5,7 @@
 //! so that no test counts the GPUs that there are.
 
 mod adapters;
+mod checked_kernels;
 mod checks;
 mod driver;
 mod grid;
