@@ -54,7 +54,7 @@ fn bench_measures_sequences_side_by_side_and_says_what_the_engine_answers() {
     assert_eq!(rows[0][6..9], ["test", "t/s", "over one"]);
     assert_eq!((rows[2][6], rows[2][8]), ("tg8x1", "1.00x"));
     assert_eq!(rows[3][6], "tg8x3");
-    // The gain is the quotient of the speeds beside it.
+    // The gain is the quotient of the speeds in its row.
     let number = |cell: &str| cell.split([' ', 'x']).next().unwrap().parse::<f64>().unwrap();
     let [one, three] = [2, 3].map(|idx: usize| number(rows[idx][7]));
     let gain = number(rows[3][8]);

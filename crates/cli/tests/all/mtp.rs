@@ -356,7 +356,7 @@ fn the_layer_and_its_memory_are_named() {
     let broken = with_layer(folder.path(), "nextn.enorm.weight");
     let text = tokenmill(["inspect", arg(&broken), "--summary"]).ok();
     assert!(
-        text.contains("MTP layer    cannot be used: ") && text.contains("nextn.enorm"),
+        text.contains("MTP layer       cannot be used: ") && text.contains("nextn.enorm"),
         "{text}"
     );
     // The model runs without it.

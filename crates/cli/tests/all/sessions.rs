@@ -70,7 +70,7 @@ fn a_file_that_is_no_session_is_left_alone() {
         ),
         (&whole[..whole.len() - 9], "it was cut"),
         (&whole[..20], "it was cut"),
-        (&b""[..], "no session of this program"),
+        (&b""[..], "not a session of this program"),
     ] {
         fs::write(&session, bytes).unwrap();
         let outcome = run(STORY, "8", Some(&session), &[]);

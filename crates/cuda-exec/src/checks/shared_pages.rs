@@ -89,7 +89,7 @@ fn attention(device: &Device, ops: &Ops, dim: usize, shared: Shared) -> Result<(
         *end += table.len() as u32;
         Some(*end)
     }));
-    // Of each item the first of its rows, their number, its first page, the number of pages, and its record.
+    // Each item has the first of its rows, their number, its first page, the number of pages, and its record.
     let (n, [first, second]) = (N_SEQS as u32, OF_ITEMS.map(|n_pages| n_pages as u32));
     let (items, n_done, n_records) = match shared {
         Shared::Nothing => (vec![0; SharedPages::ITEM_WORDS], 0, 0),

@@ -160,7 +160,7 @@ fn a_removal_keeps_the_layers_of_a_download_that_broke_off() {
     assert_eq!(blobs(&settings), before);
 }
 
-/// Locks a file beside the notes, as a pull does.
+/// Locks a file next to the notes, as a pull does.
 fn locked(settings: &HubSettings, name: &str) -> File {
     let folder = settings.cache.join(".locks/ollama");
     fs::create_dir_all(&folder).unwrap();

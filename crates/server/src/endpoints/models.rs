@@ -232,7 +232,7 @@ pub(crate) async fn wrong_method(
     error_response(&error, Dialect::of_path(uri.path()), &request_id)
 }
 
-/// The methods that a path of the router answers. A path that stands in the table itself is no value of a placeholder.
+/// The methods that a path of the router answers. A path in the table itself is not the name in another path.
 fn methods_of(path: &str) -> Vec<&'static str> {
     let of = |leads: &dyn Fn(&str) -> bool| -> Vec<&'static str> {
         let rows = ENDPOINTS.iter().filter(|row| row.paths().any(leads));

@@ -282,7 +282,7 @@ pub(crate) async fn delete(models: Models, mut call: Call) -> Result<Response, A
             return Ok(StatusCode::OK.into_response());
         }
     };
-    // A removal goes on without its client, and so does all that follows it.
+    // A removal continues without its client, and so does the rest.
     let removed = tokio::spawn(async move { remove(manager, served, idx, &models).await });
     removed.await.unwrap_or_else(|error| {
         Err(ApiError::Internal {
