@@ -307,7 +307,8 @@ impl Call {
         params: &TextParams,
     ) -> Result<TextStream, ApiError> {
         let first = prompts.first().cloned().unwrap_or_default();
-        let stream = self.begin(app, prompts, params).await?;
+        // Its future holds a copy of the parameters: too large for the frames of its callers.
+        let stream = Box::pin(self.begin(app, prompts, params)).await?;
         let asker = self.asker(params);
         let slot = app.slots.choose(self.slot, &first, asker);
         let mut running = app.slots.begin(slot, &first, asker);
