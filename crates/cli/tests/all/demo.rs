@@ -206,7 +206,7 @@ fn the_readme_shows_what_happens() {
         .take_while(|line| *line != "```")
         .collect();
     let typed = talk.iter().filter_map(|line| line.strip_prefix(">>> "));
-    let typed: String = typed.map(|line| format!("{line}\n")).collect();
+    let typed = typed.fold(String::new(), |text, line| text + line + "\n");
     let shown = talk[1..].iter().filter(|line| !line.starts_with(['>', '[']));
     let tools = folder.path().join("tools.json");
     let args = ["chat", "demo", "--temp", "0", "--tools", arg(&tools)];

@@ -66,7 +66,7 @@ fn a_file_that_is_no_session_is_left_alone() {
     for (bytes, reason) in [
         (
             &b"a letter to a friend, and nothing else"[..],
-            "no session of this program",
+            "not a session of this program",
         ),
         (&whole[..whole.len() - 9], "it was cut"),
         (&whole[..20], "it was cut"),

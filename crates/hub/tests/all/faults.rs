@@ -74,7 +74,11 @@ fn faults_that_stay_are_told() {
         &Fault::Status(429, "Retry-After: 4000\r\n"),
         "no more requests for 4000 seconds",
     );
-    fails(at_bytes, &Fault::Redirect("file:///etc/passwd"), "not a web address");
+    fails(
+        at_bytes,
+        &Fault::Redirect("file:///etc/passwd"),
+        "not a web address",
+    );
     fails(
         at_bytes,
         &Fault::Redirect("/far/m-Q8_0.gguf"),

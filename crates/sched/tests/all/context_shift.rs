@@ -197,7 +197,10 @@ fn a_constraint_goes_on_behind_a_shift_and_ends_a_text_without_a_limit() {
         let output = engine.generate(&[1, 2, 3], &params).unwrap();
         assert_eq!((output.generated.len(), output.reason), (200, FinishReason::Stop));
         assert!(output.usage.dropped_tokens > 100);
-        output.generated
+        let tokens = output.generated.into_iter();
+        tokens
+            .map(|token| (token.id, token.logprob, token.top))
+            .collect::<Vec<_>>()
     });
     assert_eq!(outputs[0], outputs[1]);
 }

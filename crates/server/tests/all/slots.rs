@@ -163,7 +163,7 @@ async fn what_cannot_be_saved_or_restored_is_refused_with_a_reason() {
     check(0, "swap", "a", 400, "expected `save`").await;
     check(0, "restore", "b", 400, "no such file").await;
     fs::write(folder.path().join("b"), b"something else").expect("a file");
-    check(0, "restore", "b", 400, "no session of this program").await;
+    check(0, "restore", "b", 400, "not a session of this program").await;
     fs::write(folder.path().join("b"), &whole[..whole.len() - 1]).expect("a file");
     check(0, "restore", "b", 400, "it was cut").await;
     // A name that is taken by the last save is free for the next, and a full folder loses nothing.
