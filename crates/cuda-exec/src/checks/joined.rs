@@ -2,17 +2,16 @@
 //!
 //! Separate from the other products, because decode steps of one sequence use only these. Types without such kernels have no check here.
 
-use tokenmill_backend::Activation;
 use tokenmill_gguf::TensorType;
 
 use super::{
     Finding, Wrong, check,
     expected::{Numbers, compare},
     known::{Input, Known, WIDTH},
-    products::{N_OUT, gated, pairs_of, two},
+    products::{N_OUT, gated, gated_product, pairs_of, products, two},
     rows::{EPS, normed},
 };
-use crate::{Buffer, Device, GatedProduct, NormedInput, Ops, Product, QuantizedRows, error::Result};
+use crate::{Buffer, Device, NormedInput, Ops, Product, QuantizedRows, error::Result};
 
 /// Factor of the product that is added.
 const SCALE: f32 = 0.5;
@@ -110,15 +109,9 @@ impl Row {
 
 fn norm(device: &Device, ops: &Ops, known: &[&Known], numbers: &mut Numbers) -> Result<(), Wrong> {
     let mut row = Row::new(device, numbers)?;
-    let alloc = |_: &&Known| device.alloc::<f32>("the check of kernels", N_OUT);
+    let alloc = |known: &&Known| known.output(device, &row.expected);
     let mut outputs = known.iter().map(alloc).collect::<Result<Vec<_>>>()?;
-    let mut products: Vec<Product<'_>> = (known.iter().zip(&mut outputs))
-        .map(|(known, y)| Product {
-            matrix: &known.matrix,
-            bias: None,
-            output: y.view_mut(),
-        })
-        .collect();
+    let mut products = products(known, &mut outputs);
     if !ops.can_norm(&products) {
         return Ok(());
     }
@@ -140,15 +133,8 @@ fn norm_gated(
         return Ok(());
     }
     let mut row = Row::new(device, numbers)?;
-    let mut y = device.alloc::<f32>("the check of kernels", N_OUT)?;
-    let product = GatedProduct {
-        matrices: [&gate.matrix, &up.matrix],
-        biases: [None; 2],
-        activation: Activation::Silu,
-        output: y.view_mut(),
-        quantized: None,
-    };
-    ops.gated_normed(row.input(), product)?;
+    let mut y = gate.output(device, &row.expected)?;
+    ops.gated_normed(row.input(), gated_product([gate, up], &mut y))?;
     row.compare(device)?;
     let expected = gated(gate.times(&row.expected), up.times(&row.expected));
     compare(&device.download(y.view())?, &expected)

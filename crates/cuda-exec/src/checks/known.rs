@@ -58,6 +58,12 @@ impl Known {
         if is_float { row.to_vec() } else { quantized(row) }
     }
 
+    /// Allocates the products with rows of `x`.
+    pub(super) fn output(&self, device: &Device, x: &[f32]) -> Result<Buffer<f32>> {
+        let n_rows = x.len() / self.matrix.n_in();
+        device.alloc::<f32>("the check of kernels", n_rows * self.rows.len())
+    }
+
     /// Computes the products with rows of `x`, `[rows, n_out]`.
     pub(super) fn times(&self, x: &[f32]) -> Vec<f64> {
         let of_row = |row: &[f32]| {

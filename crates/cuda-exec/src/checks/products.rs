@@ -8,7 +8,7 @@ use super::{
     expected::{Numbers, compare},
     known::{FACTOR, Input, Known, WIDTH},
 };
-use crate::{Device, GatedProduct, Ops, Product, error::Result, modules::PAIRS};
+use crate::{Buffer, Device, GatedProduct, LinearInput, Ops, Product, error::Result, modules::PAIRS};
 
 /// Rows of a matrix.
 pub(super) const N_OUT: usize = 256;
@@ -88,22 +88,37 @@ pub(super) fn check_pairs(device: &Device, ops: &Ops, types: &[TensorType]) -> R
 
 /// Multiplies rows by matrices, which launches take together where they can.
 fn multiply(device: &Device, ops: &Ops, known: &[&Known], x: &[f32]) -> Result<(), Wrong> {
-    let input = Input::new(device, ops, x, WIDTH)?;
-    let n_rows = x.len() / WIDTH;
-    let alloc = |_: &&Known| device.alloc::<f32>("the check of kernels", n_rows * N_OUT);
+    let launch = |input: &LinearInput<'_>, products: &mut [Product<'_>]| ops.linear(input, products);
+    multiply_by(device, ops, known, x, launch)
+}
+
+/// Multiplies rows by matrices of one width with this launch, and compares the products.
+pub(super) fn multiply_by(
+    device: &Device,
+    ops: &Ops,
+    known: &[&Known],
+    x: &[f32],
+    launch: impl FnOnce(&LinearInput<'_>, &mut [Product<'_>]) -> Result<()>,
+) -> Result<(), Wrong> {
+    let input = Input::new(device, ops, x, known[0].matrix.n_in())?;
+    let alloc = |known: &&Known| known.output(device, x);
     let mut outputs = known.iter().map(alloc).collect::<Result<Vec<_>>>()?;
-    let mut products: Vec<Product<'_>> = (known.iter().zip(&mut outputs))
+    launch(&input.view(), &mut products(known, &mut outputs))?;
+    for (known, y) in known.iter().zip(&outputs) {
+        compare(&device.download(y.view())?, &known.times(x))?;
+    }
+    Ok(())
+}
+
+/// Returns the products by these matrices, into these outputs.
+pub(super) fn products<'a>(known: &[&'a Known], outputs: &'a mut [Buffer<f32>]) -> Vec<Product<'a>> {
+    (known.iter().zip(outputs))
         .map(|(known, y)| Product {
             matrix: &known.matrix,
             bias: None,
             output: y.view_mut(),
         })
-        .collect();
-    ops.linear(&input.view(), &mut products)?;
-    for (known, y) in known.iter().zip(&outputs) {
-        compare(&device.download(y.view())?, &known.times(x))?;
-    }
-    Ok(())
+        .collect()
 }
 
 /// Computes a gated pair of products, with SiLU, from the products.
@@ -114,16 +129,32 @@ pub(super) fn gated(gate: Vec<f64>, up: Vec<f64>) -> Vec<f64> {
         .collect()
 }
 
-fn multiply_gated(device: &Device, ops: &Ops, [gate, up]: [&Known; 2], x: &[f32]) -> Result<(), Wrong> {
-    let input = Input::new(device, ops, x, WIDTH)?;
-    let mut y = device.alloc::<f32>("the check of kernels", x.len() / WIDTH * N_OUT)?;
-    let product = GatedProduct {
+/// Returns the gated product by these matrices, with SiLU, into this output.
+pub(super) fn gated_product<'a>([gate, up]: [&'a Known; 2], y: &'a mut Buffer<f32>) -> GatedProduct<'a> {
+    GatedProduct {
         matrices: [&gate.matrix, &up.matrix],
         biases: [None; 2],
         activation: Activation::Silu,
         output: y.view_mut(),
         quantized: None,
-    };
-    ops.matvec_gated(&input.view(), product)?;
+    }
+}
+
+fn multiply_gated(device: &Device, ops: &Ops, pair: [&Known; 2], x: &[f32]) -> Result<(), Wrong> {
+    let launch = |input: &LinearInput<'_>, product: GatedProduct<'_>| ops.matvec_gated(input, product);
+    multiply_gated_by(device, ops, pair, x, launch)
+}
+
+/// Multiplies rows by a gated pair of matrices with this launch, and compares the product.
+pub(super) fn multiply_gated_by(
+    device: &Device,
+    ops: &Ops,
+    [gate, up]: [&Known; 2],
+    x: &[f32],
+    launch: impl FnOnce(&LinearInput<'_>, GatedProduct<'_>) -> Result<()>,
+) -> Result<(), Wrong> {
+    let input = Input::new(device, ops, x, gate.matrix.n_in())?;
+    let mut y = gate.output(device, x)?;
+    launch(&input.view(), gated_product([gate, up], &mut y))?;
     compare(&device.download(y.view())?, &gated(gate.times(x), up.times(x)))
 }

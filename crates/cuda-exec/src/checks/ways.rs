@@ -2,18 +2,15 @@
 //!
 //! Separate from the other products, whose kernels are chosen by size. Invariant: each way that the type has is launched, whichever is fastest.
 
-use tokenmill_backend::Activation;
 use tokenmill_gguf::TensorType;
 
 use super::{
-    Finding, Wrong, check,
-    expected::{Numbers, compare},
-    known::{FACTOR, Input, Known},
-    products::{MOST_ROWS, gated},
+    Finding, check,
+    expected::Numbers,
+    known::{FACTOR, Known},
+    products::{MOST_ROWS, multiply_by, multiply_gated_by},
 };
-use crate::{
-    BandHeight, Bands, Device, GatedProduct, HalfBands, ManyRows, Ops, Product, Wide, WideCut, error::Result,
-};
+use crate::{BandHeight, Bands, Device, HalfBands, ManyRows, Ops, Wide, WideCut};
 
 /// Columns of a matrix: two superblocks for each of two thread blocks that share a band.
 pub(super) const WIDTH: usize = 1024;
@@ -78,49 +75,23 @@ pub(super) fn check_all(device: &Device, ops: &Ops, types: &[TensorType]) -> Res
         for (way, n_rows) in ways(ops, gate) {
             let x = numbers.take(n_rows * WIDTH);
             let what = format!("products of {} with {n_rows} rows, {way:?}", ty.name());
-            check(device, what, || multiply(device, ops, (gate, way), &x))?;
+            check(device, what, || {
+                multiply_by(device, ops, &[gate], &x, |input, products| {
+                    ops.linear_by(way, input, products)
+                })
+            })?;
             n_checks += 1;
         }
         for &columns in wide_columns(ops, gate) {
             let x = numbers.take(rows_of(columns) * WIDTH);
             let what = format!("gated products of {} with {columns} columns", ty.name());
             check(device, what, || {
-                multiply_gated(device, ops, [gate, up], columns, &x)
+                multiply_gated_by(device, ops, [gate, up], &x, |input, product| {
+                    ops.gated_by(Some(columns), input, product)
+                })
             })?;
             n_checks += 1;
         }
     }
     Ok(n_checks)
-}
-
-fn multiply(device: &Device, ops: &Ops, (known, way): (&Known, ManyRows), x: &[f32]) -> Result<(), Wrong> {
-    let input = Input::new(device, ops, x, WIDTH)?;
-    let mut y = device.alloc::<f32>("the check of kernels", x.len() / WIDTH * N_OUT)?;
-    let product = Product {
-        matrix: &known.matrix,
-        bias: None,
-        output: y.view_mut(),
-    };
-    ops.linear_by(way, &input.view(), &mut [product])?;
-    compare(&device.download(y.view())?, &known.times(x))
-}
-
-fn multiply_gated(
-    device: &Device,
-    ops: &Ops,
-    [gate, up]: [&Known; 2],
-    columns: usize,
-    x: &[f32],
-) -> Result<(), Wrong> {
-    let input = Input::new(device, ops, x, WIDTH)?;
-    let mut y = device.alloc::<f32>("the check of kernels", x.len() / WIDTH * N_OUT)?;
-    let product = GatedProduct {
-        matrices: [&gate.matrix, &up.matrix],
-        biases: [None; 2],
-        activation: Activation::Silu,
-        output: y.view_mut(),
-        quantized: None,
-    };
-    ops.gated_by(Some(columns), &input.view(), product)?;
-    compare(&device.download(y.view())?, &gated(gate.times(x), up.times(x)))
 }
