@@ -300,14 +300,7 @@ fn serve_downloads_a_model_where_that_is_allowed() {
 fn an_empty_folder_that_clients_may_fill_is_served() {
     let hub = Hub::start(None, None);
     let folder = tempfile::tempdir().unwrap();
-    let variables = [
-        ("HF_HUB_OFFLINE", Path::new("0")),
-        ("HF_HUB_CACHE", hub.cache.path()),
-        ("HF_HOME", hub.cache.path()),
-        ("HF_ENDPOINT", Path::new(&hub.url)),
-    ];
-    let args = ["--models-dir", arg(folder.path()), "--manage-models", "-c", "64"];
-    let server = Server::start_in(&variables, &args);
+    let server = manager(folder.path(), hub.cache.path(), &hub.url, &[]);
     let nameless = json!({ "prompt": "Once", "max_tokens": 3 }).to_string();
     let check_none = || {
         let (status, answer) = server.ask("POST", "/v1/completions", &nameless);
@@ -457,14 +450,12 @@ fn clients_of_ollama_pull_and_delete_where_that_is_allowed() {
 fn a_download_that_fails_is_the_servers_failure_and_a_wrong_name_the_clients() {
     let hub = Hub::start(None, Some((403, "")));
     let folder = tempfile::tempdir().unwrap();
-    let variables = [
-        ("HF_HUB_OFFLINE", Path::new("0")),
-        ("HF_HUB_CACHE", hub.cache.path()),
-        ("HF_HOME", hub.cache.path()),
-        ("HF_ENDPOINT", Path::new(&hub.url)),
-    ];
-    let args = ["--models-dir", arg(folder.path()), "--manage-models", "-c", "64"];
-    let server = Server::start_in(&variables, &[&["demo", "--dry-base", "2"][..], &args].concat());
+    let server = manager(
+        folder.path(),
+        hub.cache.path(),
+        &hub.url,
+        &["demo", "--dry-base", "2"],
+    );
     for (name, expected) in [(NAME, 500), ("org/demo-GGUF:Q9_9", 400), ("a b", 400)] {
         let whole = json!({ "model": name, "stream": false }).to_string();
         let (status, answer) = server.ask("POST", "/api/pull", &whole);
@@ -484,15 +475,15 @@ fn a_download_that_fails_is_the_servers_failure_and_a_wrong_name_the_clients() {
     server.end();
 }
 
-/// Starts a server whose clients may change a folder of models, from the hub at `url`.
-fn manager(folder: &Path, url: &str) -> Server {
+/// Starts a server whose clients may change a folder of models, from the hub at `url`, with more arguments.
+fn manager(folder: &Path, home: &Path, url: &str, more: &[&str]) -> Server {
     let variables = [
         ("HF_HUB_OFFLINE", Path::new("0")),
-        ("HF_HOME", folder),
+        ("HF_HOME", home),
         ("HF_ENDPOINT", Path::new(url)),
     ];
-    let args = ["demo", "--models-dir", arg(folder), "--manage-models", "-c", "64"];
-    Server::start_in(&variables, &args)
+    let args = ["--models-dir", arg(folder), "--manage-models", "-c", "64"];
+    Server::start_in(&variables, &[more, &args].concat())
 }
 
 #[test]
@@ -507,7 +498,7 @@ fn a_model_for_which_the_disk_has_no_room_is_told_with_its_own_status() {
         }
     });
     let folder = tempfile::tempdir().unwrap();
-    let server = manager(folder.path(), &url);
+    let server = manager(folder.path(), folder.path(), &url, &["demo"]);
     let whole = json!({ "model": "org/demo-GGUF:Q8_0", "stream": false }).to_string();
     let (status, answer) = server.ask("POST", "/api/pull", &whole);
     assert_eq!(status, 507, "{answer}");
@@ -556,7 +547,7 @@ fn nothing_is_removed_of_a_download_that_runs() {
         }
     });
     let folder = tempfile::tempdir().unwrap();
-    let server = manager(folder.path(), &url);
+    let server = manager(folder.path(), folder.path(), &url, &["demo"]);
     let of = json!({ "model": NAME }).to_string();
     let mut pull = TcpStream::connect(server.address()).unwrap();
     let length = of.len();
