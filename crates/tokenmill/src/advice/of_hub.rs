@@ -135,7 +135,7 @@ fn of_source(error: &HubError, source: &Source) -> Option<Hint> {
             "`tokenmill rm NAME` makes room, {} names another folder; the next pull continues",
             [source.folder.to_owned()],
         ),
-        HubError::NotStored { .. } => Hint::new("`tokenmill list` shows what is there"),
+        HubError::NotStored { .. } => Hint::new("`tokenmill list` lists the models that are stored"),
         _ => return None,
     };
     Some(hint)
