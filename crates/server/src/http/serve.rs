@@ -21,7 +21,6 @@ use hyper_util::{
 #[cfg(unix)]
 use tokio::net::{UnixListener, UnixStream};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::mpsc,
     task::JoinHandle,
@@ -50,7 +49,10 @@ use crate::{
     kv_events::KvEvents,
     requests::intake::ConnectionBodies,
     router,
-    sockets::{accept_queue::listen_tcp, write_timeout::WriteTimeout},
+    sockets::{
+        accept_queue::listen_tcp,
+        byte_stream::{ByteStream, PeerStream},
+    },
     telemetry::request_id::RequestId,
 };
 
@@ -245,12 +247,12 @@ impl Phase {
                             () = connection.place.is_to_hurry() => return,
                         };
                         if let Ok(Ok(stream)) = stream {
-                            connection.serve(stream).await;
+                            connection.serve(Box::new(stream)).await;
                         }
                     }
-                    (Stream::Tcp(stream), None) => connection.serve(stream).await,
+                    (Stream::Tcp(stream), None) => connection.serve(Box::new(stream)).await,
                     #[cfg(unix)]
-                    (Stream::Unix(stream), _) => connection.serve(stream).await,
+                    (Stream::Unix(stream), _) => connection.serve(Box::new(stream)).await,
                 }
             });
         }
@@ -327,7 +329,7 @@ struct Connection {
 }
 
 impl Connection {
-    async fn serve(mut self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    async fn serve(mut self, stream: Box<dyn ByteStream>) {
         self.place.open();
         let config = &self.config;
         let (router, tracker, kind) = (self.router.clone(), self.place.tracker(), self.place.kind());
@@ -350,7 +352,7 @@ impl Connection {
         let connection = self
             .http
             .serve_connection(
-                TokioIo::new(WriteTimeout::new(stream, config.write_timeout)),
+                TokioIo::new(PeerStream::new(stream, config.write_timeout)),
                 TowerToHyperService::new(service),
             )
             .into_owned();

@@ -30,9 +30,10 @@ use tokio::{
 pub use self::config::{Endpoint, EventEncoding, KvEventsConfig, KvEventsError};
 use self::{
     payload::Payloads,
-    sockets::{Kind, PeerStream, Socket},
+    sockets::{Kind, Socket},
     zmtp::{Version, command, message, ping, pong, read_beating},
 };
+use crate::sockets::byte_stream::PeerStream;
 
 /// Longest frame of a subscriber: a topic.
 const MAX_TOPIC_BYTES: u64 = 1024;
@@ -362,6 +363,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::sockets::byte_stream::ByteStream;
 
     #[test]
     fn the_oldest_batches_are_forgotten_first() {
@@ -409,7 +411,7 @@ mod tests {
             topic: Arc::from(&b""[..]),
             hwm: 2,
         };
-        let stream: Box<dyn sockets::Stream> = Box::new(ours);
+        let stream: Box<dyn ByteStream> = Box::new(ours);
         let stream = PeerStream::new(stream, Duration::from_secs(30));
         let talk = tokio::spawn(async move {
             let _told = told;
@@ -463,7 +465,7 @@ mod tests {
     #[tokio::test]
     async fn an_asker_that_answers_no_heartbeat_gives_its_place_back() {
         let (ours, _theirs) = tokio::io::duplex(1 << 16);
-        let stream: Box<dyn sockets::Stream> = Box::new(ours);
+        let stream: Box<dyn ByteStream> = Box::new(ours);
         let stream = PeerStream::new(stream, Duration::from_secs(30));
         let began = Instant::now();
         assert!(

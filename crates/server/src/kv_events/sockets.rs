@@ -5,7 +5,6 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::Semaphore,
     task::JoinSet,
@@ -16,7 +15,7 @@ use super::{
     config::Endpoint,
     zmtp::{Version, shake_hands},
 };
-use crate::sockets::write_timeout::WriteTimeout;
+use crate::sockets::byte_stream::{ByteStream, PeerStream};
 
 /// Peers of a socket.
 const MAX_PEERS: usize = 64;
@@ -30,14 +29,6 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The first and the longest wait before a connection is made again.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(5);
-
-/// A stream of bytes to a peer.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
-
-/// The connection to a peer.
-pub(super) type PeerStream = WriteTimeout<Box<dyn Stream>>;
 
 /// Types of ZeroMQ sockets: our own, and those of peers.
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +88,7 @@ impl Socket {
             let talk = talk.clone();
             let peer = async move {
                 let _place = place;
-                let mut stream = WriteTimeout::new(stream, WRITE_TIMEOUT);
+                let mut stream = PeerStream::new(stream, WRITE_TIMEOUT);
                 let hands = shake_hands(&mut stream, kind.own, kind.peers);
                 let ended = match timeout(HANDSHAKE_TIMEOUT, hands).await {
                     Ok(Ok(version)) => talk(stream, version).await,
@@ -115,7 +106,7 @@ impl Socket {
         }
     }
 
-    async fn next(&self) -> io::Result<Box<dyn Stream>> {
+    async fn next(&self) -> io::Result<Box<dyn ByteStream>> {
         Ok(match self {
             Self::Tcp(listener) => at_once(listener.accept().await?.0)?,
             #[cfg(unix)]
@@ -126,7 +117,7 @@ impl Socket {
 }
 
 /// A stream whose messages, which are small, leave at once.
-fn at_once(stream: TcpStream) -> io::Result<Box<dyn Stream>> {
+fn at_once(stream: TcpStream) -> io::Result<Box<dyn ByteStream>> {
     stream.set_nodelay(true)?;
     Ok(Box::new(stream))
 }
