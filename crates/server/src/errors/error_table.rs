@@ -3,7 +3,7 @@
 //! Separate from the errors because it is read by people only. Invariant: no error has a status and a code that do not stand here.
 
 /// Every status and code with its occasion, for the documentation.
-pub(crate) const DOCUMENTED: [(u16, &str, &str); 28] = [
+pub(crate) const DOCUMENTED: &[(u16, &str, &str)] = &[
     (
         400,
         "malformed_json",
@@ -79,6 +79,11 @@ pub(crate) const DOCUMENTED: [(u16, &str, &str); 28] = [
         429,
         "queue_full",
         "too many requests or prompt tokens wait, or too many large bodies arrive at once; `Retry-After` says when to come back",
+    ),
+    (
+        500,
+        "folder_failed",
+        "a model was not downloaded or removed: the network, the other server or the disk failed",
     ),
     (500, "internal_error", "a failure that the client has no part in"),
     (

@@ -183,7 +183,7 @@ fn folder_error(error: FolderError) -> ApiError {
         FolderError::Refused { reason } => ApiError::invalid("model", reason),
         FolderError::Busy { reason } => ApiError::Busy { reason },
         FolderError::Full { reason } => ApiError::StorageFull { reason },
-        FolderError::Failed { reason } => ApiError::Internal { reason },
+        FolderError::Failed { reason } => ApiError::FolderFailed { reason },
     }
 }
 
