@@ -17,7 +17,7 @@ pub enum Slice {
     Number(usize),
 }
 
-/// Returns the numbers of the cases that this run tries, of a random grid of `n`: an eighth that the commit chooses, at least one, or
+/// Returns the numbers of the cases that this run tries, of a random grid of `n`: a sixteenth that the commit chooses, at least one, or
 /// all of them under `TOKENMILL_TESTS=all`.
 ///
 /// Each case makes its random numbers from its own number, so that it can be tried again alone. The slice is printed, which shows where
@@ -61,7 +61,7 @@ pub fn sizes(grid: &str, max: usize, edges: &[usize]) -> Vec<usize> {
 
 impl Slice {
     /// Number of consecutive commits whose runs together try about a whole grid.
-    pub const COUNT: usize = 8;
+    pub const COUNT: usize = 16;
 
     /// Returns the numbers of its cases in a grid of `n`.
     pub fn cases(self, n: usize) -> impl Iterator<Item = usize> + use<> {

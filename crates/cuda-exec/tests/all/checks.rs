@@ -18,9 +18,28 @@ fn needs() -> Needs {
     Needs {
         types: vec![TensorType::Q4_K, TensorType::Q6_K],
         table_types: vec![TensorType::Q6_K],
+        heads: vec![HeadsNeed { dim: 64, group: 4 }],
+        ..attention()
+    }
+}
+
+/// Lists the kernels of products alone: the simulator needs seconds for a check of everything.
+fn products() -> Needs {
+    Needs {
+        types: vec![TensorType::Q4_K],
+        heads: Vec::new(),
+        ..attention()
+    }
+}
+
+/// Lists the kernels of attention alone, for few heads.
+fn attention() -> Needs {
+    Needs {
+        types: Vec::new(),
+        table_types: Vec::new(),
         expert_types: Vec::new(),
         kv_types: [KvType::F16; 2],
-        heads: vec![HeadsNeed { dim: 64, group: 4 }],
+        heads: vec![HeadsNeed { dim: 64, group: 1 }],
         is_batch_invariant: false,
     }
 }
@@ -48,23 +67,23 @@ fn refused(kernel: &str, is_lost: bool) -> Defect {
     }
 }
 
-/// Runs the kernels' checks on a GPU with a defect, and turns off the features that fail.
-fn first_use(defect: Defect, limit: Duration) -> FirstUse {
+/// Runs the checks of these kernels on a GPU with a defect, and turns off the features that fail.
+fn first_use(needs: &Needs, defect: Defect, limit: Duration) -> FirstUse {
     let simulator = Simulator::new(&SimOptions::default());
     simulator.plant(defect);
     let mut found = FirstUse::default();
     let mut n_steps = 0;
     let open = |options| Device::open_with(&Simulator::api(), simulator.ordinal(), options);
     found
-        .check_kernels(&options(), &needs(), limit, open, |_, _| n_steps += 1)
+        .check_kernels(&options(), needs, limit, open, |_, _| n_steps += 1)
         .unwrap();
     assert_eq!(n_steps, found.findings.len());
     found
 }
 
 #[track_caller]
-fn check(defect: Defect, kernel: &str, steps: &[StepDown], is_unfit: bool) {
-    let found = first_use(defect, LIMIT);
+fn check(needs: &Needs, defect: Defect, kernel: &str, steps: &[StepDown], is_unfit: bool) {
+    let found = first_use(needs, defect, LIMIT);
     let first = &found.findings[0];
     assert!(first.kernel.contains(kernel), "{first}");
     assert_eq!((&found.steps[..], found.is_unfit), (steps, is_unfit), "{first}");
@@ -107,6 +126,7 @@ fn a_gpu_without_a_defect_passes_on_every_card_and_with_every_type() {
 #[test]
 fn wrong_products_by_warpgroups_are_given_up() {
     check(
+        &products(),
         wrong("wide_band", When::Always),
         "matmul_wide_q4_k/wide_band",
         &[StepDown::NoWide],
@@ -117,6 +137,7 @@ fn wrong_products_by_warpgroups_are_given_up() {
 #[test]
 fn wrong_attention_by_warpgroups_is_given_up() {
     check(
+        &attention(),
         wrong("attention_wide", When::Always),
         "attention_wide/",
         &[StepDown::NoWide],
@@ -126,7 +147,7 @@ fn wrong_attention_by_warpgroups_is_given_up() {
 
 #[test]
 fn a_launch_of_warpgroups_that_loses_the_device_is_given_up() {
-    let found = first_use(refused("wide_", true), LIMIT);
+    let found = first_use(&products(), refused("wide_", true), LIMIT);
     assert!(found.findings[0].is_lost, "{}", found.findings[0]);
     assert_eq!(
         (&found.steps[..], found.is_unfit),
@@ -137,6 +158,7 @@ fn a_launch_of_warpgroups_that_loses_the_device_is_given_up() {
 #[test]
 fn a_launch_of_warpgroups_that_is_refused_is_given_up() {
     check(
+        &products(),
         refused("wide_gated", false),
         "wide_gated",
         &[StepDown::NoWide],
@@ -147,6 +169,7 @@ fn a_launch_of_warpgroups_that_is_refused_is_given_up() {
 #[test]
 fn a_kernel_that_is_wrong_when_it_begins_early_is_launched_in_order() {
     check(
+        &products(),
         wrong("matvec_m1", When::Early),
         "matvec_q4_k/matvec_m1",
         &[StepDown::InOrder],
@@ -160,7 +183,7 @@ fn wrong_attention_to_shared_pages_is_given_up() {
         ("attention_shared", "to shared pages"),
         ("attention_rest", "beside shared pages"),
     ] {
-        let found = first_use(wrong(kernel, When::Always), LIMIT);
+        let found = first_use(&attention(), wrong(kernel, When::Always), LIMIT);
         let first = &found.findings[0];
         assert!(
             first.kernel.starts_with(&format!("{kernel}/{kernel}_f16_d64")),
@@ -172,13 +195,20 @@ fn wrong_attention_to_shared_pages_is_given_up() {
             (&[StepDown::Apart][..], false),
             "{first}"
         );
-        check(refused(kernel, false), kernel, &[StepDown::Apart], false);
+        check(
+            &attention(),
+            refused(kernel, false),
+            kernel,
+            &[StepDown::Apart],
+            false,
+        );
     }
 }
 
 #[test]
 fn a_wrong_product_that_nothing_replaces_leaves_the_gpu_unused() {
     check(
+        &products(),
         wrong("matvec_m1", When::Always),
         "matvec_q4_k/matvec_m1",
         &[StepDown::InOrder],
@@ -189,6 +219,7 @@ fn a_wrong_product_that_nothing_replaces_leaves_the_gpu_unused() {
 #[test]
 fn a_wrong_norm_leaves_the_gpu_unused() {
     check(
+        &products(),
         wrong("add_norm", When::Always),
         "norm/add_norm",
         &[StepDown::InOrder],
@@ -199,6 +230,7 @@ fn a_wrong_norm_leaves_the_gpu_unused() {
 #[test]
 fn a_wrong_rotation_of_images_leaves_the_gpu_unused() {
     check(
+        &attention(),
         wrong("rope_axes", When::Always),
         "rope_kv/rope_axes",
         &[StepDown::InOrder],
@@ -209,6 +241,7 @@ fn a_wrong_rotation_of_images_leaves_the_gpu_unused() {
 #[test]
 fn wrong_attention_of_single_tokens_leaves_the_gpu_unused() {
     check(
+        &attention(),
         wrong("attention_f16", When::Always),
         "attention_decode/attention_f16",
         &[StepDown::InOrder],
@@ -222,7 +255,7 @@ fn a_kernel_that_does_not_end_is_given_up_within_the_limit() {
     let hang = |kernel: &str| Defect::Hang {
         kernel: kernel.to_owned(),
     };
-    let found = first_use(hang("wide_"), Duration::from_secs(2));
+    let found = first_use(&products(), hang("wide_"), Duration::from_secs(2));
     assert!(found.is_hung && !found.is_unfit, "{found:?}");
     assert_eq!(found.steps, [StepDown::NoWide]);
     let Finding { reason, check, .. } = &found.findings[0];
@@ -232,7 +265,7 @@ fn a_kernel_that_does_not_end_is_given_up_within_the_limit() {
         "{check}"
     );
     // No other kernel replaces it, but it may end without early launches.
-    let found = first_use(hang("add_norm"), Duration::from_millis(300));
+    let found = first_use(&products(), hang("add_norm"), Duration::from_millis(300));
     assert!(found.is_hung && found.steps == [StepDown::InOrder], "{found:?}");
     assert!(
         found.findings[0].kernel.contains("norm/add_norm"),
@@ -252,7 +285,7 @@ fn what_was_given_up_is_not_given_up_again() {
         ..FirstUse::default()
     };
     found
-        .check_kernels(&options(), &needs(), LIMIT, open, |finding, _| {
+        .check_kernels(&options(), &products(), LIMIT, open, |finding, _| {
             panic!("{finding}")
         })
         .unwrap();
