@@ -212,14 +212,14 @@ def conversation(page, address, first):
 
 
 def refusals(page):
-    """What is no image, or an empty one, is refused in words, and nothing that was written is lost."""
+    """What is not an image, or an empty one, is refused in words, and nothing that was written is lost."""
     ask(page, "Look:")
     give(page, "drop", ("0.png", "image/png", PHOTO.read_bytes()))
     has(page, "0.png")
     notes = b"Not an image at all."
     for name, kind, data, word in [
         ("notes.bin", "application/octet-stream", b"\0" + notes, "notes.bin is neither a text nor an image"),
-        ("photo.png", "image/png", notes, "photo.png is no image"),
+        ("photo.png", "image/png", notes, "photo.png is not an image"),
         ("empty.png", "image/png", b"", "empty.png is empty"),
         ("BMW.bmp", "image/bmp", b"BMW is a make of cars.", "BMW.bmp is damaged"),
         ("cut.png", "image/png", PHOTO.read_bytes()[:40], "cut.png is damaged"),
@@ -232,7 +232,7 @@ def refusals(page):
     # Of several files those are taken that are images.
     give(page, "drop", ("a.png", "image/png", notes), ("b.png", "image/png", OTHER.read_bytes()))
     has(page, "0.png", "b.png")
-    assert "a.png is no image" in error(page)
+    assert "a.png is not an image" in error(page)
     remove_all(page)
     find(page, "#prompt").clear()
 

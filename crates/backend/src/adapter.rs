@@ -97,7 +97,7 @@ pub enum AdapterError {
         device: &'static str,
     },
     /// The network does not have the weight, or the weight does not belong to a linear map.
-    #[error("the adapter changes `{tensor}`, which is no weight of this model that an adapter can change")]
+    #[error("the adapter changes `{tensor}`, but this model has no such weight that an adapter can change")]
     UnknownWeight {
         /// The weight.
         tensor: String,

@@ -340,7 +340,7 @@ pub enum StepError {
         n_host_pages: usize,
     },
     /// A read or write is out of range, or has the wrong number of bytes.
-    #[error("{place:?} is no memory of this executor, or has another size")]
+    #[error("{place:?} is not memory of this executor, or has another size")]
     PlaceOutOfRange {
         /// The place.
         place: MemoryPlace,

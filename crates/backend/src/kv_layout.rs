@@ -82,7 +82,7 @@ impl fmt::Display for KvType {
 
 /// The text is not the name of a KV type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{found}` is no type of stored keys and values; it is `f32`, `f16`, `q8_0`, `e4m3` or `q4_0`")]
+#[error("`{found}` is not a type of stored keys and values; expected `f32`, `f16`, `q8_0`, `e4m3` or `q4_0`")]
 pub struct KvTypeError {
     found: String,
 }

@@ -83,7 +83,7 @@ pub struct Places {
 #[non_exhaustive]
 pub enum PlacesError {
     /// The text is not a list of processors.
-    #[error("`{found}` is no list of processors below {MAX_CPUS}; write it as `0-3` or `0-3,8`")]
+    #[error("`{found}` is not a list of processors below {MAX_CPUS}; write it as `0-3` or `0-3,8`")]
     List {
         /// The text found.
         found: String,

@@ -28,7 +28,7 @@ pub enum ImageError {
     #[error("the image is empty")]
     Empty,
     /// The bytes are not an image.
-    #[error("this is no image: PNG, JPEG, WebP, BMP and GIF are read")]
+    #[error("this is not a supported image: PNG, JPEG, WebP, BMP and GIF are")]
     UnknownFormat,
     /// This build decodes no images.
     #[error(

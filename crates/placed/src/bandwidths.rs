@@ -38,13 +38,15 @@ impl Bandwidths {
 #[non_exhaustive]
 pub enum BandwidthsError {
     /// An entry is not a name with a number.
-    #[error("`{found}` is no bandwidth; expected such as `gpu=900,cpu=40,link=25,crossing=15`")]
+    #[error("`{found}` is not a bandwidth; expected, for example, `gpu=900,cpu=40,link=25,crossing=15`")]
     NoNumber {
         /// The entry.
         found: String,
     },
     /// The name is unknown.
-    #[error("`{found}` is no bandwidth; it is `gpu`, `cpu` or `link` in GB/s, or `crossing` in microseconds")]
+    #[error(
+        "`{found}` is not a bandwidth; expected `gpu`, `cpu` or `link` in GB/s, or `crossing` in microseconds"
+    )]
     UnknownName {
         /// The name.
         found: String,
@@ -147,7 +149,7 @@ mod tests {
         check(
             "disk=1",
             Err(
-                "`disk` is no bandwidth; it is `gpu`, `cpu` or `link` in GB/s, or `crossing` in microseconds",
+                "`disk` is not a bandwidth; expected `gpu`, `cpu` or `link` in GB/s, or `crossing` in microseconds",
             ),
         );
         check("gpu=1,gpu=2", Err("`gpu` is given twice"));

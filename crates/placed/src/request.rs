@@ -145,19 +145,19 @@ pub struct PartsRequest {
 #[non_exhaustive]
 pub enum PartsRequestError {
     /// An entry is not a part with a place.
-    #[error("`{found}` is no part with a place; expected such as `ffn=gpu,attn=cpu`")]
+    #[error("`{found}` is not a part with a place; expected, for example, `ffn=gpu,attn=cpu`")]
     NoPlace {
         /// The entry.
         found: String,
     },
     /// The part is unknown.
-    #[error("`{found}` is no part of a layer; it is `attn`, `ffn` or `experts`")]
+    #[error("`{found}` is not a part of a layer; expected `attn`, `ffn` or `experts`")]
     UnknownPart {
         /// The part.
         found: String,
     },
     /// The place is unknown.
-    #[error("`{found}` is no place; it is `gpu` or `cpu`")]
+    #[error("`{found}` is not a place; expected `gpu` or `cpu`")]
     UnknownPlace {
         /// The place.
         found: String,
@@ -240,9 +240,9 @@ mod tests {
         );
         check(
             "norm=gpu",
-            Err("`norm` is no part of a layer; it is `attn`, `ffn` or `experts`"),
+            Err("`norm` is not a part of a layer; expected `attn`, `ffn` or `experts`"),
         );
-        check("ffn=tpu", Err("`tpu` is no place; it is `gpu` or `cpu`"));
+        check("ffn=tpu", Err("`tpu` is not a place; expected `gpu` or `cpu`"));
         check("ffn=gpu,ffn=cpu", Err("`ffn` has two places"));
         for text in ["", "ffn", "ffn=gpu,"] {
             assert!(text.parse::<PartsRequest>().is_err(), "{text}");

@@ -26,7 +26,7 @@ export async function isImage(file) {
   return file.type.startsWith("image/") || Boolean(await kindOf(file).catch(() => undefined));
 }
 
-/** The type of a file by how it begins; `undefined` where it is no image that the server reads. */
+/** The type of a file by how it begins; `undefined` where it is not an image that the server reads. */
 async function kindOf(file) {
   const start = String.fromCharCode(...new Uint8Array(await file.slice(0, 12).arrayBuffer()));
   return Object.keys(KINDS).find((type) => KINDS[type].test(start));
@@ -34,7 +34,7 @@ async function kindOf(file) {
 
 /**
  * Reads a file as a `data:` URL, where the other images of its message have `nBefore` characters.
- * @throws when it is no image that the server reads, with the reason for people
+ * @throws when it is not an image that the server reads, with the reason for people
  */
 export async function readImage(file, nBefore) {
   const name = nameOf(file);

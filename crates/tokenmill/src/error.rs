@@ -64,7 +64,7 @@ pub enum Error {
     NoDemo,
     /// The model is a name, and this build downloads no models.
     #[error(
-        "`{name}` is no file or folder here; the feature `hub` of the crate tokenmill downloads models by name"
+        "there is no file or folder `{name}` here; the feature `hub` of the crate tokenmill downloads models by name"
     )]
     NeedsHub {
         /// The name.

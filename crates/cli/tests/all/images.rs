@@ -140,7 +140,7 @@ fn what_convert_says_of_encoders() {
     // A folder without an encoder.
     let plain = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/parity/qwen2/hf");
     let line = tokenmill(["convert", arg(&plain), arg(&output), "--mmproj"]).failed(3);
-    assert!(line.contains("the folder has no encoder of images"), "{line}");
+    assert!(line.contains("the folder has no image encoder"), "{line}");
     // The network of a folder that has one.
     let both = tempfile::tempdir().unwrap();
     for name in ["config.json", "model.safetensors"] {
@@ -210,7 +210,7 @@ fn a_chat_shows_images_and_keeps_them() {
     fs::write(&text, "Once").unwrap();
     let refused = chat(&format!("/image {}\nHi\n/stats\n", arg(&text)));
     assert!(
-        refused.stderr.contains("text.png: this is no image"),
+        refused.stderr.contains("text.png: this is not a supported image"),
         "{}",
         refused.stderr
     );
@@ -267,7 +267,11 @@ fn what_cannot_be_seen_is_one_line() {
         assert!(line.contains(expected), "{line}");
     };
     check(&file("empty.png", b""), &[], "the image is empty");
-    check(&file("text.png", b"Once upon a time"), &[], "this is no image");
+    check(
+        &file("text.png", b"Once upon a time"),
+        &[],
+        "this is not a supported image",
+    );
     check(&file("cut.png", &cut[..20]), &[], "damaged");
     for (width, height) in [(100_000, 3), (3, 100_000), (8192, 8192)] {
         let said = format!(

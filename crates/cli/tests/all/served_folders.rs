@@ -38,7 +38,7 @@ fn images_are_files_of_the_folder_that_is_given() {
             assert_eq!(status, 200, "{answer}");
         }
         for (url, expected) in [
-            ("file://b.png", "this is no image"),
+            ("file://b.png", "this is not a supported image"),
             (
                 "file:///etc/passwd",
                 "is not a file below the server's `--media-path`",

@@ -82,8 +82,13 @@ fn what_cannot_be_split_is_refused_in_one_line() {
         &["the model has no experts that could be placed"],
     );
     check("", &["--n-cpu-moe", "1"], 2, &["the model has no experts"]);
-    check("", &["--place", "norm=gpu"], 2, &["`norm` is no part of a layer"]);
-    check("", &["--place", "ffn=tpu"], 2, &["`tpu` is no place"]);
+    check(
+        "",
+        &["--place", "norm=gpu"],
+        2,
+        &["`norm` is not a part of a layer"],
+    );
+    check("", &["--place", "ffn=tpu"], 2, &["`tpu` is not a place"]);
     check(
         "",
         &["--place", "ffn=gpu", "--gpu-batch", "few"],

@@ -144,7 +144,7 @@ impl Cubins {
         };
         let header = archive.get(..CUBINS_HEADER_BYTES);
         let header = header.filter(|header| header.starts_with(CUBINS_MAGIC));
-        let header = header.ok_or_else(|| refused("it is no file of kernels that were compiled ahead"))?;
+        let header = header.ok_or_else(|| refused("it is not a file of precompiled kernels"))?;
         let version = header[CUBINS_MAGIC.len()];
         if version != CUBINS_VERSION {
             return Err(refused(&format!(

@@ -56,7 +56,7 @@ pub(super) fn parse(reader: &AdapterReader, path: &Path, file: &GgufFile) -> Res
             (tensor, 1)
         } else {
             return Err(bad(format!(
-                "tensor `{}` is no `.lora_a` or `.lora_b`, and replaces a weight, which is not supported",
+                "tensor `{}` is neither `.lora_a` nor `.lora_b`; replacing a weight is not supported",
                 info.name
             )));
         };

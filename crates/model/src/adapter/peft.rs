@@ -218,7 +218,7 @@ fn read_weights(reader: &AdapterReader, config: &Config, file: &[u8]) -> Result<
     for tensor in tensors(file)? {
         let (module, which) = module_of(&tensor.name).ok_or_else(|| {
             format!(
-                "tensor `{}` is no `lora_A` or `lora_B` of a linear module, and nothing else is supported",
+                "tensor `{}` is neither `lora_A` nor `lora_B` of a linear module; other tensors are not supported",
                 tensor.name
             )
         })?;
@@ -367,7 +367,7 @@ fn tensors(file: &[u8]) -> Result<Vec<Stored<'_>>, String> {
     let (len, rest) = file.split_at_checked(8).ok_or("it has no header")?;
     let len = u64::from_le_bytes(len.try_into().expect("8 bytes"));
     if len > MAX_HEADER_BYTES {
-        return Err(format!("a header of {len} bytes is no header"));
+        return Err(format!("a header cannot have {len} bytes"));
     }
     let (header, data) = (rest.split_at_checked(len as usize))
         .ok_or_else(|| format!("a header of {len} bytes does not fit the file"))?;

@@ -176,7 +176,7 @@ impl FolderWeights {
         if entries.is_empty() {
             return Err(LoadError::BadConfig {
                 path: PathBuf::from(folder),
-                reason: "there is no tensor of an encoder of images".to_owned(),
+                reason: "there is no tensor of an image encoder".to_owned(),
             });
         }
         Ok(Self { entries, names })

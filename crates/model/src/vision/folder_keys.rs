@@ -162,10 +162,11 @@ impl<'a> Encoder<'a> {
     fn of(config: &'a HfConfig) -> Result<Self, LoadError> {
         let Some(section) = config.get(SECTION) else {
             return Err(config.bad(format!(
-                "there is no `{SECTION}`, so the folder has no encoder of images"
+                "there is no `{SECTION}`, so the folder has no image encoder"
             )));
         };
-        let values = (section.as_object()).ok_or_else(|| config.bad(format!("`{SECTION}` is no object")))?;
+        let values =
+            (section.as_object()).ok_or_else(|| config.bad(format!("`{SECTION}` is not an object")))?;
         Ok(Self { config, values })
     }
 

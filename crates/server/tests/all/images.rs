@@ -157,7 +157,7 @@ async fn what_cannot_be_seen_is_400_in_one_line() {
     });
     for (url, expected) in [
         ("data:image/png;base64,", "the image is empty"),
-        (text, "this is no image"),
+        (text, "this is not a supported image"),
         (&wide, "the image is 100000 x 3; at most 16384 pixels to a side"),
         (&high, "the image is 3 x 100000; at most 16384 pixels to a side"),
         ("data:image/png;base64,iVBORw0KGgo=", "damaged"),

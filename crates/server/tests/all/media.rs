@@ -185,7 +185,11 @@ async fn files_have_the_size_of_a_body_together() {
     assert!(message(&reply).contains("the image is empty"), "{}", reply.text());
     // Read, and then no image.
     let reply = server.post(CHAT, &chat("file://large.png")).await;
-    assert!(message(&reply).contains("this is no image"), "{}", reply.text());
+    assert!(
+        message(&reply).contains("this is not a supported image"),
+        "{}",
+        reply.text()
+    );
     let limit = "more than the 65536 bytes";
     let reply = server.post(CHAT, &chat("file://larger.png")).await;
     assert_eq!(reply.status, 400);

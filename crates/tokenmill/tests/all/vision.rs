@@ -220,7 +220,7 @@ fn what_cannot_be_seen_is_refused_in_one_line() {
     };
     for (file, expected) in [
         (&b""[..], "the image is empty"),
-        (&b"Once upon a time"[..], "this is no image"),
+        (&b"Once upon a time"[..], "this is not a supported image"),
         (&b"\x89PNG\r\n\x1a\nbroken"[..], "the image is damaged"),
     ] {
         let line = refused(&model, vec![image_part(file), text("Hi")]);
