@@ -135,6 +135,13 @@ load_options! {
         /// How many percent longer new prompts may make the time between two tokens of running answers, over what it is while all of
         /// these sequences decode; less lets new prompts wait longer
         max_stall_percent "max-stall-percent": u32 as u32 { default: Some("75") } = number(0, 10_000), parsed;
+        /// Steps in flight: with 2, a step is planned and submitted while the one before it runs, which wastes one row where a text ends
+        /// [default: 2 where a GPU computes, else 1]
+        steps_in_flight "steps-in-flight": usize as Option<usize> {
+            value: Some("1|2"),
+            elsewhere: &[("vLLM", &["--async-scheduling", "--no-async-scheduling"],
+                "`--steps-in-flight 2` of `serve` plans a step while the one before it runs, and 1 does not")]
+        } = number(1, 2).advanced(), positive;
     }
 }
 

@@ -264,6 +264,18 @@ mod tests {
     }
 
     #[test]
+    fn a_row_of_the_engine_is_a_flag_a_setting_and_a_field() {
+        let line = Line::parse_from(["t", "--steps-in-flight", "1"]);
+        let steps = |settings: &[Setting]| {
+            let flags = line.given.with(settings).expect("the settings are right");
+            flags.load_options().expect("they are right").steps_in_flight
+        };
+        assert_eq!(steps(&[]), Some(1));
+        assert_eq!(steps(&[setting("steps_in_flight", &["2"])]), Some(2));
+        assert_eq!(Line::parse_from(["t"]).given.flags.limits.steps_in_flight, None);
+    }
+
+    #[test]
     fn a_list_is_the_option_given_again() {
         let line = Line::parse_from(["t"]);
         let flags = (line.given)
