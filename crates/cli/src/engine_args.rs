@@ -95,3 +95,46 @@ fn kv_type() -> PossibleValuesParser {
         KvType::ALL.map(|ty| PossibleValue::new(ty.name()).aliases(ty.aliases()).help(help(ty))),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        path::{Path, PathBuf},
+    };
+
+    use tokenmill::load::engine_options;
+
+    /// The newest option of the engine and the file of its row. The recipe of CONTRIBUTING promises one file besides the reader's.
+    const NEWEST: (&str, &str) = ("steps-in-flight", "tokenmill/src/load_options.rs");
+
+    /// Lists the files below a folder whose product code says one of the words.
+    fn files_that_say(folder: &Path, words: &[String], found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).expect("the sources are there") {
+            let path = entry.expect("the folder can be read").path();
+            if path.is_dir() {
+                files_that_say(&path, words, found);
+                continue;
+            }
+            let text = fs::read(&path).expect("a source can be read");
+            let text = String::from_utf8_lossy(&text);
+            let product = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+            if words.iter().any(|word| product.contains(word.as_str())) {
+                found.push(path);
+            }
+        }
+    }
+
+    #[test]
+    fn the_newest_option_stands_in_one_file() {
+        let (name, expected) = NEWEST;
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let words = [name.to_owned(), name.replace('-', "_")];
+        let mut found = Vec::new();
+        for source in ["cli/src", "server/src", "tokenmill/src"] {
+            files_that_say(&crates.join(source), &words, &mut found);
+        }
+        assert_eq!(found, [crates.join(expected)], "an option is a row of the table");
+        assert!(engine_options().any(|(listed, _)| listed == name));
+    }
+}
