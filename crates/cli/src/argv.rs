@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 
+use tokenmill::load::engine_options;
 use tokenmill_server::near_names;
 
 use crate::{
@@ -14,28 +15,25 @@ use crate::{
     harmless_flags::{self, Value},
 };
 
-/// Short flags of llama.cpp and vLLM with their long names here.
-const SHORT_FLAGS: [(&str, &str); 19] = [
-    ("-tb", "--threads-batch"),
-    ("-Cr", "--cpu-range"),
-    ("-ngl", "--gpu-layers"),
-    ("-cmoe", "--cpu-moe"),
-    ("-ncmoe", "--n-cpu-moe"),
-    ("-tp", "--tensor-parallel-size"),
-    ("-np", "--parallel"),
-    ("-ub", "--ubatch-size"),
-    ("-ctk", "--cache-type-k"),
-    ("-ctv", "--cache-type-v"),
-    ("-dev", "--device"),
-    ("-sys", "--system"),
-    ("-md", "--draft"),
-    ("-mm", "--mmproj"),
-    ("-a", "--alias"),
-    ("-fa", "--flash-attn"),
-    ("-cb", "--cont-batching"),
-    ("-cnv", "--conversation"),
-    ("-no-cnv", "--no-conversation"),
+/// Short flags of llama.cpp and vLLM with their long names here, besides those of [`engine_options`].
+const SHORT_FLAGS: [(&str, &str); 10] = [
+    ("-np", "parallel"),
+    ("-dev", "device"),
+    ("-sys", "system"),
+    ("-md", "draft"),
+    ("-mm", "mmproj"),
+    ("-a", "alias"),
+    ("-fa", "flash-attn"),
+    ("-cb", "cont-batching"),
+    ("-cnv", "conversation"),
+    ("-no-cnv", "no-conversation"),
 ];
+
+/// Lists short flags with the long names that they stand for.
+fn short_flags() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let of_engine = engine_options().filter_map(|(name, look)| Some((look.letters?, name)));
+    SHORT_FLAGS.into_iter().chain(of_engine)
+}
 
 /// Holds a command line for the parser.
 #[derive(Debug, PartialEq, Eq)]
@@ -93,10 +91,10 @@ fn with_long_names(args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsStr
             }
             continue;
         }
-        match SHORT_FLAGS.iter().find(|(short, _)| *short == name) {
+        match short_flags().find(|(short, _)| *short == name) {
             Some((_, long)) => rewritten.push(match value {
-                Some(value) => format!("{long}={value}").into(),
-                None => long.into(),
+                Some(value) => format!("--{long}={value}").into(),
+                None => format!("--{long}").into(),
             }),
             None => rewritten.push(arg),
         }
@@ -249,7 +247,7 @@ pub(crate) fn typed_for(long: &str, args: &[OsString]) -> Option<&'static str> {
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
         })
     };
-    let (short, _) = SHORT_FLAGS.iter().find(|(_, name)| *name == long)?;
+    let (short, _) = short_flags().find(|(_, name)| long.strip_prefix("--") == Some(*name))?;
     is_given(short).then_some(short)
 }
 

@@ -4,6 +4,8 @@
 //! not know the flag itself, and a flag in it is refused, never ignored.
 //! Source: `common/arg.cpp` of llama.cpp and `vllm serve --help`, for the names.
 
+use tokenmill::load::engine_options;
+
 use crate::failure::Failure;
 
 /// Names of a flag, and what to do instead.
@@ -122,21 +124,12 @@ const LLAMA_CPP: &[Row] = &[
         "`--spec auto|off|ngram|draft|mtp` says what guesses tokens ahead, `--spec-max N` how many in a row at most, `--mtp FILE` takes a file mtp-*.gguf",
     ),
     (
-        &["-sm", "--split-mode", "-ts", "--tensor-split"],
-        "`--tensor-parallel-size N` divides a model evenly among N GPUs, from the one of `--device cuda:N` on",
-    ),
-    (&["-mg", "--main-gpu"], "`--device cuda:N` chooses the GPU"),
-    (
         &["-ot", "--override-tensor"],
         "`--cpu-moe`, `--n-cpu-moe N` and `--place ffn=gpu,attn=cpu` say what is where",
     ),
     (
         &["-nkvo", "--no-kv-offload"],
         "keys and values are stored where the model computes",
-    ),
-    (
-        &["-C", "--cpu-mask"],
-        "`--cpu-range 0-3,8` names the processors to use",
     ),
     (
         &[
@@ -200,10 +193,6 @@ const LLAMA_CPP: &[Row] = &[
 
 const VLLM: &[Row] = &[
     (
-        &["--max-model-len", "--max-seq-len", "--context-length"],
-        "`-c N` is the size of the context",
-    ),
-    (
         &["--max-tokens", "--max-new-tokens", "--max-completion-tokens"],
         "`-n N` of `run` and `chat` is the longest answer; a client of `serve` sends `max_tokens`",
     ),
@@ -214,14 +203,6 @@ const VLLM: &[Row] = &[
             "--swap-space",
         ],
         "the memory follows from `-c`, and for `serve` from `--kv-cache-tokens`; `tokenmill doctor MODEL` shows it",
-    ),
-    (
-        &["-pp", "--pipeline-parallel-size", "-dp", "--data-parallel-size"],
-        "`--tensor-parallel-size N` divides each layer among N GPUs; there is no other way to use several",
-    ),
-    (
-        &["--disable-custom-all-reduce"],
-        "GPUs add up by NCCL or in the host's memory, never by kernels of this program; `--all-reduce nccl|host` chooses",
     ),
     (
         &["--dtype", "-q", "--quantization", "--load-format"],
@@ -267,15 +248,20 @@ const VLLM: &[Row] = &[
     (&["--ssl-keyfile"], "`tokenmill serve MODEL --tls-key FILE`"),
 ];
 
+/// Lists flags of other programs: the program, names, and what to do instead. What one option of the engine stands for is in its row.
+fn flags() -> impl Iterator<Item = (&'static str, Row)> {
+    let of_engine = engine_options().flat_map(|(_, look)| look.elsewhere);
+    let listed = |program, rows: &'static [Row]| rows.iter().map(move |&row| (program, row));
+    listed("llama.cpp", LLAMA_CPP)
+        .chain(listed("vLLM", VLLM))
+        .chain(of_engine.map(|&(program, flags, instead)| (program, (flags, instead))))
+}
+
 /// Returns the answer to an unknown flag; `None` if no other program is known to have it.
 pub(crate) fn refusal(flag: &str) -> Option<Failure> {
-    [("llama.cpp", LLAMA_CPP), ("vLLM", VLLM)]
-        .iter()
-        .find_map(|(program, flags)| {
-            let (_, instead) = flags.iter().find(|(names, _)| names.contains(&flag))?;
-            let message = format!("`{flag}` is an option of {program} that is not one here");
-            Some(Failure::usage(message).hint(*instead))
-        })
+    let (program, (_, instead)) = flags().find(|(_, (names, _))| names.contains(&flag))?;
+    let message = format!("`{flag}` is an option of {program} that is not one here");
+    Some(Failure::usage(message).hint(instead))
 }
 
 /// Does the same as [`refusal`] for names of several letters after one dash. The parser would read those as a row of short flags, or
@@ -294,7 +280,7 @@ mod tests {
     #[test]
     fn every_flag_stands_once_and_looks_like_one() {
         let mut seen = HashSet::new();
-        for name in LLAMA_CPP.iter().chain(VLLM).flat_map(|(names, _)| *names) {
+        for name in flags().flat_map(|(_, (names, _))| names) {
             assert!(seen.insert(name), "{name} stands twice");
             assert!(name.starts_with('-') && !name.contains('='), "{name}");
         }

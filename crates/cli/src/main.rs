@@ -15,6 +15,7 @@ mod commands;
 mod constraint;
 mod context_shift;
 mod echo;
+mod engine_args;
 mod failure;
 mod foreign_commands;
 mod foreign_flags;

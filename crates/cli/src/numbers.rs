@@ -1,11 +1,11 @@
-//! [`Limit`], [`Seed`], [`count`] and [`positive`]: numbers on the command line, whose refusals say what would be right.
+//! [`Limit`], [`Seed`] and [`count`]: numbers on the command line, whose refusals say what would be right.
 //!
 //! Separate because the standard library says of a wrong number only that a digit is invalid. Invariant: -1 means what
 //! llama.cpp means by it where these types say so, and no other negative number means anything.
 
 use std::{fmt, str::FromStr};
 
-pub(crate) use tokenmill::load::size;
+pub(crate) use tokenmill::load::{count, size};
 
 /// Rounds a number to `n_digits` digits after the point, for output. Zero has no sign.
 pub(crate) fn rounded(value: f64, n_digits: i32) -> f64 {
@@ -134,25 +134,6 @@ impl fmt::Display for Seed {
     }
 }
 
-/// Reads a number of things.
-///
-/// # Errors
-/// Returns a text that names the expected form.
-pub(crate) fn count(text: &str) -> Result<usize, String> {
-    text.parse()
-        .map_err(|_| "expected a whole number, 0 or more".to_owned())
-}
-
-/// Reads a number of things, at least one.
-///
-/// # Errors
-/// Returns a text that names the expected form.
-pub(crate) fn positive(text: &str) -> Result<usize, String> {
-    (text.parse().ok())
-        .filter(|&n| n > 0)
-        .ok_or_else(|| "expected a whole number, 1 or more".to_owned())
-}
-
 /// A size of a file with a unit.
 pub(crate) fn size_of(n_bytes: u64) -> String {
     size(usize::try_from(n_bytes).unwrap_or(usize::MAX))
@@ -160,6 +141,8 @@ pub(crate) fn size_of(n_bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tokenmill::load::positive;
+
     use super::*;
 
     #[test]
@@ -197,12 +180,6 @@ mod tests {
             [Limit::Unbounded.to_string(), Seed::Fixed(7).to_string()],
             ["-1", "7"]
         );
-    }
-
-    #[test]
-    fn nothing_is_no_positive_number() {
-        assert_eq!([count("0"), positive("1")], [Ok(0), Ok(1)]);
-        assert!(positive("0").is_err());
     }
 
     #[test]

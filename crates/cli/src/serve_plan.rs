@@ -12,7 +12,7 @@ use tokenmill_model::Model as Network;
 
 use crate::{
     failure::Failure,
-    load::{LoadArgs, SERVE_SEQS},
+    load::LoadArgs,
     memory_words::beyond_text,
     numbers::{counted, size},
 };
@@ -21,6 +21,7 @@ use crate::{
 pub(crate) struct ServePlan {
     n_contexts: usize,
     n_ctx: usize,
+    n_seqs: usize,
     /// Memory on the CPU.
     memory: Result<MemoryPlan, String>,
     /// The limit that this memory exceeds.
@@ -46,6 +47,7 @@ impl ServePlan {
                 KvCache::Tokens(_) => 1,
             },
             n_ctx: n_ctx.unwrap_or(network.descriptor().n_ctx_train),
+            n_seqs: options.n_seqs,
             memory,
             exceeded: limit.filter(|_| is_too_large),
         })
@@ -61,10 +63,11 @@ impl ServePlan {
         let memory = self.memory.as_ref().map_err(Clone::clone)?;
         let beyond = (self.exceeded).map_or_else(String::new, |limit| format!(", {},", beyond_text(limit)));
         Ok(format!(
-            "{} in all{beyond} for {} of {} tokens and {SERVE_SEQS} sequences; `--kv-cache-tokens` and `--max-num-seqs` change this",
+            "{} in all{beyond} for {} of {} tokens and {} sequences; `--kv-cache-tokens` and `--max-num-seqs` change this",
             size(memory.total_bytes()),
             counted(self.n_contexts, "context"),
-            self.n_ctx
+            self.n_ctx,
+            self.n_seqs
         ))
     }
 

@@ -10,6 +10,11 @@ pub use crate::{
     compute::{Compute, DeviceError},
     device::{check_load, load},
     facts::{ModelFacts, Task},
+    load_options::{
+        LimitFlags,
+        load_flags::LoadFlags,
+        option::{EngineOption, Look, OptionGroup, Values, count, engine_options, positive},
+    },
     load_plan::{LoadPlan, PlanObserver},
     loaded::{Loaded, LoadedDevice},
     memory_text::{plan_text, size},

@@ -3,6 +3,9 @@
 //! Separate from the model because these are all choices that are made before it runs. Invariant: every field has an
 //! effect, and what cannot be granted is an error that names it.
 
+#[macro_use]
+pub(crate) mod option;
+pub(crate) mod load_flags;
 mod loading;
 
 use std::{
@@ -21,6 +24,7 @@ use crate::{
     adapters::{AdapterSource, DEFAULT_MAX_ADAPTERS},
     compute::Compute,
     draft::Draft,
+    load_options::option::{EngineOption, Look, OptionGroup, count, number, parsed, positive, value},
     machine_memory::bytes_of,
     model_source::ModelSource,
     prefix_folder::PrefixFolder,
@@ -30,6 +34,9 @@ use crate::{
 
 /// The context where nothing else is said, unless the model was made for less.
 const DEFAULT_CTX: usize = 4096;
+
+/// The largest number of tokens that an option takes.
+const MOST: i64 = u32::MAX as i64;
 
 /// Full contexts that the KV cache holds by default if memory allows.
 const DEFAULT_CONTEXTS: usize = 4;
@@ -45,104 +52,96 @@ pub enum KvCache {
     Tokens(usize),
 }
 
-/// Selects how a model is loaded. The fields can be set, and methods set the most used of them in a chain.
-#[derive(Clone, Debug)]
-pub struct LoadOptions {
-    /// Tokens of a context; `None` takes 4096, or what the model was made for if that is less, and 0 what it was made for.
-    pub n_ctx: Option<usize>,
-    /// Sequences computed side by side.
-    pub n_seqs: usize,
-    /// Capacity of the KV cache for all sequences together.
-    pub kv_cache: KvCache,
-    /// Tokens of the host tier, to which the KV cache of a GPU overflows.
-    pub host_kv_tokens: usize,
-    /// Tokens computed in one step; on a GPU with room for more, those of [`Compute::roomy_step_tokens`] where there are more.
-    pub max_step_tokens: usize,
-    /// Rows of logits that one step computes; `None` takes one for each sequence, and what their drafts may need.
-    pub max_logit_rows: Option<usize>,
-    /// Type of the stored keys.
-    pub kv_type: KvType,
-    /// Type of the stored values, where it differs from that of the keys.
-    pub kv_value_type: Option<KvType>,
-    /// Devices that compute.
-    pub compute: Compute,
-    /// Sequences that may wait to begin.
-    pub max_queued: usize,
-    /// Prompt tokens that may wait to begin.
-    pub max_queued_tokens: usize,
-    /// Most percent by which prompts may lengthen a step, compared with a step that decodes all sequences
-    /// ([`EngineConfig::max_stall_percent`]).
-    pub max_stall_percent: u32,
-    /// Batches of changes of the prefix cache that wait for their reader, who takes them from the engine; `None` makes none.
-    pub max_page_event_batches: Option<usize>,
-    /// A chat template in the place of the model's own.
-    pub chat_template: Option<String>,
-    /// Template variables for conversations that do not set them
-    /// ([`ModelWords::set_variables`](crate::text::ModelWords::set_variables)).
-    pub template_variables: Map<String, Value>,
-    /// Preset to which the weights of a Hugging Face folder are quantized while they load; `None` loads them unchanged.
-    pub quantize: Option<Preset>,
-    /// Whether tokens are drafted. The generated tokens are the same.
-    pub speculation: Speculation,
-    /// A second model that guesses tokens ahead, with the same vocabulary: a path as [`Self::load`] takes it. Its weights load as they are.
-    pub draft: Option<PathBuf>,
-    /// A GGUF file with the model's layer for further tokens. `None` takes the layer in the model's own file, or else a file next to it
-    /// whose name begins with `mtp-` or `nextn-`, if it fits.
-    pub mtp: Option<PathBuf>,
-    /// How texts continue that fill their context; `None` ends them. The token that begins a text is kept besides
-    /// [`ContextShift::keep`]; texts without a limit of their own then continue until the model ends them.
-    pub context_shift: Option<ContextShift>,
-    /// Adapters to load with the model.
-    pub adapters: Vec<AdapterSource>,
-    /// Adapters that the model may have at a time.
-    pub max_adapters: usize,
-    /// Control vectors to add to the stream, files as llama.cpp's `cvector-generator` writes them, each with its scale.
-    pub control_vectors: Vec<(PathBuf, f32)>,
-    /// The layers after which they are added, counted from 0; `None` takes all that they have.
-    pub control_layers: Option<RangeInclusive<usize>>,
-    /// Where the encoder of images is.
-    pub projector: Projector,
-    /// Whether images are expected, as they are if an encoder file is named. [`Device::Auto`] is then the CPU if there is an encoder and a
-    /// GPU could hold only a part of the model, since a divided model takes no images.
-    pub needs_images: bool,
-    /// Where what was computed of prompts is kept, to be found again after a restart.
-    pub prefix_folder: Option<PrefixFolder>,
-}
+load_options! {
+    /// Selects how a model is loaded. The fields can be set, and methods set the most used of them in a chain.
+    pub struct LoadOptions {
+        /// Tokens of a context; `None` takes 4096, or what the model was made for if that is less, and 0 what it was made for.
+        n_ctx: Option<usize> = None,
+        /// Sequences computed side by side.
+        n_seqs: usize = ModelOptions::default().max_batch_seqs,
+        /// Capacity of the KV cache for all sequences together.
+        kv_cache: KvCache = KvCache::Fitting(DEFAULT_CONTEXTS),
+        /// Tokens of the host tier, to which the KV cache of a GPU overflows.
+        host_kv_tokens: usize = 0,
+        /// Tokens computed in one step; on a GPU with room for more, those of [`Compute::roomy_step_tokens`] where there are more.
+        max_step_tokens: usize = ModelOptions::default().max_batch_tokens,
+        /// Rows of logits that one step computes; `None` takes one for each sequence, and what their drafts may need.
+        max_logit_rows: Option<usize> = None,
+        /// Type of the stored keys.
+        kv_type: KvType = ModelOptions::default().kv_type,
+        /// Type of the stored values, where it differs from that of the keys.
+        kv_value_type: Option<KvType> = ModelOptions::default().kv_value_type,
+        /// Devices that compute.
+        compute: Compute = Compute::default(),
+        /// Batches of changes of the prefix cache that wait for their reader, who takes them from the engine; `None` makes none.
+        max_page_event_batches: Option<usize> = None,
+        /// A chat template in the place of the model's own.
+        chat_template: Option<String> = None,
+        /// Template variables for conversations that do not set them
+        /// ([`ModelWords::set_variables`](crate::text::ModelWords::set_variables)).
+        template_variables: Map<String, Value> = Map::new(),
+        /// Preset to which the weights of a Hugging Face folder are quantized while they load; `None` loads them unchanged.
+        quantize: Option<Preset> = None,
+        /// Whether tokens are drafted. The generated tokens are the same.
+        speculation: Speculation = Speculation::Auto { max_draft: Speculation::DEFAULT_MAX_DRAFT },
+        /// A second model that guesses tokens ahead, with the same vocabulary: a path as [`Self::load`] takes it. Its weights load as they are.
+        draft: Option<PathBuf> = None,
+        /// A GGUF file with the model's layer for further tokens. `None` takes the layer in the model's own file, or else a file next to it
+        /// whose name begins with `mtp-` or `nextn-`, if it fits.
+        mtp: Option<PathBuf> = None,
+        /// How texts continue that fill their context; `None` ends them. The token that begins a text is kept besides
+        /// [`ContextShift::keep`]; texts without a limit of their own then continue until the model ends them.
+        context_shift: Option<ContextShift> = None,
+        /// Adapters to load with the model.
+        adapters: Vec<AdapterSource> = Vec::new(),
+        /// Adapters that the model may have at a time.
+        max_adapters: usize = DEFAULT_MAX_ADAPTERS,
+        /// Control vectors to add to the stream, files as llama.cpp's `cvector-generator` writes them, each with its scale.
+        control_vectors: Vec<(PathBuf, f32)> = Vec::new(),
+        /// The layers after which they are added, counted from 0; `None` takes all that they have.
+        control_layers: Option<RangeInclusive<usize>> = None,
+        /// Where the encoder of images is.
+        projector: Projector = Projector::default(),
+        /// Whether images are expected, as they are if an encoder file is named. [`Device::Auto`] is then the CPU if there is an encoder and a
+        /// GPU could hold only a part of the model, since a divided model takes no images.
+        needs_images: bool = false,
+        /// Where what was computed of prompts is kept, to be found again after a restart.
+        prefix_folder: Option<PrefixFolder> = None,
+    }
 
-impl Default for LoadOptions {
-    fn default() -> Self {
-        let (network, engine) = (ModelOptions::default(), EngineConfig::default());
-        Self {
-            n_ctx: None,
-            n_seqs: network.max_batch_seqs,
-            kv_cache: KvCache::Fitting(DEFAULT_CONTEXTS),
-            host_kv_tokens: 0,
-            max_step_tokens: network.max_batch_tokens,
-            max_logit_rows: None,
-            kv_type: network.kv_type,
-            kv_value_type: network.kv_value_type,
-            compute: Compute::default(),
-            max_queued: engine.max_queued,
-            max_queued_tokens: engine.max_queued_tokens,
-            max_stall_percent: engine.max_stall_percent,
-            max_page_event_batches: None,
-            chat_template: None,
-            template_variables: Map::new(),
-            quantize: None,
-            speculation: Speculation::Auto {
-                max_draft: Speculation::DEFAULT_MAX_DRAFT,
-            },
-            draft: None,
-            mtp: None,
-            context_shift: None,
-            adapters: Vec::new(),
-            max_adapters: DEFAULT_MAX_ADAPTERS,
-            control_vectors: Vec::new(),
-            control_layers: None,
-            projector: Projector::default(),
-            needs_images: false,
-            prefix_folder: None,
-        }
+    /// Holds what is given of how many requests a model is to serve at once.
+    LimitFlags "Limits" {
+        /// Most sequences in one batch
+        max_num_seqs "max-num-seqs": usize { alias: Some("parallel"), default: Some("16") } = number(1, 65_535), positive
+            => |options, n| options.n_seqs = n;
+        /// Tokens computed in one step [default: as --ubatch-size]
+        max_num_batched_tokens "max-num-batched-tokens": usize = number(1, MOST), positive => |options, n| {
+            options.max_step_tokens = n;
+            options.compute.roomy_step_tokens = None;
+        };
+        /// Tokens that the KV cache holds, shared by all sequences [default: four contexts, or as many as there is memory for]
+        kv_cache_tokens "kv-cache-tokens": usize {
+            hints: &[("kv-tokens", "--kv-cache-tokens", "`LoadOptions::kv_cache`")]
+        } = number(1, MOST), positive => |options, n| options.kv_cache = KvCache::Tokens(n);
+        /// Tokens that a second KV cache in main memory holds, to which prefixes move that found no room in the first
+        /// [default: none]
+        kv_host_tokens "kv-host-tokens": usize = number(1, MOST), positive => |options, n| options.host_kv_tokens = n;
+    }
+    engine {
+        /// Sequences that may be queued; further requests get 429
+        max_queued "max-queued-requests": usize as usize { default: Some("256") } = value("N"), count;
+        /// Prompt tokens that may wait; more are answered with 429
+        max_queued_tokens "max-queued-tokens": usize as usize { default: Some("1048576") } = value("N"), count;
+        /// How many percent longer new prompts may make the time between two tokens of running answers, over what it is while all of
+        /// these sequences decode; less lets new prompts wait longer
+        max_stall_percent "max-stall-percent": u32 as u32 { default: Some("75") } = number(0, 10_000), parsed;
+        /// Steps in flight: with 2, a step is planned and submitted while the one before it runs, which wastes one row where a text ends
+        /// [default: 2 where a GPU computes, else 1]
+        steps_in_flight "steps-in-flight": usize as Option<usize> {
+            value: Some("1|2"),
+            elsewhere: &[("vLLM", &["--async-scheduling", "--no-async-scheduling"],
+                "`--steps-in-flight 2` of `serve` plans a step while the one before it runs, and 1 does not")]
+        } = number(1, 2).advanced(), positive;
     }
 }
 

@@ -26,6 +26,7 @@ use hyper::{
 };
 use hyper_util::service::TowerToHyperService;
 use indicatif::ProgressBar;
+use tokenmill::load::LimitFlags;
 use tokenmill_gguf::RegularFile;
 use tokenmill_sched::{EngineState, EngineStats};
 use tokenmill_server::{App, ServerConfig, router};
@@ -120,15 +121,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let results = Results::open(&args.output)?;
     let n_seqs = usize::from(args.max_num_seqs);
     let seats = Seats {
-        n_seqs,
-        max_step_tokens: None,
-        kv_tokens: args.kv_cache_tokens.map(|n| n as usize),
-        // Few requests are in hand at a time, so their own size is the only bound.
-        host_kv_tokens: 0,
-        max_queued: usize::MAX,
-        max_queued_tokens: usize::MAX,
-        // No reader waits for single tokens.
-        max_stall_percent: 10_000,
+        limits: LimitFlags {
+            max_num_seqs: Some(n_seqs),
+            kv_cache_tokens: args.kv_cache_tokens.map(|n| n as usize),
+            // Few requests are in hand at a time, so their own size is the only bound.
+            max_queued: Some(usize::MAX),
+            max_queued_tokens: Some(usize::MAX),
+            // No reader waits for single tokens.
+            max_stall_percent: Some(10_000),
+            ..LimitFlags::default()
+        },
         max_page_event_batches: None,
         prefix_folder: None,
         speculation: &args.speculation,

@@ -13,7 +13,7 @@ use tokenmill::{
 };
 
 use super::{LoadArgs, telling};
-use crate::{failure::Failure, model_name::cache_folder, numbers::positive};
+use crate::{failure::Failure, model_name::cache_folder};
 
 /// Selects the first GPU, as `flag` asks, or the CPU if no GPU can be used. Command lines are copied between machines, so only `--device`
 /// insists on a GPU.
@@ -36,8 +36,8 @@ impl LoadArgs {
     /// # Errors
     /// Several next to something that leaves a part of the model to the CPU.
     pub(super) fn n_gpus(&self) -> Result<usize, Failure> {
-        let n_gpus = self.tensor_parallel_size.unwrap_or(1);
-        match self.gpu_layers {
+        let n_gpus = self.flags.tensor_parallel_size.unwrap_or(1);
+        match self.flags.gpu_layers {
             Some(layers) if n_gpus > 1 && layers != DeviceLayers::All => Err(Failure::usage(format!(
                 "`--tensor-parallel-size {n_gpus}` and `-ngl {}` contradict each other: all layers are on all GPUs",
                 typed(layers)
@@ -51,18 +51,18 @@ impl LoadArgs {
     /// # Errors
     /// A way for one GPU other than the default, and NCCL where results are not to depend on the batch.
     pub(super) fn all_reduce(&self) -> Result<AllReduce, Failure> {
-        let way = self.all_reduce.unwrap_or_default();
+        let way = self.flags.all_reduce.unwrap_or_default();
         let name = match way {
             AllReduce::Auto => return Ok(way),
             AllReduce::Nccl => "nccl",
             AllReduce::Host => "host",
         };
-        if way == AllReduce::Nccl && self.batch_invariant {
+        if way == AllReduce::Nccl && self.flags.batch_invariant == Some(true) {
             return Err(Failure::usage(
                 "`--all-reduce nccl` and `--batch-invariant` contradict each other: NCCL may add in an order that depends on the batch",
             ));
         }
-        match self.tensor_parallel_size {
+        match self.flags.tensor_parallel_size {
             Some(n_gpus) if n_gpus > 1 => Ok(way),
             Some(n_gpus) => Err(Failure::usage(format!(
                 "`--all-reduce {name}` and `--tensor-parallel-size {n_gpus}` contradict each other: one GPU has nothing to add up with"
@@ -83,11 +83,11 @@ impl LoadArgs {
             )))
         };
         let parts = request.parts;
-        if self.cpu_moe && parts.experts == Some(Side::Device) {
+        if self.flags.cpu_moe == Some(true) && parts.experts == Some(Side::Device) {
             return contradiction("--cpu-moe", "--place experts=gpu", "all experts are the CPU's");
         }
         let has_no_networks = parts.ffn == Some(Side::Host) && parts.experts != Some(Side::Device);
-        if self.gpu_batch.is_some() && has_no_networks {
+        if self.flags.gpu_batch.is_some() && has_no_networks {
             return contradiction(
                 "--gpu-batch",
                 "--place ffn=cpu",
@@ -102,20 +102,21 @@ impl LoadArgs {
     /// # Errors
     /// Flags of measurements that nothing asks for.
     pub(super) fn measurements(&self) -> Result<Measurements, Failure> {
-        let chooses = match (self.gpu_layers, self.device) {
+        let chooses = match (self.flags.gpu_layers, self.flags.device) {
             (_, Some(Device::Cpu)) => false,
             _ if self.group_size().is_some() => false,
             (Some(layers), _) => layers == DeviceLayers::Auto,
             (None, None | Some(Device::Auto)) => self.parting_flag().is_none(),
             (None, Some(Device::Cuda { .. })) => false,
         };
-        if self.bandwidths.is_some() && !chooses {
+        if self.flags.bandwidths.is_some() && !chooses {
             return Err(Failure::usage(
                 "`--bandwidths` does nothing here: what the GPU has is not left open",
             )
             .hint("`-ngl auto` chooses by bandwidths"));
         }
-        if self.measure_again && !chooses && self.gpu_batch != Some(BatchThreshold::Measured) {
+        let is_made_again = self.flags.measure_again == Some(true);
+        if is_made_again && !chooses && self.flags.gpu_batch != Some(BatchThreshold::Measured) {
             return Err(
                 Failure::usage("`--measure-again` does nothing here: nothing is measured")
                     .hint("`-ngl auto` and `--gpu-batch auto` choose by what they measure"),
@@ -123,31 +124,31 @@ impl LoadArgs {
         }
         Ok(Measurements {
             folder: cache_folder(),
-            is_made_again: self.measure_again,
-            bandwidths: self.bandwidths,
+            is_made_again,
+            bandwidths: self.flags.bandwidths,
         })
     }
 
     fn placement_request(&self) -> PlacementRequest {
         PlacementRequest {
-            layers: self.gpu_layers.unwrap_or(DeviceLayers::All),
-            n_host_experts: if self.cpu_moe {
+            layers: self.flags.gpu_layers.unwrap_or(DeviceLayers::All),
+            n_host_experts: if self.flags.cpu_moe == Some(true) {
                 usize::MAX
             } else {
-                self.n_cpu_moe.unwrap_or(0)
+                self.flags.n_cpu_moe.unwrap_or(0)
             },
-            parts: self.place.unwrap_or_default(),
-            threshold: self.gpu_batch.unwrap_or(BatchThreshold::Tokens(1)),
+            parts: self.flags.place.unwrap_or_default(),
+            threshold: self.flags.gpu_batch.unwrap_or(BatchThreshold::Tokens(1)),
         }
     }
 
     /// Returns the flag that gives parts of the GPU's layers to the CPU, if there is one.
     fn parting_flag(&self) -> Option<&'static str> {
         [
-            (self.cpu_moe, "--cpu-moe"),
-            (self.n_cpu_moe.is_some(), "--n-cpu-moe"),
-            (self.place.is_some(), "--place"),
-            (self.gpu_batch.is_some(), "--gpu-batch"),
+            (self.flags.cpu_moe == Some(true), "--cpu-moe"),
+            (self.flags.n_cpu_moe.is_some(), "--n-cpu-moe"),
+            (self.flags.place.is_some(), "--place"),
+            (self.flags.gpu_batch.is_some(), "--gpu-batch"),
         ]
         .into_iter()
         .find_map(|(is_given, flag)| is_given.then_some(flag))
@@ -159,7 +160,7 @@ impl LoadArgs {
     /// Numbers of layers that no device gets, and options that contradict each other.
     pub(crate) fn device(&self) -> Result<Device, Failure> {
         let contradiction = |device: &str| {
-            let flag = match self.gpu_layers {
+            let flag = match self.flags.gpu_layers {
                 Some(layers) if layers != DeviceLayers::Auto => format!("-ngl {}", typed(layers)),
                 _ => self.parting_flag().unwrap_or("-ngl auto").to_owned(),
             };
@@ -167,7 +168,7 @@ impl LoadArgs {
         };
         let first_gpu = Device::Cuda { ordinal: 0 };
         if let Some(n_gpus) = self.group_size() {
-            return match self.device {
+            return match self.flags.device {
                 Some(Device::Cpu) => Err(Failure::usage(format!(
                     "`--tensor-parallel-size {n_gpus}` and `--device cpu` contradict each other"
                 ))),
@@ -175,7 +176,7 @@ impl LoadArgs {
                 _ => Ok(first_gpu),
             };
         }
-        match (self.gpu_layers, self.device) {
+        match (self.flags.gpu_layers, self.flags.device) {
             (None | Some(DeviceLayers::Auto), Some(Device::Cpu)) if self.parting_flag().is_some() => {
                 Err(contradiction("cpu"))
             }
@@ -200,28 +201,20 @@ impl LoadArgs {
 
     /// Returns the number of GPUs that compute the model together, if there are several.
     pub(crate) fn group_size(&self) -> Option<usize> {
-        self.tensor_parallel_size.filter(|&n_gpus| n_gpus > 1)
+        self.flags.tensor_parallel_size.filter(|&n_gpus| n_gpus > 1)
     }
 
     /// Whether several devices are asked to compute the model together.
     pub(crate) fn is_divided(&self) -> bool {
         let divides = |layers| layers != DeviceLayers::All && layers != NO_LAYERS;
-        self.parting_flag().is_some() || self.group_size().is_some() || self.gpu_layers.is_some_and(divides)
+        self.parting_flag().is_some()
+            || self.group_size().is_some()
+            || self.flags.gpu_layers.is_some_and(divides)
     }
 }
 
 /// `-ngl 0`.
 const NO_LAYERS: DeviceLayers = DeviceLayers::Last(0);
-
-/// Reads the value of `-ngl`.
-pub(super) fn gpu_layers(text: &str) -> Result<DeviceLayers, String> {
-    match text {
-        "all" => Ok(DeviceLayers::All),
-        "auto" => Ok(DeviceLayers::Auto),
-        _ => (text.parse().map(DeviceLayers::Last))
-            .map_err(|_| "expected a number of layers, `all` or `auto`".to_owned()),
-    }
-}
 
 /// Returns the value of `-ngl` in its typed form.
 fn typed(layers: DeviceLayers) -> String {
@@ -229,16 +222,6 @@ fn typed(layers: DeviceLayers) -> String {
         DeviceLayers::All => "all".to_owned(),
         DeviceLayers::Auto => "auto".to_owned(),
         DeviceLayers::Last(n) => n.to_string(),
-    }
-}
-
-/// Reads the value of `--gpu-batch`.
-pub(super) fn gpu_batch(text: &str) -> Result<BatchThreshold, String> {
-    match text {
-        "auto" => Ok(BatchThreshold::Measured),
-        _ => {
-            (positive(text).map(BatchThreshold::Tokens)).map_err(|expected| format!("{expected}, or `auto`"))
-        }
     }
 }
 
@@ -285,19 +268,6 @@ mod tests {
             Some(Device::Cuda { ordinal: 1 }),
         );
         check(&["--gpu-batch", "32", "--gpu-layers", "auto"], here);
-    }
-
-    #[test]
-    fn layers_and_steps_are_numbers_or_words() {
-        assert_eq!(gpu_layers("auto"), Ok(DeviceLayers::Auto));
-        assert_eq!(gpu_layers("0"), Ok(NO_LAYERS));
-        assert_eq!(gpu_batch("auto"), Ok(BatchThreshold::Measured));
-        assert_eq!(gpu_batch("1"), Ok(BatchThreshold::Tokens(1)));
-        for wrong in ["-1", "many", ""] {
-            assert!(gpu_layers(wrong).is_err(), "{wrong}");
-            assert!(gpu_batch(wrong).is_err(), "{wrong}");
-        }
-        assert!(gpu_batch("0").is_err());
     }
 
     #[test]

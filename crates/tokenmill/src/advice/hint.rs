@@ -1,67 +1,58 @@
 //! [`Hint`]: what to do about an error, in one clause.
 //!
-//! A hint often names a setting, which is a flag for users of the program and a field for callers of this crate. [`SETTINGS`] has both
-//! names, and the text of a hint has a place for each: `a smaller context, {context}`.
+//! A hint often names a setting, which is a flag for users of the program and a field for callers of this crate. The row of an option of
+//! the engine has both names, or [`SETTINGS`], and the text of a hint has a place for each: `a smaller context, {context}`.
 
 use std::fmt;
 
-/// A setting that hints name: its place in their texts, the flag of the program, and the name in Rust.
-struct Setting {
-    place: &'static str,
-    flag: &'static str,
-    rust: &'static str,
-}
+use crate::load_options::option::engine_options;
 
-/// The settings that hints name.
+/// A setting that hints name: its place in their texts, the flag of the program, and the name in Rust.
+type Setting = (&'static str, &'static str, &'static str);
+
+/// The settings that hints name, besides those in the rows of options.
 const SETTINGS: &[Setting] = &[
-    setting("adapter", "`--lora FILE`", "`LoadOptions::adapter`"),
-    setting("allow-partial", "--allow-partial-imatrix", "`allow_partial`"),
-    setting(
+    ("adapter", "`--lora FILE`", "`LoadOptions::adapter`"),
+    ("allow-partial", "--allow-partial-imatrix", "`allow_partial`"),
+    (
         "allow-requantize",
         "--allow-requantize",
         "`Quantizer::allow_requantize`",
     ),
-    setting("context", "`-c N`", "`LoadOptions::context`"),
-    setting(
+    (
         "context-shift",
         "`--context-shift`",
         "`LoadOptions::context_shift`",
     ),
-    setting("cpu", "`--device cpu`", "`Device::Cpu`"),
-    setting("device", "`--device`", "`Compute::device`"),
-    setting("draft", "`--draft MODEL`", "`LoadOptions::draft`"),
-    setting(
+    ("draft", "`--draft MODEL`", "`LoadOptions::draft`"),
+    (
         "experts",
         "--cpu-moe, --n-cpu-moe and --place experts",
         "the places of experts in `PlacementRequest`",
     ),
-    setting("gpus", "`--tensor-parallel-size N`", "`Compute::n_gpus`"),
-    setting("importance", "`--imatrix FILE`", "`Quantizer::importance`"),
-    setting("kv-tokens", "--kv-cache-tokens", "`LoadOptions::kv_cache`"),
-    setting("kv-types", "`-ctk q8_0 -ctv q8_0`", "`LoadOptions::kv_type`"),
-    setting("layers", "`-ngl N`", "`DeviceLayers::Last`"),
-    setting("layers-auto", "`-ngl auto`", "`DeviceLayers::Auto`"),
-    setting("layers-none", "`-ngl 0`", "`DeviceLayers::Last(0)`"),
-    setting("model", "MODEL", "a model"),
-    setting("mtp", "`--mtp FILE`", "`LoadOptions::mtp`"),
-    setting("offline", "`--offline`", "`HubSettings::is_offline`"),
-    setting("places", "`--cpu-range` and `--numa`", "`Compute::places`"),
-    setting("projector", "`--mmproj FILE`", "`LoadOptions::projector`"),
-    setting("run", "`run`", "`Model::open`"),
-    setting("spec-auto", "`--spec auto`", "`Speculation::Auto`"),
-    setting("spec-mtp", "`--spec mtp`", "`Speculation::Mtp`"),
-    setting("step", "`-ub N`", "`LoadOptions::max_step_tokens`"),
-    setting("template", "--template", "`LoadOptions::chat_template`"),
-    setting(
+    ("importance", "`--imatrix FILE`", "`Quantizer::importance`"),
+    ("kv-types", "`-ctk q8_0 -ctv q8_0`", "`LoadOptions::kv_type`"),
+    ("model", "MODEL", "a model"),
+    ("mtp", "`--mtp FILE`", "`LoadOptions::mtp`"),
+    ("offline", "`--offline`", "`HubSettings::is_offline`"),
+    ("places", "`--cpu-range` and `--numa`", "`Compute::places`"),
+    ("projector", "`--mmproj FILE`", "`LoadOptions::projector`"),
+    ("run", "`run`", "`Model::open`"),
+    ("spec-auto", "`--spec auto`", "`Speculation::Auto`"),
+    ("spec-mtp", "`--spec mtp`", "`Speculation::Mtp`"),
+    ("template", "--template", "`LoadOptions::chat_template`"),
+    (
         "threads",
         "`-t N` and `-tb N`",
         "`Compute::n_threads` and `Compute::n_prefill_threads`",
     ),
-    setting("tokenize", "`tokenize`", "`ModelWords`"),
+    ("tokenize", "`tokenize`", "`ModelWords`"),
 ];
 
-const fn setting(place: &'static str, flag: &'static str, rust: &'static str) -> Setting {
-    Setting { place, flag, rust }
+/// Finds the setting of a place.
+fn setting_of(place: &str) -> Option<&'static Setting> {
+    let of_options = engine_options().flat_map(|(_, look)| look.hints);
+    (SETTINGS.iter().chain(of_options)).find(|(named, ..)| *named == place)
 }
 
 /// Advice about an error, in one clause.
@@ -98,7 +89,7 @@ impl Hint {
 
     /// Returns the hint for users of the program `tokenmill`, with the names of its flags.
     pub fn for_program(&self) -> String {
-        self.written(|setting| setting.flag)
+        self.written(|setting| setting.1)
     }
 
     fn written(&self, name: impl Fn(&Setting) -> &'static str) -> String {
@@ -107,8 +98,7 @@ impl Hint {
         let mut text = pieces.next().unwrap_or_default().to_owned();
         for piece in pieces {
             let (place, rest) = piece.split_once('}').expect("a place ends");
-            let setting = SETTINGS.iter().find(|setting| setting.place == place);
-            match setting {
+            match setting_of(place) {
                 Some(setting) => text.push_str(name(setting)),
                 None => text.push_str(values.next().expect("a value or a setting for each place")),
             }
@@ -120,7 +110,7 @@ impl Hint {
 
 impl fmt::Display for Hint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.written(|setting| setting.rust))
+        f.write_str(&self.written(|setting| setting.2))
     }
 }
 
@@ -154,7 +144,7 @@ mod tests {
         let product = texts.map(|text| text.split("#[cfg(test)]").next().expect("a part"));
         for text in product.iter().flat_map(|text| text.split('"').skip(1).step_by(2)) {
             for place in text.split('{').skip(1).filter_map(|piece| piece.split_once('}')) {
-                let is_setting = SETTINGS.iter().any(|setting| setting.place == place.0);
+                let is_setting = setting_of(place.0).is_some();
                 assert!(is_setting || place.0.is_empty(), "{{{}}} in {text:?}", place.0);
                 n_places += 1;
             }
@@ -164,6 +154,12 @@ mod tests {
 
     #[test]
     fn settings_are_in_order_and_stand_once() {
-        assert!(SETTINGS.is_sorted_by(|a, b| a.place < b.place));
+        assert!(SETTINGS.is_sorted_by(|a, b| a.0 < b.0));
+        let of_options = engine_options().flat_map(|(_, look)| look.hints);
+        let mut places: Vec<&str> = (SETTINGS.iter().chain(of_options))
+            .map(|(place, ..)| *place)
+            .collect();
+        places.sort_unstable();
+        assert!(places.is_sorted_by(|a, b| a < b), "{places:?}");
     }
 }

@@ -257,9 +257,6 @@ impl LoadOptions {
         let config = EngineConfig {
             max_running: self.n_seqs,
             max_step_tokens: executor.limits().max_batch_tokens,
-            max_queued: self.max_queued,
-            max_queued_tokens: self.max_queued_tokens,
-            max_stall_percent: self.max_stall_percent,
             max_page_event_batches: self.max_page_event_batches,
             speculation: self.speculation,
             context_shift: self.context_shift.map(|shift| ContextShift {
@@ -268,7 +265,7 @@ impl LoadOptions {
                     .saturating_add(usize::from(words.tokenizer().adds_bos())),
             }),
             page_store: store.clone().map(|store| SharedPageStore(store)),
-            ..EngineConfig::default()
+            ..self.engine_config()
         };
         let guesser = match (guesser, draft) {
             (None, Some(draft)) => Some(draft.load(options, &self.compute, &device, &plan, on_progress)?),

@@ -3,6 +3,7 @@
 use std::{
     fs,
     pin::pin,
+    sync::Arc,
     task::{Context, Poll, Waker},
     thread,
 };
@@ -15,7 +16,7 @@ use tokenmill::{
     speculation::Speculation,
     stream::TextEvent,
 };
-use tokenmill_sched::EngineError;
+use tokenmill_sched::{EngineError, GenerateParams};
 
 const PROMPT: &str = "Once upon a time";
 
@@ -340,6 +341,28 @@ fn a_dropped_stream_leaves_the_engine_free() {
         ends += usize::from(matches!(event, TextEvent::Finished(_)));
     }
     assert_eq!(ends, 1);
+}
+
+#[test]
+fn steps_in_flight_change_no_answer() {
+    let [one, two] = [1, 2].map(|n_steps| {
+        let mut options = Model::options().context(128).threads(1).device(Device::Cpu);
+        options.steps_in_flight = Some(n_steps);
+        options.load("demo").unwrap()
+    });
+    let tokens = |model: &Model| model.complete(PROMPT, &at_most(24)).unwrap().tokens;
+    assert_eq!(tokens(&one), tokens(&two));
+    // Each forced token needs the step before it to be done.
+    let forced = |model: &Model| {
+        let params = GenerateParams {
+            max_tokens: Some(1),
+            follows: Some(Arc::new([5])),
+            ..GenerateParams::default()
+        };
+        model.engine().submit(vec![1, 2], params).err()
+    };
+    assert_eq!(forced(&one), None);
+    assert_eq!(forced(&two), Some(EngineError::CannotFollow));
 }
 
 #[test]

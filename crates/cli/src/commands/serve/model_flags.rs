@@ -6,19 +6,19 @@
 use std::{ffi::OsString, path::Path};
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, parser::ValueSource};
-use tokenmill::LoadOptions;
+use tokenmill::{LoadOptions, load::LimitFlags};
 
-use super::seats::{SeatArgs, Seats};
+use super::seats::Seats;
 use crate::{
-    adapters::AdapterArgs, context_shift::ContextShiftArgs, failure::Failure, load::LoadArgs,
-    speculation::SpeculationArgs, template::TemplateArgs, vision::VisionArgs,
+    adapters::AdapterArgs, context_shift::ContextShiftArgs, engine_args::EngineArgs, failure::Failure,
+    load::LoadArgs, speculation::SpeculationArgs, template::TemplateArgs, vision::VisionArgs,
 };
 
 /// The options of a model.
 #[derive(Args, Debug, Clone)]
 pub(super) struct ModelFlags {
     #[command(flatten)]
-    pub(super) seat_args: SeatArgs,
+    pub(super) limits: EngineArgs<LimitFlags>,
     #[command(flatten)]
     pub(super) speculation: SpeculationArgs,
     #[command(flatten)]
@@ -36,7 +36,13 @@ pub(super) struct ModelFlags {
 impl ModelFlags {
     /// How many requests the model serves at once.
     pub(super) fn seats(&self) -> Seats<'_> {
-        self.seat_args.seats(&self.speculation, &self.context_shift)
+        Seats {
+            limits: self.limits.0.clone(),
+            max_page_event_batches: None,
+            prefix_folder: None,
+            speculation: &self.speculation,
+            context_shift: Some(&self.context_shift),
+        }
     }
 
     /// The options of its load.
@@ -242,7 +248,7 @@ mod tests {
         ]);
         let same = line.given.with(&[]).expect("the line itself is right");
         assert_eq!(same.load.n_ctx_given(), Some(64));
-        assert_eq!(same.seats().n_seqs, 3);
+        assert_eq!(same.limits.max_num_seqs, Some(3));
         assert_eq!(format!("{same:?}"), format!("{:?}", line.given.flags));
         let other = (line.given)
             .with(&[
@@ -252,9 +258,21 @@ mod tests {
             ])
             .expect("the settings are right");
         assert_eq!(other.load.n_ctx_given(), Some(32));
-        assert_eq!(other.seats().n_seqs, 5);
+        assert_eq!(other.limits.max_num_seqs, Some(5));
         assert_eq!(other.load.cache_types().0, tokenmill::load::KvType::Q8_0);
-        assert!(!format!("{:?}", other.load).contains("cpu_moe: true"));
+        assert!(format!("{:?}", other.load).contains("cpu_moe: Some(false)"));
+    }
+
+    #[test]
+    fn a_row_of_the_engine_is_a_flag_a_setting_and_a_field() {
+        let line = Line::parse_from(["t", "--steps-in-flight", "1"]);
+        let steps = |settings: &[Setting]| {
+            let flags = line.given.with(settings).expect("the settings are right");
+            flags.load_options().expect("they are right").steps_in_flight
+        };
+        assert_eq!(steps(&[]), Some(1));
+        assert_eq!(steps(&[setting("steps_in_flight", &["2"])]), Some(2));
+        assert_eq!(Line::parse_from(["t"]).given.flags.limits.steps_in_flight, None);
     }
 
     #[test]

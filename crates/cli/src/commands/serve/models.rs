@@ -131,7 +131,7 @@ pub(super) fn several(
     let mut limits = ModelLimits {
         budget_bytes: available_main_bytes(),
         keep_alive: KeepAlive::Forever,
-        max_waiting: args.model_flags.flags.seat_args.max_queued(),
+        max_waiting: args.model_flags.flags.limits.max_queued.unwrap_or(usize::MAX),
     };
     if let Some(path) = &several.models {
         let file = read_file(path)?;

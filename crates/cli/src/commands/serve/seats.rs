@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use tokenmill::{KvCache, LoadOptions, sessions::PrefixFolder};
+use tokenmill::{LoadOptions, load::LimitFlags, sessions::PrefixFolder};
 use tokenmill_server::{App, ServedModel, ServerConfig};
 
 use crate::{
@@ -15,85 +15,15 @@ use crate::{
     failure::Failure,
     load::{LoadArgs, load},
     model_name::{FetchArgs, served_name, variants},
-    numbers::count,
     speculation::SpeculationArgs,
     template::TemplateArgs,
     vision::VisionArgs,
 };
 
-/// How many requests a model is to serve at once, as it is said on the command line.
-#[derive(clap::Args, Debug, Clone)]
-#[command(next_help_heading = "Limits")]
-pub(super) struct SeatArgs {
-    /// Most sequences in one batch
-    #[arg(long, alias = "parallel", default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    max_num_seqs: u16,
-    /// Tokens computed in one step [default: as --ubatch-size]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    max_num_batched_tokens: Option<u32>,
-    /// Tokens that the KV cache holds, shared by all sequences [default: four contexts, or as many as there is memory for]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    kv_cache_tokens: Option<u32>,
-    /// Tokens that a second KV cache in main memory holds, to which prefixes move that found no room in the first
-    /// [default: none]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    kv_host_tokens: Option<u32>,
-    /// Sequences that may be queued; further requests get 429
-    #[arg(long, default_value_t = 256, value_name = "N", value_parser = count)]
-    max_queued_requests: usize,
-    /// Prompt tokens that may wait; more are answered with 429
-    #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = count)]
-    max_queued_tokens: usize,
-    /// How many percent longer new prompts may make the time between two tokens of running answers, over what it is while all of
-    /// these sequences decode; less lets new prompts wait longer
-    #[arg(long, default_value_t = 75, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=10_000))]
-    max_stall_percent: u32,
-}
-
-impl SeatArgs {
-    /// The same with whether tokens are guessed ahead.
-    pub(super) fn seats<'a>(
-        &self,
-        speculation: &'a SpeculationArgs,
-        context_shift: &'a ContextShiftArgs,
-    ) -> Seats<'a> {
-        Seats {
-            n_seqs: usize::from(self.max_num_seqs),
-            max_step_tokens: self.max_num_batched_tokens.map(|n| n as usize),
-            kv_tokens: self.kv_cache_tokens.map(|n| n as usize),
-            host_kv_tokens: self.kv_host_tokens.map_or(0, |n| n as usize),
-            max_queued: self.max_queued_requests,
-            max_queued_tokens: self.max_queued_tokens,
-            max_stall_percent: self.max_stall_percent,
-            max_page_event_batches: None,
-            prefix_folder: None,
-            speculation,
-            context_shift: Some(context_shift),
-        }
-    }
-
-    /// Requests that may wait.
-    pub(super) fn max_queued(&self) -> usize {
-        self.max_queued_requests
-    }
-}
-
 /// How many requests a model is to serve at once.
 pub(crate) struct Seats<'a> {
-    /// Most sequences in one batch.
-    pub(crate) n_seqs: usize,
-    /// Tokens of a step, where that is not a matter of how the model is loaded.
-    pub(crate) max_step_tokens: Option<usize>,
-    /// Tokens in the KV cache, where that is not four contexts.
-    pub(crate) kv_tokens: Option<usize>,
-    /// Tokens in the KV cache in main memory.
-    pub(crate) host_kv_tokens: usize,
-    /// Sequences that may wait.
-    pub(crate) max_queued: usize,
-    /// Prompt tokens that may wait.
-    pub(crate) max_queued_tokens: usize,
-    /// How much longer prompts may make steps.
-    pub(crate) max_stall_percent: u32,
+    /// The options that limit it.
+    pub(crate) limits: LimitFlags,
     /// The most batches of prefix-cache changes that wait to be published, if they are published.
     pub(crate) max_page_event_batches: Option<usize>,
     /// Where what was computed of prompts is kept, if it is.
@@ -119,16 +49,8 @@ impl Seats<'_> {
     /// # Errors
     /// Fails on speculation that cannot be granted.
     pub(super) fn add_unresolved(&self, options: &mut LoadOptions) -> Result<(), Failure> {
-        options.n_seqs = self.n_seqs;
-        if let Some(max_step_tokens) = self.max_step_tokens {
-            options.max_step_tokens = max_step_tokens;
-            options.compute.roomy_step_tokens = None;
-        }
-        options.kv_cache = (self.kv_tokens).map_or(LoadOptions::default().kv_cache, KvCache::Tokens);
-        options.host_kv_tokens = self.host_kv_tokens;
-        options.max_queued = self.max_queued;
-        options.max_queued_tokens = self.max_queued_tokens;
-        options.max_stall_percent = self.max_stall_percent;
+        options.kv_cache = LoadOptions::default().kv_cache;
+        self.limits.clone().add_to(options);
         options.max_page_event_batches = self.max_page_event_batches;
         options.prefix_folder.clone_from(&self.prefix_folder);
         if let Some(context_shift) = self.context_shift {
