@@ -2,6 +2,8 @@
 //!
 //! Invariant: a preset with fewer layers than its model says so in its name.
 
+use anyhow::Context;
+
 /// The architecture of a model, which decides its tensor names and metadata keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Architecture {
@@ -168,13 +170,17 @@ impl Preset {
     pub(super) const ATTENTION_INTERVAL: u32 = 4;
 
     /// Finds a preset by its name.
-    pub(super) fn find(name: &str) -> Option<&'static Self> {
-        PRESETS.iter().find(|preset| preset.name == name)
-    }
-
-    /// Lists the names of all presets.
-    pub(super) fn names() -> String {
-        PRESETS.map(|preset| preset.name).join(", ")
+    ///
+    /// # Errors
+    /// A name that no preset has.
+    pub(super) fn find(name: &str) -> anyhow::Result<&'static Self> {
+        PRESETS
+            .iter()
+            .find(|preset| preset.name == name)
+            .with_context(|| {
+                let names = PRESETS.map(|preset| preset.name).join(", ");
+                format!("unknown preset `{name}`; known are {names}")
+            })
     }
 
     /// Returns the bytes of `rope_freqs.weight`, the divisor of each frequency.
