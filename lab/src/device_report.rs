@@ -6,7 +6,7 @@
 //! not run has no row.
 
 use std::{
-    fmt::Write as _,
+    fmt::{Display, Write as _},
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -16,6 +16,7 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use crate::{
+    kernel_bench,
     measure::{
         record::read,
         report::{self, Table},
@@ -337,38 +338,18 @@ fn serving(load: &Value) -> String {
 }
 
 fn kernel_table(report: &Value) -> String {
-    let mut table = Table::new(&[
-        "kernel",
-        "shape",
-        "us",
-        "predicted us",
-        "measured / predicted",
-        "GB/s",
-        "share of the copy bandwidth",
-        "TFLOP/s",
-        "registers",
-        "local bytes",
-    ]);
+    let mut table = Table::new(&[&["kernel", "shape"][..], &kernel_bench::titles()].concat());
     for row in report["kernels"].as_array().into_iter().flatten() {
-        let name = cell(&row["name"]);
-        if let Value::String(problem) = &row["problem"] {
-            let problem = problem.replace('|', "/");
-            table.row(&[&name, &problem, &"-", &"-", &"-", &"-", &"-", &"-", &"-", &"-"]);
-            continue;
-        }
-        let [measured, predicted, ratio] = compared(&row["us"], row["predicted_us"].as_f64(), 2);
-        table.row(&[
-            &name,
-            &cell(&row["shape"]),
-            &measured,
-            &predicted,
-            &ratio,
-            &number(&row["bytes_per_s"], 1e9, 0),
-            &format!("{} %", number(&row["share_of_copy"], 0.01, 1)),
-            &number(&row["flops_per_s"], 1e12, 2),
-            &number(&row["registers"], 1.0, 0),
-            &number(&row["local_bytes"], 1.0, 0),
-        ]);
+        // A row that failed has a reason and no figures.
+        let shape = if row["problem"].is_string() {
+            "problem"
+        } else {
+            "shape"
+        };
+        let mut cells = vec![cell(&row["name"]), cell(&row[shape])];
+        cells.extend(kernel_bench::figures(row));
+        let cells: Vec<&dyn Display> = cells.iter().map(|cell| cell as &dyn Display).collect();
+        table.row(&cells);
     }
     format!("{table}\n")
 }
@@ -413,7 +394,7 @@ mod tests {
     #[test]
     fn tables_have_what_was_measured_next_to_what_was_predicted() {
         let kernels = json!({ "is_measured": true, "kernels": [
-            { "name": "o", "us": 4.4, "predicted_us": 4.0, "bytes_per_s": 2e12 },
+            { "name": "o", "us": 4.4, "predicted_us": 4.0, "measured_by_predicted": 1.1, "bytes_per_s": 2e12 },
             { "name": "down", "problem": "too | far apart" },
         ] });
         let serving = json!({ "concurrency": 2, "report": { "requests": 4, "answered": 4, "completion_tokens_per_s": 99.6,
@@ -434,7 +415,7 @@ mod tests {
         for line in [
             "| m.gguf | 512 | 1000 | 2000 | 0.50 |",
             "| m.gguf | 512 | 2 | 4.0 | 5.0 | 0.80 | 3.0 | 50.0 % |",
-            "| o | - | 4.40 | 4.00 | 1.10 | 2000 | - % |",
+            "| o | - | 4.40 | 4.00 | 1.10 | 2000 | - |",
             "| down | too / far apart | - |",
             "| 4 | 4 | 100 | 10.0 / 20.0 | 3.0 / 4.0 |",
             "| sanitizer | late | 0 | no time / left |",

@@ -26,7 +26,7 @@ use tokenmill_ptx_sim::DeviceProfile;
 use self::bar::Bar;
 use crate::{
     kernel_bench::{self, Predictor},
-    kernel_estimate::{self, StepAsked},
+    kernel_estimate,
     ptx::hex,
 };
 
@@ -164,19 +164,12 @@ impl Steps {
 
     /// Returns the microseconds of one step of `n_seqs` sequences, or of the prompt if that is 0.
     fn us(&self, n_seqs: usize, profile: &'static DeviceProfile) -> anyhow::Result<f64> {
-        kernel_estimate::predict(
-            &StepAsked {
-                model: self.model,
-                recipe: self.recipe,
-                n_seqs,
-                n_ctx: if n_seqs == 0 {
-                    self.n_prompt
-                } else {
-                    self.n_prompt + self.n_gen / 2
-                },
-            },
-            profile,
-        )
+        let n_ctx = if n_seqs == 0 {
+            self.n_prompt
+        } else {
+            self.n_prompt + self.n_gen / 2
+        };
+        kernel_estimate::predict([self.model, self.recipe], n_seqs, n_ctx, profile)
     }
 }
 
@@ -382,6 +375,7 @@ fn key(extent: Extent) -> anyhow::Result<String> {
         "lab/src/synth",
         "lab/src/kernel_bench",
         "lab/src/kernel_estimate",
+        "lab/src/measure",
     ] {
         list(&root.join(folder), &mut files)?;
     }
