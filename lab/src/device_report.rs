@@ -138,7 +138,7 @@ pub(crate) fn tables(results: &Path, figures: Figures) -> anyhow::Result<String>
     );
     let path = results.join("predictions.json");
     let predictions = if path.is_file() {
-        Predictions::read_any(&path)?
+        read(&path)?
     } else {
         Predictions::default()
     };
@@ -205,11 +205,10 @@ fn parts(summary: &Value) -> String {
 
 /// Renders the assumptions of the predictions, and whether they are for the measured kernels.
 fn assumptions(predictions: &Predictions, summary: &Value) -> String {
-    let file = &predictions.file;
-    if file.is_null() {
+    if predictions.source.is_empty() {
         return String::new();
     }
-    let are_same = file["kernels_sha256"] == summary["kernels_sha256"];
+    let are_same = summary["kernels_sha256"] == predictions.kernels_sha256;
     let kernels = if are_same {
         "the kernels that were measured"
     } else {
@@ -217,14 +216,12 @@ fn assumptions(predictions: &Predictions, summary: &Value) -> String {
     };
     let mut text = format!(
         "Predicted figures are those of {}, for {}, at commit {}, of {kernels}:\n\n",
-        cell(&file["source"]),
-        cell(&file["device"]),
-        cell(&file["commit"]),
+        predictions.source, predictions.device, predictions.commit,
     );
-    for line in file["assumptions"].as_array().into_iter().flatten() {
-        let _ = writeln!(text, "- {}", cell(line));
+    for line in &predictions.assumptions {
+        let _ = writeln!(text, "- {line}");
     }
-    for (name, problem) in &predictions.all.problems {
+    for (name, problem) in &predictions.problems {
         let _ = writeln!(text, "- not predicted: {name}: {problem}");
     }
     text + "\n"
@@ -400,10 +397,7 @@ mod tests {
         let serving = json!({ "concurrency": 2, "report": { "requests": 4, "answered": 4, "completion_tokens_per_s": 99.6,
             "first_token_ms": { "p50": 10.0, "p99": 20.0 }, "inter_token_ms": { "p50": 3.0, "p99": 4.0 } } });
         let predictions = json!({ "source": "a model", "device": "h200", "commit": "abc", "kernels_sha256": "00",
-            "assumptions": ["clocks"], "not_predicted": { "down": "no registers" }, "kernels": { "o": 4.0 }, "steps": [
-                { "model": "m", "n_prompt": 512, "sequences": 2, "us": 4e5 },
-                { "model": "m", "n_prompt": 512, "sequences": 0, "us": 256_000.0 },
-            ] });
+            "assumptions": ["clocks"], "not_predicted": { "down": "no registers" }, "us": { "m, 2 behind 512": 4e5, "m, prompt of 512": 256_000.0 } });
         let folder = results(&[
             ("summary.json", summary()),
             ("bench.json", bench(true)),
