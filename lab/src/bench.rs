@@ -27,7 +27,6 @@ mod report;
 mod roofline;
 mod serve;
 mod side;
-mod spread;
 mod steps;
 
 pub(crate) use device::copy_bandwidth;

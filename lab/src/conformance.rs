@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use serde_json::json;
 use tokenmill_backend::Executor;
 use tokenmill_cuda_exec::{CudaBackend, KvStore};
@@ -20,6 +20,8 @@ use tokenmill_testkit::{
     conformance::{self, Company, Features, RANDOM_NETWORKS, Subject},
     engines,
 };
+
+use crate::measure::record;
 
 /// Check what every backend must do; a non-zero exit code if a claim does not hold
 #[derive(clap::Args)]
@@ -54,9 +56,11 @@ const GPU_COMPANY: Company = Company::Within(0.1);
 const OF_COMPANY: &str = "company";
 
 /// A claim's name, and whether it held.
+#[derive(serde::Serialize)]
 struct Outcome {
     claim: &'static str,
     /// Whether results were compared by their bits.
+    #[serde(rename = "by_bits")]
     is_exact: bool,
     failure: Option<String>,
     seconds: f64,
@@ -98,21 +102,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         .iter()
         .filter(|outcome| outcome.failure.is_some())
         .count();
-    if let Some(path) = &args.json {
-        let rows: Vec<_> = (outcomes.iter())
-            .map(|outcome| {
-                json!({
-                    "claim": outcome.claim,
-                    "by_bits": outcome.is_exact,
-                    "failure": outcome.failure,
-                    "seconds": outcome.seconds,
-                })
-            })
-            .collect();
-        let report = json!({ "claims": outcomes.len(), "failed": n_failed, "rows": rows });
-        std::fs::write(path, format!("{report:#}\n"))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    let report = json!({ "claims": outcomes.len(), "failed": n_failed, "rows": outcomes });
+    record::write_asked(args.json.as_deref(), &report)?;
     ensure!(
         n_failed == 0,
         "{n_failed} of {} claims do not hold",

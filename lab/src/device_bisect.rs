@@ -11,19 +11,21 @@ mod steps;
 mod ways;
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use serde_json::{Value, json};
 use tokenmill_cuda_exec::{CudaExecError, Device, RecordedLaunch, Recording, WideProducts};
 use tokenmill_model::Model;
 use tokenmill_sim_driver::Simulator;
 
 use self::repeat::{Repeated, Repeater};
-use crate::kernel_bench::{SMALL_SLICE, Suspects};
+use crate::{
+    kernel_bench::{Data, SMALL_SLICE, Shops},
+    measure::record,
+};
 
 /// Find the kernel that computes something wrong on a GPU, by repeating its launches on a simulated device; a non-zero exit code if there is one
 #[derive(clap::Args)]
@@ -123,10 +125,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         None => json!({ "found": false }),
     };
     println!("{report:#}");
-    if let Some(path) = &args.json {
-        fs::write(path, format!("{report:#}\n"))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    record::write_asked(args.json.as_deref(), &report)?;
     let Some(culprit) = found else {
         println!("no kernel computes anything wrong");
         return Ok(());
@@ -198,8 +197,8 @@ fn in_rows(
     filter: &str,
     slice: usize,
 ) -> anyhow::Result<Option<Culprit>> {
-    let mut rows = Suspects::new(open, slice)?;
-    for name in Suspects::names(filter) {
+    let mut rows = Shops::new(open, slice, 1, Data::Made)?;
+    for name in Shops::suspects(filter) {
         let device = rows.device(name)?;
         device.limit_waits(Some(WAIT_LIMIT));
         let (checked, launches) = device.launches_of(|| rows.check(name));
@@ -213,7 +212,7 @@ fn in_rows(
         if is_lost {
             // A lost context stays lost until its last user is gone.
             drop((device, rows));
-            match Suspects::new(open, slice) {
+            match Shops::new(open, slice, 1, Data::Made) {
                 Ok(again) => rows = again,
                 Err(_) => return Ok(Some(unconfirmed(stage, name, kernel, &error))),
             }
@@ -241,7 +240,7 @@ fn unconfirmed(stage: &'static str, name: &str, kernel: String, error: &anyhow::
 /// Returns the first launch of a row that failed or whose results differ from those of its repetition.
 fn in_launches(
     stage: &'static str,
-    rows: &mut Suspects,
+    rows: &mut Shops,
     name: &str,
     repeater: &mut Repeater,
 ) -> anyhow::Result<Option<Culprit>> {

@@ -5,18 +5,21 @@
 //! and a rounded sum can round an activation to the adjacent byte. Invariant: logits are compared, with a limit; the likeliest tokens
 //! must agree only where the logits differ by more than the limit allows.
 
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use serde_json::json;
-use tokenmill_backend::Executor;
+use tokenmill_backend::{Executor, ForwardBatch, RowOutput};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
-use tokenmill_testkit::generate::{all_logits, greedy};
+use tokenmill_testkit::generate::{all_logits, greedy, run as run_step};
 
-use crate::gpu::DeviceChoice;
+use crate::{
+    gpu::DeviceChoice,
+    measure::{record, subject::Sequences},
+};
 
 /// Compare a model on a GPU with the same model on the CPU, fed the same tokens; a non-zero exit code if logits are too far apart
 #[derive(clap::Args)]
@@ -76,10 +79,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         "one_by_one": one_by_one.to_json(),
     });
     println!("{report:#}");
-    if let Some(path) = &args.json {
-        fs::write(path, format!("{report:#}\n"))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    record::write_asked(args.json.as_deref(), &report)?;
     for (how, found) in [("in one step", &in_one_step), ("one by one", &one_by_one)] {
         ensure!(
             found.rms <= args.limit && found.n_wrong == 0,
@@ -94,18 +94,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Returns the logits at every position, a step for each token, so that decode steps and their graphs are compared too.
 fn decoded(executor: &mut dyn Executor, tokens: &[u32], n_vocab: usize) -> anyhow::Result<Vec<f32>> {
-    use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, RowOutput, SeqState};
-    use tokenmill_testkit::generate::{ids, run as run_step};
-
-    let pages: Vec<u32> = (0..tokens.len().div_ceil(PAGE_TOKENS) as u32).collect();
     let mut logits = Vec::with_capacity(tokens.len() * n_vocab);
+    let sequences = Sequences {
+        n_seqs: 1,
+        n_ctx: tokens.len(),
+    };
     for (position, token) in tokens.iter().enumerate() {
         let mut batch = ForwardBatch::default();
-        batch.push_sequence(ids(&[*token]), position as u32, &pages);
-        if executor.limits().n_states > 0 {
-            batch.states.push(SeqState::own(0));
-        }
-        batch.want_last(RowOutput::Logits);
+        sequences.push(executor, &mut batch, 0, position, &[*token], RowOutput::Logits);
         logits.extend(run_step(executor, &batch)?.logits);
     }
     Ok(logits)

@@ -19,8 +19,10 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
+use serde_json::{Value, json};
 
 use crate::{
+    measure::record,
     parity::fixtures_folder,
     predictions::{self, Extent},
     ptx,
@@ -131,12 +133,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !args.no_build {
         build(root)?;
     }
-    if out.exists() {
-        fs::remove_dir_all(&out).with_context(|| format!("cannot empty {}", out.display()))?;
-    }
+    record::empty_folder(&out)?;
     for folder in ["bin", "fixtures"] {
-        let folder = out.join(folder);
-        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        record::empty_folder(&out.join(folder))?;
     }
     let kernels =
         fs::read(root.join(ptx::ARCHIVE)).with_context(|| format!("cannot read {}", ptx::ARCHIVE))?;
@@ -154,11 +153,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             Err(reason) => println!("device-pack: without cubins, the assembler cannot be had: {reason:#}"),
         }
     }
-    fs::write(out.join("pack.json"), about(root, &args.cubins, &out)?).context("cannot write pack.json")?;
+    record::write(&out.join("pack.json"), &about(&args.cubins, &out)?)?;
     archive(&out)?;
     for device in args.predict.iter().filter(|device| *device != "none") {
         let path = out.join(format!("predictions-{device}.json"));
-        predictions::write(device, args.extent, &commit(root), &path)?;
+        predictions::write(device, args.extent, &commit(), &path)?;
     }
     fs::write(out.join("torch_baseline.py"), TORCH).context("cannot write torch_baseline.py")?;
     write_scripts(&out)?;
@@ -193,38 +192,23 @@ fn write_scripts(out: &Path) -> anyhow::Result<()> {
     make_executable(&script)
 }
 
-/// Returns git's output without surrounding space; `None` if git fails.
-fn git(root: &Path, args: &[&str]) -> Option<String> {
-    let output = Command::new("git").args(args).current_dir(root).output().ok()?;
-    (output.status.success()).then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
 /// Returns the commit that the pack is made from.
-fn commit(root: &Path) -> String {
-    match (
-        git(root, &["rev-parse", "HEAD"]),
-        git(root, &["status", "--porcelain"]),
-    ) {
-        (Some(commit), Some(changes)) if changes.is_empty() => commit,
-        (Some(commit), _) => format!("{commit}, with changes"),
-        (None, _) => "unknown".to_owned(),
-    }
+fn commit() -> String {
+    record::commit(40, &[]).unwrap_or_else(|_| "unknown".to_owned())
 }
 
-/// Returns the description of the pack: one key a line, as the script reads it.
-fn about(root: &Path, cubins: &str, out: &Path) -> anyhow::Result<String> {
-    let text = fs::read_to_string(out.join("fixtures/llama/ref.json")).context("cannot read a reference")?;
-    let reference: serde_json::Value = serde_json::from_str(&text).context("a reference is no JSON")?;
+/// Returns the description of the pack, whose file has one key a line, as the script reads it.
+fn about(cubins: &str, out: &Path) -> anyhow::Result<Value> {
+    let reference: Value = record::read(&out.join("fixtures/llama/ref.json"))?;
     let compared = reference["types"]["Q4_K_M"]["file"]
         .as_str()
         .context("a model to compare")?;
-    let about = serde_json::json!({
-        "commit": commit(root),
+    Ok(json!({
+        "commit": commit(),
         "kernels_sha256": predictions::kernels_sha256(),
         "cubins": cubins,
         "compared_model": compared,
-    });
-    Ok(format!("{about:#}\n"))
+    }))
 }
 
 fn build(root: &Path) -> anyhow::Result<()> {
@@ -302,10 +286,7 @@ fn copy_fixtures(fixtures: &[(&str, &[&str])], data: &Path, out: &Path) -> anyho
         let (from, to) = (data.join(fixture), out.join(fixture));
         fs::create_dir_all(&to).with_context(|| format!("cannot create {}", to.display()))?;
         copy(&from.join("ref.safetensors"), &to.join("ref.safetensors"))?;
-        let path = from.join("ref.json");
-        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let mut reference: serde_json::Value =
-            serde_json::from_str(&text).with_context(|| format!("{} is no JSON", path.display()))?;
+        let mut reference: Value = record::read(&from.join("ref.json"))?;
         let listed = reference["types"]
             .as_object_mut()
             .context("a reference lists its files")?;
@@ -334,17 +315,8 @@ fn make_executable(_: &Path) -> anyhow::Result<()> {
 }
 
 fn size_of(folder: &Path) -> anyhow::Result<u64> {
-    let mut n_bytes = 0;
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let metadata = entry.metadata()?;
-        n_bytes += if metadata.is_dir() {
-            size_of(&entry.path())?
-        } else {
-            metadata.len()
-        };
-    }
-    Ok(n_bytes)
+    let sizes = (record::files_below(folder)?.into_iter()).map(|file| Ok(fs::symlink_metadata(file)?.len()));
+    sizes.sum()
 }
 
 #[cfg(test)]

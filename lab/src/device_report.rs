@@ -6,7 +6,7 @@
 //! not run has no row.
 
 use std::{
-    fmt::Write as _,
+    fmt::{Display, Write as _},
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -15,7 +15,14 @@ use std::{
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
-use crate::predictions::Predictions;
+use crate::{
+    kernel_bench,
+    measure::{
+        record::read,
+        report::{self, Table},
+    },
+    predictions::Predictions,
+};
 
 /// Render the tables of docs/gpu.md from the results of a device pack; fails where nothing was measured
 #[derive(clap::Args)]
@@ -92,17 +99,12 @@ pub(crate) fn unpack(archive: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn read(path: &Path) -> anyhow::Result<Value> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    serde_json::from_str(&text).with_context(|| format!("{} is no JSON", path.display()))
-}
-
 /// Returns all tables.
 ///
 /// # Errors
 /// Results without a summary, or without figures of that kind.
 pub(crate) fn tables(results: &Path, figures: Figures) -> anyhow::Result<String> {
-    let summary = read(&results.join("summary.json"))?;
+    let summary: Value = read(&results.join("summary.json"))?;
     let mut files: Vec<PathBuf> = fs::read_dir(results)
         .with_context(|| format!("cannot list {}", results.display()))?
         .filter_map(|entry| Some(entry.ok()?.path()))
@@ -112,7 +114,7 @@ pub(crate) fn tables(results: &Path, figures: Figures) -> anyhow::Result<String>
     let (mut benches, mut kernels, mut loads) = (Vec::new(), Vec::new(), Vec::new());
     for path in files {
         // A part that failed may have left no JSON.
-        let Ok(value) = read(&path) else { continue };
+        let Ok(value) = read::<Value>(&path) else { continue };
         // A load measured from outside does not show whether the GPU is simulated.
         if value["report"]["completion_tokens_per_s"].is_number() {
             if figures == Figures::Measured {
@@ -136,7 +138,7 @@ pub(crate) fn tables(results: &Path, figures: Figures) -> anyhow::Result<String>
     );
     let path = results.join("predictions.json");
     let predictions = if path.is_file() {
-        Predictions::read_any(&path)?
+        read(&path)?
     } else {
         Predictions::default()
     };
@@ -167,12 +169,12 @@ fn cell(value: &Value) -> String {
 }
 
 fn number(value: &Value, unit: f64, digits: usize) -> String {
-    (value.as_f64()).map_or("-".to_owned(), |value| format!("{:.digits$}", value / unit))
+    report::number(value.as_f64().map(|value| value / unit), digits)
 }
 
 /// Renders the origin of the figures: date, commit, GPU and clocks.
 fn provenance(summary: &Value) -> String {
-    let mut text = "| | |\n|---|---|\n".to_owned();
+    let mut table = Table::new(&["", ""]);
     for (name, key) in [
         ("date", "date"),
         ("commit", "commit"),
@@ -183,36 +185,30 @@ fn provenance(summary: &Value) -> String {
         ("SHA-256 of the kernels", "kernels_sha256"),
         ("command", "command"),
     ] {
-        let _ = writeln!(text, "| {name} | {} |", cell(&summary[key]));
+        table.row(&[&name, &cell(&summary[key])]);
     }
-    text + "\n"
+    format!("{table}\n")
 }
 
 fn parts(summary: &Value) -> String {
-    let mut text = "| part | outcome | seconds | |\n|---|---|---|---|\n".to_owned();
+    let mut table = Table::new(&["part", "outcome", "seconds", ""]);
     for part in summary["parts"].as_array().into_iter().flatten() {
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} | {} |",
-            cell(&part["part"]),
-            cell(&part["status"]),
-            cell(&part["seconds"]),
-            match &part["reason"] {
-                Value::String(reason) => reason.replace('|', "/"),
-                _ => String::new(),
-            }
-        );
+        let reason = match &part["reason"] {
+            Value::String(reason) => reason.replace('|', "/"),
+            _ => String::new(),
+        };
+        let [name, status, seconds] = ["part", "status", "seconds"].map(|key| cell(&part[key]));
+        table.row(&[&name, &status, &seconds, &reason]);
     }
-    text + "\n"
+    format!("{table}\n")
 }
 
 /// Renders the assumptions of the predictions, and whether they are for the measured kernels.
 fn assumptions(predictions: &Predictions, summary: &Value) -> String {
-    let file = &predictions.file;
-    if file.is_null() {
+    if predictions.source.is_empty() {
         return String::new();
     }
-    let are_same = file["kernels_sha256"] == summary["kernels_sha256"];
+    let are_same = summary["kernels_sha256"] == predictions.kernels_sha256;
     let kernels = if are_same {
         "the kernels that were measured"
     } else {
@@ -220,33 +216,24 @@ fn assumptions(predictions: &Predictions, summary: &Value) -> String {
     };
     let mut text = format!(
         "Predicted figures are those of {}, for {}, at commit {}, of {kernels}:\n\n",
-        cell(&file["source"]),
-        cell(&file["device"]),
-        cell(&file["commit"]),
+        predictions.source, predictions.device, predictions.commit,
     );
-    for line in file["assumptions"].as_array().into_iter().flatten() {
-        let _ = writeln!(text, "- {}", cell(line));
+    for line in &predictions.assumptions {
+        let _ = writeln!(text, "- {line}");
     }
-    for (name, problem) in &predictions.all.problems {
+    for (name, problem) in &predictions.problems {
         let _ = writeln!(text, "- not predicted: {name}: {problem}");
     }
     text + "\n"
 }
 
 /// Returns a measured rate, a predicted one, and their ratio.
-fn compared(measured: &Value, predicted: Option<f64>, digits: usize) -> String {
+fn compared(measured: &Value, predicted: Option<f64>, digits: usize) -> [String; 3] {
+    let measured = measured.as_f64();
     let ratio = measured
-        .as_f64()
         .zip(predicted)
         .map(|(measured, predicted)| measured / predicted);
-    let shown =
-        |value: Option<f64>, digits: usize| number(&value.map_or(Value::Null, Value::from), 1.0, digits);
-    format!(
-        "{} | {} | {}",
-        number(measured, 1.0, digits),
-        shown(predicted, digits),
-        shown(ratio, 2)
-    )
+    [(measured, digits), (predicted, digits), (ratio, 2)].map(|(value, digits)| report::number(value, digits))
 }
 
 /// Returns the number of tokens of a bench's prompt.
@@ -265,27 +252,28 @@ fn model(bench: &Value) -> String {
 }
 
 fn prompts(benches: &[Value], predictions: &Predictions) -> String {
-    let mut text =
-        "| model | prompt | tokens/s | predicted | measured / predicted |\n|---|---|---|---|---|\n"
-            .to_owned();
+    let mut table = Table::new(&["model", "prompt", "tokens/s", "predicted", "measured / predicted"]);
     for bench in benches {
         let n_prompt = n_prompt(bench);
         let predicted = predictions.tokens_per_s(&cell(&bench["model"]), n_prompt, 0);
-        let rate = &bench["graphs"]["prefill"]["tokens_per_s"];
-        let _ = writeln!(
-            text,
-            "| {} | {n_prompt} | {} |",
-            model(bench),
-            compared(rate, predicted, 0)
-        );
+        let [measured, predicted, ratio] =
+            compared(&bench["graphs"]["prefill"]["tokens_per_s"], predicted, 0);
+        table.row(&[&model(bench), &n_prompt, &measured, &predicted, &ratio]);
     }
-    text + "\n"
+    format!("{table}\n")
 }
 
 fn steps(benches: &[Value], predictions: &Predictions) -> String {
-    let mut text = "| model | behind | sequences | tokens/s | predicted | measured / predicted | eager, tokens/s | share of the copy bandwidth |\n\
-        |---|---|---|---|---|---|---|---|\n"
-        .to_owned();
+    let mut table = Table::new(&[
+        "model",
+        "behind",
+        "sequences",
+        "tokens/s",
+        "predicted",
+        "measured / predicted",
+        "eager, tokens/s",
+        "share of the copy bandwidth",
+    ]);
     for bench in benches {
         let weights = bench["load"]["weights_bytes"].as_f64();
         let copy = bench["copy_bytes_per_s"].as_f64();
@@ -303,25 +291,32 @@ fn steps(benches: &[Value], predictions: &Predictions) -> String {
                 let steps_per_s = row["tokens_per_s"].as_f64()? / n_seqs?;
                 Some(Value::from(steps_per_s * weights? / copy?))
             })();
-            let _ = writeln!(
-                text,
-                "| {} | {} | {} | {} | {} | {} % |",
-                model(bench),
-                n_prompt(bench),
-                number(&row["sequences"], 1.0, 0),
-                compared(&row["tokens_per_s"], predicted, 1),
-                number(&eager, 1.0, 1),
-                number(&share.unwrap_or(Value::Null), 0.01, 1),
-            );
+            let [measured, predicted, ratio] = compared(&row["tokens_per_s"], predicted, 1);
+            table.row(&[
+                &model(bench),
+                &n_prompt(bench),
+                &number(&row["sequences"], 1.0, 0),
+                &measured,
+                &predicted,
+                &ratio,
+                &number(&eager, 1.0, 1),
+                &format!("{} %", number(&share.unwrap_or(Value::Null), 0.01, 1)),
+            ]);
         }
     }
-    text + "\n"
+    format!("{table}\n")
 }
 
 /// Renders the throughput and the latencies that clients of the server measured.
 fn serving(load: &Value) -> String {
     let load = &load["report"];
-    let mut text = "| requests | answered | tokens/s | first token, ms, p50 / p99 | between tokens, ms, p50 / p99 |\n|---|---|---|---|---|\n".to_owned();
+    let mut table = Table::new(&[
+        "requests",
+        "answered",
+        "tokens/s",
+        "first token, ms, p50 / p99",
+        "between tokens, ms, p50 / p99",
+    ]);
     let pair = |key: &str| {
         format!(
             "{} / {}",
@@ -329,46 +324,31 @@ fn serving(load: &Value) -> String {
             number(&load[key]["p99"], 1.0, 1)
         )
     };
-    let _ = writeln!(
-        text,
-        "| {} | {} | {} | {} | {} |",
-        cell(&load["requests"]),
-        cell(&load["answered"]),
-        number(&load["completion_tokens_per_s"], 1.0, 0),
-        pair("first_token_ms"),
-        pair("inter_token_ms"),
-    );
-    text + "\n"
+    table.row(&[
+        &cell(&load["requests"]),
+        &cell(&load["answered"]),
+        &number(&load["completion_tokens_per_s"], 1.0, 0),
+        &pair("first_token_ms"),
+        &pair("inter_token_ms"),
+    ]);
+    format!("{table}\n")
 }
 
 fn kernel_table(report: &Value) -> String {
-    let mut text = "| kernel | shape | us | predicted us | measured / predicted | GB/s | share of the copy bandwidth | TFLOP/s | registers | local bytes |\n\
-        |---|---|---|---|---|---|---|---|---|---|\n"
-        .to_owned();
+    let mut table = Table::new(&[&["kernel", "shape"][..], &kernel_bench::titles()].concat());
     for row in report["kernels"].as_array().into_iter().flatten() {
-        if let Value::String(problem) = &row["problem"] {
-            let _ = writeln!(
-                text,
-                "| {} | {} | - | - | - | - | - | - | - | - |",
-                cell(&row["name"]),
-                problem.replace('|', "/")
-            );
-            continue;
-        }
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} | {} | {} % | {} | {} | {} |",
-            cell(&row["name"]),
-            cell(&row["shape"]),
-            compared(&row["us"], row["predicted_us"].as_f64(), 2),
-            number(&row["bytes_per_s"], 1e9, 0),
-            number(&row["share_of_copy"], 0.01, 1),
-            number(&row["flops_per_s"], 1e12, 2),
-            number(&row["registers"], 1.0, 0),
-            number(&row["local_bytes"], 1.0, 0),
-        );
+        // A row that failed has a reason and no figures.
+        let shape = if row["problem"].is_string() {
+            "problem"
+        } else {
+            "shape"
+        };
+        let mut cells = vec![cell(&row["name"]), cell(&row[shape])];
+        cells.extend(kernel_bench::figures(row));
+        let cells: Vec<&dyn Display> = cells.iter().map(|cell| cell as &dyn Display).collect();
+        table.row(&cells);
     }
-    text + "\n"
+    format!("{table}\n")
 }
 
 /// Puts the tables between the marks of a text.
@@ -411,16 +391,13 @@ mod tests {
     #[test]
     fn tables_have_what_was_measured_next_to_what_was_predicted() {
         let kernels = json!({ "is_measured": true, "kernels": [
-            { "name": "o", "us": 4.4, "predicted_us": 4.0, "bytes_per_s": 2e12 },
+            { "name": "o", "us": 4.4, "predicted_us": 4.0, "measured_by_predicted": 1.1, "bytes_per_s": 2e12 },
             { "name": "down", "problem": "too | far apart" },
         ] });
         let serving = json!({ "concurrency": 2, "report": { "requests": 4, "answered": 4, "completion_tokens_per_s": 99.6,
             "first_token_ms": { "p50": 10.0, "p99": 20.0 }, "inter_token_ms": { "p50": 3.0, "p99": 4.0 } } });
         let predictions = json!({ "source": "a model", "device": "h200", "commit": "abc", "kernels_sha256": "00",
-            "assumptions": ["clocks"], "not_predicted": { "down": "no registers" }, "kernels": { "o": 4.0 }, "steps": [
-                { "model": "m", "n_prompt": 512, "sequences": 2, "us": 4e5 },
-                { "model": "m", "n_prompt": 512, "sequences": 0, "us": 256_000.0 },
-            ] });
+            "assumptions": ["clocks"], "not_predicted": { "down": "no registers" }, "us": { "m, 2 behind 512": 4e5, "m, prompt of 512": 256_000.0 } });
         let folder = results(&[
             ("summary.json", summary()),
             ("bench.json", bench(true)),
@@ -432,7 +409,7 @@ mod tests {
         for line in [
             "| m.gguf | 512 | 1000 | 2000 | 0.50 |",
             "| m.gguf | 512 | 2 | 4.0 | 5.0 | 0.80 | 3.0 | 50.0 % |",
-            "| o | - | 4.40 | 4.00 | 1.10 | 2000 | - % |",
+            "| o | - | 4.40 | 4.00 | 1.10 | 2000 | - |",
             "| down | too / far apart | - |",
             "| 4 | 4 | 100 | 10.0 / 20.0 | 3.0 / 4.0 |",
             "| sanitizer | late | 0 | no time / left |",

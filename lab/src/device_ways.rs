@@ -4,14 +4,17 @@
 //! driver's share of the memory, which is estimated before. Invariant: a step that could not be captured is an error, since it would be launched
 //! one by one in both cases.
 
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use serde_json::json;
 use tokenmill_cuda_exec::{CHECKED_TOKENS, CudaBackend, Launches, Way, compare_ways};
-use tokenmill_model::{Model, ModelExecutor, ModelOptions};
+use tokenmill_model::{Model, ModelExecutor};
 
-use crate::gpu::DeviceChoice;
+use crate::{
+    gpu::DeviceChoice,
+    measure::{record, subject::Sequences},
+};
 
 /// Compare the bits of a model's steps in every way of launching them; a non-zero exit code if any differs
 #[derive(clap::Args)]
@@ -35,13 +38,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut free = vec![("opened", device.free_bytes()?)];
     let model = Model::open(&args.model)?;
     let n_ctx = CHECKED_TOKENS.min(model.descriptor().n_ctx_train);
-    let options = ModelOptions {
-        n_ctx: Some(n_ctx),
-        max_batch_tokens: n_ctx,
-        max_batch_seqs: 1,
-        max_logit_rows: 1,
-        ..ModelOptions::default()
-    };
+    let options = Sequences { n_seqs: 1, n_ctx }.options(n_ctx);
     let mut executor = model.load_on(CudaBackend::new(device.clone())?, &options, &mut |_| {})?;
     free.push(("loaded", device.free_bytes()?));
     let asked = device.options();
@@ -68,10 +65,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         "memory": memory,
     });
     println!("{report:#}");
-    if let Some(path) = &args.json {
-        fs::write(path, format!("{report:#}\n"))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    record::write_asked(args.json.as_deref(), &report)?;
     match compared {
         Ok(()) => Ok(()),
         Err(finding) => bail!("{finding}"),

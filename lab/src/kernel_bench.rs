@@ -3,7 +3,7 @@
 //! A kernel is launched alone, many times in one graph between two events (`bench device` measures steps), and each launch uses another copy of its
 //! weights, so that no cache holds them. Before it is timed its results are compared with those of a plain loop. If a file of predictions is given,
 //! the prediction of the timing model appears next to the measurement. The parts: `rows` lists the measurements, `work`, `products`, `attention`
-//! and `sampling` make the launches, `twin` has the plain loops, `predict` runs the timing model, `suspects` serves the search for a wrong kernel.
+//! and `sampling` make the launches, `twin` has the plain loops, `predict` runs the timing model, `shops` makes and checks rows by name.
 //! Invariant: a simulated device shows that every row runs and is right, and gives no times.
 
 mod attention;
@@ -11,11 +11,11 @@ mod predict;
 mod products;
 mod rows;
 mod sampling;
-mod suspects;
+mod shops;
 mod twin;
 mod work;
 
-use std::{collections::BTreeMap, fs, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
@@ -25,13 +25,19 @@ use tokenmill_sim_driver::{SimOptions, Simulator};
 use self::{
     rows::{ROWS, RowSpec},
     twin::Checked,
-    work::{Data, Work, Workshop},
 };
-use crate::{gpu::DeviceChoice, predictions::Predictions};
+use crate::{
+    gpu::DeviceChoice,
+    measure::{record, report::number},
+    predictions::Predictions,
+};
 
 pub(crate) use self::{
-    predict::{Predictor, rows as predicted_rows},
-    suspects::{SMALL_SLICE, Suspects},
+    predict::{Predictor, estimates, rows as predicted_rows, wait},
+    rows::What,
+    sampling::drawn,
+    shops::{SMALL_SLICE, Shops},
+    work::{Data, HEADS, N_EMBD, N_FF, Work, Workshop},
 };
 
 /// Measure every kernel of a step of an 8B model on a GPU, next to what the timing model predicts
@@ -73,35 +79,6 @@ enum Model {
     Q4KM,
 }
 
-/// Makes rows: on the GPU as it is, and on the same GPU without matrix operations of warpgroups.
-struct Shops {
-    plain: Workshop,
-    without_wide: Workshop,
-}
-
-impl Shops {
-    fn new(
-        open: impl Fn(WideProducts) -> anyhow::Result<Device>,
-        slice: usize,
-        max_copies: usize,
-        data: Data,
-    ) -> anyhow::Result<Self> {
-        let shop = |wide| Workshop::new(&open(wide)?, slice, max_copies, data);
-        Ok(Self {
-            plain: shop(WideProducts::WhereThere)?,
-            without_wide: shop(WideProducts::Never)?,
-        })
-    }
-
-    fn of(&mut self, row: &RowSpec) -> &mut Workshop {
-        if row.is_without_wide {
-            &mut self.without_wide
-        } else {
-            &mut self.plain
-        }
-    }
-}
-
 /// Measures.
 ///
 /// # Errors
@@ -132,48 +109,15 @@ fn run_rows<'a>(args: &Args, specs: impl Iterator<Item = &'a RowSpec>) -> anyhow
     } else {
         None
     };
-    println!(
-        "{:<42} {:>9} {:>9} {:>6} {:>8} {:>7} {:>8} {:>5} {:>6} {:>7} {:>9}",
-        "kernel",
-        "us",
-        "predicted",
-        "ratio",
-        "GB/s",
-        "copy %",
-        "TFLOP/s",
-        "regs",
-        "local",
-        "blocks",
-        "deviation"
-    );
+    println!("{}", line("kernel", titles().map(str::to_owned)));
     let mut shops = Shops::new(open, slice, if is_measured { n_launches } else { 1 }, Data::Made)?;
     let (mut rows, mut failed, mut logs) = (Vec::new(), Vec::new(), BTreeMap::new());
     let mut modules = BTreeMap::new();
-    let write = |rows: &[Value],
-                 logs: &BTreeMap<String, String>,
-                 modules: &BTreeMap<&str, Value>|
-     -> anyhow::Result<()> {
-        let Some(path) = &args.json else {
-            return Ok(());
-        };
-        let report = json!({
-            "device": device.info().name,
-            "is_measured": is_measured,
-            "launches": n_launches,
-            "slice": slice,
-            "copy_bytes_per_s": copy_bytes_per_s,
-            "kernels": rows,
-            // Logs of the driver's compiler for the modules that were launched.
-            "compiler": logs,
-            "modules": modules,
-        });
-        fs::write(path, format!("{report:#}\n")).with_context(|| format!("cannot write {}", path.display()))
-    };
     for spec in specs {
         let shop = shops.of(spec);
         let device = shop.device.clone();
         // A failed row is reported and does not affect the others.
-        let found = (shop.make(spec))
+        let found = (shop.make(spec.what))
             .map_err(|error| error.context("it cannot be made"))
             .and_then(|mut work| {
                 let row = if args.check {
@@ -193,7 +137,7 @@ fn run_rows<'a>(args: &Args, specs: impl Iterator<Item = &'a RowSpec>) -> anyhow
             });
         let row = match found {
             Ok(row) => {
-                println!("{}", line(&row));
+                println!("{}", line(spec.name, figures(&row)));
                 row
             }
             Err(error) => {
@@ -210,7 +154,18 @@ fn run_rows<'a>(args: &Args, specs: impl Iterator<Item = &'a RowSpec>) -> anyhow
             }
         }
         // Written after each row, so that the results survive a row that ends the program.
-        write(&rows, &logs, &modules)?;
+        let report = json!({
+            "device": device.info().name,
+            "is_measured": is_measured,
+            "launches": n_launches,
+            "slice": slice,
+            "copy_bytes_per_s": copy_bytes_per_s,
+            "kernels": rows,
+            // Logs of the driver's compiler for the modules that were launched.
+            "compiler": logs,
+            "modules": modules,
+        });
+        record::write_asked(args.json.as_deref(), &report)?;
     }
     ensure!(!rows.is_empty(), "no row has `{}` in its name", args.filter);
     ensure!(failed.is_empty(), "rows failed: {}", failed.join("; "));
@@ -355,35 +310,43 @@ impl Measured<'_> {
     }
 }
 
-fn line(row: &Value) -> String {
-    let number = |key: &str, unit: f64, digits: usize| match row[key].as_f64() {
-        Some(value) => format!("{:.digits$}", value / unit),
-        None => "-".to_owned(),
-    };
-    format!(
-        "{:<42} {:>9} {:>9} {:>6} {:>8} {:>7} {:>8} {:>5} {:>6} {:>7} {:>9}",
-        row["name"].as_str().unwrap_or_default(),
-        number("us", 1.0, 2),
-        number("predicted_us", 1.0, 2),
-        number("measured_by_predicted", 1.0, 2),
-        number("bytes_per_s", 1e9, 0),
-        number("share_of_copy", 0.01, 1),
-        number("flops_per_s", 1e12, 1),
-        number("registers", 1.0, 0),
-        number("local_bytes", 1.0, 0),
-        number("blocks_per_multiprocessor", 1.0, 0),
-        number("deviation", 1.0, 5),
-    )
+/// Figures of a row: a title, the key in the file, and the unit and digits in which people read it.
+const FIGURES: [(&str, &str, f64, usize); 10] = [
+    ("us", "us", 1.0, 2),
+    ("predicted", "predicted_us", 1.0, 2),
+    ("ratio", "measured_by_predicted", 1.0, 2),
+    ("GB/s", "bytes_per_s", 1e9, 0),
+    ("copy %", "share_of_copy", 0.01, 1),
+    ("TFLOP/s", "flops_per_s", 1e12, 2),
+    ("registers", "registers", 1.0, 0),
+    ("local", "local_bytes", 1.0, 0),
+    ("blocks", "blocks_per_multiprocessor", 1.0, 0),
+    ("deviation", "deviation", 1.0, 5),
+];
+
+/// Returns the titles of a row's figures.
+pub(crate) fn titles() -> [&'static str; FIGURES.len()] {
+    FIGURES.map(|(title, ..)| title)
+}
+
+/// Renders the figures of a row in a file; a dash for each that is not there.
+pub(crate) fn figures(row: &Value) -> [String; FIGURES.len()] {
+    FIGURES.map(|(_, key, unit, n_digits)| number(row[key].as_f64().map(|value| value / unit), n_digits))
+}
+
+fn line(name: &str, figures: [String; FIGURES.len()]) -> String {
+    let columns = figures.map(|figure| format!("{figure:>9}"));
+    format!("{name:<42} {}", columns.join(" "))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::{collections::BTreeSet, fs};
 
     use tokenmill_ptx_sim::DeviceProfile;
 
     use super::*;
-    use crate::predictions::{Predicted, kernels_sha256};
+    use crate::predictions::kernels_sha256;
 
     /// Returns the rows that this run tries.
     fn tried(grid: &str) -> Vec<&'static RowSpec> {
@@ -400,8 +363,8 @@ mod tests {
             folder.path().join("predicted.json"),
         );
         let tried = tried("rows of kernel-bench that run");
-        let mut predicted = json!({ "kernels_sha256": kernels_sha256(), "kernels": {}, "steps": [] });
-        predicted["kernels"][tried[0].name] = json!(5.7);
+        let mut predicted = json!({ "kernels_sha256": kernels_sha256(), "us": {} });
+        predicted["us"][tried[0].name] = json!(5.7);
         fs::write(&predictions, predicted.to_string()).unwrap();
         let args = Args {
             device: DeviceChoice::Sim,
@@ -440,15 +403,14 @@ mod tests {
     fn every_row_launches_the_kernel_that_it_is_about() {
         for profile in ["h200", "a100"] {
             let profile = DeviceProfile::find(profile).unwrap();
-            let simulator =
-                Simulator::estimating(profile, crate::kernel_estimate::registers(profile).unwrap());
+            let simulator = crate::kernel_estimate::simulator(profile, false).unwrap();
             let open = |wide| Ok(simulator.device_with_wide(wide));
             let mut shops = Shops::new(open, 1, 1, Data::Zeros).unwrap();
             for spec in tried("rows of kernel-bench that are launched") {
                 let shop = shops.of(spec);
                 let device = shop.device.clone();
                 // Launches that make the inputs are not counted: rows are quantized and chosen by launches too.
-                let mut work = match shop.make(spec) {
+                let mut work = match shop.make(spec.what) {
                     Ok(work) => work,
                     Err(error) => panic!("{} on {}: {error:#}", spec.name, profile.name),
                 };
@@ -461,22 +423,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn predictions_of_other_kernels_are_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("predicted.json");
-        let predicted = Predicted::default();
-        fs::write(
-            &path,
-            predicted
-                .to_json("h200", "a commit")
-                .to_string()
-                .replace(&kernels_sha256(), "00"),
-        )
-        .unwrap();
-        let error = Predictions::read(&path).unwrap_err().to_string();
-        assert!(error.contains("other kernels"), "{error}");
     }
 }

@@ -25,9 +25,9 @@ use tokenmill_ptx_sim::DeviceProfile;
 use hybrid::{Host, Hybrid};
 use step::{Batch, Shape, Step};
 
-pub(crate) use step::registers;
+pub(crate) use step::simulator;
 
-use crate::synth::outline;
+use crate::{measure::record, synth::outline};
 
 /// Number of rows from which on CPU and GPU compute parts of a step in parallel.
 const OVERLAP_ROWS: usize = 128;
@@ -102,36 +102,19 @@ pub struct Args {
 /// More tokens take hours to play, without new information.
 const MAX_PROMPT: usize = 8192;
 
-/// A step to predict: `n_seqs` sequences decode after `n_ctx` tokens in all, or one has a prompt of `n_ctx`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StepAsked {
-    pub(crate) model: &'static str,
-    pub(crate) recipe: &'static str,
-    /// 0 for a prompt.
-    pub(crate) n_seqs: usize,
-    pub(crate) n_ctx: usize,
-}
-
-/// Returns the microseconds of a step.
+/// Returns the microseconds of a step in which `n_seqs` sequences decode after `n_ctx` tokens in all, or, if that is 0, one has a prompt of `n_ctx`.
 ///
 /// # Errors
 /// An unknown model or type, or a context beyond the model's.
-pub(crate) fn predict(asked: &StepAsked, device: &'static DeviceProfile) -> anyhow::Result<f64> {
-    let shape = Shape {
-        model: asked.model,
-        recipe: asked.recipe,
-        n_layers: None,
-        context: asked.n_ctx,
-        kv_type: KvType::F16,
-        adapter_rank: None,
-        shared_prefix: 0,
-        reads_apart: false,
-        is_code_warm: false,
-    };
-    let batch = match asked.n_seqs {
-        0 => Batch::Prefill {
-            n_tokens: asked.n_ctx,
-        },
+pub(crate) fn predict(
+    [model, recipe]: [&str; 2],
+    n_seqs: usize,
+    n_ctx: usize,
+    device: &'static DeviceProfile,
+) -> anyhow::Result<f64> {
+    let shape = Shape::of(model, recipe, n_ctx);
+    let batch = match n_seqs {
+        0 => Batch::Prefill { n_tokens: n_ctx },
         n_seqs => Batch::Decode { n_seqs },
     };
     let steps = Step::estimate(&shape, &[batch], device, Launches::Early)?;
@@ -227,15 +210,15 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Writes the figures to the requested file.
 fn write_json(args: &Args, what: &str, figures: &[Value]) -> anyhow::Result<()> {
-    if let Some(path) = &args.json {
-        let report = json!({ "source": "the timing model of ptx-sim; not measured", what: figures });
-        std::fs::write(path, format!("{report:#}\n"))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    let report = json!({ "source": "the timing model of ptx-sim; not measured", what: figures });
+    record::write_asked(args.json.as_deref(), &report)
 }
 
-fn device(name: &str) -> anyhow::Result<&'static DeviceProfile> {
+/// Finds a GPU by its name.
+///
+/// # Errors
+/// An unknown name.
+pub(crate) fn device(name: &str) -> anyhow::Result<&'static DeviceProfile> {
     DeviceProfile::find(name).with_context(|| {
         let known = DeviceProfile::ALL.map(|device| device.name).join(", ");
         format!("unknown device `{name}`; known are {known}")

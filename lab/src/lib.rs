@@ -17,6 +17,7 @@ pub mod inspect_ptx;
 pub mod kernel_bench;
 pub mod kernel_estimate;
 pub mod mask_times;
+mod measure;
 pub mod parity;
 mod predictions;
 pub mod ptx;

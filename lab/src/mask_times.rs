@@ -15,6 +15,8 @@ use tokenmill_text::{
     constraint::{Constraint, ConstraintCompiler, ConstraintLimits},
 };
 
+use crate::measure::rounds::percentile;
+
 /// Measure how long the masks of constraints take
 #[derive(clap::Args)]
 pub struct Args {
@@ -26,12 +28,13 @@ pub struct Args {
     text: Option<String>,
 }
 
+/// The parts that are timed, in the order in which they are printed.
+const PARTS: [&str; 4] = ["compile", "begin", "mask", "commit"];
+
 #[derive(Default)]
 struct Times {
-    compile: Vec<Duration>,
-    begin: Vec<Duration>,
-    mask: Vec<Duration>,
-    commit: Vec<Duration>,
+    /// A list for each of [`PARTS`].
+    parts: [Vec<Duration>; PARTS.len()],
     n_refused: usize,
 }
 
@@ -77,13 +80,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     println!("{} constraints refused", times.n_refused);
-    for (what, times) in [
-        ("compile", &mut times.compile),
-        ("begin", &mut times.begin),
-        ("mask", &mut times.mask),
-        ("commit", &mut times.commit),
-    ] {
-        report(what, times);
+    for (part, times) in PARTS.iter().zip(&mut times.parts) {
+        report(part, times);
     }
     Ok(())
 }
@@ -95,6 +93,7 @@ fn measure(
     texts: &[String],
     times: &mut Times,
 ) {
+    let [compile, begin, mask, commit] = &mut times.parts;
     let started = Instant::now();
     let compiled = match compiler.compile(constraint) {
         Ok(compiled) => compiled,
@@ -104,7 +103,7 @@ fn measure(
             return;
         }
     };
-    times.compile.push(started.elapsed());
+    compile.push(started.elapsed());
     let options = EncodeOptions {
         add_special: false,
         parse_special: false,
@@ -113,36 +112,29 @@ fn measure(
     for text in texts {
         let started = Instant::now();
         let mut matcher = compiled.matcher(tokenizer.end_of_generation());
-        times.begin.push(started.elapsed());
+        begin.push(started.elapsed());
         for id in tokenizer.encode(text, options) {
             let started = Instant::now();
             if let Err(error) = matcher.mask(&mut words) {
                 println!("mask: {error}");
                 break;
             }
-            times.mask.push(started.elapsed());
+            mask.push(started.elapsed());
             let started = Instant::now();
             if matcher.commit(id).is_err() {
                 break;
             }
-            times.commit.push(started.elapsed());
+            commit.push(started.elapsed());
         }
     }
 }
 
 fn report(what: &str, times: &mut [Duration]) {
-    times.sort_unstable();
-    let Some(last) = times.len().checked_sub(1) else {
-        return;
-    };
-    let at = |share: f64| times[(last as f64 * share) as usize];
-    println!(
-        "{what}: {} times, p50 {:.1?}, p90 {:.1?}, p99 {:.1?}, p99.9 {:.1?}, longest {:.1?}",
-        times.len(),
-        at(0.5),
-        at(0.9),
-        at(0.99),
-        at(0.999),
-        times[last]
-    );
+    let shares = [0.5, 0.9, 0.99, 0.999, 1.0].map(|share| percentile(times, share));
+    if let [Some(p50), Some(p90), Some(p99), Some(p999), Some(longest)] = shares {
+        println!(
+            "{what}: {} times, p50 {p50:.1?}, p90 {p90:.1?}, p99 {p99:.1?}, p99.9 {p999:.1?}, longest {longest:.1?}",
+            times.len()
+        );
+    }
 }

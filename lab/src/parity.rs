@@ -20,6 +20,7 @@ use tokenmill_testkit::{
 };
 
 use self::devices::{DeviceChoice, devices};
+use crate::measure::record;
 
 /// Compare models with reference data; a non-zero exit code if any differs.
 #[derive(clap::Args)]
@@ -104,11 +105,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             }
         }
     }
-    if let Some(path) = &args.json {
-        let report = json!({ "compared": n_compared, "failed": n_failed, "rows": json_rows });
-        std::fs::write(path, format!("{report:#}\n"))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    let report = json!({ "compared": n_compared, "failed": n_failed, "rows": json_rows });
+    record::write_asked(args.json.as_deref(), &report)?;
     ensure!(n_failed == 0, "{n_failed} of {n_compared} comparisons failed");
     ensure!(n_compared > 0, "nothing was compared");
     match n_known_misses {

@@ -1,4 +1,4 @@
-//! [`Predicted`] and [`Predictions`]: the timing model's predictions for everything that a device pack measures, written to a file and read again.
+//! [`Predictions`]: the timing model's predictions for everything that a device pack measures, written to a file and read again.
 //!
 //! `kernel-bench` and `device-report` put them next to measurements. Making them takes minutes, so they are cached in `target/predictions` by a
 //! hash of everything that they depend on: the kernels, the launching and the estimating code, and the request. Each is stored when it is made, so
@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tokenmill_cuda_exec::modules;
 use tokenmill_ptx_sim::DeviceProfile;
@@ -26,7 +26,8 @@ use tokenmill_ptx_sim::DeviceProfile;
 use self::bar::Bar;
 use crate::{
     kernel_bench::{self, Predictor},
-    kernel_estimate::{self, StepAsked},
+    kernel_estimate,
+    measure::record,
     ptx::hex,
 };
 
@@ -80,35 +81,24 @@ pub(crate) enum Extent {
     Few,
 }
 
-/// A predicted step.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct StepPredicted {
-    /// The model's file without its ending.
-    pub(crate) model: String,
-    pub(crate) n_prompt: usize,
-    /// 0 for the prompt itself.
-    pub(crate) n_seqs: usize,
-    pub(crate) us: f64,
-}
-
-impl StepPredicted {
-    /// Tokens a second.
-    pub(crate) fn tokens_per_s(&self) -> f64 {
-        let n_tokens = if self.n_seqs == 0 {
-            self.n_prompt
-        } else {
-            self.n_seqs
-        };
-        n_tokens as f64 * 1e6 / self.us
-    }
-}
-
-/// Predictions for a GPU.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Predicted {
-    pub(crate) kernels: BTreeMap<String, f64>,
-    pub(crate) steps: Vec<StepPredicted>,
+/// Predictions for a GPU, as their file has them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Predictions {
+    /// Empty if there are no predictions.
+    #[serde(default)]
+    pub(crate) source: String,
+    #[serde(default)]
+    pub(crate) device: String,
+    #[serde(default)]
+    pub(crate) commit: String,
+    #[serde(default)]
+    pub(crate) kernels_sha256: String,
+    #[serde(default)]
+    pub(crate) assumptions: Vec<String>,
+    /// Microseconds of the rows of `kernel-bench` and of steps, by their names.
+    us: BTreeMap<String, f64>,
     /// Reasons why others have none, by their names.
+    #[serde(default, rename = "not_predicted")]
     pub(crate) problems: BTreeMap<String, String>,
 }
 
@@ -144,15 +134,16 @@ impl Job {
     fn name(self) -> String {
         match self {
             Self::Row(name) => name.to_owned(),
-            Self::Step { of, n_seqs: 0 } => format!("{}, prompt of {}", of.file(), of.n_prompt),
-            Self::Step { of, n_seqs } => format!("{}, {n_seqs} behind {}", of.file(), of.n_prompt),
+            Self::Step { of, n_seqs } => step_name(&of.file(), of.n_prompt, n_seqs),
         }
     }
+}
 
-    /// Returns whether it is this step.
-    fn is_of(self, step: &StepPredicted) -> bool {
-        matches!(self, Self::Step { of, n_seqs }
-            if of.file() == step.model && of.n_prompt == step.n_prompt && n_seqs == step.n_seqs)
+/// Names a step of so many sequences after a prompt, or the prompt if that is 0, of a model's file without its ending.
+fn step_name(model: &str, n_prompt: usize, n_seqs: usize) -> String {
+    match n_seqs {
+        0 => format!("{model}, prompt of {n_prompt}"),
+        _ => format!("{model}, {n_seqs} behind {n_prompt}"),
     }
 }
 
@@ -164,23 +155,28 @@ impl Steps {
 
     /// Returns the microseconds of one step of `n_seqs` sequences, or of the prompt if that is 0.
     fn us(&self, n_seqs: usize, profile: &'static DeviceProfile) -> anyhow::Result<f64> {
-        kernel_estimate::predict(
-            &StepAsked {
-                model: self.model,
-                recipe: self.recipe,
-                n_seqs,
-                n_ctx: if n_seqs == 0 {
-                    self.n_prompt
-                } else {
-                    self.n_prompt + self.n_gen / 2
-                },
-            },
-            profile,
-        )
+        let n_ctx = if n_seqs == 0 {
+            self.n_prompt
+        } else {
+            self.n_prompt + self.n_gen / 2
+        };
+        kernel_estimate::predict([self.model, self.recipe], n_seqs, n_ctx, profile)
     }
 }
 
-impl Predicted {
+impl Predictions {
+    /// Begins predictions of this program's kernels.
+    fn of_this_program(device: &str, commit: &str) -> Self {
+        Self {
+            source: "the timing model of ptx-sim; not measured".to_owned(),
+            device: device.to_owned(),
+            commit: commit.to_owned(),
+            kernels_sha256: kernels_sha256(),
+            assumptions: assumptions(device),
+            ..Self::default()
+        }
+    }
+
     /// Makes the predictions that `self` lacks, on all cores. Shows the progress, and passes the predictions so far to `keep` after each
     /// one. A prediction that fails is recorded with its reason; the others continue.
     ///
@@ -193,7 +189,8 @@ impl Predicted {
         keep: impl Fn(&Self) -> anyhow::Result<()> + Sync,
     ) -> anyhow::Result<Self> {
         let jobs = Job::all(extent);
-        let missing: Vec<Job> = jobs.iter().copied().filter(|job| !self.has(*job)).collect();
+        let is_missing = |job: &Job| !self.us.contains_key(&job.name());
+        let missing: Vec<Job> = jobs.into_iter().filter(is_missing).collect();
         let bar = Mutex::new(Bar::new(profile.name, missing.len()));
         let made = Mutex::new(self);
         let next = AtomicUsize::new(0);
@@ -207,7 +204,7 @@ impl Predicted {
                     Job::Step { of, n_seqs } => of.us(n_seqs, profile),
                 };
                 let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
-                made.note(job, us);
+                made.note(name, us);
                 keep(&made)?;
             }
             Ok(())
@@ -224,69 +221,50 @@ impl Predicted {
             ended.collect::<anyhow::Result<()>>()
         })?;
         bar.into_inner().unwrap_or_else(PoisonError::into_inner).end();
-        let mut made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if let (true, true, Some((name, problem))) = (
-            made.kernels.is_empty(),
-            made.steps.is_empty(),
-            made.problems.first_key_value(),
-        ) {
+        let made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let (true, Some((name, problem))) = (made.us.is_empty(), made.problems.first_key_value()) {
             bail!("nothing can be predicted for {}: {name}: {problem}", profile.name);
         }
-        // In the order of the requests, whichever was done first.
-        made.steps
-            .sort_by_key(|step| jobs.iter().position(|job| job.is_of(step)));
         Ok(made)
     }
 
-    /// Returns whether it was predicted.
-    fn has(&self, job: Job) -> bool {
-        match job {
-            Job::Row(name) => self.kernels.contains_key(name),
-            Job::Step { .. } => self.steps.iter().any(|step| job.is_of(step)),
+    /// Adds the microseconds of a job, or the reason for their absence.
+    fn note(&mut self, name: String, us: anyhow::Result<f64>) {
+        match us {
+            Ok(us) => {
+                self.us.insert(name, us);
+            }
+            Err(error) => {
+                self.problems.insert(name, format!("{error:#}"));
+            }
         }
     }
 
-    /// Adds the result of a job, in microseconds, or the reason for its absence.
-    fn note(&mut self, job: Job, us: anyhow::Result<f64>) {
-        match (us, job) {
-            (Err(error), _) => {
-                self.problems.insert(job.name(), format!("{error:#}"));
-            }
-            (Ok(us), Job::Row(name)) => {
-                self.kernels.insert(name.to_owned(), us);
-            }
-            (Ok(us), Job::Step { of, n_seqs }) => self.steps.push(StepPredicted {
-                model: of.file(),
-                n_prompt: of.n_prompt,
-                n_seqs,
-                us,
-            }),
-        }
+    /// Reads a file of predictions for this program's kernels.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is invalid, or has predictions of other kernels.
+    pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
+        let predictions: Self = record::read(path)?;
+        ensure!(
+            predictions.kernels_sha256 == kernels_sha256(),
+            "{} has predictions of other kernels than this program's",
+            path.display()
+        );
+        Ok(predictions)
     }
 
-    /// Returns the contents of the file, with its device and its assumptions.
-    pub(crate) fn to_json(&self, device: &str, commit: &str) -> Value {
-        let steps: Vec<Value> = (self.steps.iter())
-            .map(|step| {
-                json!({
-                    "model": step.model,
-                    "n_prompt": step.n_prompt,
-                    "sequences": step.n_seqs,
-                    "us": step.us,
-                    "tokens_per_s": step.tokens_per_s(),
-                })
-            })
-            .collect();
-        json!({
-            "source": "the timing model of ptx-sim; not measured",
-            "device": device,
-            "commit": commit,
-            "kernels_sha256": kernels_sha256(),
-            "assumptions": assumptions(device),
-            "kernels": self.kernels,
-            "steps": steps,
-            "not_predicted": self.problems,
-        })
+    /// Returns the microseconds of a row of `kernel-bench`.
+    pub(crate) fn kernel_us(&self, name: &str) -> Option<f64> {
+        self.us.get(name).copied()
+    }
+
+    /// Returns the tokens a second for a model's file: of `n_seqs` sequences after a prompt, or of the prompt if that is 0.
+    pub(crate) fn tokens_per_s(&self, file: &str, n_prompt: usize, n_seqs: usize) -> Option<f64> {
+        let model = file.strip_suffix(".gguf").unwrap_or(file);
+        let n_tokens = if n_seqs == 0 { n_prompt } else { n_seqs };
+        let us = self.us.get(&step_name(model, n_prompt, n_seqs))?;
+        Some(n_tokens as f64 * 1e6 / us)
     }
 }
 
@@ -324,44 +302,33 @@ pub(crate) fn kernels_sha256() -> String {
 /// # Errors
 /// An unknown device, one whose registers are not known, or files that cannot be read or written.
 pub(crate) fn write(device: &str, extent: Extent, commit: &str, to: &Path) -> anyhow::Result<()> {
-    let profile = DeviceProfile::find(device).with_context(|| {
-        let known = DeviceProfile::ALL.map(|device| device.name).join(", ");
-        format!("no predictions for `{device}`: known are {known}")
-    })?;
+    let profile = kernel_estimate::device(device)?;
     let folder = crate::workspace_root().join("target/predictions");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let cached = folder.join(format!("{device}-{}.json", &key(extent)?[..16]));
-    let write = |to: &Path, json: &Value| {
-        fs::write(to, format!("{json:#}\n")).with_context(|| format!("cannot write {}", to.display()))
-    };
-    let mut predicted = if cached.is_file() {
-        let text =
-            fs::read_to_string(&cached).with_context(|| format!("cannot read {}", cached.display()))?;
-        serde_json::from_str(&text).with_context(|| format!("{} is no JSON", cached.display()))?
+    let mut predictions = if cached.is_file() {
+        Predictions::read(&cached)?
     } else {
         // Failed predictions are tried again. The others stay in a separate file until all are there.
         let part = cached.with_extension("part");
-        let begun = Predictions::read(&part).map(|begun| Predicted {
+        let begun = Predictions::read(&part).map(|begun| Predictions {
             problems: BTreeMap::new(),
-            ..begun.all
+            ..begun
         });
-        let keep = |made: &Predicted| write(&part, &made.to_json(device, commit));
-        let made = begun.unwrap_or_default().make(profile, extent, keep)?;
-        let is_whole = made.problems.is_empty();
-        let made = made.to_json(device, commit);
-        write(&part, &made)?;
-        if is_whole {
+        let begun = begun.unwrap_or_else(|_| Predictions::of_this_program(device, commit));
+        let made = begun.make(profile, extent, |made| record::write(&part, made))?;
+        record::write(&part, &made)?;
+        if made.problems.is_empty() {
             fs::rename(&part, &cached).with_context(|| format!("cannot write {}", cached.display()))?;
         }
         made
     };
-    for (name, problem) in predicted["not_predicted"].as_object().into_iter().flatten() {
-        let problem = problem.as_str().unwrap_or_default();
+    for (name, problem) in &predictions.problems {
         println!("device-pack: not predicted for {device}: {name}: {problem}");
     }
     // Another commit may have made the same.
-    predicted["commit"] = commit.into();
-    write(to, &predicted)
+    commit.clone_into(&mut predictions.commit);
+    record::write(to, &predictions)
 }
 
 /// Returns a hash of everything that predictions depend on.
@@ -382,8 +349,9 @@ fn key(extent: Extent) -> anyhow::Result<String> {
         "lab/src/synth",
         "lab/src/kernel_bench",
         "lab/src/kernel_estimate",
+        "lab/src/measure",
     ] {
-        list(&root.join(folder), &mut files)?;
+        files.extend(record::files_below(&root.join(folder))?);
     }
     files.sort();
     let mut hasher = Sha256::new();
@@ -398,110 +366,27 @@ fn key(extent: Extent) -> anyhow::Result<String> {
     Ok(hex(&hasher.finalize()))
 }
 
-/// Lists all files below a folder.
-fn list(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
-    for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
-        let path = entry?.path();
-        if path.is_dir() {
-            list(&path, files)?;
-        } else {
-            files.push(path);
-        }
-    }
-    Ok(())
-}
-
-/// Predictions of a file.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Predictions {
-    /// The whole file.
-    pub(crate) file: Value,
-    pub(crate) all: Predicted,
-}
-
-impl Predictions {
-    /// Reads a file of predictions for this program's kernels.
-    ///
-    /// # Errors
-    /// A file that cannot be read, is invalid, or has predictions of other kernels.
-    pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
-        let predictions = Self::read_any(path)?;
-        ensure!(
-            predictions.file["kernels_sha256"] == kernels_sha256(),
-            "{} has predictions of other kernels than this program's",
-            path.display()
-        );
-        Ok(predictions)
-    }
-
-    /// Reads a file of predictions, whatever its kernels are.
-    ///
-    /// # Errors
-    /// A file that cannot be read or is invalid.
-    pub(crate) fn read_any(path: &Path) -> anyhow::Result<Self> {
-        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let wrong = || format!("{} has no predictions", path.display());
-        let file: Value = serde_json::from_str(&text).with_context(wrong)?;
-        let kernels = serde_json::from_value(file["kernels"].clone()).with_context(wrong)?;
-        let steps = file["steps"].as_array().with_context(wrong)?.iter().map(|step| {
-            Some(StepPredicted {
-                model: step["model"].as_str()?.to_owned(),
-                n_prompt: step["n_prompt"].as_u64()? as usize,
-                n_seqs: step["sequences"].as_u64()? as usize,
-                us: step["us"].as_f64()?,
-            })
-        });
-        let steps = steps.collect::<Option<Vec<_>>>().with_context(wrong)?;
-        let problems = match &file["not_predicted"] {
-            Value::Null => BTreeMap::new(),
-            listed => serde_json::from_value(listed.clone()).with_context(wrong)?,
-        };
-        Ok(Self {
-            file,
-            all: Predicted {
-                kernels,
-                steps,
-                problems,
-            },
-        })
-    }
-
-    /// Returns the microseconds of a row of `kernel-bench`.
-    pub(crate) fn kernel_us(&self, name: &str) -> Option<f64> {
-        self.all.kernels.get(name).copied()
-    }
-
-    /// Returns the tokens a second for a model's file: of `n_seqs` sequences after a prompt, or of the prompt if that is 0.
-    pub(crate) fn tokens_per_s(&self, file: &str, n_prompt: usize, n_seqs: usize) -> Option<f64> {
-        let model = file.strip_suffix(".gguf").unwrap_or(file);
-        let is_it =
-            |step: &&StepPredicted| step.model == model && step.n_prompt == n_prompt && step.n_seqs == n_seqs;
-        self.all.steps.iter().find(is_it).map(StepPredicted::tokens_per_s)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn what_is_written_is_read_again_and_says_what_it_rests_on() {
-        let step = |n_seqs, us| StepPredicted {
-            model: "llama-3-8b-Q4_K_M".to_owned(),
-            n_prompt: 512,
-            n_seqs,
-            us,
-        };
-        let predicted = Predicted {
-            kernels: BTreeMap::from([("o".to_owned(), 4.5)]),
-            steps: vec![step(4, 2000.0), step(0, 51_200.0)],
+        let named = |name: &str, us| (name.to_owned(), us);
+        let predicted = Predictions {
+            us: BTreeMap::from([
+                named("o", 4.5),
+                named("llama-3-8b-Q4_K_M, 4 behind 512", 2000.0),
+                named("llama-3-8b-Q4_K_M, prompt of 512", 51_200.0),
+            ]),
             problems: BTreeMap::from([("down".to_owned(), "no registers".to_owned())]),
+            ..Predictions::of_this_program("h200", "abc")
         };
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("predictions-h200.json");
-        fs::write(&path, predicted.to_json("h200", "abc").to_string()).unwrap();
+        record::write(&path, &predicted).unwrap();
         let found = Predictions::read(&path).unwrap();
-        assert_eq!(found.all, predicted);
+        assert_eq!(found, predicted);
         assert_eq!((found.kernel_us("o"), found.kernel_us("q")), (Some(4.5), None));
         let rate = |n_prompt, n_seqs| found.tokens_per_s("llama-3-8b-Q4_K_M.gguf", n_prompt, n_seqs);
         assert_eq!(
@@ -509,9 +394,22 @@ mod tests {
             (Some(2000.0), Some(10_000.0), None)
         );
         assert_eq!(rate(128, 4), None);
-        assert_eq!(found.file["commit"], "abc");
-        let assumptions = found.file["assumptions"].to_string();
+        assert_eq!(found.commit, "abc");
+        let assumptions = found.assumptions.join("; ");
         assert!(assumptions.contains("4.30 TB/s"), "{assumptions}");
+    }
+
+    #[test]
+    fn predictions_of_other_kernels_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("predicted.json");
+        let others = Predictions {
+            kernels_sha256: "00".to_owned(),
+            ..Predictions::of_this_program("h200", "a commit")
+        };
+        record::write(&path, &others).unwrap();
+        let error = Predictions::read(&path).unwrap_err().to_string();
+        assert!(error.contains("other kernels"), "{error}");
     }
 
     #[test]
@@ -520,17 +418,14 @@ mod tests {
         let (rows, steps): (Vec<Job>, Vec<Job>) = jobs.iter().partition(|job| matches!(job, Job::Row(_)));
         assert_eq!(rows.len(), kernel_bench::predicted_rows("").count());
         assert!(steps.len() >= 20 && jobs[..rows.len()].iter().all(|job| matches!(job, Job::Row(_))));
-        let mut predicted = Predicted::default();
-        predicted.note(rows[0], Ok(3.0));
-        predicted.note(
-            rows[1],
-            Err(anyhow::anyhow!("lost").context("it cannot be launched")),
-        );
-        predicted.note(steps[0], Err(anyhow::anyhow!("no room")));
-        predicted.note(steps[1], Ok(5.0));
-        assert_eq!((predicted.kernels.len(), predicted.steps.len()), (1, 1));
+        let mut predicted = Predictions::default();
+        predicted.note(rows[0].name(), Ok(3.0));
+        let lost = anyhow::anyhow!("lost").context("it cannot be launched");
+        predicted.note(rows[1].name(), Err(lost));
+        predicted.note(steps[0].name(), Err(anyhow::anyhow!("no room")));
+        predicted.note(steps[1].name(), Ok(5.0));
         // Finished predictions are not computed again.
-        let has = |job: &Job| predicted.has(*job);
+        let has = |job: &Job| predicted.us.contains_key(&job.name());
         assert_eq!(
             [&rows[0], &rows[1], &steps[0], &steps[1]].map(has),
             [true, false, false, true]

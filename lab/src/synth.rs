@@ -13,6 +13,7 @@ pub(crate) mod weights;
 
 use std::{
     fs::{self, File},
+    io::Write,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -69,10 +70,7 @@ const TASK_BYTES: usize = 1 << 20;
 /// # Errors
 /// An unknown preset or type, or a file that cannot be written; an incomplete file is removed.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let preset = Preset::find(&args.preset)
-        .with_context(|| format!("unknown preset `{}`; known are {}", args.preset, Preset::names()))?;
-    let recipe = Recipe::find(&args.recipe)
-        .with_context(|| format!("unknown type `{}`; known are {}", args.recipe, Recipe::names()))?;
+    let (preset, recipe) = (Preset::find(&args.preset)?, Recipe::find(&args.recipe)?);
     ensure!(
         args.std.is_finite() && args.std > 0.0,
         "the standard deviation must be positive, not {}",
@@ -80,7 +78,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     );
     let started = Instant::now();
     let partial = partial_path(&args.out)?;
-    let written = write_model(&partial, preset, recipe, args.seed, args.std)
+    let written = write_random(&partial, preset, recipe, args.seed, args.std)
         .and_then(|summary| {
             fs::rename(&partial, &args.out)
                 .with_context(|| format!("cannot write {}", args.out.display()))?;
@@ -115,12 +113,28 @@ struct Summary {
     weight_bytes: usize,
 }
 
-fn write_model(
+fn write_random(
     path: &Path,
     preset: &Preset,
     recipe: &Recipe,
     seed: u64,
     std: f32,
+) -> anyhow::Result<Summary> {
+    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+    let mut piece = Vec::new();
+    write_model(file, preset, recipe, seed, std, |out, stream| {
+        write_weights(out, &mut piece, stream, std)
+    })
+}
+
+/// Writes a model, whose weights `write_weights` writes; all other tensors are random.
+fn write_model<W: Write>(
+    file: W,
+    preset: &Preset,
+    recipe: &Recipe,
+    seed: u64,
+    std: f32,
+    mut write_weights: impl FnMut(&mut TensorDataWriter<W>, weights::Stream) -> anyhow::Result<()>,
 ) -> anyhow::Result<Summary> {
     let mut writer = GgufWriter::with_metadata(metadata_of(preset, recipe, seed)?);
     let tensors = preset.tensors();
@@ -140,13 +154,11 @@ fn write_model(
             .sum(),
         weight_bytes: writer.tensors().iter().map(|tensor| tensor.n_bytes).sum(),
     };
-    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
     let mut out = writer.write_header(file)?;
-    let mut piece = Vec::new();
     for (tensor, tensor_idx) in tensors.iter().zip(0_u64..) {
         let stream = weights::Stream::new(seed, tensor_idx);
         match tensor.kind {
-            TensorKind::Weight => write_weights(&mut out, &mut piece, stream, std)?,
+            TensorKind::Weight => write_weights(&mut out, stream)?,
             TensorKind::Small => out.write(&weights::floats(stream, tensor.n_elements(), 0.0, std))?,
             TensorKind::Norm => out.write(&weights::floats(stream, tensor.n_elements(), 1.0, std))?,
             TensorKind::Decay => out.write(&weights::floats(stream, tensor.n_elements(), -1.0, std))?,
@@ -285,7 +297,7 @@ mod tests {
         let path = dir.path().join("out.gguf");
         let preset = Preset::find(preset).unwrap();
         let recipe = Recipe::find(recipe).unwrap();
-        write_model(&path, preset, recipe, seed, 0.02).unwrap();
+        write_random(&path, preset, recipe, seed, 0.02).unwrap();
         fs::read(path).unwrap()
     }
 

@@ -28,6 +28,20 @@ pub(super) enum Work {
     Load,
 }
 
+impl Work {
+    pub(super) const fn prefill(n_tokens: usize) -> Self {
+        Self::Prefill { n_tokens }
+    }
+
+    pub(super) const fn decode(n_tokens: usize, n_depth: usize) -> Self {
+        Self::Decode { n_tokens, n_depth }
+    }
+
+    pub(super) const fn batch(n_seqs: usize, n_tokens: usize) -> Self {
+        Self::Batch { n_seqs, n_tokens }
+    }
+}
+
 /// Selects the type of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kv {
@@ -98,13 +112,7 @@ pub(super) fn all() -> Vec<Cell> {
             kv,
         });
     };
-    for work in [
-        Work::Decode {
-            n_tokens: 128,
-            n_depth: 0,
-        },
-        Work::Prefill { n_tokens: 512 },
-    ] {
+    for work in [Work::decode(128, 0), Work::prefill(512)] {
         for preset in [SMALL, LARGE] {
             for recipe in ["Q4_0", "Q4_K_M", "Q6_K", "Q8_0"] {
                 add(preset, recipe, work, Kv::F16);
@@ -113,27 +121,15 @@ pub(super) fn all() -> Vec<Cell> {
     }
     for n_depth in [2048, 4096] {
         for kv in [Kv::F16, Kv::Q8_0] {
-            let n_tokens = 32;
-            add(LARGE, "Q4_K_M", Work::Decode { n_tokens, n_depth }, kv);
+            add(LARGE, "Q4_K_M", Work::decode(32, n_depth), kv);
         }
     }
     for n_seqs in [4, 8, 16] {
-        let n_tokens = 64;
-        add(LARGE, "Q4_K_M", Work::Batch { n_seqs, n_tokens }, Kv::F16);
+        add(LARGE, "Q4_K_M", Work::batch(n_seqs, 64), Kv::F16);
     }
     add(LARGE, "Q4_K_M", Work::Load, Kv::F16);
     for (preset, recipe) in OTHER_NETWORKS {
-        for work in [
-            Work::Decode {
-                n_tokens: 128,
-                n_depth: 0,
-            },
-            Work::Prefill { n_tokens: 512 },
-            Work::Batch {
-                n_seqs: 8,
-                n_tokens: 64,
-            },
-        ] {
+        for work in [Work::decode(128, 0), Work::prefill(512), Work::batch(8, 64)] {
             add(preset, recipe, work, Kv::F16);
         }
     }

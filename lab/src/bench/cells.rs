@@ -10,22 +10,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use tokenmill_gguf::GgufFile;
-use tokenmill_quant::CpuFeatures;
 
 use super::{
     cell::{self, Cell, Work},
     chart,
-    record::{Figure, Machine, Record, SideFigure},
+    record::{Figure, Record, SideFigure},
     report,
     roofline::ModelCost,
     run_in_release,
     side::{LlamaConfig, Outcome, Side, Task},
-    spread::Spread,
     steps,
 };
-use crate::{synth, workspace_root};
+use crate::{
+    measure::{
+        record::{self, Machine, output_of},
+        rounds::Spread,
+    },
+    synth, workspace_root,
+};
 
 /// Measure the program's speed, compared with a peer and with the machine's limits
 #[derive(clap::Args)]
@@ -107,7 +111,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
                 figure.is_none_or(|figure| figure.commit != bench.commit)
             });
         }
-        record.machine = machine()?;
+        record.machine = Machine::this()?;
         bench.run(&cells, &mut record, &out)?;
     }
     let table = report::markdown(&record, &all);
@@ -144,7 +148,7 @@ impl<'a> Bench<'a> {
             started,
             models: (args.models.clone()).unwrap_or_else(|| workspace_root().join("target/bench-models")),
             ours: Side::BenchProgram(vec![program.into(), "bench".into()]),
-            commit: commit()?,
+            commit: record::commit(10, &["crates", "Cargo.toml", "Cargo.lock"])?,
             n_threads,
         })
     }
@@ -306,30 +310,9 @@ fn release_build() -> anyhow::Result<PathBuf> {
     Ok(workspace_root().join("target/release/tokenmill"))
 }
 
-/// Returns the state of the sources: a commit, and whether the program's sources differ from it.
-fn commit() -> anyhow::Result<String> {
-    let commit = output_of("git", &["rev-parse", "--short=10", "HEAD"])?;
-    let changes = output_of(
-        "git",
-        &[
-            "status",
-            "--porcelain",
-            "--",
-            "crates",
-            "Cargo.toml",
-            "Cargo.lock",
-        ],
-    )?;
-    Ok(if changes.is_empty() {
-        commit
-    } else {
-        commit + " with changes"
-    })
-}
-
 /// Returns `bench/runs/DATE-CPU`.
 fn default_folder() -> anyhow::Result<PathBuf> {
-    let machine = machine()?;
+    let machine = Machine::this()?;
     let name: String = machine
         .cpu
         .to_lowercase()
@@ -339,31 +322,4 @@ fn default_folder() -> anyhow::Result<PathBuf> {
     let date = output_of("date", &["-u", "+%F"])?;
     let folder = format!("bench/runs/{date}-{name}-{}cpu", machine.n_processors);
     Ok(workspace_root().join(folder))
-}
-
-fn machine() -> anyhow::Result<Machine> {
-    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let cpu = cpuinfo
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
-        .map_or("unknown processor", |(_, name)| name.trim());
-    Ok(Machine {
-        cpu: cpu.to_owned(),
-        n_processors: thread::available_parallelism()?.get(),
-        instruction_sets: CpuFeatures::detect().to_string(),
-        system: output_of("uname", &["-sm"])?,
-    })
-}
-
-/// Runs a program and returns its output, without the line's end.
-fn output_of(program: &str, options: &[&str]) -> anyhow::Result<String> {
-    let output = Command::new(program)
-        .args(options)
-        .current_dir(workspace_root())
-        .output()
-        .with_context(|| format!("cannot start {program}"))?;
-    if !output.status.success() {
-        bail!("{program} ended with {}", output.status);
-    }
-    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }

@@ -7,15 +7,19 @@ use std::{path::PathBuf, time::Instant};
 
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
-use tokenmill_backend::{
-    DeviceTimes, Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, TokenSource,
-};
+use tokenmill_backend::{DeviceTimes, Executor, RowOutput, SamplingParams};
 use tokenmill_cuda_exec::{CudaBackend, Device, Stream};
 use tokenmill_model::{LoadProgress, Model, ModelExecutor, ModelOptions};
 use tokenmill_sim_driver::Simulator;
-use tokenmill_testkit::generate::run as run_step;
 
-use crate::gpu::DeviceChoice;
+use crate::{
+    gpu::DeviceChoice,
+    measure::{
+        record,
+        report::{Table, number},
+        subject::{self, Sequences},
+    },
+};
 
 /// Measure prefill, decode of several batch sizes, replay against eager launches, and copies on a GPU
 #[derive(clap::Args)]
@@ -75,12 +79,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
     report["replay_against_eager"] = replay_against_eager(&report);
     println!("{report:#}");
-    println!("{}", replay_table(&report["replay_against_eager"]));
-    if let Some(path) = &args.json {
-        std::fs::write(path, format!("{report:#}\n"))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    print!("{}", replay_table(&report["replay_against_eager"]));
+    record::write_asked(args.json.as_deref(), &report)
 }
 
 /// Puts each batch's replayed steps next to its eager ones; empty if one of the two was not run.
@@ -101,23 +101,22 @@ fn replay_against_eager(report: &Value) -> Value {
 }
 
 /// Renders the same as a table.
-fn replay_table(rows: &Value) -> String {
-    let mut table =
-        "| sequences | replayed, tokens/s | eager, tokens/s | replayed / eager |\n|---:|---:|---:|---:|"
-            .to_owned();
+fn replay_table(rows: &Value) -> Table {
+    let titles = [
+        "sequences:",
+        "replayed, tokens/s:",
+        "eager, tokens/s:",
+        "replayed / eager:",
+    ];
+    let mut table = Table::new(&titles);
     for row in rows.as_array().into_iter().flatten() {
-        let number = |name: &str, digits: usize| match row[name].as_f64() {
-            Some(number) => format!("{number:.digits$}"),
-            None => "not measured".to_owned(),
-        };
-        let cells = [
-            row["sequences"].to_string(),
-            number("replayed_tokens_per_s", 1),
-            number("eager_tokens_per_s", 1),
-            number("ratio", 2),
-        ];
-        let row = format!("\n| {} |", cells.join(" | "));
-        table.push_str(&row);
+        let number = |name: &str, n_digits| number(row[name].as_f64(), n_digits);
+        table.row(&[
+            &row["sequences"],
+            &number("replayed_tokens_per_s", 1),
+            &number("eager_tokens_per_s", 1),
+            &number("ratio", 2),
+        ]);
     }
     table
 }
@@ -139,17 +138,16 @@ pub(crate) fn copy_bandwidth(device: &Device) -> anyhow::Result<f64> {
     Ok(2.0 * (n_copies * COPY_BYTES) as f64 / seconds)
 }
 
-fn options(model: &Model, args: &Args) -> ModelOptions {
-    let n_seqs = args.batches.iter().copied().max().unwrap_or(1);
-    let n_ctx = (args.n_prompt + args.n_gen + 1).min(model.descriptor().n_ctx_train);
-    ModelOptions {
-        n_ctx: Some(n_ctx),
-        max_batch_tokens: args.n_prompt.clamp(n_seqs, 2048),
-        max_batch_seqs: n_seqs,
-        max_logit_rows: n_seqs,
-        n_pages: Some(n_seqs * n_ctx.div_ceil(PAGE_TOKENS)),
-        ..ModelOptions::default()
+fn sequences(model: &Model, args: &Args) -> Sequences {
+    Sequences {
+        n_seqs: args.batches.iter().copied().max().unwrap_or(1),
+        n_ctx: (args.n_prompt + args.n_gen + 1).min(model.descriptor().n_ctx_train),
     }
+}
+
+fn options(model: &Model, args: &Args) -> ModelOptions {
+    let sequences = sequences(model, args);
+    sequences.options(args.n_prompt.clamp(sequences.n_seqs, 2048))
 }
 
 fn load(
@@ -189,68 +187,36 @@ fn measure(
     is_measured: bool,
 ) -> anyhow::Result<Value> {
     let mut executor = load(model, args, device, uses_graphs)?;
-    let options = options(model, args);
-    let n_vocab = model.descriptor().n_vocab;
-    let mut state = 1u64;
-    let prompt: Vec<u32> = (0..args.n_prompt)
-        .map(|_| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            ((state >> 33) % n_vocab as u64) as u32
-        })
-        .collect();
-    let pages_of_one = options.n_ctx.unwrap_or(0).div_ceil(PAGE_TOKENS) as u32;
-    let pages = |seq_idx: usize| -> Vec<u32> {
-        let first = seq_idx as u32 * pages_of_one;
-        (first..first + pages_of_one).collect()
-    };
-    let prefill = |seq_idx: usize, executor: &mut ModelExecutor<CudaBackend>| -> anyhow::Result<f64> {
+    let sequences = sequences(model, args);
+    let n_step_tokens = executor.limits().max_batch_tokens;
+    let prompt = subject::tokens(0, args.n_prompt, model.descriptor().n_vocab);
+    let mut prefill = |seq_idx: usize| -> anyhow::Result<f64> {
         let started = Instant::now();
-        for (index, chunk) in prompt.chunks(options.max_batch_tokens).enumerate() {
-            let mut batch = ForwardBatch::default();
-            let first = (index * options.max_batch_tokens) as u32;
-            batch.push_sequence(
-                chunk.iter().map(|&id| TokenSource::Id(id)),
-                first,
-                &pages(seq_idx),
-            );
-            batch.want_last(wanted(args, seq_idx, first as usize));
-            run_step(executor, &batch)?;
-        }
+        let row = |position| wanted(args, seq_idx, position);
+        sequences.fill(&mut executor, seq_idx, &prompt, n_step_tokens, row)?;
         Ok(started.elapsed().as_secs_f64())
     };
     let mut prefill_seconds = f64::INFINITY;
     for _ in 0..if args.once { 1 } else { 3 } {
-        prefill_seconds = prefill_seconds.min(prefill(0, &mut executor)?);
+        prefill_seconds = prefill_seconds.min(prefill(0)?);
     }
     // Every sequence decodes after the prompt.
-    for seq_idx in 1..options.max_batch_seqs {
-        prefill(seq_idx, &mut executor)?;
+    for seq_idx in 1..sequences.n_seqs {
+        prefill(seq_idx)?;
     }
     let mut rows = Vec::new();
     for &n_seqs in &args.batches {
         let mut tokens = vec![1u32; n_seqs];
-        let mut step = |position: usize, executor: &mut ModelExecutor<CudaBackend>| -> anyhow::Result<()> {
-            let mut batch = ForwardBatch::default();
-            for (seq_idx, token) in tokens.iter().enumerate() {
-                batch.push_sequence([TokenSource::Id(*token)], position as u32, &pages(seq_idx));
-                batch.want_last(wanted(args, seq_idx, position));
-            }
-            let output = run_step(executor, &batch)?;
-            for (token, sampled) in tokens.iter_mut().zip(&output.sampled) {
-                *token = sampled.context("the row samples")??.id;
-            }
-            Ok(())
+        let mut step = |position: usize| {
+            let row = |seq_idx| wanted(args, seq_idx, position);
+            sequences.decode(&mut executor, &mut tokens, position, row)
         };
-        let first = prompt
-            .len()
-            .min(options.n_ctx.unwrap_or(0).saturating_sub(args.n_gen));
+        let first = prompt.len().min(sequences.n_ctx.saturating_sub(args.n_gen));
         // The first step captures.
-        step(first, &mut executor)?;
+        step(first)?;
         let started = Instant::now();
         for index in 1..args.n_gen {
-            step(first + index, &mut executor)?;
+            step(first + index)?;
         }
         let seconds = started.elapsed().as_secs_f64();
         let n_tokens = (args.n_gen - 1) * n_seqs;
@@ -284,22 +250,15 @@ fn measure(
 
 /// Returns the output to request for a row: the likeliest token, or a drawn one.
 fn wanted(args: &Args, seq_idx: usize, position: usize) -> RowOutput {
-    let params = if args.sampled {
-        SamplingParams {
-            temperature: 0.8,
-            top_k: 40,
-            top_p: 0.95,
-            seed: (seq_idx << 32 | position) as u64,
-            ..SamplingParams::default()
-        }
-    } else {
-        SamplingParams::default()
-    };
-    RowOutput::Sample(SampleRow {
-        params: params.into(),
-        history: 0..0,
-        n_prompt: 0,
-        mask: tokenmill_backend::RowMask::Any,
+    if !args.sampled {
+        return subject::greedy();
+    }
+    subject::sample(SamplingParams {
+        temperature: 0.8,
+        top_k: 40,
+        top_p: 0.95,
+        seed: (seq_idx << 32 | position) as u64,
+        ..SamplingParams::default()
     })
 }
 
@@ -316,15 +275,9 @@ mod tests {
         });
         let rows = replay_against_eager(&report);
         assert_eq!(rows[0]["ratio"], 1.25);
-        let table = replay_table(&rows);
+        let table = replay_table(&rows).to_string();
         let lines: Vec<&str> = table.lines().skip(2).collect();
-        assert_eq!(
-            lines,
-            [
-                "| 1 | 300.0 | 240.0 | 1.25 |",
-                "| 64 | not measured | not measured | not measured |"
-            ]
-        );
+        assert_eq!(lines, ["| 1 | 300.0 | 240.0 | 1.25 |", "| 64 | - | - | - |"]);
         // With `--once` nothing runs eagerly.
         report["eager"] = Value::Null;
         assert_eq!(replay_against_eager(&report), json!([]));

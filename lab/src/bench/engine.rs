@@ -7,24 +7,25 @@
 use std::{
     fmt::Write,
     path::PathBuf,
-    sync::{
-        Arc,
-        mpsc::{self, RecvTimeoutError},
-    },
+    sync::mpsc::{self, RecvTimeoutError},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow, bail};
-use tokenmill_backend::{
-    Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, StepOutput, TokenSource,
-};
+use tokenmill_backend::{Executor, ForwardBatch};
 use tokenmill_chart::{Axis, BLUE, Chart, Curve, GRAY, Panel};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{LoadError, Model, ModelExecutor, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{Engine, EngineConfig, Event, GenerateParams};
+use tokenmill_testkit::generate::run as run_step;
 
 use super::run_in_release;
+use crate::measure::{
+    report::Table,
+    rounds::{alternate, median, percentile},
+    subject::{Sequences, greedy as greedy_row, sampled, tokens as prompt},
+};
 
 const N_PROMPT: usize = 32;
 const N_DECODE: usize = 48;
@@ -170,12 +171,6 @@ fn draw(title: &str, points: &[Point]) -> String {
     chart.finish()
 }
 
-fn prompt(own: usize, len: usize, n_vocab: usize) -> Vec<u32> {
-    (0..len)
-        .map(|at| ((own * 7919 + at * 104_729 + 13) % n_vocab) as u32)
-        .collect()
-}
-
 fn greedy(max_tokens: usize) -> GenerateParams {
     GenerateParams {
         max_tokens: Some(max_tokens),
@@ -185,74 +180,63 @@ fn greedy(max_tokens: usize) -> GenerateParams {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 /// Decodes the same sequences with the bare executor and with the engine, in turn, and compares the medians.
 fn decoding(bare: &mut dyn Executor, engine: &Engine, report: &mut String) -> anyhow::Result<Vec<Point>> {
-    writeln!(
-        report,
-        "| sequences | bare executor, tokens/s | engine, tokens/s | ratio | engine, ms per token |"
-    )?;
-    writeln!(report, "|---:|---:|---:|---:|---:|")?;
+    let mut table = Table::new(&[
+        "sequences:",
+        "bare executor, tokens/s:",
+        "engine, tokens/s:",
+        "ratio:",
+        "engine, ms per token:",
+    ]);
     let n_vocab = engine.limits().n_vocab;
     let mut points = Vec::new();
     for n_seqs in [1, 2, 4, 8, 16] {
         let prompts: Vec<Vec<u32>> = (0..n_seqs).map(|own| prompt(own, N_PROMPT, n_vocab)).collect();
-        let (mut bare_rates, mut engine_rates) = (Vec::new(), Vec::new());
-        for _ in 0..N_ROUNDS {
-            bare_rates.push(decode_bare(bare, &prompts)?);
-            engine_rates.push(decode_with_engine(engine, &prompts)?);
-        }
+        let rates = alternate([false, true], N_ROUNDS, |uses_engine, _| {
+            if uses_engine {
+                decode_with_engine(engine, &prompts)
+            } else {
+                decode_bare(bare, &prompts)
+            }
+        })?;
         // Each round compares runs that are adjacent in time, so that other work on the machine affects both alike.
-        let ratio = median(
-            bare_rates
-                .iter()
-                .zip(&engine_rates)
-                .map(|(bare, engine)| engine / bare)
-                .collect(),
-        );
-        let (bare, engine) = (median(bare_rates), median(engine_rates));
-        writeln!(
-            report,
-            "| {n_seqs} | {bare:.1} | {engine:.1} | {ratio:.3} | {:.2} |",
-            n_seqs as f64 * 1e3 / engine
-        )?;
+        let ratios: Vec<f64> = rates[0]
+            .iter()
+            .zip(&rates[1])
+            .map(|(bare, engine)| engine / bare)
+            .collect();
+        let [Some(ratio), Some(bare), Some(engine)] =
+            [&ratios, &rates[0], &rates[1]].map(|rates| median(rates))
+        else {
+            bail!("nothing was measured");
+        };
+        table.row(&[
+            &n_seqs,
+            &format!("{bare:.1}"),
+            &format!("{engine:.1}"),
+            &format!("{ratio:.3}"),
+            &format!("{:.2}", n_seqs as f64 * 1e3 / engine),
+        ]);
         points.push(Point { n_seqs, bare, engine });
     }
+    write!(report, "{table}")?;
     Ok(points)
 }
 
 fn decode_bare(executor: &mut dyn Executor, prompts: &[Vec<u32>]) -> anyhow::Result<f64> {
-    let n_pages = (N_PROMPT + N_DECODE).div_ceil(PAGE_TOKENS) as u32;
-    let params = Arc::new(SamplingParams::default());
-    let (mut batch, mut output) = (ForwardBatch::default(), StepOutput::default());
-    let mut next: Vec<Vec<u32>> = prompts.to_vec();
-    let mut position = 0;
-    let mut start = Instant::now();
-    for step in 0..N_DECODE {
-        batch.clear();
-        for (seq, tokens) in (0..).zip(&next) {
-            let pages: Vec<u32> = (seq * n_pages..(seq + 1) * n_pages).collect();
-            batch.push_sequence(tokens.iter().copied().map(TokenSource::Id), position, &pages);
-            batch.want_last(RowOutput::Sample(SampleRow {
-                params: Arc::clone(&params),
-                history: 0..0,
-                n_prompt: 0,
-                mask: tokenmill_backend::RowMask::Any,
-            }));
-        }
-        let ticket = executor.submit(&batch)?;
-        executor.wait(ticket, &mut output)?;
-        position += next[0].len() as u32;
-        for (tokens, sampled) in next.iter_mut().zip(&output.sampled) {
-            *tokens = vec![sampled.context("a token")??.id];
-        }
-        if step == 0 {
-            start = Instant::now();
-        }
+    let sequences = Sequences {
+        n_seqs: prompts.len(),
+        n_ctx: N_PROMPT + N_DECODE,
+    };
+    let mut batch = ForwardBatch::default();
+    for (seq_idx, prompt) in prompts.iter().enumerate() {
+        sequences.push(executor, &mut batch, seq_idx, 0, prompt, greedy_row());
+    }
+    let mut tokens = sampled(&run_step(executor, &batch)?)?;
+    let start = Instant::now();
+    for position in N_PROMPT..N_PROMPT + N_DECODE - 1 {
+        sequences.decode(executor, &mut tokens, position, |_| greedy_row())?;
     }
     Ok((prompts.len() * (N_DECODE - 1)) as f64 / start.elapsed().as_secs_f64())
 }
@@ -285,16 +269,15 @@ fn cached_prefix(engine: &Engine, report: &mut String) -> anyhow::Result<()> {
         uses_prefix_cache: true,
         ..greedy(1)
     };
-    let mut first_token = [Vec::new(), Vec::new()];
-    for round in 0..N_ROUNDS {
+    let first_ms = alternate([0, 1], N_ROUNDS, |turn, round| {
         let shared = prompt(100 + round, 1024, n_vocab);
-        for (turn, times) in first_token.iter_mut().enumerate() {
-            let own = prompt(200 + turn, 16, n_vocab);
-            let output = engine.generate(&[&shared[..], &own].concat(), &params)?;
-            times.push(output.timings.first_token.as_secs_f64() * 1e3);
-        }
-    }
-    let [cold, warm] = first_token.map(median);
+        let own = prompt(200 + turn, 16, n_vocab);
+        let output = engine.generate(&[&shared[..], &own].concat(), &params)?;
+        Ok(output.timings.first_token.as_secs_f64() * 1e3)
+    })?;
+    let [Some(cold), Some(warm)] = first_ms.map(|times| median(&times)) else {
+        bail!("nothing was measured");
+    };
     writeln!(
         report,
         "\n1,024 shared and 16 own tokens: first token after {cold:.1} ms cold, {warm:.1} ms with the prefix cached \
@@ -350,17 +333,16 @@ fn long_prompt_beside_streams(engine: &Engine, report: &mut String) -> anyhow::R
     }
     drop(enough);
     others.join().map_err(|_| anyhow!("a reader panicked"))?;
-    gaps.sort_by(f64::total_cmp);
-    let at = |percent: usize| gaps[gaps.len() * percent / 100];
+    let n_gaps = gaps.len();
+    let both = [0.5, 0.99].map(|share| percentile(&mut gaps, share));
+    let ([Some(usual), Some(longest)], Some(quiet)) = (both, median(&quiet)) else {
+        bail!("the long prompt came between no tokens");
+    };
     writeln!(
         report,
-        "\nFour streams while a prompt of 4,096 tokens arrives: {:.1} ms between tokens before it (median), then median \
-         {:.1} ms, p99 {:.1} ms ({:.2}x the median) over {} tokens; the prompt's first token after {arrived} ms.",
-        median(quiet),
-        at(50),
-        at(99),
-        at(99) / at(50),
-        gaps.len(),
+        "\nFour streams while a prompt of 4,096 tokens arrives: {quiet:.1} ms between tokens before it (median), then median \
+         {usual:.1} ms, p99 {longest:.1} ms ({:.2}x the median) over {n_gaps} tokens; the prompt's first token after {arrived} ms.",
+        longest / usual,
     )?;
     Ok(())
 }

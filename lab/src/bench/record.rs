@@ -13,7 +13,11 @@ use std::{
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use super::{roofline::Cost, spread::Spread, steps::StepFigure};
+use super::{roofline::Cost, steps::StepFigure};
+use crate::measure::{
+    record::{self, Machine},
+    rounds::Spread,
+};
 
 /// The file in a record's folder.
 const FILE: &str = "speed.json";
@@ -24,16 +28,6 @@ pub(super) struct Record {
     pub(super) machine: Machine,
     /// By the names of cells.
     pub(super) figures: BTreeMap<String, Figure>,
-}
-
-/// Where it was measured.
-#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Machine {
-    pub(super) cpu: String,
-    pub(super) n_processors: usize,
-    /// The instruction sets in use.
-    pub(super) instruction_sets: String,
-    pub(super) system: String,
 }
 
 /// The result of one cell.
@@ -105,11 +99,11 @@ impl Record {
     /// A file that is not a record.
     pub(super) fn load(folder: &Path) -> anyhow::Result<Self> {
         let path = folder.join(FILE);
-        if !path.exists() {
-            return Ok(Self::default());
+        if path.exists() {
+            record::read(&path)
+        } else {
+            Ok(Self::default())
         }
-        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        serde_json::from_str(&text).with_context(|| format!("{} is no record", path.display()))
     }
 
     /// Writes it, whole or not at all.
@@ -119,9 +113,7 @@ impl Record {
     pub(super) fn save(&self, folder: &Path) -> anyhow::Result<PathBuf> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let (path, partial) = (folder.join(FILE), folder.join(format!("{FILE}.partial")));
-        let mut text = serde_json::to_string_pretty(self)?;
-        text.push('\n');
-        fs::write(&partial, text).with_context(|| format!("cannot write {}", partial.display()))?;
+        record::write(&partial, self)?;
         fs::rename(&partial, &path)?;
         Ok(path)
     }

@@ -6,13 +6,19 @@ use super::{
     cell::Cell,
     record::{Figure, Record, SideFigure},
     roofline::Limit,
-    spread::Spread,
 };
+use crate::measure::{report::Table, rounds::Spread};
 
-const HEADING: &str = "\
-| work | tokenmill | peer, at its best | ratio | limit | a step's share of it | of its instruction mix | memory, MiB |
-|---|---:|---:|---:|---:|---:|---:|---:|
-";
+const TITLES: [&str; 8] = [
+    "work",
+    "tokenmill:",
+    "peer, at its best:",
+    "ratio:",
+    "limit:",
+    "a step's share of it:",
+    "of its instruction mix:",
+    "memory, MiB:",
+];
 
 /// Writes the cells that the record has, in the order of `cells`.
 pub(super) fn markdown(record: &Record, cells: &[Cell]) -> String {
@@ -23,17 +29,18 @@ pub(super) fn markdown(record: &Record, cells: &[Cell]) -> String {
          mean of a sample right before and one right after a step, and exceeds 100 % where the machine changed in between.\n\n",
         machine.cpu, machine.n_processors, machine.instruction_sets, machine.system
     );
-    text.push_str(HEADING);
+    let mut table = Table::new(&TITLES);
     for cell in cells {
         let name = cell.to_string();
         if let Some(figure) = record.figures.get(&name) {
-            row(&mut text, &name, figure);
+            row(&mut table, &name, figure);
         }
     }
+    let _ = write!(text, "{table}");
     text
 }
 
-fn row(text: &mut String, name: &str, figure: &Figure) {
+fn row(table: &mut Table, name: &str, figure: &Figure) {
     let unit = if figure.is_time() { " s" } else { "" };
     let peer = figure.best_peer();
     let peer_speed = peer.map_or_else(String::new, |peer| spread(peer.spread) + unit);
@@ -58,12 +65,18 @@ fn row(text: &mut String, name: &str, figure: &Figure) {
         .into_iter()
         .flatten()
         .collect();
-    let _ = writeln!(
-        text,
-        "| {name} | {}{unit} | {peer_speed} | {ratio} | {limit} | {share} | {mix_share} | {} |",
-        spread(figure.ours.spread),
-        memory.join(" / ")
-    );
+    let ours = spread(figure.ours.spread) + unit;
+    let memory = memory.join(" / ");
+    table.row(&[
+        &name,
+        &ours,
+        &peer_speed,
+        &ratio,
+        &limit,
+        &share,
+        &mix_share,
+        &memory,
+    ]);
 }
 
 /// Renders `84 % (80..88)`.
@@ -95,22 +108,26 @@ mod tests {
 
     #[test]
     fn a_row_has_both_sides_and_the_limit() {
-        let mut text = String::new();
+        let mut table = Table::new(&TITLES);
         let mut decode = figure("tokens/s", 30.0, &[10.0, 15.0]);
         decode.cost = Some(COST);
         decode.steps = Some(step_figure(0.75));
-        row(&mut text, "m/Q4_0/tg128", &decode);
-        row(&mut text, "m/Q4_0/load", &figure("s", 0.25, &[]));
+        row(&mut table, "m/Q4_0/tg128", &decode);
+        row(&mut table, "m/Q4_0/load", &figure("s", 0.25, &[]));
+        let text = table.to_string();
+        let rows: Vec<&str> = text.lines().skip(2).collect();
         assert_eq!(
-            text,
-            "| m/Q4_0/tg128 | 30.0 (30.0..30.0) | 15.0 (15.0..15.0) | 2.00 | 30.0 GB/s | 75 % (75..75) |  | 900 / 900 |\n\
-             | m/Q4_0/load | 0.25 (0.25..0.25) s |  |  |  |  |  | 900 |\n"
+            rows,
+            [
+                "| m/Q4_0/tg128 | 30.0 (30.0..30.0) | 15.0 (15.0..15.0) | 2.00 | 30.0 GB/s | 75 % (75..75) |  | 900 / 900 |",
+                "| m/Q4_0/load | 0.25 (0.25..0.25) s |  |  |  |  |  | 900 |",
+            ]
         );
     }
 
     #[test]
     fn cells_that_were_not_measured_have_no_row() {
         let table = markdown(&Record::default(), &cell::all());
-        assert!(table.ends_with(HEADING));
+        assert!(table.ends_with(&Table::new(&TITLES).to_string()));
     }
 }

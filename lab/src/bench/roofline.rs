@@ -209,10 +209,7 @@ mod tests {
 
     #[test]
     fn a_decoded_token_reads_all_weights_and_its_context() {
-        let work = Work::Decode {
-            n_tokens: 20,
-            n_depth: 90,
-        };
+        let work = Work::decode(20, 90);
         let cost = MODEL.of_token(work, Kv::F16).unwrap();
         assert_eq!(
             cost,
@@ -228,7 +225,7 @@ mod tests {
 
     #[test]
     fn tokens_of_a_step_share_the_weights() {
-        let prefill = MODEL.of_token(Work::Prefill { n_tokens: 100 }, Kv::F16).unwrap();
+        let prefill = MODEL.of_token(Work::prefill(100), Kv::F16).unwrap();
         assert_eq!(
             prefill,
             Cost {
@@ -237,10 +234,7 @@ mod tests {
                 slots: Some(2000.0 + 4.0 + 3200.0)
             }
         );
-        let batch = Work::Batch {
-            n_seqs: 4,
-            n_tokens: 2,
-        };
+        let batch = Work::batch(4, 2);
         assert_eq!(MODEL.of_token(batch, Kv::F16).unwrap().bytes, 250.0 + 16.0);
         assert_eq!(MODEL.of_token(Work::Load, Kv::F16), None);
     }
@@ -253,16 +247,10 @@ mod tests {
             window: 10.0,
             ..MODEL
         };
-        let work = Work::Decode {
-            n_tokens: 20,
-            n_depth: 90,
-        };
+        let work = Work::decode(20, 90);
         let cost = model.of_token(work, Kv::F16).unwrap();
         assert_eq!(cost.bytes, 1000.0 + 200.0 + 2.0 * 4.0 * 10.0 * 2.0);
-        let batch = Work::Batch {
-            n_seqs: 2,
-            n_tokens: 0,
-        };
+        let batch = Work::batch(2, 0);
         // Two tokens use a quarter of the experts each, and a quarter of those together.
         assert_eq!(model.of_token(batch, Kv::F16).unwrap().bytes, 675.0);
     }

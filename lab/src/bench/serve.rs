@@ -18,6 +18,11 @@ use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 use tokenmill_chart::{BLUE, Bar, Chart, GRAY};
 
+use crate::measure::{
+    record,
+    rounds::{alternate, median},
+};
+
 /// Compare the server with llama.cpp's under the same load
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -93,14 +98,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0, "0 rounds measure nothing");
     fs::create_dir_all(&args.out)?;
     let model = stem(&args.model);
-    let mut rounds: BTreeMap<&str, Vec<BTreeMap<&str, f64>>> = BTreeMap::new();
-    for round in 0..args.rounds {
-        for side in SIDES {
-            let figures = measure(args, side, round)?;
-            println!("{model} {} {side} {figures:?}", args.load.name());
-            rounds.entry(side).or_default().push(figures);
-        }
-    }
+    let rounds = alternate(SIDES, args.rounds as usize, |side, round| {
+        let figures = measure(args, side, round)?;
+        println!("{model} {} {side} {figures:?}", args.load.name());
+        Ok(figures)
+    })?;
+    let rounds: BTreeMap<&str, _> = SIDES.into_iter().zip(rounds).collect();
     let medians: BTreeMap<&str, BTreeMap<&str, f64>> = rounds
         .iter()
         .map(|(side, rounds)| (*side, medians(rounds)))
@@ -116,7 +119,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let file = args
         .out
         .join(format!("summary-{model}-{}.json", args.load.name()));
-    fs::write(file, format!("{summary:#}\n"))?;
+    record::write(&file, &summary)?;
     fs::write(args.out.join("serve.svg"), draw(&summaries(&args.out)?))?;
     Ok(())
 }
@@ -213,7 +216,7 @@ fn free_port() -> anyhow::Result<u16> {
 }
 
 /// Runs the load against one server and stores the measurements.
-fn measure(args: &Args, side: &str, round: u64) -> anyhow::Result<BTreeMap<&'static str, f64>> {
+fn measure(args: &Args, side: &str, round: usize) -> anyhow::Result<BTreeMap<&'static str, f64>> {
     let port = free_port()?;
     let server_words = server_command(args, side, port);
     let name = format!("{}-{}-{side}-{round}.json", stem(&args.model), args.load.name());
@@ -234,7 +237,7 @@ fn measure(args: &Args, side: &str, round: u64) -> anyhow::Result<BTreeMap<&'sta
         .status()?;
     drop(server);
     ensure!(status.success(), "bench-serve ended with {status}");
-    let measured: Value = serde_json::from_slice(&fs::read(&file)?)?;
+    let measured: Value = record::read(&file)?;
     let figures = summary(&measured)?;
     let mut kept = json!({
         "server_command": without_folders(&server_words),
@@ -291,10 +294,8 @@ fn summary(measured: &Value) -> anyhow::Result<BTreeMap<&'static str, f64>> {
 
 fn medians<'a>(rounds: &[BTreeMap<&'a str, f64>]) -> BTreeMap<&'a str, f64> {
     let median = |figure: &str| {
-        let mut values: Vec<f64> = rounds.iter().map(|round| round[figure]).collect();
-        values.sort_by(f64::total_cmp);
-        let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
-        (f64::midpoint(low, high) * 1e3).round() / 1e3
+        let values: Vec<f64> = rounds.iter().map(|round| round[figure]).collect();
+        (median(&values).unwrap_or_default() * 1e3).round() / 1e3
     };
     rounds[0].keys().map(|&figure| (figure, median(figure))).collect()
 }
@@ -309,10 +310,7 @@ fn summaries(folder: &Path) -> anyhow::Result<Vec<Value>> {
         name.starts_with("summary-") && name.ends_with(".json")
     });
     files.sort();
-    files
-        .iter()
-        .map(|file| Ok(serde_json::from_slice(&fs::read(file)?)?))
-        .collect()
+    files.iter().map(|file| record::read(file)).collect()
 }
 
 /// Loads and figures that are drawn.

@@ -227,10 +227,7 @@ mod tests {
 
     #[test]
     fn both_sides_get_the_same_lengths() {
-        let decode = Work::Decode {
-            n_tokens: 32,
-            n_depth: 2048,
-        };
+        let decode = Work::decode(32, 2048);
         let lengths = "-p 0 -n 32 -d 2048 -r 3 -t 2 -ctk f16 -ctv f16 -o json";
         let ours = Side::BenchProgram(vec!["target/tokenmill".into(), "bench".into()]);
         assert_eq!(
@@ -246,10 +243,7 @@ mod tests {
             line(&peer, decode),
             format!("bin/llama-bench -m m.gguf --repack 0 -fa 1 {lengths}")
         );
-        let batch = Work::Batch {
-            n_seqs: 4,
-            n_tokens: 64,
-        };
+        let batch = Work::batch(4, 64);
         assert_eq!(
             line(&peer, batch),
             "bin/llama-batched-bench -m m.gguf --no-repack -fa on -npp 1 -ntg 64 -npl 4 -c 260 -t 2 -ctk f16 -ctv f16 \
@@ -263,7 +257,7 @@ mod tests {
 
     #[test]
     fn values_in_8_bits_are_tried_with_flash_attention_only() {
-        for candidate in LlamaConfig::candidates(Work::Prefill { n_tokens: 8 }, Kv::Q8_0) {
+        for candidate in LlamaConfig::candidates(Work::prefill(8), Kv::Q8_0) {
             assert!(candidate.has_flash_attention);
         }
     }

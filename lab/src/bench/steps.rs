@@ -8,9 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
-use tokenmill_backend::{
-    Executor, ForwardBatch, KvType, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, SeqState, TokenSource,
-};
+use tokenmill_backend::{Executor, ForwardBatch, KvType};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{LoadProgress, Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
@@ -21,7 +19,10 @@ use super::{
     limits::{Limits, Meter},
     roofline::Cost,
     side::Task,
-    spread::Spread,
+};
+use crate::measure::{
+    rounds::Spread,
+    subject::{Sequences, greedy, tokens},
 };
 
 /// Number of measured steps if a step is one token of each sequence.
@@ -120,59 +121,28 @@ impl Stepper {
             "the model is for {} tokens",
             model.descriptor().n_ctx_train
         );
-        let n_pages = n_ctx.div_ceil(PAGE_TOKENS);
+        let sequences = Sequences { n_seqs, n_ctx };
         let options = ModelOptions {
-            n_ctx: Some(n_ctx),
-            max_batch_tokens: n_step_tokens.max(FILL_TOKENS),
-            max_batch_seqs: n_seqs,
-            max_logit_rows: n_seqs,
-            n_pages: Some(n_seqs * n_pages),
             kv_type: match task.kv {
                 Kv::F16 => KvType::F16,
                 Kv::Q8_0 => KvType::Q8_0,
             },
-            ..ModelOptions::default()
+            ..sequences.options(n_step_tokens.max(FILL_TOKENS))
         };
         let backend = CpuBackend::new(Some(task.n_threads), CpuFeatures::detect())?;
         let mut executor: Box<dyn Executor> =
             Box::new(model.load_on(backend, &options, &mut |_: LoadProgress| {})?);
-        let n_vocab = model.descriptor().n_vocab;
-        let id = |seq_idx: usize, position: usize| {
-            TokenSource::Id(((seq_idx * 7919 + position * 104_729 + 1) % n_vocab) as u32)
-        };
-        let has_states = executor.limits().n_states > 0;
         let mut batch = ForwardBatch::default();
         for seq_idx in 0..n_seqs {
-            let first_page = (seq_idx * n_pages) as u32;
-            let pages: Vec<u32> = (first_page..first_page + n_pages as u32).collect();
-            for first in (0..n_before).step_by(FILL_TOKENS) {
-                let mut fill = ForwardBatch::default();
-                let positions = first..n_before.min(first + FILL_TOKENS);
-                fill.push_sequence(
-                    positions.map(|position| id(seq_idx, position)),
-                    first as u32,
-                    &pages,
-                );
-                if has_states {
-                    fill.states.push(SeqState::own(seq_idx as u32));
-                }
-                fill.want_last(greedy());
-                run_step(&mut *executor, &fill).context("filling the context")?;
-            }
-            let positions = n_before..n_ctx;
-            batch.push_sequence(
-                positions.map(|position| id(seq_idx, position)),
-                n_before as u32,
-                &pages,
-            );
-            if has_states {
-                // The step is repeated, and finds the same state each time.
-                batch.states.push(SeqState {
-                    to: (n_seqs + seq_idx) as u32,
-                    ..SeqState::own(seq_idx as u32)
-                });
-            }
-            batch.want_last(greedy());
+            let tokens = tokens(seq_idx, n_ctx, model.descriptor().n_vocab);
+            let (before, step) = tokens.split_at(n_before);
+            (sequences.fill(&mut *executor, seq_idx, before, FILL_TOKENS, |_| greedy()))
+                .context("filling the context")?;
+            sequences.push(&*executor, &mut batch, seq_idx, n_before, step, greedy());
+        }
+        for (state, seq_idx) in batch.states.iter_mut().zip(0..) {
+            // The step is repeated, and finds the same state each time.
+            state.to = n_seqs as u32 + seq_idx;
         }
         Ok(Self { executor, batch })
     }
@@ -182,15 +152,6 @@ impl Stepper {
         run_step(&mut *self.executor, &self.batch)?;
         Ok(self.batch.tokens.len())
     }
-}
-
-fn greedy() -> RowOutput {
-    RowOutput::Sample(SampleRow {
-        params: SamplingParams::default().into(),
-        history: 0..0,
-        n_prompt: 0,
-        mask: tokenmill_backend::RowMask::Any,
-    })
 }
 
 #[cfg(test)]
@@ -223,27 +184,15 @@ mod tests {
     #[test]
     fn a_step_is_an_average_one_of_its_work() {
         let check = |work, expected| assert_eq!(step_of(work).unwrap(), expected);
-        check(Work::Prefill { n_tokens: 20 }, (20, 0));
-        check(
-            Work::Decode {
-                n_tokens: 8,
-                n_depth: 30,
-            },
-            (1, 34),
-        );
-        check(
-            Work::Batch {
-                n_seqs: 3,
-                n_tokens: 10,
-            },
-            (3, 5),
-        );
+        check(Work::prefill(20), (20, 0));
+        check(Work::decode(8, 30), (1, 34));
+        check(Work::batch(3, 10), (3, 5));
     }
 
     #[test]
     fn what_is_no_step_or_does_not_fit_is_an_error() {
         assert!(step_of(Work::Load).is_err());
-        let error = step_of(Work::Prefill { n_tokens: 1 << 20 }).unwrap_err();
+        let error = step_of(Work::prefill(1 << 20)).unwrap_err();
         assert!(error.to_string().contains("the model is for"), "{error}");
     }
 }

@@ -5,12 +5,46 @@
 
 use std::{fs, path::Path};
 
-use anyhow::{Context, bail, ensure};
-use serde_json::{Value, json};
+use anyhow::{Context, ensure};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tokenmill_cuda_exec::{LaunchShape, RecordedArgument, RecordedBuffer, RecordedLaunch};
 
 use crate::ptx::hex;
+
+/// The line of JSON.
+#[derive(Serialize, Deserialize)]
+struct Head {
+    module: String,
+    kernel: String,
+    grid: [u32; 3],
+    threads: u32,
+    dynamic_shared_bytes: u32,
+    failure: Option<String>,
+    arguments: Vec<Argument>,
+    buffers: Vec<BufferHead>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Argument {
+    Value { bits: u64 },
+    Pointer { buffer: usize, offset: usize },
+}
+
+#[derive(Serialize, Deserialize)]
+struct BufferHead {
+    element: String,
+    before: Contents,
+    after: Option<Contents>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Contents {
+    bytes: usize,
+    is_here: bool,
+    sha256: String,
+}
 
 /// Size reserved for the line of JSON.
 const HEAD_BYTES: usize = 1 << 16;
@@ -37,34 +71,30 @@ pub(super) fn write(path: &Path, launch: &RecordedLaunch, most_bytes: usize) -> 
         is_kept[index] = contents[index].len() <= room;
         room -= if is_kept[index] { contents[index].len() } else { 0 };
     }
-    let about = |index: usize| {
-        json!({
-            "bytes": contents[index].len(),
-            "is_here": is_kept[index],
-            "sha256": hex(&Sha256::digest(contents[index])),
-        })
+    let about = |index: usize| Contents {
+        bytes: contents[index].len(),
+        is_here: is_kept[index],
+        sha256: hex(&Sha256::digest(contents[index])),
     };
-    let buffers = launch.buffers.iter().enumerate().map(|(index, buffer)| {
-        json!({
-            "element": buffer.element,
-            "before": about(2 * index),
-            "after": buffer.after.is_some().then(|| about(2 * index + 1)),
-        })
+    let buffers = (launch.buffers.iter().enumerate()).map(|(index, buffer)| BufferHead {
+        element: buffer.element.clone(),
+        before: about(2 * index),
+        after: buffer.after.is_some().then(|| about(2 * index + 1)),
     });
     let arguments = launch.arguments.iter().map(|argument| match *argument {
-        RecordedArgument::Value(bits) => json!({ "bits": bits }),
-        RecordedArgument::Pointer { buffer, offset } => json!({ "buffer": buffer, "offset": offset }),
+        RecordedArgument::Value(bits) => Argument::Value { bits },
+        RecordedArgument::Pointer { buffer, offset } => Argument::Pointer { buffer, offset },
     });
-    let head = json!({
-        "module": launch.module,
-        "kernel": launch.name,
-        "grid": launch.shape.grid,
-        "threads": launch.shape.n_threads,
-        "dynamic_shared_bytes": launch.shape.shared_bytes,
-        "failure": launch.failure,
-        "arguments": arguments.collect::<Vec<_>>(),
-        "buffers": buffers.collect::<Vec<_>>(),
-    });
+    let head = serde_json::to_string(&Head {
+        module: launch.module.clone(),
+        kernel: launch.name.clone(),
+        grid: launch.shape.grid,
+        threads: launch.shape.n_threads,
+        dynamic_shared_bytes: launch.shape.shared_bytes,
+        failure: launch.failure.clone(),
+        arguments: arguments.collect(),
+        buffers: buffers.collect(),
+    })?;
     let mut file = format!("{head}\n").into_bytes();
     for (bytes, _) in contents.iter().zip(&is_kept).filter(|(_, is_kept)| **is_kept) {
         file.extend_from_slice(bytes);
@@ -86,63 +116,41 @@ fn launch_of(file: &[u8]) -> anyhow::Result<RecordedLaunch> {
         .iter()
         .position(|byte| *byte == b'\n')
         .context("it has no first line")?;
-    let head: Value = serde_json::from_slice(&file[..end])?;
+    let head: Head = serde_json::from_slice(&file[..end])?;
     let mut rest = &file[end + 1..];
-    let mut contents = |about: &Value| -> anyhow::Result<Vec<u8>> {
-        let n_bytes = number(&about["bytes"])? as usize;
-        ensure!(
-            about["is_here"] == true,
-            "a buffer of {n_bytes} bytes was left out"
-        );
+    let mut contents = |about: &Contents| -> anyhow::Result<Vec<u8>> {
+        let n_bytes = about.bytes;
+        ensure!(about.is_here, "a buffer of {n_bytes} bytes was left out");
         let (bytes, behind) = rest.split_at_checked(n_bytes).context("it is cut off")?;
         rest = behind;
         Ok(bytes.to_vec())
     };
     let mut buffers = Vec::new();
-    for buffer in head["buffers"].as_array().context("it has no buffers")? {
-        let element = buffer["element"].as_str().context("a buffer has no element")?;
-        let before = contents(&buffer["before"])?;
-        let after = match &buffer["after"] {
-            Value::Null => None,
-            about => Some(contents(about)?),
-        };
-        buffers.push(RecordedBuffer::new(element, before, after));
+    for buffer in &head.buffers {
+        let before = contents(&buffer.before)?;
+        let after = buffer.after.as_ref().map(&mut contents).transpose()?;
+        buffers.push(RecordedBuffer::new(&buffer.element, before, after));
     }
-    let mut arguments = Vec::new();
-    for argument in head["arguments"].as_array().context("it has no arguments")? {
-        arguments.push(if argument["buffer"].is_null() {
-            RecordedArgument::Value(number(&argument["bits"])?)
-        } else {
-            let buffer = number(&argument["buffer"])? as usize;
+    let arguments = head.arguments.iter().map(|argument| match *argument {
+        Argument::Value { bits } => Ok(RecordedArgument::Value(bits)),
+        Argument::Pointer { buffer, offset } => {
             ensure!(buffer < buffers.len(), "an argument has no buffer");
-            RecordedArgument::Pointer {
-                buffer,
-                offset: number(&argument["offset"])? as usize,
-            }
-        });
-    }
-    let text = |key: &str| head[key].as_str().map(str::to_owned);
-    let count = |value: &Value| Ok::<_, anyhow::Error>(number(value)? as u32);
-    let grid = &head["grid"];
-    let (Some(module), Some(name)) = (text("module"), text("kernel")) else {
-        bail!("it names no kernel");
-    };
+            Ok(RecordedArgument::Pointer { buffer, offset })
+        }
+    });
+    let arguments = arguments.collect::<anyhow::Result<_>>()?;
     Ok(RecordedLaunch {
-        module,
-        name,
+        module: head.module,
+        name: head.kernel,
         shape: LaunchShape {
-            grid: [count(&grid[0])?, count(&grid[1])?, count(&grid[2])?],
-            n_threads: count(&head["threads"])?,
-            shared_bytes: count(&head["dynamic_shared_bytes"])?,
+            grid: head.grid,
+            n_threads: head.threads,
+            shared_bytes: head.dynamic_shared_bytes,
         },
         arguments,
         buffers,
-        failure: text("failure"),
+        failure: head.failure,
     })
-}
-
-fn number(value: &Value) -> anyhow::Result<u64> {
-    value.as_u64().context("a number is missing")
 }
 
 #[cfg(test)]

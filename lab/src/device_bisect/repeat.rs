@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use tokenmill_cuda_exec::{Device, RecordedBuffer, RecordedLaunch};
 use tokenmill_sim_driver::{SimOptions, Simulator};
 
-/// Largest ratio of the root mean square of the differences and that of the expected values. F16 and TF32 on tensor cores keep 11 bits.
-const LIMIT: f64 = 5e-3;
-/// The same for bytes, which are quantized values, or parts of values of two bytes. A value between two steps may go to either.
+use crate::measure::deviation::{ROUNDING, deviation};
+
+/// [`ROUNDING`] for bytes, which are quantized values, or parts of values of two bytes. A value between two steps may go to either.
 const BYTES_LIMIT: f64 = 6e-2;
 /// Memory of the simulated device, which takes host memory only as it is used.
 const MEMORY_BYTES: u64 = 64 << 30;
@@ -144,35 +144,28 @@ fn distance(index: usize, buffer: &RecordedBuffer, expected: &[u8]) -> Option<Di
         return None;
     }
     let (size, limit, value): (usize, f64, Reader) = match buffer.element.as_str() {
-        "f32" => (4, LIMIT, |bytes| f32::from_le_bytes(array(bytes)).into()),
-        "half::binary16::f16" | "u16" => (2, LIMIT, |bytes| f16::from_le_bytes(array(bytes)).to_f64()),
+        "f32" => (4, ROUNDING, |bytes| f32::from_le_bytes(array(bytes)).into()),
+        "half::binary16::f16" | "u16" => (2, ROUNDING, |bytes| f16::from_le_bytes(array(bytes)).to_f64()),
         "u32" | "i32" => (4, 0.0, |bytes| u32::from_le_bytes(array(bytes)).into()),
         _ => (1, BYTES_LIMIT, |bytes| i8::from_le_bytes(array(bytes)).into()),
     };
-    let (mut differences, mut squares, mut n_changed) = (0.0, 0.0, 0);
-    for ((before, found), expected) in (before.chunks_exact(size))
+    let chunks = (before.chunks_exact(size))
         .zip(found.chunks_exact(size))
-        .zip(expected.chunks_exact(size))
-    {
-        if found == before && expected == before {
-            continue;
-        }
-        n_changed += size;
-        if found != expected {
-            differences += (value(found) - value(expected)).powi(2);
-        }
-        squares += value(expected).powi(2);
-    }
-    let deviation = if differences == 0.0 {
-        0.0
-    } else {
-        (differences / squares).sqrt()
-    };
+        .zip(expected.chunks_exact(size));
+    let changed: Vec<(f64, f64)> = chunks
+        .filter(|((before, found), expected)| found != before || expected != before)
+        .map(|((_, found), expected)| match (value(found), value(expected)) {
+            // Equal bits are equal, though the difference of what they stand for is no number.
+            (_, number) if found == expected && !number.is_finite() => (0.0, 0.0),
+            pair => pair,
+        })
+        .collect();
+    let deviation = deviation(changed.iter().copied());
     Some(Distance {
         buffer: index,
         element: buffer.element.clone(),
         n_bytes: before.len(),
-        n_changed,
+        n_changed: size * changed.len(),
         // A limit of 0 has no shares.
         deviation: if limit == 0.0 && deviation > 0.0 {
             f64::INFINITY

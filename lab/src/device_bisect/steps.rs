@@ -5,31 +5,30 @@
 
 use std::collections::HashMap;
 
-use tokenmill_backend::{Executor as _, ForwardBatch, PAGE_TOKENS, RowOutput, SeqState};
+use tokenmill_backend::{Executor as _, ForwardBatch, PAGE_TOKENS, RowOutput};
 use tokenmill_cuda_exec::{CudaBackend, Device, LaunchShape, Launches};
-use tokenmill_model::{Model, ModelExecutor, ModelOptions};
-use tokenmill_testkit::generate::{RunError, ids, run as run_step};
+use tokenmill_model::{Model, ModelExecutor};
+use tokenmill_testkit::generate::{RunError, run as run_step};
 
 use super::{Culprit, repeat::Repeater};
+use crate::measure::subject::Sequences;
 
 /// Tokens of the prompt.
 pub(super) const N_PROMPT: usize = 8;
 /// Launches of one kernel and shape that are tried.
 const N_ALIKE: usize = 2;
 
+const SEQUENCES: Sequences = Sequences {
+    n_seqs: 1,
+    n_ctx: 4 * PAGE_TOKENS,
+};
+
 /// Loads a model for short sequences.
 ///
 /// # Errors
 /// A model that does not fit, or a device that fails.
 pub(super) fn load(model: &Model, device: Device) -> anyhow::Result<ModelExecutor<CudaBackend>> {
-    let n_ctx = 4 * PAGE_TOKENS;
-    let options = ModelOptions {
-        n_ctx: Some(n_ctx),
-        max_batch_tokens: n_ctx,
-        max_batch_seqs: 1,
-        max_logit_rows: 1,
-        ..ModelOptions::default()
-    };
+    let options = SEQUENCES.options(SEQUENCES.n_ctx);
     Ok(model.load_on(CudaBackend::new(device)?, &options, &mut |_| {})?)
 }
 
@@ -42,13 +41,8 @@ pub(super) fn step(
     tokens: &[u32],
     n_stored: usize,
 ) -> Result<Vec<f32>, RunError> {
-    let pages: Vec<u32> = (0..(n_stored + tokens.len()).div_ceil(PAGE_TOKENS) as u32).collect();
     let mut batch = ForwardBatch::default();
-    batch.push_sequence(ids(tokens), n_stored as u32, &pages);
-    if executor.limits().n_states > 0 {
-        batch.states.push(SeqState::own(0));
-    }
-    batch.want_last(RowOutput::Logits);
+    SEQUENCES.push(executor, &mut batch, 0, n_stored, tokens, RowOutput::Logits);
     Ok(run_step(executor, &batch)?.logits)
 }
 

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 
-use crate::device_report;
+use super::results::summary_of;
 
 /// Longest time, in seconds, that a run may take to end after SIGTERM.
 const END_S: u64 = 15;
@@ -50,13 +50,7 @@ pub(super) fn end(
         status.code() == Some(143),
         "a run that was cut off by SIGTERM ends with {status}"
     );
-    let path = results.join("summary.json");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let unpacked = results.with_extension("unpacked");
-    device_report::unpack(&results.join("results.tar.gz"), &unpacked)?;
-    let archived = fs::read_to_string(unpacked.join("summary.json")).context("the archive has no summary")?;
-    ensure!(archived == text, "the archive has another summary");
-    let summary: Value = serde_json::from_str(&text).context("the summary is no JSON")?;
+    let summary = summary_of(results, &results.with_extension("unpacked"))?;
     ensure!(
         summary["cut_off"] == "SIGTERM",
         "the summary does not say that the run was cut off"

@@ -27,6 +27,7 @@ use super::{
 };
 use crate::{
     device_report::{self, Figures},
+    measure::record,
     ptx,
 };
 
@@ -79,46 +80,19 @@ const LONG_LOAD: &str =
 const LONG_LOAD_LIMIT: Duration = Duration::from_mins(1);
 
 /// The parts of the calls, in the order in which the script runs them.
+#[rustfmt::skip]
 const FIRST_PARTS: [&str; 14] = [
-    "facts",
-    "self-test",
-    "kernel-checks",
-    "jit",
-    "ways",
-    "compare",
-    "compare-small",
-    "parity",
-    "cubins",
-    "compare-big",
-    "bench-tiny-llama-Q4_K_M",
-    "kernel-bench",
-    "synth-tiny-llama-Q8_0",
-    "synth-tiny-llama-Q4_K_M",
+    "facts", "self-test", "kernel-checks", "jit", "ways", "compare", "compare-small", "parity", "cubins",
+    "compare-big", "bench-tiny-llama-Q4_K_M", "kernel-bench", "synth-tiny-llama-Q8_0", "synth-tiny-llama-Q4_K_M",
 ];
+#[rustfmt::skip]
 const SECOND_PARTS: [&str; 23] = [
-    "bench-tiny-llama-Q4_K_M-batches",
-    "bench-tiny-llama-Q4_K_M-pp2048",
-    "bench-tiny-llama-Q4_K_M-pp2048-no-wide",
-    "bench-tiny-llama-Q4_K_M-depth8k",
-    "bench-tiny-llama-Q4_K_M-plain",
-    "bench-tiny-llama-Q4_K_M-in-order",
-    "bench-tiny-llama-Q4_K_M-eager",
-    "bench-tiny-llama-Q4_K_M-no-carveout",
-    "serving",
-    "bench-tiny-llama-Q8_0",
-    "bench-tiny-llama-Q4_K_M-sampled",
-    "conformance",
-    "ncu",
-    "baseline-llama.cpp",
-    "baseline-torch",
-    "sanitizer-memcheck",
-    "sanitizer-racecheck",
-    "doctor",
-    "bench-tiny-llama-Q4_K_M-depth32k",
-    "bench-tiny-llama-Q4_K_M-many",
-    "bench-tiny-llama-Q8_0-more",
-    "conformance-cpu",
-    "parity-cpu",
+    "bench-tiny-llama-Q4_K_M-batches", "bench-tiny-llama-Q4_K_M-pp2048", "bench-tiny-llama-Q4_K_M-pp2048-no-wide",
+    "bench-tiny-llama-Q4_K_M-depth8k", "bench-tiny-llama-Q4_K_M-plain", "bench-tiny-llama-Q4_K_M-in-order",
+    "bench-tiny-llama-Q4_K_M-eager", "bench-tiny-llama-Q4_K_M-no-carveout", "serving", "bench-tiny-llama-Q8_0",
+    "bench-tiny-llama-Q4_K_M-sampled", "conformance", "ncu", "baseline-llama.cpp", "baseline-torch",
+    "sanitizer-memcheck", "sanitizer-racecheck", "doctor", "bench-tiny-llama-Q4_K_M-depth32k",
+    "bench-tiny-llama-Q4_K_M-many", "bench-tiny-llama-Q8_0-more", "conformance-cpu", "parity-cpu",
 ];
 /// Number of parts that have enough time in any rehearsal, for each call.
 const N_FIRST: [usize; 2] = [4, 1];
@@ -144,10 +118,7 @@ impl Stage {
     /// Returns the command of a call, with an empty `OUT`.
     fn call(&self, call: u8, seconds: u64, out: &str, gpu: &str) -> anyhow::Result<(Command, PathBuf)> {
         let out = self.folder.join(out);
-        if out.exists() {
-            fs::remove_dir_all(&out).with_context(|| format!("cannot empty {}", out.display()))?;
-        }
-        fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
+        record::empty_folder(&out)?;
         let mut command = Command::new("bash");
         command
             .arg("-c")
@@ -206,14 +177,14 @@ impl Stage {
         let status = timed(&mut command, RED_S)?;
         ensure!(status.code() == Some(1), "a red device ends call 1 with {status}");
         ensure!(
-            results::summary_of(&out)?["verdict"] == "red",
+            results::summary_of(&out, &self.folder.join("red-1-unpacked"))?["verdict"] == "red",
             "a red device is not red"
         );
         let (mut command, out) = self.call(2, RED_S, "red-2", &gpu)?;
         command.env("BISECT_ARGS", "--slice 512 --filter rows");
         let status = timed(&mut command, RED_S)?;
         ensure!(status.code() == Some(1), "a red device ends call 2 with {status}");
-        let summary = results::summary_of(&out)?;
+        let summary = results::summary_of(&out, &self.folder.join("red-2-unpacked"))?;
         let row = row_of(&summary, "bisect").context("call 2 did not look for the wrong kernel")?;
         let reason = row["reason"].as_str().unwrap_or_default();
         ensure!(
@@ -259,9 +230,7 @@ fn timed(command: &mut Command, seconds: u64) -> anyhow::Result<ExitStatus> {
 pub(super) fn run(root: &Path, pack: &Path, binaries: &Path, seconds: u64, late: Late) -> anyhow::Result<()> {
     // Next to the pack, so that it can be inspected.
     let folder = pack.with_extension("rehearsal");
-    if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
-    }
+    record::empty_folder(&folder)?;
     let machine = folder.join("machine");
     travel::send(root, pack, &machine)?;
     let stage = Stage {

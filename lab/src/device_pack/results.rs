@@ -3,13 +3,13 @@
 //! The checks are tested on results with one fault each. Invariant: every part has a row, a file and a line of the report; a part that did not pass
 //! says why.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use super::travel;
-use crate::device_report;
+use crate::{device_report, measure::record};
 
 /// Selects whether parts may be missing because there was not enough time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,14 +32,17 @@ pub(super) struct Expected {
     pub(super) late: Late,
 }
 
-/// Reads the summary of a call.
+/// Reads the summary of a call, which the archive has too; unpacks the archive.
 ///
 /// # Errors
-/// A file that is not a summary.
-pub(super) fn summary_of(results: &Path) -> anyhow::Result<Value> {
-    let path = results.join("summary.json");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    serde_json::from_str(&text).context("the summary is no JSON")
+/// A file that is not a summary, or an archive with another one.
+pub(super) fn summary_of(results: &Path, unpacked: &Path) -> anyhow::Result<Value> {
+    device_report::unpack(&results.join("results.tar.gz"), unpacked)?;
+    let [summary, archived] =
+        [results, unpacked].map(|folder| record::read::<Value>(&folder.join("summary.json")));
+    let (summary, archived) = (summary?, archived.context("the archive has no summary")?);
+    ensure!(archived == summary, "the archive has another summary");
+    Ok(summary)
 }
 
 /// Checks the summary and the archive, which is unpacked into a separate folder; returns the summary.
@@ -53,9 +56,7 @@ pub(super) fn check(results: &Path, unpacked: &Path, expected: Expected) -> anyh
         seconds,
         late,
     } = expected;
-    let path = results.join("summary.json");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let summary: Value = serde_json::from_str(&text).context("the summary is no JSON")?;
+    let summary = summary_of(results, unpacked)?;
     let took = summary["seconds"]
         .as_u64()
         .context("the summary has no seconds")?;
@@ -104,14 +105,11 @@ pub(super) fn check(results: &Path, unpacked: &Path, expected: Expected) -> anyh
         ran.join(", ")
     );
     travel::come_back(results)?;
-    device_report::unpack(&results.join("results.tar.gz"), unpacked)?;
-    let archived = fs::read_to_string(unpacked.join("summary.json")).context("the archive has no summary")?;
-    ensure!(archived == text, "the archive has another summary");
     for row in rows_of(&summary) {
         let part = row["part"].as_str().unwrap_or_default();
-        let text = fs::read_to_string(unpacked.join(format!("{part}.json")))
-            .with_context(|| format!("the archive has nothing of {part}"))?;
-        serde_json::from_str::<Value>(&text).with_context(|| format!("what {part} wrote is no JSON"))?;
+        let written = unpacked.join(format!("{part}.json"));
+        ensure!(written.is_file(), "the archive has nothing of {part}");
+        record::read::<Value>(&written)?;
     }
     Ok(summary)
 }
@@ -170,7 +168,7 @@ pub(super) fn row_of<'a>(summary: &'a Value, part: &str) -> Option<&'a Value> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::{fs, process::Command};
 
     use serde_json::json;
 

@@ -6,11 +6,13 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context, ensure};
 
-use super::{git, size_of};
+use super::size_of;
+use crate::measure::record;
 
 /// Largest number of bytes that such a machine takes.
 const TAKEN_BYTES: u64 = 64 << 20;
@@ -24,6 +26,12 @@ const KEPT: &str = "docs";
 /// The two calls: the seconds requested from a machine, and the script's own limit, which leaves time to write the last files.
 pub(super) const CALLS: [(u8, u64); 2] = [(1, 280), (2, 300)];
 const SPARE_S: u64 = 10;
+
+/// Returns git's output without surrounding space; `None` if git fails.
+fn git(root: &Path, args: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(args).current_dir(root).output().ok()?;
+    (output.status.success()).then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
 
 /// Counts the bytes that travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,17 +146,8 @@ pub(super) fn send(root: &Path, pack: &Path, machine: &Path) -> anyhow::Result<P
         }
     }
     let there = machine.join(carried(root, pack));
-    let mut folders = vec![PathBuf::new()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(pack.join(&folder))? {
-            let entry = entry?;
-            let name = folder.join(entry.file_name());
-            if entry.file_type()?.is_dir() {
-                folders.push(name);
-            } else {
-                copy(&entry.path(), &there.join(name))?;
-            }
-        }
+    for file in record::files_below(pack)? {
+        copy(&file, &there.join(file.strip_prefix(pack)?))?;
     }
     Ok(there)
 }

@@ -1,36 +1,35 @@
-//! Launches of attention: of decode steps, with and without the operations before it, and of prompts.
+//! Launches of attention: of decode steps, with and without the operations before it, and of prompts; and of those operations alone.
 
-use std::rc::Rc;
+use std::{ops::Range, rc::Rc};
 
 use tokenmill_backend::{
     Attention, AttentionShape, KvLayerShape, KvLayout, KvType, PAGE_TOKENS, PageGroup, Rope, RopeAxes,
     RopeStyle,
 };
 use tokenmill_cuda_exec::{
-    AttentionScratch, AttentionStep, Buffer, KvStore, NewRows, QuantizedRows, ScratchNeeds, StepPlaces,
-    TokenRuns,
+    AttentionScratch, AttentionStep, Buffer, KvStore, NewRows, QuantizedRows, RopeTargets, ScratchNeeds,
+    StepPlaces, TokenRuns, View,
 };
 
 use super::{
     twin::{self, Checked, MOST_HEADS, spread},
-    work::{Data, HEAD_DIM, N_HEADS, N_KV_HEADS, Work, Workshop, shared},
+    work::{Data, HEAD_DIM, HEADS, Work, Workshop, shared},
 };
 
-/// Query heads that share a KV head.
-const GROUP: usize = N_HEADS / N_KV_HEADS;
 /// Largest number of sequences on a simulated device.
 const FEW_SEQS: usize = 3;
-/// Tokens of a prompt.
-const N_PROMPT: usize = 512;
+/// Least tokens of a prompt on a simulated device.
+const FEW_TOKENS: usize = 64;
 
 /// Keys and values of sequences of equal length, in as many copies as are rotated over.
 struct Context {
     store: KvStore,
     ty: KvType,
+    heads: [usize; 2],
     head_dim: usize,
     n_seqs: usize,
     n_ctx: usize,
-    /// Keys and values before they are stored: `[n_seqs, n_ctx, N_KV_HEADS, head_dim]`.
+    /// Keys and values before they are stored: `[n_seqs, n_ctx, n_kv_heads, head_dim]`.
     host: [Vec<f32>; 2],
     /// The pages of all sequences, of each copy.
     tables: Vec<Buffer<u32>>,
@@ -44,6 +43,7 @@ impl Context {
     fn new(
         workshop: &mut Workshop,
         ty: KvType,
+        heads: [usize; 2],
         head_dim: usize,
         [n_seqs, n_ctx]: [usize; 2],
     ) -> anyhow::Result<Self> {
@@ -57,13 +57,18 @@ impl Context {
             KvType::Q8_0 => 34,
             KvType::E4M3 | KvType::Q4_0 => 32,
         };
-        let width = N_KV_HEADS * head_dim;
+        let width = heads[1] * head_dim;
         let n_bytes = 2 * n_seqs * n_ctx * width / 32 * block_bytes;
         let n_copies = workshop.n_copies(n_bytes)?;
         let pages_of_one = n_ctx / PAGE_TOKENS;
         let n_pages = n_copies * n_seqs * pages_of_one;
         let layout = KvLayout {
-            layers: vec![shape(head_dim)],
+            layers: vec![KvLayerShape {
+                n_kv_heads: heads[1],
+                head_dim_k: head_dim,
+                head_dim_v: head_dim,
+                has_values_in_keys: false,
+            }],
             groups: vec![PageGroup::Main],
             n_pages,
             n_host_pages: 0,
@@ -106,6 +111,7 @@ impl Context {
             page_starts: device.upload("page tables", &starts)?,
             store,
             ty,
+            heads,
             head_dim,
             n_seqs,
             n_ctx,
@@ -120,19 +126,59 @@ impl Context {
         self.n_ctx / PAGE_TOKENS
     }
 
-    /// Returns the first `n` keys (0) or values (1) of a sequence's head, as they are stored.
-    fn stored(&self, which: usize, [seq, head, n]: [usize; 3]) -> anyhow::Result<Vec<Vec<f32>>> {
+    /// Returns the keys (0) or values (1) of a sequence at some positions that a query head sees, as they are stored.
+    fn stored(
+        &self,
+        which: usize,
+        [seq, query_head]: [usize; 2],
+        positions: Range<usize>,
+    ) -> anyhow::Result<Vec<Vec<f32>>> {
+        let head = query_head / (self.heads[0] / self.heads[1]);
         let row = |position: usize| {
-            let first = ((seq * self.n_ctx + position) * N_KV_HEADS + head) * self.head_dim;
+            let first = ((seq * self.n_ctx + position) * self.heads[1] + head) * self.head_dim;
             twin::stored(self.ty, &self.host[which][first..first + self.head_dim])
         };
-        (0..n).map(row).collect()
+        positions.map(row).collect()
+    }
+
+    /// Describes the heads and the type.
+    fn told(&self) -> String {
+        let ([n_heads, n_kv_heads], dim) = (self.heads, self.head_dim);
+        format!("{n_heads} heads on {n_kv_heads} of {dim}, {}", self.ty)
+    }
+
+    /// Returns the inputs of one token of each sequence in the launch of a number.
+    fn step<'a>(&'a self, index: usize, [positions, seq_of]: [View<'a, u32>; 2]) -> AttentionStep<'a> {
+        AttentionStep {
+            positions,
+            seq_of,
+            page_starts: self.page_starts.view(),
+            pages: self.tables[index % self.tables.len()].view(),
+            max_pages: self.pages_of_one(),
+            is_one_each: true,
+            runs: None,
+            shared: None,
+        }
+    }
+
+    fn attention(&self, window: Option<usize>) -> Attention<Buffer<f32>> {
+        Attention {
+            layer_idx: 0,
+            n_heads: self.heads[0],
+            scale: (self.head_dim as f32).powf(-0.5),
+            is_causal: true,
+            window,
+            is_chunked: false,
+            softcap: None,
+            sinks: None,
+            slopes: None,
+        }
     }
 
     fn scratch(&self, workshop: &Workshop, n_tokens: usize) -> anyhow::Result<AttentionScratch> {
         let attended = AttentionShape {
-            n_heads: N_HEADS,
-            n_kv_heads: N_KV_HEADS,
+            n_heads: self.heads[0],
+            n_kv_heads: self.heads[1],
             head_dim_k: self.head_dim,
             head_dim_v: self.head_dim,
         };
@@ -146,39 +192,16 @@ impl Context {
     }
 }
 
-fn shape(head_dim: usize) -> KvLayerShape {
-    KvLayerShape {
-        n_kv_heads: N_KV_HEADS,
-        head_dim_k: head_dim,
-        head_dim_v: head_dim,
-        has_values_in_keys: false,
-    }
-}
-
-fn attention(head_dim: usize) -> Attention<Buffer<f32>> {
-    Attention {
-        layer_idx: 0,
-        n_heads: N_HEADS,
-        scale: (head_dim as f32).powf(-0.5),
-        is_causal: true,
-        window: None,
-        is_chunked: false,
-        softcap: None,
-        sinks: None,
-        slopes: None,
-    }
-}
-
 /// Compares the heads of some tokens; `expected` takes token and head, in that order.
 fn compare(
     found: &[f32],
-    [n_tokens, head_dim]: [usize; 2],
+    [n_tokens, n_heads, head_dim]: [usize; 3],
     expected: impl Fn(usize, usize) -> anyhow::Result<Vec<f64>>,
 ) -> anyhow::Result<Checked> {
     let (mut some, mut twins) = (Vec::new(), Vec::new());
-    for place in spread(n_tokens * N_HEADS, MOST_HEADS) {
+    for place in spread(n_tokens * n_heads, MOST_HEADS) {
         some.extend(&found[place * head_dim..(place + 1) * head_dim]);
-        twins.extend(expected(place / N_HEADS, place % N_HEADS)?);
+        twins.extend(expected(place / n_heads, place % n_heads)?);
     }
     twin::compare(&some, &twins)
 }
@@ -195,38 +218,83 @@ impl Workshop {
         [n_seqs, n_ctx]
     }
 
-    pub(super) fn decode(&mut self, ty: KvType, n_seqs: usize, n_ctx: usize) -> anyhow::Result<Work<'_>> {
+    /// Launches a token of each of some sequences, at the end of its context.
+    pub(super) fn decode(
+        &mut self,
+        ty: KvType,
+        heads: [usize; 2],
+        [n_seqs, n_ctx]: [usize; 2],
+        window: Option<usize>,
+    ) -> anyhow::Result<Work<'_>> {
         let lengths = self.lengths(n_seqs, n_ctx, 1);
-        let context = Rc::new(Context::new(self, ty, HEAD_DIM, lengths)?);
-        let [n_seqs, n_ctx] = lengths;
-        let width = N_HEADS * HEAD_DIM;
-        let queries = Rc::new(self.values(13, n_seqs * width));
+        let context = Context::new(self, ty, heads, HEAD_DIM, lengths)?;
+        let tokens = (0..lengths[0]).map(|seq| [seq, lengths[1] - 1]).collect();
+        let shape = format!("{} behind {}, {}", lengths[0], lengths[1] - 1, context.told());
+        self.attend(context, tokens, window, shape)
+    }
+
+    /// Launches tokens of one sequence, after others of it.
+    pub(super) fn prompt(
+        &mut self,
+        ty: KvType,
+        head_dim: usize,
+        [n_before, n_tokens]: [usize; 2],
+    ) -> anyhow::Result<Work<'_>> {
+        let [_, n_tokens] = self.lengths(1, n_tokens, FEW_TOKENS.min(n_tokens));
+        let n_ctx = n_before + n_tokens;
+        let context = Context::new(self, ty, HEADS, head_dim, [1, n_ctx])?;
+        let tokens = (n_before..n_ctx).map(|position| [0, position]).collect();
+        let behind = if n_before > 0 {
+            format!(" behind {n_before}")
+        } else {
+            String::new()
+        };
+        let shape = format!("{n_tokens} tokens{behind}, {}", context.told());
+        self.attend(context, tokens, None, shape)
+    }
+
+    /// Launches tokens, each the `[sequence, position]` of it: one of each sequence, or several of the only one.
+    fn attend(
+        &mut self,
+        context: Context,
+        tokens: Vec<[usize; 2]>,
+        window: Option<usize>,
+        shape: String,
+    ) -> anyhow::Result<Work<'_>> {
+        let (context, n_tokens) = (Rc::new(context), tokens.len());
+        let is_one_each = n_tokens == context.n_seqs;
+        let ([n_heads, _], head_dim) = (context.heads, context.head_dim);
+        let width = n_heads * head_dim;
+        let queries = Rc::new(self.values(13, n_tokens * width));
         let device = &self.device;
         let q = device.upload("queries", &queries)?;
-        let positions = device.upload("positions", &vec![n_ctx as u32 - 1; n_seqs])?;
-        let seq_of = device.upload("sequences", &(0..n_seqs as u32).collect::<Vec<_>>())?;
-        let mut scratch = context.scratch(self, n_seqs)?;
-        let output = shared(self.room(n_seqs * width)?);
-        let attention = attention(HEAD_DIM);
+        let column = |of: usize| -> Vec<u32> { tokens.iter().map(|token| token[of] as u32).collect() };
+        let positions = device.upload("positions", &column(1))?;
+        let seq_of = device.upload("sequences", &column(0))?;
+        let seq_starts = device.upload("sequences", &[0, n_tokens as u32])?;
+        let mut scratch = context.scratch(self, n_tokens)?;
+        let output = shared(self.room(n_tokens * width)?);
+        let attention = context.attention(window);
         let ops = &self.ops;
         let (of_launch, written) = (Rc::clone(&context), Rc::clone(&output));
+        let seen =
+            move |position: usize| (position + 1).saturating_sub(window.unwrap_or(usize::MAX))..position + 1;
+        let n_seen: usize = tokens.iter().map(|&[_, position]| seen(position).len()).sum();
         Ok(Work {
-            shape: format!(
-                "{n_seqs} behind {}, {N_HEADS} heads on {N_KV_HEADS} of {HEAD_DIM}, {ty}",
-                n_ctx - 1
-            ),
-            n_bytes: context.n_bytes + 8 * n_seqs * width,
-            n_flops: 4 * n_seqs * width * n_ctx,
+            shape,
+            n_bytes: context.n_bytes + 8 * n_tokens * width,
+            n_flops: 4 * width * n_seen,
             launch: Box::new(move |index| {
+                let runs = TokenRuns {
+                    seq_starts: seq_starts.view(),
+                    longest: n_tokens,
+                    has_single: false,
+                    n_leading_single: 0,
+                };
                 let step = AttentionStep {
-                    positions: positions.view(),
-                    seq_of: seq_of.view(),
-                    page_starts: of_launch.page_starts.view(),
-                    pages: of_launch.tables[index % of_launch.tables.len()].view(),
-                    max_pages: of_launch.pages_of_one(),
-                    is_one_each: true,
-                    runs: None,
-                    shared: None,
+                    is_one_each,
+                    runs: (!is_one_each).then_some(runs),
+                    ..of_launch.step(index, [positions.view(), seq_of.view()])
                 };
                 let mut written = written.borrow_mut();
                 ops.attention(
@@ -241,10 +309,11 @@ impl Workshop {
             }),
             check: Some(Box::new(move || {
                 let found = device.download(output.borrow().view())?;
-                compare(&found, [n_seqs, HEAD_DIM], |seq, head| {
-                    let first = (seq * N_HEADS + head) * HEAD_DIM;
-                    let of = |which| context.stored(which, [seq, head / GROUP, n_ctx]);
-                    Ok(twin::attend(&queries[first..first + HEAD_DIM], &of(0)?, &of(1)?))
+                compare(&found, [n_tokens, n_heads, head_dim], |token, head| {
+                    let first = (token * n_heads + head) * head_dim;
+                    let [seq, position] = tokens[token];
+                    let of = |which| context.stored(which, [seq, head], seen(position));
+                    Ok(twin::attend(&queries[first..first + head_dim], &of(0)?, &of(1)?))
                 })
             })),
         })
@@ -252,26 +321,17 @@ impl Workshop {
 
     pub(super) fn turn(&mut self, n_seqs: usize, n_ctx: usize) -> anyhow::Result<Work<'_>> {
         let lengths = self.lengths(n_seqs, n_ctx, 1);
-        let context = shared(Context::new(self, KvType::F16, HEAD_DIM, lengths)?);
+        let context = shared(Context::new(self, KvType::F16, HEADS, HEAD_DIM, lengths)?);
         let [n_seqs, n_ctx] = lengths;
-        let (width, kv_width) = (N_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM);
+        let [width, kv_width] = HEADS.map(|n_heads| n_heads * HEAD_DIM);
         let new = [
             self.values(13, n_seqs * width),
             self.values(14, n_seqs * kv_width),
             self.values(15, n_seqs * kv_width),
         ];
         let device = &self.device;
-        let inv_freqs: Vec<f32> = (0..HEAD_DIM / 2)
-            .map(|pair| 500_000f32.powf(-2.0 * pair as f32 / HEAD_DIM as f32))
-            .collect();
-        let rope = Rope {
-            style: RopeStyle::Norm,
-            head_dim: HEAD_DIM,
-            n_dims: HEAD_DIM,
-            inv_freqs: device.upload("frequencies", &inv_freqs)?,
-            magnitude: 1.0,
-            axes: RopeAxes::One,
-        };
+        let inv_freqs = inv_freqs();
+        let rope = rope(device.upload("frequencies", &inv_freqs)?);
         let there = [
             device.upload("queries", &new[0])?,
             device.upload("keys", &new[1])?,
@@ -282,15 +342,12 @@ impl Workshop {
         let mut scratch = context.borrow().scratch(self, n_seqs)?;
         let output = shared(self.room(n_seqs * width)?);
         let mut quantized = QuantizedRows::new(device, n_seqs, width)?;
-        let attention = attention(HEAD_DIM);
+        let attention = context.borrow().attention(None);
         let ops = &self.ops;
         let n_bytes = context.borrow().n_bytes + 8 * n_seqs * (width + kv_width);
         let (of_launch, written) = (Rc::clone(&context), Rc::clone(&output));
         Ok(Work {
-            shape: format!(
-                "{n_seqs} behind {}, {N_HEADS} heads on {N_KV_HEADS} of {HEAD_DIM}, f16",
-                n_ctx - 1
-            ),
+            shape: format!("{n_seqs} behind {}, {}", n_ctx - 1, context.borrow().told()),
             n_bytes,
             n_flops: 4 * n_seqs * width * n_ctx,
             launch: Box::new(move |index| {
@@ -336,11 +393,12 @@ impl Workshop {
                 let found = device.download(output.borrow().view())?;
                 let context = context.borrow();
                 let last = n_ctx - 1;
-                compare(&found, [n_seqs, HEAD_DIM], |seq, head| {
-                    let query = row_of(&new[0], seq * N_HEADS + head);
-                    let place = seq * N_KV_HEADS + head / GROUP;
-                    let mut keys = context.stored(0, [seq, head / GROUP, last])?;
-                    let mut values = context.stored(1, [seq, head / GROUP, last])?;
+                let [n_heads, n_kv_heads] = HEADS;
+                compare(&found, [n_seqs, n_heads, HEAD_DIM], |seq, head| {
+                    let query = row_of(&new[0], seq * n_heads + head);
+                    let place = seq * n_kv_heads + head / (n_heads / n_kv_heads);
+                    let mut keys = context.stored(0, [seq, head], 0..last)?;
+                    let mut values = context.stored(1, [seq, head], 0..last)?;
                     let key = twin::rotated(row_of(&new[1], place), &inv_freqs, last);
                     keys.push(twin::stored(KvType::F16, &key)?);
                     values.push(twin::stored(KvType::F16, row_of(&new[2], place))?);
@@ -354,62 +412,56 @@ impl Workshop {
         })
     }
 
-    /// Launches a sequence's whole prompt.
-    pub(super) fn prompt(&mut self, ty: KvType, head_dim: usize) -> anyhow::Result<Work<'_>> {
-        let [_, n_tokens] = self.lengths(1, N_PROMPT, 64);
-        let context = Rc::new(Context::new(self, ty, head_dim, [1, n_tokens])?);
-        let width = N_HEADS * head_dim;
-        let queries = Rc::new(self.values(13, n_tokens * width));
+    /// Launches the rotation and the store of one token, as steps do whose attention does not contain them.
+    pub(super) fn rope_kv(&mut self) -> anyhow::Result<Work<'_>> {
+        const POSITION: u32 = 5;
+        let mut context = Context::new(self, KvType::F16, HEADS, HEAD_DIM, [1, PAGE_TOKENS])?;
+        let [width, kv_width] = HEADS.map(|n_heads| n_heads * HEAD_DIM);
         let device = &self.device;
-        let q = device.upload("queries", &queries)?;
-        let positions = device.upload("positions", &(0..n_tokens as u32).collect::<Vec<_>>())?;
-        let seq_of = device.upload("sequences", &vec![0u32; n_tokens])?;
-        let seq_starts = device.upload("sequences", &[0, n_tokens as u32])?;
-        let mut scratch = context.scratch(self, n_tokens)?;
-        let output = shared(self.room(n_tokens * width)?);
-        let attention = attention(head_dim);
+        let rope = rope(device.upload("frequencies", &inv_freqs())?);
+        let mut q = device.upload("queries", &self.values(13, width))?;
+        let mut k = device.upload("keys", &self.values(14, kv_width))?;
+        let v = device.upload("values", &self.values(15, kv_width))?;
+        let place = device.upload("positions", &[POSITION])?;
         let ops = &self.ops;
-        let (of_launch, written) = (Rc::clone(&context), Rc::clone(&output));
         Ok(Work {
-            shape: format!("{n_tokens} tokens, {N_HEADS} heads on {N_KV_HEADS} of {head_dim}, {ty}"),
-            n_bytes: context.n_bytes + 8 * n_tokens * width,
-            n_flops: 4 * width * n_tokens * (n_tokens + 1) / 2,
-            launch: Box::new(move |index| {
-                let step = AttentionStep {
-                    positions: positions.view(),
-                    seq_of: seq_of.view(),
-                    page_starts: of_launch.page_starts.view(),
-                    pages: of_launch.tables[index % of_launch.tables.len()].view(),
-                    max_pages: of_launch.pages_of_one(),
-                    is_one_each: false,
-                    shared: None,
-                    runs: Some(TokenRuns {
-                        seq_starts: seq_starts.view(),
-                        longest: n_tokens,
-                        has_single: false,
-                        n_leading_single: 0,
-                    }),
+            shape: format!("1 token, {}", context.told()),
+            n_bytes: 8 * width + 16 * kv_width,
+            n_flops: 3 * (width + kv_width),
+            launch: Box::new(move |_| {
+                let places = StepPlaces {
+                    positions: place.view(),
+                    slots: place.view(),
                 };
-                let mut written = written.borrow_mut();
-                ops.attention(
-                    &attention,
-                    &step,
-                    of_launch.store.layer(0),
-                    q.view(),
-                    written.view_mut(),
-                    None,
-                    &mut scratch,
-                )
+                let targets = RopeTargets {
+                    q: q.view_mut(),
+                    k: k.view_mut(),
+                    v: v.view(),
+                    norms: [None, None],
+                    eps: 0.0,
+                };
+                ops.rope_kv(Some(&rope), HEADS[0], places, targets, context.store.layer_mut(0))
             }),
-            check: Some(Box::new(move || {
-                let found = device.download(output.borrow().view())?;
-                compare(&found, [n_tokens, head_dim], |token, head| {
-                    let first = (token * N_HEADS + head) * head_dim;
-                    let of = |which| context.stored(which, [0, head / GROUP, token + 1]);
-                    Ok(twin::attend(&queries[first..first + head_dim], &of(0)?, &of(1)?))
-                })
-            })),
+            check: None,
         })
+    }
+}
+
+/// Returns the frequencies of the rotation.
+fn inv_freqs() -> Vec<f32> {
+    (0..HEAD_DIM / 2)
+        .map(|pair| 500_000f32.powf(-2.0 * pair as f32 / HEAD_DIM as f32))
+        .collect()
+}
+
+fn rope(inv_freqs: Buffer<f32>) -> Rope<Buffer<f32>> {
+    Rope {
+        style: RopeStyle::Norm,
+        head_dim: HEAD_DIM,
+        n_dims: HEAD_DIM,
+        inv_freqs,
+        magnitude: 1.0,
+        axes: RopeAxes::One,
     }
 }
 

@@ -6,12 +6,12 @@
 use anyhow::{Context, ensure};
 use tokenmill_cuda_exec::{CudaExecError, Device, Stream};
 use tokenmill_ptx_sim::DeviceProfile;
-use tokenmill_sim_driver::Simulator;
+use tokenmill_sim_driver::{LaunchEstimate, Simulator};
 
 use super::{
     Shops,
     rows::{ROWS, RowSpec},
-    work::Data,
+    work::{Data, Work},
 };
 
 /// Number of launches of a row; the last one counts.
@@ -42,9 +42,7 @@ impl Predictor {
     /// # Errors
     /// A name that no row has, a device whose registers are not known, or the driver's.
     pub(crate) fn us(&mut self, name: &str) -> anyhow::Result<f64> {
-        let row = (ROWS.iter())
-            .find(|row| row.name == name)
-            .with_context(|| format!("no row is called `{name}`"))?;
+        let row = RowSpec::find(name)?;
         let found = self.estimate(row);
         if found.is_err() {
             self.opened = None;
@@ -54,8 +52,7 @@ impl Predictor {
 
     fn estimate(&mut self, row: &RowSpec) -> anyhow::Result<f64> {
         if self.opened.is_none() {
-            let simulator =
-                Simulator::estimating(self.profile, crate::kernel_estimate::registers(self.profile)?);
+            let simulator = crate::kernel_estimate::simulator(self.profile, false)?;
             let open = |wide| Ok(simulator.device_with_wide(wide));
             let shops = Shops::new(open, 1, N_LAUNCHES, Data::Zeros)?;
             self.opened = Some((simulator, shops));
@@ -65,16 +62,8 @@ impl Predictor {
         simulator.forget_launches();
         let shop = shops.of(row);
         let device = shop.device.clone();
-        let mut work = shop.make(row)?;
-        // Launches that made the row are finished and recorded here, and so not counted below.
-        wait(&device)?;
-        simulator.take_estimates();
-        for index in 0..N_LAUNCHES {
-            (work.launch)(index)?;
-        }
-        wait(&device)?;
-        let launches = simulator.take_estimates();
-        let last = &launches[launches.len() - launches.len() / N_LAUNCHES..];
+        let mut work = shop.make(row.what)?;
+        let last = estimates(simulator, &device, &mut work, N_LAUNCHES)?;
         ensure!(!last.is_empty(), "{} launches nothing", row.name);
         let us = last
             .iter()
@@ -83,8 +72,32 @@ impl Predictor {
     }
 }
 
+/// Launches so many times on a device that estimates, and returns the launches of the last time.
+///
+/// # Errors
+/// The driver's.
+pub(crate) fn estimates(
+    simulator: &Simulator,
+    device: &Device,
+    work: &mut Work<'_>,
+    n: usize,
+) -> anyhow::Result<Vec<LaunchEstimate>> {
+    // Launches that made the work are finished and recorded here, and so not counted below.
+    wait(device)?;
+    simulator.take_estimates();
+    for index in 0..n {
+        (work.launch)(index)?;
+    }
+    wait(device)?;
+    let mut launches = simulator.take_estimates();
+    Ok(launches.split_off(launches.len() - launches.len() / n))
+}
+
 /// Waits for all queued work: a simulated device runs it only then.
-fn wait(device: &Device) -> Result<(), CudaExecError> {
+///
+/// # Errors
+/// The driver's, or that of a launch.
+pub(crate) fn wait(device: &Device) -> Result<(), CudaExecError> {
     let fence = device.fence()?;
     fence.record(Stream::Compute)?;
     fence.synchronize()

@@ -4,14 +4,15 @@ use std::rc::Rc;
 
 use tokenmill_backend::{Activation, ExpertScore, Router};
 use tokenmill_cuda_exec::{
-    Buffer, CarriedRows, DeviceRoutes, ExpertRows, GatedProduct, Product, QuantizedRows, RouteCounts,
+    CarriedRows, DeviceRoutes, ExpertRows, GatedProduct, MatrixUse, Product, QuantizedRows, RouteCounts,
+    TokenIds,
 };
 use tokenmill_gguf::TensorType;
 
 use super::{
-    rows::{ExpertShape, Factor},
+    rows::ExpertShape,
     twin::{self, MOST_OUTPUTS, MOST_ROWS, spread},
-    work::{FACTOR, HEAD_DIM, N_EMBD, N_FF, N_KV_HEADS, N_VOCAB, OF_EXPERTS, Work, Workshop, shared},
+    work::{FACTOR, N_EMBD, OF_EXPERTS, Rows, Weights, Work, Workshop, shared},
 };
 
 /// Returns some values of a result `[rows, n_out]`.
@@ -21,99 +22,68 @@ fn picked(all: &[f32], n_out: usize, [rows, outputs]: [&[usize]; 2]) -> Vec<f32>
         .collect()
 }
 
+/// A sample of the products of rows by a matrix, and of what they should be.
+fn sampled(found: &[f32], weights: &Weights, rows: &Rows) -> anyhow::Result<(Vec<f32>, Vec<f64>)> {
+    let n_out = weights.shape[0];
+    let sample = [spread(rows.n_rows, MOST_ROWS), spread(n_out, MOST_OUTPUTS)];
+    let sample = sample.each_ref().map(Vec::as_slice);
+    Ok((picked(found, n_out, sample), weights.products(rows, sample)?))
+}
+
 impl Workshop {
-    pub(super) fn product(
+    /// Launches products of the same rows by matrices, each of a type and so many outputs.
+    pub(super) fn products(
         &mut self,
-        ty: TensorType,
-        factor: Factor,
+        of: &[(TensorType, usize)],
+        n_in: usize,
         n_rows: usize,
     ) -> anyhow::Result<Work<'_>> {
-        let [n_out, n_in] = match factor {
-            Factor::Output => [N_EMBD, N_EMBD],
-            Factor::Gate => [N_FF, N_EMBD],
-            Factor::Down => [N_EMBD, N_FF],
-            Factor::Head => [N_VOCAB, N_EMBD],
-        };
-        let n_out = self.n_out(n_out);
-        let weights = Rc::new(self.weights(ty, [n_out, n_in], 1, FACTOR)?);
+        let mut all = Vec::new();
+        for (seed, &(ty, n_out)) in (1..).zip(of) {
+            all.push(self.weights(ty, [self.n_out(n_out), n_in], seed, FACTOR)?);
+        }
+        let all = Rc::new(all);
         let rows = Rc::new(self.rows(n_rows, n_in)?);
-        let output = shared(self.room(n_rows * n_out)?);
+        let outputs = all.iter().map(|weights| self.room(n_rows * weights.shape[0]));
+        let outputs = shared(outputs.collect::<anyhow::Result<Vec<_>>>()?);
         let (ops, device) = (&self.ops, &self.device);
-        let n_bytes = weights.n_bytes() + 4 * n_rows * n_out + n_rows * n_in * 5 / 4;
-        let (of_launch, x, written) = (Rc::clone(&weights), Rc::clone(&rows), Rc::clone(&output));
+        let (of_launch, x, written) = (Rc::clone(&all), Rc::clone(&rows), Rc::clone(&outputs));
+        let n_out: usize = all.iter().map(|weights| weights.shape[0]).sum();
+        let joined =
+            |told: fn(&Weights) -> String, by: &str| all.iter().map(told).collect::<Vec<_>>().join(by);
         Ok(Work {
-            shape: format!("{n_out} x {n_in} by {n_rows}, {}", ty.name()),
-            n_bytes,
+            shape: format!(
+                "{} x {n_in} by {n_rows}, {}",
+                joined(|weights| weights.shape[0].to_string(), " + "),
+                joined(|weights| weights.ty.name().to_owned(), ", ")
+            ),
+            n_bytes: all.iter().map(Weights::n_bytes).sum::<usize>()
+                + 4 * n_rows * n_out
+                + n_rows * n_in * 5 / 4,
             n_flops: 2 * n_rows * n_out * n_in,
             launch: Box::new(move |index| {
                 let mut written = written.borrow_mut();
-                let product = Product {
-                    matrix: of_launch.copy(index),
+                let products = (of_launch.iter().zip(written.iter_mut())).map(|(weights, output)| Product {
+                    matrix: weights.copy(index),
                     bias: None,
-                    output: written.view_mut(),
-                };
-                ops.linear(&x.input(), &mut [product])
-            }),
-            check: Some(Box::new(move || {
-                let sample = [spread(n_rows, MOST_ROWS), spread(n_out, MOST_OUTPUTS)];
-                let sample = sample.each_ref().map(Vec::as_slice);
-                let expected = twin::products(ty, &weights.bytes, n_in, &rows.host, sample)?;
-                let found = device.download(output.borrow().view())?;
-                twin::compare(&picked(&found, n_out, sample), &expected)
-            })),
-        })
-    }
-
-    pub(super) fn qkv(&mut self, n_rows: usize) -> anyhow::Result<Work<'_>> {
-        let n_outs = [N_EMBD, N_KV_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM].map(|n_out| self.n_out(n_out));
-        let types = [TensorType::Q4_K, TensorType::Q4_K, TensorType::Q6_K];
-        let mut all = Vec::new();
-        for (seed, (&ty, n_out)) in (1..).zip(types.iter().zip(n_outs)) {
-            all.push(self.weights(ty, [n_out, N_EMBD], seed, FACTOR)?);
-        }
-        let all = Rc::new(all);
-        let rows = Rc::new(self.rows(n_rows, N_EMBD)?);
-        let outputs = n_outs.map(|n_out| self.room(n_rows * n_out));
-        let outputs: Vec<Buffer<f32>> = outputs.into_iter().collect::<anyhow::Result<_>>()?;
-        let outputs = shared(outputs);
-        let (ops, device) = (&self.ops, &self.device);
-        let (of_launch, x, written) = (Rc::clone(&all), Rc::clone(&rows), Rc::clone(&outputs));
-        let n_out: usize = n_outs.iter().sum();
-        Ok(Work {
-            shape: format!(
-                "{} + 2 x {} x {N_EMBD} by {n_rows}, Q4_K and Q6_K",
-                n_outs[0], n_outs[1]
-            ),
-            n_bytes: all.iter().map(super::work::Weights::n_bytes).sum::<usize>() + 4 * n_rows * n_out,
-            n_flops: 2 * n_rows * n_out * N_EMBD,
-            launch: Box::new(move |index| {
-                let mut written = written.borrow_mut();
-                let mut products: Vec<Product<'_>> = (of_launch.iter().zip(written.iter_mut()))
-                    .map(|(weights, output)| Product {
-                        matrix: weights.copy(index),
-                        bias: None,
-                        output: output.view_mut(),
-                    })
-                    .collect();
-                ops.linear(&x.input(), &mut products)
+                    output: output.view_mut(),
+                });
+                ops.linear(&x.input(), &mut products.collect::<Vec<_>>())
             }),
             check: Some(Box::new(move || {
                 let (mut found, mut expected) = (Vec::new(), Vec::new());
-                for (((weights, output), ty), n_out) in
-                    (all.iter().zip(outputs.borrow().iter()).zip(types)).zip(n_outs)
-                {
-                    let sample = [spread(n_rows, MOST_ROWS), spread(n_out, MOST_OUTPUTS)];
-                    let sample = sample.each_ref().map(Vec::as_slice);
-                    expected.extend(twin::products(ty, &weights.bytes, N_EMBD, &rows.host, sample)?);
-                    found.extend(picked(&device.download(output.view())?, n_out, sample));
+                for (weights, output) in all.iter().zip(outputs.borrow().iter()) {
+                    let (some, twins) = sampled(&device.download(output.view())?, weights, &rows)?;
+                    found.extend(some);
+                    expected.extend(twins);
                 }
                 twin::compare(&found, &expected)
             })),
         })
     }
 
-    pub(super) fn gated(&mut self, ty: TensorType, n_rows: usize) -> anyhow::Result<Work<'_>> {
-        let n_out = self.n_out(N_FF);
+    pub(super) fn gated(&mut self, ty: TensorType, n_out: usize, n_rows: usize) -> anyhow::Result<Work<'_>> {
+        let n_out = self.n_out(n_out);
         let pair = [
             self.weights(ty, [n_out, N_EMBD], 1, FACTOR)?,
             self.weights(ty, [n_out, N_EMBD], 2, FACTOR)?,
@@ -140,15 +110,44 @@ impl Workshop {
                 ops.matvec_gated(&x.input(), product)
             }),
             check: Some(Box::new(move || {
-                let sample = [spread(n_rows, MOST_ROWS), spread(n_out, MOST_OUTPUTS)];
-                let sample = sample.each_ref().map(Vec::as_slice);
-                let of = |which: usize| twin::products(ty, &pair[which].bytes, N_EMBD, &rows.host, sample);
-                let expected: Vec<f64> = (of(0)?.into_iter().zip(of(1)?))
+                let all = device.download(output.borrow().view())?;
+                let (found, gate) = sampled(&all, &pair[0], &rows)?;
+                let (_, up) = sampled(&all, &pair[1], &rows)?;
+                let expected: Vec<f64> = (gate.into_iter().zip(up))
                     .map(|(gate, up)| twin::silu(gate) * up)
                     .collect();
-                let found = device.download(output.borrow().view())?;
-                twin::compare(&picked(&found, n_out, sample), &expected)
+                twin::compare(&found, &expected)
             })),
+        })
+    }
+
+    /// Launches the look-up of one row of a table.
+    pub(super) fn embed(&mut self, ty: TensorType) -> anyhow::Result<Work<'_>> {
+        const N_TOKENS: usize = 64;
+        const TABLE: MatrixUse = MatrixUse {
+            is_table: true,
+            is_factor: false,
+            is_of_experts: false,
+        };
+        let table = self.weights(ty, [N_TOKENS, N_EMBD], 1, TABLE)?;
+        let (token, none) = (
+            self.device.upload("tokens", &[7])?,
+            self.device.upload("tokens", &[0])?,
+        );
+        let mut output = self.room(N_EMBD)?;
+        let ops = &self.ops;
+        Ok(Work {
+            shape: format!("1 row of {N_EMBD}, {}", ty.name()),
+            n_bytes: table.n_bytes() / N_TOKENS + 4 * N_EMBD,
+            n_flops: N_EMBD,
+            launch: Box::new(move |index| {
+                let ids = TokenIds {
+                    tokens: token.view(),
+                    sampled: none.view(),
+                };
+                ops.embed(table.copy(index), ids, 1.0, output.view_mut())
+            }),
+            check: None,
         })
     }
 
@@ -243,8 +242,7 @@ impl Workshop {
                         for (expert, weight) in chosen {
                             let outputs: Vec<usize> =
                                 places.iter().map(|place| expert * n_out + place).collect();
-                            let of_expert =
-                                twin::products(ty, &weights.bytes, n_in, &rows.host, [&[row], &outputs])?;
+                            let of_expert = weights.products(&rows, [&[row], &outputs])?;
                             for (sum, product) in sums.iter_mut().zip(of_expert) {
                                 *sum += weight * product;
                             }

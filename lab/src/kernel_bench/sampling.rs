@@ -11,9 +11,6 @@ use super::{
     work::{N_VOCAB, Work, Workshop, shared},
 };
 
-const TEMPERATURE: f32 = 0.8;
-const TOP_P: f32 = 0.95;
-
 /// The check of a correctly chosen token.
 const RIGHT: Checked = Checked {
     n_compared: 1,
@@ -59,39 +56,55 @@ impl Workshop {
     }
 
     /// Launches a draw by top-p, from the best `top_k` if that is not 0.
-    pub(super) fn sample(&self, top_k: u32) -> anyhow::Result<Work<'_>> {
-        let n_vocab = self.n_out(N_VOCAB);
-        let device = &self.device;
-        let host = Self::logits(n_vocab);
-        let logits = device.upload("logits", &host)?;
+    pub(super) fn sample(&self, flags: u32, top_k: u32, top_p: f32) -> anyhow::Result<Work<'_>> {
         let record = SampleRecord {
-            flags: 0,
-            temperature: TEMPERATURE,
+            flags,
             top_k,
-            top_p: TOP_P,
-            ln_min_p: f32::NEG_INFINITY,
-            repeat_penalty: 1.0,
-            newest: SampleRecord::NONE,
-            mask_start: SampleRecord::NONE,
-            ..SampleRecord::raw()
+            top_p,
+            ..drawn()
         };
-        let records = device.upload("records", &record.to_words())?;
+        self.sample_rows(Self::logits(self.n_out(N_VOCAB)), vec![record], true)
+    }
+
+    /// Launches the sampling of rows of logits, each by its record. Rows that may draw many tokens have the launches for it only if `spreads`.
+    pub(crate) fn sample_rows(
+        &self,
+        host: Vec<f32>,
+        rows: Vec<SampleRecord>,
+        spreads: bool,
+    ) -> anyhow::Result<Work<'_>> {
+        let (n_rows, n_vocab) = (rows.len(), host.len() / rows.len());
+        let device = &self.device;
+        let logits = device.upload("logits", &host)?;
+        let words: Vec<u32> = rows.iter().flat_map(SampleRecord::to_words).collect();
+        let records = device.upload("records", &words)?;
         let words = device.upload("words", &[0u32])?;
-        let mut scratch = SampleScratch::new(device, 1, n_vocab)?;
-        let has_many = record.draws_many(n_vocab);
-        let zeros = || device.upload("results", &[u32::MAX; 1]);
-        let outputs = shared([zeros()?, zeros()?, zeros()?, zeros()?, zeros()?]);
+        let mut scratch = SampleScratch::new(device, n_rows, n_vocab)?;
+        let has_many = spreads && rows.iter().any(|row| row.draws_many(n_vocab));
+        let n_tops = rows.iter().map(|row| row.n_top as usize).sum::<usize>().max(1);
+        let results = |n: usize| device.upload("results", &vec![u32::MAX; n]);
+        let outputs = [
+            results(n_rows)?,
+            results(n_rows)?,
+            results(n_rows)?,
+            results(n_tops)?,
+            results(n_tops)?,
+        ];
+        let outputs = shared(outputs);
         let ops = &self.ops;
         let written = Rc::clone(&outputs);
         Ok(Work {
-            shape: format!("1 x {n_vocab}, top-k {top_k}, top-p {TOP_P}"),
-            n_bytes: 4 * n_vocab,
-            n_flops: n_vocab,
+            shape: format!(
+                "{n_rows} x {n_vocab}, top-k {}, top-p {}",
+                rows[0].top_k, rows[0].top_p
+            ),
+            n_bytes: 4 * host.len(),
+            n_flops: host.len(),
             launch: Box::new(move |_| {
                 let mut written = written.borrow_mut();
                 let [tokens, status, logprobs, top_ids, top_logprobs] = &mut *written;
                 ops.sample(
-                    [1, n_vocab],
+                    [n_rows, n_vocab],
                     logits.view(),
                     &SampleInputs {
                         records: records.view(),
@@ -111,17 +124,35 @@ impl Workshop {
             }),
             check: Some(Box::new(move || {
                 let outputs = outputs.borrow();
-                let token = device.download(outputs[0].view())?[0];
-                let status = device.download(outputs[1].view())?[0];
-                let allowed = twin::nucleus(&host, TEMPERATURE, top_k as usize, TOP_P.into());
-                ensure!(status == 0, "the row has status {status}");
-                ensure!(
-                    allowed.contains(&(token as usize)),
-                    "token {token} was drawn, which is none of the {} that may be",
-                    allowed.len()
-                );
+                let [tokens, status] =
+                    [&outputs[0], &outputs[1]].map(|output| device.download(output.view()));
+                let rows = rows.iter().zip(host.chunks(n_vocab));
+                for ((record, logits), (token, status)) in rows.zip(tokens?.into_iter().zip(status?)) {
+                    let top_k = record.top_k as usize;
+                    let allowed = twin::nucleus(logits, record.temperature, top_k, record.top_p.into());
+                    ensure!(status == 0, "the row has status {status}");
+                    ensure!(
+                        allowed.contains(&(token as usize)),
+                        "token {token} was drawn, which is none of the {} that may be",
+                        allowed.len()
+                    );
+                }
                 Ok(RIGHT)
             })),
         })
+    }
+}
+
+/// Returns the record of a row that is drawn with the usual temperature and without filters.
+pub(crate) fn drawn() -> SampleRecord {
+    SampleRecord {
+        flags: 0,
+        temperature: 0.8,
+        top_p: 1.0,
+        ln_min_p: f32::NEG_INFINITY,
+        repeat_penalty: 1.0,
+        newest: SampleRecord::NONE,
+        mask_start: SampleRecord::NONE,
+        ..SampleRecord::raw()
     }
 }

@@ -10,8 +10,8 @@ use tokenmill_backend::KvType;
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{dequantize_row, e4m3, quantize_row};
 
-/// Largest difference by rounding, as a share of the results: the ratio of their root mean squares. F16 and TF32 on tensor cores keep 11 bits.
-const LIMIT: f64 = 5e-3;
+use crate::measure::deviation::{ROUNDING, deviation};
+
 /// Largest number of computed rows of matrices, of inputs and of heads.
 pub(super) const MOST_OUTPUTS: usize = 256;
 pub(super) const MOST_ROWS: usize = 16;
@@ -37,12 +37,12 @@ pub(super) fn compare(found: &[f32], expected: &[f64]) -> anyhow::Result<Checked
         found.len(),
         expected.len()
     );
-    let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
-    let differences = squares(&mut found.iter().zip(expected).map(|(&a, b)| f64::from(a) - b));
-    let deviation = (differences / squares(&mut expected.iter().copied())).sqrt();
+    let pairs = found.iter().zip(expected);
+    let deviation = deviation(pairs.map(|(&found, &expected)| (found.into(), expected)));
+    ensure!(expected.iter().any(|value| *value != 0.0), "zeros show nothing");
     ensure!(
-        deviation <= LIMIT,
-        "the results differ from those of a plain loop by {deviation:.4} of their size (at most {LIMIT})"
+        deviation <= ROUNDING,
+        "the results differ from those of a plain loop by {deviation:.4} of their size (at most {ROUNDING})"
     );
     Ok(Checked {
         n_compared: found.len(),

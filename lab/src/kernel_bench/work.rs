@@ -14,15 +14,15 @@ use tokenmill_gguf::TensorType;
 use tokenmill_testkit::Random;
 
 use super::{
-    rows::{RowSpec, What},
+    rows::What,
     twin::{self, Checked},
 };
 use crate::synth::weights::{RandomBlocks, Stream};
 
-pub(super) const N_EMBD: usize = 4096;
-pub(super) const N_FF: usize = 14336;
-pub(super) const N_HEADS: usize = 32;
-pub(super) const N_KV_HEADS: usize = 8;
+pub(crate) const N_EMBD: usize = 4096;
+pub(crate) const N_FF: usize = 14336;
+/// Heads of queries, and of keys and values.
+pub(crate) const HEADS: [usize; 2] = [32, 8];
 pub(super) const HEAD_DIM: usize = 128;
 pub(super) const N_VOCAB: usize = 128_256;
 /// More than caches hold.
@@ -31,20 +31,20 @@ const ROTATED_BYTES: usize = 200 << 20;
 const WEIGHT_STD: f32 = 0.02;
 
 /// A launch that is ready to be queued, with its shape and costs.
-pub(super) struct Work<'a> {
-    pub(super) shape: String,
+pub(crate) struct Work<'a> {
+    pub(crate) shape: String,
     /// Bytes that a launch has to read and write.
     pub(super) n_bytes: usize,
-    pub(super) n_flops: usize,
+    pub(crate) n_flops: usize,
     /// Queues the launch of this number.
-    pub(super) launch: Box<dyn FnMut(usize) -> Result<(), CudaExecError> + 'a>,
-    /// Compares the results of launch 0 with a plain loop; to be called after only that launch.
+    pub(crate) launch: Box<dyn FnMut(usize) -> Result<(), CudaExecError> + 'a>,
+    /// Compares the results of launch 0 with a plain loop; to be called after only that launch. `None` for launches that are only counted.
     pub(super) check: Option<Box<dyn FnOnce() -> anyhow::Result<Checked> + 'a>>,
 }
 
 /// The contents of the buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Data {
+pub(crate) enum Data {
     /// Random numbers.
     Made,
     /// Zeros, which take no memory on a device that estimates.
@@ -52,7 +52,7 @@ pub(super) enum Data {
 }
 
 /// Makes launches and their buffers.
-pub(super) struct Workshop {
+pub(crate) struct Workshop {
     pub(super) device: Device,
     pub(super) ops: Ops,
     uploader: Uploader,
@@ -74,7 +74,7 @@ pub(super) fn shared<T>(value: T) -> Shared<T> {
     reason = "the number of rows is `n_rows` everywhere"
 )]
 pub(super) struct Rows {
-    n_rows: usize,
+    pub(super) n_rows: usize,
     pub(super) host: Vec<f32>,
     pub(super) floats: Buffer<f32>,
     pub(super) quantized: QuantizedRows,
@@ -92,9 +92,12 @@ impl Rows {
 
 /// Copies of one matrix.
 pub(super) struct Weights {
-    pub(super) copies: Vec<Matrix>,
+    pub(super) ty: TensorType,
+    /// `[n_out, n_in]`.
+    pub(super) shape: [usize; 2],
+    copies: Vec<Matrix>,
     /// Its bytes in a file.
-    pub(super) bytes: Vec<u8>,
+    bytes: Vec<u8>,
 }
 
 impl Weights {
@@ -104,6 +107,11 @@ impl Weights {
 
     pub(super) fn n_bytes(&self) -> usize {
         self.copies[0].layout().bytes()
+    }
+
+    /// Returns the products of some rows by some outputs, by a plain loop.
+    pub(super) fn products(&self, rows: &Rows, sample: [&[usize]; 2]) -> anyhow::Result<Vec<f64>> {
+        twin::products(self.ty, &self.bytes, self.shape[1], &rows.host, sample)
     }
 }
 
@@ -120,9 +128,8 @@ pub(super) const OF_EXPERTS: MatrixUse = MatrixUse {
 };
 
 impl Workshop {
-    pub(super) fn new(device: &Device, slice: usize, max_copies: usize, data: Data) -> anyhow::Result<Self> {
+    pub(crate) fn new(device: &Device, slice: usize, max_copies: usize, data: Data) -> anyhow::Result<Self> {
         let mut ops = Ops::load(device)?;
-        ops.load_pair([TensorType::Q4_K, TensorType::Q6_K])?;
         ops.allow_splits()?;
         ops.allow_halves(512, N_FF)?;
         Ok(Self {
@@ -135,19 +142,43 @@ impl Workshop {
         })
     }
 
-    /// Makes the launches of a row.
-    pub(super) fn make(&mut self, row: &RowSpec) -> anyhow::Result<Work<'_>> {
-        match row.what {
-            What::Qkv { n_rows } => self.qkv(n_rows),
-            What::Product { ty, factor, n_rows } => self.product(ty, factor, n_rows),
-            What::Gated { ty, n_rows } => self.gated(ty, n_rows),
+    /// Makes launches.
+    pub(crate) fn make(&mut self, what: What) -> anyhow::Result<Work<'_>> {
+        match what {
+            What::Qkv {
+                types: types @ [first, second],
+                n_outs: [n_q, n_kv],
+                n_rows,
+            } => {
+                self.ops.load_pair(types)?;
+                self.products(&[(first, n_q), (first, n_kv), (second, n_kv)], N_EMBD, n_rows)
+            }
+            What::Product {
+                ty,
+                shape: [n_out, n_in],
+                n_rows,
+            } => self.products(&[(ty, n_out)], n_in, n_rows),
+            What::Gated { ty, n_out, n_rows } => self.gated(ty, n_out, n_rows),
             What::Experts { of, n_rows } => self.experts(of, n_rows),
             What::AddNorm { n_rows } => self.add_norm(n_rows),
-            What::Decode { ty, n_seqs, n_ctx } => self.decode(ty, n_seqs, n_ctx),
+            What::Embed { ty } => self.embed(ty),
+            What::RopeKv => self.rope_kv(),
+            What::Decode {
+                ty,
+                heads,
+                n_seqs,
+                n_ctx,
+                window,
+            } => self.decode(ty, heads, [n_seqs, n_ctx], window),
             What::Turn { n_seqs, n_ctx } => self.turn(n_seqs, n_ctx),
-            What::Prompt { ty, head_dim } => self.prompt(ty, head_dim),
+            What::Prompt {
+                ty,
+                head_dim,
+                n_before,
+                n_tokens,
+            } => self.prompt(ty, head_dim, [n_before, n_tokens]),
             What::Argmax => self.argmax(),
-            What::Sample { top_k } => self.sample(top_k),
+            What::Sample { flags, top_k, top_p } => self.sample(flags, top_k, top_p),
         }
     }
 
@@ -192,7 +223,12 @@ impl Workshop {
         });
         let copies = copies.collect::<anyhow::Result<Vec<_>>>()?;
         self.uploader.finish()?;
-        Ok(Weights { copies, bytes })
+        Ok(Weights {
+            ty,
+            shape: [n_out, n_in],
+            copies,
+            bytes,
+        })
     }
 
     pub(super) fn rows(&self, n_rows: usize, width: usize) -> anyhow::Result<Rows> {

@@ -9,7 +9,6 @@
 use std::{collections::BTreeMap, fmt::Write as _, fs};
 
 use anyhow::{Context, bail};
-use tokenmill_backend::KvType;
 use tokenmill_cuda_exec::Launches;
 use tokenmill_sim_driver::LaunchEstimate;
 
@@ -36,15 +35,8 @@ const fn looked(
 ) -> Looked {
     Looked {
         shape: Shape {
-            model,
-            recipe,
             n_layers: Some(n_layers),
-            context,
-            kv_type: KvType::F16,
-            adapter_rank: None,
-            shared_prefix: 0,
-            reads_apart: false,
-            is_code_warm: false,
+            ..Shape::of(model, recipe, context)
         },
         rows,
     }

@@ -13,17 +13,17 @@ use std::thread;
 
 use anyhow::{Context, ensure};
 use rayon::prelude::*;
-use tokenmill_backend::{Attention, AttentionShape, KvLayerShape, KvLayout, KvType, PAGE_TOKENS, PageGroup};
-use tokenmill_cuda_exec::{
-    AttentionScratch, AttentionStep, Buffer, CudaExecError, Device, KvStore, Launches, LinearInput,
-    MatrixLayout, MatrixUse, Ops, Product, QuantizedRows, ScratchNeeds, Stream, Uploader,
-};
+use tokenmill_backend::KvType;
+use tokenmill_cuda_exec::Launches;
 use tokenmill_gguf::TensorType;
-use tokenmill_sim_driver::Simulator;
 
 use super::{
     range::{LARGE_PRODUCT_SHARE, MANY_ROWS_SHARE, OTHER_LATE_US, PRODUCT_LATE_US},
-    step::{Batch, Shape, Step, registers},
+    step::{Batch, Shape, Step, simulator},
+};
+use crate::{
+    kernel_bench::{Data, What, Workshop, estimates},
+    measure::report::Table,
 };
 
 /// Predicted times, in microseconds.
@@ -48,15 +48,8 @@ struct Measured {
 /// The work that was measured.
 #[derive(Clone, Copy)]
 enum Work {
-    /// A product of rows with a matrix `[n_out, n_in]`.
-    Product {
-        device: &'static str,
-        ty: TensorType,
-        shape: [usize; 2],
-        n_rows: usize,
-    },
-    /// Attention of one token in f16.
-    Attention { n_heads: usize, n_ctx: usize },
+    /// A launch by itself, on a device.
+    Alone(&'static str, What),
     /// A product of a decode step, by its number in [`OF_STEP`]: the time beyond that of its bytes.
     OfStep(usize),
 }
@@ -72,100 +65,49 @@ enum Kind {
     ManyRows,
 }
 
-/// Weights of a product by one row.
-const fn by_one_row(ty: TensorType, shape: [usize; 2]) -> Work {
-    Work::Product {
-        device: "h200",
-        ty,
-        shape,
-        n_rows: 1,
-    }
+/// A product of rows with a matrix `[n_out, n_in]`.
+const fn product(device: &'static str, ty: TensorType, shape: [usize; 2], n_rows: usize) -> Work {
+    Work::Alone(device, What::Product { ty, shape, n_rows })
 }
+
+/// Attention of one token in f16, by heads of 128 that share nothing.
+const ATTENTION: What = What::Decode {
+    ty: KvType::F16,
+    heads: [16, 16],
+    n_seqs: 1,
+    n_ctx: 512,
+    window: None,
+};
 
 /// Microseconds in which a matrix of f16 is read at a rate in TB/s.
 const fn at_rate([n_out, n_in]: [usize; 2], tb_per_s: f64) -> f64 {
     (2 * n_out * n_in) as f64 / tb_per_s / 1e6
 }
 
+const fn measured(what: &'static str, us: f64, work: Work, stated: f64, kind: Kind) -> Measured {
+    Measured {
+        what,
+        us,
+        work,
+        stated,
+        kind,
+    }
+}
+
+use TensorType::{F16, Q4_0, Q4_K};
+
+#[rustfmt::skip]
 const MEASURED: [Measured; 10] = [
-    Measured {
-        what: "H200, 1,024 x 1,024 in f16 by one row (T)",
-        us: at_rate([1024, 1024], 0.54),
-        work: by_one_row(TensorType::F16, [1024, 1024]),
-        stated: 0.53,
-        kind: Kind::Other,
-    },
-    Measured {
-        what: "H200, 7,168 x 16,384 in f16 by one row (T)",
-        us: at_rate([7168, 16_384], 3.47),
-        work: by_one_row(TensorType::F16, [7168, 16_384]),
-        stated: 0.82,
-        kind: Kind::LargeProduct,
-    },
-    Measured {
-        what: "H200, 18,432 x 7,168 in f16 by one row (T)",
-        us: at_rate([18_432, 7168], 3.80),
-        work: by_one_row(TensorType::F16, [18_432, 7168]),
-        stated: 0.91,
-        kind: Kind::LargeProduct,
-    },
-    Measured {
-        what: "H200, 8,192 x 8,192 in 4 bits by one row (T)",
-        us: 20.3,
-        work: by_one_row(TensorType::Q4_0, [8192, 8192]),
-        stated: 0.46,
-        kind: Kind::Foreign,
-    },
-    Measured {
-        what: "H200, 7,168 x 20,480 in 4 bits by one row (T)",
-        us: 40.6,
-        work: by_one_row(TensorType::Q4_0, [7168, 20_480]),
-        stated: 0.49,
-        kind: Kind::Foreign,
-    },
-    Measured {
-        what: "H200, attention of one token to 512, 16 heads (T)",
-        us: 6.1,
-        work: Work::Attention {
-            n_heads: 16,
-            n_ctx: 512,
-        },
-        stated: 0.77,
-        kind: Kind::Other,
-    },
-    Measured {
-        what: "H100, 2,048 x 2,048 by 2,048 rows (E)",
-        us: 24.6 / 0.73,
-        work: Work::Product {
-            device: "h100",
-            ty: TensorType::Q4_K,
-            shape: [2048, 2048],
-            n_rows: 2048,
-        },
-        stated: 1.15,
-        kind: Kind::ManyRows,
-    },
-    Measured {
-        what: "RTX PRO 6000, output in a step, beyond its bytes (K)",
-        us: 3.9,
-        work: Work::OfStep(0),
-        stated: -0.14,
-        kind: Kind::Product,
-    },
-    Measured {
-        what: "RTX PRO 6000, gate and up in a step, beyond their bytes (K)",
-        us: 4.8,
-        work: Work::OfStep(1),
-        stated: 0.14,
-        kind: Kind::Product,
-    },
-    Measured {
-        what: "RTX PRO 6000, down in a step, beyond its bytes (K)",
-        us: 3.4,
-        work: Work::OfStep(2),
-        stated: 0.28,
-        kind: Kind::Product,
-    },
+    measured("H200, 1,024 x 1,024 in f16 by one row (T)", at_rate([1024, 1024], 0.54), product("h200", F16, [1024, 1024], 1), 0.53, Kind::Other),
+    measured("H200, 7,168 x 16,384 in f16 by one row (T)", at_rate([7168, 16_384], 3.47), product("h200", F16, [7168, 16_384], 1), 0.82, Kind::LargeProduct),
+    measured("H200, 18,432 x 7,168 in f16 by one row (T)", at_rate([18_432, 7168], 3.80), product("h200", F16, [18_432, 7168], 1), 0.91, Kind::LargeProduct),
+    measured("H200, 8,192 x 8,192 in 4 bits by one row (T)", 20.3, product("h200", Q4_0, [8192, 8192], 1), 0.46, Kind::Foreign),
+    measured("H200, 7,168 x 20,480 in 4 bits by one row (T)", 40.6, product("h200", Q4_0, [7168, 20_480], 1), 0.49, Kind::Foreign),
+    measured("H200, attention of one token to 512, 16 heads (T)", 6.1, Work::Alone("h200", ATTENTION), 0.77, Kind::Other),
+    measured("H100, 2,048 x 2,048 by 2,048 rows (E)", 24.6 / 0.73, product("h100", Q4_K, [2048, 2048], 2048), 1.15, Kind::ManyRows),
+    measured("RTX PRO 6000, output in a step, beyond its bytes (K)", 3.9, Work::OfStep(0), -0.14, Kind::Product),
+    measured("RTX PRO 6000, gate and up in a step, beyond their bytes (K)", 4.8, Work::OfStep(1), 0.14, Kind::Product),
+    measured("RTX PRO 6000, down in a step, beyond its bytes (K)", 3.4, Work::OfStep(2), 0.28, Kind::Product),
 ];
 
 /// A measurement next to its prediction.
@@ -179,18 +121,20 @@ impl Point {
         self.predicted.us / self.measured.us
     }
 
-    fn row(&self) -> String {
+    fn row(&self, table: &mut Table) {
         let Predicted {
             us,
             with_warm_code_us,
         } = self.predicted;
         let measured_us = self.measured.us;
-        format!(
-            "| {} | {measured_us:.1} | {with_warm_code_us:.1} | {:.2} | {us:.1} | {:.2} |",
-            self.measured.what,
-            with_warm_code_us / measured_us,
-            self.ratio()
-        )
+        table.row(&[
+            &self.measured.what,
+            &format!("{measured_us:.1}"),
+            &format!("{with_warm_code_us:.1}"),
+            &format!("{:.2}", with_warm_code_us / measured_us),
+            &format!("{us:.1}"),
+            &format!("{:.2}", self.ratio()),
+        ]);
     }
 }
 
@@ -200,12 +144,19 @@ impl Point {
 /// Returns each ratio that is not the stated one, each figure that does not follow, or what cannot be launched.
 pub(super) fn check() -> anyhow::Result<()> {
     let points = points()?;
-    println!(
-        "| work | measured us | predicted, warm code | ratio | predicted | ratio |\n|---|---:|---:|---:|---:|---:|"
-    );
+    let titles = [
+        "work",
+        "measured us:",
+        "predicted, warm code:",
+        "ratio:",
+        "predicted:",
+        "ratio:",
+    ];
+    let mut table = Table::new(&titles);
     for point in &points {
-        println!("{}", point.row());
+        point.row(&mut table);
     }
+    print!("{table}");
     let mut wrong: Vec<String> = (points.iter())
         .filter(|point| (point.ratio() - point.measured.stated).abs() > 0.0051)
         .map(|point| {
@@ -241,13 +192,7 @@ fn points() -> anyhow::Result<Vec<Point>> {
     let alone = || {
         (MEASURED.par_iter().map(|measured| measured.work))
             .map(|work| match work {
-                Work::Product {
-                    device,
-                    ty,
-                    shape,
-                    n_rows,
-                } => Bench::new(device)?.product(ty, shape, n_rows).map(Some),
-                Work::Attention { n_heads, n_ctx } => Bench::new("h200")?.attention(n_heads, n_ctx).map(Some),
+                Work::Alone(device, what) => alone_us(device, what).map(Some),
                 Work::OfStep(_) => Ok(None),
             })
             .collect::<anyhow::Result<Vec<Option<f64>>>>()
@@ -277,154 +222,14 @@ fn points() -> anyhow::Result<Vec<Point>> {
     Ok(points.collect())
 }
 
-/// Launches in order on a GPU that estimates. Code is in the caches of instructions, as in a benchmark, which repeats a launch.
-struct Bench {
-    simulator: Simulator,
-    device: Device,
-    ops: Ops,
-}
-
-impl Bench {
-    fn new(name: &str) -> anyhow::Result<Self> {
-        let profile = super::device(name)?;
-        let mut assembled = registers(profile)?;
-        for one in assembled.values_mut() {
-            one.code_bytes = 0;
-        }
-        let simulator = Simulator::estimating(profile, assembled);
-        let device = simulator.device_with_launches(Launches::InOrder);
-        let ops = Ops::load(&device)?;
-        Ok(Self {
-            simulator,
-            device,
-            ops,
-        })
-    }
-
-    /// Returns the microseconds of the launches that `launch` queues.
-    fn predict(&self, launch: impl FnOnce(&Ops) -> Result<(), CudaExecError>) -> anyhow::Result<f64> {
-        self.wait()?;
-        self.simulator.take_estimates();
-        launch(&self.ops)?;
-        self.wait()?;
-        let launches = self.simulator.take_estimates();
-        Ok(launches.iter().map(|launch| launch.estimate.us).sum())
-    }
-
-    /// A simulated device runs what is queued when somebody waits for it.
-    fn wait(&self) -> Result<(), CudaExecError> {
-        let fence = self.device.fence()?;
-        fence.record(Stream::Compute)?;
-        fence.synchronize()
-    }
-
-    fn zeros(&self, len: usize) -> Result<Buffer<f32>, CudaExecError> {
-        self.device.upload("numbers", &vec![0.0f32; len])
-    }
-
-    /// A product of rows with a matrix `[n_out, n_in]` that no cache holds.
-    fn product(mut self, ty: TensorType, [n_out, n_in]: [usize; 2], n_rows: usize) -> anyhow::Result<f64> {
-        const FACTOR: MatrixUse = MatrixUse {
-            is_table: false,
-            is_factor: true,
-            is_of_experts: false,
-        };
-        self.ops.allow_splits()?;
-        self.ops.allow_halves(n_rows.max(512), n_in)?;
-        let layout = MatrixLayout::of(ty, n_out, n_in)?;
-        let bytes = vec![0u8; layout.file_row_bytes() * n_out];
-        let mut uploader = Uploader::new(&self.device);
-        let matrix = uploader.upload(ty, [n_out, n_in], bytes.as_slice(), FACTOR)?;
-        uploader.finish()?;
-        let floats = self.zeros(n_rows * n_in)?;
-        let mut quantized = QuantizedRows::new(&self.device, n_rows, n_in)?;
-        (self.ops).quantize(n_rows, n_in, floats.view(), quantized.view_mut())?;
-        let mut output = self.zeros(n_rows * n_out)?;
-        self.predict(|ops| {
-            let input = LinearInput {
-                n_rows,
-                floats: floats.view(),
-                quantized: Some(quantized.view()),
-            };
-            let product = Product {
-                matrix: &matrix,
-                bias: None,
-                output: output.view_mut(),
-            };
-            ops.linear(&input, &mut [product])
-        })
-    }
-
-    /// Attention of one token to `n_ctx` tokens in f16, by heads of 128 that share nothing.
-    fn attention(mut self, n_heads: usize, n_ctx: usize) -> anyhow::Result<f64> {
-        const HEAD_DIM: usize = 128;
-        let types = [KvType::F16; 2];
-        self.ops.load_store(types)?;
-        self.ops.load_runs(types)?;
-        let n_pages = n_ctx / PAGE_TOKENS;
-        let layout = KvLayout {
-            layers: vec![KvLayerShape {
-                n_kv_heads: n_heads,
-                head_dim_k: HEAD_DIM,
-                head_dim_v: HEAD_DIM,
-                has_values_in_keys: false,
-            }],
-            groups: vec![PageGroup::Main],
-            n_pages,
-            n_host_pages: 0,
-            n_window_pages: 0,
-            n_window_host_pages: 0,
-            key_type: KvType::F16,
-            value_type: KvType::F16,
-        };
-        let store = KvStore::new(&self.device, &layout)?;
-        let attended = AttentionShape {
-            n_heads,
-            n_kv_heads: n_heads,
-            head_dim_k: HEAD_DIM,
-            head_dim_v: HEAD_DIM,
-        };
-        let needs = ScratchNeeds::of([(attended, false)].into_iter(), n_pages);
-        let mut scratch = AttentionScratch::new(&self.device, 1, 1, needs)?;
-        let q = self.zeros(n_heads * HEAD_DIM)?;
-        let mut output = self.zeros(n_heads * HEAD_DIM)?;
-        let numbers = |values: &[u32]| self.device.upload("numbers", values);
-        let (positions, seq_of) = (numbers(&[n_ctx as u32 - 1])?, numbers(&[0])?);
-        let page_starts = numbers(&[0, n_pages as u32])?;
-        let pages = numbers(&(0..n_pages as u32).collect::<Vec<_>>())?;
-        let attention: Attention<Buffer<f32>> = Attention {
-            layer_idx: 0,
-            n_heads,
-            scale: (HEAD_DIM as f32).powf(-0.5),
-            is_causal: true,
-            window: None,
-            is_chunked: false,
-            softcap: None,
-            sinks: None,
-            slopes: None,
-        };
-        self.predict(|ops| {
-            let step = AttentionStep {
-                positions: positions.view(),
-                seq_of: seq_of.view(),
-                page_starts: page_starts.view(),
-                pages: pages.view(),
-                max_pages: n_pages,
-                is_one_each: true,
-                runs: None,
-                shared: None,
-            };
-            ops.attention(
-                &attention,
-                &step,
-                store.layer(0),
-                q.view(),
-                output.view_mut(),
-                None,
-                &mut scratch,
-            )
-        })
-    }
+/// Returns the microseconds of a launch in order on a GPU, whose input no cache holds. Code is in the caches of instructions, as in a benchmark,
+/// which repeats a launch.
+fn alone_us(device: &str, what: What) -> anyhow::Result<f64> {
+    let simulator = simulator(super::device(device)?, true)?;
+    let gpu = simulator.device_with_launches(Launches::InOrder);
+    let mut shop = Workshop::new(&gpu, 1, 1, Data::Zeros)?;
+    let launches = estimates(&simulator, &gpu, &mut shop.make(what)?, 1)?;
+    Ok(launches.iter().map(|launch| launch.estimate.us).sum())
 }
 
 /// Matrices of a decode step of an 8B: output, gate and up together, down.
@@ -434,15 +239,9 @@ const OF_STEP: [[usize; 2]; 3] = [[4096, 4096], [28_672, 4096], [4096, 14_336]];
 fn over_their_bytes(is_code_warm: bool) -> anyhow::Result<[f64; 3]> {
     let device = super::device("rtx-pro-6000")?;
     let shape = Shape {
-        model: "llama-3-8b",
-        recipe: "Q4_0",
         n_layers: Some(2),
-        context: 512,
-        kv_type: KvType::F16,
-        adapter_rank: None,
-        shared_prefix: 0,
-        reads_apart: false,
         is_code_warm,
+        ..Shape::of("llama-3-8b", "Q4_0", 512)
     };
     let steps = Step::estimate(&shape, &[Batch::Decode { n_seqs: 1 }], device, Launches::Early)?;
     let mut beyond = [0.0; 3];

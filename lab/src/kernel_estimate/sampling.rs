@@ -3,14 +3,16 @@
 //! The time of these kernels depends on the logits, and an estimated step computes none. So the rows are invented: numbers of a normal
 //! distribution, wide or narrow, which belong to no model. Invariant: launches are the program's own.
 
-use std::fmt::Write as _;
-
 use serde_json::{Value, json};
-use tokenmill_cuda_exec::{Launches, Ops, SampleInputs, SampleOutputs, SampleRecord, SampleScratch};
+use tokenmill_cuda_exec::{Launches, SampleRecord};
 use tokenmill_ptx_sim::DeviceProfile;
-use tokenmill_sim_driver::{LaunchEstimate, Simulator};
+use tokenmill_sim_driver::LaunchEstimate;
 
-use super::step::registers;
+use super::step::simulator;
+use crate::{
+    kernel_bench::{Data, Workshop, drawn, estimates},
+    measure::report::Table,
+};
 
 const N_VOCAB: usize = 128_256;
 /// Standard deviations of logits: in the narrow kind few tokens have 95 % of the probability, in the wide kind a fifth of the vocabulary.
@@ -31,76 +33,35 @@ struct Way {
     spreads: bool,
 }
 
-const PLAIN: Way = Way {
-    name: "",
-    flags: 0,
-    top_k: 0,
-    top_p: 1.0,
-    min_p: 0.0,
-    n_top: 0,
-    deviation: NARROW,
-    spreads: true,
-};
+const fn way(name: &'static str, top_k: u32, top_p: f32, deviation: f32) -> Way {
+    Way {
+        name,
+        flags: 0,
+        top_k,
+        top_p,
+        min_p: 0.0,
+        n_top: 0,
+        deviation,
+        spreads: true,
+    }
+}
 
+#[rustfmt::skip]
 const WAYS: [Way; 10] = [
+    Way { flags: SampleRecord::GREEDY, ..way("greedy, of a step that has other rows too", 0, 1.0, NARROW) },
+    way("top-k 40, top-p 0.95", 40, 0.95, NARROW),
     Way {
-        name: "greedy, of a step that has other rows too",
-        flags: SampleRecord::GREEDY,
-        ..PLAIN
-    },
-    Way {
-        name: "top-k 40, top-p 0.95",
-        top_k: 40,
-        top_p: 0.95,
-        ..PLAIN
-    },
-    Way {
-        name: "top-k 40, top-p 0.95, 20 log-probabilities",
         flags: SampleRecord::LOGPROBS,
-        top_k: 40,
-        top_p: 0.95,
         n_top: 20,
-        ..PLAIN
+        ..way("top-k 40, top-p 0.95, 20 log-probabilities", 40, 0.95, NARROW)
     },
-    Way {
-        name: "top-p 0.95, few tokens likely",
-        top_p: 0.95,
-        ..PLAIN
-    },
-    Way {
-        name: "top-p 0.95, many tokens likely",
-        top_p: 0.95,
-        deviation: WIDE,
-        ..PLAIN
-    },
-    Way {
-        name: "the same in one thread block",
-        top_p: 0.95,
-        deviation: WIDE,
-        spreads: false,
-        ..PLAIN
-    },
-    Way {
-        name: "top-k 200, top-p 0.95, many tokens likely",
-        top_k: 200,
-        top_p: 0.95,
-        deviation: WIDE,
-        ..PLAIN
-    },
-    Way {
-        name: "min-p 0.05",
-        min_p: 0.05,
-        ..PLAIN
-    },
-    Way {
-        name: "temperature alone",
-        ..PLAIN
-    },
-    Way {
-        name: "the same in one thread block",
-        spreads: false,
-        ..PLAIN
-    },
+    way("top-p 0.95, few tokens likely", 0, 0.95, NARROW),
+    way("top-p 0.95, many tokens likely", 0, 0.95, WIDE),
+    Way { spreads: false, ..way("the same in one thread block", 0, 0.95, WIDE) },
+    way("top-k 200, top-p 0.95, many tokens likely", 200, 0.95, WIDE),
+    Way { min_p: 0.05, ..way("min-p 0.05", 0, 1.0, NARROW) },
+    way("temperature alone", 0, 1.0, NARROW),
+    Way { spreads: false, ..way("the same in one thread block", 0, 1.0, NARROW) },
 ];
 
 /// The estimated launches of one way of sampling.
@@ -170,71 +131,25 @@ fn launches_of(
     begin: Launches,
 ) -> anyhow::Result<Vec<LaunchEstimate>> {
     // One GPU for each: launches that are alike except for the contents of memory would count as one.
-    let simulator = Simulator::estimating(device, registers(device)?);
+    let simulator = simulator(device, false)?;
     let gpu = simulator.device_with_launches(begin);
-    let ops = Ops::load(&gpu)?;
-    let record = |row: usize| SampleRecord {
-        seed: row as u64,
+    let rows = (0..n_rows as u32).map(|row| SampleRecord {
+        seed: row.into(),
         position: 512,
         flags: way.flags,
-        temperature: 0.8,
         top_k: way.top_k,
         top_p: way.top_p,
-        ln_min_p: if way.min_p > 0.0 {
-            way.min_p.ln()
-        } else {
-            f32::NEG_INFINITY
-        },
-        repeat_penalty: 1.0,
-        newest: SampleRecord::NONE,
-        mask_start: SampleRecord::NONE,
+        ln_min_p: way.min_p.ln(),
         n_top: way.n_top,
-        top_start: row as u32 * way.n_top,
-        ..SampleRecord::raw()
-    };
-    let words: Vec<u32> = (0..n_rows).flat_map(|row| record(row).to_words()).collect();
-    let has_many = way.spreads && record(0).draws_many(N_VOCAB);
-    let logits = gpu.upload("logits", &logits(n_rows, way.deviation))?;
-    let records = gpu.upload("records", &words)?;
-    let nothing = gpu.upload("nothing", &[0u32])?;
-    let mut scratch = SampleScratch::new(&gpu, n_rows, N_VOCAB)?;
-    let zeros = |n: usize| gpu.upload("results", &vec![0u32; n]);
-    let n_tops = (n_rows * way.n_top as usize).max(1);
-    let mut outputs = [
-        zeros(n_rows)?,
-        zeros(n_rows)?,
-        zeros(n_rows)?,
-        zeros(n_tops)?,
-        zeros(n_tops)?,
-    ];
-    let mut launches = Vec::new();
+        top_start: row * way.n_top,
+        ..drawn()
+    });
+    let shop = Workshop::new(&gpu, 1, 1, Data::Zeros)?;
+    let mut work = shop.sample_rows(logits(n_rows, way.deviation), rows.collect(), way.spreads)?;
+    let mut once = || estimates(&simulator, &gpu, &mut work, 1);
     // The second time the logits are in the L2 cache, as after the product that computes them.
-    for _ in 0..2 {
-        simulator.take_estimates();
-        let [tokens, status, logprobs, top_ids, top_logprobs] = &mut outputs;
-        ops.sample(
-            [n_rows, N_VOCAB],
-            logits.view(),
-            &SampleInputs {
-                records: records.view(),
-                words: nothing.view(),
-                previous: nothing.view(),
-                has_many,
-            },
-            SampleOutputs {
-                scratch: &mut scratch,
-                tokens: tokens.view_mut(),
-                status: status.view_mut(),
-                logprobs: logprobs.view_mut(),
-                top_ids: top_ids.view_mut(),
-                top_logprobs: top_logprobs.view_mut(),
-            },
-        )?;
-        // Waits until they have run.
-        gpu.download(outputs[0].view())?;
-        launches = simulator.take_estimates();
-    }
-    Ok(launches)
+    once()?;
+    once()
 }
 
 /// Returns sums of twelve pseudo-random numbers, which are nearly normally distributed.
@@ -253,32 +168,22 @@ fn logits(n_rows: usize, deviation: f32) -> Vec<f32> {
 
 /// Renders the table.
 pub(super) fn render(all: &[Sampled]) -> String {
-    let mut out = String::new();
     let Some(first) = all.first() else {
-        return out;
+        return String::new();
     };
-    let word = if first.n_rows == 1 { "row" } else { "rows" };
-    let _ = writeln!(
-        out,
-        "sampling, {} {word} of {N_VOCAB} made up logits, {} (estimated, not measured)\n",
-        first.n_rows, first.device
-    );
-    let _ = writeln!(out, "| way | deviation | each launch, us | with launching, us |");
-    let _ = writeln!(out, "|---|---:|---|---:|");
+    let mut table = Table::new(&["way", "deviation:", "each launch, us", "with launching, us:"]);
     for sampled in all {
         let each: Vec<String> = (sampled.launches.iter())
             .map(|launch| format!("`{}` {:.1}", launch.kernel, launch.estimate.us))
             .collect();
-        let _ = writeln!(
-            out,
-            "| {} | {} | {} | {:.1} |",
-            sampled.name,
-            sampled.deviation,
-            each.join(", "),
-            sampled.us()
-        );
+        let us = format!("{:.1}", sampled.us());
+        table.row(&[&sampled.name, &sampled.deviation, &each.join(", "), &us]);
     }
-    out
+    let word = if first.n_rows == 1 { "row" } else { "rows" };
+    format!(
+        "sampling, {} {word} of {N_VOCAB} made up logits, {} (estimated, not measured)\n\n{table}",
+        first.n_rows, first.device
+    )
 }
 
 #[cfg(test)]
@@ -295,11 +200,7 @@ mod tests {
         };
         // 22 and 30 us as it was written; in one thread block 336.
         for (deviation, most_us) in [(NARROW, 24.0), (WIDE, 32.0)] {
-            let us = us_of(&Way {
-                top_p: 0.95,
-                deviation,
-                ..PLAIN
-            });
+            let us = us_of(&way("top-p", 0, 0.95, deviation));
             assert!(us <= most_us, "deviation {deviation}: {us:.1} us");
         }
     }

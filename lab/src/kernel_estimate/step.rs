@@ -5,18 +5,19 @@
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context, ensure};
-use tokenmill_backend::{
-    Executor, ExecutorLimits, ForwardBatch, KvType, PAGE_TOKENS, RowMask, RowOutput, SampleRow,
-    SamplingParams, SeqState, TokenSource,
-};
+use tokenmill_backend::{Executor, ExecutorLimits, ForwardBatch, KvType, PAGE_TOKENS, SeqState, TokenSource};
 use tokenmill_cuda_exec::{CudaBackend, Launches};
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_ptx_sim::DeviceProfile;
-use tokenmill_sim_driver::{AssembledKernels, LaunchEstimate, Simulator};
+use tokenmill_sim_driver::{LaunchEstimate, Simulator};
 use tokenmill_testkit::generate::run as run_step;
 
 use super::{adapters, range};
-use crate::{ptx, synth::outline};
+use crate::{
+    measure::subject::{Sequences, greedy},
+    ptx,
+    synth::outline,
+};
 
 /// The model and the batch that a step runs.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +38,23 @@ pub(super) struct Shape<'a> {
     pub(super) reads_apart: bool,
     /// Whether code is in the instruction caches when a launch begins.
     pub(super) is_code_warm: bool,
+}
+
+impl<'a> Shape<'a> {
+    /// Returns a whole model with f16 keys and values, whose sequences share nothing.
+    pub(super) const fn of(model: &'a str, recipe: &'a str, context: usize) -> Self {
+        Self {
+            model,
+            recipe,
+            n_layers: None,
+            context,
+            kv_type: KvType::F16,
+            adapter_rank: None,
+            shared_prefix: 0,
+            reads_apart: false,
+            is_code_warm: false,
+        }
+    }
 }
 
 /// The batch of a step.
@@ -121,23 +139,15 @@ impl Step {
             "{} has a context of 1 to {n_train} tokens, not {context}",
             shape.model
         );
-        let n_pages = context.div_ceil(PAGE_TOKENS);
-        let options = ModelOptions {
-            n_ctx: Some(context),
-            max_batch_tokens: most(Batch::n_tokens).max(512),
-            max_batch_seqs: n_seqs,
-            max_logit_rows: n_seqs,
-            n_pages: Some(n_seqs * n_pages),
-            kv_type: shape.kv_type,
-            ..ModelOptions::default()
+        let sequences = Sequences {
+            n_seqs,
+            n_ctx: context,
         };
-        let mut assembled = registers(device)?;
-        if shape.is_code_warm {
-            for one in assembled.values_mut() {
-                one.code_bytes = 0;
-            }
-        }
-        let simulator = Simulator::estimating(device, assembled);
+        let options = ModelOptions {
+            kv_type: shape.kv_type,
+            ..sequences.options(most(Batch::n_tokens).max(512))
+        };
+        let simulator = simulator(device, shape.is_code_warm)?;
         let backend =
             CudaBackend::new(simulator.device_with_launches(begin))?.with_shared_pages(!shape.reads_apart);
         let mut executor = model.load_on(backend, &options, &mut |_| {})?;
@@ -215,12 +225,7 @@ fn inputs(of: Batch, context: usize, shared_prefix: usize, limits: &ExecutorLimi
             pages.extend(first..first + n_kept as u32);
             batch.push_window_pages(&pages);
         }
-        batch.want_last(RowOutput::Sample(SampleRow {
-            params: SamplingParams::default().into(),
-            history: 0..0,
-            n_prompt: 0,
-            mask: RowMask::Any,
-        }));
+        batch.want_last(greedy());
         if limits.n_states > 0 {
             batch.states.push(SeqState::own(seq_idx as u32));
         }
@@ -228,8 +233,18 @@ fn inputs(of: Batch, context: usize, shared_prefix: usize, limits: &ExecutorLimi
     batch
 }
 
-/// Returns the registers and bytes of code in `kernels/ptx.lock` for the device.
-pub(crate) fn registers(device: &DeviceProfile) -> anyhow::Result<AssembledKernels> {
-    ptx::assembled(device.architecture)
-        .with_context(|| format!("kernels/ptx.lock has no registers for {}", device.architecture))
+/// Adds a GPU that estimates launches, by the registers and bytes of code in `kernels/ptx.lock`; with `is_code_warm`, all code is in the caches of
+/// instructions.
+///
+/// # Errors
+/// A device whose registers are not known.
+pub(crate) fn simulator(device: &'static DeviceProfile, is_code_warm: bool) -> anyhow::Result<Simulator> {
+    let mut assembled = ptx::assembled(device.architecture)
+        .with_context(|| format!("kernels/ptx.lock has no registers for {}", device.architecture))?;
+    if is_code_warm {
+        for one in assembled.values_mut() {
+            one.code_bytes = 0;
+        }
+    }
+    Ok(Simulator::estimating(device, assembled))
 }

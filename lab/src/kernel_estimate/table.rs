@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokenmill_sim_driver::LaunchEstimate;
 
 use super::step::{Batch, Shape, Step};
+use crate::measure::report::Table;
 
 /// Launches that are alike.
 struct Row<'a> {
@@ -64,7 +65,6 @@ fn share(step: &Step) -> f64 {
 
 /// Renders the table.
 pub(super) fn render(shape: &Shape<'_>, step: &Step) -> String {
-    let mut out = String::new();
     let what = match step.batch {
         Batch::Decode { n_seqs: 1 } => "1 row".to_owned(),
         Batch::Decode { n_seqs } => format!("{n_seqs} rows"),
@@ -73,56 +73,53 @@ pub(super) fn render(shape: &Shape<'_>, step: &Step) -> String {
     let layers = shape
         .n_layers
         .map_or_else(String::new, |n| format!(", first {n} layers"));
-    let _ = writeln!(
-        out,
-        "{} {}{layers}, {what}, context {}, keys and values {}, {} (estimated, not measured)\n",
+    let mut table = Table::new(&[
+        "launch",
+        "n:",
+        "grid x threads:",
+        "rounds:",
+        "gap:",
+        "us each:",
+        "us all:",
+        "GB/s:",
+        "KB in flight, mean / most:",
+        "limit",
+    ]);
+    for Row { launch, count } in rows(step) {
+        let estimate = &launch.estimate;
+        let [mean, most] = [estimate.in_flight, estimate.in_flight_peak].map(|bytes| bytes / 1024.0);
+        table.row(&[
+            &format!("`{}/{}`", launch.module, launch.kernel),
+            &count,
+            &grid(launch),
+            &format!("{:.2}", estimate.rounds),
+            &format!("{:.1}", estimate.gap_us),
+            &format!("{:.1}", estimate.us),
+            &format!("{:.0}", estimate.us * count as f64),
+            &format!("{:.0}", estimate.dram_bytes / estimate.us / 1e3),
+            &format!("{mean:.1} / {most:.1}"),
+            &estimate.limiter,
+        ]);
+    }
+    let n = step.launches.len();
+    let each = format!("{:.1}", step.gaps_us() / n as f64);
+    let all = format!("{:.0}", step.gaps_us());
+    table.row(&[&"between launches", &n, &"", &"", &each, &"", &all, &"", &"", &""]);
+    format!(
+        "{} {}{layers}, {what}, context {}, keys and values {}, {} (estimated, not measured)\n\n{table}\n\
+         {:.2} to {:.2} ms a step, {:.0} to {:.0} tokens/s, {:.2} GB from device memory, at most {:.0} % of its bandwidth\n",
         shape.model,
         shape.recipe,
         step.batch.context(shape),
         shape.kv_type,
-        step.device.name
-    );
-    let _ = writeln!(
-        out,
-        "| launch | n | grid x threads | rounds | gap | us each | us all | GB/s | KB in flight, mean / most | limit |"
-    );
-    let _ = writeln!(out, "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|");
-    for Row { launch, count } in rows(step) {
-        let estimate = &launch.estimate;
-        let _ = writeln!(
-            out,
-            "| `{}/{}` | {count} | {} | {:.2} | {:.1} | {:.1} | {:.0} | {:.0} | {:.1} / {:.1} | {} |",
-            launch.module,
-            launch.kernel,
-            grid(launch),
-            estimate.rounds,
-            estimate.gap_us,
-            estimate.us,
-            estimate.us * count as f64,
-            estimate.dram_bytes / estimate.us / 1e3,
-            estimate.in_flight / 1024.0,
-            estimate.in_flight_peak / 1024.0,
-            estimate.limiter,
-        );
-    }
-    let n = step.launches.len();
-    let _ = writeln!(
-        out,
-        "| between launches | {n} | | | {:.1} | | {:.0} | | | |",
-        step.gaps_us() / n as f64,
-        step.gaps_us()
-    );
-    let _ = writeln!(
-        out,
-        "\n{:.2} to {:.2} ms a step, {:.0} to {:.0} tokens/s, {:.2} GB from device memory, at most {:.0} % of its bandwidth",
+        step.device.name,
         step.us() / 1e3,
         step.most_us() / 1e3,
         rate_range(step)[0],
         rate_range(step)[1],
         step.dram_bytes() / 1e9,
         share(step) * 100.0
-    );
-    out
+    )
 }
 
 /// Returns the figures.

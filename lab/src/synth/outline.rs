@@ -10,11 +10,8 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use tokenmill_gguf::{GgufWriter, TensorType};
 
-use super::{
-    DEFAULT_SEED, DEFAULT_STD, metadata_of, preset::Preset, recipe::Recipe, tensors::TensorKind, weights,
-};
+use super::{DEFAULT_SEED, DEFAULT_STD, preset::Preset, recipe::Recipe, tensors::TensorKind, write_model};
 
 /// Bytes of zeros that are handed on at once.
 const PIECE_BYTES: usize = 16 << 20;
@@ -42,16 +39,12 @@ impl Write for WithHoles {
     }
 }
 
-/// Writes the model of a preset in a type, with only its first layers if `n_layers` says so, and returns the number of its layers.
+/// Writes the model of a preset in a type, with only its first layers if `n_layers` says so.
 ///
 /// # Errors
 /// An unknown preset or type, more layers than the preset has or none, or a file that cannot be written.
-pub(crate) fn write(preset: &str, recipe: &str, n_layers: Option<u32>, path: &Path) -> anyhow::Result<u32> {
-    let mut preset = Preset::find(preset)
-        .with_context(|| format!("unknown preset `{preset}`; known are {}", Preset::names()))?
-        .clone();
-    let recipe = Recipe::find(recipe)
-        .with_context(|| format!("unknown type `{recipe}`; known are {}", Recipe::names()))?;
+pub(crate) fn write(preset: &str, recipe: &str, n_layers: Option<u32>, path: &Path) -> anyhow::Result<()> {
+    let (mut preset, recipe) = (Preset::find(preset)?.clone(), Recipe::find(recipe)?);
     if let Some(n_layers) = n_layers {
         ensure!(
             (1..=preset.n_layers).contains(&n_layers),
@@ -61,41 +54,19 @@ pub(crate) fn write(preset: &str, recipe: &str, n_layers: Option<u32>, path: &Pa
         );
         preset.n_layers = n_layers;
     }
-    let mut writer = GgufWriter::with_metadata(metadata_of(&preset, recipe, DEFAULT_SEED)?);
-    let tensors = preset.tensors();
-    for tensor in &tensors {
-        let ty = match tensor.kind {
-            TensorKind::Weight => recipe.type_of(&preset, &tensor.name, tensor.dims[0]),
-            _ => TensorType::F32,
-        };
-        writer.add_tensor(&tensor.name, ty, &tensor.dims)?;
-    }
     let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
-    let mut out = writer.write_header(WithHoles { file, length: 0 })?;
+    let file = WithHoles { file, length: 0 };
     let zeros = vec![0; PIECE_BYTES];
-    for (tensor, tensor_idx) in tensors.iter().zip(0_u64..) {
-        let stream = weights::Stream::new(DEFAULT_SEED, tensor_idx);
-        match tensor.kind {
-            TensorKind::Weight => {
-                let mut left = out.due().context("no tensor is due")?.n_bytes;
-                while left > 0 {
-                    let n = left.min(zeros.len());
-                    out.write(&zeros[..n])?;
-                    left -= n;
-                }
-            }
-            TensorKind::Small => {
-                out.write(&weights::floats(stream, tensor.n_elements(), 0.0, DEFAULT_STD))?;
-            }
-            TensorKind::Norm => out.write(&weights::floats(stream, tensor.n_elements(), 1.0, DEFAULT_STD))?,
-            TensorKind::Decay => {
-                out.write(&weights::floats(stream, tensor.n_elements(), -1.0, DEFAULT_STD))?;
-            }
-            TensorKind::RopeFactors => out.write(&preset.rope_factors())?,
+    write_model(file, &preset, recipe, DEFAULT_SEED, DEFAULT_STD, |out, _| {
+        let mut left = out.due().context("no tensor is due")?.n_bytes;
+        while left > 0 {
+            let n = left.min(zeros.len());
+            out.write(&zeros[..n])?;
+            left -= n;
         }
-    }
-    out.finish()?;
-    Ok(preset.n_layers)
+        Ok(())
+    })?;
+    Ok(())
 }
 
 /// The mean costs of a model's layers.
@@ -114,10 +85,7 @@ pub(crate) struct LayerCosts {
 /// # Errors
 /// An unknown preset or type, or a model whose rows do not use all weights.
 pub(crate) fn layer_costs(preset: &str, recipe: &str) -> anyhow::Result<LayerCosts> {
-    let preset = Preset::find(preset)
-        .with_context(|| format!("unknown preset `{preset}`; known are {}", Preset::names()))?;
-    let recipe = Recipe::find(recipe)
-        .with_context(|| format!("unknown type `{recipe}`; known are {}", Recipe::names()))?;
+    let (preset, recipe) = (Preset::find(preset)?, Recipe::find(recipe)?);
     ensure!(
         preset.experts.is_none() && preset.delta_net.is_none(),
         "the layers of {} are not alike",
@@ -148,8 +116,5 @@ pub(crate) fn layer_costs(preset: &str, recipe: &str) -> anyhow::Result<LayerCos
 /// # Errors
 /// An unknown preset.
 pub(crate) fn n_layers(preset: &str) -> anyhow::Result<u32> {
-    let found = Preset::find(preset);
-    Ok(found
-        .with_context(|| format!("unknown preset `{preset}`; known are {}", Preset::names()))?
-        .n_layers)
+    Ok(Preset::find(preset)?.n_layers)
 }

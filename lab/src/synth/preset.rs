@@ -2,6 +2,8 @@
 //!
 //! Invariant: a preset with fewer layers than its model says so in its name.
 
+use anyhow::Context;
+
 /// The architecture of a model, which decides its tensor names and metadata keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Architecture {
@@ -80,7 +82,7 @@ pub(super) struct DeltaNet {
 /// The base of most presets.
 const DENSE: Preset = Preset {
     name: "",
-    architecture: Architecture::Llama,
+    architecture: Llama,
     n_layers: 2,
     n_embd: 256,
     n_ff: 512,
@@ -98,229 +100,69 @@ const DENSE: Preset = Preset {
     window: None,
 };
 
+use Architecture::{Gemma3, GptOss, Llama, Qwen2, Qwen3, Qwen3Moe, Qwen35};
+
+#[rustfmt::skip]
 const PRESETS: [Preset; 14] = [
     Preset {
-        name: "qwen2.5-0.5b",
-        architecture: Architecture::Qwen2,
-        n_layers: 24,
-        n_embd: 896,
-        n_ff: 4864,
-        n_heads: 14,
-        n_kv_heads: 2,
-        head_dim: 64,
-        n_vocab: 151_936,
-        n_ctx: 32_768,
-        rope_base: 1e6,
-        rms_epsilon: 1e-6,
-        is_tied: true,
-        has_rope_factors: false,
-        ..DENSE
+        name: "qwen2.5-0.5b", architecture: Qwen2, n_layers: 24, n_embd: 896, n_ff: 4864, n_heads: 14,
+        n_vocab: 151_936, n_ctx: 32_768, ..DENSE
     },
     Preset {
-        name: "qwen3-0.6b",
-        architecture: Architecture::Qwen3,
-        n_layers: 28,
-        n_embd: 1024,
-        n_ff: 3072,
-        n_heads: 16,
-        n_kv_heads: 8,
-        head_dim: 128,
-        n_vocab: 151_936,
-        n_ctx: 40_960,
-        rope_base: 1e6,
-        rms_epsilon: 1e-6,
-        is_tied: true,
-        has_rope_factors: false,
-        ..DENSE
+        name: "qwen3-0.6b", architecture: Qwen3, n_layers: 28, n_embd: 1024, n_ff: 3072, n_heads: 16,
+        n_kv_heads: 8, head_dim: 128, n_vocab: 151_936, n_ctx: 40_960, ..DENSE
     },
     Preset {
-        name: "llama-3.2-1b",
-        architecture: Architecture::Llama,
-        n_layers: 16,
-        n_embd: 2048,
-        n_ff: 8192,
-        n_heads: 32,
-        n_kv_heads: 8,
-        head_dim: 64,
-        n_vocab: 128_256,
-        n_ctx: 131_072,
-        rope_base: 5e5,
-        rms_epsilon: 1e-5,
-        is_tied: true,
-        has_rope_factors: true,
-        ..DENSE
+        name: "llama-3.2-1b", architecture: Llama, n_layers: 16, n_embd: 2048, n_ff: 8192, n_heads: 32,
+        n_kv_heads: 8, n_vocab: 128_256, n_ctx: 131_072, rope_base: 5e5, rms_epsilon: 1e-5,
+        has_rope_factors: true, ..DENSE
     },
     Preset {
-        name: "llama-3-8b",
-        architecture: Architecture::Llama,
-        n_layers: 32,
-        n_embd: 4096,
-        n_ff: 14_336,
-        n_heads: 32,
-        n_kv_heads: 8,
-        head_dim: 128,
-        n_vocab: 128_256,
-        n_ctx: 8192,
-        rope_base: 5e5,
-        rms_epsilon: 1e-5,
-        is_tied: false,
-        has_rope_factors: false,
-        ..DENSE
+        name: "llama-3-8b", architecture: Llama, n_layers: 32, n_embd: 4096, n_ff: 14_336, n_heads: 32,
+        n_kv_heads: 8, head_dim: 128, n_vocab: 128_256, n_ctx: 8192, rope_base: 5e5, rms_epsilon: 1e-5,
+        is_tied: false, ..DENSE
     },
     Preset {
-        name: "tiny-llama",
-        architecture: Architecture::Llama,
-        n_layers: 2,
-        n_embd: 256,
-        n_ff: 512,
-        n_heads: 4,
-        n_kv_heads: 2,
-        head_dim: 64,
-        n_vocab: 2048,
-        n_ctx: 4096,
-        rope_base: 5e5,
-        rms_epsilon: 1e-5,
-        is_tied: true,
-        has_rope_factors: true,
+        name: "tiny-llama", architecture: Llama, rope_base: 5e5, rms_epsilon: 1e-5, has_rope_factors: true,
         ..DENSE
     },
-    Preset {
-        name: "tiny-qwen2",
-        architecture: Architecture::Qwen2,
-        n_layers: 2,
-        n_embd: 128,
-        n_ff: 512,
-        n_heads: 2,
-        n_kv_heads: 1,
-        head_dim: 64,
-        n_vocab: 2048,
-        n_ctx: 4096,
-        rope_base: 1e6,
-        rms_epsilon: 1e-6,
-        is_tied: true,
-        has_rope_factors: false,
-        ..DENSE
-    },
+    Preset { name: "tiny-qwen2", architecture: Qwen2, n_embd: 128, n_heads: 2, n_kv_heads: 1, ..DENSE },
     // Qwen3.5-2B.
     Preset {
-        name: "qwen3.5-2b",
-        architecture: Architecture::Qwen35,
-        n_layers: 24,
-        n_embd: 2048,
-        n_ff: 6144,
-        n_heads: 8,
-        n_kv_heads: 2,
-        head_dim: 256,
-        n_vocab: 248_320,
-        n_ctx: 262_144,
-        rope_base: 1e7,
-        delta_net: Some(DeltaNet {
-            n_k_heads: 16,
-            n_v_heads: 16,
-            head_dim: 128,
-            n_taps: 4,
-        }),
-        ..DENSE
+        name: "qwen3.5-2b", architecture: Qwen35, n_layers: 24, n_embd: 2048, n_ff: 6144, n_heads: 8,
+        head_dim: 256, n_vocab: 248_320, n_ctx: 262_144, rope_base: 1e7,
+        delta_net: Some(DeltaNet { n_k_heads: 16, n_v_heads: 16, head_dim: 128, n_taps: 4 }), ..DENSE
     },
     // Qwen3-30B-A3B, 8 of its 48 layers.
     Preset {
-        name: "qwen3-30b-a3b-8l",
-        architecture: Architecture::Qwen3Moe,
-        n_layers: 8,
-        n_embd: 2048,
-        n_ff: 6144,
-        n_heads: 32,
-        n_kv_heads: 4,
-        head_dim: 128,
-        n_vocab: 151_936,
-        n_ctx: 40_960,
-        is_tied: false,
-        experts: Some(Experts {
-            total: 128,
-            used: 8,
-            n_ff: 768,
-        }),
-        ..DENSE
+        name: "qwen3-30b-a3b-8l", architecture: Qwen3Moe, n_layers: 8, n_embd: 2048, n_ff: 6144,
+        n_heads: 32, n_kv_heads: 4, head_dim: 128, n_vocab: 151_936, n_ctx: 40_960, is_tied: false,
+        experts: Some(Experts { total: 128, used: 8, n_ff: 768 }), ..DENSE
     },
     // gpt-oss-20b, 6 of its 24 layers.
     Preset {
-        name: "gpt-oss-20b-6l",
-        architecture: Architecture::GptOss,
-        n_layers: 6,
-        n_embd: 2880,
-        n_ff: 2880,
-        n_heads: 64,
-        n_kv_heads: 8,
-        head_dim: 64,
-        n_vocab: 201_088,
-        n_ctx: 131_072,
-        rope_base: 150_000.0,
-        rms_epsilon: 1e-5,
-        is_tied: false,
-        experts: Some(Experts {
-            total: 32,
-            used: 4,
-            n_ff: 2880,
-        }),
-        window: Some(128),
+        name: "gpt-oss-20b-6l", architecture: GptOss, n_layers: 6, n_embd: 2880, n_ff: 2880, n_heads: 64,
+        n_kv_heads: 8, n_vocab: 201_088, n_ctx: 131_072, rope_base: 150_000.0, rms_epsilon: 1e-5,
+        is_tied: false, experts: Some(Experts { total: 32, used: 4, n_ff: 2880 }), window: Some(128),
         ..DENSE
     },
     Preset {
-        name: "gemma-3-4b",
-        architecture: Architecture::Gemma3,
-        n_layers: 34,
-        n_embd: 2560,
-        n_ff: 10_240,
-        n_heads: 8,
-        n_kv_heads: 4,
-        head_dim: 256,
-        n_vocab: 262_208,
-        n_ctx: 131_072,
-        window: Some(1024),
-        ..DENSE
+        name: "gemma-3-4b", architecture: Gemma3, n_layers: 34, n_embd: 2560, n_ff: 10_240, n_heads: 8,
+        n_kv_heads: 4, head_dim: 256, n_vocab: 262_208, n_ctx: 131_072, window: Some(1024), ..DENSE
     },
     Preset {
-        name: "tiny-qwen3.5",
-        architecture: Architecture::Qwen35,
-        n_layers: 4,
-        delta_net: Some(DeltaNet {
-            n_k_heads: 2,
-            n_v_heads: 4,
-            head_dim: 64,
-            n_taps: 4,
-        }),
-        ..DENSE
+        name: "tiny-qwen3.5", architecture: Qwen35, n_layers: 4,
+        delta_net: Some(DeltaNet { n_k_heads: 2, n_v_heads: 4, head_dim: 64, n_taps: 4 }), ..DENSE
     },
     Preset {
-        name: "tiny-qwen3-moe",
-        architecture: Architecture::Qwen3Moe,
-        is_tied: false,
-        experts: Some(Experts {
-            total: 8,
-            used: 2,
-            n_ff: 256,
-        }),
-        ..DENSE
+        name: "tiny-qwen3-moe", architecture: Qwen3Moe, is_tied: false,
+        experts: Some(Experts { total: 8, used: 2, n_ff: 256 }), ..DENSE
     },
     Preset {
-        name: "tiny-gpt-oss",
-        architecture: Architecture::GptOss,
-        is_tied: false,
-        experts: Some(Experts {
-            total: 4,
-            used: 2,
-            n_ff: 256,
-        }),
-        window: Some(32),
-        ..DENSE
+        name: "tiny-gpt-oss", architecture: GptOss, is_tied: false,
+        experts: Some(Experts { total: 4, used: 2, n_ff: 256 }), window: Some(32), ..DENSE
     },
-    Preset {
-        name: "tiny-gemma-3",
-        architecture: Architecture::Gemma3,
-        n_layers: 6,
-        window: Some(32),
-        ..DENSE
-    },
+    Preset { name: "tiny-gemma-3", architecture: Gemma3, n_layers: 6, window: Some(32), ..DENSE },
 ];
 
 impl Preset {
@@ -328,13 +170,17 @@ impl Preset {
     pub(super) const ATTENTION_INTERVAL: u32 = 4;
 
     /// Finds a preset by its name.
-    pub(super) fn find(name: &str) -> Option<&'static Self> {
-        PRESETS.iter().find(|preset| preset.name == name)
-    }
-
-    /// Lists the names of all presets.
-    pub(super) fn names() -> String {
-        PRESETS.map(|preset| preset.name).join(", ")
+    ///
+    /// # Errors
+    /// A name that no preset has.
+    pub(super) fn find(name: &str) -> anyhow::Result<&'static Self> {
+        PRESETS
+            .iter()
+            .find(|preset| preset.name == name)
+            .with_context(|| {
+                let names = PRESETS.map(|preset| preset.name).join(", ");
+                format!("unknown preset `{name}`; known are {names}")
+            })
     }
 
     /// Returns the bytes of `rope_freqs.weight`, the divisor of each frequency.

@@ -4,6 +4,7 @@
 //! have. Source: `llama_tensor_get_type` in llama.cpp (`src/llama-quant.cpp`), without an importance matrix. Models
 //! of exactly 8 experts, which it treats differently, are not among the presets.
 
+use anyhow::Context;
 use tokenmill_gguf::TensorType;
 
 use super::preset::Preset;
@@ -63,15 +64,15 @@ pub(super) const RECIPES: [Recipe; 20] = [
 
 impl Recipe {
     /// Finds a recipe by its name, in upper or lower case.
-    pub(super) fn find(name: &str) -> Option<&'static Self> {
-        RECIPES
-            .iter()
-            .find(|recipe| recipe.name.eq_ignore_ascii_case(name))
-    }
-
-    /// Lists the names of all recipes.
-    pub(super) fn names() -> String {
-        RECIPES.map(|recipe| recipe.name).join(", ")
+    ///
+    /// # Errors
+    /// A name that no recipe has.
+    pub(super) fn find(name: &str) -> anyhow::Result<&'static Self> {
+        let is_it = |recipe: &&Self| recipe.name.eq_ignore_ascii_case(name);
+        RECIPES.iter().find(is_it).with_context(|| {
+            let names = RECIPES.map(|recipe| recipe.name).join(", ");
+            format!("unknown type `{name}`; known are {names}")
+        })
     }
 
     /// Returns whether the weights are quantized.

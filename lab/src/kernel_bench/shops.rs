@@ -1,36 +1,52 @@
-//! [`Suspects`]: the rows of `kernel-bench` for the search for a wrong kernel: the failing rows, and their launches once more.
+//! [`Shops`]: makes rows, and checks or launches one by its name, for the search for a wrong kernel.
 //!
-//! Measuring continues after a failed row; this does not. Invariant: a row gives the same launches, with the same bytes, each time.
+//! Measuring continues after a failed row; the search does not. Invariant: a row gives the same launches, with the same bytes, each time.
 
 use anyhow::Context;
 use tokenmill_cuda_exec::{Device, WideProducts};
 
 use super::{
-    Shops,
+    Data, Workshop,
     rows::{ROWS, RowSpec},
-    work::Data,
 };
 
 /// Divides the rows of matrices if a row is to be small.
 pub(crate) const SMALL_SLICE: usize = 64;
 
-/// Rows on a device.
-pub(crate) struct Suspects(Shops);
+/// Makes rows: on the GPU as it is, and on the same GPU without matrix operations of warpgroups.
+pub(crate) struct Shops {
+    plain: Workshop,
+    without_wide: Workshop,
+}
 
-impl Suspects {
-    /// Makes rows whose matrices are divided by `slice`.
+impl Shops {
+    /// Opens the GPU both ways. Rows of matrices are divided by `slice`, and a launch's inputs have at most `max_copies`.
     ///
     /// # Errors
     /// A device that cannot be opened.
     pub(crate) fn new(
         open: impl Fn(WideProducts) -> anyhow::Result<Device>,
         slice: usize,
+        max_copies: usize,
+        data: Data,
     ) -> anyhow::Result<Self> {
-        Ok(Self(Shops::new(open, slice, 1, Data::Made)?))
+        let shop = |wide| Workshop::new(&open(wide)?, slice, max_copies, data);
+        Ok(Self {
+            plain: shop(WideProducts::WhereThere)?,
+            without_wide: shop(WideProducts::Never)?,
+        })
+    }
+
+    pub(super) fn of(&mut self, row: &RowSpec) -> &mut Workshop {
+        if row.is_without_wide {
+            &mut self.without_wide
+        } else {
+            &mut self.plain
+        }
     }
 
     /// Lists the names of the rows that an 8B in Q4_K_M launches and that contain `filter`.
-    pub(crate) fn names(filter: &str) -> impl Iterator<Item = &'static str> {
+    pub(crate) fn suspects(filter: &str) -> impl Iterator<Item = &'static str> {
         let rows = ROWS.iter().filter(|row| row.is_of_q4_k_m());
         rows.map(|row| row.name).filter(move |name| name.contains(filter))
     }
@@ -40,7 +56,7 @@ impl Suspects {
     /// # Errors
     /// A name that no row has.
     pub(crate) fn device(&mut self, name: &str) -> anyhow::Result<Device> {
-        Ok(self.0.of(spec(name)?).device.clone())
+        Ok(self.of(RowSpec::find(name)?).device.clone())
     }
 
     /// Launches a row once and compares its results with those of a plain loop.
@@ -48,8 +64,8 @@ impl Suspects {
     /// # Errors
     /// A row that cannot be made, or whose results are wrong.
     pub(crate) fn check(&mut self, name: &str) -> anyhow::Result<()> {
-        let spec = spec(name)?;
-        let mut work = self.0.of(spec).make(spec)?;
+        let spec = RowSpec::find(name)?;
+        let mut work = self.of(spec).make(spec.what)?;
         (work.launch)(0)?;
         let check = work.check.take().context("a row is checked once")?;
         check()?;
@@ -61,14 +77,8 @@ impl Suspects {
     /// # Errors
     /// A row that cannot be made or launched.
     pub(crate) fn launch(&mut self, name: &str) -> anyhow::Result<()> {
-        let spec = spec(name)?;
-        let mut work = self.0.of(spec).make(spec)?;
+        let spec = RowSpec::find(name)?;
+        let mut work = self.of(spec).make(spec.what)?;
         Ok((work.launch)(0)?)
     }
-}
-
-fn spec(name: &str) -> anyhow::Result<&'static RowSpec> {
-    (ROWS.iter())
-        .find(|row| row.name == name)
-        .with_context(|| format!("no row is called `{name}`"))
 }
