@@ -8,9 +8,9 @@
 //! sequence, counts of earlier acceptance, and the given step times.
 
 use crate::draft::{
+    budget::{MAX_STEP_DRAFTS, ONE},
     lookup::{EarlierAnswer, Found, LookUp},
     model_draft::{ModelAcceptance, ModelGuess},
-    times::{MAX_STEP_DRAFTS, ONE},
 };
 
 /// Maximum length of a draft that can be requested.

@@ -5,7 +5,7 @@
 //! similar probability that were accepted. Invariant: integers only, so that a decision can be replayed from
 //! the observations.
 
-use crate::draft::times::{DraftTimes, MAX_STEP_DRAFTS, ONE};
+use crate::draft::budget::ONE;
 
 /// Upper bounds of the probability classes, except the last.
 const BOUNDS: [f32; 5] = [0.3, 0.5, 0.7, 0.9, 0.98];
@@ -61,83 +61,6 @@ impl ModelAcceptance {
     }
 }
 
-/// Weighs passes of a draft model against the steps that they save, in 1/256 of a step without drafts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Weighing {
-    times: DraftTimes,
-    /// Duration of a step without drafts.
-    pub(crate) step_us: u64,
-    /// Number of its rows.
-    pub(crate) n_rows: usize,
-    /// Expected tokens of the step, in 1/65536.
-    expected: u64,
-    /// Its duration together with the passes before it.
-    time: u64,
-    n_drafted: usize,
-    /// Acceptance probability for sequences without observations, in 1/65536.
-    of_new: u64,
-}
-
-impl Weighing {
-    /// Creates the weighing of a step of `n_rows` rows that takes `step_us` without drafts. `of_new` gives
-    /// the acceptance for sequences without observations.
-    pub(crate) fn new(times: DraftTimes, step_us: u64, n_rows: usize, of_new: &ModelAcceptance) -> Self {
-        Self {
-            times,
-            step_us: step_us.max(1),
-            n_rows: n_rows.max(1),
-            expected: n_rows as u64 * ONE,
-            time: 256,
-            n_drafted: 0,
-            of_new: of_new.of_any(),
-        }
-    }
-
-    /// Returns whether a pass of `pass_us` for one sequence might pay in a step of that sequence alone, with
-    /// the larger of `likelihood` and the acceptance of other sequences. It assumes the duration of the
-    /// current step, which is rather too long.
-    pub(crate) fn may_pay_alone(&self, likelihood: u64, pass_us: u64) -> bool {
-        let alone = Self {
-            expected: ONE,
-            time: 256,
-            n_drafted: 0,
-            ..*self
-        };
-        alone.pays(1, likelihood.max(self.of_new), pass_us)
-    }
-
-    /// Returns whether a pass that takes `pass_us`, predicts `n_more` tokens and has an expected gain of
-    /// `gain` lowers the step's cost per token. The first pass must gain a tenth: times are measured,
-    /// probabilities adapt slowly, and a marginal gain often turns out to be a loss.
-    pub(crate) fn pays(&self, n_more: usize, gain: u64, pass_us: u64) -> bool {
-        let margin = if self.n_drafted == 0 { 44 } else { 40 };
-        self.with(n_more, pass_us)
-            .is_some_and(|time| (self.expected + gain) * self.time * 40 > self.expected * time * margin)
-    }
-
-    /// Adds the pass.
-    pub(crate) fn take(&mut self, n_more: usize, pass_us: u64) {
-        if let Some(time) = self.with(n_more, pass_us) {
-            self.time = time;
-            self.n_drafted += n_more;
-        }
-    }
-
-    /// Adds the actual gain of its tokens.
-    pub(crate) fn gain(&mut self, gain: u64) {
-        self.expected += gain;
-    }
-
-    /// Returns the duration with another pass; `None` for more draft tokens than are weighed.
-    fn with(&self, n_more: usize, pass_us: u64) -> Option<u64> {
-        let DraftTimes(times) = &self.times;
-        let n_drafted = self.n_drafted + n_more;
-        let verified = (n_drafted <= MAX_STEP_DRAFTS)
-            .then(|| u64::from(times[n_drafted].saturating_sub(times[self.n_drafted])))?;
-        Some(self.time + verified + pass_us * 256 / self.step_us)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,37 +76,5 @@ mod tests {
         }
         assert!(acceptance.of(5) < ONE / 50 && acceptance.of(1) > ONE * 9 / 10);
         assert_eq!(acceptance.of(3), ModelAcceptance::default().of(3));
-    }
-
-    /// Returns the number of passes that pay in a step of `n_rows` rows. Each pass takes `pass_percent` of a
-    /// step; its tokens are right `percent` of the time and cost `row_percent` each to verify.
-    fn n_passes(n_rows: usize, pass_percent: u64, row_percent: u32, percent: u64) -> usize {
-        let times = DraftTimes(std::array::from_fn(|n| 256 + 256 * row_percent * n as u32 / 100));
-        let of_new = ModelAcceptance::default();
-        let mut weighing = Weighing::new(times, 10_000, n_rows, &of_new);
-        let mut reach = ONE * n_rows as u64;
-        (0..16)
-            .take_while(|_| {
-                reach = reach * percent / 100;
-                let pays = weighing.pays(n_rows, reach, pass_percent * 100);
-                weighing.take(n_rows, pass_percent * 100);
-                weighing.gain(reach);
-                pays
-            })
-            .count()
-    }
-
-    #[test]
-    fn passes_are_made_as_long_as_they_pay() {
-        assert_eq!(n_passes(1, 10, 5, 100), 16);
-        assert_eq!(n_passes(1, 10, 5, 10), 0);
-        assert_eq!(
-            n_passes(1, 100, 0, 95),
-            0,
-            "a draft as slow as the model gains nothing"
-        );
-        assert!((2..=5).contains(&n_passes(1, 15, 5, 70)));
-        assert!(n_passes(1, 15, 5, 90) > n_passes(1, 15, 5, 70));
-        assert_eq!(n_passes(8, 15, 10, 70), 0, "eight rows fill a step");
     }
 }

@@ -13,7 +13,7 @@ pub(crate) mod hidden_states;
 pub(crate) mod ledger;
 pub(crate) mod pass_times;
 mod probes;
-mod worth;
+pub(crate) mod worth;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -25,14 +25,15 @@ use tokenmill_backend::{Executor, ForwardBatch, PageGroup, SamplingParams, StepE
 use crate::{
     arena::SeqId,
     draft::{
+        budget::ONE,
         drafter::Speculation,
-        model_draft::{ModelGuess, Weighing, class_of},
-        times::ONE,
+        model_draft::{ModelGuess, class_of},
     },
     draft_model::{
         hidden_states::{HiddenStates, hidden_states_bytes},
         pass_times::{PassTimes, Passes, is_guessing},
         probes::Probes,
+        worth::WeighedStep,
     },
     plan::{
         batch::build_batch,
@@ -193,35 +194,35 @@ impl DraftModel {
         self.failed_rows
     }
 
-    /// Predicts the tokens that follow each seat's, as long as that pays, and returns the drafts. Without `weighing`, it
+    /// Predicts the tokens that follow each seat's, as long as that pays, and returns the drafts. Without a weighed step, it
     /// continues as long as the draft is likely. Returns the work done, if any.
     pub(crate) fn guess(
         &mut self,
         seats: &[Seat<'_>],
-        mut weighing: Option<Weighing>,
+        mut step: Option<WeighedStep>,
         clock: &dyn Fn() -> u64,
         take: &mut dyn FnMut(SeqId, ModelGuess),
     ) -> Option<Passes> {
-        if let Some(weighing) = &weighing
-            && !self.is_worth_a_draft(seats, weighing)
+        if let Some(step) = &step
+            && !self.is_worth_a_draft(seats, step)
         {
             return None;
         }
-        self.open(seats, weighing.as_ref());
+        self.open(seats, step.as_ref());
         if self.n_open() == 0 {
             self.probes.note_no_pass();
         }
         let mut passes = None;
-        while let Some(pass_us) = self.is_worth_a_pass(weighing.as_ref()) {
+        while let Some(pass_time) = self.is_worth_a_pass(step.as_ref()) {
             let passes = passes.get_or_insert_with(Passes::default);
-            if let Some(weighing) = &mut weighing {
-                weighing.take(self.n_open(), pass_us);
+            if let Some(step) = &mut step {
+                step.budget.take(self.n_open(), 1, 0, pass_time);
             }
             if self.pass(clock, passes).is_err() {
                 self.fail();
                 break;
             }
-            self.extend(weighing.as_mut());
+            self.extend(step.as_mut());
         }
         for Draft { want, seq, guess, .. } in self.drafts.drain(..) {
             self.scheduler.set_paused(seq, true);
@@ -260,7 +261,7 @@ impl DraftModel {
     }
 
     /// Catches up the sequences of seats and lets them take part, unless that is pointless.
-    fn open(&mut self, seats: &[Seat<'_>], weighing: Option<&Weighing>) {
+    fn open(&mut self, seats: &[Seat<'_>], step: Option<&WeighedStep>) {
         self.drafts.clear();
         for seat in seats {
             if self.refused.contains(&seat.want.seq) {
@@ -273,8 +274,8 @@ impl DraftModel {
                 self.forget(seat.want.seq);
                 continue;
             }
-            if let Some(weighing) = weighing
-                && !self.may_catch_up(seat, weighing)
+            if let Some(step) = step
+                && !self.may_catch_up(seat, step)
             {
                 continue;
             }
@@ -430,7 +431,7 @@ impl DraftModel {
     }
 
     /// Appends a pass's draft tokens. Sequences that it did not extend rest until the next draft.
-    fn extend(&mut self, mut weighing: Option<&mut Weighing>) {
+    fn extend(&mut self, mut step: Option<&mut WeighedStep>) {
         for draft in &mut self.drafts {
             let token = self.outcomes.iter().find_map(|outcome| match *outcome {
                 Outcome::Token { seq, logit_row, id } if seq == draft.seq => Some((logit_row, id)),
@@ -444,8 +445,8 @@ impl DraftModel {
                 draft.guess.tokens.push(id);
                 draft.guess.classes.push(class);
                 draft.reach = draft.reach * draft.want.acceptance.of(class) / ONE;
-                if let Some(weighing) = &mut weighing {
-                    weighing.gain(draft.reach);
+                if let Some(step) = &mut step {
+                    step.budget.gain(draft.reach);
                 } else {
                     draft.is_open &= draft.reach * ONE_IN >= ONE;
                 }

@@ -6,11 +6,10 @@
 use crate::{
     arena::SeqId,
     draft::{
+        budget::{DraftBudget, MAX_STEP_DRAFTS},
         drafter::{DraftCounters, Speculation},
-        model_draft::Weighing,
-        times::MAX_STEP_DRAFTS,
     },
-    draft_model::{DraftModel, Seat, ledger::DraftLedger, pass_times::Passes},
+    draft_model::{DraftModel, Seat, ledger::DraftLedger, pass_times::Passes, worth::WeighedStep},
     engine::{board::Tally, core::Core},
     plan::{scheduler::drafts::Want, step_plan::StepPlan},
 };
@@ -126,14 +125,18 @@ impl Core {
         if self.drafts.wants.is_empty() {
             return false;
         }
-        let weighing = if is_weighed {
+        let step = if is_weighed {
             let times = (self.board)
                 .with_step_times(|times| Some((times.draft_times(n_decode)?, times.step_us(n_decode)?)));
             let Some((times, step_us)) = times else {
                 return false;
             };
-            let of_new = self.scheduler.model_acceptance();
-            Some(Weighing::new(times, step_us, n_decode, of_new))
+            Some(WeighedStep {
+                budget: DraftBudget::new(Some(times), usize::MAX, n_decode),
+                n_rows: n_decode,
+                step_us: step_us.max(1),
+                of_new: self.scheduler.model_acceptance().of_any(),
+            })
         } else {
             None
         };
@@ -153,7 +156,7 @@ impl Core {
             })
             .collect();
         let mut guesses = Vec::with_capacity(seats.len());
-        let passes = model.guess(&seats, weighing, clock, &mut |seq, guess| {
+        let passes = model.guess(&seats, step, clock, &mut |seq, guess| {
             guesses.push((seq, guess));
         });
         let n_vocab = scheduler.config().limits.n_vocab as u32;
@@ -164,9 +167,9 @@ impl Core {
             guess.classes.truncate(n_known);
             self.scheduler.offer(seq, guess);
         }
-        if let Some(weighing) = weighing {
+        if let Some(step) = step {
             let took_us = clock().saturating_sub(begun_us);
-            let (ledger, step_us) = (&mut self.drafts.ledger, weighing.step_us);
+            let (ledger, step_us) = (&mut self.drafts.ledger, step.step_us);
             match passes {
                 Some(Passes { prompt_us }) => {
                     ledger.note_passes(took_us.saturating_sub(prompt_us), prompt_us, step_us);

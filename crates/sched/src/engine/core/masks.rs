@@ -116,7 +116,7 @@ impl Core {
             return;
         }
         self.take_foreseen();
-        let mut room = self.room_ahead();
+        let mut budget = self.budget_ahead();
         let waits = self.may_draft_ahead() && self.max_ahead() > 0;
         let outcomes = std::mem::take(&mut self.outcomes);
         let seq_of = |outcome: &Outcome| match *outcome {
@@ -137,7 +137,7 @@ impl Core {
                     lane.unordered = Some(tokens);
                     self.masks.unordered.push(seq);
                 }
-                _ => self.order_mask(seq, tokens, &mut room),
+                _ => self.order_mask(seq, tokens, &mut budget),
             }
         }
         self.outcomes = outcomes;
@@ -154,21 +154,21 @@ impl Core {
         if self.masks.unordered.is_empty() {
             return false;
         }
-        let mut room = self.room_ahead();
+        let mut budget = self.budget_ahead();
         for seq in std::mem::take(&mut self.masks.unordered) {
             if let Some(tokens) = self.lanes.get_mut(seq).and_then(|lane| lane.unordered.take()) {
-                self.order_mask(seq, tokens, &mut room);
+                self.order_mask(seq, tokens, &mut budget);
             }
         }
         true
     }
 
-    /// Returns the room for draft tokens in the next step.
-    fn room_ahead(&self) -> DraftBudget {
+    /// Returns the budget for drafts in the next step.
+    fn budget_ahead(&self) -> DraftBudget {
         let n_running = self.scheduler.n_running();
         let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
         let times = (self.board).with_step_times(|times| times.draft_times(n_running));
-        self.scheduler.likely_room(times.filter(|_| is_weighed))
+        self.scheduler.likely_budget(times.filter(|_| is_weighed))
     }
 
     fn is_masked_token(&self, outcome: &Outcome) -> bool {
@@ -179,7 +179,7 @@ impl Core {
     }
 
     /// Orders the mask after `tokens`, the newest of a sequence, if it is constrained and continues.
-    fn order_mask(&mut self, seq: SeqId, tokens: Vec<u32>, room: &mut DraftBudget) {
+    fn order_mask(&mut self, seq: SeqId, tokens: Vec<u32>, budget: &mut DraftBudget) {
         let Some(known) = self.scheduler.tokens_of(seq) else {
             return;
         };
@@ -189,7 +189,9 @@ impl Core {
         let at = known.len();
         let expected = (lane.expected.take()).and_then(|seen| seen.behind(known).map(<[u32]>::to_vec));
         let max = self.max_ahead();
-        let (guess, n_forced) = self.scheduler.guess_to_mask(seq, expected.as_deref(), max, room);
+        let (guess, n_forced) = self
+            .scheduler
+            .guess_to_mask(seq, expected.as_deref(), max, budget);
         let patience = self.ahead_patience();
         let is_late = self.executor.takes_late_masks();
         let n_words = self.n_mask_words();

@@ -10,11 +10,10 @@ use tokenmill_backend::PAGE_TOKENS;
 use crate::{
     arena::SeqId,
     draft::{
-        budget::DraftBudget,
+        budget::{DraftBudget, DraftTimes},
         drafter::{Drafter, MaskedGuess, Origin, Speculation},
         lookup::Found,
         model_draft::{ModelAcceptance, ModelGuess},
-        times::DraftTimes,
     },
     masks::text::Seen,
     plan::{
@@ -76,29 +75,34 @@ pub(crate) fn max_draft_of(sequence: &Sequence, n_tokens: usize, max_draft: usiz
     max_draft.min(n_left).min(until_snapshot)
 }
 
-/// Chooses the draft of a sequence, with at most `max` tokens.
-fn choose(sequence: &mut Sequence, max: usize, looks_up: bool, room: &DraftBudget) -> Option<Choice> {
-    let drafter = sequence.drafter.as_mut()?;
+/// Returns how many times each row of a sequence's draft is computed.
+pub(crate) fn n_costs_of(sequence: &Sequence) -> u64 {
     // After a wrong draft token, a recurrent state is computed again.
-    let n_costs = if sequence.state.is_some() { 2 } else { 1 };
+    if sequence.state.is_some() { 2 } else { 1 }
+}
+
+/// Chooses the draft of a sequence, with at most `max` tokens.
+fn choose(sequence: &mut Sequence, max: usize, looks_up: bool, budget: &DraftBudget) -> Option<Choice> {
+    let n_costs = n_costs_of(sequence);
+    let drafter = sequence.drafter.as_mut()?;
     let tokens = &sequence.tokens;
     let (source, (len, gain)) = if sequence.masking != Masking::Off {
         let guess = drafter.masked_guess(tokens.len())?;
         let likelihood = |offset| drafter.likelihood(guess, offset);
         (
             Source::Masked,
-            room.best_len(max.min(guess.tokens.len()), n_costs, likelihood),
+            budget.best_len(max.min(guess.tokens.len()), n_costs, likelihood),
         )
     } else if let Some(guess) = drafter.model_guess(tokens.len()) {
         let (max, acceptance) = (max.min(guess.tokens.len()), &drafter.model_acceptance);
         let likelihood = |offset: usize| acceptance.of(guess.classes[offset]);
-        (Source::Model, room.best_len(max, n_costs, likelihood))
+        (Source::Model, budget.best_len(max, n_costs, likelihood))
     } else {
         let found = looks_up.then(|| drafter.find(tokens)).flatten()?;
         let acceptance = drafter.acceptance;
         let max = max.min(drafter.look_up().n_following(found));
         let likelihood = |offset| acceptance.of(found, offset);
-        (Source::Found(found), room.best_len(max, n_costs, likelihood))
+        (Source::Found(found), budget.best_len(max, n_costs, likelihood))
     };
     (len > 0).then_some(Choice { source, len, gain })
 }
@@ -125,24 +129,30 @@ impl Scheduler {
         self.config.speculation != Speculation::Off
     }
 
-    /// Returns the room for drafts in a step whose sequences get `shares` of its inputs. With prompts in the
+    /// Returns the budget for drafts in a step whose sequences get `shares` of its inputs. With prompts in the
     /// step there is none: prompt tokens use the step better.
     pub(crate) fn draft_budget(&self, shares: &[usize], times: Option<DraftTimes>) -> DraftBudget {
         let has_prompt = (self.running.iter().zip(shares)).any(|(&id, &share)| {
             let sequence = &self.sequences[id];
             share > 1 && sequence.n_planned + 1 < sequence.n_prompt
         });
-        if !self.speculates() || has_prompt {
+        if has_prompt {
             return DraftBudget::NONE;
         }
-        let n_rows: usize = shares.iter().sum();
+        self.budget_of_rows(shares.iter().sum(), times)
+    }
+
+    /// Returns the budget for drafts in a future step of which only the running sequences are known.
+    pub(crate) fn likely_budget(&self, times: Option<DraftTimes>) -> DraftBudget {
+        self.budget_of_rows(self.running.len(), times)
+    }
+
+    fn budget_of_rows(&self, n_rows: usize, times: Option<DraftTimes>) -> DraftBudget {
         let n_left = self.config.max_step_tokens.saturating_sub(n_rows);
         match (self.config.speculation, times) {
-            (Speculation::Ngram { .. } | Speculation::Draft { .. } | Speculation::Mtp { .. }, _) => {
-                DraftBudget::new(None, n_left, n_rows)
-            }
-            (_, Some(_)) => DraftBudget::new(times, n_left, n_rows),
-            _ => DraftBudget::NONE,
+            (Speculation::Off, _) | (Speculation::Auto { .. }, None) => DraftBudget::NONE,
+            (Speculation::Auto { .. }, _) => DraftBudget::new(times, n_left, n_rows),
+            _ => DraftBudget::new(None, n_left, n_rows),
         }
     }
 
@@ -153,7 +163,7 @@ impl Scheduler {
         id: SeqId,
         n_tokens: usize,
         n_logit_rows: usize,
-        room: &mut DraftBudget,
+        budget: &mut DraftBudget,
         drafts: &mut Vec<u32>,
     ) -> Range<u32> {
         let start = drafts.len();
@@ -163,17 +173,18 @@ impl Scheduler {
         let sequence = &mut self.sequences[id];
         let max_draft = max_draft_of(sequence, sequence.tokens.len(), max_draft);
         let is_decode = n_tokens == 1 && sequence.n_planned + 1 == sequence.tokens.len();
-        if !is_decode || max_draft == 0 || room.n_left == 0 {
+        if !is_decode || max_draft == 0 || budget.n_left == 0 {
             return nothing;
         }
-        let Some(Choice { source, len, gain }) = choose(sequence, max_draft, looks_up, room) else {
+        let n_costs = n_costs_of(sequence);
+        let Some(Choice { source, len, gain }) = choose(sequence, max_draft, looks_up, budget) else {
             return nothing;
         };
         let fitting = len.min(self.grow_for_draft(id, len));
         if fitting == 0 || !self.has_spare(id) {
             return nothing;
         }
-        room.take(fitting, gain * fitting as u64 / len as u64);
+        budget.take(fitting, n_costs, gain * fitting as u64 / len as u64, 0);
         let Sequence { tokens, drafter, .. } = &self.sequences[id];
         match source {
             Source::Found(found) => {
@@ -263,17 +274,6 @@ impl Scheduler {
         self.gives_hidden = gives_hidden;
     }
 
-    /// Returns the room for drafts in a future step of which only the running sequences are known.
-    pub(crate) fn likely_room(&self, times: Option<DraftTimes>) -> DraftBudget {
-        let n_rows = self.running.len();
-        let n_left = self.config.max_step_tokens.saturating_sub(n_rows);
-        match (self.config.speculation, times) {
-            (Speculation::Off, _) | (Speculation::Auto { .. }, None) => DraftBudget::NONE,
-            (Speculation::Auto { .. }, _) => DraftBudget::new(times, n_left, n_rows),
-            _ => DraftBudget::new(None, n_left, n_rows),
-        }
-    }
-
     /// Returns the likely continuation of a constrained sequence, for which masks are worth computing:
     /// `expected` if its constraint has determined it, else the draft model's or a look-up's prediction. Also
     /// returns the number of forced tokens to add.
@@ -282,30 +282,30 @@ impl Scheduler {
         id: SeqId,
         expected: Option<&[u32]>,
         max: usize,
-        room: &mut DraftBudget,
+        budget: &mut DraftBudget,
     ) -> (MaskedGuess, usize) {
         let speculation = self.config.speculation;
         let sequence = &mut self.sequences[id];
         let max = max_draft_of(sequence, sequence.tokens.len(), speculation.max_draft()).min(max);
-        let n_costs = if sequence.state.is_some() { 2 } else { 1 };
+        let n_costs = n_costs_of(sequence);
         let Sequence { tokens, drafter, .. } = sequence;
         let mut guess = MaskedGuess {
             at: tokens.len(),
             ..MaskedGuess::default()
         };
-        let Some(drafter) = drafter.as_mut().filter(|_| max > 0 && room.n_left > 0) else {
+        let Some(drafter) = drafter.as_mut().filter(|_| max > 0 && budget.n_left > 0) else {
             return (guess, 0);
         };
         let of_forced = drafter.acceptance.of_forced();
-        let n_forced = room.best_len(max, n_costs, |_| of_forced).0;
+        let n_forced = budget.best_len(max, n_costs, |_| of_forced).0;
         match expected.filter(|expected| !expected.is_empty()) {
             Some(expected) => guess.tokens.extend_from_slice(expected),
             None => guess_freely(drafter, tokens, speculation.looks_up(), max, &mut guess),
         }
-        let (len, gain) = room.best_len(max.min(guess.tokens.len()), n_costs, |offset| {
+        let (len, gain) = budget.best_len(max.min(guess.tokens.len()), n_costs, |offset| {
             drafter.likelihood(&guess, offset)
         });
-        room.take(len, gain);
+        budget.take(len, n_costs, gain, 0);
         guess.tokens.truncate(len);
         guess.n_guessed = guess.n_guessed.min(len);
         (guess, n_forced.saturating_sub(len))

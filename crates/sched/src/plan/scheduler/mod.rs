@@ -32,10 +32,9 @@ use crate::{
     arena::{Arena, SeqId},
     draft::{
         answer_cache::AnswerCache,
-        budget::DraftBudget,
+        budget::{DraftBudget, DraftTimes},
         drafter::{Acceptance, DraftCounters, Drafter, Speculation},
         model_draft::ModelAcceptance,
-        times::DraftTimes,
     },
     pages::{events::PageEvent, group::Group, key::PrefixHasher, pool::PagePool},
     plan::{

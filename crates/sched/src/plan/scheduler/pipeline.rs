@@ -4,11 +4,11 @@
 
 use crate::{
     arena::SeqId,
-    draft::times::{DraftTimes, ONE},
+    draft::budget::{DraftTimes, ONE},
     plan::{
         scheduler::{
             Scheduler,
-            drafts::{DraftPlaces, max_draft_of},
+            drafts::{DraftPlaces, max_draft_of, n_costs_of},
         },
         sequence::{Masking, Sequence},
     },
@@ -58,43 +58,31 @@ impl Scheduler {
     /// that does not, through drafts from look-ups or forced tokens. The waiting time is part of the times of
     /// steps with drafts.
     pub(crate) fn is_worth_waiting(&mut self, times: DraftTimes) -> bool {
-        let mut room = self.likely_room(Some(times));
-        let without = room.expected;
+        let mut budget = self.likely_budget(Some(times));
         let max_draft = self.config.speculation.max_draft();
         let room_of_rows = (self.config.limits.max_logit_rows).saturating_sub(self.running.len());
-        room.n_left = room.n_left.min(room_of_rows);
-        let (mut dearest, mut taken) = (1, DraftPlaces::default());
+        budget.n_left = budget.n_left.min(room_of_rows);
+        let (without, mut taken) = (budget, DraftPlaces::default());
         for idx in 0..self.running.len() {
             let id = self.running[idx];
             let sequence = &mut self.sequences[id];
-            // After a wrong draft token, a recurrent state is computed again.
-            let n_costs = if sequence.state.is_some() { 2 } else { 1 };
+            let n_costs = n_costs_of(sequence);
             if let Some(max) = known_draft(sequence, max_draft) {
                 let max = self.likely_place(id, max, &mut taken);
                 let sequence = &self.sequences[id];
                 let drafter = sequence.drafter.as_ref().expect("it has a draft");
                 let guess = (drafter.masked_guess(sequence.tokens.len())).expect("it has a draft");
-                let (len, gain) = room.best_len(max, n_costs, |offset| drafter.likelihood(guess, offset));
-                if len > 0 {
-                    dearest = dearest.max(n_costs);
-                }
-                room.take(len, gain);
+                let (len, gain) = budget.best_len(max, n_costs, |offset| drafter.likelihood(guess, offset));
+                budget.take(len, n_costs, gain, 0);
                 continue;
             }
             let Some((max, likelihood)) = likely_draft(sequence, max_draft) else {
                 continue;
             };
             let max = self.likely_place(id, max, &mut taken);
-            let (len, gain) = room.best_len(max, n_costs, |offset| likelihood(offset + 1));
-            if len > 0 {
-                dearest = dearest.max(n_costs);
-            }
-            room.take(len, gain * likelihood(0) / ONE);
+            let (len, gain) = budget.best_len(max, n_costs, |offset| likelihood(offset + 1));
+            budget.take(len, n_costs, gain * likelihood(0) / ONE, 0);
         }
-        let [first, with_drafts] = [0, room.n_planned].map(|n_drafted| u64::from(times.0[n_drafted]));
-        let time = first + with_drafts.saturating_sub(first) * dearest;
-        // Like a step's first draft, it must gain a fortieth for each of up to four rows.
-        let margin = (without / ONE).clamp(1, 4);
-        room.n_planned > 0 && room.expected * 256 > without / 40 * (40 + margin) * time
+        budget.pays_over(&without)
     }
 }
