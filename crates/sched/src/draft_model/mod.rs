@@ -12,7 +12,6 @@
 pub(crate) mod hidden_states;
 pub(crate) mod ledger;
 pub(crate) mod pass_times;
-mod probes;
 pub(crate) mod worth;
 
 use std::{
@@ -31,8 +30,8 @@ use crate::{
     },
     draft_model::{
         hidden_states::{HiddenStates, hidden_states_bytes},
-        pass_times::{PassTimes, Passes, is_guessing},
-        probes::Probes,
+        ledger::DraftLedger,
+        pass_times::{PassTimes, is_guessing},
         worth::WeighedStep,
     },
     plan::{
@@ -88,7 +87,8 @@ pub(crate) struct DraftModel {
     /// Maximum inputs of a sequence.
     longest: usize,
     times: PassTimes,
-    probes: Probes,
+    /// Its gains and losses.
+    ledger: DraftLedger,
     has_failed: bool,
     /// Sequences of the first model without drafts, because a row here failed.
     refused: HashSet<SeqId>,
@@ -128,7 +128,7 @@ impl DraftModel {
                 speculation: Speculation::Off,
             }),
             executor,
-            probes: Probes::new(hidden.is_some()),
+            ledger: DraftLedger::new(hidden.is_some()),
             hidden,
             lanes: HashMap::new(),
             params: HashMap::new(),
@@ -160,25 +160,24 @@ impl DraftModel {
 
     /// Returns whether it currently stores hidden states.
     pub(crate) fn keeps_hidden(&self) -> bool {
-        self.hidden.is_some() && !self.has_failed && self.probes.keeps_states()
+        self.hidden.is_some() && !self.has_failed && self.ledger.keeps_states()
     }
 
-    /// Returns whether the model need not be asked before a step of `n_rows` rows, if drafts are weighed: they did not pay just
-    /// now.
-    pub(crate) fn rests(&mut self, n_rows: usize) -> bool {
-        self.probes.rests(n_rows)
+    /// Returns its gains and losses, if drafts are weighed.
+    pub(crate) fn ledger(&self) -> &DraftLedger {
+        &self.ledger
     }
 
-    /// Returns whether [`Self::rests`] would be true for some number of rows.
-    pub(crate) fn is_resting(&self) -> bool {
-        self.probes.is_resting()
+    /// Returns its gains and losses, to book more.
+    pub(crate) fn ledger_mut(&mut self) -> &mut DraftLedger {
+        &mut self.ledger
     }
 
     /// Announces that a sequence of `n_tokens` tokens is about to begin.
     pub(crate) fn expect(&mut self, n_tokens: usize) {
         let pass_us = self.times.guessing(1).unwrap_or(0);
         let cost_us = self.probe_us(n_tokens as u64, pass_us);
-        self.probes.begin(cost_us);
+        self.ledger.begin(cost_us);
     }
 
     /// Stores the hidden states after a sequence's inputs from `first` on.
@@ -195,30 +194,31 @@ impl DraftModel {
     }
 
     /// Predicts the tokens that follow each seat's, as long as that pays, and returns the drafts. Without a weighed step, it
-    /// continues as long as the draft is likely. Returns the work done, if any.
+    /// continues as long as the draft is likely. Returns how long passes took that computed prompts, in microseconds, if there
+    /// was any pass.
     pub(crate) fn guess(
         &mut self,
         seats: &[Seat<'_>],
         mut step: Option<WeighedStep>,
         clock: &dyn Fn() -> u64,
         take: &mut dyn FnMut(SeqId, ModelGuess),
-    ) -> Option<Passes> {
+    ) -> Option<u64> {
         if let Some(step) = &step
             && !self.is_worth_a_draft(seats, step)
         {
             return None;
         }
         self.open(seats, step.as_ref());
-        if self.n_open() == 0 {
-            self.probes.note_no_pass();
+        if let Some(step) = step.as_ref().filter(|_| self.n_open() == 0) {
+            self.ledger.note_no_pass(step.n_rows);
         }
-        let mut passes = None;
+        let mut prompt_us = None;
         while let Some(pass_time) = self.is_worth_a_pass(step.as_ref()) {
-            let passes = passes.get_or_insert_with(Passes::default);
+            let prompt_us = prompt_us.get_or_insert(0);
             if let Some(step) = &mut step {
                 step.budget.take(self.n_open(), 1, 0, pass_time);
             }
-            if self.pass(clock, passes).is_err() {
+            if self.pass(clock, prompt_us).is_err() {
                 self.fail();
                 break;
             }
@@ -236,12 +236,12 @@ impl DraftModel {
                 take(want.seq, guess);
             }
         }
-        passes
+        prompt_us
     }
 
     /// Drops a sequence that has ended.
     pub(crate) fn forget(&mut self, seq: SeqId) {
-        self.probes.end_rest();
+        self.ledger.end_rest();
         self.refused.remove(&seq);
         if let Some(hidden) = &mut self.hidden {
             hidden.forget(seq);
@@ -353,7 +353,7 @@ impl DraftModel {
     }
 
     /// Runs one pass: a token for each sequence that is caught up, and a part of the others' missing tokens.
-    fn pass(&mut self, clock: &dyn Fn() -> u64, passes: &mut Passes) -> Result<(), StepError> {
+    fn pass(&mut self, clock: &dyn Fn() -> u64, prompt_us: &mut u64) -> Result<(), StepError> {
         let begun_us = clock();
         self.outcomes.clear();
         self.output.clear();
@@ -395,7 +395,7 @@ impl DraftModel {
         let (n_seqs, n_tokens) = (self.plan.rows.len(), self.plan.n_tokens());
         self.times.observe(n_seqs, n_tokens, us);
         if !is_guessing(n_seqs, n_tokens) {
-            passes.prompt_us += us;
+            *prompt_us += us;
         }
         Ok(())
     }

@@ -44,10 +44,3 @@ impl PassTimes {
             .or(below)
     }
 }
-
-/// The passes of a draft.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Passes {
-    /// Total time of passes that computed prompts, in microseconds.
-    pub(crate) prompt_us: u64,
-}

@@ -1,11 +1,14 @@
 //! Whether asking a draft model pays: before a draft, and before each of its passes.
 //!
-//! Part of [`DraftModel`]. Invariant: a decision runs no pass; it changes only the schedule of probes, and with
-//! it which hidden states are stored.
+//! Part of [`DraftModel`]. Invariant: a decision runs no pass; it changes only the rests of the ledger, and with
+//! them which hidden states are stored.
 
 use crate::{
     draft::budget::{DraftBudget, ONE},
-    draft_model::{DraftModel, Seat, ledger::PAID_SHARE, probes::Unpaid},
+    draft_model::{
+        DraftModel, Seat,
+        ledger::{PAID_SHARE, Probe},
+    },
 };
 
 /// Before a pass was measured, it is assumed to take this fraction of a step of the first model plus the microseconds below.
@@ -42,7 +45,7 @@ impl DraftModel {
         let pass_us = self.pass_us(n_seats, step);
         let gain = seats.iter().map(|seat| seat.want.acceptance.of_any()).sum();
         if step.budget.pays(n_seats, gain, step.relative(pass_us)) {
-            self.probes.note_paying();
+            self.ledger.note_paying();
             return true;
         }
         let n_missing = seats.iter().map(|seat| self.n_missing(seat)).sum();
@@ -51,14 +54,14 @@ impl DraftModel {
         let likelihoods = seats.iter().map(|seat| seat.want.acceptance.of_any());
         let best = likelihoods.fold(step.of_new, u64::max);
         let alone_time = step.relative(self.pass_us(1, step));
-        let is_due = self.probes.is_due(&Unpaid {
+        let is_due = self.ledger.is_due(&Probe {
             n_rows: step.n_rows,
             step_us: step.step_us,
             cost_us,
             catches_up: n_missing > 2 * n_seats as u64,
             is_hopeful: step.budget.alone().pays(1, best, alone_time),
         });
-        if let Some(hidden) = self.hidden.as_mut().filter(|_| !self.probes.keeps_states()) {
+        if let Some(hidden) = self.hidden.as_mut().filter(|_| !self.ledger.keeps_states()) {
             hidden.drop_given();
         }
         is_due
