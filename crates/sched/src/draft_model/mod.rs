@@ -26,12 +26,12 @@ use crate::{
     draft::{
         budget::ONE,
         drafter::Speculation,
-        model_draft::{ModelGuess, class_of},
+        tokens::{Class, Draft},
     },
     draft_model::{
         hidden_states::{HiddenStates, hidden_states_bytes},
         ledger::DraftLedger,
-        pass_times::{PassTimes, is_guessing},
+        pass_times::{PassTimes, is_drafting},
         worth::WeighedStep,
     },
     plan::{
@@ -64,11 +64,11 @@ pub(crate) struct Seat<'a> {
 }
 
 /// A draft in progress.
-struct Draft {
+struct OpenDraft {
     want: Want,
     /// Its sequence in this model.
     seq: SeqId,
-    guess: ModelGuess,
+    draft: Draft,
     /// Probability that the whole draft so far is right, in 1/65536.
     reach: u64,
     is_open: bool,
@@ -98,7 +98,7 @@ pub(crate) struct DraftModel {
     failed_rows: u64,
 
     // Buffers that drafts reuse.
-    drafts: Vec<Draft>,
+    drafts: Vec<OpenDraft>,
     batch: ForwardBatch,
     plan: StepPlan,
     output: StepOutput,
@@ -175,7 +175,7 @@ impl DraftModel {
 
     /// Announces that a sequence of `n_tokens` tokens is about to begin.
     pub(crate) fn expect(&mut self, n_tokens: usize) {
-        let pass_us = self.times.guessing(1).unwrap_or(0);
+        let pass_us = self.times.drafting(1).unwrap_or(0);
         let cost_us = self.probe_us(n_tokens as u64, pass_us);
         self.ledger.begin(cost_us);
     }
@@ -196,12 +196,12 @@ impl DraftModel {
     /// Predicts the tokens that follow each seat's, as long as that pays, and returns the drafts. Without a weighed step, it
     /// continues as long as the draft is likely. Returns how long passes took that computed prompts, in microseconds, if there
     /// was any pass.
-    pub(crate) fn guess(
+    pub(crate) fn draft(
         &mut self,
         seats: &[Seat<'_>],
         mut step: Option<WeighedStep>,
         clock: &dyn Fn() -> u64,
-        take: &mut dyn FnMut(SeqId, ModelGuess),
+        take: &mut dyn FnMut(SeqId, Draft),
     ) -> Option<u64> {
         if let Some(step) = &step
             && !self.is_worth_a_draft(seats, step)
@@ -224,16 +224,16 @@ impl DraftModel {
             }
             self.extend(step.as_mut());
         }
-        for Draft { want, seq, guess, .. } in self.drafts.drain(..) {
+        for OpenDraft { want, seq, draft, .. } in self.drafts.drain(..) {
             self.scheduler.set_paused(seq, true);
             if let Some(hidden) = &mut self.hidden
-                && self.scheduler.n_computed(seq) >= guess.at
+                && self.scheduler.n_computed(seq) >= draft.at
             {
                 // The next input that it computes follows the tokens known now.
-                hidden.drop_before(want.seq, guess.at - 1);
+                hidden.drop_before(want.seq, draft.at - 1);
             }
-            if !guess.tokens.is_empty() && !self.has_failed {
-                take(want.seq, guess);
+            if !draft.tokens.is_empty() && !self.has_failed {
+                take(want.seq, draft);
             }
         }
         prompt_us
@@ -284,16 +284,13 @@ impl DraftModel {
                 hidden.begin(seq, n_tokens);
             }
             self.scheduler.set_paused(seq, false);
-            self.drafts.push(Draft {
+            self.drafts.push(OpenDraft {
                 want: Want {
                     max_draft,
                     ..seat.want
                 },
                 seq,
-                guess: ModelGuess {
-                    at: n_tokens,
-                    ..ModelGuess::default()
-                },
+                draft: Draft::at(n_tokens),
                 reach: ONE,
                 is_open: true,
             });
@@ -394,7 +391,7 @@ impl DraftModel {
         let us = clock().saturating_sub(begun_us);
         let (n_seqs, n_tokens) = (self.plan.rows.len(), self.plan.n_tokens());
         self.times.observe(n_seqs, n_tokens, us);
-        if !is_guessing(n_seqs, n_tokens) {
+        if !is_drafting(n_seqs, n_tokens) {
             *prompt_us += us;
         }
         Ok(())
@@ -432,28 +429,27 @@ impl DraftModel {
 
     /// Appends a pass's draft tokens. Sequences that it did not extend rest until the next draft.
     fn extend(&mut self, mut step: Option<&mut WeighedStep>) {
-        for draft in &mut self.drafts {
+        for open in &mut self.drafts {
             let token = self.outcomes.iter().find_map(|outcome| match *outcome {
-                Outcome::Token { seq, logit_row, id } if seq == draft.seq => Some((logit_row, id)),
+                Outcome::Token { seq, logit_row, id } if seq == open.seq => Some((logit_row, id)),
                 _ => None,
             });
-            draft.is_open &= token.is_some();
+            open.is_open &= token.is_some();
             if let Some((logit_row, id)) = token {
                 let sampled = self.output.sampled[logit_row as usize].and_then(Result::ok);
                 let logprob = sampled.and_then(|sampled| sampled.logprob);
-                let class = class_of(logprob.map_or(0.0, f32::exp));
-                draft.guess.tokens.push(id);
-                draft.guess.classes.push(class);
-                draft.reach = draft.reach * draft.want.acceptance.of(class) / ONE;
+                let class = Class::of_probability(logprob.map_or(0.0, f32::exp));
+                open.draft.push(id, class);
+                open.reach = open.reach * open.want.acceptance.of(class) / ONE;
                 if let Some(step) = &mut step {
-                    step.budget.gain(draft.reach);
+                    step.budget.gain(open.reach);
                 } else {
-                    draft.is_open &= draft.reach * ONE_IN >= ONE;
+                    open.is_open &= open.reach * ONE_IN >= ONE;
                 }
-                draft.is_open &= draft.guess.tokens.len() < draft.want.max_draft;
+                open.is_open &= open.draft.tokens.len() < open.want.max_draft;
             }
-            if !draft.is_open {
-                self.scheduler.set_paused(draft.seq, true);
+            if !open.is_open {
+                self.scheduler.set_paused(open.seq, true);
             }
         }
         self.refuse_ended();

@@ -43,7 +43,7 @@ impl DraftModel {
     pub(super) fn is_worth_a_draft(&mut self, seats: &[Seat<'_>], step: &WeighedStep) -> bool {
         let n_seats = seats.len();
         let pass_us = self.pass_us(n_seats, step);
-        let gain = seats.iter().map(|seat| seat.want.acceptance.of_any()).sum();
+        let gain = seats.iter().map(|seat| seat.want.acceptance.of_model()).sum();
         if step.budget.pays(n_seats, gain, step.relative(pass_us)) {
             self.ledger.note_paying();
             return true;
@@ -51,7 +51,7 @@ impl DraftModel {
         let n_missing = seats.iter().map(|seat| self.n_missing(seat)).sum();
         let cost_us = self.probe_us(n_missing, pass_us);
         // The larger of their acceptance and that of other sequences.
-        let likelihoods = seats.iter().map(|seat| seat.want.acceptance.of_any());
+        let likelihoods = seats.iter().map(|seat| seat.want.acceptance.of_model());
         let best = likelihoods.fold(step.of_new, u64::max);
         let alone_time = step.relative(self.pass_us(1, step));
         let is_due = self.ledger.is_due(&Probe {
@@ -78,12 +78,12 @@ impl DraftModel {
             return Some(0);
         };
         let pass_time = step.relative(self.pass_us(n_open, step));
-        if self.drafts.iter().all(|draft| draft.guess.tokens.is_empty()) {
+        if self.drafts.iter().all(|open| open.draft.tokens.is_empty()) {
             return Some(pass_time);
         }
         let open = self.drafts.iter().filter(|draft| draft.is_open);
         let gain = open
-            .map(|draft| draft.reach * draft.want.acceptance.of_any() / ONE)
+            .map(|draft| draft.reach * draft.want.acceptance.of_model() / ONE)
             .sum();
         step.budget.pays(n_open, gain, pass_time).then_some(pass_time)
     }
@@ -100,7 +100,7 @@ impl DraftModel {
     /// Returns the time of a pass that drafts for `n_seqs` sequences. Before one was measured, it is assumed to be a fraction of
     /// a step plus the time of waking threads.
     fn pass_us(&self, n_seqs: usize, step: &WeighedStep) -> u64 {
-        let measured = self.times.guessing(n_seqs);
+        let measured = self.times.drafting(n_seqs);
         measured.unwrap_or(step.step_us / UNMEASURED_DIVISOR + UNMEASURED_US)
     }
 

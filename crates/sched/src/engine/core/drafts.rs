@@ -140,7 +140,7 @@ impl Core {
                 budget: DraftBudget::new(Some(times), usize::MAX, n_decode),
                 n_rows: n_decode,
                 step_us,
-                of_new: self.scheduler.model_acceptance().of_any(),
+                of_new: self.scheduler.acceptance().of_model(),
             })
         } else {
             None
@@ -160,17 +160,15 @@ impl Core {
                 })
             })
             .collect();
-        let mut guesses = Vec::with_capacity(seats.len());
-        let prompt_us = model.guess(&seats, step, clock, &mut |seq, guess| {
-            guesses.push((seq, guess));
+        let mut drafts = Vec::with_capacity(seats.len());
+        let prompt_us = model.draft(&seats, step, clock, &mut |seq, draft| {
+            drafts.push((seq, draft));
         });
         let n_vocab = scheduler.config().limits.n_vocab as u32;
-        for (seq, mut guess) in guesses {
+        for (seq, mut draft) in drafts {
             // Tokens of the draft model beyond the vocabulary have no meaning here.
-            let n_known = guess.tokens.iter().take_while(|&&id| id < n_vocab).count();
-            guess.tokens.truncate(n_known);
-            guess.classes.truncate(n_known);
-            self.scheduler.offer(seq, guess);
+            draft.truncate(draft.tokens.iter().take_while(|&&id| id < n_vocab).count());
+            self.scheduler.offer(seq, draft);
         }
         if let Some(step) = step {
             let took_us = clock().saturating_sub(begun_us);

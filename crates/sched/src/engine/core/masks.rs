@@ -189,9 +189,9 @@ impl Core {
         let at = known.len();
         let expected = (lane.expected.take()).and_then(|seen| seen.behind(known).map(<[u32]>::to_vec));
         let max = self.max_ahead();
-        let (guess, n_forced) = self
+        let (draft, n_forced) = self
             .scheduler
-            .guess_to_mask(seq, expected.as_deref(), max, budget);
+            .draft_to_mask(seq, expected.as_deref(), max, budget);
         let patience = self.ahead_patience();
         let is_late = self.executor.takes_late_masks();
         let n_words = self.n_mask_words();
@@ -205,7 +205,7 @@ impl Core {
         let arrival = is_late.then(|| lane.promises.next()).flatten();
         let ahead = LookAhead {
             at,
-            guess: guess.tokens.clone(),
+            guess: draft.tokens.clone(),
             n_forced,
             patience,
             is_for_this_step: arrival.is_none(),
@@ -214,7 +214,7 @@ impl Core {
             lane.mask = Some(LaneMask::Promised);
             self.scheduler.let_sample(seq);
         }
-        self.scheduler.offer_masked(seq, guess);
+        self.scheduler.offer(seq, draft);
         self.masks.workers.order(MaskOrder {
             seq,
             stage: MaskStage::Next(text, tokens),
