@@ -205,7 +205,7 @@ impl Core {
         let arrival = is_late.then(|| lane.promises.next()).flatten();
         let ahead = LookAhead {
             at,
-            guess: draft.tokens.clone(),
+            draft: draft.tokens.clone(),
             n_forced,
             patience,
             is_for_this_step: arrival.is_none(),
@@ -296,16 +296,16 @@ impl Core {
                 continue;
             }
             let n_masks = self.n_masks(row.seq);
-            for (n_guessed, logit_row) in
+            for (n_drafted, logit_row) in
                 (row.first_logit_row..row.first_logit_row + row.n_logit_rows()).enumerate()
             {
-                if n_guessed > 0 && n_masks.is_some_and(|n_masks| n_guessed >= n_masks) {
+                if n_drafted > 0 && n_masks.is_some_and(|n_masks| n_drafted >= n_masks) {
                     self.results.push(RowResult::Advanced);
                     continue;
                 }
                 self.results.push(match self.output.sampled[logit_row as usize] {
                     Some(Ok(token)) => {
-                        let n_inputs = row.sure_end() as usize + n_guessed;
+                        let n_inputs = row.sure_end() as usize + n_drafted;
                         RowResult::Token(self.given_after(row.seq, n_inputs).unwrap_or(token.id))
                     }
                     Some(Err(_)) => RowResult::Failed,
@@ -407,7 +407,7 @@ impl Core {
                     // A sequence with a promised mask may already have sampled, or has a row in a step.
                     let was_promised = matches!(lane.mask, Some(LaneMask::Promised));
                     lane.mask = Some(LaneMask::Ready(text, words));
-                    if seen.tokens.len() > seen.n_guessed {
+                    if seen.tokens.len() > seen.n_drafted {
                         lane.expected = Some(seen.clone());
                     }
                     if seen.is_refused {
@@ -435,7 +435,7 @@ impl Core {
 
     fn take_foreseen(&mut self) {
         for Foreseen { seq, seen, took } in self.masks.workers.take_foreseen() {
-            self.note_ahead(seen.tokens.len() - seen.n_guessed, took);
+            self.note_ahead(seen.tokens.len() - seen.n_drafted, took);
             if let Some(lane) = self.lanes.get_mut(seq) {
                 lane.expected = Some(seen);
             }
@@ -443,9 +443,9 @@ impl Core {
     }
 
     /// Updates the time of masks after draft tokens.
-    fn note_ahead(&mut self, n_guesses: usize, took: Duration) {
-        if let n_guesses @ 1.. = n_guesses as u64 {
-            let us = took.as_micros() as u64 / n_guesses;
+    fn note_ahead(&mut self, n_drafted: usize, took: Duration) {
+        if let n_drafted @ 1.. = n_drafted as u64 {
+            let us = took.as_micros() as u64 / n_drafted;
             self.masks.ahead_us = (self.masks.ahead_us * 7 + us).div_ceil(8);
         } else {
             // Decay slowly, so that one slow look-ahead does not prevent all later ones.

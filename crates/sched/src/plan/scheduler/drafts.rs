@@ -255,7 +255,7 @@ impl Scheduler {
             && sequence.n_pending == 0
             && let Some(drafter) = &mut sequence.drafter
         {
-            drafter.note_refused(seen.at, seen.n_guessed, shared);
+            drafter.note_refused(seen.at, seen.n_drafted, shared);
         }
     }
 
@@ -272,7 +272,7 @@ impl Scheduler {
             draft.classes.extend_from_slice(&ordered.classes);
         }
         // Tokens that the constraint announced count as forced, like those that it forces after a draft.
-        draft.classes.truncate(seen.n_guessed);
+        draft.classes.truncate(seen.n_drafted);
         draft.tokens.extend(seen.tokens.iter().take(n_masked));
         draft.classes.resize(draft.tokens.len(), Class::FORCED);
         draft.is_masked = true;
