@@ -56,8 +56,8 @@ mod library;
 
 pub use arena::SeqId;
 pub use calls::Output;
+pub use draft::budget::DraftTimes;
 pub use draft::drafter::{DraftCounters, MAX_DRAFT, Speculation};
-pub use draft::times::DraftTimes;
 pub use draft_model::hidden_states::hidden_states_bytes;
 pub use engine::Engine;
 pub use engine::board::EngineStats;

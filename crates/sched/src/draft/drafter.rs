@@ -8,9 +8,10 @@
 //! sequence, counts of earlier acceptance, and the given step times.
 
 use crate::draft::{
-    lookup::{EarlierAnswer, Found, LookUp},
-    model_draft::{ModelAcceptance, ModelGuess},
-    times::{MAX_STEP_DRAFTS, ONE},
+    acceptance::Acceptance,
+    budget::{DraftBudget, MAX_STEP_DRAFTS},
+    lookup::{EarlierAnswer, LookUp},
+    tokens::{Class, Draft, DraftSource},
 };
 
 /// Maximum length of a draft that can be requested.
@@ -99,97 +100,6 @@ impl DraftCounters {
     }
 }
 
-/// Number of acceptance classes. Matches are classified by length: below 4, 8 and 16 tokens, and longer.
-/// Earlier answers and forced tokens have their own classes.
-const N_CLASSES: usize = 6;
-
-const EARLIER: usize = 4;
-const FORCED: usize = 5;
-
-/// Probability, by class, that the token after a match is the sampled one, in 1/65536, as a moving average.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Acceptance([u64; N_CLASSES]);
-
-impl Default for Acceptance {
-    /// Returns the prior, before any observation.
-    fn default() -> Self {
-        let of_matches = [ONE / 5, ONE * 2 / 5, ONE * 3 / 5, ONE * 4 / 5];
-        let [short, some, long, longest] = of_matches;
-        Self([short, some, long, longest, ONE * 31 / 32, ONE * 9 / 10])
-    }
-}
-
-impl Acceptance {
-    fn class(found: Found, offset: usize) -> usize {
-        match found {
-            Found::Earlier { .. } => EARLIER,
-            Found::Own(found) => match found.len + offset {
-                0..4 => 0,
-                4..8 => 1,
-                8..16 => 2,
-                _ => 3,
-            },
-        }
-    }
-
-    /// Returns the probability for the token at an offset in a match.
-    pub(crate) fn of(&self, found: Found, offset: usize) -> u64 {
-        self.0[Self::class(found, offset)]
-    }
-
-    /// Returns the probability for tokens where a constraint leaves no choice of text.
-    pub(crate) fn of_forced(&self) -> u64 {
-        self.0[FORCED]
-    }
-
-    /// Adds an observation with weight 1/`weight`.
-    fn observe(&mut self, class: usize, is_accepted: bool, weight: u64) {
-        let average = &mut self.0[class];
-        let seen = if is_accepted { ONE - ONE / 64 } else { 0 };
-        *average = (*average * (weight - 1) + seen) / weight;
-    }
-}
-
-/// The drafting state of a sequence.
-#[derive(Debug)]
-pub(crate) struct Drafter {
-    look_up: LookUp,
-    pub(crate) acceptance: Acceptance,
-    /// The newest match, with the token after it.
-    guess: Option<(Found, u32)>,
-    pub(crate) model_acceptance: ModelAcceptance,
-    /// The draft model's prediction, until the token there is sampled.
-    model_guess: Option<ModelGuess>,
-    /// In a constrained sequence, the draft with masks, until the token there is sampled.
-    masked_guess: Option<MaskedGuess>,
-}
-
-/// The source of a draft, apart from a constraint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Guesser {
-    Ngram,
-    /// An earlier answer.
-    Earlier,
-    Model,
-}
-
-/// The sources of a draft: at most the first `n_guessed` tokens come from the guesser, and a constraint
-/// forced the rest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DraftKind {
-    pub(crate) guesser: Guesser,
-    pub(crate) n_guessed: usize,
-}
-
-impl DraftKind {
-    fn of(guesser: Guesser) -> Self {
-        Self {
-            guesser,
-            n_guessed: usize::MAX,
-        }
-    }
-}
-
 /// A sampled row with its draft.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Verified {
@@ -203,130 +113,23 @@ pub(crate) struct Verified {
     pub(crate) sampled: Option<u32>,
 }
 
-/// Likely next tokens of a constrained sequence, each with a mask.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct MaskedGuess {
-    /// Number of tokens in the sequence before them.
-    pub(crate) at: usize,
-    pub(crate) tokens: Vec<u32>,
-    /// The source of the first `n_guessed` tokens. The constraint forces the rest.
-    pub(crate) origin: Origin,
-    pub(crate) n_guessed: usize,
-}
-
-/// The source of the first tokens of a masked guess.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Origin {
-    /// The constraint, as for the rest.
-    #[default]
-    Constraint,
-    LookUp(Found),
-    /// A draft model, with the probability class of each token.
-    Model(Vec<u8>),
-}
-
-impl MaskedGuess {
-    /// Returns the source of the token at an offset.
-    fn origin_at(&self, offset: usize) -> OriginAt {
-        match &self.origin {
-            _ if offset >= self.n_guessed => OriginAt::Constraint,
-            Origin::Constraint => OriginAt::Constraint,
-            Origin::LookUp(found) => OriginAt::LookUp(*found),
-            Origin::Model(classes) => OriginAt::Model(classes[offset]),
-        }
-    }
-
-    fn kind(&self) -> DraftKind {
-        let guesser = match &self.origin {
-            Origin::Constraint => {
-                return DraftKind {
-                    guesser: Guesser::Ngram,
-                    n_guessed: 0,
-                };
-            }
-            Origin::LookUp(found) => found.guesser(),
-            Origin::Model(_) => Guesser::Model,
-        };
-        DraftKind {
-            guesser,
-            n_guessed: self.n_guessed,
-        }
-    }
-}
-
-/// The source of one token of a masked guess.
-#[derive(Clone, Copy, Debug)]
-enum OriginAt {
-    Constraint,
-    LookUp(Found),
-    Model(u8),
-}
-
-impl Found {
-    fn guesser(self) -> Guesser {
-        match self {
-            Self::Own(_) => Guesser::Ngram,
-            Self::Earlier { .. } => Guesser::Earlier,
-        }
-    }
+/// The drafting state of a sequence.
+#[derive(Debug)]
+pub(crate) struct Drafter {
+    look_up: LookUp,
+    pub(crate) acceptance: Acceptance,
+    /// The newest draft, until the first token there is sampled.
+    draft: Option<Draft>,
 }
 
 impl Drafter {
     /// Creates a drafter with the acceptance rates of other sequences.
-    pub(crate) fn new(acceptance: Acceptance, model_acceptance: ModelAcceptance) -> Self {
+    pub(crate) fn new(acceptance: Acceptance) -> Self {
         Self {
             look_up: LookUp::default(),
             acceptance,
-            guess: None,
-            model_acceptance,
-            model_guess: None,
-            masked_guess: None,
+            draft: None,
         }
-    }
-
-    /// Stores a draft with masks.
-    pub(crate) fn offer_masked(&mut self, guess: MaskedGuess) {
-        self.guess = None;
-        self.masked_guess = Some(guess);
-    }
-
-    /// Records that there can be no mask after the first `n_followed` tokens of a draft, because the next one
-    /// is not allowed.
-    pub(crate) fn note_refused(
-        &mut self,
-        at: usize,
-        n_followed: usize,
-        shared_of_model: &mut ModelAcceptance,
-    ) {
-        // A look-up costs nothing.
-        if let Some(guess) = self.masked_guess(at)
-            && let OriginAt::Model(class) = guess.origin_at(n_followed)
-        {
-            self.note_model(class, false, shared_of_model);
-        }
-    }
-
-    /// Truncates the draft with masks to its first `n_masked` tokens.
-    pub(crate) fn cut_masked(&mut self, n_masked: usize) {
-        if let Some(guess) = &mut self.masked_guess {
-            guess.tokens.truncate(n_masked);
-        }
-    }
-
-    /// Returns the draft with masks after `n_tokens` tokens.
-    pub(crate) fn masked_guess(&self, n_tokens: usize) -> Option<&MaskedGuess> {
-        self.masked_guess.as_ref().filter(|guess| guess.at == n_tokens)
-    }
-
-    /// Stores a draft model's prediction.
-    pub(crate) fn offer(&mut self, guess: ModelGuess) {
-        self.guess = None;
-        self.model_guess = Some(guess);
-    }
-
-    /// Returns the draft model's prediction after `n_tokens` tokens, if it was asked.
-    pub(crate) fn model_guess(&self, n_tokens: usize) -> Option<&ModelGuess> {
-        self.model_guess.as_ref().filter(|guess| guess.at == n_tokens)
     }
 
     /// Drafts from an earlier answer.
@@ -334,98 +137,110 @@ impl Drafter {
         self.look_up.follow(earlier);
     }
 
-    /// Removes and returns the draft model's prediction after `n_tokens` tokens.
-    pub(crate) fn take_model_guess(&mut self, n_tokens: usize) -> Option<ModelGuess> {
-        self.model_guess.take().filter(|guess| guess.at == n_tokens)
+    /// Looks up at most `max` tokens after `tokens`. They replace the draft.
+    pub(crate) fn find(&mut self, tokens: &[u32], max: usize) -> Option<&Draft> {
+        self.draft = self.look_up.draft(tokens, max);
+        self.draft.as_ref()
     }
 
-    /// Returns the acceptance probability of the token at an offset of a masked guess.
-    pub(crate) fn likelihood(&self, guess: &MaskedGuess, offset: usize) -> u64 {
-        match guess.origin_at(offset) {
-            OriginAt::Constraint => self.acceptance.of_forced(),
-            OriginAt::LookUp(found) => self.acceptance.of(found, offset),
-            OriginAt::Model(class) => self.model_acceptance.of(class),
+    /// Stores a draft from elsewhere.
+    pub(crate) fn offer(&mut self, draft: Draft) {
+        self.draft = Some(draft);
+    }
+
+    /// Returns the draft after `n_tokens` tokens.
+    pub(crate) fn draft(&self, n_tokens: usize) -> Option<&Draft> {
+        self.draft.as_ref().filter(|draft| draft.at == n_tokens)
+    }
+
+    /// Returns the draft with masks after `n_tokens` tokens.
+    pub(crate) fn masked_draft(&self, n_tokens: usize) -> Option<&Draft> {
+        self.draft(n_tokens).filter(|draft| draft.is_masked)
+    }
+
+    /// Returns the draft model's draft after `n_tokens` tokens, if it was asked.
+    pub(crate) fn model_draft(&self, n_tokens: usize) -> Option<&Draft> {
+        let is_of_model = |draft: &&Draft| {
+            let first = draft.classes.first();
+            first.is_some_and(|class| class.source() == DraftSource::Model) && !draft.is_masked
+        };
+        self.draft(n_tokens).filter(is_of_model)
+    }
+
+    /// Drafts after `tokens` without masks: as the draft model does, or else, if it `looks_up`, as a look-up
+    /// does with at most `max` tokens.
+    pub(crate) fn draft_freely(&mut self, tokens: &[u32], looks_up: bool, max: usize) -> Option<&Draft> {
+        if self.model_draft(tokens.len()).is_none() {
+            self.draft = None;
+            if looks_up {
+                self.find(tokens, max);
+            }
+        }
+        self.draft.as_ref()
+    }
+
+    /// Returns the best length of a draft, at most `max`, and its expected gain. Each row is computed
+    /// `n_costs` times.
+    pub(crate) fn best_len(
+        &self,
+        draft: &Draft,
+        max: usize,
+        n_costs: u64,
+        budget: &DraftBudget,
+    ) -> (usize, u64) {
+        let max = max.min(draft.tokens.len());
+        budget.best_len(max, n_costs, |offset| self.acceptance.of(draft.classes[offset]))
+    }
+
+    /// Records that there can be no mask after the first `n_followed` tokens of a draft, because the next one
+    /// is not allowed.
+    pub(crate) fn note_refused(&mut self, at: usize, n_followed: usize, shared: &mut Acceptance) {
+        let draft = self.masked_draft(at);
+        // A look-up costs nothing.
+        if let Some(&class) = draft.and_then(|draft| draft.classes.get(n_followed))
+            && class.source() == DraftSource::Model
+        {
+            self.note(class, false, shared);
         }
     }
 
-    /// Looks up the continuation of `tokens`.
-    pub(crate) fn find(&mut self, tokens: &[u32]) -> Option<Found> {
-        let found = self.look_up.find(tokens);
-        let look_up = &self.look_up;
-        self.guess = found.map(|found| (found, look_up.followed_by(tokens, found, 0, &[])));
-        found
-    }
-
-    /// Returns the look-up structure.
-    pub(crate) fn look_up(&self) -> &LookUp {
-        &self.look_up
-    }
-
-    /// Records the tokens sampled after the newest ones. Returns the sources of the draft.
-    pub(crate) fn observe(
-        &mut self,
-        verified: Verified,
-        shared: &mut Acceptance,
-        shared_of_model: &mut ModelAcceptance,
-    ) -> DraftKind {
-        if let Some(guess) = self.masked_guess.take() {
-            let first = guess.tokens.first().copied();
-            for (offset, is_accepted) in outcomes(verified, first) {
-                match guess.origin_at(offset) {
-                    OriginAt::Constraint => self.note(None, offset, is_accepted, shared),
-                    OriginAt::LookUp(found) => self.note(Some(found), offset, is_accepted, shared),
-                    OriginAt::Model(class) => self.note_model(class, is_accepted, shared_of_model),
-                }
-            }
-            guess.kind()
-        } else if let Some(guess) = self.model_guess.take() {
-            let first = guess.tokens.first().copied();
-            for (&class, (_, is_accepted)) in guess.classes.iter().zip(outcomes(verified, first)) {
-                self.note_model(class, is_accepted, shared_of_model);
-            }
-            DraftKind::of(Guesser::Model)
-        } else {
-            let guess = self.guess.take();
-            if let Some((found, first)) = guess {
-                for (offset, is_accepted) in outcomes(verified, Some(first)) {
-                    self.note(Some(found), offset, is_accepted, shared);
-                }
-            }
-            DraftKind::of(guess.map_or(Guesser::Ngram, |(found, _)| found.guesser()))
+    /// Truncates the draft with masks to its first `n_masked` tokens. The next one may be in a step already.
+    pub(crate) fn cut_masked(&mut self, n_masked: usize) {
+        if let Some(draft) = self.draft.as_mut().filter(|draft| draft.is_masked) {
+            draft.tokens.truncate(n_masked);
         }
     }
 
-    /// Records whether a draft model's token was right.
-    fn note_model(&mut self, class: u8, is_accepted: bool, shared: &mut ModelAcceptance) {
-        self.model_acceptance.observe(class, is_accepted, 16);
-        shared.observe(class, is_accepted, 128);
+    /// Records the tokens sampled after the newest ones. Returns the class of each token of the draft.
+    pub(crate) fn observe(&mut self, verified: Verified, shared: &mut Acceptance) -> Vec<Class> {
+        let draft = self.draft.take().unwrap_or_default();
+        let outcomes = outcomes(verified, draft.tokens.first().copied());
+        for (&class, is_accepted) in draft.classes.iter().zip(outcomes) {
+            self.note(class, is_accepted, shared);
+        }
+        draft.classes
     }
 
-    /// Records whether the token at an offset after a match, or a forced one, was right.
-    fn note(&mut self, found: Option<Found>, offset: usize, is_accepted: bool, shared: &mut Acceptance) {
-        let class = found.map_or(FORCED, |found| Acceptance::class(found, offset));
+    /// Records whether a token was right.
+    fn note(&mut self, class: Class, is_accepted: bool, shared: &mut Acceptance) {
         self.acceptance.observe(class, is_accepted, 16);
         shared.observe(class, is_accepted, 128);
     }
 }
 
-/// Returns the offsets of the tried draft tokens, with whether each was right. Without a draft, it is the
-/// first predicted token, compared with the sampled one.
-fn outcomes(verified: Verified, first: Option<u32>) -> impl Iterator<Item = (usize, bool)> {
+/// Returns whether each of the tried draft tokens was right. Without a draft, it is the first predicted token,
+/// compared with the sampled one.
+fn outcomes(verified: Verified, first: Option<u32>) -> impl Iterator<Item = bool> {
     let is_right = (first.zip(verified.sampled)).map(|(first, sampled)| first == sampled);
     let without_draft = is_right.filter(|_| verified.n_drafted == 0);
-    let of_draft = (0..verified.n_tried).map(move |offset| (offset, offset < verified.n_accepted));
-    of_draft.chain(without_draft.map(|is_right| (0, is_right)))
+    let of_draft = (0..verified.n_tried).map(move |offset| offset < verified.n_accepted);
+    of_draft.chain(without_draft)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::ngram::Match;
-
-    fn own(len: usize) -> Found {
-        Found::Own(Match { next: 0, len })
-    }
+    use crate::draft::budget::ONE;
 
     fn verified(n_drafted: usize, n_accepted: usize, n_tried: usize) -> Verified {
         Verified {
@@ -443,133 +258,143 @@ mod tests {
         }
     }
 
-    #[test]
-    fn acceptance_follows_what_was_sampled_with_and_without_a_draft() {
-        let mut shared = Acceptance::default();
-        let mut of_model = ModelAcceptance::default();
-        let mut drafter = Drafter::new(shared, of_model);
-        let tokens = [1, 2, 3, 1, 2];
-        let before = drafter.acceptance.of(own(2), 0);
-        drafter.find(&tokens);
-        drafter.observe(without_draft(3), &mut shared, &mut of_model);
-        let after = drafter.acceptance.of(own(2), 0);
-        assert!(after > before);
-        drafter.find(&tokens);
-        drafter.observe(without_draft(4), &mut shared, &mut of_model);
-        assert!(drafter.acceptance.of(own(2), 0) < after);
-        for _ in 0..100 {
-            drafter.find(&tokens);
-            drafter.observe(verified(4, 4, 4), &mut shared, &mut of_model);
+    fn draft(at: usize, tokens: &[u32], classes: &[Class], is_masked: bool) -> Draft {
+        Draft {
+            at,
+            tokens: tokens.to_vec(),
+            classes: classes.to_vec(),
+            is_masked,
         }
-        assert!(
-            drafter.acceptance.of(own(2), 0) > ONE * 9 / 10
-                && drafter.acceptance.of(own(4), 0) > ONE * 9 / 10
-        );
-        assert!(shared.of(own(4), 0) > Acceptance::default().of(own(4), 0));
+    }
+
+    /// Two classes of a draft model's tokens.
+    fn of_model() -> [Class; 2] {
+        [0.6, 0.95].map(Class::of_probability)
     }
 
     #[test]
-    fn a_guess_of_a_model_counts_once_and_goes_before_a_match() {
-        let (mut shared, mut of_model) = (Acceptance::default(), ModelAcceptance::default());
-        let mut drafter = Drafter::new(shared, of_model);
-        let guess = ModelGuess {
-            at: 5,
-            tokens: vec![7, 8],
-            classes: vec![2, 4],
-        };
-        drafter.find(&[1, 2, 3, 1, 2]);
-        drafter.offer(guess.clone());
+    fn acceptance_follows_what_was_sampled_with_and_without_a_draft() {
+        let mut shared = Acceptance::default();
+        let mut drafter = Drafter::new(shared);
+        let [short, long] = [2, 4].map(Class::of_match);
+        let tokens = [1, 2, 3, 1, 2];
+        let before = drafter.acceptance.of(short);
+        drafter.find(&tokens, 4);
+        drafter.observe(without_draft(3), &mut shared);
+        let after = drafter.acceptance.of(short);
+        assert!(after > before);
+        drafter.find(&tokens, 4);
+        drafter.observe(without_draft(4), &mut shared);
+        assert!(drafter.acceptance.of(short) < after);
+        for _ in 0..100 {
+            drafter.find(&tokens, 4);
+            drafter.observe(verified(4, 4, 4), &mut shared);
+        }
+        assert!(drafter.acceptance.of(short) > ONE * 9 / 10 && drafter.acceptance.of(long) > ONE * 9 / 10);
+        assert!(shared.of(long) > Acceptance::default().of(long));
+    }
+
+    #[test]
+    fn a_draft_of_a_model_counts_once_and_goes_before_a_match() {
+        let mut shared = Acceptance::default();
+        let mut drafter = Drafter::new(shared);
+        let classes = of_model();
+        let offered = draft(5, &[7, 8], &classes, false);
+        drafter.find(&[1, 2, 3, 1, 2], 4);
+        assert_eq!(drafter.model_draft(5), None, "it is a look-up's");
+        drafter.offer(offered.clone());
         assert_eq!(
-            (drafter.model_guess(5), drafter.model_guess(6)),
-            (Some(&guess), None)
+            (drafter.model_draft(5), drafter.model_draft(6)),
+            (Some(&offered), None)
         );
-        let kind = drafter.observe(verified(2, 1, 2), &mut shared, &mut of_model);
-        assert_eq!(kind, DraftKind::of(Guesser::Model));
-        let before = ModelAcceptance::default();
-        assert!(of_model.of(2) > before.of(2) && of_model.of(4) < before.of(4));
-        assert_eq!(drafter.model_guess(5), None);
-        let kind = drafter.observe(without_draft(3), &mut shared, &mut of_model);
-        assert_eq!(kind, DraftKind::of(Guesser::Ngram));
-        assert_eq!(
-            shared.of(own(2), 0),
-            Acceptance::default().of(own(2), 0),
-            "the match was not tried"
-        );
+        assert_eq!(drafter.observe(verified(2, 1, 2), &mut shared), classes);
+        let before = Acceptance::default();
+        assert!(shared.of(classes[0]) > before.of(classes[0]));
+        assert!(shared.of(classes[1]) < before.of(classes[1]));
+        assert_eq!(drafter.model_draft(5), None);
+        assert_eq!(drafter.observe(without_draft(3), &mut shared), []);
+        let short = Class::of_match(2);
+        assert_eq!(shared.of(short), before.of(short), "the match was not tried");
     }
 
     #[test]
     fn what_is_forced_behind_a_look_up_counts_as_forced() {
-        let (mut shared, mut of_model) = (Acceptance::default(), ModelAcceptance::default());
-        let mut drafter = Drafter::new(shared, of_model);
-        let found = drafter.find(&[1, 2, 3, 1, 2]).unwrap();
-        let guess = MaskedGuess {
-            at: 5,
-            tokens: vec![3, 7, 8, 9],
-            origin: Origin::LookUp(found),
-            n_guessed: 1,
-        };
+        let mut shared = Acceptance::default();
+        let mut drafter = Drafter::new(shared);
+        let found = drafter.draft_freely(&[1, 2, 3, 1, 2], true, 1).unwrap();
+        let short = Class::of_match(2);
+        assert_eq!(found, &draft(5, &[3], &[short], false));
+        let classes = [short, Class::FORCED, Class::FORCED, Class::FORCED];
+        let masked = draft(5, &[3, 7, 8, 9], &classes, true);
         let before = shared;
-        assert_eq!(drafter.likelihood(&guess, 0), before.of(own(2), 0));
-        assert_eq!(drafter.likelihood(&guess, 1), before.of_forced());
-        drafter.offer_masked(guess.clone());
-        let kind = drafter.observe(verified(4, 3, 4), &mut shared, &mut of_model);
-        assert_eq!(
-            kind,
-            DraftKind {
-                guesser: Guesser::Ngram,
-                n_guessed: 1
-            }
-        );
-        assert!(shared.of(own(2), 0) > before.of(own(2), 0));
+        drafter.offer(masked.clone());
+        assert_eq!(drafter.observe(verified(4, 3, 4), &mut shared), classes);
+        assert!(shared.of(short) > before.of(short));
         // Two of three were right.
-        assert!(shared.of_forced() < before.of_forced());
+        assert!(shared.of(Class::FORCED) < before.of(Class::FORCED));
+        let longer = [4, 8, 16].map(Class::of_match);
         assert_eq!(
-            [4, 8, 16].map(|len| shared.of(own(len), 0)),
-            [4, 8, 16].map(|len| before.of(own(len), 0))
+            longer.map(|class| shared.of(class)),
+            longer.map(|class| before.of(class))
         );
         // After the third there was no mask, so nothing was sampled in place of the fourth.
         let before = shared;
-        drafter.offer_masked(guess);
-        drafter.observe(verified(4, 3, 3), &mut shared, &mut of_model);
-        assert!(shared.of_forced() > before.of_forced());
+        drafter.offer(masked);
+        drafter.observe(verified(4, 3, 3), &mut shared);
+        assert!(shared.of(Class::FORCED) > before.of(Class::FORCED));
     }
 
     #[test]
-    fn what_a_model_guesses_of_a_constrained_text_counts_as_its_own() {
-        let (mut shared, mut of_model) = (Acceptance::default(), ModelAcceptance::default());
-        let mut drafter = Drafter::new(shared, of_model);
-        drafter.offer(ModelGuess {
-            at: 4,
-            tokens: vec![7, 8],
-            classes: vec![2, 4],
-        });
-        assert_eq!(drafter.take_model_guess(5), None);
-        assert_eq!(drafter.take_model_guess(4), None, "it was of another place");
-        let guess = MaskedGuess {
-            at: 5,
-            tokens: vec![7, 8, 9],
-            origin: Origin::Model(vec![2, 4]),
-            n_guessed: 2,
-        };
-        let (before, of_model_before) = (shared, of_model);
-        let likelihoods = [0, 1, 2].map(|offset| drafter.likelihood(&guess, offset));
-        assert_eq!(likelihoods, [of_model.of(2), of_model.of(4), before.of_forced()]);
-        drafter.offer_masked(guess.clone());
-        let kind = drafter.observe(verified(3, 1, 2), &mut shared, &mut of_model);
-        assert_eq!((kind.guesser, kind.n_guessed), (Guesser::Model, 2));
-        assert!(of_model.of(2) > of_model_before.of(2) && of_model.of(4) < of_model_before.of(4));
-        assert_eq!(shared.of_forced(), before.of_forced(), "the third was not tried");
-        // A token that a constraint refuses is wrong, whether it was tried or not.
-        let of_model_before = of_model;
-        drafter.offer_masked(guess);
-        drafter.note_refused(4, 0, &mut of_model);
-        drafter.note_refused(5, 2, &mut of_model);
+    fn what_a_model_drafts_of_a_constrained_text_counts_as_its_own() {
+        let mut shared = Acceptance::default();
+        let mut drafter = Drafter::new(shared);
+        let [first, second] = of_model();
+        drafter.offer(draft(4, &[7, 8], &[first, second], false));
+        let tokens = [1, 2, 3, 4, 5];
         assert_eq!(
-            [2, 4].map(|class| of_model.of(class)),
-            [2, 4].map(|class| of_model_before.of(class))
+            drafter.draft_freely(&tokens, false, 4),
+            None,
+            "it was of another place"
         );
-        drafter.note_refused(5, 1, &mut of_model);
-        assert_eq!(of_model.of(2), of_model_before.of(2));
-        assert!(of_model.of(4) < of_model_before.of(4));
+        drafter.offer(draft(5, &[7, 8], &[first, second], false));
+        assert!(drafter.masked_draft(5).is_none());
+        assert!(drafter.draft_freely(&tokens, true, 4).is_some());
+        let masked = draft(5, &[7, 8, 9], &[first, second, Class::FORCED], true);
+        let before = shared;
+        drafter.offer(masked.clone());
+        assert!(drafter.masked_draft(5).is_some() && drafter.model_draft(5).is_none());
+        drafter.observe(verified(3, 1, 2), &mut shared);
+        assert!(shared.of(first) > before.of(first) && shared.of(second) < before.of(second));
+        assert_eq!(
+            shared.of(Class::FORCED),
+            before.of(Class::FORCED),
+            "the third was not tried"
+        );
+        // A token that a constraint refuses is wrong, whether it was tried or not.
+        let before = shared;
+        drafter.offer(masked);
+        drafter.note_refused(4, 0, &mut shared);
+        drafter.note_refused(5, 2, &mut shared);
+        assert_eq!(
+            [first, second].map(|class| shared.of(class)),
+            [first, second].map(|class| before.of(class))
+        );
+        drafter.note_refused(5, 1, &mut shared);
+        assert_eq!(shared.of(first), before.of(first));
+        assert!(shared.of(second) < before.of(second));
+    }
+
+    #[test]
+    fn a_token_whose_mask_came_too_late_is_still_known() {
+        let mut shared = Acceptance::default();
+        let mut drafter = Drafter::new(shared);
+        let [first, second] = of_model();
+        drafter.offer(draft(5, &[7, 8], &[first, second], true));
+        // The step has both tokens. The constraint refuses the second.
+        drafter.cut_masked(1);
+        assert_eq!(drafter.masked_draft(5).unwrap().tokens, [7]);
+        let before = shared;
+        assert_eq!(drafter.observe(verified(2, 1, 2), &mut shared), [first, second]);
+        assert!(shared.of(second) < before.of(second));
     }
 }

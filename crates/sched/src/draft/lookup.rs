@@ -6,7 +6,10 @@
 //! with the sequence's.
 
 use crate::{
-    draft::ngram::{Match, NgramIndex, followed_by},
+    draft::{
+        ngram::{Match, NgramIndex, followed_by},
+        tokens::{Class, Draft},
+    },
     sync::Arc,
 };
 
@@ -46,7 +49,7 @@ impl EarlierAnswer {
 
 /// Where the next tokens of a sequence were found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+enum Found {
     /// In its own text.
     Own(Match),
     /// In the earlier answer, after as many of its tokens.
@@ -69,8 +72,22 @@ impl LookUp {
         self.earlier = Some(earlier);
     }
 
-    /// Looks up the continuation of `tokens`, which must begin with the tokens of earlier calls.
-    pub(crate) fn find(&mut self, tokens: &[u32]) -> Option<Found> {
+    /// Returns at most `max` tokens that may follow `tokens`, which must begin with the tokens of earlier calls.
+    pub(crate) fn draft(&mut self, tokens: &[u32], max: usize) -> Option<Draft> {
+        let found = self.find(tokens)?;
+        let mut draft = Draft::at(tokens.len());
+        for offset in 0..max.min(self.n_following(found)) {
+            let class = match found {
+                Found::Own(found) => Class::of_match(found.len + offset),
+                Found::Earlier { .. } => Class::EARLIER,
+            };
+            let token = self.followed_by(tokens, found, offset, &draft.tokens);
+            draft.push(token, class);
+        }
+        Some(draft)
+    }
+
+    fn find(&mut self, tokens: &[u32]) -> Option<Found> {
         if let Some(earlier) = &mut self.earlier {
             if earlier.advance(tokens) {
                 return Some(Found::Earlier { next: earlier.n_same });
@@ -81,7 +98,7 @@ impl LookUp {
     }
 
     /// Returns the number of tokens known to follow.
-    pub(crate) fn n_following(&self, found: Found) -> usize {
+    fn n_following(&self, found: Found) -> usize {
         match (found, &self.earlier) {
             (Found::Own(_), _) => usize::MAX,
             (Found::Earlier { next }, Some(earlier)) => earlier.tokens.len() - next,
@@ -90,7 +107,7 @@ impl LookUp {
     }
 
     /// Returns the token at distance `offset` after the match; `draft` holds those before it.
-    pub(crate) fn followed_by(&self, tokens: &[u32], found: Found, offset: usize, draft: &[u32]) -> u32 {
+    fn followed_by(&self, tokens: &[u32], found: Found, offset: usize, draft: &[u32]) -> u32 {
         match found {
             Found::Own(found) => followed_by(tokens, found, offset, draft),
             Found::Earlier { next } => {

@@ -1,12 +1,12 @@
 //! Drafts: which tokens a sequence is likely to continue with, and whether verifying them pays.
 //!
-//! [`drafter`] chooses among a sequence's sources, [`budget`] limits the drafts of a step. Invariant: the room
+//! [`drafter`] chooses among a sequence's sources, [`budget`] decides which drafts of a step pay. Invariant: the room
 //! knows tokens, probabilities and times, and neither the scheduler nor a model.
 
+pub(crate) mod acceptance;
 pub(crate) mod answer_cache;
 pub(crate) mod budget;
 pub(crate) mod drafter;
 pub(crate) mod lookup;
-pub(crate) mod model_draft;
 mod ngram;
-pub(crate) mod times;
+pub(crate) mod tokens;

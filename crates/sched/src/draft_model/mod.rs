@@ -12,8 +12,7 @@
 pub(crate) mod hidden_states;
 pub(crate) mod ledger;
 pub(crate) mod pass_times;
-mod probes;
-mod worth;
+pub(crate) mod worth;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -25,14 +24,15 @@ use tokenmill_backend::{Executor, ForwardBatch, PageGroup, SamplingParams, StepE
 use crate::{
     arena::SeqId,
     draft::{
+        budget::ONE,
         drafter::Speculation,
-        model_draft::{ModelGuess, Weighing, class_of},
-        times::ONE,
+        tokens::{Class, Draft},
     },
     draft_model::{
         hidden_states::{HiddenStates, hidden_states_bytes},
-        pass_times::{PassTimes, Passes, is_guessing},
-        probes::Probes,
+        ledger::DraftLedger,
+        pass_times::{PassTimes, is_drafting},
+        worth::WeighedStep,
     },
     plan::{
         batch::build_batch,
@@ -64,11 +64,11 @@ pub(crate) struct Seat<'a> {
 }
 
 /// A draft in progress.
-struct Draft {
+struct OpenDraft {
     want: Want,
     /// Its sequence in this model.
     seq: SeqId,
-    guess: ModelGuess,
+    draft: Draft,
     /// Probability that the whole draft so far is right, in 1/65536.
     reach: u64,
     is_open: bool,
@@ -87,7 +87,8 @@ pub(crate) struct DraftModel {
     /// Maximum inputs of a sequence.
     longest: usize,
     times: PassTimes,
-    probes: Probes,
+    /// Its gains and losses.
+    ledger: DraftLedger,
     has_failed: bool,
     /// Sequences of the first model without drafts, because a row here failed.
     refused: HashSet<SeqId>,
@@ -97,7 +98,7 @@ pub(crate) struct DraftModel {
     failed_rows: u64,
 
     // Buffers that drafts reuse.
-    drafts: Vec<Draft>,
+    drafts: Vec<OpenDraft>,
     batch: ForwardBatch,
     plan: StepPlan,
     output: StepOutput,
@@ -127,7 +128,7 @@ impl DraftModel {
                 speculation: Speculation::Off,
             }),
             executor,
-            probes: Probes::new(hidden.is_some()),
+            ledger: DraftLedger::new(hidden.is_some()),
             hidden,
             lanes: HashMap::new(),
             params: HashMap::new(),
@@ -159,25 +160,24 @@ impl DraftModel {
 
     /// Returns whether it currently stores hidden states.
     pub(crate) fn keeps_hidden(&self) -> bool {
-        self.hidden.is_some() && !self.has_failed && self.probes.keeps_states()
+        self.hidden.is_some() && !self.has_failed && self.ledger.keeps_states()
     }
 
-    /// Returns whether the model need not be asked before a step of `n_rows` rows, if drafts are weighed: they did not pay just
-    /// now.
-    pub(crate) fn rests(&mut self, n_rows: usize) -> bool {
-        self.probes.rests(n_rows)
+    /// Returns its gains and losses, if drafts are weighed.
+    pub(crate) fn ledger(&self) -> &DraftLedger {
+        &self.ledger
     }
 
-    /// Returns whether [`Self::rests`] would be true for some number of rows.
-    pub(crate) fn is_resting(&self) -> bool {
-        self.probes.is_resting()
+    /// Returns its gains and losses, to book more.
+    pub(crate) fn ledger_mut(&mut self) -> &mut DraftLedger {
+        &mut self.ledger
     }
 
     /// Announces that a sequence of `n_tokens` tokens is about to begin.
     pub(crate) fn expect(&mut self, n_tokens: usize) {
-        let pass_us = self.times.guessing(1).unwrap_or(0);
+        let pass_us = self.times.drafting(1).unwrap_or(0);
         let cost_us = self.probe_us(n_tokens as u64, pass_us);
-        self.probes.begin(cost_us);
+        self.ledger.begin(cost_us);
     }
 
     /// Stores the hidden states after a sequence's inputs from `first` on.
@@ -193,54 +193,55 @@ impl DraftModel {
         self.failed_rows
     }
 
-    /// Predicts the tokens that follow each seat's, as long as that pays, and returns the drafts. Without `weighing`, it
-    /// continues as long as the draft is likely. Returns the work done, if any.
-    pub(crate) fn guess(
+    /// Predicts the tokens that follow each seat's, as long as that pays, and returns the drafts. Without a weighed step, it
+    /// continues as long as the draft is likely. Returns how long passes took that computed prompts, in microseconds, if there
+    /// was any pass.
+    pub(crate) fn draft(
         &mut self,
         seats: &[Seat<'_>],
-        mut weighing: Option<Weighing>,
+        mut step: Option<WeighedStep>,
         clock: &dyn Fn() -> u64,
-        take: &mut dyn FnMut(SeqId, ModelGuess),
-    ) -> Option<Passes> {
-        if let Some(weighing) = &weighing
-            && !self.is_worth_a_draft(seats, weighing)
+        take: &mut dyn FnMut(SeqId, Draft),
+    ) -> Option<u64> {
+        if let Some(step) = &step
+            && !self.is_worth_a_draft(seats, step)
         {
             return None;
         }
-        self.open(seats, weighing.as_ref());
-        if self.n_open() == 0 {
-            self.probes.note_no_pass();
+        self.open(seats, step.as_ref());
+        if let Some(step) = step.as_ref().filter(|_| self.n_open() == 0) {
+            self.ledger.note_no_pass(step.n_rows);
         }
-        let mut passes = None;
-        while let Some(pass_us) = self.is_worth_a_pass(weighing.as_ref()) {
-            let passes = passes.get_or_insert_with(Passes::default);
-            if let Some(weighing) = &mut weighing {
-                weighing.take(self.n_open(), pass_us);
+        let mut prompt_us = None;
+        while let Some(pass_time) = self.is_worth_a_pass(step.as_ref()) {
+            let prompt_us = prompt_us.get_or_insert(0);
+            if let Some(step) = &mut step {
+                step.budget.take(self.n_open(), 1, 0, pass_time);
             }
-            if self.pass(clock, passes).is_err() {
+            if self.pass(clock, prompt_us).is_err() {
                 self.fail();
                 break;
             }
-            self.extend(weighing.as_mut());
+            self.extend(step.as_mut());
         }
-        for Draft { want, seq, guess, .. } in self.drafts.drain(..) {
+        for OpenDraft { want, seq, draft, .. } in self.drafts.drain(..) {
             self.scheduler.set_paused(seq, true);
             if let Some(hidden) = &mut self.hidden
-                && self.scheduler.n_computed(seq) >= guess.at
+                && self.scheduler.n_computed(seq) >= draft.at
             {
                 // The next input that it computes follows the tokens known now.
-                hidden.drop_before(want.seq, guess.at - 1);
+                hidden.drop_before(want.seq, draft.at - 1);
             }
-            if !guess.tokens.is_empty() && !self.has_failed {
-                take(want.seq, guess);
+            if !draft.tokens.is_empty() && !self.has_failed {
+                take(want.seq, draft);
             }
         }
-        passes
+        prompt_us
     }
 
     /// Drops a sequence that has ended.
     pub(crate) fn forget(&mut self, seq: SeqId) {
-        self.probes.end_rest();
+        self.ledger.end_rest();
         self.refused.remove(&seq);
         if let Some(hidden) = &mut self.hidden {
             hidden.forget(seq);
@@ -260,7 +261,7 @@ impl DraftModel {
     }
 
     /// Catches up the sequences of seats and lets them take part, unless that is pointless.
-    fn open(&mut self, seats: &[Seat<'_>], weighing: Option<&Weighing>) {
+    fn open(&mut self, seats: &[Seat<'_>], step: Option<&WeighedStep>) {
         self.drafts.clear();
         for seat in seats {
             if self.refused.contains(&seat.want.seq) {
@@ -273,8 +274,8 @@ impl DraftModel {
                 self.forget(seat.want.seq);
                 continue;
             }
-            if let Some(weighing) = weighing
-                && !self.may_catch_up(seat, weighing)
+            if let Some(step) = step
+                && !self.may_catch_up(seat, step)
             {
                 continue;
             }
@@ -283,16 +284,13 @@ impl DraftModel {
                 hidden.begin(seq, n_tokens);
             }
             self.scheduler.set_paused(seq, false);
-            self.drafts.push(Draft {
+            self.drafts.push(OpenDraft {
                 want: Want {
                     max_draft,
                     ..seat.want
                 },
                 seq,
-                guess: ModelGuess {
-                    at: n_tokens,
-                    ..ModelGuess::default()
-                },
+                draft: Draft::at(n_tokens),
                 reach: ONE,
                 is_open: true,
             });
@@ -352,7 +350,7 @@ impl DraftModel {
     }
 
     /// Runs one pass: a token for each sequence that is caught up, and a part of the others' missing tokens.
-    fn pass(&mut self, clock: &dyn Fn() -> u64, passes: &mut Passes) -> Result<(), StepError> {
+    fn pass(&mut self, clock: &dyn Fn() -> u64, prompt_us: &mut u64) -> Result<(), StepError> {
         let begun_us = clock();
         self.outcomes.clear();
         self.output.clear();
@@ -393,8 +391,8 @@ impl DraftModel {
         let us = clock().saturating_sub(begun_us);
         let (n_seqs, n_tokens) = (self.plan.rows.len(), self.plan.n_tokens());
         self.times.observe(n_seqs, n_tokens, us);
-        if !is_guessing(n_seqs, n_tokens) {
-            passes.prompt_us += us;
+        if !is_drafting(n_seqs, n_tokens) {
+            *prompt_us += us;
         }
         Ok(())
     }
@@ -430,29 +428,28 @@ impl DraftModel {
     }
 
     /// Appends a pass's draft tokens. Sequences that it did not extend rest until the next draft.
-    fn extend(&mut self, mut weighing: Option<&mut Weighing>) {
-        for draft in &mut self.drafts {
+    fn extend(&mut self, mut step: Option<&mut WeighedStep>) {
+        for open in &mut self.drafts {
             let token = self.outcomes.iter().find_map(|outcome| match *outcome {
-                Outcome::Token { seq, logit_row, id } if seq == draft.seq => Some((logit_row, id)),
+                Outcome::Token { seq, logit_row, id } if seq == open.seq => Some((logit_row, id)),
                 _ => None,
             });
-            draft.is_open &= token.is_some();
+            open.is_open &= token.is_some();
             if let Some((logit_row, id)) = token {
                 let sampled = self.output.sampled[logit_row as usize].and_then(Result::ok);
                 let logprob = sampled.and_then(|sampled| sampled.logprob);
-                let class = class_of(logprob.map_or(0.0, f32::exp));
-                draft.guess.tokens.push(id);
-                draft.guess.classes.push(class);
-                draft.reach = draft.reach * draft.want.acceptance.of(class) / ONE;
-                if let Some(weighing) = &mut weighing {
-                    weighing.gain(draft.reach);
+                let class = Class::of_probability(logprob.map_or(0.0, f32::exp));
+                open.draft.push(id, class);
+                open.reach = open.reach * open.want.acceptance.of(class) / ONE;
+                if let Some(step) = &mut step {
+                    step.budget.gain(open.reach);
                 } else {
-                    draft.is_open &= draft.reach * ONE_IN >= ONE;
+                    open.is_open &= open.reach * ONE_IN >= ONE;
                 }
-                draft.is_open &= draft.guess.tokens.len() < draft.want.max_draft;
+                open.is_open &= open.draft.tokens.len() < open.want.max_draft;
             }
-            if !draft.is_open {
-                self.scheduler.set_paused(draft.seq, true);
+            if !open.is_open {
+                self.scheduler.set_paused(open.seq, true);
             }
         }
         self.refuse_ended();

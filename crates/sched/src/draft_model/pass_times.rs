@@ -5,15 +5,15 @@
 /// Times of passes in microseconds, as moving averages.
 #[derive(Default)]
 pub(crate) struct PassTimes {
-    /// Times of passes that predict one token per sequence, by number of sequences.
-    guessing: Vec<Option<u64>>,
+    /// Times of passes that draft one token per sequence, by number of sequences.
+    drafting: Vec<Option<u64>>,
     /// Time per token of a pass that computes many.
     pub(crate) token: Option<u64>,
 }
 
 /// Returns whether a pass computes no prompt. The first token of a draft follows one or two that were sampled
 /// since.
-pub(crate) fn is_guessing(n_seqs: usize, n_tokens: usize) -> bool {
+pub(crate) fn is_drafting(n_seqs: usize, n_tokens: usize) -> bool {
     n_tokens <= 2 * n_seqs
 }
 
@@ -22,11 +22,11 @@ impl PassTimes {
         let follow = |average: &mut Option<u64>, us: u64| {
             *average = Some(average.map_or(us, |old| (old * 7 + us.min(old * 2 + 1)) / 8));
         };
-        if is_guessing(n_seqs, n_tokens) {
-            if self.guessing.len() <= n_seqs {
-                self.guessing.resize(n_seqs + 1, None);
+        if is_drafting(n_seqs, n_tokens) {
+            if self.drafting.len() <= n_seqs {
+                self.drafting.resize(n_seqs + 1, None);
             }
-            follow(&mut self.guessing[n_seqs], us);
+            follow(&mut self.drafting[n_seqs], us);
         } else {
             follow(&mut self.token, us / n_tokens as u64);
         }
@@ -34,20 +34,13 @@ impl PassTimes {
 
     /// Returns the time of a pass for `n_seqs` sequences, measured for the nearest number; `None` before any
     /// measurement.
-    pub(crate) fn guessing(&self, n_seqs: usize) -> Option<u64> {
-        let at = |n: usize| self.guessing.get(n).copied().flatten();
+    pub(crate) fn drafting(&self, n_seqs: usize) -> Option<u64> {
+        let at = |n: usize| self.drafting.get(n).copied().flatten();
         let below = (1..=n_seqs)
             .rev()
             .find_map(|n| Some(at(n)? * n_seqs as u64 / n as u64));
         at(n_seqs)
-            .or_else(|| (n_seqs..self.guessing.len()).find_map(at))
+            .or_else(|| (n_seqs..self.drafting.len()).find_map(at))
             .or(below)
     }
-}
-
-/// The passes of a draft.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Passes {
-    /// Total time of passes that computed prompts, in microseconds.
-    pub(crate) prompt_us: u64,
 }

@@ -110,7 +110,7 @@ impl Engine {
         draft: impl Executor + Send + 'static,
         config: EngineConfig,
     ) -> Result<Self, EngineError> {
-        assert!(!draft.limits().is_encoder, "an encoder guesses nothing");
+        assert!(!draft.limits().is_encoder, "an encoder drafts nothing");
         let make = move || {
             let draft: Box<dyn Executor> = Box::new(draft);
             Ok((executor, Some(draft)))

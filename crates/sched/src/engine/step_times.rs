@@ -3,7 +3,7 @@
 //! They determine the size of prefill chunks while sequences decode, and answer how much a batch gains.
 //! Invariant: every figure comes from steps that ran; without such steps there is no answer.
 
-use crate::draft::times::{DraftTimes, MAX_STEP_DRAFTS};
+use crate::draft::budget::{DraftTimes, MAX_STEP_DRAFTS};
 
 /// Moving averages over the observed steps, in 1/256 microseconds, so that integers suffice.
 #[derive(Clone, Debug, Default)]

@@ -39,7 +39,7 @@ pub trait TokenConstraint: Send {
         false
     }
 
-    /// Returns the next token if `words`, the mask, leaves no choice of text. It is a guess: other tokens in
+    /// Returns the next token if `words`, the mask, leaves no choice of text. It is a draft: other tokens in
     /// the mask may spell the same text.
     fn forced(&self, words: &[u32]) -> Option<u32> {
         let idx = words.iter().position(|&word| word != 0)?;

@@ -170,9 +170,9 @@ impl Arrival {
 }
 
 impl Arrival {
-    /// Does the same as [`LateMask::wait`], for the mask after `n_guessed` draft tokens. After a draft token that is not
+    /// Does the same as [`LateMask::wait`], for the mask after `n_drafted` draft tokens. After a draft token that is not
     /// allowed or ends the text, it returns an earlier token's mask: nothing in that row counts.
-    fn wait_behind(&self, n_guessed: usize, words: &mut Vec<u32>) -> bool {
+    fn wait_behind(&self, n_drafted: usize, words: &mut Vec<u32>) -> bool {
         let mut parcel = self.parcel.lock().expect(NOT_POISONED);
         if parcel.state == ParcelState::OnItsWay {
             let started = Instant::now();
@@ -186,7 +186,7 @@ impl Arrival {
             return false;
         }
         let n_words = parcel.n_words;
-        let start = n_guessed * n_words;
+        let start = n_drafted * n_words;
         let start = start.min(parcel.words.len() - n_words);
         words.extend_from_slice(&parcel.words[start..start + n_words]);
         true
@@ -203,12 +203,12 @@ impl LateMask for Arrival {
 #[derive(Debug)]
 pub(crate) struct ArrivalBehind {
     pub(crate) arrival: Arc<Arrival>,
-    pub(crate) n_guessed: usize,
+    pub(crate) n_drafted: usize,
 }
 
 impl LateMask for ArrivalBehind {
     fn wait(&self, words: &mut Vec<u32>) -> bool {
-        self.arrival.wait_behind(self.n_guessed, words)
+        self.arrival.wait_behind(self.n_drafted, words)
     }
 }
 

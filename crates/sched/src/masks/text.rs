@@ -34,7 +34,7 @@ pub(crate) struct LookAhead {
     /// Number of tokens known when it was requested.
     pub(crate) at: usize,
     /// The likely continuation, from a look-up.
-    pub(crate) guess: Vec<u32>,
+    pub(crate) draft: Vec<u32>,
     /// Maximum number of tokens to add after it if the constraint leaves no choice of text.
     pub(crate) n_forced: usize,
     /// Time limit for these tokens.
@@ -51,7 +51,7 @@ pub(crate) struct Seen {
     /// Tokens that the constraint allows in sequence: those of the draft, then forced ones.
     pub(crate) tokens: Vec<u32>,
     /// Number of these tokens that are from the draft.
-    pub(crate) n_guessed: usize,
+    pub(crate) n_drafted: usize,
     /// Whether the constraint refuses the draft token after these.
     pub(crate) is_refused: bool,
 }
@@ -61,7 +61,7 @@ impl Seen {
     pub(crate) fn behind(&self, known: &[u32]) -> Option<&[u32]> {
         let newer = known.get(self.at..)?;
         let rest = self.tokens.strip_prefix(newer)?;
-        let is_forced = !newer.is_empty() && newer.len() >= self.n_guessed;
+        let is_forced = !newer.is_empty() && newer.len() >= self.n_drafted;
         (is_forced && !rest.is_empty()).then_some(rest)
     }
 }
@@ -107,9 +107,9 @@ impl MaskedText {
 
     /// Follows a draft, and appends the mask after each token that the constraint allows and that does not
     /// end the text. Returns the number of such tokens. `words` ends with the mask of the first draft token.
-    pub(crate) fn follow(&mut self, n_words: usize, guess: &[u32], words: &mut Vec<u32>) -> usize {
+    pub(crate) fn follow(&mut self, n_words: usize, draft: &[u32], words: &mut Vec<u32>) -> usize {
         let mut n_followed = 0;
-        for &token in guess {
+        for &token in draft {
             if !allows(&words[words.len() - n_words..], token) || !self.take(n_words, token, words) {
                 break;
             }
@@ -241,8 +241,8 @@ impl SharedText {
 
 /// Returns whether the draft token after the followed ones is not allowed. `words` ends with the mask at its
 /// position.
-pub(crate) fn refuses(guess: &[u32], n_followed: usize, n_words: usize, words: &[u32]) -> bool {
-    let next = guess.get(n_followed);
+pub(crate) fn refuses(draft: &[u32], n_followed: usize, n_words: usize, words: &[u32]) -> bool {
+    let next = draft.get(n_followed);
     next.is_some_and(|&token| !allows(&words[words.len() - n_words..], token))
 }
 
@@ -293,22 +293,22 @@ mod tests {
     }
 
     /// Follows a draft and the tokens forced after it, and rolls back.
-    fn look(text: &mut MaskedText, guess: &[u32], n_forced: usize, words: &mut Vec<u32>) -> Seen {
+    fn look(text: &mut MaskedText, draft: &[u32], n_forced: usize, words: &mut Vec<u32>) -> Seen {
         let n_words = words.len();
-        let n_guessed = text.follow(n_words, guess, words);
-        let of_guess = words.clone();
-        let mut tokens = guess[..n_guessed].to_vec();
+        let n_drafted = text.follow(n_words, draft, words);
+        let of_draft = words.clone();
+        let mut tokens = draft[..n_drafted].to_vec();
         tokens.extend(text.follow_forced(n_words, n_forced, words, &|| true));
         text.come_back().unwrap();
         Seen {
             at: 0,
             tokens,
-            n_guessed,
-            is_refused: refuses(guess, n_guessed, n_words, &of_guess),
+            n_drafted,
+            is_refused: refuses(draft, n_drafted, n_words, &of_draft),
         }
     }
 
-    fn check(guess: &[u32], n_forced: usize, expected: &[u32], n_masks: usize) {
+    fn check(draft: &[u32], n_forced: usize, expected: &[u32], n_masks: usize) {
         for goes_back in [false, true] {
             let source = ConstraintSource::new(move || {
                 Box::new(Spelled {
@@ -321,15 +321,15 @@ mod tests {
             let mut words = Vec::new();
             text.commit(&[1]).unwrap();
             text.mask(2, &mut words).unwrap();
-            let seen = look(&mut text, guess, n_forced, &mut words);
-            assert_eq!(seen.tokens, expected, "{guess:?}");
-            assert_eq!(words.len(), 2 * n_masks, "{guess:?}");
+            let seen = look(&mut text, draft, n_forced, &mut words);
+            assert_eq!(seen.tokens, expected, "{draft:?}");
+            assert_eq!(words.len(), 2 * n_masks, "{draft:?}");
             assert_eq!(words[..2], [1 << 2, 0]);
             let mut again = Vec::new();
             text.mask(2, &mut again).unwrap();
             assert_eq!(again, words[..2], "it is where it was");
             // Without rolling back first.
-            text.follow(2, guess, &mut words);
+            text.follow(2, draft, &mut words);
             text.commit(&[2]).unwrap();
             text.mask(2, &mut again).unwrap();
             assert_eq!(again, [1 << 3, 1 << 2], "it is behind what was sampled");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn guesses_have_masks_as_far_as_they_are_allowed() {
+    fn drafts_have_masks_as_far_as_they_are_allowed() {
         check(&[], 0, &[], 1);
         check(&[2, 3], 0, &[2, 3], 3);
         check(&[2, 34, 4], 0, &[2, 34, 4], 4);
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_constraint_that_fails_in_a_guess_begins_again() {
+    fn a_constraint_that_fails_in_a_draft_begins_again() {
         let mut text = MaskedText::begin(ConstraintSource::new(|| Box::new(FailsAtThree(0))));
         let mut words = Vec::new();
         text.commit(&[0]).unwrap();
@@ -445,22 +445,22 @@ mod tests {
             })
         });
         let mut text = MaskedText::begin(source);
-        for (expected, n_guessed) in [(2, 0), (u32::MAX, 2), (u32::MAX, 2)] {
+        for (expected, n_drafted) in [(2, 0), (u32::MAX, 2), (u32::MAX, 2)] {
             let mut words = Vec::new();
             text.commit(&[1]).unwrap();
             text.mask(1, &mut words).unwrap();
             let seen = look(&mut text, &[1, 1], 0, &mut words);
-            assert_eq!((seen.n_guessed, words.len()), (n_guessed, 1 + n_guessed));
+            assert_eq!((seen.n_drafted, words.len()), (n_drafted, 1 + n_drafted));
             assert_eq!(words[0], expected);
         }
     }
 
     #[test]
-    fn what_is_forced_is_expected_behind_what_was_guessed() {
+    fn what_is_forced_is_expected_behind_what_was_drafted() {
         let seen = Seen {
             at: 2,
             tokens: vec![5, 6, 7, 8],
-            n_guessed: 2,
+            n_drafted: 2,
             is_refused: false,
         };
         for (known, expected) in [

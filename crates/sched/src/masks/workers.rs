@@ -392,9 +392,9 @@ fn carry_out(desk: &Desk, order: MaskOrder) {
             if is_done {
                 return Ok(true);
             }
-            seen.n_guessed = open.follow(n_words, &ahead.guess, &mut words);
-            seen.is_refused = refuses(&ahead.guess, seen.n_guessed, n_words, &words);
-            seen.tokens.extend_from_slice(&ahead.guess[..seen.n_guessed]);
+            seen.n_drafted = open.follow(n_words, &ahead.draft, &mut words);
+            seen.is_refused = refuses(&ahead.draft, seen.n_drafted, n_words, &words);
+            seen.tokens.extend_from_slice(&ahead.draft[..seen.n_drafted]);
             if ahead.is_for_this_step {
                 let begun = Instant::now();
                 let has_time = || begun.elapsed() < ahead.patience;
@@ -408,7 +408,7 @@ fn carry_out(desk: &Desk, order: MaskOrder) {
         drop(open);
         took_ahead = started.elapsed().saturating_sub(took.unwrap_or_default());
         let is_done = is_done?;
-        if !is_done && !ahead.is_for_this_step && ahead.n_forced + seen.n_guessed > 0 {
+        if !is_done && !ahead.is_for_this_step && ahead.n_forced + seen.n_drafted > 0 {
             rest = Some(Rest {
                 seq,
                 text: Arc::clone(&text),

@@ -45,8 +45,8 @@ pub(crate) fn build_batch<'m>(
             .copied()
             .map(TokenSource::Id);
         let pending = row.pending_row.map(TokenSource::SampledRow);
-        let guessed = draft.iter().copied().map(TokenSource::Id);
-        let inputs = known.chain(pending).chain(guessed);
+        let drafted = draft.iter().copied().map(TokenSource::Id);
+        let inputs = known.chain(pending).chain(drafted);
         batch.push_sequence(inputs, row.first_position, pages(PageGroup::Main));
         for media in media_of(row) {
             put_media(media, first..end, batch);
@@ -67,15 +67,15 @@ pub(crate) fn build_batch<'m>(
         match row.output {
             PlannedOutput::Nothing => {}
             PlannedOutput::Sample => {
-                for n_guessed in 0..=draft.len() {
-                    let params = params_of(row, sure_end + n_guessed as u32);
-                    let mask = mask_of(row, n_guessed);
+                for n_drafted in 0..=draft.len() {
+                    let params = params_of(row, sure_end + n_drafted as u32);
+                    let mask = mask_of(row, n_drafted);
                     let n_generated = scheduler.n_generated(row.seq);
                     let text = (tokens, n_generated);
-                    let sample = sample_row(params, text, media, &draft[..n_guessed], mask.as_ref(), batch);
+                    let sample = sample_row(params, text, media, &draft[..n_drafted], mask.as_ref(), batch);
                     batch
                         .logit_rows
-                        .push(n_tokens - 1 - (draft.len() - n_guessed) as u32);
+                        .push(n_tokens - 1 - (draft.len() - n_drafted) as u32);
                     batch.outputs.push(RowOutput::Sample(sample));
                 }
             }
@@ -132,21 +132,21 @@ fn sample_row(
             RowMask::Words(start)
         }
         Some(NextMask::Late(arrival, 0)) => RowMask::Late(Arc::clone(arrival) as _),
-        Some(NextMask::Late(arrival, n_guessed)) => RowMask::Late(Arc::new(ArrivalBehind {
+        Some(NextMask::Late(arrival, n_drafted)) => RowMask::Late(Arc::new(ArrivalBehind {
             arrival: sync::Arc::clone(arrival),
-            n_guessed: *n_guessed,
+            n_drafted: *n_drafted,
         })),
     };
-    let n_guessed = params.history_len().min(draft.len());
+    let n_drafted = params.history_len().min(draft.len());
     let start = batch.history.len() as u32;
     extend_history(
         tokens,
         media,
-        params.history_len() - n_guessed,
+        params.history_len() - n_drafted,
         &mut batch.history,
     );
     let n_known = batch.history.len() as u32 - start;
-    batch.history.extend_from_slice(&draft[draft.len() - n_guessed..]);
+    batch.history.extend_from_slice(&draft[draft.len() - n_drafted..]);
     SampleRow {
         params,
         history: start..batch.history.len() as u32,

@@ -6,21 +6,21 @@
 use crate::{
     arena::SeqId,
     draft::{
+        budget::{DraftBudget, DraftTimes, MAX_STEP_DRAFTS},
         drafter::{DraftCounters, Speculation},
-        model_draft::Weighing,
-        times::MAX_STEP_DRAFTS,
     },
-    draft_model::{DraftModel, Seat, ledger::DraftLedger, pass_times::Passes},
-    engine::{board::Tally, core::Core},
+    draft_model::{DraftModel, Seat, worth::WeighedStep},
+    engine::{
+        board::{Board, Tally},
+        core::Core,
+    },
     plan::{scheduler::drafts::Want, step_plan::StepPlan},
 };
 
-/// The draft model, if there is one, and whether it pays.
+/// The draft model, if there is one.
 #[derive(Default)]
 pub(super) struct Drafts {
     model: Option<DraftModel>,
-    /// The gains and losses of the draft model.
-    ledger: DraftLedger,
     /// The sequences that it is asked about; a buffer that steps reuse.
     wants: Vec<Want>,
 }
@@ -59,11 +59,17 @@ impl Drafts {
         self.model.as_ref()
     }
 
-    /// Returns the gains and losses of the draft model.
+    /// Returns the draft model, to book gains and losses.
     #[cfg(test)]
-    pub(super) fn ledger(&mut self) -> &mut DraftLedger {
-        &mut self.ledger
+    pub(super) fn model_mut(&mut self) -> Option<&mut DraftModel> {
+        self.model.as_mut()
     }
+}
+
+/// Returns the times of steps of `n_decode` sequences with drafts, and that of one without, in microseconds;
+/// `None` until they were measured.
+fn measured_times(board: &Board, n_decode: usize) -> Option<(DraftTimes, u64)> {
+    board.with_step_times(|times| Some((times.draft_times(n_decode)?, times.step_us(n_decode)?.max(1))))
 }
 
 impl Core {
@@ -98,8 +104,8 @@ impl Core {
         let speculation = self.scheduler.config().speculation;
         let is_weighed = matches!(speculation, Speculation::Auto { .. });
         (self.drafts.model.as_ref()).is_some_and(|model| {
-            let may_guess = model.works() && speculation.asks_model();
-            may_guess && !(is_weighed && (!self.drafts.ledger.allows() || model.is_resting()))
+            let may_draft = model.works() && speculation.asks_model();
+            may_draft && !(is_weighed && model.ledger().expects_none())
         })
     }
 
@@ -112,7 +118,7 @@ impl Core {
         let Some(model) = (self.drafts.model.as_mut()).filter(|model| model.works()) else {
             return false;
         };
-        if is_weighed && (!self.drafts.ledger.allows() || model.rests(n_decode)) {
+        if is_weighed && model.ledger().rests(n_decode) {
             return false;
         }
         let begun_us = clock();
@@ -126,14 +132,16 @@ impl Core {
         if self.drafts.wants.is_empty() {
             return false;
         }
-        let weighing = if is_weighed {
-            let times = (self.board)
-                .with_step_times(|times| Some((times.draft_times(n_decode)?, times.step_us(n_decode)?)));
-            let Some((times, step_us)) = times else {
+        let step = if is_weighed {
+            let Some((times, step_us)) = measured_times(&self.board, n_decode) else {
                 return false;
             };
-            let of_new = self.scheduler.model_acceptance();
-            Some(Weighing::new(times, step_us, n_decode, of_new))
+            Some(WeighedStep {
+                budget: DraftBudget::new(Some(times), usize::MAX, n_decode),
+                n_rows: n_decode,
+                step_us,
+                of_new: self.scheduler.acceptance().of_model(),
+            })
         } else {
             None
         };
@@ -152,38 +160,36 @@ impl Core {
                 })
             })
             .collect();
-        let mut guesses = Vec::with_capacity(seats.len());
-        let passes = model.guess(&seats, weighing, clock, &mut |seq, guess| {
-            guesses.push((seq, guess));
+        let mut drafts = Vec::with_capacity(seats.len());
+        let prompt_us = model.draft(&seats, step, clock, &mut |seq, draft| {
+            drafts.push((seq, draft));
         });
         let n_vocab = scheduler.config().limits.n_vocab as u32;
-        for (seq, mut guess) in guesses {
+        for (seq, mut draft) in drafts {
             // Tokens of the draft model beyond the vocabulary have no meaning here.
-            let n_known = guess.tokens.iter().take_while(|&&id| id < n_vocab).count();
-            guess.tokens.truncate(n_known);
-            guess.classes.truncate(n_known);
-            self.scheduler.offer(seq, guess);
+            draft.truncate(draft.tokens.iter().take_while(|&&id| id < n_vocab).count());
+            self.scheduler.offer(seq, draft);
         }
-        if let Some(weighing) = weighing {
+        if let Some(step) = step {
             let took_us = clock().saturating_sub(begun_us);
-            let (ledger, step_us) = (&mut self.drafts.ledger, weighing.step_us);
-            match passes {
-                Some(Passes { prompt_us }) => {
-                    ledger.note_passes(took_us.saturating_sub(prompt_us), prompt_us, step_us);
+            let ledger = model.ledger_mut();
+            match prompt_us {
+                Some(prompt_us) => {
+                    ledger.note_passes(took_us.saturating_sub(prompt_us), prompt_us, step.step_us);
                 }
-                None => ledger.note_asking(took_us, step_us),
+                None => ledger.note_asking(took_us, step.step_us),
             }
         }
         self.choose_hidden();
-        passes.is_some()
+        prompt_us.is_some()
     }
 
     /// Records a step's gain from the draft model; `before` are the draft counters when the step began.
     pub(crate) fn note_drafting(&mut self, plan: &StepPlan, took_us: u64, before: &DraftCounters) {
         let n_decode = plan.n_decode_rows();
-        if n_decode == 0 || !self.drafts.has_model() {
+        let Some(model) = self.drafts.model.as_mut().filter(|_| n_decode > 0) else {
             return;
-        }
+        };
         // With prompts in the step, their time cannot be told from that of drafts.
         let has_prompts = plan.n_tokens() > n_decode + plan.drafts.len();
         let of_model = &self.scheduler.counters().model_drafts;
@@ -191,29 +197,21 @@ impl Core {
         let n_accepted = of_model.accepted_tokens - before.accepted_tokens;
         if n_drafted == 0 {
             if !has_prompts {
-                self.drafts.ledger.note_plain(took_us);
+                model.ledger_mut().note_plain(took_us);
             }
             return;
         }
-        // Drafts from look-ups and constraints would be verified without the draft model too.
-        let n_others = plan.drafts.len().saturating_sub(n_drafted).min(MAX_STEP_DRAFTS);
-        let measured = self.board.with_step_times(|times| {
-            let step_us = times.step_us(n_decode)?;
-            let part = match n_others {
-                0 => 256,
-                _ => u64::from(times.draft_times(n_decode)?.0[n_others]),
-            };
+        if let Some((DraftTimes(times), step_us)) = measured_times(&self.board, n_decode) {
+            let us_with = |n_drafts: usize| step_us * u64::from(times[n_drafts.min(MAX_STEP_DRAFTS)]) / 256;
             let took_us = if has_prompts {
-                let n_drafts = plan.drafts.len().min(MAX_STEP_DRAFTS);
-                step_us * u64::from(times.draft_times(n_decode)?.0[n_drafts]) / 256
+                us_with(plan.drafts.len())
             } else {
                 took_us
             };
-            Some((step_us, step_us * part / 256, took_us))
-        });
-        if let Some((step_us, without_us, took_us)) = measured {
-            let plain_us = without_us + step_us * n_accepted / n_decode as u64;
-            self.drafts.ledger.note_drafted(took_us, plain_us, step_us);
+            // Drafts from look-ups and constraints would be verified without the draft model too.
+            let n_others = plan.drafts.len().saturating_sub(n_drafted);
+            let plain_us = us_with(n_others) + step_us * n_accepted / n_decode as u64;
+            model.ledger_mut().note_drafted(took_us, plain_us, step_us);
         }
     }
 }

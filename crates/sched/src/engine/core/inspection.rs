@@ -34,6 +34,9 @@ impl Core {
     }
 
     pub(crate) fn draft_ledger(&mut self) -> &mut DraftLedger {
-        self.drafts.ledger()
+        self.drafts
+            .model_mut()
+            .expect("it has a draft model")
+            .ledger_mut()
     }
 }

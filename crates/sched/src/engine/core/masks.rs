@@ -116,7 +116,7 @@ impl Core {
             return;
         }
         self.take_foreseen();
-        let mut room = self.room_ahead();
+        let mut budget = self.budget_ahead();
         let waits = self.may_draft_ahead() && self.max_ahead() > 0;
         let outcomes = std::mem::take(&mut self.outcomes);
         let seq_of = |outcome: &Outcome| match *outcome {
@@ -137,7 +137,7 @@ impl Core {
                     lane.unordered = Some(tokens);
                     self.masks.unordered.push(seq);
                 }
-                _ => self.order_mask(seq, tokens, &mut room),
+                _ => self.order_mask(seq, tokens, &mut budget),
             }
         }
         self.outcomes = outcomes;
@@ -154,21 +154,21 @@ impl Core {
         if self.masks.unordered.is_empty() {
             return false;
         }
-        let mut room = self.room_ahead();
+        let mut budget = self.budget_ahead();
         for seq in std::mem::take(&mut self.masks.unordered) {
             if let Some(tokens) = self.lanes.get_mut(seq).and_then(|lane| lane.unordered.take()) {
-                self.order_mask(seq, tokens, &mut room);
+                self.order_mask(seq, tokens, &mut budget);
             }
         }
         true
     }
 
-    /// Returns the room for draft tokens in the next step.
-    fn room_ahead(&self) -> DraftBudget {
+    /// Returns the budget for drafts in the next step.
+    fn budget_ahead(&self) -> DraftBudget {
         let n_running = self.scheduler.n_running();
         let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
         let times = (self.board).with_step_times(|times| times.draft_times(n_running));
-        self.scheduler.likely_room(times.filter(|_| is_weighed))
+        self.scheduler.likely_budget(times.filter(|_| is_weighed))
     }
 
     fn is_masked_token(&self, outcome: &Outcome) -> bool {
@@ -179,7 +179,7 @@ impl Core {
     }
 
     /// Orders the mask after `tokens`, the newest of a sequence, if it is constrained and continues.
-    fn order_mask(&mut self, seq: SeqId, tokens: Vec<u32>, room: &mut DraftBudget) {
+    fn order_mask(&mut self, seq: SeqId, tokens: Vec<u32>, budget: &mut DraftBudget) {
         let Some(known) = self.scheduler.tokens_of(seq) else {
             return;
         };
@@ -189,7 +189,9 @@ impl Core {
         let at = known.len();
         let expected = (lane.expected.take()).and_then(|seen| seen.behind(known).map(<[u32]>::to_vec));
         let max = self.max_ahead();
-        let (guess, n_forced) = self.scheduler.guess_to_mask(seq, expected.as_deref(), max, room);
+        let (draft, n_forced) = self
+            .scheduler
+            .draft_to_mask(seq, expected.as_deref(), max, budget);
         let patience = self.ahead_patience();
         let is_late = self.executor.takes_late_masks();
         let n_words = self.n_mask_words();
@@ -203,7 +205,7 @@ impl Core {
         let arrival = is_late.then(|| lane.promises.next()).flatten();
         let ahead = LookAhead {
             at,
-            guess: guess.tokens.clone(),
+            draft: draft.tokens.clone(),
             n_forced,
             patience,
             is_for_this_step: arrival.is_none(),
@@ -212,7 +214,7 @@ impl Core {
             lane.mask = Some(LaneMask::Promised);
             self.scheduler.let_sample(seq);
         }
-        self.scheduler.offer_masked(seq, guess);
+        self.scheduler.offer(seq, draft);
         self.masks.workers.order(MaskOrder {
             seq,
             stage: MaskStage::Next(text, tokens),
@@ -294,16 +296,16 @@ impl Core {
                 continue;
             }
             let n_masks = self.n_masks(row.seq);
-            for (n_guessed, logit_row) in
+            for (n_drafted, logit_row) in
                 (row.first_logit_row..row.first_logit_row + row.n_logit_rows()).enumerate()
             {
-                if n_guessed > 0 && n_masks.is_some_and(|n_masks| n_guessed >= n_masks) {
+                if n_drafted > 0 && n_masks.is_some_and(|n_masks| n_drafted >= n_masks) {
                     self.results.push(RowResult::Advanced);
                     continue;
                 }
                 self.results.push(match self.output.sampled[logit_row as usize] {
                     Some(Ok(token)) => {
-                        let n_inputs = row.sure_end() as usize + n_guessed;
+                        let n_inputs = row.sure_end() as usize + n_drafted;
                         RowResult::Token(self.given_after(row.seq, n_inputs).unwrap_or(token.id))
                     }
                     Some(Err(_)) => RowResult::Failed,
@@ -405,7 +407,7 @@ impl Core {
                     // A sequence with a promised mask may already have sampled, or has a row in a step.
                     let was_promised = matches!(lane.mask, Some(LaneMask::Promised));
                     lane.mask = Some(LaneMask::Ready(text, words));
-                    if seen.tokens.len() > seen.n_guessed {
+                    if seen.tokens.len() > seen.n_drafted {
                         lane.expected = Some(seen.clone());
                     }
                     if seen.is_refused {
@@ -433,7 +435,7 @@ impl Core {
 
     fn take_foreseen(&mut self) {
         for Foreseen { seq, seen, took } in self.masks.workers.take_foreseen() {
-            self.note_ahead(seen.tokens.len() - seen.n_guessed, took);
+            self.note_ahead(seen.tokens.len() - seen.n_drafted, took);
             if let Some(lane) = self.lanes.get_mut(seq) {
                 lane.expected = Some(seen);
             }
@@ -441,9 +443,9 @@ impl Core {
     }
 
     /// Updates the time of masks after draft tokens.
-    fn note_ahead(&mut self, n_guesses: usize, took: Duration) {
-        if let n_guesses @ 1.. = n_guesses as u64 {
-            let us = took.as_micros() as u64 / n_guesses;
+    fn note_ahead(&mut self, n_drafted: usize, took: Duration) {
+        if let n_drafted @ 1.. = n_drafted as u64 {
+            let us = took.as_micros() as u64 / n_drafted;
             self.masks.ahead_us = (self.masks.ahead_us * 7 + us).div_ceil(8);
         } else {
             // Decay slowly, so that one slow look-ahead does not prevent all later ones.

@@ -161,15 +161,15 @@ impl Core {
             Arc::clone(params.expect("a sequence that samples has parameters"))
         };
         let n_words = self.scheduler.config().limits.n_vocab.div_ceil(32);
-        let mask_of = |row: &PlannedRow, n_guessed: usize| {
+        let mask_of = |row: &PlannedRow, n_drafted: usize| {
             let lane = lanes.get(row.seq)?;
             let arrival = lane.promises.arrival();
             match (lane.mask.as_ref()?, arrival) {
                 (LaneMask::Ready(_, words), _) => {
-                    let start = n_guessed * n_words;
+                    let start = n_drafted * n_words;
                     Some(NextMask::Words(&words[start..start + n_words]))
                 }
-                (LaneMask::Promised, Some(arrival)) => Some(NextMask::Late(arrival, n_guessed)),
+                (LaneMask::Promised, Some(arrival)) => Some(NextMask::Late(arrival, n_drafted)),
                 _ => panic!("a constrained sequence samples with its mask"),
             }
         };

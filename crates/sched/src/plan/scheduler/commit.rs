@@ -7,7 +7,7 @@ use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageCopy, PageGroup, SeqState
 
 use crate::{
     arena::SeqId,
-    draft::drafter::{Guesser, Verified},
+    draft::{drafter::Verified, tokens::DraftSource},
     media::content_in,
     pages::events::Lineage,
     plan::{
@@ -18,10 +18,10 @@ use crate::{
     },
 };
 
-/// Returns whether nothing was sampled after the first `n_guessed` tokens of a draft, although they are
+/// Returns whether nothing was sampled after the first `n_drafted` tokens of a draft, although they are
 /// right.
-fn is_unsampled(results: &[RowResult], n_guessed: usize) -> bool {
-    n_guessed > 0 && results[n_guessed] == RowResult::Advanced
+fn is_unsampled(results: &[RowResult], n_drafted: usize) -> bool {
+    n_drafted > 0 && results[n_drafted] == RowResult::Advanced
 }
 
 impl Scheduler {
@@ -58,7 +58,7 @@ impl Scheduler {
         let sequence = &self.sequences[row.seq];
         let is_here = sequence.stay == row.stay && sequence.stage != Stage::Waiting;
         let n_right = (draft.iter().zip(results))
-            .take_while(|&(&guess, &result)| result == RowResult::Token(guess))
+            .take_while(|&(&id, &result)| result == RowResult::Token(id))
             .count();
         // A recurrent state that has seen a wrong draft token is useless, so the next step computes the right
         // ones again. The same holds for a draft token after which nothing was sampled for lack of a mask.
@@ -131,7 +131,7 @@ impl Scheduler {
         let Some(drafter) = &mut sequence.drafter else {
             return;
         };
-        let kind = drafter.observe(verified, &mut self.acceptance, &mut self.model_acceptance);
+        let classes = drafter.observe(verified, &mut self.acceptance);
         let Verified {
             n_drafted,
             n_accepted,
@@ -143,18 +143,18 @@ impl Scheduler {
         sequence.n_drafted += n_drafted;
         sequence.n_accepted += n_accepted;
         self.counters.drafts.add(n_drafted, n_accepted);
-        let n_guessed = kind.n_guessed.min(n_drafted);
-        let n_right = n_accepted.min(n_guessed);
-        if n_guessed > 0 {
-            match kind.guesser {
-                Guesser::Model => self.counters.model_drafts.add(n_guessed, n_right),
-                Guesser::Earlier => self.counters.earlier_drafts.add(n_guessed, n_right),
-                Guesser::Ngram => {}
+        for (counters, source) in [
+            (&mut self.counters.model_drafts, DraftSource::Model),
+            (&mut self.counters.earlier_drafts, DraftSource::Earlier),
+            (&mut self.counters.forced_drafts, DraftSource::Constraint),
+        ] {
+            let n_of_source = |n: usize| {
+                let of_source = classes.iter().take(n).filter(|class| class.source() == source);
+                of_source.count()
+            };
+            if n_of_source(n_drafted) > 0 {
+                counters.add(n_of_source(n_drafted), n_of_source(n_accepted));
             }
-        }
-        if n_drafted > n_guessed {
-            let (n_forced, n_right) = (n_drafted - n_guessed, n_accepted - n_right);
-            self.counters.forced_drafts.add(n_forced, n_right);
         }
     }
 

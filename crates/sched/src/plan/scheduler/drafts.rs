@@ -10,11 +10,10 @@ use tokenmill_backend::PAGE_TOKENS;
 use crate::{
     arena::SeqId,
     draft::{
-        budget::DraftBudget,
-        drafter::{Drafter, MaskedGuess, Origin, Speculation},
-        lookup::Found,
-        model_draft::{ModelAcceptance, ModelGuess},
-        times::DraftTimes,
+        acceptance::Acceptance,
+        budget::{DraftBudget, DraftTimes},
+        drafter::{Drafter, Speculation},
+        tokens::{Class, Draft},
     },
     masks::text::Seen,
     plan::{
@@ -22,24 +21,6 @@ use crate::{
         sequence::{Masking, Sequence, Work},
     },
 };
-
-/// A worthwhile draft, not written yet.
-#[derive(Clone, Copy, Debug)]
-struct Choice {
-    source: Source,
-    len: usize,
-    gain: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Source {
-    /// Earlier text.
-    Found(Found),
-    /// The draft model.
-    Model,
-    /// Tokens with computed masks.
-    Masked,
-}
 
 /// Room taken by likely drafts of a step, so that it is not promised twice.
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,7 +38,7 @@ pub(crate) struct Want {
     /// Number of tokens that it may still generate.
     pub(crate) n_left: usize,
     /// Acceptance of its drafts so far.
-    pub(crate) acceptance: ModelAcceptance,
+    pub(crate) acceptance: Acceptance,
 }
 
 /// Returns the maximum length of a draft after the first `n_tokens` of the sequence, if these are all that it
@@ -76,47 +57,27 @@ pub(crate) fn max_draft_of(sequence: &Sequence, n_tokens: usize, max_draft: usiz
     max_draft.min(n_left).min(until_snapshot)
 }
 
-/// Chooses the draft of a sequence, with at most `max` tokens.
-fn choose(sequence: &mut Sequence, max: usize, looks_up: bool, room: &DraftBudget) -> Option<Choice> {
-    let drafter = sequence.drafter.as_mut()?;
+/// Returns how many times each row of a sequence's draft is computed.
+pub(crate) fn n_costs_of(sequence: &Sequence) -> u64 {
     // After a wrong draft token, a recurrent state is computed again.
-    let n_costs = if sequence.state.is_some() { 2 } else { 1 };
-    let tokens = &sequence.tokens;
-    let (source, (len, gain)) = if sequence.masking != Masking::Off {
-        let guess = drafter.masked_guess(tokens.len())?;
-        let likelihood = |offset| drafter.likelihood(guess, offset);
-        (
-            Source::Masked,
-            room.best_len(max.min(guess.tokens.len()), n_costs, likelihood),
-        )
-    } else if let Some(guess) = drafter.model_guess(tokens.len()) {
-        let (max, acceptance) = (max.min(guess.tokens.len()), &drafter.model_acceptance);
-        let likelihood = |offset: usize| acceptance.of(guess.classes[offset]);
-        (Source::Model, room.best_len(max, n_costs, likelihood))
-    } else {
-        let found = looks_up.then(|| drafter.find(tokens)).flatten()?;
-        let acceptance = drafter.acceptance;
-        let max = max.min(drafter.look_up().n_following(found));
-        let likelihood = |offset| acceptance.of(found, offset);
-        (Source::Found(found), room.best_len(max, n_costs, likelihood))
-    };
-    (len > 0).then_some(Choice { source, len, gain })
+    if sequence.state.is_some() { 2 } else { 1 }
 }
 
-/// Drafts up to `max` tokens after those of a constrained sequence, ignoring the constraint.
-fn guess_freely(drafter: &mut Drafter, tokens: &[u32], looks_up: bool, max: usize, guess: &mut MaskedGuess) {
-    if let Some(of_model) = drafter.take_model_guess(tokens.len()) {
-        guess.tokens = of_model.tokens;
-        guess.origin = Origin::Model(of_model.classes);
-    } else if let Some(found) = looks_up.then(|| drafter.find(tokens)).flatten() {
-        let look_up = drafter.look_up();
-        for offset in 0..max.min(look_up.n_following(found)) {
-            let next = look_up.followed_by(tokens, found, offset, &guess.tokens);
-            guess.tokens.push(next);
-        }
-        guess.origin = Origin::LookUp(found);
-    }
-    guess.n_guessed = guess.tokens.len();
+/// Chooses the draft of a sequence. Returns how many of its tokens pay, at most `max`, and their expected
+/// gain; `None` if that is none.
+fn choose(sequence: &mut Sequence, max: usize, looks_up: bool, budget: &DraftBudget) -> Option<(usize, u64)> {
+    let n_costs = n_costs_of(sequence);
+    let Sequence { tokens, drafter, .. } = sequence;
+    let drafter = drafter.as_mut()?;
+    let n_tokens = tokens.len();
+    let draft = if sequence.masking == Masking::Off {
+        drafter.draft_freely(tokens, looks_up, max);
+        drafter.draft(n_tokens)
+    } else {
+        drafter.masked_draft(n_tokens)
+    };
+    let (len, gain) = drafter.best_len(draft?, max, n_costs, budget);
+    (len > 0).then_some((len, gain))
 }
 
 impl Scheduler {
@@ -125,24 +86,30 @@ impl Scheduler {
         self.config.speculation != Speculation::Off
     }
 
-    /// Returns the room for drafts in a step whose sequences get `shares` of its inputs. With prompts in the
+    /// Returns the budget for drafts in a step whose sequences get `shares` of its inputs. With prompts in the
     /// step there is none: prompt tokens use the step better.
     pub(crate) fn draft_budget(&self, shares: &[usize], times: Option<DraftTimes>) -> DraftBudget {
         let has_prompt = (self.running.iter().zip(shares)).any(|(&id, &share)| {
             let sequence = &self.sequences[id];
             share > 1 && sequence.n_planned + 1 < sequence.n_prompt
         });
-        if !self.speculates() || has_prompt {
+        if has_prompt {
             return DraftBudget::NONE;
         }
-        let n_rows: usize = shares.iter().sum();
+        self.budget_of_rows(shares.iter().sum(), times)
+    }
+
+    /// Returns the budget for drafts in a future step of which only the running sequences are known.
+    pub(crate) fn likely_budget(&self, times: Option<DraftTimes>) -> DraftBudget {
+        self.budget_of_rows(self.running.len(), times)
+    }
+
+    fn budget_of_rows(&self, n_rows: usize, times: Option<DraftTimes>) -> DraftBudget {
         let n_left = self.config.max_step_tokens.saturating_sub(n_rows);
         match (self.config.speculation, times) {
-            (Speculation::Ngram { .. } | Speculation::Draft { .. } | Speculation::Mtp { .. }, _) => {
-                DraftBudget::new(None, n_left, n_rows)
-            }
-            (_, Some(_)) => DraftBudget::new(times, n_left, n_rows),
-            _ => DraftBudget::NONE,
+            (Speculation::Off, _) | (Speculation::Auto { .. }, None) => DraftBudget::NONE,
+            (Speculation::Auto { .. }, _) => DraftBudget::new(times, n_left, n_rows),
+            _ => DraftBudget::new(None, n_left, n_rows),
         }
     }
 
@@ -153,7 +120,7 @@ impl Scheduler {
         id: SeqId,
         n_tokens: usize,
         n_logit_rows: usize,
-        room: &mut DraftBudget,
+        budget: &mut DraftBudget,
         drafts: &mut Vec<u32>,
     ) -> Range<u32> {
         let start = drafts.len();
@@ -163,39 +130,21 @@ impl Scheduler {
         let sequence = &mut self.sequences[id];
         let max_draft = max_draft_of(sequence, sequence.tokens.len(), max_draft);
         let is_decode = n_tokens == 1 && sequence.n_planned + 1 == sequence.tokens.len();
-        if !is_decode || max_draft == 0 || room.n_left == 0 {
+        if !is_decode || max_draft == 0 || budget.n_left == 0 {
             return nothing;
         }
-        let Some(Choice { source, len, gain }) = choose(sequence, max_draft, looks_up, room) else {
+        let n_costs = n_costs_of(sequence);
+        let Some((len, gain)) = choose(sequence, max_draft, looks_up, budget) else {
             return nothing;
         };
         let fitting = len.min(self.grow_for_draft(id, len));
         if fitting == 0 || !self.has_spare(id) {
             return nothing;
         }
-        room.take(fitting, gain * fitting as u64 / len as u64);
+        budget.take(fitting, n_costs, gain * fitting as u64 / len as u64, 0);
         let Sequence { tokens, drafter, .. } = &self.sequences[id];
-        match source {
-            Source::Found(found) => {
-                let look_up = drafter.as_ref().expect("it was chosen").look_up();
-                for offset in 0..fitting {
-                    let id = look_up.followed_by(tokens, found, offset, &drafts[start..]);
-                    drafts.push(id);
-                }
-            }
-            Source::Model => {
-                let guess = drafter
-                    .as_ref()
-                    .and_then(|drafter| drafter.model_guess(tokens.len()));
-                drafts.extend_from_slice(&guess.expect("it was chosen").tokens[..fitting]);
-            }
-            Source::Masked => {
-                let guess = drafter
-                    .as_ref()
-                    .and_then(|drafter| drafter.masked_guess(tokens.len()));
-                drafts.extend_from_slice(&guess.expect("it was chosen").tokens[..fitting]);
-            }
-        }
+        let draft = drafter.as_ref().and_then(|drafter| drafter.draft(tokens.len()));
+        drafts.extend_from_slice(&draft.expect("it was chosen").tokens[..fitting]);
         start as u32..drafts.len() as u32
     }
 
@@ -210,8 +159,7 @@ impl Scheduler {
     ) {
         wants.clear();
         let speculation = self.config.speculation;
-        let has_prompt = self.running.iter().any(|&id| self.sequences[id].n_to_plan() > 1);
-        if has_prompt || !speculation.asks_model() {
+        if self.has_prompts() || !speculation.asks_model() {
             return;
         }
         for &id in &self.running {
@@ -226,16 +174,15 @@ impl Scheduler {
             let Some(drafter) = &mut sequence.drafter else {
                 continue;
             };
-            if !is_decode || max_draft == 0 || drafter.model_guess(n_tokens).is_some() {
+            if !is_decode || max_draft == 0 || drafter.model_draft(n_tokens).is_some() {
                 continue;
             }
+            let acceptance = drafter.acceptance;
             // A look-up costs nothing.
-            let found = speculation
-                .looks_up()
-                .then(|| drafter.find(&sequence.tokens))
-                .flatten();
-            let acceptance = drafter.model_acceptance;
-            if found.is_some_and(|found| drafter.acceptance.of(found, 0) >= acceptance.of_any()) {
+            if speculation.looks_up()
+                && let Some(found) = drafter.find(&sequence.tokens, max_draft)
+                && acceptance.of(found.classes[0]) >= acceptance.of_model()
+            {
                 continue;
             }
             wants.push(Want {
@@ -253,9 +200,9 @@ impl Scheduler {
         });
     }
 
-    /// Returns the acceptance rates that a new sequence's model drafts begin with.
-    pub(crate) fn model_acceptance(&self) -> &ModelAcceptance {
-        &self.model_acceptance
+    /// Returns the acceptance rates that a new sequence begins with.
+    pub(crate) fn acceptance(&self) -> &Acceptance {
+        &self.acceptance
     }
 
     /// Sets whether steps output the hidden states of sequences that may have drafts.
@@ -263,63 +210,52 @@ impl Scheduler {
         self.gives_hidden = gives_hidden;
     }
 
-    /// Returns the room for drafts in a future step of which only the running sequences are known.
-    pub(crate) fn likely_room(&self, times: Option<DraftTimes>) -> DraftBudget {
-        let n_rows = self.running.len();
-        let n_left = self.config.max_step_tokens.saturating_sub(n_rows);
-        match (self.config.speculation, times) {
-            (Speculation::Off, _) | (Speculation::Auto { .. }, None) => DraftBudget::NONE,
-            (Speculation::Auto { .. }, _) => DraftBudget::new(times, n_left, n_rows),
-            _ => DraftBudget::new(None, n_left, n_rows),
-        }
-    }
-
     /// Returns the likely continuation of a constrained sequence, for which masks are worth computing:
-    /// `expected` if its constraint has determined it, else the draft model's or a look-up's prediction. Also
+    /// `expected` if its constraint has determined it, else the draft model's draft or a look-up's. Also
     /// returns the number of forced tokens to add.
-    pub(crate) fn guess_to_mask(
+    pub(crate) fn draft_to_mask(
         &mut self,
         id: SeqId,
         expected: Option<&[u32]>,
         max: usize,
-        room: &mut DraftBudget,
-    ) -> (MaskedGuess, usize) {
+        budget: &mut DraftBudget,
+    ) -> (Draft, usize) {
         let speculation = self.config.speculation;
         let sequence = &mut self.sequences[id];
         let max = max_draft_of(sequence, sequence.tokens.len(), speculation.max_draft()).min(max);
-        let n_costs = if sequence.state.is_some() { 2 } else { 1 };
+        let n_costs = n_costs_of(sequence);
         let Sequence { tokens, drafter, .. } = sequence;
-        let mut guess = MaskedGuess {
-            at: tokens.len(),
-            ..MaskedGuess::default()
-        };
-        let Some(drafter) = drafter.as_mut().filter(|_| max > 0 && room.n_left > 0) else {
-            return (guess, 0);
-        };
-        let of_forced = drafter.acceptance.of_forced();
-        let n_forced = room.best_len(max, n_costs, |_| of_forced).0;
-        match expected.filter(|expected| !expected.is_empty()) {
-            Some(expected) => guess.tokens.extend_from_slice(expected),
-            None => guess_freely(drafter, tokens, speculation.looks_up(), max, &mut guess),
+        let (mut draft, mut n_to_force) = (Draft::at(tokens.len()), 0);
+        if let Some(drafter) = drafter.as_mut().filter(|_| max > 0 && budget.n_left > 0) {
+            let of_forced = drafter.acceptance.of(Class::FORCED);
+            let n_forced = budget.best_len(max, n_costs, |_| of_forced).0;
+            let expected = expected.unwrap_or_default();
+            for &id in expected {
+                draft.push(id, Class::FORCED);
+            }
+            if expected.is_empty()
+                && let Some(free) = drafter.draft_freely(tokens, speculation.looks_up(), max)
+            {
+                draft.clone_from(free);
+            }
+            let (len, gain) = drafter.best_len(&draft, max, n_costs, budget);
+            budget.take(len, n_costs, gain, 0);
+            draft.truncate(len);
+            n_to_force = n_forced.saturating_sub(len);
         }
-        let (len, gain) = room.best_len(max.min(guess.tokens.len()), n_costs, |offset| {
-            drafter.likelihood(&guess, offset)
-        });
-        room.take(len, gain);
-        guess.tokens.truncate(len);
-        guess.n_guessed = guess.n_guessed.min(len);
-        (guess, n_forced.saturating_sub(len))
+        draft.is_masked = true;
+        (draft, n_to_force)
     }
 
     /// Records that a constraint refuses the draft token after the first tokens of `seen`. If the draft is
     /// already in a step, that step's result records it instead.
     pub(crate) fn note_refused(&mut self, seq: SeqId, seen: &Seen) {
-        let shared = &mut self.model_acceptance;
+        let shared = &mut self.acceptance;
         if let Some(sequence) = self.sequences.get_mut(seq)
             && sequence.n_pending == 0
             && let Some(drafter) = &mut sequence.drafter
         {
-            drafter.note_refused(seen.at, seen.n_guessed, shared);
+            drafter.note_refused(seen.at, seen.n_drafted, shared);
         }
     }
 
@@ -328,47 +264,37 @@ impl Scheduler {
         let Some(sequence) = self.sequences.get_mut(seq) else {
             return;
         };
-        let at = sequence.tokens.len();
+        let mut draft = Draft::at(sequence.tokens.len());
         let Some(drafter) = &mut sequence.drafter else {
             return;
         };
+        if let Some(ordered) = drafter.masked_draft(draft.at) {
+            draft.classes.extend_from_slice(&ordered.classes);
+        }
         // Tokens that the constraint announced count as forced, like those that it forces after a draft.
-        let origin = drafter.masked_guess(at).map(|guess| guess.origin.clone());
-        let origin = origin.unwrap_or_default();
-        drafter.offer_masked(MaskedGuess {
-            at,
-            tokens: seen.tokens[..n_masked.min(seen.tokens.len())].to_vec(),
-            n_guessed: if origin == Origin::Constraint {
-                0
-            } else {
-                seen.n_guessed
-            },
-            origin,
-        });
+        draft.classes.truncate(seen.n_drafted);
+        draft.tokens.extend(seen.tokens.iter().take(n_masked));
+        draft.classes.resize(draft.tokens.len(), Class::FORCED);
+        draft.is_masked = true;
+        drafter.offer(draft);
     }
 
     /// Limits a sequence's draft to the first `n_masked` tokens.
     pub(crate) fn cut_masked(&mut self, seq: SeqId, n_masked: usize) {
-        let drafter = (self.sequences.get_mut(seq)).and_then(|sequence| sequence.drafter.as_mut());
-        if let Some(drafter) = drafter {
+        if let Some(drafter) = self.drafter_of(seq) {
             drafter.cut_masked(n_masked);
         }
     }
 
-    /// Stores the draft tokens with masks.
-    pub(crate) fn offer_masked(&mut self, seq: SeqId, guess: MaskedGuess) {
-        let drafter = (self.sequences.get_mut(seq)).and_then(|sequence| sequence.drafter.as_mut());
-        if let Some(drafter) = drafter {
-            drafter.offer_masked(guess);
+    /// Stores a draft for a sequence: the draft model's, or one whose masks are ordered.
+    pub(crate) fn offer(&mut self, seq: SeqId, draft: Draft) {
+        if let Some(drafter) = self.drafter_of(seq) {
+            drafter.offer(draft);
         }
     }
 
-    /// Stores the draft model's prediction for a sequence.
-    pub(crate) fn offer(&mut self, seq: SeqId, guess: ModelGuess) {
-        let drafter = (self.sequences.get_mut(seq)).and_then(|sequence| sequence.drafter.as_mut());
-        if let Some(drafter) = drafter {
-            drafter.offer(guess);
-        }
+    fn drafter_of(&mut self, seq: SeqId) -> Option<&mut Drafter> {
+        self.sequences.get_mut(seq)?.drafter.as_mut()
     }
 
     /// Reserves a slot for the state after a draft, if the model has states. Returns whether the draft has

@@ -31,11 +31,10 @@ use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageGroup};
 use crate::{
     arena::{Arena, SeqId},
     draft::{
+        acceptance::Acceptance,
         answer_cache::AnswerCache,
-        budget::DraftBudget,
-        drafter::{Acceptance, DraftCounters, Drafter, Speculation},
-        model_draft::ModelAcceptance,
-        times::DraftTimes,
+        budget::{DraftBudget, DraftTimes},
+        drafter::{DraftCounters, Drafter, Speculation},
     },
     pages::{events::PageEvent, group::Group, key::PrefixHasher, pool::PagePool},
     plan::{
@@ -134,8 +133,6 @@ pub struct Scheduler {
     wants: Vec<usize>,
     /// Acceptance rates of all sequences' drafts.
     acceptance: Acceptance,
-    /// Acceptance rates of a draft model's drafts.
-    model_acceptance: ModelAcceptance,
     /// Earlier answers, for drafting the same ones again.
     answers: AnswerCache,
     counters: SchedulerCounters,
@@ -178,7 +175,6 @@ impl Scheduler {
             shares: Vec::new(),
             wants: Vec::new(),
             acceptance: Acceptance::default(),
-            model_acceptance: ModelAcceptance::default(),
             answers: AnswerCache::default(),
             counters: SchedulerCounters::default(),
             gives_hidden: false,
@@ -211,7 +207,7 @@ impl Scheduler {
 
         let may_draft = self.speculates() && matches!(spec.work, Work::Generate { .. });
         let mut sequence = Sequence::new(spec, self.next_arrival);
-        sequence.drafter = may_draft.then(|| Drafter::new(self.acceptance, self.model_acceptance));
+        sequence.drafter = may_draft.then(|| Drafter::new(self.acceptance));
         // If drafts are weighed, each step decides whether to wait for them.
         let is_weighed = matches!(self.config.speculation, Speculation::Auto { .. });
         sequence.waits_for_newest = may_draft && (!is_weighed || sequence.masking != Masking::Off);

@@ -4,43 +4,41 @@
 
 use crate::{
     arena::SeqId,
-    draft::times::{DraftTimes, ONE},
+    draft::budget::{DraftTimes, ONE},
     plan::{
         scheduler::{
             Scheduler,
-            drafts::{DraftPlaces, max_draft_of},
+            drafts::{DraftPlaces, max_draft_of, n_costs_of},
         },
         sequence::{Masking, Sequence},
     },
 };
 
-/// Returns the likely next draft of a sequence if the token in flight is the one that its look-up predicts:
-/// its length, and a function that returns the probability by offset.
-fn likely_draft(sequence: &mut Sequence, max_draft: usize) -> Option<(usize, impl Fn(usize) -> u64 + use<>)> {
-    if sequence.masking != Masking::Off || sequence.n_pending != 1 {
-        return None;
-    }
-    // After the token in flight.
-    let max_draft = max_draft_of(sequence, sequence.tokens.len() + 1, max_draft);
-    let drafter = sequence.drafter.as_mut()?;
-    let found = drafter.find(&sequence.tokens)?;
-    let acceptance = drafter.acceptance;
-    // The first token is the one in flight.
-    let n_following = drafter.look_up().n_following(found).saturating_sub(1);
-    let max = max_draft.min(n_following);
-    (max > 0).then_some((max, move |offset: usize| acceptance.of(found, offset)))
-}
-
-/// Returns the length of a sequence's next draft if all of it is already known: the sequence is constrained
-/// and waits for the step in flight, its newest token has arrived, and its next ones have masks.
-fn known_draft(sequence: &Sequence, max_draft: usize) -> Option<usize> {
-    if sequence.masking == Masking::Off || sequence.n_pending != 0 {
+/// Returns the probability of the token in flight that a look-up predicts, and then those of the draft tokens
+/// after it. The first is 1 if the whole draft is known: the sequence is constrained and waits for the step in
+/// flight, its newest token has arrived, and its next ones have masks.
+fn next_draft(sequence: &mut Sequence, max_draft: usize) -> Option<Vec<u64>> {
+    let is_free = sequence.masking == Masking::Off;
+    if sequence.n_pending != usize::from(is_free) {
         return None;
     }
     let n_tokens = sequence.tokens.len();
-    let guess = sequence.drafter.as_ref()?.masked_guess(n_tokens)?;
-    let max = max_draft_of(sequence, n_tokens, max_draft).min(guess.tokens.len());
-    (max > 0).then_some(max)
+    let max = max_draft_of(sequence, n_tokens + sequence.n_pending, max_draft);
+    let drafter = sequence.drafter.as_mut()?;
+    let acceptance = drafter.acceptance;
+    let draft = if !is_free {
+        drafter.masked_draft(n_tokens)?
+    } else if drafter.model_draft(n_tokens).is_none() {
+        drafter.find(&sequence.tokens, 1 + max)?
+    } else {
+        return None;
+    };
+    let known = (!is_free).then_some(ONE);
+    let of_draft = draft.classes[..draft.tokens.len()].iter();
+    let likelihoods = known
+        .into_iter()
+        .chain(of_draft.map(|&class| acceptance.of(class)));
+    Some(likelihoods.take(1 + max).collect())
 }
 
 impl Scheduler {
@@ -58,43 +56,22 @@ impl Scheduler {
     /// that does not, through drafts from look-ups or forced tokens. The waiting time is part of the times of
     /// steps with drafts.
     pub(crate) fn is_worth_waiting(&mut self, times: DraftTimes) -> bool {
-        let mut room = self.likely_room(Some(times));
-        let without = room.expected;
+        let mut budget = self.likely_budget(Some(times));
         let max_draft = self.config.speculation.max_draft();
         let room_of_rows = (self.config.limits.max_logit_rows).saturating_sub(self.running.len());
-        room.n_left = room.n_left.min(room_of_rows);
-        let (mut dearest, mut taken) = (1, DraftPlaces::default());
+        budget.n_left = budget.n_left.min(room_of_rows);
+        let (without, mut taken) = (budget, DraftPlaces::default());
         for idx in 0..self.running.len() {
             let id = self.running[idx];
             let sequence = &mut self.sequences[id];
-            // After a wrong draft token, a recurrent state is computed again.
-            let n_costs = if sequence.state.is_some() { 2 } else { 1 };
-            if let Some(max) = known_draft(sequence, max_draft) {
-                let max = self.likely_place(id, max, &mut taken);
-                let sequence = &self.sequences[id];
-                let drafter = sequence.drafter.as_ref().expect("it has a draft");
-                let guess = (drafter.masked_guess(sequence.tokens.len())).expect("it has a draft");
-                let (len, gain) = room.best_len(max, n_costs, |offset| drafter.likelihood(guess, offset));
-                if len > 0 {
-                    dearest = dearest.max(n_costs);
-                }
-                room.take(len, gain);
-                continue;
-            }
-            let Some((max, likelihood)) = likely_draft(sequence, max_draft) else {
+            let n_costs = n_costs_of(sequence);
+            let Some(likelihoods) = next_draft(sequence, max_draft) else {
                 continue;
             };
-            let max = self.likely_place(id, max, &mut taken);
-            let (len, gain) = room.best_len(max, n_costs, |offset| likelihood(offset + 1));
-            if len > 0 {
-                dearest = dearest.max(n_costs);
-            }
-            room.take(len, gain * likelihood(0) / ONE);
+            let max = self.likely_place(id, likelihoods.len() - 1, &mut taken);
+            let (len, gain) = budget.best_len(max, n_costs, |offset| likelihoods[1 + offset]);
+            budget.take(len, n_costs, gain * likelihoods[0] / ONE, 0);
         }
-        let [first, with_drafts] = [0, room.n_planned].map(|n_drafted| u64::from(times.0[n_drafted]));
-        let time = first + with_drafts.saturating_sub(first) * dearest;
-        // Like a step's first draft, it must gain a fortieth for each of up to four rows.
-        let margin = (without / ONE).clamp(1, 4);
-        room.n_planned > 0 && room.expected * 256 > without / 40 * (40 + margin) * time
+        budget.pays_over(&without)
     }
 }

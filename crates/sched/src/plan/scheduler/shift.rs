@@ -57,14 +57,14 @@ impl Scheduler {
     pub(crate) fn shift(&mut self, id: SeqId) -> Shifted {
         self.leave_stage(id);
         self.release_pages(id);
-        let (acceptance, model_acceptance) = (self.acceptance, self.model_acceptance);
+        let acceptance = self.acceptance;
         let sequence = &mut self.sequences[id];
         debug_assert_eq!(sequence.n_pending, 0, "no input lies behind a full context");
         sequence.let_go();
         let n_dropped = sequence.cut();
         // Its drafter refers to positions in the earlier text.
         if sequence.drafter.is_some() {
-            sequence.drafter = Some(Drafter::new(acceptance, model_acceptance));
+            sequence.drafter = Some(Drafter::new(acceptance));
         }
         debug_assert_eq!(sequence.stage, Stage::Waiting);
         self.counters.context_shifts += 1;
