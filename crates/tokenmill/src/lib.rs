@@ -86,6 +86,7 @@ mod address_space;
 pub mod advice;
 mod all_reduce;
 mod answer;
+mod aside;
 mod asynchronous;
 mod batch;
 #[cfg(feature = "cuda")]

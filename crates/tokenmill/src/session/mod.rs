@@ -5,7 +5,6 @@
 //! with the same tokens find it. Separate from the engine, which knows no file. Invariants: a file that is not whole, or not of
 //! this model, changes nothing; the file that was there before stays until the new one is on the disk.
 
-mod aside;
 mod header;
 mod identity;
 #[cfg(test)]
@@ -22,12 +21,13 @@ use tokenmill_sched::{Engine, PrefixReader};
 use self::header::SUM_BYTES;
 use crate::{
     Answer, Error, Model,
+    aside::{self, write_aside},
     checksum::checksum,
     format_text::{format_text, types_of},
     session_error::SessionError,
 };
 
-pub(crate) use self::{aside::write_aside, identity::identity_of};
+pub(crate) use self::identity::identity_of;
 pub use header::SessionHeader;
 
 /// A conversation to keep.

@@ -83,7 +83,7 @@ fn sync_folder(path: &Path) -> io::Result<()> {
 }
 
 /// Removes what killed processes left of files of a folder that no other process writes to.
-pub(super) fn remove_unfinished(folder: &Path) -> io::Result<()> {
+pub(crate) fn remove_unfinished(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name();
