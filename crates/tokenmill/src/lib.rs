@@ -136,6 +136,7 @@ mod mtp;
 mod mtp_choice;
 mod mtp_file;
 mod named;
+mod page_file;
 pub mod placement;
 mod prefix_folder;
 pub mod prelude;
