@@ -28,6 +28,7 @@ use tokenmill_sched::{KeptKind, KeptName, PageKey};
 use self::index::{EntryName, Index};
 use crate::{
     Error,
+    aside::remove_unfinished,
     checksum::checksum,
     folder_lock::{FolderLock, private_file},
     format_text::format_text,
@@ -40,8 +41,6 @@ pub use self::model_store::PrefixFolderFigures;
 const LOCK: &str = "lock";
 /// The numbers that names are made with.
 const SECRET: &str = "secret";
-/// Suffix of files that are being written.
-const UNFINISHED: &str = "incomplete";
 /// Suffixes of files, in the order of [`KeptKind::ALL`].
 const KINDS: [&str; 3] = ["page", "window", "state"];
 
@@ -242,6 +241,8 @@ fn list(folder: &Path, max_bytes: u64) -> io::Result<Index> {
         if !of_model.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }
+        // Another time, where they cannot be removed.
+        let _ = remove_unfinished(&of_model.path());
         for file in files.flatten() {
             let file_name = file.file_name();
             let metadata = file.metadata();
@@ -251,14 +252,7 @@ fn list(folder: &Path, max_bytes: u64) -> io::Result<Index> {
             if !metadata.is_file() {
                 continue;
             }
-            if file_name
-                .strip_suffix(UNFINISHED)
-                .and_then(|key| hex(key.strip_suffix('.')?))
-                .is_some()
-            {
-                // Another time, where it cannot be removed.
-                let _ = fs::remove_file(file.path());
-            } else if let Some(name) = name_of(file_name) {
+            if let Some(name) = name_of(file_name) {
                 let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
                 found.push((used, EntryName { model, name }, metadata.len()));
             }

@@ -6,8 +6,8 @@
 
 use std::{
     fmt,
-    fs::{self, File, OpenOptions},
-    io,
+    fs::{self, File},
+    io::{self, Write as _},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -21,8 +21,9 @@ use std::{
 use tokenmill_backend::{MemoryFormat, PAGE_TOKENS};
 use tokenmill_sched::{KeptName, KeptPage, Offer, PageSink, PageStore};
 
-use super::{Folder, file_name, index::EntryName};
+use super::{Folder, create_folder, file_name, index::EntryName};
 use crate::{
+    aside::write_unsynced,
     format_text::format_text,
     page_file::{EntrySums, PageFileHeader},
     session_error::SessionError,
@@ -60,20 +61,6 @@ pub struct PrefixFolderFigures {
     pub kept_bytes: u64,
 }
 
-#[derive(Debug, Default)]
-struct Counters {
-    written: [AtomicU64; 2],
-    read: [AtomicU64; 2],
-    hits: AtomicU64,
-    refused: AtomicU64,
-    failed: AtomicU64,
-}
-
-fn count(counters: &[AtomicU64; 2], n_bytes: u64) {
-    counters[0].fetch_add(1, Ordering::Relaxed);
-    counters[1].fetch_add(n_bytes, Ordering::Relaxed);
-}
-
 /// A command to the writer thread.
 enum Order {
     Write(KeptPage),
@@ -98,7 +85,8 @@ struct Shared {
     stops_reading: AtomicBool,
     /// No one waits until all is written any more.
     stops_writing: AtomicBool,
-    counters: Counters,
+    /// The counters since the load; what the folder has is counted in its index.
+    figures: Mutex<PrefixFolderFigures>,
 }
 
 /// The pages of one model. Dropping it waits until all is written, but not for longer than [`PATIENCE`].
@@ -139,7 +127,7 @@ impl ModelStore {
             paused_until: Mutex::default(),
             stops_reading: AtomicBool::new(false),
             stops_writing: AtomicBool::new(false),
-            counters: Counters::default(),
+            figures: Mutex::default(),
         });
         let (orders, to_write) = mpsc::channel();
         let (fetches, to_read) = mpsc::channel();
@@ -169,25 +157,11 @@ impl ModelStore {
     }
 
     pub(crate) fn figures(&self) -> PrefixFolderFigures {
-        let Counters {
-            written,
-            read,
-            hits,
-            refused,
-            failed,
-        } = &self.shared.counters;
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let kept = self.shared.folder.index().amount_of(self.shared.model);
         PrefixFolderFigures {
-            written_pages: of(&written[0]),
-            written_bytes: of(&written[1]),
-            read_pages: of(&read[0]),
-            read_bytes: of(&read[1]),
-            hits: of(hits),
-            refused_files: of(refused),
-            failed_writes: of(failed),
             kept_pages: kept.n_files,
             kept_bytes: kept.n_bytes,
+            ..*self.shared.figures()
         }
     }
 
@@ -313,6 +287,10 @@ impl Shared {
         self.folder.path_of(entry.model).join(file_name(entry.name))
     }
 
+    fn figures(&self) -> MutexGuard<'_, PrefixFolderFigures> {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn paused_until(&self) -> MutexGuard<'_, Option<Instant>> {
         self.paused_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -343,9 +321,13 @@ impl Shared {
             };
             match written {
                 None => {}
-                Some(Ok(())) => count(&self.counters.written, n_bytes),
+                Some(Ok(())) => {
+                    let mut figures = self.figures();
+                    figures.written_pages += 1;
+                    figures.written_bytes += n_bytes;
+                }
                 Some(Err(error)) => {
-                    self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                    self.figures().failed_writes += 1;
                     *self.paused_until() = Some(Instant::now() + PAUSE);
                     self.folder.warn_once(&self.path, &error);
                 }
@@ -359,27 +341,16 @@ impl Shared {
         // It guards no data.
         let _room = (self.folder.writing.lock()).unwrap_or_else(PoisonError::into_inner);
         self.make_room(n_bytes)?;
-        let path = self.file_of(entry);
-        let aside = path.with_extension(super::UNFINISHED);
-        let written = create(&self.path, &aside).and_then(|mut file| {
+        // Someone may have removed it.
+        create_folder(&self.path)?;
+        write_unsynced(&self.file_of(entry), |file| {
             let head = self.header(page.name, page.tokens).to_bytes();
             let head = head.expect("one page is not too large");
-            io::Write::write_all(&mut file, &head)?;
-            EntrySums::after(&head).write(&mut file, &page.bytes)?;
-            drop(file);
-            fs::rename(&aside, &path)
-        });
-        match written {
-            Ok(()) => {
-                (self.folder.index()).insert(*entry, n_bytes, SystemTime::now());
-                Ok(())
-            }
-            Err(error) => {
-                // The file may not exist, and the caller reports the first error.
-                let _ = fs::remove_file(&aside);
-                Err(error)
-            }
-        }
+            file.write_all(&head)?;
+            EntrySums::after(&head).write(file, &page.bytes)
+        })?;
+        (self.folder.index()).insert(*entry, n_bytes, SystemTime::now());
+        Ok(())
     }
 
     /// Removes the least recently used files, until `n_bytes` more fit.
@@ -414,7 +385,7 @@ impl Shared {
                 }
             }
             if n_read > 0 {
-                self.counters.hits.fetch_add(1, Ordering::Relaxed);
+                self.figures().hits += 1;
             }
         }
     }
@@ -433,7 +404,10 @@ impl Shared {
         });
         match read {
             Ok(bytes) => {
-                count(&self.counters.read, self.file_bytes(page.name));
+                let mut figures = self.figures();
+                figures.read_pages += 1;
+                figures.read_bytes += self.file_bytes(page.name);
+                drop(figures);
                 (self.folder.index()).touch(&entry, SystemTime::now());
                 Some(bytes)
             }
@@ -453,7 +427,7 @@ impl Shared {
                 None
             }
             Err(_) => {
-                self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                self.figures().refused_files += 1;
                 // Else it would be refused again and again.
                 let _ = self.forget(&entry);
                 None
@@ -476,19 +450,4 @@ fn read_file<T>(
     // The order of use for the next process. It is a file of another user where this fails.
     let _ = file.set_modified(SystemTime::now());
     Ok(read)
-}
-
-/// Creates a file that its owner alone can read, and its folder where someone removed that.
-fn create(folder: &Path, path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    match options.open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            super::create_folder(folder)?;
-            options.open(path)
-        }
-        opened => opened,
-    }
 }
