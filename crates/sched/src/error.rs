@@ -186,9 +186,9 @@ pub enum EngineError {
         /// Number of pages or states available.
         n_available: usize,
     },
-    /// The snapshots of a prefix to be written are invalid for this model.
-    #[error("the recurrent states of the prefix are not those of this model")]
-    BadSnapshots,
+    /// Bytes were written to a prefix that are not the parts that it lacks.
+    #[error("the bytes written to the prefix are not those of the parts that it lacks")]
+    BadParts,
     /// Throughput was requested before anything was measured.
     #[error("the engine is not warmed up; run its calibration first")]
     NotWarmedUp,

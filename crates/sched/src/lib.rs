@@ -72,7 +72,9 @@ pub use media::{Media, MediaPlaces, MediaSpan};
 pub use pages::events::{PageEvent, PageEvents, PageTier, StoredPage};
 pub use pages::key::PageKey;
 pub use pages::pool::{PagePool, PoolCounters};
-pub use pages::store::{KeptKind, KeptName, KeptPage, Offer, PageReceiver, PageStore, SharedPageStore};
+pub use pages::store::{
+    KeptKind, KeptName, KeptPage, Offer, PageSink, PageStore, PrefixPart, SharedPageStore,
+};
 pub use params::context_shift::ContextShift;
 pub use params::sampling_key::Manner;
 pub use params::{EngineConfig, ForwardParams, ForwardRows, GenerateParams, MAX_SAMPLES};

@@ -86,6 +86,7 @@ mod address_space;
 pub mod advice;
 mod all_reduce;
 mod answer;
+mod aside;
 mod asynchronous;
 mod batch;
 #[cfg(feature = "cuda")]
@@ -135,6 +136,7 @@ mod mtp;
 mod mtp_choice;
 mod mtp_file;
 mod named;
+mod page_file;
 pub mod placement;
 mod prefix_folder;
 pub mod prelude;

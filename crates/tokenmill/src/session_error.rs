@@ -17,6 +17,11 @@ pub enum SessionError {
     /// Another kind of file.
     #[error("it is not a session of this program")]
     NotASession,
+    /// A session in the format of older versions.
+    #[error(
+        "an older version of this program wrote it, in a format that is no longer read; delete it or name another file"
+    )]
+    Former,
     /// A file of another version of the format.
     #[error("it has version {found} of the format of sessions, and this program reads version {known}")]
     Version {

@@ -2,7 +2,8 @@
 
 pub use crate::{
     folder_lock::FolderLock,
+    page_file::PageFileHeader,
     prefix_folder::{PrefixFolder, PrefixFolderFigures},
-    session::{Session, SessionFile, SessionHeader, SessionSize, remove_unfinished_sessions},
+    session::{Session, SessionFile, SessionSize, remove_unfinished_sessions},
     session_error::SessionError,
 };

@@ -71,6 +71,10 @@ fn a_file_that_is_no_session_is_left_alone() {
         (&whole[..whole.len() - 9], "it was cut"),
         (&whole[..20], "it was cut"),
         (&b""[..], "not a session of this program"),
+        (
+            &b"tmllsess\x01\0\0\0\x08\0\0\0 a header"[..],
+            "an older version of this program wrote it",
+        ),
     ] {
         fs::write(&session, bytes).unwrap();
         let outcome = run(STORY, "8", Some(&session), &[]);

@@ -1,18 +1,15 @@
 //! [`PrefixReader`] and [`PrefixWriter`]: transfer the memory of a prefix as bytes out of an engine or into
 //! one.
 //!
-//! The engine's thread transfers one chunk at a time between two steps. Invariants: the chunks of a prefix
-//! have the same lengths for readers and writers; a dropped handle releases what it held, and an incompletely
-//! written prefix is never found.
-
-use std::ops::Range;
-
-use tokenmill_backend::PAGE_TOKENS;
+//! The engine's thread transfers one portion at a time between two steps. Invariants: readers and writers use
+//! the same order of parts; a dropped handle releases what it held, and an incompletely written page is never
+//! found.
 
 use crate::{
     engine::Engine,
     error::EngineError,
-    pages::key::first_visible_page,
+    pages::store::{PORTION_BYTES, PageSink, PrefixPart},
+    plan::scheduler::held_prefix::HeldPart,
     queue::{
         mailbox::{Command, EngineState, Mailbox},
         prefix_command::{Held, MemoryCommand, Reply},
@@ -20,94 +17,13 @@ use crate::{
     sync::{Arc, mpsc},
 };
 
-/// Maximum bytes of a chunk, unless one place has more: the amount that the engine copies between two steps.
-const CHUNK_BYTES: usize = 4 << 20;
-
 type Answer<T> = mpsc::Receiver<Result<T, EngineError>>;
 
-/// A chunk of a prefix's memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Chunk {
-    places: Range<usize>,
-    n_bytes: usize,
-}
-
-/// Divides places into chunks, given the bytes of each.
-fn chunks_of(place_bytes: &[usize]) -> Vec<Chunk> {
-    let mut chunks: Vec<Chunk> = Vec::new();
-    for (place, &n_bytes) in place_bytes.iter().enumerate() {
-        match chunks.last_mut() {
-            Some(chunk) if chunk.n_bytes + n_bytes <= CHUNK_BYTES => {
-                chunk.places.end = place + 1;
-                chunk.n_bytes += n_bytes;
-            }
-            _ => chunks.push(Chunk {
-                places: place..place + 1,
-                n_bytes,
-            }),
-        }
-    }
-    chunks
-}
-
-/// A prefix held for a handle.
-#[derive(Debug)]
-struct Transfer {
-    hold: u64,
-    n_tokens: usize,
-    snapshots: Vec<u32>,
-    chunks: Vec<Chunk>,
-    n_done: usize,
-    mailbox: Arc<Mailbox>,
-}
-
-impl Transfer {
-    fn begin(
-        engine: &Engine,
-        command: impl FnOnce(Reply<Held>) -> MemoryCommand,
-    ) -> Result<Self, EngineError> {
-        let mailbox = Arc::clone(engine.mailbox());
-        let held = ask(&mailbox, command)?;
-        Ok(Self {
-            hold: held.hold,
-            n_tokens: held.n_tokens,
-            snapshots: held.snapshots,
-            chunks: chunks_of(&held.place_bytes),
-            n_done: 0,
-            mailbox,
-        })
-    }
-
-    /// Sends `command` for the next chunk; `None` after the last.
-    fn order(
-        &mut self,
-        command: impl FnOnce(u64, Range<usize>, Reply<Vec<u8>>) -> MemoryCommand,
-    ) -> Option<Answer<Vec<u8>>> {
-        let places = self.chunks.get(self.n_done)?.places.clone();
-        self.n_done += 1;
-        let (reply, answer) = mpsc::channel();
-        self.mailbox
-            .post(Command::Memory(command(self.hold, places, reply)));
-        Some(answer)
-    }
-
-    fn n_bytes(&self) -> u64 {
-        self.chunks.iter().map(|chunk| chunk.n_bytes as u64).sum()
-    }
-}
-
-impl Drop for Transfer {
-    fn drop(&mut self) {
-        self.mailbox
-            .post(Command::Memory(MemoryCommand::LetGo { hold: self.hold }));
-    }
-}
-
-/// Sends a command to the engine's thread, and waits for the answer.
-fn ask<T>(mailbox: &Mailbox, command: impl FnOnce(Reply<T>) -> MemoryCommand) -> Result<T, EngineError> {
+/// Sends a command to the engine's thread.
+fn order<T>(mailbox: &Mailbox, command: impl FnOnce(Reply<T>) -> MemoryCommand) -> Answer<T> {
     let (reply, answer) = mpsc::channel();
     mailbox.post(Command::Memory(command(reply)));
-    await_answer(mailbox, &answer)
+    answer
 }
 
 fn await_answer<T>(mailbox: &Mailbox, answer: &Answer<T>) -> Result<T, EngineError> {
@@ -120,190 +36,207 @@ fn await_answer<T>(mailbox: &Mailbox, answer: &Answer<T>) -> Result<T, EngineErr
     })
 }
 
+/// Sends a command to the engine's thread, and waits for the answer.
+fn ask<T>(mailbox: &Mailbox, command: impl FnOnce(Reply<T>) -> MemoryCommand) -> Result<T, EngineError> {
+    await_answer(mailbox, &order(mailbox, command))
+}
+
 /// Reads the memory of a cached prefix, which stays until the handle is dropped. Calls block.
 #[derive(Debug)]
 pub struct PrefixReader {
-    transfer: Transfer,
-    /// The chunk being read.
-    pending: Option<Answer<Vec<u8>>>,
+    hold: u64,
+    n_tokens: usize,
+    parts: Vec<PrefixPart>,
+    n_read: usize,
+    /// The portion being read.
+    pending: Option<Answer<Vec<Vec<u8>>>>,
+    mailbox: Arc<Mailbox>,
 }
 
 impl PrefixReader {
     /// Returns the number of tokens whose memory it is: whole pages from the first token on, 0 if nothing was
     /// cached.
     pub fn n_tokens(&self) -> usize {
-        self.transfer.n_tokens
+        self.n_tokens
     }
 
-    /// Returns the numbers of tokens that its recurrent states have seen, ascending; empty for a model
-    /// without states.
-    pub fn snapshots(&self) -> &[u32] {
-        &self.transfer.snapshots
+    /// Returns the parts of the memory in the order in which they are read: pages from the first one that a window
+    /// still shows, and recurrent states after some of them.
+    pub fn parts(&self) -> &[PrefixPart] {
+        &self.parts
     }
 
-    /// Returns the bytes of all chunks.
-    pub fn n_bytes(&self) -> u64 {
-        self.transfer.n_bytes()
-    }
-
-    /// Returns the number of chunks.
-    pub fn n_chunks(&self) -> usize {
-        self.transfer.chunks.len()
-    }
-
-    /// Returns the next chunk; `None` after the last. The buffer `spare` is reused for a later one.
+    /// Returns the bytes of the next parts, some MiB in all; empty after the last.
     ///
     /// # Errors
     /// A device error, or the end of the engine.
-    pub fn read_chunk(&mut self, spare: Vec<u8>) -> Result<Option<Vec<u8>>, EngineError> {
-        if self.pending.is_none() {
-            self.pending = self.order(Vec::new());
-        }
-        let Some(answer) = self.pending.take() else {
-            return Ok(None);
+    pub fn read_portion(&mut self) -> Result<Vec<Vec<u8>>, EngineError> {
+        let Some(answer) = self.pending.take().or_else(|| self.order_next()) else {
+            return Ok(Vec::new());
         };
-        let chunk = await_answer(&self.transfer.mailbox, &answer)?;
+        let portion = await_answer(&self.mailbox, &answer)?;
+        self.n_read += portion.len();
         // It is read while the caller processes this one.
-        self.pending = self.order(spare);
-        Ok(Some(chunk))
+        self.pending = self.order_next();
+        Ok(portion)
     }
 
-    fn order(&mut self, mut bytes: Vec<u8>) -> Option<Answer<Vec<u8>>> {
-        bytes.clear();
-        self.transfer.order(|hold, places, reply| MemoryCommand::Read {
-            hold,
-            places,
-            bytes,
-            reply,
-        })
+    fn order_next(&self) -> Option<Answer<Vec<Vec<u8>>>> {
+        let (hold, from) = (self.hold, self.n_read);
+        let has_more = from < self.parts.len();
+        has_more.then(|| order(&self.mailbox, |reply| MemoryCommand::Read { hold, from, reply }))
     }
 }
 
-/// Writes the memory of a prefix computed elsewhere. Prompts find it once [`Self::publish`] returns. Calls
-/// block.
+impl Drop for PrefixReader {
+    fn drop(&mut self) {
+        let hold = self.hold;
+        self.mailbox.post(Command::Memory(MemoryCommand::LetGo { hold }));
+    }
+}
+
+/// Writes the memory of a prefix that was kept elsewhere. If it is dropped, prompts find the pages that are
+/// complete. Calls block.
 #[derive(Debug)]
 pub struct PrefixWriter {
-    transfer: Transfer,
-    /// The chunk being written.
-    pending: Option<Answer<Vec<u8>>>,
+    hold: u64,
+    /// Parts that are not handed over yet.
+    portion: Vec<Vec<u8>>,
+    n_bytes: usize,
+    /// The portion being written.
+    pending: Option<Answer<()>>,
+    mailbox: Arc<Mailbox>,
 }
 
 impl PrefixWriter {
-    /// Returns the bytes of all chunks.
-    pub fn n_bytes(&self) -> u64 {
-        self.transfer.n_bytes()
-    }
-
-    /// Returns the number of chunks.
-    pub fn n_chunks(&self) -> usize {
-        self.transfer.chunks.len()
-    }
-
-    /// Returns the bytes of the next chunk to write; `None` after the last.
-    pub fn next_chunk_bytes(&self) -> Option<usize> {
-        Some(self.transfer.chunks.get(self.transfer.n_done)?.n_bytes)
-    }
-
-    /// Writes the next chunk. Returns the buffer of an earlier one.
-    ///
-    /// # Errors
-    /// A device error for this chunk or an earlier one, or the end of the engine.
-    ///
-    /// # Panics
-    /// If the length of `bytes` is not [`Self::next_chunk_bytes`].
-    pub fn write_chunk(&mut self, bytes: Vec<u8>) -> Result<Vec<u8>, EngineError> {
-        assert_eq!(Some(bytes.len()), self.next_chunk_bytes(), "bytes of a chunk");
-        let written = self.settle()?;
-        self.pending = self.transfer.order(|hold, places, reply| MemoryCommand::Write {
+    /// Creates the writer of a held prefix.
+    pub(crate) fn new(hold: u64, mailbox: Arc<Mailbox>) -> Self {
+        Self {
             hold,
-            places,
-            bytes,
-            reply,
-        });
-        Ok(written)
+            portion: Vec::new(),
+            n_bytes: 0,
+            pending: None,
+            mailbox,
+        }
     }
 
-    /// Publishes the prefix in the prefix cache.
+    /// Writes the bytes of the next missing part. Some are collected and handed over together, once the ones before
+    /// are in place; so two portions are in memory at a time.
     ///
     /// # Errors
-    /// As [`Self::write_chunk`].
+    /// A device error for an earlier part, the end of the engine, or no one waits for the prefix any more.
+    pub fn push(&mut self, bytes: Vec<u8>) -> Result<(), EngineError> {
+        self.n_bytes += bytes.len();
+        self.portion.push(bytes);
+        if self.n_bytes >= PORTION_BYTES {
+            self.hand_over()?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all is written, and publishes the complete pages in the prefix cache.
     ///
-    /// # Panics
-    /// If a chunk was not written.
+    /// # Errors
+    /// As [`Self::push`].
     pub fn publish(mut self) -> Result<(), EngineError> {
-        assert_eq!(self.next_chunk_bytes(), None, "chunks that were not written");
+        self.hand_over()?;
         self.settle()?;
-        let hold = self.transfer.hold;
-        ask(&self.transfer.mailbox, |reply| MemoryCommand::Publish {
+        let hold = self.hold;
+        ask(&self.mailbox, |reply| MemoryCommand::Publish {
             hold,
-            reply,
+            reply: Some(reply),
         })
     }
 
-    /// Waits for the chunk being written, and returns its buffer.
-    fn settle(&mut self) -> Result<Vec<u8>, EngineError> {
-        match self.pending.take() {
-            Some(answer) => await_answer(&self.transfer.mailbox, &answer),
-            None => Ok(Vec::new()),
+    fn hand_over(&mut self) -> Result<(), EngineError> {
+        self.settle()?;
+        self.n_bytes = 0;
+        let (hold, contents) = (self.hold, std::mem::take(&mut self.portion));
+        if !contents.is_empty() {
+            self.pending = Some(order(&self.mailbox, |reply| MemoryCommand::Write {
+                hold,
+                contents,
+                reply,
+            }));
         }
+        Ok(())
+    }
+
+    /// Waits for the portion being written.
+    fn settle(&mut self) -> Result<(), EngineError> {
+        match self.pending.take() {
+            Some(answer) => await_answer(&self.mailbox, &answer),
+            None => Ok(()),
+        }
+    }
+}
+
+impl PageSink for PrefixWriter {
+    fn push(&mut self, bytes: Vec<u8>) -> bool {
+        Self::push(self, bytes).is_ok()
+    }
+}
+
+impl Drop for PrefixWriter {
+    fn drop(&mut self) {
+        if !self.portion.is_empty() {
+            // No one learns of an error; what could not be written is computed again.
+            let _ = self.hand_over();
+        }
+        // No effect after `publish` or a failed write: the engine has released the prefix.
+        let (hold, reply) = (self.hold, None);
+        self.mailbox
+            .post(Command::Memory(MemoryCommand::Publish { hold, reply }));
     }
 }
 
 impl Engine {
-    /// Returns the bytes of each chunk of a [`PrefixWriter`] for `n_tokens` tokens and `n_snapshots`
-    /// snapshots, in order; `None` if the executor's memory cannot be written. Neither reserves memory nor
-    /// contacts the engine's thread.
-    pub fn prefix_chunk_bytes(&self, n_tokens: usize, n_snapshots: usize) -> Option<Vec<usize>> {
-        let format = self.memory_format()?;
-        let n_pages = n_tokens / PAGE_TOKENS;
-        let mut place_bytes = Vec::new();
-        for ((_, limits), page_bytes) in self.limits().groups().zip(format.page_bytes) {
-            let first_page = first_visible_page(n_pages * PAGE_TOKENS, limits.window);
-            place_bytes.extend(std::iter::repeat_n(page_bytes, n_pages - first_page));
-        }
-        place_bytes.extend(std::iter::repeat_n(format.state_bytes, n_snapshots));
-        Some(
-            chunks_of(&place_bytes)
-                .into_iter()
-                .map(|chunk| chunk.n_bytes)
-                .collect(),
-        )
-    }
-
     /// Holds the longest cached prefix of `tokens` for requests with this salt, to read its memory. Blocks
     /// until the current step is done.
     ///
     /// # Errors
     /// [`EngineError::MemoryNotReadable`], [`EngineError::NoRoomForPrefix`], or the end of the engine.
     pub fn read_prefix(&self, tokens: &[u32], cache_salt: u64) -> Result<PrefixReader, EngineError> {
-        let (tokens, salt) = (tokens.to_vec(), cache_salt);
+        let held = self.hold_prefix(tokens, &[], cache_salt)?;
         Ok(PrefixReader {
-            transfer: Transfer::begin(self, |reply| MemoryCommand::Hold { tokens, salt, reply })?,
+            hold: held.hold,
+            n_tokens: held.n_tokens,
+            parts: held.parts.iter().map(|held| held.part).collect(),
+            n_read: 0,
             pending: None,
+            mailbox: Arc::clone(self.mailbox()),
         })
     }
 
-    /// Reserves memory for the whole pages of `tokens`, to write what [`Self::read_prefix`] returned
-    /// elsewhere. That engine must have the same model and an equal [`Self::memory_format`], and `snapshots`
-    /// must be its snapshots. Prompts with this prefix and salt find it afterwards.
+    /// Reserves memory for the longest prefix of `tokens` that the cache and `stored` have together: parts that
+    /// [`Self::read_prefix`] read elsewhere, in the same order, from an engine with the same model and an equal
+    /// [`Self::memory_format`]. Returns the length of the prefix in tokens, the parts that are not cached, in the order
+    /// in which to write them, and their writer.
     ///
     /// # Errors
-    /// As [`Self::read_prefix`]; [`EngineError::BadSnapshots`].
+    /// As [`Self::read_prefix`].
     pub fn write_prefix(
         &self,
         tokens: &[u32],
-        snapshots: &[u32],
+        stored: &[PrefixPart],
         cache_salt: u64,
-    ) -> Result<PrefixWriter, EngineError> {
-        let (tokens, snapshots, salt) = (tokens.to_vec(), snapshots.to_vec(), cache_salt);
-        Ok(PrefixWriter {
-            transfer: Transfer::begin(self, |reply| MemoryCommand::Reserve {
-                tokens,
-                snapshots,
-                salt,
-                reply,
-            })?,
-            pending: None,
+    ) -> Result<(usize, Vec<PrefixPart>, PrefixWriter), EngineError> {
+        let held = self.hold_prefix(tokens, stored, cache_salt)?;
+        let missing = held.parts.iter().filter(|held| !held.is_cached);
+        Ok((
+            held.n_tokens,
+            missing.map(|held: &HeldPart| held.part).collect(),
+            PrefixWriter::new(held.hold, Arc::clone(self.mailbox())),
+        ))
+    }
+
+    fn hold_prefix(&self, tokens: &[u32], stored: &[PrefixPart], salt: u64) -> Result<Held, EngineError> {
+        let (tokens, stored) = (tokens.to_vec(), stored.to_vec());
+        ask(self.mailbox(), |reply| MemoryCommand::Hold {
+            tokens,
+            stored,
+            salt,
+            reply,
         })
     }
 
@@ -318,28 +251,5 @@ impl Engine {
             salt,
             reply,
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chunks_are_whole_places() {
-        let check = |place_bytes: &[usize], expected: &[(Range<usize>, usize)]| {
-            let chunks: Vec<_> = (chunks_of(place_bytes).into_iter())
-                .map(|chunk| (chunk.places, chunk.n_bytes))
-                .collect();
-            assert_eq!(chunks, expected);
-        };
-        let half = CHUNK_BYTES / 2;
-        check(&[], &[]);
-        check(&[0, 0], &[(0..2, 0)]);
-        check(&[half, half, 1], &[(0..2, CHUNK_BYTES), (2..3, 1)]);
-        check(
-            &[1, 3 * CHUNK_BYTES, 1],
-            &[(0..1, 1), (1..2, 3 * CHUNK_BYTES), (2..3, 1)],
-        );
     }
 }

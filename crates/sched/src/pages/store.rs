@@ -6,9 +6,12 @@
 
 use std::{fmt, sync::Arc};
 
-use tokenmill_backend::{PAGE_TOKENS, PageGroup};
+use tokenmill_backend::{MemoryFormat, PAGE_TOKENS, PageGroup};
 
-use crate::{pages::key::PageKey, sync::mpsc};
+use crate::pages::key::PageKey;
+
+/// Bytes of pages and states that are copied between two steps, unless one of them has more.
+pub(crate) const PORTION_BYTES: usize = 4 << 20;
 
 /// The kind of data kept under a page's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +20,40 @@ pub enum KeptKind {
     Page(PageGroup),
     /// The recurrent states after it.
     State,
+}
+
+impl KeptKind {
+    /// All kinds, in the order of [`Self::index`].
+    pub const ALL: [Self; 3] = [
+        Self::Page(PageGroup::Main),
+        Self::Page(PageGroup::Window),
+        Self::State,
+    ];
+
+    /// Returns its index in [`Self::ALL`].
+    pub fn index(self) -> usize {
+        match self {
+            Self::Page(group) => group.index(),
+            Self::State => PageGroup::ALL.len(),
+        }
+    }
+
+    /// Returns the bytes of such data.
+    pub fn n_bytes(self, format: &MemoryFormat) -> usize {
+        match self {
+            Self::Page(group) => format.page_bytes[group.index()],
+            Self::State => format.state_bytes,
+        }
+    }
+}
+
+/// A part of a prefix's memory: a page, or the recurrent states after one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixPart {
+    /// The page's index in the prefix.
+    pub page_idx: usize,
+    /// The kind of data.
+    pub kind: KeptKind,
 }
 
 /// The name of kept data.
@@ -60,8 +97,8 @@ pub trait PageStore: fmt::Debug + Send + Sync {
     /// Returns whether it has data with this name, as far as it knows.
     fn contains(&self, name: KeptName) -> bool;
 
-    /// Asks whether it wants to keep `n_bytes` of data. Data that it already has counts as used.
-    fn offer(&self, name: KeptName, n_bytes: usize) -> Offer;
+    /// Asks whether it wants to keep data. Data that it already has counts as used.
+    fn offer(&self, name: KeptName) -> Offer;
 
     /// Keeps data that it has agreed to take. The write happens later.
     fn keep(&self, page: KeptPage);
@@ -69,9 +106,16 @@ pub trait PageStore: fmt::Debug + Send + Sync {
     /// Returns whether given data is still unwritten.
     fn is_writing(&self) -> bool;
 
-    /// Reads all of `wanted` in order, on its own thread, and passes it to `receiver`. It stops at the first
-    /// one that it cannot provide.
-    fn fetch(&self, wanted: Vec<KeptPage>, receiver: PageReceiver);
+    /// Reads all of `wanted` in order, on its own thread, and passes it to `sink`. It drops the sink at the first one
+    /// that it cannot provide, or after the last.
+    fn fetch(&self, wanted: Vec<KeptPage>, sink: Box<dyn PageSink>);
+}
+
+/// Brings fetched pages to the engine that waits for them.
+pub trait PageSink: fmt::Debug + Send {
+    /// Passes on the bytes of the next page, and may block until earlier ones are in place. Returns `false` if no
+    /// request waits for them any more.
+    fn push(&mut self, bytes: Vec<u8>) -> bool;
 }
 
 /// A [`PageStore`] that an engine uses.
@@ -81,72 +125,5 @@ pub struct SharedPageStore(pub Arc<dyn PageStore>);
 impl PartialEq for SharedPageStore {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-/// A message to the engine's thread about requested pages.
-#[derive(Debug)]
-pub(crate) enum Fetched {
-    /// The next pages. The engine confirms on the channel that they are in place, or drops it if no caller waits
-    /// for them any more.
-    Pages {
-        fetch: u64,
-        pages: Vec<Vec<u8>>,
-        done: mpsc::Sender<()>,
-    },
-    /// No more pages will come.
-    End { fetch: u64 },
-}
-
-/// Passes pages to the engine that waits for them. Dropping it tells the engine that no more will come.
-pub struct PageReceiver {
-    fetch: u64,
-    post: Box<dyn Fn(Fetched) + Send>,
-    /// Confirms that the last pages are in place.
-    pending: Option<mpsc::Receiver<()>>,
-}
-
-impl PageReceiver {
-    /// Creates a receiver that passes the pages of a fetch to `post`.
-    pub(crate) fn new(fetch: u64, post: impl Fn(Fetched) + Send + 'static) -> Self {
-        Self {
-            fetch,
-            post: Box::new(post),
-            pending: None,
-        }
-    }
-
-    /// Passes on the bytes of the next pages, once the previous ones are in place; so two portions are in
-    /// memory at a time. Returns `false` if no caller waits for them any more.
-    pub fn hand_over(&mut self, pages: Vec<Vec<u8>>) -> bool {
-        if !self.is_wanted() {
-            return false;
-        }
-        let (done, pending) = mpsc::channel();
-        self.pending = Some(pending);
-        (self.post)(Fetched::Pages {
-            fetch: self.fetch,
-            pages,
-            done,
-        });
-        true
-    }
-
-    fn is_wanted(&mut self) -> bool {
-        self.pending.take().is_none_or(|pending| pending.recv().is_ok())
-    }
-}
-
-impl Drop for PageReceiver {
-    fn drop(&mut self) {
-        (self.post)(Fetched::End { fetch: self.fetch });
-    }
-}
-
-impl fmt::Debug for PageReceiver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PageReceiver")
-            .field("fetch", &self.fetch)
-            .finish_non_exhaustive()
     }
 }

@@ -11,7 +11,10 @@ use crate::{
     arena::SeqId,
     draft::{answer_cache::AnswerName, drafter::Drafter},
     media::MediaSpan,
-    pages::{key::PageKey, states::SNAPSHOT_INTERVAL},
+    pages::{
+        key::{PageKey, PageNaming},
+        states::SNAPSHOT_INTERVAL,
+    },
     params::{
         context_shift::{ContextShift, Shift},
         sampling_key::Manner,
@@ -82,6 +85,18 @@ pub struct SeqSpec {
     pub context_shift: Option<(ContextShift, usize)>,
     /// A sequence with the same prompt whose pages it shares: it waits until these are computed.
     pub fork_of: Option<SeqId>,
+}
+
+impl SeqSpec {
+    /// Returns the inputs of the keys of its pages.
+    pub(crate) fn naming(&self) -> PageNaming<'_> {
+        PageNaming {
+            tokens: &self.tokens,
+            media: &self.media,
+            salt: self.salt,
+            adapter: self.adapter,
+        }
+    }
 }
 
 /// Order of service: higher priority first, then first come.

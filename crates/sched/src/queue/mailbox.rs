@@ -10,7 +10,6 @@ use tokenmill_backend::AdapterId;
 
 use crate::{
     error::EngineError,
-    pages::store::Fetched,
     queue::{
         adapters::{AdapterCommand, AdapterNumbers},
         event::RequestId,
@@ -40,8 +39,6 @@ pub(crate) enum Command {
     Adapter(AdapterCommand),
     /// Read or write the memory of a prefix.
     Memory(MemoryCommand),
-    /// Fetched pages, for a request that waits for them.
-    Fetched(Fetched),
 }
 
 /// Whether an engine accepts requests.

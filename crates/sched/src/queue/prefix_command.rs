@@ -1,10 +1,10 @@
 //! [`MemoryCommand`]: commands to the engine's thread for reading or writing a prefix's memory.
 //!
-//! Invariant: each held prefix has its own number.
+//! Sessions and page stores send the same ones. Invariant: each held prefix has its own number.
 
-use std::ops::Range;
-
-use crate::{error::EngineError, sync::mpsc};
+use crate::{
+    error::EngineError, pages::store::PrefixPart, plan::scheduler::held_prefix::HeldPart, sync::mpsc,
+};
 
 /// The receiver of a command's answer. The caller may have stopped waiting.
 pub(crate) type Reply<T> = mpsc::Sender<Result<T, EngineError>>;
@@ -12,36 +12,29 @@ pub(crate) type Reply<T> = mpsc::Sender<Result<T, EngineError>>;
 /// A step of reading or writing the memory of a prefix.
 #[derive(Debug)]
 pub(crate) enum MemoryCommand {
-    /// Hold the longest prefix that the cache has.
+    /// Hold the longest prefix that the cache and `stored` have together. Memory is reserved for the parts that
+    /// only `stored` has.
     Hold {
         tokens: Vec<u32>,
+        stored: Vec<PrefixPart>,
         salt: u64,
         reply: Reply<Held>,
     },
-    /// Reserve memory for a prefix to be written.
-    Reserve {
-        tokens: Vec<u32>,
-        snapshots: Vec<u32>,
-        salt: u64,
-        reply: Reply<Held>,
-    },
-    /// Read some places of a held prefix, appending to a buffer.
+    /// Read some parts of a held prefix, from one on. There are none after the last.
     Read {
         hold: u64,
-        places: Range<usize>,
-        bytes: Vec<u8>,
-        reply: Reply<Vec<u8>>,
+        from: usize,
+        reply: Reply<Vec<Vec<u8>>>,
     },
-    /// Write some places. The buffer is returned.
+    /// Write the next missing parts.
     Write {
         hold: u64,
-        places: Range<usize>,
-        bytes: Vec<u8>,
-        reply: Reply<Vec<u8>>,
+        contents: Vec<Vec<u8>>,
+        reply: Reply<()>,
     },
-    /// Publish a written prefix in the prefix cache.
-    Publish { hold: u64, reply: Reply<()> },
-    /// The handle was dropped.
+    /// Publish the complete pages in the prefix cache, and release the prefix.
+    Publish { hold: u64, reply: Option<Reply<()>> },
+    /// Release the prefix: its reader was dropped.
     LetGo { hold: u64 },
     /// Drop the unused pages of a prefix.
     Forget {
@@ -58,8 +51,6 @@ pub(crate) struct Held {
     pub(crate) hold: u64,
     /// Number of tokens whose memory is held.
     pub(crate) n_tokens: usize,
-    /// Numbers of tokens that its snapshots have seen.
-    pub(crate) snapshots: Vec<u32>,
-    /// Bytes of each of its places.
-    pub(crate) place_bytes: Vec<usize>,
+    /// Its parts, in the order of reads and writes.
+    pub(crate) parts: Vec<HeldPart>,
 }

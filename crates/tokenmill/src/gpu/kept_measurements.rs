@@ -11,9 +11,9 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
+    aside::write_aside,
     checksum::checksum,
     measurements::{MeasuredWhen, Measurements},
-    session::write_aside,
 };
 
 /// Changes where values that were written before mean something else now.

@@ -5,7 +5,6 @@
 //! their tokens. Invariants: a file that is cut, damaged or another's changes nothing, and the prompt is computed; one process uses a
 //! folder at a time.
 
-mod entry;
 mod index;
 mod model_store;
 #[cfg(test)]
@@ -23,15 +22,13 @@ use std::{
     time::SystemTime,
 };
 
-use tokenmill_backend::{MemoryFormat, PageGroup};
+use tokenmill_backend::MemoryFormat;
 use tokenmill_sched::{KeptKind, KeptName, PageKey};
 
-use self::{
-    entry::number_of,
-    index::{EntryName, Index},
-};
+use self::index::{EntryName, Index};
 use crate::{
     Error,
+    aside::remove_unfinished,
     checksum::checksum,
     folder_lock::{FolderLock, private_file},
     format_text::format_text,
@@ -44,9 +41,7 @@ pub use self::model_store::PrefixFolderFigures;
 const LOCK: &str = "lock";
 /// The numbers that names are made with.
 const SECRET: &str = "secret";
-/// Suffix of files that are being written.
-const UNFINISHED: &str = "incomplete";
-/// Suffixes of files, by the number of their kind.
+/// Suffixes of files, in the order of [`KeptKind::ALL`].
 const KINDS: [&str; 3] = ["page", "window", "state"];
 
 /// Receives a warning that a folder cannot be written to.
@@ -138,9 +133,7 @@ impl PrefixFolder {
     /// # Errors
     /// Fails if the system starts no thread.
     pub(crate) fn store_of(&self, identity: u128, format: &MemoryFormat) -> io::Result<ModelStore> {
-        let text = format!("{identity:032x} {}", format_text(format));
-        let [high, low] = [0, 1].map(|seed| u128::from(checksum(text.as_bytes(), seed)));
-        ModelStore::new(Arc::clone(&self.folder), high << 64 | low, format.clone())
+        ModelStore::new(Arc::clone(&self.folder), identity, format.clone())
     }
 }
 
@@ -148,6 +141,13 @@ impl Folder {
     fn index(&self) -> MutexGuard<'_, Index> {
         // It is whole between two calls, which do not panic.
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of a model with this memory format.
+    fn model_of(identity: u128, format: &MemoryFormat) -> u128 {
+        let text = format!("{identity:032x} {}", format_text(format));
+        let [high, low] = [0, 1].map(|seed| u128::from(checksum(text.as_bytes(), seed)));
+        high << 64 | low
     }
 
     /// The folder of a model.
@@ -207,24 +207,17 @@ fn secret(folder: &Path) -> io::Result<[u64; 4]> {
 
 /// The name of a file in the folder of its model.
 fn file_name(name: KeptName) -> String {
-    let kind = KINDS[number_of(name.kind) as usize];
+    let kind = KINDS[name.kind.index()];
     format!("{:032x}.{kind}", name.key.number())
 }
 
 /// Parses one of our file names.
 fn name_of(file_name: &str) -> Option<KeptName> {
     let (key, kind) = file_name.split_once('.')?;
-    let kinds = [
-        KeptKind::Page(PageGroup::Main),
-        KeptKind::Page(PageGroup::Window),
-        KeptKind::State,
-    ];
-    let kind = kinds
-        .into_iter()
-        .find(|&of| KINDS[number_of(of) as usize] == kind)?;
+    let kind = KINDS.iter().position(|of| *of == kind)?;
     Some(KeptName {
         key: PageKey::from_number(hex(key)?),
-        kind,
+        kind: KeptKind::ALL[kind],
     })
 }
 
@@ -248,6 +241,8 @@ fn list(folder: &Path, max_bytes: u64) -> io::Result<Index> {
         if !of_model.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }
+        // Another time, where they cannot be removed.
+        let _ = remove_unfinished(&of_model.path());
         for file in files.flatten() {
             let file_name = file.file_name();
             let metadata = file.metadata();
@@ -257,14 +252,7 @@ fn list(folder: &Path, max_bytes: u64) -> io::Result<Index> {
             if !metadata.is_file() {
                 continue;
             }
-            if file_name
-                .strip_suffix(UNFINISHED)
-                .and_then(|key| hex(key.strip_suffix('.')?))
-                .is_some()
-            {
-                // Another time, where it cannot be removed.
-                let _ = fs::remove_file(file.path());
-            } else if let Some(name) = name_of(file_name) {
+            if let Some(name) = name_of(file_name) {
                 let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
                 found.push((used, EntryName { model, name }, metadata.len()));
             }

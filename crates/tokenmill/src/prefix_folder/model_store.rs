@@ -6,8 +6,8 @@
 
 use std::{
     fmt,
-    fs::{self, File, OpenOptions},
-    io,
+    fs::{self, File},
+    io::{self, Write as _},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -18,21 +18,19 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use tokenmill_backend::{MemoryFormat, PageGroup};
-use tokenmill_sched::{KeptKind, KeptName, KeptPage, Offer, PageReceiver, PageStore};
+use tokenmill_backend::{MemoryFormat, PAGE_TOKENS};
+use tokenmill_sched::{KeptName, KeptPage, Offer, PageSink, PageStore};
 
-use super::{
-    Folder,
-    entry::{self, file_bytes},
-    file_name,
-    index::EntryName,
+use super::{Folder, create_folder, file_name, index::EntryName};
+use crate::{
+    aside::write_unsynced,
+    format_text::format_text,
+    page_file::{EntrySums, PageFileHeader},
+    session_error::SessionError,
 };
 
 /// Bytes that wait to be written at most.
 const MAX_QUEUED_BYTES: u64 = 64 << 20;
-
-/// Bytes that go to the engine at once, unless one page has more.
-const PORTION_BYTES: usize = 4 << 20;
 
 /// Time without writes after one that failed, and without reads of a file that could not be read.
 const PAUSE: Duration = Duration::from_secs(30);
@@ -63,20 +61,6 @@ pub struct PrefixFolderFigures {
     pub kept_bytes: u64,
 }
 
-#[derive(Debug, Default)]
-struct Counters {
-    written: [AtomicU64; 2],
-    read: [AtomicU64; 2],
-    hits: AtomicU64,
-    refused: AtomicU64,
-    failed: AtomicU64,
-}
-
-fn count(counters: &[AtomicU64; 2], n_bytes: u64) {
-    counters[0].fetch_add(1, Ordering::Relaxed);
-    counters[1].fetch_add(n_bytes, Ordering::Relaxed);
-}
-
 /// A command to the writer thread.
 enum Order {
     Write(KeptPage),
@@ -84,13 +68,15 @@ enum Order {
     Touch(EntryName),
 }
 
-type Wanted = (Vec<KeptPage>, PageReceiver);
+type Wanted = (Vec<KeptPage>, Box<dyn PageSink>);
 
 /// State that the calls and both threads share.
 #[derive(Debug)]
 struct Shared {
     folder: Arc<Folder>,
+    /// The number that its folder is named by.
     model: u128,
+    identity: u128,
     path: PathBuf,
     format: MemoryFormat,
     queued_bytes: AtomicU64,
@@ -99,7 +85,8 @@ struct Shared {
     stops_reading: AtomicBool,
     /// No one waits until all is written any more.
     stops_writing: AtomicBool,
-    counters: Counters,
+    /// The counters since the load; what the folder has is counted in its index.
+    figures: Mutex<PrefixFolderFigures>,
 }
 
 /// The pages of one model. Dropping it waits until all is written, but not for longer than [`PATIENCE`].
@@ -118,27 +105,29 @@ impl ModelStore {
     ///
     /// # Errors
     /// Fails if the system starts none.
-    pub(super) fn new(folder: Arc<Folder>, model: u128, format: MemoryFormat) -> io::Result<Self> {
-        Self::new_by(folder, model, format, thread::Builder::new)
+    pub(super) fn new(folder: Arc<Folder>, identity: u128, format: MemoryFormat) -> io::Result<Self> {
+        Self::new_by(folder, identity, format, thread::Builder::new)
     }
 
     /// Does the same with threads of these properties.
     pub(super) fn new_by(
         folder: Arc<Folder>,
-        model: u128,
+        identity: u128,
         format: MemoryFormat,
         builder: fn() -> thread::Builder,
     ) -> io::Result<Self> {
+        let model = Folder::model_of(identity, &format);
         let shared = Arc::new(Shared {
             path: folder.path_of(model),
             folder,
             model,
+            identity,
             format,
             queued_bytes: AtomicU64::new(0),
             paused_until: Mutex::default(),
             stops_reading: AtomicBool::new(false),
             stops_writing: AtomicBool::new(false),
-            counters: Counters::default(),
+            figures: Mutex::default(),
         });
         let (orders, to_write) = mpsc::channel();
         let (fetches, to_read) = mpsc::channel();
@@ -168,25 +157,11 @@ impl ModelStore {
     }
 
     pub(crate) fn figures(&self) -> PrefixFolderFigures {
-        let Counters {
-            written,
-            read,
-            hits,
-            refused,
-            failed,
-        } = &self.shared.counters;
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let kept = self.shared.folder.index().amount_of(self.shared.model);
         PrefixFolderFigures {
-            written_pages: of(&written[0]),
-            written_bytes: of(&written[1]),
-            read_pages: of(&read[0]),
-            read_bytes: of(&read[1]),
-            hits: of(hits),
-            refused_files: of(refused),
-            failed_writes: of(failed),
             kept_pages: kept.n_files,
             kept_bytes: kept.n_bytes,
+            ..*self.shared.figures()
         }
     }
 
@@ -245,7 +220,7 @@ impl PageStore for ModelStore {
             .contains(&self.shared.entry(name), Instant::now())
     }
 
-    fn offer(&self, name: KeptName, n_bytes: usize) -> Offer {
+    fn offer(&self, name: KeptName) -> Offer {
         let shared = &self.shared;
         let entry = shared.entry(name);
         let mut index = shared.folder.index();
@@ -256,7 +231,7 @@ impl PageStore for ModelStore {
             }
             return Offer::Leave;
         }
-        let n_bytes = file_bytes(n_bytes);
+        let n_bytes = shared.file_bytes(name);
         if index.is_pending(&entry) || n_bytes > shared.folder.max_bytes || shared.is_paused() {
             return Offer::Leave;
         }
@@ -270,7 +245,7 @@ impl PageStore for ModelStore {
     fn keep(&self, page: KeptPage) {
         let shared = &self.shared;
         if shared.folder.index().begin(shared.entry(page.name)) {
-            (shared.queued_bytes).fetch_add(file_bytes(page.bytes.len()), Ordering::Relaxed);
+            (shared.queued_bytes).fetch_add(shared.file_bytes(page.name), Ordering::Relaxed);
             self.order(Order::Write(page));
         }
     }
@@ -279,10 +254,10 @@ impl PageStore for ModelStore {
         self.shared.queued_bytes.load(Ordering::Relaxed) > 0
     }
 
-    fn fetch(&self, wanted: Vec<KeptPage>, receiver: PageReceiver) {
+    fn fetch(&self, wanted: Vec<KeptPage>, sink: Box<dyn PageSink>) {
         if let Some(fetches) = &self.fetches {
-            // Where the thread has ended, the receiver is dropped and says so.
-            let _ = fetches.send((wanted, receiver));
+            // Where the thread has ended, the sink is dropped and says so.
+            let _ = fetches.send((wanted, sink));
         }
     }
 }
@@ -293,8 +268,27 @@ impl Shared {
         EntryName { model, name }
     }
 
+    /// The header of the file of a page with these tokens.
+    fn header(&self, name: KeptName, tokens: [u32; PAGE_TOKENS]) -> PageFileHeader {
+        PageFileHeader {
+            identity: self.identity,
+            format: format_text(&self.format),
+            tokens: tokens.to_vec(),
+            entries: vec![name],
+            notes: Vec::new(),
+        }
+    }
+
+    fn file_bytes(&self, name: KeptName) -> u64 {
+        self.header(name, [0; PAGE_TOKENS]).file_bytes(&self.format)
+    }
+
     fn file_of(&self, entry: &EntryName) -> PathBuf {
         self.folder.path_of(entry.model).join(file_name(entry.name))
+    }
+
+    fn figures(&self) -> MutexGuard<'_, PrefixFolderFigures> {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn paused_until(&self) -> MutexGuard<'_, Option<Instant>> {
@@ -319,7 +313,7 @@ impl Shared {
                 Order::Write(page) => page,
             };
             let entry = self.entry(page.name);
-            let n_bytes = file_bytes(page.bytes.len());
+            let n_bytes = self.file_bytes(page.name);
             let written = if stops || self.is_paused() {
                 None
             } else {
@@ -327,9 +321,13 @@ impl Shared {
             };
             match written {
                 None => {}
-                Some(Ok(())) => count(&self.counters.written, n_bytes),
+                Some(Ok(())) => {
+                    let mut figures = self.figures();
+                    figures.written_pages += 1;
+                    figures.written_bytes += n_bytes;
+                }
                 Some(Err(error)) => {
-                    self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                    self.figures().failed_writes += 1;
                     *self.paused_until() = Some(Instant::now() + PAUSE);
                     self.folder.warn_once(&self.path, &error);
                 }
@@ -343,24 +341,16 @@ impl Shared {
         // It guards no data.
         let _room = (self.folder.writing.lock()).unwrap_or_else(PoisonError::into_inner);
         self.make_room(n_bytes)?;
-        let path = self.file_of(entry);
-        let aside = path.with_extension(super::UNFINISHED);
-        let written = create(&self.path, &aside).and_then(|mut file| {
-            entry::write(&mut file, self.model, page)?;
-            drop(file);
-            fs::rename(&aside, &path)
-        });
-        match written {
-            Ok(()) => {
-                (self.folder.index()).insert(*entry, n_bytes, SystemTime::now());
-                Ok(())
-            }
-            Err(error) => {
-                // The file may not exist, and the caller reports the first error.
-                let _ = fs::remove_file(&aside);
-                Err(error)
-            }
-        }
+        // Someone may have removed it.
+        create_folder(&self.path)?;
+        write_unsynced(&self.file_of(entry), |file| {
+            let head = self.header(page.name, page.tokens).to_bytes();
+            let head = head.expect("one page is not too large");
+            file.write_all(&head)?;
+            EntrySums::after(&head).write(file, &page.bytes)
+        })?;
+        (self.folder.index()).insert(*entry, n_bytes, SystemTime::now());
+        Ok(())
     }
 
     /// Removes the least recently used files, until `n_bytes` more fit.
@@ -382,29 +372,20 @@ impl Shared {
     }
 
     fn read_all(&self, fetches: &mpsc::Receiver<Wanted>) {
-        for (wanted, mut receiver) in fetches {
-            let mut portion = Vec::new();
-            let (mut n_read, mut n_bytes) = (0, 0);
+        for (wanted, mut sink) in fetches {
+            let mut n_read = 0;
             for page in &wanted {
                 if self.stops_reading.load(Ordering::Relaxed) {
                     break;
                 }
                 let Some(bytes) = self.read(page) else { break };
                 n_read += 1;
-                n_bytes += bytes.len();
-                portion.push(bytes);
-                if n_bytes >= PORTION_BYTES {
-                    n_bytes = 0;
-                    if !receiver.hand_over(std::mem::take(&mut portion)) {
-                        break;
-                    }
+                if !sink.push(bytes) {
+                    break;
                 }
             }
-            if !portion.is_empty() {
-                receiver.hand_over(portion);
-            }
             if n_read > 0 {
-                self.counters.hits.fetch_add(1, Ordering::Relaxed);
+                self.figures().hits += 1;
             }
         }
     }
@@ -412,28 +393,25 @@ impl Shared {
     /// The bytes of a page; a file that is not the one is removed.
     fn read(&self, page: &KeptPage) -> Option<Vec<u8>> {
         let entry = self.entry(page.name);
-        let n_bytes = match page.name.kind {
-            KeptKind::Page(PageGroup::Main) => self.format.page_bytes[0],
-            KeptKind::Page(PageGroup::Window) => self.format.page_bytes[1],
-            KeptKind::State => self.format.state_bytes,
-        };
         let path = self.file_of(&entry);
-        let read = read_file(&path, |file, len| {
-            entry::read(file, len, self.model, page, n_bytes)
+        let read = read_file(&path, |file, found| {
+            let header = PageFileHeader::read(file, found)?;
+            header.check(self.identity, &self.format, found)?;
+            if header != self.header(page.name, page.tokens) {
+                return Err(SessionError::Damaged);
+            }
+            EntrySums::after(&header.to_bytes()?).read(file, page.name.kind.n_bytes(&self.format))
         });
         match read {
-            Ok(Some(bytes)) => {
-                count(&self.counters.read, file_bytes(n_bytes));
+            Ok(bytes) => {
+                let mut figures = self.figures();
+                figures.read_pages += 1;
+                figures.read_bytes += self.file_bytes(page.name);
+                drop(figures);
                 (self.folder.index()).touch(&entry, SystemTime::now());
                 Some(bytes)
             }
-            Ok(None) => {
-                self.counters.refused.fetch_add(1, Ordering::Relaxed);
-                // Else it would be refused again and again.
-                let _ = self.forget(&entry);
-                None
-            }
-            Err(_) => {
+            Err(SessionError::Io(_)) => {
                 let is_there = match fs::symlink_metadata(&path) {
                     Ok(metadata) => metadata.is_file(),
                     Err(error) => error.kind() != io::ErrorKind::NotFound,
@@ -448,34 +426,28 @@ impl Shared {
                 }
                 None
             }
+            Err(_) => {
+                self.figures().refused_files += 1;
+                // Else it would be refused again and again.
+                let _ = self.forget(&entry);
+                None
+            }
         }
     }
 }
 
-fn read_file<T>(path: &Path, read: impl FnOnce(&mut File, u64) -> io::Result<T>) -> io::Result<T> {
+fn read_file<T>(
+    path: &Path,
+    read: impl FnOnce(&mut File, u64) -> Result<T, SessionError>,
+) -> Result<T, SessionError> {
     // Asked first: to open a pipe is to wait for its writer.
     let metadata = fs::symlink_metadata(path)?;
     if !metadata.is_file() {
-        return Err(io::ErrorKind::InvalidInput.into());
+        return Err(SessionError::Io(io::ErrorKind::InvalidInput.into()));
     }
     let mut file = File::open(path)?;
     let read = read(&mut file, metadata.len())?;
     // The order of use for the next process. It is a file of another user where this fails.
     let _ = file.set_modified(SystemTime::now());
     Ok(read)
-}
-
-/// Creates a file that its owner alone can read, and its folder where someone removed that.
-fn create(folder: &Path, path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    match options.open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            super::create_folder(folder)?;
-            options.open(path)
-        }
-        opened => opened,
-    }
 }

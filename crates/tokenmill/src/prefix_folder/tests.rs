@@ -219,7 +219,7 @@ fn cut_and_damaged_files_are_removed_and_the_prompt_is_computed() {
     // Files of others stay, and half-written files are deleted.
     let notes = whole[0].with_file_name("notes.txt");
     fs::write(&notes, "mine").unwrap();
-    let half = whole[0].with_extension(UNFINISHED);
+    let half = whole[0].with_file_name(".page.7-0.incomplete");
     fs::write(&half, "half").unwrap();
     drop(open(folder.path()));
     assert!(notes.exists() && !half.exists());
@@ -482,7 +482,7 @@ fn things_of_other_kinds_do_not_keep_a_folder_from_opening() {
     fs::write(folder.path().join("0".repeat(32)), "").unwrap();
     let of_model = pages[0].parent().unwrap();
     fs::create_dir(of_model.join(format!("{}.{}", "1".repeat(32), KINDS[0]))).unwrap();
-    fs::create_dir(of_model.join(format!("{}.{UNFINISHED}", "2".repeat(32)))).unwrap();
+    fs::create_dir(of_model.join(".page.7-0.incomplete")).unwrap();
     let second = Running::new(&model, &options(80), Some(&open(folder.path())));
     let figures = second.figures();
     assert_eq!(figures.kept_pages, pages.len() as u64);

@@ -5,30 +5,31 @@
 //! with the same tokens find it. Separate from the engine, which knows no file. Invariants: a file that is not whole, or not of
 //! this model, changes nothing; the file that was there before stays until the new one is on the disk.
 
-mod aside;
-mod header;
 mod identity;
 #[cfg(test)]
 mod tests;
 
 use std::{
     fs::{self, File},
-    io::{Read, Seek, SeekFrom, Write},
+    io::{Seek, SeekFrom, Write},
     path::Path,
 };
 
-use tokenmill_sched::{Engine, PrefixReader};
+use tokenmill_backend::{MemoryFormat, PAGE_TOKENS};
+use tokenmill_sched::{Engine, KeptKind, KeptName, PageKey, PrefixPart, PrefixReader};
 
-use self::header::SUM_BYTES;
 use crate::{
     Answer, Error, Model,
-    checksum::checksum,
-    format_text::{format_text, types_of},
+    aside::{self, write_aside},
+    format_text::format_text,
+    page_file::{EntrySums, PageFileHeader},
     session_error::SessionError,
 };
 
-pub(crate) use self::{aside::write_aside, identity::identity_of};
-pub use header::SessionHeader;
+pub(crate) use self::identity::identity_of;
+
+/// Recurrent states that a session has at most.
+const MAX_STATES: usize = 64;
 
 /// A conversation to keep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,7 +70,9 @@ pub struct SessionSize {
 pub struct SessionFile {
     file: File,
     n_bytes: u64,
-    header: SessionHeader,
+    header: PageFileHeader,
+    /// Its entries.
+    parts: Vec<PrefixPart>,
 }
 
 impl SessionFile {
@@ -89,104 +92,89 @@ impl SessionFile {
         }
         let mut file = File::open(path)?;
         let n_bytes = file.metadata()?.len();
-        let header = SessionHeader::read(&mut file, n_bytes)?;
+        let header = PageFileHeader::read(&mut file, n_bytes)?;
+        let parts = parts_of(&header).ok_or(SessionError::NotASession)?;
         Ok(Self {
             file,
             n_bytes,
             header,
+            parts,
         })
     }
 
     /// Returns the file's header.
-    pub fn header(&self) -> &SessionHeader {
+    pub fn header(&self) -> &PageFileHeader {
         &self.header
+    }
+
+    fn n_stored(&self) -> usize {
+        self.parts
+            .last()
+            .map_or(0, |last| (last.page_idx + 1) * PAGE_TOKENS)
     }
 
     /// Loads its memory into the engine.
     fn restore(mut self, to: &Owner<'_>, cache_salt: u64) -> Result<SessionSize, SessionError> {
-        let Self {
-            file,
-            n_bytes,
-            header,
-        } = &mut self;
         let (identity, format) = to.names()?;
-        if header.identity != identity {
-            return Err(SessionError::OtherModel);
-        }
-        if header.format != format {
-            let types = |text: &str| types_of(text).map(|(keys, values)| format!("{keys} and {values}"));
-            if let (Some(found), Some(expected)) = (types(&header.format), types(&format))
-                && found != expected
-            {
-                return Err(SessionError::OtherTypes { found, expected });
-            }
-            return Err(SessionError::OtherFormat {
-                found: header.format.clone(),
-                expected: format,
-            });
-        }
+        self.header.check(identity, format, self.n_bytes)?;
+        let n_stored = self.n_stored();
+        let tokens = &self.header.tokens;
         let limits = to.engine.limits();
-        if header.tokens.len() > limits.n_ctx {
+        if tokens.len() > limits.n_ctx {
             return Err(SessionError::TooLong {
-                n_tokens: header.tokens.len(),
+                n_tokens: tokens.len(),
                 n_ctx: limits.n_ctx,
             });
         }
-        let stored = &header.tokens[..header.n_stored];
+        let stored = &tokens[..n_stored];
         if stored.iter().any(|&id| id as usize >= limits.n_vocab) {
             return Err(SessionError::Damaged);
         }
         // All of the file is checked before anything in the cache makes room for it.
-        let chunks = to
-            .engine
-            .prefix_chunk_bytes(stored.len(), header.snapshots.len())
-            .ok_or(SessionError::NotReadable)?;
-        let memory_bytes = chunks.iter().map(|&n_bytes| n_bytes as u64).sum();
-        let body_start = header_bytes(header)?;
-        let expected = body_start + body_bytes(memory_bytes, chunks.len());
-        if *n_bytes < expected {
-            return Err(SessionError::Cut {
-                found: *n_bytes,
-                expected,
-            });
+        let head = self.header.to_bytes()?;
+        let mut sums = EntrySums::after(&head);
+        for part in &self.parts {
+            sums.read(&mut self.file, part.kind.n_bytes(format))?;
         }
-        if *n_bytes > expected {
+        self.file.seek(SeekFrom::Start(head.len() as u64))?;
+        let (n_held, missing, mut writer) = to.engine.write_prefix(stored, &self.parts, cache_salt)?;
+        if n_held < n_stored {
             return Err(SessionError::Damaged);
         }
-        let mut chunk = Vec::new();
-        for (seed, &n_bytes) in (0..).zip(&chunks) {
-            read_chunk(file, n_bytes, seed, &mut chunk)?;
-        }
-        file.seek(SeekFrom::Start(body_start))?;
-        let mut writer = to.engine.write_prefix(stored, &header.snapshots, cache_salt)?;
-        for seed in 0.. {
-            let Some(n_bytes) = writer.next_chunk_bytes() else {
-                break;
-            };
+        let mut missing = missing.into_iter().peekable();
+        let mut sums = EntrySums::after(&head);
+        for part in &self.parts {
             // Checked again: someone may have written to the file meanwhile.
-            read_chunk(file, n_bytes, seed, &mut chunk)?;
-            chunk = writer.write_chunk(chunk)?;
+            let bytes = sums.read(&mut self.file, part.kind.n_bytes(format))?;
+            if missing.next_if_eq(part).is_some() {
+                writer.push(bytes)?;
+            }
         }
         writer.publish()?;
         Ok(SessionSize {
-            n_tokens: header.tokens.len(),
-            n_stored: header.n_stored,
-            n_bytes: *n_bytes,
+            n_tokens: tokens.len(),
+            n_stored,
+            n_bytes: self.n_bytes,
         })
     }
 }
 
-/// Reads a chunk of a file's memory, whose sum must be right.
-fn read_chunk(file: &mut File, n_bytes: usize, seed: u64, chunk: &mut Vec<u8>) -> Result<(), SessionError> {
-    let mut sum = [0; SUM_BYTES];
-    chunk.resize(n_bytes, 0);
-    file.read_exact(chunk)?;
-    file.read_exact(&mut sum)?;
-    if checksum(chunk, seed).to_le_bytes() == sum {
-        Ok(())
-    } else {
-        Err(SessionError::Damaged)
-    }
+/// Returns the parts of a prefix that the entries of a session are; `None` if it is no session. The key of an entry is
+/// the index of its page.
+fn parts_of(header: &PageFileHeader) -> Option<Vec<PrefixPart>> {
+    let n_pages = header.tokens.len() / PAGE_TOKENS;
+    let part = |entry: &KeptName| {
+        let page_idx = usize::try_from(entry.key.number()).ok()?;
+        (page_idx < n_pages).then_some(PrefixPart {
+            page_idx,
+            kind: entry.kind,
+        })
+    };
+    let parts = header.entries.iter().map(part).collect::<Option<Vec<_>>>()?;
+    let order = |part: &PrefixPart| (part.page_idx, part.kind.index());
+    let states = parts.iter().filter(|part| part.kind == KeptKind::State);
+    let is_session = parts.is_sorted_by(|a, b| order(a) < order(b)) && states.count() <= MAX_STATES;
+    is_session.then_some(parts)
 }
 
 /// Names the file of an error.
@@ -205,29 +193,32 @@ struct Owner<'a> {
 
 impl Owner<'_> {
     /// The model, and how its memory is arranged.
-    fn names(&self) -> Result<(u128, String), SessionError> {
+    fn names(&self) -> Result<(u128, &MemoryFormat), SessionError> {
         let identity = self.identity.ok_or(SessionError::Unidentified)?;
         let format = self.engine.memory_format().ok_or(SessionError::NotReadable)?;
-        Ok((identity, format_text(format)))
+        Ok((identity, format))
     }
 
     /// Holds what the cache has of a session, and says what the file will be.
     fn begin(&self, session: &Session) -> Result<Draft, SessionError> {
         let (identity, format) = self.names()?;
         let reader = self.engine.read_prefix(&session.tokens, session.cache_salt)?;
-        let header = SessionHeader {
+        let entry = |part: &PrefixPart| KeptName {
+            key: PageKey::from_number(part.page_idx as u128),
+            kind: part.kind,
+        };
+        let header = PageFileHeader {
             identity,
-            format,
+            format: format_text(format),
             tokens: session.tokens.clone(),
+            entries: reader.parts().iter().map(entry).collect(),
             notes: session.notes.clone(),
-            n_stored: reader.n_tokens(),
-            snapshots: reader.snapshots().to_vec(),
         };
         let head = header.to_bytes()?;
         let size = SessionSize {
             n_tokens: session.tokens.len(),
-            n_stored: header.n_stored,
-            n_bytes: head.len() as u64 + body_bytes(reader.n_bytes(), reader.n_chunks()),
+            n_stored: reader.n_tokens(),
+            n_bytes: header.file_bytes(format),
         };
         Ok(Draft { head, reader, size })
     }
@@ -243,27 +234,17 @@ struct Draft {
 impl Draft {
     fn write(mut self, to: &mut impl Write) -> Result<(), SessionError> {
         to.write_all(&self.head)?;
-        let mut spare = Vec::new();
-        for seed in 0.. {
-            let Some(chunk) = self.reader.read_chunk(spare)? else {
-                break;
-            };
-            to.write_all(&chunk)?;
-            to.write_all(&checksum(&chunk, seed).to_le_bytes())?;
-            spare = chunk;
+        let mut sums = EntrySums::after(&self.head);
+        loop {
+            let portion = self.reader.read_portion()?;
+            if portion.is_empty() {
+                return Ok(to.flush()?);
+            }
+            for bytes in portion {
+                sums.write(to, &bytes)?;
+            }
         }
-        Ok(to.flush()?)
     }
-}
-
-/// Bytes of a header in its file.
-fn header_bytes(header: &SessionHeader) -> Result<u64, SessionError> {
-    Ok(header.to_bytes()?.len() as u64)
-}
-
-/// Bytes of the memory in a file, with the sums.
-fn body_bytes(n_bytes: u64, n_chunks: usize) -> u64 {
-    n_bytes + (n_chunks * SUM_BYTES) as u64
 }
 
 impl Model {

@@ -25,11 +25,10 @@ impl Core {
                 self.stop_waiting(request);
                 self.end_samples(request, Some(sample), now_us);
             }
-            Command::Fetched(fetched) => self.take_fetched(fetched, now_us),
             Command::Resume(request) => self.set_paused(request, false),
             Command::ForgetCache => self.scheduler.forget_cache(),
             Command::Adapter(command) => self.obey_adapter(command),
-            Command::Memory(command) => self.transfer(command),
+            Command::Memory(command) => self.transfer(command, now_us),
         }
     }
 

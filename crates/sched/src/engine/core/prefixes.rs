@@ -1,20 +1,23 @@
-//! Prefixes that callers hold, to read or write their memory.
+//! Prefixes that are held, to read or write their memory.
 //!
-//! Part of [`Core`], but not of a step: each command is short and runs between two steps. Invariant: a held
-//! prefix is released by its handle, or by the end of the engine.
+//! Part of [`Core`], but not of a step: each command is short and runs between two steps. Sessions hold prefixes
+//! through handles, and the page store's fetches (`store/fetch.rs`) do as well. Invariant: a held prefix is
+//! released by its handle, by the end of its fetch, or by the end of the engine.
 
-use std::ops::Range;
-
-use tokenmill_backend::{MemoryFormat, MemoryPlace, StepError};
+use tokenmill_backend::{AdapterId, MemoryPlace, StepError};
 
 use crate::{
     engine::core::Core,
     error::EngineError,
+    pages::store::PORTION_BYTES,
     plan::{
-        scheduler::held_prefix::{HeldPrefix, HoldError},
+        scheduler::held_prefix::{HeldPrefix, NoRoom},
         step_plan::StepPlan,
     },
-    queue::prefix_command::{Held, MemoryCommand, Reply},
+    queue::{
+        prefix_command::{Held, MemoryCommand, Reply},
+        submission::Submission,
+    },
 };
 
 /// How long a draining engine waits for idle readers and writers of prefixes, in microseconds.
@@ -34,18 +37,40 @@ pub(super) struct Holds {
 struct Hold {
     id: u64,
     prefix: HeldPrefix,
-    places: Vec<MemoryPlace>,
+    /// Number of its missing parts that are written.
+    n_written: usize,
 }
 
 impl Holds {
-    fn places(&self, id: u64, places: Range<usize>) -> Result<&[MemoryPlace], EngineError> {
-        let hold = self.open.iter().find(|hold| hold.id == id);
-        (hold.and_then(|hold| hold.places.get(places))).ok_or(EngineError::Stopped)
+    pub(super) fn open(&mut self, prefix: HeldPrefix) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.open.push(Hold {
+            id,
+            prefix,
+            n_written: 0,
+        });
+        id
     }
 
-    fn take(&mut self, id: u64) -> Option<HeldPrefix> {
+    fn get(&mut self, id: u64) -> Result<&mut Hold, EngineError> {
+        let mut open = self.open.iter_mut();
+        open.find(|hold| hold.id == id).ok_or(EngineError::Stopped)
+    }
+
+    fn take(&mut self, id: u64) -> Option<Hold> {
         let at = self.open.iter().position(|hold| hold.id == id)?;
-        Some(self.open.swap_remove(at).prefix)
+        Some(self.open.swap_remove(at))
+    }
+
+    pub(super) fn prefix(&self, id: u64) -> Option<&HeldPrefix> {
+        let hold = self.open.iter().find(|hold| hold.id == id)?;
+        Some(&hold.prefix)
+    }
+
+    /// Returns the adapters that held prefixes were computed with.
+    pub(super) fn adapters(&self) -> impl Iterator<Item = AdapterId> {
+        self.open.iter().filter_map(|hold| hold.prefix.adapter)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -57,7 +82,8 @@ impl Core {
     /// Releases prefixes that no caller has used for a while, if nothing else is left: they would keep a
     /// draining engine alive forever.
     pub(crate) fn end_forgotten_holds(&mut self, now_us: u64) {
-        if !self.scheduler.is_empty() || self.has_step_in_flight() || self.holds.is_empty() {
+        let is_busy = !self.scheduler.is_empty() || self.has_step_in_flight() || self.n_fetching() > 0;
+        if is_busy || self.holds.is_empty() {
             self.holds.alone_since_us = None;
             return;
         }
@@ -70,47 +96,43 @@ impl Core {
     }
 
     /// Executes a command about the memory of a prefix.
-    pub(super) fn transfer(&mut self, command: MemoryCommand) {
+    pub(super) fn transfer(&mut self, command: MemoryCommand, now_us: u64) {
         self.holds.alone_since_us = None;
         match command {
-            MemoryCommand::Hold { tokens, salt, reply } => {
-                let held = self.scheduler.hold_prefix(&tokens, salt);
-                answer(&reply, self.open_hold(held));
-            }
-            MemoryCommand::Reserve {
+            MemoryCommand::Hold {
                 tokens,
-                snapshots,
+                stored,
                 salt,
                 reply,
             } => {
-                let held = self.scheduler.reserve_prefix(&tokens, &snapshots, salt);
+                let held = self.scheduler.hold_prefix(&tokens, salt, &stored);
                 answer(&reply, self.open_hold(held));
             }
-            MemoryCommand::Read {
-                hold,
-                places,
-                bytes,
-                reply,
-            } => {
-                answer(&reply, self.read_places(hold, places, bytes));
+            MemoryCommand::Read { hold, from, reply } => {
+                answer(&reply, self.read_parts(hold, from));
             }
             MemoryCommand::Write {
                 hold,
-                places,
-                bytes,
+                contents,
                 reply,
             } => {
-                answer(&reply, self.write_places(hold, places, bytes));
+                let written = self.write_parts(hold, &contents);
+                if written.is_ok() {
+                    self.note_fetched(hold, now_us);
+                } else {
+                    self.end_and_look_again(hold, now_us);
+                }
+                answer(&reply, written);
             }
             MemoryCommand::Publish { hold, reply } => {
-                if let Some(prefix) = self.holds.take(hold) {
-                    self.scheduler.publish_prefix(prefix);
+                self.end_and_look_again(hold, now_us);
+                if let Some(reply) = reply {
+                    answer(&reply, Ok(()));
                 }
-                answer(&reply, Ok(()));
             }
             MemoryCommand::LetGo { hold } => {
-                if let Some(prefix) = self.holds.take(hold) {
-                    self.scheduler.let_prefix_go(prefix);
+                if let Some(hold) = self.holds.take(hold) {
+                    self.scheduler.let_prefix_go(hold.prefix);
                 }
             }
             MemoryCommand::Forget { tokens, salt, reply } => {
@@ -120,80 +142,92 @@ impl Core {
         }
     }
 
-    /// Executes the copies that holding a prefix requires, and assigns it a number.
-    fn open_hold(&mut self, held: Result<HeldPrefix, HoldError>) -> Result<Held, EngineError> {
-        let format = self.executor.memory_format();
-        let prefix = held.map_err(|error| match error {
-            HoldError::NoRoom { needed, n_available } => EngineError::NoRoomForPrefix { needed, n_available },
-            HoldError::BadSnapshots => EngineError::BadSnapshots,
-        })?;
-        let made = match format {
-            Some(format) => self.copy_for_prefix().map(|()| format).map_err(EngineError::from),
-            None => Err(EngineError::MemoryNotReadable),
-        };
-        let format: MemoryFormat = match made {
-            Ok(format) => format,
-            Err(error) => {
-                self.scheduler.let_prefix_go(prefix);
-                return Err(error);
-            }
-        };
-        let places = prefix.places();
-        let held = Held {
-            hold: self.holds.next,
-            n_tokens: prefix.n_tokens(),
-            snapshots: prefix.snapshots(),
-            place_bytes: places.iter().map(|&place| format.bytes_of(place)).collect(),
-        };
-        self.holds.next += 1;
-        self.holds.open.push(Hold {
-            id: held.hold,
-            prefix,
-            places,
-        });
-        Ok(held)
+    fn open_hold(&mut self, held: Result<HeldPrefix, NoRoom>) -> Result<Held, EngineError> {
+        let prefix = held
+            .map_err(|NoRoom { needed, n_available }| EngineError::NoRoomForPrefix { needed, n_available })?;
+        if self.executor.memory_format().is_none() {
+            self.scheduler.let_prefix_go(prefix);
+            return Err(EngineError::MemoryNotReadable);
+        }
+        let (n_tokens, parts) = (prefix.tokens.len(), prefix.parts.clone());
+        Ok(Held {
+            hold: self.hold(prefix)?,
+            n_tokens,
+            parts,
+        })
     }
 
-    /// Executes the copies between the tiers that reserving pages caused.
-    pub(super) fn copy_for_prefix(&mut self) -> Result<(), StepError> {
+    /// Executes the copies that holding a prefix requires, and assigns it a number. If they fail, the prefix is
+    /// released.
+    pub(super) fn hold(&mut self, prefix: HeldPrefix) -> Result<u64, StepError> {
+        // Making room evicted other pages, which may have to be copied.
         self.keep_evicted_pages();
         let mut plan = StepPlan::default();
         self.scheduler.take_copies(&mut plan);
-        self.copy_planned(&plan)
+        match self.copy_planned(&plan) {
+            Ok(()) => Ok(self.holds.open(prefix)),
+            Err(error) => {
+                self.scheduler.let_prefix_go(prefix);
+                Err(error)
+            }
+        }
     }
 
-    fn read_places(
-        &mut self,
-        hold: u64,
-        places: Range<usize>,
-        mut bytes: Vec<u8>,
-    ) -> Result<Vec<u8>, EngineError> {
-        let places = self.holds.places(hold, places)?;
-        let mut take = |own: &[u8]| bytes.extend_from_slice(own);
-        self.executor.read_memory(places, &mut take)?;
-        Ok(bytes)
-    }
-
-    fn write_places(
-        &mut self,
-        hold: u64,
-        places: Range<usize>,
-        bytes: Vec<u8>,
-    ) -> Result<Vec<u8>, EngineError> {
+    fn read_parts(&mut self, hold: u64, from: usize) -> Result<Vec<Vec<u8>>, EngineError> {
         let format = self
             .executor
             .memory_format()
             .ok_or(EngineError::MemoryNotReadable)?;
-        let mut rest = &bytes[..];
-        let contents: Vec<_> = (self.holds.places(hold, places)?.iter())
-            .map(|&place| {
-                let (own, others) = rest.split_at(format.bytes_of(place));
-                rest = others;
-                (place, own)
-            })
+        let parts = &self.holds.get(hold)?.prefix.parts;
+        let (mut places, mut n_bytes) = (Vec::new(), 0);
+        for held in parts.get(from..).unwrap_or_default() {
+            n_bytes += format.bytes_of(held.place);
+            if n_bytes > PORTION_BYTES && !places.is_empty() {
+                break;
+            }
+            places.push(held.place);
+        }
+        Ok(self.read_places(&places)?)
+    }
+
+    /// Returns the bytes of each place.
+    pub(super) fn read_places(&mut self, places: &[MemoryPlace]) -> Result<Vec<Vec<u8>>, StepError> {
+        let mut contents = Vec::with_capacity(places.len());
+        let mut take = |bytes: &[u8]| contents.push(bytes.to_vec());
+        self.executor.read_memory(places, &mut take)?;
+        Ok(contents)
+    }
+
+    fn write_parts(&mut self, hold: u64, contents: &[Vec<u8>]) -> Result<(), EngineError> {
+        let format = self
+            .executor
+            .memory_format()
+            .ok_or(EngineError::MemoryNotReadable)?;
+        let hold = self.holds.get(hold)?;
+        let missing = hold.prefix.missing().skip(hold.n_written);
+        let writes: Vec<_> = (missing.zip(contents))
+            .map(|(held, bytes)| (held.place, &bytes[..]))
+            .filter(|&(place, bytes)| bytes.len() == format.bytes_of(place))
             .collect();
-        self.executor.write_memory(&contents)?;
-        Ok(bytes)
+        if writes.len() < contents.len() {
+            return Err(EngineError::BadParts);
+        }
+        self.executor.write_memory(&writes)?;
+        hold.n_written += contents.len();
+        Ok(())
+    }
+
+    /// Publishes the complete pages of a held prefix, and starts the request that waited for them. Returns the
+    /// requests that waited with it.
+    pub(super) fn end_hold(&mut self, id: u64) -> Vec<Submission> {
+        if let Some(hold) = self.holds.take(id) {
+            self.scheduler.publish_prefix(hold.prefix, hold.n_written);
+        }
+        let Some(fetch) = self.store.as_mut().and_then(|link| link.take_fetch(id)) else {
+            return Vec::new();
+        };
+        self.accept(fetch.submission);
+        fetch.followers
     }
 }
 

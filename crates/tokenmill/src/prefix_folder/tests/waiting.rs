@@ -1,11 +1,11 @@
 //! Requests that wait for their pages, and an engine that waits for its folder.
 
-use tokenmill_sched::{AdaptersInUse, EngineError, Event, Generation, Offer, PageReceiver};
+use tokenmill_sched::{AdaptersInUse, EngineError, Event, Generation, Offer, PageSink};
 
 use super::*;
 
 /// The requests that a [`Gated`] holds back.
-type Held = Mutex<Vec<(Vec<KeptPage>, PageReceiver)>>;
+type Held = Mutex<Vec<(Vec<KeptPage>, Box<dyn PageSink>)>>;
 
 /// A folder that returns no pages until the test lets it.
 #[derive(Debug)]
@@ -23,8 +23,8 @@ impl PageStore for Gated {
         self.store.contains(name)
     }
 
-    fn offer(&self, name: KeptName, n_bytes: usize) -> Offer {
-        self.store.offer(name, n_bytes)
+    fn offer(&self, name: KeptName) -> Offer {
+        self.store.offer(name)
     }
 
     fn keep(&self, page: KeptPage) {
@@ -35,8 +35,8 @@ impl PageStore for Gated {
         self.store.is_writing()
     }
 
-    fn fetch(&self, wanted: Vec<KeptPage>, receiver: PageReceiver) {
-        self.held.lock().unwrap().push((wanted, receiver));
+    fn fetch(&self, wanted: Vec<KeptPage>, sink: Box<dyn PageSink>) {
+        self.held.lock().unwrap().push((wanted, sink));
     }
 }
 
@@ -52,8 +52,8 @@ fn gated(folder: &Path, model: &TinyModel) -> (Running, Arc<Held>) {
 
 /// Gives what was asked first of a folder of [`gated`].
 fn give(running: &Running, held: &Held) {
-    let (wanted, receiver) = held.lock().unwrap().remove(0);
-    running.store.as_ref().unwrap().fetch(wanted, receiver);
+    let (wanted, sink) = held.lock().unwrap().remove(0);
+    running.store.as_ref().unwrap().fetch(wanted, sink);
 }
 
 /// All tokens of an answer whose prompt was found up to `cached_tokens`, each with the bits of its log-probability.
@@ -82,11 +82,11 @@ impl PageStore for OneByOne {
         self.0.contains(name)
     }
 
-    fn offer(&self, name: KeptName, n_bytes: usize) -> Offer {
+    fn offer(&self, name: KeptName) -> Offer {
         if self.is_writing() {
             Offer::Later
         } else {
-            self.0.offer(name, n_bytes)
+            self.0.offer(name)
         }
     }
 
@@ -98,8 +98,8 @@ impl PageStore for OneByOne {
         PageStore::is_writing(&*self.0)
     }
 
-    fn fetch(&self, wanted: Vec<KeptPage>, receiver: PageReceiver) {
-        self.0.fetch(wanted, receiver);
+    fn fetch(&self, wanted: Vec<KeptPage>, sink: Box<dyn PageSink>) {
+        self.0.fetch(wanted, sink);
     }
 }
 

@@ -8,15 +8,16 @@
 
 use std::time::Duration;
 
-use tokenmill_backend::{AdapterId, MemoryFormat};
+use tokenmill_backend::AdapterId;
 
 use crate::{
-    engine::core::{Core, cause::Cause, store::Fetch},
-    pages::store::{Fetched, PageReceiver},
+    engine::{
+        core::{Core, cause::Cause, store::Fetch},
+        prefix_transfer::PrefixWriter,
+    },
     plan::sequence::Sequence,
     queue::{
         event::RequestId,
-        mailbox::Command,
         submission::{Job, Submission},
     },
     sync,
@@ -39,10 +40,22 @@ const SLOWEST_BYTES_PER_US: u64 = 64;
 impl Core {
     /// Accepts a request, possibly after fetching its pages.
     pub(in crate::engine::core) fn accept_or_fetch(&mut self, submission: Submission, now_us: u64) {
-        let Some(mut link) = self.store.take() else {
-            return self.accept(submission);
+        if let Some(submission) = self.fetch(submission, now_us) {
+            self.accept(submission);
+        }
+    }
+
+    /// Holds a request back until its pages are fetched. Returns it if the store has nothing to add, or the cache
+    /// no room.
+    fn fetch(&mut self, submission: Submission, now_us: u64) -> Option<Submission> {
+        let uses_cache = self.uses_prefix_cache();
+        let Some(link) = &mut self.store else {
+            return Some(submission);
         };
         let mut spec = submission.spec(None);
+        if !uses_cache || !spec.uses_prefix_cache {
+            return Some(submission);
+        }
         if spec.context_shift.is_some() {
             // Tokens that a full context would drop at once are not part of the prompt.
             let mut sequence = Sequence::new(spec.clone(), 0);
@@ -51,96 +64,62 @@ impl Core {
                 spec.tokens = sequence.tokens;
             }
         }
-        let contains = |name| link.store.contains(name);
-        let is_cached = spec.uses_prefix_cache && self.uses_prefix_cache();
-        let keys = (self.scheduler).stored_prefix_keys(&spec, is_cached, &contains);
-        let Some((keys, first_missing)) = keys else {
-            self.store = Some(link);
-            return self.accept(submission);
-        };
-        let open = &mut link.fetches.open;
-        let leader = open.iter().position(|fetch| fetch.stored.wants(first_missing));
-        // The fetch that ends first makes room for another.
-        if let Some(at) = leader.or((open.len() >= MAX_OPEN).then_some(0)) {
-            open[at].followers.push(submission);
-            self.store = Some(link);
-            return;
-        }
-        let Some(stored) = self.scheduler.reserve_stored(&spec, keys, &contains) else {
-            self.store = Some(link);
-            return self.accept(submission);
-        };
-        let id = link.fetches.next;
-        link.fetches.next += 1;
-        let mailbox = sync::Arc::clone(&link.mailbox);
-        let receiver = PageReceiver::new(id, move |fetched| mailbox.post(Command::Fetched(fetched)));
         let store = std::sync::Arc::clone(&link.store);
-        self.store = Some(link);
-        // Making room evicted other pages, which may have to be copied.
-        if self.copy_for_prefix().is_err() {
-            self.scheduler.let_prefix_go(stored.prefix);
-            return self.accept(submission);
+        let is_stored = |_: usize, name| store.contains(name);
+        let Some((keys, first_missing)) = self.scheduler.stored_prefix_keys(&spec, &is_stored) else {
+            return Some(submission);
+        };
+        let wants =
+            |fetch: &Fetch| (self.holds.prefix(fetch.hold)).is_some_and(|prefix| prefix.wants(first_missing));
+        let leader = link.fetches.iter().position(wants);
+        // The fetch that ends first makes room for another.
+        if let Some(at) = leader.or((link.fetches.len() >= MAX_OPEN).then_some(0)) {
+            link.fetches[at].followers.push(submission);
+            return None;
         }
-        store.fetch(stored.wanted.clone(), receiver);
+        let Ok(prefix) = self.scheduler.hold_keys(&spec.naming(), keys, 1, &is_stored) else {
+            return Some(submission);
+        };
+        let wanted = prefix.wanted();
+        let n_bytes = wanted
+            .iter()
+            .map(|page| page.name.kind.n_bytes(&link.format) as u64)
+            .sum();
+        let mailbox = sync::Arc::clone(&link.mailbox);
+        let Ok(hold) = self.hold(prefix) else {
+            return Some(submission);
+        };
+        store.fetch(wanted, Box::new(PrefixWriter::new(hold, mailbox)));
         if let Some(link) = &mut self.store {
-            link.fetches.open.push(Fetch {
-                id,
+            link.fetches.push(Fetch {
+                hold,
+                n_bytes,
                 submission,
                 followers: Vec::new(),
-                stored,
-                n_done: 0,
                 last_news_us: now_us,
             });
         }
+        None
     }
 
-    /// Writes fetched pages to their places.
-    pub(in crate::engine::core) fn take_fetched(&mut self, fetched: Fetched, now_us: u64) {
-        let (id, pages, done) = match fetched {
-            Fetched::Pages { fetch, pages, done } => (fetch, pages, done),
-            Fetched::End { fetch } => return self.end_and_look_again(fetch, now_us),
-        };
-        let Some(link) = &mut self.store else { return };
-        let Some(fetch) = link.fetches.open.iter_mut().find(|fetch| fetch.id == id) else {
-            // No request waits for it any more; the dropped `done` tells its sender.
-            return;
-        };
-        fetch.last_news_us = now_us;
-        let places = fetch.stored.places.get(fetch.n_done..).unwrap_or_default();
-        let contents: Vec<_> = (places.iter().zip(&pages))
-            .map(|(&(_, place), bytes)| (place, &bytes[..]))
-            .collect();
-        if contents.len() < pages.len() || self.executor.write_memory(&contents).is_err() {
-            return self.end_and_look_again(id, now_us);
+    /// Notes that pages of a fetch have arrived, if the held prefix is that of a fetch.
+    pub(in crate::engine::core) fn note_fetched(&mut self, hold: u64, now_us: u64) {
+        let mut fetches = self.store.iter_mut().flat_map(|link| &mut link.fetches);
+        if let Some(fetch) = fetches.find(|fetch| fetch.hold == hold) {
+            fetch.last_news_us = now_us;
         }
-        fetch.n_done += pages.len();
-        // The reader of the next pages may have ended.
-        let _ = done.send(());
     }
 
-    /// Publishes the fetched pages in the prefix cache, and starts the request that waited for them. Returns
-    /// the requests that waited with it.
-    fn end_fetch(&mut self, id: u64) -> Vec<Submission> {
-        let fetch = (self.store.as_mut()).and_then(|link| link.fetches.take(id));
-        let Some(fetch) = fetch else {
-            return Vec::new();
-        };
-        let n_pages = fetch.stored.n_whole_pages(fetch.n_done);
-        self.scheduler.publish_part(fetch.stored.prefix, n_pages);
-        self.accept(fetch.submission);
-        fetch.followers
-    }
-
-    /// Does the same as [`Self::end_fetch`]; requests that waited with it look up their missing pages again.
-    fn end_and_look_again(&mut self, id: u64, now_us: u64) {
-        for follower in self.end_fetch(id) {
+    /// Does the same as [`Self::end_hold`]; requests that waited with it look up their missing pages again.
+    pub(in crate::engine::core) fn end_and_look_again(&mut self, hold: u64, now_us: u64) {
+        for follower in self.end_hold(hold) {
             self.accept_or_fetch(follower, now_us);
         }
     }
 
-    /// Does the same as [`Self::end_fetch`]; requests that waited with it start too.
-    fn end_and_begin(&mut self, id: u64) {
-        for follower in self.end_fetch(id) {
+    /// Does the same as [`Self::end_hold`]; requests that waited with it start too.
+    fn end_and_begin(&mut self, hold: u64) {
+        for follower in self.end_hold(hold) {
             self.accept(follower);
         }
     }
@@ -151,17 +130,17 @@ impl Core {
         let Some(link) = &self.store else { return };
         let is_late = |fetch: &&Fetch| {
             let is_silent = now_us.saturating_sub(fetch.last_news_us) >= FETCH_PATIENCE_US;
-            is_silent || now_us >= fetch.latest_us(&link.format)
+            is_silent || now_us >= fetch.latest_us()
         };
-        let late = link.fetches.open.iter().filter(is_late);
-        let late: Vec<u64> = late.map(|fetch| fetch.id).collect();
-        let submissions = link.fetches.open.iter().flat_map(Fetch::submissions);
+        let late = link.fetches.iter().filter(is_late);
+        let late: Vec<u64> = late.map(|fetch| fetch.hold).collect();
+        let submissions = link.fetches.iter().flat_map(Fetch::submissions);
         let overdue: Vec<RequestId> = submissions
             .filter(|submission| submission.is_overdue(now_us))
             .map(|submission| submission.request)
             .collect();
-        for id in late {
-            self.end_and_begin(id);
+        for hold in late {
+            self.end_and_begin(hold);
         }
         let has_overdue = !overdue.is_empty();
         for request in overdue {
@@ -177,11 +156,11 @@ impl Core {
     /// Starts a request that is held back, so that it can be ended.
     pub(in crate::engine::core) fn stop_waiting(&mut self, request: RequestId) {
         let Some(link) = &mut self.store else { return };
-        for fetch in &mut link.fetches.open {
+        for fetch in &mut link.fetches {
             if fetch.submission.request == request {
                 if fetch.followers.is_empty() {
-                    let id = fetch.id;
-                    return self.end_and_begin(id);
+                    let hold = fetch.hold;
+                    return self.end_and_begin(hold);
                 }
                 // Others still wait for the same pages, or for room.
                 let next = fetch.followers.remove(0);
@@ -201,31 +180,27 @@ impl Core {
 
     /// Returns the number of requests that are held back.
     pub(in crate::engine::core) fn n_fetching(&self) -> usize {
-        (self.store.as_ref()).map_or(0, |link| link.fetches.n_waiting())
+        let fetches = self.store.iter().flat_map(|link| &link.fetches);
+        fetches.map(|fetch| 1 + fetch.followers.len()).sum()
     }
 
     /// Returns the adapters of requests waiting for stored pages, and of pages being fetched.
     pub(in crate::engine::core) fn kept_back_adapters(&self) -> Vec<AdapterId> {
-        let open = (self.store.iter()).flat_map(|link| &link.fetches.open);
-        let of_fetch = |fetch: &Fetch| {
-            let of_requests = fetch
-                .submissions()
-                .filter_map(|submission| submission.job.adapter());
-            let mut ids: Vec<AdapterId> = of_requests.collect();
-            // The request that started the fetch may have been cancelled.
-            ids.extend(fetch.stored.prefix.adapter);
-            ids
-        };
-        open.flat_map(of_fetch).collect()
+        let fetches = self.store.iter().flat_map(|link| &link.fetches);
+        let of_requests = fetches
+            .flat_map(Fetch::submissions)
+            .filter_map(|submission| submission.job.adapter());
+        // The request that started the fetch may have been cancelled.
+        of_requests.chain(self.holds.adapters()).collect()
     }
 
     /// Starts all requests that are held back.
     pub(in crate::engine::core) fn stop_all_waiting(&mut self) {
         while let Some(link) = &self.store
-            && let Some(fetch) = link.fetches.open.first()
+            && let Some(fetch) = link.fetches.first()
         {
-            let id = fetch.id;
-            self.end_and_begin(id);
+            let hold = fetch.hold;
+            self.end_and_begin(hold);
         }
     }
 }
@@ -237,10 +212,8 @@ impl Fetch {
     }
 
     /// Returns the time at which the fetch ends in any case.
-    fn latest_us(&self, format: &MemoryFormat) -> u64 {
-        let places = self.stored.places.iter();
-        let n_bytes: usize = places.map(|&(_, place)| format.bytes_of(place)).sum();
-        (self.submission.submitted_us).saturating_add(FETCH_LIMIT_US + n_bytes as u64 / SLOWEST_BYTES_PER_US)
+    fn latest_us(&self) -> u64 {
+        (self.submission.submitted_us).saturating_add(FETCH_LIMIT_US + self.n_bytes / SLOWEST_BYTES_PER_US)
     }
 }
 

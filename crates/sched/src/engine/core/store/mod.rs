@@ -10,7 +10,6 @@ use tokenmill_backend::MemoryFormat;
 
 use crate::{
     pages::store::PageStore,
-    plan::scheduler::stored_prefix::StoredPrefix,
     queue::{mailbox::Mailbox, submission::Submission},
     sync,
 };
@@ -20,42 +19,26 @@ pub(super) struct StoreLink {
     store: std::sync::Arc<dyn PageStore>,
     mailbox: sync::Arc<Mailbox>,
     format: MemoryFormat,
-    fetches: Fetches,
+    fetches: Vec<Fetch>,
     /// Start of the period in which the store's writes are the only remaining work.
     alone_since_us: Option<u64>,
 }
 
-/// Requests that wait for stored pages.
-#[derive(Debug, Default)]
-struct Fetches {
-    open: Vec<Fetch>,
-    next: u64,
-}
-
-/// Pages being fetched.
+/// A request that waits for stored pages.
 #[derive(Debug)]
-struct Fetch {
-    id: u64,
-    submission: Submission,
+pub(super) struct Fetch {
+    /// The number of the held prefix that they are written to.
+    hold: u64,
+    n_bytes: u64,
+    pub(super) submission: Submission,
     /// Requests that miss the same page first. They look it up again once it has arrived.
-    followers: Vec<Submission>,
-    stored: StoredPrefix,
-    n_done: usize,
+    pub(super) followers: Vec<Submission>,
     last_news_us: u64,
 }
 
-impl Fetches {
-    fn is_empty(&self) -> bool {
-        self.open.is_empty()
-    }
-
-    /// Returns the number of requests that are held back.
-    fn n_waiting(&self) -> usize {
-        self.open.iter().map(|fetch| 1 + fetch.followers.len()).sum()
-    }
-
-    fn take(&mut self, id: u64) -> Option<Fetch> {
-        let at = self.open.iter().position(|fetch| fetch.id == id)?;
-        Some(self.open.remove(at))
+impl StoreLink {
+    pub(super) fn take_fetch(&mut self, hold: u64) -> Option<Fetch> {
+        let at = self.fetches.iter().position(|fetch| fetch.hold == hold)?;
+        Some(self.fetches.remove(at))
     }
 }

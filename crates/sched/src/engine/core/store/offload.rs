@@ -9,20 +9,14 @@ use std::time::Duration;
 use tokenmill_backend::{MemoryPlace, PAGE_TOKENS, PageGroup};
 
 use crate::{
-    engine::core::{
-        Core,
-        store::{Fetches, StoreLink},
-    },
+    engine::core::{Core, store::StoreLink},
     pages::{
         pool::LeavingPage,
-        store::{KeptKind, KeptName, KeptPage, Offer, PageStore},
+        store::{KeptKind, KeptName, KeptPage, Offer, PORTION_BYTES, PageStore},
     },
     queue::mailbox::Mailbox,
     sync,
 };
-
-/// Maximum bytes copied between two steps, unless one page has more.
-const PORTION_BYTES: usize = 4 << 20;
 
 /// Polling interval of an idle engine whose store was busy.
 const STORE_PAUSE: Duration = Duration::from_millis(5);
@@ -46,7 +40,7 @@ impl Core {
             store,
             mailbox,
             format,
-            fetches: Fetches::default(),
+            fetches: Vec::new(),
             alone_since_us: None,
         }));
     }
@@ -57,9 +51,6 @@ impl Core {
         let Some(link) = &mut self.store else {
             return false;
         };
-        if !link.fetches.is_empty() {
-            return true;
-        }
         let since_us = *link.alone_since_us.get_or_insert(now_us);
         (has_leaving || link.store.is_writing()) && now_us.saturating_sub(since_us) < STORE_PATIENCE_US
     }
@@ -122,11 +113,9 @@ impl Core {
     /// Copies a portion and gives it to the store. Returns its bytes, or 0 if they cannot be read; the pages
     /// are then computed again if needed.
     fn keep(&mut self, link: &StoreLink, portion: Portion) -> usize {
-        let mut contents = Vec::with_capacity(portion.places.len());
-        let mut take = |bytes: &[u8]| contents.push(bytes.to_vec());
-        if self.executor.read_memory(&portion.places, &mut take).is_err() {
+        let Ok(contents) = self.read_places(&portion.places) else {
             return 0;
-        }
+        };
         for ((name, tokens), bytes) in portion.names.into_iter().zip(contents) {
             link.store.keep(KeptPage { name, tokens, bytes });
         }
@@ -159,15 +148,14 @@ impl Portion {
             .flatten()
         {
             let name = KeptName { key: page.key, kind };
-            let n_bytes = link.format.bytes_of(place);
-            match link.store.offer(name, n_bytes) {
+            match link.store.offer(name) {
                 Offer::Leave => continue,
                 Offer::Later => return false,
                 Offer::Take => {}
             }
             self.names.push((name, page.tokens));
             self.places.push(place);
-            self.n_bytes += n_bytes;
+            self.n_bytes += link.format.bytes_of(place);
         }
         true
     }

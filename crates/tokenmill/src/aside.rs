@@ -21,13 +21,23 @@ pub(crate) fn write_aside<E: From<io::Error>>(
     path: &Path,
     write: impl FnOnce(&mut File) -> Result<(), E>,
 ) -> Result<(), E> {
+    write_unsynced::<E>(path, |file| {
+        write(file)?;
+        Ok(file.sync_all()?)
+    })?;
+    Ok(sync_folder(path)?)
+}
+
+/// As [`write_aside`], but leaves it to the system when the bytes come to the disk: a power cut may cut the file.
+pub(crate) fn write_unsynced<E: From<io::Error>>(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> Result<(), E>,
+) -> Result<(), E> {
     let (mut file, aside) = create_aside(path)?;
     keep_mode(path, &file)?;
     let written = write(&mut file).and_then(|()| {
-        file.sync_all()?;
         drop(file);
-        fs::rename(&aside, path)?;
-        Ok(sync_folder(path)?)
+        Ok(fs::rename(&aside, path)?)
     });
     if written.is_err() {
         // The file may no longer exist, and the caller reports the first error.
@@ -83,7 +93,7 @@ fn sync_folder(path: &Path) -> io::Result<()> {
 }
 
 /// Removes what killed processes left of files of a folder that no other process writes to.
-pub(super) fn remove_unfinished(folder: &Path) -> io::Result<()> {
+pub(crate) fn remove_unfinished(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name();
