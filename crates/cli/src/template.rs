@@ -11,6 +11,9 @@ use tokenmill::LoadOptions;
 
 use crate::{failure::Failure, help::ADVANCED, input::read_text};
 
+/// The one template that has a name.
+const CHATML_NAME: &str = "chatml";
+
 /// The most common training format of models without a template of their own.
 const CHATML: &str = "{%- for message in messages -%}\
     {{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\
@@ -25,7 +28,7 @@ pub(crate) struct TemplateArgs {
     #[arg(long, alias = "chat-template-file", value_name = "FILE")]
     template: Option<PathBuf>,
     /// Use this text as the template, or `chatml`
-    #[arg(long, help_heading = ADVANCED, value_name = "TEXT", conflicts_with = "template")]
+    #[arg(long, help_heading = ADVANCED, value_name = "TEXT", conflicts_with = "template", value_parser = template_text)]
     chat_template: Option<String>,
     /// Turn the model's reasoning on or off, if its template can [default: auto, which is on]
     #[arg(long, value_enum, value_name = "on|off|auto", hide_possible_values = true)]
@@ -40,6 +43,21 @@ enum Reasoning {
     On,
     Off,
     Auto,
+}
+
+/// Says whether a text can be a template: one without an expression and a statement drops the messages.
+fn is_template(text: &str) -> bool {
+    text.contains("{{") || text.contains("{%")
+}
+
+fn template_text(text: &str) -> Result<String, String> {
+    if text == CHATML_NAME || is_template(text) {
+        return Ok(text.to_owned());
+    }
+    let file = if Path::new(text).exists() { text } else { "FILE" };
+    Err(format!(
+        "the text of a template has `{{{{` or `{{%`; `--template {file}` reads a file, and `{CHATML_NAME}` is the only name"
+    ))
 }
 
 /// Holds variables of a template.
@@ -73,11 +91,11 @@ impl TemplateArgs {
     /// Adds the options to the load options.
     ///
     /// # Errors
-    /// Fails if a file cannot be read.
+    /// Fails if a file cannot be read or is no template.
     pub(crate) fn add_to(&self, options: &mut LoadOptions) -> Result<(), Failure> {
         options.chat_template = match (&self.template, self.chat_template.as_deref()) {
-            (Some(path), _) => Some(read_text(path)?),
-            (None, Some("chatml")) => Some(CHATML.to_owned()),
+            (Some(path), _) => Some(read_template(path)?),
+            (None, Some(CHATML_NAME)) => Some(CHATML.to_owned()),
             (None, text) => text.map(str::to_owned),
         };
         let given = self.chat_template_kwargs.as_ref();
@@ -100,6 +118,18 @@ impl TemplateArgs {
             Some(Reasoning::Auto) | None => None,
         }
     }
+}
+
+fn read_template(path: &Path) -> Result<String, Failure> {
+    let text = read_text(path)?;
+    if is_template(&text) {
+        return Ok(text);
+    }
+    let message = format!(
+        "{} is not a chat template: it has neither `{{{{` nor `{{%`",
+        path.display()
+    );
+    Err(Failure::input(message).hint("`--template` takes a file with a Jinja template"))
 }
 
 #[cfg(test)]
@@ -141,8 +171,8 @@ mod tests {
     #[test]
     fn a_template_is_a_text_or_chatml() {
         assert_eq!(
-            options(&["--chat-template", "Hi"]).chat_template.as_deref(),
-            Some("Hi")
+            options(&["--chat-template", "{{ 1 }}"]).chat_template.as_deref(),
+            Some("{{ 1 }}")
         );
         assert_eq!(
             options(&["--chat-template", "chatml"]).chat_template.as_deref(),
@@ -152,11 +182,37 @@ mod tests {
             ["--chat-template-kwargs", "[1]"],
             ["--chat-template-kwargs", "{"],
             ["--reasoning", "maybe"],
+            ["--chat-template", "llama3"],
+            ["--chat-template", "./t.jinja"],
+            ["--chat-template", ""],
         ] {
             assert!(
                 Line::try_parse_from([&["t"], &wrong[..]].concat()).is_err(),
                 "{wrong:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_file_without_an_expression_is_no_template() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("t.jinja");
+        let add = |text: &str| {
+            std::fs::write(&path, text).expect("a file");
+            let args = TemplateArgs {
+                template: Some(path.clone()),
+                ..TemplateArgs::default()
+            };
+            args.add_to(&mut LoadOptions::default())
+        };
+        let line = add("You are kind.").expect_err("no template").line();
+        assert!(line.contains("is not a chat template"), "{line}");
+        assert!(add("{% if true %}x{% endif %}").is_ok());
+        let path = path.to_str().expect("a name");
+        let reason = template_text(path).expect_err("a path");
+        assert!(
+            reason.contains(&format!("`--template {path}` reads a file")),
+            "{reason}"
+        );
     }
 }
