@@ -418,6 +418,11 @@ fn wrong_models_are_refused_before_anything_is_served() {
     );
     refused(&["demo", "--memory-budget", "much"], 2, "expected a size");
     refused(&["demo", "--memory-budget", "16"], 2, "has room for no model");
+    refused(
+        &["demo", "--memory-budget", "1MB"],
+        3,
+        "tokens, and the memory budget is 976.6 KiB",
+    );
     refused(&["demo", "--idle-unload", "soon"], 2, "expected a time");
     refused(
         &["demo", "--media-path", "no-such-folder"],

@@ -11,6 +11,7 @@ use std::{
 };
 
 use tokenmill::{
+    KvCache,
     advice::first_few,
     load::{ModelSource, Task},
     machine::available_main_bytes,
@@ -82,7 +83,7 @@ impl SeveralArgs {
         self.manage_models
     }
 
-    /// Whether models are to come and go.
+    /// Whether models are loaded and unloaded on demand.
     pub(super) fn is_asked_for(&self, named: &[PathBuf]) -> bool {
         named.len() > 1
             || self.models.is_some()
@@ -127,14 +128,26 @@ pub(super) fn several(
         found.extend(folder.found()?);
     }
     tell_apart(&mut found);
+    let file = several.models.as_deref().map(read_file).transpose()?;
+    let given_budget = several
+        .memory_budget
+        .or(file.as_ref().and_then(|file| file.memory_budget));
+    if let Some(ByteSize(n_bytes)) = given_budget {
+        if n_bytes < SMALLEST_BUDGET {
+            let message = format!("a memory budget of {n_bytes} bytes has room for no model");
+            return Err(Failure::usage(message).hint("say it with its unit, such as 16GiB"));
+        }
+        for model in found.iter_mut().filter(|model| model.is_preloaded) {
+            keep_within(model, n_bytes)?;
+        }
+    }
     let mut specs: Vec<ModelSpec> = found.into_iter().map(|model| spec(args, model)).collect();
     let mut limits = ModelLimits {
         budget_bytes: available_main_bytes(),
         keep_alive: KeepAlive::Forever,
         max_waiting: args.model_flags.flags.limits.max_queued.unwrap_or(usize::MAX),
     };
-    if let Some(path) = &several.models {
-        let file = read_file(path)?;
+    if let (Some(path), Some(file)) = (&several.models, &file) {
         let folder = path.parent().unwrap_or_else(|| Path::new(""));
         for model in &file.models {
             let wrong = |reason: String| {
@@ -142,10 +155,9 @@ pub(super) fn several(
             };
             specs.push(of_file(args, kept, model, folder).map_err(wrong)?);
         }
-        limits.budget_bytes = file.memory_budget.map(|size| size.0).or(limits.budget_bytes);
         limits.keep_alive = file.idle_unload.unwrap_or(limits.keep_alive);
     }
-    limits.budget_bytes = several.memory_budget.map(|size| size.0).or(limits.budget_bytes);
+    limits.budget_bytes = given_budget.map(|size| size.0).or(limits.budget_bytes);
     limits.keep_alive = several.idle_unload.unwrap_or(limits.keep_alive);
     refuse_what_is_for_one(args, specs.len())?;
     if let ([spec], [_, ..]) = (&mut specs[..], &args.served_model_name[..]) {
@@ -172,12 +184,6 @@ pub(super) fn several(
     let watched = folder.filter(|_| is_for_any);
     let watched = watched.map(|folder| -> Box<dyn ModelFolder> { Box::new(folder.knowing(&specs)) });
     let budget = limits.budget_bytes;
-    if let Some(n_bytes) = budget.filter(|&n_bytes| n_bytes < SMALLEST_BUDGET) {
-        return Err(Failure::usage(format!(
-            "a memory budget of {n_bytes} bytes has room for no model"
-        ))
-        .hint("say it with its unit, such as 16GiB"));
-    }
     if budget.is_none() {
         tracing::warn!(
             "how much memory is available is not known here: without `--memory-budget` no model is unloaded for another"
@@ -196,7 +202,7 @@ pub(super) fn several(
     tracing::info!(
         models = n_models,
         memory_budget = budget.map(size_of),
-        "models come and go"
+        "models are loaded and unloaded on demand"
     );
     Ok(models)
 }
@@ -321,6 +327,50 @@ fn named(args: &Args, kept: Option<&PrefixFolder>, model: &Path) -> Result<Found
     })
 }
 
+/// Gives a model as many contexts as the memory budget has room for.
+///
+/// # Errors
+/// A model that takes more than the budget with one context. Faults of its file are left to the load, which reports them.
+fn keep_within(model: &mut FoundModel, budget_bytes: u64) -> Result<(), Failure> {
+    let opened = ModelSource::find(&model.path).and_then(|source| {
+        let network = model.options.open_network(&source)?;
+        Ok((source, network))
+    });
+    let Ok((source, network)) = opened else {
+        return Ok(());
+    };
+    let most = match model.options.kv_cache {
+        KvCache::Fitting(most) => most,
+        KvCache::Contexts(_) | KvCache::Tokens(_) => 1,
+    };
+    let mut needed_bytes = 0;
+    for n_contexts in (1..=most).rev() {
+        let mut options = model.options.clone();
+        if let KvCache::Fitting(_) = options.kv_cache {
+            options.kv_cache = KvCache::Contexts(n_contexts);
+        }
+        let Ok(n_bytes) = options.needed_bytes(&source, &network) else {
+            return Ok(());
+        };
+        if n_bytes <= budget_bytes {
+            if n_contexts < most {
+                model.options.kv_cache = KvCache::Fitting(n_contexts);
+            }
+            return Ok(());
+        }
+        needed_bytes = n_bytes;
+    }
+    let n_ctx = model.options.network_options(network.descriptor())?.n_ctx;
+    Err(Failure::input(format!(
+        "`{}` takes {} with a context of {} tokens, and the memory budget is {}",
+        model.name,
+        size_of(needed_bytes),
+        n_ctx.unwrap_or(network.descriptor().n_ctx_train),
+        size_of(budget_bytes)
+    ))
+    .hint("give a smaller context with `-c N`, or a larger `--memory-budget`"))
+}
+
 /// Puts the folder above before the names of files and folders that are called alike.
 fn tell_apart(models: &mut [FoundModel]) {
     let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
@@ -377,4 +427,44 @@ fn read_file(path: &Path) -> Result<ModelsFile, Failure> {
     ModelsFile::parse(without_mark(&text)).map_err(|reason| {
         Failure::input(format!("{}: {reason}", path.display())).hint("docs/serving.md has an example")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill::Model;
+
+    use super::*;
+
+    #[test]
+    fn a_model_gets_the_contexts_that_the_budget_has_room_for() {
+        let with = |kv_cache| FoundModel {
+            name: "demo".to_owned(),
+            given: "demo".into(),
+            path: "demo".into(),
+            options: tokenmill::LoadOptions {
+                kv_cache,
+                ..Model::options().context(512).threads(1)
+            },
+            role: Role::Chat,
+            is_preloaded: true,
+            is_of_folder: false,
+        };
+        let needed = |n_contexts| {
+            let model = with(KvCache::Contexts(n_contexts));
+            let source = ModelSource::find(&model.path).expect("it is built in");
+            let network = model.options.open_network(&source).expect("it is whole");
+            model.options.needed_bytes(&source, &network).expect("a plan")
+        };
+        for (budget_bytes, expected) in [(needed(4), 4), (needed(4) - 1, 3), (needed(1), 1)] {
+            let mut model = with(KvCache::Fitting(4));
+            keep_within(&mut model, budget_bytes).expect("there is room");
+            assert_eq!(model.options.kv_cache, KvCache::Fitting(expected));
+        }
+        let refused = keep_within(&mut with(KvCache::Fitting(4)), needed(1) - 1).expect_err("no room");
+        let line = refused.line();
+        assert!(
+            line.contains("with a context of 512 tokens, and the memory budget is "),
+            "{line}"
+        );
+    }
 }

@@ -158,8 +158,11 @@ fn greeting(models: &Models, address: &str) -> String {
         (format!("{} is served", visible(app.model.name())), what)
     } else {
         let names = models.names();
-        let what = format!("models    {}", visible(&names.join(", ")));
-        (format!("{} models are served", names.len()), what)
+        let what = format!(
+            "models    {}; the log names those that cannot be loaded",
+            visible(&names.join(", "))
+        );
+        (listed(names.len()), what)
     };
     format!(
         "{served}.{page}\n  \
@@ -167,6 +170,15 @@ fn greeting(models: &Models, address: &str) -> String {
          API keys  {keys}\n  \
          {what}\n  \
          stop      Ctrl-C lets running answers finish; twice stops at once",
+    )
+}
+
+/// Says how many models there are, of which none has been loaded yet.
+fn listed(n_models: usize) -> String {
+    let are = if n_models == 1 { "is" } else { "are" };
+    format!(
+        "{} {are} loaded and unloaded on demand",
+        counted(n_models, "model")
     )
 }
 
@@ -200,6 +212,12 @@ mod tests {
         ] {
             assert_eq!(on_this_machine(address), expected);
         }
+    }
+
+    #[test]
+    fn models_that_are_not_loaded_yet_are_not_called_served() {
+        assert_eq!(listed(1), "1 model is loaded and unloaded on demand");
+        assert_eq!(listed(2), "2 models are loaded and unloaded on demand");
     }
 
     #[test]

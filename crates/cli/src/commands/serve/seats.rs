@@ -58,6 +58,15 @@ impl Seats<'_> {
         }
         self.speculation.add_unresolved(options)
     }
+
+    /// Names the option that sets the size of the KV cache where it was given and a smaller context is advised.
+    fn naming_tokens(&self, failure: Failure) -> Failure {
+        let is_meant =
+            |hint: &&str| self.limits.kv_cache_tokens.is_some() && hint.starts_with("give a smaller context");
+        let hint = failure.what_to_do().filter(is_meant);
+        let hint = hint.map(|hint| format!("{hint}, or fewer tokens with `--kv-cache-tokens N`"));
+        hint.into_iter().fold(failure, Failure::hint)
+    }
 }
 
 /// Loads a model and starts its engine, for all that answers requests of the API. Without `names` it is called as
@@ -86,7 +95,7 @@ pub(crate) fn load_app(
     } else {
         (None, Vec::new())
     };
-    let model = load(&path, &options)?;
+    let model = load(&path, &options).map_err(|failure| seats.naming_tokens(failure))?;
     if let Some(error) = model.words().template_error() {
         tracing::warn!(%error, "the model's chat template cannot be used");
     }

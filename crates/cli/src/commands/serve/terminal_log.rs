@@ -17,6 +17,7 @@ use tracing_subscriber::{
 
 use crate::{
     hanging::{columns, hanging_at},
+    numbers::{counted, size_of},
     visible::visible,
 };
 
@@ -99,6 +100,9 @@ impl Fields {
         }
         if let Some(error) = self.get("error") {
             let _ = write!(text, ", {error}");
+            if error == "context_length_exceeded" {
+                text.push_str("; `-c N` at the start gives more context, up to the model's own");
+            }
         }
         if self.get("disconnected").is_some() {
             text.push_str(", the client left");
@@ -106,7 +110,7 @@ impl Fields {
         text
     }
 
-    /// Describes another event: its message, then its fields.
+    /// Describes another event: its model and its message, then its other fields.
     fn sentence(&self, level: Level) -> String {
         let mut text = match level {
             Level::ERROR => "error: ",
@@ -115,11 +119,38 @@ impl Fields {
             _ => "debug: ",
         }
         .to_owned();
+        if let Some(model) = self.get("model") {
+            let _ = write!(text, "{model}: ");
+        }
         text.push_str(self.get("message").unwrap_or_default());
-        for (name, value) in self.0.iter().filter(|(name, _)| *name != "message") {
-            let _ = write!(text, " {name}={value}");
+        for (name, value) in &self.0 {
+            match *name {
+                "message" | "model" => {}
+                "reason" | "error" => {
+                    let _ = write!(text, ": {value}");
+                }
+                name => {
+                    let _ = write!(text, ", {}", figure(name, value));
+                }
+            }
         }
         text
+    }
+}
+
+/// A field in words, with the unit that its name tells.
+fn figure(name: &str, value: &str) -> String {
+    let number = value.parse::<f64>().ok();
+    let whole = value.parse::<u64>().ok();
+    let words = |name: &str| name.replace('_', " ");
+    match (name, number, whole) {
+        ("n_bytes", _, Some(n_bytes)) => size_of(n_bytes),
+        ("seconds", Some(seconds), _) => duration(seconds * 1e3),
+        ("models", _, Some(n)) => counted(n as usize, "model"),
+        _ => match (name.strip_suffix("_s"), number) {
+            (Some(name), Some(seconds)) => format!("{} {seconds} s", words(name)),
+            _ => format!("{} {value}", words(name)),
+        },
     }
 }
 
@@ -187,7 +218,35 @@ mod tests {
     #[test]
     fn other_events_say_what_they_are() {
         let event = fields(&[("message", "draining"), ("limit_s", "30.0")]);
-        assert_eq!(event.sentence(Level::INFO), "draining limit_s=30.0");
-        assert_eq!(event.sentence(Level::WARN), "warning: draining limit_s=30.0");
+        assert_eq!(event.sentence(Level::INFO), "draining, limit 30 s");
+        assert_eq!(event.sentence(Level::WARN), "warning: draining, limit 30 s");
+        let check = |event: &[(&'static str, &str)], expected: &str| {
+            assert_eq!(fields(event).sentence(Level::INFO), expected);
+        };
+        check(
+            &[
+                ("model", "long"),
+                ("n_bytes", "15652992"),
+                ("seconds", "0.02771322"),
+                ("message", "loaded"),
+            ],
+            "long: loaded, 14.9 MiB, 28 ms",
+        );
+        check(
+            &[
+                ("message", "models are loaded and unloaded on demand"),
+                ("models", "1"),
+                ("memory_budget", "20.0 MiB"),
+            ],
+            "models are loaded and unloaded on demand, 1 model, memory budget 20.0 MiB",
+        );
+        check(
+            &[
+                ("message", "not loaded"),
+                ("model", "x"),
+                ("reason", "it is damaged"),
+            ],
+            "x: not loaded: it is damaged",
+        );
     }
 }
