@@ -122,20 +122,24 @@ pub(crate) fn near_it(near: &str) -> String {
     }
 }
 
-/// Characters to add, remove or change to make one text of another; of long texts their beginnings count.
+/// Counts the characters to add, remove, change or swap with the next one to make one text of another; of long texts their beginnings
+/// count.
 fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().take(MAX_CHARS).collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().take(MAX_CHARS).enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
+    let [a, b] = [a, b].map(|text| text.chars().take(MAX_CHARS).collect::<Vec<_>>());
+    let (mut before, mut last) = (Vec::new(), (0..=b.len()).collect::<Vec<_>>());
+    for (i, from) in a.iter().enumerate() {
+        let mut row = vec![i + 1];
         for (j, to) in b.iter().enumerate() {
-            let changed = diagonal + usize::from(from != *to);
-            diagonal = row[j + 1];
-            row[j + 1] = changed.min(diagonal + 1).min(row[j] + 1);
+            let changed = last[j] + usize::from(from != to);
+            let mut least = changed.min(last[j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && (*from, a[i - 1]) == (b[j - 1], *to) {
+                least = least.min(before[j - 1] + 1);
+            }
+            row.push(least);
         }
+        before = std::mem::replace(&mut last, row);
     }
-    row[b.len()]
+    last[b.len()]
 }
 
 #[cfg(test)]
@@ -163,6 +167,8 @@ mod tests {
         check("gpt-4", &[]);
         check("", &[]);
         check(&"x".repeat(10_000), &[]);
+        // Two letters that are swapped are one fault.
+        assert_eq!(near_names("tmep", ["keep", "temp"].into_iter()), ["temp", "keep"]);
     }
 
     #[test]

@@ -337,7 +337,8 @@ fn lines_of(body: Body) -> Response {
 
 fn unmanaged_reason(models: &Models) -> &'static str {
     if models.only().is_some() {
-        "this server serves the one model that it was started with; `tokenmill serve MODEL` serves another"
+        "this server serves the one model that it was started with; `tokenmill serve --models-dir DIR --manage-models` lets clients \
+         download models"
     } else {
         "this server serves the models that it was started with; `--models` and `--models-dir` say which, and `--manage-models` lets \
          clients change the folder"
