@@ -17,8 +17,9 @@ use crate::{failure::Failure, help::ADVANCED};
 #[command(next_help_heading = "Loading")]
 pub(crate) struct AdapterArgs {
     /// Load a LoRA adapter: a GGUF file or a PEFT folder, and what its changes are multiplied by. `run`,
-    /// `chat` and `perplexity` take one; `serve` and `batch` take several, and a request picks one by name
-    #[arg(long, value_name = "NAME=PATH[:SCALE]", value_parser = AdapterSource::from_str)]
+    /// `chat` and `perplexity` take one; `serve` and `batch` take several, and a request picks one by name, which is
+    /// that of the file if none is given
+    #[arg(long, value_name = "[NAME=]PATH[:SCALE]", value_parser = AdapterSource::from_str)]
     lora: Vec<AdapterSource>,
     /// Add a control vector, a GGUF file, to the stream of all requests, multiplied by a scale; may be repeated
     #[arg(long, help_heading = ADVANCED, value_name = "FILE[:SCALE]", value_parser = control_vector)]

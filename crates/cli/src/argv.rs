@@ -141,14 +141,14 @@ fn without_harmless(
             .and_then(|next| next.to_str())
             .filter(|next| !is_flag(next));
         let given = value.or(next);
-        let (is_harmless, has_value) = match harmless_flags::find(name) {
+        let (is_harmless, has_value) = match harmless_flags::find(command.get_name(), name) {
             None => (false, false),
             Some((Value::None, _)) => (value.is_none(), false),
             Some((Value::Any, _)) => (given.is_some(), true),
             Some((Value::OneOf(values), _)) => (given.is_some_and(|given| values.contains(&given)), true),
             Some((Value::Maybe(values), _)) => (true, given.is_some_and(|given| values.contains(&given))),
         };
-        if let Some((_, why)) = harmless_flags::find(name).filter(|_| is_harmless) {
+        if let Some((_, why)) = harmless_flags::find(command.get_name(), name).filter(|_| is_harmless) {
             if has_value && value.is_none() {
                 rest.next();
             }
@@ -221,7 +221,9 @@ pub(crate) fn n_values_of(command: &clap::Command, name: &str) -> Option<usize> 
         return arguments().find(is_it).map(n_values);
     }
     // A flag of another program is not a group of short flags.
-    if foreign_flags::refusal_of_row(name).is_some() || harmless_flags::find(name).is_some() {
+    if foreign_flags::refusal_of_row(name).is_some()
+        || harmless_flags::find(command.get_name(), name).is_some()
+    {
         return None;
     }
     let letters = name.strip_prefix('-')?;
@@ -308,6 +310,23 @@ mod tests {
                 "-fa"
             ]
         );
+        check(
+            "tokenmill run x -p hi -st -fit on --simple-io --keepalive 5m -dev none --nowordwrap",
+            Ok("tokenmill run x -p hi --device none"),
+        );
+        check("tokenmill chat x -cnv -i", Ok("tokenmill chat x"));
+        check(
+            "tokenmill chat x -st",
+            Err(
+                "error: `-st` is an option of llama.cpp that is not one here (hint: `tokenmill run MODEL PROMPT` answers one message)",
+            ),
+        );
+        check(
+            "tokenmill chat x -no-cnv",
+            Err(
+                "error: `-no-cnv` is an option of llama.cpp that is not one here (hint: `tokenmill run --raw` continues a text)",
+            ),
+        );
         // Values are no flags, and neither are numbers.
         check(
             "tokenmill run x -n -1 --stop --jinja -s=-1",
@@ -322,7 +341,7 @@ mod tests {
             "tokenmill serve x --grammar-file g --rope-scale 2 --prot 80 --jinja",
             Err(
                 "error: `tokenmill serve` has no `--grammar-file`, `--rope-scale`, `--prot` (hint: `--grammar-file`: `run` and `chat` take \
-                 `--json-schema`, `--regex` and `--grammar`; what a server answers, its requests shape themselves; `--rope-scale`: \
+                 `--json-schema`, `--regex` and `--grammar`; requests to a server carry their own schema; `--rope-scale`: \
                  positions are scaled as the file says; it cannot be overridden here yet; `--prot`: a similar one is `--port`)",
             ),
         );

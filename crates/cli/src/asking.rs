@@ -28,11 +28,11 @@ pub(crate) struct AskingArgs {
     tools: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) template: TemplateArgs,
-    /// Most tokens of the model's reasoning, whose end is then forced; -1 for no limit [default: -1]
+    /// Limit of reasoning tokens, after which the reasoning is ended; -1 for no limit [default: -1]
     #[arg(long, value_name = "N")]
     pub(crate) reasoning_budget: Option<Limit>,
-    /// Do not show the model's reasoning, which else goes to standard error, dimmed on a terminal; JSON has it all the same
-    #[arg(long)]
+    /// Do not show the model's reasoning, which is otherwise shown on standard error, dimmed on a terminal; JSON has it all the same
+    #[arg(long, alias = "hidethinking")]
     pub(crate) hide_reasoning: bool,
 }
 

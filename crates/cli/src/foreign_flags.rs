@@ -1,8 +1,8 @@
-//! Flags of llama.cpp and vLLM that this program has under another name, or not at all, with what to do instead.
+//! Flags of llama.cpp, Ollama and vLLM that this program has under another name, or not at all, with what to do instead.
 //!
 //! Separate from the commands because most stand for all of them. Invariant: the table only speaks where a command does
 //! not know the flag itself, and a flag in it is refused, never ignored.
-//! Source: `common/arg.cpp` of llama.cpp and `vllm serve --help`, for the names.
+//! Source: `common/arg.cpp` of llama.cpp, `ollama run --help` and `vllm serve --help`, for the names.
 
 use tokenmill::load::engine_options;
 
@@ -40,10 +40,13 @@ const LLAMA_CPP: &[Row] = &[
         "a conversation's reasoning is always separate from the answer",
     ),
     (
-        &["--conversation"],
+        &["-cnv", "--conversation"],
         "`tokenmill chat MODEL` holds a conversation, and `tokenmill run MODEL PROMPT` answers a message",
     ),
-    (&["--no-conversation"], "`tokenmill run --raw` continues a text"),
+    (
+        &["-no-cnv", "--no-conversation"],
+        "`tokenmill run --raw` continues a text",
+    ),
     (
         &[
             "--template",
@@ -54,6 +57,22 @@ const LLAMA_CPP: &[Row] = &[
         ],
         "`run`, `chat`, `serve` and `batch` take it",
     ),
+    (
+        &["-st", "--single-turn"],
+        "`tokenmill run MODEL PROMPT` answers one message",
+    ),
+    (
+        &["-mli", "--multiline-input"],
+        "\"\"\" begins and ends a message of several lines in `chat`",
+    ),
+    (
+        &["--in-prefix", "--in-suffix", "--in-prefix-bos"],
+        "the chat template writes the text around messages; `--template FILE` takes another one",
+    ),
+    (
+        &["-fit", "--fit"],
+        "what is not given is always fitted to the memory; `-ngl N` and `-c N` say it instead",
+    ),
     (&["--audio"], "text and images go in here, and text comes out"),
     (
         &["-r", "--reverse-prompt"],
@@ -61,7 +80,7 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["-e", "--escape"],
-        "a prompt is taken as it is; `--file FILE` reads one with breaks of lines",
+        "escapes such as \\n are not read; put the prompt in a file (`--file FILE`)",
     ),
     (
         &["-pg"],
@@ -77,7 +96,7 @@ const LLAMA_CPP: &[Row] = &[
             "-jf",
             "--json-schema-file",
         ],
-        "`run` and `chat` take `--json-schema`, `--regex` and `--grammar`; what a server answers, its requests shape themselves",
+        "`run` and `chat` take `--json-schema`, `--regex` and `--grammar`; requests to a server carry their own schema",
     ),
     (
         &["--control-vector-scaled"],
@@ -85,7 +104,7 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["--lora-scaled"],
-        "`--lora NAME=PATH:SCALE` of `run`, `chat`, `serve`, `batch` and `perplexity` loads an adapter",
+        "`--lora FILE:SCALE` of `run`, `chat`, `serve`, `batch` and `perplexity` loads an adapter",
     ),
     (
         &["--lora-init-without-apply"],
@@ -191,6 +210,26 @@ const LLAMA_CPP: &[Row] = &[
     (&["-v", "--verbose"], "RUST_LOG says what `tokenmill serve` logs"),
 ];
 
+const OLLAMA: &[Row] = &[
+    (
+        &["--format"],
+        "`--json-schema '{\"type\": \"object\"}'` of `run` and `chat` makes the answer JSON, and takes other schemas; `run --json` prints the answer with its figures",
+    ),
+    (
+        &["--think"],
+        "`--reasoning on` and `--reasoning off` of `run`, `chat`, `serve` and `batch` switch reasoning",
+    ),
+    (&["--hidethinking"], "`run` and `chat` take `--hide-reasoning`"),
+    (
+        &["--keepalive"],
+        "`tokenmill serve --models-dir DIR --idle-unload 10m` unloads models that nobody uses",
+    ),
+    (
+        &["--insecure"],
+        "registries are always asked by HTTPS, with their certificates checked",
+    ),
+];
+
 const VLLM: &[Row] = &[
     (
         &["--max-tokens", "--max-new-tokens", "--max-completion-tokens"],
@@ -237,7 +276,7 @@ const VLLM: &[Row] = &[
             "--max-lora-rank",
             "--max-cpu-loras",
         ],
-        "adapters need no switch and have no such limit; `--lora NAME=PATH` loads one",
+        "adapters need no switch and have no such limit; `--lora FILE` loads one",
     ),
     (&["--lora-modules"], "`--lora NAME=PATH`, once for each"),
     (
@@ -253,6 +292,7 @@ fn flags() -> impl Iterator<Item = (&'static str, Row)> {
     let of_engine = engine_options().flat_map(|(_, look)| look.elsewhere);
     let listed = |program, rows: &'static [Row]| rows.iter().map(move |&row| (program, row));
     listed("llama.cpp", LLAMA_CPP)
+        .chain(listed("Ollama", OLLAMA))
         .chain(listed("vLLM", VLLM))
         .chain(of_engine.map(|&(program, flags, instead)| (program, (flags, instead))))
 }

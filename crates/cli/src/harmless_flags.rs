@@ -1,9 +1,9 @@
-//! Lists flags of llama.cpp and vLLM that ask for this program's default behaviour or change no answer; they are dropped with a note.
+//! Lists flags of llama.cpp, Ollama and vLLM that ask for this program's default behaviour or change no answer; they are ignored with a note.
 //!
 //! Separate from the refused flags: a line copied from another program's documentation must run where it can. Invariant: a flag that would
 //! change an answer is never here.
 //!
-//! Source: `common/arg.cpp` of llama.cpp and `vllm serve --help`, for the names.
+//! Source: `common/arg.cpp` of llama.cpp, `ollama run --help` and `vllm serve --help`, for the names.
 
 /// Describes the value of a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,20 +18,20 @@ pub(crate) enum Value {
     Maybe(&'static [&'static str]),
 }
 
-/// Holds the names of a flag, its value, and the reason to drop it.
+/// Holds the names of a flag, its value, and the reason to ignore it.
 type Row = (&'static [&'static str], Value, &'static str);
 
-const ALWAYS_SO: &str = "always so";
+const ALWAYS_ON: &str = "always on";
 const NOTHING_TO_SET: &str = "nothing to set";
 
 const ROWS: &[Row] = &[
     (
         &["--flash-attn"],
         Value::Maybe(&["on", "off", "auto", "1", "0", "true", "false"]),
-        "attention is always tiled",
+        "flash attention is always on",
     ),
-    (&["--jinja", "--cont-batching"], Value::None, ALWAYS_SO),
-    (&["-kvu", "--kv-unified"], Value::None, ALWAYS_SO),
+    (&["--jinja", "--cont-batching"], Value::None, ALWAYS_ON),
+    (&["-kvu", "--kv-unified"], Value::None, ALWAYS_ON),
     (
         &["--no-jinja", "-nocb", "--no-cont-batching"],
         Value::None,
@@ -78,7 +78,29 @@ const ROWS: &[Row] = &[
         "NO_COLOR=1 in the environment switches colours off",
     ),
     (
-        &["--perf", "--no-perf", "--log-disable", "--no-escape"],
+        &["-fit", "--fit"],
+        Value::OneOf(&["on"]),
+        "what is not given is always fitted to the memory",
+    ),
+    (
+        &["--check-tensors"],
+        Value::None,
+        "types and sizes of tensors are always checked",
+    ),
+    (
+        &["--verbose-prompt"],
+        Value::None,
+        "`tokenmill apply-template` shows the prompt of a conversation",
+    ),
+    (
+        &[
+            "--perf",
+            "--no-perf",
+            "--log-disable",
+            "--no-escape",
+            "--simple-io",
+            "--nowordwrap",
+        ],
         Value::None,
         NOTHING_TO_SET,
     ),
@@ -141,13 +163,21 @@ const ROWS: &[Row] = &[
         &[
             "--enable-prefix-caching",
             "--enable-chunked-prefill",
-            "--enforce-eager",
-            "--trust-remote-code",
             "--enable-auto-tool-choice",
             "--enable-reasoning",
         ],
         Value::None,
-        ALWAYS_SO,
+        ALWAYS_ON,
+    ),
+    (
+        &["--trust-remote-code"],
+        Value::None,
+        "code of a model is never executed",
+    ),
+    (
+        &["--enforce-eager"],
+        Value::None,
+        "CUDA graphs change no answer; a model needs no compilation",
     ),
     (
         &["--tool-call-parser", "--reasoning-parser"],
@@ -170,9 +200,49 @@ const ROWS: &[Row] = &[
     ),
 ];
 
-/// Returns a flag's value and the reason to drop it; `None` for any other flag.
-pub(crate) fn find(flag: &str) -> Option<(Value, &'static str)> {
-    let (_, value, why) = ROWS.iter().find(|(names, ..)| names.contains(&flag))?;
+/// Flags that ask only some commands for the default behaviour: the commands, then the flag.
+const OF_COMMANDS: &[(&[&str], Row)] = &[
+    (
+        &["run"],
+        (
+            &["-st", "--single-turn"],
+            Value::None,
+            "`run` answers one message",
+        ),
+    ),
+    (
+        &["chat"],
+        (
+            &["-i", "--interactive", "--conversation"],
+            Value::None,
+            "`chat` always holds a conversation",
+        ),
+    ),
+    (
+        &["run", "chat"],
+        (
+            &["--keepalive"],
+            Value::Any,
+            "a model is loaded as long as the command runs",
+        ),
+    ),
+    (
+        &["run", "chat"],
+        (
+            &["--verbose"],
+            Value::None,
+            "speeds are always shown on standard error",
+        ),
+    ),
+];
+
+/// Returns the value of a command's flag and the reason to ignore it; `None` for any other flag.
+pub(crate) fn find(command: &str, flag: &str) -> Option<(Value, &'static str)> {
+    let of_command = OF_COMMANDS
+        .iter()
+        .filter(|(commands, _)| commands.contains(&command));
+    let mut rows = ROWS.iter().chain(of_command.map(|(_, row)| row));
+    let (_, value, why) = rows.find(|(names, ..)| names.contains(&flag))?;
     Some((*value, why))
 }
 
@@ -188,13 +258,27 @@ mod tests {
         for name in ROWS.iter().flat_map(|(names, ..)| *names) {
             assert!(seen.insert(name), "{name} stands twice");
             assert!(name.starts_with('-') && !name.contains('='), "{name}");
-            // One value is dropped and others are refused.
-            if *name != "--reasoning-format" {
-                assert!(
-                    crate::foreign_flags::refusal(name).is_none(),
-                    "{name} is refused too"
-                );
-            }
         }
+        for (names, value, _) in ROWS {
+            // One value is ignored and others are refused.
+            let is_refused = |name: &&&str| crate::foreign_flags::refusal(name).is_some();
+            let refused: Vec<_> = names.iter().filter(is_refused).collect();
+            assert!(
+                refused.is_empty() || matches!(value, Value::OneOf(_)),
+                "{refused:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_flag_is_ignored_where_it_asks_for_what_the_command_does() {
+        let why = |command, flag| find(command, flag).map(|(_, why)| why);
+        assert_eq!(why("run", "-st"), Some("`run` answers one message"));
+        assert_eq!(why("chat", "-st"), None);
+        assert_eq!(why("serve", "--jinja"), Some("always on"));
+        assert_eq!(
+            why("serve", "--trust-remote-code"),
+            Some("code of a model is never executed")
+        );
     }
 }

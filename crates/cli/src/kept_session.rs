@@ -19,7 +19,7 @@ use crate::{adapters::AdapterArgs, failure::Failure, load::LoadArgs, note::note}
 /// Where a conversation is kept.
 #[derive(clap::Args, Debug, Clone)]
 pub(crate) struct SessionArgs {
-    /// Keep what was computed for the conversation in a file; what begins with the same text is not computed again
+    /// Save the conversation and its KV cache in a file, so that the next start need not compute them again
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
 }

@@ -22,7 +22,9 @@ use tokenmill_quant::CpuFeatures;
 use crate::{engine_args::EngineArgs, failure::Failure, model_name::FetchArgs};
 
 pub(crate) use refused::refused;
-pub(crate) use telling::{about_cut_context, about_long_context, load, load_network, load_opened};
+pub(crate) use telling::{
+    about_cut_context, about_long_context, about_threads, load, load_network, load_opened,
+};
 
 /// How a model is loaded.
 #[derive(Args, Debug, Clone)]

@@ -64,8 +64,9 @@ use note::note;
     max_term_width = 100,
     propagate_version = true,
     after_help = "MODEL is a GGUF file, a folder with one, a Hugging Face folder (config.json, safetensors files and\n\
-        tokenizer.json), OWNER/REPOSITORY[:TYPE] of the Hugging Face Hub, which is downloaded at the first use, or `demo`,\n\
-        a small model built into the program. `-m MODEL` may stand for it, as in llama.cpp.\n\n\
+        tokenizer.json), OWNER/REPOSITORY[:TYPE] of the Hugging Face Hub or NAME:TAG of Ollama's registry, which are\n\
+        downloaded at the first use, or `demo`, a small model built into the program. `-m MODEL` may stand for it, as in\n\
+        llama.cpp.\n\n\
         Examples:\n  \
         tokenmill run demo \"Once upon a time\"\n  \
         tokenmill chat model.gguf\n  \
@@ -158,7 +159,7 @@ fn main() -> ExitCode {
         if !rewritten.left_out.is_empty() {
             let flags = rewritten.left_out.iter();
             let flags: Vec<String> = flags.map(|(flag, why)| format!("`{flag}` ({why})")).collect();
-            note!("left out: {}", flags.join(", "));
+            note!("ignored: {}", flags.join(", "));
         }
         dispatch(&cli.command)
     });

@@ -8,8 +8,7 @@ use std::path::Path;
 use tokenmill::hub::ollama::OllamaName;
 
 /// The forms that MODEL may have.
-pub(crate) const WHAT_MODEL_IS: &str =
-    "MODEL is a .gguf file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY of the Hub, or `demo`";
+pub(crate) const WHAT_MODEL_IS: &str = "MODEL is a .gguf file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY of the Hub, NAME:TAG of Ollama, or `demo`";
 
 /// How a model comes to this machine.
 pub(crate) const HOW_TO_FETCH: &str =

@@ -36,6 +36,12 @@ pub(crate) fn of_argument(text: &str, settings: &HubSettings) -> Result<SourceNa
         Ok(name) => return Ok(name),
         Err(error) => error,
     };
+    if path.extension().is_some_and(|extension| extension == "gguf") {
+        let failure = Failure::usage(format!("`{text}` is the name of a file, not of a model"));
+        return Err(failure.hint(
+            "a name is OWNER/REPOSITORY[:TYPE] of the Hub or NAME:TAG of Ollama, as `tokenmill list` shows it",
+        ));
+    }
     let latest = OllamaName::of_short(&format!("{text}:latest"));
     let is_stored = |name: &OllamaName| matches!(ollama::find_stored(name, settings), Ok(Some(_)));
     match latest {
@@ -44,5 +50,17 @@ pub(crate) fn of_argument(text: &str, settings: &HubSettings) -> Result<SourceNa
         }
         Some(_) => Err(Failure::usage(error.to_string()).hint(missing_model::hint(path))),
         None => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_name_is_answered_with_the_form_of_names() {
+        let settings = HubSettings::with_cache("no-such-folder");
+        let line = of_argument("foo.gguf", &settings).expect_err("no name").line();
+        assert!(line.contains("a name is OWNER/REPOSITORY[:TYPE]"), "{line}");
     }
 }

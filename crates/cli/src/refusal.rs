@@ -30,7 +30,7 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
         ErrorKind::UnknownArgument => {
             let flag = text_of(ContextKind::InvalidArg)?;
             if !flag.starts_with('-') {
-                return word_too_many(flag, command_of(parser, args)?);
+                return Some(word_too_many(flag, command_of(parser, args)?));
             }
             let typed = typed_name(flag, args);
             Some(foreign_flags::refusal(typed).unwrap_or_else(|| unknown_option(typed, flag, parser, args)))
@@ -232,6 +232,7 @@ fn missing_argument(error: &clap::Error, command: &clap::Command) -> Option<Fail
         _ if !missing.contains(&"MODEL") => String::new(),
         // The built-in model needs no download.
         "pull" => format!(", as in `tokenmill {name} {EXAMPLE_MODEL}`"),
+        "rm" => "; `tokenmill list` shows the names".to_owned(),
         name => format!(", as in `tokenmill {name} {EXAMPLE_MODEL}` or `tokenmill {name} demo`"),
     };
     let hint = format!(
@@ -272,12 +273,17 @@ fn option_without_value(option: &str, args: &[OsString]) -> Failure {
 }
 
 /// Returns the answer to an argument after the last one that a command takes.
-fn word_too_many(word: &str, command: &clap::Command) -> Option<Failure> {
+fn word_too_many(word: &str, command: &clap::Command) -> Failure {
     let name = command.get_name();
-    let last = command.get_positionals().last()?;
-    let last = last.get_value_names()?.first()?.as_str();
+    let last = command.get_positionals().last();
+    let last = last.and_then(|last| last.get_value_names()?.first());
+    let last = last.map_or("", |last| last.as_str());
+    if last.is_empty() {
+        let failure = Failure::usage(format!("`{name}` takes options only, and `{word}` is none"));
+        return failure.hint(format!("`tokenmill {name} --help` lists them"));
+    }
     let failure = Failure::usage(format!("`{word}` is one argument too many for `{name}`"));
-    Some(failure.hint(match (name, last) {
+    failure.hint(match (name, last) {
         ("chat", _) => {
             "`chat` reads messages from the terminal or from standard input; `tokenmill run MODEL PROMPT` answers one"
                 .to_owned()
@@ -286,7 +292,7 @@ fn word_too_many(word: &str, command: &clap::Command) -> Option<Failure> {
             format!("several words stand in quotes: `tokenmill {name} MODEL \"Once upon a time\"`")
         }
         _ => format!("`tokenmill {name} --help` shows what it takes"),
-    }))
+    })
 }
 
 /// Returns the answer to options that need another one; `None` if arguments are missing.

@@ -137,7 +137,7 @@ impl Report {
     pub(crate) fn line(&self) -> String {
         let cached = match self.n_cached {
             0 => String::new(),
-            n => format!(" ({n} more stored)"),
+            n => format!(" ({n} more from the prefix cache)"),
         };
         let reason = match (self.finish, self.cut_at) {
             (FinishReason::Stop, _) => "",
@@ -161,7 +161,7 @@ impl Report {
         // Tokens after a stop string may have been guessed too; they are no part of the answer.
         let guessed = match self.n_accepted.min(self.n_generated) {
             0 => String::new(),
-            n => format!(" ({n} guessed ahead)"),
+            n => format!(" ({n} by speculation)"),
         };
         format!(
             "[prompt {prompt}{cached}{}; answer {}{guessed}{}; first after {:.0} ms{reason}]",

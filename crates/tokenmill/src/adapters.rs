@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     str::FromStr,
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -20,7 +20,7 @@ pub const DEFAULT_MAX_ADAPTERS: usize = 64;
 /// Longest name of an adapter.
 const MAX_NAME_BYTES: usize = 200;
 
-/// An adapter to load: `NAME=PATH` or `NAME=PATH:STRENGTH` as a text.
+/// An adapter to load: `PATH`, `NAME=PATH` or `NAME=PATH:STRENGTH` as a text. Without a name it is called as its file or folder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterSource {
     /// Name in requests.
@@ -48,10 +48,7 @@ impl FromStr for AdapterSource {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, rest) = (text.split_once('=')).ok_or("say NAME=PATH or NAME=PATH:SCALE")?;
-        if let Some(reason) = fault_of(name) {
-            return Err(format!("the name `{name}` {reason}"));
-        }
+        let (name, rest) = (text.split_once('=')).map_or((None, text), |(name, rest)| (Some(name), rest));
         let (path, strength) = match rest.rsplit_once(':') {
             Some((path, number)) => match number.parse::<f32>() {
                 Ok(strength) => (path, strength),
@@ -61,17 +58,34 @@ impl FromStr for AdapterSource {
             None => (rest, 1.0),
         };
         if path.is_empty() {
-            return Err("there is no path after the name".to_owned());
+            return Err("there is no path".to_owned());
+        }
+        let name = match name {
+            Some(name) => name.to_owned(),
+            None => name_of(Path::new(path)).ok_or("the path has no name; say NAME=PATH")?,
+        };
+        if let Some(reason) = fault_of(&name) {
+            return Err(format!("the name `{name}` {reason}; say NAME=PATH"));
         }
         if !strength.is_finite() {
             return Err(format!("a scale of {strength} is not a number to multiply with"));
         }
         Ok(Self {
-            name: name.to_owned(),
+            name,
             path: path.into(),
             strength,
         })
     }
+}
+
+/// Returns the name of an adapter that is given without one: its folder's, or its file's without the extension.
+fn name_of(path: &Path) -> Option<String> {
+    let name = if path.is_dir() {
+        path.file_name()
+    } else {
+        path.file_stem()
+    };
+    name.map(|name| name.to_string_lossy().into_owned())
 }
 
 /// Returns the fault of a name, if it has one.
@@ -190,8 +204,18 @@ mod tests {
         check("poet=a/b.gguf:0.5", "poet", "a/b.gguf", 0.5);
         check("poet=C:/b.gguf", "poet", "C:/b.gguf", 1.0);
         check("poet=C:/b=c.gguf:-2", "poet", "C:/b=c.gguf", -2.0);
+        check("a/poet.gguf", "poet", "a/poet.gguf", 1.0);
+        check("poet.v2.gguf:0.5", "poet.v2", "poet.v2.gguf", 0.5);
+        // A folder has no extension.
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("poet.v2");
+        fs::create_dir(&path).expect("a folder");
+        let path = path.to_str().expect("a name");
+        check(path, "poet.v2", path, 1.0);
         for (text, part) in [
-            ("b.gguf", "NAME=PATH"),
+            ("..", "NAME=PATH"),
+            ("a b.gguf", "NAME=PATH"),
+            (":2", "no path"),
             ("=b.gguf", "empty"),
             ("a b=c", "space"),
             ("a\u{202e}b=c", "control character"),

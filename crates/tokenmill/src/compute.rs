@@ -49,7 +49,8 @@ impl FromStr for Device {
             found: text.to_owned(),
         };
         match text {
-            "cpu" => Ok(Self::Cpu),
+            // llama.cpp's word for no GPU.
+            "cpu" | "none" => Ok(Self::Cpu),
             "auto" => Ok(Self::Auto),
             "cuda" => Ok(Self::Cuda { ordinal: 0 }),
             _ => {

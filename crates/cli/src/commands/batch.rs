@@ -46,6 +46,7 @@ use crate::{
     progress,
     speculation::SpeculationArgs,
     template::TemplateArgs,
+    visible::visible,
     vision::{MAX_IMAGE_BYTES, VisionArgs},
 };
 
@@ -71,7 +72,7 @@ const REFRESH: Duration = Duration::from_millis(500);
     OUTPUT gets one line for each, in the order in which they are done. Where it has some already, only the others are\n\
     answered: a stopped command resumes when it is run again. A line that cannot be answered gets its reason.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: PathBuf,
     /// Requests, one JSON object a line
     input: PathBuf,
@@ -161,10 +162,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let outcome = runtime.block_on(batch.run(open(&args.input)?, n_seqs * REQUESTS_PER_SEAT));
     batch.bar.finish_and_clear();
-    note!("{}", batch.line());
+    let n_refused = batch.n_refused + batch.n_kept_refused;
+    let reasons = match n_refused {
+        0 => String::new(),
+        _ => format!(
+            "; {} has the reasons",
+            visible(&args.output.display().to_string())
+        ),
+    };
+    note!("[{}{reasons}]", batch.line());
     outcome?;
     batch.results.sync()?;
-    let n_refused = batch.n_refused + batch.n_kept_refused;
     if args.fail_on_error && n_refused > 0 {
         let (n, output) = (n_refused, args.output.display());
         return Err(Failure::work(format!("{n} of the requests were refused"))
@@ -245,6 +253,7 @@ impl Batch {
         let service = TowerToHyperService::new(router(Arc::clone(&self.app)));
         let mut in_hand: JoinSet<Answer> = JoinSet::new();
         let mut ids = HashSet::new();
+        let path = lines.path.clone();
         for line in lines {
             let (line_number, line) = line?;
             if is_blank(&line) {
@@ -262,7 +271,7 @@ impl Batch {
                 continue;
             }
             match request {
-                Err(bad) => self.refuse(line_number, bad)?,
+                Err(bad) => self.refuse(&path, line_number, bad)?,
                 Ok(request) => {
                     let service = service.clone();
                     in_hand.spawn(async move {
@@ -284,10 +293,10 @@ impl Batch {
         Ok(())
     }
 
-    fn refuse(&mut self, line_number: usize, bad: BadLine) -> Result<(), Failure> {
+    fn refuse(&mut self, path: &Path, line_number: usize, bad: BadLine) -> Result<(), Failure> {
         let ending = Ending::Error {
             code: bad.code,
-            message: bad.message,
+            message: format!("line {line_number} of {}: {}", path.display(), bad.message),
         };
         self.results.add(line_number, bad.custom_id.as_deref(), ending)?;
         self.n_refused += 1;
@@ -336,7 +345,7 @@ impl Batch {
             (n, n_refused) => format!(", {n} had their result already, {n_refused} of them a refusal"),
         };
         format!(
-            "[{} answered, {} refused{kept}; {} tokens, {}]",
+            "{} answered, {} refused{kept}; {} tokens, {}",
             self.n_answered,
             self.n_refused,
             self.app.model.engine().stats().generated_tokens,

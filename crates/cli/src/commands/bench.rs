@@ -50,7 +50,7 @@ const DEFAULT_PROMPT: usize = 512;
     pp512 is a prompt of 512 tokens, tg128 a generation of 128, tg64x8 one of 64 tokens in each of 8 sequences side by\n\
     side, in tokens per second of all together.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: PathBuf,
     /// Lengths of prompts; 0 leaves the test out [default: 512]
     #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', value_parser = count)]

@@ -61,7 +61,7 @@ use crate::{
     From a pipe, a command that fails is said and left out, and the exit code at the end is that of the first; an answer\n\
     that fails ends the chat.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: PathBuf,
     /// Tokens of an answer; -1 continues until the model ends or the context is full
     #[arg(short, long, value_name = "N", default_value_t = Limit::Unbounded)]
@@ -162,7 +162,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
             Read::End => return left_out.end(),
         };
-        let line = parse(&text);
+        let line = parse(&text).and_then(|line| chat.check(&line).map(|()| line));
         let is_command = !matches!(line, Ok(Line::Say { .. } | Line::Regen));
         let result = match line {
             Ok(Line::Nothing) => Ok(()),
@@ -279,6 +279,19 @@ impl Chat {
         kept.save(model, self.computed.clone())
     }
 
+    /// Checks that a line has something to answer, before anything is computed for it.
+    fn check(&self, line: &Line<'_>) -> Result<(), Failure> {
+        match line {
+            Line::Regen if (self.messages.last()).is_none_or(|last| last["role"] != "assistant") => {
+                Err(Failure::usage("there is no answer yet"))
+            }
+            Line::Say { role: "tool", .. } if saved::open_calls(&self.messages).is_empty() => {
+                Err(Failure::usage("no tool call is open; /tool answers one"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// One message and the answer to it. Where the model called several tools, it answers once it has all results.
     fn turn(&mut self, model: &Model, role: &str, text: &str, interrupt: &Interrupt) -> Result<(), Failure> {
         let text = format!("{}{text}", self.attached);
@@ -286,8 +299,7 @@ impl Chat {
         let mut message = json!({"role": role, "content": vision::content(images, &text)});
         let mut open = saved::open_calls(&self.messages).into_iter();
         if role == "tool" {
-            let call =
-                (open.next()).ok_or_else(|| Failure::usage("no tool call is open; /tool answers one"))?;
+            let call = open.next().expect("`check` found an open call");
             message["tool_call_id"] = call["id"].clone();
             message["name"] = call["function"]["name"].clone();
         } else {
@@ -336,7 +348,7 @@ impl Chat {
     /// Another answer to the last message.
     fn again(&mut self, model: &Model, interrupt: &Interrupt) -> Result<(), Failure> {
         let before = (self.messages).pop_if(|message| message["role"] == "assistant");
-        let before = before.ok_or_else(|| Failure::usage("there is no answer yet"))?;
+        let before = before.expect("`check` found an answer");
         let result = self.answer(model, interrupt);
         self.messages.push(match &result {
             Ok(answer) => answer.to_message(),

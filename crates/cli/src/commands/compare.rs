@@ -45,7 +45,7 @@ const MAX_LOGIT_ROWS: usize = 64;
     The first file is the base: divergences are of the second from it, in nats. Of models that make vectors (embeddings), each line\n\
     of the text is a text of its own; the cosine of its two vectors is 1 where they point the same way.")]
 pub(crate) struct Args {
-    /// The base: a GGUF file, a folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
+    /// The base: a GGUF file, a folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     base: PathBuf,
     /// The other file of the same model
     other: PathBuf,

@@ -158,11 +158,7 @@ fn folder_of(path: &Path) -> Result<PathBuf, Failure> {
     }
     // The built-in model is no folder either, and is answered below.
     if !path.exists() && path != Path::new("demo") {
-        return Err(
-            Failure::input(format!("there is no folder {}", path.display())).hint(
-                "FOLDER is a Hugging Face folder, with config.json and safetensors files, or OWNER/REPOSITORY of the Hub",
-            ),
-        );
+        return Err(Failure::input(format!("there is no folder {}", path.display())).hint(WHAT_FOLDER_IS));
     }
     let source = match ModelSource::find(path) {
         Err(Error::SeveralModels { folder, names }) => {
@@ -175,6 +171,7 @@ fn folder_of(path: &Path) -> Result<PathBuf, Failure> {
                 None => format!("{QUANTIZE_DOES}, of these: {}", first_few(&names)),
             }));
         }
+        Err(error @ Error::NoModel { .. }) => return Err(Failure::from(error).hint(WHAT_FOLDER_IS)),
         source => source?,
     };
     source.check()?;
@@ -187,6 +184,10 @@ fn folder_of(path: &Path) -> Result<PathBuf, Failure> {
     let name = source.path().display();
     Err(Failure::input(format!("{name} is a GGUF file already")).hint(QUANTIZE_DOES))
 }
+
+/// The forms that FOLDER may have.
+const WHAT_FOLDER_IS: &str =
+    "FOLDER is a Hugging Face folder, with config.json and safetensors files, or OWNER/REPOSITORY of the Hub";
 
 /// The hint for a file that is a GGUF file already.
 const QUANTIZE_DOES: &str = "`tokenmill quantize` gives it another type";

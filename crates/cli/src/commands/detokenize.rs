@@ -18,7 +18,7 @@ use crate::{
     tokenmill detokenize tokenizer.json 15496 11 995 --json")]
 pub(crate) struct Args {
     /// A GGUF file (one with a vocabulary only will do), a tokenizer.json, a folder with one of these,
-    /// OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
+    /// OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: PathBuf,
     /// The ids; read from standard input where there are none, separated by spaces or commas
     ids: Vec<String>,

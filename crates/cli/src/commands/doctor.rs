@@ -10,7 +10,7 @@ mod cuda;
 mod cuda;
 
 use std::{
-    fs,
+    env, fs,
     path::{Path, PathBuf},
 };
 
@@ -33,7 +33,7 @@ use crate::{
         inspect::{file_name, mtp_json},
     },
     failure::Failure,
-    load::{LoadArgs, about_long_context, refused},
+    load::{LoadArgs, about_long_context, about_threads, refused},
     memory_words::{beyond_text, plan_text},
     numbers::size_of,
     output,
@@ -47,11 +47,11 @@ use crate::{
     tokenmill doctor\n  \
     tokenmill doctor model.gguf -c 8192\n  \
     tokenmill doctor --device cuda:1 --json\n\n\
-    With a model it says what memory the model takes and whether it fits. With -ngl and the other flags that \
-    ask for a GPU it ends as a run with them would: with exit code 5 where the GPU cannot be used. Whether NCCL can \
-    join GPUs, and whether the host has memory for its part with -ngl auto, only a run finds out.")]
+    With a model it says what memory the model takes and whether it fits. With --device cuda it ends as a run would: \
+    with exit code 5 where the GPU cannot be used. With -ngl and other flags that ask for a GPU, the CPU computes there, \
+    with a note. Whether NCCL can join GPUs, and whether the host has memory for its part with -ngl auto, only a run finds out.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
@@ -282,11 +282,20 @@ fn models_row(cache: &Path, free_bytes: Option<u64>) -> Row {
     let room = free_bytes.map_or_else(String::new, |n_bytes| {
         format!(", where {} are free", size_of(n_bytes))
     });
-    let text = format!("downloads go to {}{room}", cache.display());
+    let text = format!(
+        "downloads go to {}{room}",
+        short(cache, env::home_dir().as_deref()).display()
+    );
     let has_little = free_bytes.is_some_and(|n_bytes| n_bytes < LITTLE_BYTES);
     let outcome = if has_little { Err(text) } else { Ok(text) };
     Row::new("models", outcome)
         .hint("`tokenmill rm NAME` makes room, and HF_HUB_CACHE names a folder on another disk")
+}
+
+/// Returns a path with `~` for the home folder: few columns have room for the whole of it.
+fn short(path: &Path, home: Option<&Path>) -> PathBuf {
+    let below = home.and_then(|home| path.strip_prefix(home).ok());
+    below.map_or_else(|| path.to_owned(), |below| Path::new("~").join(below))
 }
 
 /// The server that models are downloaded from, where the environment names it; it is not asked.
@@ -387,6 +396,9 @@ impl Examination {
             self.rows
                 .push(row.hint("a smaller context, `-c N`, takes less, and so do `-ctk q8_0 -ctv q8_0`"));
         }
+        if let Some(text) = about_threads(&choices.compute) {
+            self.rows.push(Row::warning("threads", text));
+        }
         let n_ctx_train = model.descriptor().n_ctx_train;
         if let Some(text) = about_long_context(n_ctx, n_ctx_train) {
             self.rows.push(Row::warning("context", text));
@@ -455,5 +467,22 @@ fn plan_json(plan: Result<&MemoryPlan, &Error>) -> Value {
             "total_bytes": plan.total_bytes(),
         }),
         Err(error) => json!({ "problem": error.to_string() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_below_the_home_folder_is_short() {
+        let check = |path: &str, expected: &str| {
+            assert_eq!(
+                short(Path::new(path), Some(Path::new("/home/me"))),
+                Path::new(expected)
+            );
+        };
+        check("/home/me/.cache/hub", "~/.cache/hub");
+        check("/home/mean/hub", "/home/mean/hub");
     }
 }

@@ -36,7 +36,7 @@ const MAX_LOGIT_ROWS: usize = 64;
     Models that make vectors of texts (encoders) are measured alike.\n\
     The file is what llama-imatrix writes, and llama-quantize takes it, too.")]
 pub(crate) struct Args {
-    /// A GGUF file, best in F32, BF16 or F16, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
+    /// A GGUF file, best in F32, BF16 or F16, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: PathBuf,
     /// The text
     file: PathBuf,

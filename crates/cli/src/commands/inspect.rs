@@ -43,7 +43,7 @@ const MAX_SHOWN_CHARS: usize = 80;
     tokenmill inspect model.gguf --json | jq .metadata"
 )]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: PathBuf,
     /// Leave out the lists of metadata and tensors
     #[arg(long, conflicts_with = "json")]
@@ -121,6 +121,15 @@ impl Kind {
     }
 }
 
+/// Whether a file is no model, but one that an option takes.
+fn is_for_an_option(error: &LoadError) -> bool {
+    match error {
+        LoadError::IsImportanceMatrix | LoadError::IsAdapter | LoadError::IsNextnAlone => true,
+        LoadError::UnknownArchitecture { found, .. } => found == "clip",
+        _ => false,
+    }
+}
+
 /// The memory that a model will take.
 struct Plan {
     memory: MemoryPlan,
@@ -173,7 +182,7 @@ impl Inspection {
                 kind = Kind::of(source, &model);
                 plan(source, &model, load)?
             }
-            Err(error @ (LoadError::IsImportanceMatrix | LoadError::IsAdapter | LoadError::IsNextnAlone)) => {
+            Err(error) if is_for_an_option(&error) => {
                 let failure = Failure::from(error);
                 let what_to_do = failure.what_to_do().unwrap_or_default();
                 Err(format!("{}; {what_to_do}", failure.message()))

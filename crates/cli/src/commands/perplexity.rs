@@ -53,7 +53,7 @@ const MIN_CTX: usize = 4;
     (--kl-divergence-base): 2 bytes for each token of the vocabulary and each scored position."
 )]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: PathBuf,
     /// The text; not with --kl-base, whose file has the tokens
     #[arg(required_unless_present = "kl_base", conflicts_with = "kl_base")]

@@ -24,7 +24,7 @@ use crate::{
     tokenmill chat ggml-org/gemma-3-1b-it-GGUF\n\n\
     Without a TYPE it is Q4_K_M, or what there is near it, if it fits into the memory; else the largest that does.\n\
     Repositories without GGUF files give a folder of safetensors. A pull that was interrupted continues where it was.\n\
-    A file that is here is taken for whole by its size; --verify hashes it.\n\n\
+    A file of the right size counts as complete; --verify hashes it.\n\n\
     Models lie in the cache of Hugging Face's own programs, which find them there: HF_HUB_CACHE, or hub in HF_HOME\n\
     [default: ~/.cache/huggingface/hub]. HF_TOKEN, or the file `token` in HF_HOME, holds an access token for private\n\
     and restricted models. HF_ENDPOINT names a mirror.\n\n\

@@ -56,11 +56,14 @@ use crate::{
     exit code is 7.")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: PathBuf,
     /// The prompt; read from standard input if neither PROMPT nor --file is given
     #[arg(conflicts_with = "file")]
     prompt: Option<String>,
+    /// The prompt, as llama.cpp's command lines have it
+    #[arg(id = "prompt-option", short, long = "prompt", value_name = "TEXT", hide = true, conflicts_with_all = ["prompt", "file"])]
+    prompt_option: Option<String>,
     /// Read the prompt from a file
     #[arg(long, short, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -119,7 +122,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let source = ModelSource::find(&path)?;
     source.check()?;
     refuse_prompt_as_model(source.path())?;
-    let prompt = match (&args.prompt, &args.file) {
+    let prompt = match (args.prompt.as_ref().or(args.prompt_option.as_ref()), &args.file) {
         (Some(prompt), _) => prompt.clone(),
         (None, Some(file)) => read_text(file)?,
         (None, None) if io::stdin().is_terminal() => {

@@ -81,7 +81,7 @@ const KEEP_TIME: Duration = Duration::from_secs(15);
     what is logged.")]
 #[expect(clippy::struct_excessive_bools, reason = "options of a command")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`. Several are
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`. Several are
     /// loaded and unloaded as requests ask for them
     #[arg(value_name = "MODEL")]
     model: Vec<PathBuf>,

@@ -26,7 +26,7 @@ use crate::{
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Args {
     /// A GGUF file (one with a vocabulary only will do), a tokenizer.json, a folder with one of these,
-    /// OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
+    /// OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: PathBuf,
     /// The text; read from standard input where neither TEXT nor --file is given
     #[arg(conflicts_with = "file")]

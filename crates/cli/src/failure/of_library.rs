@@ -70,8 +70,17 @@ fn message(error: &Error) -> String {
             needed_bytes,
             free_bytes,
         }) => Failure::no_room(folder, *needed_bytes, *free_bytes).message,
-        _ => error.to_string(),
+        _ => without_architectures(error.to_string()),
     }
+}
+
+/// Says of an encoder of images that it is one, in place of the architectures that models have.
+fn without_architectures(mut text: String) -> String {
+    if let Some(at) = text.find("architecture `clip` is not supported") {
+        text.truncate(at);
+        text.push_str("this file is an encoder of images, not a model");
+    }
+    text
 }
 
 /// Returns the path of a file that does not exist.
@@ -120,5 +129,24 @@ impl Failure {
     pub(crate) fn of_name(name: &SourceName, error: HubError) -> Self {
         let hint = hint_for(name, &error).map(|hint| hint.for_program());
         hint.into_iter().fold(Self::from(error), Self::hint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_encoder_is_told_without_the_architectures_of_models() {
+        let error = |found: &str| {
+            let found = found.to_owned();
+            let supported = vec!["llama", "qwen3"];
+            Failure::from(LoadError::UnknownArchitecture { found, supported }).line()
+        };
+        assert_eq!(
+            error("clip"),
+            "error: this file is an encoder of images, not a model (hint: give it with `--mmproj FILE` and the file of its model)"
+        );
+        assert!(error("x").contains("supported are llama, qwen3"));
     }
 }

@@ -261,15 +261,19 @@ fn of_contexts(text: String, n_contexts: usize) -> String {
 
 /// Warns if there are more threads than processors.
 fn tell_about_threads(device: &LoadedDevice, compute: &Compute) {
-    let LoadedDevice::Cpu { .. } = device else {
-        return;
-    };
-    let n_processors = n_processors(&compute.places).unwrap_or(usize::MAX);
-    if let Some(n_threads) = compute.n_threads.filter(|&n_threads| n_threads > n_processors) {
-        tell(&format!(
-            "`-t {n_threads}` is more than the {n_processors} processors that it may use, and slower than -t {n_processors}"
-        ));
+    if let (LoadedDevice::Cpu { .. }, Some(text)) = (device, about_threads(compute)) {
+        tell(&text);
     }
+}
+
+/// Returns the warning about more threads than processors.
+pub(crate) fn about_threads(compute: &Compute) -> Option<String> {
+    let n_processors = n_processors(&compute.places)?;
+    let n_threads = compute.n_threads.filter(|&n_threads| n_threads > n_processors)?;
+    Some(format!(
+        "`-t {n_threads}` is more than the {} available and slower; leave `-t` out",
+        counted(n_processors, "processor")
+    ))
 }
 
 /// Tells a person what memory a draft model takes, and where it stops guessing.

@@ -81,7 +81,10 @@ fn batch_answers_good_lines_and_says_what_is_wrong_with_bad_ones() {
     let batch = || tokenmill(["batch", "demo", arg(&input), arg(&output), "--max-num-seqs", "2"]);
     let first = batch();
     assert!(
-        first.stderr.contains("[2 answered, 4 refused; "),
+        first.stderr.contains("[2 answered, 4 refused; ")
+            && first
+                .stderr
+                .contains(&format!("; {} has the reasons]", arg(&output))),
         "{}",
         first.stderr
     );
@@ -102,6 +105,12 @@ fn batch_answers_good_lines_and_says_what_is_wrong_with_bad_ones() {
         assert_eq!(found[&line]["custom_id"], custom_id);
         assert_eq!(found[&line]["response"], Value::Null);
     }
+    let message = found[&2]["error"]["message"].as_str().unwrap();
+    let begin = format!("line 2 of {}: ", arg(&input));
+    assert!(
+        message.starts_with(&begin) && message.ends_with(" at column 2"),
+        "{message}"
+    );
     assert_eq!(found[&6]["response"]["status_code"], 400);
     let message = found[&6]["response"]["body"]["error"]["message"]
         .as_str()

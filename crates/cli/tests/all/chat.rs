@@ -63,6 +63,7 @@ fn a_command_that_fails_is_left_out_and_the_rest_goes_on() {
         "2 commands were left out",
     );
     check("/undo\nWhat is 3 + 4?\n/bye\n", 2, "one command was left out");
+    check("/regen\n/tool 5\nWhat is 3 + 4?\n", 2, "2 commands were left out");
 }
 
 /// A template of a model that thinks before each answer.

@@ -66,3 +66,12 @@ fn doctor_names_the_mirror_and_does_not_ask_it() {
         "{report}"
     );
 }
+
+#[test]
+fn doctor_warns_of_threads_as_a_run_does() {
+    let text = examine(&[], &["demo", "-t", "4096"]);
+    assert!(
+        text.contains("threads    warning  `-t 4096` is more than the ") && text.contains("; leave `-t` out"),
+        "{text}"
+    );
+}

@@ -110,7 +110,15 @@ fn minus_one_means_what_it_means_in_llama_cpp() {
 #[test]
 fn flags_of_llama_cpp_are_answered_by_name() {
     let lines: Vec<String> = [
-        "run demo -p hello",
+        "serve demo -p hello",
+        "run demo x -mli",
+        "run demo x -fit off",
+        "run demo x --in-prefix a",
+        "run demo x --format json",
+        "run demo x --think=false",
+        "run demo x -e",
+        "run demo x --chat-template llama3",
+        "list foo",
         "run demo x -sm none",
         "serve demo --grammar root",
         "bench demo -pg 512,128",
@@ -141,15 +149,26 @@ fn flags_of_llama_cpp_are_answered_by_name() {
         "run",
         "--raw",
         "demo",
+        "-p",
         "Once",
         "-n",
         "1",
         "--n-gpu-layers",
         "0",
         "-dev",
-        "cpu",
+        "none",
+        "-st",
+        "--trust-remote-code",
     ];
-    assert!(tokenmill(args).ok().starts_with("Once"));
+    let outcome = tokenmill(args);
+    assert!(outcome.stdout.starts_with("Once"), "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.starts_with(
+            "ignored: `-st` (`run` answers one message), `--trust-remote-code` (code of a model is never executed)"
+        ),
+        "{}",
+        outcome.stderr
+    );
 }
 
 #[test]

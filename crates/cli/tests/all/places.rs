@@ -62,7 +62,7 @@ fn more_threads_than_the_processors_that_are_left_are_warned_of() {
     assert!(many.starts_with("`-t 1000` is more than the "), "{many}");
     let two = said(&["--cpu-range", first, "-t", "2"]);
     assert!(
-        two.starts_with("`-t 2` is more than the 1 processors that it may use, and slower than -t 1"),
+        two.starts_with("`-t 2` is more than the 1 processor available and slower; leave `-t` out"),
         "{two}"
     );
     for one in [said(&["-t", "1"]), said(&["--cpu-range", first, "-t", "1"])] {

@@ -13,7 +13,7 @@ use tokenmill_backend::{BackendError, StepError};
 use tokenmill_model::LoadError;
 use tokenmill_sched::EngineError;
 
-use crate::Error;
+use crate::{Error, machine::MemoryLimit};
 pub use hint::Hint;
 pub use of_files::MAKE_ROOM;
 #[cfg(feature = "hub")]
@@ -41,7 +41,7 @@ pub enum ErrorKind {
     Failed,
 }
 
-const MODEL_FORMS: &str = "{model} is a .gguf file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY of the Hub, or `demo`";
+const MODEL_FORMS: &str = "{model} is a .gguf file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY of the Hub, NAME:TAG of Ollama, or `demo`";
 const OTHER_FILE: &str = "take the file that was made of the same model";
 /// A hint for a load that must not be divided.
 macro_rules! undivided {
@@ -155,13 +155,15 @@ impl Error {
                 "give the GPU more of it with a larger {layers}, or a smaller context with {context}",
             ),
             Self::NoExperts => Hint::new("leave out {experts}"),
+            Self::NotEnoughMemory {
+                limit: MemoryLimit::AddressSpace { .. },
+                ..
+            } => Hint::new("raise `ulimit -v`, or take a smaller context with {context}"),
             Self::NotEnoughMemory { plan, limit } => {
                 if plan.total_bytes().saturating_sub(plan.kv_bytes) as u64 > limit.n_bytes() {
                     Hint::new("no context is small enough; take a model of fewer or smaller weights")
                 } else {
-                    Hint::new(
-                        "give a smaller context with {context} (`serve` and `batch` also take {kv-tokens})",
-                    )
+                    Hint::new("give a smaller context with {context}")
                 }
             }
             Self::WeightsTooLarge { .. } => {
@@ -191,7 +193,9 @@ impl Error {
             Self::Projector { source, .. } if matches!(**source, LoadError::UnknownArchitecture { .. }) => {
                 Hint::new("{projector} takes the file with the encoder, which mostly has mmproj in its name")
             }
-            Self::NoTemplate => Hint::new("give one with {template}, or complete a text with {run}"),
+            Self::NoTemplate => Hint::new(
+                "`--chat-template chatml` gives the most common one, {template} another, and {run} completes a text",
+            ),
             Self::Engine(error) => return engine_hint(error),
             _ => return None,
         };
@@ -224,6 +228,9 @@ fn engine_hint(error: &EngineError) -> Option<Hint> {
         EngineError::Step(StepError::WeightsChanged { .. }) => {
             "start the program again; a file in use stays what it is where another one is renamed to its name, and nothing is written into it"
         }
+        EngineError::PredictsNoTokens => {
+            "`tokenmill serve` has /v1/embeddings and /v1/rerank for such a model"
+        }
         EngineError::ContextLimitExceeded { .. } | EngineError::PoolTooSmall { .. } => {
             "shorten the prompt, or give more context with {context}"
         }
@@ -248,7 +255,6 @@ mod tests {
     use tokenmill_cpu_exec::CpuExecError;
 
     use super::*;
-    use crate::machine::MemoryLimit;
 
     fn out_of_memory(mtp_bytes: usize) -> Error {
         let source = CpuExecError::OutOfMemory {
@@ -324,11 +330,16 @@ mod tests {
                 n_bytes: (8 << 20) - 1,
             },
             "this machine has 8.0 MiB in all",
-            "give a smaller context with `-c N` (`serve` and `batch` also take --kv-cache-tokens)",
+            "give a smaller context with `-c N`",
         );
         check(
             MemoryLimit::AddressSpace { n_bytes: 1 << 20 },
             "the limit of `ulimit -v` leaves 1.0 MiB",
+            "raise `ulimit -v`, or take a smaller context with `-c N`",
+        );
+        check(
+            MemoryLimit::Machine { n_bytes: 1 << 20 },
+            "this machine has 1.0 MiB in all",
             "no context is small enough; take a model of fewer or smaller weights",
         );
     }

@@ -112,7 +112,7 @@ fn of_source(error: &HubError, source: &Source) -> Option<Hint> {
         ),
         HubError::TooManyRequests { .. } => Hint::new(source.too_many),
         HubError::NoConnection { .. } => Hint::with(
-            "check the network; {} names a mirror, `tokenmill list` shows what is here; the next pull continues",
+            "check the network; {} names a mirror, `tokenmill list` shows what is here",
             [endpoint()],
         ),
         HubError::ServerFailed { .. } | HubError::Vanished { .. } => {

@@ -26,7 +26,7 @@ pub(super) fn hint(error: &LoadError) -> Option<Hint> {
     let hint = match error.without_own_name() {
         LoadError::Gguf(error) => return hint_of_gguf(error),
         LoadError::UnknownArchitecture { found, .. } if found == "clip" => {
-            "this file is an encoder of images: give it with {projector} and the file of its model"
+            "give it with {projector} and the file of its model"
         }
         LoadError::IsImportanceMatrix => "`quantize` and `convert` take it with {importance}",
         LoadError::IsAdapter => "give it with {adapter} and the file of its model",
@@ -37,7 +37,7 @@ pub(super) fn hint(error: &LoadError) -> Option<Hint> {
             "`tokenmill inspect` shows the file's metadata and tensors all the same"
         }
         LoadError::MissingTensor { name } if name == "token_embd.weight" => {
-            "a file with a vocabulary only works with {tokenize}, not with {run}"
+            "the file has only a vocabulary; it works with {tokenize} only"
         }
         LoadError::NotDivisible { .. } => "{gpus} is the number of GPUs",
         LoadError::NotWholeBlocks { .. } => {

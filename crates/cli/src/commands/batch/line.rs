@@ -58,7 +58,8 @@ impl BatchRequest {
                 let message = if error.is_data() {
                     "the line is not a JSON object".to_owned()
                 } else {
-                    error.to_string()
+                    // The line of the file is known; that of the parser is always the first.
+                    error.to_string().replace(" at line 1 column ", " at column ")
                 };
                 ("invalid_json_line", message)
             })?;

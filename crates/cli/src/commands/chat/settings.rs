@@ -94,7 +94,10 @@ impl Chat {
                 variables.iter().try_for_each(|line| output::print_sentence(line))
             }),
             "messages" => output::print_json(&Value::from(without_bytes(self.transcript()))),
-            "tools" => output::print_json(self.tools.as_ref().unwrap_or(&Value::Null)),
+            "tools" => match &self.tools {
+                Some(tools) => output::print_json(tools),
+                None => output::print_sentence("no tools are offered; `--tools FILE` at the start offers some"),
+            },
             "template" => output::print_line(&visible_lines(model.words().template().map_or("", ChatTemplate::source))),
             _ => Err(Failure::usage(format!("there is nothing called `{what}` to show"))
                 .hint("/show, /show messages, /show tools or /show template")),

@@ -27,7 +27,7 @@ pub(super) struct DefaultArgs {
     /// A text that ends repetitions for DRY, in place of line ends, `:`, `"` and `*`; `none` for no text. May be repeated
     #[arg(long, help_heading = ADVANCED, value_name = "TEXT")]
     dry_sequence_breaker: Vec<String>,
-    /// Most tokens of the model's reasoning, whose end is then forced; -1 for no limit
+    /// Limit of reasoning tokens, after which the reasoning is ended; -1 for no limit
     #[arg(long, value_name = "N")]
     reasoning_budget: Option<Limit>,
 }
