@@ -271,7 +271,7 @@ impl Batch {
                 continue;
             }
             match request {
-                Err(bad) => self.refuse(&path, line_number, bad)?,
+                Err(bad) => self.refuse(&path, line_number, &bad)?,
                 Ok(request) => {
                     let service = service.clone();
                     in_hand.spawn(async move {
@@ -293,7 +293,7 @@ impl Batch {
         Ok(())
     }
 
-    fn refuse(&mut self, path: &Path, line_number: usize, bad: BadLine) -> Result<(), Failure> {
+    fn refuse(&mut self, path: &Path, line_number: usize, bad: &BadLine) -> Result<(), Failure> {
         let ending = Ending::Error {
             code: bad.code,
             message: format!("line {line_number} of {}: {}", path.display(), bad.message),
