@@ -69,9 +69,9 @@ fn doctor_names_the_mirror_and_does_not_ask_it() {
 
 #[test]
 fn doctor_warns_of_threads_as_a_run_does() {
-    let text = examine(&[], &["demo", "-t", "4096"]);
+    let text = examine(&[], &["demo", "-t", "1000"]);
     assert!(
-        text.contains("threads    warning  `-t 4096` is more than the ") && text.contains("; leave `-t` out"),
+        text.contains("threads    warning  `-t 1000` is more than the ") && text.contains("; leave `-t` out"),
         "{text}"
     );
 }

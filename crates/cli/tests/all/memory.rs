@@ -91,7 +91,10 @@ fn limited(kib: usize, args: &[&str]) -> Outcome {
 fn a_limit_of_the_address_space_refuses_a_load_that_cannot_fit() {
     let line = limited(400_000, &["run", "demo", "Hi", "-c", "1000000"]).failed(3);
     assert!(line.contains("the limit of `ulimit -v` leaves "), "{line}");
-    assert!(line.contains("give a smaller context with `-c N`"), "{line}");
+    assert!(
+        line.contains("raise `ulimit -v`, or take a smaller context with `-c N`"),
+        "{line}"
+    );
     let told = limited(400_000, &["doctor", "demo", "--device", "cpu", "-c", "1000000"]);
     let row = told.stdout.lines().find(|row| row.starts_with("model, CPU"));
     assert!(
