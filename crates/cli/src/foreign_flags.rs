@@ -287,7 +287,7 @@ const VLLM: &[Row] = &[
     (&["--ssl-keyfile"], "`tokenmill serve MODEL --tls-key FILE`"),
 ];
 
-/// Lists flags of other programs: the program, names, and what to do instead. What one option of the engine stands for is in its row.
+/// Lists flags of other programs: the program, names, and what to do instead. The row of an engine option has the names that it replaces.
 fn flags() -> impl Iterator<Item = (&'static str, Row)> {
     let of_engine = engine_options().flat_map(|(_, look)| look.elsewhere);
     let listed = |program, rows: &'static [Row]| rows.iter().map(move |&row| (program, row));

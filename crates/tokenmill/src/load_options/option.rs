@@ -77,7 +77,7 @@ pub struct Look {
 /// The values of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
-    /// What the reader takes.
+    /// Any value that the reader takes.
     Read,
     /// Whole numbers from the first to the last.
     Range(i64, i64),
