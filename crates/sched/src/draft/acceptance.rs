@@ -16,7 +16,7 @@ const PRIOR: [u64; Class::COUNT] = [20, 40, 60, 80, 97, 90, 15, 35, 50, 70, 85, 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acceptance {
     of_class: [u64; Class::COUNT],
-    /// Counts all tokens of a draft model, for classes that were not drafted yet.
+    /// Average over all tokens of a draft model, for classes that were not drafted yet.
     of_model: u64,
 }
 
