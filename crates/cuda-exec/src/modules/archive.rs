@@ -215,8 +215,8 @@ mod tests {
         // The form of such files before they had a header.
         let mut old = Vec::new();
         Entry::append(&mut old, "sm_90/norm", b"code");
-        check(old, "no file of kernels");
-        check(Vec::new(), "no file of kernels");
+        check(old, "not a file of precompiled kernels");
+        check(Vec::new(), "not a file of precompiled kernels");
         let mut header = Cubins::header();
         assert_eq!(header.len(), CUBINS_HEADER_BYTES);
         header[CUBINS_MAGIC.len()] = 7;
