@@ -140,7 +140,7 @@ impl PageFileHeader {
         Self::parse(&header[FIXED_BYTES..])
     }
 
-    /// Parses what lies between the length and the sum.
+    /// Parses the bytes between the length and the checksum.
     ///
     /// # Errors
     /// [`SessionError::Damaged`]: its parts do not fit together. The sum is right where someone wrote it to be read here.
@@ -185,7 +185,7 @@ impl PageFileHeader {
             .fold(n_bytes as u64, u64::saturating_add)
     }
 
-    /// Returns the bytes of what lies between the length and the sum.
+    /// Returns the bytes between the length and the checksum.
     fn parts_bytes(&self) -> usize {
         let n_words = 4 + self.tokens.len() + 5 * self.entries.len();
         16 + self.format.len() + 4 * n_words + self.notes.len()

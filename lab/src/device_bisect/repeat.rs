@@ -155,7 +155,7 @@ fn distance(index: usize, buffer: &RecordedBuffer, expected: &[u8]) -> Option<Di
     let changed: Vec<(f64, f64)> = chunks
         .filter(|((before, found), expected)| found != before || expected != before)
         .map(|((_, found), expected)| match (value(found), value(expected)) {
-            // Equal bits are equal, though the difference of what they stand for is no number.
+            // Equal bits count as equal: the difference of two infinities or NaNs is NaN.
             (_, number) if found == expected && !number.is_finite() => (0.0, 0.0),
             pair => pair,
         })

@@ -22,7 +22,7 @@ fn picked(all: &[f32], n_out: usize, [rows, outputs]: [&[usize]; 2]) -> Vec<f32>
         .collect()
 }
 
-/// A sample of the products of rows by a matrix, and of what they should be.
+/// A sample of the products of rows by a matrix, with the expected values.
 fn sampled(found: &[f32], weights: &Weights, rows: &Rows) -> anyhow::Result<(Vec<f32>, Vec<f64>)> {
     let n_out = weights.shape[0];
     let sample = [spread(rows.n_rows, MOST_ROWS), spread(n_out, MOST_OUTPUTS)];

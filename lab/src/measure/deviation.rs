@@ -1,4 +1,4 @@
-//! [`deviation`]: how far results are from the expected ones, and the limit of what rounding explains.
+//! [`deviation`]: the distance of results from the expected ones, and the limit of rounding errors.
 
 /// Largest deviation by rounding. F16 and TF32 on tensor cores keep 11 bits.
 pub(crate) const ROUNDING: f64 = 5e-3;

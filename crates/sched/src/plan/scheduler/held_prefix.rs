@@ -65,7 +65,7 @@ impl HeldPrefix {
         self.missing().any(|part| self.keys[part.part.page_idx] == key)
     }
 
-    /// Returns the missing parts as a store is asked for them.
+    /// Returns the requests to a store for the missing parts.
     pub(crate) fn wanted(&self) -> Vec<KeptPage> {
         let wanted = self.missing().map(|held| KeptPage {
             name: KeptName {
