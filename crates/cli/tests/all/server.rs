@@ -107,6 +107,13 @@ impl Server {
         self.child.as_ref().expect("it was not taken").id()
     }
 
+    /// Returns whether a warning contains a text.
+    pub(crate) fn has_warned(&self, text: &str) -> bool {
+        let log = self.log.lock().expect("no panic");
+        log.iter()
+            .any(|line| line.contains("WARN") && line.contains(text))
+    }
+
     /// Sends a request; the status and the body of the answer.
     pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
         let (status, body) = self.ask_text(method, path, body);

@@ -121,14 +121,19 @@ fn a_model_that_cannot_be_loaded_is_warned_of_by_name_and_once() {
 }
 
 #[test]
-fn a_pinned_model_without_room_is_warned_of_at_the_start() {
+fn models_without_room_are_warned_of_at_the_start() {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), "files/tiny.gguf", DEMO_GGUF);
     let toml = folder.path().join("models.toml");
     let text = "memory-budget = \"1MB\"\n[defaults]\nctx-size = 64\n\
-        [models.writer]\nmodel = \"files/tiny.gguf\"\npin = true\n";
+        [models.writer]\nmodel = \"files/tiny.gguf\"\npin = true\n\
+        [models.later]\nmodel = \"files/tiny.gguf\"\n";
     fs::write(&toml, text).unwrap();
     let server = Server::start(&["--models", arg(&toml)]);
+    assert!(
+        server.has_warned("`later` takes "),
+        "a model that is loaded on demand"
+    );
     let began = Instant::now();
     let is_warning = |line: &String| {
         line.contains("WARN") && line.contains("model=\"writer\"") && line.contains("not loaded: ")
@@ -256,6 +261,7 @@ fn a_folders_models_come_and_go_within_the_budget() {
         "-c",
         "64",
     ]);
+    assert!(server.has_warned("`a` takes "), "a model of a folder");
     let (status, answer) = server.complete("a");
     assert_eq!(
         (status, &answer["error"]["code"]),

@@ -11,7 +11,7 @@ use std::{
 };
 
 use tokenmill::{
-    KvCache,
+    KvCache, LoadOptions,
     advice::first_few,
     load::{ModelSource, Task},
     machine::available_main_bytes,
@@ -137,8 +137,14 @@ pub(super) fn several(
             let message = format!("a memory budget of {n_bytes} bytes has room for no model");
             return Err(Failure::usage(message).hint("say it with its unit, such as 16GiB"));
         }
-        for model in found.iter_mut().filter(|model| model.is_preloaded) {
-            keep_within(model, n_bytes)?;
+        for model in &mut found {
+            keep_or_warn(
+                &model.name,
+                &model.path,
+                &mut model.options,
+                n_bytes,
+                model.is_preloaded,
+            )?;
         }
     }
     let mut specs: Vec<ModelSpec> = found.into_iter().map(|model| spec(args, model)).collect();
@@ -153,7 +159,7 @@ pub(super) fn several(
             let wrong = |reason: String| {
                 Failure::input(format!("{}: [models.{}]: {reason}", path.display(), model.name))
             };
-            specs.push(of_file(args, kept, model, folder).map_err(wrong)?);
+            specs.push(of_file(args, kept, model, folder, given_budget).map_err(wrong)?);
         }
         limits.keep_alive = file.idle_unload.unwrap_or(limits.keep_alive);
     }
@@ -327,43 +333,60 @@ fn named(args: &Args, kept: Option<&PrefixFolder>, model: &Path) -> Result<Found
     })
 }
 
+/// Gives a model as many contexts as the memory budget has room for. If there is room for none, a model that is loaded at the start is refused,
+/// and one that is loaded on demand is named in a warning.
+fn keep_or_warn(
+    name: &str,
+    path: &Path,
+    options: &mut LoadOptions,
+    budget_bytes: u64,
+    is_preloaded: bool,
+) -> Result<(), Failure> {
+    match keep_within(name, path, options, budget_bytes) {
+        Err(failure) if !is_preloaded => {
+            tracing::warn!("{}", failure.line());
+            Ok(())
+        }
+        result => result,
+    }
+}
+
 /// Gives a model as many contexts as the memory budget has room for.
 ///
 /// # Errors
 /// A model that takes more than the budget with one context. Faults of its file are left to the load, which reports them.
-fn keep_within(model: &mut FoundModel, budget_bytes: u64) -> Result<(), Failure> {
-    let opened = ModelSource::find(&model.path).and_then(|source| {
-        let network = model.options.open_network(&source)?;
+fn keep_within(name: &str, path: &Path, options: &mut LoadOptions, budget_bytes: u64) -> Result<(), Failure> {
+    let opened = ModelSource::find(path).and_then(|source| {
+        let network = options.open_network(&source)?;
         Ok((source, network))
     });
     let Ok((source, network)) = opened else {
         return Ok(());
     };
-    let most = match model.options.kv_cache {
+    let most = match options.kv_cache {
         KvCache::Fitting(most) => most,
         KvCache::Contexts(_) | KvCache::Tokens(_) => 1,
     };
     let mut needed_bytes = 0;
     for n_contexts in (1..=most).rev() {
-        let mut options = model.options.clone();
-        if let KvCache::Fitting(_) = options.kv_cache {
-            options.kv_cache = KvCache::Contexts(n_contexts);
+        let mut tried = options.clone();
+        if let KvCache::Fitting(_) = tried.kv_cache {
+            tried.kv_cache = KvCache::Contexts(n_contexts);
         }
-        let Ok(n_bytes) = options.needed_bytes(&source, &network) else {
+        let Ok(n_bytes) = tried.needed_bytes(&source, &network) else {
             return Ok(());
         };
         if n_bytes <= budget_bytes {
             if n_contexts < most {
-                model.options.kv_cache = KvCache::Fitting(n_contexts);
+                options.kv_cache = KvCache::Fitting(n_contexts);
             }
             return Ok(());
         }
         needed_bytes = n_bytes;
     }
-    let n_ctx = model.options.network_options(network.descriptor())?.n_ctx;
+    let n_ctx = options.network_options(network.descriptor())?.n_ctx;
     Err(Failure::input(format!(
-        "`{}` takes {} with a context of {} tokens, and the memory budget is {}",
-        model.name,
+        "`{name}` takes {} with a context of {} tokens, and the memory budget is {}",
         size_of(needed_bytes),
         n_ctx.unwrap_or(network.descriptor().n_ctx_train),
         size_of(budget_bytes)
@@ -396,11 +419,16 @@ fn of_file(
     kept: Option<&PrefixFolder>,
     model: &FileModel,
     folder: &Path,
+    budget: Option<ByteSize>,
 ) -> Result<ModelSpec, String> {
     let flags = args.model_flags.with_file(&model.settings, folder)?;
     let path = FetchArgs::below(folder, Path::new(&model.model));
     let mut options = flags.unresolved_options().map_err(|failure| failure.line())?;
     options.prefix_folder = kept.cloned();
+    // A pinned model is loaded at the start, and its load says the same.
+    if let (Some(ByteSize(n_bytes)), false) = (budget, model.is_pinned) {
+        keep_or_warn(&model.name, &path, &mut options, n_bytes, false).map_err(|failure| failure.line())?;
+    }
     let loader = NamedLoader::new(model.name.clone(), path, flags.load.fetch.clone(), options);
     let mut spec = ModelSpec::new(model.name.clone(), loader);
     spec.names.extend(model.alias.iter().cloned());
@@ -437,30 +465,27 @@ mod tests {
 
     #[test]
     fn a_model_gets_the_contexts_that_the_budget_has_room_for() {
-        let with = |kv_cache| FoundModel {
-            name: "demo".to_owned(),
-            given: "demo".into(),
-            path: "demo".into(),
-            options: tokenmill::LoadOptions {
-                kv_cache,
-                ..Model::options().context(512).threads(1)
-            },
-            role: Role::Chat,
-            is_preloaded: true,
-            is_of_folder: false,
+        let demo = Path::new("demo");
+        let with = |kv_cache| LoadOptions {
+            kv_cache,
+            ..Model::options().context(512).threads(1)
         };
         let needed = |n_contexts| {
-            let model = with(KvCache::Contexts(n_contexts));
-            let source = ModelSource::find(&model.path).expect("it is built in");
-            let network = model.options.open_network(&source).expect("it is whole");
-            model.options.needed_bytes(&source, &network).expect("a plan")
+            let options = with(KvCache::Contexts(n_contexts));
+            let source = ModelSource::find(demo).expect("it is built in");
+            let network = options.open_network(&source).expect("it is whole");
+            options.needed_bytes(&source, &network).expect("a plan")
         };
         for (budget_bytes, expected) in [(needed(4), 4), (needed(4) - 1, 3), (needed(1), 1)] {
-            let mut model = with(KvCache::Fitting(4));
-            keep_within(&mut model, budget_bytes).expect("there is room");
-            assert_eq!(model.options.kv_cache, KvCache::Fitting(expected));
+            let mut options = with(KvCache::Fitting(4));
+            keep_within("demo", demo, &mut options, budget_bytes).expect("there is room");
+            assert_eq!(options.kv_cache, KvCache::Fitting(expected));
         }
-        let refused = keep_within(&mut with(KvCache::Fitting(4)), needed(1) - 1).expect_err("no room");
+        let too_little = needed(1) - 1;
+        let mut options = with(KvCache::Fitting(4));
+        let refused = keep_within("demo", demo, &mut options, too_little).expect_err("no room");
+        let on_demand = keep_or_warn("demo", demo, &mut options, too_little, false);
+        on_demand.expect("it may have room later");
         let line = refused.line();
         assert!(
             line.contains("with a context of 512 tokens, and the memory budget is "),
