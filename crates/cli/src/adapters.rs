@@ -1,7 +1,7 @@
 //! [`AdapterArgs`]: the adapters that a command loads with its model.
 //!
-//! Separate from the other options of a load because some commands compute without an engine, which has the adapters. Invariant:
-//! a command of one text uses its one adapter, and one that serves many leaves the choice to each request.
+//! Only the engine holds adapters, and some commands compute without an engine. Invariant: a command for one
+//! text uses its one adapter; a command for many requests lets each request choose.
 
 use std::{
     path::{Path, PathBuf},

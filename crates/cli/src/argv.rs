@@ -1,8 +1,8 @@
-//! Rewrites the command line before it is parsed: it expands two-letter flags of llama.cpp and vLLM and `-m MODEL`, and drops flags that
-//! ask for the default behaviour.
+//! Rewrites the command line before it is parsed: expands two-letter flags of llama.cpp and vLLM and `-m
+//! MODEL`, and drops flags that ask for the default behaviour.
 //!
-//! Separate from the commands because the parser knows only one-letter short flags and reports one error at a time. Invariant: arguments
-//! after `--` do not change.
+//! The parser knows only one-letter short flags and reports one error at a time. Invariant: arguments after
+//! `--` do not change.
 
 use std::ffi::OsString;
 

@@ -1,6 +1,6 @@
 //! [`Asking`]: the options of a conversation, and its prompt.
 //!
-//! Separate because `run` and `chat` have the same ones. Invariant: what is given is read and parsed before a model is loaded.
+//! `run` and `chat` share them. Invariant: files and values are read and parsed before a model is loaded.
 
 use std::{
     collections::HashSet,

@@ -1,7 +1,7 @@
-//! [`of_generating`]: what a command that generates downloads besides a model.
+//! [`of_generating`]: the files that a generating command downloads along with its model.
 //!
-//! Separate because names are resolved without knowing what a command does with the model. Invariant: nothing is downloaded that the
-//! options leave unused.
+//! Names are resolved without knowledge of the command. Invariant: nothing is downloaded that the options
+//! leave unused.
 
 use tokenmill::Device;
 

@@ -1,7 +1,7 @@
-//! [`ConstraintArgs`]: the options that say what an answer may be.
+//! [`ConstraintArgs`]: the options that constrain an answer.
 //!
-//! Separate because `run` and `chat` have them alike. Invariant: what is given is read and parsed before a model is loaded;
-//! whether it can be enforced is known when it is compiled for the model's vocabulary.
+//! `run` and `chat` share them. Invariant: a constraint is read and parsed before a model is loaded; whether
+//! it can be enforced is known when it is compiled for the model's vocabulary.
 
 use std::path::Path;
 

@@ -1,7 +1,6 @@
 //! [`ContextShiftArgs`]: how a text continues after it has filled its context.
 //!
-//! Separate because every command that generates takes them. Invariant: nothing is dropped unless the caller
-//! asks for it.
+//! Every command that generates takes them. Invariant: nothing is dropped unless the caller asks for it.
 
 use clap::Args;
 use tokenmill::{LoadOptions, load::ContextShift};

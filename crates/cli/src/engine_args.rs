@@ -1,6 +1,7 @@
-//! [`EngineArgs`]: the options of the engine as arguments of the parser, made of their rows.
+//! [`EngineArgs`]: the options of the engine as arguments of the parser, made from their rows.
 //!
-//! Separate because the rows stand in the library, which knows no parser. Invariant: an option is the same wherever it is taken.
+//! The rows are in the library, which knows no parser. Invariant: an option is the same in every command that
+//! takes it.
 
 use std::ops::Deref;
 

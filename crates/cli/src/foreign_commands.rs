@@ -1,6 +1,6 @@
-//! Commands that other programs have and this one has not, with what to do instead.
+//! Commands of other programs that this one lacks, each with its replacement.
 //!
-//! Separate from the commands because it only speaks where there is no such command.
+//! The table is consulted only for unknown commands.
 
 use std::path::Path;
 

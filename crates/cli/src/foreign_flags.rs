@@ -1,7 +1,9 @@
-//! Flags of llama.cpp, Ollama and vLLM that this program has under another name, or not at all, with what to do instead.
+//! Flags of llama.cpp, Ollama and vLLM that this program lacks or names differently, each with its
+//! replacement.
 //!
-//! Separate from the commands because most stand for all of them. Invariant: the table only speaks where a command does
-//! not know the flag itself, and a flag in it is refused, never ignored.
+//! Most rows hold for all commands. Invariant: the table is consulted only if a command does not know the
+//! flag itself; a flag in it is refused, never ignored.
+//!
 //! Source: `common/arg.cpp` of llama.cpp, `ollama run --help` and `vllm serve --help`, for the names.
 
 use tokenmill::load::engine_options;

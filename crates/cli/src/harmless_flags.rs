@@ -1,7 +1,8 @@
-//! Lists flags of llama.cpp, Ollama and vLLM that ask for this program's default behaviour or change no answer; they are ignored with a note.
+//! Flags of llama.cpp, Ollama and vLLM that ask for this program's default behaviour or change no answer;
+//! they are ignored with a note.
 //!
-//! Separate from the refused flags: a line copied from another program's documentation must run where it can. Invariant: a flag that would
-//! change an answer is never here.
+//! A command line copied from another program's documentation should run if possible. Invariant: a flag that
+//! would change an answer is never in this list.
 //!
 //! Source: `common/arg.cpp` of llama.cpp, `ollama run --help` and `vllm serve --help`, for the names.
 

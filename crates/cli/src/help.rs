@@ -1,7 +1,7 @@
 //! The layout of `--help`: examples first, options in two columns, rare ones last under "Advanced".
 //!
-//! Separate from the parser because a help text is a view of it: nothing here changes what a command line means. `-h` leaves out the
-//! advanced options and what is said of each possible value. Invariant: an option says itself that it is advanced, by its heading.
+//! It only presents the parser's options and changes no meaning. `-h` leaves out the advanced options and the
+//! descriptions of possible values. Invariant: an option's own heading marks it as advanced.
 
 use std::{
     ffi::OsString,

@@ -1,8 +1,8 @@
-//! Ctrl-C as a flag that work looks at, and as the end of the running generation.
+//! Ctrl-C as a flag that work checks, and as the end of the running generation.
 //!
-//! Separate because a process has one handler, whose action each part of a command sets. Invariant: the first
-//! press of an [`Interrupt`] only sets the flag and cancels, and the work decides at its next stopping point
-//! what that means; a second press before anything has stopped ends the program at once.
+//! A process has one handler, whose action each part of a command sets. Invariant: the first press of an
+//! [`Interrupt`] only sets the flag and cancels, and the work decides at its next stopping point how to
+//! continue; a second press before anything has stopped ends the program at once.
 
 use std::{
     io::{self, IsTerminal as _},

@@ -1,7 +1,7 @@
 //! [`SessionArgs`]: `--session FILE`, a conversation that continues at the next start.
 //!
-//! Separate because `run` and `chat` keep their conversations in the same way. Invariant: a file that cannot
-//! be used is not changed, and the request is computed without it.
+//! `run` and `chat` store their conversations in the same way. Invariant: an unusable file is not changed,
+//! and the request is computed without it.
 
 use std::{
     io,

@@ -1,8 +1,8 @@
 //! `tokenmill`: the program.
 //!
-//! Here are the table of commands and the way from a result to an exit code. Each command is one file of
-//! [`commands`]; what several share is in modules of its own. Invariant: nothing but this crate reads the environment, and an error
-//! is one line on stderr with a documented exit code.
+//! Here are the table of commands and the conversion of a result to an exit code. Each command is one file of
+//! [`commands`]; modules next to it hold the code that several commands share. Invariant: an error is one
+//! line on standard error with a documented exit code.
 #![forbid(unsafe_code)]
 // `note!` stands for the macros that panic where standard error is closed.
 #![deny(clippy::print_stderr, clippy::print_stdout)]

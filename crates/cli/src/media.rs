@@ -1,6 +1,6 @@
 //! [`MediaArgs`]: the folder whose files requests may name.
 //!
-//! Separate because `serve` and `batch` take the same. Invariant: without the option no file is read for a request.
+//! `serve` and `batch` take it. Invariant: without the option no request reads a file.
 
 use std::path::{Path, PathBuf};
 

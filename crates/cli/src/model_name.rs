@@ -1,7 +1,7 @@
-//! [`FetchArgs`]: finds the path of a MODEL, with a download in between if it is a name.
+//! [`FetchArgs`]: finds the path of a MODEL, and downloads it first if it is a name.
 //!
-//! Separate because every command that takes a model takes names. Invariants: an existing file or folder is
-//! never taken for a name; nothing is downloaded without a yes, on the terminal or as an option.
+//! Every command that takes a model takes names. Invariants: an existing file or folder is never taken for a
+//! name; nothing is downloaded without consent, on the terminal or by an option.
 
 use std::{
     env,

@@ -1,7 +1,7 @@
 //! [`of_argument`]: reads the name of a model, for `pull` and `rm`.
 //!
-//! Separate from MODEL, which may also be a path. Invariant: a file on this machine that is not a name gets
-//! an error that says so.
+//! MODEL, in contrast, may also be a path. Invariant: a file on this machine that is not a name gets an error
+//! that says so.
 
 use std::path::Path;
 

@@ -1,7 +1,8 @@
-//! [`Limit`], [`Seed`] and [`count`]: numbers on the command line, whose refusals say what would be right.
+//! [`Limit`], [`Seed`] and [`count`]: numbers on the command line, with errors that state the accepted
+//! values.
 //!
-//! Separate because the standard library says of a wrong number only that a digit is invalid. Invariant: -1 means what
-//! llama.cpp means by it where these types say so, and no other negative number means anything.
+//! The standard library says of a wrong number only that a digit is invalid. Invariant: -1 has llama.cpp's
+//! meaning where these types say so, and no other negative number has a meaning.
 
 use std::{fmt, str::FromStr};
 

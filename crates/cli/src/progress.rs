@@ -1,7 +1,7 @@
-//! Progress bars on stderr, shown only where a person watches.
+//! Progress bars on stderr, shown only on a terminal.
 //!
-//! Separate so that every long work looks the same. `NO_COLOR` and a stderr that is no terminal are honoured by the
-//! library below.
+//! All long work uses them. The library below obeys `NO_COLOR`, and shows nothing if stderr is not a
+//! terminal.
 
 use std::{
     sync::{Mutex, PoisonError},

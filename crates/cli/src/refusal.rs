@@ -1,7 +1,7 @@
-//! Answers to command lines that the parser refuses: they quote the typed words and suggest the right ones.
+//! Messages for command lines that the parser refuses: they quote the typed words and suggest the right ones.
 //!
-//! Separate from the table of commands because the parser's own errors speak of its grammar. Invariant: every
-//! answer is one line with the name that was typed.
+//! The parser's own messages use the terms of its grammar. Invariant: every message is one line with the name
+//! that was typed.
 
 use std::{error::Error as _, ffi::OsString};
 

@@ -1,7 +1,7 @@
-//! [`ReplyView`]: shows the parts of an answer as they come.
+//! [`ReplyView`]: shows the parts of an answer as they arrive.
 //!
-//! Separate from the commands because `run` and `chat` show answers alike. Invariant: standard output has the answer and its
-//! calls only; reasoning goes to standard error, or nowhere.
+//! `run` and `chat` share it. Invariant: standard output has only the answer and its calls; reasoning goes to
+//! standard error, or nowhere.
 
 use std::io::{self, IsTerminal as _, Write as _};
 

@@ -1,7 +1,9 @@
-//! [`SamplerFlags`]: the options that say how tokens are chosen, with llama.cpp's names, and [`SamplingArgs`], which adds its defaults.
+//! [`SamplerFlags`]: the sampling options, with llama.cpp's names; and [`SamplingArgs`], which adds its
+//! defaults.
 //!
-//! Separate from the commands because `run`, `chat` and `serve` take the same flags: the first two compute by them, and `serve` makes the
-//! given ones the defaults of requests. Invariant: a flag has one name, one range and one text, whatever command takes it.
+//! `run`, `chat` and `serve` take the same flags: `run` and `chat` sample with them, and `serve` makes the
+//! given ones the defaults of requests. Invariant: a flag has one name, one range and one text in all
+//! commands.
 
 use std::{
     process,

@@ -1,7 +1,8 @@
-//! One person's generations: Ctrl-C ends them, pieces are shown as they come, and a line says what they took.
+//! One person's generations: Ctrl-C ends them, pieces are shown as they arrive, and a line reports their
+//! tokens and times.
 //!
-//! Separate from the commands because `run` and `chat` generate alike. Invariant: text leaves here in whole characters, and
-//! no part of a stop string ever does.
+//! `run` and `chat` share it. Invariant: text is shown in whole characters, and no part of a stop string is
+//! ever shown.
 
 use std::{path::Path, time::Duration};
 

@@ -1,6 +1,6 @@
-//! [`SpeculationArgs`]: the options that say whether tokens are guessed ahead.
+//! [`SpeculationArgs`]: the options of speculative decoding.
 //!
-//! Separate because every command that generates takes them. Invariant: an answer is the same with any of them.
+//! Every command that generates takes them. Invariant: none of them changes an answer.
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,6 @@
-//! A model where a text is expected, and the reverse: what to say to it.
+//! Hints for a model given in place of a text, and for a text given in place of a model.
 //!
-//! Separate because both are files, and what stands in them tells what was meant. Invariant: only the beginning of a file is read.
+//! Both are files, and their contents show the mistake. Invariant: only the beginning of a file is read.
 
 use std::{
     ffi::OsString,

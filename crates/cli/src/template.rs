@@ -1,7 +1,7 @@
 //! [`TemplateArgs`] holds the options for chat templates, with llama.cpp's names.
 //!
-//! Separate because `run`, `chat`, `serve` and `batch` have the same options. Invariant: the given files are read and parsed before a model
-//! is loaded.
+//! `run`, `chat`, `serve` and `batch` share them. Invariant: the given files are read and parsed before a
+//! model is loaded.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
-//! [`VisionArgs`]: the encoder of images that a command loads with its model, and images on their way to it.
+//! [`VisionArgs`]: the image encoder that a command loads with its model, and the images of its messages.
 //!
-//! Separate because `run`, `chat` and `serve` take the same. Invariant: an image is a part of a message with its bytes in it, so that
-//! a conversation is whole wherever it is kept.
+//! `run`, `chat` and `serve` share it. Invariant: an image is a part of a message and includes its bytes, so
+//! a stored conversation is complete.
 
 use std::path::{Path, PathBuf};
 

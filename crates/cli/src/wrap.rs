@@ -1,7 +1,7 @@
-//! [`Wrap`]: breaks lines between words before the terminal breaks them inside.
+//! [`Wrap`]: breaks lines between words, before the terminal breaks them inside words.
 //!
-//! Separate because text comes in pieces that are not words. Invariant: nothing but breaks of lines and the spaces before
-//! them differs from what came in; lines of code stay as they are.
+//! Text arrives in pieces that may end inside a word. Invariant: only line breaks and the spaces before them
+//! change; lines of code stay as they are.
 
 use console::measure_text_width;
 
