@@ -1,6 +1,6 @@
-//! [`AdapterSource`] and [`LoadedAdapter`]: adapters by name, and the list of those that a model has.
+//! [`AdapterSource`] and [`LoadedAdapter`]: adapters by name, and the list of a model's adapters.
 //!
-//! Separate from the model's calls, which are in `model_adapters.rs`. Invariant: a name stands for one adapter at a time.
+//! The model's calls are in `model_adapters.rs`. Invariant: a name stands for one adapter at a time.
 
 use std::{
     fs,

@@ -1,7 +1,7 @@
-//! The limit of a process's address space (`ulimit -v`), and how much of it is left.
+//! The limit of a process's address space (`ulimit -v`), and the unused part of it.
 //!
-//! Separate from `machine_memory` because it counts addresses, also those that hold nothing yet. Invariant: without a limit, nothing is
-//! limited.
+//! Addresses count here even if they hold nothing yet, unlike in `machine_memory`. Invariant: without a
+//! limit, nothing is limited.
 
 /// Bytes that a load leaves to stacks of threads and to small allocations, which cannot fail with an error.
 #[cfg(target_os = "linux")]

@@ -1,6 +1,6 @@
-//! [`AllReduce`]: how GPUs that compute a model together add up.
+//! [`AllReduce`]: how GPUs that compute a model together sum their results.
 //!
-//! Separate from the GPUs, since a build without CUDA names it too.
+//! A build without CUDA names it too.
 
 use std::str::FromStr;
 

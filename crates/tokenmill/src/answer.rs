@@ -1,7 +1,6 @@
-//! [`Answer`]: a finished sample, and how the events of a stream become answers.
+//! [`Answer`]: a finished sample, and the conversion of a stream's events to answers.
 //!
-//! Separate from the stream because those who read piece by piece need none of it. Invariant: a sample without an end is an
-//! error, never an answer.
+//! Readers of single pieces need none of it. Invariant: a sample without an end is an error, never an answer.
 
 use serde_json::{Map, Value, json};
 use tokenmill_sched::{EngineError, FinishReason, Timings, Usage};

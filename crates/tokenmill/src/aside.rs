@@ -1,7 +1,7 @@
-//! [`write_aside`]: a file that is there whole or not at all.
+//! [`write_aside`]: writes a file that exists completely or not at all.
 //!
-//! Separate because it is all that stands between a crash and the file that was there before. Invariant: the name never names a part of
-//! a file; what it named before stays until the new bytes are on the disk.
+//! It protects the earlier file from a crash. Invariant: the name never refers to a partial file, and refers
+//! to the earlier file until the new bytes are on the disk.
 
 use std::{
     fs::{self, File, OpenOptions},

@@ -1,10 +1,9 @@
-//! Measures, on the loaded model, the number of tokens per step from which the GPU is faster than the CPU.
+//! Measures, on the loaded model, the minimum step size in tokens at which the GPU is faster than the CPU.
 //!
-//! Separate from the load because it runs steps. Both sides have the feed-forward networks. Steps of 2, 4, 8
-//! and more tokens are run on either route, and the device gets the steps from the number of tokens on at
-//! which it was always faster. Decode steps, with one token per sequence, are measured apart from prompts of
-//! one sequence, since the device records and replays its part of them. Invariant: the measurement writes
-//! only to pages and states that no sequence has yet.
+//! Both sides have the feed-forward networks. Steps of 2, 4, 8 and more tokens run on both routes, and the
+//! GPU gets all steps from the size on at which it was always faster. Decode steps, with one token per
+//! sequence, are measured apart from prompts of one sequence, since the device records and replays its part
+//! of them. Invariant: the measurement writes only to pages and states that no sequence has yet.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
-//! [`Compute`]: what a model computes with, and [`Device`], where.
+//! [`Compute`]: the resources that a model computes with; and [`Device`]: the place.
 //!
-//! Separate from the load because both the choice of the device and the load on a GPU read it. Invariant: a text that names no device is
+//! The choice of the device and the load on a GPU both read it. Invariant: a text that names no device is
 //! refused.
 
 use std::{str::FromStr, sync::Arc};

@@ -1,7 +1,7 @@
-//! Constraints on their way from text to the engine, which knows tokens only.
+//! Constraints on their way from text to the engine, which knows only tokens.
 //!
-//! Separate from the words because it is the one place that joins the two. Invariant: a constraint is compiled on the thread
-//! of the caller, never on the engine's.
+//! Only this file joins the two. Invariant: a constraint is compiled on the caller's thread, never on the
+//! engine's.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! [`Conversation`]: messages, tools and template variables, as a caller puts them together.
 //!
-//! Separate from the words because it is plain data: a chat template of the words renders it. Invariant: what a message holds
-//! is text to the template, never a control token.
+//! Plain data that a chat template renders. Invariant: the contents of a message are text to the template,
+//! never a control token.
 
 use std::borrow::Borrow;
 

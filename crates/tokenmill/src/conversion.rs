@@ -1,7 +1,8 @@
 //! [`Conversion`]: a Hugging Face folder to a GGUF file.
 //!
-//! Here the network's keys and tensors, the tokenizer's keys and the writing of files meet, each from its own crate. Invariant: a
-//! folder that could not be loaded is not converted; what is missing or damaged is said before anything is written.
+//! It joins the network's keys and tensors, the tokenizer's keys and the writing of files, each from its own
+//! crate. Invariant: a folder that could not be loaded is not converted; missing and damaged parts are
+//! reported before anything is written.
 
 use std::{
     fs,

@@ -1,7 +1,7 @@
-//! [`load`]: the load on the device that was chosen.
+//! [`load`]: loads a model on the chosen device.
 //!
-//! Separate from the model so that one file decides between devices. Invariant: a choice is obeyed or refused; only
-//! [`Device::Auto`] falls back to another device and says why.
+//! Only this file decides between devices. Invariant: a choice is obeyed or refused; only [`Device::Auto`]
+//! falls back to another device, and says why.
 
 use tokenmill_backend::BackendError;
 use tokenmill_model::{LoadProgress, Model, ModelOptions};

@@ -1,7 +1,7 @@
-//! [`Draft`]: a second model that guesses tokens ahead, from its file to what computes it.
+//! [`Draft`]: a draft model, from its file to its executor.
 //!
-//! Separate from the load of the model itself, which knows nothing of it. Invariant: it says the same tokens by the same numbers as the
-//! model, which is checked before either is loaded.
+//! The load of the model itself knows nothing of it. Invariant: its vocabulary matches the model's, which is
+//! checked before either is loaded.
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,7 @@
-//! [`DraftFacts`]: what guesses tokens ahead, as a loaded model tells of it, and the room that it gets.
+//! [`DraftFacts`]: the facts that a loaded model reports about its draft model or MTP layer; and the size of
+//! its KV cache.
 //!
-//! Separate because a second model and a layer of the model itself have both in common.
+//! Draft models and MTP layers share both.
 
 use tokenmill_backend::{Executor, MemoryPlan, PAGE_TOKENS};
 use tokenmill_model::ModelOptions;

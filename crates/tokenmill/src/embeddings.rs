@@ -1,8 +1,8 @@
 //! [`Embeddings`]: the vectors of a request's inputs, in order, each as soon as it is ready.
 //!
-//! Separate from generations because nothing is sampled. Invariant: a vector is the network's pooled output,
-//! or the mean of the final hidden states if it does not pool, normalized to length 1; the vectors have the
-//! order of the inputs.
+//! Unlike in generations, nothing is sampled. Invariant: a vector is the network's pooled output, or the mean
+//! of the final hidden states if it does not pool, normalized to length 1; the vectors have the order of the
+//! inputs.
 
 use std::{
     task::{Context, Poll, ready},

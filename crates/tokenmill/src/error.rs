@@ -1,7 +1,7 @@
 //! [`Error`]: the errors of opening, loading and using a model.
 //!
-//! One enum for the whole front door. Invariant: the fields of an error name what is wrong; errors of the
-//! layers below are kept unchanged.
+//! One enum for the whole crate. Invariant: the fields of an error name the cause; errors of the layers below
+//! are kept unchanged.
 
 use std::{io, path::PathBuf};
 

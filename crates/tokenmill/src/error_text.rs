@@ -1,4 +1,4 @@
-//! Parts of the texts of [`Error`](crate::Error).
+//! Parts of the messages of [`Error`](crate::Error).
 
 use std::{error::Error as _, path::Path};
 

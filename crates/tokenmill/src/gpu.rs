@@ -1,7 +1,7 @@
-//! The load on a GPU, and the refusal of it in a build without CUDA.
+//! The load on a GPU, and its refusal in a build without CUDA.
 //!
-//! Separate from the choice of the device, so that CUDA is named in one file. Invariant: a build without CUDA refuses a GPU
-//! that was asked for, and says that it was left out.
+//! The choice of the device does not name CUDA. Invariant: a build without CUDA refuses a requested GPU, and
+//! says that CUDA was left out.
 
 #[cfg(feature = "cuda")]
 pub use first_use::gpu_check;

@@ -1,7 +1,7 @@
-//! [`Guesser`]: what guesses tokens next to a model, where a GPU computes both.
+//! [`Guesser`]: the draft model or MTP layer that a GPU computes next to its model.
 //!
-//! Separate from the load on a GPU, which knows neither file, and from what only that load does with it (`gpu/guesser.rs`). Invariant: one
-//! thing guesses for a model, or none.
+//! The load on a GPU knows neither file; code that only this load needs is in `gpu/guesser.rs`. Invariant: a
+//! model has at most one source of drafts besides look-ups.
 
 use crate::{draft::Draft, mtp::Mtp};
 

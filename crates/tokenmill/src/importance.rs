@@ -1,7 +1,7 @@
 //! [`ImportanceRun`]: measures on a text how much each input of each matrix matters.
 //!
-//! Separate from models that answer: this one is loaded on a CPU that shows what it multiplies. Invariant: each chunk is computed as if it
-//! were the only one, and all its tokens count.
+//! It loads the model on a CPU backend that exposes the inputs of its products. Invariant: each chunk is
+//! computed as if it were the only one, and all its tokens count.
 
 use std::{
     path::Path,

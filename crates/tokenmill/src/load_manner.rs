@@ -1,7 +1,7 @@
-//! [`load_with`]: a load on the CPU in the manner that was asked for.
+//! [`load_with`]: a load on the CPU, with all threads or quietly.
 //!
-//! Separate from the choice of the device because a drafting model is loaded so too. Invariant: a quiet load leaves the processors to what
-//! else computes here.
+//! Draft models are loaded this way too. Invariant: a quiet load leaves the processors to other computations
+//! of this process.
 
 use std::{
     panic,

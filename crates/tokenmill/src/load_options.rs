@@ -1,7 +1,7 @@
 //! [`LoadOptions`]: how a model is loaded. The load itself is in `loading`.
 //!
-//! Separate from the model because these are all choices that are made before it runs. Invariant: every field has an
-//! effect, and what cannot be granted is an error that names it.
+//! All choices that are made before a model runs. Invariant: every field has an effect, and an option that
+//! cannot be granted is an error that names it.
 
 #[macro_use]
 pub(crate) mod option;

@@ -1,7 +1,7 @@
-//! [`at_low_priority`]: work that gives way to what else runs on this machine.
+//! [`at_low_priority`]: runs work that yields to other work on this machine.
 //!
-//! Separate because only this file knows how a system ranks threads. Invariant: the caller's thread keeps its priority; what the work
-//! starts has the low one.
+//! Only this file knows how a system ranks threads. Invariant: the caller's thread keeps its priority;
+//! threads that the work starts have the low one.
 
 use std::{
     panic,

@@ -1,8 +1,8 @@
 //! The memory of this machine, and whether a load on the CPU can ever fit into it.
 //!
-//! Separate because only this file knows where a machine reports its memory. Invariants: a limit of the address space counts like too
-//! little memory; a load is refused where the whole machine is too small, or where its weights do not fit into what is available now;
-//! where a size is unknown, nothing is refused.
+//! Only this file knows where a machine reports its memory. Invariants: a limit of the address space counts
+//! like too little memory; a load is refused if the whole machine is too small, or if its weights do not fit
+//! into the available memory; an unknown size refuses nothing.
 
 use std::fs;
 

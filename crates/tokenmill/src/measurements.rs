@@ -1,6 +1,7 @@
-//! [`Measurements`]: where what is measured of this machine is kept, and what is not to be measured.
+//! [`Measurements`]: where the measurements of this machine are stored, and which of them are switched off.
 //!
-//! Separate because it is chosen before a load, also in a build that measures nothing. Invariant: without a folder nothing is written.
+//! It is chosen before a load, also in a build that measures nothing. Invariant: without a folder nothing is
+//! written.
 
 use std::{fmt, path::PathBuf};
 

@@ -1,6 +1,6 @@
-//! [`MemoryLimit`]: the most memory that a process can have, and what sets that bound.
+//! [`MemoryLimit`]: the most memory that a process can have, and the cause of that limit.
 //!
-//! Separate from the measurement, since errors carry it.
+//! Errors carry it.
 
 use std::fmt;
 

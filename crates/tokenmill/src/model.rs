@@ -1,7 +1,8 @@
 //! [`Model`]: a loaded model that takes text and gives text.
 //!
-//! Everything here is a few lines over [`Model::generate`], so that there is one way from a prompt to an answer for every
-//! caller. Invariant: a caller's wait never blocks another caller; the engine runs them side by side.
+//! Everything here is a few lines over [`Model::generate`], so every caller goes the same way from a prompt
+//! to an answer. Invariant: a caller's wait never blocks another caller; the engine runs their requests side
+//! by side.
 
 use std::{
     sync::Arc,

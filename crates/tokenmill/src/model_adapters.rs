@@ -1,7 +1,7 @@
 //! Adapters of a model: loaded by name, chosen by name for each request, unloaded while others run.
 //!
-//! A part of [`Model`] that stands apart because most models never have one. Invariant: a request that began with an adapter ends with
-//! it, whatever happens to the name.
+//! Most models never have any. Invariant: a request that began with an adapter ends with it, whatever happens
+//! to the name.
 
 use std::sync::Arc;
 

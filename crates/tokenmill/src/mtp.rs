@@ -1,7 +1,7 @@
-//! [`Mtp`]: the model's own layer that guesses further tokens, from its file to its executor.
+//! [`Mtp`]: a model's own MTP layer, from its file to its executor.
 //!
-//! Separate from a draft model, which computes alone. Invariant: without the layer the same model is loaded,
-//! and generates the same.
+//! A draft model, in contrast, computes alone. Invariant: without the layer the same model is loaded, and
+//! generates the same.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
-//! Which layer for further tokens guesses for a model: that of its own file, of one that is named, or of one next to it.
+//! Chooses the MTP layer of a model: from the model's own file, from a named file, or from one next to it.
 //!
-//! Separate from the other options of a load because three of them decide it. Invariant: what was not asked for, and cannot be used, keeps
-//! no model from being loaded.
+//! Three options of a load decide it. Invariant: a layer that was not requested, and cannot be used, does not
+//! prevent the load.
 
 use tokenmill_model::{Model as Network, ModelOptions};
 use tokenmill_sched::Speculation;

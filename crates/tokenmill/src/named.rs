@@ -1,7 +1,7 @@
-//! Names that stand where a model's path is expected.
+//! Names in place of a model's path.
 //!
-//! Separate from the load, which knows paths only. Invariants: what exists as a file or a folder is never taken for a name, and a model
-//! that is on this machine is opened without a server.
+//! The load knows only paths. Invariants: an existing file or folder is never taken for a name; a model on
+//! this machine is opened without a server.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
 //! [`SessionError`]: why a session could not be saved or restored.
 //!
-//! Separate from the crate's [`Error`](crate::Error), which names the file. Invariant: each says what a person does about it, or that nothing can be
-//! done but to compute the conversation again.
+//! The crate's [`Error`](crate::Error) adds the file. Invariant: each message says what to do, or that the
+//! conversation must be computed again.
 
 use std::io;
 

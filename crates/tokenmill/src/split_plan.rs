@@ -1,6 +1,6 @@
-//! [`SplitPlan`]: what of a model will be where, before it is loaded.
+//! [`SplitPlan`]: the place of each part of a model, before it is loaded.
 //!
-//! Separate from the load because a program shows it. Invariant: the rows of a side add up to what the load takes there.
+//! A program can show it. Invariant: the rows of a side add up to the load's memory on that side.
 
 use std::{collections::BTreeMap, fmt};
 

@@ -1,7 +1,7 @@
 //! [`TextParams`]: the parameters of a request for text.
 //!
-//! Separate from the model because it is plain data. Invariant: [`EngineParams`] holds everything that a program without clients of its own
-//! can ignore.
+//! Plain data. Invariant: [`EngineParams`] holds everything that a program without clients of its own can
+//! ignore.
 
 use std::{sync::Arc, time::Duration};
 

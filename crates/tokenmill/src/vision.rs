@@ -1,7 +1,8 @@
-//! [`Vision`] holds a model's image encoder and the rows that it made recently.
+//! [`Vision`] holds a model's image encoder and the rows of recent images.
 //!
-//! Separate from the model, which computes with the rows wherever it is; the encoder works on the host. Invariants: one image is
-//! decoded and encoded at a time, so that many requests take the memory of one; an image's rows depend only on its bytes.
+//! The model computes with the rows on any device; the encoder works on the host. Invariants: one image at a
+//! time is decoded and encoded, so that many requests take the memory of one; an image's rows depend only on
+//! its bytes.
 
 use std::{
     collections::VecDeque,

@@ -1,7 +1,7 @@
-//! [`ModelWords`]: what turns text and conversations into a model's tokens.
+//! [`ModelWords`]: converts text and conversations to a model's tokens.
 //!
-//! Separate from the model because words need no network. Invariant: control tokens come from the chat template only; what
-//! looks like one in a message or a text is text.
+//! No network is needed for it. Invariant: control tokens come from the chat template only; in a message or a
+//! text, their spelling is text.
 
 mod image_places;
 mod prompts;

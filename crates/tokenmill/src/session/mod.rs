@@ -1,9 +1,10 @@
-//! [`Session`]: a conversation in a file, with the memory that was computed for it.
+//! [`Session`]: a conversation in a file, with its KV cache.
 //!
-//! [`Model::save_session`] writes what the prefix cache holds of a conversation: keys and values, windows, latent rows, recurrent
-//! states. [`Model::restore_session`] brings it back into the cache of an engine, this one or a later one, where prompts that begin
-//! with the same tokens find it. Separate from the engine, which knows no file. Invariants: a file that is not whole, or not of
-//! this model, changes nothing; the file that was there before stays until the new one is on the disk.
+//! [`Model::save_session`] writes the conversation's part of the prefix cache: keys and values, windows,
+//! latent rows, recurrent states. [`Model::restore_session`] loads it into the cache of an engine, this one
+//! or a later one, where prompts that begin with the same tokens find it. The engine itself knows no file.
+//! Invariants: an incomplete file, or one of another model, changes nothing; the earlier file stays until the
+//! new one is on the disk.
 
 mod identity;
 #[cfg(test)]
