@@ -1,6 +1,6 @@
-//! Names of models: which model a request means, and which ones it may have meant.
+//! Names of models: the model that a request means, and suggestions for an unknown name.
 //!
-//! Separate because it deals only with text. Invariant: a name means one model or none.
+//! Only text matters here. Invariant: a name means one model or none.
 
 /// Gives access to the names of a server's models.
 pub(crate) trait ModelNames: std::fmt::Debug + Send + Sync {

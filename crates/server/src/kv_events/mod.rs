@@ -1,10 +1,10 @@
 //! Tells routers which prefixes the KV cache holds, over ZeroMQ as vLLM does.
 //!
-//! A router that knows them sends a request to the replica that has its prefix. Separate from HTTP, with
-//! which it shares nothing. Each batch of the engine is a message of three frames: the topic, a number that
-//! counts up in 8 bytes, and the payload (`payload.rs`). A subscriber that missed some asks the second socket
-//! for all from a number on. Invariants: a slow reader holds up neither the engine nor other readers; all
-//! readers share one copy of the kept batches, bounded in messages and in bytes.
+//! A router with this knowledge sends a request to the replica that has its prefix. Each batch of the engine
+//! is a message of three frames: the topic, a number of 8 bytes that counts up, and the payload
+//! (`payload.rs`). A subscriber that missed messages asks the second socket for all from a number on.
+//! Invariants: a slow reader delays neither the engine nor other readers; all readers share one copy of the
+//! kept batches, bounded in messages and in bytes.
 
 mod config;
 mod payload;
