@@ -7,7 +7,7 @@
 //! models--OWNER--REPOSITORY/blobs/ETAG                  a file's bytes
 //! models--OWNER--REPOSITORY/refs/REVISION               the commit of a branch or a tag
 //! models--OWNER--REPOSITORY/snapshots/COMMIT/PATH       -> ../../blobs/ETAG
-//! models--OWNER--REPOSITORY/.tokenmill/COMMIT.mmproj    the path of the encoder of images, or nothing; by this crate only
+//! models--OWNER--REPOSITORY/.tokenmill/COMMIT.mmproj    the path of the image encoder, or nothing; by this crate only
 //! .locks/models--OWNER--REPOSITORY/ETAG.lock            locked while the blob is written
 //! .locks/models--OWNER--REPOSITORY/COMMIT.lock          locked while a snapshot's links are made; by this crate only
 //! .locks/models--OWNER--REPOSITORY/pull.lock            shared by running pulls, exclusive to a removal; by this crate only
