@@ -320,7 +320,7 @@ impl SamplingParamsError {
     }
 }
 
-/// Describes a range. The ends of the type are omitted, because they are no meaningful bounds.
+/// Describes a range. The ends of the type are omitted, because they are not meaningful bounds.
 fn range_text(minimum: f32, maximum: f32) -> String {
     match (minimum, maximum) {
         (f32::MIN, f32::MAX) => "a finite number".to_owned(),

@@ -178,7 +178,7 @@ fn several_unknown(command: &clap::Command, flags: &[String]) -> Failure {
     let longs: Vec<&str> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
     let hint = |flag: &String| {
         let near = || {
-            // The dashes that all have are no likeness.
+            // The dashes that all flags have do not count as likeness.
             let near = near_names(flag.trim_start_matches('-'), longs.iter().copied());
             near.first().map(|near| format!("a similar one is `--{near}`"))
         };
@@ -327,7 +327,7 @@ mod tests {
                 "error: `-no-cnv` is an option of llama.cpp that is not one here (hint: `tokenmill run --raw` continues a text)",
             ),
         );
-        // Values are no flags, and neither are numbers.
+        // Values are not flags, and neither are numbers.
         check(
             "tokenmill run x -n -1 --stop --jinja -s=-1",
             Ok("tokenmill run x -n -1 --stop --jinja -s=-1"),

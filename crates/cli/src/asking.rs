@@ -59,7 +59,7 @@ impl AskingArgs {
     /// Reads the files.
     ///
     /// # Errors
-    /// A file that cannot be read, and tools that are no JSON array or have no names of their own.
+    /// A file that cannot be read, and tools that are not a JSON array or have no names of their own.
     pub(crate) fn read(&self) -> Result<Asking, Failure> {
         Ok(Asking {
             tools: self.tools.as_deref().map(read_tools).transpose()?,

@@ -52,7 +52,7 @@ pub(crate) struct FetchArgs {
 /// used as it is.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Besides {
-    /// Its encoder of images.
+    /// Its image encoder.
     pub(crate) encoder: bool,
     /// Its layers for further tokens.
     pub(crate) nextn: bool,
@@ -112,7 +112,7 @@ impl FetchArgs {
         Err(failure.hint(format!("`tokenmill pull {name}` downloads it")))
     }
 
-    /// How a model that is named gets the encoder of images that its repository has, or may have, and this machine lacks.
+    /// How a model that is named gets the image encoder that its repository has, or may have, and this machine lacks.
     pub(crate) fn encoder_hint(&self, model: &Path) -> Option<String> {
         let name = SourceName::of_path(model).ok().flatten()?;
         let settings = self.settings();
@@ -235,7 +235,7 @@ fn ask_for(plan: &SourcePlan) -> Result<(), Failure> {
     )
 }
 
-/// Returns the sizes of a download in words: the size of the model, and the text for its encoder of images
+/// Returns the sizes of a download in words: the size of the model, and the text for its image encoder
 /// and its MTP layers.
 fn sizes(plan: &SourcePlan) -> (String, String) {
     let encoder_bytes = plan.missing_projector_bytes();
@@ -258,7 +258,7 @@ fn can_ask() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
-/// Asks a question that is answered with yes or no; nothing but yes is a yes. Without a terminal it is no.
+/// Asks a question that is answered with yes or no; only yes counts as yes. Without a terminal the answer is no.
 ///
 /// # Errors
 /// A terminal that cannot be read.

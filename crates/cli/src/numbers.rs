@@ -35,7 +35,7 @@ impl Limit {
 }
 
 impl Limit {
-    /// The bound as a number of tokens; more than 32 bits hold is no bound.
+    /// The bound as a number of tokens; a number beyond 32 bits is not a bound.
     pub(crate) fn max_tokens(self) -> Option<u32> {
         self.bound().and_then(|n| u32::try_from(n).ok())
     }

@@ -12,7 +12,7 @@ use tokenmill_server::near_names;
 use crate::{argv, failure::Failure, foreign_commands, foreign_flags, swapped};
 
 /// Returns the answer to an error of the parser, in the words that were typed; `None` for requests of help
-/// and versions, which are no errors.
+/// and versions, which are not errors.
 pub(crate) fn of(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Option<Failure> {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return None;

@@ -48,7 +48,7 @@ impl ReplyView {
                     let call = std::mem::take(&mut self.open);
                     self.show_call(&call)?;
                 }
-                // It is no call, so its text is text.
+                // It is not a call, so its text is text.
                 Part::CallBroken { source, .. } => {
                     self.open = ToolCall::default();
                     self.show_text(source)?;

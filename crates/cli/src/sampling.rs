@@ -324,7 +324,7 @@ static NEEDS: [Need; 8] = [
     Need {
         name: "dry_sequence_breakers",
         switch: &DRY,
-        // Only `serve` has an option for them, which is no sampler flag.
+        // Only `serve` has an option for them, which is not a sampler flag.
         is_changed: |_| false,
     },
 ];

@@ -159,7 +159,7 @@ impl Report {
             };
             return format!("[prompt {prompt}{cached}; {what}{reason}]");
         }
-        // Tokens after a stop string may have been guessed too; they are no part of the answer.
+        // Tokens after a stop string may have been guessed too; they are not part of the answer.
         let guessed = match self.n_accepted.min(self.n_generated) {
             0 => String::new(),
             n => format!(" ({n} by speculation)"),

@@ -18,7 +18,7 @@ use crate::failure::Failure;
 /// Bytes that an image's file may have.
 pub(crate) const MAX_IMAGE_BYTES: usize = 64 << 20;
 
-/// The encoder of images of a command.
+/// The image encoder of a command.
 #[derive(clap::Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Loading")]
 pub(crate) struct VisionArgs {

@@ -82,7 +82,7 @@ struct Transfer<'a> {
     incomplete: &'a Incomplete,
     /// The target of redirects, so that not every part asks the endpoint.
     location: Mutex<Option<String>>,
-    /// The etag of the first answer, if the announced one is no hash.
+    /// The etag of the first answer, if the announced one is not a hash.
     seen_etag: Mutex<Option<String>>,
     /// Set when the download ends early.
     is_aborted: AtomicBool,

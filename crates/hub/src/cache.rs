@@ -264,7 +264,7 @@ impl Cache {
         entries
     }
 
-    /// Returns the blob to which a file of a snapshot links; `None` if it is no link, or links elsewhere.
+    /// Returns the blob to which a file of a snapshot links; `None` if it is not a link, or links elsewhere.
     pub(crate) fn blob_of(&self, pointer: &Path) -> Option<PathBuf> {
         let target = fs::read_link(pointer).ok()?;
         let is_blob = target.parent()?.file_name()? == "blobs";

@@ -212,7 +212,7 @@ impl SoFar {
             Part::Arguments { delta, .. } => self.open.arguments.push_str(&delta),
             Part::CallEnd { .. } => self.calls.push(std::mem::take(&mut self.open)),
             Part::CallCut { .. } => self.cut_call = Some(std::mem::take(&mut self.open)),
-            // It is no call, so its text is text.
+            // It is not a call, so its text is text.
             Part::CallBroken { source, .. } => self.text.push_str(&source),
             Part::Markup => {}
         }

@@ -147,7 +147,7 @@ mod tests {
         let path = folder.path().join("a");
         write_aside(&path, |file| file.write_all(b"whole")).unwrap();
         let (file, aside) = create_aside(&path).unwrap();
-        // The next file of the name is none the worse.
+        // The next file with the name is not affected.
         write_aside(&path, |file| file.write_all(b"newer")).unwrap();
         drop(file);
         assert!(aside.exists());

@@ -105,7 +105,7 @@ fn threshold<H: SplitOperations, D: SplitOperations>(
     let longest = kind.longest(executor.limits());
     let most = longest.min(MAX_TOKENS);
     let mut measured = Vec::new();
-    // A prompt of one token is none, and costs what two cost: the weights are read once.
+    // A prompt of one token would be a decode step, and costs as much as two tokens: the weights are read once.
     let mut n_tokens = match kind {
         Kind::Decode => 1,
         Kind::Prompt => most.min(2),

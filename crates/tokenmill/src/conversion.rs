@@ -39,7 +39,7 @@ enum Source {
         network: Box<FolderAsGguf>,
         vocabulary: Metadata,
     },
-    /// Its encoder of images.
+    /// Its image encoder.
     Encoder(Box<VisionFolder>),
 }
 
@@ -146,7 +146,7 @@ impl Conversion {
         )
     }
 
-    /// Opens a folder whose encoder of images is to become a file, `mmproj-*.gguf`, and checks that all it needs is there.
+    /// Opens a folder whose image encoder is to become a file, `mmproj-*.gguf`, and checks that all it needs is there.
     ///
     /// # Errors
     /// [`Error`]: a folder without an encoder, one of a family that is not supported, and what is missing or damaged.
@@ -172,7 +172,7 @@ impl Conversion {
         })
     }
 
-    /// Whether the folder has an encoder of images that [`Self::open_encoder`] makes a file of, and this is not it.
+    /// Whether the folder has an image encoder that [`Self::open_encoder`] makes a file of, and this is not it.
     pub fn leaves_encoder(&self) -> bool {
         matches!(self.source, Source::Network { .. })
             && VisionFolder::is_in(&self.folder).is_ok_and(|is_in| is_in)
@@ -304,7 +304,7 @@ impl Conversion {
     /// Writes the file. It appears when it is whole; `on_progress` may stop the work.
     ///
     /// # Errors
-    /// [`Error::Convert`]: a weight that is no number, or a file that cannot be written.
+    /// [`Error::Convert`]: a weight that is not a number, or a file that cannot be written.
     pub fn write(
         &self,
         path: impl AsRef<Path>,

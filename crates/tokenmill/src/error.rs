@@ -53,7 +53,7 @@ pub enum Error {
         /// The folder.
         folder: PathBuf,
     },
-    /// A type of file that encoders of images do not have.
+    /// A type of file that image encoders do not have.
     #[error("an encoder of images cannot be written as {out}; its types are auto, f32, f16, bf16 and q8_0")]
     EncoderType {
         /// The type.
@@ -402,7 +402,7 @@ pub enum Error {
         /// Why.
         source: Box<LoadError>,
     },
-    /// An encoder of images of another model.
+    /// An image encoder of another model.
     #[error(
         "the encoder of images {} is of another model: its rows are {found} wide, and the model's {expected}",
         path.display()
@@ -415,7 +415,7 @@ pub enum Error {
         /// Width of the model's hidden states.
         expected: usize,
     },
-    /// An encoder of images of another family.
+    /// An image encoder of another family.
     #[error(
         "the encoder of images {} is of the family `{family}`, which models of the architecture `{arch}` do not have",
         path.display()
@@ -493,7 +493,7 @@ pub enum Error {
     /// An image could not be encoded.
     #[error("an image could not be encoded: {0}")]
     Vision(#[from] VisionError),
-    /// The chat template refused the conversation, or is no template.
+    /// The chat template refused the conversation, or is not a template.
     #[error(transparent)]
     Template(#[from] TemplateError),
     /// The constraint cannot be enforced.
@@ -528,7 +528,7 @@ pub enum Error {
         /// Available names.
         available: Vec<String>,
     },
-    /// An adapter's files cannot be read, or are none of an adapter.
+    /// An adapter's files cannot be read, or are not those of an adapter.
     #[error("adapter `{name}`: {source}")]
     AdapterFile {
         /// The adapter.

@@ -100,7 +100,7 @@ load_options! {
         control_vectors: Vec<(PathBuf, f32)> = Vec::new(),
         /// The layers after which they are added, counted from 0; `None` takes all that they have.
         control_layers: Option<RangeInclusive<usize>> = None,
-        /// Where the encoder of images is.
+        /// Where the image encoder is.
         projector: Projector = Projector::default(),
         /// Whether images are expected, as they are if an encoder file is named. [`Device::Auto`] is then the CPU if there is an encoder and a
         /// GPU could hold only a part of the model, since a divided model takes no images.
@@ -233,7 +233,7 @@ impl LoadOptions {
         self
     }
 
-    /// Sets the file of the encoder of images.
+    /// Sets the file of the image encoder.
     #[must_use]
     pub fn projector(mut self, path: impl Into<PathBuf>) -> Self {
         self.projector = Projector::File(path.into());
@@ -267,7 +267,7 @@ impl LoadOptions {
     }
 
     /// Bytes that a load of an opened network takes on the CPU with these options: its plan, and those of the model that guesses for it
-    /// and of its encoder of images, which may be loaded later; only headers are read.
+    /// and of its image encoder, which may be loaded later; only headers are read.
     ///
     /// # Errors
     /// Returns the errors of [`Self::plan`], and those of the other two.
@@ -289,7 +289,7 @@ impl LoadOptions {
         Ok(bytes_of(&plans))
     }
 
-    /// Whether a load of an opened network has an encoder of images, as far as headers say. A divided model takes no images; whether
+    /// Whether a load of an opened network has an image encoder, as far as headers say. A divided model takes no images; whether
     /// [`Device::Auto`] divides the model is known once it is loaded: [`Model::sees`].
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use crate::machine_memory::machine_bytes;
     expect(dead_code, reason = "nothing is downloaded in this build")
 )]
 pub(crate) struct Company {
-    /// Its encoder of images.
+    /// Its image encoder.
     pub(crate) projector: bool,
     /// Its layers for further tokens.
     pub(crate) nextn: bool,

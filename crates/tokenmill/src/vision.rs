@@ -38,7 +38,7 @@ const MAX_KEPT_BYTES: usize = 256 << 20;
 const N_SAMPLES: u64 = 64;
 const SAMPLE_BYTES: u64 = 4096;
 
-/// Where the encoder of images of a model is.
+/// Where the image encoder of a model is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Projector {
@@ -296,7 +296,7 @@ pub(crate) fn plan(
         .transpose()
 }
 
-/// Whether a model has an encoder of images; only headers are read.
+/// Whether a model has an image encoder; only headers are read.
 ///
 /// # Errors
 /// [`Error::Projector`] and its like of a file that is named.
@@ -387,7 +387,7 @@ fn open_for(path: &Path, network: &Network) -> Result<VisionFile, Error> {
     Ok(file)
 }
 
-/// The encoder of images that lies next to a model, in the same folder.
+/// The image encoder that lies next to a model, in the same folder.
 pub fn projector_beside(source: &ModelSource, network: &Network) -> Option<PathBuf> {
     find_beside(source, network).map(|(path, _)| path)
 }

@@ -50,7 +50,7 @@ pub struct ModelWords {
     rank_prompt: Option<ChatPrompt>,
     /// Tokens that stand for an image, if the model takes images.
     images: Option<ImagePlaces>,
-    /// The architecture, where there are no encoders of images for it.
+    /// The architecture, where there are no image encoders for it.
     blind_arch: Option<String>,
     /// The tokens of [`DRY_BREAKERS`](crate::sampling::DRY_BREAKERS), once they are asked for.
     pub(crate) default_breakers: OnceLock<Vec<u32>>,

@@ -316,7 +316,7 @@ impl Batch {
         let answer = answer
             .expect("something is in hand")
             .map_err(|error| Failure::work(error.to_string()))?;
-        // An engine that has ended fails whatever is in hand. That is no answer: it is asked again next time.
+        // An engine that has ended fails all requests in progress. That is not an answer: they are sent again next time.
         if let EngineState::Ended(reason) = self.app.model.engine().state() {
             return Err(reason.into());
         }

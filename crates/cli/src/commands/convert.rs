@@ -151,12 +151,12 @@ fn has_name_of_encoder(path: &Path) -> bool {
 /// Returns the Hugging Face folder at a path. GGUF files may lie in it, such as earlier conversions.
 ///
 /// # Errors
-/// Fails if the path is no such folder, with a hint.
+/// Fails if the path is not such a folder, with a hint.
 fn folder_of(path: &Path) -> Result<PathBuf, Failure> {
     if is_hugging_face(path) {
         return Ok(path.to_owned());
     }
-    // The built-in model is no folder either, and is answered below.
+    // The built-in model is not a folder either, and is answered below.
     if !path.exists() && path != Path::new("demo") {
         return Err(Failure::input(format!("there is no folder {}", path.display())).hint(WHAT_FOLDER_IS));
     }

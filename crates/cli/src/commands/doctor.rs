@@ -331,7 +331,7 @@ fn driver_row(gpus: &Gpus) -> Row {
 }
 
 impl Examination {
-    /// Says of the encoder of images that would be loaded with the model.
+    /// Says of the image encoder that would be loaded with the model.
     fn look_for_encoder(&mut self, source: &ModelSource, model: &Model) {
         let encoder = projector_beside(source, model);
         if let Some(path) = &encoder {

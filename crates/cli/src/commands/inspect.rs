@@ -121,7 +121,7 @@ impl Kind {
     }
 }
 
-/// Whether a file is no model, but one that an option takes.
+/// Whether a file is not a model, but one that an option takes.
 fn is_for_an_option(error: &LoadError) -> bool {
     match error {
         LoadError::IsImportanceMatrix | LoadError::IsAdapter | LoadError::IsNextnAlone => true,

@@ -445,7 +445,7 @@ impl Args {
     }
 }
 
-/// Refuses what is there and is no folder.
+/// Refuses an existing path that is not a folder.
 fn check_folder(option: &str, path: &Path) -> Result<(), Failure> {
     if path.exists() && !path.is_dir() {
         let message = format!(

@@ -74,7 +74,7 @@ fn message(error: &Error) -> String {
     }
 }
 
-/// Says of an encoder of images that it is one, in place of the architectures that models have.
+/// Says of an image encoder that it is one, in place of the architectures that models have.
 fn without_architectures(mut text: String) -> String {
     if let Some(at) = text.find("architecture `clip` is not supported") {
         text.truncate(at);

@@ -237,7 +237,7 @@ fn run_asks_through_the_template_and_shows_calls_and_reasoning() {
     assert!(run(&["--chat", "--special"]).failed(2).contains("--special"));
     let hidden = run(&["--raw", "--hide-reasoning"]).failed(2);
     assert!(hidden.contains("leave `--raw`"), "{hidden}");
-    // The line break at the end of a file is no part of the message.
+    // The line break at the end of a file is not part of the message.
     let question = folder.path().join("question.txt");
     fs::write(&question, "What is 3 + 4?\n").unwrap();
     let of_file = tokenmill(["run", "demo", "--file", arg(&question), "--temp", "0", "--chat"]);

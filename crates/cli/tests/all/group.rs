@@ -174,7 +174,7 @@ fn a_way_to_add_up_that_cannot_be_is_refused() {
     ] {
         assert_eq!(with_gpus("devices=2", extra).failed(2), expected);
     }
-    // The default's name is no demand.
+    // The default's name is not a demand.
     for extra in [
         &["--all-reduce", "auto"][..],
         &["-tp", "1", "--all-reduce", "auto"],

@@ -318,7 +318,7 @@ fn a_pull_of_what_is_here_says_where_it_is() {
     let json = outcome(&cache, &["pull", "tiny:latest", "--json"]).ok();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["downloaded_bytes"], 0);
-    // A name of Ollama's without its tag is no name, but may be meant.
+    // A name of Ollama's without its tag is not a name, but may be meant.
     let line = outcome(&cache, &["pull", "tiny"]).failed(2);
     assert!(
         line.ends_with("(hint: `tiny:latest` is on this machine)"),

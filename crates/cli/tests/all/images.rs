@@ -205,7 +205,7 @@ fn a_chat_shows_images_and_keeps_them() {
     again.ok();
     let kept: Value = serde_json::from_str(&fs::read_to_string(&saved).unwrap()).unwrap();
     assert_eq!(kept["messages"][1]["content"], answer);
-    // A file that is no image is refused at once, and a waiting image can be taken back.
+    // A file that is not an image is refused at once, and a waiting image can be taken back.
     let text = folder.path().join("text.png");
     fs::write(&text, "Once").unwrap();
     let refused = chat(&format!("/image {}\nHi\n/stats\n", arg(&text)));

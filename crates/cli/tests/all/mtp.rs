@@ -122,7 +122,7 @@ fn a_file_with_that_layer_alone_says_what_it_is() {
     }
     let text = tokenmill(["inspect", arg(&path), "--summary"]).ok();
     assert!(text.contains("(MTP) alone"), "{text}");
-    // Next to its model it is none to choose from.
+    // Next to its model it is not a candidate.
     fs::copy(DEMO, folder.path().join("demo-Q8_0.gguf")).unwrap();
     let run = [
         "run",

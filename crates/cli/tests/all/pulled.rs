@@ -53,7 +53,7 @@ impl Hub {
                 let Some(path) = path_asked(&stream) else { continue };
                 let answer = answer(&path, layer.as_deref(), of_list, of_bytes);
                 kept.lock().expect("no panic").push(path);
-                // A client that went away is no event.
+                // A client that went away is not an event.
                 let _unread = (&stream).write_all(&answer);
             }
         });
@@ -92,7 +92,7 @@ fn answer(path: &str, layer: Option<&[u8]>, of_list: Option<Refusal>, of_bytes: 
     let files = [(FILE, DEMO_GGUF)]
         .into_iter()
         .chain(layer.map(|bytes| (LAYER_FILE, bytes)));
-    // Their etags are no hashes: the size is what such a file is checked by.
+    // Their etags are not hashes: such a file is checked by its size.
     let siblings =
         files.map(|(name, bytes)| json!({ "rfilename": name, "size": bytes.len(), "blobId": name }));
     let list = json!({ "id": NAME, "sha": COMMIT, "siblings": siblings.collect::<Vec<_>>() });

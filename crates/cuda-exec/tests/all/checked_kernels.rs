@@ -89,7 +89,7 @@ fn every_kernel_is_checked_or_has_a_reason() {
         } else {
             vec![64, 128, 256]
         };
-        // Kernels that are no matrix operations differ by the group, and not by the width.
+        // Kernels that are not matrix operations differ by the group, and not by the width.
         let groups = [1, 2, 4, 8].into_iter().map(|group| HeadsNeed { dim: 64, group });
         Needs {
             types: Vec::new(),

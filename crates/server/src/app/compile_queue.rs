@@ -123,7 +123,7 @@ impl CompileQueue {
         };
         self.call();
         if waiting >= limits.max_waiting {
-            // One that need not wait is none of those that may not.
+            // One that need not wait is accepted even if none may wait.
             return place.try_recv().map_err(|_| ApiError::QueueFull {
                 waiting,
                 retry_after_s: RETRY_AFTER_S,

@@ -164,7 +164,7 @@ mod tests {
     #[tokio::test]
     async fn more_than_may_wait_are_refused() {
         let queue = Arc::new(EncoderQueue::default());
-        // None may wait, and one that need not wait is none of those.
+        // No request may wait; one that need not wait is accepted.
         assert!(queue.run(limits(0, None, None), |_| ()).await.is_ok());
         let (first, end, _told) = start(&queue);
         until(|| queue.turn.available_permits() == 0).await;

@@ -86,7 +86,7 @@ pub(crate) async fn load(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         name: lora_name.clone(),
         strength: 1.0,
     };
-    // Where the folder lies is no business of the client's.
+    // Clients must not learn the folder's path.
     let root = format!("{}/", folder.canonicalize().unwrap_or_default().display());
     change(&app, move |app| app.model.model().load_adapter(&source).map(drop))
         .await

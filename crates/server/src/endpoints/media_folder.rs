@@ -106,7 +106,7 @@ async fn read(
     intake.grow_by(config, share, n_bytes).await?;
     off_thread(move || {
         let read = found.into_iter().map(|found| {
-            // One that has grown since is refused; so is one that is none any more, or leads out of the folder by now.
+            // A file that has grown since is refused; so is one that is gone or now leads out of the folder.
             let file = RegularFile::open_below(&folder, &found.below);
             let bytes = file.and_then(|file| file.read_whole(found.n_bytes));
             let bytes = bytes.map_err(|_| ApiError::invalid(found.param, NOT_THERE))?;

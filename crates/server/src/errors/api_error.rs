@@ -108,7 +108,7 @@ pub enum ApiError {
         /// Whether clients may download models.
         can_pull: bool,
     },
-    /// The named model is none of those that this server can load.
+    /// The named model is not among those that this server can load.
     #[error("the model `{model}` is not served here{}; {}", near_it(near), match &available[..] {
         "" => "no model is".to_owned(),
         names => format!("available: {names}"),
@@ -196,7 +196,7 @@ pub enum ApiError {
     /// The answer is not stored.
     #[error("the answer {}is not stored, or not any more", id.as_ref().map_or_else(String::new, |id| format!("`{id}` ")))]
     NotStored {
-        /// The id asked for; `None` where it is no text.
+        /// The id asked for; `None` if it is not a text.
         id: Option<String>,
     },
     /// The path exists, the method does not.

@@ -58,7 +58,7 @@ pub enum Endpoint {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvEventsError {
-    /// It is no JSON object of the known keys.
+    /// It is not a JSON object with the known keys.
     #[error("{0}")]
     Json(#[from] serde_json::Error),
     /// A value cannot be obeyed.

@@ -28,7 +28,7 @@ pub(crate) struct Rules {
 pub(crate) enum Purpose {
     /// To use it, and to have it stay for a time afterwards, where it says so.
     Use(Option<KeepAlive>),
-    /// To look at it, which is no use.
+    /// To look at it, which does not count as use.
     Look,
 }
 

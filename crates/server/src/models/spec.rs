@@ -70,7 +70,7 @@ pub struct FileStamp {
 pub struct ModelSpec {
     /// The names that requests call it by; responses carry the first.
     pub names: Vec<String>,
-    /// The name given when the server was started, where it is none of its names; requests may use it too.
+    /// The name given when the server was started, if it is not one of its names; requests may use it too.
     pub given: Option<String>,
     /// The adapters that are loaded with it, which requests may name too.
     pub adapters: Vec<String>,

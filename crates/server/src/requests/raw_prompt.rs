@@ -129,7 +129,7 @@ impl RawPrompt {
     /// Returns the prompts in order.
     ///
     /// # Errors
-    /// Fails on nested lists and on objects that are no prompt, and names `param`.
+    /// Fails on nested lists and on objects that are not a prompt, and names `param`.
     pub(crate) fn prompts(&self, param: &str) -> Result<Vec<OneRawPrompt>, ApiError> {
         let items = match self {
             Self::Text(text) => {

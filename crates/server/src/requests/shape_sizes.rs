@@ -237,7 +237,7 @@ mod tests {
             &json!({"structured_outputs": {"regex": null, "choice": [text]}}),
             Some("structured_outputs.choice"),
         );
-        // A long name is no shape.
+        // A long name is not a shape.
         check(&json!({"response_format": {"json_schema": {"name": text}}}), None);
         check(&json!({"metadata": {"guided_json": large}}), None);
         let tools = json!([{"function": {"name": "a", "parameters": small}}, {"type": "function",

@@ -102,7 +102,7 @@ mod tests {
     async fn only_a_write_without_progress_fails() {
         let (ours, mut theirs) = duplex(4);
         let mut ours = WriteTimeout::new(ours, Duration::from_millis(200));
-        // Silence is no fault, and a slow reader takes something now and then.
+        // Silence is not a fault, and a slow reader takes something now and then.
         tokio::time::sleep(Duration::from_millis(300)).await;
         let reader = tokio::spawn(async move {
             let mut byte = [0; 2];

@@ -50,7 +50,7 @@ impl Traces {
     /// Begins to export to where the environment says. `runtime` carries the exporter's connections.
     ///
     /// # Errors
-    /// An endpoint that is no address, or another variable that the SDK cannot read.
+    /// An endpoint that is not an address, or another variable that the SDK cannot read.
     pub fn begin(runtime: Handle) -> Result<Self, ExporterBuildError> {
         let exporter = SpanExporter::builder()
             .with_http()

@@ -15,7 +15,7 @@ pub(super) const TOKENIZER: &str =
 /// The hint for a full disk.
 pub const MAKE_ROOM: &str = "make room, or write to another disk";
 
-/// Returns whether a file that was read for its tokenizer is no GGUF file.
+/// Returns whether a file that was read for its tokenizer is not a GGUF file.
 pub(super) fn is_tokenizer_json(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json")
 }

@@ -19,7 +19,7 @@ use crate::{
 /// Changes where values that were written before mean something else now.
 const FORMAT: u64 = 1;
 
-/// Bytes that a file has at most; a larger one is none of these.
+/// Maximum size of a file in bytes; a larger file is not a measurement.
 const MAX_FILE_BYTES: u64 = 64 << 10;
 
 impl Measurements {

@@ -339,7 +339,7 @@ fn measured_steps(
     executor: &mut ModelExecutor<Placed<CpuBackend, CudaBackend>>,
 ) -> Result<(GpuSteps, MeasuredWhen), Error> {
     let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
-    // A file that cannot be read again is no reason to refuse a model that was loaded from it.
+    // A file that cannot be read again is not a reason to refuse a model that was loaded from it.
     let identity = identity_of(model, n_ctx).ok();
     let subject = identity.map(|identity| {
         format!(

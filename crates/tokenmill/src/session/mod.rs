@@ -80,7 +80,7 @@ impl SessionFile {
     /// Opens a file and reads what it says of itself.
     ///
     /// # Errors
-    /// [`Error::Session`]: it cannot be read, or is no session of this version, or is cut or damaged.
+    /// [`Error::Session`]: it cannot be read, is not a session of this version, or is truncated or damaged.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         Self::open_at(path).map_err(at(path))
@@ -160,7 +160,7 @@ impl SessionFile {
     }
 }
 
-/// Returns the parts of a prefix that the entries of a session are; `None` if it is no session. The key of an entry is
+/// Returns the parts of a prefix that the entries of a session are; `None` if it is not a session. The key of an entry is
 /// the index of its page.
 fn parts_of(header: &PageFileHeader) -> Option<Vec<PrefixPart>> {
     let n_pages = header.tokens.len() / PAGE_TOKENS;

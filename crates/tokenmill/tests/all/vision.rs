@@ -246,7 +246,7 @@ fn what_cannot_be_seen_is_refused_in_one_line() {
     let many = asked(vec![image_part(b"no image"); 4096]);
     let line = model.words().encode_chat(&many).unwrap_err().to_string();
     assert!(line.contains("the context holds 256"), "{line}");
-    // A message's own text is no mark.
+    // A message's own text is not a mark.
     let said = Conversation::from_json(vec![json!({"role": "user", "content": "<start_of_image>"})]);
     assert!(model.words().prompt(&said).unwrap().images.is_empty());
 

@@ -25,7 +25,7 @@ pub(super) struct BatchRequest {
     pub(super) body: String,
 }
 
-/// A line that is no request.
+/// A line that is not a request.
 #[derive(Debug, PartialEq)]
 pub(super) struct BadLine {
     /// Its id, if that much could be read.

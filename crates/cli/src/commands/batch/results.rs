@@ -71,7 +71,7 @@ impl Results {
             .create(true)
             .open(path)
             .map_err(unwritable)?;
-        // A file system without locks is no reason to refuse.
+        // A file system without locks is not a reason to refuse.
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
             return Err(Failure::work(format!(
                 "another process is writing to {}",

@@ -120,7 +120,7 @@ pub(super) fn parse(line: &str) -> Result<Line<'_>, Failure> {
             }
         }
         _ => {
-            // The slash that all have is no likeness.
+            // The slash that all commands have does not count as likeness.
             let names = COMMANDS
                 .into_iter()
                 .map(|command| command.trim_start_matches('/'));

@@ -14,7 +14,7 @@ use crate::numbers::ByteSize;
 /// Longest file.
 pub(super) const MAX_BYTES: u64 = 1 << 20;
 
-/// Keys of a model that are no options of the command line.
+/// Keys of a model that are not options of the command line.
 const OWN_KEYS: [&str; 5] = ["model", "alias", "pin", "embedding", "idle-unload"];
 
 /// The contents of a file.

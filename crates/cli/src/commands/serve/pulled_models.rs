@@ -107,7 +107,7 @@ impl PulledModels {
         marked.parse::<SourceName>().map_err(|error| self.error(&error))
     }
 
-    /// Removes the files that broken-off downloads of a name left. Returns whether there were any; a text that is no name has none.
+    /// Removes the remains of interrupted downloads of a name. Returns whether there were any; a text that is not a name has none.
     ///
     /// # Errors
     /// Fails if they cannot be removed, also because a download runs.

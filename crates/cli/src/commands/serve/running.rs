@@ -182,7 +182,7 @@ fn listed(n_models: usize) -> String {
     )
 }
 
-/// A URL that a program on this machine can open, for one of a server on all addresses: those of `0.0.0.0` and `[::]` are none.
+/// Returns a URL that a program on this machine can open, for a server on all addresses: `0.0.0.0` and `[::]` cannot be connected to.
 fn on_this_machine(address: &str) -> String {
     let own = address.replace("//0.0.0.0:", "//127.0.0.1:");
     own.replace("//[::]:", "//[::1]:")

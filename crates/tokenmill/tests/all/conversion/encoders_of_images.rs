@@ -1,4 +1,4 @@
-//! Encoders of images: folders become the files that llama.cpp's converter makes of them.
+//! Image encoders: folders become the files that llama.cpp's converter makes of them.
 
 use serde_json::Value as Json;
 use tokenmill_gguf::Array;
