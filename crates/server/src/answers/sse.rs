@@ -1,7 +1,8 @@
-//! Streams: one loop that turns a generation into events for every endpoint, sent as server-sent events or as lines of JSON.
+//! Streams: one loop that turns a generation into events for every endpoint, sent as server-sent events or as
+//! lines of JSON.
 //!
-//! An endpoint says what each event looks like ([`EventFormat`]); the loop owns waiting, metering, keep-alive and the
-//! end. Dropping the response, as a disconnect does, drops the generation and so cancels it.
+//! An endpoint defines the form of each event ([`EventFormat`]); the loop owns waiting, metering, keep-alive
+//! and the end. Dropping the response, as a disconnect does, drops the generation and so cancels it.
 
 use std::{
     collections::VecDeque,

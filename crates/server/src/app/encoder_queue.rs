@@ -1,7 +1,8 @@
 //! [`EncoderQueue`]: requests with images, which wait for the encoder before the engine knows of them.
 //!
-//! Separate from the engine's queue because the encoder works on one request at a time, apart from the engine's steps. Invariants: one
-//! request's images are encoded at a time, on one thread, whatever becomes of the requests; those that wait are counted and have an end.
+//! The encoder works on one request at a time, apart from the engine's steps. Invariants: one request's
+//! images are encoded at a time, on one thread, even if requests are cancelled; waiting requests are counted,
+//! and their wait has an end.
 
 use std::{
     sync::{

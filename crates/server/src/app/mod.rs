@@ -1,7 +1,7 @@
-//! [`App`]: a model with what every endpoint shares, and [`Call`], one request.
+//! [`App`]: a model with everything that its endpoints share; and [`Call`], one request.
 //!
-//! Invariant: what endpoints need of a model and of a request is here; how a request comes to its model is in
-//! [`frame`](crate::endpoints::frame).
+//! Invariant: everything that endpoints need of a model and of a request is here;
+//! [`frame`](crate::endpoints::frame) finds the model of a request.
 
 pub(crate) mod compile_queue;
 pub(crate) mod encoder_queue;

@@ -1,7 +1,7 @@
-//! [`ServedModel`]: the one model a server answers for, and its names.
+//! [`ServedModel`]: a model that a server answers for, and its names.
 //!
-//! Separate from the model because names, refusals in the client's words and fresh seeds are matters of the wire.
-//! Invariant: whatever reaches the engine was checked here, and a refusal names the field at fault.
+//! Names, messages in the client's terms and fresh seeds concern the API, not the model. Invariant: every
+//! request was checked here before it reaches the engine, and a refusal names the field at fault.
 
 use std::{
     sync::{

@@ -1,8 +1,9 @@
-//! [`Slots`]: what llama.cpp's API calls slots, and the files that their conversations are saved to.
+//! [`Slots`]: the slots of llama.cpp's API, and the files that their conversations are saved to.
 //!
-//! Sequences have no fixed place in the engine. A slot here is a note of the newest conversation that ran under its number, so that
-//! it can be saved, restored and erased by that number. Separate from the endpoints because every request that generates takes a
-//! slot. Invariants: no client sees or saves a conversation of another key; a file's name never leaves the folder.
+//! Sequences have no fixed place in the engine. A slot here is a note of the newest conversation that ran
+//! under its number, so that it can be saved, restored and erased by that number. Every request that
+//! generates takes a slot. Invariants: no client sees or saves a conversation of another key; a file's name
+//! never leaves the folder.
 
 use std::{
     fs, io,

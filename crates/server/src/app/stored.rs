@@ -1,8 +1,9 @@
 //! [`StoredResponses`]: conversations that a later request may continue.
 //!
-//! Separate from the endpoint because this is the server's only memory of past conversations. Invariants: it has a bound in bytes and in
-//! number, the oldest leave first, and no request finds another tenant's conversation. Conversations are kept as JSON text, whose length
-//! counts: a tree of values takes up to a hundred times as much. A conversation counts from its request on, before it has an answer.
+//! This is the server's only memory of past conversations. Invariants: it has a bound in bytes and in number,
+//! the oldest leave first, and no request finds another tenant's conversation. Conversations are kept as JSON
+//! text, whose length counts: a tree of values takes up to a hundred times as much. A conversation counts
+//! from its request on, before it has an answer.
 
 use std::{
     collections::VecDeque,

@@ -1,8 +1,8 @@
-//! Adapters that come and go while the server runs: vLLM's `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, and
-//! llama.cpp's `/lora-adapters`.
+//! Adapters that come and go while the server runs: vLLM's `POST /v1/load_lora_adapter` and
+//! `/v1/unload_lora_adapter`, and llama.cpp's `/lora-adapters`.
 //!
-//! Separate from generation because these change what the server serves. Invariant: without a folder for adapters clients change
-//! nothing, and with one no path leads out of it.
+//! Unlike requests for texts, these change the set of served models. Invariant: without a folder for adapters
+//! clients change nothing, and with one no path leads out of it.
 
 use std::{
     path::{Path, PathBuf},

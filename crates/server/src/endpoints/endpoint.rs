@@ -1,6 +1,6 @@
-//! [`Endpoint`]: one row of the table of endpoints, and the questions that the rest of the server asks of the table.
+//! [`Endpoint`]: one row of the table of endpoints, and the queries of the rest of the server on the table.
 //!
-//! Separate from [`ENDPOINTS`], which lists the rows and nothing else. Invariant: routes, keys, the levels of log lines, `/openapi.json` and
+//! [`ENDPOINTS`] only lists the rows. Invariant: routes, keys, the levels of log lines, `/openapi.json` and
 //! `docs/api-fields.md` come from the rows alone.
 
 use std::{future::Future, sync::Arc};

@@ -1,7 +1,8 @@
 //! The frame around each endpoint: body limits, the model, errors, request ids.
 //!
-//! Separate from [`App`] because it finds the model that an endpoint is given. Invariants: the model of a request stays loaded until its
-//! answer is complete; every result and error of an endpoint passes through here, so that all refusals have the same form.
+//! It finds the model of an endpoint, which [`App`] does not. Invariants: the model of a request stays loaded
+//! until its answer is complete; every result and error of an endpoint passes through here, so that all
+//! refusals have the same form.
 
 use std::{
     future::Future,

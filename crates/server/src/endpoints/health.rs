@@ -1,7 +1,7 @@
-//! `GET /livez`, `GET /readyz` and `GET /health`: what a supervisor, a load balancer and clients ask.
+//! `GET /livez`, `GET /readyz` and `GET /health`, for supervisors, load balancers and clients.
 //!
-//! None waits for an engine, so all answer also when one hangs, and while the only model loads. A server of several models is as alive as the
-//! engines of those that are loaded, and ready with none loaded.
+//! None waits for an engine, so all answer also when one hangs, and while the only model loads. A server of
+//! several models is as alive as the engines of its loaded models, and ready with none loaded.
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
-//! [`read_images`]: images of requests that are files of the server's folder of media.
+//! [`read_images`]: images of requests that are files of the server's media folder.
 //!
-//! Separate from the other forms of an image because files are opened here. Invariants: without a folder nothing is opened, and with one
-//! nothing outside of it; no answer tells whether something outside is there; what the files take counts as if it had come in the body.
+//! Only here are files opened for images. Invariants: without a folder nothing is opened, and with one
+//! nothing outside of it; no answer tells whether something outside exists; the size of the files counts as
+//! if they had come in the body.
 
 use std::path::{Component, Path, PathBuf};
 

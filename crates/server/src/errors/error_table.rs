@@ -1,6 +1,6 @@
 //! [`DOCUMENTED`]: every status and code with its occasion, for the documentation.
 //!
-//! Separate from the errors because it is read by people only. Invariant: no error has a status and a code that do not stand here.
+//! Only people read it. Invariant: every status and code of an error has a row.
 
 /// Every status and code with its occasion, for the documentation.
 pub(crate) const DOCUMENTED: &[(u16, &str, &str)] = &[

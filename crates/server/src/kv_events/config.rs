@@ -1,7 +1,8 @@
-//! [`KvEventsConfig`]: where the events of the KV cache are published, in the words of vLLM's `--kv-events-config`.
+//! [`KvEventsConfig`]: where the events of the KV cache are published, in the form of vLLM's
+//! `--kv-events-config`.
 //!
-//! Separate from the publisher because it is read before there is a model. Invariant: a key that is not known and a value that
-//! cannot be obeyed are refused by name.
+//! It is read before there is a model. Invariant: an unknown key and a value that cannot be obeyed are
+//! refused by name.
 
 use std::fmt;
 #[cfg(unix)]

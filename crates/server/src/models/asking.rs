@@ -1,7 +1,7 @@
-//! Types that a [`Registry`] shares with its callers: [`Asked`] answers a request for a model, [`Step`] directs
-//! the thread that loads.
+//! Types that a [`Registry`] shares with its callers: [`Asked`] answers a request for a model, [`Step`]
+//! directs the thread that loads.
 //!
-//! Separate because both sides speak it. Invariant: it holds answers, and decides nothing.
+//! Invariant: they hold answers, and decide nothing.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! Which model answers the requests that name none: the first that is for them, as it was started or as its files say.
+//! The model for requests that name none: the first of the right kind, as it was started or as its files say.
 //!
-//! Separate because it needs what the files say, which is read behind the start. Invariant: which model it is does not depend on when a
-//! request comes; one that comes before enough was read waits for it.
+//! The files are read after the start. Invariant: the choice does not depend on the time of a request; a
+//! request that comes before enough was read waits for it.
 
 use std::{
     sync::{PoisonError, atomic::Ordering},

@@ -1,7 +1,7 @@
-//! [`Catalog`]: which models there are, and which of them a name means.
+//! [`Catalog`]: the models of a server, and the model that a name means.
 //!
-//! Separate from what each is doing, because names are text. Invariants: a model keeps its place for ever, whatever comes and goes; a name
-//! means one model or none.
+//! The registry has their states; names are only text. Invariants: a model keeps its place for ever, whatever
+//! comes and goes; a name means one model or none.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -1,7 +1,7 @@
-//! [`Choice`]: which model a request is for, found before its endpoint reads it.
+//! [`Choice`]: the model that a request is for, found before its endpoint reads it.
 //!
-//! Separate from the endpoints because the model must be there before they begin. Invariant: a body is looked through once for a
-//! few names; nothing of its other values is kept, and nothing of a list or an object in the place of a name.
+//! The model must be loaded before the endpoint begins. Invariant: a body is searched once for a few names;
+//! nothing of its other values is kept, and nothing of a list or an object in the place of a name.
 
 use std::{borrow::Cow, fmt};
 

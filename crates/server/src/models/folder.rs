@@ -1,7 +1,7 @@
 //! [`ModelFolder`]: a folder whose models come and go while it is served.
 //!
-//! Separate because files are looked at here. Invariants: a folder is looked through at most once a second, by one thread, apart from those of
-//! connections, also where the requests that asked for it are gone; a request for a model that is known and can be loaded waits for none of it.
+//! Invariants: a folder is read at most once a second, by one thread apart from those of connections, even if
+//! the requests that caused it are gone; a request for a known model that can be loaded waits for none of it.
 
 use std::{
     fmt,

@@ -1,8 +1,8 @@
-//! [`Registry`]: what each model is doing, who waits for it, and what is to be done next.
+//! [`Registry`]: the state of each model, its waiting requests, and the next action.
 //!
-//! Separate from the thread that loads because it decides and does nothing: it has no thread, opens no file and is told the
-//! time. Invariants: what is loaded and loading together never takes more than the budget; nothing is unloaded while requests
-//! run on it; whoever waits is answered once, in the order in which the models were first asked for.
+//! It decides and does nothing: it has no thread, opens no file and gets the time from its caller.
+//! Invariants: loaded and loading models together never exceed the budget; nothing is unloaded while requests
+//! run on it; each waiting request is answered once, in the order in which the models were first requested.
 
 use std::{
     collections::VecDeque,

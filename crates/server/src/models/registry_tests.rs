@@ -1,4 +1,5 @@
-//! The registry against a plain account of what may happen: any order of requests, ends, cancellations, loads that fail, times.
+//! Tests the registry against a plain model of the rules: requests, ends, cancellations, failing loads and
+//! times in any order.
 
 use proptest::prelude::*;
 

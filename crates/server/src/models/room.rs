@@ -1,7 +1,7 @@
-//! [`room_for`]: which loaded models go so that another fits into the budget.
+//! [`room_for`]: the loaded models to unload so that another fits into the budget.
 //!
-//! Separate from the registry because it is arithmetic on a list: no clock, no state, nothing is waited for. Invariants: a pinned
-//! model never goes, none goes that need not, and of those that may go the ones used longest ago come first.
+//! It is arithmetic on a list: no clock, no state, no wait. Invariants: a pinned model never goes, and no
+//! model goes without need; of the others, the least recently used go first.
 
 /// A model that takes memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

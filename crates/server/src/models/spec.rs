@@ -1,6 +1,6 @@
-//! [`ModelSpec`]: a model that a server can load, and [`ModelLoader`], how.
+//! [`ModelSpec`]: a model that a server can load, and [`ModelLoader`], which loads it.
 //!
-//! Separate from the registry because the program decides what there is and how it is loaded. Invariant: nothing here is loaded.
+//! The program decides which models exist and how they are loaded. Invariant: nothing here is loaded.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::SystemTime};
 

@@ -1,7 +1,7 @@
 //! The thread that loads and unloads the models of a server.
 //!
-//! Separate from the registry, which says what is to be done: here it is done. Invariants: there is one such thread, so one model is
-//! loaded at a time; what fails or panics here fails for the one model; connections and engines never wait for it but by their
+//! It does what the registry decides. Invariants: there is one such thread, so one model is loaded at a time;
+//! a failure or a panic here affects one model only; connections and engines never wait for it but by their
 //! own choice.
 
 use std::{

@@ -1,7 +1,7 @@
 //! [`Models::acquire`]: a request waits for its model.
 //!
-//! Separate from what is known of the models, which waits for nothing. Invariant: however often a request has to wait before its model
-//! takes it, all of that together lasts no longer than one wait may.
+//! Nothing else in this folder waits. Invariant: however often a request has to wait before its model takes
+//! it, all of that together lasts no longer than one wait may.
 
 use std::{
     sync::Arc,

@@ -1,8 +1,8 @@
 //! The table of request fields of each endpoint, and the check of a body against it.
 //!
-//! A parameter that is accepted and ignored is a bug that stays unseen, unless its table says so. So every field of an official API stands in a
-//! table with what becomes of it, whatever is in no table is refused by name, and the documentation is printed from
-//! the same tables.
+//! A parameter that is accepted and ignored hides a bug, unless its table says so. So every field of an
+//! official API is in a table together with its treatment, any other field is refused by name, and the
+//! documentation is printed from the same tables.
 
 use std::fmt::Write as _;
 

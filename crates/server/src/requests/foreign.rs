@@ -1,8 +1,8 @@
-//! Fields of other servers' APIs that clients and gateways send by default, with the values that ask for what this server
-//! does anyway.
+//! Fields of other servers' APIs that clients and gateways send by default, with the values that match this
+//! server's behaviour.
 //!
-//! Gateways write a request again and add the defaults of the server that they were made for. Such a default is accepted,
-//! any other value is refused: so nothing that was asked for is left out in silence.
+//! Gateways rewrite requests and add the defaults of the server that they were made for. Such a default is
+//! accepted and any other value is refused, so no wish is ignored silently.
 
 use crate::requests::fields::{Field, all_but, ignored, label, only};
 

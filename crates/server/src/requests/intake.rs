@@ -1,10 +1,11 @@
-//! [`Intake`]: what request bodies may cost before the queue bounds them: memory while they arrive, memory and processor
-//! time while they are parsed and encoded.
+//! [`Intake`]: bounds the cost of request bodies before the queue does: memory while they arrive, memory and
+//! processor time while they are parsed and encoded.
 //!
-//! A body's parsed form can be many times its size, so the form is weighed before it is built ([`check_weight`]).
-//! Invariants: large bodies are held and worked on within budgets of the whole server, however many connections send
-//! them; a connection's small bodies need no budget up to the size of a large one, and beyond that share one of the whole server. A large
-//! body takes its share as it arrives, so a client that announces much and sends little holds little.
+//! A body's parsed form can be many times its size, so its size is computed before it is built
+//! ([`check_weight`]). Invariants: large bodies are held and processed within budgets of the whole server,
+//! however many connections send them; a connection's small bodies need no budget up to the size of a large
+//! one, and beyond that share one of the whole server. A large body takes its share as it arrives, so a
+//! client that announces much and sends little holds little.
 
 use std::{
     sync::{

@@ -1,7 +1,8 @@
-//! [`RawPrompt`] parses the prompts of llama.cpp's API: a text, token ids, a mix of both, an object with images, or a list of these.
+//! [`RawPrompt`] parses the prompts of llama.cpp's API: a text, token ids, a mix of both, an object with
+//! images, or a list of these.
 //!
-//! Separate because completion and embedding take the same forms. Invariant: a list that contains a token id is one prompt, and any other
-//! list is a list of prompts.
+//! Completion and embedding take the same forms. Invariant: a list that contains a token id is one prompt,
+//! and any other list is a list of prompts.
 
 use serde::Deserialize;
 

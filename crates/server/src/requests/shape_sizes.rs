@@ -1,8 +1,8 @@
-//! How large the shapes and tools of a request are, before anything of it is parsed.
+//! Measures the constraints and tools of a request before anything of it is parsed.
 //!
-//! Separate from the fields because it reads bytes: a schema of megabytes takes longer to parse than to refuse, and a body that is
-//! cut at the limit of bodies cannot be parsed at all. Invariant: one pass over a body, nothing is copied, and what is not JSON is
-//! left to the parser.
+//! It reads bytes: a schema of megabytes takes longer to parse than to refuse, and a body that is cut at the
+//! limit of bodies cannot be parsed at all. Invariant: one pass over a body, nothing is copied, and text that
+//! is not JSON is left to the parser.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! Checks the tools that a request offers.
 //!
-//! Separate from the endpoints because three of them offer tools in different words for the same thing. Invariant: what
-//! reaches the chat template is a list in OpenAI's form in which every tool has a name of its own.
+//! Three endpoints offer tools, each in another form. Invariant: the chat template gets a list in OpenAI's
+//! form in which every tool has a name of its own.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 

@@ -1,7 +1,7 @@
-//! [`WriteTimeout`]: a connection whose other side must take what is written to it.
+//! [`WriteTimeout`]: a connection whose other side must read what is written to it.
 //!
-//! Separate from the server's loop because it is a stream around a stream. Invariant: a write that makes no progress for
-//! the whole time limit fails, and with it the connection and the requests on it.
+//! It is a stream around a stream. Invariant: a write that makes no progress for the whole time limit fails,
+//! and with it the connection and the requests on it.
 
 use std::{
     io,

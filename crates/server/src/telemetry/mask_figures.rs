@@ -1,7 +1,7 @@
-//! [`MaskFigures`]: what `/metrics` says of the masks of constrained samples.
+//! [`MaskFigures`]: the metrics of the masks of constrained samples.
 //!
-//! Separate from the other figures because the engine counts these in a histogram of its own, which is read whole at each scrape.
-//! Invariant: nothing is counted here.
+//! The engine counts these in a histogram of its own, which is read whole at each scrape. Invariant: nothing
+//! is counted here.
 
 use std::{
     fmt,

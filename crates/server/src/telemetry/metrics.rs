@@ -1,7 +1,8 @@
-//! [`Metrics`]: what operators and cluster routers read at `/metrics`.
+//! [`Metrics`]: the metrics at `/metrics`, for operators and cluster routers.
 //!
-//! Each figure has a name of ours and, where vLLM has the same figure, that name as an alias, so that dashboards and
-//! routers made for vLLM work unchanged. Gauges are read from the engine at each scrape, never kept twice.
+//! Each metric has a name of ours and, if vLLM has the same metric, that name as an alias, so that dashboards
+//! and routers made for vLLM work unchanged. Gauges are read from the engine at each scrape, never stored
+//! twice.
 
 use std::{
     borrow::Cow,

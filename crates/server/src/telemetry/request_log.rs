@@ -1,8 +1,8 @@
 //! One log event for each request, when its last byte is out or its client is gone.
 //!
-//! Separate because what a request cost is known only at its end, long after the endpoint returned: the endpoint fills
-//! a [`Tally`], and the event is written when the response body ends. Invariant: every request is logged exactly once,
-//! also when its client leaves before it is answered; nothing of its text or key ever is.
+//! The cost of a request is known only at its end, long after the endpoint returned: the endpoint fills a
+//! [`Tally`], and the event is written when the response body ends. Invariant: every request is logged
+//! exactly once, also when its client leaves before it is answered; its text and its key never are.
 
 use std::{
     pin::Pin,

@@ -1,7 +1,7 @@
-//! The messages of `/v1/messages`: content blocks, and their way into what chat templates read.
+//! The messages of `/v1/messages`: content blocks, and their conversion for chat templates.
 //!
-//! Separate from the request because most of it is about blocks. Invariant: a block is read, or refused by its path; of one that only
-//! Anthropic's servers can read the table of fields says that it is left out.
+//! Invariant: a block is read, or refused by its path; if only Anthropic's servers can read it, the table of
+//! fields says that it is left out.
 
 use std::mem;
 

@@ -1,9 +1,10 @@
-//! [`run_by`]: who runs a tool of a kind that Anthropic defines.
+//! [`run_by`]: the side that runs a tool of a kind that Anthropic defines.
 //!
-//! Separate from the requests because it is a table of names. Invariant: a tool is left out only where it is known that its own servers
-//! would have run it. Kinds that the client runs and kinds that are not known are refused, so that no call is missed in silence.
+//! Invariant: a tool is left out only if Anthropic's own servers are known to run it. Kinds that the client
+//! runs and unknown kinds are refused, so that no call is missed silently.
 //!
-//! Source: the kinds of the Messages API, each as its name with the date of its version behind it, such as `web_search_20250305`.
+//! Source: the kinds of the Messages API, each as its name followed by the date of its version, such as
+//! `web_search_20250305`.
 
 use crate::{ApiError, errors::api_error::shortened};
 

@@ -1,7 +1,7 @@
 //! `options` of Ollama's requests: sampling, lengths, and how Ollama would load the model.
 //!
-//! Separate from the endpoints because all of them have it. Invariant: an option that changes the answer is obeyed or
-//! refused by name; those accepted without effect only say how another server would compute the same.
+//! All of Ollama's endpoints have it. Invariant: an option that changes the answer is obeyed or refused by
+//! name; options accepted without effect only say how another server would compute the same.
 
 use std::sync::LazyLock;
 

@@ -1,6 +1,6 @@
-//! The items of a `/v1/responses` request, and their way into what chat templates read.
+//! The items of a `/v1/responses` request, and their conversion for chat templates.
 //!
-//! Separate from the request because agents send many kinds. Invariant: an item is read, or left out and named, or refused by its path.
+//! Agents send many kinds. Invariant: an item is read, or left out and named, or refused by its path.
 
 use std::collections::BTreeSet;
 

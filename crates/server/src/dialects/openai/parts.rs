@@ -1,6 +1,6 @@
 //! [`ContentPart`]: the parts of a message's content in OpenAI's APIs: texts and images.
 //!
-//! Separate from the message, which may be just a text. Invariant: other parts than texts and images are refused by path.
+//! A message may also be just a text. Invariant: other parts than texts and images are refused by path.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};

@@ -1,7 +1,8 @@
-//! Answers Ollama's clients that change which models there are: `/api/pull`, `/api/delete`, and the paths that refuse.
+//! Answers Ollama's clients that change the set of models: `/api/pull`, `/api/delete`, and the paths that
+//! refuse.
 //!
-//! Separate from what describes models. Invariants: only the folder of models changes, and only where the operator allows it; few
-//! downloads run at a time; a download ends when its client goes away, and what has arrived stays for the next one.
+//! Invariants: only the models folder changes, and only if the operator allows it; few downloads run at a
+//! time; a download ends when its client disconnects, and the next one continues it.
 
 use std::{
     convert::Infallible,
