@@ -1,10 +1,11 @@
-//! `bench-serve`: loads a server with completions and measures what its clients would feel.
+//! `bench-serve`: puts load on a server and measures the delays of its clients.
 //!
-//! Here are the options and the load; one request is in [`client`], figures in [`report`], the drawing in [`chart`], chats of
-//! several kinds in [`mix`].
+//! Here are the options and the load; one request is in [`client`], figures in [`report`], the drawing in
+//! [`chart`], chats of several kinds in [`mix`].
+//!
 //! Any server with OpenAI's `/v1/completions` can be measured, so that peers are compared with the same tool.
-//! Invariants: every number that is reported was measured on this side of the socket; an interrupted load reports what was
-//! measured until then, and says so.
+//! Invariants: every reported number was measured on this side of the socket; an interrupted load reports the
+//! measurements so far, and says so.
 
 mod chart;
 mod client;

@@ -1,7 +1,7 @@
 //! `compare`: two files of one model on a text, side by side.
 //!
-//! Separate from `perplexity`, which keeps logits in a file. Both models are loaded; of each chunk the first one's rows are in memory
-//! while the second one's come.
+//! `perplexity`, in contrast, keeps logits in a file. Both models are loaded; the first one's rows of a chunk
+//! are in memory while the second one computes the same chunk.
 
 mod chart;
 mod embeddings;

@@ -1,7 +1,7 @@
-//! `devices`: what this machine can compute with.
+//! `devices`: the devices of this machine.
 //!
-//! A report of what the system and the driver say; `doctor` tries it. Invariant: it opens nothing for longer than a question
-//! takes, and a machine without a GPU or a driver is a report, not an error.
+//! It reports the answers of the system and the driver; `doctor` tests them. Invariant: nothing stays open
+//! after its query, and a machine without a GPU or a driver is a report, not an error.
 
 #[cfg(feature = "cuda")]
 mod cuda;

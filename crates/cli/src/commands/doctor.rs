@@ -1,7 +1,7 @@
-//! `doctor`: whether this machine can do the work, by trying it.
+//! `doctor`: tests whether this machine can do the work.
 //!
-//! Separate from `devices`, which only asks. Each check is a row with an outcome; a check that cannot be made says why.
-//! Invariant: nothing that is found is an error of the command, unless a device was asked for and cannot be used.
+//! `devices`, in contrast, only asks. Each check is a row with an outcome; a check that cannot be made says
+//! why. Invariant: a finding is never an error of the command, unless a requested device cannot be used.
 
 #[cfg(feature = "cuda")]
 mod cuda;

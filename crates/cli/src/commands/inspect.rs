@@ -1,4 +1,4 @@
-//! `inspect`: what a model file holds, and the memory it will take.
+//! `inspect`: the contents of a model file, and the memory that the model will take.
 //!
 //! It shows files that cannot be run, too: then the plan says why.
 

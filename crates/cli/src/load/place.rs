@@ -1,7 +1,8 @@
-//! The options that say where a model is computed: on which device, which parts of it, and on how many GPUs.
+//! The options that determine where a model is computed: on which device, which parts of it, and on how many
+//! GPUs.
 //!
-//! Separate from the other options of a load because they can contradict each other. Invariant: a contradiction is refused with both
-//! flags as they are typed.
+//! Unlike the other options of a load, they can contradict each other. Invariant: a contradiction is refused
+//! with both flags as they are typed.
 
 use std::sync::Once;
 

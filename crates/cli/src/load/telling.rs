@@ -1,6 +1,6 @@
 //! Loads a model with a progress bar, and reports on the load.
 //!
-//! Separate from the options. Invariant: a program with a log reports there, any other on standard error.
+//! Invariant: a program with a log reports there, any other on standard error.
 
 use std::{
     io::{self, IsTerminal as _},

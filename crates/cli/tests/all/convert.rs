@@ -1,4 +1,4 @@
-//! `convert`: a folder becomes a file that runs as the folder does; what is refused leaves nothing.
+//! `convert`: a folder becomes a file that runs as the folder does; a refused folder leaves no file.
 
 use std::{
     fs,

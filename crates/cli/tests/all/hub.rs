@@ -1,4 +1,5 @@
-//! Models by name, without a network: what is in the cache, and what is said about the rest. `tests/e2e/models.py` downloads.
+//! Models by name, without a network: the contents of the cache, and the errors for all else.
+//! `tests/e2e/models.py` downloads.
 
 use std::{
     fs,

@@ -1,4 +1,5 @@
-//! `--image`, `/image` and `--mmproj`: a model sees what it is shown, and what cannot be seen is a line.
+//! `--image`, `/image` and `--mmproj`: a model sees the given images, and an unusable image is a one-line
+//! error.
 
 use std::{
     fs,

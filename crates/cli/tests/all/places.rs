@@ -1,4 +1,5 @@
-//! Where the threads run: `--cpu-range`, `--cpu-strict` and `--numa` change no token, and what cannot be had is refused.
+//! Thread placement: `--cpu-range`, `--cpu-strict` and `--numa` change no token, and impossible placements
+//! are refused.
 
 use serde_json::Value;
 

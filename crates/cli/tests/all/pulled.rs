@@ -1,4 +1,5 @@
-//! Models by name, from a server on loopback: what is said of each of its refusals, and what is downloaded where that is allowed.
+//! Models by name, from a server on loopback: the message for each of its refusals, and downloads where they
+//! are allowed.
 
 use std::{
     fs,

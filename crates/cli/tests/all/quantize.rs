@@ -1,4 +1,5 @@
-//! `quantize`, and `--quantize` of the commands that load: what is written, what is refused, what is left behind.
+//! `quantize`, and `--quantize` of the commands that load: the written files, the refusals, and the absence
+//! of leftovers.
 
 use std::{fs, path::Path};
 

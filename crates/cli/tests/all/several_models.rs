@@ -1,4 +1,4 @@
-//! `serve` with several models: by name, of a folder, of a TOML file; and what is said of wrong ones.
+//! `serve` with several models: by name, from a folder, from a TOML file; and the errors for wrong ones.
 
 use std::{
     fs,

@@ -1,4 +1,5 @@
-//! Options for GPUs on a machine without one, or with too small a one: what only looks at a model says of them what a run says.
+//! Options for GPUs on a machine without one, or with one that is too small: commands that only look at a
+//! model report them as a run does.
 
 use serde_json::Value;
 

@@ -1,7 +1,7 @@
 //! [`BatchRequest`]: one line of a batch, in the form of OpenAI's batch API.
 //!
-//! Separate from the running of it. Invariant: a line that is not a request is a [`BadLine`] that says what is wrong with
-//! it, and every field of a line is obeyed or refused.
+//! Invariant: a line that is not a request is a [`BadLine`] that names the fault, and every field of a line
+//! is obeyed or refused.
 
 use std::collections::HashSet;
 

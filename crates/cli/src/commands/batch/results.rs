@@ -1,8 +1,8 @@
 //! [`Results`]: the file of a batch's results, which also records the answered requests.
 //!
-//! Separate because resuming rests on it alone. Invariant: a result is in the file as a whole line or not at
-//! all. A partial line, left by a killed process, is cut off when the file is opened again, and its request
-//! is answered again.
+//! Resuming depends on this file alone. Invariant: a result is in the file as a whole line or not at all. A
+//! partial line, left by a killed process, is cut off when the file is opened again, and its request is
+//! answered again.
 
 use std::{
     collections::HashMap,

@@ -1,8 +1,8 @@
-//! `bench --follow`: a text that is given, generated with and without guesses.
+//! `bench --follow`: generates a given text, with and without drafts.
 //!
-//! Separate from the other tests because a text is needed to guess anything: of tokens that are random, or that random weights say, no
-//! guess comes out. All weights are read and every token is sampled as ever; then the text's own takes its place. Invariant: each
-//! round begins with prompts that are computed, and with no trace of the answers of the rounds before.
+//! Look-ups predict nothing in random tokens or in the output of random weights, so this test needs a text.
+//! All weights are read and every token is sampled as usual; then the text's own token takes its place.
+//! Invariant: each round begins with computed prompts, and with no trace of the answers of earlier rounds.
 
 use std::{fmt::Write, path::Path, sync::Arc, thread, time::Duration};
 

@@ -1,7 +1,7 @@
 //! One request, with the time of every piece of its answer.
 //!
-//! Separate because it must disturb the measurement as little as possible: a connection for each request, opened before
-//! the clock starts, and nothing parsed but the lines of the stream.
+//! It must disturb the measurement as little as possible: each request has a connection, opened before the
+//! clock starts, and only the lines of the stream are parsed.
 
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,9 @@
 //! `--mix`: streams of several kinds side by side, the latency of each kind, and the cost of the mix against
 //! plain streams.
 //!
-//! Separate from the load of completions because each client keeps to a kind, and chats. Invariant: answers
-//! of all kinds have the same number of tokens, so that loads compare; schemas of constrained answers ask for
-//! more than fits.
+//! Unlike in the load of completions, each client sends chats of one kind. Invariant: answers of all kinds
+//! have the same number of tokens, so that loads compare; schemas of constrained answers ask for more than
+//! fits.
 
 use std::{
     fmt::Write as _,

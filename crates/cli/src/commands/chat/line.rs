@@ -1,7 +1,7 @@
-//! [`Line`]: what a line typed in a chat means.
+//! [`Line`]: the meaning of a line typed in a chat.
 //!
-//! Separate so that it can be tested without a model. Invariant: only a line that begins with `/` is a command, and one
-//! that is not known is an error, never sent to the model.
+//! It needs no model, so tests need none. Invariant: only a line that begins with `/` is a command; an
+//! unknown command is an error and is never sent to the model.
 
 use std::path::PathBuf;
 

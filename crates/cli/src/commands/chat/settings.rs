@@ -1,6 +1,6 @@
 //! `/set` and `/show`: the settings of a chat.
 //!
-//! Separate from the turns, which only use them. Invariant: a value that is refused changes nothing.
+//! The turns only use them. Invariant: a refused value changes nothing.
 
 use serde_json::Value;
 use tokenmill::Model;

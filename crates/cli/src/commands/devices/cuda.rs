@@ -1,6 +1,4 @@
-//! The GPUs that the CUDA driver shows, in words.
-//!
-//! Separate because a build without CUDA leaves it out.
+//! The GPUs that the CUDA driver shows, in words. A build without CUDA leaves this out.
 
 use serde_json::{Value, json as to_json};
 use tokenmill_cuda_exec::{Availability, CudaExecError, DeviceReport};

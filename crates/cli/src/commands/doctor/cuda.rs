@@ -1,6 +1,6 @@
-//! Tries a GPU: all kernels, a matrix product, and memory for a model.
+//! Tests a GPU: all kernels, a matrix product, and memory for a model.
 //!
-//! Separate because a build without CUDA leaves it out; `without_cuda.rs` stands in for it.
+//! In a build without CUDA, `without_cuda.rs` replaces it.
 
 use std::time::Instant;
 

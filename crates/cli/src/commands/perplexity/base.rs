@@ -1,6 +1,6 @@
 //! The logits of a model on a text in a file, as llama.cpp's `--kl-divergence-base` writes and reads them.
 //!
-//! Separate from the figures made of them. Invariant: one row is in memory at a time, and a file's counts are compared with its
+//! Invariant: one row is in memory at a time, and a file's counts are compared with its
 //! length before any is used.
 //!
 //! The file: `_logits_`, then the context, the vocabulary and the count of chunks, the tokens of all chunks, and for each scored

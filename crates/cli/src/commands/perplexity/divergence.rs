@@ -1,6 +1,6 @@
 //! [`Divergence`]: how far the probabilities of a model are from those of another, position by position.
 //!
-//! Separate from the perplexity, which knows one model. Source: llama.cpp, `tools/perplexity`, for the figures.
+//! The perplexity needs only one model. Source: llama.cpp, `tools/perplexity`, for the figures.
 
 use serde_json::json;
 

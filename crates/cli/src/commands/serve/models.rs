@@ -1,8 +1,8 @@
-//! Several models: the list of them, from the command line, a folder and a file, and the way each is loaded.
+//! The list of several models, from the command line, a folder and a file, and the way each is loaded.
 //!
-//! Separate from the server of one model, which is loaded before it listens. Invariants: a model named on the
-//! command line exists, or the program does not start; a model in a folder or a file may be missing, and then
-//! its requests get the reason. Nothing is downloaded while requests wait.
+//! A single model, in contrast, is loaded before the server listens. Invariants: a model named on the command
+//! line exists, or the program does not start; a model in a folder or a file may be missing, and then its
+//! requests get the reason. Nothing is downloaded while requests wait.
 
 use std::{
     fs,

@@ -1,7 +1,6 @@
-//! [`ModelsFile`]: a TOML file that says which models there are, and how each is loaded.
+//! [`ModelsFile`]: a TOML file that lists models and the options of each.
 //!
-//! Separate from the options, which a file only sets. Invariant: a key is obeyed or refused by name; no file is opened here but this
-//! one.
+//! Invariant: a key is obeyed or refused by name; no file is opened here but this one.
 
 use std::{ffi::OsString, fmt::Display};
 

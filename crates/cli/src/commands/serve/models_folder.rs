@@ -1,10 +1,9 @@
-//! [`ModelsFolder`]: the models of a folder, at the start and whenever the server looks through it again.
+//! [`ModelsFolder`]: the models of a folder, at the start and whenever the server reads it again.
 //!
-//! Models that clients have downloaded lie in hidden folders of it, as `pull` stores them elsewhere.
-//!
-//! Separate from the named models, which exist and keep their names. Invariants: a path keeps its first name as long as it is there;
-//! a file that is no model by its name or its header is not listed, but an unreadable file is, so that its
-//! requests get the reason.
+//! Models that clients have downloaded are in hidden folders of it, as `pull` stores them elsewhere. Named
+//! models, in contrast, exist and keep their names. Invariants: a path keeps its first name as long as it
+//! exists; a file whose name or header shows that it is not a model is not listed, but an unreadable file is,
+//! so that its requests get the reason.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -1,7 +1,8 @@
-//! [`PulledModels`]: the models that clients have downloaded into a folder of models.
+//! [`PulledModels`]: the models that clients have downloaded into a models folder.
 //!
-//! Separate from the folder because names of the Hub and of Ollama's registry mean them. They lie in hidden folders of it, in the forms of
-//! those programs, so that a removal never touches the caches of this machine's users. Invariant: clients are told nothing of paths.
+//! Their names are those of the Hub and of Ollama's registry. They are in hidden folders of the folder, in
+//! the forms of those programs, so that a removal never touches the caches of this machine's users.
+//! Invariant: clients learn no paths.
 
 use std::{
     collections::BTreeMap,

@@ -1,7 +1,7 @@
 //! [`DefaultArgs`] holds the defaults of request fields, with llama.cpp's option names.
 //!
-//! Separate from the sampling options of `run`, which always have a value: here only the given options replace an API's own defaults.
-//! Invariant: values are checked before a model is loaded.
+//! The sampling options of `run` always have a value; here only the given options replace an API's own
+//! defaults. Invariant: values are checked before a model is loaded.
 
 use clap::{Arg, Args};
 use serde_json::{Map, Value};

@@ -1,6 +1,6 @@
-//! A server that runs: it tells where it listens, and ends by a signal or with its engine.
+//! A running server: reports its address, and ends by a signal or with its engine.
 //!
-//! Separate from the options. Invariant: the first SIGTERM or Ctrl-C lets running answers finish within the drain time; the second ends
+//! Invariant: the first SIGTERM or Ctrl-C lets running answers finish within the drain time; the second ends
 //! the program at once.
 
 use std::{

@@ -1,7 +1,7 @@
 //! [`Seats`]: how many requests a model serves at once, and the load of one model with them.
 //!
-//! Separate from the server because `batch` answers requests without a network. Invariant: what is said on the command line about seats
-//! reaches the load here only.
+//! `batch` uses it too, and answers requests without a network. Invariant: options about seats reach the load
+//! only through this file.
 
 use std::path::Path;
 
