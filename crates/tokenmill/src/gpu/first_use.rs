@@ -1,9 +1,9 @@
-//! [`FirstUseOf`] checks a GPU before a model first uses it, and remembers the result.
+//! [`FirstUseOf`] checks a GPU before a model first uses it, and stores the result.
 //!
-//! Separate from loading, which uses the features that passed. First the kernels that the model needs run on small shapes; then the model's
-//! own steps run against the CPU and in each way of launching. A failed check turns off one feature after the other, and finally the GPU.
-//! Invariants: a GPU that passed is not checked again for the same kernels, driver and program; a user of a GPU that did not pass learns
-//! the kernel's name.
+//! The load uses the features that passed. First the kernels that the model needs run on small shapes; then
+//! the model's own steps run against the CPU and in each way of launching. A failed check turns off one
+//! feature after the other, and finally the GPU. Invariants: a GPU that passed is not checked again for the
+//! same kernels, driver and program; the user of a GPU that failed learns the kernel's name.
 
 use std::{collections::BTreeSet, fs, time::Duration};
 

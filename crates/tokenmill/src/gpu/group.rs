@@ -1,8 +1,8 @@
 //! The load on several GPUs, each with a part of every layer.
 //!
-//! Separate from the load on one GPU. Invariants: all GPUs are opened, and all parts planned, before anything
-//! is uploaded; the GPUs sum their results in the way that [`choose`] returns, and have one compute
-//! capability, since each computes separately the values that have to be the same on all.
+//! Invariants: all GPUs are opened, and all parts planned, before anything is uploaded; the GPUs sum their
+//! results in the way that [`choose`] returns, and have one compute capability, since each computes
+//! separately the values that have to be the same on all.
 
 use std::time::Duration;
 

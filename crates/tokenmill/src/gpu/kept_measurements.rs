@@ -1,7 +1,8 @@
 //! Stores measurements of this machine in files for the next load.
 //!
-//! Separate because bandwidths and thresholds are kept alike. Invariants: a file counts only where it says that it is of the same thing;
-//! one that is older, damaged or cannot be read is measured again, and one that cannot be written stops no load.
+//! Bandwidths and thresholds are stored alike. Invariants: a file counts only if it says that it is of the
+//! same subject; a stale, damaged or unreadable file leads to a new measurement, and a file that cannot be
+//! written stops no load.
 
 use std::{
     fs, io,

@@ -1,6 +1,7 @@
-//! [`bandwidths`]: how fast this machine's memories are, measured or remembered, and the text that tells machines apart.
+//! [`bandwidths`]: the memory bandwidths of this machine, measured or stored, and the text that identifies a
+//! machine.
 //!
-//! Separate because it knows no model. Invariant: whatever changes a bandwidth that is measured is in the text that it is kept under.
+//! It knows no model. Invariant: everything that changes a measured bandwidth is part of that text.
 
 use std::{fs, thread};
 

@@ -1,8 +1,8 @@
 //! The load of a part of a network on a GPU and of the rest on the CPU.
 //!
-//! Separate from the load of all of it on one GPU. Invariants: a placement that was asked for is obeyed or refused; where the number of
-//! layers is left open, what fits as a whole is taken as a whole, and else the quickest placement by [`bandwidths`]. The plan is shown before
-//! anything is loaded.
+//! Invariants: a requested placement is obeyed or refused. If the number of layers is left open, a network
+//! that fits is placed on the GPU as a whole, any other by [`bandwidths`] in the fastest way. The plan is
+//! shown before anything is loaded.
 
 use tokenmill_backend::{MemoryPlan, NetworkShape, Side};
 use tokenmill_cpu_exec::CpuBackend;

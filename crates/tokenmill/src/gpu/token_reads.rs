@@ -1,7 +1,6 @@
 //! [`token_reads`]: the bytes that a token of a model reads, part by part.
 //!
-//! Separate because it asks both backends how they hold weights. Invariant: only the experts that a token is
-//! routed to count.
+//! Both backends state how they store weights. Invariant: only the experts that a token is routed to count.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,8 @@
-//! [`LoadFlags`]: the options that say how a model is loaded, and where it is computed.
+//! [`LoadFlags`]: the options that determine how and where a model is loaded.
 //!
-//! Separate from [`LoadOptions`](crate::LoadOptions), whose fields are the choices that follow from them. Invariant: an option that sets
-//! a field says so in its row; the fields of the others depend on several options, and their reader refuses contradictions.
+//! The fields of [`LoadOptions`](crate::LoadOptions) are the choices that follow from them. Invariant: an
+//! option that sets a field names it in its row; the fields of the others depend on several options, and
+//! their reader refuses contradictions.
 
 use tokenmill_backend::KvType;
 use tokenmill_convert::Preset;

@@ -1,6 +1,6 @@
-//! The load of a model: its files are opened, its weights put on a device, and its engine started.
+//! The load of a model: opens its files, puts its weights on a device, and starts its engine.
 //!
-//! Separate from the options, which are choices. Invariant: whatever fails before the engine starts leaves nothing running.
+//! Invariant: whatever fails before the engine starts leaves nothing running.
 
 use std::{
     path::{Path, PathBuf},

@@ -1,8 +1,9 @@
-//! [`EngineOption`]: an option of the engine, and the macros of its tables. A row has the option's help, its name, its [`Look`], the
-//! reader of its value, and the field of [`LoadOptions`](super::LoadOptions) that it sets.
+//! [`EngineOption`]: an option of the engine, and the macros of its tables. A row has the option's help, its
+//! name, its [`Look`], the reader of its value, and the field of [`LoadOptions`](super::LoadOptions) that it
+//! sets.
 //!
-//! Separate from the rows, which are in `load_options.rs` and `load_flags.rs`. Invariant: command line, files of models, hints and answers
-//! to flags of other programs take what they say of an option from its row.
+//! The rows are in `load_options.rs` and `load_flags.rs`. Invariant: the command line, TOML files of models,
+//! hints and answers to flags of other programs take everything about an option from its row.
 
 use std::{fmt::Display, str::FromStr};
 

@@ -1,6 +1,6 @@
-//! [`Index`]: which files a [`PrefixFolder`](super::PrefixFolder) has, and which was used longest ago.
+//! [`Index`]: the files of a [`PrefixFolder`](super::PrefixFolder), and the one used longest ago.
 //!
-//! Separate because it is counting alone: no file is touched here. Invariant: `n_bytes` is the sum over all files that are listed.
+//! It only counts; no file is touched here. Invariant: `n_bytes` is the sum over all listed files.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

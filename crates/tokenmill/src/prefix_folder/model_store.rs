@@ -1,8 +1,10 @@
-//! [`ModelStore`]: the pages of one model in a [`PrefixFolder`](super::PrefixFolder), as its engine uses them.
+//! [`ModelStore`]: the pages of one model in a [`PrefixFolder`](super::PrefixFolder), as its engine uses
+//! them.
 //!
-//! Separate from the folder, which has those of all models. Two threads touch the disk, one that writes and one that reads, so that what a
-//! prompt waits for does not stand behind what can wait. Invariants: a file has its name once all of it is written; the bytes of all
-//! files, the one being written included, stay below the folder's limit; a write that fails costs the page alone.
+//! The folder itself has those of all models. Two threads touch the disk, one that writes and one that reads,
+//! so that a waiting prompt is not delayed by writes. Invariants: a file has its name once all of it is
+//! written; the bytes of all files, the one being written included, stay below the folder's limit; a failed
+//! write costs its page alone.
 
 use std::{
     fmt,

@@ -1,7 +1,8 @@
 //! [`identity_of`]: a number for a model, the same at every load.
 //!
-//! Separate because it is made while the files are open. Invariant: whatever changes the memory of a sequence changes it: the network's
-//! description, the types its weights are computed in, and the weights, of which samples of every tensor are read.
+//! It is computed while the files are open. Invariant: everything that changes the memory of a sequence
+//! changes the number: the network's description, the types that its weights are computed in, and the
+//! weights, of which samples of every tensor are read.
 
 use std::io;
 
