@@ -1,7 +1,8 @@
-//! Tests that each kernel is either launched by a check at the first use of a GPU, or is listed here with the reason why not.
+//! Tests that each kernel is either launched by a check at the first use of a GPU, or is listed here with a
+//! reason.
 //!
-//! Separate from the tests of the checks themselves. A new kernel fails this test until it is checked or listed. Invariant: a row of the list
-//! that no unchecked kernel matches is an error too.
+//! A new kernel fails this test until it is checked or listed. Invariant: a row of the list that no unchecked
+//! kernel matches is an error too.
 
 use std::collections::BTreeSet;
 
