@@ -12,7 +12,7 @@ use tokenmill::hub::{
 
 use crate::{failure::Failure, missing_model};
 
-/// Reads a name that is an argument of its own.
+/// Reads an argument that must be a name.
 ///
 /// # Errors
 /// Fails if the text is not a name, and suggests the name that may be meant.
@@ -25,7 +25,7 @@ pub(crate) fn of_argument(text: &str, settings: &HubSettings) -> Result<SourceNa
         );
     }
     let parsed: Result<SourceName, HubError> = text.parse();
-    // A folder may be called like its owner and repository; what is pulled is the repository then.
+    // A folder may be called like an owner and a repository; then the repository is pulled.
     if path.is_file() || parsed.is_err() && path.exists() {
         return Err(
             Failure::usage(format!("`{text}` is on this machine, and no name of a model"))

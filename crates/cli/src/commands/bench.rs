@@ -4,7 +4,7 @@
 //! random, nothing is sampled, one run warms up, and the figure is the mean of the repetitions with its standard deviation.
 //! With a depth, both begin after that many tokens, which are computed once before the clock runs.
 //! `tgNxM` generates N tokens in each of M sequences side by side, through the engine and with sampling, as a server does;
-//! with `--follow` these are the tokens of a text, with and without guesses.
+//! with `--follow` these are the tokens of a text, with and without drafts.
 
 mod follow;
 mod forward;
@@ -197,7 +197,7 @@ struct Subject {
 }
 
 impl Subject {
-    /// A row of the JSON form: what is measured, and then `figures`.
+    /// Returns a row of the JSON form: the subject, then `figures`.
     fn json_with(&self, mut figures: Value) -> Value {
         let mut row = json!({
             "model": self.model,
@@ -243,7 +243,7 @@ impl Subject {
     }
 }
 
-/// Selects what runs the tests.
+/// Runs the tests: one sequence on the executor, or several through the engine.
 enum Rig {
     Forward(Box<Forward>),
     SideBySide(SideBySide),
@@ -319,7 +319,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             throughput: None,
         });
     }
-    // Only now the engine knows the speed of a single sequence.
+    // Only now does the engine know the speed of a single sequence.
     if let Rig::SideBySide(rig) = &rig {
         for measured in &mut results {
             measured.throughput = Some(rig.throughput(measured.test.n_seqs())?);
@@ -399,7 +399,7 @@ impl Args {
             n_ctx: Some(n_ctx),
             n_seqs,
             kv_cache: KvCache::Contexts(n_seqs),
-            // Nothing is guessed here, so that no memory is taken for it.
+            // No drafts are made here, so no memory is taken for them.
             speculation: Speculation::Off,
             ..self.load.options()?
         })
@@ -420,7 +420,7 @@ fn trace_line(steps: &str, times: &DeviceTimes) -> String {
     )
 }
 
-/// Runs a test once; gives the seconds it took.
+/// Runs a test once and returns the seconds that it took.
 fn measure(
     forward: &mut Forward,
     test: Test,
@@ -492,7 +492,7 @@ fn markdown(subject: &Subject, results: &[Measured]) -> String {
     table
 }
 
-/// How many times as fast sequences side by side are as one; `None` where one was not measured.
+/// Returns the speed of sequences side by side over that of one; `None` if one was not measured.
 fn over_one(measured: &Measured, results: &[Measured]) -> Option<f64> {
     let is_one =
         |other: &&Measured| other.test.n_seqs() == 1 && other.test.n_tokens() == measured.test.n_tokens();

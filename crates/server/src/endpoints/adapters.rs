@@ -126,7 +126,7 @@ pub(crate) async fn list(one: OneModel) -> Response {
     Json(adapters.collect::<Value>()).into_response()
 }
 
-/// Changes what adapters are multiplied by, as llama.cpp does: those that the list leaves out get 0.
+/// Changes the scales of adapters, as llama.cpp does: adapters that the list leaves out get 0.
 pub(crate) async fn scale(app: Arc<App>, call: Call) -> Result<Response, ApiError> {
     let scales: Vec<Scale> =
         serde_json::from_slice(&call.body.bytes).map_err(|error| ApiError::MalformedJson {
@@ -185,7 +185,7 @@ fn path_below(folder: &Path, asked: &Path) -> Result<PathBuf, ApiError> {
     }
 }
 
-/// Runs what waits for the engine apart from the threads of connections.
+/// Runs work that waits for the engine apart from the threads of connections.
 async fn change(
     app: &Arc<App>,
     change: impl FnOnce(&App) -> Result<(), Error> + Send + 'static,
