@@ -10,7 +10,7 @@
 //! generation, and health answers without asking the engine.
 //!
 //! The modules in the order in which a request passes them; none imports an earlier one: `http` (connections, checks, router),
-//! `endpoints` (the table and the handlers), `answers`, [`models`], `app` (a loaded model with what its endpoints share), `dialects` (the
+//! `endpoints` (the table and the handlers), `answers`, [`models`], `app` (a loaded model with the state that its endpoints share), `dialects` (the
 //! types of each API), `telemetry`, `requests` (parts that all APIs read), `config`, [`kv_events`], `sockets`, `errors`.
 #![forbid(unsafe_code)]
 

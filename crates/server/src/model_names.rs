@@ -47,7 +47,7 @@ pub(crate) fn is_of_repository(name: &str, asked: &str) -> bool {
     asked.contains('/') && name.strip_prefix(asked).is_some_and(|rest| rest.starts_with(':'))
 }
 
-/// Whether `asked` is the repository of `name` with what tells the model of that name apart in it.
+/// Whether `asked` is the repository of `name` together with the part that distinguishes the model in it.
 pub(crate) fn is_variant(name: &str, asked: &str, variants: &[String]) -> bool {
     let repository = name.split_once(':').map_or(name, |(repository, _)| repository);
     let behind = asked

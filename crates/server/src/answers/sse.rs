@@ -92,7 +92,7 @@ pub(crate) fn stream_response(
 }
 
 /// Streams a generation in a format, one line of JSON for each event. Such a stream has no comments, and Ollama's clients take an
-/// empty line for broken JSON: a space before the next line is what all of them read over.
+/// empty line for broken JSON, but all of them skip a space before the next line.
 pub(crate) fn line_response(
     app: &App,
     call: &Call,
@@ -155,7 +155,7 @@ fn events(
     })
 }
 
-/// Whether a stream's client takes what it is sent.
+/// Whether a stream's client reads.
 #[derive(Debug, Default)]
 struct Pace(Mutex<PaceState>);
 
@@ -184,7 +184,7 @@ impl Pace {
     }
 }
 
-/// Cancels what a stream generates once its client has taken nothing for `limit`. The connection's own limit is not
+/// Cancels a stream's generation once its client has read nothing for `limit`. The connection's own limit is not
 /// enough: over HTTP/2 a client can read the connection and not the stream.
 async fn end_stalled(pace: Weak<Pace>, limit: Duration, cancellers: Vec<Canceller>, id: RequestId) {
     let mut look_at = Instant::now() + limit;

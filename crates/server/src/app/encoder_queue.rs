@@ -26,7 +26,7 @@ pub(crate) struct EncoderQueue {
     n_waiting: AtomicUsize,
 }
 
-/// Whether anyone still waits for what is being made.
+/// Whether a request still waits for the result.
 #[derive(Debug)]
 pub(crate) struct Wanted(Weak<()>);
 

@@ -140,7 +140,7 @@ impl ServedModel {
         self.model.engine()
     }
 
-    /// Finds what a request names as its model: the model, one of its adapters by name, or one as `model:adapter`. Each may have the tag
+    /// Finds the model that a request names: the model, one of its adapters by name, or one as `model:adapter`. Each may have the tag
     /// `:latest`, `.gguf` and its source (`ollama:`, `hf:`), and a model of the Hub is found without its type or with it too. A request without a
     /// name, or with an empty one, selects the model; so does any other if the model [answers any name](Self::answering_any_name).
     ///
@@ -246,7 +246,7 @@ impl ServedModel {
     /// Renders a conversation with the model's chat template, for display. The text of the BOS token is left out if prompts get it anyway.
     ///
     /// # Errors
-    /// No template, or what the template refused.
+    /// No template, or a refusal of the template.
     pub(crate) fn render_chat(
         &self,
         messages: &[TemplateMessage],
@@ -275,7 +275,7 @@ impl ServedModel {
     /// looks like one in a message is text.
     ///
     /// # Errors
-    /// No template, or what the template refused.
+    /// No template, or a refusal of the template.
     pub(crate) fn encode_chat(
         &self,
         messages: &[TemplateMessage],

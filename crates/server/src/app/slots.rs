@@ -22,7 +22,7 @@ use crate::{
     config::{SessionFolder, keys::Tenant},
 };
 
-/// Longest name of a file, bytes: what file systems take, less what an unfinished file's name adds.
+/// Longest name of a file in bytes: the limit of file systems, less the ending of an unfinished file's name.
 const MAX_NAME_BYTES: usize = 200;
 
 /// A prompt continues a conversation that has at least this part of the prompt in common with it, as in llama.cpp. Here it must
@@ -45,7 +45,7 @@ struct Slot {
     n_prompt: usize,
     tenant: Tenant,
     cache_salt: u64,
-    /// Whether it ran with an adapter: what one computes is not kept.
+    /// Whether it ran with an adapter, whose results are not kept.
     has_adapter: bool,
     /// Whether it has images, which its tokens do not tell apart.
     has_images: bool,
@@ -198,7 +198,7 @@ impl Slots {
     /// Saves a tenant's slot to a file of the folder.
     ///
     /// # Errors
-    /// An empty slot, a name that cannot be used, a folder that is full, or what saving says.
+    /// An empty slot, an unusable name, a full folder, or the error of saving.
     pub(crate) fn save(
         &self,
         id: usize,
@@ -246,7 +246,7 @@ impl Slots {
     /// Restores a file of the folder to a slot.
     ///
     /// # Errors
-    /// A name that cannot be used, no such file of this tenant, or what restoring says.
+    /// An unusable name, no such file of this tenant, or the error of restoring.
     pub(crate) fn restore(
         &self,
         id: usize,
@@ -309,7 +309,7 @@ fn no_such_file() -> ApiError {
     ApiError::invalid("filename", "there is no such file")
 }
 
-/// Refuses to replace what is there, unless it is a session of the same key.
+/// Refuses to replace a file, unless it is a session of the same key.
 fn check_replaced(path: &Path, tenant: Tenant) -> Result<(), ApiError> {
     let is_own = match SessionFile::open(path) {
         Ok(file) => check_owner(&file, tenant).is_ok(),
@@ -499,7 +499,7 @@ mod tests {
         assert_eq!(run(&[1, 2, 5], "k", Some(17)), 2, "there is no such slot");
         assert_eq!(slots.conversation(first, Tenant::of_key("k")).tokens, [7, 8, 99]);
         assert_eq!(slots.conversation(first, Tenant::of_key("l")).tokens, [0; 0]);
-        // Another's conversation is not continued, and what runs is left alone.
+        // A conversation of another key is not continued, and a running one is left alone.
         let running = slots.begin(second, &[7, 8, 9, 99], asker("k"));
         assert_ne!(run(&[7, 8, 9, 99], "k", None), second);
         assert_eq!(slots.are_running().iter().filter(|running| **running).count(), 1);

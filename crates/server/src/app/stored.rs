@@ -219,7 +219,7 @@ mod tests {
         );
         assert!(!stored.forget("a", other) && stored.forget("a", tenant) && !stored.forget("a", tenant));
         assert!(stored.answer("a", tenant).is_none() && stored.get("a", tenant).is_none());
-        // An answer counts for what may be kept.
+        // An answer counts against the limit of stored answers.
         let large = Value::from("a".repeat(MAX_BYTES));
         put(&stored, "large", tenant, said(1), &large);
         assert!(stored.answer("large", tenant).is_none());

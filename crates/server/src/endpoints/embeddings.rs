@@ -81,7 +81,7 @@ pub(crate) struct EmbedParams {
 /// Embeds the inputs of a request.
 ///
 /// # Errors
-/// No input or too many, more numbers than there are, and what the model refuses.
+/// No input or too many, more dimensions than the model has, and refusals of the model.
 pub(crate) async fn embed(
     app: &App,
     call: &Call,
@@ -136,7 +136,7 @@ fn truncate(app: &App, input: &mut Vec<u32>) {
     }
 }
 
-/// Says what token ids of another vocabulary are, which some clients send without being asked to.
+/// Describes token ids of another vocabulary, which some clients send by default.
 fn refusal(error: Error) -> ApiError {
     match error {
         Error::Engine(EngineError::UnknownToken { id, n_vocab, .. }) => ApiError::invalid(

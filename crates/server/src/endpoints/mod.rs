@@ -41,7 +41,7 @@ use crate::{
     models::Role,
 };
 
-/// Every endpoint of the server: method, form of errors, path, function, then its summary and what else it needs.
+/// Every endpoint of the server: method, form of errors, path, function, then its summary and its other properties.
 pub(crate) static ENDPOINTS: &[Endpoint] = &[
     row(Post, OpenAi, "/v1/chat/completions", |row, _| {
         row.with_model(chat::chat)

@@ -322,7 +322,7 @@ impl ResponseWriter {
         part
     }
 
-    /// An item with what it holds, or as it begins.
+    /// An item with its contents, or as it begins.
     fn item(&self, item: &OutputItem, status: &str, tokens: &[ScoredToken]) -> Value {
         let is_whole = status != "in_progress";
         match item.kind {

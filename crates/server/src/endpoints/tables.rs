@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// The fields of an endpoint, and those that all endpoints which generate share; what it reads itself goes before those.
+/// The fields of an endpoint, and those that all generating endpoints share; its own fields have priority.
 fn with_sampling(own: &[Field]) -> Vec<Field> {
     let shared = sampling_fields().chain(CONSTRAINT_FIELDS).chain(FOREIGN);
     let shared = shared.filter(|field| own.iter().all(|own| own.name != field.name));

@@ -101,7 +101,7 @@ struct TokenizeRequest {
 
 /// Text or a conversation to token ids.
 pub(crate) async fn tokenize(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
-    // The answer may be larger than the request, and is part of what the request costs.
+    // The answer may be larger than the request, and is part of the request's cost.
     let mut share = mem::take(&mut call.body.share);
     let body = call.parse(TOKENIZE)?;
     let (request, frame): (TokenizeRequest, Frame) = (body.read()?, body.read()?);
@@ -153,7 +153,7 @@ fn in_parts(parts: Box<dyn Iterator<Item = String> + Send>, share: Share, limit:
         held.n_asked += 1;
         match &mut held.answer {
             Some((parts, _)) => parts.next().map(Ok),
-            // A failure, so that what is missing does not pass as the end.
+            // A failure, so that a missing part does not pass as the end.
             None => Some(Err(io::Error::from(io::ErrorKind::TimedOut))),
         }
     });

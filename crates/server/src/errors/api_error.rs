@@ -209,7 +209,7 @@ pub enum ApiError {
         /// Methods that the path answers.
         answered: String,
     },
-    /// The path is part of an API that is spoken here, but not what it does.
+    /// The path belongs to an API of this server, but its action is not implemented.
     #[error("{path} is not implemented: {reason}")]
     NotImplemented {
         /// Path asked for.
@@ -223,7 +223,7 @@ pub enum ApiError {
         /// The limit.
         limit_bytes: usize,
     },
-    /// The body is small enough, but not what it becomes.
+    /// The body is small enough, but its parsed form is not.
     #[error("the request body holds too many values: parsed they may take over {limit_bytes} bytes")]
     TooManyValues {
         /// Most memory that the parsed form may take.

@@ -22,7 +22,7 @@ pub struct KvEventsConfig {
     pub replay_endpoint: Option<Endpoint>,
     /// Batches that are kept for that.
     pub buffer_steps: usize,
-    /// Messages that wait for a slow subscriber; it misses what is more.
+    /// Messages that wait for a slow subscriber; it misses the rest.
     pub hwm: usize,
     /// Batches that wait for the publisher.
     pub max_queue_size: usize,

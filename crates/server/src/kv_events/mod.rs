@@ -100,7 +100,7 @@ impl KvEvents {
     /// Opens the sockets.
     ///
     /// # Errors
-    /// The endpoint that cannot be listened on, and what the system said.
+    /// The endpoint that cannot be listened on, and the system's error.
     pub(crate) async fn open(config: KvEventsConfig) -> Result<Self, (String, io::Error)> {
         let open = async |endpoint: &Endpoint| {
             let opened = Socket::open(endpoint).await;
@@ -213,7 +213,7 @@ impl Published {
     }
 }
 
-/// Sends a subscriber what it asks for.
+/// Sends a subscriber the batches that it asks for.
 async fn send_messages(
     stream: PeerStream,
     version: Version,
@@ -264,7 +264,7 @@ async fn send_messages(
     }
 }
 
-/// Reads what a subscriber wants and what it does not want any more.
+/// Reads the topics that a subscriber adds and removes.
 async fn read_topics(
     reader: &mut (impl AsyncRead + Unpin),
     version: Version,

@@ -43,7 +43,7 @@ pub(crate) enum Asked<A, L> {
     Refused(ApiError),
 }
 
-/// An answer to who waits, to be sent without the lock: what it carries may release the model again.
+/// An answer to a waiting request, to be sent without the lock: its lease may release the model again.
 #[derive(Debug)]
 pub(crate) struct Answer<A, L> {
     pub(crate) idx: usize,
@@ -55,7 +55,7 @@ pub(crate) struct Answer<A, L> {
 /// The next action of the thread that loads.
 #[derive(Debug)]
 pub(crate) enum Step<A, L> {
-    /// Find out what a model takes, and tell [`Registry::measured`].
+    /// Find out the memory of a model, and report it to [`Registry::measured`].
     Measure(usize),
     /// Load a model, and tell [`Registry::loaded`].
     Load(usize),

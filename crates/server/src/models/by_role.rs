@@ -147,13 +147,13 @@ impl Many {
         readings.push(Reading::default());
     }
 
-    /// Forgets what was read of a model, whose files are others now.
+    /// Forgets the facts of a model whose files have changed.
     pub(super) fn forget_reading(&self, idx: usize) {
         let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
         readings[idx] = Reading::default();
     }
 
-    /// Notes what was found out about a model: from its files, or once it was loaded. The default says that nothing was.
+    /// Stores the facts of a model: from its files, or once it was loaded. The default has none.
     pub(super) fn note_reading(&self, idx: usize, found: Found) {
         let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
         let reading = &mut readings[idx];

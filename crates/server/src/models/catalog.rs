@@ -70,7 +70,7 @@ impl Catalog {
         self.is_gone[idx]
     }
 
-    /// The same with what is in the folder now: new models come last, and those that are not in it are gone. `None` where nothing has
+    /// The same with the present contents of the folder: new models come last, and missing ones are gone. `None` where nothing has
     /// changed.
     pub(super) fn with_folder(&self, found: Vec<ModelSpec>) -> Option<Looked> {
         let mut new = self.clone();

@@ -18,10 +18,10 @@ use tokio::{
 use super::{FileStamp, Inner, Kind, Many, ModelSpec, Models, catalog::Looked, status::Doing};
 use crate::app::off_thread::off_thread;
 
-/// How long what was found is taken for what is there.
+/// How long the contents that were read count as current.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Longest that a request waits for what is found: a file system may hang.
+/// Longest wait of a request for the contents: a file system may hang.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Downloads for clients at a time.
@@ -35,10 +35,10 @@ pub trait ModelFolder: fmt::Debug + Send + Sync {
     /// The models, each under the name that it had before and with the stamps that its files have now.
     ///
     /// # Errors
-    /// Why the folder cannot be read, for the operator; what is served then stays as it is.
+    /// Why the folder cannot be read, for the operator; the served models then stay.
     fn models(&self) -> Result<Vec<ModelSpec>, String>;
 
-    /// Returns what changes the folder for clients; `None` if the operator does not allow it.
+    /// Returns the interface through which clients change the folder; `None` if the operator does not allow it.
     fn manager(self: Arc<Self>) -> Option<Arc<dyn FolderManager>> {
         None
     }
@@ -226,7 +226,7 @@ impl Models {
     }
 }
 
-/// Looks through a folder, and serves what is in it. Apart from the request that asks for it, which may go away before that is done.
+/// Reads a folder, and serves its models. Apart from the request that asks for it, which may go away before that is done.
 async fn look_through(
     models: Arc<dyn ModelFolder>,
     mut last: OwnedMutexGuard<Option<Look>>,
@@ -253,7 +253,7 @@ async fn look_through(
 }
 
 impl Many {
-    /// Serves what is in the folder now.
+    /// Serves the present models of the folder.
     pub(super) fn take_in(&self, found: Vec<ModelSpec>) {
         let mut catalog = self.catalog.write().unwrap_or_else(PoisonError::into_inner);
         let Some(Looked {

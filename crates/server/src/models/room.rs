@@ -27,14 +27,14 @@ pub(crate) enum Room {
     Unload(Vec<usize>),
     /// There is once these are unloaded, and requests run on some of them.
     AfterRequests(Vec<usize>),
-    /// There never is: all that is not pinned takes less than what is missing.
+    /// There never is: all models that are not pinned take less than the missing memory.
     Never {
         /// The memory that the pinned models take.
         pinned_bytes: u64,
     },
 }
 
-/// How `needed_bytes` can have room in a budget next to what is loaded.
+/// How `needed_bytes` can fit into a budget next to the loaded models.
 pub(crate) fn room_for(needed_bytes: u64, budget_bytes: u64, residents: &[Resident]) -> Room {
     let sum = |residents: &mut dyn Iterator<Item = &Resident>| {
         residents.fold(0u64, |sum, resident| sum.saturating_add(resident.n_bytes))

@@ -41,7 +41,7 @@ impl Models {
         }
     }
 
-    /// As [`Self::acquire`], by what is known of the folder. All waits together end at `until`.
+    /// As [`Self::acquire`], with the known contents of the folder. All waits together end at `until`.
     async fn acquire_known(
         &self,
         choice: &Choice,
@@ -73,7 +73,7 @@ impl Models {
             }
             Asked::Waits(answer) => answer,
         };
-        // Rung now for the request, and when it is given up: what only it wished is then forgotten.
+        // Rung now for the request, and when it is given up: the load that only it wanted is then dropped.
         let _bell = Bell(many);
         many.bell.notify_all();
         let answered = match until {

@@ -192,7 +192,7 @@ fn format(path: &str, value: &Value, nesting: Nesting) -> Result<Found, ApiError
     }
 }
 
-/// Reads a schema with its name and what else describes it. Every schema is enforced, so `strict` changes nothing.
+/// Reads a schema with its name and its description. Every schema is enforced, so `strict` changes nothing.
 fn described_schema(path: &str, fields: &Map<String, Value>, others: &[&str]) -> Result<Found, ApiError> {
     let known = [&["name", "description", "schema", "strict"], others].concat();
     only_known(path, fields, &known)?;

@@ -10,7 +10,7 @@ use crate::{ApiError, errors::api_error::shortened};
 /// Words that a request may use for its reasoning effort.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// Puts what a request says of reasoning in `field` into the variables that templates have for it.
+/// Puts a request's wish about reasoning in `field` into the variables that templates have for it.
 ///
 /// # Errors
 /// An unknown word.

@@ -265,7 +265,7 @@ fn busy() -> ApiError {
     }
 }
 
-/// Reads what is left of a body: closing on unread bytes resets the connection, and the refusal might never arrive.
+/// Reads the rest of a body: closing on unread bytes resets the connection, and the refusal might never arrive.
 async fn discard(mut body: Body, deadline: Instant) {
     let rest = async { while let Some(Ok(_)) = body.frame().await {} };
     let _ = timeout_at(deadline, rest).await;

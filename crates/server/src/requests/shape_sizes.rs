@@ -10,7 +10,7 @@ use tokenmill::constraint::ConstraintLimits;
 
 use crate::ApiError;
 
-/// Where a request has its shape, each with the members on the way to what is compiled.
+/// Where a request has its constraint, each with the members on the way to the compiled part.
 const SHAPES: [&[&str]; 18] = [
     &["format"],
     &["response_format", "json_schema", "schema"],
@@ -40,7 +40,7 @@ const SCHEMAS_OF_TOOLS: [&[&str]; 4] = [
     &["input_schema"],
 ];
 
-/// Refuses a request with a shape or a tool's schema that is larger than what is compiled. `json` may end anywhere.
+/// Refuses a request with a constraint or a tool's schema that is too large to compile. `json` may end anywhere.
 ///
 /// # Errors
 /// The first that is too large, by path.

@@ -130,10 +130,10 @@ struct EngineFigures {
     accepted_tokens: Counter,
     /// By the place in the draft.
     accepted_at: Family<PositionLabels, Counter>,
-    /// By what guessed.
+    /// By the source of the draft.
     draft_tokens_by: Family<DrafterLabels, Counter>,
     accepted_by: Family<DrafterLabels, Counter>,
-    /// When it was read, with what it was.
+    /// The time of the last reading, with the adapters as labels.
     adapters: Family<AdapterLabels, FloatGauge>,
 }
 

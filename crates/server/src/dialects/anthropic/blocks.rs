@@ -166,7 +166,7 @@ fn plain(role: &str, content: String) -> TemplateMessage {
     }
 }
 
-/// Results become messages of their own, before what the user says.
+/// Results become messages of their own, before the user's text.
 fn user_blocks(path: &str, blocks: Vec<Block>, converted: &mut Vec<TemplateMessage>) -> Result<(), ApiError> {
     let mut said = None;
     for (index, block) in blocks.into_iter().enumerate() {
@@ -303,7 +303,7 @@ fn readable(content: Value) -> String {
     }
 }
 
-/// A document of text, with its title and what is said of it before.
+/// A document of text, with its title and its context.
 fn document_text(path: &str, block: &Block) -> Result<String, ApiError> {
     let source = block.source.as_ref().unwrap_or(&Value::Null);
     let text = match source["type"].as_str() {

@@ -245,7 +245,7 @@ impl MessagesRequest {
         Ok(variables)
     }
 
-    /// How the prompt ends: a last message of the assistant is what the answer begins with.
+    /// How the prompt ends: if the last message is the assistant's, the answer begins with it.
     ///
     /// # Errors
     /// Such a message with space at its end, which models continue badly; the official API refuses it too.

@@ -32,7 +32,7 @@ impl LineBounds {
         self.has_ended
     }
 
-    /// Takes text that came now; gives what of it is shown.
+    /// Takes new text, and returns the part of it that is shown.
     pub(crate) fn take<'t>(&mut self, text: &'t str, now: Instant) -> &'t str {
         if !text.is_empty() {
             self.began.get_or_insert(now);

@@ -253,7 +253,7 @@ impl CompletionRequest {
         self.id_slot.and_then(|id| usize::try_from(id).ok())
     }
 
-    /// Returns what the request's stream tells of its progress.
+    /// Returns the progress that the request's stream reports.
     pub(crate) fn progress(&self) -> ProgressFields {
         ProgressFields {
             return_progress: self.return_progress,

@@ -320,7 +320,7 @@ impl ChatRequest {
         }
     }
 
-    /// Returns what the request's stream tells of its progress.
+    /// Returns the progress that the request's stream reports.
     pub(crate) fn progress(&self) -> ProgressFields {
         ProgressFields {
             return_progress: self.return_progress,

@@ -74,7 +74,7 @@ pub struct Other {
     id: Option<String>,
 }
 
-/// Kinds of items that only OpenAI's servers can read, or that tell of what ran there.
+/// Kinds of items that only OpenAI's servers can read, or that report work done there.
 const LEFT_OUT: [&str; 6] = [
     "web_search_call",
     "file_search_call",

@@ -26,7 +26,7 @@ pub struct ContentPart {
     others: Map<String, Value>,
 }
 
-/// Fields of a text part that only describe it: prefixes are always cached, and what an answer carried may come back.
+/// Fields of a text part that only describe it: prefixes are always cached, and fields of an answer may come back.
 const PART_LABELS: &[&str] = &[
     "cache_control",
     "prompt_cache_breakpoint",

@@ -225,7 +225,7 @@ async fn download(
     }
 }
 
-/// Sends what is told of a download.
+/// Sends the events of a download.
 struct PullLines {
     name: String,
     to_client: mpsc::Sender<Value>,

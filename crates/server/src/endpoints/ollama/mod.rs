@@ -299,7 +299,7 @@ impl Lines {
         }
     }
 
-    /// Says how an answer ended, and what it took.
+    /// Writes the end of an answer, its tokens and its times.
     fn finish(&self, line: &mut Value, end: &TextEnd) {
         let (usage, timings) = (end.finished.usage, &end.finished.timings);
         let decode = if usage.completion_tokens > 0 {
