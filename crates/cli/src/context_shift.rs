@@ -40,7 +40,7 @@ impl ContextShiftArgs {
         });
     }
 
-    /// Refuses a session with a context that is shifted: what follows a shift stands behind another text than the file would say.
+    /// Refuses a session with a context that is shifted: the text after a shift follows another text than the file would say.
     ///
     /// # Errors
     /// Both flags.

@@ -230,7 +230,7 @@ mod unix {
     }
 }
 
-/// Does nothing: consoles of Windows show what is typed only while a line is read.
+/// Does nothing: consoles of Windows show typed text only while a line is read.
 #[cfg(not(unix))]
 #[must_use]
 #[derive(Debug)]

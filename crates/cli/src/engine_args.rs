@@ -14,7 +14,7 @@ use tokenmill::load::{EngineOption, KvType, OptionGroup, Values};
 
 use crate::{help::ADVANCED, type_names::preset};
 
-/// Holds what is given of a group of options.
+/// Holds the given options of a group.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EngineArgs<G>(pub(crate) G);
 

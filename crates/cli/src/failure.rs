@@ -97,12 +97,12 @@ impl Failure {
         Self::output(format!("cannot make the folder {}: {error}", path.display()))
     }
 
-    /// There is no room for what was to be written.
+    /// There is no room for the output.
     pub(crate) fn output(message: impl Into<String>) -> Self {
         Self::new(FailureKind::Output, message)
     }
 
-    /// A disk has too little room for what is to be written.
+    /// A disk has too little room for the output.
     pub(crate) fn no_room(folder: &Path, needed_bytes: u64, free_bytes: u64) -> Self {
         Self::output(format!(
             "{} has room for {}, and {} are needed, {} more",
@@ -123,7 +123,7 @@ impl Failure {
         Self::new(FailureKind::Interrupted, "interrupted")
     }
 
-    /// Says what to do.
+    /// Adds a hint.
     #[must_use]
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());

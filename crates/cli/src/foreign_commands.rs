@@ -8,7 +8,7 @@ use tokenmill::hub::SourceName;
 
 use crate::{failure::Failure, missing_model::HOW_TO_FETCH};
 
-/// Names of a command, and what to do instead.
+/// Names of a command, and the replacement.
 type Row = (&'static [&'static str], &'static str);
 
 const COMMANDS: &[Row] = &[

@@ -10,7 +10,7 @@ use tokenmill::load::engine_options;
 
 use crate::failure::Failure;
 
-/// Names of a flag, and what to do instead.
+/// Names of a flag, and the replacement.
 type Row = (&'static [&'static str], &'static str);
 
 const NAMED_AS_MODEL: &str =
@@ -289,7 +289,7 @@ const VLLM: &[Row] = &[
     (&["--ssl-keyfile"], "`tokenmill serve MODEL --tls-key FILE`"),
 ];
 
-/// Lists flags of other programs: the program, names, and what to do instead. The row of an engine option has the names that it replaces.
+/// Lists flags of other programs: the program, names, and the replacement. The row of an engine option has the names that it replaces.
 fn flags() -> impl Iterator<Item = (&'static str, Row)> {
     let of_engine = engine_options().flat_map(|(_, look)| look.elsewhere);
     let listed = |program, rows: &'static [Row]| rows.iter().map(move |&row| (program, row));

@@ -23,7 +23,7 @@ use crate::{
 
 type Action = Box<dyn FnMut() + Send>;
 
-/// Holds what Ctrl-C does; `None` until it is taken over from the system.
+/// The action of Ctrl-C; `None` until it is taken over from the system.
 static ACTION: Mutex<Option<Action>> = Mutex::new(None);
 
 /// Whether Ctrl-C was pressed.
@@ -63,7 +63,7 @@ impl State {
 }
 
 impl Interrupt {
-    /// Takes Ctrl-C over from the system, or from what it did before.
+    /// Takes Ctrl-C over from the system, or from its earlier action.
     ///
     /// # Errors
     /// When the system does not allow it.

@@ -49,7 +49,7 @@ impl SessionArgs {
         self.session.is_some()
     }
 
-    /// Refuses a session with an adapter: what is computed with one is not kept.
+    /// Refuses a session with an adapter: its results are not kept.
     ///
     /// # Errors
     /// Both flags.
@@ -63,7 +63,7 @@ impl SessionArgs {
         Ok(())
     }
 
-    /// Refuses a session of what several GPUs compute together, before they are looked for.
+    /// Refuses a session of a model on several GPUs, before the GPUs are looked for.
     ///
     /// # Errors
     /// Both flags.
@@ -138,7 +138,7 @@ impl SessionArgs {
 }
 
 impl KeptSession {
-    /// Says that a prompt does not continue what the file held, which it replaces.
+    /// Says that a prompt does not continue the file's text, and replaces it.
     pub(crate) fn note_other(&self, prompt: &[u32]) {
         let n_shared = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         if n_shared < self.tokens.len().min(prompt.len()) {
@@ -149,7 +149,7 @@ impl KeptSession {
         }
     }
 
-    /// Refuses a text of `run` where a conversation is to continue: saving it would replace what was computed for the text. `run` itself
+    /// Refuses a text of `run` where a conversation is to continue: saving it would replace the KV cache of the text. `run` itself
     /// keeps the notes of a conversation, and says where its prompt is another.
     fn check_writer(&self, unusable: Unusable) -> Result<(), Failure> {
         if unusable == Unusable::Stays || !self.notes.is_empty() {

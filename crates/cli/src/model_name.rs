@@ -59,7 +59,7 @@ pub(crate) struct Besides {
 }
 
 impl FetchArgs {
-    /// The path of what stands for MODEL. A model that is named, and is not in the cache, is downloaded, and nothing besides.
+    /// Returns the path of MODEL. A named model that is not in the cache is downloaded, without other files.
     ///
     /// # Errors
     /// A name that means nothing, a download that fails, or no yes to one.
@@ -93,7 +93,7 @@ impl FetchArgs {
         Ok(fetch(plan, &settings, &watcher)?.path)
     }
 
-    /// The path of what stands for MODEL, if it is on this machine.
+    /// Returns the path of MODEL, if it is on this machine.
     ///
     /// # Errors
     /// A name that means nothing, and a model that would have to be downloaded.
@@ -193,7 +193,7 @@ pub(crate) fn settings() -> HubSettings {
     HubSettings::from_variables(variable)
 }
 
-/// Where this program keeps what it can make again; `None` where the environment names no folder for that.
+/// The folder for files that this program can make again; `None` if the environment names none.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
     Some(folder_of_caches(variable)?.join("tokenmill"))
 }
@@ -319,7 +319,7 @@ struct Arrived {
 }
 
 impl Arrived {
-    /// Says what an interrupted download leaves; `None` where nothing has arrived.
+    /// Describes the remains of an interrupted download; `None` if nothing has arrived.
     fn kept(&self) -> Option<String> {
         let [done, total] = [&self.done, &self.total].map(|n_bytes| n_bytes.load(Ordering::Relaxed));
         let kept = || {

@@ -247,7 +247,7 @@ fn command_of<'p>(parser: &'p clap::Command, args: &[OsString]) -> Option<&'p cl
     args.iter().skip(1).find_map(|arg| parser.find_subcommand(arg))
 }
 
-/// The option's name and what stands for its value, as the parser shows them together: `--kl-base <FILE>`.
+/// The option's name and the name of its value, as the parser shows them together: `--kl-base <FILE>`.
 fn name_and_value(option: &str) -> (&str, Option<&str>) {
     match option.split_once([' ', '=']) {
         Some((name, value)) => (name, Some(value.trim_matches(['<', '>']))),

@@ -33,7 +33,7 @@ impl ReplyView {
         }
     }
 
-    /// Shows what is new.
+    /// Shows the new parts.
     ///
     /// # Errors
     /// Standard output that cannot be written.
@@ -97,7 +97,7 @@ impl ReplyView {
         self.end_reasoning();
         let rest = self.text.finish();
         let before = if self.is_line_start { "" } else { "\n" };
-        // The end of the line comes with what follows it.
+        // The end of the line comes with the next part.
         self.is_line_start = false;
         output::print_generated(&format!("{rest}{before}{}", call_line(call)))
     }

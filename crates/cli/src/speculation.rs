@@ -81,7 +81,7 @@ impl SpeculationArgs {
     /// Adds these options to those of a load. A draft model that is named is fetched as the model is.
     ///
     /// # Errors
-    /// A length or a model of what is not guessed, and a draft model that cannot be had.
+    /// A length or a model of drafts that are switched off, and a missing draft model.
     pub(crate) fn add_to(&self, options: &mut LoadOptions, fetch: &FetchArgs) -> Result<(), Failure> {
         self.add_unresolved(options)?;
         if let Some(draft) = &mut options.draft {
@@ -144,7 +144,7 @@ impl SpeculationArgs {
     /// Whether tokens are guessed ahead.
     ///
     /// # Errors
-    /// A length or a model of what is not guessed.
+    /// A length or a model of drafts that are switched off.
     fn speculation(&self) -> Result<Speculation, Failure> {
         let max_draft = (self.spec_max).map_or(Speculation::DEFAULT_MAX_DRAFT, |n_tokens| n_tokens as usize);
         if self.mtp.is_some()
@@ -179,7 +179,7 @@ impl SpeculationArgs {
     }
 }
 
-/// Whether what stands for a model is a number, as llama.cpp's option of this name takes, and no file.
+/// Whether the value in place of a model is a number, as for llama.cpp's option of this name, and not a file.
 fn is_number(model: &std::path::Path) -> bool {
     let text = model.to_str().unwrap_or_default();
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) && !model.exists()

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 
 /// The first bytes of GGUF files.
 const MAGIC: &[u8] = b"GGUF";
-/// Bytes that tell what a file is.
+/// Bytes that identify the kind of a file.
 const TELLING_BYTES: u64 = 512;
 
 /// Returns the beginning of a file, if the path is one.

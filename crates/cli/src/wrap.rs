@@ -30,7 +30,7 @@ impl Wrap {
         }
     }
 
-    /// Takes a piece, and gives what can be shown now: the last word waits for its end.
+    /// Takes a piece, and returns the text that can be shown now: the last word waits for its end.
     pub(crate) fn push(&mut self, piece: &str) -> String {
         let Some(n_columns) = self.n_columns else {
             return piece.to_owned();
@@ -67,7 +67,7 @@ impl Wrap {
         out
     }
 
-    /// Gives what is left.
+    /// Returns the rest.
     pub(crate) fn finish(&mut self) -> String {
         let mut out = String::new();
         if let Some(n_columns) = self.n_columns {

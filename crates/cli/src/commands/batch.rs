@@ -1,6 +1,6 @@
 //! `batch`: answers a file of requests, in the form of OpenAI's batch API, as fast as the machine can.
 //!
-//! Every request goes through the server's own router, without a socket, so a line means what it means to `serve`. Here
+//! Every request goes through the server's own router, without a socket, so a line means the same as to `serve`. Here
 //! is the running of it; a line is in `batch/line.rs`, the file of results in `batch/results.rs`. Invariant: each line of
 //! the input has exactly one result in the end, however often the command was killed and started again.
 
@@ -248,7 +248,7 @@ struct Answer {
 }
 
 impl Batch {
-    /// Answers what has no result yet, `max_in_hand` requests at a time.
+    /// Answers the requests without a result, `max_in_hand` at a time.
     async fn run(&mut self, lines: InputLines, max_in_hand: usize) -> Result<(), Failure> {
         let service = TowerToHyperService::new(router(Arc::clone(&self.app)));
         let mut in_hand: JoinSet<Answer> = JoinSet::new();

@@ -171,7 +171,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs streams of several kinds, and reports what they felt.
+/// Runs streams of several kinds, and reports their delays.
 async fn run_mix(args: &Args, mix: &Mix) -> Result<(), Failure> {
     let mut presses = Signals::catch(Kind::Interrupt)
         .map_err(|error| Failure::work(format!("cannot handle Ctrl-C: {error}")))?;
@@ -315,7 +315,7 @@ async fn prepare(args: &Args) -> Result<(Arc<Target>, Arc<Vec<String>>), Failure
     Ok((target, bodies))
 }
 
-/// Starts what sends the requests, each of which is sent to `ended` when it has come to its end. Dropping the clients ends
+/// Starts the clients; each finished request is sent to `ended`. Dropping the clients ends
 /// them.
 fn start_clients(
     args: &Args,

@@ -125,7 +125,7 @@ impl Row {
         }
     }
 
-    /// Says what to do, where something is wrong.
+    /// Adds a remedy if there is a fault.
     fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = matches!(self.outcome, Outcome::Problem).then(|| hint.into());
         self

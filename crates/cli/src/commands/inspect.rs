@@ -85,7 +85,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Returns what a model was made for; `None` where its tokenizer, which goes with the template, cannot be read.
+    /// Returns the task of a model; `None` if its tokenizer, which goes with the template, cannot be read.
     fn of(source: &ModelSource, model: &Model) -> Option<Self> {
         Some(match Task::of(model) {
             Task::Embeddings => Self::Embeddings,

@@ -76,10 +76,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The type of what a download left.
+/// The type of an interrupted download.
 const INCOMPLETE: &str = "incomplete";
 
-/// A model of either source, or what a download left.
+/// A model of either source, or the remains of a download.
 struct Row {
     name: String,
     label: String,

@@ -156,7 +156,7 @@ impl Args {
         Ok(recipe)
     }
 
-    /// Refuses to write over what is read besides the model. (The library knows the files of the model itself.)
+    /// Refuses to overwrite input files other than the model. (The library knows the files of the model itself.)
     fn refuse_inputs(&self) -> Result<(), Failure> {
         let beside: Vec<&Path> = [&self.importance.imatrix, &self.tensor_type_file]
             .into_iter()

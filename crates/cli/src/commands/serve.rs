@@ -365,7 +365,7 @@ impl Args {
         })
     }
 
-    /// Creates the folder of sessions if it is missing, locks it, and removes what a killed process left there.
+    /// Creates the folder of sessions if it is missing, locks it, and removes the remains of a killed process.
     fn lock_sessions(&self) -> Result<Option<FolderLock>, Failure> {
         let Some(path) = &self.session_dir else {
             return Ok(None);
@@ -392,7 +392,7 @@ impl Args {
         })
     }
 
-    /// The folder where what was computed of prompts is kept.
+    /// The folder that keeps the KV cache of prompts.
     fn prefix_folder(&self) -> Result<Option<PrefixFolder>, Failure> {
         let Some(path) = &self.prefix_dir else {
             return Ok(None);

@@ -134,7 +134,7 @@ fn about_measurements(device: &LoadedDevice, compute: &Compute) -> Option<String
             steps_known,
             ..
         } => {
-            // Bandwidths that are given have no part in what steps are measured for.
+            // Given bandwidths have no part in the measurements of steps.
             let steps_again =
                 measurements.bandwidths.is_none() && matches!(steps_known, MeasuredWhen::Now { .. });
             if bandwidths_known.is_some() || steps_again {
@@ -185,7 +185,7 @@ pub(crate) fn about_long_context(n_ctx: usize, n_ctx_train: usize) -> Option<Str
     })
 }
 
-/// Says where more context was asked for than the model was made for, why a GPU was passed over, and what took long.
+/// Reports a context longer than the model's own, the devices that compute, and a slow compilation of kernels.
 fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
     if let Some(text) = about_long_context(n_ctx, n_ctx_train) {
         tell(&text);
@@ -226,7 +226,7 @@ fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
     }
 }
 
-/// Says what of a model will be where, before it is loaded.
+/// Shows the place of each part of a model before it is loaded.
 pub(super) fn say_split(plan: &SplitPlan) {
     for line in plan.to_string().lines() {
         say(line);
@@ -276,7 +276,7 @@ pub(crate) fn about_threads(compute: &Compute) -> Option<String> {
     ))
 }
 
-/// Tells a person what memory a draft model takes, and where it stops guessing.
+/// Reports the memory of a draft model, and the position at which its drafts end.
 fn say_draft(draft: &DraftFacts, n_ctx: usize) {
     let plan = plan_text(&draft.memory, draft.n_ctx);
     if draft.is_own_layer {
@@ -295,7 +295,7 @@ fn say_draft(draft: &DraftFacts, n_ctx: usize) {
     }
 }
 
-/// Which steps the GPU computes of what both sides have, and how that is known.
+/// Which steps run on the GPU when both sides hold the weights, and how that is known.
 fn about_gpu_steps(steps: GpuSteps, known: &MeasuredWhen) -> String {
     let what = match (steps.decode, steps.prompts) {
         (None, None) => {
@@ -334,7 +334,7 @@ fn about_long_load(took: Duration) -> Option<String> {
     })
 }
 
-/// Says what is as it should be, on standard error: in the log of a program that has one, else as a line.
+/// Reports normal events on standard error: in the log of a program that has one, else as a line.
 fn say(text: &str) {
     if tracing::dispatcher::has_been_set() {
         tracing::info!("{text}");

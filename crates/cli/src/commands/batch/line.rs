@@ -38,7 +38,7 @@ impl BatchRequest {
     /// Reads a line, and adds its id to `ids`, the ids of the lines before it.
     ///
     /// # Errors
-    /// Returns what is wrong with the line.
+    /// Returns the fault of the line.
     pub(super) fn parse(line: &[u8], ids: &mut HashSet<String>) -> Result<Self, BadLine> {
         let mut custom_id = None;
         Self::read(line, &mut custom_id, ids).map_err(|(code, message)| BadLine {

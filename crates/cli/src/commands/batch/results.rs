@@ -54,7 +54,7 @@ pub(super) enum Ending {
 }
 
 impl Results {
-    /// Opens the file and reads what is done.
+    /// Opens the file and reads the finished requests.
     ///
     /// # Errors
     /// A file that cannot be opened, that another process writes to, or that holds something else.

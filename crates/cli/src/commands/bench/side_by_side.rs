@@ -22,7 +22,7 @@ impl SideBySide {
     }
 
     /// Generates `n_gen` tokens, at least two, in each of `n_seqs` sequences; gives the tokens per second of all together,
-    /// the sum of what each stream has between its first token and its last.
+    /// the sum over the streams, each from its first token to its last.
     ///
     /// # Errors
     /// A step that fails.

@@ -450,7 +450,7 @@ impl Comparison {
         self.rounds.is_empty()
     }
 
-    /// The median over the rounds of what the mix reaches of the plain streams.
+    /// The median over the rounds of the mix's speed relative to plain streams.
     pub(super) fn ratio(&self) -> f64 {
         let ratios = self.rounds.iter().map(|(plain, mix)| mix / plain).collect();
         Distribution::new(ratios).percentile(50.0)

@@ -74,7 +74,7 @@ pub(super) fn command_without_slash(line: &str) -> Option<&'static str> {
 /// Reads a line.
 ///
 /// # Errors
-/// A command that is not known, or lacks what it needs.
+/// An unknown command, or one without its argument.
 pub(super) fn parse(line: &str) -> Result<Line<'_>, Failure> {
     let trimmed = line.trim();
     if trimmed.is_empty() {

@@ -6,7 +6,7 @@ use tokenmill_cuda_exec::{Availability, CudaExecError, DeviceReport};
 use super::{Gpu, Gpus};
 use crate::numbers::size;
 
-/// Describes what the driver said.
+/// Describes the driver's answer.
 pub(super) fn describe(found: &Availability) -> Gpus {
     let problem = match (&found.problem, found.cuda_version) {
         (Some(CudaExecError::NoDriver), _) | (None, None) => {

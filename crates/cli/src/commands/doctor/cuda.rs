@@ -119,7 +119,7 @@ impl Gpu {
         found.json.insert("gpu_check".to_owned(), json!(record));
     }
 
-    /// The memory that a model may take, and what it takes of it.
+    /// The memory that a model may take, and the part that it takes.
     pub(super) fn plan(self, model: &Model, options: &ModelOptions) -> (u64, Result<MemoryPlan, Error>) {
         let backend = match CudaBackend::new(self.0) {
             Ok(backend) => backend,

@@ -127,7 +127,7 @@ pub(crate) struct Figures {
     pub(crate) max: f64,
     /// The share of positions at which both hold the same token for the likeliest.
     pub(crate) same_top: f64,
-    /// The mean of what the right token's probability gained, and the root of its mean square.
+    /// The mean change of the right token's probability, and the root of its mean square.
     pub(crate) mean_gain: f64,
     pub(crate) rms_gain: f64,
 }

@@ -38,7 +38,7 @@ use crate::{
     numbers::{ByteSize, size_of},
 };
 
-/// Which models there are besides the ones that are named, and what all share.
+/// The models besides the named ones, and the settings that all share.
 #[derive(clap::Args, Debug, Clone)]
 #[command(next_help_heading = "Several models")]
 pub(super) struct SeveralArgs {
@@ -279,7 +279,7 @@ fn refuse_what_is_for_one(args: &Args, n_models: usize) -> Result<(), Failure> {
     }
 }
 
-/// Options that name a file of one model: whether each is given, and what to do instead.
+/// Options that name a file of one model: whether each is given, and the replacement.
 fn flags_of_one(args: &Args) -> impl Iterator<Item = (bool, &'static str, &'static str)> + use<> {
     let flags = &args.model_flags.flags;
     let of_one = [

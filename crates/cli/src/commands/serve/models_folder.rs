@@ -98,7 +98,7 @@ impl ModelsFolder {
         Ok(found.chain(pulled).collect())
     }
 
-    /// The same, with what all models of the server are called.
+    /// The same, with the names of all models of the server.
     pub(super) fn knowing(self, specs: &[ModelSpec]) -> Self {
         let mut known = self.known.into_inner().unwrap_or_else(PoisonError::into_inner);
         for spec in specs {
@@ -141,7 +141,7 @@ impl Known {
             || (self.names.iter()).any(|(path, own)| own == name || path == Path::new(name))
     }
 
-    /// Forgets what is not there any more, so that its names are free.
+    /// Forgets models that are gone, so that their names are free.
     fn forget_others(&mut self, paths: &[PathBuf], pulled: &[(SourceName, PathBuf)]) {
         let sources: HashSet<String> = pulled.iter().map(|(source, _)| source.shown()).collect();
         let paths: HashSet<&PathBuf> = (paths.iter())

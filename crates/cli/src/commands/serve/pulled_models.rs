@@ -184,7 +184,7 @@ impl PullObserver for Impatient {
     }
 }
 
-/// Tells a watcher what the download tells.
+/// Passes the events of a download to a watcher.
 struct Observer<'a>(&'a dyn PullWatch);
 
 impl PullObserver for Observer<'_> {

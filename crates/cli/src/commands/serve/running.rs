@@ -109,7 +109,7 @@ pub(super) async fn serve(listening: Listening, models: Models, is_watched: bool
     Ok(())
 }
 
-/// Says what the first signal does while so many requests run or wait.
+/// Describes the effect of the first signal while so many requests run or wait.
 fn ending(n_requests: usize, limit: Duration) -> String {
     match n_requests {
         0 => "ending; no request is running".to_owned(),

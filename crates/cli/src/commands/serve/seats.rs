@@ -26,7 +26,7 @@ pub(crate) struct Seats<'a> {
     pub(crate) limits: LimitFlags,
     /// The most batches of prefix-cache changes that wait to be published, if they are published.
     pub(crate) max_page_event_batches: Option<usize>,
-    /// Where what was computed of prompts is kept, if it is.
+    /// The folder that keeps the KV cache of prompts, if there is one.
     pub(crate) prefix_folder: Option<PrefixFolder>,
     /// Whether tokens are guessed ahead.
     pub(crate) speculation: &'a SpeculationArgs,
