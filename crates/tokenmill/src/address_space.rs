@@ -17,13 +17,13 @@ pub(crate) fn address_room_bytes() -> Option<u64> {
     room_of(limit_bytes, &status)
 }
 
-/// Returns `None`: other systems have no such limit, or do not say what is left of it.
+/// Returns `None`: other systems have no such limit, or do not report the unused part.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn address_room_bytes() -> Option<u64> {
     None
 }
 
-/// Returns what `/proc/self/status` and the reserve leave of a limit.
+/// Returns the rest of a limit, after `/proc/self/status` and the reserve.
 #[cfg(target_os = "linux")]
 fn room_of(limit_bytes: u64, status: &str) -> Option<u64> {
     let mapped_bytes = crate::proc_field::field_bytes(status, "VmSize:")?;

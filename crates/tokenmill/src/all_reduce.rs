@@ -4,7 +4,7 @@
 
 use std::str::FromStr;
 
-/// How GPUs that compute a model together add up what each has computed a part of.
+/// How GPUs that compute a model together sum their partial results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AllReduce {
     /// By NCCL where the machine has it and it joins the GPUs, else in the host's memory. With

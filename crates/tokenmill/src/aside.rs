@@ -92,7 +92,7 @@ fn sync_folder(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes what killed processes left of files of a folder that no other process writes to.
+/// Removes partial files that killed processes left in a folder to which no other process writes.
 pub(crate) fn remove_unfinished(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

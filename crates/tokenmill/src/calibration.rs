@@ -123,7 +123,7 @@ fn threshold<H: SplitOperations, D: SplitOperations>(
 }
 
 /// The number of tokens from which on the device computes, of the numbers measured and whether it was faster there. One slow run in
-/// between does not count: what is measured above it decides. `longest`: tokens that a step has at most.
+/// between does not count: measurements above it decide. `longest`: tokens that a step has at most.
 fn first_worth(measured: &[(usize, bool)], longest: usize) -> Option<usize> {
     let is_slower = |&(_, is_faster): &(usize, bool)| !is_faster;
     let Some(last_slower) = measured.iter().rposition(is_slower) else {

@@ -23,7 +23,7 @@ const ANALYSIS_CHANNEL: &str = "<|channel|>analysis<|message|>";
 const MESSAGE_END: &str = "<|end|>";
 const NEXT_MESSAGE: &str = "<|end|><|start|>assistant";
 
-/// Says what a constraint applies to.
+/// The part of an answer that a constraint applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holds {
     /// The text for the reader.

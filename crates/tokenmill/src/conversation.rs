@@ -50,7 +50,7 @@ impl Conversation {
         )
     }
 
-    /// The same of messages as JSON, which carry what a template reads beyond `role` and `content`.
+    /// Makes a conversation of messages as JSON, which may have further fields for the template than `role` and `content`.
     pub fn from_json(messages: Vec<Value>) -> Self {
         Self {
             messages,
@@ -97,7 +97,7 @@ impl Conversation {
         self
     }
 
-    /// Adds what a tool returned for a call.
+    /// Adds a tool's result for a call.
     #[must_use]
     pub fn result(mut self, call: &ToolCall, content: impl Into<String>) -> Self {
         let content: String = content.into();

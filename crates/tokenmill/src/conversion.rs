@@ -74,7 +74,7 @@ const SAMPLING: [(&str, &str); 4] = [
     ("temperature", "temp"),
 ];
 
-/// Texts that tokenizers cut differently, by what is in them.
+/// Texts that tokenizers cut differently, by their contents.
 const PROBES: [(&str, &str); 6] = [
     (
         "words and numbers",
@@ -149,7 +149,7 @@ impl Conversion {
     /// Opens a folder whose image encoder is to become a file, `mmproj-*.gguf`, and checks that all it needs is there.
     ///
     /// # Errors
-    /// [`Error`]: a folder without an encoder, one of a family that is not supported, and what is missing or damaged.
+    /// [`Error`]: a folder without an encoder, an unsupported family, and missing or damaged parts.
     pub fn open_encoder(folder: impl AsRef<Path>) -> Result<Self, Error> {
         let folder = folder.as_ref();
         let backend =
@@ -292,10 +292,10 @@ impl Conversion {
         Ok(metadata)
     }
 
-    /// Says what would be written, and writes nothing.
+    /// Describes the output without writing it.
     ///
     /// # Errors
-    /// [`Error::Convert`]: what does not go together, such as an importance matrix of another model.
+    /// [`Error::Convert`]: inputs that do not match, such as an importance matrix of another model.
     pub fn plan(&self, out: OutType) -> Result<QuantizeSummary, Error> {
         let writer = self.writer(out)?;
         Ok(writer.plan(&self.metadata(&writer, out)?)?)
@@ -321,7 +321,7 @@ impl Conversion {
     }
 }
 
-/// By layer, what is in none first, then by name.
+/// By layer, tensors outside of layers first, then by name.
 fn order(name: &str) -> (Option<usize>, &str) {
     let layer = name
         .strip_prefix("v.")

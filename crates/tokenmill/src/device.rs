@@ -23,7 +23,7 @@ use crate::{
 /// # Errors
 /// [`Error::Load`] as [`Model::load_on`], [`Error::Gpu`] where a GPU was asked for and cannot be used, [`Error::TooFewGpus`] and
 /// [`Error::GroupNotWhole`] where several cannot compute it together, [`Error::AdaptersNotWhole`], [`Error::SplitTooLarge`],
-/// [`Error::NothingOnGpu`] and [`Error::NoExperts`] where what was asked for cannot be on it, [`Error::HostPartTooLarge`] where the
+/// [`Error::NothingOnGpu`] and [`Error::NoExperts`] if the requested parts cannot be on it, [`Error::HostPartTooLarge`] where the
 /// rest is larger than the machine's memory, [`Error::NotEnoughMemory`] of a load on the CPU that is, and [`Error::LoadOutOfMemory`] where
 /// the system refuses memory for it.
 pub fn load(
@@ -35,11 +35,11 @@ pub fn load(
     load_with_guesser(model, options, compute, Guesser::Nothing, on_progress)
 }
 
-/// As [`load`], with what guesses tokens next to the model: the CPU computes both, or one GPU does. A draft model on the CPU is loaded by
+/// As [`load`], with a draft model or MTP layer: the CPU computes both, or one GPU does. A draft model on the CPU is loaded by
 /// [`Draft::load`](crate::draft::Draft::load).
 ///
 /// # Errors
-/// As [`load`], [`Error::NoRoomToGuess`], and what is wrong with what guesses.
+/// As [`load`], [`Error::NoRoomToGuess`], and faults of the draft model or MTP layer.
 pub(crate) fn load_with_guesser(
     model: &Model,
     options: &ModelOptions,

@@ -112,7 +112,7 @@ impl Draft {
     /// Loads it on a GPU's backend, next to a model with `options`.
     ///
     /// # Errors
-    /// [`Error::Draft`] of what keeps it from loading.
+    /// [`Error::Draft`] with the reason why it does not load.
     #[cfg(feature = "cuda")]
     pub(crate) fn load_on<B: Backend>(
         &self,
@@ -147,7 +147,7 @@ impl Draft {
     /// Loads it on the CPU, next to a model with `options` on `device`, the CPU too, that takes `of_model`.
     ///
     /// # Errors
-    /// [`Error::DraftNotWhole`], [`Error::DraftTooLarge`], and [`Error::Draft`] of what else keeps it from loading.
+    /// [`Error::DraftNotWhole`], [`Error::DraftTooLarge`], and [`Error::Draft`] with any other reason why it does not load.
     pub(crate) fn load(
         &self,
         options: &ModelOptions,

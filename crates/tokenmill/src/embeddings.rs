@@ -13,7 +13,7 @@ use tokenmill_sched::{Engine, ForwardParams, ForwardRows};
 
 use crate::{Error, forward_passes::ForwardPasses, wait::wait};
 
-/// The vectors of a request's inputs: an iterator that waits for each. Dropping it cancels what is not finished.
+/// The vectors of a request's inputs: an iterator that waits for each. Dropping it cancels unfinished work.
 #[derive(Debug)]
 pub struct Embeddings {
     passes: ForwardPasses,

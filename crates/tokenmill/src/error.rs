@@ -257,7 +257,7 @@ pub enum Error {
     NotEnoughMemory {
         /// Memory plan of the load.
         plan: Box<MemoryPlan>,
-        /// The memory that there is, and what sets that bound.
+        /// The memory that there is, and the cause of that limit.
         limit: MemoryLimit,
     },
     /// Weights that do not fit into the memory that is available now.
@@ -316,7 +316,7 @@ pub enum Error {
         needed_bytes: usize,
         /// Memory of the model.
         model_bytes: usize,
-        /// The memory that there is, and what sets that bound.
+        /// The memory that there is, and the cause of that limit.
         limit: MemoryLimit,
     },
     /// A model that guesses tokens ahead, next to one on several devices.

@@ -15,7 +15,7 @@ use tokenmill_sched::{Engine, EngineError, Event, ForwardParams, Generation};
 
 use crate::Error;
 
-/// Forward passes over known tokens. Dropping them cancels what is not finished.
+/// Forward passes over known tokens. Dropping them cancels unfinished work.
 pub(crate) struct ForwardPasses {
     engine: Engine,
     params_of: Box<dyn Fn(usize) -> ForwardParams + Send + Sync>,

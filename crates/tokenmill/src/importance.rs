@@ -13,7 +13,7 @@ use tokenmill_sched::{Event, ForwardParams, ForwardRows};
 
 use crate::{Error, LoadOptions, Model, model_source::ModelSource};
 
-/// A model on the CPU, and what was measured so far.
+/// A model on the CPU, and the measurements so far.
 #[derive(Debug)]
 pub struct ImportanceRun {
     model: Model,

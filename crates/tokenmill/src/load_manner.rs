@@ -40,7 +40,7 @@ fn load_quietly<T: Send>(
 ) -> Result<T, LoadError> {
     backend.set_load_threads(1);
     let (sender, progress) = mpsc::channel();
-    // A thread that does not start drops what it was given.
+    // A thread that does not start drops its arguments.
     let parts = Mutex::new(Some((backend, load)));
     let take = || {
         let parts = parts.lock().unwrap_or_else(PoisonError::into_inner).take();

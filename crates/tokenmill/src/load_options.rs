@@ -41,7 +41,7 @@ const MOST: i64 = u32::MAX as i64;
 /// Full contexts that the KV cache holds by default if memory allows.
 const DEFAULT_CONTEXTS: usize = 4;
 
-/// The size of a KV cache. A sequence takes of it what it has tokens, in pages of 16.
+/// The size of a KV cache. A sequence takes as many places as it has tokens, in pages of 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvCache {
     /// As many full contexts.
@@ -55,7 +55,7 @@ pub enum KvCache {
 load_options! {
     /// Selects how a model is loaded. The fields can be set, and methods set the most used of them in a chain.
     pub struct LoadOptions {
-        /// Tokens of a context; `None` takes 4096, or what the model was made for if that is less, and 0 what it was made for.
+        /// Tokens of a context; `None` takes 4096, or the model's own length if that is less, and 0 the model's own length.
         n_ctx: Option<usize> = None,
         /// Sequences computed side by side.
         n_seqs: usize = ModelOptions::default().max_batch_seqs,
@@ -65,7 +65,7 @@ load_options! {
         host_kv_tokens: usize = 0,
         /// Tokens computed in one step; on a GPU with room for more, those of [`Compute::roomy_step_tokens`] where there are more.
         max_step_tokens: usize = ModelOptions::default().max_batch_tokens,
-        /// Rows of logits that one step computes; `None` takes one for each sequence, and what their drafts may need.
+        /// Rows of logits that one step computes; `None` takes one for each sequence, and those that drafts may need.
         max_logit_rows: Option<usize> = None,
         /// Type of the stored keys.
         kv_type: KvType = ModelOptions::default().kv_type,
@@ -105,11 +105,11 @@ load_options! {
         /// Whether images are expected, as they are if an encoder file is named. [`Device::Auto`] is then the CPU if there is an encoder and a
         /// GPU could hold only a part of the model, since a divided model takes no images.
         needs_images: bool = false,
-        /// Where what was computed of prompts is kept, to be found again after a restart.
+        /// The folder that keeps the KV cache of prompts for later starts.
         prefix_folder: Option<PrefixFolder> = None,
     }
 
-    /// Holds what is given of how many requests a model is to serve at once.
+    /// Holds the given options about the number of requests that a model serves at once.
     LimitFlags "Limits" {
         /// Most sequences in one batch
         max_num_seqs "max-num-seqs": usize { alias: Some("parallel"), default: Some("16") } = number(1, 65_535), positive
@@ -146,7 +146,7 @@ load_options! {
 }
 
 impl LoadOptions {
-    /// Sets the tokens of a context; 0 takes what the model was made for.
+    /// Sets the tokens of a context; 0 takes the model's own length.
     #[must_use]
     pub fn context(mut self, n_ctx: usize) -> Self {
         self.n_ctx = Some(n_ctx);
@@ -188,7 +188,7 @@ impl LoadOptions {
         self
     }
 
-    /// Sets what the weights of a Hugging Face folder are quantized to while they load.
+    /// Sets the type to which the weights of a Hugging Face folder are quantized while they load.
     #[must_use]
     pub fn quantize(mut self, preset: Preset) -> Self {
         self.quantize = Some(preset);
@@ -240,7 +240,7 @@ impl LoadOptions {
         self
     }
 
-    /// Sets the folder where what was computed of prompts is kept.
+    /// Sets the folder that keeps the KV cache of prompts.
     #[must_use]
     pub fn prefix_folder(mut self, folder: PrefixFolder) -> Self {
         self.prefix_folder = Some(folder);
@@ -369,7 +369,7 @@ impl Model {
     /// feature `hub`, a name as in [`LoadOptions::load`].
     ///
     /// # Errors
-    /// [`Error`]: what is wrong with the files or the device; [`Error::NeedsHub`] for a name without the feature `hub`.
+    /// [`Error`]: a fault of the files or the device; [`Error::NeedsHub`] for a name without the feature `hub`.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::options().load(path)
     }

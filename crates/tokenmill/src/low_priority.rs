@@ -16,7 +16,7 @@ pub fn at_low_priority<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 }
 
 fn at_low_priority_by<T: Send>(builder: thread::Builder, work: impl FnOnce() -> T + Send) -> T {
-    // A thread that does not start drops what it was given.
+    // A thread that does not start drops its arguments.
     let work = Mutex::new(Some(work));
     let take = || {
         let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();

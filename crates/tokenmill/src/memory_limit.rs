@@ -6,7 +6,7 @@ use std::fmt;
 
 use crate::memory_text::size;
 
-/// The most memory that this process can have, and what sets that bound.
+/// The most memory that this process can have, and the cause of that limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryLimit {
     /// The memory of the machine or control group, swap included.

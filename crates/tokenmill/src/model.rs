@@ -101,7 +101,7 @@ impl Model {
         }
     }
 
-    /// Tells what the model's files say of it.
+    /// Returns the facts in the model's files.
     #[must_use]
     pub(crate) fn with_facts(self, facts: ModelFacts) -> Self {
         let inner = Arc::into_inner(self.inner).expect("nothing shares a model that was just made");

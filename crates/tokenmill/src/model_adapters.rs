@@ -57,7 +57,7 @@ impl Model {
         Ok(self.engine().remove_adapter(id)?)
     }
 
-    /// Changes what an adapter's changes are multiplied by, for requests that come from now on.
+    /// Changes the scale of an adapter, for later requests.
     ///
     /// # Errors
     /// [`Error::UnknownAdapter`], or [`Error::Engine`] where the engine has ended.

@@ -50,7 +50,7 @@ pub struct ChatFiles {
 }
 
 impl ModelSource {
-    /// Finds what `path` names: `demo`, a GGUF file, a folder with one, or a Hugging Face folder.
+    /// Finds the model that `path` names: `demo`, a GGUF file, a folder with one, or a Hugging Face folder.
     ///
     /// # Errors
     /// [`Error::NoModel`] and [`Error::SeveralModels`] of a folder, or [`Error::Read`]. Whether a file exists shows when it

@@ -39,7 +39,7 @@ pub struct MtpPlan {
 /// file nor one next to it has such a layer.
 ///
 /// # Errors
-/// [`Error::Load`]: what is wrong with the layer.
+/// [`Error::Load`]: a fault of the layer.
 pub fn mtp_plan(
     source: &ModelSource,
     network: &Network,

@@ -36,7 +36,7 @@ Query and the Instruct provided. Note that the answer can only be \"yes\" or \"n
 pub(crate) const INSTRUCTION: &str =
     "Given a web search query, retrieve relevant passages that answer the query";
 
-/// The scores of a query's documents: an iterator that waits for each. Dropping it cancels what is not finished.
+/// The scores of a query's documents: an iterator that waits for each. Dropping it cancels unfinished work.
 #[derive(Debug)]
 pub struct Scores {
     passes: ForwardPasses,

@@ -38,7 +38,7 @@ pub enum SessionError {
         /// Bytes that there should be.
         expected: u64,
     },
-    /// A checksum does not match, or what it covers makes no sense.
+    /// A checksum does not match, or the data that it covers is invalid.
     #[error("it is damaged: its bytes are not those that were written")]
     Damaged,
     /// The memory of another network, or of other weights.
@@ -70,7 +70,7 @@ pub enum SessionError {
         /// Tokens of the context.
         n_ctx: usize,
     },
-    /// Tokens and notes beyond what a header may have.
+    /// More tokens or notes than a header may have.
     #[error("its tokens and notes take {n_bytes} bytes, which is too much for a session")]
     TooLarge {
         /// Bytes that they take.

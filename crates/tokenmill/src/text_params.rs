@@ -10,7 +10,7 @@ use tokenmill_sched::Media;
 
 use crate::{Constraint, reply_reader::ReplyReader};
 
-/// Selects what is generated, and when it ends. The default takes the likeliest token each time, to the end of the text.
+/// The parameters of generated text, and of its end. The default takes the likeliest token each time, to the end of the text.
 ///
 /// The fields can be set, and the methods set the most used of them in a chain:
 ///

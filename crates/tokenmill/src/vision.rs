@@ -170,7 +170,7 @@ impl Vision {
     /// before an image whether they are wanted, and they are not.
     ///
     /// # Errors
-    /// [`Error::Image`], or what the encoder fails with.
+    /// [`Error::Image`], or the encoder's error.
     pub(crate) fn media(
         &self,
         prompt: &Prompt,

@@ -91,7 +91,7 @@ impl Error {
         }
     }
 
-    /// Returns what to do about the error, where there is a general answer.
+    /// Returns a hint for the error, if there is a general one.
     ///
     /// ```
     /// use tokenmill::{Model, TextParams};

@@ -34,7 +34,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Context length of the model that computes the reference steps on the CPU, in tokens.
 const REFERENCE_CONTEXT: usize = 64;
 
-/// Records what is known of a GPU.
+/// The stored results for a GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Record {
     steps: Vec<StepDown>,
@@ -94,7 +94,7 @@ impl<'a> FirstUseOf<'a> {
         !compute.gpu.is_unchecked && compute.measurements.folder.is_some()
     }
 
-    /// Reads what is known of a backend's GPU; `None` if it is not to be checked.
+    /// Reads the stored results for a backend's GPU; `None` if it is not to be checked.
     ///
     /// # Errors
     /// Fails on an invalid model, and on a GPU that did not pass before.
@@ -175,7 +175,7 @@ impl<'a> FirstUseOf<'a> {
         compute
     }
 
-    /// Lists what the model needs and no check has passed yet.
+    /// Lists the model's needs that no check has passed yet.
     fn missing(&self) -> Option<Needs> {
         let is_new = |name: String| !self.record.kernels.contains(&name);
         let new_types = |types: &[TensorType], name: fn(TensorType) -> String| {
@@ -366,7 +366,7 @@ fn attention_name([keys, values]: [KvType; 2], HeadsNeed { dim, group }: HeadsNe
     format!("attention {keys}/{values} {dim} in groups of {group}")
 }
 
-/// Names what a model needs, as records list what passed.
+/// Names a model's needs as the stored results name passed ones.
 fn kernels_of(needs: &Needs) -> Vec<String> {
     let factors = needs.types.iter().map(|&ty| factor_name(ty));
     let tables = needs.table_types.iter().map(|&ty| table_name(ty));

@@ -41,7 +41,7 @@ pub(crate) struct OfLoad<'a> {
 }
 
 impl OfLoad<'_> {
-    /// Reads what was stored about `subject`; `None` if it is to be measured again or there is no folder.
+    /// Reads the stored measurement of `subject`; `None` if it is to be measured again or there is no folder.
     pub(crate) fn find(&self, kind: &str, subject: &str) -> Option<Value> {
         let folder = self.measurements.folder.as_ref()?;
         let is_taken = self.is_quiet || !self.measurements.is_made_again;
@@ -50,7 +50,7 @@ impl OfLoad<'_> {
             .flatten()
     }
 
-    /// Stores what is known about `subject` for the next load.
+    /// Stores the measurement of `subject` for the next load.
     ///
     /// # Errors
     /// Returns the system's error if the file cannot be written.

@@ -31,7 +31,7 @@ use crate::{
     split_plan::{SplitPlan, SplitReason},
 };
 
-/// A backend made of the CPU and a GPU, and what it is asked to compute.
+/// A backend made of the CPU and a GPU, and the requested placement.
 struct Split<'a> {
     model: &'a Model,
     network: NetworkShape,
@@ -41,7 +41,7 @@ struct Split<'a> {
 }
 
 impl<'a> Split<'a> {
-    /// Opens the GPU, with what was asked for as the placement.
+    /// Opens the GPU, with the requested placement.
     fn open(
         model: &'a Model,
         ordinal: usize,
@@ -191,7 +191,7 @@ impl<'a> Split<'a> {
         Ok((high <= last).then_some(high))
     }
 
-    /// Why a request does not fit, and what would if the rest of it stays.
+    /// Why a request does not fit, and the number of layers that would fit with its other parts unchanged.
     fn too_large(&mut self, request: &PlacementRequest, needed_bytes: u64) -> Result<Error, Error> {
         let network = self.network.clone();
         let n_layers = network.layers.len();

@@ -35,7 +35,7 @@ pub(super) fn choose(
     }
 }
 
-/// Refuses what [`choose`] refuses before it joins the GPUs, and says whether they may come to add up by NCCL.
+/// Makes the refusals of [`choose`] that come before it joins the GPUs, and returns whether the GPUs may sum by NCCL.
 pub(super) fn check(
     compute: &Compute,
     nccl: impl FnOnce() -> Result<NcclApi, CudaExecError>,

@@ -26,7 +26,7 @@ const KV_TYPE: Look = Look {
 };
 
 option_group! {
-    /// Holds what is given of the options of a load.
+    /// Holds the given options of a load.
     LoadFlags "Loading" {
         /// Context size in tokens; 0 takes the model's training context [default: 4096, or the model's if that is less]
         ctx_size "ctx-size": usize {

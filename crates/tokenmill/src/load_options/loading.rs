@@ -36,7 +36,7 @@ impl LoadOptions {
     /// if it is not on this machine. An existing file or folder is never taken for a name.
     ///
     /// # Errors
-    /// [`Error`]: what is wrong with the files, the options or the device; [`Error::NeedsHub`] for a name without the feature `hub`.
+    /// [`Error`]: a fault of the files, the options or the device; [`Error::NeedsHub`] for a name without the feature `hub`.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Model, Error> {
         let options = self.with_draft_here()?;
         let source = ModelSource::find(self.path_of(path.as_ref())?)?;
@@ -198,7 +198,7 @@ impl LoadOptions {
         }
     }
 
-    /// Opens what sees images, and tells the words what stands for one.
+    /// Opens the image encoder, and gives the words the tokens of an image.
     fn vision(
         &self,
         source: &ModelSource,

@@ -55,7 +55,7 @@ pub fn engine_options() -> impl Iterator<Item = (&'static str, &'static Look)> {
 pub struct Look {
     /// Stands for its value in a help text; `None` for a switch.
     pub value: Option<&'static str>,
-    /// Narrows what values there are.
+    /// Narrows the allowed values.
     pub values: Values,
     /// Stands for it after one dash.
     pub letter: Option<char>,
@@ -69,7 +69,7 @@ pub struct Look {
     pub is_advanced: bool,
     /// Lists options that cannot be given with it, by `id`.
     pub conflicts: &'static [&'static str],
-    /// Names it in other programs: the program, its flags, and what to do here instead.
+    /// Its names in other programs: the program, its flags, and the replacement here.
     pub elsewhere: &'static [(&'static str, &'static [&'static str], &'static str)],
     /// Names it in hints: the place in their texts, the flag, and the name in Rust.
     pub hints: &'static [(&'static str, &'static str, &'static str)],
@@ -150,7 +150,7 @@ pub fn positive(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "expected a whole number, 1 or more".to_owned())
 }
 
-/// Makes a group of options of its rows: `/// help`, then `id "name": type { its look } = like, reader => what it sets;`.
+/// Makes a group of options of its rows: `/// help`, then `id "name": type { its look } = like, reader => its field;`.
 macro_rules! option_group {
     (
         $(#[doc = $about:literal])*

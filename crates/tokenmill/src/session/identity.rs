@@ -20,7 +20,7 @@ pub(crate) fn identity_of(network: &Network, n_ctx: usize) -> io::Result<u128> {
     let descriptor = network.descriptor();
     let mut bytes = format!("{descriptor:?}").into_bytes();
     for rope in &descriptor.ropes {
-        // Positions are scaled by what the context may grow to.
+        // Positions are scaled by the longest context.
         match rope.scaling {
             RopeScaling::LongRope { original_context, .. } => bytes.push(u8::from(n_ctx > original_context)),
             RopeScaling::Dynamic { original_context, .. } => {

@@ -77,7 +77,7 @@ pub struct SessionFile {
 }
 
 impl SessionFile {
-    /// Opens a file and reads what it says of itself.
+    /// Opens a file and reads its header.
     ///
     /// # Errors
     /// [`Error::Session`]: it cannot be read, is not a session of this version, or is truncated or damaged.
@@ -200,7 +200,7 @@ impl Owner<'_> {
         Ok((identity, format))
     }
 
-    /// Holds what the cache has of a session, and says what the file will be.
+    /// Holds the cached part of a session, and describes the file.
     fn begin(&self, session: &Session) -> Result<Draft, SessionError> {
         let (identity, format) = self.names()?;
         let reader = self.engine.read_prefix(&session.tokens, session.cache_salt)?;
@@ -249,11 +249,11 @@ impl Draft {
 }
 
 impl Model {
-    /// Writes a conversation to a file, with what the prefix cache holds of it. A file of this name is replaced once the new one is
+    /// Writes a conversation to a file, with its part of the prefix cache. A file of this name is replaced once the new one is
     /// on the disk.
     ///
     /// # Errors
-    /// [`Error::Session`]: the file cannot be written, and what was there before still is; or the device's memory cannot be read.
+    /// [`Error::Session`]: the file cannot be written, and the earlier file stays; or the device's memory cannot be read.
     pub fn save_session(&self, path: impl AsRef<Path>, session: &Session) -> Result<SessionSize, Error> {
         self.save_session_within(path, session, u64::MAX)
     }
@@ -296,7 +296,7 @@ impl Model {
         Ok(session)
     }
 
-    /// As [`Self::restore_session`], of a file that was opened at `path`; also says what was read.
+    /// As [`Self::restore_session`], of a file that was opened at `path`; also returns its size.
     ///
     /// # Errors
     /// As [`Self::restore_session`].
@@ -323,7 +323,7 @@ impl Model {
     }
 }
 
-/// Removes what processes that were killed while they saved sessions left in a folder.
+/// Removes partial files of a folder, left by processes that were killed while they saved sessions.
 ///
 /// # Errors
 /// [`Error::Read`] where the folder cannot be read, or the files not removed.
