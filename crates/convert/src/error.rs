@@ -238,7 +238,7 @@ fn gain(ty: TensorType, to: TensorType) -> String {
     format!(", and as {to} it would be {what} and no better")
 }
 
-/// Describes what an importance matrix lacks: kinds of tensors, or else layers.
+/// Describes the gaps of an importance matrix: kinds of tensors, or else layers.
 fn lacking(kinds: &[String], layers: &[usize]) -> String {
     const MAX_SHOWN: usize = 4;
     let (mut shown, n, what): (Vec<String>, _, _) = if kinds.is_empty() {

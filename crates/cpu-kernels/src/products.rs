@@ -45,7 +45,7 @@ impl<T: QuantTile> Kernel for QuantProducts<'_, T> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let run = *self.run;
-        // SAFETY: the kernel's own contract; all pointers stay inside what it describes.
+        // SAFETY: the kernel's own contract; all pointers stay inside the memory that it describes.
         unsafe {
             let max_direct_rows = if T::IS_DEAR { 4 } else { 3 * S::MAX_DIRECT_ROWS };
             if run.n_rows > max_direct_rows {

@@ -348,7 +348,7 @@ impl Drop for Comparisons {
     }
 }
 
-/// Returns the full set of reference data, for benchmarks; prints what is skipped if there is none.
+/// Returns the full set of reference data, for benchmarks; prints the skipped cases if there is none.
 pub fn test_data(what: &str) -> Option<PathBuf> {
     let full = full_set();
     if full.is_none() {

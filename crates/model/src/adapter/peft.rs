@@ -296,7 +296,7 @@ fn module_of(tensor: &str) -> Option<(&str, usize)> {
     (matrices.iter().enumerate()).find_map(|(which, end)| Some((name.strip_suffix(end)?, which)))
 }
 
-/// Applies to an adapter's change what a folder's layout applies to the weight itself.
+/// Applies the conversion of a folder's layout to an adapter's change.
 fn apply(
     change: Change,
     reader: &AdapterReader,

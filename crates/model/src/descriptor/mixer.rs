@@ -237,7 +237,7 @@ impl AttentionDescriptor {
         }
     }
 
-    /// Returns what the KV store holds for the layer.
+    /// Returns the layer's contents of the KV store.
     pub fn kv_shape(&self) -> KvLayerShape {
         KvLayerShape {
             n_kv_heads: self.n_kv_heads,

@@ -101,7 +101,7 @@ pub struct Piece {
     pub source_bytes: usize,
 }
 
-/// Reports what a body consumed.
+/// The result of a step of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// This many bytes were read.
