@@ -9,8 +9,8 @@ use crate::{
     failure::Failure, load::LoadArgs, model_name::Besides, speculation::SpeculationArgs, vision::VisionArgs,
 };
 
-/// Selects the encoder and the layers for further tokens. The encoder is left out if `vision` switches it off or names one, or if a
-/// requested GPU computes only a part of the model; the layers are left out if they would not guess.
+/// Selects the encoder and the MTP layers. The encoder is left out if `vision` switches it off or names one, or if a
+/// requested GPU computes only a part of the model; the layers are left out if they would make no drafts.
 ///
 /// # Errors
 /// Options of `load` that contradict each other.

@@ -54,7 +54,7 @@ pub(crate) struct FetchArgs {
 pub(crate) struct Besides {
     /// Its image encoder.
     pub(crate) encoder: bool,
-    /// Its layers for further tokens.
+    /// Its MTP layers.
     pub(crate) nextn: bool,
 }
 

@@ -90,7 +90,7 @@ pub(crate) struct Report {
     n_dropped: usize,
     /// Tokens generated.
     n_generated: usize,
-    /// Tokens guessed ahead, and those among them that were right.
+    /// Draft tokens, and the accepted ones among them.
     n_drafted: usize,
     n_accepted: usize,
     /// Time that images took before the prompt.
@@ -159,7 +159,7 @@ impl Report {
             };
             return format!("[prompt {prompt}{cached}; {what}{reason}]");
         }
-        // Tokens after a stop string may have been guessed too; they are not part of the answer.
+        // Tokens after a stop string may have been drafted too; they are not part of the answer.
         let guessed = match self.n_accepted.min(self.n_generated) {
             0 => String::new(),
             n => format!(" ({n} by speculation)"),

@@ -93,7 +93,7 @@ impl SpeculationArgs {
     /// Does the same as [`Self::add_to`], but leaves the draft model unresolved, so it may be missing.
     ///
     /// # Errors
-    /// Fails if a length or a model is given for tokens that are not guessed.
+    /// Fails if a length or a model is given for drafts that are switched off.
     pub(crate) fn add_unresolved(&self, options: &mut LoadOptions) -> Result<(), Failure> {
         options.speculation = self.speculation()?;
         options.draft = match &self.draft {
@@ -117,12 +117,12 @@ impl SpeculationArgs {
         self.draft.is_some()
     }
 
-    /// Whether the model's own layer would guess, and has to be found.
+    /// Whether the model's own MTP layer would make drafts, and has to be found.
     pub(crate) fn asks_own_layer(&self) -> bool {
         matches!(self.spec, Drafter::Auto | Drafter::Mtp) && self.draft.is_none() && self.mtp.is_none()
     }
 
-    /// Whether the file of a layer for further tokens is named.
+    /// Whether the file of an MTP layer is named.
     pub(crate) fn names_mtp(&self) -> bool {
         self.mtp.is_some()
     }
@@ -134,7 +134,7 @@ impl SpeculationArgs {
         }
     }
 
-    /// Takes the file of a layer for further tokens as relative to a folder.
+    /// Takes the file of an MTP layer as relative to a folder.
     pub(crate) fn move_mtp_below(&mut self, folder: &Path) {
         if let Some(mtp) = &mut self.mtp {
             *mtp = folder.join(&mtp);

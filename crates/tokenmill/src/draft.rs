@@ -29,7 +29,7 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// Opens the model at `path`, and checks that it can guess for one that has `tokenizer`.
+    /// Opens the model at `path`, and checks that it can make drafts for a model with `tokenizer`.
     ///
     /// # Errors
     /// [`Error::Draft`] of one that cannot be opened, [`Error::DraftVocabulary`], [`Error::DraftIsEncoder`].
@@ -85,7 +85,7 @@ impl Draft {
         }
     }
 
-    /// Refuses a drafting model where the model it guesses for cannot be on one device, as far as that is known before the load.
+    /// Refuses a draft model if its main model cannot be on one device, as far as that is known before the load.
     ///
     /// # Errors
     /// [`Error::DraftNotWhole`].

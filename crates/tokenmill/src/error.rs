@@ -280,7 +280,7 @@ pub enum Error {
         /// Tokens of a context.
         n_ctx: usize,
     },
-    /// The model that was to guess tokens ahead cannot be opened or loaded.
+    /// The draft model cannot be opened or loaded.
     #[error("draft model {}: {source}", path.display())]
     Draft {
         /// Its path.
@@ -288,7 +288,7 @@ pub enum Error {
         /// Why.
         source: Box<Error>,
     },
-    /// The model that was to guess tokens ahead has another vocabulary.
+    /// The draft model has another vocabulary.
     #[error("draft model {}: its vocabulary is not the model's: {difference}", path.display())]
     DraftVocabulary {
         /// Its path.
@@ -296,13 +296,13 @@ pub enum Error {
         /// Description of the difference.
         difference: String,
     },
-    /// The model that was to guess tokens ahead is an encoder.
+    /// The draft model is an encoder.
     #[error("draft model {}: it is an encoder, which guesses no next token", path.display())]
     DraftIsEncoder {
         /// Its path.
         path: PathBuf,
     },
-    /// The model that was to guess tokens ahead does not fit next to the model.
+    /// The draft model or MTP layer does not fit next to the model.
     #[error(
         "draft model {}: it needs {} of memory next to the model's {}, and {limit}",
         path.display(),
@@ -319,7 +319,7 @@ pub enum Error {
         /// The memory that there is, and the cause of that limit.
         limit: MemoryLimit,
     },
-    /// A model that guesses tokens ahead, next to one on several devices.
+    /// A draft model, next to a model on several devices.
     #[error("a draft model works next to a model that the CPU or one GPU computes as a whole")]
     DraftNotWhole,
     /// The drafting model or layer does not fit into a GPU's memory next to the model.
@@ -337,10 +337,10 @@ pub enum Error {
         /// Bytes that both may take.
         room_bytes: u64,
     },
-    /// A draft model was to guess, and none is given.
+    /// Drafts of a draft model were requested, and none is given.
     #[error("drafts of a model are asked for, and no draft model is given")]
     NoDraft,
-    /// The file of a layer for further tokens cannot be used.
+    /// The file of an MTP layer cannot be used.
     #[error("layer for further tokens {}: {source}", path.display())]
     Mtp {
         /// Its path.
@@ -348,7 +348,7 @@ pub enum Error {
         /// Why.
         source: Box<tokenmill_model::LoadError>,
     },
-    /// The file of a layer for further tokens has another vocabulary than the model.
+    /// The file of an MTP layer has another vocabulary than the model.
     #[error("layer for further tokens {}: its vocabulary is not the model's: {difference}", path.display())]
     MtpVocabulary {
         /// Its path.
@@ -356,12 +356,12 @@ pub enum Error {
         /// Description of the difference.
         difference: String,
     },
-    /// The model's own layer for further tokens was to guess, and it has none.
+    /// Drafts of the MTP layer were requested, and the model has none.
     #[error(
         "this model has no layer that guesses further tokens (MTP), and no file next to it has one that fits"
     )]
     NoMtp,
-    /// The model's own layer for further tokens was to guess, and the model is asked to be on several devices.
+    /// Drafts of the MTP layer were requested for a model on several devices.
     #[error(
         "the layer that guesses further tokens (MTP) works next to a model that the CPU or one GPU computes as a whole"
     )]

@@ -5,7 +5,7 @@
 
 use crate::{draft::Draft, mtp::Mtp};
 
-/// The source of a model's token guesses.
+/// The draft model or MTP layer of a model.
 #[derive(Clone, Copy)]
 pub(crate) enum Guesser<'a> {
     /// Nothing that is loaded.
@@ -14,7 +14,7 @@ pub(crate) enum Guesser<'a> {
     Layer {
         /// The layer.
         mtp: &'a Mtp<'a>,
-        /// Whether it has to guess, rather than where there is room.
+        /// Whether its drafts were requested; otherwise it is used if there is room.
         is_asked_for: bool,
     },
     /// A second model.

@@ -84,9 +84,9 @@ load_options! {
         quantize: Option<Preset> = None,
         /// Whether tokens are drafted. The generated tokens are the same.
         speculation: Speculation = Speculation::Auto { max_draft: Speculation::DEFAULT_MAX_DRAFT },
-        /// A second model that guesses tokens ahead, with the same vocabulary: a path as [`Self::load`] takes it. Its weights load as they are.
+        /// A draft model, with the same vocabulary: a path as [`Self::load`] takes it. Its weights load as they are.
         draft: Option<PathBuf> = None,
-        /// A GGUF file with the model's layer for further tokens. `None` takes the layer in the model's own file, or else a file next to it
+        /// A GGUF file with the model's MTP layer. `None` takes the layer in the model's own file, or else a file next to it
         /// whose name begins with `mtp-` or `nextn-`, if it fits.
         mtp: Option<PathBuf> = None,
         /// How texts continue that fill their context; `None` ends them. The token that begins a text is kept besides
@@ -212,21 +212,21 @@ impl LoadOptions {
         Ok(network)
     }
 
-    /// Sets whether tokens are guessed ahead.
+    /// Sets the mode of speculative decoding.
     #[must_use]
     pub fn speculation(mut self, speculation: Speculation) -> Self {
         self.speculation = speculation;
         self
     }
 
-    /// Sets a second model that guesses tokens ahead.
+    /// Sets a draft model.
     #[must_use]
     pub fn draft(mut self, path: impl Into<PathBuf>) -> Self {
         self.draft = Some(path.into());
         self
     }
 
-    /// Sets the file of the model's layer for further tokens.
+    /// Sets the file of the model's MTP layer.
     #[must_use]
     pub fn mtp(mut self, path: impl Into<PathBuf>) -> Self {
         self.mtp = Some(path.into());
@@ -266,7 +266,7 @@ impl LoadOptions {
         Ok(network.plan(&backend, &options)?)
     }
 
-    /// Bytes that a load of an opened network takes on the CPU with these options: its plan, and those of the model that guesses for it
+    /// Bytes that a load of an opened network takes on the CPU with these options: its plan, and those of its draft model or MTP layer
     /// and of its image encoder, which may be loaded later; only headers are read.
     ///
     /// # Errors
@@ -357,7 +357,7 @@ impl LoadOptions {
         })
     }
 
-    /// The model that is to guess for `network`, where it generates and tokens are to be guessed by one.
+    /// The draft model of `network`, if the network generates and the options ask for one.
     pub(crate) fn draft_of(&self, network: &Network) -> Option<&Path> {
         let guesses = self.speculation.asks_model() && !network.descriptor().is_encoder();
         self.draft.as_deref().filter(|_| guesses)

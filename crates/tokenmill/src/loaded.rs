@@ -16,7 +16,7 @@ pub struct Loaded {
     pub device: LoadedDevice,
     /// The memory that the model takes.
     pub plan: MemoryPlan,
-    /// The draft model or layer that guesses tokens, if one was loaded.
+    /// The draft model or MTP layer, if one was loaded.
     pub guesser: Option<LoadedGuesser>,
 }
 

@@ -113,7 +113,7 @@ impl Model {
         }
     }
 
-    /// Tells of the model that guesses tokens ahead.
+    /// Sets the facts about the draft model or MTP layer.
     #[must_use]
     pub(crate) fn with_draft(self, draft: Option<DraftFacts>) -> Self {
         let inner = Arc::into_inner(self.inner).expect("nothing shares a model that was just made");
@@ -232,7 +232,7 @@ impl Model {
         self.inner.facts.as_ref()
     }
 
-    /// Returns the model that guesses tokens ahead, if there is one; its memory is not a part of
+    /// Returns the draft model or MTP layer, if there is one; its memory is not a part of
     /// [`Self::memory`].
     pub fn draft(&self) -> Option<&DraftFacts> {
         self.inner.draft.as_ref()

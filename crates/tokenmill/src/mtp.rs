@@ -35,7 +35,7 @@ pub struct MtpPlan {
     pub file: Option<PathBuf>,
 }
 
-/// The memory that a network's layer for further tokens takes on the CPU, next to the network with `options`; nothing where neither its
+/// The memory that a network's MTP layer takes on the CPU, next to the network with `options`; nothing where neither its
 /// file nor one next to it has such a layer.
 ///
 /// # Errors

@@ -18,7 +18,7 @@ use crate::machine_memory::machine_bytes;
 pub(crate) struct Company {
     /// Its image encoder.
     pub(crate) projector: bool,
-    /// Its layers for further tokens.
+    /// Its MTP layers.
     pub(crate) nextn: bool,
 }
 

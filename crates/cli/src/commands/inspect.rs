@@ -136,7 +136,7 @@ struct Plan {
     options: ModelOptions,
     /// Tokens of the longest context that the model was made for.
     n_ctx_train: usize,
-    /// Its own layer for further tokens, or why that cannot be used.
+    /// Its own MTP layer, or why that cannot be used.
     mtp: Option<Result<MtpPlan, String>>,
     serve: ServePlan,
 }

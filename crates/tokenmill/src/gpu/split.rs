@@ -251,8 +251,8 @@ pub(crate) fn check_split(
     check_host_part(&plan, machine_bytes(), available_bytes())
 }
 
-/// Loads a part of the network on a GPU and the rest on the CPU; all of it on the GPU, with what guesses tokens next to it, where what was
-/// asked for comes to that.
+/// Loads a part of the network on a GPU and the rest on the CPU. If the request amounts to all of it on the GPU, loads that, with its draft
+/// model or MTP layer.
 pub(crate) fn load_split(
     model: &Model,
     ordinal: usize,

@@ -229,7 +229,7 @@ impl LoadOptions {
         Ok(words)
     }
 
-    /// Opens the model that is to guess for `network`, where it generates and tokens are to be guessed by one.
+    /// Opens the draft model for `network`, if the network generates and the options ask for one.
     fn open_draft(&self, network: &Network, words: &ModelWords) -> Result<Option<Draft>, Error> {
         match self.draft_of(network) {
             Some(path) => Draft::open(path, words.tokenizer()).map(Some),

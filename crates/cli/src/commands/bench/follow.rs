@@ -20,7 +20,7 @@ use crate::{
     visible::visible,
 };
 
-/// A test with one kind of guesses, and how many of these were right.
+/// A test with one kind of drafts, and the number of accepted draft tokens.
 struct Followed {
     spec: Drafter,
     measured: Measured,
@@ -194,7 +194,7 @@ fn follow(engine: &Engine, ids: &[u32], n_prompt: usize, test: Test, salt: u64) 
     })
 }
 
-/// How many times as fast a test is as without guesses, where that was measured.
+/// The speed of a test over that without drafts, if both were measured.
 fn over_off(followed: &Followed, results: &[Followed]) -> Option<f64> {
     // Where it was named more than once, all of it.
     let off: Vec<f64> = results

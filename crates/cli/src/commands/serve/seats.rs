@@ -28,7 +28,7 @@ pub(crate) struct Seats<'a> {
     pub(crate) max_page_event_batches: Option<usize>,
     /// The folder that keeps the KV cache of prompts, if there is one.
     pub(crate) prefix_folder: Option<PrefixFolder>,
-    /// Whether tokens are guessed ahead.
+    /// The mode of speculative decoding.
     pub(crate) speculation: &'a SpeculationArgs,
     /// The treatment of texts that fill their context, if it can be chosen.
     pub(crate) context_shift: Option<&'a ContextShiftArgs>,
