@@ -28,7 +28,7 @@ pub(crate) struct ConstraintArgs {
 }
 
 impl ConstraintArgs {
-    /// The constraint, where one is asked for.
+    /// The constraint, if one is requested.
     ///
     /// # Errors
     /// A file that cannot be read, or a schema that is not JSON.

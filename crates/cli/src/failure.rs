@@ -21,7 +21,7 @@ pub(crate) struct Failure {
     kind: FailureKind,
     message: String,
     hint: Option<String>,
-    /// Whether a GPU was asked for and none can be used.
+    /// Whether a GPU was requested and none can be used.
     lacks_gpu: bool,
 }
 
@@ -35,11 +35,11 @@ enum FailureKind {
     Input,
     /// Output that cannot be written.
     Output,
-    /// A GPU that was asked for and cannot be used.
+    /// A requested GPU cannot be used.
     Device,
     /// A device that was lost while it worked.
     DeviceLost,
-    /// An answer that ended before the shape that was asked for was complete.
+    /// An answer that ended before it satisfied its constraint.
     CutShape,
     /// The reader of the output went away, which is its right.
     ReaderGone,

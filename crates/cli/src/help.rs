@@ -31,7 +31,7 @@ enum Scope {
     Whole,
 }
 
-/// Prints what the parser was asked for, help or the version, and ends the program. Lines break between words.
+/// Prints the help or the version, and ends the program. Lines break between words.
 pub(crate) fn show_and_exit(error: &Error, parser: Command, typed: &[OsString]) -> ! {
     let (terminal, is_colored) = if error.use_stderr() {
         (Term::stderr(), console::colors_enabled_stderr())

@@ -44,7 +44,7 @@ pub(crate) enum Unusable {
 }
 
 impl SessionArgs {
-    /// Whether a session is asked for.
+    /// Whether a session is requested.
     pub(crate) fn is_given(&self) -> bool {
         self.session.is_some()
     }

@@ -183,7 +183,7 @@ impl Compute {
         }
     }
 
-    /// Does a part of a load, in the manner that was asked for.
+    /// Does a part of a load, in the manner that was requested.
     pub(crate) fn work<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         if self.is_quiet {
             at_low_priority(work)

@@ -21,7 +21,7 @@ use crate::{
 /// Loads a network on the device that `compute` chooses, and says where that is.
 ///
 /// # Errors
-/// [`Error::Load`] as [`Model::load_on`], [`Error::Gpu`] where a GPU was asked for and cannot be used, [`Error::TooFewGpus`] and
+/// [`Error::Load`] as [`Model::load_on`], [`Error::Gpu`] if a GPU was requested and cannot be used, [`Error::TooFewGpus`] and
 /// [`Error::GroupNotWhole`] where several cannot compute it together, [`Error::AdaptersNotWhole`], [`Error::SplitTooLarge`],
 /// [`Error::NothingOnGpu`] and [`Error::NoExperts`] if the requested parts cannot be on it, [`Error::HostPartTooLarge`] where the
 /// rest is larger than the machine's memory, [`Error::NotEnoughMemory`] of a load on the CPU that is, and [`Error::LoadOutOfMemory`] where
@@ -87,9 +87,9 @@ pub(crate) fn load_with_guesser(
     }
 }
 
-/// Refuses what [`load`] would refuse before it reads a weight, where GPUs are asked for: they cannot be used, the network cannot be placed on
+/// Makes the refusals of [`load`] that come before it reads a weight, if GPUs are requested: they cannot be used, the network cannot be placed on
 /// them so, or one has too little memory. Not refused are GPUs that NCCL is there for and cannot join, and parts that fit but for the
-/// memory that it takes; and where the number of layers is left open, the host's part that does not fit. Nothing is refused where the CPU is asked for, or the choice is left open.
+/// memory that it takes; and where the number of layers is left open, the host's part that does not fit. Nothing is refused if the CPU is requested, or the choice is left open.
 ///
 /// # Errors
 /// As [`load`].

@@ -59,7 +59,7 @@ pub enum Error {
         /// The type.
         out: String,
     },
-    /// The built-in model was asked for, and this build has none.
+    /// The built-in model was requested, and this build has none.
     #[error("the built-in model is not part of this build; enable the feature `demo`")]
     NoDemo,
     /// The model is a name, and this build downloads no models.
@@ -168,7 +168,7 @@ pub enum Error {
         /// Why.
         source: Box<LoadError>,
     },
-    /// The GPU that was asked for cannot be used, or not for this model.
+    /// The GPU that was requested cannot be used, or not for this model.
     #[error("the GPU cannot be used: {0}")]
     Gpu(#[source] BackendError),
     /// Fewer GPUs than were to compute the model together.
@@ -176,7 +176,7 @@ pub enum Error {
         "{n_gpus} GPUs from GPU {first} on are to compute the model, and the driver shows {n_found} in all"
     )]
     TooFewGpus {
-        /// GPUs that were asked for.
+        /// GPUs that were requested.
         n_gpus: usize,
         /// The first one's number.
         first: usize,
@@ -204,9 +204,9 @@ pub enum Error {
         needed_bytes: u64,
         /// Bytes that a model may take.
         free_bytes: u64,
-        /// Layers that would fit, the last ones, with their parts placed as was asked for.
+        /// Layers that would fit, the last ones, with their parts placed as requested.
         fitting_layers: usize,
-        /// Layers, from the first on, whose experts the CPU would have to keep for all that was asked for to fit; `None` where
+        /// Layers, from the first on, whose experts the CPU would have to keep for all that was requested to fit; `None` where
         /// that would not do.
         fitting_host_experts: Option<usize>,
         /// Layers there are.
@@ -233,7 +233,7 @@ pub enum Error {
     /// Experts were to be placed, and the model has none.
     #[error("the model has no experts that could be placed")]
     NoExperts,
-    /// A GPU was asked for and given no part of any layer.
+    /// A GPU was requested and given no part of any layer.
     #[error("this placement leaves no part of any layer on the GPU")]
     NothingOnGpu,
     /// The CPU's part of a split model exceeds the machine's memory.

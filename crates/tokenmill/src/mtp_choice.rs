@@ -71,7 +71,7 @@ impl LoadOptions {
         }
     }
 
-    /// As [`Self::mtp_of`], less a layer that was not asked for and that the CPU has no memory for.
+    /// As [`Self::mtp_of`], less a layer that was not requested and that the CPU has no memory for.
     pub(crate) fn fitting_mtp_of<'n>(
         &self,
         network: &'n Network,
@@ -87,7 +87,7 @@ impl LoadOptions {
         match checked {
             Ok(_) => Ok(Some(mtp)),
             Err(error) if self.asks_for_mtp(network) => Err(error),
-            // It was not asked for.
+            // It was not requested.
             Err(_) => Ok(None),
         }
     }

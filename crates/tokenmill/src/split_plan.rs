@@ -52,7 +52,7 @@ pub struct SplitPlan {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum SplitReason {
-    /// It was asked for.
+    /// It was requested.
     AsAsked,
     /// The number of layers was open, not everything fits, and this split takes the least time for a token.
     Quickest {

@@ -53,7 +53,7 @@ pub struct Delta {
     pub sampled: Option<u32>,
 }
 
-/// A token that was sent, with its log-probability where asked for.
+/// A token that was sent, with its log-probability if requested.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoredToken {
     /// The token.

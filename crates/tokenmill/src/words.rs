@@ -52,7 +52,7 @@ pub struct ModelWords {
     images: Option<ImagePlaces>,
     /// The architecture, where there are no image encoders for it.
     blind_arch: Option<String>,
-    /// The tokens of [`DRY_BREAKERS`](crate::sampling::DRY_BREAKERS), once they are asked for.
+    /// The tokens of [`DRY_BREAKERS`](crate::sampling::DRY_BREAKERS), once they are requested.
     pub(crate) default_breakers: OnceLock<Vec<u32>>,
     /// Made ahead of time or when the first constraint is compiled.
     constraints: Arc<OnceLock<Result<ConstraintCompiler, ConstraintError>>>,

@@ -35,7 +35,7 @@ use crate::{
     signals::{Kind, Signals},
 };
 
-/// Where completions are asked for.
+/// The path for completions.
 const COMPLETIONS: &str = "/v1/completions";
 
 /// Measure a server under load.

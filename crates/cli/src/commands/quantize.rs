@@ -295,7 +295,7 @@ fn about_size(summary: &QuantizeSummary) -> Option<String> {
     ))
 }
 
-/// Says where tensors became something else than was asked for, and where the importance is that of another model.
+/// Warns if tensors got other types than requested, and if the importance matrix is that of another model.
 pub(super) fn tell_about(summary: &QuantizeSummary) {
     if let Some(name) = &summary.not_ternary {
         note!(

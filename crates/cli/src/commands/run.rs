@@ -335,7 +335,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Fails where a limit cut an answer within the shape that was asked for, so that no program takes a part for the whole.
+/// Fails if a limit cut an answer before it satisfied its constraint, so that no program takes a part for the whole.
 fn check_whole(
     model: &Model,
     shape: &Constraint,

@@ -184,7 +184,7 @@ impl LoadArgs {
             (None | Some(DeviceLayers::Auto), None) if self.parting_flag().is_some() => {
                 Ok(gpu_or_cpu(self.parting_flag().unwrap_or_default()))
             }
-            // Without a driver there is nothing to try, and nothing to say about it to who asked for nothing.
+            // Without a driver there is nothing to try, and no note is due, since no GPU was requested.
             (None, None) if !tokenmill::gpu::has_gpu_driver() => Ok(Device::Cpu),
             (None | Some(DeviceLayers::Auto), device) => Ok(device.unwrap_or(Device::Auto)),
             (Some(NO_LAYERS), Some(Device::Cuda { .. })) => Err(contradiction("cuda")),

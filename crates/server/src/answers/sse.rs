@@ -161,10 +161,10 @@ struct Pace(Mutex<PaceState>);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum PaceState {
-    /// The next event was asked for.
+    /// The next event was requested.
     #[default]
     Reading,
-    /// An event was handed out at this time, and no other was asked for.
+    /// An event was handed out at this time, and no other was requested.
     Behind(Instant),
     /// It was behind for too long.
     Ended,

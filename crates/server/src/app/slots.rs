@@ -91,7 +91,7 @@ impl Slots {
         Arc::clone(&self.saving)
     }
 
-    /// The slot for a prompt: the one that is asked for, else the one whose conversation it continues, else the one that was used
+    /// The slot for a prompt: the one that is requested, else the one whose conversation it continues, else the one that was used
     /// longest ago; those in which nothing runs come first.
     pub(crate) fn choose(&self, asked: Option<usize>, prompt: &[u32], asker: Asker) -> usize {
         let slots = lock(&self.slots);

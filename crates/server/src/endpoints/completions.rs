@@ -238,7 +238,7 @@ struct Echo {
     tokens: Vec<ScoredToken>,
 }
 
-/// The texts of the prompts, their tokens scored where log-probabilities are asked for.
+/// The texts of the prompts, their tokens scored if log-probabilities are requested.
 async fn echo_prompts(
     app: &App,
     prompts: &[Vec<u32>],
@@ -361,7 +361,7 @@ impl CompletionWriter {
     }
 }
 
-/// The stream: the echo, one chunk for each delta, one for each end, the usage where asked for.
+/// The stream: the echo, one chunk for each delta, one for each end, the usage if requested.
 struct CompletionEvents {
     writer: CompletionWriter,
     includes_usage: bool,

@@ -140,7 +140,7 @@ struct Held {
     n_asked: usize,
 }
 
-/// A body of `parts`, which holds `share` until it is written, or until no part was asked for in `limit`. The connection's
+/// A body of `parts`, which holds `share` until it is written, or until no part was requested in `limit`. The connection's
 /// own limit is not enough: over HTTP/2 a client can read the connection and not the stream.
 fn in_parts(parts: Box<dyn Iterator<Item = String> + Send>, share: Share, limit: Duration) -> Body {
     let held = Arc::new(Mutex::new(Held {
@@ -160,7 +160,7 @@ fn in_parts(parts: Box<dyn Iterator<Item = String> + Send>, share: Share, limit:
     Body::from_stream(futures_util::stream::iter(parts))
 }
 
-/// Drops an answer of which no part was asked for in `limit`.
+/// Drops an answer of which no part was requested in `limit`.
 async fn drop_stalled(held: Weak<Mutex<Held>>, limit: Duration) {
     let mut n_asked_before = 0;
     loop {

@@ -84,7 +84,7 @@ pub enum ApiError {
         near_it(near)
     )]
     UnknownModel {
-        /// The name asked for.
+        /// The requested name.
         model: String,
         /// Names that are near, separated by commas.
         near: String,
@@ -97,7 +97,7 @@ pub enum ApiError {
         names => format!("loaded are {names}"),
     })]
     UnknownAdapter {
-        /// The name asked for.
+        /// The requested name.
         adapter: String,
         /// The names of those that are loaded, separated by commas.
         available: String,
@@ -114,7 +114,7 @@ pub enum ApiError {
         names => format!("available: {names}"),
     })]
     NoSuchModel {
-        /// The name asked for.
+        /// The requested name.
         model: String,
         /// Names that are near, separated by commas.
         near: String,
@@ -164,7 +164,7 @@ pub enum ApiError {
         /// Message of the template.
         reason: String,
     },
-    /// The answer could not be held to the shape that was asked for.
+    /// The answer could not be constrained as requested.
     #[error("the shape that was asked for cannot be followed: {reason}")]
     ShapeFailed {
         /// Which limit was exceeded.
@@ -182,29 +182,29 @@ pub enum ApiError {
     /// The request is for a name that is not this server's.
     #[error("this server does not answer for `{host}`{}", allowing(host))]
     ForeignHost {
-        /// The name asked for.
+        /// The requested name.
         host: String,
     },
     /// No such path.
     #[error("no such endpoint: {method} {path}")]
     NotFound {
-        /// Method asked for.
+        /// The requested method.
         method: String,
-        /// Path asked for.
+        /// The requested path.
         path: String,
     },
     /// The answer is not stored.
     #[error("the answer {}is not stored, or not any more", id.as_ref().map_or_else(String::new, |id| format!("`{id}` ")))]
     NotStored {
-        /// The id asked for; `None` if it is not a text.
+        /// The requested id; `None` if it is not a text.
         id: Option<String>,
     },
     /// The path exists, the method does not.
     #[error("{path} does not answer {method}{}", if answered.is_empty() { String::new() } else { format!(", but {answered}") })]
     MethodNotAllowed {
-        /// Method asked for.
+        /// The requested method.
         method: String,
-        /// Path asked for.
+        /// The requested path.
         path: String,
         /// Methods that the path answers.
         answered: String,
@@ -212,7 +212,7 @@ pub enum ApiError {
     /// The path belongs to an API of this server, but its action is not implemented.
     #[error("{path} is not implemented: {reason}")]
     NotImplemented {
-        /// Path asked for.
+        /// The requested path.
         path: String,
         /// Remedy.
         reason: &'static str,

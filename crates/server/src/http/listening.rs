@@ -54,7 +54,7 @@ impl Listening {
         })
     }
 
-    /// Where it listens, with the port that the system chose where port 0 was asked for.
+    /// Where it listens, with the port that the system chose if port 0 was requested.
     pub fn address(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         match &self.socket {

@@ -143,7 +143,7 @@ impl Server {
         Ok(listening.serve(models))
     }
 
-    /// Where it listens, with the port that the system chose where port 0 was asked for.
+    /// Where it listens, with the port that the system chose if port 0 was requested.
     pub fn address(&self) -> String {
         self.listening.address()
     }

@@ -18,7 +18,7 @@ const MAX_MESSAGES: usize = 1 << 20;
 pub struct KvEventsConfig {
     /// Where subscribers are: the socket that publishes.
     pub endpoint: Endpoint,
-    /// Where batches can be asked for again.
+    /// Where batches can be requested again.
     pub replay_endpoint: Option<Endpoint>,
     /// Batches that are kept for that.
     pub buffer_steps: usize,

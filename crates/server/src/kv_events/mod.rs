@@ -55,7 +55,7 @@ const PATIENCE: Patience = Patience {
     heartbeat: Duration::from_secs(30),
 };
 
-/// Bytes of batches that are kept, for slow subscribers and to be asked for again.
+/// Bytes of batches that are kept, for slow subscribers and to be requested again.
 const MAX_KEPT_BYTES: usize = 256 << 20;
 
 /// Sequence number of the message that ends a replay of old batches.

@@ -182,7 +182,7 @@ impl ModelNames for Models {
 }
 
 impl Models {
-    /// Puts together a server of models that are loaded when they are asked for.
+    /// Puts together a server of models that are loaded when they are requested.
     ///
     /// # Errors
     /// [`ModelsError`].

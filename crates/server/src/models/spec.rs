@@ -95,7 +95,7 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
-    /// A model for chats under one name, loaded when it is asked for.
+    /// A model for chats under one name, loaded when it is requested.
     pub fn new(name: impl Into<String>, loader: impl ModelLoader + 'static) -> Self {
         Self {
             names: vec![name.into()],

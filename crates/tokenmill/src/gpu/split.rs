@@ -232,7 +232,7 @@ fn check_placement(request: &PlacementRequest, network: &NetworkShape) -> Result
     Ok(())
 }
 
-/// Refuses what [`load_split`] would refuse before it reads a weight; where the number of layers is left open, not what the host has
+/// Makes the refusals of [`load_split`] that come before it reads a weight; where the number of layers is left open, not what the host has
 /// no memory for.
 pub(crate) fn check_split(
     model: &Model,

@@ -26,7 +26,7 @@ struct Entry {
     stamp: u64,
     /// The time of use that the disk has.
     used: SystemTime,
-    /// It could not be read, and is not asked for before then.
+    /// It could not be read, and is not requested before then.
     unreadable_until: Option<Instant>,
 }
 

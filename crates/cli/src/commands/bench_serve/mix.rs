@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{note::note, signals::Signals};
 
-/// Where chats are asked for.
+/// The path for chats.
 const CHAT: &str = "/v1/chat/completions";
 
 /// The kind of a stream's requests.

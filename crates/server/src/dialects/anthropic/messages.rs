@@ -167,7 +167,7 @@ impl MessagesRequest {
     /// Tokens that thoughts may take.
     ///
     /// # Errors
-    /// A budget for thoughts that are not asked for.
+    /// A budget for thoughts that are not requested.
     pub(crate) fn thinking_budget(&self) -> Result<Option<u32>, ApiError> {
         match &self.thinking {
             Some(thinking) if thinking.budget_tokens.is_some() && thinking.kind == "disabled" => {

@@ -290,7 +290,7 @@ impl CompletionRequest {
         Value::Object(self.response_fields.iter().filter_map(at).collect())
     }
 
-    /// How many alternatives to report; `None` where no scores are asked for.
+    /// How many alternatives to report; `None` if no scores are requested.
     ///
     /// # Errors
     /// Too many.

@@ -105,7 +105,7 @@ impl ChatRequest {
     /// Returns how many alternatives to report per token.
     ///
     /// # Errors
-    /// Too many, or asked for without `logprobs`.
+    /// Too many, or requested without `logprobs`.
     pub(crate) fn n_logprobs(&self) -> Result<Option<u32>, ApiError> {
         n_logprobs(self.logprobs, self.top_logprobs)
     }

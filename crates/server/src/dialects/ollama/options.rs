@@ -141,7 +141,7 @@ impl Options {
                 .and_then(|stop| stop.to_strings())
                 .map_err(within)?,
         };
-        // This is how Ollama writes that no seed is asked for.
+        // This is how Ollama writes that no seed is requested.
         if options.get("seed").is_some_and(|seed| *seed == -1) {
             options.take("seed");
         }

@@ -153,7 +153,7 @@ pub const MAX_TOP_LOGPROBS: u32 = 20;
 /// Returns how many alternatives to report per token; `None` without `logprobs`.
 ///
 /// # Errors
-/// Too many, or asked for without `logprobs`.
+/// Too many, or requested without `logprobs`.
 pub(crate) fn n_logprobs(logprobs: Option<bool>, top_logprobs: Option<u32>) -> Result<Option<u32>, ApiError> {
     match (logprobs.unwrap_or(false), top_logprobs) {
         (_, Some(n)) if n > MAX_TOP_LOGPROBS => Err(ApiError::invalid(
@@ -331,7 +331,7 @@ impl ChatRequest {
     /// Returns how many alternatives to report per token; `None` without `logprobs`.
     ///
     /// # Errors
-    /// Too many, or asked for without `logprobs`.
+    /// Too many, or requested without `logprobs`.
     pub fn n_logprobs(&self) -> Result<Option<u32>, ApiError> {
         n_logprobs(self.logprobs, self.top_logprobs)
     }
