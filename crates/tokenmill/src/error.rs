@@ -428,7 +428,7 @@ pub enum Error {
         /// The model's architecture.
         arch: String,
     },
-    /// The rows of an encoder have places in a plane, and the model's file says nothing of the sections of rope that they turn by.
+    /// The rows of an encoder have places in a plane, and the model's file does not state the sections of rope for them.
     #[error(
         "the encoder of images {} needs a model with sections of rope (`rope.dimension_sections`), and this model's file has none that fit; convert it again",
         path.display()

@@ -10,7 +10,7 @@ use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{GenerateParams, Output};
 use tokenmill_testkit::{Random, TinyModel, tiny_llama};
 
-/// Stands for the number that tells a network from others.
+/// A number in place of the one that identifies a network.
 pub(crate) const IDENTITY: u128 = 77;
 
 pub(crate) fn options(n_pages: usize) -> ModelOptions {

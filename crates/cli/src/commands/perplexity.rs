@@ -33,7 +33,7 @@ const MAX_LOGIT_ROWS: usize = 64;
 /// Context where nothing else is said, as in llama.cpp.
 const DEFAULT_CTX: usize = 512;
 
-/// Shortest chunk of which llama.cpp's rule scores anything that stands behind some context.
+/// Shortest chunk in which llama.cpp's rule scores a token after some context.
 const MIN_CTX: usize = 4;
 
 /// Measure how well a model predicts a text.

@@ -251,7 +251,7 @@ pub enum ApiError {
         /// When to try again, seconds.
         retry_after_s: u64,
     },
-    /// The client took nothing of its stream for too long.
+    /// The client read nothing of its stream for too long.
     #[error("the stream was ended, because nothing of it was taken for the server's `--write-timeout`")]
     Stalled,
     /// The request waited or ran longer than its deadline.

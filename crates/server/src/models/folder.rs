@@ -90,7 +90,7 @@ pub trait FolderManager: fmt::Debug + Send + Sync {
     /// Returns whether the model that is served under this name was downloaded by [`Self::pull`].
     fn has_pulled(&self, name: &str) -> bool;
 
-    /// Removes the files that broken-off downloads of a name have left. Returns whether there were any.
+    /// Removes the files of interrupted downloads of a name. Returns whether there were any.
     ///
     /// # Errors
     /// Fails if they cannot be removed, also because a download of that name runs.

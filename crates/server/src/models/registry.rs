@@ -75,7 +75,7 @@ struct Entry<A, L> {
     keep_alive: Option<KeepAlive>,
     /// Takes no new requests, for another model needs its room.
     is_leaving: bool,
-    /// Takes no new requests, for it was told to go.
+    /// Takes no new requests, since it is to be unloaded.
     is_dismissed: bool,
     /// Its memory did not become free when it was unloaded.
     is_stuck: bool,

@@ -32,7 +32,7 @@ pub(crate) fn prometheus_text(open_metrics: &str) -> String {
     text
 }
 
-/// Makes one OpenMetrics text of several: a figure that stands in more than one is declared once, with the samples of all.
+/// Joins several OpenMetrics texts: a metric in more than one of them is declared once, with the samples of all.
 pub(crate) fn joined(texts: &[String]) -> String {
     let mut families: Vec<(&str, Vec<&str>, Vec<&str>)> = Vec::new();
     for text in texts {

@@ -71,7 +71,7 @@ impl Tally {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ErrorCode(pub(crate) &'static str);
 
-/// Logs every request. `is_quiet` says of a path that its line is worth the level of debugging only.
+/// Logs every request. `is_quiet` returns whether a path is logged only at the level of debugging.
 pub(crate) async fn log_request(is_quiet: fn(&str) -> bool, mut request: Request, next: Next) -> Response {
     let tally = Tally::default();
     let mut line = Line {

@@ -92,7 +92,7 @@ fn processor() -> String {
     name_of(&cpuinfo).unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// The name of the first processor that `/proc/cpuinfo` tells of; on ARM the number of its kind.
+/// The name of the first processor in `/proc/cpuinfo`; on ARM the number of its kind.
 fn name_of(cpuinfo: &str) -> Option<String> {
     let field = |name: &str| {
         (cpuinfo.lines())

@@ -298,7 +298,7 @@ struct Start {
     store: Option<Arc<ModelStore>>,
 }
 
-/// The number that tells a network from others.
+/// The number that identifies a network.
 fn identity(source: &ModelSource, network: &Network, options: &ModelOptions) -> Result<u128, Error> {
     let n_ctx = options.n_ctx.unwrap_or(network.descriptor().n_ctx_train);
     identity_of(network, n_ctx).map_err(|error| Error::Read {

@@ -383,7 +383,7 @@ struct Figures {
     /// text was held back because a character or a mark was incomplete. `None` if the server reports no
     /// tokens.
     tokens_in_longest: Option<usize>,
-    /// The longest time between two tokens; `None` where the server does not tell of tokens.
+    /// The longest time between two tokens; `None` if the server does not report tokens.
     between_tokens_ms: Option<f64>,
 }
 
@@ -410,13 +410,13 @@ fn by_time(a: &(Duration, usize), b: &(Duration, usize)) -> std::cmp::Ordering {
     a.0.cmp(&b.0)
 }
 
-/// Whether all answers that have text tell of their tokens, and there is one.
+/// Whether all answers with text report their tokens, and there is one.
 fn tell_tokens(answers: &[&Measured]) -> bool {
     let mut with_text = answers.iter().filter(|one| !one.pieces.is_empty()).peekable();
     with_text.peek().is_some() && with_text.all(|one| !one.tokens.is_empty())
 }
 
-/// The longest time between two tokens of an answer, in milliseconds, where all of the server's answers tell of theirs.
+/// The longest time between two tokens of an answer, in milliseconds, if all of the server's answers report their tokens.
 fn between_tokens(answers: &[&Measured]) -> Option<f64> {
     if !tell_tokens(answers) {
         return None;

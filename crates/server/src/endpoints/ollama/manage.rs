@@ -257,7 +257,7 @@ impl PullWatch for PullLines {
     }
 }
 
-/// Answers `DELETE /api/delete`: removes the files of a model of the folder, or those that a broken-off download has left.
+/// Answers `DELETE /api/delete`: removes the files of a model of the folder, or those of an interrupted download.
 pub(crate) async fn delete(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let path = shortened(call.uri.path()).into_owned();
     let request: DeleteRequest = call.read(DeleteRequest::TABLE.fields())?;
@@ -274,7 +274,7 @@ pub(crate) async fn delete(models: Models, mut call: Call) -> Result<Response, A
     let (idx, served) = match find_to_remove(&models, name).await {
         Ok(found) => found,
         Err(refusal) => {
-            // A download that broke off has files, but there is no model of its name.
+            // An interrupted download has files, but there is no model of its name.
             let asked = name.to_owned();
             if !change(move || manager.remove_partial(&asked)).await? {
                 return Err(refusal);
