@@ -30,7 +30,7 @@ pub(super) struct Measured {
     pub(super) first: Option<Duration>,
     /// When each piece of text came, since it was sent.
     pub(super) pieces: Vec<Duration>,
-    /// When each token was reported, with its text or before; empty if the server reports none (`return_token_ids`).
+    /// When each token was reported, since the request was sent, with its text or before; empty if the server reports none (`return_token_ids`).
     pub(super) tokens: Vec<Duration>,
     /// When its answer was complete, since it was sent.
     pub(super) total: Duration,
