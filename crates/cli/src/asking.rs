@@ -28,7 +28,7 @@ pub(crate) struct AskingArgs {
     tools: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) template: TemplateArgs,
-    /// Limit of reasoning tokens, after which the reasoning is ended; -1 for no limit [default: -1]
+    /// Most reasoning tokens, after which the reasoning is ended; -1 for no limit [default: -1]
     #[arg(long, value_name = "N")]
     pub(crate) reasoning_budget: Option<Limit>,
     /// Do not show the model's reasoning, which is otherwise shown on standard error, dimmed on a terminal; JSON has it all the same

@@ -19,7 +19,7 @@ pub(crate) struct ConstraintArgs {
     /// Answer in JSON that is valid against this schema, in a file or written out
     #[arg(long, alias = "json-schema-file", value_name = "FILE|JSON")]
     json_schema: Option<String>,
-    /// Answer with a text that this regular expression matches as a whole
+    /// Answer with a text that matches this regular expression as a whole
     #[arg(long, value_name = "PATTERN")]
     regex: Option<String>,
     /// Answer with a text of the grammar in this file: GBNF where rules are defined with ::=, else Lark

@@ -88,9 +88,9 @@ fn kv_type() -> PossibleValuesParser {
         KvType::F16 => "16-bit floats",
         KvType::Q8_0 => "8 bits with a scale for each 32",
         KvType::E4M3 => {
-            "floats of 8 bits up to 448, without a scale, vLLM's fp8; on a GPU for keys and values both"
+            "8-bit floats up to 448 without a scale, as vLLM's fp8; on a GPU for both keys and values"
         }
-        KvType::Q4_0 => "4 bits with a scale for each 32, of heads that are rotated first",
+        KvType::Q4_0 => "4 bits with a scale for each 32; heads are rotated first",
     };
     PossibleValuesParser::new(
         KvType::ALL.map(|ty| PossibleValue::new(ty.name()).aliases(ty.aliases()).help(help(ty))),

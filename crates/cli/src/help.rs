@@ -228,7 +228,7 @@ mod tests {
             let text = help("pull", Scope::Whole, n_columns);
             let paragraph = text
                 .split("\n\n")
-                .find(|paragraph| paragraph.starts_with("Models lie in"))
+                .find(|paragraph| paragraph.starts_with("Models are stored in"))
                 .expect("it is in the text");
             let lines: Vec<&str> = paragraph.lines().collect();
             for pair in lines.windows(2) {

@@ -82,9 +82,9 @@ use note::note;
         2    a wrong option or argument\n  \
         3    input that cannot be used: a file, a prompt, a template, or a model or context too large for the memory\n  \
         4    output that cannot be written\n  \
-        5    a GPU that was asked for and cannot be used, or not for this model\n  \
+        5    a requested GPU that cannot be used, or not for this model\n  \
         6    a GPU that was lost while it worked\n  \
-        7    an answer of `run` that was cut before the shape asked for was complete\n  \
+        7    an answer of `run` that was cut before its shape was complete\n  \
         130  stopped with Ctrl-C"
 )]
 struct Cli {

@@ -9,8 +9,8 @@ use crate::failure::Failure;
 /// Where the images of requests may be.
 #[derive(clap::Args, Debug, Clone, Default)]
 pub(crate) struct MediaArgs {
-    /// Let images be files of this folder, named by URLs: file://photo.jpg in it, or file:///… with its path. Without it no file is
-    /// read for a request
+    /// Let requests name images in this folder by URL: file://photo.jpg, or file:///… with the full path. Without it, requests cannot
+    /// read files
     #[arg(long, visible_alias = "allowed-local-media-path", value_name = "DIR")]
     media_path: Option<PathBuf>,
 }

@@ -40,7 +40,7 @@ use crate::{
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Models by name")]
 pub(crate) struct FetchArgs {
-    /// Download a model that is named and not on this machine without asking
+    /// Download a named model without asking if it is not on this machine
     #[arg(long)]
     yes: bool,
     /// Download nothing; also HF_HUB_OFFLINE=1

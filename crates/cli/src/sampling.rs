@@ -96,7 +96,7 @@ pub(crate) struct SamplerFlags {
     /// How many of the newest tokens DRY searches; -1 searches the context
     #[arg(long, help_heading = ADVANCED, value_name = "N")]
     pub(crate) dry_penalty_last_n: Option<Limit>,
-    /// Seed; -1 takes another one every time
+    /// Seed; -1 takes a new one every time
     #[arg(short, long, value_name = "N")]
     pub(crate) seed: Option<Seed>,
 }

@@ -10,23 +10,22 @@ use tokenmill_sched::MAX_DRAFT;
 
 use crate::{failure::Failure, help::ADVANCED, model_name::FetchArgs};
 
-/// Whether tokens are guessed ahead.
+/// Whether tokens are drafted.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Speculation")]
 pub(crate) struct SpeculationArgs {
-    /// Guess tokens ahead and verify them in one step; the answer is the same
+    /// Draft tokens and verify them in one step; the answer does not change
     #[arg(long, value_enum, default_value_t = Drafter::Auto, value_name = "KIND")]
     spec: Drafter,
-    /// Tokens guessed in a row at most
+    /// Most tokens of one draft
     ///
     /// [default: 16]
     #[arg(long, help_heading = ADVANCED, value_name = "N", value_parser = spec_max())]
     spec_max: Option<u32>,
-    /// A smaller model with the same vocabulary that guesses, named as MODEL is [short: -md]
+    /// Draft model: a smaller model with the same vocabulary, given like MODEL [short: -md]
     #[arg(long, alias = "model-draft", value_name = "MODEL")]
     draft: Option<PathBuf>,
-    /// A GGUF file with the model's layer for further tokens [default: the model's own file, else one next to it that fits it and is
-    /// called mtp-*.gguf]
+    /// A GGUF file with the model's MTP layer [default: the model's own file, else a fitting mtp-*.gguf next to it]
     #[arg(long, help_heading = ADVANCED, value_name = "FILE", conflicts_with = "draft")]
     mtp: Option<PathBuf>,
 }
@@ -36,19 +35,19 @@ pub(crate) fn spec_max() -> RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=MAX_DRAFT as i64)
 }
 
-/// The source of guessed tokens.
+/// The source of drafts.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Drafter {
-    /// Whichever of `ngram`, `draft` and `mtp` is likely to be right, where the measured times say that it
-    /// pays.
+    /// Any of `ngram`, `draft` and `mtp`, where their drafts are likely to be right and the measured times
+    /// show a gain.
     Auto,
-    /// Nothing.
+    /// No drafts.
     Off,
-    /// The tokens that followed the newest ones where these occurred before in prompt or answer.
+    /// The tokens that followed an earlier occurrence of the newest ones in the prompt or answer.
     Ngram,
-    /// The model of `--draft`, as far as its guesses are likely.
+    /// The draft model of `--draft`, while its tokens are likely to be right.
     Draft,
-    /// The model's own layer for further tokens (`nextn` in its file, or in that of `--mtp`), as far as its guesses are likely.
+    /// The model's MTP layer (`nextn` in its file, or the file of `--mtp`), while its tokens are likely to be right.
     Mtp,
 }
 
@@ -141,7 +140,7 @@ impl SpeculationArgs {
         }
     }
 
-    /// Whether tokens are guessed ahead.
+    /// Whether tokens are drafted.
     ///
     /// # Errors
     /// A length or a model of drafts that are switched off.

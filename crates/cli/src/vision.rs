@@ -22,11 +22,11 @@ pub(crate) const MAX_IMAGE_BYTES: usize = 64 << 20;
 #[derive(clap::Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Loading")]
 pub(crate) struct VisionArgs {
-    /// Let the model see: load its encoder of images from this GGUF file [default: one next to the model that fits it and has mmproj
+    /// Load the model's image encoder from this GGUF file [default: one next to the model that fits it and has mmproj
     /// in its name] [short: -mm]
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,
-    /// Use no encoder of images
+    /// Do not load an image encoder
     #[arg(long, conflicts_with = "mmproj")]
     no_mmproj: bool,
     /// Whether images are already there.

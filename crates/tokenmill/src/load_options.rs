@@ -67,9 +67,9 @@ load_options! {
         max_step_tokens: usize = ModelOptions::default().max_batch_tokens,
         /// Rows of logits that one step computes; `None` takes one for each sequence, and those that drafts may need.
         max_logit_rows: Option<usize> = None,
-        /// Type of the stored keys.
+        /// Type of the keys in the KV cache.
         kv_type: KvType = ModelOptions::default().kv_type,
-        /// Type of the stored values, where it differs from that of the keys.
+        /// Type of the values in the KV cache, where it differs from that of the keys.
         kv_value_type: Option<KvType> = ModelOptions::default().kv_value_type,
         /// Devices that compute.
         compute: Compute = Compute::default(),
@@ -119,21 +119,21 @@ load_options! {
             options.max_step_tokens = n;
             options.compute.roomy_step_tokens = None;
         };
-        /// Tokens that the KV cache holds, shared by all sequences [default: four contexts, or as many as there is memory for]
+        /// Tokens that the KV cache holds, shared by all sequences [default: four contexts, or as many tokens as fit into memory]
         kv_cache_tokens "kv-cache-tokens": usize {
             hints: &[("kv-tokens", "--kv-cache-tokens", "`LoadOptions::kv_cache`")]
         } = number(1, MOST), positive => |options, n| options.kv_cache = KvCache::Tokens(n);
-        /// Tokens that a second KV cache in main memory holds, to which prefixes move that found no room in the first
+        /// Tokens that a second KV cache in main memory holds, for prefixes that no longer fit into the first
         /// [default: none]
         kv_host_tokens "kv-host-tokens": usize = number(1, MOST), positive => |options, n| options.host_kv_tokens = n;
     }
     engine {
         /// Sequences that may be queued; further requests get 429
         max_queued "max-queued-requests": usize as usize { default: Some("256") } = value("N"), count;
-        /// Prompt tokens that may wait; more are answered with 429
+        /// Prompt tokens that may be queued; further requests get 429
         max_queued_tokens "max-queued-tokens": usize as usize { default: Some("1048576") } = value("N"), count;
-        /// How many percent longer new prompts may make the time between two tokens of running answers, over what it is while all of
-        /// these sequences decode; less lets new prompts wait longer
+        /// Percentage by which new prompts may lengthen the time between tokens of running answers, compared with steps that only
+        /// decode; a lower value makes new prompts wait longer
         max_stall_percent "max-stall-percent": u32 as u32 { default: Some("75") } = number(0, 10_000), parsed;
         /// Steps in flight: with 2, a step is planned and submitted while the one before it runs, which wastes one row where a text ends
         /// [default: 2 where a GPU computes, else 1]

@@ -81,11 +81,11 @@ pub(crate) struct Args {
     /// Most sequences in one batch
     #[arg(long, alias = "parallel", default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_num_seqs: u16,
-    /// Tokens that the KV cache holds, shared by all sequences [default: four contexts, or as many as there is memory for]
+    /// Tokens that the KV cache holds, shared by all sequences [default: four contexts, or as many tokens as fit into memory]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     kv_cache_tokens: Option<u32>,
-    /// Exit with code 1 if a request was refused, now or before; without it the command succeeds when each line has its answer or its
-    /// reason
+    /// Exit with code 1 if a request was refused, now or in an earlier run; without it the command succeeds when each line has an answer
+    /// or a reason
     #[arg(long)]
     fail_on_error: bool,
     #[command(flatten)]

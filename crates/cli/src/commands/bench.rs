@@ -52,10 +52,10 @@ const DEFAULT_PROMPT: usize = 512;
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: PathBuf,
-    /// Lengths of prompts; 0 leaves the test out [default: 512]
+    /// Lengths of prompts; 0 skips the test [default: 512]
     #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', value_parser = count)]
     n_prompt: Vec<usize>,
-    /// Lengths of generations; 0 leaves the test out
+    /// Lengths of generations; 0 skips the test
     #[arg(
         short,
         long,
@@ -75,15 +75,15 @@ pub(crate) struct Args {
         conflicts_with = "batch"
     )]
     n_depth: usize,
-    /// Sequences to generate in one batch through the engine, instead of the other tests; with 1 among them the table has the gain
-    /// over one sequence
+    /// Sequences to generate in one batch through the engine, instead of the other tests; if 1 is among them, the table shows the
+    /// gain over one sequence
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = count)]
     batch: Vec<usize>,
-    /// Measure how fast the text of FILE is generated, with and without tokens guessed ahead, whatever the model would say: its first
-    /// tokens, as many as -p says, are the prompt, and those after them the answer. With --batch each sequence begins a token later
+    /// Measure how fast the text of FILE is generated with and without drafts, whatever the model would say: its first -p tokens are
+    /// the prompt, the next ones the answer. With --batch each sequence begins one token later
     #[arg(long, value_name = "FILE", conflicts_with_all = ["n_depth", "gpu_trace"])]
     follow: Option<PathBuf>,
-    /// Sources of guessed tokens, a list, one load of the model each; with --follow
+    /// Sources of drafts, a list; the model is loaded once for each; with --follow
     #[arg(
         long,
         value_enum,
@@ -93,19 +93,19 @@ pub(crate) struct Args {
         requires = "follow"
     )]
     spec: Vec<Drafter>,
-    /// Tokens guessed in a row at most; with --follow [default: 16]
+    /// Most tokens of one draft; with --follow [default: 16]
     #[arg(long, help_heading = ADVANCED, value_name = "N", value_parser = spec_max(), requires = "follow")]
     spec_max: Option<u32>,
-    /// A smaller model with the same vocabulary that guesses, named as MODEL is; with --follow [short: -md]
+    /// Draft model: a smaller model with the same vocabulary, given like MODEL; with --follow [short: -md]
     #[arg(long, alias = "model-draft", value_name = "MODEL", requires = "follow")]
     draft: Option<PathBuf>,
     /// Repetitions of each test
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = count)]
     repetitions: usize,
-    /// Measure the first run too, as a program that has just started sees it
+    /// Measure the first run too, without a warm-up before it
     #[arg(long)]
     no_warmup: bool,
-    /// Say on stderr what the time of a GPU's steps goes to: the warm-up and the depth count as well
+    /// Print on stderr how a GPU spends the time of its steps, those of the warm-up and the depth included
     #[arg(long, conflicts_with = "batch")]
     gpu_trace: bool,
     /// Form of the table

@@ -37,12 +37,12 @@ use super::quantize::{self, ImportanceArgs};
     tokenmill convert Qwen/Qwen3-0.6B qwen.gguf --type f16\n  \
     tokenmill convert gemma-3-4b-it mmproj-gemma-3-4b-it.gguf --mmproj\n\n\
     The file has the tensors and keys that llama.cpp's convert_hf_to_gguf.py writes; docs/converting.md lists what differs.\n\
-    Vectors and what must be exact stay in F32. What files of an architecture have no key for is refused before anything is written.\n\
+    Vectors and weights that must be exact stay in F32. A folder with a property that GGUF files of its architecture have no key for is refused before anything is written.\n\
     With `quantize` a GGUF file gets another type.")]
 pub(crate) struct Args {
     /// A folder with config.json, safetensors files and a tokenizer, or OWNER/REPOSITORY of the Hub
     folder: PathBuf,
-    /// The GGUF file to write; it appears when it is whole
+    /// The GGUF file to write; it appears when it is complete
     output: PathBuf,
     /// Type of the weights: auto, f32, f16, bf16, q8_0, or a type that `quantize` lists; auto is the 16-bit type of the folder
     #[arg(long = "type", visible_alias = "outtype", value_name = "TYPE", default_value = "auto", value_parser = out_type(),
@@ -50,10 +50,10 @@ pub(crate) struct Args {
     out: OutType,
     #[command(flatten)]
     importance: ImportanceArgs,
-    /// Name of the pre-tokenizer, where it is not found out
+    /// Name of the pre-tokenizer, if it is not recognized
     #[arg(long, value_name = "NAME")]
     pre: Option<String>,
-    /// Write the folder's encoder of images, without which the model's file sees none; its types are auto, f32, f16, bf16 and q8_0
+    /// Write the folder's image encoder, which the model needs to see images; its types are auto, f32, f16, bf16 and q8_0
     #[arg(long, conflicts_with_all = ["imatrix", "pre"])]
     mmproj: bool,
     /// Say how large the file will be, and write nothing

@@ -13,7 +13,7 @@ use tokenmill_quant::{CpuFeatures, Isa};
 
 use crate::{failure::Failure, output};
 
-/// Show what this machine can compute with.
+/// Show the devices of this machine.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  tokenmill devices\n  tokenmill devices --json\n\n\
     `tokenmill doctor` also tries the GPU and says whether a model fits.")]

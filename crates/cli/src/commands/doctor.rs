@@ -41,15 +41,15 @@ use crate::{
     visible::visible,
 };
 
-/// Try what this machine computes with, and say what will be used and why.
+/// Check the devices of this machine, and say which one is used and why.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tokenmill doctor\n  \
     tokenmill doctor model.gguf -c 8192\n  \
     tokenmill doctor --device cuda:1 --json\n\n\
-    With a model it says what memory the model takes and whether it fits. With --device cuda it ends as a run would: \
-    with exit code 5 where the GPU cannot be used. With -ngl and other flags that ask for a GPU, the CPU computes there, \
-    with a note. Whether NCCL can join GPUs, and whether the host has memory for its part with -ngl auto, only a run finds out.")]
+    With a model it says how much memory the model takes and whether it fits. With --device cuda it exits with code 5 \
+    if the GPU cannot be used, as a run does. With -ngl and other GPU flags the CPU computes instead, with a note. Only a run \
+    shows whether NCCL can join GPUs, and whether the host has memory for its part with -ngl auto.")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: Option<PathBuf>,

@@ -33,7 +33,7 @@ const MAX_SHOWN_ELEMENTS: usize = 5;
 /// Characters of a text that are shown.
 const MAX_SHOWN_CHARS: usize = 80;
 
-/// Show what a model file holds, and the memory it will take.
+/// Show the contents of a model file and the memory it needs.
 #[derive(clap::Args)]
 #[command(
     visible_alias = "show",

@@ -11,15 +11,15 @@ use tokenmill::hub::{self, DiskUse, HubError, HubSettings, ollama};
 
 use crate::{failure::Failure, model_name::settings, note::note, numbers::size_of, output, visible::visible};
 
-/// List the models that were downloaded.
+/// List downloaded models.
 #[derive(clap::Args)]
 #[command(
     visible_alias = "ls",
     after_help = "Examples:\n  \
     tokenmill list\n  \
     tokenmill list --json | jq -r '.[].name'\n\n\
-    It shows what other programs have put into the cache of Hugging Face and what Ollama has in its folder, too. `tokenmill inspect NAME` describes a model,\n\
-    `tokenmill rm NAME` removes one. The type `incomplete` is what a download left that was interrupted: `tokenmill pull` of the same name continues its own, not those of other programs."
+    The list includes models that other programs put into the cache of Hugging Face, and models in Ollama's folder. `tokenmill inspect NAME` describes a model,\n\
+    `tokenmill rm NAME` removes one. The type `incomplete` marks an interrupted download: `tokenmill pull` of the same name continues its own downloads, not those of other programs."
 )]
 pub(crate) struct Args {
     /// Print JSON

@@ -42,27 +42,27 @@ use crate::{
 #[derive(clap::Args, Debug, Clone)]
 #[command(next_help_heading = "Several models")]
 pub(super) struct SeveralArgs {
-    /// Serve the models of a TOML file, each with settings of its own; docs/serving.md has an example
+    /// Serve the models that a TOML file lists, each with its own settings; docs/serving.md has an example
     #[arg(long, value_name = "FILE")]
     models: Option<PathBuf>,
-    /// Serve the models in a folder: the GGUF files in it, and those of the folders in it. Later additions
-    /// are found when a client asks for a list or an unknown name
+    /// Serve the GGUF files in a folder and in its direct subfolders. The server looks for new files when a
+    /// client lists models or names an unknown one
     #[arg(long, value_name = "DIR")]
     models_dir: Option<PathBuf>,
-    /// Let clients of Ollama's API download models into --models-dir (`/api/pull`) and remove models of it (`/api/delete`)
+    /// Let clients of Ollama's API download models into --models-dir (`/api/pull`) and remove them (`/api/delete`)
     #[arg(long, requires = "models_dir")]
     manage_models: bool,
-    /// Serve a model that makes embeddings next to the others; requests for embeddings that name no model are for it
+    /// Serve an embedding model next to the others; it answers embedding requests that name no model
     #[arg(long, value_name = "MODEL")]
     embedding_model: Option<PathBuf>,
-    /// Load a model at the start and keep it loaded, by the name that it is served under or was given as. May be repeated
+    /// Load this model at the start and keep it loaded; NAME is its served name or the name it was given by. May be repeated
     #[arg(long, value_name = "NAME")]
     pin: Vec<String>,
-    /// Memory that all models together may take, such as 16GiB. The one that was used longest ago is unloaded for another
-    /// [default: what is available at the start]
+    /// Memory for all models together, such as 16GiB. The least recently used model is unloaded to make room for another
+    /// [default: the memory available at the start]
     #[arg(long, value_name = "SIZE")]
     memory_budget: Option<ByteSize>,
-    /// Unload a model that no request has used for so long: 90s, 10m, 1h30m [default: only for another]
+    /// Unload a model after this time without a request: 90s, 10m, 1h30m [default: only to make room for another]
     #[arg(
         long,
         visible_alias = "sleep-idle-seconds",
