@@ -198,7 +198,7 @@ async fn end_stalled(pace: Weak<Pace>, limit: Duration, cancellers: Vec<Cancelle
                 tracing::info!(
                     request_id = id.as_str(),
                     limit_s = limit.as_secs_f64(),
-                    "a stream was ended, because its client took nothing"
+                    "a stream was ended because its client read nothing"
                 );
                 return;
             }

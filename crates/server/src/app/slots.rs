@@ -324,14 +324,14 @@ fn check_replaced(path: &Path, tenant: Tenant) -> Result<(), ApiError> {
     }
     Err(ApiError::invalid(
         "filename",
-        "there is a file of this name that is not a session to replace",
+        "a file of this name exists and is not a session",
     ))
 }
 
 fn has_adapters() -> ApiError {
     ApiError::NotImplemented {
         path: "/slots/{id}".to_owned(),
-        reason: "the conversation in this slot ran with a LoRA adapter, and what adapters compute is not kept",
+        reason: "the conversation in this slot ran with a LoRA adapter, and the KV cache of an adapter is not kept",
     }
 }
 

@@ -32,7 +32,7 @@ request! {
     pub(super) struct LoadRequest {
         required {
             /// Name of the adapter.
-            lora_name: String = "what requests name as their model",
+            lora_name: String = "the model name for requests",
             /// Its file or folder.
             lora_path: PathBuf = "a GGUF file or a PEFT folder below the server's `--lora-dir`",
         }
@@ -145,7 +145,7 @@ pub(crate) async fn scale(app: Arc<App>, call: Call) -> Result<Response, ApiErro
         if !scale.is_finite() {
             return Err(ApiError::invalid(
                 format!("[{index}].scale"),
-                "is not a number to multiply with",
+                "is not a valid scale",
             ));
         }
         *strength = scale;
@@ -164,7 +164,7 @@ pub(crate) async fn scale(app: Arc<App>, call: Call) -> Result<Response, ApiErro
 fn folder<'a>(app: &'a App, param: &str) -> Result<&'a Path, ApiError> {
     (app.config.adapter_folder.as_deref()).ok_or_else(|| ApiError::UnsupportedField {
         param: param.to_owned(),
-        reason: "clients of this server cannot change its adapters; its `--lora-dir` names a folder of those that they can load",
+        reason: "clients of this server cannot change its adapters; its `--lora-dir` names a folder of adapters that they can load",
     })
 }
 

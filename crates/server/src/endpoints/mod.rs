@@ -114,7 +114,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
     .says("Count a conversation's tokens")
     .reads(tables::MESSAGES_TO_COUNT),
     row(Get, OpenAi, "/v1/models", |row, _| row.plain(models::list))
-        .says("List the names of the models, and what each of several is doing"),
+        .says("List the names of the models, and the state of each of several"),
     row(Get, OpenAi, "/v1/models/{*name}", |row, _| row.plain(models::one)).says("Describe one of them"),
     row(Post, OpenAi, "/v1/models/load", |row, models| {
         match models.only() {
@@ -122,7 +122,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
             None => row.without_model(manage::load),
         }
     })
-    .says("Have one of several models loaded, llama.cpp's API")
+    .says("Load one of several models, llama.cpp's API")
     .reads(manage::ManageRequest::TABLE.noted(", where there are several models")),
     row(Post, OpenAi, "/v1/models/unload", |row, models| {
         match models.only() {
@@ -130,7 +130,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
             None => row.without_model(manage::unload),
         }
     })
-    .says("Have one of several models unloaded, llama.cpp's API")
+    .says("Unload one of several models, llama.cpp's API")
     .reads(manage::ManageRequest::TABLE.noted(", where there are several models")),
     row(Post, OpenAi, "/v1/load_lora_adapter", |row, _| {
         row.with_model(adapters::load)
@@ -186,7 +186,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
     .says("Render a conversation")
     .reads(tables::APPLY_TEMPLATE),
     row(Get, OpenAi, "/metrics", |row, _| row.plain(metrics::metrics))
-        .says("Figures in Prometheus text, or OpenMetrics where asked for")
+        .says("Metrics in Prometheus text, or in OpenMetrics if requested")
         .quiet(),
     row(Get, OpenAi, "/v1/loads", |row, _| row.plain(gateway::loads))
         .also_at(&["/loads"])

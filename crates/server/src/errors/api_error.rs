@@ -165,7 +165,7 @@ pub enum ApiError {
         reason: String,
     },
     /// The answer could not be constrained as requested.
-    #[error("the shape that was asked for cannot be followed: {reason}")]
+    #[error("the requested shape cannot be followed: {reason}")]
     ShapeFailed {
         /// Which limit was exceeded.
         reason: String,
@@ -174,7 +174,7 @@ pub enum ApiError {
     #[error("a valid API key is required: send `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     Unauthorized,
     /// A web page of another origin asks.
-    #[error("pages of `{origin}` may not call this server; its `--cors-origin` names those that may")]
+    #[error("pages of `{origin}` may not call this server; its `--cors-origin` names the origins that may")]
     ForeignOrigin {
         /// Where the page is from.
         origin: String,
@@ -252,7 +252,7 @@ pub enum ApiError {
         retry_after_s: u64,
     },
     /// The client read nothing of its stream for too long.
-    #[error("the stream was ended, because nothing of it was taken for the server's `--write-timeout`")]
+    #[error("the stream was ended because the client read nothing of it for the server's `--write-timeout`")]
     Stalled,
     /// The request waited or ran longer than its deadline.
     #[error("the request was not finished within its time limit")]

@@ -267,7 +267,7 @@ impl Publisher {
         let engine = app.engine();
         let limits = engine.limits().clone();
         let Some(events) = engine.take_page_events() else {
-            tracing::warn!("the engine tells no events of the KV cache, so none are published");
+            tracing::warn!("the engine reports no events of the KV cache, so none are published");
             return Self(None);
         };
         Self(Some(tokio::spawn(

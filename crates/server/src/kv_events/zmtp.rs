@@ -56,7 +56,7 @@ pub(super) async fn shake_hands(
         return Err(broken("it does not speak ZMTP 3"));
     }
     if theirs[12..32] != greeting[12..32] {
-        return Err(broken("it asks for security, and there is none"));
+        return Err(broken("it requires security, which is not supported"));
     }
     let version = match theirs[10..12] {
         [3, 0] => Version::V30,

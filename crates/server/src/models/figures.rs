@@ -81,7 +81,7 @@ impl Figures {
         };
         registry.register(
             "tokenmill_model_state",
-            "1 for what each model is doing: loaded, loading, unloaded or failed",
+            "1 for the state of each model: loaded, loading, unloaded or failed",
             figures.state.clone(),
         );
         registry.register(

@@ -326,15 +326,15 @@ const UNREAD_OUTPUT_FIELDS: [(&str, &str); 5] = [
     ("disable_fallback", "there is one implementation of shapes"),
     (
         "disable_any_whitespace",
-        "JSON may have space between its parts; say it with `grammar`",
+        "JSON may have space between its parts; use `grammar`",
     ),
     (
         "disable_additional_properties",
-        "say it with `additionalProperties` in the schema",
+        "use `additionalProperties` in the schema",
     ),
     (
         "whitespace_pattern",
-        "space between the parts of JSON is that of JSON; say it with `grammar`",
+        "space between the parts of JSON is that of JSON; use `grammar`",
     ),
     ("structural_tag", "use `tools`"),
 ];

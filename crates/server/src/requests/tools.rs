@@ -24,7 +24,7 @@ const MAX_NAME_BYTES: usize = 128;
 const MAX_NAMED_KINDS: usize = 16;
 
 /// Explains why a tool cannot be called.
-const LEFT_OUT: &str = "would run on the servers of those who defined it, and was left out";
+const LEFT_OUT: &str = "would run on its vendor's servers, and was left out";
 
 /// Holds the tools of a request.
 #[derive(Clone, Debug, Default)]

@@ -193,7 +193,7 @@ impl Metrics {
             ("generated_tokens", "generation_tokens", "Tokens generated", counter(&engine.generated_tokens)),
             ("prefix_cache_hit_tokens", "prefix_cache_hits", "Prompt tokens found in the prefix cache", counter(&engine.cached_tokens)),
             ("prefix_cache_queried_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", counter(&engine.prompt_tokens)),
-            ("preemptions", "num_preemptions", "Sequences that gave their pages back to others", counter(&engine.preemptions)),
+            ("preemptions", "num_preemptions", "Sequences that were preempted", counter(&engine.preemptions)),
             ("drafts", "spec_decode_num_drafts", "Drafts that were verified", counter(&engine.drafts)),
             ("draft_tokens", "spec_decode_num_draft_tokens", "Tokens of drafts", counter(&engine.draft_tokens)),
             ("accepted_draft_tokens", "spec_decode_num_accepted_tokens", "Draft tokens that were accepted", counter(&engine.accepted_tokens)),
@@ -229,8 +229,8 @@ impl Metrics {
             ("tokens_per_step", "Tokens generated for each sequence sampled in a step, on average since the start; above 1 where drafts are accepted", Figure::FloatGauge(engine.tokens_per_step.clone())),
             ("engine_failed_steps", "Steps that failed", counter(&engine.failed_steps)),
             ("requests_failed", "Samples that failed after they were accepted", counter(&self.failed)),
-            ("drafter_tokens", "Tokens of drafts, by what guessed them: ngram, grammar, draft or mtp", Figure::ByDrafter(engine.draft_tokens_by.clone())),
-            ("drafter_accepted_tokens", "Draft tokens that were accepted, by what guessed them: ngram, grammar, draft or mtp", Figure::ByDrafter(engine.accepted_by.clone())),
+            ("drafter_tokens", "Draft tokens, by their source: ngram, grammar, draft or mtp", Figure::ByDrafter(engine.draft_tokens_by.clone())),
+            ("drafter_accepted_tokens", "Draft tokens that were accepted, by their source: ngram, grammar, draft or mtp", Figure::ByDrafter(engine.accepted_by.clone())),
         ];
         for (name, help, metric) in own {
             metric.register(registry, &format!("tokenmill_{name}"), help);

@@ -62,7 +62,7 @@ pub const FIELDS: &[Field] = &[
     refused("mcp_servers", "tools are called by the client"),
     refused(
         "diagnostics",
-        "why no more came from the cache stands in the server's log",
+        "the server's log says why no more came from the cache",
     ),
     refused("speed", "there is one speed"),
     refused("inference_geo", "the model runs where this server runs"),

@@ -32,8 +32,8 @@ pub const FIELDS: &[Field] = &[
     yes("stream", "default true: one line of JSON for each piece"),
     yes(
         "think",
-        "true, false, `low`, `medium`, `high` or `max`: told to templates that can switch it; reasoning is always given \
-         apart, as `thinking`",
+        "true, false, `low`, `medium`, `high` or `max`: passed to templates that can switch it; reasoning is always \
+         separate, as `thinking`",
     ),
     yes("logprobs", ""),
     yes("top_logprobs", "at most 20; needs `logprobs`"),

@@ -105,7 +105,7 @@ pub const FIELDS: &[Field] = &[
     refused("prediction", "predicted output is not implemented"),
     yes(
         "reasoning_effort",
-        "`none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`; a wish, told to templates that read `reasoning_effort`, `enable_thinking` or `thinking`; `none` \
+        "`none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`; a hint for templates that read `reasoning_effort`, `enable_thinking` or `thinking`; `none` \
          switches thinking off",
     ),
     yes(
@@ -114,7 +114,7 @@ pub const FIELDS: &[Field] = &[
     ),
     yes(
         "thinking_budget",
-        "extension, as in Qwen's API; tokens that reasoning may take, then the model's own end of it is written; -1 for any number",
+        "extension, as in Qwen's API; most tokens of reasoning, after which the model's own end of it is written; -1 for no limit",
     ),
     yes(
         "thinking_token_budget",
@@ -127,7 +127,7 @@ pub const FIELDS: &[Field] = &[
     yes("reasoning_budget", "extension; the same as `thinking_budget`"),
     yes(
         "verbosity",
-        "`low`, `medium` or `high`; a wish, told to templates that read `verbosity`",
+        "`low`, `medium` or `high`; a hint for templates that read `verbosity`",
     ),
     only(
         "echo",

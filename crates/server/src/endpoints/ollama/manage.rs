@@ -50,7 +50,7 @@ request! {
         optional {
             /// Model name.
             model: String = "a served model is available; others are downloaded with `--manage-models`, else refused (501), as is a name \
-                             whose download a file of the folder would hide (400)",
+                             that a file of the folder already has (400)",
             /// Older name of `model`.
             name: String = "the older name of `model`",
             /// Whether the answer is streamed.
