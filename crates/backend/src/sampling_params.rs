@@ -300,7 +300,7 @@ pub enum SamplingParamsError {
         bias: f32,
     },
     /// More log-probabilities are requested than there are tokens.
-    #[error("{asked} log-probabilities were asked for, but the vocabulary has {n_vocab} tokens")]
+    #[error("{asked} log-probabilities were requested, but the vocabulary has {n_vocab} tokens")]
     TooManyLogprobs {
         /// Requested number.
         asked: usize,

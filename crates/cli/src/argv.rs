@@ -318,13 +318,13 @@ mod tests {
         check(
             "tokenmill chat x -st",
             Err(
-                "error: `-st` is an option of llama.cpp that is not one here (hint: `tokenmill run MODEL PROMPT` answers one message)",
+                "error: `-st` is an option of llama.cpp that does not exist here (hint: `tokenmill run MODEL PROMPT` answers one message)",
             ),
         );
         check(
             "tokenmill chat x -no-cnv",
             Err(
-                "error: `-no-cnv` is an option of llama.cpp that is not one here (hint: `tokenmill run --raw` continues a text)",
+                "error: `-no-cnv` is an option of llama.cpp that does not exist here (hint: `tokenmill run --raw` continues a text)",
             ),
         );
         // Values are not flags, and neither are numbers.
@@ -358,7 +358,7 @@ mod tests {
         check(
             "tokenmill run x -sm row",
             Err(
-                "error: `-sm` is an option of llama.cpp that is not one here (hint: `--tensor-parallel-size N` divides a model evenly \
+                "error: `-sm` is an option of llama.cpp that does not exist here (hint: `--tensor-parallel-size N` divides a model evenly \
                  among N GPUs, from the one of `--device cuda:N` on)",
             ),
         );

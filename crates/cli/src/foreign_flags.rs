@@ -73,7 +73,7 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["-fit", "--fit"],
-        "what is not given is always fitted to the memory; `-ngl N` and `-c N` say it instead",
+        "options that are not given are always fitted to the memory; `-ngl N` and `-c N` set them",
     ),
     (&["--audio"], "text and images go in here, and text comes out"),
     (
@@ -118,11 +118,11 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["--draft", "--model-draft"],
-        "no tokens are guessed ahead here; `run`, `chat`, `serve`, `batch` and `bench` take it",
+        "nothing is drafted here; `run`, `chat`, `serve`, `batch` and `bench` take it",
     ),
     (
         &["--spec-draft-model"],
-        "`--draft MODEL` names the model that guesses; `run`, `chat`, `serve`, `batch` and `bench` take it",
+        "`--draft MODEL` names the draft model; `run`, `chat`, `serve`, `batch` and `bench` take it",
     ),
     (
         &[
@@ -142,11 +142,11 @@ const LLAMA_CPP: &[Row] = &[
             "--lookup-cache-static",
             "--lookup-cache-dynamic",
         ],
-        "`--spec auto|off|ngram|draft|mtp` says what guesses tokens ahead, `--spec-max N` how many in a row at most, `--mtp FILE` takes a file mtp-*.gguf",
+        "`--spec auto|off|ngram|draft|mtp` chooses the source of drafts, `--spec-max N` sets their greatest length, `--mtp FILE` takes a file mtp-*.gguf",
     ),
     (
         &["-ot", "--override-tensor"],
-        "`--cpu-moe`, `--n-cpu-moe N` and `--place ffn=gpu,attn=cpu` say what is where",
+        "`--cpu-moe`, `--n-cpu-moe N` and `--place ffn=gpu,attn=cpu` place parts of the model",
     ),
     (
         &["-nkvo", "--no-kv-offload"],
@@ -269,7 +269,7 @@ const VLLM: &[Row] = &[
             "--speculative-model",
             "--num-speculative-tokens",
         ],
-        "`--spec ngram --spec-max N` is the method `ngram` with N tokens, `--spec mtp` is `mtp`, `--draft MODEL` names a model that guesses",
+        "`--spec ngram --spec-max N` is the method `ngram` with N tokens, `--spec mtp` is `mtp`, `--draft MODEL` names a draft model",
     ),
     (
         &[
@@ -302,7 +302,7 @@ fn flags() -> impl Iterator<Item = (&'static str, Row)> {
 /// Returns the answer to an unknown flag; `None` if no other program is known to have it.
 pub(crate) fn refusal(flag: &str) -> Option<Failure> {
     let (program, (_, instead)) = flags().find(|(_, (names, _))| names.contains(&flag))?;
-    let message = format!("`{flag}` is an option of {program} that is not one here");
+    let message = format!("`{flag}` is an option of {program} that does not exist here");
     Some(Failure::usage(message).hint(instead))
 }
 

@@ -81,7 +81,7 @@ const ROWS: &[Row] = &[
     (
         &["-fit", "--fit"],
         Value::OneOf(&["on"]),
-        "what is not given is always fitted to the memory",
+        "options that are not given are always fitted to the memory",
     ),
     (
         &["--check-tensors"],

@@ -56,7 +56,7 @@ impl SessionArgs {
     pub(crate) fn check_adapters(&self, adapters: &AdapterArgs) -> Result<(), Failure> {
         if self.is_given() && adapters.names().next().is_some() {
             return Err(Failure::usage(
-                "`--session` does not go with `--lora`: what adapters compute is not kept",
+                "`--session` does not go with `--lora`: the KV cache of an adapter is not kept",
             )
             .hint("leave one of them out"));
         }
@@ -70,7 +70,7 @@ impl SessionArgs {
     pub(crate) fn check_gpus(&self, load: &LoadArgs) -> Result<(), Failure> {
         match load.group_size() {
             Some(n_gpus) if self.is_given() => Err(Failure::usage(format!(
-                "`--session` does not go with `--tensor-parallel-size {n_gpus}`: what several GPUs compute together is not kept"
+                "`--session` does not go with `--tensor-parallel-size {n_gpus}`: the KV cache of several GPUs is not kept"
             ))
             .hint("leave one of them out")),
             _ => Ok(()),
@@ -99,7 +99,7 @@ impl SessionArgs {
                 let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
                 return match folder {
                     Some(folder) if !folder.is_dir() => Err(Failure::unwritable(path.display(), &error)
-                        .hint("the folder of `--session` is not there; make it first")),
+                        .hint("the folder of `--session` does not exist; create it first")),
                     _ => Ok(Some(fresh)),
                 };
             }
@@ -143,7 +143,7 @@ impl KeptSession {
         let n_shared = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         if n_shared < self.tokens.len().min(prompt.len()) {
             note!(
-                "[the prompt is another than that in {}, from token {n_shared} on; it is computed, and replaces what the file held]",
+                "[the prompt differs from that in {} from token {n_shared} on; it is computed, and replaces the content of the file]",
                 self.path.display()
             );
         }
@@ -157,7 +157,7 @@ impl KeptSession {
         }
         let path = self.path.display();
         Err(Failure::input(format!(
-            "session {path} holds a text that `run` has computed, no conversation"
+            "session {path} holds a text of `run`, not a conversation"
         ))
         .hint("`tokenmill run --session` goes on with it; for a conversation name another file"))
     }

@@ -119,10 +119,10 @@ impl FetchArgs {
         let stored = name.find_stored(&wishes(), &settings).ok().flatten()?;
         match name.stored_projector(&stored, &settings) {
             StoredProjector::Missing(_) => {
-                Some(format!("`tokenmill pull {name}` downloads its encoder of images"))
+                Some(format!("`tokenmill pull {name}` downloads its image encoder"))
             }
             StoredProjector::Unknown => Some(format!(
-                "`tokenmill pull {name}` downloads its encoder of images, if its repository has one; `--mmproj FILE` names another"
+                "`tokenmill pull {name}` downloads its image encoder, if its repository has one; `--mmproj FILE` names another"
             )),
             _ => None,
         }
@@ -243,8 +243,8 @@ fn sizes(plan: &SourcePlan) -> (String, String) {
     let model_bytes = (plan.missing_bytes()).saturating_sub(encoder_bytes.saturating_add(nextn_bytes));
     let mut rest = String::new();
     for (n_bytes, what) in [
-        (encoder_bytes, "its encoder of images"),
-        (nextn_bytes, "its layer that guesses tokens"),
+        (encoder_bytes, "its image encoder"),
+        (nextn_bytes, "its MTP layer"),
     ] {
         if n_bytes > 0 {
             let _infallible = write!(rest, " and {} for {what}", size_of(n_bytes));

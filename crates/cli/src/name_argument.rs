@@ -19,18 +19,16 @@ use crate::{failure::Failure, missing_model};
 pub(crate) fn of_argument(text: &str, settings: &HubSettings) -> Result<SourceName, Failure> {
     let path = Path::new(text);
     if text == "demo" {
-        return Err(
-            Failure::usage("`demo` is built in, and no model that is downloaded")
-                .hint("`tokenmill run demo TEXT` runs it"),
-        );
+        return Err(Failure::usage("`demo` is built in and is never downloaded")
+            .hint("`tokenmill run demo TEXT` runs it"));
     }
     let parsed: Result<SourceName, HubError> = text.parse();
     // A folder may be called like an owner and a repository; then the repository is pulled.
     if path.is_file() || parsed.is_err() && path.exists() {
-        return Err(
-            Failure::usage(format!("`{text}` is on this machine, and no name of a model"))
-                .hint(format!("`tokenmill run {text} TEXT` runs it")),
-        );
+        return Err(Failure::usage(format!(
+            "`{text}` is a path on this machine, not the name of a model"
+        ))
+        .hint(format!("`tokenmill run {text} TEXT` runs it")));
     }
     let error = match parsed {
         Ok(name) => return Ok(name),

@@ -121,7 +121,7 @@ impl FromStr for Seed {
         match (text, text.parse()) {
             ("-1", _) => Ok(Self::Random),
             (_, Ok(seed)) => Ok(Self::Fixed(seed)),
-            _ => Err("expected a whole number, 0 or more, or -1 for another seed every time".to_owned()),
+            _ => Err("expected a whole number, 0 or more, or -1 for a new seed every time".to_owned()),
         }
     }
 }

@@ -85,7 +85,7 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
             let (name, _) = name_and_value(text_of(ContextKind::InvalidArg)?);
             let value = text_of(ContextKind::InvalidValue)?;
             Some(Failure::usage(format!(
-                "`{}` takes no value, and has `{value}`",
+                "`{}` takes no value, but `{value}` is given",
                 typed_name(name, args)
             )))
         }
@@ -192,7 +192,7 @@ fn conflict(option: &str, others: &[String], args: &[OsString]) -> Failure {
         }
     };
     if others.iter().all(|other| other == option) {
-        return Failure::usage(format!("{} is given twice, and takes one value", shown(option)));
+        return Failure::usage(format!("{} is given twice, but takes one value", shown(option)));
     }
     let names: Vec<String> = others.iter().map(|other| shown(other)).collect();
     let message = format!("{} cannot be used with {}", shown(option), names.join(" and "));
@@ -279,7 +279,7 @@ fn word_too_many(word: &str, command: &clap::Command) -> Failure {
     let last = last.and_then(|last| last.get_value_names()?.first());
     let last = last.map_or("", |last| last.as_str());
     if last.is_empty() {
-        let failure = Failure::usage(format!("`{name}` takes options only, and `{word}` is none"));
+        let failure = Failure::usage(format!("`{name}` takes only options, and `{word}` is not one"));
         return failure.hint(format!("`tokenmill {name} --help` lists them"));
     }
     let failure = Failure::usage(format!("`{word}` is one argument too many for `{name}`"));

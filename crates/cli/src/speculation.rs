@@ -99,11 +99,8 @@ impl SpeculationArgs {
             None => None,
             Some(model) if is_number(model) => {
                 let number = model.display();
-                return Err(
-                    Failure::usage(format!("`--draft {number}` names no model")).hint(format!(
-                        "`--spec-max {number}` is the most tokens that are guessed in a row"
-                    )),
-                );
+                return Err(Failure::usage(format!("`--draft {number}` names no model"))
+                    .hint(format!("`--spec-max {number}` sets the most tokens of one draft")));
             }
             Some(model) => Some(model.clone()),
         };
@@ -155,8 +152,9 @@ impl SpeculationArgs {
             }
         {
             let message = format!("`--mtp` does nothing with `--spec {kind}`");
-            return Err(Failure::usage(message)
-                .hint("say `--spec mtp`, or `--spec auto` for what is likelier to be right"));
+            return Err(
+                Failure::usage(message).hint("say `--spec mtp`, or `--spec auto` for the likelier source")
+            );
         }
         match (self.spec, &self.draft) {
             (Drafter::Off, _) if self.spec_max.is_some() => {
@@ -164,11 +162,12 @@ impl SpeculationArgs {
             }
             (Drafter::Off, Some(_)) => Err(Failure::usage("`--draft` does nothing with `--spec off`")),
             (Drafter::Ngram, Some(_)) => Err(Failure::usage("`--draft` does nothing with `--spec ngram`")
-                .hint("say `--spec draft`, or `--spec auto` for what is likelier to be right")),
+                .hint("say `--spec draft`, or `--spec auto` for the likelier source")),
             (Drafter::Mtp, Some(_)) => Err(Failure::usage("`--draft` does nothing with `--spec mtp`")
                 .hint("say `--spec draft`, or leave `--draft` out")),
-            (Drafter::Draft, None) => Err(Failure::usage("`--spec draft` needs a model that guesses")
-                .hint("name it with --draft MODEL")),
+            (Drafter::Draft, None) => {
+                Err(Failure::usage("`--spec draft` needs a draft model").hint("name it with --draft MODEL"))
+            }
             (Drafter::Off, None) => Ok(Speculation::Off),
             (Drafter::Auto, _) => Ok(Speculation::Auto { max_draft }),
             (Drafter::Ngram, None) => Ok(Speculation::Ngram { max_draft }),

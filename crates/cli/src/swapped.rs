@@ -72,8 +72,9 @@ pub(crate) fn file_without_model(command: &str, args: &[OsString]) -> Option<Fai
     let file = prompt_file(args)?;
     let name = file.display();
     Some(if is_gguf(&file) {
-        Failure::usage(format!("`-f` reads a prompt, and {name} is a model"))
-            .hint(format!("a model stands alone: `tokenmill run {name} PROMPT`"))
+        Failure::usage(format!("`-f` reads a prompt, and {name} is a model")).hint(format!(
+            "a model is given without an option: `tokenmill run {name} PROMPT`"
+        ))
     } else {
         Failure::usage("there is no model").hint(format!(
             "it stands before or after the prompt's file: `tokenmill run MODEL -f {name}`"

@@ -140,9 +140,7 @@ pub enum ConvertError {
         row_len: usize,
     },
     /// A type of few bits is requested without an importance matrix.
-    #[error(
-        "tensor `{name}` is to be {ty}, which is worth nothing without an importance matrix; give one, or choose a larger type"
-    )]
+    #[error("tensor `{name}` cannot be {ty} without an importance matrix; give one, or choose a larger type")]
     NeedsImportance {
         /// The tensor.
         name: String,

@@ -196,7 +196,7 @@ impl Transfer<'_> {
         let first_byte = self.first_byte(&reply)?;
         let mut to_skip = at
             .checked_sub(first_byte)
-            .ok_or_else(|| bad_answer(&url, "it is another part of the file than was asked for"))?;
+            .ok_or_else(|| bad_answer(&url, "it is not the requested part of the file"))?;
         let mut reader = reply.into_reader();
         let mut buffer = vec![0; BUFFER_BYTES];
         while *at < end {

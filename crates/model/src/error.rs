@@ -71,15 +71,13 @@ pub enum LoadError {
     #[error("this file is an adapter, not a model")]
     IsAdapter,
     /// A GGUF file holds only the MTP layers of a model.
-    #[error("this file holds a model's layers for further tokens (MTP) alone, not the model")]
+    #[error("this file holds a model's MTP layers alone, not the model")]
     IsNextnAlone,
     /// A file given for its MTP layer has none.
-    #[error("this file has no layer that guesses further tokens (MTP)")]
+    #[error("this file has no MTP layer")]
     NoNextn,
     /// An MTP layer belongs to another model.
-    #[error(
-        "this layer for further tokens (MTP) is another model's: its {what} is {found}, and the model's {expected}"
-    )]
+    #[error("this MTP layer is another model's: its {what} is {found}, and the model's {expected}")]
     NextnOfOther {
         /// Property that differs.
         what: &'static str,

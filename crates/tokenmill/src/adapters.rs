@@ -68,7 +68,7 @@ impl FromStr for AdapterSource {
             return Err(format!("the name `{name}` {reason}; say NAME=PATH"));
         }
         if !strength.is_finite() {
-            return Err(format!("a scale of {strength} is not a number to multiply with"));
+            return Err(format!("a scale of {strength} is not a valid scale"));
         }
         Ok(Self {
             name,

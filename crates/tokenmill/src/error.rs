@@ -54,7 +54,7 @@ pub enum Error {
         folder: PathBuf,
     },
     /// A type of file that image encoders do not have.
-    #[error("an encoder of images cannot be written as {out}; its types are auto, f32, f16, bf16 and q8_0")]
+    #[error("an image encoder cannot be written as {out}; its types are auto, f32, f16, bf16 and q8_0")]
     EncoderType {
         /// The type.
         out: String,
@@ -136,7 +136,7 @@ pub enum Error {
     QuantizesFile,
     /// A preset of few bits, while a model loads.
     #[error(
-        "{preset} needs an importance matrix, and none is used while a model loads; take Q4_K_M or Q8_0, say"
+        "{preset} needs an importance matrix, and none is used while a model loads; take for example Q4_K_M or Q8_0"
     )]
     NeedsImportance {
         /// The preset.
@@ -172,9 +172,7 @@ pub enum Error {
     #[error("the GPU cannot be used: {0}")]
     Gpu(#[source] BackendError),
     /// Fewer GPUs than were to compute the model together.
-    #[error(
-        "{n_gpus} GPUs from GPU {first} on are to compute the model, and the driver shows {n_found} in all"
-    )]
+    #[error("the model needs {n_gpus} GPUs from GPU {first} on, but the driver shows {n_found} in all")]
     TooFewGpus {
         /// GPUs that were requested.
         n_gpus: usize,
@@ -184,12 +182,10 @@ pub enum Error {
         n_found: usize,
     },
     /// GPUs that were to compute the model together, next to something that leaves a part of it to the CPU.
-    #[error("a model that several GPUs compute together leaves nothing to the CPU")]
+    #[error("a model on several GPUs cannot have a part on the CPU")]
     GroupNotWhole,
     /// Adapters of a model of which a GPU has a part only.
-    #[error(
-        "adapters are computed where the CPU or one GPU has all of the model, and here a GPU has a part of it"
-    )]
+    #[error("adapters need all of the model on the CPU or on one GPU, but here a GPU has a part of it")]
     AdaptersNotWhole,
     /// The GPU's part of the model exceeds its memory.
     #[error(
@@ -214,7 +210,7 @@ pub enum Error {
     },
     /// The CPU alone computes the model faster than with a part on the GPU.
     #[error(
-        "by bandwidths ({bandwidths}) the CPU alone generates {alone_per_s:.1} tokens/s at most, and with what fits on the GPU {split_per_s:.1}"
+        "by bandwidths ({bandwidths}) the CPU alone generates {alone_per_s:.1} tokens/s at most, and with the parts that fit on the GPU {split_per_s:.1}"
     )]
     CpuIsQuicker {
         /// Tokens per second of the CPU alone, from bytes and bandwidths.
@@ -297,7 +293,7 @@ pub enum Error {
         difference: String,
     },
     /// The draft model is an encoder.
-    #[error("draft model {}: it is an encoder, which guesses no next token", path.display())]
+    #[error("draft model {}: it is an encoder, which predicts no next token", path.display())]
     DraftIsEncoder {
         /// Its path.
         path: PathBuf,
@@ -320,11 +316,11 @@ pub enum Error {
         limit: MemoryLimit,
     },
     /// A draft model, next to a model on several devices.
-    #[error("a draft model works next to a model that the CPU or one GPU computes as a whole")]
+    #[error("a draft model needs a model that is wholly on the CPU or on one GPU")]
     DraftNotWhole,
     /// The drafting model or layer does not fit into a GPU's memory next to the model.
     #[error(
-        "what guesses tokens ahead needs {} of the GPU's memory next to the model's {}, and both may take {}",
+        "the draft model or MTP layer needs {} of the GPU's memory next to the model's {}, and both may take {}",
         size(*needed_bytes),
         size(*model_bytes),
         size(*room_bytes as usize)
@@ -338,10 +334,10 @@ pub enum Error {
         room_bytes: u64,
     },
     /// Drafts of a draft model were requested, and none is given.
-    #[error("drafts of a model are asked for, and no draft model is given")]
+    #[error("drafts of a model are requested, but no draft model is given")]
     NoDraft,
     /// The file of an MTP layer cannot be used.
-    #[error("layer for further tokens {}: {source}", path.display())]
+    #[error("MTP layer {}: {source}", path.display())]
     Mtp {
         /// Its path.
         path: PathBuf,
@@ -349,7 +345,7 @@ pub enum Error {
         source: Box<tokenmill_model::LoadError>,
     },
     /// The file of an MTP layer has another vocabulary than the model.
-    #[error("layer for further tokens {}: its vocabulary is not the model's: {difference}", path.display())]
+    #[error("MTP layer {}: its vocabulary is not the model's: {difference}", path.display())]
     MtpVocabulary {
         /// Its path.
         path: PathBuf,
@@ -357,14 +353,10 @@ pub enum Error {
         difference: String,
     },
     /// Drafts of the MTP layer were requested, and the model has none.
-    #[error(
-        "this model has no layer that guesses further tokens (MTP), and no file next to it has one that fits"
-    )]
+    #[error("this model has no MTP layer, and no file next to it has one that fits")]
     NoMtp,
     /// Drafts of the MTP layer were requested for a model on several devices.
-    #[error(
-        "the layer that guesses further tokens (MTP) works next to a model that the CPU or one GPU computes as a whole"
-    )]
+    #[error("the MTP layer needs a model that is wholly on the CPU or on one GPU")]
     MtpNotWhole,
     /// A context is to be shifted of a model that continues no text.
     #[error("this model continues no text, so there is no context to shift")]
@@ -404,7 +396,7 @@ pub enum Error {
     },
     /// An image encoder of another model.
     #[error(
-        "the encoder of images {} is of another model: its rows are {found} wide, and the model's {expected}",
+        "the image encoder {} is of another model: its rows are {found} wide, and the model's {expected}",
         path.display()
     )]
     ProjectorWidth {
@@ -417,7 +409,7 @@ pub enum Error {
     },
     /// An image encoder of another family.
     #[error(
-        "the encoder of images {} is of the family `{family}`, which models of the architecture `{arch}` do not have",
+        "the image encoder {} is of the family `{family}`, which models of the architecture `{arch}` do not have",
         path.display()
     )]
     ProjectorFamily {
@@ -430,7 +422,7 @@ pub enum Error {
     },
     /// The rows of an encoder have places in a plane, and the model's file does not state the sections of rope for them.
     #[error(
-        "the encoder of images {} needs a model with sections of rope (`rope.dimension_sections`), and this model's file has none that fit; convert it again",
+        "the image encoder {} needs a model with sections of rope (`rope.dimension_sections`), and this model's file has none that fit; convert it again",
         path.display()
     )]
     ProjectorPlane {
@@ -444,13 +436,13 @@ pub enum Error {
         path: PathBuf,
     },
     /// A GPU that could compute only a part of a model is passed over, since a divided model takes no images.
-    #[error("a model that a GPU and the CPU share takes no rows of images, which {} makes", path.display())]
+    #[error("a model that a GPU and the CPU share takes no images, which {} encodes", path.display())]
     ImagesOnParts {
         /// The encoder.
         path: PathBuf,
     },
     /// An image for a model that was loaded without its encoder.
-    #[error("this model was loaded without an encoder of images")]
+    #[error("this model was loaded without an image encoder")]
     NoVision,
     /// An image for a model of an architecture that sees none.
     #[error("models of the architecture `{arch}` see no images; those of {} do", sighted.join(", "))]

@@ -219,8 +219,7 @@ impl Model {
         self.inner.memory.as_ref()
     }
 
-    /// Bytes of all that it takes, on the GPU and in main memory: [`Self::memory`], that of its [`Self::draft`], and its encoder of
-    /// images, whether that is loaded yet or not.
+    /// Bytes of all that it takes, on the GPU and in main memory: [`Self::memory`], that of its [`Self::draft`], and its image encoder, whether that is loaded yet or not.
     pub fn taken_bytes(&self) -> u64 {
         let draft = self.draft().map(|draft| &draft.memory);
         let vision = self.inner.vision.as_ref().map(Vision::memory);

@@ -31,7 +31,7 @@ pub enum SessionError {
         known: u32,
     },
     /// The file ends too early.
-    #[error("it was cut: {found} of {expected} bytes are there")]
+    #[error("it was cut: it has {found} of {expected} bytes")]
     Cut {
         /// Bytes that there are.
         found: u64,
@@ -39,10 +39,10 @@ pub enum SessionError {
         expected: u64,
     },
     /// A checksum does not match, or the data that it covers is invalid.
-    #[error("it is damaged: its bytes are not those that were written")]
+    #[error("it is damaged: its bytes differ from those that were written")]
     Damaged,
     /// The memory of another network, or of other weights.
-    #[error("it is of another model")]
+    #[error("it belongs to another model")]
     OtherModel,
     /// Keys and values of other types.
     #[error(

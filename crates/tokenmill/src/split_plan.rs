@@ -216,7 +216,7 @@ impl fmt::Display for SplitPlan {
         }
         let room = self.room_bytes >> 20;
         match &self.reason {
-            SplitReason::AsAsked => write!(f, "split as asked for; {} has room for {room} MiB", self.gpu),
+            SplitReason::AsAsked => write!(f, "split as requested; {} has room for {room} MiB", self.gpu),
             SplitReason::Quickest {
                 bandwidths,
                 when,

@@ -442,7 +442,7 @@ impl Chat {
             Line::Undo if !self.images.is_empty() || !self.attached.is_empty() => {
                 self.images.clear();
                 self.attached.clear();
-                note!("[what was to go with the next message does not]");
+                note!("[the images and files for the next message are removed]");
                 Ok(())
             }
             Line::Undo => {

@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "files of this kind have no key for it, and `run` and `serve` take the folder itself"
         };
         note!(
-            "the tokenizer in the file cuts texts with {} otherwise than that of the folder (hint: {what_to_do})",
+            "the tokenizer in the file splits texts with {} differently from that of the folder (hint: {what_to_do})",
             texts.join(", "),
         );
     }
@@ -132,7 +132,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     output::print_sentence(&format!("{} takes {}", args.out, sizes(&summary)))?;
     if conversion.leaves_encoder() {
         note!(
-            "the file sees no images (hint: `tokenmill convert FOLDER mmproj-NAME.gguf --mmproj` writes the encoder of images)"
+            "the file has no image encoder (hint: `tokenmill convert FOLDER mmproj-NAME.gguf --mmproj` writes it)"
         );
     }
     if args.mmproj && !has_name_of_encoder(&args.output) {

@@ -252,7 +252,7 @@ fn memory_row() -> Row {
         return Row {
             what: "memory".to_owned(),
             outcome: Outcome::Absent,
-            text: "this system does not say how much there is".to_owned(),
+            text: "this system does not report its memory".to_owned(),
             hint: None,
         };
     };
@@ -305,7 +305,7 @@ fn endpoint_row(settings: &HubSettings) -> Option<Row> {
     let checked = settings.check();
     let outcome = match checked {
         Ok(()) => Ok(format!(
-            "HF_ENDPOINT names {}, not asked here",
+            "HF_ENDPOINT names {}, not contacted here",
             settings.shown_endpoint()
         )),
         Err(error) => Err(error.to_string()),
@@ -336,7 +336,7 @@ impl Examination {
         let encoder = projector_beside(source, model);
         if let Some(path) = &encoder {
             let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-            let text = format!("{name} lies beside the model, which sees with it");
+            let text = format!("{name} is next to the model and is its image encoder");
             self.rows.push(Row::new("images", Ok(text)));
         }
         let name = encoder.map(|path| path.display().to_string());
@@ -353,11 +353,10 @@ impl Examination {
     ) -> Result<(), Failure> {
         let choices = args.load.options()?;
         if choices.quantize.is_some() {
-            return Err(
-                Failure::usage("`--quantize` does nothing here: a model is weighed as it is").hint(
-                    "`tokenmill inspect FOLDER --quantize TYPE` says what it takes when it is quantized",
-                ),
-            );
+            return Err(Failure::usage(
+                "`--quantize` does nothing here: the memory is that of the model as it is",
+            )
+            .hint("`tokenmill inspect FOLDER --quantize TYPE` shows its memory after quantization"));
         }
         let options = choices.network_options(model.descriptor())?;
         if let Some(failure) = refused(model, &options, &choices.compute) {
@@ -410,9 +409,9 @@ impl Examination {
             let taken = mtp.as_ref().map(|plan| {
                 let size = size_of(plan.memory.total_bytes() as u64);
                 let lies = (plan.file.as_deref()).map_or_else(String::new, |file| {
-                    format!("{} lies beside the model; it ", file_name(file))
+                    format!("{} is next to the model; it ", file_name(file))
                 });
-                format!("{lies}guesses further tokens (--spec mtp), and takes {size} more")
+                format!("{lies}drafts tokens (--spec mtp), and takes {size} more")
             });
             // The model runs without it, as one that has none.
             self.rows.push(match taken {
@@ -448,8 +447,9 @@ impl Examination {
                 Err(error) => Err(error.to_string()),
             };
             let row = Row::new("model, GPU", outcome);
-            self.rows
-                .push(row.hint("`-ngl auto` gives the GPU what fits, and `-c N` a smaller context"));
+            self.rows.push(
+                row.hint("`-ngl auto` gives the GPU the layers that fit, and `-c N` takes a smaller context"),
+            );
             plans.insert("gpu".to_owned(), plan_json(gpu.as_ref()));
         }
         self.json.insert("model".to_owned(), Value::Object(plans));

@@ -123,7 +123,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let sums = run.sums();
     if let Some(tensor) = sums.not_finite() {
         return Err(
-            Failure::work(format!("what tensor `{tensor}` is multiplied with is not finite"))
+            Failure::work(format!("the input of tensor `{tensor}` is not finite"))
                 .hint("the file's weights may be damaged; fetch the file again"),
         );
     }

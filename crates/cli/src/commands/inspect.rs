@@ -444,7 +444,7 @@ impl Inspection {
                     Some(Ok(layer)) => line(
                         text,
                         format_args!(
-                            "  {:<15} {:>10} more, where it guesses further tokens (--spec mtp){}",
+                            "  {:<15} {:>10} more, with its MTP layer (--spec mtp){}",
                             "MTP layer",
                             size(layer.memory.total_bytes()),
                             (layer.file.as_deref()).map_or_else(String::new, |file| {

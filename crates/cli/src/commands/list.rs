@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let left = match disk.ollama_interrupted_bytes {
         0 => String::new(),
         n_bytes => format!(
-            "; {} of it are layers of models of Ollama that are not whole",
+            "; {} of it are layers of incomplete Ollama models",
             size_of(n_bytes)
         ),
     };

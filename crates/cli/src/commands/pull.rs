@@ -137,17 +137,17 @@ impl Args {
             _ if self.no_projector => "",
             StoredProjector::Missing(file) => {
                 return Err(Failure::work(format!(
-                    "`{name}` is here without its encoder of images, {file}: {reason}"
+                    "`{name}` is here without its image encoder, {file}: {reason}"
                 ))
-                .hint("`--no-projector` leaves it out; pull again when the server can be asked"));
+                .hint("`--no-projector` leaves it out; pull again when the server can be reached"));
             }
-            StoredProjector::Unknown => ", nor whether it has an encoder of images",
+            StoredProjector::Unknown => ", nor whether it has an image encoder",
             _ => "",
         };
         note!(
             "{}",
             visible(&format!(
-                "{name} is here; whether there is a newer one is not known{unknown}: {reason}"
+                "{name} is here; it is not known whether there is a newer one{unknown}: {reason}"
             ))
         );
         if self.dry_run && !self.json {

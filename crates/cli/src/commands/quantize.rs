@@ -321,7 +321,7 @@ pub(super) fn tell_about(summary: &QuantizeSummary) {
     }
     if let [name, ..] = &summary.without_importance[..] {
         note!(
-            "the importance matrix has nothing for {} tensors, such as `{}`; they are quantized without it",
+            "the importance matrix has no entries for {} tensors, such as `{}`; they are quantized without it",
             summary.without_importance.len(),
             visible(name),
         );

@@ -224,7 +224,7 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, Failure> {
         Failure::usage(format!(
             "`--host {host}` is not an address to listen on: {reason}"
         ))
-        .hint("127.0.0.1 is for this machine only, 0.0.0.0 for whoever reaches it")
+        .hint("127.0.0.1 is for this machine only, 0.0.0.0 for all machines that reach it")
     };
     let mut found = Vec::new();
     // Brackets are how an address of IPv6 stands in a URL.
@@ -451,7 +451,7 @@ fn check_folder(option: &str, path: &Path) -> Result<(), Failure> {
             "`{option} {}` is a file, and a folder is expected",
             path.display()
         );
-        return Err(Failure::usage(message).hint("a folder that is not there yet is made"));
+        return Err(Failure::usage(message).hint("a missing folder is created"));
     }
     Ok(())
 }

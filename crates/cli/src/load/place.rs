@@ -112,7 +112,7 @@ impl LoadArgs {
         };
         if self.flags.bandwidths.is_some() && !chooses {
             return Err(Failure::usage(
-                "`--bandwidths` does nothing here: what the GPU has is not left open",
+                "`--bandwidths` does nothing here: the options fix the GPU's part of the model",
             )
             .hint("`-ngl auto` chooses by bandwidths"));
         }

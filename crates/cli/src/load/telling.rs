@@ -140,7 +140,7 @@ fn about_measurements(device: &LoadedDevice, compute: &Compute) -> Option<String
             if bandwidths_known.is_some() || steps_again {
                 return None;
             }
-            "what was asked for fits, so nothing was chosen by bandwidths"
+            "the requested split fits, so nothing was chosen by bandwidths"
         }
         LoadedDevice::Cpu { .. } => "the CPU computes all of the model",
         _ => "all of the model is on the GPU",
@@ -152,7 +152,7 @@ fn about_measurements(device: &LoadedDevice, compute: &Compute) -> Option<String
 pub(crate) fn about_cut_context(asked: Option<usize>, n_ctx: usize) -> Option<String> {
     let asked = asked.filter(|&asked| asked > n_ctx)?;
     Some(format!(
-        "the context is {n_ctx} tokens instead of {asked}: this encoder was made for no more"
+        "the context is {n_ctx} tokens instead of {asked}: this encoder was trained for no more"
     ))
 }
 
@@ -179,7 +179,7 @@ fn about_fewer_contexts(asked: KvCache, model: &Model) -> Option<String> {
 pub(crate) fn about_long_context(n_ctx: usize, n_ctx_train: usize) -> Option<String> {
     (n_ctx > n_ctx_train).then(|| {
         format!(
-            "the context of {n_ctx} tokens is longer than the {n_ctx_train} that the model was made for; beyond them its \
+            "the context of {n_ctx} tokens is longer than the {n_ctx_train} that the model was trained for; beyond them its \
              text may make no sense"
         )
     })
@@ -280,16 +280,13 @@ pub(crate) fn about_threads(compute: &Compute) -> Option<String> {
 fn say_draft(draft: &DraftFacts, n_ctx: usize) {
     let plan = plan_text(&draft.memory, draft.n_ctx);
     if draft.is_own_layer {
-        show(&format!(
-            "memory of the layer that guesses further tokens ({}): {plan}",
-            draft.name
-        ));
+        show(&format!("memory of the MTP layer ({}): {plan}", draft.name));
     } else {
         show(&format!("memory of the draft model {}: {plan}", draft.name));
     }
     if draft.n_ctx < n_ctx {
         tell(&format!(
-            "what guesses ahead was made for {} tokens and guesses nothing after them",
+            "the draft model or MTP layer was trained for {} tokens and drafts nothing after them",
             draft.n_ctx
         ));
     }
@@ -328,7 +325,7 @@ fn about_gpu_steps(steps: GpuSteps, known: &MeasuredWhen) -> String {
 fn about_long_load(took: Duration) -> Option<String> {
     (took >= LONG_LOAD).then(|| {
         format!(
-            "loading the kernels took {:.1} s; what the driver compiles it usually keeps for the next start",
+            "loading the kernels took {:.1} s; the driver usually keeps compiled kernels for the next start",
             took.as_secs_f64()
         )
     })

@@ -335,7 +335,7 @@ fn output_that_cannot_be_written() {
     std::fs::write(&taken, "GGUF").unwrap();
     let over = tokenmill_with(&["chat", "demo"], &format!("/save {}\n", taken.display()));
     assert!(
-        over.stderr.contains("model.gguf is there already (hint: "),
+        over.stderr.contains("model.gguf already exists (hint: "),
         "{}",
         over.stderr
     );

@@ -321,7 +321,7 @@ fn a_setting_is_undone_and_a_wrong_one_is_told_what_is_right() {
         ),
         (
             "/set seed x",
-            "`x` is not a value for seed: expected a whole number, 0 or more, or -1 for another seed every time",
+            "`x` is not a value for seed: expected a whole number, 0 or more, or -1 for a new seed every time",
         ),
         (
             "/set enable_thinking false",

@@ -172,7 +172,9 @@ fn a_folder_is_converted_with_an_importance_matrix_of_its_own() {
     );
     let outcome = convert("q4_k_m", &own, &["--allow-partial-imatrix"]);
     assert!(
-        outcome.stderr.contains("the importance matrix has nothing for"),
+        outcome
+            .stderr
+            .contains("the importance matrix has no entries for"),
         "{}",
         outcome.stderr
     );
@@ -312,7 +314,7 @@ fn texts_that_the_file_cuts_otherwise_are_named() {
     let outcome = tokenmill(["convert", arg(&folder), arg(&target.path().join("out.gguf"))]);
     assert!(
         outcome.stderr.contains(
-            "cuts texts with a space at their end, several spaces in a row otherwise than that of the folder (hint: files"
+            "splits texts with a space at their end, several spaces in a row differently from that of the folder (hint: files"
         ),
         "{}",
         outcome.stderr
@@ -323,7 +325,7 @@ fn texts_that_the_file_cuts_otherwise_are_named() {
         arg(&self::folder()),
         arg(&target.path().join("other.gguf")),
     ]);
-    assert!(!outcome.stderr.contains("cuts texts"), "{}", outcome.stderr);
+    assert!(!outcome.stderr.contains("splits texts"), "{}", outcome.stderr);
 }
 
 #[test]

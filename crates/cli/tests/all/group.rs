@@ -194,17 +194,20 @@ fn what_several_gpus_do_not_do_is_told_before_they_are_looked_for() {
         ),
         (
             &["-tp", "2", "--lora", "x=none.gguf"],
-            "adapters are computed where",
+            "adapters need all of the model",
         ),
         (
             &["--device", "cuda", "-ngl", "1", "--lora", "x=none.gguf"],
-            "adapters are computed where the CPU or one GPU has all of the model",
+            "adapters need all of the model on the CPU or on one GPU",
         ),
         (
             &["--device", "cuda", "--place", "ffn=cpu", "--lora", "x=none.gguf"],
-            "adapters are computed where",
+            "adapters need all of the model",
         ),
-        (&["-tp", "2", "--draft", "demo"], "a draft model works next to"),
+        (
+            &["-tp", "2", "--draft", "demo"],
+            "a draft model needs a model that is wholly on",
+        ),
         (
             &["--device", "cuda", "-ngl", "2", "--draft", "demo"],
             "leave out `-ngl N`",
@@ -241,7 +244,7 @@ fn gpus_that_are_not_there_are_counted() {
     let line = with_gpus("devices=2", &["-tp", "4"]).failed(5);
     assert_eq!(
         line,
-        "error: 4 GPUs from GPU 0 on are to compute the model, and the driver shows 2 in all (hint: `tokenmill devices` \
+        "error: the model needs 4 GPUs from GPU 0 on, but the driver shows 2 in all (hint: `tokenmill devices` \
          lists them; from the first on there are 2 for `--tensor-parallel-size N`)"
     );
     let line = with_gpus("devices=2", &["-tp", "2", "--device", "cuda:1"]).failed(5);

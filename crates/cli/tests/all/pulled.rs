@@ -31,7 +31,7 @@ const LAYER_FILE: &str = "mtp-demo-Q8_0.gguf";
 /// A refusal: the status and the other lines of its head.
 type Refusal = (u16, &'static str);
 
-/// A hub with one model, and perhaps its layer for further tokens. It refuses what it is told to: lists, or bytes.
+/// A hub with one model, and perhaps its MTP layer. It refuses what it is told to: lists, or bytes.
 struct Hub {
     url: String,
     cache: TempDir,
@@ -608,7 +608,7 @@ fn the_layer_that_guesses_is_downloaded_where_it_would_guess() {
     let layer_in =
         |cache: &Path| cache.join(format!("models--org--demo-GGUF/snapshots/{COMMIT}/{LAYER_FILE}"));
     let told = run(hub.cache.path(), &[]).error_line(3);
-    assert!(told.contains("for its layer that guesses tokens"), "{told}");
+    assert!(told.contains("for its MTP layer"), "{told}");
     let with = run(hub.cache.path(), &["--yes", "--spec", "mtp"]).ok();
     assert!(layer_in(hub.cache.path()).exists());
     let other = tempfile::tempdir().unwrap();
@@ -617,5 +617,5 @@ fn the_layer_that_guesses_is_downloaded_where_it_would_guess() {
     assert_eq!(with, without);
     // A model that is already downloaded is used as it is.
     let line = run(other.path(), &["--yes", "--spec", "mtp"]).error_line(2);
-    assert!(line.contains("has no layer that guesses"), "{line}");
+    assert!(line.contains("has no MTP layer"), "{line}");
 }

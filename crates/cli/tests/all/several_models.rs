@@ -175,11 +175,11 @@ fn models_of_the_command_line_and_of_a_folder_are_pinned() {
     let refused = |pin: &str| tokenmill([&["serve"][..], &listed, &["--pin", pin]].concat()).failed(2);
     assert_eq!(
         refused("demx"),
-        "error: `--pin demx`: no model is called so (hint: near it: `demo`)"
+        "error: `--pin demx`: no model has this name (hint: near it: `demo`)"
     );
     assert_eq!(
         refused("nothing-here"),
-        "error: `--pin nothing-here`: no model is called so (hint: the models are demo, a, b, c)"
+        "error: `--pin nothing-here`: no model has this name (hint: the models are demo, a, b, c)"
     );
 }
 
@@ -417,7 +417,11 @@ fn wrong_models_are_refused_before_anything_is_served() {
         "`--draft` is for a server of one model",
     );
     refused(&["demo", "--memory-budget", "much"], 2, "expected a size");
-    refused(&["demo", "--memory-budget", "16"], 2, "has room for no model");
+    refused(
+        &["demo", "--memory-budget", "16"],
+        2,
+        "is too small for any model",
+    );
     refused(
         &["demo", "--memory-budget", "1MB"],
         3,

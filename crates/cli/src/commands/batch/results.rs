@@ -63,7 +63,7 @@ impl Results {
         // The record of finished requests is read from the file, and a device may never end.
         if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
             let failure = Failure::input(format!("{} is not a file", path.display()));
-            return Err(failure.hint("OUTPUT also says what is done already, so it must be a file"));
+            return Err(failure.hint("OUTPUT also records the finished requests, so it must be a file"));
         }
         let file = OpenOptions::new()
             .read(true)

@@ -212,7 +212,7 @@ fn name(test: Test, n_prompt: usize) -> String {
 
 fn markdown(subject: &Subject, n_prompt: usize, results: &[Followed]) -> String {
     let mut table = String::from(
-        "| model | size | params | backend | threads | test | guesses | t/s | over off | accepted of drafted |\n\
+        "| model | size | params | backend | threads | test | drafts | t/s | over off | accepted of drafted |\n\
          | --- | ---: | ---: | --- | ---: | ---: | --- | ---: | ---: | ---: |\n",
     );
     for followed in results {

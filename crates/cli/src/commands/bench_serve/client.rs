@@ -95,7 +95,7 @@ impl Target {
             model: model.unwrap_or_default(),
         };
         if target.model.is_empty() {
-            let failed = |reason| Failure::work(format!("cannot ask {url} for its models: {reason}"));
+            let failed = |reason| Failure::work(format!("cannot list the models of {url}: {reason}"));
             let listing = async {
                 let mut sender = target.connect().await?;
                 let request = target.request("GET", "/v1/models", String::new())?;

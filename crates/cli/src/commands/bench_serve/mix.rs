@@ -66,7 +66,7 @@ impl FromStr for Mix {
             let n = n.parse().ok().filter(|&n| n > 0);
             let n = n.ok_or_else(|| format!("`{part}` has no number of streams from 1 to 65535"))?;
             if streams.iter().any(|&(other, _)| other == kind) {
-                return Err(format!("`{name}` stands there twice"));
+                return Err(format!("`{name}` is given twice"));
             }
             streams.push((kind, n));
         }

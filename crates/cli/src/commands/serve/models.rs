@@ -134,8 +134,8 @@ pub(super) fn several(
         .or(file.as_ref().and_then(|file| file.memory_budget));
     if let Some(ByteSize(n_bytes)) = given_budget {
         if n_bytes < SMALLEST_BUDGET {
-            let message = format!("a memory budget of {n_bytes} bytes has room for no model");
-            return Err(Failure::usage(message).hint("say it with its unit, such as 16GiB"));
+            let message = format!("a memory budget of {n_bytes} bytes is too small for any model");
+            return Err(Failure::usage(message).hint("give it with a unit, such as 16GiB"));
         }
         for model in found.iter_mut().filter(|model| model.is_preloaded) {
             keep_within(model, n_bytes)?;
@@ -186,7 +186,7 @@ pub(super) fn several(
     let budget = limits.budget_bytes;
     if budget.is_none() {
         tracing::warn!(
-            "how much memory is available is not known here: without `--memory-budget` no model is unloaded for another"
+            "the available memory is not known on this system: without `--memory-budget` no model is unloaded for another"
         );
     }
     let n_models = specs.len();
@@ -240,7 +240,7 @@ fn pin(specs: &mut [ModelSpec], name: &str) -> Result<(), Failure> {
         [] => format!("the models are {}", first_few(&names)),
         near => format!("near it: `{}`", near.join("`, `")),
     };
-    Err(Failure::usage(format!("`--pin {name}`: no model is called so")).hint(hint))
+    Err(Failure::usage(format!("`--pin {name}`: no model has this name")).hint(hint))
 }
 
 /// Warns where a model that is to make embeddings was made for text.
@@ -249,7 +249,7 @@ fn warn_of_text(args: &Args, model: &Path) -> Result<(), Failure> {
     let network = ModelSource::find(path)?.open_network()?;
     if Task::of(&network) == Task::Text {
         tracing::warn!(
-            "`--embedding-model {}` continues texts: its embeddings are what it computes of a text, which it was not trained for",
+            "`--embedding-model {}` generates text: it was not trained for embeddings",
             model.display()
         );
     }
@@ -286,22 +286,22 @@ fn flags_of_one(args: &Args) -> impl Iterator<Item = (bool, &'static str, &'stat
         (
             flags.adapters.names().next().is_some(),
             "--lora",
-            "`lora` in a file for `--models` says whose adapter it is",
+            "`lora` in a file for `--models` assigns an adapter to a model",
         ),
         (
             flags.vision.names_file(),
             "--mmproj",
-            "`mmproj` in a file for `--models` says whose encoder it is",
+            "`mmproj` in a file for `--models` assigns an encoder to a model",
         ),
         (
             flags.speculation.names_draft(),
             "--draft",
-            "`draft` in a file for `--models` says whose draft model it is",
+            "`draft` in a file for `--models` assigns a draft model to a model",
         ),
         (
             flags.speculation.names_mtp(),
             "--mtp",
-            "`mtp` in a file for `--models` says whose layer it is",
+            "`mtp` in a file for `--models` assigns an MTP layer to a model",
         ),
     ];
     of_one.into_iter()

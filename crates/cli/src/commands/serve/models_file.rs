@@ -92,7 +92,7 @@ impl FileModel {
     fn read(name: String, value: Value, defaults: &[Setting]) -> Result<Self, String> {
         let place = format!("[models.{name}]");
         if name.is_empty() {
-            return Err(format!("{place}: a model has a name"));
+            return Err(format!("{place}: a model needs a name"));
         }
         let mut model = None;
         let mut read = Self {

@@ -167,7 +167,7 @@ impl Known {
                 let names: Vec<String> = both.collect();
                 tracing::warn!(
                     path = %path.display(),
-                    "not served: other models are called {}; another name of the file tells it apart",
+                    "not served: other models are called {}; another name of the file distinguishes it",
                     names.join(" and ")
                 );
             }
@@ -255,7 +255,7 @@ impl FolderManager for ModelsFolder {
         };
         if !lies_in(&path, &self.folder) {
             return Err(FolderError::Refused {
-                reason: format!("`{name}` is outside the folder of models, which has a link to its place"),
+                reason: format!("`{name}` is outside the folder of models, which only links to it"),
             });
         }
         remove_model(&path).map_err(|error| {

@@ -43,7 +43,7 @@ pub(super) async fn listen(config: &ServerConfig) -> Result<Listening, Failure> 
                 }
                 (io::ErrorKind::AddrNotAvailable, Listen::Tcp(_)) => failure.hint(
                     "this machine does not have the address: `--host 127.0.0.1` is for this machine only, and \
-                     `--host 0.0.0.0` for whoever reaches it",
+                     `--host 0.0.0.0` for all machines that reach it",
                 ),
                 _ => failure,
             }
