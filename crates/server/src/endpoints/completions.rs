@@ -64,7 +64,7 @@ pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Respons
     if request.best_of.is_some_and(|best_of| best_of != n) {
         return Err(ApiError::UnsupportedField {
             param: "best_of".to_owned(),
-            reason: "only equal to `n`; ask for more choices and choose",
+            reason: "must equal `n`; request more choices and choose",
         });
     }
     let n_logprobs = check_logprobs(request.logprobs)?;

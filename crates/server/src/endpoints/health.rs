@@ -62,7 +62,7 @@ fn ready_answer(n_queued: usize, reason: Option<&str>) -> Response {
     (status(reason.is_none()), Json(body)).into_response()
 }
 
-/// The same in the words of llama.cpp, whose clients wait for `ok`.
+/// The same in llama.cpp's format, whose clients wait for `ok`.
 pub(crate) async fn health(State(models): State<Models>) -> Response {
     let (_, reason) = readiness(&models);
     (status(reason.is_none()), Json(health_body(reason))).into_response()

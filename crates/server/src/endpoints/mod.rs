@@ -156,7 +156,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
     row(Post, OpenAi, "/infill", |row, _| {
         row.with_model(llama_cpp::infill)
     })
-    .says("Write what stands between two texts, llama.cpp's API")
+    .says("Write the text between two others, llama.cpp's API")
     .reads(tables::LLAMA_INFILL),
     row(Post, OpenAi, "/embedding", |row, _| {
         row.with_model(embeddings::llama_cpp)
@@ -194,10 +194,10 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
     row(Get, OpenAi, "/version", |row, _| row.plain(gateway::version)).says("The program's version"),
     row(Get, OpenAi, "/get_model_info", |row, _| row.plain(gateway::model))
         .also_at(&["/model_info"])
-        .says("What is served"),
+        .says("Facts about the served model"),
     row(Get, OpenAi, "/server_info", |row, _| row.plain(gateway::server))
         .also_at(&["/get_server_info"])
-        .says("What is served, and how"),
+        .says("Facts about the server and its model"),
     row(Get, OpenAi, "/tokenizer_info", |row, _| {
         row.plain(gateway::tokenizer)
     })
@@ -257,11 +257,11 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
         .says("Whether the engine shows signs of life")
         .probe(health::live_while_loading),
     row(Get, OpenAi, "/readyz", |row, _| row.plain(health::ready))
-        .says("Whether a request sent now would be taken")
+        .says("Whether a request sent now would be accepted")
         .probe(health::ready_while_loading),
     row(Get, OpenAi, "/health", |row, _| row.plain(health::health))
         .also_at(&["/v1/health"])
-        .says("The same in the words of llama.cpp")
+        .says("The same in llama.cpp's format")
         .probe(health::health_while_loading),
     row(Get, OpenAi, "/openapi.json", |row, _| row.plain(openapi::openapi))
         .says("This description")

@@ -66,7 +66,7 @@ pub(crate) fn asked(body: &Body) -> Result<Option<Asked>, ApiError> {
         if let Some(before) = &found {
             return Err(ApiError::invalid(
                 field,
-                format!("contradicts `{}`; ask for one shape", before.field),
+                format!("contradicts `{}`; request one shape", before.field),
             ));
         }
         found = Some(Asked { field, constraint });
@@ -368,7 +368,7 @@ fn structured_outputs(path: &str, value: &Value) -> Result<Found, ApiError> {
         if next.is_some() && found.is_some() {
             return Err(ApiError::invalid(
                 at,
-                "contradicts another field beside it; ask for one shape",
+                "contradicts another field beside it; request one shape",
             ));
         }
         found = found.or(next);

@@ -23,19 +23,19 @@ const OF_SERVERS: &[&str] = &[
 const OF_CLIENTS: &[(&str, &str)] = &[
     (
         "bash",
-        "a `bash` tool needs a description of its own here: a name and an `input_schema`",
+        "a `bash` tool needs its own description here: a name and an `input_schema`",
     ),
     (
         "text_editor",
-        "a `text_editor` tool needs a description of its own here: a name and an `input_schema`",
+        "a `text_editor` tool needs its own description here: a name and an `input_schema`",
     ),
     (
         "computer",
-        "a `computer` tool needs a description of its own here: a name and an `input_schema`",
+        "a `computer` tool needs its own description here: a name and an `input_schema`",
     ),
     (
         "memory",
-        "a `memory` tool needs a description of its own here: a name and an `input_schema`",
+        "a `memory` tool needs its own description here: a name and an `input_schema`",
     ),
 ];
 

@@ -43,7 +43,7 @@ const OWN_OPTIONS: &[Field] = &[
     yes("mirostat_tau", "default 5"),
     yes("mirostat_eta", "default 0.1"),
     only("tfs_z", &["1", "1.0"], NOT_IMPLEMENTED),
-    only("penalize_newline", &["true"], "the penalties know no exceptions"),
+    only("penalize_newline", &["true"], "the penalties apply to all tokens"),
     only("vocab_only", &["false"], "the model is loaded"),
     only(
         "embedding_only",

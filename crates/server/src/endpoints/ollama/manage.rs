@@ -125,7 +125,7 @@ pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, Api
     }
     let Some(place) = models.place_to_pull() else {
         return Err(ApiError::Busy {
-            reason: "as many downloads run as may at a time; try again after one of them",
+            reason: "no more downloads may run at a time; try again after one of them",
         });
     };
     let (lines, received) = mpsc::channel(MAX_LINES);
@@ -167,7 +167,7 @@ async fn check_not_hidden(models: &Models, name: &str) -> Result<(), ApiError> {
     let spec = models.listed_one(models.find(Some(name), Role::Chat).await?).spec;
     if spec.is_of_folder && !manager.has_pulled(spec.name()) {
         let reason = format!(
-            "a file in the folder of models is served as `{}`, so a download of `{name}` would not be; rename the file",
+            "a file in the folder of models is served as `{}`, so a download of `{name}` would not be served; rename the file",
             spec.name()
         );
         return Err(ApiError::invalid("model", reason));
