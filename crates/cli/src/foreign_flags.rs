@@ -14,7 +14,7 @@ use crate::failure::Failure;
 type Row = (&'static [&'static str], &'static str);
 
 const NAMED_AS_MODEL: &str =
-    "a name of the Hugging Face Hub stands in the place of the model: `tokenmill chat OWNER/REPOSITORY:TYPE`";
+    "a name of the Hugging Face Hub is given as the model: `tokenmill chat OWNER/REPOSITORY:TYPE`";
 
 const LLAMA_CPP: &[Row] = &[
     (

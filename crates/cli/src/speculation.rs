@@ -153,7 +153,7 @@ impl SpeculationArgs {
         {
             let message = format!("`--mtp` does nothing with `--spec {kind}`");
             return Err(
-                Failure::usage(message).hint("say `--spec mtp`, or `--spec auto` for the likelier source")
+                Failure::usage(message).hint("use `--spec mtp`, or `--spec auto` for the likelier source")
             );
         }
         match (self.spec, &self.draft) {
@@ -162,9 +162,9 @@ impl SpeculationArgs {
             }
             (Drafter::Off, Some(_)) => Err(Failure::usage("`--draft` does nothing with `--spec off`")),
             (Drafter::Ngram, Some(_)) => Err(Failure::usage("`--draft` does nothing with `--spec ngram`")
-                .hint("say `--spec draft`, or `--spec auto` for the likelier source")),
+                .hint("use `--spec draft`, or `--spec auto` for the likelier source")),
             (Drafter::Mtp, Some(_)) => Err(Failure::usage("`--draft` does nothing with `--spec mtp`")
-                .hint("say `--spec draft`, or leave `--draft` out")),
+                .hint("use `--spec draft`, or leave `--draft` out")),
             (Drafter::Draft, None) => {
                 Err(Failure::usage("`--spec draft` needs a draft model").hint("name it with --draft MODEL"))
             }

@@ -36,8 +36,7 @@ fn is_gguf(path: &Path) -> bool {
 pub(crate) fn refuse_model_as_text(path: &Path) -> Result<(), Failure> {
     if is_gguf(path) {
         let message = format!("{} is a GGUF file, and a text is expected here", path.display());
-        return Err(Failure::input(message)
-            .hint("the model stands in the place of MODEL, and a text is a file of UTF-8"));
+        return Err(Failure::input(message).hint("give the model as MODEL; a text is a UTF-8 file"));
     }
     Ok(())
 }
@@ -77,7 +76,7 @@ pub(crate) fn file_without_model(command: &str, args: &[OsString]) -> Option<Fai
         ))
     } else {
         Failure::usage("there is no model").hint(format!(
-            "it stands before or after the prompt's file: `tokenmill run MODEL -f {name}`"
+            "give the model before or after the prompt's file: `tokenmill run MODEL -f {name}`"
         ))
     })
 }

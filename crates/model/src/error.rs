@@ -313,7 +313,7 @@ impl LoadError {
 
 /// Properties of a folder's network that a GGUF file of its architecture cannot express.
 #[derive(Debug, thiserror::Error)]
-#[error("a GGUF file of `{arch}` cannot say what this folder is: {}", told(fields))]
+#[error("a GGUF file of `{arch}` cannot describe this folder: {}", told(fields))]
 pub struct NotInGguf {
     /// The architecture.
     pub arch: &'static str,

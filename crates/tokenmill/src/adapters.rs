@@ -62,10 +62,10 @@ impl FromStr for AdapterSource {
         }
         let name = match name {
             Some(name) => name.to_owned(),
-            None => name_of(Path::new(path)).ok_or("the path has no name; say NAME=PATH")?,
+            None => name_of(Path::new(path)).ok_or("the path has no name; write NAME=PATH")?,
         };
         if let Some(reason) = fault_of(&name) {
-            return Err(format!("the name `{name}` {reason}; say NAME=PATH"));
+            return Err(format!("the name `{name}` {reason}; write NAME=PATH"));
         }
         if !strength.is_finite() {
             return Err(format!("a scale of {strength} is not a valid scale"));

@@ -19,7 +19,7 @@ pub enum AllReduce {
 
 /// The error for a text that names no way to add up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{found}` is not a way to add up; say `auto`, `nccl` or `host`")]
+#[error("`{found}` is not an all-reduce method; use `auto`, `nccl` or `host`")]
 pub struct AllReduceError {
     found: String,
 }
@@ -50,7 +50,7 @@ mod tests {
         let error = "ring".parse::<AllReduce>().unwrap_err().to_string();
         assert_eq!(
             error,
-            "`ring` is not a way to add up; say `auto`, `nccl` or `host`"
+            "`ring` is not an all-reduce method; use `auto`, `nccl` or `host`"
         );
     }
 }

@@ -36,7 +36,7 @@ pub enum Device {
 
 /// Reports a text that names no device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{found}` is not a device; say `auto`, `cpu`, `cuda` or `cuda:N`")]
+#[error("`{found}` is not a device; use `auto`, `cpu`, `cuda` or `cuda:N`")]
 pub struct DeviceError {
     found: String,
 }

@@ -422,7 +422,7 @@ pub enum Error {
     },
     /// The rows of an encoder have places in a plane, and the model's file does not state the sections of rope for them.
     #[error(
-        "the image encoder {} needs a model with sections of rope (`rope.dimension_sections`), and this model's file has none that fit; convert it again",
+        "the image encoder {} needs a model with RoPE sections (`rope.dimension_sections`), but this model's file has no fitting ones; convert it again",
         path.display()
     )]
     ProjectorPlane {

@@ -229,7 +229,7 @@ async fn run_mix(args: &Args, mix: &Mix) -> Result<(), Failure> {
             runs.push(run);
         }
         if !is_whole {
-            note!("interrupted: what was measured until then is reported");
+            note!("interrupted: reporting the measurements so far");
             break;
         }
     }

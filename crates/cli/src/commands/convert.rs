@@ -68,7 +68,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.threads == Some(0) {
-        return Err(Failure::usage("`-t 0` leaves nothing to work with"));
+        return Err(Failure::usage("`-t 0` leaves no thread to work with"));
     }
     if !args.dry_run && args.output.is_dir() {
         return Err(Failure::usage(format!(

@@ -115,8 +115,8 @@ impl Kind {
         match self {
             Self::Base => "base model: it has no chat template, continues texts (`run`) and cannot chat",
             Self::Chat => "chat model: it has a chat template",
-            Self::Embeddings => "embedding model: it makes vectors of texts",
-            Self::Ranks => "ranking model: it says how well documents answer a query",
+            Self::Embeddings => "embedding model: it turns texts into vectors",
+            Self::Ranks => "ranking model: it scores how well documents answer a query",
         }
     }
 }

@@ -94,10 +94,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     args.adapters.add_to(&mut choices);
     let network = choices.open_network(&source)?;
     if network.descriptor().is_encoder() {
-        return Err(Failure::input(
-            "this model is an encoder and predicts no tokens, of which a perplexity is made",
-        )
-        .hint("`tokenmill compare A B TEXT` compares two files of such a model by their vectors"));
+        return Err(
+            Failure::input("this model is an encoder: it predicts no tokens and has no perplexity")
+                .hint("`tokenmill compare A B TEXT` compares two files of such a model by their vectors"),
+        );
     }
     if let Some(path) = &args.save_logits {
         let parts: Vec<&Path> = network.gguf().into_iter().flat_map(GgufFile::paths).collect();

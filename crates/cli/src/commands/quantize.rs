@@ -182,7 +182,7 @@ impl Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.threads == Some(0) {
-        return Err(Failure::usage("`-t 0` leaves nothing to work with"));
+        return Err(Failure::usage("`-t 0` leaves no thread to work with"));
     }
     if !args.dry_run {
         args.refuse_inputs()?;
@@ -291,7 +291,7 @@ fn about_size(summary: &QuantizeSummary) -> Option<String> {
         size(summary.n_bytes_before)
     );
     Some(format!(
-        "the result is {larger} and no better: {sizes}, and what the input's types have lost does not come back"
+        "the result is {larger} and no better: {sizes}, since the input's types have lost precision already"
     ))
 }
 
@@ -299,7 +299,7 @@ fn about_size(summary: &QuantizeSummary) -> Option<String> {
 pub(super) fn tell_about(summary: &QuantizeSummary) {
     if let Some(name) = &summary.not_ternary {
         note!(
-            "ternary types keep models that were trained for them; the values of `{}` are not ternary, and the result will hardly be usable",
+            "ternary types suit only models that were trained for them; the values of `{}` are not ternary, and the result will hardly be usable",
             visible(name)
         );
     }
@@ -311,7 +311,7 @@ pub(super) fn tell_about(summary: &QuantizeSummary) {
     }
     if let [(name, choice), ..] = &summary.fallbacks[..] {
         note!(
-            "{} of {} tensors have rows that the blocks of their type do not divide, and took another: `{}` is {} instead of {}",
+            "{} of {} tensors have rows that the blocks of their type do not divide, and took another type: `{}` is {} instead of {}",
             summary.fallbacks.len(),
             summary.n_tensors,
             visible(name),

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let freed = size_of(removal.freed_bytes());
     if !args.yes && !is_agreed(&format!("Remove {name}{models}, {freed}?"))? {
         return Err(
-            Failure::usage(format!("`{name}` is still there")).hint("`--yes` removes it without asking")
+            Failure::usage(format!("`{name}` was not removed")).hint("`--yes` removes it without asking")
         );
     }
     removal.apply(&Watcher::new())?;

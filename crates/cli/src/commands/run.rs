@@ -142,7 +142,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     if args.session.is_given() && args.parallel > 1 {
         return Err(Failure::usage(
-            "`--session` keeps one answer, and `--parallel` asks for several",
+            "`--session` keeps one answer, but `--parallel` requests several",
         ));
     }
     args.session.check_adapters(&args.adapters)?;

@@ -208,7 +208,7 @@ fn what_files_cannot_say_is_refused_by_its_field() {
                     says it with rope_scaling.truncate";
     let check = |changes: &[(&str, Value)], expected: &str| {
         let line = refusal(changes);
-        let expected = format!("error: a GGUF file of `qwen2` cannot say what this folder is: {expected}");
+        let expected = format!("error: a GGUF file of `qwen2` cannot describe this folder: {expected}");
         assert_eq!(line, expected);
     };
     let gelu = ("hidden_act", json!("gelu"));

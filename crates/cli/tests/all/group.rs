@@ -164,7 +164,7 @@ fn a_way_to_add_up_that_cannot_be_is_refused() {
         ),
         (
             &["-tp", "2", "--all-reduce", "ring"],
-            "error: `--all-reduce`: `ring` is not a way to add up; say `auto`, `nccl` or `host`",
+            "error: `--all-reduce`: `ring` is not an all-reduce method; use `auto`, `nccl` or `host`",
         ),
         (
             &["-tp", "2", "--all-reduce", "nccl", "--batch-invariant"],

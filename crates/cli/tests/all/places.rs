@@ -75,7 +75,7 @@ fn more_threads_than_the_processors_that_are_left_are_warned_of() {
 fn processors_that_are_not_there_are_refused_by_number() {
     let line = tokenmill(["run", "--raw", "demo", "Once", "-n", "1", "--cpu-range", "1023"]).failed(2);
     assert!(
-        line.contains("processor 1023 is not there or not given to this process"),
+        line.contains("processor 1023 does not exist or is not available to this process"),
         "{line}"
     );
     assert!(line.contains(&given()), "{line}");

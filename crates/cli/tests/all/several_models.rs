@@ -363,7 +363,7 @@ fn wrong_models_are_refused_before_anything_is_served() {
             "[models.a]\nmodel = \"demo\"\n[models.b]\nmodel = \"demo\"\nalias = \"a\"\n",
             "two models are called `a`",
         ),
-        ("", "there is no model in it"),
+        ("", "it lists no model"),
     ] {
         fs::write(&toml, text).unwrap();
         let code = if expected.starts_with("two models") { 2 } else { 3 };

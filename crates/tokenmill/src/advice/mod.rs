@@ -42,7 +42,7 @@ pub enum ErrorKind {
 }
 
 const MODEL_FORMS: &str = "{model} is a .gguf file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY of the Hub, NAME:TAG of Ollama, or `demo`";
-const OTHER_FILE: &str = "take the file that was made of the same model";
+const OTHER_FILE: &str = "take the file that was made from the same model";
 /// A hint for a load that must not be divided.
 macro_rules! undivided {
     ($instead:literal) => {

@@ -159,7 +159,7 @@ impl Reader {
             .saturating_add(n_rows.saturating_mul(row_bytes));
         if n_ctx < 4 || n_vocab == 0 || n_chunks == 0 || n_bytes < expected {
             return Err(no_base(&format!(
-                "{n_bytes} bytes are not the {expected} that its counts ask for"
+                "it has {n_bytes} bytes, but its counts require {expected}"
             )));
         }
         let mut bytes = vec![0; 4 * n_tokens as usize];

@@ -194,7 +194,7 @@ pub(super) fn several(
         let failure = Failure::usage(error.to_string());
         match error {
             ModelsError::SameName { .. } => {
-                failure.hint("in a file for `--models` each has a name of its own")
+                failure.hint("in a file for `--models` each model has its own name")
             }
             _ => failure,
         }

@@ -74,7 +74,10 @@ impl ModelsFile {
                 "models" => models = Some(table_of("[models]", value)?),
                 _ => {
                     let known = ["models", "defaults", "memory-budget", "idle-unload"];
-                    return Err(format!("unknown key `{key}`; there are {}", known.join(", ")));
+                    return Err(format!(
+                        "unknown key `{key}`; known keys are {}",
+                        known.join(", ")
+                    ));
                 }
             }
         }
@@ -82,7 +85,7 @@ impl ModelsFile {
             file.models.push(FileModel::read(name, value, &defaults)?);
         }
         if file.models.is_empty() {
-            return Err("there is no model in it; each is a table `[models.NAME]`".to_owned());
+            return Err("it lists no model; each model is a table `[models.NAME]`".to_owned());
         }
         Ok(file)
     }
@@ -261,7 +264,7 @@ mod tests {
                 "line 3: ",
             ),
             ("[models.a\n", "line 1: "),
-            ("", "there is no model in it"),
+            ("", "it lists no model"),
         ] {
             let error = ModelsFile::parse(text).expect_err(text);
             assert!(

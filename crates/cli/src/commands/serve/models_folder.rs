@@ -167,7 +167,7 @@ impl Known {
                 let names: Vec<String> = both.collect();
                 tracing::warn!(
                     path = %path.display(),
-                    "not served: other models are called {}; another name of the file distinguishes it",
+                    "not served: other models are called {}; rename the file to distinguish it",
                     names.join(" and ")
                 );
             }

@@ -108,7 +108,7 @@ impl DefaultArgs {
 /// Notes defaults of samplers that only requests turn on.
 pub(super) fn note_idle(defaults: &RequestDefaults) {
     for (flag, switch) in idle_defaults(defaults) {
-        note!("`--{flag}` counts for requests that turn its sampler on; `--{switch}` turns it on for all");
+        note!("`--{flag}` applies to requests that turn its sampler on; `--{switch}` turns it on for all");
     }
 }
 
