@@ -380,7 +380,8 @@ impl From<Error> for ApiError {
             Error::UnknownTool { .. } => Self::invalid("tool_choice", error.to_string()),
             Error::CallForm(_) | Error::ShapeOrCalls { .. } => Self::invalid("tools", error.to_string()),
             Error::NotContinuable => Self::Template {
-                reason: "it does not end in the last message's text, which so cannot be continued".to_owned(),
+                reason: "it does not end in the last message's text, which therefore cannot be continued"
+                    .to_owned(),
             },
             other => Self::Internal {
                 reason: other.to_string(),

@@ -142,7 +142,7 @@ fn refusal(error: Error) -> ApiError {
         Error::Engine(EngineError::UnknownToken { id, n_vocab, .. }) => ApiError::invalid(
             "input",
             format!(
-                "{id} is not a token of this model, whose vocabulary has {n_vocab}; send texts, for token ids of another \
+                "{id} is not a token of this model, whose vocabulary has {n_vocab}; send texts, since token ids of another \
                  model mean nothing here (in LangChain's `OpenAIEmbeddings`: `check_embedding_ctx_length=False`)"
             ),
         ),

@@ -247,8 +247,8 @@ async fn look_through(
             many.take_in(found);
             many.dismiss_replaced();
         }
-        Ok(Err(reason)) => tracing::warn!("the folder of models cannot be looked through: {reason}"),
-        Err(error) => tracing::error!(%error, "looking through the folder of models failed"),
+        Ok(Err(reason)) => tracing::warn!("the folder of models cannot be searched: {reason}"),
+        Err(error) => tracing::error!(%error, "searching the folder of models failed"),
     }
 }
 

@@ -205,7 +205,7 @@ fn unload(many: &Many, idx: usize, app: Arc<App>) -> Vec<Answer<Arc<App>, Lease>
     }
     tracing::warn!(
         model = name,
-        "it is to be unloaded, but something still uses its memory"
+        "it cannot be unloaded yet: something still uses its memory"
     );
     many.stuck().push((idx, rest));
     let error = ApiError::ModelFailed {

@@ -46,7 +46,7 @@ pub const FIELDS: &[Field] = &[
     ),
     yes(
         "thinking",
-        "`enabled`, `adaptive` or `disabled`, for models whose template can switch it; after `budget_tokens` the model's own end of its thoughts is written",
+        "`enabled`, `adaptive` or `disabled`, for models whose template can switch it; after `budget_tokens` the model's own end of reasoning is written",
     ),
     yes(
         "output_config",

@@ -77,7 +77,7 @@ request! {
         required {}
         optional {
             /// Model name.
-            model: String = "the name of a model of `--models-dir` as it is listed, or of a download that broke off; without \
+            model: String = "the name of a model of `--models-dir` as it is listed, or of an interrupted download; without \
                              `--manage-models` it is refused (501)",
             /// Older name of `model`.
             name: String = "the older name of `model`",
