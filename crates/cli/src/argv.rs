@@ -187,7 +187,7 @@ fn several_unknown(command: &clap::Command, flags: &[String]) -> Failure {
         Some(format!("`{flag}`: {}", foreign.or_else(near)?))
     };
     let hints: Vec<String> = flags.iter().filter_map(hint).collect();
-    let help = format!("`tokenmill {name} --help` lists what it has");
+    let help = format!("`tokenmill {name} --help` lists its options");
     Failure::usage(message).hint(if hints.is_empty() { help } else { hints.join("; ") })
 }
 

@@ -201,7 +201,7 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["--prompt-cache", "--prompt-cache-all"],
-        "`--session FILE` of `run` and `chat` keeps a conversation with what was computed for it",
+        "`--session FILE` of `run` and `chat` keeps a conversation with its KV cache",
     ),
     (&["--ssl-cert-file"], "`tokenmill serve MODEL --tls-cert FILE`"),
     (&["--ssl-key-file"], "`tokenmill serve MODEL --tls-key FILE`"),

@@ -108,12 +108,12 @@ const ROWS: &[Row] = &[
     (
         &["--log-colors", "--log-prefix", "--log-timestamps"],
         Value::None,
-        "RUST_LOG selects what is logged",
+        "RUST_LOG selects the log messages",
     ),
     (
         &["-lv", "--log-verbosity", "--verbosity"],
         Value::Any,
-        "RUST_LOG selects what is logged",
+        "RUST_LOG selects the log messages",
     ),
     (
         &[
@@ -192,12 +192,12 @@ const ROWS: &[Row] = &[
             "--disable-log-stats",
         ],
         Value::None,
-        "RUST_LOG selects what is logged",
+        "RUST_LOG selects the log messages",
     ),
     (
         &["--uvicorn-log-level"],
         Value::Any,
-        "RUST_LOG selects what is logged",
+        "RUST_LOG selects the log messages",
     ),
 ];
 

@@ -123,7 +123,7 @@ pub enum LoadError {
     },
     /// A rank's columns of a tensor end within a block.
     #[error(
-        "a rank's {n_columns} columns of tensor `{name}` are no whole blocks of {ty}, which has {block_len} in each"
+        "a rank's {n_columns} columns of tensor `{name}` are not whole blocks of {ty}, which have {block_len} each"
     )]
     NotWholeBlocks {
         /// The tensor.

@@ -359,7 +359,7 @@ pub enum Error {
     #[error("the MTP layer needs a model that is wholly on the CPU or on one GPU")]
     MtpNotWhole,
     /// A context is to be shifted of a model that continues no text.
-    #[error("this model continues no text, so there is no context to shift")]
+    #[error("this model generates no text, so it has no context to shift")]
     NothingToShift,
     /// More tokens are to be kept where a context is shifted than its half has.
     #[error("{keep} tokens cannot be kept in a context of {n_ctx} tokens that is shifted, {maximum} at most")]
@@ -375,7 +375,7 @@ pub enum Error {
     #[error("the model has no chat template")]
     NoTemplate,
     /// The last message is to be continued, but the template writes more after its text.
-    #[error("the chat template does not end in the last message's text, so that cannot be continued")]
+    #[error("the chat template does not end in the last message's text, so this text cannot be continued")]
     NotContinuable,
     /// Vectors were asked of a model that ranks documents.
     #[error("this model ranks documents and makes no embeddings; load an embedding model")]
@@ -384,7 +384,7 @@ pub enum Error {
     #[error("this model does not rank documents; load a reranker, such as bge-reranker or Qwen3-Reranker")]
     RanksNothing,
     /// An instruction was given to a reranker that takes a query and a document only.
-    #[error("this reranker takes a query and documents, and no instruction")]
+    #[error("this reranker takes a query and documents, but no instruction")]
     NoPlaceForInstruction,
     /// A file is not a usable image encoder.
     #[error("{}", projector_text(path, source))]
@@ -502,8 +502,7 @@ pub enum Error {
     CallForm(#[from] CallFormError),
     /// An answer cannot be either calls of the tools that are offered or of a shape.
     #[error(
-        "in the call format `{family}`, calls of these tools cannot be told from an answer in a shape or cannot be held to \
-         their schemas; leave out the tools or the shape, require a call, or drop `strict`"
+        "in the call format `{family}`, calls of these tools look like an answer in a shape or cannot follow their schemas; leave out the tools or the shape, require a call, or drop `strict`"
     )]
     ShapeOrCalls {
         /// The family whose calls these are.
@@ -543,7 +542,7 @@ pub enum Error {
         maximum: usize,
     },
     /// An adapter for a model whose files this library has not read.
-    #[error("this model was put together by its caller, and takes no adapters")]
+    #[error("this model was built by its caller and takes no adapters")]
     NoAdapters,
     /// A session cannot be saved or restored.
     #[error("session {}: {source}", path.display())]

@@ -86,7 +86,7 @@ pub enum SessionError {
     },
     /// A model without an identity: a file could not say whose it is.
     #[error(
-        "the model was put together by the caller, so its sessions could not be told from those of others"
+        "the model was built by the caller, so its sessions cannot be distinguished from those of other models"
     )]
     Unidentified,
     /// A device whose memory cannot be read.

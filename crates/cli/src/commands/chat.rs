@@ -360,7 +360,7 @@ impl Chat {
         if let Some(shift) = shift {
             let n_dropped = prompt.cut(shift, model.n_ctx());
             if n_dropped > 0 {
-                note!("[the context is full: the oldest {n_dropped} tokens are not seen any more]");
+                note!("[the context is full: the oldest {n_dropped} tokens were dropped]");
             }
         }
         let ids = &prompt.tokens;

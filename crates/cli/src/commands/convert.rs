@@ -163,7 +163,7 @@ fn folder_of(path: &Path) -> Result<PathBuf, Failure> {
     let source = match ModelSource::find(path) {
         Err(Error::SeveralModels { folder, names }) => {
             let failure = Failure::input(format!(
-                "{} holds GGUF files, and no safetensors with config.json",
+                "{} holds GGUF files, but no safetensors with config.json",
                 folder.display()
             ));
             return Err(failure.hint(match folder_below(&folder) {

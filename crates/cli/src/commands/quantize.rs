@@ -207,7 +207,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         } else {
             "has a folder of safetensors"
         };
-        return Err(Failure::input(format!("{given} {what}, and not a GGUF file"))
+        return Err(Failure::input(format!("{given} {what}, not a GGUF file"))
             .hint(format!("`tokenmill convert {given} OUT.gguf --type TYPE` makes one; `run`, `chat` and `serve` quantize while they load, with --quantize TYPE")));
     }
     let file = GgufFile::open(input)?;

@@ -321,7 +321,7 @@ impl Args {
         .into_iter()
         .find_map(|(name, keys)| keys.iter().any(|key| key.trim().is_empty()).then_some(name))
         {
-            let failure = Failure::usage(format!("`{name}` is empty, which would let everybody in"));
+            let failure = Failure::usage(format!("`{name}` is empty, which would admit every client"));
             return Err(failure.hint("give a key, or leave it out"));
         }
         let mut api_keys = ApiKeys::new(self.api_key.clone());

@@ -120,7 +120,7 @@ impl LoadArgs {
         if is_made_again && !chooses && self.flags.gpu_batch != Some(BatchThreshold::Measured) {
             return Err(
                 Failure::usage("`--measure-again` does nothing here: nothing is measured")
-                    .hint("`-ngl auto` and `--gpu-batch auto` choose by what they measure"),
+                    .hint("`-ngl auto` and `--gpu-batch auto` choose by measurements"),
             );
         }
         Ok(Measurements {

@@ -187,7 +187,7 @@ fn an_empty_key_does_not_open_the_server() {
         assert_eq!(
             Outcome::of(&output).failed(2),
             format!(
-                "error: `{name}` is empty, which would let everybody in (hint: give a key, or leave it out)"
+                "error: `{name}` is empty, which would admit every client (hint: give a key, or leave it out)"
             )
         );
     }

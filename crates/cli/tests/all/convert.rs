@@ -264,7 +264,7 @@ fn what_is_no_folder_to_convert_is_told_from_one() {
     // Files of a model, next to the folder that they were made of.
     let line = tokenmill(["convert", arg(&data.join("parity/qwen2")), arg(&output)]).failed(3);
     assert!(
-        line.contains("qwen2 holds GGUF files, and no safetensors with config.json (hint: ")
+        line.contains("qwen2 holds GGUF files, but no safetensors with config.json (hint: ")
             && line.ends_with("hf has them)"),
         "{line}"
     );

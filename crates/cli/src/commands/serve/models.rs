@@ -216,9 +216,9 @@ fn warn_of_managers(config: &ServerConfig) {
     };
     if !is_local {
         let who = if config.api_keys.is_open() {
-            "anybody who reaches this address"
+            "every client that reaches this address"
         } else {
-            "whoever has a key"
+            "every client with a key"
         };
         tracing::warn!("{who} may download models and remove those of --models-dir");
     }

@@ -76,7 +76,7 @@ pub(super) async fn serve(listening: Listening, models: Models, is_watched: bool
     }
     let is_reachable = matches!(config.listen, Listen::Tcp(address) if !address.ip().is_loopback());
     if is_reachable && config.api_keys.is_open() {
-        tracing::warn!("anybody who reaches this address may use the model; set --api-key-file");
+        tracing::warn!("every client that reaches this address may use the model; set --api-key-file");
     }
     let stopping = models.clone();
     let n_unfinished = Arc::new(AtomicUsize::new(0));
