@@ -41,7 +41,7 @@ pub fn command() -> clap::Command {
     };
     clap::Command::new("ci")
         .about("Runs everything that must pass before a change lands")
-        .arg(flag("whole", "Run the steps by path whatever changed"))
+        .arg(flag("whole", "Run the steps by path even if nothing changed"))
         .arg(flag(
             "install",
             "Install the Debian packages and Rust targets that the steps need",
@@ -56,7 +56,7 @@ pub fn command() -> clap::Command {
                 .long("minutes")
                 .value_name("N")
                 .value_parser(value_parser!(u64))
-                .help("Start no step by path once the run is N minutes old [default: 55, no limit for steps that are asked for]"),
+                .help("Start no step by path once the run is N minutes old [default: 55, no limit for requested steps]"),
         )
         .arg(
             Arg::new("only")
@@ -155,7 +155,7 @@ pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
         let verdict = if !is_asked_for {
             record.due(step.name, step.paths)?
         } else if only.is_empty() || only.iter().any(|name| *name == step.name) {
-            Due::Now("it was asked for".to_owned())
+            Due::Now("it was requested".to_owned())
         } else {
             continue;
         };

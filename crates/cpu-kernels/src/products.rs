@@ -47,7 +47,7 @@ impl<T: QuantTile> Kernel for QuantProducts<'_, T> {
         // `start` relies on it: a product of whole bytes needs no correction where activations are centred.
         const { assert!(!T::Class::IS_WIDE || matches!(T::BIAS_BITS, None | Some(WIDE_BIAS_BITS))) };
         let run = *self.run;
-        // SAFETY: the kernel's own contract; all pointers stay inside what it describes.
+        // SAFETY: the kernel's own contract; all pointers stay inside the memory that it describes.
         unsafe {
             let max_direct_rows = if T::IS_DEAR { 4 } else { 3 * S::MAX_DIRECT_ROWS };
             if run.n_rows > max_direct_rows {

@@ -1,4 +1,4 @@
-//! `inspect`: what a model file holds, and the memory it will take.
+//! `inspect`: the contents of a model file, and the memory that the model will take.
 //!
 //! It shows files that cannot be run, too: then the plan says why.
 
@@ -33,7 +33,7 @@ const MAX_SHOWN_ELEMENTS: usize = 5;
 /// Characters of a text that are shown.
 const MAX_SHOWN_CHARS: usize = 80;
 
-/// Show what a model file holds, and the memory it will take.
+/// Show the contents of a model file and the memory it needs.
 #[derive(clap::Args)]
 #[command(
     visible_alias = "show",
@@ -85,7 +85,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Returns what a model was made for; `None` where its tokenizer, which goes with the template, cannot be read.
+    /// Returns the task of a model; `None` if its tokenizer, which goes with the template, cannot be read.
     fn of(source: &ModelSource, model: &Model) -> Option<Self> {
         Some(match Task::of(model) {
             Task::Embeddings => Self::Embeddings,
@@ -115,13 +115,13 @@ impl Kind {
         match self {
             Self::Base => "base model: it has no chat template, continues texts (`run`) and cannot chat",
             Self::Chat => "chat model: it has a chat template",
-            Self::Embeddings => "embedding model: it makes vectors of texts",
-            Self::Ranks => "ranking model: it says how well documents answer a query",
+            Self::Embeddings => "embedding model: it turns texts into vectors",
+            Self::Ranks => "ranking model: it scores how well documents answer a query",
         }
     }
 }
 
-/// Whether a file is no model, but one that an option takes.
+/// Whether a file is not a model, but one that an option takes.
 fn is_for_an_option(error: &LoadError) -> bool {
     match error {
         LoadError::IsImportanceMatrix | LoadError::IsAdapter | LoadError::IsNextnAlone => true,
@@ -136,7 +136,7 @@ struct Plan {
     options: ModelOptions,
     /// Tokens of the longest context that the model was made for.
     n_ctx_train: usize,
-    /// Its own layer for further tokens, or why that cannot be used.
+    /// Its own MTP layer, or why that cannot be used.
     mtp: Option<Result<MtpPlan, String>>,
     serve: ServePlan,
 }
@@ -444,7 +444,7 @@ impl Inspection {
                     Some(Ok(layer)) => line(
                         text,
                         format_args!(
-                            "  {:<15} {:>10} more, where it guesses further tokens (--spec mtp){}",
+                            "  {:<15} {:>10} more, with its MTP layer (--spec mtp){}",
                             "MTP layer",
                             size(layer.memory.total_bytes()),
                             (layer.file.as_deref()).map_or_else(String::new, |file| {

@@ -1,4 +1,5 @@
-//! Models by name, from a server on loopback: what is said of each of its refusals, and what is downloaded where that is allowed.
+//! Models by name, from a server on loopback: the message for each of its refusals, and downloads where they
+//! are allowed.
 
 use std::{
     fs,
@@ -30,7 +31,7 @@ const LAYER_FILE: &str = "mtp-demo-Q8_0.gguf";
 /// A refusal: the status and the other lines of its head.
 type Refusal = (u16, &'static str);
 
-/// A hub with one model, and perhaps its layer for further tokens. It refuses what it is told to: lists, or bytes.
+/// A hub with one model, and perhaps its MTP layer. It refuses what it is told to: lists, or bytes.
 struct Hub {
     url: String,
     cache: TempDir,
@@ -53,7 +54,7 @@ impl Hub {
                 let Some(path) = path_asked(&stream) else { continue };
                 let answer = answer(&path, layer.as_deref(), of_list, of_bytes);
                 kept.lock().expect("no panic").push(path);
-                // A client that went away is no event.
+                // A client that went away is not an event.
                 let _unread = (&stream).write_all(&answer);
             }
         });
@@ -92,7 +93,7 @@ fn answer(path: &str, layer: Option<&[u8]>, of_list: Option<Refusal>, of_bytes: 
     let files = [(FILE, DEMO_GGUF)]
         .into_iter()
         .chain(layer.map(|bytes| (LAYER_FILE, bytes)));
-    // Their etags are no hashes: the size is what such a file is checked by.
+    // Their etags are not hashes: such a file is checked by its size.
     let siblings =
         files.map(|(name, bytes)| json!({ "rfilename": name, "size": bytes.len(), "blobId": name }));
     let list = json!({ "id": NAME, "sha": COMMIT, "siblings": siblings.collect::<Vec<_>>() });
@@ -607,7 +608,7 @@ fn the_layer_that_guesses_is_downloaded_where_it_would_guess() {
     let layer_in =
         |cache: &Path| cache.join(format!("models--org--demo-GGUF/snapshots/{COMMIT}/{LAYER_FILE}"));
     let told = run(hub.cache.path(), &[]).error_line(3);
-    assert!(told.contains("for its layer that guesses tokens"), "{told}");
+    assert!(told.contains("for its MTP layer"), "{told}");
     let with = run(hub.cache.path(), &["--yes", "--spec", "mtp"]).ok();
     assert!(layer_in(hub.cache.path()).exists());
     let other = tempfile::tempdir().unwrap();
@@ -616,5 +617,5 @@ fn the_layer_that_guesses_is_downloaded_where_it_would_guess() {
     assert_eq!(with, without);
     // A model that is already downloaded is used as it is.
     let line = run(other.path(), &["--yes", "--spec", "mtp"]).error_line(2);
-    assert!(line.contains("has no layer that guesses"), "{line}");
+    assert!(line.contains("has no MTP layer"), "{line}");
 }

@@ -1,7 +1,7 @@
-//! [`Server`]: `serve`, started for a test and asked over HTTP.
+//! [`Server`]: `serve`, started for a test and queried over HTTP.
 //!
-//! Separate because tests of several files start one. Invariant: it listens only on loopback and on a port of its own, and its log is
-//! read, so that it never waits for its reader.
+//! Tests of several files start one. Invariant: it listens only on loopback and on a port of its own, and its
+//! log is read, so that it never waits for its reader.
 
 use std::{
     ffi::OsStr,

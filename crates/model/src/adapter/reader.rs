@@ -85,7 +85,7 @@ impl AdapterReader {
         mut weights: Vec<AdapterWeight>,
     ) -> Result<Adapter, LoadError> {
         if weights.is_empty() {
-            return Err(bad(path, "it has no tensors of an adapter"));
+            return Err(bad(path, "it has no adapter tensors"));
         }
         weights.sort_by(|a, b| a.tensor.cmp(&b.tensor));
         if let Some(twice) = weights.windows(2).find(|pair| pair[0].tensor == pair[1].tensor) {

@@ -216,7 +216,7 @@ impl AttentionDescriptor {
     /// Returns the slope of each head under ALiBi.
     pub fn alibi_slopes(&self) -> Option<Vec<f32>> {
         let max_bias = self.alibi?;
-        // If the number of heads is no power of two, heads beyond the next lower power get slopes between the
+        // If the number of heads is not a power of two, heads beyond the next lower power get slopes between the
         // others.
         let n_whole = 1 << self.n_heads.ilog2();
         let slope = |step: usize, n: usize| (-max_bias * step as f32 / n as f32).exp2();
@@ -237,7 +237,7 @@ impl AttentionDescriptor {
         }
     }
 
-    /// Returns what the KV store holds for the layer.
+    /// Returns the layer's contents of the KV store.
     pub fn kv_shape(&self) -> KvLayerShape {
         KvLayerShape {
             n_kv_heads: self.n_kv_heads,

@@ -1,8 +1,8 @@
-//! Several models: the list of them, from the command line, a folder and a file, and the way each is loaded.
+//! The list of several models, from the command line, a folder and a file, and the way each is loaded.
 //!
-//! Separate from the server of one model, which is loaded before it listens. Invariants: a model named on the
-//! command line exists, or the program does not start; a model in a folder or a file may be missing, and then
-//! its requests get the reason. Nothing is downloaded while requests wait.
+//! A single model, in contrast, is loaded before the server listens. Invariants: a model named on the command
+//! line exists, or the program does not start; a model in a folder or a file may be missing, and then its
+//! requests get the reason. Nothing is downloaded while requests wait.
 
 use std::{
     fs,
@@ -38,31 +38,31 @@ use crate::{
     numbers::{ByteSize, size_of},
 };
 
-/// Which models there are besides the ones that are named, and what all share.
+/// The models besides the named ones, and the settings that all share.
 #[derive(clap::Args, Debug, Clone)]
 #[command(next_help_heading = "Several models")]
 pub(super) struct SeveralArgs {
-    /// Serve the models of a TOML file, each with settings of its own; docs/serving.md has an example
+    /// Serve the models that a TOML file lists, each with its own settings; docs/serving.md has an example
     #[arg(long, value_name = "FILE")]
     models: Option<PathBuf>,
-    /// Serve the models in a folder: the GGUF files in it, and those of the folders in it. Later additions
-    /// are found when a client asks for a list or an unknown name
+    /// Serve the GGUF files in a folder and in its direct subfolders. The server looks for new files when a
+    /// client lists models or names an unknown one
     #[arg(long, value_name = "DIR")]
     models_dir: Option<PathBuf>,
-    /// Let clients of Ollama's API download models into --models-dir (`/api/pull`) and remove models of it (`/api/delete`)
+    /// Let clients of Ollama's API download models into --models-dir (`/api/pull`) and remove them (`/api/delete`)
     #[arg(long, requires = "models_dir")]
     manage_models: bool,
-    /// Serve a model that makes embeddings next to the others; requests for embeddings that name no model are for it
+    /// Serve an embedding model next to the others; it answers embedding requests that name no model
     #[arg(long, value_name = "MODEL")]
     embedding_model: Option<PathBuf>,
-    /// Load a model at the start and keep it loaded, by the name that it is served under or was given as. May be repeated
+    /// Load this model at the start and keep it loaded; NAME is its served name or the name it was given by. May be repeated
     #[arg(long, value_name = "NAME")]
     pin: Vec<String>,
-    /// Memory that all models together may take, such as 16GiB. The one that was used longest ago is unloaded for another
-    /// [default: what is available at the start]
+    /// Memory for all models together, such as 16GiB. The least recently used model is unloaded to make room for another
+    /// [default: the memory available at the start]
     #[arg(long, value_name = "SIZE")]
     memory_budget: Option<ByteSize>,
-    /// Unload a model that no request has used for so long: 90s, 10m, 1h30m [default: only for another]
+    /// Unload a model after this time without a request: 90s, 10m, 1h30m [default: only to make room for another]
     #[arg(
         long,
         visible_alias = "sleep-idle-seconds",
@@ -134,8 +134,8 @@ pub(super) fn several(
         .or(file.as_ref().and_then(|file| file.memory_budget));
     if let Some(ByteSize(n_bytes)) = given_budget {
         if n_bytes < SMALLEST_BUDGET {
-            let message = format!("a memory budget of {n_bytes} bytes has room for no model");
-            return Err(Failure::usage(message).hint("say it with its unit, such as 16GiB"));
+            let message = format!("a memory budget of {n_bytes} bytes is too small for any model");
+            return Err(Failure::usage(message).hint("give it with a unit, such as 16GiB"));
         }
         for model in &mut found {
             keep_or_warn(
@@ -192,7 +192,7 @@ pub(super) fn several(
     let budget = limits.budget_bytes;
     if budget.is_none() {
         tracing::warn!(
-            "how much memory is available is not known here: without `--memory-budget` no model is unloaded for another"
+            "the available memory is not known on this system: without `--memory-budget` no model is unloaded for another"
         );
     }
     let n_models = specs.len();
@@ -200,7 +200,7 @@ pub(super) fn several(
         let failure = Failure::usage(error.to_string());
         match error {
             ModelsError::SameName { .. } => {
-                failure.hint("in a file for `--models` each has a name of its own")
+                failure.hint("in a file for `--models` each model has its own name")
             }
             _ => failure,
         }
@@ -222,9 +222,9 @@ fn warn_of_managers(config: &ServerConfig) {
     };
     if !is_local {
         let who = if config.api_keys.is_open() {
-            "anybody who reaches this address"
+            "every client that reaches this address"
         } else {
-            "whoever has a key"
+            "every client with a key"
         };
         tracing::warn!("{who} may download models and remove those of --models-dir");
     }
@@ -246,7 +246,7 @@ fn pin(specs: &mut [ModelSpec], name: &str) -> Result<(), Failure> {
         [] => format!("the models are {}", first_few(&names)),
         near => format!("near it: `{}`", near.join("`, `")),
     };
-    Err(Failure::usage(format!("`--pin {name}`: no model is called so")).hint(hint))
+    Err(Failure::usage(format!("`--pin {name}`: no model has this name")).hint(hint))
 }
 
 /// Warns where a model that is to make embeddings was made for text.
@@ -255,7 +255,7 @@ fn warn_of_text(args: &Args, model: &Path) -> Result<(), Failure> {
     let network = ModelSource::find(path)?.open_network()?;
     if Task::of(&network) == Task::Text {
         tracing::warn!(
-            "`--embedding-model {}` continues texts: its embeddings are what it computes of a text, which it was not trained for",
+            "`--embedding-model {}` generates text: it was not trained for embeddings",
             model.display()
         );
     }
@@ -285,29 +285,29 @@ fn refuse_what_is_for_one(args: &Args, n_models: usize) -> Result<(), Failure> {
     }
 }
 
-/// Options that name a file of one model: whether each is given, and what to do instead.
+/// Options that name a file of one model: whether each is given, and the replacement.
 fn flags_of_one(args: &Args) -> impl Iterator<Item = (bool, &'static str, &'static str)> + use<> {
     let flags = &args.model_flags.flags;
     let of_one = [
         (
             flags.adapters.names().next().is_some(),
             "--lora",
-            "`lora` in a file for `--models` says whose adapter it is",
+            "`lora` in a file for `--models` assigns an adapter to a model",
         ),
         (
             flags.vision.names_file(),
             "--mmproj",
-            "`mmproj` in a file for `--models` says whose encoder it is",
+            "`mmproj` in a file for `--models` assigns an encoder to a model",
         ),
         (
             flags.speculation.names_draft(),
             "--draft",
-            "`draft` in a file for `--models` says whose draft model it is",
+            "`draft` in a file for `--models` assigns a draft model to a model",
         ),
         (
             flags.speculation.names_mtp(),
             "--mtp",
-            "`mtp` in a file for `--models` says whose layer it is",
+            "`mtp` in a file for `--models` assigns an MTP layer to a model",
         ),
     ];
     of_one.into_iter()
