@@ -36,6 +36,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("ffn_act.beta", Recast::IntoKey("xielu.beta")),
             ("ffn_act.eps", Recast::IntoKey("xielu.eps")),
         ],
+        own_activation: Some("xielu"),
         ..HfLayout::LLAMA
     },
     rule: |keys| {

@@ -121,7 +121,7 @@ fn rule(keys: &mut GgufKeys<'_>, n_unused_positions: usize) -> Result<(), LoadEr
     }
     encoder::find_pooling(keys, &["cls", "pooler"])?;
     encoder::write_keys(keys, false)?;
-    let n_ctx_train = keys.descriptor.n_ctx_train.saturating_sub(n_unused_positions);
+    let n_ctx_train = keys.sizes.n_ctx_train.saturating_sub(n_unused_positions);
     keys.facts.n_ctx_train = n_ctx_train;
     keys.set_count("context_length", n_ctx_train)
 }

@@ -68,7 +68,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     }
     keys.facts.activation = None;
     keys.sizes()?;
-    let n_embd = keys.descriptor.n_embd;
+    let n_embd = keys.sizes.n_embd;
     keys.set_count("feed_forward_length", n_embd.saturating_mul(4))?;
     keys.heads()?;
     keys.copy_count("attention.head_count_kv", &["n_head", "num_attention_heads"])?;

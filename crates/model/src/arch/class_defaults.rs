@@ -10,52 +10,31 @@ use std::sync::OnceLock;
 
 use serde_json::{Map, Value};
 
+use super::{
+    HfConfig,
+    hf_experts::{N_EXPERTS, N_USED},
+    hf_sizes::{ACTIVATION, Fields, N_CTX, N_EMBD, N_FF, N_HEADS, N_LAYERS, NORM_EPS},
+};
+
 /// Key for a class's rope base; no file contains it.
 pub(super) const ROPE_BASE: &str = "default_rope_theta";
 /// Key of the alias table of a class.
 const ALIASES: &str = "aliases";
 
 /// Groups of equivalent fields: if a file has one of a group, the class default of the others does not apply.
-const SAME: &[&[&str]] = &[
-    &[
-        "num_local_experts",
-        "num_experts",
-        "n_routed_experts",
-        "moe_num_experts",
-    ],
-    &[
-        "num_experts_per_tok",
-        "num_experts_per_token",
-        "moe_k",
-        "moe_topk",
-        "top_k_experts",
-    ],
-    &["hidden_size", "n_embd", "n_embed"],
-    &["num_hidden_layers", "n_layer"],
-    &["num_attention_heads", "n_head"],
-    &["intermediate_size", "ffn_hidden_size", "n_inner"],
-    &[
-        "max_position_embeddings",
-        "n_positions",
-        "seq_length",
-        "model_max_length",
-    ],
+const SAME: &[Fields] = &[
+    N_EXPERTS,
+    N_USED,
+    N_EMBD,
+    N_LAYERS,
+    N_HEADS,
+    N_FF,
+    N_CTX,
+    NORM_EPS,
+    ACTIVATION,
     &["norm_topk_prob", "moe_renormalize"],
     &["n_group", "num_expert_group"],
     &["n_shared_experts", "num_shared_experts"],
-    &[
-        "hidden_activation",
-        "hidden_act",
-        "activation_function",
-        "activation",
-    ],
-    &[
-        "rms_norm_eps",
-        "layer_norm_eps",
-        "layer_norm_epsilon",
-        "norm_epsilon",
-        "norm_eps",
-    ],
 ];
 
 /// Values that networks have by their code, which configuration classes have no field for: classes, a field, and its
@@ -97,8 +76,15 @@ const IN_CODE: &[(&[&str], &str, &str)] = &[
 const SIGMOIDS: &[&str] = &["DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"];
 const RECURRENT: &[&str] = &["MambaForCausalLM", "Mamba2ForCausalLM"];
 
+/// Returns a configuration with its class's defaults for missing fields.
+pub(super) fn filled(class: &str, config: &HfConfig) -> HfConfig {
+    let mut filled = config.clone();
+    fill(class, filled.values_mut());
+    filled
+}
+
 /// Adds the default fields of a class; none if nothing is known about it.
-pub(super) fn fill(class: &str, values: &mut Map<String, Value>) {
+fn fill(class: &str, values: &mut Map<String, Value>) {
     fill_declared(class, values);
     fill_in_code(class, values);
 }

@@ -196,7 +196,7 @@ fn find_rope(keys: &mut GgufKeys<'_>, head_dim: usize, rotated_dim: usize) -> Re
         _ => 1.0,
     };
     keys.facts.rope = Some(rope);
-    keys.facts.score_scales = Some(vec![score_scale(head_dim, factor); keys.descriptor.layers.len()]);
+    keys.facts.score_scales = Some(vec![score_scale(head_dim, factor); keys.sizes.n_layers]);
     Ok(())
 }
 
@@ -205,7 +205,7 @@ fn find_experts(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
     keys.find_router(false)?;
     keys.find_shared_experts(&["n_shared_experts"])?;
-    keys.facts.expert_layers = Some(config.expert_layers_by_kind(keys.descriptor.layers.len())?);
+    keys.facts.expert_layers = Some(config.expert_layers_behind_dense(keys.sizes.n_layers)?);
     match config.get("topk_method").and_then(|method| method.as_str()) {
         Some("greedy") if config.class()? == "DeepseekV2ForCausalLM" => keys.facts.amend(|descriptor| {
             for layer in &mut descriptor.layers {

@@ -35,10 +35,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         keys.find_windows(|layer_idx| layer_idx >= first_layer)?;
         keys.find_router(false)?;
         keys.find_shared_experts(&["n_shared_experts"])?;
-        keys.facts.expert_layers = Some(
-            keys.config
-                .expert_layers_behind_dense(keys.descriptor.layers.len())?,
-        );
+        keys.facts.expert_layers = Some(keys.config.expert_layers_behind_dense(keys.sizes.n_layers)?);
         keys.usual()?;
         keys.routed_experts()?;
         keys.score_by_sigmoid();

@@ -267,7 +267,7 @@ impl HfConfig {
 pub(super) fn find_pooling(keys: &mut GgufKeys<'_>, heads: &[&str]) -> Result<(), LoadError> {
     let config = keys.config;
     keys.facts.pooling = if config.is_classifier()? {
-        let n_embd = keys.descriptor.n_embd;
+        let n_embd = keys.sizes.n_embd;
         Some(config.rank_pooling(true, HeadStep::Tanh, Pooling::First, n_embd)?)
     } else {
         for head in heads {

@@ -63,10 +63,12 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.facts.rotate_neighbours();
     keys.find_biases(["use_bias", "use_bias"])?;
     keys.facts.shared_bias = config.presence("use_bias")?;
-    keys.facts.head_bias = Some(keys.facts.shared_bias);
+    let head_bias = keys.facts.shared_bias;
+    keys.facts
+        .amend(move |descriptor| descriptor.head_bias = head_bias);
     keys.find_router(true)?;
     keys.find_shared_experts(&["moe_num_shared_experts"])?;
-    let n_layers = keys.descriptor.layers.len();
+    let n_layers = keys.sizes.n_layers;
     // Lower bound of the sum that divides the weights.
     let key = "moe_norm_min";
     if config.opt_f32(key)?.is_some_and(|least| least > 1e-6) {
@@ -91,8 +93,8 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])?;
     keys.copy_count("expert_shared_count", &["moe_num_shared_experts"])?;
     if let (Some(width), Some(n_shared)) = (
-        keys.first_count(&["moe_intermediate_size"])?,
-        keys.first_count(&["moe_num_shared_experts"])?,
+        keys.config.opt_first_usize(&["moe_intermediate_size"])?,
+        keys.config.opt_first_usize(&["moe_num_shared_experts"])?,
     ) {
         keys.set_count(
             "expert_shared_feed_forward_length",

@@ -59,7 +59,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     }
     keys.find_router(true)?;
     keys.find_shared_experts(&["num_shared_experts"])?;
-    keys.facts.expert_layers = Some(keys.config.expert_layers_by_kind(keys.descriptor.layers.len())?);
+    keys.facts.expert_layers = Some(keys.config.expert_layers_behind_dense(keys.sizes.n_layers)?);
     keys.usual()?;
     keys.vocab_size()?;
     keys.window()?;
@@ -67,8 +67,8 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.routed_experts()?;
     keys.copy_count("expert_shared_count", &["num_shared_experts"])?;
     if let (Some(width), Some(n_shared)) = (
-        keys.first_count(&["moe_intermediate_size"])?,
-        keys.first_count(&["num_shared_experts"])?,
+        keys.config.opt_first_usize(&["moe_intermediate_size"])?,
+        keys.config.opt_first_usize(&["num_shared_experts"])?,
     ) {
         keys.set_count(
             "expert_shared_feed_forward_length",

@@ -73,24 +73,26 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let is_new = config.is("new_decoder_architecture")?;
     let n_norms = config.opt_usize("num_ln_in_parallel_attn")?;
     let is_parallel = config.opt_bool("parallel_attn")?.unwrap_or(true);
-    keys.facts.residual = Some(match (is_new, n_norms) {
+    let residual = match (is_new, n_norms) {
         (true, None | Some(2)) => Residual::ParallelTwoNorms,
         (false, _) if !is_parallel => Residual::Sequential,
         _ => Residual::Parallel,
+    };
+    keys.facts.amend(move |descriptor| {
+        for layer in &mut descriptor.layers {
+            layer.residual = residual;
+        }
     });
     keys.find_biases(["bias", "bias"])?;
     let is_multi_query = config.opt_bool("multi_query")?.unwrap_or(true);
     keys.sizes()?;
     keys.set("tensor_data_layout", "jploski");
     keys.dense_widths_or_usual()?;
-    let Some(attention) = keys.attention() else {
-        return Ok(());
-    };
-    keys.set_count("attention.head_count", attention.n_heads)?;
+    keys.set_count("attention.head_count", keys.sizes.n_heads)?;
     let n_kv_heads = match (is_new, is_multi_query) {
-        (true, _) => attention.n_kv_heads,
+        (true, _) => keys.sizes.n_kv_heads,
         (false, true) => 1,
-        (false, false) => attention.n_heads,
+        (false, false) => keys.sizes.n_heads,
     };
     keys.set_count("attention.head_count_kv", n_kv_heads)?;
     keys.unusual_rope_base();

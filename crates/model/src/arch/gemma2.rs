@@ -78,8 +78,7 @@ fn finish(descriptor: &mut Descriptor, [attn_softcap, logit_softcap]: [Option<f3
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let name = "gelu_pytorch_tanh";
-    keys.config
-        .require_hidden_activation(Activation::GeluTanh, name)?;
+    keys.config.require_hidden_gelu()?;
     keys.find_windows(|layer_idx| layer_idx % 2 == 0)?;
     keys.find_score_scale()?;
     (gemma::ARCHITECTURE.rule)(keys)?;

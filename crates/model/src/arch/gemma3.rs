@@ -69,7 +69,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     if config.is(key)? && config.class()? != "Gemma3TextModel" {
         return Err(config.wrong(key, "false, in a network that writes"));
     }
-    config.require_hidden_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
+    config.require_hidden_gelu()?;
     keys.facts.activation = None;
     keys.find_attention_bias("attention_bias")?;
     let period = config
@@ -83,7 +83,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.set_own_heads()?;
     keys.copy_number("final_logit_softcapping", &["final_logit_softcapping"])?;
     keys.window()?;
-    let n_layers = keys.descriptor.layers.len();
+    let n_layers = keys.sizes.n_layers;
     let is_usual = (keys.facts.windows.iter().enumerate())
         .all(|(layer_idx, window)| window.is_some() == ((layer_idx + 1) % 6 != 0));
     if n_layers > 0 && !is_usual {
@@ -91,7 +91,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     }
     keys.pooling()?;
     if let Some(pooling) = keys.facts.pooling.clone() {
-        let mut n_in = keys.descriptor.n_embd;
+        let mut n_in = keys.sizes.n_embd;
         for layer in &pooling.head {
             if let HeadLayer::Linear { name, n_out, .. } = layer {
                 keys.set_count(&format!("{name}_feat_in"), n_in)?;

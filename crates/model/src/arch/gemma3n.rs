@@ -124,8 +124,8 @@ fn default_sparsity(n_layers: usize) -> impl Iterator<Item = f32> {
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
-    let n_layers = keys.descriptor.layers.len();
-    config.require_hidden_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
+    let n_layers = keys.sizes.n_layers;
+    config.require_hidden_gelu()?;
     keys.facts.activation = None;
     keys.find_attention_bias("attention_bias")?;
     keys.find_windows(|layer_idx| (layer_idx + 1) % PERIOD != 0)?;
@@ -157,7 +157,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     }
     keys.usual()?;
     keys.set_own_heads()?;
-    let widths: Vec<usize> = keys.dense_widths();
+    let widths = keys.sizes.n_ff.clone();
     keys.set_count_list("feed_forward_length", &widths)?;
     let softcap = config.opt_f32("final_logit_softcapping")?;
     keys.set("final_logit_softcapping", softcap.unwrap_or(LOGIT_SOFTCAP));

@@ -170,8 +170,8 @@ fn share_kv(descriptor: &mut Descriptor, n_sharing: usize) -> Result<(), LoadErr
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
-    let n_layers = keys.descriptor.layers.len();
-    config.require_hidden_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
+    let n_layers = keys.sizes.n_layers;
+    config.require_hidden_gelu()?;
     keys.facts.activation = None;
     keys.find_attention_bias("attention_bias")?;
     keys.find_windows(|layer_idx| !(layer_idx + 1).is_multiple_of(PERIOD) && layer_idx + 1 < n_layers)?;
@@ -180,14 +180,14 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         keys.find_router(true)?;
     }
     let n_sharing = config.opt_usize("num_kv_shared_layers")?.unwrap_or(0);
-    let mut widths: Vec<usize> = keys.dense_widths();
+    let mut widths = keys.sizes.n_ff.clone();
     if config.is("use_double_wide_mlp")? {
         for width in widths.iter_mut().rev().take(n_sharing) {
             *width = width.saturating_mul(2);
         }
     }
     let heads = find_heads(keys)?;
-    let local = keys.attention().map_or(0, |attention| attention.head_dim_k);
+    let local = keys.sizes.head_dim;
     let is_global = |&layer_idx: &usize| keys.facts.windows[layer_idx].is_none();
     let (mut globals, mut locals) = (
         (0..n_layers).filter(is_global),
@@ -226,8 +226,8 @@ fn find_heads(keys: &mut GgufKeys<'_>) -> Result<Vec<(usize, usize)>, LoadError>
     // The newer layout lists the values that differ by layer.
     let all_own = config.object("per_layer_config")?;
     let mut heads = Vec::new();
-    for (layer_idx, attention) in keys.descriptor.attentions().enumerate() {
-        let (mut head_dim, mut n_kv_heads) = (attention.head_dim_k, attention.n_kv_heads);
+    for layer_idx in 0..keys.sizes.n_layers {
+        let (mut head_dim, mut n_kv_heads) = (keys.sizes.head_dim, keys.sizes.n_kv_heads);
         if keys.facts.windows[layer_idx].is_none() {
             let own = all_own.object(&layer_idx.to_string())?;
             head_dim = own.opt_usize("head_dim")?.or(global_dim).unwrap_or(head_dim);

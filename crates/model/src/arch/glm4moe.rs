@@ -38,7 +38,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         keys.facts.has_qk_norm = keys.config.is("use_qk_norm")?;
         keys.find_router(true)?;
         keys.find_shared_experts(&["n_shared_experts"])?;
-        let n_layers = keys.descriptor.layers.len();
+        let n_layers = keys.sizes.n_layers;
         keys.facts.expert_layers = Some(keys.config.expert_layers_behind_dense(n_layers)?);
         keys.usual()?;
         keys.rope_width()?;

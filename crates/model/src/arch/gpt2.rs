@@ -70,14 +70,13 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.copy_count("attention.head_count", &["n_head", "num_attention_heads"])?;
     let is_scaled = keys.config.opt_bool("scale_attn_weights")?.unwrap_or(true);
     let is_scaled_by_layer = keys.config.is("scale_attn_by_inverse_layer_idx")?;
-    let n_heads = keys.attention().map_or(1, |attention| attention.n_heads.max(1));
-    let head_dim = keys.descriptor.n_embd / n_heads;
+    let head_dim = keys.sizes.n_embd / keys.sizes.n_heads.max(1);
     let scale = if is_scaled {
         1.0 / (head_dim as f32).sqrt()
     } else {
         1.0
     };
-    let scales = (1..=keys.descriptor.layers.len()).map(|layer| {
+    let scales = (1..=keys.sizes.n_layers).map(|layer| {
         if is_scaled_by_layer {
             scale / layer as f32
         } else {

@@ -69,15 +69,12 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.find_biases(["attention_bias", "mlp_bias"])?;
     keys.usual()?;
     keys.vocab_size()?;
-    let width = keys.attention().map(|attention| attention.head_dim_k);
-    if let Some(width) = width {
-        keys.set_count("rope.dimension_count", width)?;
-    }
+    keys.set_count("rope.dimension_count", keys.sizes.head_dim)?;
     keys.copy_number("attention.scale", &["attention_multiplier"])?;
     keys.copy_number("embedding_scale", &["embedding_multiplier"])?;
     keys.copy_number("residual_scale", &["residual_multiplier"])?;
     keys.copy_number("logit_scale", &["logits_scaling"])?;
-    let shared = keys.first_count(&["shared_intermediate_size"])?;
+    let shared = keys.config.opt_first_usize(&["shared_intermediate_size"])?;
     if let Some(width) = shared.filter(|&width| width > 0) {
         keys.set_count("expert_shared_feed_forward_length", width)?;
     }

@@ -13,7 +13,7 @@ use super::{
     gguf_form::UNBOUNDED,
     granite::{self, has_gguf_rope, set_gguf_multipliers},
     granitemoe::{GRANITE_EXPERTS, with_shared},
-    hf_recurrent::{MAMBA_2, Mamba2Keys, SSM_CHANGES},
+    hf_recurrent::{MAMBA_2, SSM_CHANGES},
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -66,7 +66,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
     config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
-    let has_attention = attention_layers(config, keys.descriptor.layers.len())?;
+    let has_attention = attention_layers(config, keys.sizes.n_layers)?;
     let has_experts = config.opt_usize("num_local_experts")?.unwrap_or(0) > 0;
     if has_experts {
         keys.find_router(true)?;
@@ -87,7 +87,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         });
     }
     keys.kv_heads_of_layers(|layer_idx| has_attention[layer_idx])?;
-    keys.state_space(config.mamba2(&Mamba2Keys::BAMBA, true)?)?;
+    keys.state_space(config.mamba2(true)?)?;
     let kind = config.get("position_embedding_type");
     let has_rope = has_attention.contains(&true) && kind.is_some_and(|kind| kind == "rope");
     keys.set("rope.scaling.finetuned", has_rope);

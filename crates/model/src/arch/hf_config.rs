@@ -1,22 +1,13 @@
-//! [`HfConfig`]: typed access to a Hugging Face `config.json` for the architectures, in its old and new
-//! layout.
+//! [`HfConfig`]: typed access to a Hugging Face `config.json`.
 //!
-//! `GgufConfig` is its GGUF twin; the two formats name the same things differently. Weights of such folders
-//! are not reordered, so rope pairs are always half a head apart.
+//! Networks, image encoders and folders read their fields through it. Invariant: no field of a network is named here.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 use tokenmill_gguf::RegularFile;
 
-use tokenmill_backend::{Activation, NormKind};
-
-use crate::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LayerDescriptor, LoadError,
-    MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
-};
-
-use super::{class_defaults, gguf_config::nextn_layers};
+use crate::LoadError;
 
 /// A parsed `config.json`.
 #[derive(Clone)]
@@ -67,14 +58,8 @@ fn with_quoted_infinities(json: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The supported names of activations, for errors.
-const ACTIVATIONS: &str =
-    "one of silu, swish, swiglu, gelu, gelu_pytorch_tanh, gelu_new, gelu_fast, relu, relu2";
-
 /// Largest accepted size in bytes; real files have a few kilobytes.
 const MAX_CONFIG_BYTES: usize = 16 << 20;
-/// Largest accepted number of layers. It bounds the size of lists.
-const MAX_LAYERS: usize = 4096;
 
 impl HfConfig {
     /// Reads a `config.json`.
@@ -105,11 +90,9 @@ impl HfConfig {
         })
     }
 
-    /// Returns the configuration with its class's defaults for missing fields.
-    pub(super) fn with_class_defaults(&self, class: &str) -> Self {
-        let mut filled = self.clone();
-        class_defaults::fill(class, &mut filled.values);
-        filled
+    /// Returns the fields, for changes.
+    pub(crate) fn values_mut(&mut self) -> &mut Map<String, Value> {
+        &mut self.values
     }
 
     /// Returns the first class of `architectures`.
@@ -121,7 +104,7 @@ impl HfConfig {
     }
 
     /// Returns the configuration of a module in a folder next to this file; `None` if there is none.
-    pub(super) fn beside(&self, name: &str) -> Result<Option<Self>, LoadError> {
+    pub(crate) fn beside(&self, name: &str) -> Result<Option<Self>, LoadError> {
         let path = self.path.with_file_name(name);
         if path.is_file() {
             Self::open(&path).map(Some)
@@ -156,14 +139,14 @@ impl HfConfig {
 
     /// Returns the path of a key with a value: at the top, or in an object such as `rope_scaling`. Objects of
     /// encoders do not count.
-    pub(super) fn path_of(&self, key: &str) -> Option<String> {
+    pub(crate) fn path_of(&self, key: &str) -> Option<String> {
         /// Rope objects are nested in another object.
         const MAX_DEPTH: usize = 2;
         path_in(&self.values, key, MAX_DEPTH)
     }
 
     /// Returns whether there is a value, even null.
-    pub(super) fn has(&self, key: &str) -> bool {
+    pub(crate) fn has(&self, key: &str) -> bool {
         self.values.contains_key(key)
     }
 
@@ -175,18 +158,53 @@ impl HfConfig {
             .transpose()
     }
 
-    /// Reads a required count, under the first of its names that exists.
-    fn usize(&self, keys: &[&'static str]) -> Result<usize, LoadError> {
-        for key in keys {
-            if let Some(count) = self.opt_usize(key)? {
-                return Ok(count);
-            }
+    /// Reads a required count.
+    pub(crate) fn count(&self, key: &str) -> Result<usize, LoadError> {
+        self.first_usize(&[key])
+    }
+
+    /// Reads the count under the first of some keys that exists.
+    pub(crate) fn first_usize(&self, keys: &[&str]) -> Result<usize, LoadError> {
+        (self.opt_first_usize(keys)?).ok_or_else(|| self.wrong(keys[0], "a count"))
+    }
+
+    /// Does the same as [`Self::first_usize`]; `None` if there is none.
+    pub(crate) fn opt_first_usize(&self, keys: &[&str]) -> Result<Option<usize>, LoadError> {
+        let Some(key) = keys.iter().find(|key| self.get(key).is_some()) else {
+            return Ok(None);
+        };
+        if !self.get(key).is_some_and(Value::is_array) {
+            return self.opt_usize(key);
         }
-        Err(self.wrong(keys[0], "a count"))
+        // Some configurations have a list with a value per layer.
+        let counts = self.counts(key)?.unwrap_or_default();
+        let is_one = counts.windows(2).all(|pair| pair[0] == pair[1]);
+        let first = counts.first().filter(|_| is_one).copied();
+        (first.map(Some)).ok_or_else(|| self.wrong(key, "one count for all layers"))
+    }
+
+    /// Reads an optional list of counts, such as layer indices.
+    pub(crate) fn counts(&self, key: &str) -> Result<Option<Vec<usize>>, LoadError> {
+        let count = |value: &Value| value.as_u64().and_then(|count| usize::try_from(count).ok());
+        self.opt_list(key, "a list of counts", count)
+    }
+
+    /// Reads an optional list.
+    fn opt_list<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        item: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<Vec<T>>, LoadError> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let list = (value.as_array()).and_then(|list| list.iter().map(item).collect());
+        list.map(Some).ok_or_else(|| self.wrong(key, expected))
     }
 
     /// Reads an optional number.
-    pub(super) fn opt_f32(&self, key: &str) -> Result<Option<f32>, LoadError> {
+    pub(crate) fn opt_f32(&self, key: &str) -> Result<Option<f32>, LoadError> {
         self.get(key)
             .map(|value| value.as_f64().ok_or_else(|| self.wrong(key, "a number")))
             .transpose()
@@ -194,279 +212,36 @@ impl HfConfig {
     }
 
     /// Reads a required number.
-    pub(super) fn f32(&self, key: &str) -> Result<f32, LoadError> {
+    pub(crate) fn f32(&self, key: &str) -> Result<f32, LoadError> {
         self.opt_f32(key)?.ok_or_else(|| self.wrong(key, "a number"))
     }
 
+    /// Reads the number under the first of some keys that exists, if any.
+    pub(crate) fn first_f32(&self, keys: &[&str]) -> Result<Option<f32>, LoadError> {
+        let key = keys.iter().find(|key| self.get(key).is_some());
+        key.map_or(Ok(None), |key| self.opt_f32(key))
+    }
+
     /// Reads an optional list of numbers.
-    pub(super) fn opt_f32s(&self, key: &str) -> Result<Option<Vec<f32>>, LoadError> {
-        let Some(value) = self.get(key) else {
-            return Ok(None);
-        };
+    pub(crate) fn opt_f32s(&self, key: &str) -> Result<Option<Vec<f32>>, LoadError> {
         let number = |value: &Value| value.as_f64().map(|number| number as f32);
-        let numbers = value
-            .as_array()
-            .and_then(|values| values.iter().map(number).collect());
-        numbers
-            .map(Some)
-            .ok_or_else(|| self.wrong(key, "a list of numbers"))
+        self.opt_list(key, "a list of numbers", number)
     }
 
     /// Reads an optional boolean.
-    pub(super) fn opt_bool(&self, key: &str) -> Result<Option<bool>, LoadError> {
+    pub(crate) fn opt_bool(&self, key: &str) -> Result<Option<bool>, LoadError> {
         self.get(key)
             .map(|value| value.as_bool().ok_or_else(|| self.wrong(key, "true or false")))
             .transpose()
     }
 
     /// Reads a boolean that defaults to false.
-    pub(super) fn is(&self, key: &str) -> Result<bool, LoadError> {
+    pub(crate) fn is(&self, key: &str) -> Result<bool, LoadError> {
         Ok(self.opt_bool(key)?.unwrap_or(false))
     }
 
-    /// Converts a boolean to a [`Presence`].
-    pub(super) fn presence(&self, key: &str) -> Result<Presence, LoadError> {
-        Ok(if self.is(key)? {
-            Presence::Required
-        } else {
-            Presence::Absent
-        })
-    }
-
-    /// Returns the window of each layer: from `layer_types`, or else from `is_sliding`, called with the layer's
-    /// index.
-    pub(super) fn windows(
-        &self,
-        n_layers: usize,
-        is_sliding: impl Fn(usize) -> bool,
-    ) -> Result<Vec<Option<usize>>, LoadError> {
-        let kinds = ["full_attention", "sliding_attention"];
-        let listed = self.layers_of_two_kinds(kinds, n_layers)?;
-        let window = self.opt_usize("sliding_window")?;
-        if window.is_none() && listed.as_ref().is_some_and(|listed| listed.contains(&true)) {
-            return Err(self.wrong(
-                "sliding_window",
-                "a count, since `layer_types` has layers with a window",
-            ));
-        }
-        let has_window = |layer_idx: usize| match &listed {
-            Some(listed) => listed[layer_idx],
-            None => is_sliding(layer_idx),
-        };
-        Ok((0..n_layers)
-            .map(|layer_idx| window.filter(|_| has_window(layer_idx)))
-            .collect())
-    }
-
-    /// Returns whether windows are enabled. `layer_types` may name layers with a window only then.
-    pub(super) fn uses_windows(&self, n_layers: usize) -> Result<bool, LoadError> {
-        let key = "use_sliding_window";
-        let is_used = self.is(key)?;
-        let kinds = ["full_attention", "sliding_attention"];
-        let listed = self.layers_of_two_kinds(kinds, n_layers)?;
-        if !is_used && listed.is_some_and(|listed| listed.contains(&true)) {
-            return Err(self.wrong(key, "true, since `layer_types` has layers with a window"));
-        }
-        Ok(is_used)
-    }
-
-    /// Describes the network that most decoders are variations of; see the GGUF twin.
-    pub(super) fn decoder(&self) -> Result<Descriptor, LoadError> {
-        let counts = ["num_hidden_layers", "n_layer", "num_layers"];
-        let n_layers = match self
-            .n_kinds()
-            .filter(|_| counts.iter().all(|key| self.get(key).is_none()))
-        {
-            Some(n_kinds) => n_kinds,
-            None => self.usize(&counts)?,
-        };
-        if n_layers > MAX_LAYERS {
-            return Err(self.wrong("num_hidden_layers", "a count of layers"));
-        }
-        let n_embd = self.usize(&["hidden_size", "n_embd", "n_embed"])?;
-        let n_ctx_train = self.n_ctx_train()?;
-        let n_heads = self.usize(&["num_attention_heads", "n_head"])?;
-        let n_kv_heads = match self.opt_usize("num_key_value_heads")? {
-            Some(n_kv_heads) => Some(n_kv_heads),
-            None => self.opt_usize("num_kv_heads")?,
-        };
-        let n_ff_keys = ["intermediate_size", "ffn_hidden_size", "n_inner"];
-        let n_ff = if self.get(n_ff_keys[0]).is_some_and(Value::is_array) {
-            // Some configurations have a width for each layer.
-            let n_ff = self.counts(n_ff_keys[0])?.unwrap_or_default();
-            if n_ff.len() != n_layers {
-                return Err(self.wrong(n_ff_keys[0], "a count for each layer"));
-            }
-            n_ff
-        } else {
-            vec![self.usize(&n_ff_keys)?; n_layers]
-        };
-        let head_dim = self.opt_usize("head_dim")?.unwrap_or(n_embd / n_heads.max(1));
-        let activation = self.activation()?;
-        let layer = |n_ff| LayerDescriptor {
-            mixer: MixerDescriptor::Attention(AttentionDescriptor {
-                n_heads,
-                n_kv_heads: n_kv_heads.unwrap_or(n_heads),
-                head_dim_k: head_dim,
-                head_dim_v: head_dim,
-                scale: 1.0 / (head_dim as f32).sqrt(),
-                rope: Some(0),
-                is_causal: true,
-                window: None,
-                is_chunked: false,
-                softcap: None,
-                has_sinks: false,
-                alibi: None,
-                temperature: None,
-                qk_norm: None,
-                is_normed_after_rope: false,
-                takes_keys_as_values: false,
-                has_v_norm: false,
-                shares_kv_of: None,
-                output_gate: None,
-                qkv_bias: Presence::Absent,
-                output_bias: Presence::Absent,
-            }),
-            ffn: FfnDescriptor::Dense(DenseDescriptor {
-                n_ff,
-                activation,
-                xielu: None,
-                cutoff: None,
-                joined: GateUpOrder::GateFirst,
-                is_gated: true,
-                bias: Presence::Absent,
-            }),
-            norms: NormPlacement::Pre,
-            residual: Residual::Sequential,
-            has_output_scale: false,
-        };
-        Ok(Descriptor {
-            arch: String::new(),
-            n_vocab: self.usize(&["vocab_size"])?,
-            n_embd,
-            n_ctx_train,
-            embedding_scale: 1.0,
-            reads_hidden: false,
-            token_types: Presence::Absent,
-            n_learned_positions: None,
-            embedding_norm: None,
-            norm: NormDescriptor {
-                kind: NormKind::Rms,
-                eps: self.norm_eps()?,
-                bias: Presence::Absent,
-            },
-            post_norm_eps: None,
-            layer_embeddings: None,
-            alt_up: None,
-            ropes: vec![self.rope("full_attention", head_dim)?],
-            layers: n_ff.into_iter().map(layer).collect(),
-            tensor_names: &[],
-            residual_scale: 1.0,
-            has_output_norm: true,
-            pooling: None,
-            head: match self.opt_bool("tie_word_embeddings")? {
-                Some(false) => OutputHead::Own,
-                // If a folder has both tensors nevertheless, its own head is used.
-                Some(true) | None => OutputHead::OwnIfPresent,
-            },
-            head_bias: Presence::Absent,
-            logit_scale: 1.0,
-            logit_softcap: None,
-            row_factors: Vec::new(),
-            n_deep_inputs: 0,
-            tower: None,
-            control: Vec::new(),
-            ignorable: nextn_layers(n_layers, self.opt_usize("num_nextn_predict_layers")?.unwrap_or(0)),
-        })
-    }
-
-    /// Returns the number of layers whose kinds are listed or spelled, a letter for each.
-    fn n_kinds(&self) -> Option<usize> {
-        let listed = self
-            .get("layers_block_type")
-            .and_then(Value::as_array)
-            .map(Vec::len);
-        let spelled = self.get("hybrid_override_pattern").and_then(Value::as_str);
-        listed.or(spelled.map(|kinds| kinds.chars().count()))
-    }
-
-    fn n_ctx_train(&self) -> Result<usize, LoadError> {
-        let keys = [
-            "max_position_embeddings",
-            "n_positions",
-            "seq_length",
-            "model_max_length",
-        ];
-        self.usize(&keys)
-    }
-
-    fn norm_eps(&self) -> Result<f32, LoadError> {
-        let keys = [
-            "rms_norm_eps",
-            "layer_norm_eps",
-            "layer_norm_epsilon",
-            "norm_epsilon",
-            "norm_eps",
-        ];
-        for key in keys {
-            if let Some(eps) = self.opt_f32(key)? {
-                return Ok(eps);
-            }
-        }
-        Err(self.wrong(keys[0], "a number"))
-    }
-
-    pub(super) fn activation(&self) -> Result<Activation, LoadError> {
-        let keys = [
-            "hidden_activation",
-            "hidden_act",
-            "activation_function",
-            "activation",
-            "mlp_hidden_act",
-        ];
-        let Some(key) = keys.into_iter().find(|key| self.get(key).is_some()) else {
-            return Err(self.wrong("hidden_act", ACTIVATIONS));
-        };
-        match self.get(key).and_then(Value::as_str) {
-            Some("silu" | "swish" | "swiglu") => Ok(Activation::Silu),
-            Some("gelu" | "gelu_python") => Ok(Activation::GeluErf),
-            Some("gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_new" | "gelu_fast" | "gelu_accurate") => {
-                Ok(Activation::GeluTanh)
-            }
-            Some("relu") => Ok(Activation::Relu),
-            Some("relu2") => Ok(Activation::ReluSquared),
-            // Apertus sets its own function, which has parameters, so it is none of these.
-            Some("xielu") if self.class()? == "ApertusForCausalLM" => Ok(Activation::Identity),
-            _ => Err(self.wrong(key, ACTIVATIONS)),
-        }
-    }
-
-    /// Refuses an activation other than the one that a network requires.
-    pub(super) fn require_activation(&self, expected: Activation, name: &str) -> Result<(), LoadError> {
-        if self.activation()? == expected {
-            return Ok(());
-        }
-        let key = ["hidden_activation", "hidden_act"]
-            .into_iter()
-            .find(|key| self.get(key).is_some());
-        Err(self.wrong(key.unwrap_or("hidden_act"), name))
-    }
-
-    /// Does the same as [`Self::require_activation`], for classes that read only `hidden_activation` and ignore
-    /// `hidden_act`.
-    pub(super) fn require_hidden_activation(
-        &self,
-        expected: Activation,
-        name: &str,
-    ) -> Result<(), LoadError> {
-        if self.get("hidden_activation").is_none() {
-            return Ok(());
-        }
-        self.require_activation(expected, name)
-    }
-
     /// Returns the object under a key, or an empty one.
-    pub(super) fn object(&self, key: &str) -> Result<Self, LoadError> {
+    pub(crate) fn object(&self, key: &str) -> Result<Self, LoadError> {
         Ok(Self {
             path: self.path.clone(),
             values: match self.get(key) {

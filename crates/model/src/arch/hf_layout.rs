@@ -32,6 +32,8 @@ pub(crate) struct HfLayout {
     pub(super) drafts: Drafts,
     /// The architecture of the file made from a folder with experts, if it is another.
     pub(super) arch_with_experts: Option<&'static str>,
+    /// The name of the activation that is the architecture's own.
+    pub(super) own_activation: Option<&'static str>,
 }
 
 /// How the rows of queries and keys in an architecture's GGUF files differ from those in its folders.
@@ -125,6 +127,7 @@ impl HfLayout {
         has_plain_norms: false,
         drafts: Drafts::Left,
         arch_with_experts: None,
+        own_activation: None,
     };
 
     /// Returns how the rows of queries and keys in GGUF files differ from the folder's.

@@ -46,9 +46,7 @@ pub(super) fn finish(descriptor: &mut Descriptor) {
 pub(super) fn long_context(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let rope = keys.config.rope_parameters()?;
     if rope.get("alpha").is_some() {
-        if let Some(rope) = keys.descriptor.ropes.first() {
-            keys.set("rope.freq_base", rope.base);
-        }
+        keys.set("rope.freq_base", keys.sizes.rope.base);
         keys.set("rope.scaling.type", "none");
         keys.set("rope.scaling.factor", 1.0_f32);
         keys.set("rope.scaling.original_context_length", LONG_CONTEXT);

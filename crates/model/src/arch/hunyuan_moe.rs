@@ -47,7 +47,9 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.find_shared_experts(&["num_shared_expert"])?;
     keys.usual()?;
     keys.set_own_head_width()?;
-    let width = keys.first_count(&["moe_intermediate_size", "intermediate_size"])?;
+    let width = keys
+        .config
+        .opt_first_usize(&["moe_intermediate_size", "intermediate_size"])?;
     if let Some(width) = width {
         keys.set_count("expert_feed_forward_length", width)?;
     }

@@ -58,7 +58,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         scale,
     });
     keys.find_shared_experts(&["num_shared_experts"])?;
-    keys.facts.expert_layers = Some(keys.config.expert_layers_by_kind(keys.descriptor.layers.len())?);
+    keys.facts.expert_layers = Some(keys.config.expert_layers_behind_dense(keys.sizes.n_layers)?);
     keys.usual()?;
     keys.routed_experts()?;
     keys.score_by_sigmoid();

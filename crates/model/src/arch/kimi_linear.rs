@@ -9,7 +9,7 @@ use crate::{Descriptor, KimiDeltaDescriptor, LatentDescriptor, LoadError, MixerD
 
 use super::{
     Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast, deepseek2, gguf_experts::MoeDefaults,
-    hf_experts::MIXTRAL_EXPERTS,
+    hf_experts::MIXTRAL_EXPERTS, hf_layers::KINDS,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -123,10 +123,10 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     if config.opt_usize("moe_layer_freq")?.unwrap_or(1) != 1 {
         return Err(config.wrong("moe_layer_freq", "1"));
     }
-    let n_layers = keys.descriptor.layers.len();
+    let n_layers = keys.sizes.n_layers;
     keys.find_router(true)?;
     keys.find_shared_experts(&["n_shared_experts", "num_shared_experts"])?;
-    keys.facts.expert_layers = Some(config.expert_layers_by_kind(n_layers)?);
+    keys.facts.expert_layers = Some(config.expert_layers_behind_dense(n_layers)?);
     keys.sizes()?;
     keys.heads()?;
     keys.norm_eps()?;
@@ -147,7 +147,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let kinds = ["full_attention", "linear_attention"];
     let is_recurrent: Vec<bool> = match older.counts("kda_layers")? {
         Some(layers) => (1..=n_layers).map(|layer| layers.contains(&layer)).collect(),
-        None => (config.layers_of_two_kinds(kinds, n_layers)?)
+        None => (config.layers_of_two_kinds(KINDS, kinds, n_layers)?)
             .ok_or_else(|| config.wrong("layer_types", "a kind for each layer"))?,
     };
     let kv_heads: Vec<usize> = is_recurrent.iter().map(|&is| usize::from(!is)).collect();
@@ -168,7 +168,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.latent_widths()?;
     keys.copy_count("attention.value_length", &["head_dim"])?;
     keys.routed_experts()?;
-    if keys.score().is_none() {
+    if config.expert_score()?.is_none() {
         keys.score_by_sigmoid();
     }
     keys.copy_count("expert_shared_count", &["num_shared_experts"])

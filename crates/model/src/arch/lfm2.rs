@@ -7,7 +7,9 @@ use tokenmill_backend::{ExpertScore, RopeStyle};
 
 use crate::{FfnDescriptor, LoadError, MixerDescriptor, Presence, QkNorm};
 
-use super::{Architecture, GgufKeys, HfConfig, HfLayout, Recast, gguf_experts::MoeDefaults};
+use super::{
+    Architecture, GgufKeys, HfConfig, HfLayout, Recast, gguf_experts::MoeDefaults, hf_layers::KINDS,
+};
 
 pub(super) const LFM2: Architecture = Architecture {
     name: "lfm2",
@@ -57,7 +59,7 @@ pub(super) const LFM2_MOE: Architecture = Architecture {
             });
         }
         let n_dense = keys.config.opt_usize("num_dense_layers")?.unwrap_or(0);
-        let layers = 0..keys.descriptor.layers.len();
+        let layers = 0..keys.sizes.n_layers;
         keys.facts.expert_layers = Some(layers.map(|layer_idx| layer_idx >= n_dense).collect());
         rule(keys)?;
         keys.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])?;
@@ -119,13 +121,13 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         }
     });
     keys.usual()?;
-    if let Some(width) = keys.dense_widths().first() {
-        keys.set_count("feed_forward_length", dense_width(config, *width)?)?;
+    if let Some(&width) = keys.sizes.n_ff.first() {
+        keys.set_count("feed_forward_length", dense_width(config, width)?)?;
     }
     keys.vocab_size()?;
-    let n_layers = keys.descriptor.layers.len();
+    let n_layers = keys.sizes.n_layers;
     let has_attention =
-        if let Some(listed) = config.layers_of_two_kinds(["conv", "full_attention"], n_layers)? {
+        if let Some(listed) = config.layers_of_two_kinds(KINDS, ["conv", "full_attention"], n_layers)? {
             listed
         } else {
             // A missing list means all layers.

@@ -13,7 +13,7 @@ use crate::{AttentionDescriptor, Descriptor, LoadError, MoeDescriptor, QkNorm};
 
 use super::{
     Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults,
-    granitemoe::with_shared,
+    granitemoe::with_shared, hf_layers::KINDS,
 };
 
 /// Default period of full-attention layers, which have no positions.
@@ -123,7 +123,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     // A step of 0 means a model without experts.
     let step = config.opt_usize("interleave_moe_layer_step")?.unwrap_or(1);
     let listed = config.counts("moe_layers")?;
-    let has_experts: Vec<bool> = (0..keys.descriptor.layers.len())
+    let has_experts: Vec<bool> = (0..keys.sizes.n_layers)
         .map(|layer_idx| match &listed {
             Some(listed) => listed.contains(&layer_idx),
             None => step > 0 && (layer_idx + 1).is_multiple_of(step),
@@ -149,7 +149,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
 /// Reads which layers of a folder have rope, and which are chunked.
 fn find_positions(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
-    let n_layers = keys.descriptor.layers.len();
+    let n_layers = keys.sizes.n_layers;
     let period = config.opt_usize("no_rope_layer_interval")?.unwrap_or(PERIOD);
     // Despite the name, 1 means that the layer has rope. An empty list counts as absent.
     let has_rope = match config.opt_f32s("no_rope_layers")?.filter(|list| !list.is_empty()) {
@@ -162,7 +162,8 @@ fn find_positions(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
             .collect::<Vec<_>>(),
     };
     let kinds = ["full_attention", "chunked_attention"];
-    let is_chunked = (config.layers_of_two_kinds(kinds, n_layers)?).unwrap_or_else(|| has_rope.clone());
+    let is_chunked =
+        (config.layers_of_two_kinds(KINDS, kinds, n_layers)?).unwrap_or_else(|| has_rope.clone());
     let chunk = config.opt_usize("attention_chunk_size")?.unwrap_or(CHUNK);
     let windows = is_chunked.into_iter().take(n_layers);
     keys.facts.windows = windows.map(|is_chunked| is_chunked.then_some(chunk)).collect();

@@ -31,7 +31,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ..HfLayout::LLAMA
     },
     rule: |keys| {
-        let ssm = keys.config.mamba(keys.descriptor.n_embd)?;
+        let ssm = keys.config.mamba(keys.sizes.n_embd)?;
         rule(keys, ssm)
     },
 };
@@ -43,6 +43,6 @@ pub(super) fn rule(keys: &mut GgufKeys<'_>, ssm: SsmDescriptor) -> Result<(), Lo
     keys.set("context_length", UNBOUNDED);
     keys.set("feed_forward_length", 0_u32);
     keys.set("attention.head_count", 0_u32);
-    keys.set("attention.layer_norm_rms_epsilon", keys.descriptor.norm.eps);
+    keys.set("attention.layer_norm_rms_epsilon", keys.sizes.norm_eps);
     keys.state_space(ssm)
 }

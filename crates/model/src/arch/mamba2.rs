@@ -6,7 +6,7 @@ use crate::{FfnDescriptor, MixerDescriptor};
 
 use super::{
     Architecture, HfLayout, Recast,
-    hf_recurrent::{BACKBONE, Mamba2Keys, SSM, SSM_CHANGES},
+    hf_recurrent::{BACKBONE, SSM, SSM_CHANGES},
     mamba,
 };
 
@@ -31,17 +31,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ..HfLayout::LLAMA
     },
     rule: |keys| {
-        let ssm = keys.config.mamba2(&KEYS, true)?;
+        let ssm = keys.config.mamba2(true)?;
         mamba::rule(keys, ssm)
     },
-};
-
-const KEYS: Mamba2Keys = Mamba2Keys {
-    n_heads: "num_heads",
-    head_dim: "head_dim",
-    n_groups: "n_groups",
-    n_state: "state_size",
-    n_taps: "conv_kernel",
-    conv_bias: "use_conv_bias",
-    bias: "use_bias",
 };

@@ -33,13 +33,14 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     rule: |keys| {
         keys.usual()?;
         let config = keys.config;
-        let depth = (keys.descriptor.layers.len() as f32).sqrt();
-        let logit_scale = config.f32("dim_model_base")? / keys.descriptor.n_embd as f32;
+        let depth = (keys.sizes.n_layers as f32).sqrt();
+        let logit_scale = config.f32("dim_model_base")? / keys.sizes.n_embd as f32;
         keys.set("embedding_scale", config.f32("scale_emb")?);
         keys.set("residual_scale", config.f32("scale_depth")? / depth);
         keys.set("logit_scale", 1.0 / logit_scale);
         // The inverse of the inverse may be another number.
-        keys.facts.logit_scale = Some(logit_scale);
+        keys.facts
+            .amend(move |descriptor| descriptor.logit_scale = logit_scale);
         Ok(())
     },
 };

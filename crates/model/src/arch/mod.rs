@@ -47,10 +47,12 @@ mod granitehybrid;
 mod granitemoe;
 mod hf_config;
 mod hf_experts;
+mod hf_layers;
 mod hf_layout;
 mod hf_quantization;
 mod hf_recurrent;
 mod hf_rope;
+mod hf_sizes;
 mod hunyuan_dense;
 mod hunyuan_moe;
 mod hy_v3;
@@ -380,7 +382,7 @@ fn describe_class(class: &str, config: &HfConfig) -> Result<HfNetwork, LoadError
                 .copied()
                 .collect(),
         })?;
-    let config = config.with_class_defaults(class);
+    let config = class_defaults::filled(class, config);
     let named = |error| with_key(error, config.form());
     let mut descriptor = describe_keys_of(row, &config).map_err(named)?;
     if descriptor.pooling.is_none() {
@@ -399,16 +401,15 @@ fn describe_class(class: &str, config: &HfConfig) -> Result<HfNetwork, LoadError
 
 /// Describes the network of a folder from its keys.
 fn describe_keys_of(row: &Architecture, config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let plain = config.decoder()?;
-    let mut keys = GgufKeys::new(row.name, config, &plain);
+    let mut keys = GgufKeys::new(row, config)?;
     (row.rule)(&mut keys)?;
     if let Some(name) = row.hf_layout.arch_with_experts.filter(|_| keys.facts.has_experts) {
         return describe_keys_of(Architecture::named(name), config);
     }
-    let mut metadata = Metadata::new();
+    let (n_vocab, mut metadata) = (keys.sizes.n_vocab, Metadata::new());
     let facts = keys.write(&mut metadata)?;
     let keys = GgufConfig {
-        n_vocab: plain.n_vocab,
+        n_vocab,
         metadata: &metadata,
         tensors: BTreeMap::new(),
         arch: row.name,

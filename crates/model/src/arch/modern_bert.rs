@@ -113,14 +113,14 @@ fn finish(descriptor: &mut Descriptor, is_sliding: &[bool], local_base: f32) {
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
-    let n_layers = keys.descriptor.layers.len();
+    let n_layers = keys.sizes.n_layers;
     let window = config.opt_usize("local_attention")?.unwrap_or(128);
     let period = config.opt_usize("global_attn_every_n_layers")?.unwrap_or(PERIOD);
     let is_sliding = every_but(period, n_layers).into_iter();
     keys.facts.windows = is_sliding
         .map(|is_sliding| is_sliding.then_some(window))
         .collect();
-    let head_dim = keys.attention().map_or(0, |attention| attention.head_dim_k);
+    let head_dim = keys.sizes.head_dim;
     let mut local = config.rope("sliding_attention", head_dim)?;
     if let Some(base) = config.opt_f32("local_rope_theta")? {
         local.base = base;
@@ -134,7 +134,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
             .get("classifier_pooling")
             .is_some_and(|kind| kind == "mean");
         let kind = if is_mean { Pooling::Mean } else { Pooling::First };
-        Some(config.rank_pooling(true, HeadStep::GeluAndNorm, kind, keys.descriptor.n_embd)?)
+        Some(config.rank_pooling(true, HeadStep::GeluAndNorm, kind, keys.sizes.n_embd)?)
     } else {
         config.sentence_pooling()?
     };

@@ -65,9 +65,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
-    let n_layers = keys.descriptor.layers.len();
+    let n_layers = keys.sizes.n_layers;
     keys.find_windows(|layer_idx| !(n_layers - 1 - layer_idx).is_multiple_of(PERIOD))?;
-    let head_dim = keys.attention().map_or(0, |attention| attention.head_dim_k);
+    let head_dim = keys.sizes.head_dim;
     let scale = 1.0 / (head_dim as f32).sqrt() * config.f32("qk_scale_factor")?;
     keys.facts.score_scales = Some(vec![scale; n_layers]);
     if let Some(bases) = config.opt_f32s("layer_rope_theta")? {

@@ -28,7 +28,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         keys.vocab_size()?;
         keys.copy_number("attention.layer_norm_epsilon", &["norm_eps"])?;
         keys.rope_width()?;
-        if !matches!(keys.descriptor.ropes[0].scaling, RopeScaling::Linear { .. }) {
+        if !matches!(keys.sizes.rope.scaling, RopeScaling::Linear { .. }) {
             keys.set("rope.scaling.type", "none");
         }
         Ok(())

@@ -13,7 +13,7 @@ use super::{
     Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast,
     gguf_experts::{MoeDefaults, set_experts},
     gguf_form::UNBOUNDED,
-    hf_recurrent::{BACKBONE, Mamba2Keys, SSM, SSM_CHANGES},
+    hf_recurrent::{BACKBONE, SSM, SSM_CHANGES},
 };
 
 pub(super) const NEMOTRON_H: Architecture = Architecture {
@@ -89,16 +89,6 @@ pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
     },
 };
 
-const KEYS: Mamba2Keys = Mamba2Keys {
-    n_heads: "mamba_num_heads",
-    head_dim: "mamba_head_dim",
-    n_groups: "n_groups",
-    n_state: "ssm_state_size",
-    n_taps: "conv_kernel",
-    conv_bias: "use_conv_bias",
-    bias: "use_bias",
-};
-
 /// The kind of a layer.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
@@ -168,7 +158,7 @@ fn with_form(mut moe: MoeDescriptor) -> MoeDescriptor {
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
     let kinds = layer_kinds(config)?;
-    let n_layers = keys.descriptor.layers.len();
+    let n_layers = keys.sizes.n_layers;
     config.check_kinds("hybrid_override_pattern", kinds.len(), n_layers)?;
     // transformers' class creates no attention biases and does not tie the head, whatever the configuration
     // says.
@@ -178,16 +168,16 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.facts.ffn_bias = Some(config.presence("mlp_bias")?);
     keys.facts.has_experts = kinds.contains(&Kind::Experts);
     let n_expert_ff = if keys.facts.has_experts {
-        config.moe(true)?.n_ff
+        config.expert_width()?
     } else {
         0
     };
     keys.usual()?;
     keys.remove("rope.freq_base");
-    let widths: Vec<usize> = (kinds.iter().zip(keys.dense_widths()))
+    let widths: Vec<usize> = (kinds.iter().zip(&keys.sizes.n_ff))
         .map(|(kind, n_ff)| match kind {
             Kind::Experts => n_expert_ff,
-            Kind::Dense => n_ff,
+            Kind::Dense => *n_ff,
             Kind::Mamba | Kind::Attention => 0,
         })
         .collect();
@@ -195,9 +185,14 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.kv_heads_of_layers(|layer_idx| kinds[layer_idx] == Kind::Attention)?;
     keys.set_own_head_width()?;
     keys.vocab_size()?;
-    let width = keys.descriptor.n_embd / keys.first_count(&["num_attention_heads"])?.unwrap_or(1).max(1);
+    let width = keys.sizes.n_embd
+        / keys
+            .config
+            .opt_first_usize(&["num_attention_heads"])?
+            .unwrap_or(1)
+            .max(1);
     keys.set_count("rope.dimension_count", width)?;
-    keys.state_space(config.mamba2(&KEYS, true)?)?;
+    keys.state_space(config.mamba2(true)?)?;
     keys.set("rope.scaling.finetuned", false);
     keys.set("context_length", UNBOUNDED);
     let has_experts = kinds.into_iter().map(|kind| kind == Kind::Experts);

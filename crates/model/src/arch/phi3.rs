@@ -23,14 +23,14 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.sizes()?;
     keys.heads()?;
     keys.rope_width()?;
-    if let Some(rope) = keys.descriptor.ropes.first() {
-        keys.set("rope.freq_base", rope.base);
-        if let RopeScaling::LongRope { magnitude, .. } = rope.scaling {
-            keys.set("rope.scaling.attn_factor", magnitude);
-        }
+    keys.set("rope.freq_base", keys.sizes.rope.base);
+    if let RopeScaling::LongRope { magnitude, .. } = keys.sizes.rope.scaling {
+        keys.set("rope.scaling.attn_factor", magnitude);
     }
     keys.norm_eps()?;
-    let original = keys.first_count(&["original_max_position_embeddings", "max_position_embeddings"])?;
+    let original = keys
+        .config
+        .opt_first_usize(&["original_max_position_embeddings", "max_position_embeddings"])?;
     if let Some(original) = original {
         keys.set_count("rope.scaling.original_context_length", original)?;
     }

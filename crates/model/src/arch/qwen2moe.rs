@@ -31,7 +31,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             Some(_) => keys.config.presence("qkv_bias")?,
             None => Presence::Required,
         });
-        let n_layers = keys.descriptor.layers.len();
+        let n_layers = keys.sizes.n_layers;
         if keys.config.uses_windows(n_layers)? {
             let n_with_window = keys.config.opt_usize("max_window_layers")?.unwrap_or(0);
             keys.find_windows(|layer_idx| layer_idx.is_multiple_of(2) && layer_idx < n_with_window)?;

@@ -15,6 +15,7 @@ use super::{
     gguf_experts::MoeDefaults,
     gguf_form::{Drafts, MAX_DRAFT_LAYERS},
     hf_experts::EXPERTS,
+    hf_layers::KINDS,
     qwen2moe::with_gated_network,
 };
 
@@ -135,7 +136,7 @@ fn set_experts(config: &GgufConfig<'_>, descriptor: &mut Descriptor) -> Result<(
 fn rule_with_experts(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.find_router(true)?;
     (keys.config).first_usize(&["shared_expert_intermediate_size"])?;
-    keys.facts.expert_layers = Some(keys.config.expert_layers_by_step(keys.descriptor.layers.len())?);
+    keys.facts.expert_layers = Some(keys.config.expert_layers_by_step(keys.sizes.n_layers)?);
     rule(keys)
 }
 
@@ -155,11 +156,14 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     }
     keys.usual()?;
     keys.expert_widths()?;
-    let n_layers = keys.descriptor.layers.len();
-    let interval = keys.first_count(&["full_attention_interval"])?.unwrap_or(4);
+    let n_layers = keys.sizes.n_layers;
+    let interval = keys
+        .config
+        .opt_first_usize(&["full_attention_interval"])?
+        .unwrap_or(4);
     let by_interval = || (1..=n_layers).map(move |layer| !layer.is_multiple_of(interval.max(1)));
     let kinds = ["full_attention", "linear_attention"];
-    let listed = config.layers_of_two_kinds(kinds, n_layers)?;
+    let listed = config.layers_of_two_kinds(KINDS, kinds, n_layers)?;
     let mut recurrent = listed.unwrap_or_else(|| by_interval().collect());
     if recurrent.contains(&true) {
         let n_v_heads = config.count("linear_num_value_heads")?;
@@ -175,7 +179,10 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     if interval > 0 && by_interval().eq(recurrent.iter().copied()) {
         keys.set_count("full_attention_interval", interval)?;
     }
-    let n_drafting = keys.first_count(&["mtp_num_hidden_layers"])?.unwrap_or(0);
+    let n_drafting = keys
+        .config
+        .opt_first_usize(&["mtp_num_hidden_layers"])?
+        .unwrap_or(0);
     recurrent.extend(std::iter::repeat_n(false, n_drafting.min(MAX_DRAFT_LAYERS)));
     keys.set("attention.recurrent_layers", recurrent);
     keys.rope_width()

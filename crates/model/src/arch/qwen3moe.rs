@@ -28,7 +28,7 @@ pub(super) const QWEN3_MOE: Architecture = Architecture {
         };
         keys.facts.windows.fill(window);
         keys.find_router(false)?;
-        keys.facts.expert_layers = Some(keys.config.expert_layers_by_step(keys.descriptor.layers.len())?);
+        keys.facts.expert_layers = Some(keys.config.expert_layers_by_step(keys.sizes.n_layers)?);
         keys.usual()?;
         keys.expert_widths()
     },
@@ -59,7 +59,7 @@ pub(super) const QWEN3_VL_MOE: Architecture = Architecture {
         if let Some(router) = &mut keys.facts.router {
             router.is_normalized = true;
         }
-        keys.facts.expert_layers = Some(keys.config.expert_layers_by_step(keys.descriptor.layers.len())?);
+        keys.facts.expert_layers = Some(keys.config.expert_layers_by_step(keys.sizes.n_layers)?);
         (QWEN3_VL.rule)(keys)?;
         keys.expert_widths()
     },

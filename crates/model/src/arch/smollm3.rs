@@ -27,7 +27,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
     rule: |keys| {
         keys.find_biases(["attention_bias", "mlp_bias"])?;
-        let has_rope = has_rope(keys.config, keys.descriptor.layers.len())?;
+        let has_rope = has_rope(keys.config, keys.sizes.n_layers)?;
         if keys.config.uses_windows(has_rope.len())? {
             keys.find_windows(|layer_idx| !has_rope[layer_idx])?;
         }

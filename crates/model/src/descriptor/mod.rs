@@ -258,13 +258,14 @@ pub enum Residual {
 }
 
 /// The source of the output head's weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputHead {
     /// Its own tensor.
     Own,
     /// The token embedding.
     Tied,
     /// Its own tensor if there is one, else the token embedding.
+    #[default]
     OwnIfPresent,
     /// Some rows of its own tensor; every rank of a group has different rows.
     Part(HeadPart),
@@ -282,9 +283,10 @@ pub struct HeadPart {
 }
 
 /// Whether an optional tensor exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Presence {
     /// It does not exist.
+    #[default]
     Absent,
     /// It is used if the file has it.
     Optional,

@@ -7,35 +7,21 @@ use super::keys::GgufKeys;
 impl GgufKeys<'_> {
     /// Sets the width of a head, even if the configuration omits it.
     pub(in crate::arch) fn set_own_head_width(&mut self) -> Result<(), LoadError> {
-        match self.attention() {
-            Some(attention) => {
-                self.set_count("attention.key_length", attention.head_dim_k)?;
-                self.set_count("attention.value_length", attention.head_dim_v)
-            }
-            None => Ok(()),
-        }
+        self.set_head_width(self.sizes.head_dim)
     }
 
     /// Sets the number of heads and their width, even if the configuration omits the width.
     pub(in crate::arch) fn set_own_heads(&mut self) -> Result<(), LoadError> {
-        if let Some(attention) = self.attention() {
-            self.set_count("attention.head_count", attention.n_heads)?;
-            self.set_count("attention.head_count_kv", attention.n_kv_heads)?;
-        }
+        self.set_count("attention.head_count", self.sizes.n_heads)?;
+        self.set_count("attention.head_count_kv", self.sizes.n_kv_heads)?;
         self.set_own_head_width()
-    }
-
-    /// Returns the width of each layer's dense network.
-    pub(in crate::arch) fn dense_widths(&self) -> Vec<usize> {
-        let dense = (self.descriptor.layers.iter()).filter_map(|layer| layer.ffn.dense());
-        dense.map(|dense| dense.n_ff).collect()
     }
 
     /// Sets the widths of the dense networks: four times that of the embeddings if the configuration omits them.
     pub(in crate::arch) fn dense_widths_or_usual(&mut self) -> Result<(), LoadError> {
-        let usual = self.descriptor.n_embd.saturating_mul(4);
-        let widths = self.dense_widths().into_iter();
-        let widths: Vec<usize> = widths.map(|n_ff| if n_ff > 0 { n_ff } else { usual }).collect();
+        let usual = self.sizes.n_embd.saturating_mul(4);
+        let widths = self.sizes.n_ff.iter();
+        let widths: Vec<usize> = widths.map(|&n_ff| if n_ff > 0 { n_ff } else { usual }).collect();
         self.set_counts("feed_forward_length", &widths)
     }
 
@@ -44,15 +30,9 @@ impl GgufKeys<'_> {
         &mut self,
         has_attention: impl Fn(usize) -> bool,
     ) -> Result<(), LoadError> {
-        let attentions = self.descriptor.attentions().enumerate();
-        let kv_heads: Vec<usize> = attentions
-            .map(|(layer_idx, attention)| {
-                if has_attention(layer_idx) {
-                    attention.n_kv_heads
-                } else {
-                    0
-                }
-            })
+        let n_kv_heads = self.sizes.n_kv_heads;
+        let kv_heads: Vec<usize> = (0..self.sizes.n_layers)
+            .map(|layer_idx| if has_attention(layer_idx) { n_kv_heads } else { 0 })
             .collect();
         self.set_count_list("attention.head_count_kv", &kv_heads)
     }
@@ -116,14 +96,14 @@ impl GgufKeys<'_> {
 
     /// Sets the number of MTP layers, and includes them in the layer count.
     pub(in crate::arch) fn draft_layers(&mut self, key: &str) -> Result<(), LoadError> {
-        let n_drafting = self.first_count(&[key])?.unwrap_or(0);
+        let n_drafting = self.config.opt_usize(key)?.unwrap_or(0);
         if n_drafting == 0 {
             return Ok(());
         }
         if n_drafting > super::MAX_DRAFT_LAYERS {
             return Err(self.config.wrong(key, "a small count of layers"));
         }
-        self.set_count("block_count", self.descriptor.layers.len() + n_drafting)?;
+        self.set_count("block_count", self.sizes.n_layers + n_drafting)?;
         self.set_count("nextn_predict_layers", n_drafting)
     }
 

@@ -6,22 +6,19 @@
 //! Source: llama.cpp, `convert_hf_to_gguf.py`, for the names of keys and the origin of their values.
 
 use serde_json::Value as Json;
+use tokenmill_backend::{ExpertScore, Pooling};
 use tokenmill_gguf::{Metadata, Value};
 
-use crate::{AttentionDescriptor, Descriptor, LoadError, RopeScaling, error::check};
+use crate::{LoadError, RopeScaling};
 
-use super::super::{
-    HfConfig,
-    folder_facts::{FolderFacts, RouterFacts},
-};
+use super::super::{Architecture, HfConfig, folder_facts::FolderFacts, hf_sizes::HfSizes};
 
 /// The collected keys, in the order of the file.
 pub(crate) struct GgufKeys<'a> {
     /// Name of the architecture: the prefix of its keys.
     pub(in crate::arch) arch: &'static str,
     pub(in crate::arch) config: &'a HfConfig,
-    /// A plain decoder of the network's sizes.
-    pub(in crate::arch) descriptor: &'a Descriptor,
+    pub(in crate::arch) sizes: HfSizes,
     /// Whether the multiplier of values that YaRN rotates is stated as a key, where two numbers determine it.
     pub(in crate::arch) states_yarn_magnitude: bool,
     /// Properties that no key states.
@@ -40,19 +37,22 @@ const ROPE_BASES: &[&str] = &["global_rope_theta", "rope_theta", "rotary_emb_bas
 /// Configuration keys of the rope base of layers with a window.
 const LOCAL_ROPE_BASES: &[&str] = &["local_rope_theta", "rope_local_base_freq", "swa_rope_theta"];
 
-/// Configuration keys of the function that turns a router's logits into scores.
-const SCORES: [&str; 3] = ["score_function", "scoring_func", "moe_router_activation_func"];
-
 impl<'a> GgufKeys<'a> {
-    pub(in crate::arch) fn new(arch: &'static str, config: &'a HfConfig, descriptor: &'a Descriptor) -> Self {
-        Self {
-            arch,
-            config,
-            descriptor,
-            states_yarn_magnitude: true,
-            facts: FolderFacts::of(descriptor),
-            entries: Vec::new(),
+    pub(in crate::arch) fn new(row: &Architecture, config: &'a HfConfig) -> Result<Self, LoadError> {
+        let sizes = HfSizes::of(config)?;
+        let mut facts = FolderFacts::of(config, &sizes)?;
+        let own = row.hf_layout.own_activation;
+        if own.is_none_or(|own| config.get("hidden_act").is_none_or(|found| found != own)) {
+            facts.activation = Some(config.activation()?);
         }
+        Ok(Self {
+            arch: row.name,
+            config,
+            sizes,
+            states_yarn_magnitude: true,
+            facts,
+            entries: Vec::new(),
+        })
     }
 
     /// Adds the keys to a file's metadata. Returns the properties that they do not state.
@@ -81,7 +81,7 @@ impl<'a> GgufKeys<'a> {
 
     /// Sets a count.
     pub(in crate::arch) fn set_count(&mut self, name: &str, count: usize) -> Result<(), LoadError> {
-        self.set(name, Self::to_u32(count)?);
+        self.set(name, Self::number::<u32>(count)?);
         Ok(())
     }
 
@@ -95,14 +95,14 @@ impl<'a> GgufKeys<'a> {
 
     /// Sets a list of counts.
     pub(in crate::arch) fn set_count_list(&mut self, name: &str, counts: &[usize]) -> Result<(), LoadError> {
-        let counts: Result<Vec<i32>, _> = counts.iter().map(|&count| Self::to_i32(count)).collect();
+        let counts: Result<Vec<i32>, _> = counts.iter().map(|&count| Self::number(count)).collect();
         self.set(name, counts?);
         Ok(())
     }
 
     /// Copies a count from the first of these configuration keys that exists, if any.
     pub(in crate::arch) fn copy_count(&mut self, name: &str, keys: &[&str]) -> Result<(), LoadError> {
-        if let Some(count) = self.first_count(keys)? {
+        if let Some(count) = self.config.opt_first_usize(keys)? {
             self.set_count(name, count)?;
         }
         Ok(())
@@ -110,42 +110,18 @@ impl<'a> GgufKeys<'a> {
 
     /// Copies a number from the first of these configuration keys that exists, if any.
     pub(in crate::arch) fn copy_number(&mut self, name: &str, keys: &[&str]) -> Result<(), LoadError> {
-        for key in keys {
-            if let Some(number) = self.config.opt_f32(key)? {
-                self.set(name, number);
-                break;
-            }
+        if let Some(number) = self.config.first_f32(keys)? {
+            self.set(name, number);
         }
         Ok(())
     }
 
-    /// Returns the count under the first of these configuration keys that exists.
-    pub(in crate::arch) fn first_count(&self, keys: &[&str]) -> Result<Option<usize>, LoadError> {
-        if keys.iter().all(|key| self.config.get(key).is_none()) {
-            return Ok(None);
-        }
-        self.config.first_usize(keys).map(Some)
-    }
-
-    fn to_u32(count: usize) -> Result<u32, LoadError> {
-        u32::try_from(count).map_err(|_| Self::too_large(count))
-    }
-
-    fn to_i32(count: usize) -> Result<i32, LoadError> {
-        i32::try_from(count).map_err(|_| Self::too_large(count))
-    }
-
-    fn too_large(count: usize) -> LoadError {
-        LoadError::BadValue {
+    fn number<T: TryFrom<usize>>(count: usize) -> Result<T, LoadError> {
+        T::try_from(count).map_err(|_| LoadError::BadValue {
             what: "count in config.json",
             found: count.to_string(),
             expected: "a count of 32 bits",
-        }
-    }
-
-    /// Returns the attention of the first layer that has one.
-    pub(in crate::arch) fn attention(&self) -> Option<&'a AttentionDescriptor> {
-        self.descriptor.attentions().next()
+        })
     }
 
     /// Sets the keys that most architectures have.
@@ -160,9 +136,9 @@ impl<'a> GgufKeys<'a> {
 
     /// Sets the numbers of layers and positions, and the widths.
     pub(in crate::arch) fn sizes(&mut self) -> Result<(), LoadError> {
-        self.set_count("block_count", self.descriptor.layers.len())?;
-        self.set_count("context_length", self.descriptor.n_ctx_train)?;
-        self.set_count("embedding_length", self.descriptor.n_embd)?;
+        self.set_count("block_count", self.sizes.n_layers)?;
+        self.set_count("context_length", self.sizes.n_ctx_train)?;
+        self.set_count("embedding_length", self.sizes.n_embd)?;
         for key in ["intermediate_size", "n_inner", "hidden_dim"] {
             match self.config.get(key) {
                 Some(Json::Array(_)) => {
@@ -198,10 +174,9 @@ impl<'a> GgufKeys<'a> {
             let sections: Vec<usize> = sections.into_iter().chain([0; 4]).take(4).collect();
             self.set_count_list("rope.dimension_sections", &sections)?;
         }
-        let own = global.opt_f32("rope_theta")?;
-        let base = match own {
+        let base = match global.opt_f32("rope_theta")? {
             Some(base) => Some(base),
-            None => self.first_number(ROPE_BASES)?,
+            None => self.config.first_f32(ROPE_BASES)?,
         };
         // If the configuration omits the base, the class default applies.
         let base = base.or(self.facts.rope.as_ref().map(|rope| rope.base));
@@ -211,7 +186,7 @@ impl<'a> GgufKeys<'a> {
         let local = parameters.object("sliding_attention")?.opt_f32("rope_theta")?;
         let local = match local {
             Some(base) => Some(base),
-            None => self.first_number(LOCAL_ROPE_BASES)?,
+            None => self.config.first_f32(LOCAL_ROPE_BASES)?,
         };
         if let Some(base) = local {
             self.set("rope.freq_base_swa", base);
@@ -221,18 +196,9 @@ impl<'a> GgufKeys<'a> {
 
     /// Sets the rope base, unless it is the one that readers assume.
     pub(in crate::arch) fn unusual_rope_base(&mut self) {
-        if let Some(rope) = self.descriptor.ropes.first().filter(|rope| rope.base != 10_000.0) {
-            self.set("rope.freq_base", rope.base);
+        if self.sizes.rope.base != 10_000.0 {
+            self.set("rope.freq_base", self.sizes.rope.base);
         }
-    }
-
-    fn first_number(&self, keys: &[&str]) -> Result<Option<f32>, LoadError> {
-        for key in keys {
-            if let Some(number) = self.config.opt_f32(key)? {
-                return Ok(Some(number));
-            }
-        }
-        Ok(None)
     }
 
     fn rope_scaling(&mut self, parameters: &HfConfig) -> Result<(), LoadError> {
@@ -250,19 +216,16 @@ impl<'a> GgufKeys<'a> {
                 let original = parameters.opt_usize(key)?;
                 self.set_count(
                     "rope.scaling.original_context_length",
-                    original.unwrap_or(self.descriptor.n_ctx_train),
+                    original.unwrap_or(self.sizes.n_ctx_train),
                 )?;
                 for (name, keys) in [
-                    ("yarn_ext_factor", ["extrapolation_factor", ""]),
-                    ("yarn_attn_factor", ["attention_factor", "attn_factor"]),
-                    ("yarn_beta_fast", ["beta_fast", ""]),
-                    ("yarn_beta_slow", ["beta_slow", ""]),
+                    ("ext_factor", &["extrapolation_factor"][..]),
+                    ("attn_factor", &["attention_factor", "attn_factor"]),
+                    ("beta_fast", &["beta_fast"]),
+                    ("beta_slow", &["beta_slow"]),
                 ] {
-                    for key in keys {
-                        if let Some(number) = parameters.opt_f32(key)? {
-                            self.set(&format!("rope.scaling.{name}"), number);
-                            break;
-                        }
+                    if let Some(number) = parameters.first_f32(keys)? {
+                        self.set(&format!("rope.scaling.yarn_{name}"), number);
                     }
                 }
                 self.yarn_multipliers(parameters)?;
@@ -281,13 +244,10 @@ impl<'a> GgufKeys<'a> {
             RopeScaling::Yarn { magnitude, .. } => magnitude,
             _ => None,
         });
-        match magnitude.filter(|_| has_pair && self.states_yarn_magnitude) {
-            Some(magnitude) => {
-                self.set("rope.scaling.yarn_attn_factor", magnitude);
-                Ok(())
-            }
-            None => Ok(()),
+        if let Some(magnitude) = magnitude.filter(|_| has_pair && self.states_yarn_magnitude) {
+            self.set("rope.scaling.yarn_attn_factor", magnitude);
         }
+        Ok(())
     }
 
     /// Sets the epsilon of norms, under the key for their kind.
@@ -312,14 +272,10 @@ impl<'a> GgufKeys<'a> {
         )?;
         self.copy_count("expert_group_count", &["n_group"])?;
         self.copy_count("expert_group_used_count", &["topk_group"])?;
-        for key in SCORES {
-            match self.config.get(key).and_then(Json::as_str) {
-                Some("softmax") => self.set("expert_gating_func", 1_u32),
-                Some("sigmoid" | "noaux_tc") => self.set("expert_gating_func", 2_u32),
-                Some(_) => return Err(self.config.wrong(key, "softmax or sigmoid")),
-                None => continue,
-            }
-            break;
+        match self.config.expert_score()? {
+            Some(ExpertScore::Softmax) => self.set("expert_gating_func", 1_u32),
+            Some(ExpertScore::Sigmoid) => self.score_by_sigmoid(),
+            None => {}
         }
         Ok(())
     }
@@ -340,17 +296,12 @@ impl<'a> GgufKeys<'a> {
 
     /// Sets the size of the vocabulary.
     pub(in crate::arch) fn vocab_size(&mut self) -> Result<(), LoadError> {
-        self.set_count("vocab_size", self.descriptor.n_vocab)
+        self.set_count("vocab_size", self.sizes.n_vocab)
     }
 
     /// Sets the number of rotated values per head.
     pub(in crate::arch) fn rope_width(&mut self) -> Result<(), LoadError> {
-        let width = match (self.descriptor.ropes.first(), self.attention()) {
-            (Some(rope), _) => rope.n_dims,
-            (None, Some(attention)) => attention.head_dim_k,
-            (None, None) => return Ok(()),
-        };
-        self.set_count("rope.dimension_count", width)
+        self.set_count("rope.dimension_count", self.sizes.rope.n_dims)
     }
 
     /// Reads the window of each layer: from `layer_types`, or else from `is_sliding`, called with its index.
@@ -358,14 +309,14 @@ impl<'a> GgufKeys<'a> {
         &mut self,
         is_sliding: impl Fn(usize) -> bool,
     ) -> Result<(), LoadError> {
-        self.facts.windows = self.config.windows(self.descriptor.layers.len(), is_sliding)?;
+        self.facts.windows = self.config.windows(self.sizes.n_layers, is_sliding)?;
         Ok(())
     }
 
     /// Reads the window of each layer, for configurations that must enable windows and give the first layer
     /// that has one.
     pub(in crate::arch) fn find_windows_if_used(&mut self) -> Result<(), LoadError> {
-        if !self.config.uses_windows(self.descriptor.layers.len())? {
+        if !self.config.uses_windows(self.sizes.n_layers)? {
             return Ok(());
         }
         let first_layer = self.config.opt_usize("max_window_layers")?.unwrap_or(0);
@@ -374,8 +325,7 @@ impl<'a> GgufKeys<'a> {
 
     /// Reads the rope of layers with a window.
     pub(in crate::arch) fn find_local_rope(&mut self) -> Result<(), LoadError> {
-        let head_dim = self.attention().map_or(0, |attention| attention.head_dim_k);
-        self.facts.local_rope = Some(self.config.rope("sliding_attention", head_dim)?);
+        self.facts.local_rope = Some(self.config.rope("sliding_attention", self.sizes.head_dim)?);
         Ok(())
     }
 
@@ -395,31 +345,14 @@ impl<'a> GgufKeys<'a> {
 
     /// Reads how routers weigh experts; `is_normalized` applies if the configuration does not state it.
     pub(in crate::arch) fn find_router(&mut self, is_normalized: bool) -> Result<(), LoadError> {
-        let moe = self.config.moe(is_normalized)?;
-        let router = moe.router;
-        // A reader of keys takes 0 for a missing one.
-        for (what, count, expected) in [
-            ("number of experts", router.n_experts, "between 1 and 65536"),
-            (
-                "feed-forward length of the experts",
-                moe.n_ff,
-                "between 1 and 2^24",
-            ),
-        ] {
-            check(what, count, count > 0, expected)?;
-        }
+        self.facts.router = Some(self.config.router(is_normalized)?);
         self.facts.has_experts = true;
-        self.facts.router = Some(RouterFacts {
-            score: self.config.expert_score()?,
-            is_normalized: router.is_normalized,
-            scale: router.scale,
-        });
         Ok(())
     }
 
     /// Reads the width of the experts' shared network, which is that of a number of experts.
     pub(in crate::arch) fn find_shared_experts(&mut self, keys: &[&str]) -> Result<(), LoadError> {
-        let n_ff = self.config.moe(false)?.n_ff;
+        let n_ff = self.config.expert_width()?;
         self.facts.n_shared_ff = Some(self.config.first_usize(keys)?.saturating_mul(n_ff));
         Ok(())
     }
@@ -427,7 +360,7 @@ impl<'a> GgufKeys<'a> {
     /// Reads the width by which scores are scaled, if it is not that of a head.
     pub(in crate::arch) fn find_score_scale(&mut self) -> Result<(), LoadError> {
         if let Some(width) = self.config.opt_f32("query_pre_attn_scalar")? {
-            self.facts.score_scales = Some(vec![1.0 / width.sqrt(); self.descriptor.layers.len()]);
+            self.facts.score_scales = Some(vec![1.0 / width.sqrt(); self.sizes.n_layers]);
         }
         Ok(())
     }
@@ -470,15 +403,8 @@ impl<'a> GgufKeys<'a> {
         self.set("expert_gating_func", 2_u32);
     }
 
-    /// Returns the key that names the function of a router's logits.
-    pub(in crate::arch) fn score(&self) -> Option<&'static str> {
-        SCORES.into_iter().find(|key| self.config.get(key).is_some())
-    }
-
     /// Sets the pooling type, from sentence-transformers' files or a classifier's labels.
     pub(in crate::arch) fn pooling(&mut self) -> Result<(), LoadError> {
-        use tokenmill_backend::Pooling;
-
         if let Some(pooling) = self.config.sentence_pooling()? {
             let code: u32 = match pooling.kind {
                 Pooling::Mean => 1,

@@ -26,8 +26,7 @@ pub(super) const MAX_DRAFT_LAYERS: usize = 64;
 pub(crate) struct GgufForm {
     /// `general.architecture`.
     pub(crate) arch: &'static str,
-    rule: Rule,
-    layout: &'static HfLayout,
+    row: &'static Architecture,
 }
 
 impl GgufForm {
@@ -38,30 +37,25 @@ impl GgufForm {
             Some(name) if has_experts => Architecture::named(name),
             _ => row,
         };
-        Self {
-            arch: row.name,
-            rule: row.rule,
-            layout: &row.hf_layout,
-        }
+        Self { arch: row.name, row }
     }
 
     /// Returns the tensor changes by suffix of the tensor's name, in the order in which they apply.
     pub(crate) fn recasts(&self) -> Recasts {
-        self.layout.recasts
+        self.row.hf_layout.recasts
     }
 
     /// Adds the keys of the architecture to a file's metadata.
     pub(crate) fn write_keys(&self, config: &HfConfig, metadata: &mut Metadata) -> Result<(), LoadError> {
-        let plain = config.decoder()?;
-        let mut keys = GgufKeys::new(self.arch, config, &plain);
-        (self.rule)(&mut keys)?;
+        let mut keys = GgufKeys::new(self.row, config)?;
+        (self.row.rule)(&mut keys)?;
         keys.write(metadata)?;
         Ok(())
     }
 
     /// Returns whether files have weights for the query and key norms that have none in folders.
     pub(crate) fn has_plain_norms(&self) -> bool {
-        self.layout.has_plain_norms
+        self.row.hf_layout.has_plain_norms
     }
 
     /// Returns the GGUF name of an MTP layer's tensor, counted from `n_layers` on; `None` for other tensors,
@@ -77,7 +71,7 @@ impl GgufForm {
             let (_, name) = names.iter().find(|(known, _)| *known == stem)?;
             Some((format!("blk.{layer_idx}.{name}.{part}"), Share::Whole))
         };
-        match self.layout.drafts {
+        match self.row.hf_layout.drafts {
             Drafts::Network => {
                 let rest = hf_name.strip_prefix("mtp.")?;
                 let Some(rest) = rest.strip_prefix("layers.") else {
