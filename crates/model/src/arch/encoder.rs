@@ -41,6 +41,28 @@ pub(super) fn make_encoder(descriptor: &mut Descriptor) {
     }
 }
 
+impl Descriptor {
+    /// Makes attention bidirectional and removes the output head.
+    ///
+    /// Files give the total width of a window; half of it is on either side.
+    pub(super) fn as_encoder(mut self) -> Self {
+        self.head = OutputHead::None;
+        self.with_layers(|_, layer| {
+            let attention = layer.attention_mut();
+            attention.is_causal = false;
+            attention.window = attention.window.map(|width| width / 2 + 1);
+        })
+    }
+
+    /// Applies BERT's structure, which its descendants keep: layer norms after embeddings and sums, and token types.
+    pub(super) fn with_normed_sums(mut self) -> Self {
+        self.embedding_norm = Some(EmbeddingNorm::Weighted);
+        self.token_types = Presence::Optional;
+        self.has_output_norm = false;
+        (self.with_layer_norms(Presence::Required)).with_norms(NormPlacement::AfterSum)
+    }
+}
+
 /// Removes rope from a network with other positions.
 pub(super) fn remove_rope(descriptor: &mut Descriptor) {
     descriptor.ropes.clear();
@@ -62,6 +84,18 @@ pub(super) fn make_post_norm(descriptor: &mut Descriptor) {
 }
 
 impl GgufConfig<'_> {
+    /// Adds the pooling of an encoder: by default the mean.
+    pub(super) fn pooled(
+        &self,
+        mut encoder: Descriptor,
+        head_step: HeadStep,
+        first: Pooling,
+    ) -> Result<Descriptor, LoadError> {
+        let mean = || PoolingDescriptor::embedding(Pooling::Mean);
+        encoder.pooling = Some(self.pooling(head_step, first)?.unwrap_or_else(mean));
+        Ok(encoder)
+    }
+
     /// Reads how a file's rows are pooled; `None` if it does not say and has no classification head. `first`
     /// is the pooling before a classification head if the file does not name it.
     pub(super) fn pooling(

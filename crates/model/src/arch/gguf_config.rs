@@ -11,7 +11,7 @@ use tokenmill_backend::{Activation, NormKind, RopeAxes, RopeStyle};
 use tokenmill_gguf::{Array, GgufError, Metadata, Value};
 
 use crate::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, Ignorable, LayerDescriptor,
+    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, Ignorable, LayerDescriptor,
     LoadError, MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
     RopeDescriptor, RopeScaling, YarnRounding, error::check, rope::yarn_magnitude,
 };
@@ -279,6 +279,26 @@ impl GgufConfig<'_> {
         Ok(())
     }
 
+    /// Describes a decoder with windows: in all layers but every `period`th, if the file does not list them, and of
+    /// `width` if the file does not state it. Their rope is their own if the file has other values for it.
+    pub(super) fn decoder_with_windows(
+        &self,
+        rope_style: RopeStyle,
+        period: usize,
+        width: Option<usize>,
+    ) -> Result<Descriptor, LoadError> {
+        let mut descriptor = self.decoder(rope_style)?;
+        if let Some(width) = width
+            && self.facts.is_none()
+            && self.opt_usize("attention.sliding_window")?.is_none()
+        {
+            descriptor = descriptor.with_layers(|_, layer| layer.attention_mut().window = Some(width));
+        }
+        self.set_windows(&mut descriptor, period)?;
+        self.set_window_rope(&mut descriptor)?;
+        Ok(descriptor)
+    }
+
     /// Gives all layers the architecture's default window if the file has none.
     pub(super) fn set_default_window(
         &self,
@@ -418,13 +438,8 @@ impl GgufConfig<'_> {
                     output_bias: bias,
                 }),
                 ffn: FfnDescriptor::Dense(DenseDescriptor {
-                    n_ff: n_ff[layer_idx],
-                    activation: Activation::Silu,
-                    xielu: None,
-                    cutoff: None,
-                    joined: GateUpOrder::GateFirst,
-                    is_gated: true,
                     bias,
+                    ..DenseDescriptor::gated(n_ff[layer_idx], Activation::Silu)
                 }),
                 norms: NormPlacement::Pre,
                 residual: Residual::Sequential,

@@ -5,7 +5,7 @@
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 
 use crate::{
-    DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LoadError, MoeDescriptor, Presence,
+    DenseDescriptor, Descriptor, FfnDescriptor, LoadError, MoeDescriptor, Presence,
     RouterDescriptor, SharedDescriptor,
 };
 
@@ -138,6 +138,28 @@ impl GgufConfig<'_> {
         })
     }
 
+    /// Describes experts next to a shared network; their choice may have a bias.
+    pub(super) fn moe_with_shared(
+        &self,
+        defaults: MoeDefaults,
+        choice_bias: Presence,
+    ) -> Result<MoeDescriptor, LoadError> {
+        let mut moe = self.moe(defaults)?;
+        moe.router.choice_bias = choice_bias;
+        moe.shared = self.shared_experts(&moe)?;
+        Ok(moe)
+    }
+
+    /// Does the same as [`Self::set_experts`], with a network that it returns.
+    pub(super) fn with_experts(
+        &self,
+        mut descriptor: Descriptor,
+        moe: &MoeDescriptor,
+    ) -> Result<Descriptor, LoadError> {
+        self.set_experts(&mut descriptor, moe)?;
+        Ok(descriptor)
+    }
+
     /// Replaces feed-forward networks with experts: after the leading dense layers, in the last layer of each
     /// group.
     pub(super) fn set_experts(
@@ -173,13 +195,9 @@ impl GgufConfig<'_> {
             .unwrap_or_else(|| n_shared.saturating_mul(moe.n_ff));
         Ok((n_ff > 0).then_some(SharedDescriptor {
             dense: DenseDescriptor {
-                n_ff,
-                activation: moe.activation,
-                xielu: None,
-                cutoff: None,
-                joined: GateUpOrder::GateFirst,
                 is_gated: moe.is_gated,
                 bias: self.facts.map_or(Presence::Optional, |facts| facts.shared_bias),
+                ..DenseDescriptor::gated(n_ff, moe.activation)
             },
             has_gate: false,
         }))

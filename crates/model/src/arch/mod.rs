@@ -86,6 +86,7 @@ mod seed_oss;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
+mod structure;
 mod text_part;
 mod value_keys;
 

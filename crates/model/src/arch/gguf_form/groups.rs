@@ -82,6 +82,12 @@ impl GgufKeys<'_> {
         self.router()
     }
 
+    /// Sets the width of the experts' shared network.
+    pub(in crate::arch) fn shared_width(&mut self) -> Result<(), LoadError> {
+        let n_ff = self.facts.n_shared_ff.unwrap_or(0);
+        self.set_count("expert_shared_feed_forward_length", n_ff)
+    }
+
     /// Sets the number of leading dense layers. Newer configurations have a list of layer kinds instead.
     pub(in crate::arch) fn leading_dense_layers(&mut self) -> Result<(), LoadError> {
         let listed = self.facts.expert_layers.as_ref();

@@ -313,6 +313,17 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
+    /// Reads the window of each layer: from `layer_types`, or else all layers but every n-th have one, where
+    /// `sliding_window_pattern` is n or has n letters.
+    pub(in crate::arch) fn find_windows_by_period(&mut self, default: usize) -> Result<(), LoadError> {
+        let key = "sliding_window_pattern";
+        let period = match self.config.get(key).and_then(Json::as_str) {
+            Some(letters) => letters.len(),
+            None => self.config.opt_usize(key)?.unwrap_or(default),
+        };
+        self.find_windows(|layer_idx| !(layer_idx + 1).is_multiple_of(period.max(1)))
+    }
+
     /// Reads the window of each layer, for configurations that must enable windows and give the first layer
     /// that has one.
     pub(in crate::arch) fn find_windows_if_used(&mut self) -> Result<(), LoadError> {
@@ -347,6 +358,25 @@ impl<'a> GgufKeys<'a> {
     pub(in crate::arch) fn find_router(&mut self, is_normalized: bool) -> Result<(), LoadError> {
         self.facts.router = Some(self.config.router(is_normalized)?);
         self.facts.has_experts = true;
+        Ok(())
+    }
+
+    /// Reads experts after some dense layers, and next to a shared network of a number of experts.
+    pub(in crate::arch) fn find_experts_behind_dense(
+        &mut self,
+        is_normalized: bool,
+        n_shared: &[&str],
+    ) -> Result<(), LoadError> {
+        self.find_router(is_normalized)?;
+        self.find_shared_experts(n_shared)?;
+        self.facts.expert_layers = Some(self.config.expert_layers_behind_dense(self.sizes.n_layers)?);
+        Ok(())
+    }
+
+    /// Reads experts in every n-th layer.
+    pub(in crate::arch) fn find_experts_by_step(&mut self, is_normalized: bool) -> Result<(), LoadError> {
+        self.find_router(is_normalized)?;
+        self.facts.expert_layers = Some(self.config.expert_layers_by_step(self.sizes.n_layers)?);
         Ok(())
     }
 
