@@ -11,9 +11,9 @@ use tokenmill_backend::{Activation, NormKind, RopeAxes, RopeStyle};
 use tokenmill_gguf::{Array, GgufError, Metadata, Value};
 
 use crate::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, Ignorable, LayerDescriptor,
-    LoadError, MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
-    RopeDescriptor, RopeScaling, YarnRounding, error::check, rope::yarn_magnitude,
+    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, Ignorable, LayerDescriptor, LoadError,
+    MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual, RopeDescriptor,
+    RopeScaling, YarnRounding, error::check, rope::yarn_magnitude,
 };
 
 use super::folder_facts::FolderFacts;

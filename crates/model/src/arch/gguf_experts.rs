@@ -5,8 +5,8 @@
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 
 use crate::{
-    DenseDescriptor, Descriptor, FfnDescriptor, LoadError, MoeDescriptor, Presence,
-    RouterDescriptor, SharedDescriptor,
+    DenseDescriptor, Descriptor, FfnDescriptor, LoadError, MoeDescriptor, Presence, RouterDescriptor,
+    SharedDescriptor,
 };
 
 use super::GgufConfig;

@@ -13,7 +13,7 @@ use crate::{AttentionDescriptor, Descriptor, LoadError, MoeDescriptor, QkNorm};
 
 use super::{
     Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults,
-    granitemoe::with_shared, hf_layers::KINDS,
+    granitemoe::with_shared, hf_layers::KINDS, llama,
 };
 
 /// Default period of full-attention layers, which have no positions.
@@ -150,17 +150,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
 fn find_positions(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
     let n_layers = keys.sizes.n_layers;
-    let period = config.opt_usize("no_rope_layer_interval")?.unwrap_or(PERIOD);
-    // Despite the name, 1 means that the layer has rope. An empty list counts as absent.
-    let has_rope = match config.opt_f32s("no_rope_layers")?.filter(|list| !list.is_empty()) {
-        Some(list) if list.len() < n_layers => {
-            return Err(config.wrong("no_rope_layers", "a number for each layer"));
-        }
-        Some(list) => list.iter().map(|&number| number != 0.0).collect(),
-        None => (1..=n_layers)
-            .map(|layer| !layer.is_multiple_of(period.max(1)))
-            .collect::<Vec<_>>(),
-    };
+    let has_rope = llama::has_rope(config, PERIOD, n_layers)?;
     let kinds = ["full_attention", "chunked_attention"];
     let is_chunked =
         (config.layers_of_two_kinds(KINDS, kinds, n_layers)?).unwrap_or_else(|| has_rope.clone());

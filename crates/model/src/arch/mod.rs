@@ -6,7 +6,6 @@
 //! about it, and nothing outside this folder knows an architecture's name.
 
 mod apertus;
-mod arcee;
 mod bert;
 mod bloom;
 mod chatglm;
@@ -66,7 +65,6 @@ mod mamba;
 mod mamba2;
 mod minicpm;
 mod minimax_m2;
-mod mistral3;
 mod modern_bert;
 mod muse_glimmer;
 mod nemotron;
@@ -82,8 +80,6 @@ mod qwen2moe;
 mod qwen3;
 mod qwen35;
 mod qwen3moe;
-mod seed_oss;
-mod smollm3;
 mod stablelm;
 mod starcoder2;
 mod structure;
@@ -132,7 +128,7 @@ impl Architecture {
 /// All architectures.
 const ARCHITECTURES: &[Architecture] = &[
     apertus::ARCHITECTURE,
-    arcee::ARCHITECTURE,
+    llama::ARCEE,
     bert::BERT,
     bert::ROBERTA,
     bloom::ARCHITECTURE,
@@ -171,13 +167,13 @@ const ARCHITECTURES: &[Architecture] = &[
     kimi_linear::ARCHITECTURE,
     lfm2::LFM2,
     lfm2::LFM2_MOE,
-    llama::ARCHITECTURE,
+    llama::LLAMA,
     llama4::ARCHITECTURE,
     mamba::ARCHITECTURE,
     mamba2::ARCHITECTURE,
     minicpm::ARCHITECTURE,
     minimax_m2::ARCHITECTURE,
-    mistral3::ARCHITECTURE,
+    llama::MISTRAL_3,
     modern_bert::ARCHITECTURE,
     muse_glimmer::ARCHITECTURE,
     nemotron::ARCHITECTURE,
@@ -198,8 +194,8 @@ const ARCHITECTURES: &[Architecture] = &[
     qwen35::QWEN_35,
     qwen35::QWEN_35_MOE,
     qwen35::QWEN_3_NEXT,
-    seed_oss::ARCHITECTURE,
-    smollm3::ARCHITECTURE,
+    llama::SEED_OSS,
+    llama::SMOLLM_3,
     stablelm::ARCHITECTURE,
     starcoder2::ARCHITECTURE,
 ];

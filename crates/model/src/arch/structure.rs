@@ -5,7 +5,9 @@
 
 use tokenmill_backend::{Activation, NormKind};
 
-use crate::{Descriptor, FfnDescriptor, LayerDescriptor, MoeDescriptor, NormPlacement, Presence, QkNorm, Residual};
+use crate::{
+    Descriptor, FfnDescriptor, LayerDescriptor, MoeDescriptor, NormPlacement, Presence, QkNorm, Residual,
+};
 
 impl Descriptor {
     /// Changes each layer, which the function gets with its index.
