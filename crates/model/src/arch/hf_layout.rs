@@ -96,6 +96,12 @@ pub(crate) enum Share {
 /// The GGUF name of tensors that hold redundant data, such as masks.
 pub(crate) const UNUSED: &str = "(unused)";
 
+/// Names of norms after each half of a layer that has none before.
+pub(super) const POST_NORMS: Names = &[
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
 /// Name prefixes of vision encoders.
 pub(super) const VISION: &[&str] = &[
     "visual.",

@@ -15,12 +15,9 @@ mod contradictions;
 mod deepseek2;
 mod dots1;
 mod encoder;
-mod ernie4_5;
-mod ernie4_5_moe;
+mod ernie;
 mod eurobert;
 mod exaone;
-mod exaone4;
-mod exaone_moe;
 mod falcon;
 mod falcon_h1;
 mod folder_facts;
@@ -143,12 +140,12 @@ const ARCHITECTURES: &[Architecture] = &[
     command_r::COMMAND_R,
     deepseek2::ARCHITECTURE,
     dots1::ARCHITECTURE,
-    ernie4_5::ARCHITECTURE,
-    ernie4_5_moe::ARCHITECTURE,
+    ernie::DENSE,
+    ernie::MOE,
     eurobert::ARCHITECTURE,
-    exaone::ARCHITECTURE,
-    exaone4::ARCHITECTURE,
-    exaone_moe::ARCHITECTURE,
+    exaone::EXAONE,
+    exaone::EXAONE_4,
+    exaone::EXAONE_MOE,
     gemma2::ARCHITECTURE,
     gemma3::ARCHITECTURE,
     gemma3n::ARCHITECTURE,
