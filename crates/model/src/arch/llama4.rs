@@ -13,7 +13,7 @@ use crate::{AttentionDescriptor, Descriptor, LoadError, MoeDescriptor, QkNorm};
 
 use super::{
     Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults,
-    granitemoe::with_shared, hf_layers::KINDS, llama,
+    hf_layers::KINDS, llama,
 };
 
 /// Default period of full-attention layers, which have no positions.
@@ -109,7 +109,7 @@ fn set_attention(attention: &mut AttentionDescriptor, has_rope: bool, has_norm: 
 /// Sets the shared network, which has the width of one expert.
 fn set_moe(moe: &mut MoeDescriptor) {
     moe.weighs_input = true;
-    *moe = with_shared(moe.clone(), Some(moe.n_ff));
+    *moe = moe.clone().with_shared(moe.n_ff, false);
 }
 
 /// Collects the keys of a folder.

@@ -8,7 +8,6 @@
 mod apertus;
 mod bert;
 mod bloom;
-mod chatglm;
 mod class_defaults;
 mod command_r;
 mod contradictions;
@@ -33,14 +32,11 @@ mod gguf_form;
 mod gguf_header;
 mod gguf_leftovers;
 mod gguf_recurrent;
-mod glm4;
-mod glm4moe;
+mod glm;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
-mod granitehybrid;
-mod granitemoe;
 mod hf_config;
 mod hf_experts;
 mod hf_layers;
@@ -60,7 +56,6 @@ mod llama;
 mod llama4;
 mod mamba;
 mod mamba2;
-mod minicpm;
 mod minimax_m2;
 mod modern_bert;
 mod muse_glimmer;
@@ -135,7 +130,7 @@ const ARCHITECTURES: &[Architecture] = &[
     hunyuan_dense::ARCHITECTURE,
     hunyuan_moe::ARCHITECTURE,
     hy_v3::ARCHITECTURE,
-    chatglm::ARCHITECTURE,
+    glm::CHATGLM,
     command_r::COHERE2,
     command_r::COMMAND_R,
     deepseek2::ARCHITECTURE,
@@ -152,13 +147,13 @@ const ARCHITECTURES: &[Architecture] = &[
     gemma4::ARCHITECTURE,
     gemma_embedding::ARCHITECTURE,
     gemma::ARCHITECTURE,
-    glm4::ARCHITECTURE,
-    glm4moe::ARCHITECTURE,
+    glm::GLM_4,
+    glm::GLM_4_MOE,
     gpt_neox::ARCHITECTURE,
     gpt_oss::ARCHITECTURE,
-    granite::ARCHITECTURE,
-    granitehybrid::ARCHITECTURE,
-    granitemoe::ARCHITECTURE,
+    granite::GRANITE,
+    granite::GRANITE_HYBRID,
+    granite::GRANITE_MOE,
     jina_bert::JINA_BERT_V2,
     jina_bert::JINA_BERT_V3,
     kimi_linear::ARCHITECTURE,
@@ -168,7 +163,7 @@ const ARCHITECTURES: &[Architecture] = &[
     llama4::ARCHITECTURE,
     mamba::ARCHITECTURE,
     mamba2::ARCHITECTURE,
-    minicpm::ARCHITECTURE,
+    granite::MINICPM,
     minimax_m2::ARCHITECTURE,
     llama::MISTRAL_3,
     modern_bert::ARCHITECTURE,
