@@ -45,9 +45,7 @@ mod hf_quantization;
 mod hf_recurrent;
 mod hf_rope;
 mod hf_sizes;
-mod hunyuan_dense;
-mod hunyuan_moe;
-mod hy_v3;
+mod hunyuan;
 mod image_inputs;
 mod jina_bert;
 mod kimi_linear;
@@ -67,11 +65,8 @@ mod olmo2;
 mod olmoe;
 mod phi2;
 mod phi3;
-mod qwen2;
-mod qwen2moe;
-mod qwen3;
+mod qwen;
 mod qwen35;
-mod qwen3moe;
 mod stablelm;
 mod starcoder2;
 mod structure;
@@ -127,9 +122,9 @@ const ARCHITECTURES: &[Architecture] = &[
     falcon::ARCHITECTURE,
     falcon_h1::ARCHITECTURE,
     gpt2::ARCHITECTURE,
-    hunyuan_dense::ARCHITECTURE,
-    hunyuan_moe::ARCHITECTURE,
-    hy_v3::ARCHITECTURE,
+    hunyuan::DENSE,
+    hunyuan::MOE,
+    hunyuan::HY_V3,
     glm::CHATGLM,
     command_r::COHERE2,
     command_r::COMMAND_R,
@@ -176,13 +171,13 @@ const ARCHITECTURES: &[Architecture] = &[
     olmoe::ARCHITECTURE,
     phi2::ARCHITECTURE,
     phi3::ARCHITECTURE,
-    qwen2::QWEN2,
-    qwen2::QWEN2_VL,
-    qwen2moe::ARCHITECTURE,
-    qwen3::QWEN3,
-    qwen3::QWEN3_VL,
-    qwen3moe::QWEN3_MOE,
-    qwen3moe::QWEN3_VL_MOE,
+    qwen::QWEN2,
+    qwen::QWEN2_VL,
+    qwen::QWEN2_MOE,
+    qwen::QWEN3,
+    qwen::QWEN3_VL,
+    qwen::QWEN3_MOE,
+    qwen::QWEN3_VL_MOE,
     qwen35::QWEN_35,
     qwen35::QWEN_35_MOE,
     qwen35::QWEN_3_NEXT,

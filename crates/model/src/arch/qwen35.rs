@@ -16,7 +16,6 @@ use super::{
     gguf_form::{Drafts, MAX_DRAFT_LAYERS},
     hf_experts::EXPERTS,
     hf_layers::KINDS,
-    qwen2moe::with_gated_network,
 };
 
 pub(super) const QWEN_35: Architecture = Architecture {
@@ -33,11 +32,7 @@ pub(super) const QWEN_35: Architecture = Architecture {
 
 pub(super) const QWEN_35_MOE: Architecture = Architecture {
     name: "qwen35moe",
-    from_gguf: |config| {
-        let mut descriptor = (QWEN_35.from_gguf)(config)?;
-        set_experts(config, &mut descriptor)?;
-        Ok(descriptor)
-    },
+    from_gguf: |config| with_experts(config, (QWEN_35.from_gguf)(config)?),
     hf_classes: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
     hf_layout: LAYOUT,
     rule: rule_with_experts,
@@ -45,11 +40,7 @@ pub(super) const QWEN_35_MOE: Architecture = Architecture {
 
 pub(super) const QWEN_3_NEXT: Architecture = Architecture {
     name: "qwen3next",
-    from_gguf: |config| {
-        let mut descriptor = hybrid(config, KeyHeads::Grouped, DeltaGates::ByKeyHead)?;
-        set_experts(config, &mut descriptor)?;
-        Ok(descriptor)
-    },
+    from_gguf: |config| with_experts(config, hybrid(config, KeyHeads::Grouped, DeltaGates::ByKeyHead)?),
     hf_classes: &["Qwen3NextForCausalLM"],
     hf_layout: HfLayout {
         drafts: Drafts::Left,
@@ -124,19 +115,18 @@ fn hybrid(config: &GgufConfig<'_>, key_heads: KeyHeads, gates: DeltaGates) -> Re
     Ok(descriptor)
 }
 
-fn set_experts(config: &GgufConfig<'_>, descriptor: &mut Descriptor) -> Result<(), LoadError> {
+fn with_experts(config: &GgufConfig<'_>, descriptor: Descriptor) -> Result<Descriptor, LoadError> {
     let n_shared_ff = config.usize("expert_shared_feed_forward_length")?;
-    config.set_experts(
-        descriptor,
-        &with_gated_network(config.moe(MoeDefaults::NORMALIZED)?, n_shared_ff),
-    )
+    let moe = config
+        .moe(MoeDefaults::NORMALIZED)?
+        .with_shared(n_shared_ff, true);
+    config.with_experts(descriptor, &moe)
 }
 
 /// Collects the keys of a folder with experts.
 fn rule_with_experts(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    keys.find_router(true)?;
-    (keys.config).first_usize(&["shared_expert_intermediate_size"])?;
-    keys.facts.expert_layers = Some(keys.config.expert_layers_by_step(keys.sizes.n_layers)?);
+    keys.find_experts_by_step(true)?;
+    keys.config.count("shared_expert_intermediate_size")?;
     rule(keys)
 }
 

@@ -294,6 +294,13 @@ pub enum Presence {
     Required,
 }
 
+impl Presence {
+    /// Returns whether a tensor exists, if that is known.
+    pub(crate) fn of(is_there: bool) -> Self {
+        if is_there { Self::Required } else { Self::Absent }
+    }
+}
+
 impl Descriptor {
     /// Returns an RMS norm with the network's epsilon, for parts of a layer that always use one.
     pub(crate) fn rms_norm(&self) -> NormDescriptor {
