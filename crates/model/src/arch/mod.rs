@@ -21,11 +21,8 @@ mod falcon;
 mod falcon_h1;
 mod folder_facts;
 mod gemma;
-mod gemma2;
-mod gemma3;
 mod gemma3n;
 mod gemma4;
-mod gemma_embedding;
 mod gguf_config;
 mod gguf_experts;
 mod gguf_form;
@@ -136,12 +133,12 @@ const ARCHITECTURES: &[Architecture] = &[
     exaone::EXAONE,
     exaone::EXAONE_4,
     exaone::EXAONE_MOE,
-    gemma2::ARCHITECTURE,
-    gemma3::ARCHITECTURE,
+    gemma::GEMMA_2,
+    gemma::GEMMA_3,
     gemma3n::ARCHITECTURE,
     gemma4::ARCHITECTURE,
-    gemma_embedding::ARCHITECTURE,
-    gemma::ARCHITECTURE,
+    gemma::EMBEDDING,
+    gemma::GEMMA,
     glm::GLM_4,
     glm::GLM_4_MOE,
     gpt_neox::ARCHITECTURE,

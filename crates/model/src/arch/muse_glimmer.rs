@@ -11,7 +11,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{Descriptor, EmbeddingNorm, LoadError, NormPlacement, OutputGate, QkNorm, RopeDescriptor};
 
-use super::{Architecture, Change, GgufKeys, HfLayout, Recast, gemma2, hf_layout::VISION};
+use super::{Architecture, Change, GgufKeys, HfLayout, Recast, gemma, hf_layout::VISION};
 
 /// Period of the layers with full attention, the last of each group.
 const PERIOD: usize = 4;
@@ -44,9 +44,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     hf_layout: HfLayout {
         layer: &[
             ("self_attn.gate_proj", "attn_gate"),
-            gemma2::LAYER_NAMES[0],
-            gemma2::LAYER_NAMES[1],
-            gemma2::LAYER_NAMES[2],
+            gemma::NORMS[0],
+            gemma::NORMS[1],
+            gemma::NORMS[2],
         ],
         ignored: VISION,
         changes: &[
