@@ -29,23 +29,11 @@ const UNSET: usize = u32::MAX as usize;
 /// The folder's sentence-transformers modules after the pooling, by number.
 const DENSE: [&str; 5] = ["dense_0", "dense_1", "dense_2", "dense_3", "dense_4"];
 
-/// Makes attention bidirectional and removes the output head.
-///
-/// Files give the total width of a window; half of it is on either side.
-pub(super) fn make_encoder(descriptor: &mut Descriptor) {
-    descriptor.head = OutputHead::None;
-    for layer in &mut descriptor.layers {
-        let attention = layer.attention_mut();
-        attention.is_causal = false;
-        attention.window = attention.window.map(|width| width / 2 + 1);
-    }
-}
-
 impl Descriptor {
     /// Makes attention bidirectional and removes the output head.
     ///
     /// Files give the total width of a window; half of it is on either side.
-    pub(super) fn as_encoder(mut self) -> Self {
+    pub(super) fn into_encoder(mut self) -> Self {
         self.head = OutputHead::None;
         self.with_layers(|_, layer| {
             let attention = layer.attention_mut();
@@ -60,26 +48,6 @@ impl Descriptor {
         self.token_types = Presence::Optional;
         self.has_output_norm = false;
         (self.with_layer_norms(Presence::Required)).with_norms(NormPlacement::AfterSum)
-    }
-}
-
-/// Removes rope from a network with other positions.
-pub(super) fn remove_rope(descriptor: &mut Descriptor) {
-    descriptor.ropes.clear();
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().rope = None;
-    }
-}
-
-/// Applies BERT's structure, which its descendants keep: layer norms after embeddings and sums, and token types.
-pub(super) fn make_post_norm(descriptor: &mut Descriptor) {
-    descriptor.norm.kind = NormKind::Layer;
-    descriptor.norm.bias = Presence::Required;
-    descriptor.embedding_norm = Some(EmbeddingNorm::Weighted);
-    descriptor.token_types = Presence::Optional;
-    descriptor.has_output_norm = false;
-    for layer in &mut descriptor.layers {
-        layer.norms = NormPlacement::AfterSum;
     }
 }
 
@@ -140,11 +108,7 @@ impl GgufConfig<'_> {
         for name in DENSE {
             if let Some(dims) = self.tensors.get(format!("{name}.weight").as_str()) {
                 self.check_dense(name, dims)?;
-                pooling.head.push(HeadLayer::Linear {
-                    name,
-                    n_out: n_rows(dims),
-                    bias: Presence::Optional,
-                });
+                pooling.head.push(linear(name, n_rows(dims)));
             }
         }
         Ok(Some(pooling))
@@ -176,25 +140,26 @@ impl GgufConfig<'_> {
     fn rank_head(&self, head_step: HeadStep, kind: Pooling) -> PoolingDescriptor {
         let mut head = Vec::new();
         if self.has_tensor("cls.weight") {
-            head.push(HeadLayer::Linear {
-                name: "cls",
-                n_out: self.n_rows_of("cls.weight"),
-                bias: Presence::Optional,
-            });
+            head.push(linear("cls", self.n_rows_of("cls.weight")));
             push_step(&mut head, head_step, self.has_tensor("cls.norm.weight"));
         }
         if self.has_tensor("cls.output.weight") {
-            head.push(HeadLayer::Linear {
-                name: "cls.output",
-                n_out: self.n_rows_of("cls.output.weight"),
-                bias: Presence::Optional,
-            });
+            head.push(linear("cls.output", self.n_rows_of("cls.output.weight")));
         }
         PoolingDescriptor {
             kind,
             head,
             output: PooledOutput::Rank,
         }
+    }
+}
+
+/// Returns a matrix of a head, with a bias if there is a tensor of it.
+fn linear(name: &'static str, n_out: usize) -> HeadLayer {
+    HeadLayer::Linear {
+        name,
+        n_out,
+        bias: Presence::Optional,
     }
 }
 
@@ -240,9 +205,7 @@ impl HfConfig {
             };
             pooling.head.push(HeadLayer::Linear {
                 name,
-                n_out: config
-                    .opt_usize("out_features")?
-                    .ok_or_else(|| config.wrong("out_features", "a count"))?,
+                n_out: config.count("out_features")?,
                 bias: config.presence("bias")?,
             });
             let activation = config.get("activation_function").and_then(Value::as_str);
@@ -255,11 +218,9 @@ impl HfConfig {
         Ok(Some(pooling))
     }
 
-    /// Returns the classification head of a folder if its class has one: `cls` if `has_dense`, then
-    /// `cls.output` with a row for each label.
+    /// Returns the classification head of a folder: `cls`, then `cls.output` with a row for each label.
     pub(super) fn rank_pooling(
         &self,
-        has_dense: bool,
         head_step: HeadStep,
         kind: Pooling,
         n_embd: usize,
@@ -269,20 +230,9 @@ impl HfConfig {
             Some(_) => return Err(self.wrong("id2label", "an object")),
             None => self.opt_usize("num_labels")?.unwrap_or(2),
         };
-        let mut head = Vec::new();
-        if has_dense {
-            head.push(HeadLayer::Linear {
-                name: "cls",
-                n_out: n_embd,
-                bias: Presence::Optional,
-            });
-            push_step(&mut head, head_step, true);
-        }
-        head.push(HeadLayer::Linear {
-            name: "cls.output",
-            n_out: n_labels,
-            bias: Presence::Optional,
-        });
+        let mut head = vec![linear("cls", n_embd)];
+        push_step(&mut head, head_step, true);
+        head.push(linear("cls.output", n_labels));
         Ok(PoolingDescriptor {
             kind,
             head,
@@ -302,7 +252,7 @@ pub(super) fn find_pooling(keys: &mut GgufKeys<'_>, heads: &[&str]) -> Result<()
     let config = keys.config;
     keys.facts.pooling = if config.is_classifier()? {
         let n_embd = keys.sizes.n_embd;
-        Some(config.rank_pooling(true, HeadStep::Tanh, Pooling::First, n_embd)?)
+        Some(config.rank_pooling(HeadStep::Tanh, Pooling::First, n_embd)?)
     } else {
         for head in heads {
             for end in ["weight", "bias"] {

@@ -122,7 +122,7 @@ pub(super) const GEMMA_3: Architecture = Architecture {
 pub(super) const EMBEDDING: Architecture = Architecture {
     name: "gemma-embedding",
     from_gguf: |config| {
-        let encoder = (GEMMA_3.from_gguf)(config)?.as_encoder();
+        let encoder = (GEMMA_3.from_gguf)(config)?.into_encoder();
         config.pooled(encoder, HeadStep::Tanh, Pooling::First)
     },
     hf_classes: &["Gemma3TextModel"],

@@ -15,7 +15,6 @@ mod deepseek2;
 mod dots1;
 mod encoder;
 mod ernie;
-mod eurobert;
 mod exaone;
 mod falcon;
 mod falcon_h1;
@@ -44,7 +43,6 @@ mod hf_rope;
 mod hf_sizes;
 mod hunyuan;
 mod image_inputs;
-mod jina_bert;
 mod kimi_linear;
 mod lfm2;
 mod llama;
@@ -56,7 +54,6 @@ mod modern_bert;
 mod muse_glimmer;
 mod nemotron;
 mod nemotron_h;
-mod nomic_bert;
 mod normal;
 mod olmo2;
 mod olmoe;
@@ -129,7 +126,7 @@ const ARCHITECTURES: &[Architecture] = &[
     dots1::ARCHITECTURE,
     ernie::DENSE,
     ernie::MOE,
-    eurobert::ARCHITECTURE,
+    bert::EUROBERT,
     exaone::EXAONE,
     exaone::EXAONE_4,
     exaone::EXAONE_MOE,
@@ -146,8 +143,8 @@ const ARCHITECTURES: &[Architecture] = &[
     granite::GRANITE,
     granite::GRANITE_HYBRID,
     granite::GRANITE_MOE,
-    jina_bert::JINA_BERT_V2,
-    jina_bert::JINA_BERT_V3,
+    bert::JINA_BERT_V2,
+    bert::JINA_BERT_V3,
     kimi_linear::ARCHITECTURE,
     lfm2::LFM2,
     lfm2::LFM2_MOE,
@@ -161,7 +158,7 @@ const ARCHITECTURES: &[Architecture] = &[
     modern_bert::ARCHITECTURE,
     muse_glimmer::ARCHITECTURE,
     nemotron::ARCHITECTURE,
-    nomic_bert::ARCHITECTURE,
+    bert::NOMIC_BERT,
     nemotron_h::NEMOTRON_H,
     nemotron_h::NEMOTRON_H_MOE,
     olmo2::ARCHITECTURE,
@@ -330,8 +327,8 @@ pub(crate) struct HfNetwork {
 /// Describes the network of a Hugging Face folder.
 pub(crate) fn describe_hf(config: &HfConfig) -> Result<HfNetwork, LoadError> {
     // The third version's own code reuses the class name of another network.
-    let found = if jina_bert::is_version_3(config) {
-        jina_bert::JINA_BERT_V3.hf_classes[0]
+    let found = if bert::is_version_3(config) {
+        bert::JINA_BERT_V3.hf_classes[0]
     } else {
         config.class()?
     };
