@@ -159,18 +159,6 @@ fn scale_by_model_width(config: &GgufConfig<'_>, descriptor: Descriptor, n_layer
     })
 }
 
-impl Descriptor {
-    /// Gives layers with a window their own rope: that of a folder, or else `local`.
-    pub(super) fn with_local_rope(mut self, config: &GgufConfig<'_>, local: RopeDescriptor) -> Self {
-        let of_folder = config.facts.and_then(|facts| facts.local_rope.clone());
-        self.ropes.push(of_folder.unwrap_or(local));
-        self.with_layers(|_, layer| {
-            let attention = layer.attention_mut();
-            attention.rope = Some(usize::from(attention.window.is_some()));
-        })
-    }
-}
-
 /// Collects the keys of a folder of Gemma or Gemma 2.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     // Early configurations name another activation, but the network was trained with this one.

@@ -48,17 +48,14 @@ mod lfm2;
 mod llama;
 mod llama4;
 mod mamba;
-mod mamba2;
 mod minimax_m2;
 mod modern_bert;
 mod muse_glimmer;
 mod nemotron;
 mod nemotron_h;
 mod normal;
-mod olmo2;
-mod olmoe;
-mod phi2;
-mod phi3;
+mod olmo;
+mod phi;
 mod qwen;
 mod qwen35;
 mod stablelm;
@@ -150,8 +147,8 @@ const ARCHITECTURES: &[Architecture] = &[
     lfm2::LFM2_MOE,
     llama::LLAMA,
     llama4::ARCHITECTURE,
-    mamba::ARCHITECTURE,
-    mamba2::ARCHITECTURE,
+    mamba::MAMBA,
+    mamba::MAMBA_2,
     granite::MINICPM,
     minimax_m2::ARCHITECTURE,
     llama::MISTRAL_3,
@@ -161,10 +158,10 @@ const ARCHITECTURES: &[Architecture] = &[
     bert::NOMIC_BERT,
     nemotron_h::NEMOTRON_H,
     nemotron_h::NEMOTRON_H_MOE,
-    olmo2::ARCHITECTURE,
-    olmoe::ARCHITECTURE,
-    phi2::ARCHITECTURE,
-    phi3::ARCHITECTURE,
+    olmo::OLMO_2,
+    olmo::OLMOE,
+    phi::PHI_2,
+    phi::PHI_3,
     qwen::QWEN2,
     qwen::QWEN2_VL,
     qwen::QWEN2_MOE,

@@ -7,7 +7,10 @@ use tokenmill_backend::{Activation, NormKind};
 
 use crate::{
     Descriptor, FfnDescriptor, LayerDescriptor, MoeDescriptor, NormPlacement, Presence, QkNorm, Residual,
+    RopeDescriptor,
 };
+
+use super::GgufConfig;
 
 impl Descriptor {
     /// Changes each layer, which the function gets with its index.
@@ -84,6 +87,16 @@ impl Descriptor {
             if has_experts(layer_idx) {
                 layer.ffn = FfnDescriptor::Moe(moe.clone());
             }
+        })
+    }
+
+    /// Gives layers with a window their own rope: that of a folder, or else `local`.
+    pub(super) fn with_local_rope(mut self, config: &GgufConfig<'_>, local: RopeDescriptor) -> Self {
+        let of_folder = config.facts.and_then(|facts| facts.local_rope.clone());
+        self.ropes.push(of_folder.unwrap_or(local));
+        self.with_layers(|_, layer| {
+            let attention = layer.attention_mut();
+            attention.rope = Some(usize::from(attention.window.is_some()));
         })
     }
 }
