@@ -8,8 +8,11 @@ use tokenmill_backend::RopeStyle;
 use crate::{Descriptor, KimiDeltaDescriptor, LatentDescriptor, LoadError, MixerDescriptor};
 
 use super::{
-    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast, deepseek2, gguf_experts::MoeDefaults,
-    hf_experts::MIXTRAL_EXPERTS, hf_layers::KINDS,
+    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast,
+    deepseek2::{self, LATENT_ATTENTION},
+    gguf_experts::MoeDefaults,
+    hf_experts::MIXTRAL_EXPERTS,
+    hf_layers::KINDS,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -29,12 +32,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("self_attn.A_log", "ssm_a"),
             ("self_attn.dt_bias", "ssm_dt.bias"),
             ("self_attn.o_norm", "ssm_norm"),
-            ("self_attn.q_a_proj", "attn_q_a"),
-            ("self_attn.q_a_layernorm", "attn_q_a_norm"),
-            ("self_attn.q_b_proj", "attn_q_b"),
-            ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
-            ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
-            ("self_attn.kv_b_proj", "attn_kv_b"),
+            LATENT_ATTENTION[0],
+            LATENT_ATTENTION[1],
+            LATENT_ATTENTION[2],
+            LATENT_ATTENTION[3],
+            LATENT_ATTENTION[4],
+            LATENT_ATTENTION[5],
             (
                 "block_sparse_moe.gate.e_score_correction_bias",
                 "exp_probs_b.bias",
@@ -61,7 +64,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
-    let mut descriptor = config.decoder(RopeStyle::Norm)?;
+    let descriptor = config.decoder(RopeStyle::Norm)?;
     let rotated_dim = config.usize("rope.dimension_count")?;
     let n_heads = config.most_heads()?;
     let head_dim_k = config.usize("attention.key_length_mla")?;
@@ -85,33 +88,16 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         head_dim: config.usize("kda.head_dim")?,
         n_taps: config.usize("ssm.conv_kernel")?,
     };
-    // Layers without KV heads are recurrent.
-    let is_recurrent: Vec<bool> = (descriptor.attentions())
-        .map(|attention| attention.n_kv_heads == 0)
-        .collect();
-    set_mixers(&mut descriptor, &is_recurrent, net, &latent);
-    let mut moe = config.moe(MoeDefaults::NORMALIZED)?;
-    deepseek2::set_router(&mut moe);
-    moe.shared = config.shared_experts(&moe)?;
-    config.set_experts(&mut descriptor, &moe)?;
-    Ok(descriptor)
-}
-
-fn set_mixers(
-    descriptor: &mut Descriptor,
-    is_recurrent: &[bool],
-    net: KimiDeltaDescriptor,
-    latent: &LatentDescriptor,
-) {
     // No layer has rotary positions.
-    descriptor.ropes.clear();
-    for (layer, &is_recurrent) in descriptor.layers.iter_mut().zip(is_recurrent) {
-        layer.mixer = if is_recurrent {
+    let descriptor = descriptor.without_rope().with_layers(|_, layer| {
+        // Layers without KV heads are recurrent.
+        layer.mixer = if layer.attention_mut().n_kv_heads == 0 {
             MixerDescriptor::KimiDelta(net)
         } else {
             MixerDescriptor::Latent(latent.clone())
         };
-    }
+    });
+    config.with_experts(descriptor, &deepseek2::moe(config, MoeDefaults::NORMALIZED)?)
 }
 
 /// Collects the keys of a folder.
@@ -124,17 +110,12 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         return Err(config.wrong("moe_layer_freq", "1"));
     }
     let n_layers = keys.sizes.n_layers;
-    keys.find_router(true)?;
-    keys.find_shared_experts(&["n_shared_experts", "num_shared_experts"])?;
-    keys.facts.expert_layers = Some(config.expert_layers_behind_dense(n_layers)?);
+    keys.find_experts_behind_dense(true, &["n_shared_experts", "num_shared_experts"])?;
     keys.sizes()?;
     keys.heads()?;
     keys.norm_eps()?;
     keys.experts()?;
-    if let Some(n_groups) = config
-        .opt_usize("num_expert_group")?
-        .filter(|&n_groups| n_groups > 1)
-    {
+    if let n_groups @ 2.. = config.opt_usize("num_expert_group")?.unwrap_or(1) {
         keys.set_count("expert_group_count", n_groups)?;
     }
     keys.vocab_size()?;

@@ -12,7 +12,6 @@ mod class_defaults;
 mod command_r;
 mod contradictions;
 mod deepseek2;
-mod dots1;
 mod encoder;
 mod ernie;
 mod exaone;
@@ -119,8 +118,8 @@ const ARCHITECTURES: &[Architecture] = &[
     glm::CHATGLM,
     command_r::COHERE2,
     command_r::COMMAND_R,
-    deepseek2::ARCHITECTURE,
-    dots1::ARCHITECTURE,
+    deepseek2::DEEPSEEK_2,
+    deepseek2::DOTS_1,
     ernie::DENSE,
     ernie::MOE,
     bert::EUROBERT,
