@@ -33,14 +33,12 @@ pub(super) const LFM2: Architecture = Architecture {
 pub(super) const LFM2_MOE: Architecture = Architecture {
     name: "lfm2moe",
     from_gguf: |config| {
-        let mut descriptor = (LFM2.from_gguf)(config)?;
         let mut moe = config.moe(MoeDefaults {
             reads_false: false,
             ..MoeDefaults::SIGMOID
         })?;
         moe.router.choice_bias = Presence::Optional;
-        config.set_experts(&mut descriptor, &moe)?;
-        Ok(descriptor)
+        config.with_experts((LFM2.from_gguf)(config)?, &moe)
     },
     hf_classes: &["Lfm2MoeForCausalLM"],
     hf_layout: LAYOUT,

@@ -9,7 +9,7 @@
 
 use tokenmill_backend::{ExpertScore, RopeStyle, Temperature};
 
-use crate::{AttentionDescriptor, Descriptor, LoadError, MoeDescriptor, QkNorm};
+use crate::{Descriptor, LoadError, QkNorm};
 
 use super::{
     Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults,
@@ -72,44 +72,35 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         .opt_positive("attention.temperature_scale")?
         .unwrap_or(TEMPERATURE);
     let with_rope = config.facts.and_then(|facts| facts.has_rope.as_ref());
-    for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
+    let mut descriptor = descriptor.with_layers(|layer_idx, layer| {
         let attention = layer.attention_mut();
         let has_rope = match with_rope {
             Some(listed) => listed[layer_idx],
             None => !has_chunks || attention.window.is_some(),
         };
-        set_attention(attention, has_rope, has_norm, temperature);
-    }
+        attention.is_chunked = attention.window.is_some();
+        attention.is_normed_after_rope = true;
+        attention.rope = has_rope.then_some(0);
+        attention.qk_norm = (has_rope && has_norm).then_some(QkNorm::PlainHead);
+        attention.temperature = (!has_rope).then_some(Temperature {
+            scale: temperature,
+            interval: CHUNK,
+            offset: 1,
+        });
+    });
     config.set_window_rope(&mut descriptor)?;
     // Small models have none.
-    if n_experts > 0 {
-        let mut moe = config.moe(MoeDefaults {
-            is_normalized: false,
-            ..MoeDefaults::SIGMOID
-        })?;
-        set_moe(&mut moe);
-        config.set_experts(&mut descriptor, &moe)?;
+    if n_experts == 0 {
+        return Ok(descriptor);
     }
-    Ok(descriptor)
-}
-
-/// Sets the norms after rope for layers with rope; layers without get a temperature.
-fn set_attention(attention: &mut AttentionDescriptor, has_rope: bool, has_norm: bool, temperature: f32) {
-    attention.is_chunked = attention.window.is_some();
-    attention.is_normed_after_rope = true;
-    attention.rope = has_rope.then_some(0);
-    attention.qk_norm = (has_rope && has_norm).then_some(QkNorm::PlainHead);
-    attention.temperature = (!has_rope).then_some(Temperature {
-        scale: temperature,
-        interval: CHUNK,
-        offset: 1,
-    });
-}
-
-/// Sets the shared network, which has the width of one expert.
-fn set_moe(moe: &mut MoeDescriptor) {
+    let mut moe = config.moe(MoeDefaults {
+        is_normalized: false,
+        ..MoeDefaults::SIGMOID
+    })?;
     moe.weighs_input = true;
-    *moe = moe.clone().with_shared(moe.n_ff, false);
+    // The shared network has the width of one expert.
+    let n_ff = moe.n_ff;
+    config.with_experts(descriptor, &moe.with_shared(n_ff, false))
 }
 
 /// Collects the keys of a folder.
@@ -140,7 +131,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.set_own_head_width()?;
     keys.vocab_size()?;
     keys.rope_width()?;
-    let n_dense_ff = config.first_usize(&["intermediate_size_mlp"])?;
+    let n_dense_ff = config.count("intermediate_size_mlp")?;
     keys.set_count("feed_forward_length", n_dense_ff)?;
     keys.copy_count("interleave_moe_layer_step", &["interleave_moe_layer_step"])?;
     keys.copy_count("expert_feed_forward_length", &["intermediate_size"])

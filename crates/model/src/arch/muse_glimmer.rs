@@ -21,33 +21,21 @@ const POST_NORM_EPS: f32 = 1e-8;
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "muse-glimmer",
     from_gguf: |config| {
-        let mut descriptor = config.decoder(RopeStyle::Norm)?;
-        config.set_windows(&mut descriptor, PERIOD)?;
-        for layer in &mut descriptor.layers {
-            let attention = layer.attention_mut();
-            // Files have the factor of the queries as the norm's weight.
-            attention.qk_norm = Some(config.facts.map_or(QkNorm::Head, |_| QkNorm::PlainHead));
-            attention.rope = attention.window.is_some().then_some(0);
-        }
-        config.set_window_rope(&mut descriptor)?;
+        let mut descriptor = config.decoder_with_windows(RopeStyle::Norm, PERIOD, None)?;
         descriptor.logit_scale = config.opt_f32("logit_scale")?.unwrap_or(1.0);
         descriptor.logit_softcap = config.opt_positive("final_logit_softcapping")?;
         descriptor.embedding_norm = Some(EmbeddingNorm::Plain);
         descriptor.post_norm_eps = Some(POST_NORM_EPS);
-        for layer in &mut descriptor.layers {
-            layer.norms = NormPlacement::PreAndPost;
-            layer.attention_mut().output_gate = Some(OutputGate::Apart);
-        }
-        Ok(descriptor)
+        // Files have the factor of the queries as the norm's weight.
+        let qk_norm = config.facts.map_or(QkNorm::Head, |_| QkNorm::PlainHead);
+        Ok((descriptor.with_rope_in_windows().with_qk_norm(qk_norm))
+            .with_norms(NormPlacement::PreAndPost)
+            .with_layers(|_, layer| layer.attention_mut().output_gate = Some(OutputGate::Apart)))
     },
     hf_classes: &["MuseGlimmerForConditionalGeneration"],
     hf_layout: HfLayout {
-        layer: &[
-            ("self_attn.gate_proj", "attn_gate"),
-            gemma::NORMS[0],
-            gemma::NORMS[1],
-            gemma::NORMS[2],
-        ],
+        layer: &[("self_attn.gate_proj", "attn_gate")],
+        shared: gemma::NORMS,
         ignored: VISION,
         changes: &[
             ("attn_norm.weight", Change::AddOne),
@@ -67,8 +55,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
     let n_layers = keys.sizes.n_layers;
     keys.find_windows(|layer_idx| !(n_layers - 1 - layer_idx).is_multiple_of(PERIOD))?;
-    let head_dim = keys.sizes.head_dim;
-    let scale = 1.0 / (head_dim as f32).sqrt() * config.f32("qk_scale_factor")?;
+    let scale = 1.0 / (keys.sizes.head_dim as f32).sqrt() * config.f32("qk_scale_factor")?;
     keys.facts.score_scales = Some(vec![scale; n_layers]);
     if let Some(bases) = config.opt_f32s("layer_rope_theta")? {
         if bases.len() != n_layers {

@@ -5,13 +5,11 @@
 
 use tokenmill_backend::{Activation, ExpertScore, RopeStyle};
 
-use crate::{
-    Descriptor, FfnDescriptor, LatentExperts, LoadError, MixerDescriptor, MoeDescriptor, OutputHead, Presence,
-};
+use crate::{Descriptor, FfnDescriptor, LatentExperts, LoadError, MixerDescriptor, OutputHead, Presence};
 
 use super::{
     Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast,
-    gguf_experts::{MoeDefaults, set_experts},
+    gguf_experts::MoeDefaults,
     gguf_form::UNBOUNDED,
     hf_recurrent::{BACKBONE, SSM, SSM_CHANGES},
 };
@@ -52,23 +50,23 @@ pub(super) const NEMOTRON_H: Architecture = Architecture {
 pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
     name: "nemotron_h_moe",
     from_gguf: |config| {
-        let mut descriptor = from_gguf(config)?;
+        let descriptor = from_gguf(config)?;
         if config.n_experts()? == 0 {
             return Ok(descriptor);
         }
-        let mut moe = with_form(config.moe(MoeDefaults::SIGMOID)?);
+        let mut moe = config.moe(MoeDefaults::SIGMOID)?;
+        moe.router.choice_bias = Presence::Optional;
+        (moe.activation, moe.is_gated) = (Activation::ReluSquared, false);
         moe.shared = config.shared_experts(&moe)?;
-        let latent = (config.opt_usize("moe_latent_size")?).filter(|&width| width > 0);
-        moe.latent = latent.map(|width| LatentExperts {
+        moe.latent = (config.opt_count("moe_latent_size")?).map(|width| LatentExperts {
             width,
             bias: config.facts.map_or(Presence::Optional, |facts| facts.shared_bias),
         });
         let listed = config.facts.and_then(|facts| facts.expert_layers.as_ref());
-        set_experts(&mut descriptor, &moe, |layer_idx| match listed {
+        Ok(descriptor.with_experts(&moe, |layer_idx| match listed {
             Some(listed) => listed[layer_idx],
             None => config.has_tensor(&format!("blk.{layer_idx}.ffn_gate_inp.weight")),
-        });
-        Ok(descriptor)
+        }))
     },
     // Its folders have the class of the models without experts.
     hf_classes: &[],
@@ -78,7 +76,16 @@ pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
     },
     rule: |keys| {
         rule(keys)?;
-        find_experts(keys)?;
+        let config = keys.config;
+        keys.find_router(true)?;
+        if let Some(router) = &mut keys.facts.router {
+            router.score = Some(ExpertScore::Sigmoid);
+        }
+        keys.facts.shared_bias = config.presence("mlp_bias")?;
+        keys.facts.n_shared_ff = Some(match config.opt_usize("n_shared_experts")? {
+            None | Some(0) => 0,
+            Some(_) => config.count("moe_shared_expert_intermediate_size")?,
+        });
         keys.routed_experts()?;
         keys.copy_count(
             "expert_shared_feed_forward_length",
@@ -147,13 +154,6 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-fn with_form(mut moe: MoeDescriptor) -> MoeDescriptor {
-    moe.router.choice_bias = Presence::Optional;
-    moe.activation = Activation::ReluSquared;
-    moe.is_gated = false;
-    moe
-}
-
 /// Collects the keys that dense models and those with experts have.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
@@ -167,20 +167,15 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.facts.output_bias = Some(Presence::Optional);
     keys.facts.ffn_bias = Some(config.presence("mlp_bias")?);
     keys.facts.has_experts = kinds.contains(&Kind::Experts);
-    let n_expert_ff = if keys.facts.has_experts {
-        config.expert_width()?
-    } else {
-        0
-    };
     keys.usual()?;
     keys.remove("rope.freq_base");
     let widths: Vec<usize> = (kinds.iter().zip(&keys.sizes.n_ff))
         .map(|(kind, n_ff)| match kind {
-            Kind::Experts => n_expert_ff,
-            Kind::Dense => *n_ff,
-            Kind::Mamba | Kind::Attention => 0,
+            Kind::Experts => config.expert_width(),
+            Kind::Dense => Ok(*n_ff),
+            Kind::Mamba | Kind::Attention => Ok(0),
         })
-        .collect();
+        .collect::<Result<_, _>>()?;
     keys.set_count_list("feed_forward_length", &widths)?;
     keys.kv_heads_of_layers(|layer_idx| kinds[layer_idx] == Kind::Attention)?;
     keys.set_own_head_width()?;
@@ -197,22 +192,5 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.set("context_length", UNBOUNDED);
     let has_experts = kinds.into_iter().map(|kind| kind == Kind::Experts);
     keys.facts.expert_layers = Some(has_experts.collect());
-    Ok(())
-}
-
-/// Reads the experts of a folder.
-fn find_experts(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    let config = keys.config;
-    keys.find_router(true)?;
-    if let Some(router) = &mut keys.facts.router {
-        router.score = Some(ExpertScore::Sigmoid);
-    }
-    keys.facts.shared_bias = config.presence("mlp_bias")?;
-    let n_shared = config.opt_usize("n_shared_experts")?.unwrap_or(0);
-    keys.facts.n_shared_ff = Some(if n_shared > 0 {
-        config.first_usize(&["moe_shared_expert_intermediate_size"])?
-    } else {
-        0
-    });
     Ok(())
 }
