@@ -151,7 +151,7 @@ pub(super) const JINA_BERT_V2: Architecture = Architecture {
             ("mlp.layernorm", "layer_output_norm"),
             ("layer_norm_2", "layer_output_norm"),
         ],
-        shared: LAYER,
+        shared: &[LAYER],
         network: &[
             EMBEDDINGS[0],
             EMBEDDINGS[1],

@@ -27,17 +27,7 @@ pub(super) const DEEPSEEK_2: Architecture = Architecture {
         "Glm4MoeLiteForCausalLM",
     ],
     hf_layout: HfLayout {
-        layer: LATENT_ATTENTION,
-        shared: &[
-            ("mlp.gate", "ffn_gate_inp"),
-            ("mlp.experts.*.gate_proj", "ffn_gate_exps"),
-            ("mlp.experts.*.up_proj", "ffn_up_exps"),
-            ("mlp.experts.*.down_proj", "ffn_down_exps"),
-            ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
-            ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
-            ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
-            ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
-        ],
+        shared: &[LATENT_ATTENTION, EXPERTS],
         recasts: &[("attn_kv_b.weight", Recast::LatentKeysAndValues)],
         ..HfLayout::LLAMA
     },

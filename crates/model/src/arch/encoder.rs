@@ -4,7 +4,7 @@
 //! the mean, as in sentence-transformers.
 
 use serde_json::Value;
-use tokenmill_backend::{Activation, NormKind, Pooling};
+use tokenmill_backend::{Activation, Pooling};
 use tokenmill_gguf::StringArray;
 
 use crate::{

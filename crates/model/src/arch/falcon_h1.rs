@@ -23,7 +23,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("feed_forward.up_proj", "ffn_up"),
             ("feed_forward.down_proj", "ffn_down"),
         ],
-        shared: MAMBA_2,
+        shared: &[MAMBA_2],
         network: &[("final_layernorm", "output_norm")],
         changes: SSM_CHANGES,
         recasts: &[

@@ -43,7 +43,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("laurel.linear_right", "laurel_r"),
             ("laurel.post_laurel_norm", "laurel_post_norm"),
         ],
-        shared: gemma4::LAYER,
+        shared: &[gemma::NORMS, gemma4::LAYER],
         network: &[
             gemma4::NETWORK[0],
             gemma4::NETWORK[1],

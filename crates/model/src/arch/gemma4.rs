@@ -40,7 +40,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("experts.gate_up_proj", "ffn_gate_up_exps.weight"),
             ("experts.down_proj", "ffn_down_exps.weight"),
         ],
-        shared: LAYER,
+        shared: &[gemma::NORMS, LAYER],
         network: NETWORK,
         ignored: TOWERS,
         ..HfLayout::LLAMA
@@ -50,9 +50,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 
 /// Tensor names that Gemma 3n has too.
 pub(super) const LAYER: Names = &[
-    gemma::NORMS[0],
-    gemma::NORMS[1],
-    gemma::NORMS[2],
     ("per_layer_input_gate", "inp_gate"),
     ("per_layer_projection", "proj"),
     ("post_per_layer_input_norm", "post_norm"),

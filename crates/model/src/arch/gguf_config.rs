@@ -299,20 +299,6 @@ impl GgufConfig<'_> {
         Ok(descriptor)
     }
 
-    /// Gives all layers the architecture's default window if the file has none.
-    pub(super) fn set_default_window(
-        &self,
-        descriptor: &mut Descriptor,
-        window: usize,
-    ) -> Result<(), LoadError> {
-        if self.facts.is_none() && self.opt_usize("attention.sliding_window")?.is_none() {
-            for layer in &mut descriptor.layers {
-                layer.attention_mut().window = Some(window);
-            }
-        }
-        Ok(())
-    }
-
     /// Gives the layers with a window a rope of their own if the file has other values for them.
     pub(super) fn set_window_rope(&self, descriptor: &mut Descriptor) -> Result<(), LoadError> {
         for rope_idx in 0..descriptor.ropes.len() {

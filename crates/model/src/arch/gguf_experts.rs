@@ -5,24 +5,10 @@
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 
 use crate::{
-    DenseDescriptor, Descriptor, FfnDescriptor, LoadError, MoeDescriptor, Presence, RouterDescriptor,
-    SharedDescriptor,
+    DenseDescriptor, Descriptor, LoadError, MoeDescriptor, Presence, RouterDescriptor, SharedDescriptor,
 };
 
 use super::GgufConfig;
-
-/// Replaces the feed-forward networks of some layers with experts.
-pub(super) fn set_experts(
-    descriptor: &mut Descriptor,
-    moe: &MoeDescriptor,
-    has_experts: impl Fn(usize) -> bool,
-) {
-    for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
-        if has_experts(layer_idx) {
-            layer.ffn = FfnDescriptor::Moe(moe.clone());
-        }
-    }
-}
 
 /// An architecture's defaults for experts.
 #[derive(Clone, Copy)]
@@ -150,33 +136,21 @@ impl GgufConfig<'_> {
         Ok(moe)
     }
 
-    /// Does the same as [`Self::set_experts`], with a network that it returns.
-    pub(super) fn with_experts(
-        &self,
-        mut descriptor: Descriptor,
-        moe: &MoeDescriptor,
-    ) -> Result<Descriptor, LoadError> {
-        self.set_experts(&mut descriptor, moe)?;
-        Ok(descriptor)
-    }
-
     /// Replaces feed-forward networks with experts: after the leading dense layers, in the last layer of each
     /// group.
-    pub(super) fn set_experts(
+    pub(super) fn with_experts(
         &self,
-        descriptor: &mut Descriptor,
+        descriptor: Descriptor,
         moe: &MoeDescriptor,
-    ) -> Result<(), LoadError> {
+    ) -> Result<Descriptor, LoadError> {
         if let Some(listed) = self.facts.and_then(|facts| facts.expert_layers.as_ref()) {
-            set_experts(descriptor, moe, |layer_idx| listed[layer_idx]);
-            return Ok(());
+            return Ok(descriptor.with_experts(moe, |layer_idx| listed[layer_idx]));
         }
         let n_dense = self.opt_usize("leading_dense_block_count")?.unwrap_or(0);
         let step = self.opt_count("interleave_moe_layer_step")?.unwrap_or(1);
-        set_experts(descriptor, moe, |layer_idx| {
+        Ok(descriptor.with_experts(moe, |layer_idx| {
             layer_idx >= n_dense && (layer_idx + 1).is_multiple_of(step) && !self.is_dense(layer_idx)
-        });
-        Ok(())
+        }))
     }
 
     /// Returns whether a layer has the tensors of a dense network and no router. In some networks no key

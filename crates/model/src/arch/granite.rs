@@ -81,7 +81,7 @@ pub(super) const GRANITE_HYBRID: Architecture = Architecture {
     hf_classes: &["GraniteMoeHybridForCausalLM"],
     hf_layout: HfLayout {
         layer: MAMBA_2,
-        shared: EXPERTS,
+        shared: &[EXPERTS],
         changes: SSM_CHANGES,
         ..GRANITE.hf_layout
     },

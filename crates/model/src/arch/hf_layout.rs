@@ -16,8 +16,8 @@ pub(crate) struct HfLayout {
     /// Names of a layer's tensors. A name is matched whole, or without its last part (`weight`, `bias`), which stays.
     /// A `*` matches a number: the tensors are joined in its order, along a new outermost dimension.
     pub(crate) layer: Names,
-    /// Names of a layer's tensors that several architectures share.
-    pub(crate) shared: Names,
+    /// Names of a layer's tensors that several architectures have.
+    pub(crate) shared: &'static [Names],
     /// Names of other tensors, matched like those of layers.
     pub(crate) network: Names,
     /// Prefixes of tensors that belong to other networks in the folder, such as a vision encoder.
@@ -148,6 +148,10 @@ impl HfLayout {
         }
     }
 
+    fn layer_tables(&self) -> Vec<Names> {
+        [&[self.layer][..], self.shared, &[LLAMA_LAYER]].concat()
+    }
+
     /// Returns the GGUF name of a tensor, and its share of the GGUF tensor; `None` if the name is unknown.
     pub(crate) fn gguf_name(&self, hf_name: &str) -> Option<(String, Share)> {
         let prefixes = self.prefixes.iter().copied().chain([""]);
@@ -157,7 +161,7 @@ impl HfLayout {
                 Some(rest) => {
                     let (layer, name) = rest.split_once('.')?;
                     let layer_idx: usize = layer.parse().ok()?;
-                    let (name, share) = find(name, &[self.layer, self.shared, LLAMA_LAYER])?;
+                    let (name, share) = find(name, &self.layer_tables())?;
                     Some((format!("blk.{layer_idx}.{name}"), share))
                 }
                 None => find(rest, &[self.network, LLAMA_NETWORK]),
@@ -173,7 +177,7 @@ impl HfLayout {
         else {
             return find_back(gguf_name, &[self.network, LLAMA_NETWORK]);
         };
-        let name = find_back(name, &[self.layer, self.shared, LLAMA_LAYER])?;
+        let name = find_back(name, &self.layer_tables())?;
         Some(format!("{}{layer}.{name}", self.layers))
     }
 

@@ -42,14 +42,12 @@ pub(super) const MOE: Architecture = Architecture {
     hf_classes: &["HunYuanMoEV1ForCausalLM"],
     hf_layout: HfLayout {
         layer: &[
-            NORMS[0],
-            NORMS[1],
             ("mlp.gate.wg", "ffn_gate_inp"),
             ("mlp.experts.*.gate_proj", "ffn_gate_exps"),
             ("mlp.experts.*.up_proj", "ffn_up_exps"),
             ("mlp.experts.*.down_proj", "ffn_down_exps"),
         ],
-        shared: SHARED,
+        shared: &[NORMS, SHARED],
         ..HfLayout::LLAMA
     },
     rule: |keys| {
@@ -82,11 +80,8 @@ pub(super) const HY_V3: Architecture = Architecture {
         layer: &[
             ("mlp.router.gate", "ffn_gate_inp"),
             ("mlp.expert_bias", "exp_probs_b.bias"),
-            SHARED[0],
-            SHARED[1],
-            SHARED[2],
         ],
-        shared: EXPERTS,
+        shared: &[SHARED, EXPERTS],
         recasts: &[("exp_probs_b.bias", Recast::Rename("exp_probs_b"))],
         ..HfLayout::LLAMA
     },

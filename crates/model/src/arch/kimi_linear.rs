@@ -32,12 +32,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("self_attn.A_log", "ssm_a"),
             ("self_attn.dt_bias", "ssm_dt.bias"),
             ("self_attn.o_norm", "ssm_norm"),
-            LATENT_ATTENTION[0],
-            LATENT_ATTENTION[1],
-            LATENT_ATTENTION[2],
-            LATENT_ATTENTION[3],
-            LATENT_ATTENTION[4],
-            LATENT_ATTENTION[5],
             (
                 "block_sparse_moe.gate.e_score_correction_bias",
                 "exp_probs_b.bias",
@@ -50,7 +44,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("block_sparse_moe.shared_experts.up_proj", "ffn_up_shexp"),
             ("block_sparse_moe.shared_experts.down_proj", "ffn_down_shexp"),
         ],
-        shared: MIXTRAL_EXPERTS,
+        shared: &[MIXTRAL_EXPERTS, LATENT_ATTENTION],
         changes: &[("ssm_a", Change::NegExp)],
         recasts: &[
             ("attn_kv_b.weight", Recast::LatentKeysAndValues),

@@ -23,7 +23,10 @@ pub(super) const MAMBA: Architecture = Architecture {
         recasts: &[("ssm_conv1d.weight", Recast::Squeeze)],
         ..HfLayout::LLAMA
     },
-    rule: |keys| rule(keys, keys.config.mamba(keys.sizes.n_embd)?),
+    rule: |keys| {
+        let ssm = keys.config.mamba(keys.sizes.n_embd)?;
+        rule(keys, ssm)
+    },
 };
 
 pub(super) const MAMBA_2: Architecture = Architecture {
@@ -34,7 +37,10 @@ pub(super) const MAMBA_2: Architecture = Architecture {
         recasts: Recast::SSM,
         ..MAMBA.hf_layout
     },
-    rule: |keys| rule(keys, keys.config.mamba2(true)?),
+    rule: |keys| {
+        let ssm = keys.config.mamba2(true)?;
+        rule(keys, ssm)
+    },
 };
 
 /// Replaces each layer with a state space model.

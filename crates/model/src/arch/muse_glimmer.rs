@@ -35,7 +35,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     hf_classes: &["MuseGlimmerForConditionalGeneration"],
     hf_layout: HfLayout {
         layer: &[("self_attn.gate_proj", "attn_gate")],
-        shared: gemma::NORMS,
+        shared: &[gemma::NORMS],
         ignored: VISION,
         changes: &[
             ("attn_norm.weight", Change::AddOne),

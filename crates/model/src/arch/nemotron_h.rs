@@ -36,7 +36,7 @@ pub(super) const NEMOTRON_H: Architecture = Architecture {
             ("mixer.shared_experts.up_proj", "ffn_up_shexp"),
             ("mixer.shared_experts.down_proj", "ffn_down_shexp"),
         ],
-        shared: SSM,
+        shared: &[SSM],
         network: BACKBONE,
         ignored: &["mtp."],
         changes: SSM_CHANGES,
@@ -180,12 +180,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.kv_heads_of_layers(|layer_idx| kinds[layer_idx] == Kind::Attention)?;
     keys.set_own_head_width()?;
     keys.vocab_size()?;
-    let width = keys.sizes.n_embd
-        / keys
-            .config
-            .opt_first_usize(&["num_attention_heads"])?
-            .unwrap_or(1)
-            .max(1);
+    let width = keys.sizes.n_embd / keys.sizes.n_heads.max(1);
     keys.set_count("rope.dimension_count", width)?;
     keys.state_space(config.mamba2(true)?)?;
     keys.set("rope.scaling.finetuned", false);

@@ -68,7 +68,7 @@ const LAYOUT: HfLayout = HfLayout {
         ("linear_attn.norm", "ssm_norm"),
         ("linear_attn.out_proj", "ssm_out"),
     ],
-    shared: EXPERTS,
+    shared: &[EXPERTS],
     // MTP layers are not read.
     ignored: &["visual.", "model.visual.", "mtp."],
     changes: &[
