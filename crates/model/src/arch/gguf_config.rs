@@ -7,12 +7,11 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use tokenmill_backend::{Activation, NormKind, RopeAxes, RopeStyle};
+use tokenmill_backend::{NormKind, RopeStyle};
 use tokenmill_gguf::{Array, GgufError, Metadata, Value};
 
 use crate::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, Ignorable, LayerDescriptor, LoadError,
-    MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual, RopeDescriptor,
+    AttentionDescriptor, Descriptor, Ignorable, LayerDescriptor, LoadError, Presence, RopeDescriptor,
     RopeScaling, YarnRounding, error::check, rope::yarn_magnitude,
 };
 
@@ -377,13 +376,14 @@ impl GgufConfig<'_> {
         let rope = match self.facts.and_then(|facts| facts.rope.clone()) {
             Some(rope) => rope,
             None => RopeDescriptor {
-                style: rope_style,
-                head_dim: head_dim_k,
                 n_dims: self.opt_count("rope.dimension_count")?.unwrap_or(head_dim_k),
-                base: self.opt_f32("rope.freq_base")?.unwrap_or(10_000.0),
                 scaling: self.rope_scaling(n_ctx_train)?,
                 has_freq_factors: true,
-                axes: RopeAxes::One,
+                ..RopeDescriptor::plain(
+                    rope_style,
+                    head_dim_k,
+                    self.opt_f32("rope.freq_base")?.unwrap_or(10_000.0),
+                )
             },
         };
         // As in other readers, a bias that the file contains is used.
@@ -392,80 +392,25 @@ impl GgufConfig<'_> {
             None => Presence::Optional,
         };
         let scale = self.opt_positive("attention.scale")?;
-        let eps = self.norm_epsilon(NormKind::Rms)?;
         let n_decoding = n_blocks - n_nextn_layers;
         let n_layers = if self.with_nextn { n_blocks } else { n_decoding };
-        let layers = (0..n_layers)
-            .map(|layer_idx| LayerDescriptor {
-                mixer: MixerDescriptor::Attention(AttentionDescriptor {
-                    n_heads: n_heads[layer_idx],
-                    n_kv_heads: n_kv_heads[layer_idx],
-                    head_dim_k,
-                    head_dim_v,
-                    scale: scale.unwrap_or_else(|| 1.0 / (head_dim_k as f32).sqrt()),
-                    rope: Some(0),
-                    is_causal: true,
-                    window: match self.facts {
-                        Some(facts) => facts.windows[layer_idx],
-                        None => window.filter(|_| has_window(layer_idx)),
-                    },
-                    is_chunked: false,
-                    softcap: None,
-                    has_sinks: false,
-                    alibi: None,
-                    temperature: None,
-                    qk_norm: None,
-                    is_normed_after_rope: false,
-                    takes_keys_as_values: false,
-                    has_v_norm: false,
-                    shares_kv_of: None,
-                    output_gate: None,
-                    qkv_bias: bias,
-                    output_bias: bias,
-                }),
-                ffn: FfnDescriptor::Dense(DenseDescriptor {
-                    bias,
-                    ..DenseDescriptor::gated(n_ff[layer_idx], Activation::Silu)
-                }),
-                norms: NormPlacement::Pre,
-                residual: Residual::Sequential,
-                has_output_scale: false,
-            })
-            .collect();
-        Ok(Descriptor {
-            arch: self.arch.to_owned(),
-            n_vocab: self.n_vocab,
-            n_embd,
-            n_ctx_train,
-            embedding_scale: 1.0,
-            reads_hidden: false,
-            token_types: Presence::Absent,
-            n_learned_positions: None,
-            embedding_norm: None,
-            norm: NormDescriptor {
-                kind: NormKind::Rms,
-                eps,
-                bias: Presence::Absent,
-            },
-            post_norm_eps: None,
-            layer_embeddings: None,
-            alt_up: None,
-            ropes: vec![rope],
-            layers,
-            tensor_names: &[],
-            residual_scale: 1.0,
-            has_output_norm: true,
-            pooling: None,
-            head: self.facts.map_or(OutputHead::OwnIfPresent, |facts| facts.head),
-            head_bias: Presence::Absent,
-            logit_scale: 1.0,
-            logit_softcap: None,
-            row_factors: Vec::new(),
-            n_deep_inputs: 0,
-            tower: None,
-            control: Vec::new(),
-            ignorable: nextn_layers(n_decoding, n_nextn_layers),
-        })
+        let layers = (0..n_layers).map(|layer_idx| {
+            let dims = [head_dim_k, head_dim_v];
+            let mut attention = AttentionDescriptor::plain(n_heads[layer_idx], n_kv_heads[layer_idx], dims);
+            attention.scale = scale.unwrap_or(attention.scale);
+            attention.window = match self.facts {
+                Some(facts) => facts.windows[layer_idx],
+                None => window.filter(|_| has_window(layer_idx)),
+            };
+            LayerDescriptor::plain(attention, n_ff[layer_idx])
+        });
+        let sizes = [self.n_vocab, n_embd, n_ctx_train];
+        let mut descriptor = Descriptor::plain(sizes, rope, layers.collect()).with_biases(bias);
+        self.arch.clone_into(&mut descriptor.arch);
+        descriptor.norm.eps = self.norm_epsilon(NormKind::Rms)?;
+        descriptor.head = self.facts.map_or(descriptor.head, |facts| facts.head);
+        descriptor.ignorable = nextn_layers(n_decoding, n_nextn_layers);
+        Ok(descriptor)
     }
 
     /// Reads the epsilon of the norms under the key for their kind, or else the key for the other kind.

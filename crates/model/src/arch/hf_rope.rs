@@ -3,7 +3,7 @@
 //! Invariant: an unknown kind of scaling is an error, never plain rope.
 
 use serde_json::Value;
-use tokenmill_backend::{RopeAxes, RopeStyle};
+use tokenmill_backend::RopeStyle;
 
 use crate::{LoadError, LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding, rope::yarn_magnitude};
 
@@ -18,7 +18,7 @@ impl HfConfig {
         } else if layer_type == "sliding_attention"
             && let Some(base) = self.opt_f32("rope_local_base_freq")?
         {
-            return Ok(Self::plain_rope(head_dim, base));
+            return Ok(RopeDescriptor::plain(RopeStyle::Neox, head_dim, base));
         }
         let first = |names: &[&str]| match parameters.first_f32(names)? {
             Some(number) => Ok(Some(number)),
@@ -26,7 +26,7 @@ impl HfConfig {
         };
         let part = first(&["partial_rotary_factor", "rotary_pct"])?;
         let base = first(&["rope_theta", "rotary_emb_base", class_defaults::ROPE_BASE])?;
-        let mut rope = Self::plain_rope(head_dim, base.unwrap_or(10_000.0));
+        let mut rope = RopeDescriptor::plain(RopeStyle::Neox, head_dim, base.unwrap_or(10_000.0));
         rope.n_dims = (head_dim as f32 * part.unwrap_or(1.0)) as usize;
         parameters.scale_rope(&mut rope, self)?;
         Ok(rope)
@@ -42,19 +42,6 @@ impl HfConfig {
     pub(super) fn rope_parameters(&self) -> Result<Self, LoadError> {
         let is_new = self.get("rope_parameters").is_some();
         self.object(if is_new { "rope_parameters" } else { "rope_scaling" })
-    }
-
-    /// Returns a rope without scaling.
-    fn plain_rope(head_dim: usize, base: f32) -> RopeDescriptor {
-        RopeDescriptor {
-            style: RopeStyle::Neox,
-            head_dim,
-            n_dims: head_dim,
-            base,
-            scaling: RopeScaling::None,
-            has_freq_factors: false,
-            axes: RopeAxes::One,
-        }
     }
 
     /// Applies the scaling that `self` describes.

@@ -293,19 +293,6 @@ pub enum XieluNumbers {
 }
 
 impl DenseDescriptor {
-    /// Returns a network with a gate and without biases.
-    pub(crate) fn gated(n_ff: usize, activation: Activation) -> Self {
-        Self {
-            n_ff,
-            activation,
-            xielu: None,
-            cutoff: None,
-            joined: GateUpOrder::GateFirst,
-            is_gated: true,
-            bias: Presence::Absent,
-        }
-    }
-
     fn validate(&self) -> Result<(), LoadError> {
         check(
             "feed-forward network with xIELU",

@@ -8,6 +8,7 @@ mod difference;
 mod ffn;
 mod latent;
 mod mixer;
+mod plain;
 mod pooling;
 mod recurrent;
 

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use tokenmill_backend::{KeyHeads, RopeAxes, RopeStyle};
+use tokenmill_backend::{KeyHeads, RopeStyle};
 use tokenmill_gguf::TensorType;
 
 use crate::{
@@ -248,24 +248,12 @@ fn comparable(descriptor: &Descriptor, tensors: &dyn WeightSource) -> Descriptor
     for layer in &mut descriptor.layers {
         let rope = match rope_of(&mut layer.mixer) {
             Some(rope_idx) => ropes[std::mem::take(rope_idx)].clone(),
-            None => no_rope(),
+            // The entry of a layer without rope.
+            None => RopeDescriptor::plain(RopeStyle::Norm, 2, 10_000.0),
         };
         descriptor.ropes.push(rope);
     }
     descriptor
-}
-
-/// Returns the list entry of a layer without rope.
-fn no_rope() -> RopeDescriptor {
-    RopeDescriptor {
-        style: RopeStyle::Norm,
-        head_dim: 2,
-        n_dims: 2,
-        base: 10_000.0,
-        scaling: RopeScaling::None,
-        has_freq_factors: false,
-        axes: RopeAxes::One,
-    }
 }
 
 fn rope_of(mixer: &mut MixerDescriptor) -> Option<&mut usize> {
