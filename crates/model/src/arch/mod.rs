@@ -357,7 +357,7 @@ fn describe_class(class: &str, config: &HfConfig) -> Result<HfNetwork, LoadError
                 .collect(),
         })?;
     let config = class_defaults::filled(class, config);
-    let named = |error| with_key(error, config.form());
+    let named = |error| with_key(error, Form::Folder(&config));
     let mut descriptor = describe_keys_of(row, &config).map_err(named)?;
     if descriptor.pooling.is_none() {
         let pooling = config.sentence_pooling()?;
