@@ -219,13 +219,13 @@ fn find_experts(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
     keys.find_experts_behind_dense(false, &["n_shared_experts"])?;
     match config.get("topk_method").and_then(|method| method.as_str()) {
-        Some("greedy") if config.class()? == "DeepseekV2ForCausalLM" => keys.facts.amend(|descriptor| {
-            for layer in &mut descriptor.layers {
+        Some("greedy") if config.class()? == "DeepseekV2ForCausalLM" => {
+            keys.facts.amend_layers(|_, layer| {
                 if let FfnDescriptor::Moe(moe) = &mut layer.ffn {
                     moe.router.groups = None;
                 }
-            }
-        }),
+            })
+        }
         // The other classes ignore `greedy`.
         Some("greedy" | "group_limited_greedy" | "noaux_tc") => {}
         _ => {

@@ -74,36 +74,27 @@ impl GgufConfig<'_> {
         if let Some(facts) = self.facts {
             return Ok(facts.pooling.clone());
         }
-        // Files saved by llama.cpp have -1 for an unset type.
-        let code = self.opt_usize("pooling_type")?.filter(|&code| code != UNSET);
-        let kind = match code {
-            None | Some(4) if self.has_tensor("cls.output.weight") || self.has_tensor("cls.weight") => {
-                let kind = match self
-                    .opt_usize("classifier.pooling_type")?
-                    .filter(|&code| code != UNSET)
-                {
-                    None => first,
-                    Some(1) => Pooling::Mean,
-                    Some(2) => Pooling::First,
-                    Some(3) => Pooling::Last,
-                    Some(code) => {
-                        return Err(self.unsupported(format!(
-                            "pooling of type {code} before its classification head (supported are 1, 2 and 3)"
-                        )));
-                    }
-                };
-                return Ok(Some(self.rank_head(head_step, kind)));
-            }
-            None => return Ok(None),
-            Some(1) => Pooling::Mean,
-            Some(2) => Pooling::First,
-            Some(3) => Pooling::Last,
-            Some(code) => {
-                return Err(self.unsupported(format!(
-                    "pooling of type {code} (supported are 1, 2, 3, and 4 with a classification head)"
-                )));
-            }
+        let kind_of = |code: usize, rest: &str| match code {
+            1 => Ok(Pooling::Mean),
+            2 => Ok(Pooling::First),
+            3 => Ok(Pooling::Last),
+            _ => Err(self.unsupported(format!("pooling of type {code} {rest}"))),
         };
+        // Files saved by llama.cpp have -1 for an unset type.
+        let code_of = |name: &str| Ok::<_, LoadError>(self.opt_usize(name)?.filter(|&code| code != UNSET));
+        let code = code_of("pooling_type")?;
+        let has_head = self.has_tensor("cls.output.weight") || self.has_tensor("cls.weight");
+        if has_head && matches!(code, None | Some(4)) {
+            let kind = match code_of("classifier.pooling_type")? {
+                None => first,
+                Some(code) => kind_of(code, "before its classification head (supported are 1, 2 and 3)")?,
+            };
+            return Ok(Some(self.rank_head(head_step, kind)));
+        }
+        let Some(code) = code else {
+            return Ok(None);
+        };
+        let kind = kind_of(code, "(supported are 1, 2, 3, and 4 with a classification head)")?;
         let mut pooling = PoolingDescriptor::embedding(kind);
         for name in DENSE {
             if let Some(dims) = self.tensors.get(format!("{name}.weight").as_str()) {

@@ -60,12 +60,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             (false, _) if !is_parallel => Residual::Sequential,
             _ => Residual::Parallel,
         };
-        keys.facts.amend(move |descriptor| {
-            descriptor
-                .layers
-                .iter_mut()
-                .for_each(|layer| layer.residual = residual)
-        });
+        (keys.facts).amend_layers(move |_, layer| layer.residual = residual);
         keys.find_biases(["bias", "bias"])?;
         let is_multi_query = config.opt_bool("multi_query")?.unwrap_or(true);
         keys.sizes()?;

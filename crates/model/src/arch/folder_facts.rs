@@ -6,8 +6,8 @@
 use tokenmill_backend::{Activation, ExpertScore, RopeStyle};
 
 use crate::{
-    Descriptor, FfnDescriptor, Ignorable, LoadError, MixerDescriptor, OutputHead, PoolingDescriptor,
-    Presence, RopeDescriptor,
+    Descriptor, FfnDescriptor, Ignorable, LayerDescriptor, LoadError, MixerDescriptor, OutputHead,
+    PoolingDescriptor, Presence, RopeDescriptor,
 };
 
 use super::{HfConfig, gguf_config::nextn_layers, hf_sizes::HfSizes};
@@ -99,6 +99,15 @@ impl FolderFacts {
     /// Adds a change of the network that only one architecture needs.
     pub(super) fn amend(&mut self, amendment: impl Fn(&mut Descriptor) + 'static) {
         self.amendments.push(Box::new(amendment));
+    }
+
+    /// Does the same as [`Self::amend`], for each layer, with its index.
+    pub(super) fn amend_layers(&mut self, amendment: impl Fn(usize, &mut LayerDescriptor) + 'static) {
+        self.amend(move |descriptor| {
+            for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
+                amendment(layer_idx, layer);
+            }
+        });
     }
 
     /// Completes a network that was described from keys.

@@ -232,14 +232,13 @@ fn find_heads(keys: &mut GgufKeys<'_>) -> Result<Vec<(usize, usize)>, LoadError>
         heads.push((head_dim, n_kv_heads));
     }
     let widths = heads.clone();
-    keys.facts.amend(move |descriptor| {
-        for (layer, &(head_dim, _)) in descriptor.layers.iter_mut().zip(&widths) {
-            let attention = layer.attention_mut();
-            (attention.head_dim_k, attention.head_dim_v) = (head_dim, head_dim);
-            // Layers that read the keys of others store none.
-            let is_global = attention.window.is_none() && attention.shares_kv_of.is_none();
-            attention.takes_keys_as_values = takes_keys && is_global;
-        }
+    keys.facts.amend_layers(move |layer_idx, layer| {
+        let attention = layer.attention_mut();
+        let (head_dim, _) = widths[layer_idx];
+        (attention.head_dim_k, attention.head_dim_v) = (head_dim, head_dim);
+        // Layers that read the keys of others store none.
+        let is_global = attention.window.is_none() && attention.shares_kv_of.is_none();
+        attention.takes_keys_as_values = takes_keys && is_global;
     });
     Ok(heads)
 }

@@ -104,6 +104,10 @@ pub(super) const POST_NORMS: Names = &[
 
 /// Name prefixes of vision encoders.
 pub(super) const VISION: &[&str] = &[
+    "image_newline",
+    "model.image_newline",
+    "model.vision_model.",
+    "model.connector.",
     "visual.",
     "model.visual.",
     "vision_tower.",
@@ -121,6 +125,7 @@ impl HfLayout {
             "model.language_model.",
             "language_model.model.",
             "language_model.",
+            "model.text_model.",
             "model.",
         ],
         layers: "layers.",

@@ -133,11 +133,9 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     )?;
     keys.set_count("kda.head_dim", of_net("head_dim", "linear_head_dim")?)?;
     let n_net_heads = of_net("num_heads", "linear_num_heads")?;
-    keys.facts.amend(move |descriptor| {
-        for layer in &mut descriptor.layers {
-            if let MixerDescriptor::KimiDelta(net) = &mut layer.mixer {
-                net.n_heads = n_net_heads;
-            }
+    keys.facts.amend_layers(move |_, layer| {
+        if let MixerDescriptor::KimiDelta(net) = &mut layer.mixer {
+            net.n_heads = n_net_heads;
         }
     });
     keys.latent_widths()?;

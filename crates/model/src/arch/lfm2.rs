@@ -48,11 +48,9 @@ pub(super) const LFM2_MOE: Architecture = Architecture {
             router.score = Some(ExpertScore::Sigmoid);
         }
         if keys.config.opt_bool("use_expert_bias")? == Some(false) {
-            keys.facts.amend(|descriptor| {
-                for layer in &mut descriptor.layers {
-                    if let FfnDescriptor::Moe(moe) = &mut layer.ffn {
-                        moe.router.choice_bias = Presence::Absent;
-                    }
+            keys.facts.amend_layers(|_, layer| {
+                if let FfnDescriptor::Moe(moe) = &mut layer.ffn {
+                    moe.router.choice_bias = Presence::Absent;
                 }
             });
         }
@@ -111,11 +109,9 @@ fn dense_width(config: &HfConfig, intermediate_size: usize) -> Result<usize, Loa
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
     let bias = config.presence("conv_bias")?;
-    keys.facts.amend(move |descriptor| {
-        for layer in &mut descriptor.layers {
-            if let MixerDescriptor::ShortConv(conv) = &mut layer.mixer {
-                conv.bias = bias;
-            }
+    keys.facts.amend_layers(move |_, layer| {
+        if let MixerDescriptor::ShortConv(conv) = &mut layer.mixer {
+            conv.bias = bias;
         }
     });
     keys.usual()?;

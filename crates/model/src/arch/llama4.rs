@@ -158,15 +158,13 @@ fn find_temperature(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let is_tuned = config.opt_bool("attn_temperature_tuning")?.unwrap_or(true);
     let scale = config.opt_f32("attn_scale")?.unwrap_or(TEMPERATURE);
     let interval = config.opt_usize("floor_scale")?.unwrap_or(CHUNK);
-    keys.facts.amend(move |descriptor| {
-        for layer in &mut descriptor.layers {
-            let temperature = &mut layer.attention_mut().temperature;
-            *temperature = temperature.filter(|_| is_tuned).map(|temperature| Temperature {
-                scale,
-                interval,
-                ..temperature
-            });
-        }
+    keys.facts.amend_layers(move |_, layer| {
+        let temperature = &mut layer.attention_mut().temperature;
+        *temperature = temperature.filter(|_| is_tuned).map(|temperature| Temperature {
+            scale,
+            interval,
+            ..temperature
+        });
     });
     Ok(())
 }

@@ -136,11 +136,9 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
     keys.find_attention_bias("attention_bias")?;
     if config.opt_bool("attn_output_gate")? == Some(false) {
-        keys.facts.amend(|descriptor| {
-            for layer in &mut descriptor.layers {
-                if let MixerDescriptor::Attention(attention) = &mut layer.mixer {
-                    attention.output_gate = None;
-                }
+        keys.facts.amend_layers(|_, layer| {
+            if let MixerDescriptor::Attention(attention) = &mut layer.mixer {
+                attention.output_gate = None;
             }
         });
     }

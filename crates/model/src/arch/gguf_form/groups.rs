@@ -115,11 +115,9 @@ impl GgufKeys<'_> {
 
     /// Sets the sizes of the state space models of a network.
     pub(in crate::arch) fn state_space(&mut self, ssm: SsmDescriptor) -> Result<(), LoadError> {
-        self.facts.amend(move |descriptor| {
-            for layer in &mut descriptor.layers {
-                if let MixerDescriptor::Ssm(own) | MixerDescriptor::Both { ssm: own, .. } = &mut layer.mixer {
-                    (own.kind, own.conv_bias, own.bias) = (ssm.kind, ssm.conv_bias, ssm.bias);
-                }
+        self.facts.amend_layers(move |_, layer| {
+            if let MixerDescriptor::Ssm(own) | MixerDescriptor::Both { ssm: own, .. } = &mut layer.mixer {
+                (own.kind, own.conv_bias, own.bias) = (ssm.kind, ssm.conv_bias, ssm.bias);
             }
         });
         self.set_count("ssm.conv_kernel", ssm.n_taps)?;
