@@ -7,13 +7,15 @@
 use tokenmill_backend::RopeStyle;
 use tokenmill_gguf::{Array, Value};
 
-use crate::{AltUpDescriptor, Descriptor, Ignorable, LoadError, Presence, RopeDescriptor, RopeScaling};
+use crate::{
+    AltUpDescriptor, Descriptor, Ignorable, LoadError, Presence, RopeDescriptor, RopeScaling,
+    normal::normal_quantile,
+};
 
 use super::{
     Architecture, Change, GgufConfig, GgufKeys, HfLayout,
     gemma::{self, LOCAL_BASE},
     gemma4,
-    normal::normal_quantile,
 };
 
 /// Default period of the layers with full attention.

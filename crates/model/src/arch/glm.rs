@@ -12,8 +12,8 @@ use tokenmill_backend::{RopeAxes, RopeStyle};
 use crate::{LoadError, NormPlacement, Presence, QkNorm};
 
 use super::{
-    Architecture, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults, gguf_form::Drafts,
-    hf_experts::EXPERTS,
+    Architecture, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults, hf_experts::EXPERTS,
+    hf_layout::Drafts,
 };
 
 pub(super) const CHATGLM: Architecture = Architecture {

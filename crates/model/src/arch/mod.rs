@@ -32,11 +32,8 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
-mod hf_config;
 mod hf_experts;
 mod hf_layers;
-mod hf_layout;
-mod hf_quantization;
 mod hf_recurrent;
 mod hf_rope;
 mod hf_sizes;
@@ -52,7 +49,6 @@ mod modern_bert;
 mod muse_glimmer;
 mod nemotron;
 mod nemotron_h;
-mod normal;
 mod olmo;
 mod phi;
 mod qwen;
@@ -68,16 +64,17 @@ use std::collections::BTreeMap;
 use tokenmill_backend::Pooling;
 use tokenmill_gguf::{GgufFile, Metadata};
 
-use crate::{Descriptor, LoadError};
+use crate::{
+    Descriptor, LoadError,
+    hf_config::HfConfig,
+    hf_layout::{self, Change, HfLayout, Recast, Recasts, UNUSED},
+};
 
 use gguf_config::{Asked, GgufConfig, n_rows};
-pub(crate) use gguf_form::{GgufForm, Recast, Recasts};
+pub(crate) use gguf_form::GgufForm;
 use gguf_form::{GgufKeys, Rule};
 pub(crate) use gguf_header::GgufHeader;
 pub use gguf_header::check_is_model;
-pub(crate) use hf_config::HfConfig;
-pub(crate) use hf_layout::{Change, GgufRows, HfLayout, Share, UNUSED};
-pub(crate) use hf_quantization::Fp8Scales;
 use value_keys::{Form, with_key};
 
 /// One architecture.

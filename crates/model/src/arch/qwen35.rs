@@ -11,11 +11,8 @@ use tokenmill_backend::{Activation, KeyHeads, RopeStyle};
 use crate::{DeltaGates, Descriptor, LoadError, MixerDescriptor, OutputGate, QkNorm};
 
 use super::{
-    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast,
-    gguf_experts::MoeDefaults,
-    gguf_form::{Drafts, MAX_DRAFT_LAYERS},
-    hf_experts::EXPERTS,
-    hf_layers::KINDS,
+    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults,
+    gguf_form::MAX_DRAFT_LAYERS, hf_experts::EXPERTS, hf_layers::KINDS, hf_layout::Drafts,
 };
 
 pub(super) const QWEN_35: Architecture = Architecture {

@@ -4,20 +4,19 @@
 //! several architectures share; the rule of an architecture is in its own file, and the views that change tensors
 //! belong to the safetensors folder.
 
-mod agreement;
 mod groups;
 mod keys;
-mod recast;
 
 use tokenmill_gguf::Metadata;
 
-use crate::{Descriptor, LoadError};
+use crate::{
+    Descriptor, LoadError,
+    hf_layout::{DRAFT_NAMES, Drafts, MTP_NAMES, Recasts, Share},
+};
 
-use super::{Architecture, HfConfig, HfLayout, Share};
+use super::{Architecture, HfConfig, HfLayout};
 
 pub(super) use keys::{GgufKeys, Rule, UNBOUNDED};
-pub(super) use recast::Drafts;
-pub(crate) use recast::{Recast, Recasts};
 
 /// Largest accepted number of MTP layers. It bounds the size of lists.
 pub(super) const MAX_DRAFT_LAYERS: usize = 64;
@@ -75,7 +74,7 @@ impl GgufForm {
             Drafts::Network => {
                 let rest = hf_name.strip_prefix("mtp.")?;
                 let Some(rest) = rest.strip_prefix("layers.") else {
-                    return named(recast::MTP_NAMES, n_layers, rest);
+                    return named(MTP_NAMES, n_layers, rest);
                 };
                 let (layer, rest) = rest.split_once('.')?;
                 let layer_idx = n_layers.checked_add(layer.parse().ok()?)?;
@@ -87,7 +86,7 @@ impl GgufForm {
                     .filter(|&layer_idx| layer_idx >= n_layers)?;
                 let (_, rest) = hf_name.split_once(layout.layers)?;
                 let (_, rest) = rest.split_once('.')?;
-                named(recast::DRAFT_NAMES, layer_idx, rest).or_else(|| layout.gguf_name(hf_name))
+                named(DRAFT_NAMES, layer_idx, rest).or_else(|| layout.gguf_name(hf_name))
             }
             Drafts::Left => None,
         }

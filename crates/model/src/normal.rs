@@ -4,7 +4,7 @@
 
 /// Returns the quantile of the standard normal distribution for a probability from 0 (negative infinity) to
 /// 1.
-pub(super) fn normal_quantile(share: f32) -> f32 {
+pub(crate) fn normal_quantile(share: f32) -> f32 {
     if share <= 0.0 {
         return f32::NEG_INFINITY;
     }

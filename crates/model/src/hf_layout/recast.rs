@@ -54,13 +54,12 @@ pub(crate) type Recasts = &'static [(&'static str, Recast)];
 
 impl Recast {
     /// Splits the matrices of experts that hold gate and up.
-    pub(in crate::arch) const GATE_AND_UP: Self =
-        Self::Halves(["ffn_gate_exps.weight", "ffn_up_exps.weight"]);
+    pub(crate) const GATE_AND_UP: Self = Self::Halves(["ffn_gate_exps.weight", "ffn_up_exps.weight"]);
     /// Renames the norm before the feed-forward network, which some files name by its place after the mixer.
-    pub(in crate::arch) const POST_ATTENTION: (&'static str, Self) =
+    pub(crate) const POST_ATTENTION: (&'static str, Self) =
         ("ffn_norm.weight", Self::Rename("post_attention_norm.weight"));
     /// The changes of networks whose files have adjacent rope pairs.
-    pub(in crate::arch) const NEIGHBOURS: Recasts = &[
+    pub(crate) const NEIGHBOURS: Recasts = &[
         ("attn_q.weight", Self::NeighbouringQueries),
         ("attn_q.bias", Self::NeighbouringQueries),
         ("attn_k.weight", Self::NeighbouringKeys),
@@ -68,7 +67,7 @@ impl Recast {
         ("ffn_gate_up_exps.weight", Self::GATE_AND_UP),
     ];
     /// The changes of networks with Mamba 2 layers.
-    pub(in crate::arch) const SSM: Recasts = &[
+    pub(crate) const SSM: Recasts = &[
         ("ssm_conv1d.weight", Self::Squeeze),
         ("ssm_a", Self::Column),
         ("ssm_d", Self::Column),
@@ -89,7 +88,7 @@ pub(crate) enum Drafts {
 }
 
 /// GGUF name suffixes of tensors that only MTP layers have, by their suffix in a folder.
-pub(super) const DRAFT_NAMES: &[(&str, &str)] = &[
+pub(crate) const DRAFT_NAMES: &[(&str, &str)] = &[
     ("eh_proj", "nextn.eh_proj"),
     ("embed_tokens", "nextn.embed_tokens"),
     ("enorm", "nextn.enorm"),
@@ -99,7 +98,7 @@ pub(super) const DRAFT_NAMES: &[(&str, &str)] = &[
 ];
 
 /// Like [`DRAFT_NAMES`], for folders that store the MTP layers as a separate network, `mtp`.
-pub(super) const MTP_NAMES: &[(&str, &str)] = &[
+pub(crate) const MTP_NAMES: &[(&str, &str)] = &[
     ("fc", "nextn.eh_proj"),
     ("embed_tokens", "nextn.embed_tokens"),
     ("pre_fc_norm_embedding", "nextn.enorm"),

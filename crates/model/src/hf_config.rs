@@ -2,12 +2,16 @@
 //!
 //! Networks, image encoders and folders read their fields through it. Invariant: no field of a network is named here.
 
+mod quantization;
+
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 use tokenmill_gguf::RegularFile;
 
 use crate::LoadError;
+
+pub(crate) use quantization::Fp8Scales;
 
 /// A parsed `config.json`.
 #[derive(Clone)]

@@ -4,7 +4,9 @@
 //! The configuration describes the network, and the folder reads tensors. Invariant: data only. With a
 //! layout, a folder offers the same tensors under the same names as a GGUF file of the network.
 
-use super::gguf_form::{Drafts, Recast, Recasts};
+mod recast;
+
+pub(crate) use recast::{DRAFT_NAMES, Drafts, MTP_NAMES, Recast, Recasts};
 
 /// The layout of an architecture's folders. Tensors without a row have the names of Llama's folders.
 #[derive(Clone, Copy, Debug)]
@@ -25,15 +27,15 @@ pub(crate) struct HfLayout {
     /// Changes of numbers, by suffix of the GGUF name.
     pub(crate) changes: &'static [(&'static str, Change)],
     /// Changes of tensors for the GGUF file made from the folder.
-    pub(super) recasts: Recasts,
+    pub(crate) recasts: Recasts,
     /// Whether the file has weights for the query and key norms that have none in the folder.
-    pub(super) has_plain_norms: bool,
+    pub(crate) has_plain_norms: bool,
     /// The MTP layers of the folder, as the file has them.
-    pub(super) drafts: Drafts,
+    pub(crate) drafts: Drafts,
     /// The architecture of the file made from a folder with experts, if it is another.
-    pub(super) arch_with_experts: Option<&'static str>,
+    pub(crate) arch_with_experts: Option<&'static str>,
     /// The name of the activation that is the architecture's own.
-    pub(super) own_activation: Option<&'static str>,
+    pub(crate) own_activation: Option<&'static str>,
 }
 
 /// How the rows of queries and keys in an architecture's GGUF files differ from those in its folders.
@@ -97,13 +99,13 @@ pub(crate) enum Share {
 pub(crate) const UNUSED: &str = "(unused)";
 
 /// Names of norms after each half of a layer that has none before.
-pub(super) const POST_NORMS: Names = &[
+pub(crate) const POST_NORMS: Names = &[
     ("post_attention_layernorm", "post_attention_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
 ];
 
 /// Name prefixes of vision encoders.
-pub(super) const VISION: &[&str] = &[
+pub(crate) const VISION: &[&str] = &[
     "image_newline",
     "model.image_newline",
     "model.vision_model.",
@@ -120,7 +122,7 @@ pub(super) const VISION: &[&str] = &[
 
 impl HfLayout {
     /// The layout of Llama's folders.
-    pub(super) const LLAMA: Self = Self {
+    pub(crate) const LLAMA: Self = Self {
         prefixes: &[
             "model.language_model.",
             "language_model.model.",

@@ -12,11 +12,11 @@ use tokenmill_gguf::TensorType;
 use crate::{
     Descriptor, FfnDescriptor, FieldNotInGguf, LoadError, LongRopeFactors, MixerDescriptor, NotInGguf,
     OutputHead, QkNorm, RopeDescriptor, RopeScaling, WeightSource, XieluNumbers,
-    arch::HfConfig,
+    arch::GgufForm,
     descriptor::{Difference, ROUNDING, differences},
+    hf_config::HfConfig,
+    hf_layout::Recast,
 };
-
-use super::{GgufForm, Recast};
 
 /// Suffixes of field paths, with the configuration keys that set the field; the first match counts. Messages
 /// name only the keys that the folder has, since each architecture uses few of them.
@@ -96,7 +96,7 @@ const KEYS: &[(&str, &[&str])] = &[
 impl GgufForm {
     /// Returns the differences between the descriptor of the folder and that of the file made from it.
     /// `tensors` are the file's.
-    pub(crate) fn disagreement(
+    pub(super) fn disagreement(
         &self,
         folder: &Descriptor,
         file: &Descriptor,
@@ -119,7 +119,7 @@ impl GgufForm {
     }
 
     /// Returns the error for these differences, with the first layer of each field; `None` if there are none.
-    pub(crate) fn cannot_say(&self, found: Vec<Difference>, config: &HfConfig) -> Option<LoadError> {
+    pub(super) fn cannot_say(&self, found: Vec<Difference>, config: &HfConfig) -> Option<LoadError> {
         let mut kinds = HashSet::new();
         let fields: Vec<FieldNotInGguf> = (found.into_iter())
             .filter(|difference| kinds.insert(without_numbers(&difference.field)))
