@@ -98,6 +98,12 @@ pub(crate) enum Share {
 /// The GGUF name of tensors that hold redundant data, such as masks.
 pub(crate) const UNUSED: &str = "(unused)";
 
+/// The changes of fused QKV tensors that are grouped by KV head.
+pub(crate) const GROUPED_QKV: &[(&str, Change)] = &[
+    ("attn_qkv.weight", Change::UngroupQkv),
+    ("attn_qkv.bias", Change::UngroupQkv),
+];
+
 /// Names of norms after each half of a layer that has none before.
 pub(crate) const POST_NORMS: Names = &[
     ("post_attention_layernorm", "post_attention_norm"),

@@ -6,7 +6,7 @@ use tokenmill_backend::{Activation, RopeStyle};
 
 use crate::{EmbeddingNorm, Presence};
 
-use super::{Architecture, Change, HfLayout};
+use super::{Architecture, HfLayout, hf_layout::GROUPED_QKV};
 
 /// The largest bias of a step of distance, as a power of two.
 const MAX_BIAS: f32 = 8.0;
@@ -36,10 +36,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("word_embeddings_layernorm", "token_embd_norm"),
             ("ln_f", "output_norm"),
         ],
-        changes: &[
-            ("attn_qkv.weight", Change::UngroupQkv),
-            ("attn_qkv.bias", Change::UngroupQkv),
-        ],
+        changes: GROUPED_QKV,
         ..HfLayout::LLAMA
     },
     rule: |keys| {

@@ -6,7 +6,7 @@ use tokenmill_backend::{Activation, RopeStyle};
 
 use crate::{Presence, Residual};
 
-use super::{Architecture, Change, HfLayout, Recast};
+use super::{Architecture, HfLayout, Recast, hf_layout::GROUPED_QKV};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "falcon",
@@ -35,10 +35,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("mlp.dense_4h_to_h", "ffn_down"),
         ],
         network: &[("word_embeddings", "token_embd"), ("ln_f", "output_norm")],
-        changes: &[
-            ("attn_qkv.weight", Change::UngroupQkv),
-            ("attn_qkv.bias", Change::UngroupQkv),
-        ],
+        changes: GROUPED_QKV,
         recasts: &[
             ("attn_norm.weight", Recast::RenameOfTwoNorms("attn_norm_2.weight")),
             ("attn_norm.bias", Recast::RenameOfTwoNorms("attn_norm_2.bias")),

@@ -62,6 +62,26 @@ impl Asked {
     }
 }
 
+impl<'a> GgufConfig<'a> {
+    /// Returns access to the metadata of a file.
+    pub(super) fn of(
+        arch: &'static str,
+        n_vocab: usize,
+        metadata: &'a Metadata,
+        tensors: BTreeMap<&'a str, &'a [usize]>,
+    ) -> Self {
+        Self {
+            metadata,
+            tensors,
+            arch,
+            n_vocab,
+            with_nextn: false,
+            facts: None,
+            asked: Asked::default(),
+        }
+    }
+}
+
 impl GgufConfig<'_> {
     /// Returns whether queries and keys are normed: as the folder states, or if the file has a tensor.
     pub(super) fn has_qk_norm(&self, tensor: &str) -> bool {

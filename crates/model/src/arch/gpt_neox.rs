@@ -7,7 +7,7 @@ use tokenmill_backend::{Activation, RopeStyle};
 
 use crate::{Presence, Residual};
 
-use super::{Architecture, Change, HfLayout, UNUSED};
+use super::{Architecture, HfLayout, UNUSED, hf_layout::GROUPED_QKV};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gptneox",
@@ -38,10 +38,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("final_layer_norm", "output_norm"),
             ("embed_out", "output"),
         ],
-        changes: &[
-            ("attn_qkv.weight", Change::UngroupQkv),
-            ("attn_qkv.bias", Change::UngroupQkv),
-        ],
+        changes: GROUPED_QKV,
         ..HfLayout::LLAMA
     },
     rule: |keys| {

@@ -15,7 +15,7 @@ use crate::{Descriptor, LoadError, MixerDescriptor, Presence};
 use super::{
     Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast, Recasts,
     gguf_experts::MoeDefaults,
-    gguf_form::UNBOUNDED,
+    gguf_keys::UNBOUNDED,
     hf_layers::KINDS,
     hf_layout::Names,
     hf_recurrent::{MAMBA_2, SSM_CHANGES},

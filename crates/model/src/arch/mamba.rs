@@ -7,7 +7,7 @@ use crate::{Descriptor, FfnDescriptor, LoadError, MixerDescriptor, SsmDescriptor
 
 use super::{
     Architecture, GgufKeys, HfLayout, Recast,
-    gguf_form::UNBOUNDED,
+    gguf_keys::UNBOUNDED,
     hf_recurrent::{BACKBONE, SSM, SSM_CHANGES},
 };
 

@@ -24,7 +24,9 @@ mod gemma4;
 mod gguf_config;
 mod gguf_experts;
 mod gguf_form;
+mod gguf_groups;
 mod gguf_header;
+mod gguf_keys;
 mod gguf_leftovers;
 mod gguf_recurrent;
 mod glm;
@@ -70,11 +72,11 @@ use crate::{
     hf_layout::{self, Change, HfLayout, Recast, Recasts, UNUSED},
 };
 
-use gguf_config::{Asked, GgufConfig, n_rows};
+use gguf_config::{GgufConfig, n_rows};
 pub(crate) use gguf_form::GgufForm;
-use gguf_form::{GgufKeys, Rule};
 pub(crate) use gguf_header::GgufHeader;
 pub use gguf_header::check_is_model;
+use gguf_keys::{GgufKeys, Rule};
 use value_keys::{Form, with_key};
 
 /// One architecture.
@@ -211,15 +213,7 @@ fn open_gguf(header: GgufHeader<'_>) -> Result<(&'static Architecture, GgufConfi
         .ok_or_else(|| LoadError::MissingTensor {
             name: "token_embd.weight".to_owned(),
         })?;
-    let config = GgufConfig {
-        n_vocab: n_rows(embedding),
-        metadata: header.metadata,
-        tensors: header.tensors,
-        arch: row.name,
-        with_nextn: false,
-        facts: None,
-        asked: Asked::default(),
-    };
+    let config = GgufConfig::of(row.name, n_rows(embedding), header.metadata, header.tensors);
     Ok((row, config))
 }
 
@@ -380,13 +374,8 @@ fn describe_keys_of(row: &Architecture, config: &HfConfig) -> Result<Descriptor,
     let (n_vocab, mut metadata) = (keys.sizes.n_vocab, Metadata::new());
     let facts = keys.write(&mut metadata)?;
     let keys = GgufConfig {
-        n_vocab,
-        metadata: &metadata,
-        tensors: BTreeMap::new(),
-        arch: row.name,
-        with_nextn: false,
         facts: Some(&facts),
-        asked: Asked::default(),
+        ..GgufConfig::of(row.name, n_vocab, &metadata, BTreeMap::new())
     };
     let mut descriptor = describe(row, &keys)?;
     facts.complete(&mut descriptor);

@@ -10,7 +10,7 @@ use crate::{Descriptor, FfnDescriptor, LatentExperts, LoadError, MixerDescriptor
 use super::{
     Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast,
     gguf_experts::MoeDefaults,
-    gguf_form::UNBOUNDED,
+    gguf_keys::UNBOUNDED,
     hf_recurrent::{BACKBONE, SSM, SSM_CHANGES},
 };
 
@@ -105,33 +105,31 @@ enum Kind {
     Experts,
 }
 
+impl Kind {
+    /// Returns the kind with this name in a list, or with this letter in a pattern.
+    fn of(name: &str) -> Option<Self> {
+        Some(match name {
+            "mamba" | "linear_attention" | "M" => Self::Mamba,
+            "attention" | "full_attention" | "*" => Self::Attention,
+            "mlp" | "-" => Self::Dense,
+            "moe" | "E" => Self::Experts,
+            _ => return None,
+        })
+    }
+}
+
 /// Reads the kinds of the layers, from a list of names or a string of letters.
 fn layer_kinds(config: &HfConfig) -> Result<Vec<Kind>, LoadError> {
     let key = "layers_block_type";
     if let Some(kinds) = config.layer_kinds(&[key])? {
-        let kind = |kind: &str| match kind {
-            "mamba" | "linear_attention" => Ok(Kind::Mamba),
-            "attention" | "full_attention" => Ok(Kind::Attention),
-            "mlp" => Ok(Kind::Dense),
-            "moe" => Ok(Kind::Experts),
-            _ => Err(config.wrong(
-                key,
-                "mamba, linear_attention, attention, full_attention, mlp or moe",
-            )),
-        };
-        return kinds.into_iter().map(kind).collect();
+        let names = "mamba, linear_attention, attention, full_attention, mlp or moe";
+        let kinds: Option<_> = kinds.into_iter().map(Kind::of).collect();
+        return kinds.ok_or_else(|| config.wrong(key, names));
     }
     let key = "hybrid_override_pattern";
     let pattern = config.get(key).and_then(|pattern| pattern.as_str());
-    let pattern = pattern.ok_or_else(|| config.wrong(key, "a string of M, *, - and E"))?;
-    let kind = |sign| match sign {
-        'M' => Ok(Kind::Mamba),
-        '*' => Ok(Kind::Attention),
-        '-' => Ok(Kind::Dense),
-        'E' => Ok(Kind::Experts),
-        _ => Err(config.wrong(key, "a string of M, *, - and E")),
-    };
-    pattern.chars().map(kind).collect()
+    let kinds = pattern.and_then(|pattern| pattern.chars().map(|c| Kind::of(&c.to_string())).collect());
+    kinds.ok_or_else(|| config.wrong(key, "a string of M, *, - and E"))
 }
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {

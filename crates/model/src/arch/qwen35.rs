@@ -12,7 +12,7 @@ use crate::{DeltaGates, Descriptor, LoadError, MixerDescriptor, OutputGate, QkNo
 
 use super::{
     Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults,
-    gguf_form::MAX_DRAFT_LAYERS, hf_experts::EXPERTS, hf_layers::KINDS, hf_layout::Drafts,
+    gguf_groups::MAX_DRAFT_LAYERS, hf_experts::EXPERTS, hf_layers::KINDS, hf_layout::Drafts,
 };
 
 pub(super) const QWEN_35: Architecture = Architecture {

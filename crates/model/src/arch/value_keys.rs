@@ -119,7 +119,7 @@ mod tests {
 
     use tokenmill_gguf::Metadata;
 
-    use super::{super::gguf_config::Asked, *};
+    use super::*;
 
     #[test]
     fn an_error_names_the_key_of_its_file() {
@@ -132,15 +132,7 @@ mod tests {
         metadata
             .insert("llama.attention.layer_norm_epsilon", 0.0_f32)
             .expect("a key");
-        let file = GgufConfig {
-            metadata: &metadata,
-            tensors: BTreeMap::new(),
-            arch: "llama",
-            n_vocab: 1,
-            with_nextn: false,
-            facts: None,
-            asked: Asked::default(),
-        };
+        let file = GgufConfig::of("llama", 1, &metadata, BTreeMap::new());
         let gguf = with_key(error("head count"), Form::Gguf(&file));
         assert_eq!(
             gguf.to_string(),

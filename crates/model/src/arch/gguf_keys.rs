@@ -11,26 +11,26 @@ use tokenmill_gguf::{Metadata, Value};
 
 use crate::{LoadError, RopeScaling};
 
-use super::super::{Architecture, HfConfig, folder_facts::FolderFacts, hf_sizes::HfSizes};
+use super::{Architecture, HfConfig, folder_facts::FolderFacts, hf_sizes::HfSizes};
 
 /// The collected keys, in the order of the file.
 pub(crate) struct GgufKeys<'a> {
     /// Name of the architecture: the prefix of its keys.
-    pub(in crate::arch) arch: &'static str,
-    pub(in crate::arch) config: &'a HfConfig,
-    pub(in crate::arch) sizes: HfSizes,
+    pub(super) arch: &'static str,
+    pub(super) config: &'a HfConfig,
+    pub(super) sizes: HfSizes,
     /// Whether the multiplier of values that YaRN rotates is stated as a key, where two numbers determine it.
-    pub(in crate::arch) states_yarn_magnitude: bool,
+    pub(super) states_yarn_magnitude: bool,
     /// Properties that no key states.
-    pub(in crate::arch) facts: FolderFacts,
+    pub(super) facts: FolderFacts,
     entries: Vec<(String, Value)>,
 }
 
 /// The context length that converters write for networks without positions.
-pub(in crate::arch) const UNBOUNDED: u32 = 1 << 20;
+pub(super) const UNBOUNDED: u32 = 1 << 20;
 
 /// A function that collects the keys of an architecture.
-pub(in crate::arch) type Rule = fn(&mut GgufKeys<'_>) -> Result<(), LoadError>;
+pub(super) type Rule = fn(&mut GgufKeys<'_>) -> Result<(), LoadError>;
 
 /// Configuration keys of the rope base, the most specific first.
 const ROPE_BASES: &[&str] = &["global_rope_theta", "rope_theta", "rotary_emb_base"];
@@ -38,7 +38,7 @@ const ROPE_BASES: &[&str] = &["global_rope_theta", "rope_theta", "rotary_emb_bas
 const LOCAL_ROPE_BASES: &[&str] = &["local_rope_theta", "rope_local_base_freq", "swa_rope_theta"];
 
 impl<'a> GgufKeys<'a> {
-    pub(in crate::arch) fn new(row: &Architecture, config: &'a HfConfig) -> Result<Self, LoadError> {
+    pub(super) fn new(row: &Architecture, config: &'a HfConfig) -> Result<Self, LoadError> {
         let sizes = HfSizes::of(config)?;
         let mut facts = FolderFacts::of(config, &sizes)?;
         let own = row.hf_layout.own_activation;
@@ -56,7 +56,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Adds the keys to a file's metadata. Returns the properties that they do not state.
-    pub(in crate::arch) fn write(self, metadata: &mut Metadata) -> Result<FolderFacts, LoadError> {
+    pub(super) fn write(self, metadata: &mut Metadata) -> Result<FolderFacts, LoadError> {
         for (key, value) in self.entries {
             metadata.insert(key, value)?;
         }
@@ -64,7 +64,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets a key of the architecture, replacing an earlier value.
-    pub(in crate::arch) fn set(&mut self, name: &str, value: impl Into<Value>) {
+    pub(super) fn set(&mut self, name: &str, value: impl Into<Value>) {
         let key = format!("{}.{name}", self.arch);
         let value = value.into();
         match self.entries.iter_mut().find(|(known, _)| *known == key) {
@@ -74,19 +74,19 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Removes a key.
-    pub(in crate::arch) fn remove(&mut self, name: &str) {
+    pub(super) fn remove(&mut self, name: &str) {
         let key = format!("{}.{name}", self.arch);
         self.entries.retain(|(known, _)| *known != key);
     }
 
     /// Sets a count.
-    pub(in crate::arch) fn set_count(&mut self, name: &str, count: usize) -> Result<(), LoadError> {
+    pub(super) fn set_count(&mut self, name: &str, count: usize) -> Result<(), LoadError> {
         self.set(name, Self::number::<u32>(count)?);
         Ok(())
     }
 
     /// Sets a count for each layer, as one number if all are equal.
-    pub(in crate::arch) fn set_counts(&mut self, name: &str, counts: &[usize]) -> Result<(), LoadError> {
+    pub(super) fn set_counts(&mut self, name: &str, counts: &[usize]) -> Result<(), LoadError> {
         match counts {
             [first, rest @ ..] if rest.iter().all(|count| count == first) => self.set_count(name, *first),
             _ => self.set_count_list(name, counts),
@@ -94,14 +94,14 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets a list of counts.
-    pub(in crate::arch) fn set_count_list(&mut self, name: &str, counts: &[usize]) -> Result<(), LoadError> {
+    pub(super) fn set_count_list(&mut self, name: &str, counts: &[usize]) -> Result<(), LoadError> {
         let counts: Result<Vec<i32>, _> = counts.iter().map(|&count| Self::number(count)).collect();
         self.set(name, counts?);
         Ok(())
     }
 
     /// Copies a count from the first of these configuration keys that exists, if any.
-    pub(in crate::arch) fn copy_count(&mut self, name: &str, keys: &[&str]) -> Result<(), LoadError> {
+    pub(super) fn copy_count(&mut self, name: &str, keys: &[&str]) -> Result<(), LoadError> {
         if let Some(count) = self.config.opt_first_usize(keys)? {
             self.set_count(name, count)?;
         }
@@ -109,7 +109,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Copies a number from the first of these configuration keys that exists, if any.
-    pub(in crate::arch) fn copy_number(&mut self, name: &str, keys: &[&str]) -> Result<(), LoadError> {
+    pub(super) fn copy_number(&mut self, name: &str, keys: &[&str]) -> Result<(), LoadError> {
         if let Some(number) = self.config.first_f32(keys)? {
             self.set(name, number);
         }
@@ -125,7 +125,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the keys that most architectures have.
-    pub(in crate::arch) fn usual(&mut self) -> Result<(), LoadError> {
+    pub(super) fn usual(&mut self) -> Result<(), LoadError> {
         self.sizes()?;
         self.heads()?;
         self.rope()?;
@@ -135,7 +135,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the numbers of layers and positions, and the widths.
-    pub(in crate::arch) fn sizes(&mut self) -> Result<(), LoadError> {
+    pub(super) fn sizes(&mut self) -> Result<(), LoadError> {
         self.set_count("block_count", self.sizes.n_layers)?;
         self.set_count("context_length", self.sizes.n_ctx_train)?;
         self.set_count("embedding_length", self.sizes.n_embd)?;
@@ -153,7 +153,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the numbers of heads.
-    pub(in crate::arch) fn heads(&mut self) -> Result<(), LoadError> {
+    pub(super) fn heads(&mut self) -> Result<(), LoadError> {
         self.copy_count(
             "attention.head_count",
             &["num_attention_heads", "n_head", "n_heads"],
@@ -162,7 +162,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the keys of rope and its scaling.
-    pub(in crate::arch) fn rope(&mut self) -> Result<(), LoadError> {
+    pub(super) fn rope(&mut self) -> Result<(), LoadError> {
         let parameters = self.config.rope_parameters()?;
         let global = if parameters.get("full_attention").is_some() {
             parameters.object("full_attention")?
@@ -195,7 +195,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the rope base, unless it is the one that readers assume.
-    pub(in crate::arch) fn unusual_rope_base(&mut self) {
+    pub(super) fn unusual_rope_base(&mut self) {
         if self.sizes.rope.base != 10_000.0 {
             self.set("rope.freq_base", self.sizes.rope.base);
         }
@@ -251,7 +251,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the epsilon of norms, under the key for their kind.
-    pub(in crate::arch) fn norm_eps(&mut self) -> Result<(), LoadError> {
+    pub(super) fn norm_eps(&mut self) -> Result<(), LoadError> {
         self.copy_number("attention.layer_norm_rms_epsilon", &["rms_norm_eps", "norm_eps"])?;
         self.copy_number(
             "attention.layer_norm_epsilon",
@@ -260,7 +260,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the keys of experts, under the names that most configurations use.
-    pub(in crate::arch) fn experts(&mut self) -> Result<(), LoadError> {
+    pub(super) fn experts(&mut self) -> Result<(), LoadError> {
         // A class may have a default number of experts for models without any.
         if !self.facts.has_experts {
             return Ok(());
@@ -281,7 +281,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the width of a head if the configuration has it.
-    pub(in crate::arch) fn head_widths(&mut self) -> Result<(), LoadError> {
+    pub(super) fn head_widths(&mut self) -> Result<(), LoadError> {
         if let Some(width) = self.config.opt_usize("head_dim")? {
             self.set_head_width(width)?;
         }
@@ -289,33 +289,30 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the width of a head.
-    pub(in crate::arch) fn set_head_width(&mut self, width: usize) -> Result<(), LoadError> {
+    pub(super) fn set_head_width(&mut self, width: usize) -> Result<(), LoadError> {
         self.set_count("attention.key_length", width)?;
         self.set_count("attention.value_length", width)
     }
 
     /// Sets the size of the vocabulary.
-    pub(in crate::arch) fn vocab_size(&mut self) -> Result<(), LoadError> {
+    pub(super) fn vocab_size(&mut self) -> Result<(), LoadError> {
         self.set_count("vocab_size", self.sizes.n_vocab)
     }
 
     /// Sets the number of rotated values per head.
-    pub(in crate::arch) fn rope_width(&mut self) -> Result<(), LoadError> {
+    pub(super) fn rope_width(&mut self) -> Result<(), LoadError> {
         self.set_count("rope.dimension_count", self.sizes.rope.n_dims)
     }
 
     /// Reads the window of each layer: from `layer_types`, or else from `is_sliding`, called with its index.
-    pub(in crate::arch) fn find_windows(
-        &mut self,
-        is_sliding: impl Fn(usize) -> bool,
-    ) -> Result<(), LoadError> {
+    pub(super) fn find_windows(&mut self, is_sliding: impl Fn(usize) -> bool) -> Result<(), LoadError> {
         self.facts.windows = self.config.windows(self.sizes.n_layers, is_sliding)?;
         Ok(())
     }
 
     /// Reads the window of each layer: from `layer_types`, or else all layers but every n-th have one, where
     /// `sliding_window_pattern` is n or has n letters.
-    pub(in crate::arch) fn find_windows_by_period(&mut self, default: usize) -> Result<(), LoadError> {
+    pub(super) fn find_windows_by_period(&mut self, default: usize) -> Result<(), LoadError> {
         let key = "sliding_window_pattern";
         let period = match self.config.get(key).and_then(Json::as_str) {
             Some(letters) => letters.len(),
@@ -326,7 +323,7 @@ impl<'a> GgufKeys<'a> {
 
     /// Reads the window of each layer, for configurations that must enable windows and give the first layer
     /// that has one.
-    pub(in crate::arch) fn find_windows_if_used(&mut self) -> Result<(), LoadError> {
+    pub(super) fn find_windows_if_used(&mut self) -> Result<(), LoadError> {
         if !self.config.uses_windows(self.sizes.n_layers)? {
             return Ok(());
         }
@@ -335,34 +332,34 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Reads the rope of layers with a window.
-    pub(in crate::arch) fn find_local_rope(&mut self) -> Result<(), LoadError> {
+    pub(super) fn find_local_rope(&mut self) -> Result<(), LoadError> {
         self.facts.local_rope = Some(self.config.rope("sliding_attention", self.sizes.head_dim)?);
         Ok(())
     }
 
     /// Reads whether attention has biases.
-    pub(in crate::arch) fn find_attention_bias(&mut self, key: &str) -> Result<(), LoadError> {
+    pub(super) fn find_attention_bias(&mut self, key: &str) -> Result<(), LoadError> {
         self.facts.qkv_bias = Some(self.config.presence(key)?);
         self.facts.output_bias = self.facts.qkv_bias;
         Ok(())
     }
 
     /// Reads which biases attention and the dense network have.
-    pub(in crate::arch) fn find_biases(&mut self, [attention, dense]: [&str; 2]) -> Result<(), LoadError> {
+    pub(super) fn find_biases(&mut self, [attention, dense]: [&str; 2]) -> Result<(), LoadError> {
         self.find_attention_bias(attention)?;
         self.facts.ffn_bias = Some(self.config.presence(dense)?);
         Ok(())
     }
 
     /// Reads how routers weigh experts; `is_normalized` applies if the configuration does not state it.
-    pub(in crate::arch) fn find_router(&mut self, is_normalized: bool) -> Result<(), LoadError> {
+    pub(super) fn find_router(&mut self, is_normalized: bool) -> Result<(), LoadError> {
         self.facts.router = Some(self.config.router(is_normalized)?);
         self.facts.has_experts = true;
         Ok(())
     }
 
     /// Reads experts after some dense layers, and next to a shared network of a number of experts.
-    pub(in crate::arch) fn find_experts_behind_dense(
+    pub(super) fn find_experts_behind_dense(
         &mut self,
         is_normalized: bool,
         n_shared: &[&str],
@@ -374,21 +371,21 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Reads experts in every n-th layer.
-    pub(in crate::arch) fn find_experts_by_step(&mut self, is_normalized: bool) -> Result<(), LoadError> {
+    pub(super) fn find_experts_by_step(&mut self, is_normalized: bool) -> Result<(), LoadError> {
         self.find_router(is_normalized)?;
         self.facts.expert_layers = Some(self.config.expert_layers_by_step(self.sizes.n_layers)?);
         Ok(())
     }
 
     /// Reads the width of the experts' shared network, which is that of a number of experts.
-    pub(in crate::arch) fn find_shared_experts(&mut self, keys: &[&str]) -> Result<(), LoadError> {
+    pub(super) fn find_shared_experts(&mut self, keys: &[&str]) -> Result<(), LoadError> {
         let n_ff = self.config.expert_width()?;
         self.facts.n_shared_ff = Some(self.config.first_usize(keys)?.saturating_mul(n_ff));
         Ok(())
     }
 
     /// Reads the width by which scores are scaled, if it is not that of a head.
-    pub(in crate::arch) fn find_score_scale(&mut self) -> Result<(), LoadError> {
+    pub(super) fn find_score_scale(&mut self) -> Result<(), LoadError> {
         if let Some(width) = self.config.opt_f32("query_pre_attn_scalar")? {
             self.facts.score_scales = Some(vec![1.0 / width.sqrt(); self.sizes.n_layers]);
         }
@@ -396,7 +393,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the window of the layers that have one.
-    pub(in crate::arch) fn window(&mut self) -> Result<(), LoadError> {
+    pub(super) fn window(&mut self) -> Result<(), LoadError> {
         if let Some(window) = self.config.opt_usize("sliding_window")? {
             self.set_count("attention.sliding_window", window)?;
         }
@@ -404,13 +401,13 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets which layers have the window.
-    pub(in crate::arch) fn window_pattern(&mut self) {
+    pub(super) fn window_pattern(&mut self) {
         let pattern: Vec<bool> = self.facts.windows.iter().map(Option::is_some).collect();
         self.set("attention.sliding_window_pattern", pattern);
     }
 
     /// Sets the widths of the experts and of the shared expert.
-    pub(in crate::arch) fn expert_widths(&mut self) -> Result<(), LoadError> {
+    pub(super) fn expert_widths(&mut self) -> Result<(), LoadError> {
         self.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])?;
         self.copy_count(
             "expert_shared_feed_forward_length",
@@ -419,7 +416,7 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the scale of a router's weights, and whether they are normalized.
-    pub(in crate::arch) fn router(&mut self) -> Result<(), LoadError> {
+    pub(super) fn router(&mut self) -> Result<(), LoadError> {
         self.copy_number("expert_weights_scale", &["routed_scaling_factor"])?;
         // Readers of some architectures normalize the weights if the key is missing.
         if let Some(is_normalized) = self.config.opt_bool("norm_topk_prob")? {
@@ -429,12 +426,12 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Sets the sigmoid as the function that turns a router's logits into scores.
-    pub(in crate::arch) fn score_by_sigmoid(&mut self) {
+    pub(super) fn score_by_sigmoid(&mut self) {
         self.set("expert_gating_func", 2_u32);
     }
 
     /// Sets the pooling type, from sentence-transformers' files or a classifier's labels.
-    pub(in crate::arch) fn pooling(&mut self) -> Result<(), LoadError> {
+    pub(super) fn pooling(&mut self) -> Result<(), LoadError> {
         if let Some(pooling) = self.config.sentence_pooling()? {
             let code: u32 = match pooling.kind {
                 Pooling::Mean => 1,

@@ -1,11 +1,7 @@
-//! The GGUF form of a folder: the keys and tensors that a converter writes for it.
+//! [`GgufForm`]: the GGUF form of a folder: the keys and tensors that a converter writes for it.
 //!
-//! Folders and files share the architectures' descriptions. Invariant: this folder holds data and the keys that
-//! several architectures share; the rule of an architecture is in its own file, and the views that change tensors
-//! belong to the safetensors folder.
-
-mod groups;
-mod keys;
+//! Folders and files share the architectures' descriptions. Invariant: the rule of an architecture is in its own file, and
+//! the views that change tensors belong to the safetensors folder.
 
 use tokenmill_gguf::Metadata;
 
@@ -14,12 +10,7 @@ use crate::{
     hf_layout::{DRAFT_NAMES, Drafts, MTP_NAMES, Recasts, Share},
 };
 
-use super::{Architecture, HfConfig, HfLayout};
-
-pub(super) use keys::{GgufKeys, Rule, UNBOUNDED};
-
-/// Largest accepted number of MTP layers. It bounds the size of lists.
-pub(super) const MAX_DRAFT_LAYERS: usize = 64;
+use super::{Architecture, GgufKeys, HfConfig, HfLayout};
 
 /// The GGUF architecture and tensor changes for the folder of a network.
 pub(crate) struct GgufForm {

@@ -2,23 +2,26 @@
 
 use crate::{LoadError, MixerDescriptor, SsmDescriptor, SsmKind};
 
-use super::keys::GgufKeys;
+use super::GgufKeys;
+
+/// Largest accepted number of MTP layers. It bounds the size of lists.
+pub(super) const MAX_DRAFT_LAYERS: usize = 64;
 
 impl GgufKeys<'_> {
     /// Sets the width of a head, even if the configuration omits it.
-    pub(in crate::arch) fn set_own_head_width(&mut self) -> Result<(), LoadError> {
+    pub(super) fn set_own_head_width(&mut self) -> Result<(), LoadError> {
         self.set_head_width(self.sizes.head_dim)
     }
 
     /// Sets the number of heads and their width, even if the configuration omits the width.
-    pub(in crate::arch) fn set_own_heads(&mut self) -> Result<(), LoadError> {
+    pub(super) fn set_own_heads(&mut self) -> Result<(), LoadError> {
         self.set_count("attention.head_count", self.sizes.n_heads)?;
         self.set_count("attention.head_count_kv", self.sizes.n_kv_heads)?;
         self.set_own_head_width()
     }
 
     /// Sets the widths of the dense networks: four times that of the embeddings if the configuration omits them.
-    pub(in crate::arch) fn dense_widths_or_usual(&mut self) -> Result<(), LoadError> {
+    pub(super) fn dense_widths_or_usual(&mut self) -> Result<(), LoadError> {
         let usual = self.sizes.n_embd.saturating_mul(4);
         let widths = self.sizes.n_ff.iter();
         let widths: Vec<usize> = widths.map(|&n_ff| if n_ff > 0 { n_ff } else { usual }).collect();
@@ -26,7 +29,7 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the number of KV heads of each layer; 0 for layers without attention.
-    pub(in crate::arch) fn kv_heads_of_layers(
+    pub(super) fn kv_heads_of_layers(
         &mut self,
         has_attention: impl Fn(usize) -> bool,
     ) -> Result<(), LoadError> {
@@ -38,7 +41,7 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the window and which layers have it, if any layer has one.
-    pub(in crate::arch) fn windows_if_any(&mut self) -> Result<(), LoadError> {
+    pub(super) fn windows_if_any(&mut self) -> Result<(), LoadError> {
         if self.facts.windows.iter().any(Option::is_some) {
             self.window()?;
             self.window_pattern();
@@ -47,7 +50,7 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the window of the layers that have one.
-    pub(in crate::arch) fn window_of_layers(&mut self) -> Result<(), LoadError> {
+    pub(super) fn window_of_layers(&mut self) -> Result<(), LoadError> {
         match self.facts.windows.iter().find_map(|&window| window) {
             Some(window) => self.set_count("attention.sliding_window", window),
             None => Ok(()),
@@ -55,13 +58,13 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the number of layers that reuse the keys and values of others.
-    pub(in crate::arch) fn shared_kv(&mut self) -> Result<(), LoadError> {
+    pub(super) fn shared_kv(&mut self) -> Result<(), LoadError> {
         let n_sharing = self.config.opt_usize("num_kv_shared_layers")?;
         self.set_count("attention.shared_kv_layers", n_sharing.unwrap_or(0))
     }
 
     /// Sets the widths of latent attention.
-    pub(in crate::arch) fn latent_widths(&mut self) -> Result<(), LoadError> {
+    pub(super) fn latent_widths(&mut self) -> Result<(), LoadError> {
         let count = |key: &str| self.config.count(key);
         let (plain_dim, rotated_dim) = (count("qk_nope_head_dim")?, count("qk_rope_head_dim")?);
         let (kv_rank, head_dim_v) = (count("kv_lora_rank")?, count("v_head_dim")?);
@@ -74,7 +77,7 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the keys of experts after some dense layers, as DeepSeek's configurations name them.
-    pub(in crate::arch) fn routed_experts(&mut self) -> Result<(), LoadError> {
+    pub(super) fn routed_experts(&mut self) -> Result<(), LoadError> {
         self.copy_count("expert_count", &["n_routed_experts", "num_experts"])?;
         self.leading_dense_layers()?;
         self.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])?;
@@ -83,13 +86,13 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the width of the experts' shared network.
-    pub(in crate::arch) fn shared_width(&mut self) -> Result<(), LoadError> {
+    pub(super) fn shared_width(&mut self) -> Result<(), LoadError> {
         let n_ff = self.facts.n_shared_ff.unwrap_or(0);
         self.set_count("expert_shared_feed_forward_length", n_ff)
     }
 
     /// Sets the number of leading dense layers. Newer configurations have a list of layer kinds instead.
-    pub(in crate::arch) fn leading_dense_layers(&mut self) -> Result<(), LoadError> {
+    pub(super) fn leading_dense_layers(&mut self) -> Result<(), LoadError> {
         let listed = self.facts.expert_layers.as_ref();
         let first = listed.and_then(|listed| listed.iter().position(|&has_experts| has_experts));
         match (first, self.config.opt_usize("first_k_dense_replace")?) {
@@ -101,12 +104,12 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the number of MTP layers, and includes them in the layer count.
-    pub(in crate::arch) fn draft_layers(&mut self, key: &str) -> Result<(), LoadError> {
+    pub(super) fn draft_layers(&mut self, key: &str) -> Result<(), LoadError> {
         let n_drafting = self.config.opt_usize(key)?.unwrap_or(0);
         if n_drafting == 0 {
             return Ok(());
         }
-        if n_drafting > super::MAX_DRAFT_LAYERS {
+        if n_drafting > MAX_DRAFT_LAYERS {
             return Err(self.config.wrong(key, "a small count of layers"));
         }
         self.set_count("block_count", self.sizes.n_layers + n_drafting)?;
@@ -114,7 +117,7 @@ impl GgufKeys<'_> {
     }
 
     /// Sets the sizes of the state space models of a network.
-    pub(in crate::arch) fn state_space(&mut self, ssm: SsmDescriptor) -> Result<(), LoadError> {
+    pub(super) fn state_space(&mut self, ssm: SsmDescriptor) -> Result<(), LoadError> {
         self.facts.amend_layers(move |_, layer| {
             if let MixerDescriptor::Ssm(own) | MixerDescriptor::Both { ssm: own, .. } = &mut layer.mixer {
                 (own.kind, own.conv_bias, own.bias) = (ssm.kind, ssm.conv_bias, ssm.bias);
