@@ -137,11 +137,15 @@ impl GgufConfig<'_> {
         if self.has_tensor("cls.output.weight") {
             head.push(linear("cls.output", self.n_rows_of("cls.output.weight")));
         }
-        PoolingDescriptor {
-            kind,
-            head,
-            output: PooledOutput::Rank,
-        }
+        ranking(kind, head)
+    }
+}
+
+fn ranking(kind: Pooling, head: Vec<HeadLayer>) -> PoolingDescriptor {
+    PoolingDescriptor {
+        kind,
+        head,
+        output: PooledOutput::Rank,
     }
 }
 
@@ -224,11 +228,7 @@ impl HfConfig {
         let mut head = vec![linear("cls", n_embd)];
         push_step(&mut head, head_step, true);
         head.push(linear("cls.output", n_labels));
-        Ok(PoolingDescriptor {
-            kind,
-            head,
-            output: PooledOutput::Rank,
-        })
+        Ok(ranking(kind, head))
     }
 
     /// Returns whether the class of the network classifies sequences.
@@ -242,8 +242,7 @@ impl HfConfig {
 pub(super) fn find_pooling(keys: &mut GgufKeys<'_>, heads: &[&str]) -> Result<(), LoadError> {
     let config = keys.config;
     keys.facts.pooling = if config.is_classifier()? {
-        let n_embd = keys.sizes.n_embd;
-        Some(config.rank_pooling(HeadStep::Tanh, Pooling::First, n_embd)?)
+        Some(config.rank_pooling(HeadStep::Tanh, Pooling::First, keys.sizes.n_embd)?)
     } else {
         for head in heads {
             for end in ["weight", "bias"] {
@@ -272,7 +271,7 @@ pub(super) fn write_keys(keys: &mut GgufKeys<'_>, has_rope: bool) -> Result<(), 
 
 /// Sets the labels of a classifier.
 pub(super) fn labels(keys: &mut GgufKeys<'_>) {
-    let is_classifier = (keys.config.class()).is_ok_and(|class| class.ends_with("ForSequenceClassification"));
+    let is_classifier = keys.config.is_classifier().unwrap_or(false);
     let Some(Value::Object(labels)) = keys.config.get("id2label").filter(|_| is_classifier) else {
         return;
     };

@@ -15,7 +15,7 @@ use crate::{
     RopeScaling, YarnRounding, error::check, rope::yarn_magnitude,
 };
 
-use super::folder_facts::FolderFacts;
+use super::{folder_facts::FolderFacts, gguf_header::layer_of};
 
 /// The key of the window pattern; errors name it too.
 const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
@@ -243,27 +243,18 @@ impl GgufConfig<'_> {
     /// Checks that the file has tensors for every layer that it counts, MTP layers excepted, and for no
     /// other.
     pub(super) fn check_layers(&self, n_layers: usize) -> Result<(), LoadError> {
-        let layer_idx = |name: &str| {
-            let rest = name.strip_prefix("blk.")?;
-            rest.split_once('.')?.0.parse::<usize>().ok()
-        };
-        let n_found = (self.tensors.keys())
-            .filter_map(|name| layer_idx(name))
-            .max()
-            .map_or(0, |last| last.saturating_add(1));
+        let last = self.tensors.keys().filter_map(|name| layer_of(name)).max();
+        let n_found = last.map_or(0, |last| last.saturating_add(1));
         let n_nextn = self.opt_usize("nextn_predict_layers")?.unwrap_or(0);
         if n_found <= n_layers && n_found + n_nextn >= n_layers {
             // An MTP layer without any tensor is in another file.
             let is_nextn = |layer_idx: usize| {
                 let start = format!("blk.{layer_idx}.");
-                let mut parts = self
-                    .tensors
-                    .keys()
-                    .filter_map(|name| name.strip_prefix(start.as_str()));
-                let first = parts.next();
-                first.is_none_or(|part| {
-                    part.starts_with("nextn.") || parts.any(|part| part.starts_with("nextn."))
-                })
+                let names = self.tensors.keys();
+                let mut parts = names
+                    .filter_map(|name| name.strip_prefix(start.as_str()))
+                    .peekable();
+                parts.peek().is_none() || parts.any(|part| part.starts_with("nextn."))
             };
             if (n_layers - n_nextn..n_layers).all(is_nextn) {
                 return Ok(());

@@ -8,7 +8,7 @@ use crate::{
     DenseDescriptor, Descriptor, LoadError, MoeDescriptor, Presence, RouterDescriptor, SharedDescriptor,
 };
 
-use super::GgufConfig;
+use super::{GgufConfig, folder_facts::RouterFacts};
 
 /// An architecture's defaults for experts.
 #[derive(Clone, Copy)]
@@ -77,32 +77,23 @@ impl GgufConfig<'_> {
             Some(1 | 3) => ExpertScore::Softmax,
             Some(2) => ExpertScore::Sigmoid,
             Some(other) => {
-                return Err(LoadError::UnsupportedFeature {
-                    arch: self.arch.to_owned(),
-                    feature: format!(
-                        "expert gating function {other} (key `{}`; supported are 1, softmax; 2, sigmoid; and 3, softmax over the \
-                         chosen)",
-                        self.key("expert_gating_func")
-                    ),
-                });
+                return Err(self.unsupported(format!(
+                    "expert gating function {other} (key `{}`; supported are 1, softmax; 2, sigmoid; and 3, softmax over the chosen)",
+                    self.key("expert_gating_func")
+                )));
             }
         };
-        let scale = self
-            .opt_f32("expert_weights_scale")?
-            .filter(|&scale| scale != 0.0);
-        let (score, is_normalized, scale) = match self.facts.and_then(|facts| facts.router) {
-            Some(router) => (
-                router.score.unwrap_or(score),
-                router.is_normalized,
-                Some(router.scale),
-            ),
-            None => (score, is_normalized, scale),
+        let router = RouterFacts {
+            score: Some(score),
+            is_normalized,
+            scale: self.opt_positive("expert_weights_scale")?.unwrap_or(1.0),
         };
+        let router = self.facts.and_then(|facts| facts.router).unwrap_or(router);
         Ok(MoeDescriptor {
             router: RouterDescriptor {
                 n_experts: self.usize("expert_count")?,
                 n_used,
-                score,
+                score: router.score.unwrap_or(score),
                 bias: Presence::Absent,
                 choice_bias: Presence::Absent,
                 groups: (n_groups > 1 && n_used_groups < n_groups).then_some(ExpertGroups {
@@ -110,8 +101,8 @@ impl GgufConfig<'_> {
                     n_used: n_used_groups,
                     measure: GroupMeasure::TwoBest,
                 }),
-                is_normalized,
-                scale: scale.unwrap_or(1.0),
+                is_normalized: router.is_normalized,
+                scale: router.scale,
                 expert_scales: Presence::Absent,
             },
             n_ff,

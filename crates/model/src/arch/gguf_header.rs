@@ -66,6 +66,12 @@ pub fn check_is_model(file: &GgufFile) -> Result<(), LoadError> {
     Ok(())
 }
 
+/// Returns the layer of a tensor with this name, if it is in one.
+pub(super) fn layer_of(name: &str) -> Option<usize> {
+    let (layer, _) = name.strip_prefix("blk.")?.split_once('.')?;
+    layer.parse().ok()
+}
+
 /// Returns whether a file has MTP layers but no decoder layers. Such files are published next to a model.
 fn holds_nextn_alone(file: &GgufFile) -> bool {
     let metadata = file.metadata();
@@ -75,10 +81,6 @@ fn holds_nextn_alone(file: &GgufFile) -> bool {
     };
     let (Some(n_layers), Some(n_nextn)) = (count("block_count"), count("nextn_predict_layers")) else {
         return false;
-    };
-    let layer_of = |name: &str| -> Option<usize> {
-        let (layer, _) = name.strip_prefix("blk.")?.split_once('.')?;
-        layer.parse().ok()
     };
     let mut layers = file.tensors().filter_map(|info| layer_of(&info.name)).peekable();
     let n_own = n_layers.saturating_sub(n_nextn);

@@ -11,7 +11,11 @@ use tokenmill_gguf::{Metadata, Value};
 
 use crate::{LoadError, RopeScaling};
 
-use super::{Architecture, HfConfig, folder_facts::FolderFacts, hf_sizes::HfSizes};
+use super::{
+    Architecture, HfConfig,
+    folder_facts::{FolderFacts, RouterFacts},
+    hf_sizes::HfSizes,
+};
 
 /// The collected keys, in the order of the file.
 pub(crate) struct GgufKeys<'a> {
@@ -352,10 +356,9 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Reads how routers weigh experts; `is_normalized` applies if the configuration does not state it.
-    pub(super) fn find_router(&mut self, is_normalized: bool) -> Result<(), LoadError> {
-        self.facts.router = Some(self.config.router(is_normalized)?);
+    pub(super) fn find_router(&mut self, is_normalized: bool) -> Result<&mut RouterFacts, LoadError> {
         self.facts.has_experts = true;
-        Ok(())
+        Ok(self.facts.router.insert(self.config.router(is_normalized)?))
     }
 
     /// Reads experts after some dense layers, and next to a shared network of a number of experts.
@@ -371,10 +374,12 @@ impl<'a> GgufKeys<'a> {
     }
 
     /// Reads experts in every n-th layer.
-    pub(super) fn find_experts_by_step(&mut self, is_normalized: bool) -> Result<(), LoadError> {
-        self.find_router(is_normalized)?;
+    pub(super) fn find_experts_by_step(
+        &mut self,
+        is_normalized: bool,
+    ) -> Result<&mut RouterFacts, LoadError> {
         self.facts.expert_layers = Some(self.config.expert_layers_by_step(self.sizes.n_layers)?);
-        Ok(())
+        self.find_router(is_normalized)
     }
 
     /// Reads the width of the experts' shared network, which is that of a number of experts.

@@ -43,10 +43,7 @@ pub(super) const LFM2_MOE: Architecture = Architecture {
     hf_classes: &["Lfm2MoeForCausalLM"],
     hf_layout: LAYOUT,
     rule: |keys| {
-        keys.find_router(true)?;
-        if let Some(router) = &mut keys.facts.router {
-            router.score = Some(ExpertScore::Sigmoid);
-        }
+        keys.find_router(true)?.score = Some(ExpertScore::Sigmoid);
         if keys.config.opt_bool("use_expert_bias")? == Some(false) {
             keys.facts.amend_layers(|_, layer| {
                 if let FfnDescriptor::Moe(moe) = &mut layer.ffn {
@@ -120,18 +117,15 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     }
     keys.vocab_size()?;
     let n_layers = keys.sizes.n_layers;
-    let has_attention =
-        if let Some(listed) = config.layers_of_two_kinds(KINDS, ["conv", "full_attention"], n_layers)? {
-            listed
-        } else {
-            // A missing list means all layers.
-            let indices = config.counts("full_attn_idxs")?;
-            let has_attention = |layer_idx| {
-                let indices = indices.as_ref();
-                indices.is_none_or(|indices| indices.contains(&layer_idx))
-            };
-            (0..n_layers).map(has_attention).collect()
-        };
+    let listed = config.layers_of_two_kinds(KINDS, ["conv", "full_attention"], n_layers)?;
+    // A missing list means all layers.
+    let indices = config.counts("full_attn_idxs")?;
+    let by_index = |layer_idx| {
+        indices
+            .as_ref()
+            .is_none_or(|indices| indices.contains(&layer_idx))
+    };
+    let has_attention = listed.unwrap_or_else(|| (0..n_layers).map(by_index).collect());
     keys.kv_heads_of_layers(|layer_idx| has_attention[layer_idx])?;
     if has_attention.contains(&false) {
         config.count("conv_L_cache")?;

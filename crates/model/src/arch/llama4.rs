@@ -121,10 +121,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         })
         .collect();
     if has_experts.contains(&true) {
-        keys.find_router(false)?;
-        if let Some(router) = &mut keys.facts.router {
-            router.score = Some(ExpertScore::Sigmoid);
-        }
+        keys.find_router(false)?.score = Some(ExpertScore::Sigmoid);
     }
     keys.facts.expert_layers = Some(has_experts);
     keys.usual()?;

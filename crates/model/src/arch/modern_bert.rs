@@ -6,10 +6,10 @@
 use serde_json::Value;
 use tokenmill_backend::{Activation, Pooling, RopeStyle};
 
-use crate::{EmbeddingNorm, LoadError, NormPlacement, Presence, RopeDescriptor, RopeScaling};
+use crate::{EmbeddingNorm, NormPlacement, Presence, RopeDescriptor, RopeScaling};
 
 use super::{
-    Architecture, GgufKeys, HfLayout,
+    Architecture, HfLayout,
     encoder::{self, HeadStep},
 };
 
@@ -85,7 +85,47 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    rule,
+    rule: |keys| {
+        let config = keys.config;
+        let n_layers = keys.sizes.n_layers;
+        let window = config.opt_usize("local_attention")?.unwrap_or(128);
+        let period = config.opt_usize("global_attn_every_n_layers")?.unwrap_or(PERIOD);
+        let is_sliding = every_but(period, n_layers).into_iter();
+        keys.facts.windows = is_sliding
+            .map(|is_sliding| is_sliding.then_some(window))
+            .collect();
+        let mut local = config.rope("sliding_attention", keys.sizes.head_dim)?;
+        local.base = config.opt_f32("local_rope_theta")?.unwrap_or(local.base);
+        keys.facts.local_rope = Some(local);
+        if let (Some(base), Some(rope)) = (config.opt_f32("global_rope_theta")?, &mut keys.facts.rope) {
+            rope.base = base;
+        }
+        let is_mean = config
+            .get("classifier_pooling")
+            .is_some_and(|kind| kind == "mean");
+        keys.facts.pooling = if config.is_classifier()? {
+            let kind = if is_mean { Pooling::Mean } else { Pooling::First };
+            Some(config.rank_pooling(HeadStep::GeluAndNorm, kind, keys.sizes.n_embd)?)
+        } else {
+            config.sentence_pooling()?
+        };
+        keys.usual()?;
+        keys.set("attention.causal", false);
+        keys.pooling()?;
+        keys.set("classifier.pooling_type", if is_mean { 1_u32 } else { 2 });
+        encoder::labels(keys);
+        keys.copy_count("attention.sliding_window", &["local_attention"])?;
+        keys.copy_count(
+            "attention.sliding_window_pattern",
+            &["global_attn_every_n_layers"],
+        )?;
+        keys.set("rope.scaling.type", "none");
+        keys.vocab_size()?;
+        if let Some(name) = config.get("hidden_activation").and_then(Value::as_str) {
+            keys.set("hidden_activation", name);
+        }
+        Ok(())
+    },
 };
 
 /// Returns for each layer whether its index is no multiple of `period`.
@@ -93,48 +133,4 @@ fn every_but(period: usize, n_layers: usize) -> Vec<bool> {
     (0..n_layers)
         .map(|layer_idx| !layer_idx.is_multiple_of(period.max(1)))
         .collect()
-}
-
-/// Collects the keys of a folder.
-fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    let config = keys.config;
-    let n_layers = keys.sizes.n_layers;
-    let window = config.opt_usize("local_attention")?.unwrap_or(128);
-    let period = config.opt_usize("global_attn_every_n_layers")?.unwrap_or(PERIOD);
-    let is_sliding = every_but(period, n_layers).into_iter();
-    keys.facts.windows = is_sliding
-        .map(|is_sliding| is_sliding.then_some(window))
-        .collect();
-    let head_dim = keys.sizes.head_dim;
-    let mut local = config.rope("sliding_attention", keys.sizes.head_dim)?;
-    local.base = config.opt_f32("local_rope_theta")?.unwrap_or(local.base);
-    keys.facts.local_rope = Some(local);
-    if let (Some(base), Some(rope)) = (config.opt_f32("global_rope_theta")?, &mut keys.facts.rope) {
-        rope.base = base;
-    }
-    let is_mean = config
-        .get("classifier_pooling")
-        .is_some_and(|kind| kind == "mean");
-    keys.facts.pooling = if config.is_classifier()? {
-        let kind = if is_mean { Pooling::Mean } else { Pooling::First };
-        Some(config.rank_pooling(HeadStep::GeluAndNorm, kind, keys.sizes.n_embd)?)
-    } else {
-        config.sentence_pooling()?
-    };
-    keys.usual()?;
-    keys.set("attention.causal", false);
-    keys.pooling()?;
-    keys.set("classifier.pooling_type", if is_mean { 1_u32 } else { 2 });
-    encoder::labels(keys);
-    keys.copy_count("attention.sliding_window", &["local_attention"])?;
-    keys.copy_count(
-        "attention.sliding_window_pattern",
-        &["global_attn_every_n_layers"],
-    )?;
-    keys.set("rope.scaling.type", "none");
-    keys.vocab_size()?;
-    if let Some(name) = config.get("hidden_activation").and_then(Value::as_str) {
-        keys.set("hidden_activation", name);
-    }
-    Ok(())
 }

@@ -9,9 +9,9 @@
 
 use tokenmill_backend::RopeStyle;
 
-use crate::{Descriptor, EmbeddingNorm, LoadError, NormPlacement, OutputGate, QkNorm, RopeDescriptor};
+use crate::{Descriptor, EmbeddingNorm, NormPlacement, OutputGate, QkNorm, RopeDescriptor};
 
-use super::{Architecture, Change, GgufKeys, HfLayout, Recast, gemma, hf_layout::VISION};
+use super::{Architecture, Change, HfLayout, Recast, gemma, hf_layout::VISION};
 
 /// Period of the layers with full attention, the last of each group.
 const PERIOD: usize = 4;
@@ -47,33 +47,30 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         has_plain_norms: true,
         ..HfLayout::LLAMA
     },
-    rule,
-};
-
-/// Collects the keys of a folder.
-fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    let config = keys.config;
-    let n_layers = keys.sizes.n_layers;
-    keys.find_windows(|layer_idx| !(n_layers - 1 - layer_idx).is_multiple_of(PERIOD))?;
-    let scale = 1.0 / (keys.sizes.head_dim as f32).sqrt() * config.f32("qk_scale_factor")?;
-    keys.facts.score_scales = Some(vec![scale; n_layers]);
-    if let Some(bases) = config.opt_f32s("layer_rope_theta")? {
-        if bases.len() != n_layers {
-            return Err(config.wrong("layer_rope_theta", "a number for each layer"));
+    rule: |keys| {
+        let config = keys.config;
+        let n_layers = keys.sizes.n_layers;
+        keys.find_windows(|layer_idx| !(n_layers - 1 - layer_idx).is_multiple_of(PERIOD))?;
+        let scale = 1.0 / (keys.sizes.head_dim as f32).sqrt() * config.f32("qk_scale_factor")?;
+        keys.facts.score_scales = Some(vec![scale; n_layers]);
+        if let Some(bases) = config.opt_f32s("layer_rope_theta")? {
+            if bases.len() != n_layers {
+                return Err(config.wrong("layer_rope_theta", "a number for each layer"));
+            }
+            keys.facts.amend(move |descriptor| set_bases(descriptor, &bases));
         }
-        keys.facts.amend(move |descriptor| set_bases(descriptor, &bases));
-    }
-    if let Some(eps) = config.opt_f32("post_norm_eps")? {
-        keys.facts
-            .amend(move |descriptor| descriptor.post_norm_eps = Some(eps));
-    }
-    keys.usual()?;
-    keys.copy_number("final_logit_softcapping", &["final_logit_softcapping"])?;
-    keys.set("logit_scale", config.f32("output_multiplier")?);
-    keys.window()?;
-    keys.window_pattern();
-    Ok(())
-}
+        if let Some(eps) = config.opt_f32("post_norm_eps")? {
+            keys.facts
+                .amend(move |descriptor| descriptor.post_norm_eps = Some(eps));
+        }
+        keys.usual()?;
+        keys.copy_number("final_logit_softcapping", &["final_logit_softcapping"])?;
+        keys.set("logit_scale", config.f32("output_multiplier")?);
+        keys.window()?;
+        keys.window_pattern();
+        Ok(())
+    },
+};
 
 /// Gives each layer a rope with its own base; 0 means none.
 fn set_bases(descriptor: &mut Descriptor, bases: &[f32]) {

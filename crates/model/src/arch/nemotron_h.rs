@@ -77,10 +77,7 @@ pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
     rule: |keys| {
         rule(keys)?;
         let config = keys.config;
-        keys.find_router(true)?;
-        if let Some(router) = &mut keys.facts.router {
-            router.score = Some(ExpertScore::Sigmoid);
-        }
+        keys.find_router(true)?.score = Some(ExpertScore::Sigmoid);
         keys.facts.shared_bias = config.presence("mlp_bias")?;
         keys.facts.n_shared_ff = Some(match config.opt_usize("n_shared_experts")? {
             None | Some(0) => 0,

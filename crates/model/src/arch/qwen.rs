@@ -136,11 +136,8 @@ pub(super) const QWEN3_VL_MOE: Architecture = Architecture {
         ..VL_LAYOUT
     },
     rule: |keys| {
-        keys.find_experts_by_step(true)?;
         // Its class normalizes whatever `norm_topk_prob` says.
-        if let Some(router) = &mut keys.facts.router {
-            router.is_normalized = true;
-        }
+        keys.find_experts_by_step(true)?.is_normalized = true;
         vl_rule(keys)?;
         keys.expert_widths()
     },
