@@ -12,7 +12,8 @@ use tokenmill_gguf::{Metadata, Value};
 
 use crate::{
     Descriptor, LoadError, ModelOptions, WeightInfo, WeightSource,
-    arch::{self, GgufForm, GgufHeader, HfNetwork},
+    arch::{self, GgufForm, HfNetwork},
+    gguf_header::GgufHeader,
     hf_config::HfConfig,
     model::plan,
     safetensors_folder::SafetensorsFolder,

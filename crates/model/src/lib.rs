@@ -55,6 +55,7 @@ mod ffn;
 mod folder_as_gguf;
 mod forward;
 mod fp8;
+mod gguf_header;
 mod hf_config;
 mod hf_layout;
 mod layer_embeddings;
@@ -76,7 +77,7 @@ mod vision;
 mod weights;
 
 pub use adapter::AdapterReader;
-pub use arch::{architectures, check_is_model};
+pub use arch::architectures;
 pub use control_vector::ControlVector;
 pub use descriptor::{
     AltUpDescriptor, AttentionDescriptor, BesideDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor,
@@ -88,6 +89,7 @@ pub use descriptor::{
 };
 pub use error::{FieldNotInGguf, LoadError, NotInGguf};
 pub use folder_as_gguf::FolderAsGguf;
+pub use gguf_header::check_is_model;
 pub use loader::LoadProgress;
 pub use model::{Model, ModelOptions, WindowPages, build};
 pub use model_executor::ModelExecutor;

@@ -9,7 +9,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{Descriptor, LoadError, Presence, error::check};
 
-use super::{Architecture, GgufConfig, GgufKeys, HfLayout, gguf_experts::MoeDefaults, hf_experts::EXPERTS};
+use super::{Architecture, GgufConfig, HfLayout, gguf_experts::MoeDefaults, hf_experts::EXPERTS};
 
 pub(super) const DENSE: Architecture = Architecture {
     name: "ernie4_5",
@@ -40,7 +40,45 @@ pub(super) const MOE: Architecture = Architecture {
         layer: EXPERTS,
         ..HfLayout::LLAMA
     },
-    rule: moe_rule,
+    rule: |keys| {
+        let config = keys.config;
+        keys.facts.rotate_neighbours();
+        keys.find_biases(["use_bias", "use_bias"])?;
+        let bias = config.presence("use_bias")?;
+        keys.facts.shared_bias = bias;
+        keys.facts.amend(move |descriptor| descriptor.head_bias = bias);
+        keys.find_router(true)?;
+        keys.find_shared_experts(&["moe_num_shared_experts"])?;
+        // Lower bound of the sum that divides the weights.
+        let key = "moe_norm_min";
+        if config.opt_f32(key)?.is_some_and(|least| least > 1e-6) {
+            return Err(config.wrong(key, "a number that no sum of weights is below"));
+        }
+        let n_layers = keys.sizes.n_layers;
+        let first = config.opt_usize("moe_layer_start_index")?.unwrap_or(1);
+        let key = "moe_layer_end_index";
+        let last = match config.get(key).and_then(Value::as_i64) {
+            // -1 means the last layer.
+            Some(-1) => n_layers,
+            _ => config.opt_usize(key)?.unwrap_or(n_layers),
+        };
+        let step = config.opt_usize("moe_layer_interval")?.unwrap_or(1).max(1);
+        let has_experts =
+            |layer_idx: usize| (first..=last).contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step);
+        keys.facts.expert_layers = Some((0..n_layers).map(has_experts).collect());
+        keys.usual()?;
+        for (name, field) in [
+            ("expert_count", "moe_num_experts"),
+            ("expert_used_count", "moe_k"),
+            ("interleave_moe_layer_step", "moe_layer_interval"),
+            ("leading_dense_block_count", "moe_layer_start_index"),
+            ("expert_feed_forward_length", "moe_intermediate_size"),
+            ("expert_shared_count", "moe_num_shared_experts"),
+        ] {
+            keys.copy_count(name, &[field])?;
+        }
+        keys.shared_width()
+    },
 };
 
 /// Reads the width of the shared network from its tensors. llama.cpp's converter writes the dense width
@@ -65,45 +103,4 @@ fn shared_width(config: &GgufConfig<'_>, descriptor: &Descriptor, said: usize) -
         "the rows of its tensors",
     )?;
     Ok(width)
-}
-
-/// Collects the keys of a folder with experts.
-fn moe_rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    let config = keys.config;
-    keys.facts.rotate_neighbours();
-    keys.find_biases(["use_bias", "use_bias"])?;
-    let bias = config.presence("use_bias")?;
-    keys.facts.shared_bias = bias;
-    keys.facts.amend(move |descriptor| descriptor.head_bias = bias);
-    keys.find_router(true)?;
-    keys.find_shared_experts(&["moe_num_shared_experts"])?;
-    // Lower bound of the sum that divides the weights.
-    let key = "moe_norm_min";
-    if config.opt_f32(key)?.is_some_and(|least| least > 1e-6) {
-        return Err(config.wrong(key, "a number that no sum of weights is below"));
-    }
-    let n_layers = keys.sizes.n_layers;
-    let first = config.opt_usize("moe_layer_start_index")?.unwrap_or(1);
-    let key = "moe_layer_end_index";
-    let last = match config.get(key).and_then(Value::as_i64) {
-        // -1 means the last layer.
-        Some(-1) => n_layers,
-        _ => config.opt_usize(key)?.unwrap_or(n_layers),
-    };
-    let step = config.opt_usize("moe_layer_interval")?.unwrap_or(1).max(1);
-    let has_experts =
-        |layer_idx: usize| (first..=last).contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step);
-    keys.facts.expert_layers = Some((0..n_layers).map(has_experts).collect());
-    keys.usual()?;
-    for (name, field) in [
-        ("expert_count", "moe_num_experts"),
-        ("expert_used_count", "moe_k"),
-        ("interleave_moe_layer_step", "moe_layer_interval"),
-        ("leading_dense_block_count", "moe_layer_start_index"),
-        ("expert_feed_forward_length", "moe_intermediate_size"),
-        ("expert_shared_count", "moe_num_shared_experts"),
-    ] {
-        keys.copy_count(name, &[field])?;
-    }
-    keys.shared_width()
 }

@@ -26,7 +26,45 @@ const PERIOD: usize = 6;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gemma4",
-    from_gguf,
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        config.set_windows(&mut descriptor, PERIOD)?;
+        descriptor.logit_softcap = config.opt_positive("final_logit_softcapping")?;
+        let global = &descriptor.ropes[0];
+        let local_dim = (config.opt_usize("attention.key_length_swa")?).unwrap_or(global.head_dim);
+        let local = RopeDescriptor {
+            head_dim: local_dim,
+            n_dims: config.opt_usize("rope.dimension_count_swa")?.unwrap_or(local_dim),
+            base: config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
+            scaling: RopeScaling::None,
+            has_freq_factors: false,
+            ..global.clone()
+        };
+        let descriptor = gemma::finish(descriptor).with_local_rope(config, local);
+        let local_dim = descriptor.ropes[1].head_dim;
+        let mut descriptor = with_unscaled_scores(descriptor).with_layers(|layer_idx, layer| {
+            layer.has_output_scale = true;
+            let has = |part: &str| config.has_tensor(&format!("blk.{layer_idx}.{part}.weight"));
+            let attention = layer.attention_mut();
+            attention.takes_keys_as_values = has("attn_k") && !has("attn_v");
+            if attention.window.is_some() {
+                (attention.head_dim_k, attention.head_dim_v) = (local_dim, local_dim);
+            }
+        });
+        finish_embeddings_and_kv(config, &mut descriptor, 0)?;
+        if config.n_experts()? == 0 {
+            return Ok(descriptor);
+        }
+        let mut moe = config.moe(MoeDefaults::NORMALIZED)?;
+        moe.activation = Activation::GeluTanh;
+        moe.router.expert_scales = Presence::Required;
+        Ok(descriptor.with_layers(|_, layer| {
+            layer.ffn = FfnDescriptor::Beside(BesideDescriptor {
+                dense: *layer.dense_mut(),
+                moe: moe.clone(),
+            });
+        }))
+    },
     hf_classes: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],
     hf_layout: HfLayout {
         layer: &[
@@ -66,46 +104,6 @@ pub(super) const TOWERS: &[&str] = &[
     "model.embed_vision.",
     "model.embed_audio.",
 ];
-
-fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
-    let mut descriptor = config.decoder(RopeStyle::Neox)?;
-    config.set_windows(&mut descriptor, PERIOD)?;
-    descriptor.logit_softcap = config.opt_positive("final_logit_softcapping")?;
-    let global = &descriptor.ropes[0];
-    let local_dim = (config.opt_usize("attention.key_length_swa")?).unwrap_or(global.head_dim);
-    let local = RopeDescriptor {
-        head_dim: local_dim,
-        n_dims: config.opt_usize("rope.dimension_count_swa")?.unwrap_or(local_dim),
-        base: config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
-        scaling: RopeScaling::None,
-        has_freq_factors: false,
-        ..global.clone()
-    };
-    let descriptor = gemma::finish(descriptor).with_local_rope(config, local);
-    let local_dim = descriptor.ropes[1].head_dim;
-    let mut descriptor = with_unscaled_scores(descriptor).with_layers(|layer_idx, layer| {
-        layer.has_output_scale = true;
-        let has = |part: &str| config.has_tensor(&format!("blk.{layer_idx}.{part}.weight"));
-        let attention = layer.attention_mut();
-        attention.takes_keys_as_values = has("attn_k") && !has("attn_v");
-        if attention.window.is_some() {
-            (attention.head_dim_k, attention.head_dim_v) = (local_dim, local_dim);
-        }
-    });
-    finish_embeddings_and_kv(config, &mut descriptor, 0)?;
-    if config.n_experts()? == 0 {
-        return Ok(descriptor);
-    }
-    let mut moe = config.moe(MoeDefaults::NORMALIZED)?;
-    moe.activation = Activation::GeluTanh;
-    moe.router.expert_scales = Presence::Required;
-    Ok(descriptor.with_layers(|_, layer| {
-        layer.ffn = FfnDescriptor::Beside(BesideDescriptor {
-            dense: *layer.dense_mut(),
-            moe: moe.clone(),
-        });
-    }))
-}
 
 /// Norms queries, keys and values, whose scores are not scaled, and both halves of each layer.
 pub(super) fn with_unscaled_scores(descriptor: Descriptor) -> Descriptor {

@@ -12,10 +12,10 @@ use tokenmill_gguf::{Array, GgufError, Metadata, Value};
 
 use crate::{
     AttentionDescriptor, Descriptor, Ignorable, LayerDescriptor, LoadError, Presence, RopeDescriptor,
-    RopeScaling, YarnRounding, error::check, rope::yarn_magnitude,
+    RopeScaling, YarnRounding, error::check, gguf_header::layer_of, rope::yarn_magnitude,
 };
 
-use super::{folder_facts::FolderFacts, gguf_header::layer_of};
+use super::folder_facts::FolderFacts;
 
 /// The key of the window pattern; errors name it too.
 const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";

@@ -5,10 +5,10 @@
 
 use tokenmill_backend::RopeStyle;
 
-use crate::{Descriptor, KimiDeltaDescriptor, LatentDescriptor, LoadError, MixerDescriptor};
+use crate::{KimiDeltaDescriptor, LatentDescriptor, MixerDescriptor};
 
 use super::{
-    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast,
+    Architecture, Change, HfLayout, Recast,
     deepseek2::{self, LATENT_ATTENTION},
     gguf_experts::MoeDefaults,
     hf_experts::MIXTRAL_EXPERTS,
@@ -17,7 +17,42 @@ use super::{
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "kimi-linear",
-    from_gguf,
+    from_gguf: |config| {
+        let descriptor = config.decoder(RopeStyle::Norm)?;
+        let rotated_dim = config.usize("rope.dimension_count")?;
+        let n_heads = config.most_heads()?;
+        let head_dim_k = config.usize("attention.key_length_mla")?;
+        let latent = LatentDescriptor {
+            n_heads,
+            q_rank: (config.opt_usize("attention.q_lora_rank")?).filter(|&rank| rank > 0),
+            kv_rank: config.usize("attention.kv_lora_rank")?,
+            plain_dim: head_dim_k.saturating_sub(rotated_dim),
+            rotated_dim,
+            head_dim_v: config.usize("attention.value_length_mla")?,
+            scale: 1.0 / (head_dim_k as f32).sqrt(),
+            rope: None,
+        };
+        // No key states the delta nets' number of heads. It mostly equals that of attention.
+        let rates = (0..descriptor.layers.len()).map(|layer_idx| format!("blk.{layer_idx}.ssm_beta.weight"));
+        let n_net_heads = rates
+            .map(|name| config.n_rows_of(&name))
+            .find(|&n_rows| n_rows > 0);
+        let net = KimiDeltaDescriptor {
+            n_heads: n_net_heads.unwrap_or(n_heads),
+            head_dim: config.usize("kda.head_dim")?,
+            n_taps: config.usize("ssm.conv_kernel")?,
+        };
+        // No layer has rotary positions.
+        let descriptor = descriptor.without_rope().with_layers(|_, layer| {
+            // Layers without KV heads are recurrent.
+            layer.mixer = if layer.attention_mut().n_kv_heads == 0 {
+                MixerDescriptor::KimiDelta(net)
+            } else {
+                MixerDescriptor::Latent(latent.clone())
+            };
+        });
+        config.with_experts(descriptor, &deepseek2::moe(config, MoeDefaults::NORMALIZED)?)
+    },
     hf_classes: &["KimiLinearForCausalLM"],
     hf_layout: HfLayout {
         layer: &[
@@ -54,95 +89,55 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    rule,
-};
-
-fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
-    let descriptor = config.decoder(RopeStyle::Norm)?;
-    let rotated_dim = config.usize("rope.dimension_count")?;
-    let n_heads = config.most_heads()?;
-    let head_dim_k = config.usize("attention.key_length_mla")?;
-    let latent = LatentDescriptor {
-        n_heads,
-        q_rank: (config.opt_usize("attention.q_lora_rank")?).filter(|&rank| rank > 0),
-        kv_rank: config.usize("attention.kv_lora_rank")?,
-        plain_dim: head_dim_k.saturating_sub(rotated_dim),
-        rotated_dim,
-        head_dim_v: config.usize("attention.value_length_mla")?,
-        scale: 1.0 / (head_dim_k as f32).sqrt(),
-        rope: None,
-    };
-    // No key states the delta nets' number of heads. It mostly equals that of attention.
-    let rates = (0..descriptor.layers.len()).map(|layer_idx| format!("blk.{layer_idx}.ssm_beta.weight"));
-    let n_net_heads = rates
-        .map(|name| config.n_rows_of(&name))
-        .find(|&n_rows| n_rows > 0);
-    let net = KimiDeltaDescriptor {
-        n_heads: n_net_heads.unwrap_or(n_heads),
-        head_dim: config.usize("kda.head_dim")?,
-        n_taps: config.usize("ssm.conv_kernel")?,
-    };
-    // No layer has rotary positions.
-    let descriptor = descriptor.without_rope().with_layers(|_, layer| {
-        // Layers without KV heads are recurrent.
-        layer.mixer = if layer.attention_mut().n_kv_heads == 0 {
-            MixerDescriptor::KimiDelta(net)
-        } else {
-            MixerDescriptor::Latent(latent.clone())
-        };
-    });
-    config.with_experts(descriptor, &deepseek2::moe(config, MoeDefaults::NORMALIZED)?)
-}
-
-/// Collects the keys of a folder.
-fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    let config = keys.config;
-    if config.opt_bool("mla_use_nope")? == Some(false) {
-        return Err(config.wrong("mla_use_nope", "true"));
-    }
-    if config.opt_usize("moe_layer_freq")?.unwrap_or(1) != 1 {
-        return Err(config.wrong("moe_layer_freq", "1"));
-    }
-    let n_layers = keys.sizes.n_layers;
-    keys.find_experts_behind_dense(true, &["n_shared_experts", "num_shared_experts"])?;
-    keys.sizes()?;
-    keys.heads()?;
-    keys.norm_eps()?;
-    keys.experts()?;
-    if let n_groups @ 2.. = config.opt_usize("num_expert_group")?.unwrap_or(1) {
-        keys.set_count("expert_group_count", n_groups)?;
-    }
-    keys.vocab_size()?;
-    // The older layout describes the delta nets in a nested object, and counts layers from 1.
-    let older = config.object("linear_attn_config")?;
-    let of_net = |older_key: &str, key: &str| match older.opt_usize(older_key)? {
-        Some(number) => Ok(number),
-        None => config.count(key),
-    };
-    let kinds = ["full_attention", "linear_attention"];
-    let is_recurrent: Vec<bool> = match older.counts("kda_layers")? {
-        Some(layers) => (1..=n_layers).map(|layer| layers.contains(&layer)).collect(),
-        None => (config.layers_of_two_kinds(KINDS, kinds, n_layers)?)
-            .ok_or_else(|| config.wrong("layer_types", "a kind for each layer"))?,
-    };
-    let kv_heads: Vec<usize> = is_recurrent.iter().map(|&is| usize::from(!is)).collect();
-    keys.set_count_list("attention.head_count_kv", &kv_heads)?;
-    keys.set_count(
-        "ssm.conv_kernel",
-        of_net("short_conv_kernel_size", "linear_conv_kernel_dim")?,
-    )?;
-    keys.set_count("kda.head_dim", of_net("head_dim", "linear_head_dim")?)?;
-    let n_net_heads = of_net("num_heads", "linear_num_heads")?;
-    keys.facts.amend_layers(move |_, layer| {
-        if let MixerDescriptor::KimiDelta(net) = &mut layer.mixer {
-            net.n_heads = n_net_heads;
+    rule: |keys| {
+        let config = keys.config;
+        if config.opt_bool("mla_use_nope")? == Some(false) {
+            return Err(config.wrong("mla_use_nope", "true"));
         }
-    });
-    keys.latent_widths()?;
-    keys.copy_count("attention.value_length", &["head_dim"])?;
-    keys.routed_experts()?;
-    if config.expert_score()?.is_none() {
-        keys.score_by_sigmoid();
-    }
-    keys.copy_count("expert_shared_count", &["num_shared_experts"])
-}
+        if config.opt_usize("moe_layer_freq")?.unwrap_or(1) != 1 {
+            return Err(config.wrong("moe_layer_freq", "1"));
+        }
+        let n_layers = keys.sizes.n_layers;
+        keys.find_experts_behind_dense(true, &["n_shared_experts", "num_shared_experts"])?;
+        keys.sizes()?;
+        keys.heads()?;
+        keys.norm_eps()?;
+        keys.experts()?;
+        if let n_groups @ 2.. = config.opt_usize("num_expert_group")?.unwrap_or(1) {
+            keys.set_count("expert_group_count", n_groups)?;
+        }
+        keys.vocab_size()?;
+        // The older layout describes the delta nets in a nested object, and counts layers from 1.
+        let older = config.object("linear_attn_config")?;
+        let of_net = |older_key: &str, key: &str| match older.opt_usize(older_key)? {
+            Some(number) => Ok(number),
+            None => config.count(key),
+        };
+        let kinds = ["full_attention", "linear_attention"];
+        let is_recurrent: Vec<bool> = match older.counts("kda_layers")? {
+            Some(layers) => (1..=n_layers).map(|layer| layers.contains(&layer)).collect(),
+            None => (config.layers_of_two_kinds(KINDS, kinds, n_layers)?)
+                .ok_or_else(|| config.wrong("layer_types", "a kind for each layer"))?,
+        };
+        let kv_heads: Vec<usize> = is_recurrent.iter().map(|&is| usize::from(!is)).collect();
+        keys.set_count_list("attention.head_count_kv", &kv_heads)?;
+        keys.set_count(
+            "ssm.conv_kernel",
+            of_net("short_conv_kernel_size", "linear_conv_kernel_dim")?,
+        )?;
+        keys.set_count("kda.head_dim", of_net("head_dim", "linear_head_dim")?)?;
+        let n_net_heads = of_net("num_heads", "linear_num_heads")?;
+        keys.facts.amend_layers(move |_, layer| {
+            if let MixerDescriptor::KimiDelta(net) = &mut layer.mixer {
+                net.n_heads = n_net_heads;
+            }
+        });
+        keys.latent_widths()?;
+        keys.copy_count("attention.value_length", &["head_dim"])?;
+        keys.routed_experts()?;
+        if config.expert_score()?.is_none() {
+            keys.score_by_sigmoid();
+        }
+        keys.copy_count("expert_shared_count", &["num_shared_experts"])
+    },
+};

@@ -25,7 +25,6 @@ mod gguf_config;
 mod gguf_experts;
 mod gguf_form;
 mod gguf_groups;
-mod gguf_header;
 mod gguf_keys;
 mod gguf_leftovers;
 mod gguf_recurrent;
@@ -68,14 +67,13 @@ use tokenmill_gguf::{GgufFile, Metadata};
 
 use crate::{
     Descriptor, LoadError,
+    gguf_header::GgufHeader,
     hf_config::HfConfig,
     hf_layout::{self, Change, HfLayout, Recast, Recasts, UNUSED},
 };
 
 use gguf_config::{GgufConfig, n_rows};
 pub(crate) use gguf_form::GgufForm;
-pub(crate) use gguf_header::GgufHeader;
-pub use gguf_header::check_is_model;
 use gguf_keys::{GgufKeys, Rule};
 use value_keys::{Form, with_key};
 

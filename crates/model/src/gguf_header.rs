@@ -11,11 +11,11 @@ use crate::{LoadError, WeightInfo};
 /// The metadata and tensor list of a GGUF file, or of the file that a folder would become.
 pub(crate) struct GgufHeader<'a> {
     /// The name of the architecture.
-    pub(super) arch: &'a str,
+    pub(crate) arch: &'a str,
     /// The keys of the file.
-    pub(super) metadata: &'a Metadata,
+    pub(crate) metadata: &'a Metadata,
     /// Dimensions of each tensor by name, the contiguous one first.
-    pub(super) tensors: BTreeMap<&'a str, &'a [usize]>,
+    pub(crate) tensors: BTreeMap<&'a str, &'a [usize]>,
 }
 
 impl<'a> GgufHeader<'a> {
@@ -67,7 +67,7 @@ pub fn check_is_model(file: &GgufFile) -> Result<(), LoadError> {
 }
 
 /// Returns the layer of a tensor with this name, if it is in one.
-pub(super) fn layer_of(name: &str) -> Option<usize> {
+pub(crate) fn layer_of(name: &str) -> Option<usize> {
     let (layer, _) = name.strip_prefix("blk.")?.split_once('.')?;
     layer.parse().ok()
 }
