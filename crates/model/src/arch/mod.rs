@@ -1,8 +1,8 @@
 //! The table of architectures: from a file's metadata to a [`Descriptor`].
 //!
-//! Each architecture has one file, and one row here; `gguf_config` and `hf_config` know the key names of the
-//! two formats. The rule of a row turns a folder's configuration into keys, and the function for files describes
-//! them; `folder_facts` holds what no key states. Invariant: an architecture's file says only what is different
+//! Each family has one file, and each architecture one row here; the files `gguf_*` and `hf_*` know the key names of
+//! the two formats. The rule of a row turns a folder's configuration into keys, and the function for files describes
+//! them; `folder_facts` holds what no key states. Invariant: an architecture's row says only what is different
 //! about it, and nothing outside this folder knows an architecture's name.
 
 mod apertus;
