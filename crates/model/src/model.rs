@@ -18,7 +18,8 @@ use tokenmill_gguf::{GgufFile, TensorType};
 use crate::{
     AdapterReader, ControlVector, Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
     activations::Activations,
-    arch::{self, HfConfig, HfNetwork},
+    arch::{self, HfNetwork},
+    hf_config::HfConfig,
     network::Network,
     nextn::SharedWeights,
     safetensors_folder::SafetensorsFolder,

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     LoadError, RowFactors,
-    arch::{Change, HfLayout, Share},
+    hf_layout::{Change, HfLayout, Share},
     safetensors_folder::ungrouped_rows,
 };
 

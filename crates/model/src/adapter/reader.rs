@@ -14,7 +14,8 @@ use tokenmill_quant::Format;
 use super::{MAX_ADAPTER_BYTES, gguf, peft};
 use crate::{
     Descriptor, LoadError, MixerDescriptor,
-    arch::{GgufRows, HfLayout, Recast, recasts_of},
+    arch::recasts_of,
+    hf_layout::{GgufRows, HfLayout, Recast},
 };
 
 /// Reads adapters for one base model.

@@ -363,27 +363,8 @@ mod tests {
     #[test]
     fn alibi_slopes_are_those_of_the_paper() {
         let mut attention = AttentionDescriptor {
-            n_heads: 8,
-            n_kv_heads: 1,
-            head_dim_k: 8,
-            head_dim_v: 8,
-            scale: 1.0,
-            is_causal: true,
-            rope: None,
-            window: None,
-            is_chunked: false,
-            softcap: None,
-            has_sinks: false,
             alibi: Some(8.0),
-            temperature: None,
-            qk_norm: None,
-            is_normed_after_rope: false,
-            takes_keys_as_values: false,
-            has_v_norm: false,
-            shares_kv_of: None,
-            output_gate: None,
-            qkv_bias: Presence::Absent,
-            output_bias: Presence::Absent,
+            ..AttentionDescriptor::plain(8, 1, [8, 8])
         };
         let eight: Vec<f32> = (1..=8).map(|step| 0.5_f32.powi(step)).collect();
         assert_eq!(attention.alibi_slopes().unwrap(), eight);

@@ -10,7 +10,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use tokenmill_gguf::{Metadata, RegularFile};
 
-use crate::{LoadError, arch::HfConfig};
+use crate::{LoadError, hf_config::HfConfig};
 
 use super::VisionFamily;
 
