@@ -326,6 +326,16 @@ def text_files(page, url, folder):
     find(page, "#attached button").click()
     assert not find(page, "#attached").is_displayed()
     press(page, "Cancel")
+    # A text of the time before UTF-8 is read; bytes of no letters are refused.
+    (folder / "old.txt").write_bytes("Käse – 3 €\n".encode("cp1252"))
+    (folder / "odd.txt").write_bytes(b"\x01\xff\xfe words")
+    find(page, "#files").send_keys(f"{folder / 'old.txt'}\n{folder / 'odd.txt'}")
+    until(page, "one is attached", lambda: "old.txt" in find(page, "#attached").text and "odd.txt cannot be sent" in find(page, "#error").text)
+    script(page, [{"content": "Read."}], "stop")
+    ask(page, "Old?", Keys.ENTER)
+    is_answered(page, 2)
+    page.find_elements(By.CSS_SELECTOR, ".message.user .file summary")[-1].click()
+    assert "Käse – 3 €" in shown(page), shown(page)
 
 
 def large(page, url):

@@ -218,8 +218,9 @@ def refusals(page):
     has(page, "0.png")
     notes = b"Not an image at all."
     for name, kind, data, word in [
-        ("notes.bin", "application/octet-stream", b"\0" + notes, "notes.bin is neither a text nor an image"),
-        ("photo.png", "image/png", notes, "photo.png is not an image"),
+        ("notes.bin", "application/octet-stream", b"\0" + notes, "notes.bin cannot be sent. Text files and PNG, JPEG, WebP, BMP or GIF images can."),
+        ("words.pdf", "application/pdf", b"%PDF-1.4\n% words\n", "words.pdf cannot be sent."),
+        ("photo.png", "image/png", notes, "photo.png cannot be sent"),
         ("empty.png", "image/png", b"", "empty.png is empty"),
         ("BMW.bmp", "image/bmp", b"BMW is a make of cars.", "BMW.bmp is damaged"),
         ("cut.png", "image/png", PHOTO.read_bytes()[:40], "cut.png is damaged"),
@@ -232,7 +233,7 @@ def refusals(page):
     # Of several files those are taken that are images.
     give(page, "drop", ("a.png", "image/png", notes), ("b.png", "image/png", OTHER.read_bytes()))
     has(page, "0.png", "b.png")
-    assert "a.png is not an image" in error(page)
+    assert "a.png cannot be sent" in error(page)
     remove_all(page)
     find(page, "#prompt").clear()
 
