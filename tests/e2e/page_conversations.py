@@ -151,11 +151,11 @@ def transfer(page, url, folder):
     script(page, [{"reasoning_content": "Hm."}, {"content": "Second answer."}], "length")
     press(page, "Regenerate")
     until(page, "it is answered", lambda: "Second answer." in shown(page))
-    one = json.loads(saved(page, "export", "conversation.json"))
+    one = json.loads(saved(page, "export", "One.json"))
     roles = [message["role"] for message in one["messages"]]
     assert roles == ["system", "user", "assistant"] and one["messages"][2]["content"] == "Second answer.", one
     (folder / "one.json").write_text(json.dumps(one))
-    markdown = saved(page, "export-markdown", "conversation.md")
+    markdown = saved(page, "export-markdown", "One.md")
     assert markdown == "# One\n\n## System message\n\nYou are old.\n\n## You\n\nOne\n\n## Model\n\nSecond answer.\n", markdown
     backup = saved(page, "export-all", "tokenmill-conversations-")
     assert json.loads(backup)["format"] == "tokenmill conversations"
@@ -199,7 +199,7 @@ def transfer(page, url, folder):
     until(page, "it is shown", lambda: asked(page) == ["What is 3 + 4?"])
     assert find(page, "#system-here").get_attribute("value") == "You add."
     assert "Calls add" in answers(page)[0].text and "Result of add: 7" in find(page, ".message.tool").text
-    again = json.loads(saved(page, "export", "conversation.json"))["messages"]
+    again = json.loads(saved(page, "export", "What-is-3-4.json"))["messages"]
     assert again == [messages[0], {"role": "user", "content": "What is 3 + 4?"}, *messages[2:5]], again
     file = ROOT / "target/e2e-conversation-imported.json"
     file.write_text(json.dumps({"messages": again}))
@@ -319,7 +319,7 @@ def text_files(page, url, folder):
     find(page, ".message.user .file summary").click()
     accessible(page)
     assert "line <b>two</b>" in find(page, ".message.user").text
-    sent = json.loads(saved(page, "export", "conversation.json"))["messages"][-2]
+    sent = json.loads(saved(page, "export", "Sum-up.json"))["messages"][-2]
     assert sent == {"role": "user", "content": "line one\nline <b>two</b>\n\nSum up."}, sent
     press(page, "Edit")
     until(page, "it is in the box again", lambda: "notes.md" in find(page, "#attached").text)

@@ -14,6 +14,15 @@ const ROLES = ["user", "assistant", "tool"];
 const ENDINGS = ["length", "stopped", "broken"];
 /** Versions of versions in a backup; deeper ones are left out. */
 const MAX_DEPTH = 50;
+/** Letters of a file's name. File systems take 255 bytes, and a letter has up to four. */
+const MAX_NAME = 60;
+
+/** A file name for a conversation of this title: letters and digits of any script, and lines between them. */
+export function fileNameOf(title, ending) {
+  const words = title.normalize("NFC").replace(/[^\p{L}\p{M}\p{N}]+/gu, "-");
+  const short = [...words].slice(0, MAX_NAME).join("").replace(/^-+|-+$/g, "");
+  return `${short || "conversation"}.${ending}`;
+}
 
 /** Offers a text as a file. */
 export function offer(text, name, type) {
