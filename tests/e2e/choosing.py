@@ -160,7 +160,9 @@ def phone(page):
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     chooser(page).select_by_value(LONG)
     assert page.execute_script("return document.documentElement.scrollWidth") <= 390, "nothing sticks out"
+    header = find(page, "header").rect["height"]
     box = find(page, "#chooser").rect
+    assert header < 110 and box["width"] > 150, (header, box)
     assert box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["height"] >= 24, box
     page.save_screenshot(shots / "models-phone.png")
     chooser(page).select_by_value("broken")

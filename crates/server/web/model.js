@@ -37,6 +37,7 @@ export async function showCard() {
   const abilities = capabilities.filter((name) => name !== "completion").map((name) => ABILITIES[name] ?? name);
   const size = info["general.parameter_count"];
   const rows = {
+    Name: model.name,
     Family: details.family,
     Parameters: size ? size.toLocaleString("en") : details.parameter_size,
     Weights: details.quantization_level,
