@@ -132,6 +132,9 @@ def failing(page):
     ask(page, "What is 2 + 2?", Keys.ENTER)
     until(page, "the refusal is shown", lambda: find(page, "#error").text and is_idle(page))
     assert "cannot be loaded" in find(page, "#error").text, find(page, "#error").text
+    chooser(page).select_by_value("anna")
+    assert find(page, "#error").text == "", "another model is chosen"
+    chooser(page).select_by_value("broken")
     assert find(page, "#prompt").get_attribute("value") == "What is 2 + 2?"
     assert len(answers(page)) == count
 

@@ -4,6 +4,7 @@ Writes screenshots (light, dark, phone) to target/e2e-screenshots. Skipped where
 """
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -175,10 +176,13 @@ def full_context():
             page.get(server.url)
             until(page, "the model is named", lambda: find(page, "#model").text == "demo")
             ask(page, "word " * 300, Keys.ENTER)
-            until(page, "the refusal is shown", lambda: "Shorten the message" in find(page, "#error").text)
+            words = r"Your message needs \d+ tokens; this model holds 128\. Shorten the message, or start a new conversation\."
+            until(page, "the refusal is shown", lambda: re.fullmatch(words, find(page, "#error").text))
             assert find(page, "#prompt").get_attribute("value").startswith("word word")
             assert not page.find_elements(By.CSS_SELECTOR, ".message")
             find(page, "#prompt").clear()
+            find(page, "#prompt").send_keys("x", Keys.BACKSPACE)
+            assert find(page, "#error").text == "", "the message is gone, and so is the failure"
             ask(page, "Tell me a story.", Keys.ENTER)
             is_answered(page, 1)
         finally:
@@ -209,6 +213,7 @@ def without_key():
             find(page, "#settings summary").click()
             until(page, "the model is named", lambda: find(page, "#model").text == "demo")
             assert find(page, "#prompt").get_attribute("value") == "Tell me a story."
+            assert find(page, "#error").text == "", "the key is right"
             ask(page, "", Keys.ENTER)
             is_answered(page, 1)
             find(page, "#show-engine").click()

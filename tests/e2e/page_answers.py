@@ -285,6 +285,8 @@ def broken_off():
             until(page, "the failure is shown in words", lambda: find(page, "#error").text == words)
             assert find(page, "#prompt").get_attribute("value") == "Are you there?" and len(answers(page)) == 1
             page.save_screenshot(shots / "no-server-light.png")
+            with Server("--port", server.url.rsplit(":", 1)[1]):
+                until(page, "the failure ends when the server is there again", lambda: find(page, "#error").text == "")
         finally:
             page.quit()
 

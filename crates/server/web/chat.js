@@ -4,7 +4,7 @@ import { copyButton } from "./clipboard.js";
 import { beginEdit, cancelEdit, editedPlace, focusBox, formerlyEdited, giveBack, keepBox, message, setEdited, showSend, startComposer, takeOut } from "./composer.js";
 import { attachedFiles, keepAttached, startFiles } from "./composer_files.js";
 import { addTurn, allMessages, fresh, onChangeElsewhere, read, startConversations, switchVersion, systemOf } from "./conversations.js";
-import { inWords, noChat, showFailure } from "./failures.js";
+import { isBlind, noChat, showFailure, tellFailure } from "./failures.js";
 import { startExports } from "./files_menu.js";
 import { keepPending } from "./former_storage.js";
 import { showList, startList } from "./history.js";
@@ -159,8 +159,8 @@ async function inForm(system, messages) {
 function requestMaker(added, nKept, isContinued) {
   const messages = [...read(open).slice(0, nKept), ...added];
   const hasImages = keysOf(messages).length > 0;
-  if (hasImages && model.takesImages === false) throw new Error(blindness(added));
-  if (noChat(model)) throw new Error(noChat(model));
+  if (hasImages && model.takesImages === false) throw blindness(added, model.name);
+  if (noChat(model)) throw Object.assign(new Error(noChat(model)), { causes: ["model"] });
   const system = systemMessage();
   const [offered, variables] = [tools(), templateVariables()];
   const fields = {
@@ -176,20 +176,21 @@ function requestMaker(added, nKept, isContinued) {
     const body = JSON.stringify({ ...fields, messages: await inForm(system, messages) });
     const nBytes = new Blob([body]).size;
     if (nBytes > MAX_BODY_BYTES) {
-      throw new Error(
+      const words =
         `With ${hasImages ? "the images of " : ""}the whole conversation this request would have ${inMib(nBytes)}; this server takes ` +
-          `${inMib(MAX_BODY_BYTES)} (--max-body-bytes). Send fewer or smaller files, or start a new conversation.`,
-      );
+        `${inMib(MAX_BODY_BYTES)} (--max-body-bytes). Send fewer or smaller files, or start a new conversation.`;
+      throw Object.assign(new Error(words), { causes: ["message", "files"] });
     }
     return body;
   };
 }
 
 /** Why images cannot be sent to a model that takes none. */
-function blindness(added) {
+function blindness(added, name) {
   const isOfMessage = keysOf(added).length > 0;
   const way = isOfMessage ? "Remove those of the message" : "The conversation has some: start a new one";
-  return `${model.name} takes no images. ${way}${model.hasOthers ? ", or choose another model" : ""}.`;
+  const words = `${name} takes no images. ${way}${model.hasOthers ? ", or choose another model" : ""}.`;
+  return Object.assign(new Error(words), { causes: isOfMessage ? ["model", "files"] : ["model"] });
 }
 
 /**
@@ -203,7 +204,7 @@ function start(added, { nKept, continued = null } = {}) {
   try {
     makeBody = requestMaker(added, nKept, continued !== null);
   } catch (error) {
-    showFailure(inWords(error, true));
+    tellFailure(error, true);
     return;
   }
   const id = open;
@@ -230,7 +231,8 @@ async function ended(turn, failure) {
   follow(() => {
     if (!turn.hasAnswer()) giveBackTurn(turn);
     redraw();
-    if (failure) showFailure(inWords(failure, turn.hasAnswer()));
+    // The page did not know it of a model whose files were not read yet.
+    if (failure) tellFailure(isBlind(failure) ? blindness(turn.added, turn.asked) : failure, turn.hasAnswer());
     showIdle();
   });
   if (turn.hasAnswer() && !isStored) tellFull();

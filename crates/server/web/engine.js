@@ -1,6 +1,7 @@
 // The engine view: figures and plots from the Prometheus text of /metrics, read once a second from the page's start, so
 // that the last two minutes are there when the view is opened.
 
+import { noteServer } from "./failures.js";
 import { headers } from "./settings.js";
 
 const SHOWN_S = 120;
@@ -91,12 +92,14 @@ async function poll() {
   let wait = PERIOD_MS;
   try {
     const response = await fetch("/metrics", { headers: headers() });
+    noteServer(true);
     if (response.ok) keep(parseMetrics(await response.text()));
     failure = response.ok ? "" : `/metrics answered ${response.status}`;
     // Without a key every further request would be refused; `watchEngine` starts again when there is one.
     if (response.status === 401) [wait, failure] = [0, "The figures need an API key: see “Settings”."];
     else if (!response.ok) wait = RETRY_MS;
   } catch {
+    noteServer(false);
     failure = "The server does not answer.";
     wait = RETRY_MS;
   }

@@ -5,7 +5,7 @@ import { headers, showThinking } from "./settings.js";
 const $ = (id) => document.getElementById(id);
 
 /**
- * `name` is empty, `nContext` 0 and `takesImages` undefined until the server has told them; `state` is one of `STATES`. A model that
+ * `name` is empty, `nContext` 0 and `takesImages` undefined until the server knows and tells them; `state` is one of `STATES`. A model that
  * `comesAndGoes` is loaded when it is asked. `kind` is `chat`, `base` of one that has no form for messages, `embedding` of one that makes
  * no texts, or empty where that is not known.
  */

@@ -29,6 +29,7 @@ export class Turn {
     this.firstAt = 0;
     this.begunAt = performance.now();
     /** What is asked, then what answers. */
+    this.asked = model.name;
     this.model = model.name;
     this.comesAndGoes = model.comesAndGoes;
     this.hasOthers = model.hasOthers;
