@@ -15,18 +15,10 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from chromium import SLOWLY, accessible, answers, ask, asked, browser, color, entries, erase, find, is_answered, is_idle, press, script, shots, until
+from chromium import LATE, SLOWLY, accessible, answers, ask, asked, browser, color, entries, erase, find, is_answered, is_idle, press, reset, script, shots, until
 from server import BINARY, ROOT, Server
 
 
-# Each answer waits for a second, as a long prompt makes it.
-LATE = """
-const prompt = window.fetch;
-window.fetch = async (path, options) => {
-  if (options?.body) await new Promise((resolve) => setTimeout(resolve, 1000));
-  return prompt(path, options);
-};
-"""
 # The next answer is no JSON.
 BROKEN = """
 const sound = window.fetch;
@@ -148,9 +140,25 @@ def settings(page):
     page.refresh()
     kept = [find(page, f"#{name}").get_attribute("value") for name in ["temperature", "seed", "system", "prompt"]]
     assert kept == ["0.25", "7", "You are brief.", "not sent yet"], kept
-    find(page, "#prompt").clear()
+    # A setting that cannot be sent is marked at its field; the refusal of a message ends once it is right.
     find(page, "#settings summary").click()
+    find(page, "#temperature").clear()
+    find(page, "#temperature").send_keys("3", Keys.TAB)
+    assert "Must be between 0 and 2." in find(page, "#settings .fault").text
+    accessible(page)
+    page.save_screenshot(shots / "wrong-setting-dark.png")
+    find(page, "#settings summary").click()
+    ask(page, "", Keys.ENTER)
+    until(page, "it is refused", lambda: find(page, "#error").text == "Temperature must be between 0 and 2 (Settings).")
+    assert find(page, "#prompt").get_attribute("value") == "not sent yet"
+    find(page, "#settings summary").click()
+    find(page, "#temperature").send_keys(Keys.BACKSPACE, "1")
+    assert find(page, "#error").text == "" and not page.find_elements(By.CSS_SELECTOR, ".fault, [aria-invalid]")
     find(page, "#defaults").click()
+    assert find(page, "#temperature").get_attribute("value") == "1", "it asks first"
+    find(page, "#settings summary").click()
+    find(page, "#prompt").clear()
+    reset(page)
     assert find(page, "#temperature").get_attribute("value") == "0.8"
     assert find(page, "#system").get_attribute("value") == ""
     find(page, "#settings summary").click()
@@ -314,9 +322,7 @@ def tools(page):
     accessible(page)
     find(page, "#about summary").click()
     exporting(page)
-    find(page, "#settings summary").click()
-    find(page, "#defaults").click()
-    find(page, "#settings summary").click()
+    reset(page)
 
 
 def cut_answers(page):

@@ -12,7 +12,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-from chromium import SLOWLY, WATCH, accessible, answers, ask, asked, browser, color, entries, find, is_answered, is_idle, press, script, setting, shots, until
+from chromium import SLOWLY, WATCH, accessible, answers, ask, asked, browser, color, entries, find, is_answered, is_idle, press, reset, script, setting, shots, until
 from server import ROOT, Server
 
 BASE = ROOT / "tests/data/networks/minicpm/model-BF16.gguf"
@@ -185,9 +185,7 @@ def system_messages(page, url):
     page.refresh()
     until(page, "the conversation is kept", lambda: len(answers(page)) == 1)
     assert find(page, "#system-here").get_attribute("value") == "You are a fox."
-    find(page, "#settings summary").click()
-    find(page, "#defaults").click()
-    find(page, "#settings summary").click()
+    reset(page)
     assert find(page, "#system-here").get_attribute("value") == "You are a fox."
     find(page, "#clear").click()
     assert find(page, "#system-here").get_attribute("value") == ""
@@ -220,9 +218,7 @@ def thinking(page, url):
     ask(page, "What is 3 + 4?", Keys.ENTER)
     is_answered(page, count + 1)
     assert not {"enable_thinking", "reasoning_effort", "thinking_budget"} & set(bodies(page)[-1]), "what is not shown is not sent"
-    find(page, "#settings summary").click()
-    find(page, "#defaults").click()
-    find(page, "#settings summary").click()
+    reset(page)
 
 
 def template_variables(page, url):
@@ -241,9 +237,7 @@ def template_variables(page, url):
         until(page, "it is refused", lambda: find(page, "#error").text.startswith(words))
         assert find(page, "#prompt").get_attribute("value") == "Hm?" and len(bodies(page)) == 1
     find(page, "#prompt").clear()
-    find(page, "#settings summary").click()
-    find(page, "#defaults").click()
-    find(page, "#settings summary").click()
+    reset(page)
     ask(page, "What is 1 + 4?", Keys.ENTER)
     is_answered(page, 2)
     assert "chat_template_kwargs" not in bodies(page)[-1]

@@ -1,15 +1,12 @@
 // The list of conversations in the header: found by words, opened, renamed, deleted.
 
+import { askFirst } from "./asking.js";
 import { allMessages, list, messagesOf, remove, rename, titleOf } from "./conversations.js";
 import { closeFold } from "./folds.js";
 import { forgetImages } from "./image_store.js";
 import { keysOf } from "./images.js";
 import { button } from "./messages.js";
 
-/** A second press within this time belongs to a double click. */
-const DOUBLE_CLICK_MS = 500;
-/** So long a button asks whether it is meant. */
-const ASKING_MS = 4000;
 const $ = (id) => document.getElementById(id);
 let chosen = () => {};
 let gone = () => {};
@@ -52,23 +49,10 @@ function row({ id, title }, isOpen) {
   return item;
 }
 
-/**
- * Nothing brings a conversation back, so the first press only asks, and a second one that comes with it, as of a double click, says
- * nothing. The question ends after a while, and when the button is left.
- */
 function eraser(id, title) {
-  let askedAt = 0;
-  let timer = 0;
-  const show = (isAsking) => {
-    clearTimeout(timer);
-    askedAt = isAsking ? performance.now() : 0;
-    timer = isAsking ? setTimeout(show, ASKING_MS, false) : 0;
-    erase.textContent = isAsking ? "Really?" : "Delete";
-    erase.setAttribute("aria-label", `${isAsking ? "Really? Delete" : "Delete"}: ${title}`);
-  };
-  const erase = button("Delete", `Delete: ${title}`, async () => {
-    if (!askedAt) return show(true);
-    if (performance.now() - askedAt < DOUBLE_CLICK_MS) return;
+  const erase = button("Delete", `Delete: ${title}`, () => {});
+  erase.className = "delete";
+  askFirst(erase, async () => {
     const images = keysOf(messagesOf(id));
     const removal = remove(id);
     const others = new Set(keysOf(allMessages()));
@@ -78,8 +62,6 @@ function eraser(id, title) {
     $("history").querySelector("summary").focus();
     await removal;
   });
-  erase.className = "delete";
-  erase.addEventListener("blur", () => show(false));
   return erase;
 }
 

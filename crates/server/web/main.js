@@ -3,6 +3,7 @@
 import { showLastContext, startChat } from "./chat.js";
 import { showAttach } from "./composer_files.js";
 import { showEngine, watchEngine } from "./engine.js";
+import { causeGone } from "./failures.js";
 import { startFolds } from "./folds.js";
 import { startModels } from "./models.js";
 import { startSettings } from "./settings.js";
@@ -30,6 +31,6 @@ async function greet() {
 $("show-chat").addEventListener("click", () => show("chat"));
 $("show-engine").addEventListener("click", () => show("engine"));
 startFolds();
-startSettings(greet);
+startSettings({ keyChanged: greet, areRight: () => causeGone("settings") });
 await startChat(() => show("chat"));
 greet();

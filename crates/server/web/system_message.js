@@ -27,13 +27,11 @@ export function startSystemMessage() {
   $("system-here").addEventListener("input", () => keepDraft($("system-here").value));
   $("system-here").addEventListener("change", store);
   // A conversation that has not begun follows the settings.
-  for (const [id, event] of [["system", "input"], ["defaults", "click"]]) {
-    $(id).addEventListener(event, () => {
-      if (systemOf(open) !== undefined) return;
-      sessionStorage.removeItem(DRAFT);
-      $("system-here").value = $("system").value;
-    });
-  }
+  $("system").addEventListener("input", () => {
+    if (systemOf(open) !== undefined) return;
+    sessionStorage.removeItem(DRAFT);
+    $("system-here").value = $("system").value;
+  });
 }
 
 /** Keeps what was entered with its conversation, where that has begun; until then its draft is kept. */
