@@ -441,6 +441,7 @@ def engine_view(page, url):
         for thread in loads:
             thread.join()
     assert find(page, "#engine-error").text == ""
+    assert "Context memory in use" in find(page, "#figures").text
     find(page, "#show-chat").click()
 
 

@@ -20,14 +20,14 @@ const SERIES = [
   { metric: "tokenmill_prompt_tokens_total", label: "Prompt tokens/s", isRate: true, format: rate },
   { metric: "tokenmill_requests_running", label: "Running requests", format: whole },
   { metric: "tokenmill_requests_waiting", label: "Waiting requests", format: whole },
-  { metric: "tokenmill_kv_usage_ratio", label: "KV pages in use", format: share },
+  { metric: "tokenmill_kv_usage_ratio", label: "Context memory in use", format: share },
 ];
 // Caption, the series drawn (the second one dashed), and the top of the axis where it does not follow the values.
 const PLOTS = [
   { caption: "Generated tokens/s", drawn: [SERIES[0]] },
   { caption: "Prompt tokens/s", drawn: [SERIES[1]] },
   { caption: "Requests running, and waiting (dashed)", drawn: [SERIES[2], SERIES[3]] },
-  { caption: "KV pages in use", drawn: [SERIES[4]], top: 1 },
+  { caption: "Context memory in use", drawn: [SERIES[4]], top: 1 },
 ];
 // Of each metric, `{ at, value }` in the order of time; `at` in seconds.
 const points = new Map(SERIES.map((series) => [series.metric, []]));

@@ -66,6 +66,7 @@ export function showContext(nTokens) {
   const isNearlyFull = nTokens > gauge.high;
   const words = `${nTokens.toLocaleString("en")} of ${model.nContext.toLocaleString("en")} tokens`;
   const [long, short] = $("context-words").children;
-  long.textContent = isNearlyFull ? `${words}: nearly full` : words;
+  if (nTokens >= model.nContext) long.textContent = `${words}: full`;
+  else long.textContent = nTokens > gauge.high ? `${words}: nearly full` : words;
   short.textContent = `${Math.ceil((100 * nTokens) / model.nContext)} % full`;
 }
