@@ -68,6 +68,7 @@ def choosing(page, url):
     states(page, "anna (not loaded)", "broken (failed)", f"{LONG} (not loaded)")
     assert chooser(page).first_selected_option.text == "anna (not loaded)"
     assert "the next message loads it" in state(page), state(page)
+    assert find(page, "#thinking").is_displayed(), "it is not known yet whether the model thinks"
     accessible(page)
     page.save_screenshot(shots / "models-light.png")
     # At a usual width the chooser has the room that the header has, and that is one line.
@@ -91,6 +92,7 @@ def choosing(page, url):
     assert note.startswith("anna: ") and "tokens/s" in note, note
     states(page, "anna (loaded)", "broken (failed)", f"{LONG} (not loaded)")
     assert state(page) == "", state(page)
+    until(page, "it is known that the model does not think", lambda: not find(page, "#thinking").is_displayed())
     assert "of 512 tokens" in find(page, "#context").text, find(page, "#context").text
 
     # Another one answers the next message, and is still chosen after a reload.

@@ -25,14 +25,26 @@ const ABILITIES = { tools: "calling tools", thinking: "thinking", vision: "image
 /** What a model can be doing, in words for a list. */
 export const STATES = { loaded: "loaded", loading: "loading", unloaded: "not loaded", failed: "failed" };
 
+/** Whether models can think, by their names: the server knows it of those that are loaded. */
+const thinkers = new Map();
+
+/** Whether the model can think; also where nobody knows yet, so that it can be said before the first message loads it. */
+function mayThink() {
+  const isUnknown = model.state !== "loaded" && !["base", "embedding"].includes(model.kind);
+  return thinkers.get(model.name) ?? isUnknown;
+}
+
 /** Fills the card: what the server says of the model. */
 export async function showCard() {
+  showThinking(mayThink());
+  const isLoaded = model.state === "loaded";
   const body = JSON.stringify({ model: model.name });
   const response = await fetch("/api/show", { method: "POST", headers: headers(), body });
   if (!response.ok) return;
   const { details = {}, capabilities = [], model_info: info = {} } = await response.json();
   if (body !== JSON.stringify({ model: model.name })) return;
-  showThinking(capabilities.includes("thinking"));
+  if (isLoaded) thinkers.set(model.name, capabilities.includes("thinking"));
+  showThinking(mayThink());
   const main = { chat: ["chat"], base: ["continuing text"] }[model.kind] ?? [];
   const abilities = capabilities.filter((name) => name !== "completion").map((name) => ABILITIES[name] ?? name);
   const size = info["general.parameter_count"];
@@ -63,7 +75,6 @@ export function showContext(nTokens) {
   gauge.max = model.nContext;
   gauge.high = 0.9 * model.nContext;
   gauge.value = nTokens;
-  const isNearlyFull = nTokens > gauge.high;
   const words = `${nTokens.toLocaleString("en")} of ${model.nContext.toLocaleString("en")} tokens`;
   const [long, short] = $("context-words").children;
   if (nTokens >= model.nContext) long.textContent = `${words}: full`;
