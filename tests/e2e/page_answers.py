@@ -145,6 +145,14 @@ def versions(page, url):
     until(page, "the version is kept", lambda: answers(page) and body_of(page) == "Answer three.")
     turn_to(page, "Version before", 0)
     assert [body_of(page, at) for at in range(len(answers(page)))] == ["Answer two.", "And more."]
+    # An answer that is not the last can be given again.
+    script(page, [{"content": "Answer four."}], "stop")
+    page.find_elements(By.XPATH, "//button[text()='Regenerate']")[0].click()
+    until(page, "it is answered again", lambda: answers(page) and body_of(page) == "Answer four." and is_idle(page))
+    assert shown_version(page) == "‹4/4›" and len(answers(page)) == 1
+    for _ in range(2):
+        turn_to(page, "Version before")
+    assert [body_of(page, at) for at in range(len(answers(page)))] == ["Answer two.", "And more."]
     # An edited message is a version too.
     page.find_elements(By.XPATH, "//button[text()='Edit']")[0].click()
     find(page, "#prompt").clear()

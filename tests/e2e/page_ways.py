@@ -117,6 +117,8 @@ def read_aloud(page):
     ask(page, "Tell me a story.", Keys.ENTER)
     until(page, "text streams in", lambda: len(answers(page)) == 2 and len(answers(page)[1].text) > 40)
     assert busy() == "true"
+    shown = [button.text for button in page.find_elements(By.CSS_SELECTOR, ".actions button") if button.is_displayed()]
+    assert shown == ["Copy"] * 3, shown
     find(page, "#stop").click()
     is_answered(page, 2)
     assert busy() == "false"

@@ -1,6 +1,6 @@
 // The chat view: the open conversation, what can be done with each of its messages, and the turn that runs.
 
-import { copyButton } from "./clipboard.js";
+import { messageCopy } from "./clipboard.js";
 import { beginEdit, cancelEdit, editedPlace, focusBox, formerlyEdited, giveBack, keepBox, message, setEdited, showSend, startComposer, takeOut } from "./composer.js";
 import { attachedFiles, keepAttached, startFiles } from "./composer_files.js";
 import { addTurn, allMessages, fresh, onChangeElsewhere, read, startConversations, switchVersion, systemOf } from "./conversations.js";
@@ -37,9 +37,10 @@ function waysOf(shown, at, isLast) {
   const buttons = [];
   if (versions) buttons.push(versionButtons({ at: versions.at, count: versions.tails.length }, (to) => showVersion(at, to)));
   if (role === "user") buttons.push(button("Edit", "Edit this message", () => edit(at)));
-  if (role !== "tool" && content) buttons.push(copyButton(content, "Copy this message", () => "Cannot copy here"));
-  if (role === "assistant" && isLast) {
-    if (shown.ended && content && !shown.calls) buttons.push(button("Continue", "Continue this answer", () => start([], { continued: shown })));
+  if (role !== "tool" && content) buttons.push(messageCopy(content));
+  if (role === "assistant") {
+    const isCut = isLast && shown.ended && content && !shown.calls;
+    if (isCut) buttons.push(button("Continue", "Continue this answer", () => start([], { continued: shown })));
     buttons.push(button("Regenerate", "Regenerate this answer", () => start([], { nKept: at })));
   }
   const nodes = [actions(...buttons)];

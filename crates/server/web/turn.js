@@ -1,6 +1,7 @@
 // One request and its answer as it streams in: what comes, its figures, and why it ended.
 
-import { element, isWhole, messageNode, update } from "./messages.js";
+import { messageCopy } from "./clipboard.js";
+import { actions, element, isWhole, messageNode, update } from "./messages.js";
 import { model } from "./model.js";
 import { look } from "./models.js";
 import { headers } from "./settings.js";
@@ -38,7 +39,7 @@ export class Turn {
     this.frame = 0;
     this.controller = new AbortController();
     this.answer = messageNode({ role: "assistant", content: this.text, reasoning: this.reasoning });
-    this.nodes = [...added.map(messageNode), this.answer];
+    this.nodes = [...added.flatMap(withCopy), this.answer];
   }
 
   stop() {
@@ -199,4 +200,10 @@ export class Turn {
     }
     this.watch.ended(this, failure);
   }
+}
+
+/** A message as nodes; the words of a user can be copied while the answer runs. */
+function withCopy(message) {
+  const node = messageNode(message);
+  return message.role === "user" && message.content ? [node, actions(messageCopy(message.content))] : [node];
 }
