@@ -39,6 +39,15 @@ model = "anna.gguf"
 """
 LONG = "a-model-with-a-very-long-name-as-files-of-the-hub-have-them-Q4_K_M"
 
+# Answers go on past their ends.
+ENDLESS = """
+const plain = window.fetch;
+window.fetch = (path, options) => {
+  if (path !== "/v1/chat/completions") return plain(path, options);
+  return plain(path, { ...options, body: JSON.stringify({ ...JSON.parse(options.body), ignore_eos: true }) });
+};
+"""
+
 
 def chooser(page):
     return Select(find(page, "#chooser"))
@@ -191,10 +200,14 @@ def alone(page, url):
     until(page, "the model is named", lambda: find(page, "#model").text == "anna")
     assert not find(page, "#chooser").is_displayed()
     assert "the next message loads it" in state(page), state(page)
-    ask(page, "What is 3 + 4?", Keys.ENTER)
+    # An answer that fills the context, of which the page knows nothing yet.
+    page.execute_script(ENDLESS)
+    ask(page, "Tell me a story.", Keys.ENTER)
     is_answered(page, 1)
-    until(page, "it is loaded", lambda: state(page) == "" and "of 512 tokens" in find(page, "#context").text)
-    assert not answers(page)[0].find_element(By.CSS_SELECTOR, ".note").text.startswith("anna: ")
+    note = answers(page)[0].find_element(By.CSS_SELECTOR, ".note").text
+    assert note.startswith("The context is full. ") and "anna: " not in note, note
+    assert not page.find_elements(By.XPATH, "//button[text()='Continue']")
+    until(page, "it is loaded", lambda: state(page) == "" and "512 of 512 tokens: full" in find(page, "#context").text)
 
 
 def unfit(page, url):

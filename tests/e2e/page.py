@@ -406,7 +406,8 @@ def stopping(page):
     until(page, "text streams in", lambda: answers(page) and len(answers(page)[0].text) > 20)
     find(page, "#stop").click()
     until(page, "it stops", lambda: is_idle(page))
-    assert "Stopped." in answers(page)[0].text
+    assert re.search(r"Stopped\. \d+ tokens, ", answers(page)[0].text), answers(page)[0].text
+    assert re.fullmatch(r"Context\s*\d+ of 512 tokens", find(page, "#context").text), find(page, "#context").text
     page.save_screenshot(shots / "settings-dark.png")
 
 

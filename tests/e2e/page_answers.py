@@ -87,6 +87,7 @@ def continued(page, url):
     assert [message["role"] for message in sent["messages"]] == ["user", "assistant"]
     second = body_of(page)
     assert whole.startswith(second) and len(second) > len(first), (first, second)
+    assert "40 tokens, " in note_of(page), note_of(page)
     # It is kept as one answer, which can be continued again.
     page.refresh()
     is_answered(page, 1)

@@ -100,9 +100,10 @@ function clearWords() {
   $("told").textContent = "";
 }
 
-/** Shows the gauge for the last answer of the open conversation. */
+/** Shows the gauge for the last answer of the open conversation, or for the one that runs. */
 export function showLastContext() {
-  showContext(read(open).at(-1)?.n_tokens ?? 0);
+  const nRunning = running?.id === open ? running.nTokens() : 0;
+  showContext(nRunning || (read(open).at(-1)?.n_tokens ?? 0));
 }
 
 /** Opens a conversation; an answer that still streams into another one is stopped and kept there. */
@@ -171,6 +172,7 @@ function requestMaker(added, nKept, isContinued) {
     ...(isContinued && { continue_final_message: true, add_generation_prompt: false }),
     stream: true,
     stream_options: { include_usage: true },
+    timings_per_token: true,
     ...sampling(),
   };
   return async () => {
@@ -211,9 +213,8 @@ function start(added, { nKept, continued = null } = {}) {
   const id = open;
   const nShown = continued ? read(open).length - 1 : nKept;
   running = new Turn(id, added, nShown, continued, {
-    isShown: () => id === open,
     follow,
-    rate: (text) => ($("rate").textContent = text),
+    figures: (rate, nTokens) => id === open && showFigures(rate, nTokens),
     ended,
   });
   // Another answer is asked for in the place of the edit.
@@ -223,6 +224,12 @@ function start(added, { nKept, continued = null } = {}) {
   showIdle();
   running.run(makeBody);
   scrollToEnd();
+}
+
+/** Shows the figures of the answer that runs, as far as they are known. */
+function showFigures(rate, nTokens) {
+  if (rate) $("rate").textContent = rate;
+  if (nTokens) showContext(nTokens);
 }
 
 /** Stores a turn, or gives the message back to the box if nothing came. */

@@ -68,6 +68,11 @@ function byDefault() {
   return sound.find((entry) => !noChat(entry)) ?? sound[0] ?? served[0];
 }
 
+/** The tokens that the context of a model holds; 0 where the server does not say, as of one that is not loaded. */
+export function contextOf(name) {
+  return served.find((entry) => entry.name === name)?.nContext ?? 0;
+}
+
 /** The names of the models that take images. */
 export function seeing() {
   return served.filter(({ takesImages }) => takesImages).map(({ name }) => name);

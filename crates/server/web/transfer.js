@@ -98,7 +98,7 @@ function clean(messages, keyOf, depth) {
   return whole.map((m) => {
     const message = { role: m.role, content: m.content };
     for (const field of ["note", "reasoning", "id", "name"]) if (typeof m[field] === "string") message[field] = m[field];
-    if (Number.isFinite(m.n_tokens)) message.n_tokens = m.n_tokens;
+    for (const field of ["n_tokens", "n_answer"]) if (Number.isFinite(m[field])) message[field] = m[field];
     if (ENDINGS.includes(m.ended)) message.ended = m.ended;
     const calls = listOf(m.calls).map(({ id, name, arguments: json }) => ({ id: text(id), name: text(name), arguments: text(json) }));
     if (calls.length) message.calls = calls;
