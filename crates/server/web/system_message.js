@@ -14,11 +14,11 @@ export function systemMessage() {
   return $("system-here").value.trim();
 }
 
-/** Shows the system message of a conversation. */
-export function showSystemOf(id) {
+/** Shows the system message of a conversation; `begun` is that of one whose first answer is on its way. */
+export function showSystemOf(id, begun) {
   open = id;
   const draft = draftOf(id);
-  $("system-here").value = draft ?? systemOf(id) ?? $("system").value;
+  $("system-here").value = draft ?? systemOf(id) ?? begun ?? $("system").value;
   if (draft !== null) store();
 }
 

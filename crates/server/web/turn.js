@@ -16,10 +16,11 @@ export class Turn {
    * @param added the messages that go before the answer
    * @param nKept how many stored messages stay before them; all, if it is not given
    * @param continued the answer that is continued, or `null`; then it is the last message and nothing is added
+   * @param system the system message of the conversation
    * @param watch `{ follow(draw), figures(rate, nTokens), ended(turn, failure) }`
    */
-  constructor(id, added, nKept, continued, watch) {
-    Object.assign(this, { id, added, nKept, continued, watch });
+  constructor({ id, added, nKept, continued, system }, watch) {
+    Object.assign(this, { id, added, nKept, continued, system, watch });
     this.text = continued?.content ?? "";
     this.reasoning = continued?.reasoning ?? "";
     this.calls = [];
@@ -44,6 +45,13 @@ export class Turn {
 
   stop() {
     this.controller.abort();
+  }
+
+  /** Ends the turn at once; nobody is told. */
+  drop() {
+    this.watch.ended = () => {};
+    this.end(null);
+    this.stop();
   }
 
   /** Sends the request that `makeBody` makes, and takes in the answer. */
