@@ -180,6 +180,29 @@ def background(page):
     find(page, "#prompt").clear()
 
 
+def places(page):
+    """The engine, a new title and a deletion leave the reader where they were."""
+    opened(page, page.current_url)
+    for question in ["Other?", "Long?"]:
+        find(page, "#clear").click()
+        answered(page, question, "line\n\n" * 60)
+    place = lambda: page.execute_script("return scrollY")
+    page.execute_script("scrollTo(0, 300)")
+    until(page, "the reader is there", lambda: place() == 300)
+    find(page, "#show-engine").click()
+    find(page, "#show-chat").click()
+    assert place() == 300, place()
+    count = int(find(page, "#n-conversations").text)
+    entries(page)[0][1].click()
+    page.switch_to.active_element.send_keys("Longer", Keys.ENTER)
+    until(page, "it is renamed", lambda: page.title == "Longer – tokenmill")
+    until(page, "the focus is in its row", lambda: page.switch_to.active_element.text == "Longer")
+    erase(page.find_elements(By.CSS_SELECTOR, "#conversations li .delete")[1])
+    until(page, "it is deleted", lambda: find(page, "#n-conversations").text == str(count - 1))
+    page.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert place() == 300, place()
+
+
 def to_end(page):
     """The button that leads to the end is there only where there is an end to go to."""
     find(page, "#clear").click()
@@ -363,6 +386,7 @@ try:
         deletion(page)
         read_aloud(page)
         background(page)
+        places(page)
         to_end(page)
         following(page)
         menus(page)
