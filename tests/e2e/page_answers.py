@@ -336,8 +336,8 @@ try:
         thinking(page, server.url)
         template_variables(page, server.url)
         left(page, server.url)
-    severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not severe, severe
+        severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+        assert not severe, severe
 finally:
     page.quit()
 broken_off()

@@ -390,8 +390,8 @@ try:
         text_files(page, server.url, folder)
         large(page, server.url)
         nothing_kept(page, server.url)
-    severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not severe, severe
+        severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+        assert not severe, severe
 finally:
     page.quit()
 print(f"conversations of the page in Chromium: all passed; screenshots in {shots.relative_to(ROOT)}")

@@ -454,8 +454,8 @@ try:
         kept(page)
         phone(page)
         no_room(page, server.url)
-    severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not severe, severe
+        severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+        assert not severe, severe
     too_large(page, FAMILIES / "qwen2vl/model.gguf")
     with tempfile.TemporaryDirectory() as folder:
         several(page, pathlib.Path(folder))

@@ -432,8 +432,8 @@ try:
         touch(page)
         contrast(page)
         engine(page)
-    severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not severe, severe
+        severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+        assert not severe, severe
 finally:
     page.quit()
 print(f"the layout of the page in Chromium: all passed; screenshots in {shots.relative_to(ROOT)}")

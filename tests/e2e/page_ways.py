@@ -393,8 +393,8 @@ try:
         focus_is_seen(page)
         directions(page)
         search(page)
-    severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not severe, severe
+        severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+        assert not severe, severe
 finally:
     page.quit()
 print(f"ways about the page in Chromium: all passed; screenshots in {shots.relative_to(ROOT)}")
