@@ -3,7 +3,7 @@
 //! Each proves a claim that few paths can break; other pushes do not pay for it. A path is one that git knows, a file, a
 //! folder or a pattern. The list need not be complete, since a day later the step runs anyway.
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, process::Command};
 
 use anyhow::{Context, ensure};
 
