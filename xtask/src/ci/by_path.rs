@@ -296,6 +296,7 @@ fn end_to_end(part: &str) -> anyhow::Result<()> {
 fn script(path: &str, args: &[&str]) -> anyhow::Result<()> {
     let status = Command::new(crate::workspace_root().join(path))
         .args(args)
+        .env("CARGO_INCREMENTAL", "0")
         .status()
         .with_context(|| format!("cannot run {path}"))?;
     ensure!(status.success(), "{path} {} failed", args.join(" "));

@@ -1,17 +1,19 @@
 //! [`run_all`]: all test programs, the documentation's tests and the end-to-end scripts, two at a time.
 //!
 //! `cargo test` runs one program after the other, and most of them end with one long test, or wait for servers: two cores are half idle.
-//! Each program runs as under cargo, in the folder of its package. Its output is printed when it ends. A failed program stops no other.
+//! Each program runs as under cargo, in the folder of its package. Its output goes to a file, and is printed when the program ends. A failed
+//! program stops no other.
 
 use std::{
+    fs::{self, File},
     path::Path,
-    process::{Command, Output},
+    process::{Command, ExitStatus},
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context, ensure};
@@ -39,25 +41,25 @@ struct Job {
 ///
 /// # Errors
 /// Fails if a job fails, and names all that did.
-pub(super) fn run_all(programs: Vec<TestBinary>, scripts: &Path) -> anyhow::Result<()> {
+pub(super) fn run_all(mut programs: Vec<TestBinary>, scripts: &Path) -> anyhow::Result<()> {
     let place = |program: &TestBinary| {
         let at = LONGEST
             .iter()
             .position(|source| program.source == Path::new(source));
         at.unwrap_or(LONGEST.len())
     };
-    let mut programs = programs;
     programs.sort_by_key(place);
-    let mut jobs: Vec<Job> = programs.into_iter().map(of_program).collect();
+    let mut jobs: Vec<Job> = programs.iter().map(of_program).collect();
     // Both are long as well. The scripts mostly wait.
     jobs.insert(jobs.len().min(2), of_scripts(scripts));
     jobs.insert(jobs.len().min(LONGEST.len() + 1), of_documentation());
-    let failed = run(jobs, N_WORKERS, |job| println!("{job}"))?;
+    let logs = crate::target_dir().join("tmp/ci");
+    let failed = run(jobs, N_WORKERS, &logs, |text| println!("{text}"))?;
     ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
 }
 
-fn of_program(program: TestBinary) -> Job {
+fn of_program(program: &TestBinary) -> Job {
     let mut command = Command::new(&program.path);
     command.current_dir(program.folder());
     Job {
@@ -70,7 +72,6 @@ fn of_documentation() -> Job {
     let mut command = Command::new(env!("CARGO"));
     command
         .args(["test", "--workspace", "--locked", "--doc", "--no-fail-fast"])
-        .env("CARGO_INCREMENTAL", "0")
         .current_dir(crate::workspace_root());
     Job {
         name: "documentation".to_owned(),
@@ -87,54 +88,73 @@ fn of_scripts(script: &Path) -> Job {
     }
 }
 
-/// Runs jobs in their order, `n_workers` at a time, and hands a report of each to `say`. Returns the names of those that failed.
+/// Runs jobs in their order, `n_workers` at a time, with their output in files in `logs`, and hands the beginning and the output of each to
+/// `say`. Returns the failed jobs, with the reason.
 ///
 /// # Errors
-/// Fails if a job cannot be started.
-fn run(jobs: Vec<Job>, n_workers: usize, say: impl Fn(String) + Sync) -> anyhow::Result<Vec<String>> {
+/// Fails if the folder of the files cannot be made.
+fn run(
+    jobs: Vec<Job>,
+    n_workers: usize,
+    logs: &Path,
+    say: impl Fn(String) + Sync,
+) -> anyhow::Result<Vec<String>> {
+    fs::create_dir_all(logs).with_context(|| format!("cannot make {}", logs.display()))?;
     let n_jobs = jobs.len();
     let jobs: Vec<_> = jobs.into_iter().map(|job| Mutex::new(Some(job))).collect();
     let next = AtomicUsize::new(0);
-    let ended = Mutex::new(Vec::new());
+    // Also keeps the texts of two jobs apart.
+    let failed = Mutex::new(Vec::new());
+    let work = || {
+        loop {
+            let job_idx = next.fetch_add(1, Ordering::Relaxed);
+            let Some(job) = jobs.get(job_idx) else { break };
+            let job = job.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let Some(Job { name, command }) = job else {
+                continue;
+            };
+            let log = logs.join(format!("{job_idx}.log"));
+            {
+                let _apart = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                say(format!("== {name} begins"));
+            }
+            let began = Instant::now();
+            let outcome = run_into(command, &log);
+            let seconds = began.elapsed().as_secs_f64();
+            let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+            let printed = fs::read(&log).unwrap_or_default();
+            let printed = String::from_utf8_lossy(&printed);
+            let reason = match outcome {
+                Ok(status) if status.success() => None,
+                Ok(status) => Some(status.to_string()),
+                Err(error) => Some(format!("{error:#}")),
+            };
+            let ended = reason.as_deref().unwrap_or("passed");
+            say(format!(
+                "== {name}\n{}\n== {name}: {seconds:.0} s, {ended}",
+                printed.trim_end()
+            ));
+            failed.extend(reason.map(|reason| format!("{name} ({reason})")));
+        }
+    };
     thread::scope(|scope| {
         for _ in 0..n_workers.min(n_jobs) {
-            scope.spawn(|| {
-                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let job = job.lock().unwrap_or_else(PoisonError::into_inner).take();
-                    let Some(Job { name, mut command }) = job else {
-                        continue;
-                    };
-                    let began = Instant::now();
-                    let output = command.output();
-                    let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
-                    if let Ok(output) = &output {
-                        say(report(&name, output, began.elapsed()));
-                    }
-                    ended.push((name, output));
-                }
-            });
+            scope.spawn(work);
         }
     });
-    let mut failed = Vec::new();
-    for (name, output) in ended.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        let output = output.with_context(|| format!("cannot run {name}"))?;
-        if !output.status.success() {
-            failed.push(name);
-        }
-    }
-    Ok(failed)
+    Ok(failed.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Formats what a job printed, between its name and its time.
-fn report(name: &str, output: &Output, took: Duration) -> String {
-    let texts = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-    let printed: Vec<&str> = texts.iter().map(|text| text.trim_end()).collect();
-    format!(
-        "== {name}\n{}\n== {name}: {:.0} s, {}",
-        printed.join("\n"),
-        took.as_secs_f64(),
-        output.status
-    )
+/// Runs a command whose output goes to a file. A pipe would stay open as long as any process that the command leaves behind.
+fn run_into(mut command: Command, log: &Path) -> anyhow::Result<ExitStatus> {
+    let file = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+    // Incremental builds are builds of their own: the scripts would compile the program again.
+    command
+        .env("CARGO_INCREMENTAL", "0")
+        .stdout(file.try_clone()?)
+        .stderr(file)
+        .status()
+        .context("it cannot be started")
 }
 
 #[cfg(test)]
@@ -150,32 +170,44 @@ mod tests {
 
     #[test]
     fn all_jobs_run_and_all_that_fail_are_named() {
-        let job = |name: &str, subcommand: &str| {
-            let mut command = Command::new(env!("CARGO"));
-            command.arg(subcommand);
+        let job = |name: &str, program: &str, argument: &str| {
+            let mut command = Command::new(program);
+            command.arg(argument);
             Job {
                 name: name.to_owned(),
                 command,
             }
         };
+        let cargo = env!("CARGO");
         let jobs = vec![
-            job("first", "no-such-command"),
-            job("second", "version"),
-            job("third", "no-such-command"),
-            job("fourth", "version"),
+            job("first", cargo, "no-such-command"),
+            job("second", cargo, "version"),
+            job("third", "/no/such/program", ""),
+            job("fourth", cargo, "version"),
         ];
+        let logs = crate::target_dir().join(format!("tmp/jobs-{}", std::process::id()));
         let said = Mutex::new(Vec::new());
-        let mut failed = run(jobs, N_WORKERS, |text| said.lock().unwrap().push(text)).unwrap();
+        let mut failed = run(jobs, N_WORKERS, &logs, |text| said.lock().unwrap().push(text)).unwrap();
+        fs::remove_dir_all(&logs).unwrap();
         failed.sort();
-        assert_eq!(failed, ["first", "third"]);
-        let mut said = said.into_inner().unwrap();
-        said.sort();
-        assert_eq!(said.len(), 4);
+        assert_eq!(failed.len(), 2, "{failed:?}");
         assert!(
-            said[1].starts_with("== fourth\ncargo ") && said[1].contains(" s, exit status: 0"),
-            "{}",
-            said[1]
+            failed[0].starts_with("first (exit status: ")
+                && failed[1].starts_with("third (it cannot be started")
         );
-        assert!(said[0].contains("no-such-command"), "{}", said[0]);
+        let said = said.into_inner().unwrap();
+        let find = |begin: &str| {
+            said.iter()
+                .find(|text| text.starts_with(begin))
+                .expect("it is said")
+        };
+        assert_eq!(said.len(), 8);
+        let fourth = find("== fourth\n");
+        assert!(
+            fourth.contains("\ncargo ") && fourth.ends_with(" s, passed"),
+            "{fourth}"
+        );
+        assert!(find("== first\n").contains("no-such-command"));
+        find("== third begins");
     }
 }
