@@ -35,7 +35,7 @@ pub fn tiny_llama() -> Descriptor {
     let layer = LayerDescriptor::plain(AttentionDescriptor::plain(4, 2, [16, 16]), 96);
     let rope = RopeDescriptor::plain(RopeStyle::Norm, 16, 10_000.0);
     let mut descriptor = Descriptor::plain([96, 64, 256], rope, vec![layer; 2]);
-    descriptor.arch = "llama".to_owned();
+    "llama".clone_into(&mut descriptor.arch);
     descriptor.head = OutputHead::Own;
     descriptor
 }

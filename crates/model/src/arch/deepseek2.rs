@@ -224,7 +224,7 @@ fn find_experts(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
                 if let FfnDescriptor::Moe(moe) = &mut layer.ffn {
                     moe.router.groups = None;
                 }
-            })
+            });
         }
         // The other classes ignore `greedy`.
         Some("greedy" | "group_limited_greedy" | "noaux_tc") => {}

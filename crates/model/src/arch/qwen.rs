@@ -7,8 +7,10 @@ use tokenmill_backend::{RopeAxes, RopeStyle};
 use crate::{Descriptor, LoadError, Presence, QkNorm};
 
 use super::{
-    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults,
-    hf_experts::EXPERTS, hf_layout::VISION,
+    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast,
+    gguf_experts::MoeDefaults,
+    hf_experts::{EXPERTS, SHARED_EXPERT},
+    hf_layout::VISION,
 };
 
 const VL_LAYOUT: HfLayout = HfLayout {
@@ -16,7 +18,8 @@ const VL_LAYOUT: HfLayout = HfLayout {
     ..HfLayout::LLAMA
 };
 const MOE_LAYOUT: HfLayout = HfLayout {
-    layer: EXPERTS,
+    layer: SHARED_EXPERT,
+    shared: &[EXPERTS],
     ..HfLayout::LLAMA
 };
 

@@ -11,8 +11,12 @@ use tokenmill_backend::{Activation, KeyHeads, RopeStyle};
 use crate::{DeltaGates, Descriptor, LoadError, MixerDescriptor, OutputGate, QkNorm};
 
 use super::{
-    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults,
-    gguf_groups::MAX_DRAFT_LAYERS, hf_experts::EXPERTS, hf_layers::KINDS, hf_layout::Drafts,
+    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast,
+    gguf_experts::MoeDefaults,
+    gguf_groups::MAX_DRAFT_LAYERS,
+    hf_experts::{EXPERTS, SHARED_EXPERT},
+    hf_layers::KINDS,
+    hf_layout::Drafts,
 };
 
 pub(super) const QWEN_35: Architecture = Architecture {
@@ -65,7 +69,7 @@ const LAYOUT: HfLayout = HfLayout {
         ("linear_attn.norm", "ssm_norm"),
         ("linear_attn.out_proj", "ssm_out"),
     ],
-    shared: &[EXPERTS],
+    shared: &[SHARED_EXPERT, EXPERTS],
     // MTP layers are not read.
     ignored: &["visual.", "model.visual.", "mtp."],
     changes: &[
