@@ -172,7 +172,7 @@ pub enum Error {
     #[error("the GPU cannot be used: {0}")]
     Gpu(#[source] BackendError),
     /// Fewer GPUs than were to compute the model together.
-    #[error("the model needs {n_gpus} GPUs from GPU {first} on, but the driver shows {n_found} in all")]
+    #[error("{n_gpus} GPUs from GPU {first} on were requested, but the driver shows {n_found} in all")]
     TooFewGpus {
         /// GPUs that were requested.
         n_gpus: usize,

@@ -38,6 +38,7 @@ use crate::{
     numbers::ByteSize,
 };
 
+mod budget;
 mod found_model;
 mod model_flags;
 mod models;

@@ -86,7 +86,7 @@ fn a_gpu_is_checked_once_and_what_fails_is_given_up() {
 
     // The kernels passed, but replays are wrong: steps are not captured any more, and `doctor` reports it.
     let folder = with_models_unchecked(cache.path());
-    let machine = "capability=8.0,wrong_replayed=matvec";
+    let machine = "capability=8.0,wrong_replayed=add_norm";
     let first = run(checked(machine, folder.path(), &[&RUN[..], INVARIANT].concat()));
     let said = first.stderr.clone();
     assert!(said.contains("from now on steps are not captured"), "{said}");

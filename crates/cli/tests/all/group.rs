@@ -244,7 +244,7 @@ fn gpus_that_are_not_there_are_counted() {
     let line = with_gpus("devices=2", &["-tp", "4"]).failed(5);
     assert_eq!(
         line,
-        "error: the model needs 4 GPUs from GPU 0 on, but the driver shows 2 in all (hint: `tokenmill devices` \
+        "error: 4 GPUs from GPU 0 on were requested, but the driver shows 2 in all (hint: `tokenmill devices` \
          lists them; from the first on there are 2 for `--tensor-parallel-size N`)"
     );
     let line = with_gpus("devices=2", &["-tp", "2", "--device", "cuda:1"]).failed(5);

@@ -194,7 +194,7 @@ fn the_cache_is_listed_and_emptied() {
     let kept = outcome(&cache, &["rm", "org/demo-GGUF"]).failed(2);
     assert_eq!(
         kept,
-        "error: `org/demo-GGUF` is still there (hint: `--yes` removes it without asking)"
+        "error: `org/demo-GGUF` was not removed (hint: `--yes` removes it without asking)"
     );
     let wrong = outcome(&cache, &["rm", "org/demo-GGUF:Q4_K_M", "--yes"]).failed(3);
     assert!(wrong.contains("it has Q8_0"), "{wrong}");
@@ -381,7 +381,9 @@ fn a_pull_without_a_server_says_what_is_missing() {
     fs::write(&note, "").unwrap();
     let whole = pull(&["--offline"]);
     assert!(
-        whole.stderr.contains("is not known: downloads are switched off"),
+        whole
+            .stderr
+            .contains("whether there is a newer one: downloads are switched off"),
         "{}",
         whole.stderr
     );

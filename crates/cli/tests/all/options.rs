@@ -199,7 +199,7 @@ fn a_context_beyond_the_models_own_is_granted_with_a_warning() {
     assert!(
         outcome
             .stderr
-            .starts_with("the context of 600 tokens is longer than the 512 that the model was made for"),
+            .starts_with("the context of 600 tokens is longer than the 512 that the model was trained for"),
         "{}",
         outcome.stderr
     );

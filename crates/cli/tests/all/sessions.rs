@@ -156,7 +156,7 @@ fn a_text_of_run_is_no_conversation() {
     let kept = fs::read(&session).unwrap();
     let line = tokenmill_with(&["chat", "demo", "--session", arg(&session)], "Hi\n").failed(3);
     assert!(
-        line.contains("no conversation") && line.contains("name another file"),
+        line.contains("not a conversation") && line.contains("name another file"),
         "{line}"
     );
     assert_eq!(fs::read(&session).unwrap(), kept);

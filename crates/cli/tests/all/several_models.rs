@@ -205,6 +205,34 @@ fn an_encoder_next_to_others_gets_no_larger_context_than_its_own() {
     server.end();
 }
 
+/// Returns the bytes that model `a` of a server takes.
+fn bytes_of_a(args: &[&str]) -> u64 {
+    let server = Server::start(args);
+    assert_eq!(server.complete("a").0, 200);
+    let (_, figures) = server.ask_text("GET", "/metrics", "");
+    let line = figures
+        .lines()
+        .find_map(|line| line.strip_prefix("tokenmill_model_bytes{model_name=\"a\"} "));
+    server.end();
+    line.and_then(|number| number.parse().ok())
+        .expect("the server reports it")
+}
+
+#[test]
+fn a_model_that_comes_later_gets_the_contexts_that_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), "a.gguf", DEMO_GGUF);
+    let args = ["--models-dir", arg(folder.path()), "-c", "512"];
+    let too_little = (bytes_of_a(&args) - 1).to_string();
+    let server = Server::start(&[&args[..], &["--memory-budget", &too_little]].concat());
+    put(folder.path(), "later.gguf", DEMO_GGUF);
+    for model in ["a", "later"] {
+        let (status, answer) = server.complete(model);
+        assert_eq!(status, 200, "{answer}");
+    }
+    server.end();
+}
+
 #[test]
 fn a_folders_models_come_and_go_within_the_budget() {
     let folder = tempfile::tempdir().unwrap();
@@ -219,17 +247,8 @@ fn a_folders_models_come_and_go_within_the_budget() {
         "--max-num-seqs",
         "1",
     ];
-    let server = Server::start(&args);
-    assert_eq!(server.complete("a").0, 200);
-    let (_, figures) = server.ask_text("GET", "/metrics", "");
-    let line = figures
-        .lines()
-        .find_map(|line| line.strip_prefix("tokenmill_model_bytes{model_name=\"a\"} "));
-    let n_bytes: u64 = line
-        .and_then(|number| number.parse().ok())
-        .expect("what it takes is told");
+    let n_bytes = bytes_of_a(&args);
     assert!(n_bytes > 3_000_000, "{n_bytes}");
-    server.end();
 
     let for_two = (2 * n_bytes + n_bytes / 2).to_string();
     let server = Server::start(&[&args[..], &["--memory-budget", &for_two]].concat());
@@ -262,6 +281,7 @@ fn a_folders_models_come_and_go_within_the_budget() {
         "64",
     ]);
     assert!(server.has_warned("`a` takes "), "a model of a folder");
+    assert!(!server.has_warned("error:"), "a warning is not an error");
     let (status, answer) = server.complete("a");
     assert_eq!(
         (status, &answer["error"]["code"]),

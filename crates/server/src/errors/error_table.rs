@@ -43,7 +43,7 @@ pub(crate) const DOCUMENTED: &[(u16, &str, &str)] = &[
     (
         403,
         "forbidden_origin",
-        "a web page of an origin that `--cors-origin` does not name sent the request",
+        "a web page of another origin, which `--cors-origin` does not name, sent the request",
     ),
     (
         403,

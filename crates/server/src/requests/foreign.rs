@@ -6,7 +6,7 @@
 
 use crate::requests::fields::{Field, all_but, ignored, label, only};
 
-const REASONING: &str = "reasoning is always separate from the answer";
+const REASONING: &str = "reasoning is always separate from the answer, and streamed as it comes";
 const ONE_CHOICE: &str = "tokens are drawn one after the other";
 pub(crate) const OWN_TEMPLATE: &str =
     "the model's own template renders conversations; `chat_template_kwargs` gives it variables";

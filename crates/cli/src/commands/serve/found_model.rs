@@ -14,7 +14,7 @@ use tokenmill_server::{
     models::{FileLoader, Measured, Role},
 };
 
-use super::models_folder::stamps_of;
+use super::{budget::keep_within, models_folder::stamps_of};
 use crate::{
     failure::Failure,
     load::{about_cut_context, about_long_context},
@@ -35,15 +35,21 @@ pub(super) struct FoundModel {
 }
 
 impl FoundModel {
+    /// Returns its loader, which keeps to the budget.
+    pub(super) fn loader(&self, fetch: &FetchArgs, budget: Option<u64>) -> NamedLoader {
+        let (name, path, options) = (self.name.clone(), self.path.clone(), self.options.clone());
+        NamedLoader::new(name, path, fetch.clone(), options, budget)
+    }
+
     /// How it is loaded.
-    pub(super) fn spec(self, fetch: &FetchArgs) -> ModelSpec {
+    pub(super) fn spec(self, fetch: &FetchArgs, budget: Option<u64>) -> ModelSpec {
         let variants = variants(&self.given, &self.path);
         let stamps = if self.is_of_folder {
             stamps_of(&self.path)
         } else {
             Vec::new()
         };
-        let loader = NamedLoader::new(self.name.clone(), self.path, fetch.clone(), self.options);
+        let loader = self.loader(fetch, budget);
         let mut spec = ModelSpec::new(self.name, loader);
         spec.given = Some(self.given.display().to_string());
         spec.variants = variants;
@@ -63,17 +69,26 @@ pub(super) struct NamedLoader {
     model: PathBuf,
     fetch: FetchArgs,
     options: LoadOptions,
+    /// The memory budget of all models, in bytes.
+    budget: Option<u64>,
     /// The last message in the log: it is not repeated until another one follows.
     said: Mutex<Option<String>>,
 }
 
 impl NamedLoader {
-    pub(super) fn new(name: String, model: PathBuf, fetch: FetchArgs, options: LoadOptions) -> Self {
+    pub(super) fn new(
+        name: String,
+        model: PathBuf,
+        fetch: FetchArgs,
+        options: LoadOptions,
+        budget: Option<u64>,
+    ) -> Self {
         Self {
             name,
             model,
             fetch,
             options,
+            budget,
             said: Mutex::new(None),
         }
     }
@@ -91,30 +106,46 @@ impl NamedLoader {
         }
     }
 
+    /// Warns the operator of a model that is here and takes more than the budget.
+    pub(super) fn warn_of_budget(&self) {
+        if let Ok((_, Some(failure))) = self.kept_file() {
+            self.warn(without_prefix(&failure.line()).to_owned());
+        }
+    }
+
     fn file(&self) -> Result<FileLoader, Failure> {
+        Ok(self.kept_file()?.0)
+    }
+
+    /// Returns the file with the contexts that the budget has room for, and the reason if it has room for none: then the server refuses the
+    /// model by what it measures.
+    fn kept_file(&self) -> Result<(FileLoader, Option<Failure>), Failure> {
         let mut options = self.options.clone();
         if let Some(draft) = &mut options.draft {
             *draft = self.fetch.stored(draft)?;
         }
-        Ok(FileLoader {
-            path: self.fetch.stored(&self.model)?,
-            options,
-        })
+        let path = self.fetch.stored(&self.model)?;
+        let kept = self
+            .budget
+            .map(|n_bytes| keep_within(&self.name, &path, &mut options, n_bytes));
+        Ok((FileLoader { path, options }, kept.and_then(Result::err)))
     }
 
     /// Why it cannot be loaded, for clients: without hints for the operator and without the folders of this machine, which are in the log.
     fn reason(&self, failure: &Failure) -> String {
         let line = failure.line();
-        self.warn(format!(
-            "cannot be loaded: {}",
-            line.strip_prefix("error: ").unwrap_or(&line)
-        ));
+        self.warn(format!("cannot be loaded: {}", without_prefix(&line)));
         let named = (self.model.clone(), self.options.clone());
         let (model, options) = self.file().map_or(named, |file| (file.path, file.options));
         let mut paths = output::files_of(&options);
         paths.push(model);
         without_folders(failure.message_line(), &paths)
     }
+}
+
+/// A failure's line in a warning.
+fn without_prefix(line: &str) -> &str {
+    line.strip_prefix("error: ").unwrap_or(line)
 }
 
 /// A text in which paths are their last part alone.
@@ -178,7 +209,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("a.gguf");
         let options = Model::options().threads(1);
-        let loader = NamedLoader::new("a".to_owned(), path.clone(), FetchArgs::default(), options);
+        let loader = NamedLoader::new("a".to_owned(), path.clone(), FetchArgs::default(), options, None);
         for _ in 0..2 {
             fs::write(&path, &DEMO[..1000]).expect("a file");
             assert!(loader.load(false).is_err());

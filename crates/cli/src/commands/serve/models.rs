@@ -11,7 +11,6 @@ use std::{
 };
 
 use tokenmill::{
-    KvCache, LoadOptions,
     advice::first_few,
     load::{ModelSource, Task},
     machine::available_main_bytes,
@@ -26,6 +25,7 @@ use tokenmill_server::{
 
 use super::{
     Args,
+    budget::keep_within,
     found_model::{FoundModel, NamedLoader},
     models_file::{FileModel, MAX_BYTES, ModelsFile},
     models_folder::ModelsFolder,
@@ -45,8 +45,8 @@ pub(super) struct SeveralArgs {
     /// Serve the models that a TOML file lists, each with its own settings; docs/serving.md has an example
     #[arg(long, value_name = "FILE")]
     models: Option<PathBuf>,
-    /// Serve the GGUF files in a folder and in its direct subfolders. The server looks for new files when a
-    /// client lists models or names an unknown one
+    /// Serve the models in a folder: GGUF files in it and in its direct subfolders, and Hugging Face folders. The
+    /// server looks for new ones when a client lists models or names an unknown one
     #[arg(long, value_name = "DIR")]
     models_dir: Option<PathBuf>,
     /// Let clients of Ollama's API download models into --models-dir (`/api/pull`) and remove them (`/api/delete`)
@@ -110,6 +110,15 @@ pub(super) fn several(
     let several = &args.several;
     let n_named = args.model.len() + usize::from(several.embedding_model.is_some());
     refuse_what_is_for_one(args, n_named)?;
+    let file = several.models.as_deref().map(read_file).transpose()?;
+    let given_budget = several
+        .memory_budget
+        .or(file.as_ref().and_then(|file| file.memory_budget));
+    let given_budget = given_budget.map(|size| size.0);
+    if let Some(n_bytes) = given_budget.filter(|&n_bytes| n_bytes < SMALLEST_BUDGET) {
+        let message = format!("a memory budget of {n_bytes} bytes is too small for any model");
+        return Err(Failure::usage(message).hint("give it with a unit, such as 16GiB"));
+    }
     let mut found = Vec::new();
     for model in &args.model {
         found.push(named(args, kept, model)?);
@@ -122,32 +131,25 @@ pub(super) fn several(
         });
     }
     let folder = (several.models_dir.as_deref())
-        .map(|path| ModelsFolder::open(args, kept, path))
+        .map(|path| ModelsFolder::open(args, kept, path, given_budget))
         .transpose()?;
     if let Some(folder) = &folder {
         found.extend(folder.found()?);
     }
     tell_apart(&mut found);
-    let file = several.models.as_deref().map(read_file).transpose()?;
-    let given_budget = several
-        .memory_budget
-        .or(file.as_ref().and_then(|file| file.memory_budget));
-    if let Some(ByteSize(n_bytes)) = given_budget {
-        if n_bytes < SMALLEST_BUDGET {
-            let message = format!("a memory budget of {n_bytes} bytes is too small for any model");
-            return Err(Failure::usage(message).hint("give it with a unit, such as 16GiB"));
-        }
-        for model in &mut found {
-            keep_or_warn(
-                &model.name,
-                &model.path,
-                &mut model.options,
-                n_bytes,
-                model.is_preloaded,
-            )?;
+    if let Some(n_bytes) = given_budget {
+        for model in found.iter_mut().filter(|model| model.is_preloaded) {
+            keep_within(&model.name, &model.path, &mut model.options, n_bytes)?;
         }
     }
-    let mut specs: Vec<ModelSpec> = found.into_iter().map(|model| spec(args, model)).collect();
+    let fetch = &args.model_flags.flags.load.fetch;
+    for model in found.iter().filter(|model| !model.is_preloaded) {
+        model.loader(fetch, given_budget).warn_of_budget();
+    }
+    let mut specs: Vec<ModelSpec> = found
+        .into_iter()
+        .map(|model| spec(args, model, given_budget))
+        .collect();
     let mut limits = ModelLimits {
         budget_bytes: available_main_bytes(),
         keep_alive: KeepAlive::Forever,
@@ -163,7 +165,7 @@ pub(super) fn several(
         }
         limits.keep_alive = file.idle_unload.unwrap_or(limits.keep_alive);
     }
-    limits.budget_bytes = given_budget.map(|size| size.0).or(limits.budget_bytes);
+    limits.budget_bytes = given_budget.or(limits.budget_bytes);
     limits.keep_alive = several.idle_unload.unwrap_or(limits.keep_alive);
     refuse_what_is_for_one(args, specs.len())?;
     if let ([spec], [_, ..]) = (&mut specs[..], &args.served_model_name[..]) {
@@ -333,67 +335,6 @@ fn named(args: &Args, kept: Option<&PrefixFolder>, model: &Path) -> Result<Found
     })
 }
 
-/// Gives a model as many contexts as the memory budget has room for. If there is room for none, a model that is loaded at the start is refused,
-/// and one that is loaded on demand is named in a warning.
-fn keep_or_warn(
-    name: &str,
-    path: &Path,
-    options: &mut LoadOptions,
-    budget_bytes: u64,
-    is_preloaded: bool,
-) -> Result<(), Failure> {
-    match keep_within(name, path, options, budget_bytes) {
-        Err(failure) if !is_preloaded => {
-            tracing::warn!("{}", failure.line());
-            Ok(())
-        }
-        result => result,
-    }
-}
-
-/// Gives a model as many contexts as the memory budget has room for.
-///
-/// # Errors
-/// A model that takes more than the budget with one context. Faults of its file are left to the load, which reports them.
-fn keep_within(name: &str, path: &Path, options: &mut LoadOptions, budget_bytes: u64) -> Result<(), Failure> {
-    let opened = ModelSource::find(path).and_then(|source| {
-        let network = options.open_network(&source)?;
-        Ok((source, network))
-    });
-    let Ok((source, network)) = opened else {
-        return Ok(());
-    };
-    let most = match options.kv_cache {
-        KvCache::Fitting(most) => most,
-        KvCache::Contexts(_) | KvCache::Tokens(_) => 1,
-    };
-    let mut needed_bytes = 0;
-    for n_contexts in (1..=most).rev() {
-        let mut tried = options.clone();
-        if let KvCache::Fitting(_) = tried.kv_cache {
-            tried.kv_cache = KvCache::Contexts(n_contexts);
-        }
-        let Ok(n_bytes) = tried.needed_bytes(&source, &network) else {
-            return Ok(());
-        };
-        if n_bytes <= budget_bytes {
-            if n_contexts < most {
-                options.kv_cache = KvCache::Fitting(n_contexts);
-            }
-            return Ok(());
-        }
-        needed_bytes = n_bytes;
-    }
-    let n_ctx = options.network_options(network.descriptor())?.n_ctx;
-    Err(Failure::input(format!(
-        "`{name}` takes {} with a context of {} tokens, and the memory budget is {}",
-        size_of(needed_bytes),
-        n_ctx.unwrap_or(network.descriptor().n_ctx_train),
-        size_of(budget_bytes)
-    ))
-    .hint("give a smaller context with `-c N`, or a larger `--memory-budget`"))
-}
-
 /// Puts the folder above before the names of files and folders that are called alike.
 fn tell_apart(models: &mut [FoundModel]) {
     let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
@@ -406,9 +347,9 @@ fn tell_apart(models: &mut [FoundModel]) {
     }
 }
 
-fn spec(args: &Args, model: FoundModel) -> ModelSpec {
+fn spec(args: &Args, model: FoundModel, budget: Option<u64>) -> ModelSpec {
     let flags = &args.model_flags.flags;
-    let mut spec = model.spec(&flags.load.fetch);
+    let mut spec = model.spec(&flags.load.fetch, budget);
     spec.adapters = flags.adapters.names().map(str::to_owned).collect();
     spec
 }
@@ -419,17 +360,18 @@ fn of_file(
     kept: Option<&PrefixFolder>,
     model: &FileModel,
     folder: &Path,
-    budget: Option<ByteSize>,
+    budget: Option<u64>,
 ) -> Result<ModelSpec, String> {
     let flags = args.model_flags.with_file(&model.settings, folder)?;
     let path = FetchArgs::below(folder, Path::new(&model.model));
     let mut options = flags.unresolved_options().map_err(|failure| failure.line())?;
     options.prefix_folder = kept.cloned();
+    let fetch = flags.load.fetch.clone();
+    let loader = NamedLoader::new(model.name.clone(), path, fetch, options, budget);
     // A pinned model is loaded at the start, and its load says the same.
-    if let (Some(ByteSize(n_bytes)), false) = (budget, model.is_pinned) {
-        keep_or_warn(&model.name, &path, &mut options, n_bytes, false).map_err(|failure| failure.line())?;
+    if !model.is_pinned {
+        loader.warn_of_budget();
     }
-    let loader = NamedLoader::new(model.name.clone(), path, flags.load.fetch.clone(), options);
     let mut spec = ModelSpec::new(model.name.clone(), loader);
     spec.names.extend(model.alias.iter().cloned());
     spec.adapters = flags.adapters.names().map(str::to_owned).collect();
@@ -455,41 +397,4 @@ fn read_file(path: &Path) -> Result<ModelsFile, Failure> {
     ModelsFile::parse(without_mark(&text)).map_err(|reason| {
         Failure::input(format!("{}: {reason}", path.display())).hint("docs/serving.md has an example")
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use tokenmill::Model;
-
-    use super::*;
-
-    #[test]
-    fn a_model_gets_the_contexts_that_the_budget_has_room_for() {
-        let demo = Path::new("demo");
-        let with = |kv_cache| LoadOptions {
-            kv_cache,
-            ..Model::options().context(512).threads(1)
-        };
-        let needed = |n_contexts| {
-            let options = with(KvCache::Contexts(n_contexts));
-            let source = ModelSource::find(demo).expect("it is built in");
-            let network = options.open_network(&source).expect("it is whole");
-            options.needed_bytes(&source, &network).expect("a plan")
-        };
-        for (budget_bytes, expected) in [(needed(4), 4), (needed(4) - 1, 3), (needed(1), 1)] {
-            let mut options = with(KvCache::Fitting(4));
-            keep_within("demo", demo, &mut options, budget_bytes).expect("there is room");
-            assert_eq!(options.kv_cache, KvCache::Fitting(expected));
-        }
-        let too_little = needed(1) - 1;
-        let mut options = with(KvCache::Fitting(4));
-        let refused = keep_within("demo", demo, &mut options, too_little).expect_err("no room");
-        let on_demand = keep_or_warn("demo", demo, &mut options, too_little, false);
-        on_demand.expect("it may have room later");
-        let line = refused.line();
-        assert!(
-            line.contains("with a context of 512 tokens, and the memory budget is "),
-            "{line}"
-        );
-    }
 }

@@ -37,6 +37,8 @@ const OTHER_TYPES: [&str; 4] = ["adapter", "imatrix", "mmproj", "clip-vision"];
 pub(super) struct ModelsFolder {
     folder: PathBuf,
     options: LoadOptions,
+    /// The memory budget of all models, in bytes.
+    budget: Option<u64>,
     fetch: FetchArgs,
     pulled: PulledModels,
     known: Mutex<Known>,
@@ -62,7 +64,12 @@ type Headers = HashMap<PathBuf, (Option<FileStamp>, bool)>;
 impl ModelsFolder {
     /// # Errors
     /// Options that cannot be granted.
-    pub(super) fn open(args: &Args, kept: Option<&PrefixFolder>, folder: &Path) -> Result<Self, Failure> {
+    pub(super) fn open(
+        args: &Args,
+        kept: Option<&PrefixFolder>,
+        folder: &Path,
+        budget: Option<u64>,
+    ) -> Result<Self, Failure> {
         let flags = &args.model_flags.flags;
         let mut options = flags.unresolved_options()?;
         options.prefix_folder = kept.cloned();
@@ -70,6 +77,7 @@ impl ModelsFolder {
         Ok(Self {
             folder: folder.to_owned(),
             options,
+            budget,
             pulled: PulledModels::below(folder, fetch.settings(), args.several.is_managed()),
             fetch,
             known: Mutex::default(),
@@ -201,11 +209,13 @@ impl ModelFolder for ModelsFolder {
         known.forget_others(&paths, &found);
         let specs = paths.into_iter().filter_map(|path| {
             let name = known.name(&path)?;
-            Some(self.model(path, name).spec(&self.fetch))
+            Some(self.model(path, name).spec(&self.fetch, self.budget))
         });
         let mut specs: Vec<ModelSpec> = specs.collect();
         let pulled = known.pulled_names(found);
-        specs.extend((pulled.into_iter()).map(|(name, path)| self.model(path, name).spec(&self.fetch)));
+        specs.extend(
+            (pulled.into_iter()).map(|(name, path)| self.model(path, name).spec(&self.fetch, self.budget)),
+        );
         Ok(specs)
     }
 
