@@ -13,6 +13,7 @@ mod known;
 mod ladder;
 mod products;
 mod rows;
+mod sampling;
 mod shared_pages;
 mod steps;
 mod tokens;
@@ -226,6 +227,7 @@ pub fn check_kernels(device: &Device, needs: &Needs) -> Result<usize, Finding> {
     let ops = load().map_err(|error| Finding::new("loading kernels".to_owned(), &[], None, error.into()))?;
     let mut n_checks = rows::check_all(device, &ops)?;
     n_checks += tokens::check_all(device, &ops, &needs.table_types)?;
+    n_checks += sampling::check_all(device, &ops)?;
     n_checks += products::check_all(device, &ops, &needs.types)?;
     n_checks += products::check_pairs(device, &ops, &needs.types)?;
     if !needs.is_batch_invariant {

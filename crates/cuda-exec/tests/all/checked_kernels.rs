@@ -32,10 +32,6 @@ const UNCHECKED: &[(&str, &str)] = &[
     ("ssm_scan/", STEPS),
     ("streams/", STEPS),
     ("lora/", "adapters are read after the load"),
-    (
-        "sample/",
-        "draws at a temperature; the logits that they read are checked",
-    ),
 ];
 
 /// Types of weights that have all kernels of all types among them.

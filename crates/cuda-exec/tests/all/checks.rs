@@ -44,6 +44,14 @@ fn attention() -> Needs {
     }
 }
 
+/// Lists only the kernels that every model has.
+fn of_all() -> Needs {
+    Needs {
+        heads: Vec::new(),
+        ..attention()
+    }
+}
+
 fn options() -> DeviceOptions {
     DeviceOptions {
         buffers: Buffers::Apart,
@@ -113,7 +121,7 @@ fn a_gpu_without_a_defect_passes_on_every_card_and_with_every_type() {
                 expert_types: vec![ty],
                 kv_types,
                 heads: vec![HeadsNeed { dim: 96, group: 2 }],
-                is_batch_invariant: false,
+                        is_batch_invariant: false,
             };
             if kv_types[0] == KvType::F16 || ty == TensorType::Q8_0 {
                 check_kernels(&simulator.device(), &needs)
@@ -236,6 +244,22 @@ fn a_wrong_rotation_of_images_leaves_the_gpu_unused() {
         &[StepDown::InOrder],
         true,
     );
+}
+
+#[test]
+fn a_wrong_draw_of_tokens_leaves_the_gpu_unused() {
+    for (kernel, check_name) in [
+        ("sample_parts", "sampling from few tokens"),
+        ("sample_candidates", "sampling from many tokens"),
+    ] {
+        let found = first_use(&of_all(), wrong(kernel, When::Always), LIMIT);
+        let first = &found.findings[0];
+        assert_eq!(
+            (&first.check[..], &first.kernel[..]),
+            (check_name, "sample/sample_rows")
+        );
+        assert!(found.is_unfit, "{first}");
+    }
 }
 
 #[test]

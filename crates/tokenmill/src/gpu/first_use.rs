@@ -28,7 +28,7 @@ use crate::{
 /// Kind of the files with the results.
 const KIND: &str = "gpu-check";
 /// Version of the list of checks. A GPU that passed another list is checked again.
-const CHECKS: u32 = 2;
+const CHECKS: u32 = 3;
 /// Longest wait of a check for the GPU. Kernels of checks take milliseconds.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Context length of the model that computes the reference steps on the CPU, in tokens.
