@@ -4,6 +4,7 @@
 //! expected values are computed here without a kernel, from the kernels' inputs; a failed check names its kernel and the feature that can
 //! be turned off to replace it.
 
+mod adapters;
 mod attention;
 mod checked_layer;
 mod expected;
@@ -217,6 +218,7 @@ pub fn check_kernels(device: &Device, needs: &Needs) -> Result<usize, Finding> {
             ops.load_store(needs.kv_types)?;
             ops.load_runs(needs.kv_types)?;
         }
+        ops.load_adapters()?;
         if needs.heads.iter().any(|heads| shares(heads.dim)) {
             ops.load_shared()?;
         }
@@ -228,6 +230,7 @@ pub fn check_kernels(device: &Device, needs: &Needs) -> Result<usize, Finding> {
     let mut n_checks = rows::check_all(device, &ops)?;
     n_checks += tokens::check_all(device, &ops, &needs.table_types)?;
     n_checks += sampling::check_all(device, &ops)?;
+    n_checks += adapters::check_all(device, &ops)?;
     n_checks += products::check_all(device, &ops, &needs.types)?;
     n_checks += products::check_pairs(device, &ops, &needs.types)?;
     if !needs.is_batch_invariant {

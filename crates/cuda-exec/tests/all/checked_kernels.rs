@@ -31,7 +31,6 @@ const UNCHECKED: &[(&str, &str)] = &[
     ("short_conv/", STEPS),
     ("ssm_scan/", STEPS),
     ("streams/", STEPS),
-    ("lora/", "adapters are read after the load"),
 ];
 
 /// Types of weights that have all kernels of all types among them.

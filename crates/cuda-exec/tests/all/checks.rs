@@ -263,6 +263,17 @@ fn a_wrong_draw_of_tokens_leaves_the_gpu_unused() {
 }
 
 #[test]
+fn wrong_changes_of_adapters_leave_the_gpu_unused() {
+    check(
+        &of_all(),
+        wrong("lora_down", When::Always),
+        "lora/lora_up",
+        &[StepDown::InOrder],
+        true,
+    );
+}
+
+#[test]
 fn wrong_attention_of_single_tokens_leaves_the_gpu_unused() {
     check(
         &attention(),
