@@ -13,6 +13,7 @@ mod joined;
 mod known;
 mod ladder;
 mod products;
+mod recurrence;
 mod rows;
 mod sampling;
 mod shared_pages;
@@ -103,6 +104,8 @@ pub struct Needs {
     pub kv_types: [KvType; 2],
     /// Attention heads of the layers; layers with latent keys and values have none.
     pub heads: Vec<HeadsNeed>,
+    /// Whether there are recurrent layers.
+    pub is_recurrent: bool,
     /// Whether a row's results may not depend on how many rows there are, for which other kernels are used.
     pub is_batch_invariant: bool,
 }
@@ -218,6 +221,9 @@ pub fn check_kernels(device: &Device, needs: &Needs) -> Result<usize, Finding> {
             ops.load_store(needs.kv_types)?;
             ops.load_runs(needs.kv_types)?;
         }
+        if needs.is_recurrent {
+            ops.load_recurrence()?;
+        }
         ops.load_adapters()?;
         if needs.heads.iter().any(|heads| shares(heads.dim)) {
             ops.load_shared()?;
@@ -244,6 +250,9 @@ pub fn check_kernels(device: &Device, needs: &Needs) -> Result<usize, Finding> {
     let dims: BTreeSet<usize> = needs.heads.iter().map(|heads| heads.dim).collect();
     for dim in dims.into_iter().filter(|&dim| shares(dim)) {
         n_checks += shared_pages::check_all(device, &ops, dim)?;
+    }
+    if needs.is_recurrent {
+        n_checks += recurrence::check_all(device, &ops)?;
     }
     Ok(n_checks)
 }
