@@ -39,6 +39,15 @@ model = "anna.gguf"
 """
 LONG = "a-model-with-a-very-long-name-as-files-of-the-hub-have-them-Q4_K_M"
 
+# Answers go on past their ends.
+ENDLESS = """
+const plain = window.fetch;
+window.fetch = (path, options) => {
+  if (path !== "/v1/chat/completions") return plain(path, options);
+  return plain(path, { ...options, body: JSON.stringify({ ...JSON.parse(options.body), ignore_eos: true }) });
+};
+"""
+
 
 def chooser(page):
     return Select(find(page, "#chooser"))
@@ -68,6 +77,7 @@ def choosing(page, url):
     states(page, "anna (not loaded)", "broken (failed)", f"{LONG} (not loaded)")
     assert chooser(page).first_selected_option.text == "anna (not loaded)"
     assert "the next message loads it" in state(page), state(page)
+    assert find(page, "#thinking").is_displayed(), "it is not known yet whether the model thinks"
     accessible(page)
     page.save_screenshot(shots / "models-light.png")
     # At a usual width the chooser has the room that the header has, and that is one line.
@@ -91,6 +101,7 @@ def choosing(page, url):
     assert note.startswith("anna: ") and "tokens/s" in note, note
     states(page, "anna (loaded)", "broken (failed)", f"{LONG} (not loaded)")
     assert state(page) == "", state(page)
+    until(page, "it is known that the model does not think", lambda: not find(page, "#thinking").is_displayed())
     assert "of 512 tokens" in find(page, "#context").text, find(page, "#context").text
 
     # Another one answers the next message, and is still chosen after a reload.
@@ -132,6 +143,9 @@ def failing(page):
     ask(page, "What is 2 + 2?", Keys.ENTER)
     until(page, "the refusal is shown", lambda: find(page, "#error").text and is_idle(page))
     assert "cannot be loaded" in find(page, "#error").text, find(page, "#error").text
+    chooser(page).select_by_value("anna")
+    assert find(page, "#error").text == "", "another model is chosen"
+    chooser(page).select_by_value("broken")
     assert find(page, "#prompt").get_attribute("value") == "What is 2 + 2?"
     assert len(answers(page)) == count
 
@@ -160,7 +174,9 @@ def phone(page):
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     chooser(page).select_by_value(LONG)
     assert page.execute_script("return document.documentElement.scrollWidth") <= 390, "nothing sticks out"
+    header = find(page, "header").rect["height"]
     box = find(page, "#chooser").rect
+    assert header < 110 and box["width"] > 150, (header, box)
     assert box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["height"] >= 24, box
     page.save_screenshot(shots / "models-phone.png")
     chooser(page).select_by_value("broken")
@@ -184,10 +200,14 @@ def alone(page, url):
     until(page, "the model is named", lambda: find(page, "#model").text == "anna")
     assert not find(page, "#chooser").is_displayed()
     assert "the next message loads it" in state(page), state(page)
-    ask(page, "What is 3 + 4?", Keys.ENTER)
+    # An answer that fills the context, of which the page knows nothing yet.
+    page.execute_script(ENDLESS)
+    ask(page, "Tell me a story.", Keys.ENTER)
     is_answered(page, 1)
-    until(page, "it is loaded", lambda: state(page) == "" and "of 512 tokens" in find(page, "#context").text)
-    assert not answers(page)[0].find_element(By.CSS_SELECTOR, ".note").text.startswith("anna: ")
+    note = answers(page)[0].find_element(By.CSS_SELECTOR, ".note").text
+    assert note.startswith("The context is full. ") and "anna: " not in note, note
+    assert not page.find_elements(By.XPATH, "//button[text()='Continue']")
+    until(page, "it is loaded", lambda: state(page) == "" and "512 of 512 tokens: full" in find(page, "#context").text)
 
 
 def unfit(page, url):

@@ -121,11 +121,18 @@ def entries(page):
 
 
 def erase(button):
-    """Presses a button that deletes, and answers its question; a double click would answer nothing."""
+    """Presses a button that deletes or resets, and answers its question; a double click would answer nothing."""
     button.click()
     assert button.text == "Really?", button.text
     time.sleep(0.6)
     button.click()
+
+
+def reset(page):
+    """Resets the settings, which is asked first."""
+    find(page, "#settings summary").click()
+    erase(find(page, "#defaults"))
+    find(page, "#settings summary").click()
 
 
 # Notes the body of each request.
@@ -158,6 +165,14 @@ window.fetch = async (path, options) => {
     },
   });
   return new Response(response.body.pipeThrough(slow), response);
+};
+"""
+# Each answer waits for a second, as a long prompt makes it.
+LATE = """
+const prompt = window.fetch;
+window.fetch = async (path, options) => {
+  if (options?.body) await new Promise((resolve) => setTimeout(resolve, 1000));
+  return prompt(path, options);
 };
 """
 

@@ -114,7 +114,7 @@ def managed(server):
 
 
 def random_order(server, n_requests=1000, n_clients=8):
-    """Requests for three models, of which two fit: none is lost, and answers come from the model that was asked for."""
+    """Requests for three models, of which two fit: none is lost, and answers come from the requested model."""
     waits, errors = [], []
     lock = threading.Lock()
 

@@ -133,22 +133,22 @@ with Place() as place:
     image = str(VISION / "0.png")
     model, encoder = [place.snapshot(name, SEES) for name in ("sees-F16.gguf", "mmproj-sees-F16.gguf")]
     code, shown = place.on_terminal("chat", SEES, answer=b"n")
-    assert code == 3 and "Download org/sees-GGUF:F16, 42.4 KiB (it is the only one) and 31.5 KiB for its encoder of images?" in shown, shown
+    assert code == 3 and "Download org/sees-GGUF:F16, 42.4 KiB (it is the only one) and 31.5 KiB for its image encoder?" in shown, shown
     refused = place.run("run", SEES, "Hi", code=3).stderr
-    assert "`--yes` downloads it, 42.4 KiB and 31.5 KiB for its encoder of images; `tokenmill pull" in refused, refused
+    assert "`--yes` downloads it, 42.4 KiB and 31.5 KiB for its image encoder; `tokenmill pull" in refused, refused
     assert "`--yes` downloads it, 42.4 KiB; `tokenmill pull" in place.run("run", SEES, "Hi", "--no-mmproj", code=3).stderr
     place.run("tokenize", SEES, "Hi", "--yes")
     assert model.exists() and not encoder.exists()
     asked = ("run", SEES, "Hi", "--image", image, "-n", "2", "-c", "256")
     blind = place.run(*asked, code=3).stderr
-    assert "`tokenmill pull org/sees-GGUF` downloads its encoder of images" in blind, blind
+    assert "`tokenmill pull org/sees-GGUF` downloads its image encoder" in blind, blind
     place.run("rm", SEES, "--yes")
     place.run(*asked, "--yes")
     assert model.exists() and encoder.exists()
     place.run("rm", SEES, "--yes")
     place.run("run", SEES, "Hi", "-n", "2", "-c", "256", "--no-mmproj", "--yes")
     assert model.exists() and not encoder.exists()
-print("the encoder of images comes with a model for run and chat")
+print("the image encoder comes with a model for run and chat")
 
 with Place() as place:
     out = str(pathlib.Path(place.home.name, "out.gguf"))

@@ -4,6 +4,7 @@ Writes screenshots (light, dark, phone) to target/e2e-screenshots. Skipped where
 """
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -14,18 +15,10 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from chromium import SLOWLY, accessible, answers, ask, asked, browser, color, entries, erase, find, is_answered, is_idle, press, script, shots, until
+from chromium import LATE, SLOWLY, accessible, answers, ask, asked, browser, color, entries, erase, find, is_answered, is_idle, press, reset, script, shots, until
 from server import BINARY, ROOT, Server
 
 
-# Each answer waits for a second, as a long prompt makes it.
-LATE = """
-const prompt = window.fetch;
-window.fetch = async (path, options) => {
-  if (options?.body) await new Promise((resolve) => setTimeout(resolve, 1000));
-  return prompt(path, options);
-};
-"""
 # The next answer is no JSON.
 BROKEN = """
 const sound = window.fetch;
@@ -147,12 +140,27 @@ def settings(page):
     page.refresh()
     kept = [find(page, f"#{name}").get_attribute("value") for name in ["temperature", "seed", "system", "prompt"]]
     assert kept == ["0.25", "7", "You are brief.", "not sent yet"], kept
-    find(page, "#prompt").clear()
+    # A setting that cannot be sent is marked at its field; the refusal of a message ends once it is right.
     find(page, "#settings summary").click()
+    find(page, "#temperature").clear()
+    find(page, "#temperature").send_keys("3", Keys.TAB)
+    assert "Must be between 0 and 2." in find(page, "#settings .fault").text
+    accessible(page)
+    page.save_screenshot(shots / "wrong-setting-dark.png")
+    find(page, "#settings summary").click()
+    ask(page, "", Keys.ENTER)
+    until(page, "it is refused", lambda: find(page, "#error").text == "Temperature must be between 0 and 2 (Settings).")
+    assert find(page, "#prompt").get_attribute("value") == "not sent yet"
+    find(page, "#settings summary").click()
+    find(page, "#temperature").send_keys(Keys.BACKSPACE, "1")
+    assert find(page, "#error").text == "" and not page.find_elements(By.CSS_SELECTOR, ".fault, [aria-invalid]")
     find(page, "#defaults").click()
+    assert find(page, "#temperature").get_attribute("value") == "1", "it asks first"
+    find(page, "#settings summary").click()
+    find(page, "#prompt").clear()
+    reset(page)
     assert find(page, "#temperature").get_attribute("value") == "0.8"
     assert find(page, "#system").get_attribute("value") == ""
-    find(page, "#settings summary").click()
 
 
 def failing(page):
@@ -175,10 +183,13 @@ def full_context():
             page.get(server.url)
             until(page, "the model is named", lambda: find(page, "#model").text == "demo")
             ask(page, "word " * 300, Keys.ENTER)
-            until(page, "the refusal is shown", lambda: "Shorten the message" in find(page, "#error").text)
+            words = r"Your message needs \d+ tokens; this model holds 128\. Shorten the message, or start a new conversation\."
+            until(page, "the refusal is shown", lambda: re.fullmatch(words, find(page, "#error").text))
             assert find(page, "#prompt").get_attribute("value").startswith("word word")
             assert not page.find_elements(By.CSS_SELECTOR, ".message")
             find(page, "#prompt").clear()
+            find(page, "#prompt").send_keys("x", Keys.BACKSPACE)
+            assert find(page, "#error").text == "", "the message is gone, and so is the failure"
             ask(page, "Tell me a story.", Keys.ENTER)
             is_answered(page, 1)
         finally:
@@ -209,6 +220,7 @@ def without_key():
             find(page, "#settings summary").click()
             until(page, "the model is named", lambda: find(page, "#model").text == "demo")
             assert find(page, "#prompt").get_attribute("value") == "Tell me a story."
+            assert find(page, "#error").text == "", "the key is right"
             ask(page, "", Keys.ENTER)
             is_answered(page, 1)
             find(page, "#show-engine").click()
@@ -246,18 +258,18 @@ def changing(page):
     ask(page, "!", Keys.ENTER)
     is_answered(page, 1)
     assert asked(page) == ["What is 2 + 2?!"], asked(page)
-    # An edit that was sent and is left for another conversation replaces nothing there.
+    # An edit that was sent and is left for another conversation replaces nothing there; its answer comes where it was asked for.
     press(page, "Edit")
     page.execute_script(LATE)
-    ask(page, "", Keys.ENTER)
+    ask(page, "!", Keys.ENTER)
     until(page, "it waits", lambda: find(page, "#stop").is_displayed())
     find(page, "#clear").click()
-    until(page, "it is stopped", lambda: is_idle(page))
-    assert find(page, "#prompt").get_attribute("value") == "What is 2 + 2?!"
-    assert not find(page, "#editing").is_displayed()
+    assert is_idle(page) and not answers(page)
+    assert find(page, "#prompt").get_attribute("value") == "" and not find(page, "#editing").is_displayed()
+    until(page, "it is answered", lambda: find(page, "#told").text == "“What is 2 + 2?!!” has a new answer.")
     # Neither does one that was not sent, whose text stays with its conversation.
     entries(page)[0][0].click()
-    find(page, "#prompt").clear()
+    assert asked(page) == ["What is 2 + 2?!!"] and len(answers(page)) == 1
     press(page, "Edit")
     find(page, "#clear").click()
     assert find(page, "#prompt").get_attribute("value") == "" and not find(page, "#editing").is_displayed()
@@ -309,9 +321,7 @@ def tools(page):
     accessible(page)
     find(page, "#about summary").click()
     exporting(page)
-    find(page, "#settings summary").click()
-    find(page, "#defaults").click()
-    find(page, "#settings summary").click()
+    reset(page)
 
 
 def cut_answers(page):
@@ -395,7 +405,8 @@ def stopping(page):
     until(page, "text streams in", lambda: answers(page) and len(answers(page)[0].text) > 20)
     find(page, "#stop").click()
     until(page, "it stops", lambda: is_idle(page))
-    assert "Stopped." in answers(page)[0].text
+    assert re.search(r"Stopped\. \d+ tokens, ", answers(page)[0].text), answers(page)[0].text
+    assert re.fullmatch(r"Context\s*\d+ of 512 tokens", find(page, "#context").text), find(page, "#context").text
     page.save_screenshot(shots / "settings-dark.png")
 
 
@@ -430,6 +441,7 @@ def engine_view(page, url):
         for thread in loads:
             thread.join()
     assert find(page, "#engine-error").text == ""
+    assert "Context memory in use" in find(page, "#figures").text
     find(page, "#show-chat").click()
 
 

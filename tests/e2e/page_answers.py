@@ -12,7 +12,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-from chromium import SLOWLY, WATCH, accessible, answers, ask, asked, browser, color, entries, find, is_answered, is_idle, press, script, setting, shots, until
+from chromium import SLOWLY, WATCH, accessible, answers, ask, asked, browser, color, entries, find, is_answered, is_idle, press, reset, script, setting, shots, until
 from server import ROOT, Server
 
 BASE = ROOT / "tests/data/networks/minicpm/model-BF16.gguf"
@@ -87,6 +87,7 @@ def continued(page, url):
     assert [message["role"] for message in sent["messages"]] == ["user", "assistant"]
     second = body_of(page)
     assert whole.startswith(second) and len(second) > len(first), (first, second)
+    assert "40 tokens, " in note_of(page), note_of(page)
     # It is kept as one answer, which can be continued again.
     page.refresh()
     is_answered(page, 1)
@@ -145,6 +146,14 @@ def versions(page, url):
     until(page, "the version is kept", lambda: answers(page) and body_of(page) == "Answer three.")
     turn_to(page, "Version before", 0)
     assert [body_of(page, at) for at in range(len(answers(page)))] == ["Answer two.", "And more."]
+    # An answer that is not the last can be given again.
+    script(page, [{"content": "Answer four."}], "stop")
+    page.find_elements(By.XPATH, "//button[text()='Regenerate']")[0].click()
+    until(page, "it is answered again", lambda: answers(page) and body_of(page) == "Answer four." and is_idle(page))
+    assert shown_version(page) == "‹4/4›" and len(answers(page)) == 1
+    for _ in range(2):
+        turn_to(page, "Version before")
+    assert [body_of(page, at) for at in range(len(answers(page)))] == ["Answer two.", "And more."]
     # An edited message is a version too.
     page.find_elements(By.XPATH, "//button[text()='Edit']")[0].click()
     find(page, "#prompt").clear()
@@ -185,9 +194,7 @@ def system_messages(page, url):
     page.refresh()
     until(page, "the conversation is kept", lambda: len(answers(page)) == 1)
     assert find(page, "#system-here").get_attribute("value") == "You are a fox."
-    find(page, "#settings summary").click()
-    find(page, "#defaults").click()
-    find(page, "#settings summary").click()
+    reset(page)
     assert find(page, "#system-here").get_attribute("value") == "You are a fox."
     find(page, "#clear").click()
     assert find(page, "#system-here").get_attribute("value") == ""
@@ -220,9 +227,7 @@ def thinking(page, url):
     ask(page, "What is 3 + 4?", Keys.ENTER)
     is_answered(page, count + 1)
     assert not {"enable_thinking", "reasoning_effort", "thinking_budget"} & set(bodies(page)[-1]), "what is not shown is not sent"
-    find(page, "#settings summary").click()
-    find(page, "#defaults").click()
-    find(page, "#settings summary").click()
+    reset(page)
 
 
 def template_variables(page, url):
@@ -241,9 +246,7 @@ def template_variables(page, url):
         until(page, "it is refused", lambda: find(page, "#error").text.startswith(words))
         assert find(page, "#prompt").get_attribute("value") == "Hm?" and len(bodies(page)) == 1
     find(page, "#prompt").clear()
-    find(page, "#settings summary").click()
-    find(page, "#defaults").click()
-    find(page, "#settings summary").click()
+    reset(page)
     ask(page, "What is 1 + 4?", Keys.ENTER)
     is_answered(page, 2)
     assert "chat_template_kwargs" not in bodies(page)[-1]
@@ -285,6 +288,8 @@ def broken_off():
             until(page, "the failure is shown in words", lambda: find(page, "#error").text == words)
             assert find(page, "#prompt").get_attribute("value") == "Are you there?" and len(answers(page)) == 1
             page.save_screenshot(shots / "no-server-light.png")
+            with Server("--port", server.url.rsplit(":", 1)[1]):
+                until(page, "the failure ends when the server is there again", lambda: find(page, "#error").text == "")
         finally:
             page.quit()
 
@@ -331,8 +336,8 @@ try:
         thinking(page, server.url)
         template_variables(page, server.url)
         left(page, server.url)
-    severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not severe, severe
+        severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+        assert not severe, severe
 finally:
     page.quit()
 broken_off()

@@ -16,7 +16,8 @@ const folder = mkdtempSync(join(tmpdir(), "tokenmill-conversations-"));
 cpSync(fileURLToPath(new URL("../../crates/server/web/", import.meta.url)), folder, { recursive: true });
 writeFileSync(join(folder, "package.json"), '{"type":"module"}');
 const load = (name) => import(pathToFileURL(join(folder, name)));
-const [{ everyMessage, replaced, switched, versionOf }, { backupOf, conversationsOf }] = [await load("versions.js"), await load("transfer.js")];
+const [{ everyMessage, replaced, switched, versionOf }, { backupOf, conversationsOf, fileNameOf }] = [await load("versions.js"), await load("transfer.js")];
+const { textOf } = await load("text_files.js");
 const { sortOut } = await load("copies.js");
 rmSync(folder, { recursive: true });
 
@@ -106,6 +107,31 @@ let deep = [{ role: "assistant", content: "a" }];
 for (let level = 0; level < 500; level += 1) deep = [{ role: "assistant", content: "b", versions: { at: 0, tails: [null, deep] } }];
 const [{ messages: shallow }] = conversationsOf(JSON.stringify({ conversations: [{ messages: deep }] }), "deep.json");
 assert.equal(everyMessage(shallow).length, 51);
+// A file is called as its conversation, in letters that every system takes.
+for (const [title, name] of [
+  ["What is 3 + 4?", "What-is-3-4"],
+  ["../a/b:c*", "a-b-c"],
+  ["Größe – שלום", "Größe-שלום"],
+  ["???", "conversation"],
+  ["", "conversation"],
+  ["a".repeat(70), "a".repeat(60)],
+]) {
+  assert.equal(fileNameOf(title, "json"), `${name}.json`);
+}
+// A file that is not UTF-8 is read as Windows-1252 where it is clearly a text.
+const bytesOf = (text) => Uint8Array.from(text, (letter) => letter.charCodeAt(0)).buffer;
+for (const [bytes, text] of [
+  ["plain\n", "plain\n"],
+  ["K\xc3\xa4se", "Käse"],
+  ["K\xe4se\r\n", "Käse\r\n"],
+  ["K\xe4se\x00", null],
+  ["K\xe4se\x02", null],
+  ["K\xe4se\x81", null],
+  ["\xcf\xf0\xe8\xe2\xe5\xf2", null],
+  ["%PDF-1.4\nwords", null],
+]) {
+  assert.equal(textOf(bytesOf(bytes)), text, JSON.stringify(bytes));
+}
 // A field that the form of requests lacks does not make another conversation of a file; its images do.
 const image = (key) => ({ key, name: key, length: 3 });
 const request = (texts, key) => {

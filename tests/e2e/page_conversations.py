@@ -151,11 +151,11 @@ def transfer(page, url, folder):
     script(page, [{"reasoning_content": "Hm."}, {"content": "Second answer."}], "length")
     press(page, "Regenerate")
     until(page, "it is answered", lambda: "Second answer." in shown(page))
-    one = json.loads(saved(page, "export", "conversation.json"))
+    one = json.loads(saved(page, "export", "One.json"))
     roles = [message["role"] for message in one["messages"]]
     assert roles == ["system", "user", "assistant"] and one["messages"][2]["content"] == "Second answer.", one
     (folder / "one.json").write_text(json.dumps(one))
-    markdown = saved(page, "export-markdown", "conversation.md")
+    markdown = saved(page, "export-markdown", "One.md")
     assert markdown == "# One\n\n## System message\n\nYou are old.\n\n## You\n\nOne\n\n## Model\n\nSecond answer.\n", markdown
     backup = saved(page, "export-all", "tokenmill-conversations-")
     assert json.loads(backup)["format"] == "tokenmill conversations"
@@ -199,7 +199,7 @@ def transfer(page, url, folder):
     until(page, "it is shown", lambda: asked(page) == ["What is 3 + 4?"])
     assert find(page, "#system-here").get_attribute("value") == "You add."
     assert "Calls add" in answers(page)[0].text and "Result of add: 7" in find(page, ".message.tool").text
-    again = json.loads(saved(page, "export", "conversation.json"))["messages"]
+    again = json.loads(saved(page, "export", "What-is-3-4.json"))["messages"]
     assert again == [messages[0], {"role": "user", "content": "What is 3 + 4?"}, *messages[2:5]], again
     file = ROOT / "target/e2e-conversation-imported.json"
     file.write_text(json.dumps({"messages": again}))
@@ -319,13 +319,23 @@ def text_files(page, url, folder):
     find(page, ".message.user .file summary").click()
     accessible(page)
     assert "line <b>two</b>" in find(page, ".message.user").text
-    sent = json.loads(saved(page, "export", "conversation.json"))["messages"][-2]
+    sent = json.loads(saved(page, "export", "Sum-up.json"))["messages"][-2]
     assert sent == {"role": "user", "content": "line one\nline <b>two</b>\n\nSum up."}, sent
     press(page, "Edit")
     until(page, "it is in the box again", lambda: "notes.md" in find(page, "#attached").text)
     find(page, "#attached button").click()
     assert not find(page, "#attached").is_displayed()
     press(page, "Cancel")
+    # A text of the time before UTF-8 is read; bytes of no letters are refused.
+    (folder / "old.txt").write_bytes("Käse – 3 €\n".encode("cp1252"))
+    (folder / "odd.txt").write_bytes(b"\x01\xff\xfe words")
+    find(page, "#files").send_keys(f"{folder / 'old.txt'}\n{folder / 'odd.txt'}")
+    until(page, "one is attached", lambda: "old.txt" in find(page, "#attached").text and "odd.txt cannot be sent" in find(page, "#error").text)
+    script(page, [{"content": "Read."}], "stop")
+    ask(page, "Old?", Keys.ENTER)
+    is_answered(page, 2)
+    page.find_elements(By.CSS_SELECTOR, ".message.user .file summary")[-1].click()
+    assert "Käse – 3 €" in shown(page), shown(page)
 
 
 def large(page, url):
@@ -380,8 +390,8 @@ try:
         text_files(page, server.url, folder)
         large(page, server.url)
         nothing_kept(page, server.url)
-    severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not severe, severe
+        severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+        assert not severe, severe
 finally:
     page.quit()
 print(f"conversations of the page in Chromium: all passed; screenshots in {shots.relative_to(ROOT)}")

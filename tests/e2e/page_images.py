@@ -55,6 +55,18 @@ IDBFactory.prototype.open = function (name, ...more) {
 };
 """
 
+# The server has not read the model's files yet.
+UNREAD = """
+const told = window.fetch;
+window.fetch = async (path, options) => {
+  const response = await told(path, options);
+  if (path !== "/v1/models") return response;
+  const list = await response.json();
+  for (const model of list.data) Object.assign(model, { has_chat_template: null, status: { value: "unloaded" }, max_model_len: null });
+  return Response.json(list);
+};
+"""
+
 
 def png(width, height, pixel):
     """A picture of pixels (red, green, blue), not compressed."""
@@ -218,8 +230,9 @@ def refusals(page):
     has(page, "0.png")
     notes = b"Not an image at all."
     for name, kind, data, word in [
-        ("notes.bin", "application/octet-stream", b"\0" + notes, "notes.bin is neither a text nor an image"),
-        ("photo.png", "image/png", notes, "photo.png is not an image"),
+        ("notes.bin", "application/octet-stream", b"\0" + notes, "notes.bin cannot be sent. Text files and PNG, JPEG, WebP, BMP or GIF images can."),
+        ("words.pdf", "application/pdf", b"%PDF-1.4\n% words\n", "words.pdf cannot be sent."),
+        ("photo.png", "image/png", notes, "photo.png cannot be sent"),
         ("empty.png", "image/png", b"", "empty.png is empty"),
         ("BMW.bmp", "image/bmp", b"BMW is a make of cars.", "BMW.bmp is damaged"),
         ("cut.png", "image/png", PHOTO.read_bytes()[:40], "cut.png is damaged"),
@@ -232,8 +245,9 @@ def refusals(page):
     # Of several files those are taken that are images.
     give(page, "drop", ("a.png", "image/png", notes), ("b.png", "image/png", OTHER.read_bytes()))
     has(page, "0.png", "b.png")
-    assert "a.png is not an image" in error(page)
+    assert "a.png cannot be sent" in error(page)
     remove_all(page)
+    assert error(page) == "", "nothing is left of what was refused"
     find(page, "#prompt").clear()
 
 
@@ -380,9 +394,10 @@ def several(page, folder):
         assert chooser.first_selected_option.get_attribute("value") == "blind"
         assert find(page, "#attach").get_attribute("aria-label") == "Add text files"
         assert give(page, "drop", ("0.png", "image/png", PHOTO.read_bytes())), "the browser does not leave the page for the file"
-        refuses(page, "blind takes no images")
+        refuses(page, "blind takes no images. Choose a model that does: eye.")
         chooser.select_by_value("eye")
         until(page, "it takes images", lambda: "images" in find(page, "#attach").get_attribute("aria-label"))
+        assert error(page) == "", "another model is chosen"
         assert "the next message loads it" in find(page, "#model-state").text
         page.save_screenshot(shots / "images-chooser-light.png")
         give(page, "drop", ("0.png", "image/png", PHOTO.read_bytes()))
@@ -411,6 +426,16 @@ def blind(page):
         assert not find(page, "#attached").is_displayed()
         give(page, "paste", ("0.png", "image/png", PHOTO.read_bytes()))
         refuses(page, "demo takes no images")
+        # Where it is not known whether a model takes images, the answer tells.
+        page.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": UNREAD})
+        page.refresh()
+        until(page, "it is not loaded", lambda: "the next message loads it" in find(page, "#model-state").text)
+        assert "images" in find(page, "#attach").get_attribute("aria-label")
+        give(page, "paste", ("0.png", "image/png", PHOTO.read_bytes()))
+        has(page, "0.png")
+        ask(page, QUESTION, Keys.ENTER)
+        until(page, "the server refuses it", lambda: error(page) == "demo takes no images. Remove those of the message." and is_idle(page))
+        assert attached(page) == ["0.png"] and find(page, "#prompt").get_attribute("value") == QUESTION
 
 
 try:
@@ -429,8 +454,8 @@ try:
         kept(page)
         phone(page)
         no_room(page, server.url)
-    severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not severe, severe
+        severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+        assert not severe, severe
     too_large(page, FAMILIES / "qwen2vl/model.gguf")
     with tempfile.TemporaryDirectory() as folder:
         several(page, pathlib.Path(folder))

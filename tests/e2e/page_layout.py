@@ -172,6 +172,12 @@ def phone(page, url):
             page.save_screenshot(shots / f"layout-{name}-{scheme}.png")
             accessible(page)
         color(page, "light")
+    # A long name of a model gives way to what is next to it.
+    size(page, 390, 844, is_phone=True)
+    page.execute_script("document.getElementById('model').textContent = 'a-model-with-a-very-long-name-as-files-of-the-hub-have-them-Q4_K_M'")
+    assert find(page, "header").rect["height"] < 110 and find(page, "#model").rect["width"] >= 48, find(page, "header").rect
+    page.save_screenshot(shots / "phone-long-name-light.png")
+    page.execute_script("document.getElementById('model').textContent = 'demo'")
     # With a keyboard the header scrolls with the page; its menus open below it.
     for height in [480, 844]:
         size(page, 390, height, is_phone=True)
@@ -426,8 +432,8 @@ try:
         touch(page)
         contrast(page)
         engine(page)
-    severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not severe, severe
+        severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+        assert not severe, severe
 finally:
     page.quit()
 print(f"the layout of the page in Chromium: all passed; screenshots in {shots.relative_to(ROOT)}")

@@ -1,4 +1,5 @@
-"""Ways about the web page in headless Chromium: drafts and edits, deletion, menus and Escape, following an answer, search.
+"""Ways about the web page in headless Chromium: drafts and edits, deletion, menus and Escape, following an answer, answers
+of other conversations, search.
 
 Writes screenshots to target/e2e-screenshots. Skipped where Chromium or its driver is absent.
 """
@@ -12,7 +13,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from chromium import SLOWLY, accessible, answers, ask, asked, browser, entries, erase, find, is_answered, is_idle, press, script, shots, until
+from chromium import LATE, SLOWLY, accessible, answers, ask, asked, browser, entries, erase, find, is_answered, is_idle, press, reset, script, setting, shots, until
 from server import ROOT, Server
 
 
@@ -117,10 +118,89 @@ def read_aloud(page):
     ask(page, "Tell me a story.", Keys.ENTER)
     until(page, "text streams in", lambda: len(answers(page)) == 2 and len(answers(page)[1].text) > 40)
     assert busy() == "true"
+    shown = [button.text for button in page.find_elements(By.CSS_SELECTOR, ".actions button") if button.is_displayed()]
+    assert shown == ["Copy"] * 3, shown
     find(page, "#stop").click()
     is_answered(page, 2)
     assert busy() == "false"
     assert page.find_elements(By.CSS_SELECTOR, ".message")[:2] == nodes and find(page, ".reasoning").get_attribute("open")
+
+
+def state_of(page, title):
+    """What the list says of a conversation."""
+    script = "return [...document.querySelectorAll('#conversations li')].find((row) => row.firstChild.textContent === arguments[0])?.querySelector('.state')?.textContent"
+    return page.execute_script(script, title)
+
+
+def background(page):
+    """An answer goes on while another conversation is open, is kept in its own, and the list says so; a failure waits there too."""
+    opened(page, page.current_url)
+    find(page, "#clear").click()
+    setting(page, max_tokens=40)
+    page.execute_script(SLOWLY)
+    ask(page, "Tell me a story.", Keys.ENTER)
+    until(page, "text streams in", lambda: answers(page) and len(answers(page)[0].text) > 20)
+    count = find(page, "#n-conversations").text
+    find(page, "#clear").click()
+    assert not answers(page) and is_idle(page)
+    assert find(page, "#told").text == "The answer in “Tell me a story.” goes on.", find(page, "#told").text
+    assert state_of(page, "Tell me a story.") == "answering" and find(page, "#n-conversations").text == count
+    # Another one runs beside it, and each ends in its own.
+    ask(page, "What is 3 + 4?", Keys.ENTER)
+    until(page, "it is said", lambda: find(page, "#told").text == "“Tell me a story.” has a new answer.")
+    is_answered(page, 1)
+    assert asked(page) == ["What is 3 + 4?"] and state_of(page, "Tell me a story.") == "new answer"
+    find(page, "#history summary").click()
+    accessible(page)
+    page.save_screenshot(shots / "background-light.png")
+    find(page, "#conversations").find_element(By.XPATH, ".//button[text()='Tell me a story.']").click()
+    note = answers(page)[0].find_element(By.CSS_SELECTOR, ".note").text
+    assert asked(page) == ["Tell me a story."] and "40 tokens" in note and "Stopped" not in note, note
+    assert state_of(page, "Tell me a story.") is None
+    reset(page)
+    # A deleted one ends, and leaves nothing.
+    find(page, "#clear").click()
+    ask(page, "Delete me?", Keys.ENTER)
+    until(page, "it runs", lambda: not is_idle(page))
+    find(page, "#history summary").click()
+    erase(find(page, "#conversations li .delete"))
+    assert not asked(page) and is_idle(page) and find(page, "#prompt").get_attribute("value") == ""
+    find(page, "#history summary").click()
+    opened(page, page.current_url)
+    assert state_of(page, "Delete me?") is None and find(page, "#n-conversations").text == str(int(count) + 1)
+    find(page, "#clear").click()
+    script(page, [], "refused")
+    page.execute_script(LATE)
+    ask(page, "Lost?", Keys.ENTER)
+    find(page, "#clear").click()
+    until(page, "it is said", lambda: find(page, "#told").text == "“Lost?” got no whole answer: open it to see why.")
+    assert state_of(page, "Lost?") == "failed" and text(page) == ""
+    entries(page)[0][0].click()
+    assert find(page, "#error").text == "busy. Your message is kept." and text(page) == "Lost?"
+    find(page, "#prompt").clear()
+
+
+def places(page):
+    """The engine, a new title and a deletion leave the reader where they were."""
+    opened(page, page.current_url)
+    for question in ["Other?", "Long?"]:
+        find(page, "#clear").click()
+        answered(page, question, "line\n\n" * 60)
+    place = lambda: page.execute_script("return scrollY")
+    page.execute_script("scrollTo(0, 300)")
+    until(page, "the reader is there", lambda: place() == 300)
+    find(page, "#show-engine").click()
+    find(page, "#show-chat").click()
+    assert place() == 300, place()
+    count = int(find(page, "#n-conversations").text)
+    entries(page)[0][1].click()
+    page.switch_to.active_element.send_keys("Longer", Keys.ENTER)
+    until(page, "it is renamed", lambda: page.title == "Longer – tokenmill")
+    until(page, "the focus is in its row", lambda: page.switch_to.active_element.text == "Longer")
+    erase(page.find_elements(By.CSS_SELECTOR, "#conversations li .delete")[1])
+    until(page, "it is deleted", lambda: find(page, "#n-conversations").text == str(count - 1))
+    page.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert place() == 300, place()
 
 
 def to_end(page):
@@ -305,14 +385,16 @@ try:
         drafts(page, pathlib.Path(folder))
         deletion(page)
         read_aloud(page)
+        background(page)
+        places(page)
         to_end(page)
         following(page)
         menus(page)
         focus_is_seen(page)
         directions(page)
         search(page)
-    severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not severe, severe
+        severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+        assert not severe, severe
 finally:
     page.quit()
 print(f"ways about the page in Chromium: all passed; screenshots in {shots.relative_to(ROOT)}")

@@ -110,7 +110,7 @@ with tempfile.TemporaryDirectory() as home:
     try:
         blind.chat(messages, max_tokens=2)
     except RequestError as error:
-        assert "without an encoder of images" in str(error), error
+        assert "without an image encoder" in str(error), error
     else:
         raise AssertionError("it sees")
     for file in [*snapshot("", SEES).iterdir()]:
@@ -118,4 +118,4 @@ with tempfile.TemporaryDirectory() as home:
     sees = Model(SEES, device="cpu", context=256)
     assert snapshot("mmproj-sees-F16.gguf", SEES).exists()
     assert sees.chat(messages, max_tokens=2).usage.completion_tokens > 0
-    print("the encoder of images comes with a model")
+    print("the image encoder comes with a model")

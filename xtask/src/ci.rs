@@ -1,7 +1,7 @@
 //! `ci`: everything that must pass before a change lands, the cheapest first.
 //!
-//! Format and tidy answer in seconds, then come lints, tests and documentation, all of one build of the workspace. The end-to-end scripts
-//! mostly wait for servers, so they run at the same time as the tests. Steps whose claim depends on few paths come last (`by_path`): they
+//! Format and tidy answer in seconds, then come lints, tests and documentation, all of one build of the workspace. Test programs and the
+//! end-to-end scripts run two at a time (`programs`). Steps whose claim depends on few paths come last (`by_path`): they
 //! run if one of these changed, and completely once a day (`record`). A skipped step is reported at the end, with its reason. None of these
 //! steps starts late in a run, so that they cannot exceed the time limit of a CI machine. The step whose last run is the oldest comes first,
 //! and the others stay due. A CI machine builds once and has little disk space: nothing incremental is kept, and the files of a build for
@@ -12,14 +12,14 @@ mod by_path;
 mod emulated;
 mod grids;
 mod needs;
+mod programs;
 mod record;
 mod windows;
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
-    thread,
     time::{Duration, Instant},
 };
 
@@ -41,7 +41,7 @@ pub fn command() -> clap::Command {
     };
     clap::Command::new("ci")
         .about("Runs everything that must pass before a change lands")
-        .arg(flag("whole", "Run the steps by path whatever changed"))
+        .arg(flag("whole", "Run the steps by path even if nothing changed"))
         .arg(flag(
             "install",
             "Install the Debian packages and Rust targets that the steps need",
@@ -56,7 +56,7 @@ pub fn command() -> clap::Command {
                 .long("minutes")
                 .value_name("N")
                 .value_parser(value_parser!(u64))
-                .help("Start no step by path once the run is N minutes old [default: 55, no limit for steps that are asked for]"),
+                .help("Start no step by path once the run is N minutes old [default: 55, no limit for requested steps]"),
         )
         .arg(
             Arg::new("only")
@@ -85,20 +85,6 @@ const LINTS: Cargo = Cargo {
         "-D",
         "warnings",
     ],
-    env: None,
-};
-
-// Without a choice of targets, cargo also builds the examples, which tests run, and runs the documentation's tests. `--lib` would
-// compile the library of kernels once more, which has no tests inside.
-const TEST_BUILD: Cargo = Cargo {
-    name: "build of tests",
-    args: &["test", "--workspace", "--locked", "--no-run"],
-    env: None,
-};
-
-const TESTS: Cargo = Cargo {
-    name: "tests",
-    args: &["test", "--workspace", "--locked"],
     env: None,
 };
 
@@ -169,7 +155,7 @@ pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
         let verdict = if !is_asked_for {
             record.due(step.name, step.paths)?
         } else if only.is_empty() || only.iter().any(|name| *name == step.name) {
-            Due::Now("it was asked for".to_owned())
+            Due::Now("it was requested".to_owned())
         } else {
             continue;
         };
@@ -192,11 +178,13 @@ pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
         timed("format", check_format)?;
         timed("tidy", crate::tidy::report)?;
         LINTS.run()?;
-        TEST_BUILD.run()?;
-        at_the_same_time(
-            || by_path::end_to_end_into("core", &log_of_scripts()),
-            || TESTS.run(),
-        )?;
+        // Without a choice of targets, cargo also builds the examples, which tests run. `--lib` would compile the library of kernels once
+        // more, which has no tests inside.
+        let programs = timed("build of tests", || {
+            binaries::test_binaries(&["--workspace"], &[])
+        })?;
+        let scripts = crate::workspace_root().join("tests/e2e/run");
+        timed("tests", || programs::run_all(programs, &scripts))?;
         for check in AFTER_TESTS {
             check.run()?;
         }
@@ -253,35 +241,6 @@ fn run_while_young(
         }
     }
     Ok(late)
-}
-
-/// Runs the end-to-end scripts while the tests run, and prints what they printed after the tests.
-///
-/// # Errors
-/// When either failed; the tests' failure comes first.
-fn at_the_same_time(
-    scripts: impl FnOnce() -> anyhow::Result<()> + Send,
-    tests: impl FnOnce() -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    thread::scope(|scope| {
-        let scripts = scope.spawn(|| {
-            let began = Instant::now();
-            (scripts(), began.elapsed())
-        });
-        let tests = tests();
-        let (scripts, took) = scripts.join().expect("scripts are run without a panic");
-        println!("== end to end");
-        if let Ok(text) = fs::read_to_string(log_of_scripts()) {
-            print!("{text}");
-        }
-        println!("== end to end: {:.0} s, with the tests", took.as_secs_f64());
-        tests?;
-        scripts.context("end to end failed")
-    })
-}
-
-fn log_of_scripts() -> PathBuf {
-    crate::target_dir().join("tmp/end-to-end.log")
 }
 
 /// Runs a step, and prints its name before and its time after it.

@@ -33,7 +33,7 @@ pub fn command() -> clap::Command {
                 .long("target")
                 .value_name("TARGET")
                 .action(ArgAction::Append)
-                .help("A target of Rust; may be repeated [default: all of the list that this machine has the tools for]"),
+                .help("A Rust target; may be repeated [default: all in the list that this machine has the tools for]"),
         )
         .arg(
             Arg::new("out")
@@ -46,7 +46,7 @@ pub fn command() -> clap::Command {
             Arg::new("profile")
                 .long("profile")
                 .default_value("release")
-                .help("Profile of the build; `dev` tries the way of the archives in less time"),
+                .help("Build profile; `dev` tries the archives in less time"),
         )
         .arg(
             Arg::new("list")
@@ -142,7 +142,7 @@ pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
         built.push((platform, platform.build(option("profile"))?));
     }
     let (runner, program) = (built.iter().find(|(platform, _)| platform.runner().is_some()))
-        .context("none of these programs runs here, so there is nobody to write the manual; add a target of this machine or install qemu-user-static")?;
+        .context("none of these programs runs here, so none can write the manual; add a target of this machine or install qemu-user-static")?;
     let manual = Manual::write(runner, program, &out)?;
     let mut sums = String::new();
     for (platform, program) in &built {
@@ -199,7 +199,7 @@ impl Platform {
             .output();
         let folder = printed.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
         if !folder.is_ok_and(|folder| Path::new(&folder).is_dir()) {
-            return Some(format!("say `rustup target add {}`", self.target));
+            return Some(format!("run `rustup target add {}`", self.target));
         }
         let (compiler, package) = self.c_compiler;
         let is_there = Command::new(compiler).arg("--version").output().is_ok();

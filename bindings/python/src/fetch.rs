@@ -33,7 +33,7 @@ pub(crate) struct Fetch<'a, 'py> {
 }
 
 impl Fetch<'_, '_> {
-    /// The path of a model that is a path or a name, and whether its encoder of images and its layers for further tokens are to come.
+    /// The path of a model that is a path or a name, and whether its image encoder and its MTP layers are to come.
     pub(crate) fn path(
         &self,
         py: Python<'_>,

@@ -35,7 +35,7 @@ use crate::{adapters, answer::Answer, error, fetch::Fetch, json, params, stream:
 /// that is named and not on this machine is downloaded, unless `download` is false; `offline` asks no server. `progress` is called with the
 /// bytes that are there and those of all files, some ten times a second.
 ///
-/// `mmproj` is the file of the encoder of images; `False` uses none. Else one next to the model is found, and downloaded with it.
+/// `mmproj` is the file of the image encoder; `False` uses none. Else one next to the model is found, and downloaded with it.
 ///
 /// `gpu_layers` is how many layers the GPU computes: a number, `"all"` or `"auto"`; 0 computes all on the CPU. Without a GPU the CPU does.
 ///
@@ -408,7 +408,7 @@ fn place(compute: &mut Compute, layers: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// Where the encoder of images is.
+/// Where the image encoder is.
 fn projector(mmproj: Option<&Bound<'_, PyAny>>) -> PyResult<Projector> {
     let Some(mmproj) = mmproj else {
         return Ok(Projector::Beside);

@@ -127,7 +127,7 @@ def test_images_are_seen_as_by_the_program():
     assert answer.text == told["text"] and answer.usage.prompt_tokens == len(told["prompt_ids"])
     named = Model(path, context=256, device="cpu", mmproj=VISION / "mmproj-model.gguf")
     assert named.chat(messages, max_tokens=8).text == answer.text
-    with pytest.raises(RequestError, match="without an encoder of images"):
+    with pytest.raises(RequestError, match="without an image encoder"):
         Model(path, context=256, device="cpu", mmproj=False).chat(messages, max_tokens=8)
     with pytest.raises(TypeError):
         Model(path, mmproj=3)

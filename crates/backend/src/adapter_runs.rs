@@ -67,7 +67,7 @@ impl AdapterRuns {
     /// If two of these have the same number of rows, they are the same rows.
     ///
     /// # Panics
-    /// If the step has adapters, and `n_rows` is none of the three numbers.
+    /// If the step has adapters, and `n_rows` is not one of the three numbers.
     pub fn of(&self, n_rows: usize) -> &[AdapterRun] {
         if self.is_empty() {
             return &[];

@@ -184,7 +184,7 @@ pub trait Backend:
     ) -> Result<(), BackendError> {
         let _ = (n_tokens, width, output);
         Err(BackendError::Unsupported {
-            feature: "a layer that guesses further tokens".to_owned(),
+            feature: "an MTP layer".to_owned(),
             device: Self::NAME,
         })
     }

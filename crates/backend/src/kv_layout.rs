@@ -113,9 +113,9 @@ pub struct KvLayout {
     pub n_window_pages: usize,
     /// Number of pages in the host tier of that group.
     pub n_window_host_pages: usize,
-    /// Type of the stored keys.
+    /// Type of the keys in the KV cache.
     pub key_type: KvType,
-    /// Type of the stored values.
+    /// Type of the values in the KV cache.
     pub value_type: KvType,
 }
 

@@ -1,7 +1,7 @@
-//! [`PageGroup`]: layers that keep keys and values for equally long share pages.
+//! [`PageGroup`]: layers that need the keys and values of the same positions share pages.
 //!
 //! The batch, the memory plan and every store number pages by group. Invariant: there are at most two groups,
-//! and a model whose layers all see equally far has one.
+//! and a model whose layers all have the same window, or none, has one.
 
 /// The layers whose keys and values a page holds. Each group has its own pool of pages and its own page
 /// tables.

@@ -300,7 +300,7 @@ pub enum SamplingParamsError {
         bias: f32,
     },
     /// More log-probabilities are requested than there are tokens.
-    #[error("{asked} log-probabilities were asked for, but the vocabulary has {n_vocab} tokens")]
+    #[error("{asked} log-probabilities were requested, but the vocabulary has {n_vocab} tokens")]
     TooManyLogprobs {
         /// Requested number.
         asked: usize,
@@ -320,7 +320,7 @@ impl SamplingParamsError {
     }
 }
 
-/// Describes a range. The ends of the type are omitted, because they are no meaningful bounds.
+/// Describes a range. The ends of the type are omitted, because they are not meaningful bounds.
 fn range_text(minimum: f32, maximum: f32) -> String {
     match (minimum, maximum) {
         (f32::MIN, f32::MAX) => "a finite number".to_owned(),

@@ -29,9 +29,9 @@ pub struct MemoryFormat {
     /// A name for the order of numbers in a page and in a state. A backend that changes the order changes the
     /// name.
     pub arrangement: &'static str,
-    /// Type of the stored keys.
+    /// Type of the keys in the KV cache.
     pub key_type: KvType,
-    /// Type of the stored values.
+    /// Type of the values in the KV cache.
     pub value_type: KvType,
     /// Bytes of a page of each group, in the order of [`PageGroup::ALL`]; 0 for a missing group.
     pub page_bytes: [usize; PageGroup::ALL.len()],

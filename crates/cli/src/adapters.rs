@@ -1,7 +1,7 @@
 //! [`AdapterArgs`]: the adapters that a command loads with its model.
 //!
-//! Separate from the other options of a load because some commands compute without an engine, which has the adapters. Invariant:
-//! a command of one text uses its one adapter, and one that serves many leaves the choice to each request.
+//! Only the engine holds adapters, and some commands compute without an engine. Invariant: a command for one
+//! text uses its one adapter; a command for many requests lets each request choose.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,12 +16,11 @@ use crate::{failure::Failure, help::ADVANCED};
 #[derive(clap::Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Loading")]
 pub(crate) struct AdapterArgs {
-    /// Load a LoRA adapter: a GGUF file or a PEFT folder, and what its changes are multiplied by. `run`,
-    /// `chat` and `perplexity` take one; `serve` and `batch` take several, and a request picks one by name, which is
-    /// that of the file if none is given
+    /// Load a LoRA adapter, a GGUF file or a PEFT folder, multiplied by SCALE. `run`, `chat` and `perplexity`
+    /// take one; `serve` and `batch` take several, and a request picks one by NAME, by default the file's name
     #[arg(long, value_name = "[NAME=]PATH[:SCALE]", value_parser = AdapterSource::from_str)]
     lora: Vec<AdapterSource>,
-    /// Add a control vector, a GGUF file, to the stream of all requests, multiplied by a scale; may be repeated
+    /// Add a control vector, a GGUF file, to the hidden state of all requests, multiplied by a scale; may be repeated
     #[arg(long, help_heading = ADVANCED, value_name = "FILE[:SCALE]", value_parser = control_vector)]
     control_vector: Vec<ControlSource>,
     /// First and last layer after which control vectors are added, counted from 0 [default: all that they have]

@@ -1,8 +1,8 @@
-//! Rewrites the command line before it is parsed: it expands two-letter flags of llama.cpp and vLLM and `-m MODEL`, and drops flags that
-//! ask for the default behaviour.
+//! Rewrites the command line before it is parsed: expands two-letter flags of llama.cpp and vLLM and `-m
+//! MODEL`, and drops flags that ask for the default behaviour.
 //!
-//! Separate from the commands because the parser knows only one-letter short flags and reports one error at a time. Invariant: arguments
-//! after `--` do not change.
+//! The parser knows only one-letter short flags and reports one error at a time. Invariant: arguments after
+//! `--` do not change.
 
 use std::ffi::OsString;
 
@@ -178,7 +178,7 @@ fn several_unknown(command: &clap::Command, flags: &[String]) -> Failure {
     let longs: Vec<&str> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
     let hint = |flag: &String| {
         let near = || {
-            // The dashes that all have are no likeness.
+            // The dashes that all flags have do not count as likeness.
             let near = near_names(flag.trim_start_matches('-'), longs.iter().copied());
             near.first().map(|near| format!("a similar one is `--{near}`"))
         };
@@ -187,7 +187,7 @@ fn several_unknown(command: &clap::Command, flags: &[String]) -> Failure {
         Some(format!("`{flag}`: {}", foreign.or_else(near)?))
     };
     let hints: Vec<String> = flags.iter().filter_map(hint).collect();
-    let help = format!("`tokenmill {name} --help` lists what it has");
+    let help = format!("`tokenmill {name} --help` lists its options");
     Failure::usage(message).hint(if hints.is_empty() { help } else { hints.join("; ") })
 }
 
@@ -318,16 +318,16 @@ mod tests {
         check(
             "tokenmill chat x -st",
             Err(
-                "error: `-st` is an option of llama.cpp that is not one here (hint: `tokenmill run MODEL PROMPT` answers one message)",
+                "error: `-st` is an option of llama.cpp that does not exist here (hint: `tokenmill run MODEL PROMPT` answers one message)",
             ),
         );
         check(
             "tokenmill chat x -no-cnv",
             Err(
-                "error: `-no-cnv` is an option of llama.cpp that is not one here (hint: `tokenmill run --raw` continues a text)",
+                "error: `-no-cnv` is an option of llama.cpp that does not exist here (hint: `tokenmill run --raw` continues a text)",
             ),
         );
-        // Values are no flags, and neither are numbers.
+        // Values are not flags, and neither are numbers.
         check(
             "tokenmill run x -n -1 --stop --jinja -s=-1",
             Ok("tokenmill run x -n -1 --stop --jinja -s=-1"),
@@ -358,7 +358,7 @@ mod tests {
         check(
             "tokenmill run x -sm row",
             Err(
-                "error: `-sm` is an option of llama.cpp that is not one here (hint: `--tensor-parallel-size N` divides a model evenly \
+                "error: `-sm` is an option of llama.cpp that does not exist here (hint: `--tensor-parallel-size N` divides a model evenly \
                  among N GPUs, from the one of `--device cuda:N` on)",
             ),
         );

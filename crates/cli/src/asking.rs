@@ -1,6 +1,6 @@
 //! [`Asking`]: the options of a conversation, and its prompt.
 //!
-//! Separate because `run` and `chat` have the same ones. Invariant: what is given is read and parsed before a model is loaded.
+//! `run` and `chat` share them. Invariant: files and values are read and parsed before a model is loaded.
 
 use std::{
     collections::HashSet,
@@ -28,7 +28,7 @@ pub(crate) struct AskingArgs {
     tools: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) template: TemplateArgs,
-    /// Limit of reasoning tokens, after which the reasoning is ended; -1 for no limit [default: -1]
+    /// Most reasoning tokens, after which the reasoning is ended; -1 for no limit [default: -1]
     #[arg(long, value_name = "N")]
     pub(crate) reasoning_budget: Option<Limit>,
     /// Do not show the model's reasoning, which is otherwise shown on standard error, dimmed on a terminal; JSON has it all the same
@@ -59,7 +59,7 @@ impl AskingArgs {
     /// Reads the files.
     ///
     /// # Errors
-    /// A file that cannot be read, and tools that are no JSON array or have no names of their own.
+    /// A file that cannot be read, and tools that are not a JSON array or have no names of their own.
     pub(crate) fn read(&self) -> Result<Asking, Failure> {
         Ok(Asking {
             tools: self.tools.as_deref().map(read_tools).transpose()?,

@@ -1,7 +1,7 @@
-//! [`of_generating`]: what a command that generates downloads besides a model.
+//! [`of_generating`]: the files that a generating command downloads along with its model.
 //!
-//! Separate because names are resolved without knowing what a command does with the model. Invariant: nothing is downloaded that the
-//! options leave unused.
+//! Names are resolved without knowledge of the command. Invariant: nothing is downloaded that the options
+//! leave unused.
 
 use tokenmill::Device;
 
@@ -9,8 +9,8 @@ use crate::{
     failure::Failure, load::LoadArgs, model_name::Besides, speculation::SpeculationArgs, vision::VisionArgs,
 };
 
-/// Selects the encoder and the layers for further tokens. The encoder is left out if `vision` switches it off or names one, or if a
-/// requested GPU computes only a part of the model; the layers are left out if they would not guess.
+/// Selects the encoder and the MTP layers. The encoder is left out if `vision` switches it off or names one, or if a
+/// requested GPU computes only a part of the model; the layers are left out if they would make no drafts.
 ///
 /// # Errors
 /// Options of `load` that contradict each other.

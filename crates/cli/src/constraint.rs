@@ -1,7 +1,7 @@
-//! [`ConstraintArgs`]: the options that say what an answer may be.
+//! [`ConstraintArgs`]: the options that constrain an answer.
 //!
-//! Separate because `run` and `chat` have them alike. Invariant: what is given is read and parsed before a model is loaded;
-//! whether it can be enforced is known when it is compiled for the model's vocabulary.
+//! `run` and `chat` share them. Invariant: a constraint is read and parsed before a model is loaded; whether
+//! it can be enforced is known when it is compiled for the model's vocabulary.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ pub(crate) struct ConstraintArgs {
     /// Answer in JSON that is valid against this schema, in a file or written out
     #[arg(long, alias = "json-schema-file", value_name = "FILE|JSON")]
     json_schema: Option<String>,
-    /// Answer with a text that this regular expression matches as a whole
+    /// Answer with a text that matches this regular expression as a whole
     #[arg(long, value_name = "PATTERN")]
     regex: Option<String>,
     /// Answer with a text of the grammar in this file: GBNF where rules are defined with ::=, else Lark
@@ -28,7 +28,7 @@ pub(crate) struct ConstraintArgs {
 }
 
 impl ConstraintArgs {
-    /// The constraint, where one is asked for.
+    /// The constraint, if one is requested.
     ///
     /// # Errors
     /// A file that cannot be read, or a schema that is not JSON.

@@ -1,7 +1,6 @@
 //! [`ContextShiftArgs`]: how a text continues after it has filled its context.
 //!
-//! Separate because every command that generates takes them. Invariant: nothing is dropped unless the caller
-//! asks for it.
+//! Every command that generates takes them. Invariant: nothing is dropped unless the caller asks for it.
 
 use clap::Args;
 use tokenmill::{LoadOptions, load::ContextShift};
@@ -12,12 +11,12 @@ use crate::{failure::Failure, help::ADVANCED, kept_session::SessionArgs, numbers
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Context")]
 pub(crate) struct ContextShiftArgs {
-    /// Where the context is full, drop half of the tokens after --keep, the oldest first, compute the others again, and continue
-    /// [default: the text ends there]
+    /// When the context is full, drop the oldest half of the tokens after --keep, compute the others again, and continue [default:
+    /// the text ends there]
     #[arg(long, help_heading = ADVANCED)]
     context_shift: bool,
-    /// Tokens of the prompt's beginning that --context-shift never drops, besides the one that begins a text: up to half of the
-    /// context; -1 keeps the prompt, up to that
+    /// Tokens at the start of the prompt that --context-shift never drops, in addition to the token that begins a text: up to
+    /// half of the context; -1 keeps the prompt, up to that limit
     ///
     /// [default: 0]
     #[arg(long, help_heading = ADVANCED, value_name = "N", requires = "context_shift", value_parser = keep)]
@@ -41,7 +40,7 @@ impl ContextShiftArgs {
         });
     }
 
-    /// Refuses a session with a context that is shifted: what follows a shift stands behind another text than the file would say.
+    /// Refuses a session with a context that is shifted: the text after a shift follows another text than the file would say.
     ///
     /// # Errors
     /// Both flags.

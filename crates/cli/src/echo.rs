@@ -1,9 +1,10 @@
-//! [`Unechoed`]: keeps a terminal from showing what is typed while it shows an answer.
+//! [`Unechoed`]: hides typed text on a terminal while an answer is shown.
 //!
-//! Separate because every way out of the program has to give the terminal back: [`restore_at_end`] is called where nothing is dropped.
-//! Invariants: a job in the background leaves the terminal alone, as the system would stop it; text typed meanwhile waits for the next line
-//! that is read; a signal that ends or stops the program gives the terminal back first, and one that continues it takes the echo again.
-//! No shell is left a text that was typed for a chat.
+//! Every way out of the program must restore the terminal: [`restore_at_end`] is called where nothing is
+//! dropped. Invariants: a job in the background leaves the terminal alone, since the system would stop it;
+//! text typed during an answer waits for the next line that is read; a signal that ends or stops the program
+//! restores the terminal first, and one that continues it hides typed text again. The shell never gets a text
+//! that was typed for a chat.
 
 #[cfg(unix)]
 pub(crate) use unix::{STOP, Typed, Unechoed, restore_at_end};
@@ -229,7 +230,7 @@ mod unix {
     }
 }
 
-/// Does nothing: consoles of Windows show what is typed only while a line is read.
+/// Does nothing: consoles of Windows show typed text only while a line is read.
 #[cfg(not(unix))]
 #[must_use]
 #[derive(Debug)]

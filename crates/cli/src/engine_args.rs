@@ -1,6 +1,7 @@
-//! [`EngineArgs`]: the options of the engine as arguments of the parser, made of their rows.
+//! [`EngineArgs`]: the options of the engine as arguments of the parser, made from their rows.
 //!
-//! Separate because the rows stand in the library, which knows no parser. Invariant: an option is the same wherever it is taken.
+//! The rows are in the library, which knows no parser. Invariant: an option is the same in every command that
+//! takes it.
 
 use std::ops::Deref;
 
@@ -13,7 +14,7 @@ use tokenmill::load::{EngineOption, KvType, OptionGroup, Values};
 
 use crate::{help::ADVANCED, type_names::preset};
 
-/// Holds what is given of a group of options.
+/// Holds the given options of a group.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EngineArgs<G>(pub(crate) G);
 
@@ -87,9 +88,9 @@ fn kv_type() -> PossibleValuesParser {
         KvType::F16 => "16-bit floats",
         KvType::Q8_0 => "8 bits with a scale for each 32",
         KvType::E4M3 => {
-            "floats of 8 bits up to 448, without a scale, vLLM's fp8; on a GPU for keys and values both"
+            "8-bit floats up to 448 without a scale, as vLLM's fp8; on a GPU for both keys and values"
         }
-        KvType::Q4_0 => "4 bits with a scale for each 32, of heads that are rotated first",
+        KvType::Q4_0 => "4 bits with a scale for each 32; heads are rotated first",
     };
     PossibleValuesParser::new(
         KvType::ALL.map(|ty| PossibleValue::new(ty.name()).aliases(ty.aliases()).help(help(ty))),

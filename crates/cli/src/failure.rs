@@ -21,7 +21,7 @@ pub(crate) struct Failure {
     kind: FailureKind,
     message: String,
     hint: Option<String>,
-    /// Whether a GPU was asked for and none can be used.
+    /// Whether a GPU was requested and none can be used.
     lacks_gpu: bool,
 }
 
@@ -35,11 +35,11 @@ enum FailureKind {
     Input,
     /// Output that cannot be written.
     Output,
-    /// A GPU that was asked for and cannot be used.
+    /// A requested GPU cannot be used.
     Device,
     /// A device that was lost while it worked.
     DeviceLost,
-    /// An answer that ended before the shape that was asked for was complete.
+    /// An answer that ended before it satisfied its constraint.
     CutShape,
     /// The reader of the output went away, which is its right.
     ReaderGone,
@@ -97,12 +97,12 @@ impl Failure {
         Self::output(format!("cannot make the folder {}: {error}", path.display()))
     }
 
-    /// There is no room for what was to be written.
+    /// There is no room for the output.
     pub(crate) fn output(message: impl Into<String>) -> Self {
         Self::new(FailureKind::Output, message)
     }
 
-    /// A disk has too little room for what is to be written.
+    /// A disk has too little room for the output.
     pub(crate) fn no_room(folder: &Path, needed_bytes: u64, free_bytes: u64) -> Self {
         Self::output(format!(
             "{} has room for {}, and {} are needed, {} more",
@@ -123,7 +123,7 @@ impl Failure {
         Self::new(FailureKind::Interrupted, "interrupted")
     }
 
-    /// Says what to do.
+    /// Adds a hint.
     #[must_use]
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());

@@ -1,6 +1,6 @@
-//! Commands that other programs have and this one has not, with what to do instead.
+//! Commands of other programs that this one lacks, each with its replacement.
 //!
-//! Separate from the commands because it only speaks where there is no such command.
+//! The table is consulted only for unknown commands.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use tokenmill::hub::SourceName;
 
 use crate::{failure::Failure, missing_model::HOW_TO_FETCH};
 
-/// Names of a command, and what to do instead.
+/// Names of a command, and the replacement.
 type Row = (&'static [&'static str], &'static str);
 
 const COMMANDS: &[Row] = &[

@@ -1,18 +1,20 @@
-//! Flags of llama.cpp, Ollama and vLLM that this program has under another name, or not at all, with what to do instead.
+//! Flags of llama.cpp, Ollama and vLLM that this program lacks or names differently, each with its
+//! replacement.
 //!
-//! Separate from the commands because most stand for all of them. Invariant: the table only speaks where a command does
-//! not know the flag itself, and a flag in it is refused, never ignored.
+//! Most rows hold for all commands. Invariant: the table is consulted only if a command does not know the
+//! flag itself; a flag in it is refused, never ignored.
+//!
 //! Source: `common/arg.cpp` of llama.cpp, `ollama run --help` and `vllm serve --help`, for the names.
 
 use tokenmill::load::engine_options;
 
 use crate::failure::Failure;
 
-/// Names of a flag, and what to do instead.
+/// Names of a flag, and the replacement.
 type Row = (&'static [&'static str], &'static str);
 
 const NAMED_AS_MODEL: &str =
-    "a name of the Hugging Face Hub stands in the place of the model: `tokenmill chat OWNER/REPOSITORY:TYPE`";
+    "a name of the Hugging Face Hub is given as the model: `tokenmill chat OWNER/REPOSITORY:TYPE`";
 
 const LLAMA_CPP: &[Row] = &[
     (
@@ -71,7 +73,7 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["-fit", "--fit"],
-        "what is not given is always fitted to the memory; `-ngl N` and `-c N` say it instead",
+        "options that are not given are always fitted to the memory; `-ngl N` and `-c N` set them",
     ),
     (&["--audio"], "text and images go in here, and text comes out"),
     (
@@ -116,11 +118,11 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["--draft", "--model-draft"],
-        "no tokens are guessed ahead here; `run`, `chat`, `serve`, `batch` and `bench` take it",
+        "nothing is drafted here; `run`, `chat`, `serve`, `batch` and `bench` take it",
     ),
     (
         &["--spec-draft-model"],
-        "`--draft MODEL` names the model that guesses; `run`, `chat`, `serve`, `batch` and `bench` take it",
+        "`--draft MODEL` names the draft model; `run`, `chat`, `serve`, `batch` and `bench` take it",
     ),
     (
         &[
@@ -140,11 +142,11 @@ const LLAMA_CPP: &[Row] = &[
             "--lookup-cache-static",
             "--lookup-cache-dynamic",
         ],
-        "`--spec auto|off|ngram|draft|mtp` says what guesses tokens ahead, `--spec-max N` how many in a row at most, `--mtp FILE` takes a file mtp-*.gguf",
+        "`--spec auto|off|ngram|draft|mtp` chooses the source of drafts, `--spec-max N` sets their greatest length, `--mtp FILE` takes a file mtp-*.gguf",
     ),
     (
         &["-ot", "--override-tensor"],
-        "`--cpu-moe`, `--n-cpu-moe N` and `--place ffn=gpu,attn=cpu` say what is where",
+        "`--cpu-moe`, `--n-cpu-moe N` and `--place ffn=gpu,attn=cpu` place parts of the model",
     ),
     (
         &["-nkvo", "--no-kv-offload"],
@@ -199,7 +201,7 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["--prompt-cache", "--prompt-cache-all"],
-        "`--session FILE` of `run` and `chat` keeps a conversation with what was computed for it",
+        "`--session FILE` of `run` and `chat` keeps a conversation with its KV cache",
     ),
     (&["--ssl-cert-file"], "`tokenmill serve MODEL --tls-cert FILE`"),
     (&["--ssl-key-file"], "`tokenmill serve MODEL --tls-key FILE`"),
@@ -267,7 +269,7 @@ const VLLM: &[Row] = &[
             "--speculative-model",
             "--num-speculative-tokens",
         ],
-        "`--spec ngram --spec-max N` is the method `ngram` with N tokens, `--spec mtp` is `mtp`, `--draft MODEL` names a model that guesses",
+        "`--spec ngram --spec-max N` is the method `ngram` with N tokens, `--spec mtp` is `mtp`, `--draft MODEL` names a draft model",
     ),
     (
         &[
@@ -287,7 +289,7 @@ const VLLM: &[Row] = &[
     (&["--ssl-keyfile"], "`tokenmill serve MODEL --tls-key FILE`"),
 ];
 
-/// Lists flags of other programs: the program, names, and what to do instead. The row of an engine option has the names that it replaces.
+/// Lists flags of other programs: the program, names, and the replacement. The row of an engine option has the names that it replaces.
 fn flags() -> impl Iterator<Item = (&'static str, Row)> {
     let of_engine = engine_options().flat_map(|(_, look)| look.elsewhere);
     let listed = |program, rows: &'static [Row]| rows.iter().map(move |&row| (program, row));
@@ -300,7 +302,7 @@ fn flags() -> impl Iterator<Item = (&'static str, Row)> {
 /// Returns the answer to an unknown flag; `None` if no other program is known to have it.
 pub(crate) fn refusal(flag: &str) -> Option<Failure> {
     let (program, (_, instead)) = flags().find(|(_, (names, _))| names.contains(&flag))?;
-    let message = format!("`{flag}` is an option of {program} that is not one here");
+    let message = format!("`{flag}` is an option of {program} that does not exist here");
     Some(Failure::usage(message).hint(instead))
 }
 

@@ -1,8 +1,8 @@
-//! [`hanging`]: breaks the lines of a whole text between words, with what continues a line below its last column.
+//! [`hanging`]: wraps a whole text between words, with continuation lines below its last column.
 //!
-//! Separate from [`crate::wrap`], whose text comes in pieces and may be Markdown. Notes, help, tables and the log of a terminal go through
-//! here. Invariant: nothing but spaces and line breaks differs from the text, and no word is broken, not even one that is wider
-//! than the terminal.
+//! [`crate::wrap`], in contrast, takes text in pieces, which may be Markdown. Notes, help, tables and the log
+//! of a terminal are wrapped here. Invariant: only spaces and line breaks change; no word is broken, even if
+//! it is wider than the terminal.
 
 use console::{Term, measure_text_width};
 

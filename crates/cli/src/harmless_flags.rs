@@ -1,7 +1,8 @@
-//! Lists flags of llama.cpp, Ollama and vLLM that ask for this program's default behaviour or change no answer; they are ignored with a note.
+//! Flags of llama.cpp, Ollama and vLLM that ask for this program's default behaviour or change no answer;
+//! they are ignored with a note.
 //!
-//! Separate from the refused flags: a line copied from another program's documentation must run where it can. Invariant: a flag that would
-//! change an answer is never here.
+//! A command line copied from another program's documentation should run if possible. Invariant: a flag that
+//! would change an answer is never in this list.
 //!
 //! Source: `common/arg.cpp` of llama.cpp, `ollama run --help` and `vllm serve --help`, for the names.
 
@@ -80,7 +81,7 @@ const ROWS: &[Row] = &[
     (
         &["-fit", "--fit"],
         Value::OneOf(&["on"]),
-        "what is not given is always fitted to the memory",
+        "options that are not given are always fitted to the memory",
     ),
     (
         &["--check-tensors"],
@@ -107,12 +108,12 @@ const ROWS: &[Row] = &[
     (
         &["--log-colors", "--log-prefix", "--log-timestamps"],
         Value::None,
-        "RUST_LOG selects what is logged",
+        "RUST_LOG selects the log messages",
     ),
     (
         &["-lv", "--log-verbosity", "--verbosity"],
         Value::Any,
-        "RUST_LOG selects what is logged",
+        "RUST_LOG selects the log messages",
     ),
     (
         &[
@@ -191,12 +192,12 @@ const ROWS: &[Row] = &[
             "--disable-log-stats",
         ],
         Value::None,
-        "RUST_LOG selects what is logged",
+        "RUST_LOG selects the log messages",
     ),
     (
         &["--uvicorn-log-level"],
         Value::Any,
-        "RUST_LOG selects what is logged",
+        "RUST_LOG selects the log messages",
     ),
 ];
 

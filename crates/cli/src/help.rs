@@ -1,7 +1,7 @@
 //! The layout of `--help`: examples first, options in two columns, rare ones last under "Advanced".
 //!
-//! Separate from the parser because a help text is a view of it: nothing here changes what a command line means. `-h` leaves out the
-//! advanced options and what is said of each possible value. Invariant: an option says itself that it is advanced, by its heading.
+//! It only presents the parser's options and changes no meaning. `-h` leaves out the advanced options and the
+//! descriptions of possible values. Invariant: an option's own heading marks it as advanced.
 
 use std::{
     ffi::OsString,
@@ -31,7 +31,7 @@ enum Scope {
     Whole,
 }
 
-/// Prints what the parser was asked for, help or the version, and ends the program. Lines break between words.
+/// Prints the help or the version, and ends the program. Lines break between words.
 pub(crate) fn show_and_exit(error: &Error, parser: Command, typed: &[OsString]) -> ! {
     let (terminal, is_colored) = if error.use_stderr() {
         (Term::stderr(), console::colors_enabled_stderr())
@@ -228,7 +228,7 @@ mod tests {
             let text = help("pull", Scope::Whole, n_columns);
             let paragraph = text
                 .split("\n\n")
-                .find(|paragraph| paragraph.starts_with("Models lie in"))
+                .find(|paragraph| paragraph.starts_with("Models are stored in"))
                 .expect("it is in the text");
             let lines: Vec<&str> = paragraph.lines().collect();
             for pair in lines.windows(2) {

@@ -1,6 +1,6 @@
-//! Text that commands read: from a file, or from standard input.
+//! Text that commands read from a file or from standard input.
 //!
-//! Separate from the commands because most of them read one. Invariant: what is not UTF-8 is an error that names the place.
+//! Most commands read one. Invariant: text that is not UTF-8 is an error that names the place.
 
 use std::{
     fs,

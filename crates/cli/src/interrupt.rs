@@ -1,8 +1,8 @@
-//! Ctrl-C as a flag that work looks at, and as the end of the running generation.
+//! Ctrl-C as a flag that work checks, and as the end of the running generation.
 //!
-//! Separate because a process has one handler, whose action each part of a command sets. Invariant: the first
-//! press of an [`Interrupt`] only sets the flag and cancels, and the work decides at its next stopping point
-//! what that means; a second press before anything has stopped ends the program at once.
+//! A process has one handler, whose action each part of a command sets. Invariant: the first press of an
+//! [`Interrupt`] only sets the flag and cancels, and the work decides at its next stopping point how to
+//! continue; a second press before anything has stopped ends the program at once.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -23,7 +23,7 @@ use crate::{
 
 type Action = Box<dyn FnMut() + Send>;
 
-/// Holds what Ctrl-C does; `None` until it is taken over from the system.
+/// The action of Ctrl-C; `None` until it is taken over from the system.
 static ACTION: Mutex<Option<Action>> = Mutex::new(None);
 
 /// Whether Ctrl-C was pressed.
@@ -63,7 +63,7 @@ impl State {
 }
 
 impl Interrupt {
-    /// Takes Ctrl-C over from the system, or from what it did before.
+    /// Takes Ctrl-C over from the system, or from its earlier action.
     ///
     /// # Errors
     /// When the system does not allow it.

@@ -1,7 +1,7 @@
 //! [`SessionArgs`]: `--session FILE`, a conversation that continues at the next start.
 //!
-//! Separate because `run` and `chat` keep their conversations in the same way. Invariant: a file that cannot
-//! be used is not changed, and the request is computed without it.
+//! `run` and `chat` store their conversations in the same way. Invariant: an unusable file is not changed,
+//! and the request is computed without it.
 
 use std::{
     io,
@@ -44,33 +44,33 @@ pub(crate) enum Unusable {
 }
 
 impl SessionArgs {
-    /// Whether a session is asked for.
+    /// Whether a session is requested.
     pub(crate) fn is_given(&self) -> bool {
         self.session.is_some()
     }
 
-    /// Refuses a session with an adapter: what is computed with one is not kept.
+    /// Refuses a session with an adapter: its results are not kept.
     ///
     /// # Errors
     /// Both flags.
     pub(crate) fn check_adapters(&self, adapters: &AdapterArgs) -> Result<(), Failure> {
         if self.is_given() && adapters.names().next().is_some() {
             return Err(Failure::usage(
-                "`--session` does not go with `--lora`: what adapters compute is not kept",
+                "`--session` does not go with `--lora`: the KV cache of an adapter is not kept",
             )
             .hint("leave one of them out"));
         }
         Ok(())
     }
 
-    /// Refuses a session of what several GPUs compute together, before they are looked for.
+    /// Refuses a session of a model on several GPUs, before the GPUs are looked for.
     ///
     /// # Errors
     /// Both flags.
     pub(crate) fn check_gpus(&self, load: &LoadArgs) -> Result<(), Failure> {
         match load.group_size() {
             Some(n_gpus) if self.is_given() => Err(Failure::usage(format!(
-                "`--session` does not go with `--tensor-parallel-size {n_gpus}`: what several GPUs compute together is not kept"
+                "`--session` does not go with `--tensor-parallel-size {n_gpus}`: the KV cache of several GPUs is not kept"
             ))
             .hint("leave one of them out")),
             _ => Ok(()),
@@ -99,7 +99,7 @@ impl SessionArgs {
                 let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
                 return match folder {
                     Some(folder) if !folder.is_dir() => Err(Failure::unwritable(path.display(), &error)
-                        .hint("the folder of `--session` is not there; make it first")),
+                        .hint("the folder of `--session` does not exist; create it first")),
                     _ => Ok(Some(fresh)),
                 };
             }
@@ -138,18 +138,18 @@ impl SessionArgs {
 }
 
 impl KeptSession {
-    /// Says that a prompt does not continue what the file held, which it replaces.
+    /// Says that a prompt does not continue the file's text, and replaces it.
     pub(crate) fn note_other(&self, prompt: &[u32]) {
         let n_shared = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         if n_shared < self.tokens.len().min(prompt.len()) {
             note!(
-                "[the prompt is another than that in {}, from token {n_shared} on; it is computed, and replaces what the file held]",
+                "[the prompt differs from that in {} from token {n_shared} on; it is computed, and replaces the content of the file]",
                 self.path.display()
             );
         }
     }
 
-    /// Refuses a text of `run` where a conversation is to continue: saving it would replace what was computed for the text. `run` itself
+    /// Refuses a text of `run` where a conversation is to continue: saving it would replace the KV cache of the text. `run` itself
     /// keeps the notes of a conversation, and says where its prompt is another.
     fn check_writer(&self, unusable: Unusable) -> Result<(), Failure> {
         if unusable == Unusable::Stays || !self.notes.is_empty() {
@@ -157,7 +157,7 @@ impl KeptSession {
         }
         let path = self.path.display();
         Err(Failure::input(format!(
-            "session {path} holds a text that `run` has computed, no conversation"
+            "session {path} holds a text of `run`, not a conversation"
         ))
         .hint("`tokenmill run --session` goes on with it; for a conversation name another file"))
     }

@@ -1,7 +1,7 @@
-//! [`LoadArgs`]: the options that say how a model is loaded. On which devices is in `place`, the load in `telling`, what is
-//! refused of it before in `refused`.
+//! [`LoadArgs`]: the options that determine how a model is loaded. `place` chooses the devices, `refused` has
+//! the refusals before a load, `telling` loads and reports.
 //!
-//! Separate because every command that computes takes them. Invariant: an option is granted or refused by name.
+//! Every command that computes takes them. Invariant: an option is obeyed or refused by name.
 
 mod place;
 mod refused;

@@ -1,8 +1,8 @@
 //! `tokenmill`: the program.
 //!
-//! Here are the table of commands and the way from a result to an exit code. Each command is one file of
-//! [`commands`]; what several share is in modules of its own. Invariant: nothing but this crate reads the environment, and an error
-//! is one line on stderr with a documented exit code.
+//! Here are the table of commands and the conversion of a result to an exit code. Each command is one file of
+//! [`commands`]; modules next to it hold the code that several commands share. Invariant: an error is one
+//! line on standard error with a documented exit code.
 #![forbid(unsafe_code)]
 // `note!` stands for the macros that panic where standard error is closed.
 #![deny(clippy::print_stderr, clippy::print_stdout)]
@@ -82,9 +82,9 @@ use note::note;
         2    a wrong option or argument\n  \
         3    input that cannot be used: a file, a prompt, a template, or a model or context too large for the memory\n  \
         4    output that cannot be written\n  \
-        5    a GPU that was asked for and cannot be used, or not for this model\n  \
+        5    a requested GPU that cannot be used, or not for this model\n  \
         6    a GPU that was lost while it worked\n  \
-        7    an answer of `run` that was cut before the shape asked for was complete\n  \
+        7    an answer of `run` that was cut before its shape was complete\n  \
         130  stopped with Ctrl-C"
 )]
 struct Cli {

@@ -1,6 +1,6 @@
 //! [`MediaArgs`]: the folder whose files requests may name.
 //!
-//! Separate because `serve` and `batch` take the same. Invariant: without the option no file is read for a request.
+//! `serve` and `batch` take it. Invariant: without the option no request reads a file.
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +9,8 @@ use crate::failure::Failure;
 /// Where the images of requests may be.
 #[derive(clap::Args, Debug, Clone, Default)]
 pub(crate) struct MediaArgs {
-    /// Let images be files of this folder, named by URLs: file://photo.jpg in it, or file:///… with its path. Without it no file is
-    /// read for a request
+    /// Let requests name images in this folder by URL: file://photo.jpg, or file:///… with the full path. Without it, requests cannot
+    /// read files
     #[arg(long, visible_alias = "allowed-local-media-path", value_name = "DIR")]
     media_path: Option<PathBuf>,
 }

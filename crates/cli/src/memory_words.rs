@@ -1,6 +1,6 @@
 //! Describes the memory of a load in words.
 //!
-//! Separate from the failures because nothing is refused here. Invariant: where a size is unknown, nothing is said.
+//! Nothing is refused here. Invariant: nothing is said about an unknown size.
 
 use tokenmill::{
     load::MemoryPlan,

@@ -1,7 +1,6 @@
-//! Hints for a MODEL whose path does not exist: people write names in the forms of other programs.
+//! Hints for a MODEL whose path does not exist, since people write names in the forms of other programs.
 //!
-//! Separate from the opening of models because it only looks at the name. Invariant: nothing is opened or
-//! fetched here.
+//! Only the name matters. Invariant: nothing is opened or downloaded here.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
-//! [`FetchArgs`]: finds the path of a MODEL, with a download in between if it is a name.
+//! [`FetchArgs`]: finds the path of a MODEL, and downloads it first if it is a name.
 //!
-//! Separate because every command that takes a model takes names. Invariants: an existing file or folder is
-//! never taken for a name; nothing is downloaded without a yes, on the terminal or as an option.
+//! Every command that takes a model takes names. Invariants: an existing file or folder is never taken for a
+//! name; nothing is downloaded without consent, on the terminal or by an option.
 
 use std::{
     env,
@@ -40,7 +40,7 @@ use crate::{
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Models by name")]
 pub(crate) struct FetchArgs {
-    /// Download a model that is named and not on this machine without asking
+    /// Download a named model without asking if it is not on this machine
     #[arg(long)]
     yes: bool,
     /// Download nothing; also HF_HUB_OFFLINE=1
@@ -52,14 +52,14 @@ pub(crate) struct FetchArgs {
 /// used as it is.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Besides {
-    /// Its encoder of images.
+    /// Its image encoder.
     pub(crate) encoder: bool,
-    /// Its layers for further tokens.
+    /// Its MTP layers.
     pub(crate) nextn: bool,
 }
 
 impl FetchArgs {
-    /// The path of what stands for MODEL. A model that is named, and is not in the cache, is downloaded, and nothing besides.
+    /// Returns the path of MODEL. A named model that is not in the cache is downloaded, without other files.
     ///
     /// # Errors
     /// A name that means nothing, a download that fails, or no yes to one.
@@ -93,7 +93,7 @@ impl FetchArgs {
         Ok(fetch(plan, &settings, &watcher)?.path)
     }
 
-    /// The path of what stands for MODEL, if it is on this machine.
+    /// Returns the path of MODEL, if it is on this machine.
     ///
     /// # Errors
     /// A name that means nothing, and a model that would have to be downloaded.
@@ -112,17 +112,17 @@ impl FetchArgs {
         Err(failure.hint(format!("`tokenmill pull {name}` downloads it")))
     }
 
-    /// How a model that is named gets the encoder of images that its repository has, or may have, and this machine lacks.
+    /// How a model that is named gets the image encoder that its repository has, or may have, and this machine lacks.
     pub(crate) fn encoder_hint(&self, model: &Path) -> Option<String> {
         let name = SourceName::of_path(model).ok().flatten()?;
         let settings = self.settings();
         let stored = name.find_stored(&wishes(), &settings).ok().flatten()?;
         match name.stored_projector(&stored, &settings) {
             StoredProjector::Missing(_) => {
-                Some(format!("`tokenmill pull {name}` downloads its encoder of images"))
+                Some(format!("`tokenmill pull {name}` downloads its image encoder"))
             }
             StoredProjector::Unknown => Some(format!(
-                "`tokenmill pull {name}` downloads its encoder of images, if its repository has one; `--mmproj FILE` names another"
+                "`tokenmill pull {name}` downloads its image encoder, if its repository has one; `--mmproj FILE` names another"
             )),
             _ => None,
         }
@@ -193,7 +193,7 @@ pub(crate) fn settings() -> HubSettings {
     HubSettings::from_variables(variable)
 }
 
-/// Where this program keeps what it can make again; `None` where the environment names no folder for that.
+/// The folder for files that this program can make again; `None` if the environment names none.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
     Some(folder_of_caches(variable)?.join("tokenmill"))
 }
@@ -235,7 +235,7 @@ fn ask_for(plan: &SourcePlan) -> Result<(), Failure> {
     )
 }
 
-/// Returns the sizes of a download in words: the size of the model, and the text for its encoder of images
+/// Returns the sizes of a download in words: the size of the model, and the text for its image encoder
 /// and its MTP layers.
 fn sizes(plan: &SourcePlan) -> (String, String) {
     let encoder_bytes = plan.missing_projector_bytes();
@@ -243,8 +243,8 @@ fn sizes(plan: &SourcePlan) -> (String, String) {
     let model_bytes = (plan.missing_bytes()).saturating_sub(encoder_bytes.saturating_add(nextn_bytes));
     let mut rest = String::new();
     for (n_bytes, what) in [
-        (encoder_bytes, "its encoder of images"),
-        (nextn_bytes, "its layer that guesses tokens"),
+        (encoder_bytes, "its image encoder"),
+        (nextn_bytes, "its MTP layer"),
     ] {
         if n_bytes > 0 {
             let _infallible = write!(rest, " and {} for {what}", size_of(n_bytes));
@@ -258,7 +258,7 @@ fn can_ask() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
-/// Asks a question that is answered with yes or no; nothing but yes is a yes. Without a terminal it is no.
+/// Asks a question that is answered with yes or no; only yes counts as yes. Without a terminal the answer is no.
 ///
 /// # Errors
 /// A terminal that cannot be read.
@@ -319,7 +319,7 @@ struct Arrived {
 }
 
 impl Arrived {
-    /// Says what an interrupted download leaves; `None` where nothing has arrived.
+    /// Describes the remains of an interrupted download; `None` if nothing has arrived.
     fn kept(&self) -> Option<String> {
         let [done, total] = [&self.done, &self.total].map(|n_bytes| n_bytes.load(Ordering::Relaxed));
         let kept = || {

@@ -1,7 +1,7 @@
 //! [`of_argument`]: reads the name of a model, for `pull` and `rm`.
 //!
-//! Separate from MODEL, which may also be a path. Invariant: a file on this machine that is not a name gets
-//! an error that says so.
+//! MODEL, in contrast, may also be a path. Invariant: a file on this machine that is not a name gets an error
+//! that says so.
 
 use std::path::Path;
 
@@ -12,25 +12,23 @@ use tokenmill::hub::{
 
 use crate::{failure::Failure, missing_model};
 
-/// Reads a name that is an argument of its own.
+/// Reads an argument that must be a name.
 ///
 /// # Errors
 /// Fails if the text is not a name, and suggests the name that may be meant.
 pub(crate) fn of_argument(text: &str, settings: &HubSettings) -> Result<SourceName, Failure> {
     let path = Path::new(text);
     if text == "demo" {
-        return Err(
-            Failure::usage("`demo` is built in, and no model that is downloaded")
-                .hint("`tokenmill run demo TEXT` runs it"),
-        );
+        return Err(Failure::usage("`demo` is built in and is never downloaded")
+            .hint("`tokenmill run demo TEXT` runs it"));
     }
     let parsed: Result<SourceName, HubError> = text.parse();
-    // A folder may be called like its owner and repository; what is pulled is the repository then.
+    // A folder may be called like an owner and a repository; then the repository is pulled.
     if path.is_file() || parsed.is_err() && path.exists() {
-        return Err(
-            Failure::usage(format!("`{text}` is on this machine, and no name of a model"))
-                .hint(format!("`tokenmill run {text} TEXT` runs it")),
-        );
+        return Err(Failure::usage(format!(
+            "`{text}` is a path on this machine, not the name of a model"
+        ))
+        .hint(format!("`tokenmill run {text} TEXT` runs it")));
     }
     let error = match parsed {
         Ok(name) => return Ok(name),

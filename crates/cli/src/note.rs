@@ -1,7 +1,7 @@
 //! [`note!`]: lines for people on standard error.
 //!
-//! Separate because a note that cannot be written must not end the work: standard error may be closed or full, and the
-//! standard macros panic then.
+//! The standard macros panic if standard error is closed or full. Invariant: a note that cannot be written
+//! does not end the work.
 
 use std::{
     fmt,

@@ -1,7 +1,8 @@
-//! [`Limit`], [`Seed`] and [`count`]: numbers on the command line, whose refusals say what would be right.
+//! [`Limit`], [`Seed`] and [`count`]: numbers on the command line, with errors that state the accepted
+//! values.
 //!
-//! Separate because the standard library says of a wrong number only that a digit is invalid. Invariant: -1 means what
-//! llama.cpp means by it where these types say so, and no other negative number means anything.
+//! The standard library says of a wrong number only that a digit is invalid. Invariant: -1 has llama.cpp's
+//! meaning where these types say so, and no other negative number has a meaning.
 
 use std::{fmt, str::FromStr};
 
@@ -34,7 +35,7 @@ impl Limit {
 }
 
 impl Limit {
-    /// The bound as a number of tokens; more than 32 bits hold is no bound.
+    /// The bound as a number of tokens; a number beyond 32 bits is not a bound.
     pub(crate) fn max_tokens(self) -> Option<u32> {
         self.bound().and_then(|n| u32::try_from(n).ok())
     }
@@ -120,7 +121,7 @@ impl FromStr for Seed {
         match (text, text.parse()) {
             ("-1", _) => Ok(Self::Random),
             (_, Ok(seed)) => Ok(Self::Fixed(seed)),
-            _ => Err("expected a whole number, 0 or more, or -1 for another seed every time".to_owned()),
+            _ => Err("expected a whole number, 0 or more, or -1 for a new seed every time".to_owned()),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Standard output, with failures told apart: a reader that went away is no error, a full disk is. And files, looked at before the work.
+//! Standard output, with failures distinguished: a closed reader is not an error, a full disk is. Output
+//! files are checked before the work begins.
 
 use std::{
     fmt::Write as _,

@@ -1,7 +1,7 @@
-//! Progress bars on stderr, shown only where a person watches.
+//! Progress bars on stderr, shown only on a terminal.
 //!
-//! Separate so that every long work looks the same. `NO_COLOR` and a stderr that is no terminal are honoured by the
-//! library below.
+//! All long work uses them. The library below obeys `NO_COLOR`, and shows nothing if stderr is not a
+//! terminal.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// The template of a bar with a known number of bytes: how many, how fast, and how long the rest will take.
 const KNOWN_BYTES: &str = "{msg} {wide_bar:.cyan} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
 
-/// A bar that counts bytes. Until it is known how many there are, it shows only what is done and for how long.
+/// A bar that counts bytes. Until the total is known, it shows only the finished bytes and the time.
 pub(crate) fn bytes(what: &str) -> ProgressBar {
     show(ProgressBar::no_length(), what, "{msg} {elapsed}")
 }
@@ -22,7 +22,7 @@ pub(crate) fn bytes(what: &str) -> ProgressBar {
 pub(crate) fn set_bytes(bar: &ProgressBar, n_done: usize, n_total: usize) {
     if bar.length().is_none() {
         bar.set_style(style(KNOWN_BYTES));
-        // Speed and rest are those of the work, and not of what was done before it.
+        // Speed and remaining time are those of this work, without earlier downloads.
         bar.reset_eta();
     }
     bar.set_length(n_total as u64);
@@ -52,7 +52,7 @@ impl Transfer {
         }
     }
 
-    /// Begins to show the bar; later calls change nothing. Speed and rest are counted from here: what was there before came at no speed.
+    /// Begins to show the bar; later calls change nothing. Speed and rest are counted from here: earlier bytes have no speed.
     pub(crate) fn begin(&self, n_total: u64) {
         let target = self
             .shown_at
@@ -94,7 +94,7 @@ mod tests {
 
     use super::*;
 
-    /// Holds what is drawn, as a terminal would show it.
+    /// Holds the drawn text, as a terminal would show it.
     #[derive(Clone, Debug, Default)]
     struct Screen(Arc<Mutex<String>>);
 

@@ -1,7 +1,7 @@
-//! Answers to command lines that the parser refuses: they quote the typed words and suggest the right ones.
+//! Messages for command lines that the parser refuses: they quote the typed words and suggest the right ones.
 //!
-//! Separate from the table of commands because the parser's own errors speak of its grammar. Invariant: every
-//! answer is one line with the name that was typed.
+//! The parser's own messages use the terms of its grammar. Invariant: every message is one line with the name
+//! that was typed.
 
 use std::{error::Error as _, ffi::OsString};
 
@@ -12,7 +12,7 @@ use tokenmill_server::near_names;
 use crate::{argv, failure::Failure, foreign_commands, foreign_flags, swapped};
 
 /// Returns the answer to an error of the parser, in the words that were typed; `None` for requests of help
-/// and versions, which are no errors.
+/// and versions, which are not errors.
 pub(crate) fn of(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Option<Failure> {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return None;
@@ -85,7 +85,7 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
             let (name, _) = name_and_value(text_of(ContextKind::InvalidArg)?);
             let value = text_of(ContextKind::InvalidValue)?;
             Some(Failure::usage(format!(
-                "`{}` takes no value, and has `{value}`",
+                "`{}` takes no value, but `{value}` is given",
                 typed_name(name, args)
             )))
         }
@@ -192,7 +192,7 @@ fn conflict(option: &str, others: &[String], args: &[OsString]) -> Failure {
         }
     };
     if others.iter().all(|other| other == option) {
-        return Failure::usage(format!("{} is given twice, and takes one value", shown(option)));
+        return Failure::usage(format!("{} is given twice, but takes one value", shown(option)));
     }
     let names: Vec<String> = others.iter().map(|other| shown(other)).collect();
     let message = format!("{} cannot be used with {}", shown(option), names.join(" and "));
@@ -247,7 +247,7 @@ fn command_of<'p>(parser: &'p clap::Command, args: &[OsString]) -> Option<&'p cl
     args.iter().skip(1).find_map(|arg| parser.find_subcommand(arg))
 }
 
-/// The option's name and what stands for its value, as the parser shows them together: `--kl-base <FILE>`.
+/// The option's name and the name of its value, as the parser shows them together: `--kl-base <FILE>`.
 fn name_and_value(option: &str) -> (&str, Option<&str>) {
     match option.split_once([' ', '=']) {
         Some((name, value)) => (name, Some(value.trim_matches(['<', '>']))),
@@ -279,7 +279,7 @@ fn word_too_many(word: &str, command: &clap::Command) -> Failure {
     let last = last.and_then(|last| last.get_value_names()?.first());
     let last = last.map_or("", |last| last.as_str());
     if last.is_empty() {
-        let failure = Failure::usage(format!("`{name}` takes options only, and `{word}` is none"));
+        let failure = Failure::usage(format!("`{name}` takes only options, and `{word}` is not one"));
         return failure.hint(format!("`tokenmill {name} --help` lists them"));
     }
     let failure = Failure::usage(format!("`{word}` is one argument too many for `{name}`"));

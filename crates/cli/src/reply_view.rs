@@ -1,7 +1,7 @@
-//! [`ReplyView`]: shows the parts of an answer as they come.
+//! [`ReplyView`]: shows the parts of an answer as they arrive.
 //!
-//! Separate from the commands because `run` and `chat` show answers alike. Invariant: standard output has the answer and its
-//! calls only; reasoning goes to standard error, or nowhere.
+//! `run` and `chat` share it. Invariant: standard output has only the answer and its calls; reasoning goes to
+//! standard error, or nowhere.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -33,7 +33,7 @@ impl ReplyView {
         }
     }
 
-    /// Shows what is new.
+    /// Shows the new parts.
     ///
     /// # Errors
     /// Standard output that cannot be written.
@@ -48,7 +48,7 @@ impl ReplyView {
                     let call = std::mem::take(&mut self.open);
                     self.show_call(&call)?;
                 }
-                // It is no call, so its text is text.
+                // It is not a call, so its text is text.
                 Part::CallBroken { source, .. } => {
                     self.open = ToolCall::default();
                     self.show_text(source)?;
@@ -97,7 +97,7 @@ impl ReplyView {
         self.end_reasoning();
         let rest = self.text.finish();
         let before = if self.is_line_start { "" } else { "\n" };
-        // The end of the line comes with what follows it.
+        // The end of the line comes with the next part.
         self.is_line_start = false;
         output::print_generated(&format!("{rest}{before}{}", call_line(call)))
     }

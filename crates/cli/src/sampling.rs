@@ -1,7 +1,9 @@
-//! [`SamplerFlags`]: the options that say how tokens are chosen, with llama.cpp's names, and [`SamplingArgs`], which adds its defaults.
+//! [`SamplerFlags`]: the sampling options, with llama.cpp's names; and [`SamplingArgs`], which adds its
+//! defaults.
 //!
-//! Separate from the commands because `run`, `chat` and `serve` take the same flags: the first two compute by them, and `serve` makes the
-//! given ones the defaults of requests. Invariant: a flag has one name, one range and one text, whatever command takes it.
+//! `run`, `chat` and `serve` take the same flags: `run` and `chat` sample with them, and `serve` makes the
+//! given ones the defaults of requests. Invariant: a flag has one name, one range and one text in all
+//! commands.
 
 use std::{
     process,
@@ -94,7 +96,7 @@ pub(crate) struct SamplerFlags {
     /// How many of the newest tokens DRY searches; -1 searches the context
     #[arg(long, help_heading = ADVANCED, value_name = "N")]
     pub(crate) dry_penalty_last_n: Option<Limit>,
-    /// Seed; -1 takes another one every time
+    /// Seed; -1 takes a new one every time
     #[arg(short, long, value_name = "N")]
     pub(crate) seed: Option<Seed>,
 }
@@ -322,7 +324,7 @@ static NEEDS: [Need; 8] = [
     Need {
         name: "dry_sequence_breakers",
         switch: &DRY,
-        // Only `serve` has an option for them, which is no sampler flag.
+        // Only `serve` has an option for them, which is not a sampler flag.
         is_changed: |_| false,
     },
 ];

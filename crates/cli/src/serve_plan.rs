@@ -1,6 +1,6 @@
 //! [`ServePlan`] computes the memory that `serve` would need for a model, for commands that only report it.
 //!
-//! Separate because `inspect` and `doctor` both print it. Invariant: it matches what `serve` does with the same options.
+//! `inspect` and `doctor` both print it. Invariant: it matches `serve` with the same options.
 
 use serde_json::{Value, json};
 use tokenmill::{

@@ -1,7 +1,8 @@
-//! One person's generations: Ctrl-C ends them, pieces are shown as they come, and a line says what they took.
+//! One person's generations: Ctrl-C ends them, pieces are shown as they arrive, and a line reports their
+//! tokens and times.
 //!
-//! Separate from the commands because `run` and `chat` generate alike. Invariant: text leaves here in whole characters, and
-//! no part of a stop string ever does.
+//! `run` and `chat` share it. Invariant: text is shown in whole characters, and no part of a stop string is
+//! ever shown.
 
 use std::{path::Path, time::Duration};
 
@@ -89,7 +90,7 @@ pub(crate) struct Report {
     n_dropped: usize,
     /// Tokens generated.
     n_generated: usize,
-    /// Tokens guessed ahead, and those among them that were right.
+    /// Draft tokens, and the accepted ones among them.
     n_drafted: usize,
     n_accepted: usize,
     /// Time that images took before the prompt.
@@ -158,7 +159,7 @@ impl Report {
             };
             return format!("[prompt {prompt}{cached}; {what}{reason}]");
         }
-        // Tokens after a stop string may have been guessed too; they are no part of the answer.
+        // Tokens after a stop string may have been drafted too; they are not part of the answer.
         let guessed = match self.n_accepted.min(self.n_generated) {
             0 => String::new(),
             n => format!(" ({n} by speculation)"),

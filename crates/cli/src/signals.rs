@@ -1,7 +1,7 @@
 //! [`Signals`]: the signals that ask a running command to stop, one after the other.
 //!
-//! Separate because systems differ: UNIX has SIGTERM and SIGINT, elsewhere there is Ctrl-C alone. Invariant: after
-//! [`Signals::catch`] no such signal ends the program by itself.
+//! Systems differ: UNIX has SIGTERM and SIGINT, others have only Ctrl-C. Invariant: after [`Signals::catch`]
+//! no such signal ends the program by itself.
 
 use std::io;
 

@@ -1,6 +1,6 @@
-//! [`SpeculationArgs`]: the options that say whether tokens are guessed ahead.
+//! [`SpeculationArgs`]: the options of speculative decoding.
 //!
-//! Separate because every command that generates takes them. Invariant: an answer is the same with any of them.
+//! Every command that generates takes them. Invariant: none of them changes an answer.
 
 use std::path::{Path, PathBuf};
 
@@ -10,23 +10,22 @@ use tokenmill_sched::MAX_DRAFT;
 
 use crate::{failure::Failure, help::ADVANCED, model_name::FetchArgs};
 
-/// Whether tokens are guessed ahead.
+/// Whether tokens are drafted.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Speculation")]
 pub(crate) struct SpeculationArgs {
-    /// Guess tokens ahead and verify them in one step; the answer is the same
+    /// Draft tokens and verify them in one step; the answer does not change
     #[arg(long, value_enum, default_value_t = Drafter::Auto, value_name = "KIND")]
     spec: Drafter,
-    /// Tokens guessed in a row at most
+    /// Most tokens of one draft
     ///
     /// [default: 16]
     #[arg(long, help_heading = ADVANCED, value_name = "N", value_parser = spec_max())]
     spec_max: Option<u32>,
-    /// A smaller model with the same vocabulary that guesses, named as MODEL is [short: -md]
+    /// Draft model: a smaller model with the same vocabulary, given like MODEL [short: -md]
     #[arg(long, alias = "model-draft", value_name = "MODEL")]
     draft: Option<PathBuf>,
-    /// A GGUF file with the model's layer for further tokens [default: the model's own file, else one next to it that fits it and is
-    /// called mtp-*.gguf]
+    /// A GGUF file with the model's MTP layer [default: the model's own file, else a fitting mtp-*.gguf next to it]
     #[arg(long, help_heading = ADVANCED, value_name = "FILE", conflicts_with = "draft")]
     mtp: Option<PathBuf>,
 }
@@ -36,19 +35,19 @@ pub(crate) fn spec_max() -> RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=MAX_DRAFT as i64)
 }
 
-/// The source of guessed tokens.
+/// The source of drafts.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Drafter {
-    /// Whichever of `ngram`, `draft` and `mtp` is likely to be right, where the measured times say that it
-    /// pays.
+    /// Any of `ngram`, `draft` and `mtp`, where their drafts are likely to be right and the measured times
+    /// show a gain.
     Auto,
-    /// Nothing.
+    /// No drafts.
     Off,
-    /// The tokens that followed the newest ones where these occurred before in prompt or answer.
+    /// The tokens that followed an earlier occurrence of the newest ones in the prompt or answer.
     Ngram,
-    /// The model of `--draft`, as far as its guesses are likely.
+    /// The draft model of `--draft`, while its tokens are likely to be right.
     Draft,
-    /// The model's own layer for further tokens (`nextn` in its file, or in that of `--mtp`), as far as its guesses are likely.
+    /// The model's MTP layer (`nextn` in its file, or the file of `--mtp`), while its tokens are likely to be right.
     Mtp,
 }
 
@@ -81,7 +80,7 @@ impl SpeculationArgs {
     /// Adds these options to those of a load. A draft model that is named is fetched as the model is.
     ///
     /// # Errors
-    /// A length or a model of what is not guessed, and a draft model that cannot be had.
+    /// A length or a model of drafts that are switched off, and a missing draft model.
     pub(crate) fn add_to(&self, options: &mut LoadOptions, fetch: &FetchArgs) -> Result<(), Failure> {
         self.add_unresolved(options)?;
         if let Some(draft) = &mut options.draft {
@@ -93,18 +92,15 @@ impl SpeculationArgs {
     /// Does the same as [`Self::add_to`], but leaves the draft model unresolved, so it may be missing.
     ///
     /// # Errors
-    /// Fails if a length or a model is given for tokens that are not guessed.
+    /// Fails if a length or a model is given for drafts that are switched off.
     pub(crate) fn add_unresolved(&self, options: &mut LoadOptions) -> Result<(), Failure> {
         options.speculation = self.speculation()?;
         options.draft = match &self.draft {
             None => None,
             Some(model) if is_number(model) => {
                 let number = model.display();
-                return Err(
-                    Failure::usage(format!("`--draft {number}` names no model")).hint(format!(
-                        "`--spec-max {number}` is the most tokens that are guessed in a row"
-                    )),
-                );
+                return Err(Failure::usage(format!("`--draft {number}` names no model"))
+                    .hint(format!("`--spec-max {number}` sets the most tokens of one draft")));
             }
             Some(model) => Some(model.clone()),
         };
@@ -117,12 +113,12 @@ impl SpeculationArgs {
         self.draft.is_some()
     }
 
-    /// Whether the model's own layer would guess, and has to be found.
+    /// Whether the model's own MTP layer would make drafts, and has to be found.
     pub(crate) fn asks_own_layer(&self) -> bool {
         matches!(self.spec, Drafter::Auto | Drafter::Mtp) && self.draft.is_none() && self.mtp.is_none()
     }
 
-    /// Whether the file of a layer for further tokens is named.
+    /// Whether the file of an MTP layer is named.
     pub(crate) fn names_mtp(&self) -> bool {
         self.mtp.is_some()
     }
@@ -134,17 +130,17 @@ impl SpeculationArgs {
         }
     }
 
-    /// Takes the file of a layer for further tokens as relative to a folder.
+    /// Takes the file of an MTP layer as relative to a folder.
     pub(crate) fn move_mtp_below(&mut self, folder: &Path) {
         if let Some(mtp) = &mut self.mtp {
             *mtp = folder.join(&mtp);
         }
     }
 
-    /// Whether tokens are guessed ahead.
+    /// Whether tokens are drafted.
     ///
     /// # Errors
-    /// A length or a model of what is not guessed.
+    /// A length or a model of drafts that are switched off.
     fn speculation(&self) -> Result<Speculation, Failure> {
         let max_draft = (self.spec_max).map_or(Speculation::DEFAULT_MAX_DRAFT, |n_tokens| n_tokens as usize);
         if self.mtp.is_some()
@@ -156,8 +152,9 @@ impl SpeculationArgs {
             }
         {
             let message = format!("`--mtp` does nothing with `--spec {kind}`");
-            return Err(Failure::usage(message)
-                .hint("say `--spec mtp`, or `--spec auto` for what is likelier to be right"));
+            return Err(
+                Failure::usage(message).hint("use `--spec mtp`, or `--spec auto` for the likelier source")
+            );
         }
         match (self.spec, &self.draft) {
             (Drafter::Off, _) if self.spec_max.is_some() => {
@@ -165,11 +162,12 @@ impl SpeculationArgs {
             }
             (Drafter::Off, Some(_)) => Err(Failure::usage("`--draft` does nothing with `--spec off`")),
             (Drafter::Ngram, Some(_)) => Err(Failure::usage("`--draft` does nothing with `--spec ngram`")
-                .hint("say `--spec draft`, or `--spec auto` for what is likelier to be right")),
+                .hint("use `--spec draft`, or `--spec auto` for the likelier source")),
             (Drafter::Mtp, Some(_)) => Err(Failure::usage("`--draft` does nothing with `--spec mtp`")
-                .hint("say `--spec draft`, or leave `--draft` out")),
-            (Drafter::Draft, None) => Err(Failure::usage("`--spec draft` needs a model that guesses")
-                .hint("name it with --draft MODEL")),
+                .hint("use `--spec draft`, or leave `--draft` out")),
+            (Drafter::Draft, None) => {
+                Err(Failure::usage("`--spec draft` needs a draft model").hint("name it with --draft MODEL"))
+            }
             (Drafter::Off, None) => Ok(Speculation::Off),
             (Drafter::Auto, _) => Ok(Speculation::Auto { max_draft }),
             (Drafter::Ngram, None) => Ok(Speculation::Ngram { max_draft }),
@@ -179,7 +177,7 @@ impl SpeculationArgs {
     }
 }
 
-/// Whether what stands for a model is a number, as llama.cpp's option of this name takes, and no file.
+/// Whether the value in place of a model is a number, as for llama.cpp's option of this name, and not a file.
 fn is_number(model: &std::path::Path) -> bool {
     let text = model.to_str().unwrap_or_default();
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) && !model.exists()

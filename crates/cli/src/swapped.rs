@@ -1,6 +1,6 @@
-//! A model where a text is expected, and the reverse: what to say to it.
+//! Hints for a model given in place of a text, and for a text given in place of a model.
 //!
-//! Separate because both are files, and what stands in them tells what was meant. Invariant: only the beginning of a file is read.
+//! Both are files, and their contents show the mistake. Invariant: only the beginning of a file is read.
 
 use std::{
     ffi::OsString,
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 
 /// The first bytes of GGUF files.
 const MAGIC: &[u8] = b"GGUF";
-/// Bytes that tell what a file is.
+/// Bytes that identify the kind of a file.
 const TELLING_BYTES: u64 = 512;
 
 /// Returns the beginning of a file, if the path is one.
@@ -36,8 +36,7 @@ fn is_gguf(path: &Path) -> bool {
 pub(crate) fn refuse_model_as_text(path: &Path) -> Result<(), Failure> {
     if is_gguf(path) {
         let message = format!("{} is a GGUF file, and a text is expected here", path.display());
-        return Err(Failure::input(message)
-            .hint("the model stands in the place of MODEL, and a text is a file of UTF-8"));
+        return Err(Failure::input(message).hint("give the model as MODEL; a text is a UTF-8 file"));
     }
     Ok(())
 }
@@ -72,11 +71,12 @@ pub(crate) fn file_without_model(command: &str, args: &[OsString]) -> Option<Fai
     let file = prompt_file(args)?;
     let name = file.display();
     Some(if is_gguf(&file) {
-        Failure::usage(format!("`-f` reads a prompt, and {name} is a model"))
-            .hint(format!("a model stands alone: `tokenmill run {name} PROMPT`"))
+        Failure::usage(format!("`-f` reads a prompt, and {name} is a model")).hint(format!(
+            "a model is given without an option: `tokenmill run {name} PROMPT`"
+        ))
     } else {
         Failure::usage("there is no model").hint(format!(
-            "it stands before or after the prompt's file: `tokenmill run MODEL -f {name}`"
+            "give the model before or after the prompt's file: `tokenmill run MODEL -f {name}`"
         ))
     })
 }

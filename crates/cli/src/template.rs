@@ -1,7 +1,7 @@
 //! [`TemplateArgs`] holds the options for chat templates, with llama.cpp's names.
 //!
-//! Separate because `run`, `chat`, `serve` and `batch` have the same options. Invariant: the given files are read and parsed before a model
-//! is loaded.
+//! `run`, `chat`, `serve` and `batch` share them. Invariant: the given files are read and parsed before a
+//! model is loaded.
 
 use std::path::{Path, PathBuf};
 
@@ -91,7 +91,7 @@ impl TemplateArgs {
     /// Adds the options to the load options.
     ///
     /// # Errors
-    /// Fails if a file cannot be read or is no template.
+    /// Fails if a file cannot be read or is not a template.
     pub(crate) fn add_to(&self, options: &mut LoadOptions) -> Result<(), Failure> {
         options.chat_template = match (&self.template, self.chat_template.as_deref()) {
             (Some(path), _) => Some(read_template(path)?),

@@ -1,7 +1,7 @@
-//! Types of files and of tensors as values of options: their names are read as everywhere, and shells complete them.
+//! Types of files and tensors as values of options, with names for shell completion.
 //!
-//! Separate because several commands take them. Invariant: what is listed is taken, and what is taken besides, such as short names, is
-//! read by the type itself.
+//! Several commands take them. Invariant: every listed name is accepted; the type itself parses other
+//! accepted names, such as short ones.
 
 use std::{ffi::OsStr, str::FromStr as _, sync::LazyLock};
 

@@ -1,7 +1,7 @@
-//! [`visible`]: text that comes from a file, as it may be shown on a terminal.
+//! [`visible`]: makes text from a file safe to show on a terminal.
 //!
-//! Separate because names, keys and messages of model files reach the terminal from many commands. Invariant: what comes
-//! out has no character that moves a cursor, changes a colour or reverses the order of what is read.
+//! Names, keys and messages of model files reach the terminal from many commands. Invariant: the result has
+//! no character that moves a cursor, changes a colour or reverses the reading order.
 
 use std::borrow::Cow;
 

@@ -1,7 +1,7 @@
-//! [`VisionArgs`]: the encoder of images that a command loads with its model, and images on their way to it.
+//! [`VisionArgs`]: the image encoder that a command loads with its model, and the images of its messages.
 //!
-//! Separate because `run`, `chat` and `serve` take the same. Invariant: an image is a part of a message with its bytes in it, so that
-//! a conversation is whole wherever it is kept.
+//! `run`, `chat` and `serve` share it. Invariant: an image is a part of a message and includes its bytes, so
+//! a stored conversation is complete.
 
 use std::path::{Path, PathBuf};
 
@@ -18,15 +18,15 @@ use crate::failure::Failure;
 /// Bytes that an image's file may have.
 pub(crate) const MAX_IMAGE_BYTES: usize = 64 << 20;
 
-/// The encoder of images of a command.
+/// The image encoder of a command.
 #[derive(clap::Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Loading")]
 pub(crate) struct VisionArgs {
-    /// Let the model see: load its encoder of images from this GGUF file [default: one next to the model that fits it and has mmproj
+    /// Load the model's image encoder from this GGUF file [default: one next to the model that fits it and has mmproj
     /// in its name] [short: -mm]
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,
-    /// Use no encoder of images
+    /// Do not load an image encoder
     #[arg(long, conflicts_with = "mmproj")]
     no_mmproj: bool,
     /// Whether images are already there.

@@ -1,7 +1,7 @@
-//! [`Wrap`]: breaks lines between words before the terminal breaks them inside.
+//! [`Wrap`]: breaks lines between words, before the terminal breaks them inside words.
 //!
-//! Separate because text comes in pieces that are not words. Invariant: nothing but breaks of lines and the spaces before
-//! them differs from what came in; lines of code stay as they are.
+//! Text arrives in pieces that may end inside a word. Invariant: only line breaks and the spaces before them
+//! change; lines of code stay as they are.
 
 use console::measure_text_width;
 
@@ -30,7 +30,7 @@ impl Wrap {
         }
     }
 
-    /// Takes a piece, and gives what can be shown now: the last word waits for its end.
+    /// Takes a piece, and returns the text that can be shown now: the last word waits for its end.
     pub(crate) fn push(&mut self, piece: &str) -> String {
         let Some(n_columns) = self.n_columns else {
             return piece.to_owned();
@@ -67,7 +67,7 @@ impl Wrap {
         out
     }
 
-    /// Gives what is left.
+    /// Returns the rest.
     pub(crate) fn finish(&mut self) -> String {
         let mut out = String::new();
         if let Some(n_columns) = self.n_columns {

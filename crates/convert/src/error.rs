@@ -140,9 +140,7 @@ pub enum ConvertError {
         row_len: usize,
     },
     /// A type of few bits is requested without an importance matrix.
-    #[error(
-        "tensor `{name}` is to be {ty}, which is worth nothing without an importance matrix; give one, or choose a larger type"
-    )]
+    #[error("tensor `{name}` cannot be {ty} without an importance matrix; give one, or choose a larger type")]
     NeedsImportance {
         /// The tensor.
         name: String,
@@ -238,7 +236,7 @@ fn gain(ty: TensorType, to: TensorType) -> String {
     format!(", and as {to} it would be {what} and no better")
 }
 
-/// Describes what an importance matrix lacks: kinds of tensors, or else layers.
+/// Describes the gaps of an importance matrix: kinds of tensors, or else layers.
 fn lacking(kinds: &[String], layers: &[usize]) -> String {
     const MAX_SHOWN: usize = 4;
     let (mut shown, n, what): (Vec<String>, _, _) = if kinds.is_empty() {

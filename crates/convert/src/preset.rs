@@ -82,14 +82,14 @@ presets! {
     Q4_0 = 2: Q4_0, "4.5 bits: plain; Q4_K_S is better at its size";
     IQ4_NL = 25: IQ4_NL, "4.5 bits: any row of a multiple of 32";
     Q4_K_S = 14: Q4_K, "4.6 bits";
-    Q4_K_M = 15: Q4_K, "4.8 bits: what most people take";
+    Q4_K_M = 15: Q4_K, "4.8 bits: the most common choice";
     Q4_1 = 3: Q4_1, "5.0 bits: plain with a minimum";
     Q5_0 = 8: Q5_0, "5.5 bits: plain";
     Q5_K_S = 16: Q5_K, "5.5 bits";
     Q5_K_M = 17: Q5_K, "5.7 bits: close to the original";
     Q5_1 = 9: Q5_1, "6.0 bits: plain with a minimum";
     Q6_K = 18: Q6_K, "6.6 bits: very close to the original";
-    Q8_0 = 7: Q8_0, "8.5 bits: hardly to be told from the original";
+    Q8_0 = 7: Q8_0, "8.5 bits: almost identical to the original";
     BF16 = 32: BF16, "16 bits, with the range of 32";
     F16 = 1: F16, "16 bits";
     F32 = 0: F32, "32 bits";

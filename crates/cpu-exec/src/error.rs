@@ -13,7 +13,7 @@ use crate::PlacesError;
 #[non_exhaustive]
 pub enum CpuExecError {
     /// A pool cannot have this many threads.
-    #[error("{found} threads were asked for; choose 1 to {maximum}")]
+    #[error("{found} threads were requested; choose 1 to {maximum}")]
     ThreadCount {
         /// The requested number of threads.
         found: usize,

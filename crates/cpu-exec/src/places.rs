@@ -89,13 +89,13 @@ pub enum PlacesError {
         found: String,
     },
     /// The text does not name a way to place threads.
-    #[error("`{found}` is none of distribute, isolate and numactl")]
+    #[error("`{found}` is not distribute, isolate or numactl")]
     Numa {
         /// The text found.
         found: String,
     },
     /// The process may not use a processor, or there is no such processor.
-    #[error("processor {cpu} is not there or not given to this process, which may use {allowed}")]
+    #[error("processor {cpu} does not exist or is not available to this process, which may use {allowed}")]
     NotAllowed {
         /// The first such processor.
         cpu: usize,
@@ -362,7 +362,7 @@ mod tests {
             .unwrap_err();
         assert_eq!(
             error.to_string(),
-            "processor 0 is not there or not given to this process, which may use 4-7"
+            "processor 0 does not exist or is not available to this process, which may use 4-7"
         );
         assert_eq!(
             places("5-6", false, Numa::Given).of_threads(3, &machine).unwrap(),

@@ -78,7 +78,7 @@ impl<T: FloatTile, E: End> Kernel for FloatProducts<'_, T, E> {
         for tile_idx in 0..run.n_tiles {
             let mut row_idx = 0;
             while row_idx < run.n_rows {
-                // SAFETY: the kernel's own contract; the parts stay inside what it describes.
+                // SAFETY: the kernel's own contract; the parts stay inside the memory that it describes.
                 unsafe {
                     let part = TileRun {
                         tiles: run.tiles.add(tile_idx * run.tile_bytes),

@@ -12,8 +12,8 @@ use crate::{
     activation_block::{ActivationBlock, SPAN_COLS, SPAN_SUBS, SUB_COLS, ScaleSpan, n_spans},
     panel,
     reduction::{
-        PAIR_ROWS, PREFETCH_BYTES, TileRun, add_min_pair, add_offset, add_run, dot, end_span, n_subs,
-        prefetch_sub, start,
+        PAIR_ROWS, PREFETCH_BYTES, TileRun, WIDE_BIAS_BITS, add_min_pair, add_offset, add_run, dot, end_span,
+        n_subs, prefetch_sub, start,
     },
     simd::{Kernel, Simd, TILE_ROWS},
     tiles::{Class, QuantTile, Scales, Span},
@@ -44,8 +44,10 @@ impl<T: QuantTile> Kernel for QuantProducts<'_, T> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
+        // `start` relies on it: a product of whole bytes needs no correction where activations are centred.
+        const { assert!(!T::Class::IS_WIDE || matches!(T::BIAS_BITS, None | Some(WIDE_BIAS_BITS))) };
         let run = *self.run;
-        // SAFETY: the kernel's own contract; all pointers stay inside what it describes.
+        // SAFETY: the kernel's own contract; all pointers stay inside the memory that it describes.
         unsafe {
             let max_direct_rows = if T::IS_DEAR { 4 } else { 3 * S::MAX_DIRECT_ROWS };
             if run.n_rows > max_direct_rows {

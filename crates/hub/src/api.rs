@@ -105,7 +105,7 @@ impl<'a> Hub<'a> {
         })
     }
 
-    /// Returns what a download of a file needs; asks the server only for what its list does not contain.
+    /// Returns the facts that a download of a file needs; asks the server only for those that its list does not contain.
     pub(crate) fn file(
         &self,
         name: &ModelName,

@@ -82,7 +82,7 @@ struct Transfer<'a> {
     incomplete: &'a Incomplete,
     /// The target of redirects, so that not every part asks the endpoint.
     location: Mutex<Option<String>>,
-    /// The etag of the first answer, if the announced one is no hash.
+    /// The etag of the first answer, if the announced one is not a hash.
     seen_etag: Mutex<Option<String>>,
     /// Set when the download ends early.
     is_aborted: AtomicBool,
@@ -196,7 +196,7 @@ impl Transfer<'_> {
         let first_byte = self.first_byte(&reply)?;
         let mut to_skip = at
             .checked_sub(first_byte)
-            .ok_or_else(|| bad_answer(&url, "it is another part of the file than was asked for"))?;
+            .ok_or_else(|| bad_answer(&url, "it is not the requested part of the file"))?;
         let mut reader = reply.into_reader();
         let mut buffer = vec![0; BUFFER_BYTES];
         while *at < end {

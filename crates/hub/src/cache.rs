@@ -7,7 +7,7 @@
 //! models--OWNER--REPOSITORY/blobs/ETAG                  a file's bytes
 //! models--OWNER--REPOSITORY/refs/REVISION               the commit of a branch or a tag
 //! models--OWNER--REPOSITORY/snapshots/COMMIT/PATH       -> ../../blobs/ETAG
-//! models--OWNER--REPOSITORY/.tokenmill/COMMIT.mmproj    the path of the encoder of images, or nothing; by this crate only
+//! models--OWNER--REPOSITORY/.tokenmill/COMMIT.mmproj    the path of the image encoder, or nothing; by this crate only
 //! .locks/models--OWNER--REPOSITORY/ETAG.lock            locked while the blob is written
 //! .locks/models--OWNER--REPOSITORY/COMMIT.lock          locked while a snapshot's links are made; by this crate only
 //! .locks/models--OWNER--REPOSITORY/pull.lock            shared by running pulls, exclusive to a removal; by this crate only
@@ -264,7 +264,7 @@ impl Cache {
         entries
     }
 
-    /// Returns the blob to which a file of a snapshot links; `None` if it is no link, or links elsewhere.
+    /// Returns the blob to which a file of a snapshot links; `None` if it is not a link, or links elsewhere.
     pub(crate) fn blob_of(&self, pointer: &Path) -> Option<PathBuf> {
         let target = fs::read_link(pointer).ok()?;
         let is_blob = target.parent()?.file_name()? == "blobs";

@@ -190,10 +190,8 @@ fn preferred(variants: &[Variant], name: String, memory_bytes: Option<u64>) -> R
     if fits(&first) {
         let why = match (whole().count(), first.label.as_str()) {
             (1, _) => "it is the only one".to_owned(),
-            (_, "Q4_K_M") => "small and good for its size, and it fits into the memory".to_owned(),
-            _ => {
-                "there is no Q4_K_M, and of the others it is the nearest that fits into the memory".to_owned()
-            }
+            (_, "Q4_K_M") => "small, good for its size, and it fits into memory".to_owned(),
+            _ => "there is no Q4_K_M, and it is the nearest type that fits into memory".to_owned(),
         };
         return Ok(Choice {
             variant: first.clone(),
@@ -205,7 +203,7 @@ fn preferred(variants: &[Variant], name: String, memory_bytes: Option<u64>) -> R
         return Ok(Choice {
             variant: variant.clone(),
             why: Some(format!(
-                "the largest that fits into the memory; {} does not",
+                "the largest that fits into memory; {} does not",
                 first.label
             )),
         });
@@ -296,8 +294,8 @@ mod tests {
             let reason = choice.why.unwrap();
             assert!(reason.contains(why), "{reason}");
         };
-        check(None, "Q4_K_M", "small and good");
-        check(Some(64 * GIB), "Q4_K_M", "small and good");
+        check(None, "Q4_K_M", "small, good for its size");
+        check(Some(64 * GIB), "Q4_K_M", "small, good for its size");
         check(Some(2 * GIB), "Q2_K", "Q4_K_M does not");
         let error = chosen("a/b", Some(GIB)).unwrap_err();
         assert!(error.contains("the smallest, Q2_K"), "{error}");

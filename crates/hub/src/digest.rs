@@ -21,7 +21,7 @@ pub(crate) enum Digest {
     Sha256(Sha256),
     /// For a small file: SHA-1 of a header with the size, and of the contents.
     Git(Sha1),
-    /// The etag is no hash.
+    /// The etag is not a hash.
     Unknown,
 }
 

@@ -162,7 +162,7 @@ impl Client {
     /// Returns the target of a redirect.
     fn target(&self, reply: &Reply) -> Result<String, HubError> {
         let location = reply.headers.get(LOCATION).and_then(|value| value.to_str().ok());
-        let location = location.ok_or_else(|| bad_answer(&reply.url, "a redirect says no address"))?;
+        let location = location.ok_or_else(|| bad_answer(&reply.url, "a redirect has no address"))?;
         let target = join(&reply.url, location).ok_or_else(|| {
             bad_answer(
                 &reply.url,
@@ -299,7 +299,7 @@ fn fault(url: &str, error: Error) -> Fault {
             ("the answer is not HTTP, or ended too early".to_owned(), true)
         }
         // The library's message contains the whole address.
-        Error::BadUri(_) => ("it cannot stand in a request".to_owned(), false),
+        Error::BadUri(_) => ("it cannot be part of a request".to_owned(), false),
         error => (error.to_string(), false),
     };
     let error = HubError::NoConnection { host, reason };

@@ -1,7 +1,8 @@
-//! [`remove_interrupted`]: removes what broken-off downloads of a repository left in the cache.
+//! [`remove_interrupted`]: removes the remains of interrupted downloads of a repository from the cache.
 //!
-//! Separate from the removal of models because no snapshot names these files. Invariants: a blob to which a file of a snapshot links
-//! stays; so do the incomplete files of other programs, which continue them; nothing is removed while a pull of the repository runs.
+//! No snapshot names these files. Invariants: a blob to which a file of a snapshot links stays; so do the
+//! incomplete files of other programs, which continue them; nothing is removed while a pull of the repository
+//! runs.
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 

@@ -3,9 +3,9 @@
 //! [`pull()`] asks the Hugging Face Hub for the contents of a repository, picks a file that fits into the
 //! memory, downloads it over several connections and puts it into the cache of `huggingface_hub`.
 //! [`find_stored`] finds a stored model without asking a server. [`stored_models`] lists the stored models,
-//! [`DiskUse`] reports their disk space, [`Removal`] removes them, and [`remove_interrupted`] what broken-off
-//! downloads left. [`SourceName`] is a name of the Hub or of Ollama's registry, and distinguishes names from
-//! paths.
+//! [`DiskUse`] reports their disk space, [`Removal`] removes them, and [`remove_interrupted`] removes the
+//! remains of interrupted downloads. [`SourceName`] is a name of the Hub or of Ollama's registry, and
+//! distinguishes names from paths.
 //!
 //! ```no_run
 //! use tokenmill_hub::{HubSettings, ModelName, PullWishes, pull};

@@ -91,7 +91,7 @@ impl SourceName {
         }
     }
 
-    /// Returns what is known about the image encoder of a model found by [`Self::find_stored`]. Models of
+    /// Returns the state of the image encoder of a model found by [`Self::find_stored`]. Models of
     /// Ollama have exactly what their manifests name.
     pub fn stored_projector(&self, model: &PulledModel, settings: &HubSettings) -> StoredProjector {
         match self {
@@ -100,7 +100,7 @@ impl SourceName {
         }
     }
 
-    /// Removes what broken-off downloads of the model left; on the Hub, those of all models of its repository. Returns whether there was
+    /// Removes the remains of interrupted downloads of the model; on the Hub, those of all models of its repository. Returns whether there was
     /// anything.
     ///
     /// # Errors

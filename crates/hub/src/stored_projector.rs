@@ -17,7 +17,7 @@ pub enum StoredProjector {
     Unknown,
 }
 
-/// Returns what is known about the image encoder of a model found by [`find_stored`](crate::find_stored).
+/// Returns the state of the image encoder of a model found by [`find_stored`](crate::find_stored).
 pub fn stored_projector(name: &ModelName, model: &PulledModel, settings: &HubSettings) -> StoredProjector {
     if model.label == SAFETENSORS {
         return StoredProjector::There;

@@ -28,7 +28,7 @@ pub enum ImageError {
     #[error("the image is empty")]
     Empty,
     /// The bytes are not an image.
-    #[error("this is not a supported image: PNG, JPEG, WebP, BMP and GIF are")]
+    #[error("this is not a supported image; supported are PNG, JPEG, WebP, BMP and GIF")]
     UnknownFormat,
     /// This build decodes no images.
     #[error(
@@ -50,7 +50,7 @@ pub enum ImageError {
         max_pixels: usize,
     },
     /// The aspect ratio is too large.
-    #[error("the image is {width} x {height}; one side may be 200 times as long as the other, and no more")]
+    #[error("the image is {width} x {height}; one side may be at most 200 times as long as the other")]
     TooNarrow {
         /// Width in pixels.
         width: usize,

@@ -71,15 +71,13 @@ pub enum LoadError {
     #[error("this file is an adapter, not a model")]
     IsAdapter,
     /// A GGUF file holds only the MTP layers of a model.
-    #[error("this file holds a model's layers for further tokens (MTP) alone, not the model")]
+    #[error("this file holds a model's MTP layers alone, not the model")]
     IsNextnAlone,
     /// A file given for its MTP layer has none.
-    #[error("this file has no layer that guesses further tokens (MTP)")]
+    #[error("this file has no MTP layer")]
     NoNextn,
     /// An MTP layer belongs to another model.
-    #[error(
-        "this layer for further tokens (MTP) is another model's: its {what} is {found}, and the model's {expected}"
-    )]
+    #[error("this MTP layer is another model's: its {what} is {found}, and the model's {expected}")]
     NextnOfOther {
         /// Property that differs.
         what: &'static str,
@@ -125,7 +123,7 @@ pub enum LoadError {
     },
     /// A rank's columns of a tensor end within a block.
     #[error(
-        "a rank's {n_columns} columns of tensor `{name}` are no whole blocks of {ty}, which has {block_len} in each"
+        "a rank's {n_columns} columns of tensor `{name}` are not whole blocks of {ty}, which have {block_len} each"
     )]
     NotWholeBlocks {
         /// The tensor.
@@ -315,7 +313,7 @@ impl LoadError {
 
 /// Properties of a folder's network that a GGUF file of its architecture cannot express.
 #[derive(Debug, thiserror::Error)]
-#[error("a GGUF file of `{arch}` cannot say what this folder is: {}", told(fields))]
+#[error("a GGUF file of `{arch}` cannot describe this folder: {}", told(fields))]
 pub struct NotInGguf {
     /// The architecture.
     pub arch: &'static str,

@@ -3,6 +3,8 @@
 //! [`Model`](crate::Model) needs no keys and computes with the folder's own tensors. Invariant: opening reads
 //! headers; the bytes of a tensor are read, and converted, on access.
 
+mod agreement;
+
 use std::path::Path;
 
 use tokenmill_backend::Backend;
@@ -10,7 +12,9 @@ use tokenmill_gguf::{Metadata, Value};
 
 use crate::{
     Descriptor, LoadError, ModelOptions, WeightInfo, WeightSource,
-    arch::{self, GgufForm, GgufHeader, HfConfig, HfNetwork},
+    arch::{self, GgufForm, HfNetwork},
+    gguf_header::GgufHeader,
+    hf_config::HfConfig,
     model::plan,
     safetensors_folder::SafetensorsFolder,
 };

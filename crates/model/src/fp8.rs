@@ -15,7 +15,7 @@ use tokenmill_gguf::{ReadAt, TensorType};
 use tokenmill_quant::e4m3;
 
 use crate::{
-    arch::Fp8Scales,
+    hf_config::Fp8Scales,
     tensor_view::for_each_unit,
     weights::{StoredForm, WeightInfo},
 };

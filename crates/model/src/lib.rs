@@ -55,6 +55,9 @@ mod ffn;
 mod folder_as_gguf;
 mod forward;
 mod fp8;
+mod gguf_header;
+mod hf_config;
+mod hf_layout;
 mod layer_embeddings;
 mod loader;
 mod mixers;
@@ -64,6 +67,7 @@ mod network;
 mod nextn;
 mod nextn_file;
 mod nextn_layer;
+mod normal;
 mod pooler;
 mod rope;
 mod safetensors_folder;
@@ -73,7 +77,7 @@ mod vision;
 mod weights;
 
 pub use adapter::AdapterReader;
-pub use arch::{architectures, check_is_model};
+pub use arch::architectures;
 pub use control_vector::ControlVector;
 pub use descriptor::{
     AltUpDescriptor, AttentionDescriptor, BesideDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor,
@@ -85,6 +89,7 @@ pub use descriptor::{
 };
 pub use error::{FieldNotInGguf, LoadError, NotInGguf};
 pub use folder_as_gguf::FolderAsGguf;
+pub use gguf_header::check_is_model;
 pub use loader::LoadProgress;
 pub use model::{Model, ModelOptions, WindowPages, build};
 pub use model_executor::ModelExecutor;

@@ -18,7 +18,8 @@ use tokenmill_gguf::{GgufFile, TensorType};
 use crate::{
     AdapterReader, ControlVector, Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
     activations::Activations,
-    arch::{self, HfConfig, HfNetwork},
+    arch::{self, HfNetwork},
+    hf_config::HfConfig,
     network::Network,
     nextn::SharedWeights,
     safetensors_folder::SafetensorsFolder,
@@ -66,9 +67,9 @@ pub struct ModelOptions {
     /// Slots for recurrent states, in models that have them: one per sequence, and the rest for snapshots of
     /// prompt prefixes. `None` means two per sequence and two more.
     pub n_states: Option<usize>,
-    /// Type of the stored keys, and of the values unless `kv_value_type` is set.
+    /// Type of the keys in the KV cache, and of the values unless `kv_value_type` is set.
     pub kv_type: KvType,
-    /// Type of the stored values, if it differs from that of the keys.
+    /// Type of the values in the KV cache, if it differs from that of the keys.
     pub kv_value_type: Option<KvType>,
     /// Bytes to reserve on the device for adapters loaded after the network.
     pub adapter_bytes: usize,

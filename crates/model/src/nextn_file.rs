@@ -11,11 +11,7 @@ use std::path::Path;
 
 use tokenmill_gguf::{GgufFile, Metadata};
 
-use crate::{
-    LoadError, Model, Nextn, WeightInfo,
-    arch::{self, GgufHeader},
-    nextn_layer::NextnWeights,
-};
+use crate::{LoadError, Model, Nextn, WeightInfo, arch, gguf_header::GgufHeader, nextn_layer::NextnWeights};
 
 /// A GGUF file with a model's MTP layer.
 pub struct NextnFile(GgufFile);

@@ -10,8 +10,9 @@ use tokenmill_gguf::GgufFile;
 
 use crate::{
     Descriptor, FolderAsGguf, LoadError, LoadProgress, Model, ModelExecutor, ModelOptions, WeightInfo,
-    WeightSource, WeightTensor,
-    arch::{self, GgufHeader, HfConfig},
+    WeightSource, WeightTensor, arch,
+    gguf_header::GgufHeader,
+    hf_config::HfConfig,
     model::{build_sharing, plan_sharing},
     nextn::SharedWeights,
 };

@@ -10,9 +10,11 @@ use tokenmill_quant::Format;
 
 use crate::{
     Descriptor, HeadLayer, LoadError, WeightInfo, WeightSource, WeightTensor,
-    arch::{Fp8Scales, GgufForm, HfLayout, Share, UNUSED},
+    arch::GgufForm,
     encoded::Encoded,
     fp8::{Fp8, Fp8Part, is_activation_scale, scaled_weight},
+    hf_config::Fp8Scales,
+    hf_layout::{HfLayout, Share, UNUSED},
     tensor_view::{Joined, Mxfp4},
 };
 

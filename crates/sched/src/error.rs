@@ -60,7 +60,7 @@ pub enum EngineError {
     #[error("`logit_bias` forbids every token; leave at least one")]
     NothingAllowed,
     /// The number of samples is 0 or too large.
-    #[error("{found} samples were asked for, expected 1 to {maximum}")]
+    #[error("{found} samples were requested, expected 1 to {maximum}")]
     SampleCount {
         /// Number of samples requested.
         found: u32,
@@ -72,7 +72,7 @@ pub enum EngineError {
     #[error("an answer that is given takes tokens of the vocabulary, no constraint, and one step in flight")]
     CannotFollow,
     /// A forward pass requested rows beyond its tokens.
-    #[error("rows from position {from} were asked for, but there are {n_tokens} tokens")]
+    #[error("rows from position {from} were requested, but there are {n_tokens} tokens")]
     RowsOutOfRange {
         /// First row requested.
         from: usize,

@@ -6,15 +6,15 @@
 //!
 //! | statement of the loop | what happens | where |
 //! |---|---|---|
-//! | queue | commands of the callers are taken in | `queue/`, `engine/core/commands.rs` |
-//! | plan | integers decide who computes which tokens on which KV pages | [`Scheduler`] in `plan/`, [`PagePool`] in `pages/` |
+//! | queue | commands of callers are accepted | `queue/`, `engine/core/commands.rs` |
+//! | plan | the scheduler decides which sequence computes which tokens on which KV pages | [`Scheduler`] in `plan/`, [`PagePool`] in `pages/` |
 //! | batch | the plan becomes a [`ForwardBatch`](tokenmill_backend::ForwardBatch), and runs | `plan/batch.rs` |
 //! | masks | workers compute which tokens a constrained sequence may continue with | [`TokenConstraint`], `masks/` |
 //! | commit | sampled tokens are appended, whole pages enter the prefix cache, events go out | `plan/scheduler/commit.rs`, `engine/core/publish.rs` |
 //!
-//! Folders, each of which uses only those before it: `masks` (which tokens a constraint allows), `pages` (the KV
+//! The folders; each uses only those before it: `masks` (which tokens a constraint allows), `pages` (the KV
 //! pages and the prefix cache), `draft` (which tokens are likely), `params`, `plan` (the scheduler),
-//! `draft_model`, `queue` (what travels between callers and the engine's thread), `engine`.
+//! `draft_model`, `queue` (commands and events between callers and the engine's thread), `engine`.
 //!
 //! The key decision is that the scheduler and the page pool are integers only: no tensor, no clock, no
 //! thread, no I/O. So every decision can be replayed and a million requests simulated in a minute, and

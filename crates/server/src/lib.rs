@@ -5,12 +5,12 @@
 //! ([`models`]). [`router`] is the whole API as a service that can be nested or tested without a socket, and [`Server`] puts it
 //! on one.
 //!
-//! The key decision: a parameter that is accepted and ignored is a bug that stays unseen, so every field of an official
+//! The key decision: a parameter that is accepted and ignored hides a bug, so every field of an official
 //! API is implemented or refused by name ([`fields`]). Waiting never blocks a thread, a dropped connection drops its
 //! generation, and health answers without asking the engine.
 //!
-//! The modules in the order in which a request meets them; none imports one that stands before it: `http` (connections, checks, router),
-//! `endpoints` (the table and the handlers), `answers`, [`models`], `app` (a loaded model with what its endpoints share), `dialects` (the
+//! The modules in the order in which a request passes them; none imports an earlier one: `http` (connections, checks, router),
+//! `endpoints` (the table and the handlers), `answers`, [`models`], `app` (a loaded model with the state that its endpoints share), `dialects` (the
 //! types of each API), `telemetry`, `requests` (parts that all APIs read), `config`, [`kv_events`], `sockets`, `errors`.
 #![forbid(unsafe_code)]
 

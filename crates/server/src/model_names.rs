@@ -1,6 +1,6 @@
-//! Names of models: which model a request means, and which ones it may have meant.
+//! Names of models: the model that a request means, and suggestions for an unknown name.
 //!
-//! Separate because it deals only with text. Invariant: a name means one model or none.
+//! Only text matters here. Invariant: a name means one model or none.
 
 /// Gives access to the names of a server's models.
 pub(crate) trait ModelNames: std::fmt::Debug + Send + Sync {
@@ -47,7 +47,7 @@ pub(crate) fn is_of_repository(name: &str, asked: &str) -> bool {
     asked.contains('/') && name.strip_prefix(asked).is_some_and(|rest| rest.starts_with(':'))
 }
 
-/// Whether `asked` is the repository of `name` with what tells the model of that name apart in it.
+/// Whether `asked` is the repository of `name` together with the part that distinguishes the model in it.
 pub(crate) fn is_variant(name: &str, asked: &str, variants: &[String]) -> bool {
     let repository = name.split_once(':').map_or(name, |(repository, _)| repository);
     let behind = asked

@@ -1,10 +1,12 @@
-// The chat view: the open conversation, what can be done with each of its messages, and the turn that runs.
+// The chat view: the open conversation, what can be done with each of its messages, and the turns that run.
+//
+// Each conversation has at most one turn that runs. It goes on while another conversation is open, and is stored with its own.
 
-import { copyButton } from "./clipboard.js";
+import { messageCopy } from "./clipboard.js";
 import { beginEdit, cancelEdit, editedPlace, focusBox, formerlyEdited, giveBack, keepBox, message, setEdited, showSend, startComposer, takeOut } from "./composer.js";
 import { attachedFiles, keepAttached, startFiles } from "./composer_files.js";
-import { addTurn, allMessages, fresh, onChangeElsewhere, read, startConversations, switchVersion, systemOf } from "./conversations.js";
-import { inWords, noChat, showFailure } from "./failures.js";
+import { addTurn, allMessages, fresh, onChangeElsewhere, read, startConversations, switchVersion, titleOf, titleOfEntry } from "./conversations.js";
+import { isBlind, noChat, showFailure, tellFailure } from "./failures.js";
 import { startExports } from "./files_menu.js";
 import { keepPending } from "./former_storage.js";
 import { showList, startList } from "./history.js";
@@ -22,8 +24,10 @@ const $ = (id) => document.getElementById(id);
 
 /** The conversation shown; each tab has its own. */
 let open = "";
-/** The turn whose answer is on its way, or `null`. */
-let running = null;
+/** The turns whose answers are on their way, by their conversations. */
+const turns = new Map();
+/** Turns that ended while another conversation was open, as `{ turn, failure }`, by their conversations. */
+const unseen = new Map();
 /** What is drawn of the stored messages, as `drawnOf` gives it. */
 let drawn = [];
 /** Results of tools that could not be sent, for the form. */
@@ -31,15 +35,21 @@ let unsent = [];
 /** Shows this view: a conversation can be opened from another one. */
 let showView = () => {};
 
+/** The turn that runs in the conversation shown. */
+function turnHere() {
+  return turns.get(open);
+}
+
 /** What can be done with a message. */
 function waysOf(shown, at, isLast) {
   const { role, content, versions } = shown;
   const buttons = [];
   if (versions) buttons.push(versionButtons({ at: versions.at, count: versions.tails.length }, (to) => showVersion(at, to)));
   if (role === "user") buttons.push(button("Edit", "Edit this message", () => edit(at)));
-  if (role !== "tool" && content) buttons.push(copyButton(content, "Copy this message", () => "Cannot copy here"));
-  if (role === "assistant" && isLast) {
-    if (shown.ended && content && !shown.calls) buttons.push(button("Continue", "Continue this answer", () => start([], { continued: shown })));
+  if (role !== "tool" && content) buttons.push(messageCopy(content));
+  if (role === "assistant") {
+    const isCut = isLast && shown.ended && content && !shown.calls;
+    if (isCut) buttons.push(button("Continue", "Continue this answer", () => start([], { continued: shown })));
     buttons.push(button("Regenerate", "Regenerate this answer", () => start([], { nKept: at })));
   }
   const nodes = [actions(...buttons)];
@@ -58,13 +68,13 @@ function drawnOf(shown, at, isLast) {
 
 /** Draws the stored messages, then the turn that runs. Messages that did not change stay: none is read aloud again, or loses its folds. */
 function redraw() {
-  const isHere = running?.id === open;
-  const stored = read(open).slice(0, isHere ? running.nKept : undefined);
+  const turn = turnHere();
+  const stored = read(open).slice(0, turn?.nKept);
   drawn = stored.map((shown, at) => drawnOf(shown, at, at === stored.length - 1));
   const nodes = drawn.flatMap(({ node, ways }) => [node, ...ways]);
-  if (isHere) nodes.push(...running.nodes);
+  if (turn) nodes.push(...turn.nodes);
   putInPlace($("messages"), nodes);
-  showBusy();
+  showIdle();
   showStops();
   $("empty").hidden = nodes.length > 0;
   markEdited();
@@ -81,17 +91,11 @@ function markEdited() {
 
 /** Stops the answer, or else ends the edit. */
 function escape() {
-  if (running) running.stop();
+  if (turnHere()) turnHere().stop();
   else if (editedPlace() !== null) {
     cancelEdit();
     focusBox();
   }
-}
-
-/** Says that an answer runs. A screen reader reads it once, at its end, and not again with each word. */
-function showBusy() {
-  $("messages").classList.toggle("busy", running !== null);
-  $("messages").setAttribute("aria-busy", String(running !== null));
 }
 
 function clearWords() {
@@ -99,14 +103,27 @@ function clearWords() {
   $("told").textContent = "";
 }
 
-/** Shows the gauge for the last answer of the open conversation. */
+/** Shows the gauge for the last answer of the open conversation, or for the one that runs. */
 export function showLastContext() {
-  showContext(read(open).at(-1)?.n_tokens ?? 0);
+  showContext(turnHere()?.nTokens() || (read(open).at(-1)?.n_tokens ?? 0));
 }
 
-/** Opens a conversation; an answer that still streams into another one is stopped and kept there. */
+/** The words of the list for conversations with an answer that runs, or that ended unseen. */
+function states() {
+  const titled = ({ id, added }, words) => [id, { title: titleOf(id) || titleOfEntry({ messages: added }), words }];
+  const seen = [...turns.values()].map((turn) => titled(turn, turn.id === open ? "" : "answering"));
+  const others = [...unseen.values()].map(({ turn, failure }) => titled(turn, isWhole(turn, failure) ? "new answer" : "failed"));
+  return new Map([...others, ...seen]);
+}
+
+function isWhole(turn, failure) {
+  return turn.hasAnswer() && !failure;
+}
+
+/** Opens a conversation; an answer that still streams into another one goes on there. */
 function openConversation(id) {
-  if (running && running.id !== id) running.stop();
+  const left = turnHere();
+  if (left) left.system = systemMessage();
   showView();
   open = id;
   sessionStorage.setItem(OPEN, id);
@@ -114,9 +131,22 @@ function openConversation(id) {
   clearWords();
   // What is in a message that is edited belongs to its conversation.
   cancelEdit();
-  showSystemOf(id);
+  showSystemOf(id, turnHere()?.system);
+  const missed = unseen.get(id);
+  unseen.delete(id);
   redraw();
   scrollToEnd();
+  if (missed) showEnd(missed.turn, missed.failure);
+  else if (left && left.id !== id) $("told").textContent = `The answer in “${states().get(left.id).title}” goes on.`;
+}
+
+/** Ends what belongs to a conversation that was deleted. */
+function drop(id) {
+  unseen.delete(id);
+  const turn = turns.get(id);
+  turns.delete(id);
+  turn?.drop();
+  if (id === open) openConversation(fresh());
 }
 
 function newConversation() {
@@ -126,7 +156,7 @@ function newConversation() {
 
 /** Shows another version of a message, and what followed that one. */
 async function showVersion(at, to) {
-  if (running) return;
+  if (turnHere()) return;
   // A message that follows another version is not there to be edited.
   if (at <= (editedPlace() ?? -1)) cancelEdit();
   const before = read(open)[at].versions.at;
@@ -140,7 +170,7 @@ async function showVersion(at, to) {
 
 /** Puts a message back into the box; with its answer it becomes another version when it is sent. */
 function edit(at) {
-  if (running) return;
+  if (turnHere()) return;
   beginEdit(at, read(open)[at]);
   $("prompt").focus();
 }
@@ -159,8 +189,8 @@ async function inForm(system, messages) {
 function requestMaker(added, nKept, isContinued) {
   const messages = [...read(open).slice(0, nKept), ...added];
   const hasImages = keysOf(messages).length > 0;
-  if (hasImages && model.takesImages === false) throw new Error(blindness(added));
-  if (noChat(model)) throw new Error(noChat(model));
+  if (hasImages && model.takesImages === false) throw blindness(added, model.name);
+  if (noChat(model)) throw Object.assign(new Error(noChat(model)), { causes: ["model"] });
   const system = systemMessage();
   const [offered, variables] = [tools(), templateVariables()];
   const fields = {
@@ -170,70 +200,91 @@ function requestMaker(added, nKept, isContinued) {
     ...(isContinued && { continue_final_message: true, add_generation_prompt: false }),
     stream: true,
     stream_options: { include_usage: true },
+    timings_per_token: true,
     ...sampling(),
   };
   return async () => {
     const body = JSON.stringify({ ...fields, messages: await inForm(system, messages) });
     const nBytes = new Blob([body]).size;
     if (nBytes > MAX_BODY_BYTES) {
-      throw new Error(
+      const words =
         `With ${hasImages ? "the images of " : ""}the whole conversation this request would have ${inMib(nBytes)}; this server takes ` +
-          `${inMib(MAX_BODY_BYTES)} (--max-body-bytes). Send fewer or smaller files, or start a new conversation.`,
-      );
+        `${inMib(MAX_BODY_BYTES)} (--max-body-bytes). Send fewer or smaller files, or start a new conversation.`;
+      throw Object.assign(new Error(words), { causes: ["message", "files"] });
     }
     return body;
   };
 }
 
 /** Why images cannot be sent to a model that takes none. */
-function blindness(added) {
+function blindness(added, name) {
   const isOfMessage = keysOf(added).length > 0;
   const way = isOfMessage ? "Remove those of the message" : "The conversation has some: start a new one";
-  return `${model.name} takes no images. ${way}${model.hasOthers ? ", or choose another model" : ""}.`;
+  const words = `${name} takes no images. ${way}${model.hasOthers ? ", or choose another model" : ""}.`;
+  return Object.assign(new Error(words), { causes: isOfMessage ? ["model", "files"] : ["model"] });
 }
 
 /**
  * Asks for an answer to the conversation's first `nKept` messages, or all, and to those that are `added`; or for the rest of the last
- * answer, which is `continued`.
+ * answer, which is `continued`. Whether it could be asked for.
  */
 function start(added, { nKept, continued = null } = {}) {
-  if (running) return;
+  if (turnHere()) return false;
   clearWords();
   let makeBody;
   try {
     makeBody = requestMaker(added, nKept, continued !== null);
   } catch (error) {
-    showFailure(inWords(error, true));
-    return;
+    tellFailure(error, true);
+    return false;
   }
   const id = open;
   const nShown = continued ? read(open).length - 1 : nKept;
-  running = new Turn(id, added, nShown, continued, {
-    isShown: () => id === open,
-    follow,
-    rate: (text) => ($("rate").textContent = text),
+  const turn = new Turn({ id, added, nKept: nShown, continued, system: systemMessage() }, {
+    follow: (draw) => (id === open ? follow(draw) : draw()),
+    figures: (rate, nTokens) => id === open && showFigures(rate, nTokens),
     ended,
   });
+  turns.set(id, turn);
   // Another answer is asked for in the place of the edit.
   if (!added.some(({ role }) => role === "user")) cancelEdit();
   $("rate").textContent = "";
   redraw();
-  showIdle();
-  running.run(makeBody);
+  turn.run(makeBody);
   scrollToEnd();
+  return true;
 }
 
-/** Stores a turn, or gives the message back to the box if nothing came. */
+/** Shows the figures of the answer that runs, as far as they are known. */
+function showFigures(rate, nTokens) {
+  if (rate) $("rate").textContent = rate;
+  if (nTokens) showContext(nTokens);
+}
+
+/** Stores a turn, and shows how it ended, or says so where another conversation is open. */
 async function ended(turn, failure) {
   const isStored = turn.hasAnswer() && (await store(turn));
-  if (running === turn) running = null;
+  // The conversation may have been deleted meanwhile.
+  if (turns.get(turn.id) !== turn) return;
+  turns.delete(turn.id);
+  if (turn.id === open) showEnd(turn, failure);
+  else {
+    unseen.set(turn.id, { turn, failure });
+    const { title } = states().get(turn.id);
+    $("told").textContent = isWhole(turn, failure) ? `“${title}” has a new answer.` : `“${title}” got no whole answer: open it to see why.`;
+    showList(open);
+  }
+  if (turn.hasAnswer() && !isStored) tellFull();
+}
+
+/** Shows how a turn of the open conversation ended. A message that got no answer goes back to the box. */
+function showEnd(turn, failure) {
   follow(() => {
     if (!turn.hasAnswer()) giveBackTurn(turn);
     redraw();
-    if (failure) showFailure(inWords(failure, turn.hasAnswer()));
-    showIdle();
+    // The page did not know it of a model whose files were not read yet.
+    if (failure) tellFailure(isBlind(failure) ? blindness(turn.added, turn.asked) : failure, turn.hasAnswer());
   });
-  if (turn.hasAnswer() && !isStored) tellFull();
   if (failure?.status === 401) askForKey();
   else focusBox();
 }
@@ -243,14 +294,14 @@ function giveBackTurn({ id, added, nKept }) {
   unsent = added.filter(({ role }) => role === "tool");
   const asked = added.find(({ role }) => role === "user");
   if (!asked) return;
-  // The place is one of the turn's conversation; another may be open by now.
+  // The place is one of the turn's conversation; another may be open when the page goes.
   if (nKept !== undefined && id === open) beginEdit(nKept, asked);
   else giveBack(asked);
 }
 
 /** A turn as it is stored. */
 function storedForm(turn) {
-  const system = turn.id === open ? systemMessage() : (systemOf(turn.id) ?? "");
+  const system = turn.id === open ? systemMessage() : turn.system;
   return { nKept: turn.nKept, isContinued: turn.continued !== null, messages: [...turn.added, turn.reply()], system };
 }
 
@@ -272,23 +323,23 @@ function tellFull() {
   showFailure("This browser has no room for this, or keeps nothing: what is new will be gone after a reload. Export it, or delete conversations.");
 }
 
-/** One button sends a message or stops the answer. */
+/** One button sends a message or stops the answer. A screen reader reads an answer once, at its end, and not again with each word. */
 function showIdle() {
-  const isIdle = running === null;
+  const isIdle = !turnHere();
   $("send").disabled = !isIdle;
   $("send").hidden = !isIdle;
   $("stop").disabled = isIdle;
   $("stop").hidden = isIdle;
-  showBusy();
+  $("messages").classList.toggle("busy", !isIdle);
+  $("messages").setAttribute("aria-busy", String(!isIdle));
 }
 
 async function send() {
   const written = await message();
-  if (!written || running) return;
+  if (!written) return;
   const { content, images, files } = written;
   const nKept = editedPlace() ?? undefined;
-  start([{ role: "user", content, ...(images.length && { images }), ...(files.length && { files }) }], { nKept });
-  if (running) takeOut(written);
+  if (start([{ role: "user", content, ...(images.length && { images }), ...(files.length && { files }) }], { nKept })) takeOut(written);
 }
 
 /** Connects the view, which `show` shows; call once. */
@@ -305,7 +356,7 @@ export async function startChat(show) {
   };
   startComposer({ send: sendWhenRead, edits: markEdited });
   await ready;
-  startList({ select: openConversation, removed: (id) => id === open && openConversation(fresh()) });
+  startList({ select: openConversation, removed: drop, states });
   startFiles(showSend);
   attachedFiles().then(({ images }) => forgetUnused(new Set(keysOf([...allMessages(), { images }]))));
   startSystemMessage();
@@ -313,7 +364,7 @@ export async function startChat(show) {
   startExports({ shown: () => ({ id: open, system: systemMessage(), messages: read(open) }), inForm, select: openConversation, tellFull });
   openConversation(sessionStorage.getItem(OPEN) ?? newest());
   if (wasEdited !== null && read(open)[wasEdited]?.role === "user") setEdited(wasEdited);
-  $("stop").addEventListener("click", () => running?.stop());
+  $("stop").addEventListener("click", () => turnHere()?.stop());
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !event.isComposing) escape();
     if (!event.shiftKey || !(event.ctrlKey || event.metaKey) || event.code !== "KeyO") return;
@@ -327,19 +378,21 @@ export async function startChat(show) {
   addEventListener("pageshow", ({ persisted }) => persisted && location.reload());
 }
 
-/** Ends the turn that runs because the page goes; what it has is stored at the next start. */
+/** Ends the turns that run because the page goes; what they have is stored at the next start, and a message without an answer is a draft. */
 function keepRunning() {
-  const turn = running;
-  if (!turn) return;
-  running = null;
-  turn.notes.push("Interrupted.");
-  turn.watch.ended = () => {};
-  turn.end(null);
-  turn.stop();
-  if (!turn.hasAnswer()) return;
-  keepPending(turn.id, storedForm(turn));
+  // One that is over is being stored.
+  const running = [...turns.values()].filter(({ isOver }) => !isOver);
+  const failed = [...unseen.values()].map(({ turn }) => turn);
+  turns.clear();
+  unseen.clear();
+  for (const turn of running) {
+    turn.notes.push("Interrupted.");
+    turn.drop();
+    if (turn.hasAnswer()) keepPending(turn.id, storedForm(turn));
+  }
   keepBox();
   keepAttached();
+  for (const turn of [...failed, ...running]) if (!turn.hasAnswer()) giveBackTurn(turn);
 }
 
 function newest() {

@@ -3,6 +3,11 @@
 /** So long a button says what it did. */
 const TELLING_MS = 2000;
 
+/** A button that copies the words of a message. */
+export function messageCopy(content) {
+  return copyButton(content, "Copy this message", () => "Cannot copy here");
+}
+
 /**
  * A button that copies a text, called `label` for screen readers where "Copy" says too little. A page that came over plain HTTP from another
  * machine has no clipboard: then `failed()` says what became of it.
@@ -15,6 +20,7 @@ export function copyButton(text, label, failed) {
     node.ariaLabel = name || null;
   };
   node.type = "button";
+  node.className = "copy";
   show("Copy", label);
   node.addEventListener("click", async () => {
     clearTimeout(timer);

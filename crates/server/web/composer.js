@@ -4,6 +4,7 @@
 // message are in composer_files.js.
 
 import { attachedFiles, attachedNow, giveBackFiles, setAttached } from "./composer_files.js";
+import { causeGone } from "./failures.js";
 
 const DRAFT = "tokenmill.draft";
 const EDITED = "tokenmill.edited";
@@ -139,11 +140,12 @@ function setText(text) {
   showSend();
 }
 
-/** Send looks inactive where there is nothing to send; keys reach it all the same. */
+/** Send looks inactive where there is nothing to send; keys reach it all the same. A failure of a message ends when that is taken out. */
 export function showSend() {
   const { images, files } = attachedNow();
   const isEmpty = !$("prompt").value.trim() && images.length + files.length === 0;
   $("send").setAttribute("aria-disabled", String(isEmpty));
+  if (isEmpty) causeGone("message");
 }
 
 /** A reload finds what is in the box, no more. */

@@ -2,13 +2,14 @@
 // removed.
 //
 // They are kept over a reload as the text is. Whether the model takes images is the server's word; where it does not, one is refused in
-// words.
+// words. Where the server does not know yet, as of a model that was never loaded, one is taken, and the answer to the message tells.
 
-import { showFailure } from "./failures.js";
+import { causeGone, showFailure } from "./failures.js";
 import { addImage, imageUrl } from "./image_store.js";
 import { imageNode, isImage, nameOf, readImage } from "./images.js";
 import { button, element } from "./messages.js";
 import { model } from "./model.js";
+import { seeing } from "./models.js";
 import { readText } from "./text_files.js";
 
 const DRAFT = "tokenmill.draft-files";
@@ -85,7 +86,7 @@ export function keepAttached() {
 
 /** Says on the button what the model takes. */
 export function showAttach() {
-  const label = model.takesImages ? "Add images or text files" : "Add text files";
+  const label = model.takesImages === false ? "Add text files" : "Add images or text files";
   $("attach").setAttribute("aria-label", label);
   $("attach").title = `${label}; they can be dropped and pasted too`;
 }
@@ -93,13 +94,16 @@ export function showAttach() {
 function add(files) {
   showFailure("");
   const refused = [];
+  const causes = new Set(["files", "model"]);
   const each = async (file) => {
     try {
       if (await isImage(file)) await addOneImage(file);
       else setAttached({ ...attached, files: [...attached.files, { name: nameOf(file), text: await readText(file) }] });
     } catch (error) {
       if (!refused.includes(error.message)) refused.push(error.message);
-      showFailure(refused.join(" "));
+      // Another model takes no more of the other files.
+      if (!error.isOfModel) causes.delete("model");
+      showFailure(refused.join(" "), [...causes]);
     }
   };
   for (const file of files) reading = reading.then(() => each(file));
@@ -107,7 +111,11 @@ function add(files) {
 }
 
 async function addOneImage(file) {
-  if (!model.takesImages) throw new Error(`${model.name || "This model"} takes no images.`);
+  if (model.takesImages === false) {
+    const others = seeing();
+    const next = others.length ? ` Choose a model that does: ${others.join(", ")}.` : "";
+    throw Object.assign(new Error(`${model.name} takes no images.${next}`), { isOfModel: true });
+  }
   const nBefore = attached.images.reduce((sum, { length }) => sum + length, 0);
   const url = await readImage(file, nBefore);
   setAttached({ ...attached, images: [...attached.images, { key: addImage(url), name: nameOf(file), length: url.length }] });
@@ -131,6 +139,7 @@ function item(file, shown) {
     const at = buttons.indexOf(remove);
     const others = (list) => list.filter((other) => other !== file);
     setAttached({ images: others(attached.images), files: others(attached.files) });
+    causeGone("files");
     const left = [...$("attached").querySelectorAll("button")];
     (left[Math.min(at, left.length - 1)] ?? $("prompt")).focus();
   });

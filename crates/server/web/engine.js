@@ -1,6 +1,7 @@
 // The engine view: figures and plots from the Prometheus text of /metrics, read once a second from the page's start, so
 // that the last two minutes are there when the view is opened.
 
+import { noteServer } from "./failures.js";
 import { headers } from "./settings.js";
 
 const SHOWN_S = 120;
@@ -19,14 +20,14 @@ const SERIES = [
   { metric: "tokenmill_prompt_tokens_total", label: "Prompt tokens/s", isRate: true, format: rate },
   { metric: "tokenmill_requests_running", label: "Running requests", format: whole },
   { metric: "tokenmill_requests_waiting", label: "Waiting requests", format: whole },
-  { metric: "tokenmill_kv_usage_ratio", label: "KV pages in use", format: share },
+  { metric: "tokenmill_kv_usage_ratio", label: "Context memory in use", format: share },
 ];
 // Caption, the series drawn (the second one dashed), and the top of the axis where it does not follow the values.
 const PLOTS = [
   { caption: "Generated tokens/s", drawn: [SERIES[0]] },
   { caption: "Prompt tokens/s", drawn: [SERIES[1]] },
   { caption: "Requests running, and waiting (dashed)", drawn: [SERIES[2], SERIES[3]] },
-  { caption: "KV pages in use", drawn: [SERIES[4]], top: 1 },
+  { caption: "Context memory in use", drawn: [SERIES[4]], top: 1 },
 ];
 // Of each metric, `{ at, value }` in the order of time; `at` in seconds.
 const points = new Map(SERIES.map((series) => [series.metric, []]));
@@ -91,12 +92,14 @@ async function poll() {
   let wait = PERIOD_MS;
   try {
     const response = await fetch("/metrics", { headers: headers() });
+    noteServer(true);
     if (response.ok) keep(parseMetrics(await response.text()));
     failure = response.ok ? "" : `/metrics answered ${response.status}`;
     // Without a key every further request would be refused; `watchEngine` starts again when there is one.
     if (response.status === 401) [wait, failure] = [0, "The figures need an API key: see “Settings”."];
     else if (!response.ok) wait = RETRY_MS;
   } catch {
+    noteServer(false);
     failure = "The server does not answer.";
     wait = RETRY_MS;
   }

@@ -1,4 +1,4 @@
-// Failures in words that say what to do.
+// Failures in words that say what to do; each is shown until its cause is gone.
 
 import { model } from "./model.js";
 import { NoConnection } from "./sse.js";
@@ -6,6 +6,19 @@ import { NoConnection } from "./sse.js";
 const $ = (id) => document.getElementById(id);
 /** What the model's own template says of a model that has none. */
 const NO_TEMPLATE = /this model has none/;
+/** The server's words on images for a model that sees none. */
+const BLIND = /see no images/;
+/** The causes of a failure, by the code of the server's error. */
+const CAUSES = {
+  context_length_exceeded: ["model", "message"],
+  chat_template_error: ["model"],
+  model_failed: ["model", "load"],
+  model_too_large: ["model", "load"],
+};
+/** The causes of the failure that is shown. */
+let causes = [];
+/** Whether the server gave no answer when it was last asked for its figures. */
+let wasDown = false;
 
 /** Says why a model cannot chat, before and after it was asked; empty where it can. */
 export function noChat({ kind, hasOthers }) {
@@ -23,21 +36,58 @@ export function needsKey() {
   return hasOne ? "This server does not take the API key that stands under “Settings”." : "This server needs an API key. Enter it under “Settings”.";
 }
 
-/** A message of the server or of the browser as a sentence. */
-function sentence(text) {
+/** Whether the server refused images because the model takes none. */
+export function isBlind(error) {
+  return BLIND.test(error?.message);
+}
+
+/** A message of the server or of the browser as a sentence, without the field of the request. */
+function sentence(message) {
+  const text = message.replace(/^`messages`: /, "");
   const begun = /^(an?|no|the|this) /.test(text) ? text[0].toUpperCase() + text.slice(1) : text;
   return /[.!?]$/.test(begun) ? begun : `${begun}.`;
 }
 
-/** Shows a failure below the box, or none; what is said there is not said of the model's state above it too. */
-export function showFailure(text) {
+/**
+ * Shows a failure below the box, or none; what is said there is not said of the model's state above it too. The end of any of its causes ends
+ * it: `model`, where another is chosen; `load`, where it is loaded; `key`, `connection`, `message`, `files` or `settings`.
+ */
+export function showFailure(text, ofCauses = []) {
   const state = $("model-state");
+  causes = ofCauses;
   $("error").textContent = text;
   state.hidden = state.textContent !== "" && text.startsWith(state.textContent);
 }
 
-/** Says why there is no answer; `isCut`: some of it came. */
-export function inWords(error, isCut) {
+/** Says by how much a message is too long; the server's own words where it gives no figures. */
+function tooLong({ message, n_prompt_tokens: nTokens, n_ctx: nContext }) {
+  if (!nTokens || !nContext) return sentence(message);
+  return `Your message needs ${nTokens.toLocaleString("en")} tokens; this model holds ${nContext.toLocaleString("en")}.`;
+}
+
+/** Takes a failure back whose cause is gone. */
+export function causeGone(cause) {
+  if (causes.includes(cause)) showFailure("");
+}
+
+/** Takes note of whether the server answers: a failure to reach it ends when it is there again. */
+export function noteServer(isThere) {
+  if (isThere && wasDown) causeGone("connection");
+  wasDown = !isThere;
+}
+
+/** Shows why there is no answer; `isCut`: some of it came. */
+export function tellFailure(error, isCut) {
+  showFailure(inWords(error, isCut), causesOf(error));
+}
+
+function causesOf(error) {
+  if (error instanceof NoConnection) return ["connection"];
+  if (error.status === 401) return ["key"];
+  return error.causes ?? CAUSES[error.code] ?? [];
+}
+
+function inWords(error, isCut) {
   const kept = isCut ? "" : " Your message is kept.";
   if (error instanceof NoConnection) {
     const what = isCut ? "The connection to the server was lost" : "The server does not answer";
@@ -46,6 +96,6 @@ export function inWords(error, isCut) {
   if (error instanceof SyntaxError) return `The server's answer cannot be read.${kept}`;
   if (error.status === 401) return `${needsKey()}${kept}`;
   if (error.code === "chat_template_error" && NO_TEMPLATE.test(error.message)) return noChat({ ...model, kind: "base" });
-  if (error.code === "context_length_exceeded") return `${sentence(error.message)} Shorten the message, or start a new conversation.`;
+  if (error.code === "context_length_exceeded") return `${tooLong(error)} Shorten the message, or start a new conversation.`;
   return `${sentence(error.message)}${error.status ? kept : ""}`;
 }

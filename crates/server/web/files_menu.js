@@ -6,7 +6,7 @@ import { showFailure } from "./failures.js";
 import { closeFold } from "./folds.js";
 import { forgetImages, imageUrl } from "./image_store.js";
 import { keysOf } from "./images.js";
-import { conversationsOf, backupOf, markdownOf, offer } from "./transfer.js";
+import { conversationsOf, backupOf, fileNameOf, markdownOf, offer } from "./transfer.js";
 import { everyMessage } from "./versions.js";
 
 const JSON_TYPE = "application/json";
@@ -18,12 +18,12 @@ const $ = (id) => document.getElementById(id);
  */
 export function startExports({ shown, inForm, select, tellFull }) {
   $("export").addEventListener("click", async () => {
-    const { system, messages } = shown();
-    offer(`${JSON.stringify({ messages: await inForm(system, messages) }, null, 2)}\n`, "conversation.json", JSON_TYPE);
+    const { id, system, messages } = shown();
+    offer(`${JSON.stringify({ messages: await inForm(system, messages) }, null, 2)}\n`, fileNameOf(titleOf(id), "json"), JSON_TYPE);
   });
   $("export-markdown").addEventListener("click", () => {
     const { id, system, messages } = shown();
-    offer(markdownOf({ title: titleOf(id), system, messages }), "conversation.md", "text/markdown");
+    offer(markdownOf({ title: titleOf(id), system, messages }), fileNameOf(titleOf(id), "md"), "text/markdown");
   });
   $("export-all").addEventListener("click", async () => {
     const day = new Date().toISOString().slice(0, 10);

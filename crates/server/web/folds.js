@@ -24,5 +24,6 @@ export function startFolds() {
 /** Closes a menu and goes back to its button. */
 export function closeFold(fold) {
   fold.open = false;
-  fold.querySelector("summary").focus();
+  // The reader of the messages stays where they were.
+  fold.querySelector("summary").focus({ preventScroll: true });
 }

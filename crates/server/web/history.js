@@ -1,44 +1,72 @@
 // The list of conversations in the header: found by words, opened, renamed, deleted.
 
+import { askFirst } from "./asking.js";
 import { allMessages, list, messagesOf, remove, rename, titleOf } from "./conversations.js";
 import { closeFold } from "./folds.js";
 import { forgetImages } from "./image_store.js";
 import { keysOf } from "./images.js";
-import { button } from "./messages.js";
+import { button, element } from "./messages.js";
 
-/** A second press within this time belongs to a double click. */
-const DOUBLE_CLICK_MS = 500;
-/** So long a button asks whether it is meant. */
-const ASKING_MS = 4000;
 const $ = (id) => document.getElementById(id);
 let chosen = () => {};
 let gone = () => {};
+let news = () => new Map();
 let shown = "";
+/** Whether a title is being written: its box stays where it is. */
+let isRenaming = false;
 
-/** Connects the list: `select(id)` opens a conversation, `removed(id)` follows a deletion. Call once. */
-export function startList({ select, removed }) {
+/**
+ * Connects the list: `select(id)` opens a conversation, `removed(id)` follows a deletion, and `states()` has by their ids the conversations
+ * of which there is something to say, as `{ title, words }`; one that is not stored is listed too. Call once.
+ */
+export function startList({ select, removed, states }) {
   chosen = select;
   gone = removed;
+  news = states;
   $("filter").addEventListener("input", () => showList(shown));
   // No button still asks "Really?" when the list is opened again.
   $("history").addEventListener("toggle", () => $("history").open || showList(shown));
 }
 
-/** Draws the list, marks the open conversation, and returns all of them, the newest first. */
+/** Draws the list, marks the open conversation, and returns all of them, the newest first. Where the reader is in the list stays. */
 export function showList(open) {
   shown = open;
-  const all = list();
-  const found = list($("filter").value);
+  const states = news();
+  const all = [...begun(states, ""), ...list()];
+  const words = $("filter").value;
+  const found = words ? [...begun(states, words), ...list(words)] : all;
   $("n-conversations").textContent = String(all.length);
-  $("conversations").replaceChildren(...found.map((entry) => row(entry, entry.id === open)));
+  if (!isRenaming) {
+    keepingPlace(() => $("conversations").replaceChildren(...found.map((entry) => row(entry, entry.id === open, states.get(entry.id)?.words ?? ""))));
+  }
   $("no-conversations").hidden = found.length > 0;
   $("no-conversations").textContent = all.length ? "None has these words." : "There are none yet.";
   $("filter").hidden = all.length === 0;
-  document.title = [titleOf(open), "tokenmill"].filter(Boolean).join(" – ");
+  document.title = [titleOf(open) || states.get(open)?.title, "tokenmill"].filter(Boolean).join(" – ");
   return all;
 }
 
-function row({ id, title }, isOpen) {
+/** The conversations that have begun and are not stored, whose titles hold the words. */
+function begun(states, words) {
+  const wanted = words.toLowerCase().split(/\s+/);
+  return [...states]
+    .filter(([id, { title }]) => !titleOf(id) && wanted.every((word) => title.toLowerCase().includes(word)))
+    .map(([id, { title }]) => ({ id, title, isNew: true }));
+}
+
+/** Draws the list by `draw`; the list stays where it was scrolled to, and the focus where it was. */
+function keepingPlace(draw) {
+  const box = $("conversations");
+  const top = box.scrollTop;
+  const focused = document.activeElement;
+  const item = focused?.closest("#conversations li");
+  const at = item ? [...item.children].indexOf(focused) : -1;
+  draw();
+  box.scrollTop = top;
+  if (at >= 0) [...box.children].find(({ dataset }) => dataset.id === item.dataset.id)?.children[at]?.focus({ preventScroll: true });
+}
+
+function row({ id, title, isNew = false }, isOpen, words) {
   const select = button(title, "", () => {
     $("filter").value = "";
     chosen(id);
@@ -48,39 +76,36 @@ function row({ id, title }, isOpen) {
   select.title = title;
   if (isOpen) select.setAttribute("aria-current", "true");
   const item = document.createElement("li");
-  item.append(select, button("Rename", `Rename: ${title}`, () => edit(item, id)), eraser(id, title));
+  item.dataset.id = id;
+  item.append(select);
+  if (words) item.append(element("span", "state", words));
+  if (!isNew) item.append(button("Rename", `Rename: ${title}`, () => edit(item, id)));
+  item.append(eraser(id, title));
   return item;
 }
 
-/**
- * Nothing brings a conversation back, so the first press only asks, and a second one that comes with it, as of a double click, says
- * nothing. The question ends after a while, and when the button is left.
- */
 function eraser(id, title) {
-  let askedAt = 0;
-  let timer = 0;
-  const show = (isAsking) => {
-    clearTimeout(timer);
-    askedAt = isAsking ? performance.now() : 0;
-    timer = isAsking ? setTimeout(show, ASKING_MS, false) : 0;
-    erase.textContent = isAsking ? "Really?" : "Delete";
-    erase.setAttribute("aria-label", `${isAsking ? "Really? Delete" : "Delete"}: ${title}`);
-  };
-  const erase = button("Delete", `Delete: ${title}`, async () => {
-    if (!askedAt) return show(true);
-    if (performance.now() - askedAt < DOUBLE_CLICK_MS) return;
+  const erase = button("Delete", `Delete: ${title}`, () => {});
+  erase.className = "delete";
+  askFirst(erase, async () => {
+    const at = [...$("conversations").children].indexOf(erase.parentElement);
     const images = keysOf(messagesOf(id));
     const removal = remove(id);
     const others = new Set(keysOf(allMessages()));
     forgetImages(images.filter((key) => !others.has(key)));
-    showList(shown);
     gone(id);
-    $("history").querySelector("summary").focus();
+    showList(shown);
+    focusRow(at);
     await removal;
   });
-  erase.className = "delete";
-  erase.addEventListener("blur", () => show(false));
   return erase;
+}
+
+/** Goes to the row at a place, or to the last one, or else to the button of the list. */
+function focusRow(at) {
+  const rows = $("conversations").children;
+  const title = rows[Math.min(at, rows.length - 1)]?.querySelector(".title");
+  (title ?? $("history").querySelector("summary")).focus({ preventScroll: true });
 }
 
 /** Puts a box for the title in the place of a row. */
@@ -89,12 +114,16 @@ function edit(item, id) {
   box.value = titleOf(id);
   box.setAttribute("aria-label", "Title of the conversation");
   let isOver = false;
+  isRenaming = true;
   const end = async (title) => {
     if (isOver) return;
     isOver = true;
+    isRenaming = false;
+    // The focus goes back to the row, unless it is elsewhere by now.
+    const isHere = document.activeElement === box || document.activeElement === document.body;
     if (title !== null) await rename(id, title);
     showList(shown);
-    $("history").querySelector("summary").focus();
+    if (isHere) focusRow([...$("conversations").children].findIndex(({ dataset }) => dataset.id === id));
   };
   box.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.isComposing) end(box.value.trim());
@@ -104,6 +133,6 @@ function edit(item, id) {
   });
   box.addEventListener("blur", () => end(box.value.trim()));
   item.replaceChildren(box);
-  box.focus();
+  box.focus({ preventScroll: true });
   box.select();
 }

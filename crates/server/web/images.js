@@ -45,7 +45,7 @@ export async function readImage(file, nBefore) {
   } catch {
     throw new Error(`${name} cannot be read.`);
   }
-  if (!kind) throw new Error(`${name} is not an image that can be sent: PNG, JPEG, WebP, BMP and GIF are.`);
+  if (!kind) throw new Error(unfit(name));
   const nBytes = Math.ceil(file.size / 3) * 4;
   if (nBefore + nBytes > MAX_BODY_BYTES) {
     const others = nBefore ? ` besides the other images, which take ${inMib(nBefore)}` : "";
@@ -60,6 +60,11 @@ export async function readImage(file, nBefore) {
     throw new Error(`${name} is damaged, or no image.`);
   }
   return urlOf(blob);
+}
+
+/** Says that a file is none of those that can be sent. */
+export function unfit(name) {
+  return `${name} cannot be sent. Text files and PNG, JPEG, WebP, BMP or GIF images can.`;
 }
 
 /** What a file is called; what was pasted may have no name. */

@@ -3,18 +3,23 @@
 import { showLastContext, startChat } from "./chat.js";
 import { showAttach } from "./composer_files.js";
 import { showEngine, watchEngine } from "./engine.js";
+import { causeGone } from "./failures.js";
 import { startFolds } from "./folds.js";
 import { startModels } from "./models.js";
+import { changeView } from "./scrolling.js";
 import { startSettings } from "./settings.js";
 
 const $ = (id) => document.getElementById(id);
 
 function show(view) {
-  for (const name of ["chat", "engine"]) {
-    $(`${name}-view`).hidden = name !== view;
-    $(`show-${name}`).setAttribute("aria-pressed", String(name === view));
-  }
-  showEngine(view === "engine");
+  if (!$(`${view}-view`).hidden) return;
+  changeView(view, () => {
+    for (const name of ["chat", "engine"]) {
+      $(`${name}-view`).hidden = name !== view;
+      $(`show-${name}`).setAttribute("aria-pressed", String(name === view));
+    }
+    showEngine(view === "engine");
+  });
 }
 
 function modelChanged() {
@@ -30,6 +35,6 @@ async function greet() {
 $("show-chat").addEventListener("click", () => show("chat"));
 $("show-engine").addEventListener("click", () => show("engine"));
 startFolds();
-startSettings(greet);
+startSettings({ keyChanged: greet, areRight: () => causeGone("settings") });
 await startChat(() => show("chat"));
 greet();

@@ -5,7 +5,7 @@ import { headers, showThinking } from "./settings.js";
 const $ = (id) => document.getElementById(id);
 
 /**
- * `name` is empty, `nContext` 0 and `takesImages` undefined until the server has told them; `state` is one of `STATES`. A model that
+ * `name` is empty, `nContext` 0 and `takesImages` undefined until the server knows and tells them; `state` is one of `STATES`. A model that
  * `comesAndGoes` is loaded when it is asked. `kind` is `chat`, `base` of one that has no form for messages, `embedding` of one that makes
  * no texts, or empty where that is not known.
  */
@@ -25,18 +25,31 @@ const ABILITIES = { tools: "calling tools", thinking: "thinking", vision: "image
 /** What a model can be doing, in words for a list. */
 export const STATES = { loaded: "loaded", loading: "loading", unloaded: "not loaded", failed: "failed" };
 
+/** Whether models can think, by their names: the server knows it of those that are loaded. */
+const thinkers = new Map();
+
+/** Whether the model can think; also where nobody knows yet, so that it can be said before the first message loads it. */
+function mayThink() {
+  const isUnknown = model.state !== "loaded" && !["base", "embedding"].includes(model.kind);
+  return thinkers.get(model.name) ?? isUnknown;
+}
+
 /** Fills the card: what the server says of the model. */
 export async function showCard() {
+  showThinking(mayThink());
+  const isLoaded = model.state === "loaded";
   const body = JSON.stringify({ model: model.name });
   const response = await fetch("/api/show", { method: "POST", headers: headers(), body });
   if (!response.ok) return;
   const { details = {}, capabilities = [], model_info: info = {} } = await response.json();
   if (body !== JSON.stringify({ model: model.name })) return;
-  showThinking(capabilities.includes("thinking"));
+  if (isLoaded) thinkers.set(model.name, capabilities.includes("thinking"));
+  showThinking(mayThink());
   const main = { chat: ["chat"], base: ["continuing text"] }[model.kind] ?? [];
   const abilities = capabilities.filter((name) => name !== "completion").map((name) => ABILITIES[name] ?? name);
   const size = info["general.parameter_count"];
   const rows = {
+    Name: model.name,
     Family: details.family,
     Parameters: size ? size.toLocaleString("en") : details.parameter_size,
     Weights: details.quantization_level,
@@ -62,9 +75,9 @@ export function showContext(nTokens) {
   gauge.max = model.nContext;
   gauge.high = 0.9 * model.nContext;
   gauge.value = nTokens;
-  const isNearlyFull = nTokens > gauge.high;
   const words = `${nTokens.toLocaleString("en")} of ${model.nContext.toLocaleString("en")} tokens`;
   const [long, short] = $("context-words").children;
-  long.textContent = isNearlyFull ? `${words}: nearly full` : words;
+  if (nTokens >= model.nContext) long.textContent = `${words}: full`;
+  else long.textContent = nTokens > gauge.high ? `${words}: nearly full` : words;
   short.textContent = `${Math.ceil((100 * nTokens) / model.nContext)} % full`;
 }

@@ -4,7 +4,7 @@
 // chosen is kept in this browser. Looking at the list loads nothing and counts as no use, so it is read again and again while the page is
 // seen.
 
-import { needsKey, noChat } from "./failures.js";
+import { causeGone, needsKey, noChat } from "./failures.js";
 import { model, showCard, STATES } from "./model.js";
 import { headers } from "./settings.js";
 
@@ -35,6 +35,7 @@ export async function look() {
     const response = await fetch("/v1/models", { headers: headers() });
     if (response.status === 401) say(needsKey());
     else if (response.ok) {
+      causeGone("key");
       served = (await response.json()).data.map(read);
       await take(served.find(({ name }) => name === (model.name || kept())) ?? byDefault());
     }
@@ -54,7 +55,9 @@ function lookIfSeen() {
 
 function read({ id, parent, max_model_len: nContext, architecture, capabilities = [], has_chat_template: hasTemplate, status }) {
   const state = status?.failed ? "failed" : (status?.value ?? "loaded");
-  const takesImages = architecture?.input_modalities?.includes("image") ?? false;
+  // The server says neither of a model whose files it has not read yet.
+  const isRead = state === "loaded" || hasTemplate !== null;
+  const takesImages = architecture?.input_modalities?.includes("image") || (isRead ? false : undefined);
   const kind = capabilities.includes("embedding") ? "embedding" : { true: "chat", false: "base" }[hasTemplate] ?? "";
   return { name: id, parent, nContext: nContext ?? 0, takesImages, kind, state, reason: status?.reason ?? "", comesAndGoes: Boolean(status) };
 }
@@ -65,6 +68,16 @@ function byDefault() {
   return sound.find((entry) => !noChat(entry)) ?? sound[0] ?? served[0];
 }
 
+/** The tokens that the context of a model holds; 0 where the server does not say, as of one that is not loaded. */
+export function contextOf(name) {
+  return served.find((entry) => entry.name === name)?.nContext ?? 0;
+}
+
+/** The names of the models that take images. */
+export function seeing() {
+  return served.filter(({ takesImages }) => takesImages).map(({ name }) => name);
+}
+
 /** Asks this model from now on, or shows what has become of it. */
 async function take(entry) {
   if (!entry) return;
@@ -73,6 +86,8 @@ async function take(entry) {
   const isNewlyLoaded = state === "loaded" && model.state !== "loaded";
   const isKnown = name === model.name && nContext === model.nContext && takesImages === model.takesImages && kind === model.kind;
   const isNew = !isKnown || isNewlyLoaded;
+  if (name !== model.name) causeGone("model");
+  if (isNewlyLoaded) causeGone("load");
   const hasOthers = comesAndGoes && served.length > 1;
   Object.assign(model, { name, nContext, takesImages, kind, state, reason, comesAndGoes, hasOthers });
   $("model").textContent = hasOthers ? "About" : name;

@@ -1,4 +1,4 @@
-// Where the reader is: drawing stays at the end until the reader goes up, and a button leads back.
+// Where the reader is: drawing stays at the end until the reader goes up, and a button leads back. Each view keeps its place.
 //
 // The style sheet gets the heights of the header and the box, under which nothing that has the focus may lie.
 
@@ -8,6 +8,9 @@ const $ = (id) => document.getElementById(id);
 /** Whether drawing goes along with the end. */
 let isFollowing = true;
 let lastY = 0;
+/** The view that is shown, and the places of the others. */
+let view = "chat";
+const places = new Map();
 
 export function scrollToEnd() {
   isFollowing = true;
@@ -23,8 +26,20 @@ function distanceToEnd() {
 /** Draws, and stays at the end unless the reader has left it. */
 export function follow(draw) {
   draw();
+  if (view !== "chat") return;
   if (isFollowing) scrollToEnd();
   else showButton();
+}
+
+/** Goes to another view, which `show` shows, where the reader left it; the end of the messages, if that was it. */
+export function changeView(to, show) {
+  places.set(view, { y: scrollY, isAtEnd: distanceToEnd() <= 2 });
+  view = to;
+  show();
+  const { y = 0, isAtEnd = false } = places.get(to) ?? {};
+  if (to === "chat" && isAtEnd) scrollToEnd();
+  else scrollTo(0, y);
+  lastY = scrollY;
 }
 
 function showButton() {
@@ -33,6 +48,7 @@ function showButton() {
 
 /** A reader who goes up, however little, is left there; one who comes to the end is taken along again. */
 function noteScroll() {
+  if (view !== "chat") return;
   if (distanceToEnd() <= 2) isFollowing = true;
   else if (scrollY < lastY) isFollowing = false;
   lastY = scrollY;

@@ -1,4 +1,7 @@
-// Sampling, thinking, tools, colours and key: read from the form, and kept over a reload.
+// Sampling, thinking, tools, colours and key: read from the form, and kept over a reload. A setting that cannot be sent is marked at its field.
+
+import { askFirst } from "./asking.js";
+import { element } from "./messages.js";
 
 const STORE = "tokenmill.settings";
 const KEY = "tokenmill.key";
@@ -12,6 +15,8 @@ const THINKING = {
   medium: { reasoning_effort: "medium" },
   high: { reasoning_effort: "high" },
 };
+/** The readers of settings that are JSON. */
+const JSONS = { tools, template_variables: templateVariables };
 const $ = (id) => document.getElementById(id);
 
 /** The headers of a request, with the key when one is set. */
@@ -20,10 +25,18 @@ export function headers() {
   return { "content-type": "application/json", ...(key && { authorization: `Bearer ${key}` }) };
 }
 
-/** The fields of a request that the form gives. An empty box is left to the server. */
+/**
+ * The fields of a request that the form gives. An empty box is left to the server.
+ * @throws when a number is not one that can be sent
+ */
 export function sampling() {
   const canThink = !$("thinking-choice").hidden;
-  const filled = NUMBERS.filter((name) => $(name).value !== "" && (canThink || name !== "thinking_budget"));
+  const asked = NUMBERS.filter((name) => canThink || name !== "thinking_budget");
+  for (const name of asked) {
+    const fault = numberFault(name);
+    if (fault) throw wrong(`${$(name).labels[0].firstChild.data.trim()} ${fault} (Settings).`);
+  }
+  const filled = asked.filter((name) => $(name).value !== "");
   const numbers = Object.fromEntries(filled.map((name) => [name, Number($(name).value)]));
   return { ...numbers, ...(canThink && THINKING[$("thinking").value]) };
 }
@@ -39,7 +52,7 @@ export function showThinking(canThink) {
  */
 export function tools() {
   const list = json("tools", "The tools");
-  if (list !== null && !Array.isArray(list)) throw new Error("The tools are not a list; write [{\"type\": \"function\", …}].");
+  if (list !== null && !Array.isArray(list)) throw wrong("The tools are not a list; write [{\"type\": \"function\", …}].");
   return list;
 }
 
@@ -50,7 +63,7 @@ export function tools() {
 export function templateVariables() {
   const given = json("template_variables", "The template's variables");
   if (given !== null && (typeof given !== "object" || Array.isArray(given))) {
-    throw new Error("The template's variables are not an object; write {\"name\": value, …}.");
+    throw wrong("The template's variables are not an object; write {\"name\": value, …}.");
   }
   return given;
 }
@@ -62,8 +75,42 @@ function json(id, name) {
   try {
     return JSON.parse(text);
   } catch {
-    throw new Error(`${name} are not valid JSON. Look for a missing quote, comma or bracket under “Settings”.`);
+    throw wrong(`${name} are not valid JSON. Look for a missing quote, comma or bracket under “Settings”.`);
   }
+}
+
+/** A failure that ends when all settings can be sent. */
+function wrong(words) {
+  return Object.assign(new Error(words), { causes: ["settings"] });
+}
+
+/** Why the number in a box cannot be sent, as the end of a sentence; an empty string where it can. */
+function numberFault(name) {
+  const { validity, value, min, max, step } = $(name);
+  if (validity.badInput) return "must be a number";
+  if (validity.rangeUnderflow || validity.rangeOverflow) return max ? `must be between ${min} and ${max}` : `must be ${min} or more`;
+  return step === "1" && !Number.isInteger(Number(value)) ? "must be a whole number" : "";
+}
+
+/** Why a setting cannot be sent, as a sentence; an empty string where it can. */
+function faultOf(name) {
+  const fault = NUMBERS.includes(name) ? numberFault(name) : "";
+  if (fault) return `${fault[0].toUpperCase()}${fault.slice(1)}.`;
+  try {
+    JSONS[name]?.();
+    return "";
+  } catch (error) {
+    return error.message;
+  }
+}
+
+/** Marks a setting that cannot be sent, and says why below its field. */
+function mark(name) {
+  const fault = faultOf(name);
+  const field = $(name);
+  field.parentElement.querySelector(".fault")?.remove();
+  field.ariaInvalid = fault ? "true" : null;
+  if (fault) field.after(element("span", "fault", fault));
 }
 
 /** Light, dark, or as the system has it. */
@@ -77,8 +124,8 @@ export function askForKey() {
   $("key").focus();
 }
 
-/** Fills the form from what was kept and keeps what is entered; `keyChanged` is called after a new key. */
-export function startSettings(keyChanged) {
+/** Fills the form from what was kept and keeps what is entered; `keyChanged` is called after a new key, `areRight` when all can be sent. */
+export function startSettings({ keyChanged, areRight }) {
   const stored = kept();
   // 512 was the default of earlier versions, and was kept with whatever else was entered.
   if (stored.repeat_penalty === undefined && stored.max_tokens === "512") stored.max_tokens = "";
@@ -92,11 +139,21 @@ export function startSettings(keyChanged) {
     sessionStorage.setItem(KEY, $("key").value);
     keyChanged();
   });
-  for (const name of KEPT) $(name).addEventListener("input", keep);
-  $("defaults").addEventListener("click", () => {
-    for (const name of KEPT) $(name).value = $(name).defaultValue ?? "";
-    showScheme();
-    keep();
+  for (const name of KEPT) {
+    mark(name);
+    $(name).addEventListener("input", () => {
+      keep();
+      // A field is marked when it is left, and no longer once its setting is right.
+      if (!faultOf(name)) mark(name);
+      if (!KEPT.some(faultOf)) areRight();
+    });
+    $(name).addEventListener("change", () => mark(name));
+  }
+  askFirst($("defaults"), () => {
+    for (const name of KEPT) {
+      $(name).value = $(name).defaultValue ?? "";
+      $(name).dispatchEvent(new Event("input"));
+    }
   });
 }
 

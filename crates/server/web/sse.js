@@ -35,14 +35,14 @@ export async function* events(response) {
   }
 }
 
-/** The error of a refused request: the server's message as far as it can be read, with `status` and `code`. */
+/** The error of a refused request: the server's fields as far as they can be read, its `code` among them, with `status`. */
 export async function errorOf(response) {
   let message = `the server answered ${response.status} ${response.statusText}`;
-  let code = "";
+  let fields = {};
   try {
-    ({ message, code } = (await response.json()).error);
+    ({ message, ...fields } = (await response.json()).error);
   } catch {
     // It did not come from this server; the status has to do.
   }
-  return Object.assign(new Error(message), { status: response.status, code });
+  return Object.assign(new Error(message), { code: "", ...fields, status: response.status });
 }

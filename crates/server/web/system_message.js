@@ -14,11 +14,11 @@ export function systemMessage() {
   return $("system-here").value.trim();
 }
 
-/** Shows the system message of a conversation. */
-export function showSystemOf(id) {
+/** Shows the system message of a conversation; `begun` is that of one whose first answer is on its way. */
+export function showSystemOf(id, begun) {
   open = id;
   const draft = draftOf(id);
-  $("system-here").value = draft ?? systemOf(id) ?? $("system").value;
+  $("system-here").value = draft ?? systemOf(id) ?? begun ?? $("system").value;
   if (draft !== null) store();
 }
 
@@ -27,13 +27,11 @@ export function startSystemMessage() {
   $("system-here").addEventListener("input", () => keepDraft($("system-here").value));
   $("system-here").addEventListener("change", store);
   // A conversation that has not begun follows the settings.
-  for (const [id, event] of [["system", "input"], ["defaults", "click"]]) {
-    $(id).addEventListener(event, () => {
-      if (systemOf(open) !== undefined) return;
-      sessionStorage.removeItem(DRAFT);
-      $("system-here").value = $("system").value;
-    });
-  }
+  $("system").addEventListener("input", () => {
+    if (systemOf(open) !== undefined) return;
+    sessionStorage.removeItem(DRAFT);
+    $("system-here").value = $("system").value;
+  });
 }
 
 /** Keeps what was entered with its conversation, where that has begun; until then its draft is kept. */

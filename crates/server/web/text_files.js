@@ -2,7 +2,14 @@
 //
 // A text goes before the message's own words and an empty line after it, as `/file` of `tokenmill chat` puts it.
 
-import { inMib, MAX_BODY_BYTES, nameOf } from "./images.js";
+import { inMib, MAX_BODY_BYTES, nameOf, unfit } from "./images.js";
+
+/** Bytes below a space that texts have: tabulators, ends of lines and of pages, and what begins a colour of a terminal. */
+const CONTROLS = new Set([0x09, 0x0a, 0x0c, 0x0d, 0x1b]);
+/** Bytes to which windows-1252 gives no character. */
+const UNASSIGNED = new Set([0x7f, 0x81, 0x8d, 0x8f, 0x90, 0x9d]);
+/** A text of western Europe has fewer letters with accents; of other scripts windows-1252 would make a muddle. */
+const MAX_NOT_ASCII = 0.3;
 
 /**
  * Reads a file as text.
@@ -12,14 +19,27 @@ export async function readText(file) {
   const name = nameOf(file);
   if (file.size === 0) throw new Error(`${name} is empty.`);
   if (file.size > MAX_BODY_BYTES) throw new Error(`${name} is too large: ${inMib(file.size)}; this server takes ${inMib(MAX_BODY_BYTES)} (--max-body-bytes).`);
-  let text = "";
-  try {
-    text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-  } catch {
-    text = "\0";
-  }
-  if (text.includes("\0")) throw new Error(`${name} is neither a text nor an image that can be sent: UTF-8, PNG, JPEG, WebP, BMP and GIF are.`);
+  const text = textOf(await file.arrayBuffer());
+  if (text === null) throw new Error(unfit(name));
   return text.replaceAll("\r\n", "\n");
+}
+
+/** The text that the bytes of a file are: UTF-8, or else windows-1252 where that can be; `null` where they are none. */
+export function textOf(bytes) {
+  let text = "\0";
+  try {
+    text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+  } catch {
+    if (isWestern(new Uint8Array(bytes))) text = new TextDecoder("windows-1252").decode(bytes);
+  }
+  // Some PDF files have characters only, and none of their words are among them.
+  return text.includes("\0") || text.startsWith("%PDF-") ? null : text;
+}
+
+/** Whether bytes are clearly a text in windows-1252, of which Latin-1 is a part. */
+function isWestern(bytes) {
+  const nOthers = bytes.reduce((count, byte) => count + (byte > 0x7f ? 1 : 0), 0);
+  return nOthers <= MAX_NOT_ASCII * bytes.length && bytes.every((byte) => (byte >= 0x20 || CONTROLS.has(byte)) && !UNASSIGNED.has(byte));
 }
 
 /** The words of a message with its text files. */

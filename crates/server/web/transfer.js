@@ -14,6 +14,15 @@ const ROLES = ["user", "assistant", "tool"];
 const ENDINGS = ["length", "stopped", "broken"];
 /** Versions of versions in a backup; deeper ones are left out. */
 const MAX_DEPTH = 50;
+/** Letters of a file's name. File systems take 255 bytes, and a letter has up to four. */
+const MAX_NAME = 60;
+
+/** A file name for a conversation of this title: letters and digits of any script, and lines between them. */
+export function fileNameOf(title, ending) {
+  const words = title.normalize("NFC").replace(/[^\p{L}\p{M}\p{N}]+/gu, "-");
+  const short = [...words].slice(0, MAX_NAME).join("").replace(/^-+|-+$/g, "");
+  return `${short || "conversation"}.${ending}`;
+}
 
 /** Offers a text as a file. */
 export function offer(text, name, type) {
@@ -89,7 +98,7 @@ function clean(messages, keyOf, depth) {
   return whole.map((m) => {
     const message = { role: m.role, content: m.content };
     for (const field of ["note", "reasoning", "id", "name"]) if (typeof m[field] === "string") message[field] = m[field];
-    if (Number.isFinite(m.n_tokens)) message.n_tokens = m.n_tokens;
+    for (const field of ["n_tokens", "n_answer"]) if (Number.isFinite(m[field])) message[field] = m[field];
     if (ENDINGS.includes(m.ended)) message.ended = m.ended;
     const calls = listOf(m.calls).map(({ id, name, arguments: json }) => ({ id: text(id), name: text(name), arguments: text(json) }));
     if (calls.length) message.calls = calls;

@@ -1,8 +1,9 @@
 // One request and its answer as it streams in: what comes, its figures, and why it ended.
 
-import { element, isWhole, messageNode, update } from "./messages.js";
+import { messageCopy } from "./clipboard.js";
+import { actions, element, isWhole, messageNode, update } from "./messages.js";
 import { model } from "./model.js";
-import { look } from "./models.js";
+import { contextOf, look } from "./models.js";
 import { headers } from "./settings.js";
 import { errorOf, events, NoConnection } from "./sse.js";
 
@@ -15,10 +16,11 @@ export class Turn {
    * @param added the messages that go before the answer
    * @param nKept how many stored messages stay before them; all, if it is not given
    * @param continued the answer that is continued, or `null`; then it is the last message and nothing is added
-   * @param watch `{ isShown(), follow(draw), rate(text), ended(turn, failure) }`
+   * @param system the system message of the conversation
+   * @param watch `{ follow(draw), figures(rate, nTokens), ended(turn, failure) }`
    */
-  constructor(id, added, nKept, continued, watch) {
-    Object.assign(this, { id, added, nKept, continued, watch });
+  constructor({ id, added, nKept, continued, system }, watch) {
+    Object.assign(this, { id, added, nKept, continued, system, watch });
     this.text = continued?.content ?? "";
     this.reasoning = continued?.reasoning ?? "";
     this.calls = [];
@@ -29,6 +31,7 @@ export class Turn {
     this.firstAt = 0;
     this.begunAt = performance.now();
     /** What is asked, then what answers. */
+    this.asked = model.name;
     this.model = model.name;
     this.comesAndGoes = model.comesAndGoes;
     this.hasOthers = model.hasOthers;
@@ -37,11 +40,18 @@ export class Turn {
     this.frame = 0;
     this.controller = new AbortController();
     this.answer = messageNode({ role: "assistant", content: this.text, reasoning: this.reasoning });
-    this.nodes = [...added.map(messageNode), this.answer];
+    this.nodes = [...added.flatMap(withCopy), this.answer];
   }
 
   stop() {
     this.controller.abort();
+  }
+
+  /** Ends the turn at once; nobody is told. */
+  drop() {
+    this.watch.ended = () => {};
+    this.end(null);
+    this.stop();
   }
 
   /** Sends the request that `makeBody` makes, and takes in the answer. */
@@ -57,7 +67,9 @@ export class Turn {
       });
       if (!response.ok) throw await errorOf(response);
       for await (const data of events(response)) this.take(JSON.parse(data));
-      if (!this.timings) this.notes.push("The answer broke off.");
+      if (!this.usage) this.notes.push("The answer broke off.");
+      // The model may have been loaded for this; then the size of its context is known now.
+      if (this.notes.includes("length") && !this.nContext()) await look();
     } catch (error) {
       if (error.name === "AbortError") this.notes.push("Stopped.");
       else {
@@ -88,8 +100,7 @@ export class Turn {
     this.usage = event.usage ?? this.usage;
     this.timings = event.timings ?? this.timings;
     if (choice?.finish_reason === "length") this.notes.push("length");
-    const rate = this.rate();
-    if (rate && this.watch.isShown()) this.watch.rate(rate);
+    this.watch.figures(this.rate(), this.nTokens());
   }
 
   takeCall({ index, id, function: { name, arguments: more } = {} }) {
@@ -101,12 +112,35 @@ export class Turn {
 
   /** Whether anything came that is worth keeping. */
   hasAnswer() {
-    return Boolean(this.nArrived || this.timings);
+    return Boolean(this.nArrived || this.usage);
+  }
+
+  /** Tokens of the context, as far as the server has counted them. */
+  nTokens() {
+    const { cache_n: nCached = 0, prompt_n: nComputed = 0, predicted_n: nPredicted = 0 } = this.timings ?? {};
+    return this.usage?.total_tokens ?? nCached + nComputed + nPredicted;
+  }
+
+  /** Tokens of this answer, without those of its beginning where it is continued. */
+  nAdded() {
+    return this.usage?.completion_tokens ?? this.timings?.predicted_n ?? 0;
+  }
+
+  /** Tokens of the whole answer; 0 where those of its beginning were not noted. */
+  nAnswer() {
+    if (!this.continued) return this.nAdded();
+    return this.continued.n_answer ? this.continued.n_answer + this.nAdded() : 0;
+  }
+
+  /** The tokens that the context of the model that answers holds; 0 where nobody knows. */
+  nContext() {
+    return contextOf(this.model) || contextOf(this.asked);
   }
 
   /** The answer as it is stored. */
   reply() {
-    const message = { role: "assistant", content: this.text, note: this.note, n_tokens: this.usage?.total_tokens ?? 0 };
+    const message = { role: "assistant", content: this.text, note: this.note, n_tokens: this.nTokens() };
+    if (this.nAnswer()) message.n_answer = this.nAnswer();
     if (this.reasoning) message.reasoning = this.reasoning;
     if (this.calls.length) message.calls = this.calls;
     const ended = this.notes.map((note) => ENDINGS[note]).find(Boolean);
@@ -116,7 +150,7 @@ export class Turn {
 
   /** Whether the context has no room for more. */
   isFull() {
-    return model.nContext > 0 && (this.usage?.total_tokens ?? 0) >= model.nContext;
+    return this.nContext() > 0 && this.nTokens() >= this.nContext();
   }
 
   /** Tokens a second: as the server measured at the end, as they arrive until then. */
@@ -167,7 +201,8 @@ export class Turn {
       return this.isFull() ? "The context is full." : "The answer reached its limit of tokens.";
     });
     const figures = [];
-    if (this.usage) figures.push(`${this.usage.completion_tokens} tokens`);
+    if (this.nAnswer()) figures.push(`${this.nAnswer()} tokens`);
+    else if (this.nAdded()) figures.push(`${this.nAdded()} more tokens`);
     if (this.rate()) figures.push(this.rate());
     const waited = this.firstAt - this.begunAt;
     if (this.firstAt) figures.push(`first after ${waited < 1000 ? `${waited.toFixed(0)} ms` : `${(waited / 1000).toFixed(1)} s`}`);
@@ -198,4 +233,10 @@ export class Turn {
     }
     this.watch.ended(this, failure);
   }
+}
+
+/** A message as nodes; the words of a user can be copied while the answer runs. */
+function withCopy(message) {
+  const node = messageNode(message);
+  return message.role === "user" && message.content ? [node, actions(messageCopy(message.content))] : [node];
 }

@@ -1,4 +1,4 @@
-//! Files of adapters with one pair of matrices of any shapes, in both forms, for tests that adapters are refused.
+//! Adapter files with one pair of matrices of any shapes, in both forms, for tests of refusals.
 //!
 //! Tests of readers, the server and the program share them. Invariant: only the shapes are wrong.
 

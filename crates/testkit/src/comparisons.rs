@@ -68,24 +68,20 @@ const ROWS: [Row; 93] = [
     row("logits, simulated GPU", "transformers", 8),
     row("logits, Hugging Face folders", "transformers", 9),
     row("logits of folders, simulated GPU", "transformers", 0),
-    row("layers that guess further tokens", "no reference: plain loops", 0),
+    row("MTP layers", "no reference: plain loops", 0),
     row(
-        "layers that guess further tokens, in files of their own",
+        "MTP layers, in files of their own",
         "the layer in its model's file",
         0,
     ),
+    row("MTP layers, latent attention", "no reference: plain loops", 0),
     row(
-        "layers that guess further tokens, latent attention",
-        "no reference: plain loops",
-        0,
-    ),
-    row(
-        "layers that guess further tokens, in folders",
+        "MTP layers, in folders",
         "no reference: files converted from them",
         0,
     ),
     row(
-        "models without layers that guess further tokens",
+        "models without MTP layers",
         "no reference: files that leave them out",
         0,
     ),
@@ -110,15 +106,11 @@ const ROWS: [Row; 93] = [
         1,
     ),
     row("refused rows of images", "no reference: one line each", 1),
-    row(
-        "damaged encoders of images",
-        "no reference: none of them panics",
-        1,
-    ),
+    row("damaged image encoders", "no reference: none of them panics", 1),
     row("resized images", "Pillow", 12),
     row("images by the library", "transformers", 40),
     row("images by the program", "transformers", 20),
-    row("encoders of images of folders", "llama.cpp's converter", 20),
+    row("image encoders of folders", "llama.cpp's converter", 20),
     row("encoders made of folders by the program", "transformers", 8),
     row("adapters, CPU", "transformers", 7),
     row("adapters, naive backend", "transformers", 7),
@@ -348,7 +340,7 @@ impl Drop for Comparisons {
     }
 }
 
-/// Returns the full set of reference data, for benchmarks; prints what is skipped if there is none.
+/// Returns the full set of reference data, for benchmarks; prints the skipped cases if there is none.
 pub fn test_data(what: &str) -> Option<PathBuf> {
     let full = full_set();
     if full.is_none() {

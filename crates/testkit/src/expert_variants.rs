@@ -3,8 +3,8 @@
 
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 use tokenmill_model::{
-    BesideDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LatentExperts, MoeDescriptor,
-    Presence, RouterDescriptor, SharedDescriptor,
+    BesideDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, LatentExperts, MoeDescriptor, Presence,
+    RouterDescriptor, SharedDescriptor,
 };
 
 use crate::{tiny_model::tiny_llama, variants::Variant};
@@ -169,15 +169,7 @@ fn groups(measure: GroupMeasure) -> ExpertGroups {
 
 fn shared(n_ff: usize, has_gate: bool) -> SharedDescriptor {
     SharedDescriptor {
-        dense: DenseDescriptor {
-            n_ff,
-            activation: Activation::Silu,
-            xielu: None,
-            cutoff: None,
-            joined: GateUpOrder::GateFirst,
-            is_gated: true,
-            bias: Presence::Absent,
-        },
+        dense: DenseDescriptor::gated(n_ff, Activation::Silu),
         has_gate,
     }
 }

@@ -5,12 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use tokenmill_backend::{Activation, Backend, NormKind, RopeAxes, RopeStyle};
+use tokenmill_backend::{Backend, RopeStyle};
 use tokenmill_gguf::{GgufError, GgufWriter, TensorType};
 use tokenmill_model::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LayerDescriptor, LoadError,
-    MixerDescriptor, ModelExecutor, ModelOptions, NormDescriptor, NormPlacement, OutputHead, Presence,
-    Residual, RopeDescriptor, RopeScaling, WeightInfo, WeightSource, WeightTensor, build,
+    AttentionDescriptor, Descriptor, LayerDescriptor, LoadError, ModelExecutor, ModelOptions, OutputHead,
+    RopeDescriptor, WeightInfo, WeightSource, WeightTensor, build,
 };
 use tokenmill_quant::{dequantize_row, quantize_row};
 
@@ -33,85 +32,12 @@ struct Tensor {
 
 /// Describes a two-layer llama: 64 wide, 4 query heads over 2 KV heads of 16, a vocabulary of 96.
 pub fn tiny_llama() -> Descriptor {
-    let layer = LayerDescriptor {
-        mixer: MixerDescriptor::Attention(AttentionDescriptor {
-            n_heads: 4,
-            n_kv_heads: 2,
-            head_dim_k: 16,
-            head_dim_v: 16,
-            scale: 0.25,
-            rope: Some(0),
-            is_causal: true,
-            window: None,
-            is_chunked: false,
-            softcap: None,
-            has_sinks: false,
-            alibi: None,
-            temperature: None,
-            qk_norm: None,
-            is_normed_after_rope: false,
-            takes_keys_as_values: false,
-            has_v_norm: false,
-            shares_kv_of: None,
-            output_gate: None,
-            qkv_bias: Presence::Absent,
-            output_bias: Presence::Absent,
-        }),
-        ffn: FfnDescriptor::Dense(DenseDescriptor {
-            n_ff: 96,
-            activation: Activation::Silu,
-            xielu: None,
-            cutoff: None,
-            joined: GateUpOrder::GateFirst,
-            is_gated: true,
-            bias: Presence::Absent,
-        }),
-        norms: NormPlacement::Pre,
-        residual: Residual::Sequential,
-        has_output_scale: false,
-    };
-    Descriptor {
-        arch: "llama".to_owned(),
-        n_vocab: 96,
-        n_embd: 64,
-        n_ctx_train: 256,
-        embedding_scale: 1.0,
-        reads_hidden: false,
-        token_types: Presence::Absent,
-        n_learned_positions: None,
-        embedding_norm: None,
-        norm: NormDescriptor {
-            kind: NormKind::Rms,
-            eps: 1e-5,
-            bias: Presence::Absent,
-        },
-        post_norm_eps: None,
-        layer_embeddings: None,
-        alt_up: None,
-        ropes: vec![RopeDescriptor {
-            style: RopeStyle::Norm,
-            head_dim: 16,
-            n_dims: 16,
-            base: 10_000.0,
-            scaling: RopeScaling::None,
-            has_freq_factors: false,
-            axes: RopeAxes::One,
-        }],
-        layers: vec![layer; 2],
-        tensor_names: &[],
-        residual_scale: 1.0,
-        has_output_norm: true,
-        pooling: None,
-        head: OutputHead::Own,
-        head_bias: Presence::Absent,
-        logit_scale: 1.0,
-        logit_softcap: None,
-        row_factors: Vec::new(),
-        n_deep_inputs: 0,
-        tower: None,
-        control: Vec::new(),
-        ignorable: Vec::new(),
-    }
+    let layer = LayerDescriptor::plain(AttentionDescriptor::plain(4, 2, [16, 16]), 96);
+    let rope = RopeDescriptor::plain(RopeStyle::Norm, 16, 10_000.0);
+    let mut descriptor = Descriptor::plain([96, 64, 256], rope, vec![layer; 2]);
+    descriptor.arch = "llama".to_owned();
+    descriptor.head = OutputHead::Own;
+    descriptor
 }
 
 impl TinyModel {

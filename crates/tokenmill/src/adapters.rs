@@ -1,6 +1,6 @@
-//! [`AdapterSource`] and [`LoadedAdapter`]: adapters by name, and the list of those that a model has.
+//! [`AdapterSource`] and [`LoadedAdapter`]: adapters by name, and the list of a model's adapters.
 //!
-//! Separate from the model's calls, which are in `model_adapters.rs`. Invariant: a name stands for one adapter at a time.
+//! The model's calls are in `model_adapters.rs`. Invariant: a name stands for one adapter at a time.
 
 use std::{
     fs,
@@ -62,13 +62,13 @@ impl FromStr for AdapterSource {
         }
         let name = match name {
             Some(name) => name.to_owned(),
-            None => name_of(Path::new(path)).ok_or("the path has no name; say NAME=PATH")?,
+            None => name_of(Path::new(path)).ok_or("the path has no name; write NAME=PATH")?,
         };
         if let Some(reason) = fault_of(&name) {
-            return Err(format!("the name `{name}` {reason}; say NAME=PATH"));
+            return Err(format!("the name `{name}` {reason}; write NAME=PATH"));
         }
         if !strength.is_finite() {
-            return Err(format!("a scale of {strength} is not a number to multiply with"));
+            return Err(format!("a scale of {strength} is not a valid scale"));
         }
         Ok(Self {
             name,

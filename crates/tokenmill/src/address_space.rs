@@ -1,7 +1,7 @@
-//! The limit of a process's address space (`ulimit -v`), and how much of it is left.
+//! The limit of a process's address space (`ulimit -v`), and the unused part of it.
 //!
-//! Separate from `machine_memory` because it counts addresses, also those that hold nothing yet. Invariant: without a limit, nothing is
-//! limited.
+//! Addresses count here even if they hold nothing yet, unlike in `machine_memory`. Invariant: without a
+//! limit, nothing is limited.
 
 /// Bytes that a load leaves to stacks of threads and to small allocations, which cannot fail with an error.
 #[cfg(target_os = "linux")]
@@ -17,13 +17,13 @@ pub(crate) fn address_room_bytes() -> Option<u64> {
     room_of(limit_bytes, &status)
 }
 
-/// Returns `None`: other systems have no such limit, or do not say what is left of it.
+/// Returns `None`: other systems have no such limit, or do not report the unused part.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn address_room_bytes() -> Option<u64> {
     None
 }
 
-/// Returns what `/proc/self/status` and the reserve leave of a limit.
+/// Returns the rest of a limit, after `/proc/self/status` and the reserve.
 #[cfg(target_os = "linux")]
 fn room_of(limit_bytes: u64, status: &str) -> Option<u64> {
     let mapped_bytes = crate::proc_field::field_bytes(status, "VmSize:")?;

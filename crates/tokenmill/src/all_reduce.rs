@@ -1,10 +1,10 @@
-//! [`AllReduce`]: how GPUs that compute a model together add up.
+//! [`AllReduce`]: how GPUs that compute a model together sum their results.
 //!
-//! Separate from the GPUs, since a build without CUDA names it too.
+//! A build without CUDA names it too.
 
 use std::str::FromStr;
 
-/// How GPUs that compute a model together add up what each has computed a part of.
+/// How GPUs that compute a model together sum their partial results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AllReduce {
     /// By NCCL where the machine has it and it joins the GPUs, else in the host's memory. With
@@ -19,7 +19,7 @@ pub enum AllReduce {
 
 /// The error for a text that names no way to add up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{found}` is not a way to add up; say `auto`, `nccl` or `host`")]
+#[error("`{found}` is not an all-reduce method; use `auto`, `nccl` or `host`")]
 pub struct AllReduceError {
     found: String,
 }
@@ -50,7 +50,7 @@ mod tests {
         let error = "ring".parse::<AllReduce>().unwrap_err().to_string();
         assert_eq!(
             error,
-            "`ring` is not a way to add up; say `auto`, `nccl` or `host`"
+            "`ring` is not an all-reduce method; use `auto`, `nccl` or `host`"
         );
     }
 }

@@ -1,7 +1,6 @@
-//! [`Answer`]: a finished sample, and how the events of a stream become answers.
+//! [`Answer`]: a finished sample, and the conversion of a stream's events to answers.
 //!
-//! Separate from the stream because those who read piece by piece need none of it. Invariant: a sample without an end is an
-//! error, never an answer.
+//! Readers of single pieces need none of it. Invariant: a sample without an end is an error, never an answer.
 
 use serde_json::{Map, Value, json};
 use tokenmill_sched::{EngineError, FinishReason, Timings, Usage};
@@ -213,7 +212,7 @@ impl SoFar {
             Part::Arguments { delta, .. } => self.open.arguments.push_str(&delta),
             Part::CallEnd { .. } => self.calls.push(std::mem::take(&mut self.open)),
             Part::CallCut { .. } => self.cut_call = Some(std::mem::take(&mut self.open)),
-            // It is no call, so its text is text.
+            // It is not a call, so its text is text.
             Part::CallBroken { source, .. } => self.text.push_str(&source),
             Part::Markup => {}
         }

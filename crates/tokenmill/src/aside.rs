@@ -1,7 +1,7 @@
-//! [`write_aside`]: a file that is there whole or not at all.
+//! [`write_aside`]: writes a file that exists completely or not at all.
 //!
-//! Separate because it is all that stands between a crash and the file that was there before. Invariant: the name never names a part of
-//! a file; what it named before stays until the new bytes are on the disk.
+//! It protects the earlier file from a crash. Invariant: the name never refers to a partial file, and refers
+//! to the earlier file until the new bytes are on the disk.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -92,7 +92,7 @@ fn sync_folder(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes what killed processes left of files of a folder that no other process writes to.
+/// Removes partial files that killed processes left in a folder to which no other process writes.
 pub(crate) fn remove_unfinished(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -147,7 +147,7 @@ mod tests {
         let path = folder.path().join("a");
         write_aside(&path, |file| file.write_all(b"whole")).unwrap();
         let (file, aside) = create_aside(&path).unwrap();
-        // The next file of the name is none the worse.
+        // The next file with the name is not affected.
         write_aside(&path, |file| file.write_all(b"newer")).unwrap();
         drop(file);
         assert!(aside.exists());

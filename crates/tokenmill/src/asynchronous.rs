@@ -1,7 +1,8 @@
 //! The blocking calls of a [`Model`] as futures, for any runtime.
 //!
-//! Separate because the engine computes on its own threads, so only the steps before a request can take long: encoding images and
-//! compiling constraints. Invariant: these steps run on a separate thread and never block the thread that polls the future.
+//! The engine computes on its own threads, so only the steps before a request can take long: encoding images
+//! and compiling constraints. Invariant: these steps run on a separate thread and never block the thread that
+//! polls the future.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},

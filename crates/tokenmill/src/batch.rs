@@ -1,7 +1,7 @@
-//! Answers to any number of prompts or conversations, as many side by side as the engine runs.
+//! Answers to any number of prompts or conversations, as many at a time as the engine runs.
 //!
-//! Separate from the model because it reads many streams at once: a stream that is not read is paused. Invariant: the
-//! answers are in the order of the prompts, and one that fails leaves the others alone.
+//! It reads many streams at once, since a stream that is not read is paused. Invariant: the answers have the
+//! order of the prompts, and a failure does not affect the others.
 
 use std::task::{Context, Poll};
 

@@ -1,10 +1,9 @@
-//! Measures, on the loaded model, the number of tokens per step from which the GPU is faster than the CPU.
+//! Measures, on the loaded model, the minimum step size in tokens at which the GPU is faster than the CPU.
 //!
-//! Separate from the load because it runs steps. Both sides have the feed-forward networks. Steps of 2, 4, 8
-//! and more tokens are run on either route, and the device gets the steps from the number of tokens on at
-//! which it was always faster. Decode steps, with one token per sequence, are measured apart from prompts of
-//! one sequence, since the device records and replays its part of them. Invariant: the measurement writes
-//! only to pages and states that no sequence has yet.
+//! Both sides have the feed-forward networks. Steps of 2, 4, 8 and more tokens run on both routes, and the
+//! GPU gets all steps from the size on at which it was always faster. Decode steps, with one token per
+//! sequence, are measured apart from prompts of one sequence, since the device records and replays its part
+//! of them. Invariant: the measurement writes only to pages and states that no sequence has yet.
 
 use std::time::{Duration, Instant};
 
@@ -106,7 +105,7 @@ fn threshold<H: SplitOperations, D: SplitOperations>(
     let longest = kind.longest(executor.limits());
     let most = longest.min(MAX_TOKENS);
     let mut measured = Vec::new();
-    // A prompt of one token is none, and costs what two cost: the weights are read once.
+    // A prompt of one token would be a decode step, and costs as much as two tokens: the weights are read once.
     let mut n_tokens = match kind {
         Kind::Decode => 1,
         Kind::Prompt => most.min(2),
@@ -124,7 +123,7 @@ fn threshold<H: SplitOperations, D: SplitOperations>(
 }
 
 /// The number of tokens from which on the device computes, of the numbers measured and whether it was faster there. One slow run in
-/// between does not count: what is measured above it decides. `longest`: tokens that a step has at most.
+/// between does not count: measurements above it decide. `longest`: tokens that a step has at most.
 fn first_worth(measured: &[(usize, bool)], longest: usize) -> Option<usize> {
     let is_slower = |&(_, is_faster): &(usize, bool)| !is_faster;
     let Some(last_slower) = measured.iter().rposition(is_slower) else {

@@ -1,6 +1,6 @@
-//! [`checksum`]: XXH64, to tell a file that was damaged from one that was not.
+//! [`checksum`]: XXH64, which detects damaged files.
 //!
-//! Separate because it is arithmetic alone. It finds damage, not intent. Source: the specification of XXH64
+//! It finds damage, not manipulation. Source: the specification of XXH64
 //! (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>).
 
 const PRIMES: [u64; 5] = [

@@ -1,6 +1,6 @@
-//! [`Compute`]: what a model computes with, and [`Device`], where.
+//! [`Compute`]: the resources that a model computes with; and [`Device`]: the place.
 //!
-//! Separate from the load because both the choice of the device and the load on a GPU read it. Invariant: a text that names no device is
+//! The choice of the device and the load on a GPU both read it. Invariant: a text that names no device is
 //! refused.
 
 use std::{str::FromStr, sync::Arc};
@@ -36,7 +36,7 @@ pub enum Device {
 
 /// Reports a text that names no device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{found}` is not a device; say `auto`, `cpu`, `cuda` or `cuda:N`")]
+#[error("`{found}` is not a device; use `auto`, `cpu`, `cuda` or `cuda:N`")]
 pub struct DeviceError {
     found: String,
 }
@@ -113,7 +113,7 @@ pub struct Compute {
     pub n_prefill_threads: Option<usize>,
     /// Where the threads of the CPU run.
     pub places: Places,
-    /// Whether a GPU measures what the time of its steps goes to, for [`Executor::trace`](tokenmill_backend::Executor::trace).
+    /// Whether a GPU measures the parts of its steps' time, for [`Executor::trace`](tokenmill_backend::Executor::trace).
     pub is_traced: bool,
     /// Use of the GPU.
     pub gpu: GpuOptions,
@@ -139,7 +139,7 @@ pub struct Compute {
     pub on_split: Option<SplitObserver>,
     /// Receives a line for the start of a GPU's check at first use, and one for each finding.
     pub on_gpu_check: Option<GpuCheckObserver>,
-    /// Whether a load leaves the processors to what else computes here: it reads and packs weights on one thread of low priority,
+    /// Whether a load leaves the processors to other computations of this process: it reads and packs weights on one thread of low priority,
     /// and takes longer. The threads that compute afterwards have the usual priority.
     pub is_quiet: bool,
     /// Whether the CPU keeps large tables of token embeddings in memory, too. If not, a table of 64 MiB or
@@ -183,7 +183,7 @@ impl Compute {
         }
     }
 
-    /// Does a part of a load, in the manner that was asked for.
+    /// Does a part of a load, in the manner that was requested.
     pub(crate) fn work<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         if self.is_quiet {
             at_low_priority(work)

@@ -1,7 +1,7 @@
-//! Constraints on their way from text to the engine, which knows tokens only.
+//! Constraints on their way from text to the engine, which knows only tokens.
 //!
-//! Separate from the words because it is the one place that joins the two. Invariant: a constraint is compiled on the thread
-//! of the caller, never on the engine's.
+//! Only this file joins the two. Invariant: a constraint is compiled on the caller's thread, never on the
+//! engine's.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ const ANALYSIS_CHANNEL: &str = "<|channel|>analysis<|message|>";
 const MESSAGE_END: &str = "<|end|>";
 const NEXT_MESSAGE: &str = "<|end|><|start|>assistant";
 
-/// Says what a constraint applies to.
+/// The part of an answer that a constraint applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holds {
     /// The text for the reader.

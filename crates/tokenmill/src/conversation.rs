@@ -1,7 +1,7 @@
 //! [`Conversation`]: messages, tools and template variables, as a caller puts them together.
 //!
-//! Separate from the words because it is plain data: a chat template of the words renders it. Invariant: what a message holds
-//! is text to the template, never a control token.
+//! Plain data that a chat template renders. Invariant: the contents of a message are text to the template,
+//! never a control token.
 
 use std::borrow::Borrow;
 
@@ -50,7 +50,7 @@ impl Conversation {
         )
     }
 
-    /// The same of messages as JSON, which carry what a template reads beyond `role` and `content`.
+    /// Makes a conversation of messages as JSON, which may have further fields for the template than `role` and `content`.
     pub fn from_json(messages: Vec<Value>) -> Self {
         Self {
             messages,
@@ -97,7 +97,7 @@ impl Conversation {
         self
     }
 
-    /// Adds what a tool returned for a call.
+    /// Adds a tool's result for a call.
     #[must_use]
     pub fn result(mut self, call: &ToolCall, content: impl Into<String>) -> Self {
         let content: String = content.into();

@@ -1,7 +1,8 @@
 //! [`Conversion`]: a Hugging Face folder to a GGUF file.
 //!
-//! Here the network's keys and tensors, the tokenizer's keys and the writing of files meet, each from its own crate. Invariant: a
-//! folder that could not be loaded is not converted; what is missing or damaged is said before anything is written.
+//! It joins the network's keys and tensors, the tokenizer's keys and the writing of files, each from its own
+//! crate. Invariant: a folder that could not be loaded is not converted; missing and damaged parts are
+//! reported before anything is written.
 
 use std::{
     fs,
@@ -38,7 +39,7 @@ enum Source {
         network: Box<FolderAsGguf>,
         vocabulary: Metadata,
     },
-    /// Its encoder of images.
+    /// Its image encoder.
     Encoder(Box<VisionFolder>),
 }
 
@@ -73,7 +74,7 @@ const SAMPLING: [(&str, &str); 4] = [
     ("temperature", "temp"),
 ];
 
-/// Texts that tokenizers cut differently, by what is in them.
+/// Texts that tokenizers cut differently, by their contents.
 const PROBES: [(&str, &str); 6] = [
     (
         "words and numbers",
@@ -145,10 +146,10 @@ impl Conversion {
         )
     }
 
-    /// Opens a folder whose encoder of images is to become a file, `mmproj-*.gguf`, and checks that all it needs is there.
+    /// Opens a folder whose image encoder is to become a file, `mmproj-*.gguf`, and checks that all it needs is there.
     ///
     /// # Errors
-    /// [`Error`]: a folder without an encoder, one of a family that is not supported, and what is missing or damaged.
+    /// [`Error`]: a folder without an encoder, an unsupported family, and missing or damaged parts.
     pub fn open_encoder(folder: impl AsRef<Path>) -> Result<Self, Error> {
         let folder = folder.as_ref();
         let backend =
@@ -171,7 +172,7 @@ impl Conversion {
         })
     }
 
-    /// Whether the folder has an encoder of images that [`Self::open_encoder`] makes a file of, and this is not it.
+    /// Whether the folder has an image encoder that [`Self::open_encoder`] makes a file of, and this is not it.
     pub fn leaves_encoder(&self) -> bool {
         matches!(self.source, Source::Network { .. })
             && VisionFolder::is_in(&self.folder).is_ok_and(|is_in| is_in)
@@ -291,10 +292,10 @@ impl Conversion {
         Ok(metadata)
     }
 
-    /// Says what would be written, and writes nothing.
+    /// Describes the output without writing it.
     ///
     /// # Errors
-    /// [`Error::Convert`]: what does not go together, such as an importance matrix of another model.
+    /// [`Error::Convert`]: inputs that do not match, such as an importance matrix of another model.
     pub fn plan(&self, out: OutType) -> Result<QuantizeSummary, Error> {
         let writer = self.writer(out)?;
         Ok(writer.plan(&self.metadata(&writer, out)?)?)
@@ -303,7 +304,7 @@ impl Conversion {
     /// Writes the file. It appears when it is whole; `on_progress` may stop the work.
     ///
     /// # Errors
-    /// [`Error::Convert`]: a weight that is no number, or a file that cannot be written.
+    /// [`Error::Convert`]: a weight that is not a number, or a file that cannot be written.
     pub fn write(
         &self,
         path: impl AsRef<Path>,
@@ -320,7 +321,7 @@ impl Conversion {
     }
 }
 
-/// By layer, what is in none first, then by name.
+/// By layer, tensors outside of layers first, then by name.
 fn order(name: &str) -> (Option<usize>, &str) {
     let layer = name
         .strip_prefix("v.")

@@ -1,4 +1,4 @@
-//! Converts Hugging Face folders to GGUF files, with fewer bits for each weight if wanted.
+//! Converts Hugging Face folders to GGUF files, optionally with fewer bits per weight.
 //!
 //! The crate `tokenmill_convert` quantizes GGUF files.
 

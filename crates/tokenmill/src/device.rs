@@ -1,7 +1,7 @@
-//! [`load`]: the load on the device that was chosen.
+//! [`load`]: loads a model on the chosen device.
 //!
-//! Separate from the model so that one file decides between devices. Invariant: a choice is obeyed or refused; only
-//! [`Device::Auto`] falls back to another device and says why.
+//! Only this file decides between devices. Invariant: a choice is obeyed or refused; only [`Device::Auto`]
+//! falls back to another device, and says why.
 
 use tokenmill_backend::BackendError;
 use tokenmill_model::{LoadProgress, Model, ModelOptions};
@@ -21,9 +21,9 @@ use crate::{
 /// Loads a network on the device that `compute` chooses, and says where that is.
 ///
 /// # Errors
-/// [`Error::Load`] as [`Model::load_on`], [`Error::Gpu`] where a GPU was asked for and cannot be used, [`Error::TooFewGpus`] and
+/// [`Error::Load`] as [`Model::load_on`], [`Error::Gpu`] if a GPU was requested and cannot be used, [`Error::TooFewGpus`] and
 /// [`Error::GroupNotWhole`] where several cannot compute it together, [`Error::AdaptersNotWhole`], [`Error::SplitTooLarge`],
-/// [`Error::NothingOnGpu`] and [`Error::NoExperts`] where what was asked for cannot be on it, [`Error::HostPartTooLarge`] where the
+/// [`Error::NothingOnGpu`] and [`Error::NoExperts`] if the requested parts cannot be on it, [`Error::HostPartTooLarge`] where the
 /// rest is larger than the machine's memory, [`Error::NotEnoughMemory`] of a load on the CPU that is, and [`Error::LoadOutOfMemory`] where
 /// the system refuses memory for it.
 pub fn load(
@@ -35,11 +35,11 @@ pub fn load(
     load_with_guesser(model, options, compute, Guesser::Nothing, on_progress)
 }
 
-/// As [`load`], with what guesses tokens next to the model: the CPU computes both, or one GPU does. A draft model on the CPU is loaded by
+/// As [`load`], with a draft model or MTP layer: the CPU computes both, or one GPU does. A draft model on the CPU is loaded by
 /// [`Draft::load`](crate::draft::Draft::load).
 ///
 /// # Errors
-/// As [`load`], [`Error::NoRoomToGuess`], and what is wrong with what guesses.
+/// As [`load`], [`Error::NoRoomToGuess`], and faults of the draft model or MTP layer.
 pub(crate) fn load_with_guesser(
     model: &Model,
     options: &ModelOptions,
@@ -87,9 +87,9 @@ pub(crate) fn load_with_guesser(
     }
 }
 
-/// Refuses what [`load`] would refuse before it reads a weight, where GPUs are asked for: they cannot be used, the network cannot be placed on
+/// Makes the refusals of [`load`] that come before it reads a weight, if GPUs are requested: they cannot be used, the network cannot be placed on
 /// them so, or one has too little memory. Not refused are GPUs that NCCL is there for and cannot join, and parts that fit but for the
-/// memory that it takes; and where the number of layers is left open, the host's part that does not fit. Nothing is refused where the CPU is asked for, or the choice is left open.
+/// memory that it takes; and where the number of layers is left open, the host's part that does not fit. Nothing is refused if the CPU is requested, or the choice is left open.
 ///
 /// # Errors
 /// As [`load`].

@@ -1,7 +1,7 @@
-//! [`Draft`]: a second model that guesses tokens ahead, from its file to what computes it.
+//! [`Draft`]: a draft model, from its file to its executor.
 //!
-//! Separate from the load of the model itself, which knows nothing of it. Invariant: it says the same tokens by the same numbers as the
-//! model, which is checked before either is loaded.
+//! The load of the model itself knows nothing of it. Invariant: its vocabulary matches the model's, which is
+//! checked before either is loaded.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// Opens the model at `path`, and checks that it can guess for one that has `tokenizer`.
+    /// Opens the model at `path`, and checks that it can make drafts for a model with `tokenizer`.
     ///
     /// # Errors
     /// [`Error::Draft`] of one that cannot be opened, [`Error::DraftVocabulary`], [`Error::DraftIsEncoder`].
@@ -85,7 +85,7 @@ impl Draft {
         }
     }
 
-    /// Refuses a drafting model where the model it guesses for cannot be on one device, as far as that is known before the load.
+    /// Refuses a draft model if its main model cannot be on one device, as far as that is known before the load.
     ///
     /// # Errors
     /// [`Error::DraftNotWhole`].
@@ -112,7 +112,7 @@ impl Draft {
     /// Loads it on a GPU's backend, next to a model with `options`.
     ///
     /// # Errors
-    /// [`Error::Draft`] of what keeps it from loading.
+    /// [`Error::Draft`] with the reason why it does not load.
     #[cfg(feature = "cuda")]
     pub(crate) fn load_on<B: Backend>(
         &self,
@@ -147,7 +147,7 @@ impl Draft {
     /// Loads it on the CPU, next to a model with `options` on `device`, the CPU too, that takes `of_model`.
     ///
     /// # Errors
-    /// [`Error::DraftNotWhole`], [`Error::DraftTooLarge`], and [`Error::Draft`] of what else keeps it from loading.
+    /// [`Error::DraftNotWhole`], [`Error::DraftTooLarge`], and [`Error::Draft`] with any other reason why it does not load.
     pub(crate) fn load(
         &self,
         options: &ModelOptions,

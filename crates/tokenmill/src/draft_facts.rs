@@ -1,6 +1,7 @@
-//! [`DraftFacts`]: what guesses tokens ahead, as a loaded model tells of it, and the room that it gets.
+//! [`DraftFacts`]: the facts that a loaded model reports about its draft model or MTP layer; and the size of
+//! its KV cache.
 //!
-//! Separate because a second model and a layer of the model itself have both in common.
+//! Draft models and MTP layers share both.
 
 use tokenmill_backend::{Executor, MemoryPlan, PAGE_TOKENS};
 use tokenmill_model::ModelOptions;
@@ -8,7 +9,7 @@ use tokenmill_model::ModelOptions;
 /// Tokens that the drafting model computes at once: it has a few of each sequence to compute, and prompts in parts.
 const MAX_STEP_TOKENS: usize = 128;
 
-/// The model that guesses tokens ahead, as a loaded model tells of it.
+/// The facts that a loaded model reports about its draft model or MTP layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DraftFacts {
@@ -16,15 +17,15 @@ pub struct DraftFacts {
     pub name: String,
     /// The memory that it takes.
     pub memory: MemoryPlan,
-    /// Tokens of a context behind which it guesses nothing.
+    /// Length of its context in tokens; beyond it there are no drafts.
     pub n_ctx: usize,
     /// Whether it is a layer of the model itself.
     pub is_own_layer: bool,
 }
 
-/// A loaded draft model or layer, which guesses tokens for a model.
+/// A loaded draft model or MTP layer.
 pub struct LoadedGuesser {
-    /// Computes the guesses.
+    /// Computes the drafts.
     pub(crate) executor: Box<dyn Executor + Send>,
     /// The facts that are reported about it.
     pub(crate) facts: DraftFacts,

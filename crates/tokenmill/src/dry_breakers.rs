@@ -1,7 +1,7 @@
-//! The tokens at which DRY stops looking for a repetition.
+//! The tokens at which DRY ends its search for a repetition.
 //!
-//! Separate from the sampler because it knows ids, not texts. Invariant: the default costs one look through the vocabulary
-//! in the life of a model, not one for each request.
+//! The sampler knows ids, not texts. Invariant: the default costs one pass over the vocabulary per model, not
+//! one per request.
 
 use tokenmill_text::Tokenizer;
 

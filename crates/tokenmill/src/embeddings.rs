@@ -1,8 +1,8 @@
 //! [`Embeddings`]: the vectors of a request's inputs, in order, each as soon as it is ready.
 //!
-//! Separate from generations because nothing is sampled. Invariant: a vector is the network's pooled output,
-//! or the mean of the final hidden states if it does not pool, normalized to length 1; the vectors have the
-//! order of the inputs.
+//! Unlike in generations, nothing is sampled. Invariant: a vector is the network's pooled output, or the mean
+//! of the final hidden states if it does not pool, normalized to length 1; the vectors have the order of the
+//! inputs.
 
 use std::{
     task::{Context, Poll, ready},
@@ -13,7 +13,7 @@ use tokenmill_sched::{Engine, ForwardParams, ForwardRows};
 
 use crate::{Error, forward_passes::ForwardPasses, wait::wait};
 
-/// The vectors of a request's inputs: an iterator that waits for each. Dropping it cancels what is not finished.
+/// The vectors of a request's inputs: an iterator that waits for each. Dropping it cancels unfinished work.
 #[derive(Debug)]
 pub struct Embeddings {
     passes: ForwardPasses,

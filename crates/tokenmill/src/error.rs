@@ -1,7 +1,7 @@
 //! [`Error`]: the errors of opening, loading and using a model.
 //!
-//! One enum for the whole front door. Invariant: the fields of an error name what is wrong; errors of the
-//! layers below are kept unchanged.
+//! One enum for the whole crate. Invariant: the fields of an error name the cause; errors of the layers below
+//! are kept unchanged.
 
 use std::{io, path::PathBuf};
 
@@ -53,13 +53,13 @@ pub enum Error {
         /// The folder.
         folder: PathBuf,
     },
-    /// A type of file that encoders of images do not have.
-    #[error("an encoder of images cannot be written as {out}; its types are auto, f32, f16, bf16 and q8_0")]
+    /// A type of file that image encoders do not have.
+    #[error("an image encoder cannot be written as {out}; its types are auto, f32, f16, bf16 and q8_0")]
     EncoderType {
         /// The type.
         out: String,
     },
-    /// The built-in model was asked for, and this build has none.
+    /// The built-in model was requested, and this build has none.
     #[error("the built-in model is not part of this build; enable the feature `demo`")]
     NoDemo,
     /// The model is a name, and this build downloads no models.
@@ -136,7 +136,7 @@ pub enum Error {
     QuantizesFile,
     /// A preset of few bits, while a model loads.
     #[error(
-        "{preset} needs an importance matrix, and none is used while a model loads; take Q4_K_M or Q8_0, say"
+        "{preset} needs an importance matrix, and none is used while a model loads; take for example Q4_K_M or Q8_0"
     )]
     NeedsImportance {
         /// The preset.
@@ -168,15 +168,13 @@ pub enum Error {
         /// Why.
         source: Box<LoadError>,
     },
-    /// The GPU that was asked for cannot be used, or not for this model.
+    /// The GPU that was requested cannot be used, or not for this model.
     #[error("the GPU cannot be used: {0}")]
     Gpu(#[source] BackendError),
     /// Fewer GPUs than were to compute the model together.
-    #[error(
-        "{n_gpus} GPUs from GPU {first} on are to compute the model, and the driver shows {n_found} in all"
-    )]
+    #[error("the model needs {n_gpus} GPUs from GPU {first} on, but the driver shows {n_found} in all")]
     TooFewGpus {
-        /// GPUs that were asked for.
+        /// GPUs that were requested.
         n_gpus: usize,
         /// The first one's number.
         first: usize,
@@ -184,12 +182,10 @@ pub enum Error {
         n_found: usize,
     },
     /// GPUs that were to compute the model together, next to something that leaves a part of it to the CPU.
-    #[error("a model that several GPUs compute together leaves nothing to the CPU")]
+    #[error("a model on several GPUs cannot have a part on the CPU")]
     GroupNotWhole,
     /// Adapters of a model of which a GPU has a part only.
-    #[error(
-        "adapters are computed where the CPU or one GPU has all of the model, and here a GPU has a part of it"
-    )]
+    #[error("adapters need all of the model on the CPU or on one GPU, but here a GPU has a part of it")]
     AdaptersNotWhole,
     /// The GPU's part of the model exceeds its memory.
     #[error(
@@ -204,9 +200,9 @@ pub enum Error {
         needed_bytes: u64,
         /// Bytes that a model may take.
         free_bytes: u64,
-        /// Layers that would fit, the last ones, with their parts placed as was asked for.
+        /// Layers that would fit, the last ones, with their parts placed as requested.
         fitting_layers: usize,
-        /// Layers, from the first on, whose experts the CPU would have to keep for all that was asked for to fit; `None` where
+        /// Layers, from the first on, whose experts the CPU would have to keep for all that was requested to fit; `None` where
         /// that would not do.
         fitting_host_experts: Option<usize>,
         /// Layers there are.
@@ -214,7 +210,7 @@ pub enum Error {
     },
     /// The CPU alone computes the model faster than with a part on the GPU.
     #[error(
-        "by bandwidths ({bandwidths}) the CPU alone generates {alone_per_s:.1} tokens/s at most, and with what fits on the GPU {split_per_s:.1}"
+        "by bandwidths ({bandwidths}) the CPU alone generates {alone_per_s:.1} tokens/s at most, and with the parts that fit on the GPU {split_per_s:.1}"
     )]
     CpuIsQuicker {
         /// Tokens per second of the CPU alone, from bytes and bandwidths.
@@ -233,7 +229,7 @@ pub enum Error {
     /// Experts were to be placed, and the model has none.
     #[error("the model has no experts that could be placed")]
     NoExperts,
-    /// A GPU was asked for and given no part of any layer.
+    /// A GPU was requested and given no part of any layer.
     #[error("this placement leaves no part of any layer on the GPU")]
     NothingOnGpu,
     /// The CPU's part of a split model exceeds the machine's memory.
@@ -257,7 +253,7 @@ pub enum Error {
     NotEnoughMemory {
         /// Memory plan of the load.
         plan: Box<MemoryPlan>,
-        /// The memory that there is, and what sets that bound.
+        /// The memory that there is, and the cause of that limit.
         limit: MemoryLimit,
     },
     /// Weights that do not fit into the memory that is available now.
@@ -280,7 +276,7 @@ pub enum Error {
         /// Tokens of a context.
         n_ctx: usize,
     },
-    /// The model that was to guess tokens ahead cannot be opened or loaded.
+    /// The draft model cannot be opened or loaded.
     #[error("draft model {}: {source}", path.display())]
     Draft {
         /// Its path.
@@ -288,7 +284,7 @@ pub enum Error {
         /// Why.
         source: Box<Error>,
     },
-    /// The model that was to guess tokens ahead has another vocabulary.
+    /// The draft model has another vocabulary.
     #[error("draft model {}: its vocabulary is not the model's: {difference}", path.display())]
     DraftVocabulary {
         /// Its path.
@@ -296,13 +292,13 @@ pub enum Error {
         /// Description of the difference.
         difference: String,
     },
-    /// The model that was to guess tokens ahead is an encoder.
-    #[error("draft model {}: it is an encoder, which guesses no next token", path.display())]
+    /// The draft model is an encoder.
+    #[error("draft model {}: it is an encoder, which predicts no next token", path.display())]
     DraftIsEncoder {
         /// Its path.
         path: PathBuf,
     },
-    /// The model that was to guess tokens ahead does not fit next to the model.
+    /// The draft model or MTP layer does not fit next to the model.
     #[error(
         "draft model {}: it needs {} of memory next to the model's {}, and {limit}",
         path.display(),
@@ -316,15 +312,15 @@ pub enum Error {
         needed_bytes: usize,
         /// Memory of the model.
         model_bytes: usize,
-        /// The memory that there is, and what sets that bound.
+        /// The memory that there is, and the cause of that limit.
         limit: MemoryLimit,
     },
-    /// A model that guesses tokens ahead, next to one on several devices.
-    #[error("a draft model works next to a model that the CPU or one GPU computes as a whole")]
+    /// A draft model, next to a model on several devices.
+    #[error("a draft model needs a model that is wholly on the CPU or on one GPU")]
     DraftNotWhole,
     /// The drafting model or layer does not fit into a GPU's memory next to the model.
     #[error(
-        "what guesses tokens ahead needs {} of the GPU's memory next to the model's {}, and both may take {}",
+        "the draft model or MTP layer needs {} of the GPU's memory next to the model's {}, and both may take {}",
         size(*needed_bytes),
         size(*model_bytes),
         size(*room_bytes as usize)
@@ -337,37 +333,33 @@ pub enum Error {
         /// Bytes that both may take.
         room_bytes: u64,
     },
-    /// A draft model was to guess, and none is given.
-    #[error("drafts of a model are asked for, and no draft model is given")]
+    /// Drafts of a draft model were requested, and none is given.
+    #[error("drafts of a model are requested, but no draft model is given")]
     NoDraft,
-    /// The file of a layer for further tokens cannot be used.
-    #[error("layer for further tokens {}: {source}", path.display())]
+    /// The file of an MTP layer cannot be used.
+    #[error("MTP layer {}: {source}", path.display())]
     Mtp {
         /// Its path.
         path: PathBuf,
         /// Why.
         source: Box<tokenmill_model::LoadError>,
     },
-    /// The file of a layer for further tokens has another vocabulary than the model.
-    #[error("layer for further tokens {}: its vocabulary is not the model's: {difference}", path.display())]
+    /// The file of an MTP layer has another vocabulary than the model.
+    #[error("MTP layer {}: its vocabulary is not the model's: {difference}", path.display())]
     MtpVocabulary {
         /// Its path.
         path: PathBuf,
         /// Description of the difference.
         difference: String,
     },
-    /// The model's own layer for further tokens was to guess, and it has none.
-    #[error(
-        "this model has no layer that guesses further tokens (MTP), and no file next to it has one that fits"
-    )]
+    /// Drafts of the MTP layer were requested, and the model has none.
+    #[error("this model has no MTP layer, and no file next to it has one that fits")]
     NoMtp,
-    /// The model's own layer for further tokens was to guess, and the model is asked to be on several devices.
-    #[error(
-        "the layer that guesses further tokens (MTP) works next to a model that the CPU or one GPU computes as a whole"
-    )]
+    /// Drafts of the MTP layer were requested for a model on several devices.
+    #[error("the MTP layer needs a model that is wholly on the CPU or on one GPU")]
     MtpNotWhole,
     /// A context is to be shifted of a model that continues no text.
-    #[error("this model continues no text, so there is no context to shift")]
+    #[error("this model generates no text, so it has no context to shift")]
     NothingToShift,
     /// More tokens are to be kept where a context is shifted than its half has.
     #[error("{keep} tokens cannot be kept in a context of {n_ctx} tokens that is shifted, {maximum} at most")]
@@ -383,7 +375,7 @@ pub enum Error {
     #[error("the model has no chat template")]
     NoTemplate,
     /// The last message is to be continued, but the template writes more after its text.
-    #[error("the chat template does not end in the last message's text, so that cannot be continued")]
+    #[error("the chat template does not end in the last message's text, so this text cannot be continued")]
     NotContinuable,
     /// Vectors were asked of a model that ranks documents.
     #[error("this model ranks documents and makes no embeddings; load an embedding model")]
@@ -392,7 +384,7 @@ pub enum Error {
     #[error("this model does not rank documents; load a reranker, such as bge-reranker or Qwen3-Reranker")]
     RanksNothing,
     /// An instruction was given to a reranker that takes a query and a document only.
-    #[error("this reranker takes a query and documents, and no instruction")]
+    #[error("this reranker takes a query and documents, but no instruction")]
     NoPlaceForInstruction,
     /// A file is not a usable image encoder.
     #[error("{}", projector_text(path, source))]
@@ -402,9 +394,9 @@ pub enum Error {
         /// Why.
         source: Box<LoadError>,
     },
-    /// An encoder of images of another model.
+    /// An image encoder of another model.
     #[error(
-        "the encoder of images {} is of another model: its rows are {found} wide, and the model's {expected}",
+        "the image encoder {} is of another model: its rows are {found} wide, and the model's {expected}",
         path.display()
     )]
     ProjectorWidth {
@@ -415,9 +407,9 @@ pub enum Error {
         /// Width of the model's hidden states.
         expected: usize,
     },
-    /// An encoder of images of another family.
+    /// An image encoder of another family.
     #[error(
-        "the encoder of images {} is of the family `{family}`, which models of the architecture `{arch}` do not have",
+        "the image encoder {} is of the family `{family}`, which models of the architecture `{arch}` do not have",
         path.display()
     )]
     ProjectorFamily {
@@ -428,9 +420,9 @@ pub enum Error {
         /// The model's architecture.
         arch: String,
     },
-    /// The rows of an encoder have places in a plane, and the model's file says nothing of the sections of rope that they turn by.
+    /// The rows of an encoder have places in a plane, and the model's file does not state the sections of rope for them.
     #[error(
-        "the encoder of images {} needs a model with sections of rope (`rope.dimension_sections`), and this model's file has none that fit; convert it again",
+        "the image encoder {} needs a model with RoPE sections (`rope.dimension_sections`), but this model's file has no fitting ones; convert it again",
         path.display()
     )]
     ProjectorPlane {
@@ -444,13 +436,13 @@ pub enum Error {
         path: PathBuf,
     },
     /// A GPU that could compute only a part of a model is passed over, since a divided model takes no images.
-    #[error("a model that a GPU and the CPU share takes no rows of images, which {} makes", path.display())]
+    #[error("a model that a GPU and the CPU share takes no images, which {} encodes", path.display())]
     ImagesOnParts {
         /// The encoder.
         path: PathBuf,
     },
     /// An image for a model that was loaded without its encoder.
-    #[error("this model was loaded without an encoder of images")]
+    #[error("this model was loaded without an image encoder")]
     NoVision,
     /// An image for a model of an architecture that sees none.
     #[error("models of the architecture `{arch}` see no images; those of {} do", sighted.join(", "))]
@@ -493,7 +485,7 @@ pub enum Error {
     /// An image could not be encoded.
     #[error("an image could not be encoded: {0}")]
     Vision(#[from] VisionError),
-    /// The chat template refused the conversation, or is no template.
+    /// The chat template refused the conversation, or is not a template.
     #[error(transparent)]
     Template(#[from] TemplateError),
     /// The constraint cannot be enforced.
@@ -510,8 +502,7 @@ pub enum Error {
     CallForm(#[from] CallFormError),
     /// An answer cannot be either calls of the tools that are offered or of a shape.
     #[error(
-        "in the call format `{family}`, calls of these tools cannot be told from an answer in a shape or cannot be held to \
-         their schemas; leave out the tools or the shape, require a call, or drop `strict`"
+        "in the call format `{family}`, calls of these tools look like an answer in a shape or cannot follow their schemas; leave out the tools or the shape, require a call, or drop `strict`"
     )]
     ShapeOrCalls {
         /// The family whose calls these are.
@@ -528,7 +519,7 @@ pub enum Error {
         /// Available names.
         available: Vec<String>,
     },
-    /// An adapter's files cannot be read, or are none of an adapter.
+    /// An adapter's files cannot be read, or are not those of an adapter.
     #[error("adapter `{name}`: {source}")]
     AdapterFile {
         /// The adapter.
@@ -551,7 +542,7 @@ pub enum Error {
         maximum: usize,
     },
     /// An adapter for a model whose files this library has not read.
-    #[error("this model was put together by its caller, and takes no adapters")]
+    #[error("this model was built by its caller and takes no adapters")]
     NoAdapters,
     /// A session cannot be saved or restored.
     #[error("session {}: {source}", path.display())]

@@ -1,4 +1,4 @@
-//! Parts of the texts of [`Error`](crate::Error).
+//! Parts of the messages of [`Error`](crate::Error).
 
 use std::{error::Error as _, path::Path};
 
@@ -27,9 +27,9 @@ pub(crate) fn projector_text(path: &Path, source: &LoadError) -> String {
     let path = path.display();
     match source {
         LoadError::UnknownArchitecture { found, .. } => {
-            format!("{path} is no encoder of images but a model of the architecture `{found}`")
+            format!("{path} is not an image encoder but a model of the architecture `{found}`")
         }
-        _ => format!("the encoder of images {path} cannot be used: {source}"),
+        _ => format!("the image encoder {path} cannot be used: {source}"),
     }
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn what_fits(
     };
     match fitting_host_experts {
         Some(n) => {
-            format!("{layers}, and all that were asked for with the experts of the first {n} on the CPU")
+            format!("{layers}, and all requested ones with the experts of the first {n} on the CPU")
         }
         None => layers,
     }

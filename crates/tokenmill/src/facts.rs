@@ -1,7 +1,7 @@
-//! [`ModelFacts`]: what a model's files say of it, kept after the load.
+//! [`ModelFacts`]: facts from a model's files, kept after the load.
 //!
-//! Separate from the network, which is gone once its weights are loaded. Invariant: counts and bytes are those of the files,
-//! whatever form the device holds the weights in.
+//! The opened network is dropped once its weights are loaded. Invariant: counts and bytes are those of the
+//! files, whatever form the weights have on the device.
 
 use std::collections::BTreeMap;
 

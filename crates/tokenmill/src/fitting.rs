@@ -1,7 +1,7 @@
-//! [`LoadOptions::fitted`] computes how many contexts the KV cache holds from the free memory.
+//! [`LoadOptions::fitted`] computes how many contexts the KV cache can hold in the free memory.
 //!
-//! Separate from the load, which only follows the options. Invariant: a load with the computed number needs no more memory than is free
-//! now, or holds one context and then reports itself what is missing.
+//! The load only follows the options. Invariant: a load with the computed number needs no more memory than is
+//! free now; a load of one context that does not fit reports the missing memory itself.
 
 use tokenmill_backend::{BackendError, MemoryPlan};
 use tokenmill_model::Model as Network;

@@ -1,7 +1,7 @@
 //! [`FolderLock`] lets one process at a time use a folder.
 //!
-//! Separate because prompts and sessions both use such folders. Invariant: the holder of a lock is the only one, except on file systems
-//! without locks, about which the user is warned.
+//! Prefix folders and session folders both take it. Invariant: the holder of a lock is the only one, except
+//! on file systems without locks, about which the user is warned.
 
 use std::{
     fs::{self, File},

@@ -1,6 +1,6 @@
-//! [`format_text`]: how a backend arranges the memory of sequences, as a text.
+//! [`format_text`]: the memory layout of a backend's sequences, as a text.
 //!
-//! Separate because sessions and pages in a folder both carry it. Invariant: texts are equal where the formats are.
+//! Session files and prefix folders both contain it. Invariant: equal formats have equal texts.
 
 use tokenmill_backend::MemoryFormat;
 

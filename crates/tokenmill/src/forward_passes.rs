@@ -1,8 +1,8 @@
-//! [`ForwardPasses`]: the rows of a request's inputs, input after input.
+//! [`ForwardPasses`]: the output rows of a request's inputs, in the order of the inputs.
 //!
-//! Separate because embedding and ranking read them alike. Invariants: inputs are submitted as long as the engine's queue takes them, so
-//! that they share its steps, and the others as these end; while some are left, one is in the engine, which ends it at the deadline;
-//! a failure cancels those not finished.
+//! Embedding and reranking both read them. Invariants: inputs are submitted as long as the engine's queue
+//! takes them, so that they share steps, and the others as earlier ones end; while some are left, one is in
+//! the engine, which ends it at the deadline; a failure cancels unfinished inputs.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +15,7 @@ use tokenmill_sched::{Engine, EngineError, Event, ForwardParams, Generation};
 
 use crate::Error;
 
-/// Forward passes over known tokens. Dropping them cancels what is not finished.
+/// Forward passes over known tokens. Dropping them cancels unfinished work.
 pub(crate) struct ForwardPasses {
     engine: Engine,
     params_of: Box<dyn Fn(usize) -> ForwardParams + Send + Sync>,

@@ -1,7 +1,7 @@
-//! The load on a GPU, and the refusal of it in a build without CUDA.
+//! The load on a GPU, and its refusal in a build without CUDA.
 //!
-//! Separate from the choice of the device, so that CUDA is named in one file. Invariant: a build without CUDA refuses a GPU
-//! that was asked for, and says that it was left out.
+//! The choice of the device does not name CUDA. Invariant: a build without CUDA refuses a requested GPU, and
+//! says that CUDA was left out.
 
 #[cfg(feature = "cuda")]
 pub use first_use::gpu_check;
@@ -205,7 +205,7 @@ mod with_cuda {
         Ok(first_use.compute())
     }
 
-    /// Refuses what [`load`] would refuse before it reads a weight.
+    /// Makes the refusals of [`load`] that come before it reads a weight.
     pub(crate) fn check_whole(
         model: &Model,
         ordinal: usize,
@@ -217,7 +217,7 @@ mod with_cuda {
         check_fit(&backend, options, &plan)
     }
 
-    /// Refuses what a GPU has no room for.
+    /// Refuses a model that does not fit into a GPU's memory.
     pub(super) fn check_fit(
         backend: &CudaBackend,
         options: &ModelOptions,
@@ -228,7 +228,7 @@ mod with_cuda {
         Ok(())
     }
 
-    /// Loads all of the network on an opened GPU, and what guesses tokens next to it.
+    /// Loads all of the network on an opened GPU, and its draft model or MTP layer.
     pub(super) fn load_whole(
         model: &Model,
         (ordinal, backend): (usize, CudaBackend),
@@ -299,7 +299,7 @@ mod with_cuda {
         })
     }
 
-    /// Whether a model and what guesses for it leave an eighth of a GPU's room.
+    /// Whether a model and its draft model or MTP layer leave an eighth of a GPU's room.
     fn has_ample_room(
         model: &Model,
         backend: &CudaBackend,

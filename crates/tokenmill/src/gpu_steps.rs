@@ -1,6 +1,6 @@
-//! [`GpuSteps`]: which steps the GPU computes of what both sides have.
+//! [`GpuSteps`]: which steps run on the GPU when both sides hold the weights.
 //!
-//! Separate from the measurement because a loaded model tells it, with and without CUDA. Invariant: what is written is read back.
+//! A loaded model reports it, with and without CUDA. Invariant: a written value reads back unchanged.
 
 #[cfg(any(feature = "cuda", test))]
 use serde_json::{Value, json};

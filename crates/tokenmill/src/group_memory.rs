@@ -1,9 +1,10 @@
-//! [`GroupMemory`] reads how much memory the control groups of this process allow.
+//! [`GroupMemory`] reads the memory limit of this process's control groups.
 //!
-//! Separate from `machine_memory`, which reads the machine's memory: control groups are nested and have two versions. Invariant: the
-//! smallest limit of the nested groups counts; without a limit, nothing is limited.
+//! Control groups are nested and have two versions; `machine_memory` reads the machine's memory. Invariant:
+//! the smallest limit of the nested groups counts; without a limit, nothing is limited.
 //!
-//! Source: Linux, `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/memory.rst`; `proc(5)` for the two files of the process.
+//! Source: Linux, `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/memory.rst`; `proc(5)` for the two
+//! files of the process.
 
 use std::{
     fs,

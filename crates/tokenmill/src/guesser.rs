@@ -1,11 +1,11 @@
-//! [`Guesser`]: what guesses tokens next to a model, where a GPU computes both.
+//! [`Guesser`]: the draft model or MTP layer that a GPU computes next to its model.
 //!
-//! Separate from the load on a GPU, which knows neither file, and from what only that load does with it (`gpu/guesser.rs`). Invariant: one
-//! thing guesses for a model, or none.
+//! The load on a GPU knows neither file; code that only this load needs is in `gpu/guesser.rs`. Invariant: a
+//! model has at most one source of drafts besides look-ups.
 
 use crate::{draft::Draft, mtp::Mtp};
 
-/// The source of a model's token guesses.
+/// The draft model or MTP layer of a model.
 #[derive(Clone, Copy)]
 pub(crate) enum Guesser<'a> {
     /// Nothing that is loaded.
@@ -14,7 +14,7 @@ pub(crate) enum Guesser<'a> {
     Layer {
         /// The layer.
         mtp: &'a Mtp<'a>,
-        /// Whether it has to guess, rather than where there is room.
+        /// Whether its drafts were requested; otherwise it is used if there is room.
         is_asked_for: bool,
     },
     /// A second model.

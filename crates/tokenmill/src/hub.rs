@@ -1,4 +1,4 @@
-//! Models by name, from the Hugging Face Hub: what [`tokenmill_hub`] has.
+//! Models by name, from the Hugging Face Hub: the items of [`tokenmill_hub`].
 //!
 //! [`Model::open`](crate::Model::open) takes names itself. A program that shows the progress of a download, asks before it, or limits it
 //! pulls first and opens the resulting path.

@@ -1,6 +1,6 @@
 //! The images of a conversation's messages, and the marks that a template sees in their place.
 //!
-//! Separate from the words because it knows no model. Invariant: nothing is fetched and no file is opened: an image's bytes are in
+//! No model is needed here. Invariant: nothing is downloaded and no file is opened: an image's bytes are in
 //! its message, as a `data:` URL.
 
 use std::{ops::Range, sync::Arc};

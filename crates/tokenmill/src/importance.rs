@@ -1,7 +1,7 @@
 //! [`ImportanceRun`]: measures on a text how much each input of each matrix matters.
 //!
-//! Separate from models that answer: this one is loaded on a CPU that shows what it multiplies. Invariant: each chunk is computed as if it
-//! were the only one, and all its tokens count.
+//! It loads the model on a CPU backend that exposes the inputs of its products. Invariant: each chunk is
+//! computed as if it were the only one, and all its tokens count.
 
 use std::{
     path::Path,
@@ -13,7 +13,7 @@ use tokenmill_sched::{Event, ForwardParams, ForwardRows};
 
 use crate::{Error, LoadOptions, Model, model_source::ModelSource};
 
-/// A model on the CPU, and what was measured so far.
+/// A model on the CPU, and the measurements so far.
 #[derive(Debug)]
 pub struct ImportanceRun {
     model: Model,

@@ -1,7 +1,7 @@
 //! [`readable_json`] repairs JSON from other programs for a strict parser.
 //!
-//! Separate because requests, files and lines of a batch all come from elsewhere. Invariants: well-formed text does not change; the length
-//! never grows.
+//! Requests, files and lines of a batch all come from elsewhere. Invariants: well-formed text does not
+//! change; the length never grows.
 
 use std::borrow::Cow;
 

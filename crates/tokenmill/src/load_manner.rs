@@ -1,7 +1,7 @@
-//! [`load_with`]: a load on the CPU in the manner that was asked for.
+//! [`load_with`]: a load on the CPU, with all threads or quietly.
 //!
-//! Separate from the choice of the device because a drafting model is loaded so too. Invariant: a quiet load leaves the processors to what
-//! else computes here.
+//! Draft models are loaded this way too. Invariant: a quiet load leaves the processors to other computations
+//! of this process.
 
 use std::{
     panic,
@@ -14,7 +14,7 @@ use tokenmill_model::{LoadError, LoadProgress};
 
 use crate::{compute::Compute, low_priority::at_low_priority};
 
-/// Loads on a backend in the manner that was asked for.
+/// Loads on a backend in the manner that was requested.
 ///
 /// # Errors
 /// As [`Model::load_on`].
@@ -40,7 +40,7 @@ fn load_quietly<T: Send>(
 ) -> Result<T, LoadError> {
     backend.set_load_threads(1);
     let (sender, progress) = mpsc::channel();
-    // A thread that does not start drops what it was given.
+    // A thread that does not start drops its arguments.
     let parts = Mutex::new(Some((backend, load)));
     let take = || {
         let parts = parts.lock().unwrap_or_else(PoisonError::into_inner).take();

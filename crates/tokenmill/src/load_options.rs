@@ -1,7 +1,7 @@
 //! [`LoadOptions`]: how a model is loaded. The load itself is in `loading`.
 //!
-//! Separate from the model because these are all choices that are made before it runs. Invariant: every field has an
-//! effect, and what cannot be granted is an error that names it.
+//! All choices that are made before a model runs. Invariant: every field has an effect, and an option that
+//! cannot be granted is an error that names it.
 
 #[macro_use]
 pub(crate) mod option;
@@ -41,7 +41,7 @@ const MOST: i64 = u32::MAX as i64;
 /// Full contexts that the KV cache holds by default if memory allows.
 const DEFAULT_CONTEXTS: usize = 4;
 
-/// The size of a KV cache. A sequence takes of it what it has tokens, in pages of 16.
+/// The size of a KV cache. A sequence takes as many places as it has tokens, in pages of 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvCache {
     /// As many full contexts.
@@ -55,7 +55,7 @@ pub enum KvCache {
 load_options! {
     /// Selects how a model is loaded. The fields can be set, and methods set the most used of them in a chain.
     pub struct LoadOptions {
-        /// Tokens of a context; `None` takes 4096, or what the model was made for if that is less, and 0 what it was made for.
+        /// Tokens of a context; `None` takes 4096, or the model's own length if that is less, and 0 the model's own length.
         n_ctx: Option<usize> = None,
         /// Sequences computed side by side.
         n_seqs: usize = ModelOptions::default().max_batch_seqs,
@@ -65,11 +65,11 @@ load_options! {
         host_kv_tokens: usize = 0,
         /// Tokens computed in one step; on a GPU with room for more, those of [`Compute::roomy_step_tokens`] where there are more.
         max_step_tokens: usize = ModelOptions::default().max_batch_tokens,
-        /// Rows of logits that one step computes; `None` takes one for each sequence, and what their drafts may need.
+        /// Rows of logits that one step computes; `None` takes one for each sequence, and those that drafts may need.
         max_logit_rows: Option<usize> = None,
-        /// Type of the stored keys.
+        /// Type of the keys in the KV cache.
         kv_type: KvType = ModelOptions::default().kv_type,
-        /// Type of the stored values, where it differs from that of the keys.
+        /// Type of the values in the KV cache, where it differs from that of the keys.
         kv_value_type: Option<KvType> = ModelOptions::default().kv_value_type,
         /// Devices that compute.
         compute: Compute = Compute::default(),
@@ -84,9 +84,9 @@ load_options! {
         quantize: Option<Preset> = None,
         /// Whether tokens are drafted. The generated tokens are the same.
         speculation: Speculation = Speculation::Auto { max_draft: Speculation::DEFAULT_MAX_DRAFT },
-        /// A second model that guesses tokens ahead, with the same vocabulary: a path as [`Self::load`] takes it. Its weights load as they are.
+        /// A draft model, with the same vocabulary: a path as [`Self::load`] takes it. Its weights load as they are.
         draft: Option<PathBuf> = None,
-        /// A GGUF file with the model's layer for further tokens. `None` takes the layer in the model's own file, or else a file next to it
+        /// A GGUF file with the model's MTP layer. `None` takes the layer in the model's own file, or else a file next to it
         /// whose name begins with `mtp-` or `nextn-`, if it fits.
         mtp: Option<PathBuf> = None,
         /// How texts continue that fill their context; `None` ends them. The token that begins a text is kept besides
@@ -100,16 +100,16 @@ load_options! {
         control_vectors: Vec<(PathBuf, f32)> = Vec::new(),
         /// The layers after which they are added, counted from 0; `None` takes all that they have.
         control_layers: Option<RangeInclusive<usize>> = None,
-        /// Where the encoder of images is.
+        /// Where the image encoder is.
         projector: Projector = Projector::default(),
         /// Whether images are expected, as they are if an encoder file is named. [`Device::Auto`] is then the CPU if there is an encoder and a
         /// GPU could hold only a part of the model, since a divided model takes no images.
         needs_images: bool = false,
-        /// Where what was computed of prompts is kept, to be found again after a restart.
+        /// The folder that keeps the KV cache of prompts for later starts.
         prefix_folder: Option<PrefixFolder> = None,
     }
 
-    /// Holds what is given of how many requests a model is to serve at once.
+    /// Holds the given options about the number of requests that a model serves at once.
     LimitFlags "Limits" {
         /// Most sequences in one batch
         max_num_seqs "max-num-seqs": usize { alias: Some("parallel"), default: Some("16") } = number(1, 65_535), positive
@@ -119,21 +119,21 @@ load_options! {
             options.max_step_tokens = n;
             options.compute.roomy_step_tokens = None;
         };
-        /// Tokens that the KV cache holds, shared by all sequences [default: four contexts, or as many as there is memory for]
+        /// Tokens that the KV cache holds, shared by all sequences [default: four contexts, or as many tokens as fit into memory]
         kv_cache_tokens "kv-cache-tokens": usize {
             hints: &[("kv-tokens", "--kv-cache-tokens", "`LoadOptions::kv_cache`")]
         } = number(1, MOST), positive => |options, n| options.kv_cache = KvCache::Tokens(n);
-        /// Tokens that a second KV cache in main memory holds, to which prefixes move that found no room in the first
+        /// Tokens that a second KV cache in main memory holds, for prefixes that no longer fit into the first
         /// [default: none]
         kv_host_tokens "kv-host-tokens": usize = number(1, MOST), positive => |options, n| options.host_kv_tokens = n;
     }
     engine {
         /// Sequences that may be queued; further requests get 429
         max_queued "max-queued-requests": usize as usize { default: Some("256") } = value("N"), count;
-        /// Prompt tokens that may wait; more are answered with 429
+        /// Prompt tokens that may be queued; further requests get 429
         max_queued_tokens "max-queued-tokens": usize as usize { default: Some("1048576") } = value("N"), count;
-        /// How many percent longer new prompts may make the time between two tokens of running answers, over what it is while all of
-        /// these sequences decode; less lets new prompts wait longer
+        /// Percentage by which new prompts may lengthen the time between tokens of running answers, compared with steps that only
+        /// decode; a lower value makes new prompts wait longer
         max_stall_percent "max-stall-percent": u32 as u32 { default: Some("75") } = number(0, 10_000), parsed;
         /// Steps in flight: with 2, a step is planned and submitted while the one before it runs, which wastes one row where a text ends
         /// [default: 2 where a GPU computes, else 1]
@@ -146,7 +146,7 @@ load_options! {
 }
 
 impl LoadOptions {
-    /// Sets the tokens of a context; 0 takes what the model was made for.
+    /// Sets the tokens of a context; 0 takes the model's own length.
     #[must_use]
     pub fn context(mut self, n_ctx: usize) -> Self {
         self.n_ctx = Some(n_ctx);
@@ -188,7 +188,7 @@ impl LoadOptions {
         self
     }
 
-    /// Sets what the weights of a Hugging Face folder are quantized to while they load.
+    /// Sets the type to which the weights of a Hugging Face folder are quantized while they load.
     #[must_use]
     pub fn quantize(mut self, preset: Preset) -> Self {
         self.quantize = Some(preset);
@@ -212,35 +212,35 @@ impl LoadOptions {
         Ok(network)
     }
 
-    /// Sets whether tokens are guessed ahead.
+    /// Sets the mode of speculative decoding.
     #[must_use]
     pub fn speculation(mut self, speculation: Speculation) -> Self {
         self.speculation = speculation;
         self
     }
 
-    /// Sets a second model that guesses tokens ahead.
+    /// Sets a draft model.
     #[must_use]
     pub fn draft(mut self, path: impl Into<PathBuf>) -> Self {
         self.draft = Some(path.into());
         self
     }
 
-    /// Sets the file of the model's layer for further tokens.
+    /// Sets the file of the model's MTP layer.
     #[must_use]
     pub fn mtp(mut self, path: impl Into<PathBuf>) -> Self {
         self.mtp = Some(path.into());
         self
     }
 
-    /// Sets the file of the encoder of images.
+    /// Sets the file of the image encoder.
     #[must_use]
     pub fn projector(mut self, path: impl Into<PathBuf>) -> Self {
         self.projector = Projector::File(path.into());
         self
     }
 
-    /// Sets the folder where what was computed of prompts is kept.
+    /// Sets the folder that keeps the KV cache of prompts.
     #[must_use]
     pub fn prefix_folder(mut self, folder: PrefixFolder) -> Self {
         self.prefix_folder = Some(folder);
@@ -266,8 +266,8 @@ impl LoadOptions {
         Ok(network.plan(&backend, &options)?)
     }
 
-    /// Bytes that a load of an opened network takes on the CPU with these options: its plan, and those of the model that guesses for it
-    /// and of its encoder of images, which may be loaded later; only headers are read.
+    /// Bytes that a load of an opened network takes on the CPU with these options: its plan, and those of its draft model or MTP layer
+    /// and of its image encoder, which may be loaded later; only headers are read.
     ///
     /// # Errors
     /// Returns the errors of [`Self::plan`], and those of the other two.
@@ -289,7 +289,7 @@ impl LoadOptions {
         Ok(bytes_of(&plans))
     }
 
-    /// Whether a load of an opened network has an encoder of images, as far as headers say. A divided model takes no images; whether
+    /// Whether a load of an opened network has an image encoder, as far as headers say. A divided model takes no images; whether
     /// [`Device::Auto`] divides the model is known once it is loaded: [`Model::sees`].
     ///
     /// # Errors
@@ -357,7 +357,7 @@ impl LoadOptions {
         })
     }
 
-    /// The model that is to guess for `network`, where it generates and tokens are to be guessed by one.
+    /// The draft model of `network`, if the network generates and the options ask for one.
     pub(crate) fn draft_of(&self, network: &Network) -> Option<&Path> {
         let guesses = self.speculation.asks_model() && !network.descriptor().is_encoder();
         self.draft.as_deref().filter(|_| guesses)
@@ -369,7 +369,7 @@ impl Model {
     /// feature `hub`, a name as in [`LoadOptions::load`].
     ///
     /// # Errors
-    /// [`Error`]: what is wrong with the files or the device; [`Error::NeedsHub`] for a name without the feature `hub`.
+    /// [`Error`]: a fault of the files or the device; [`Error::NeedsHub`] for a name without the feature `hub`.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::options().load(path)
     }

@@ -1,6 +1,7 @@
 //! [`LoadPlan`] reports how much device memory a model will need, before it is loaded.
 //!
-//! Separate from `split_plan`, which decides what goes where. Invariant: it is reported when only reading the weights remains.
+//! `split_plan` decides the place of each part. Invariant: it is reported when only the weights remain to be
+//! read.
 
 use std::fmt;
 

@@ -1,7 +1,6 @@
-//! [`Loaded`]: what a load gives.
+//! [`Loaded`]: the result of a load.
 //!
-//! Separate from the choice of the device, which each of the loads comes from. Invariant: where a model computes is known
-//! once it is loaded.
+//! Loads on all devices return it. Invariant: it states where the model computes.
 
 use std::{fmt, time::Duration};
 
@@ -17,7 +16,7 @@ pub struct Loaded {
     pub device: LoadedDevice,
     /// The memory that the model takes.
     pub plan: MemoryPlan,
-    /// The draft model or layer that guesses tokens, if one was loaded.
+    /// The draft model or MTP layer, if one was loaded.
     pub guesser: Option<LoadedGuesser>,
 }
 

@@ -1,7 +1,7 @@
-//! [`at_low_priority`]: work that gives way to what else runs on this machine.
+//! [`at_low_priority`]: runs work that yields to other work on this machine.
 //!
-//! Separate because only this file knows how a system ranks threads. Invariant: the caller's thread keeps its priority; what the work
-//! starts has the low one.
+//! Only this file knows how a system ranks threads. Invariant: the caller's thread keeps its priority;
+//! threads that the work starts have the low one.
 
 use std::{
     panic,
@@ -16,7 +16,7 @@ pub fn at_low_priority<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 }
 
 fn at_low_priority_by<T: Send>(builder: thread::Builder, work: impl FnOnce() -> T + Send) -> T {
-    // A thread that does not start drops what it was given.
+    // A thread that does not start drops its arguments.
     let work = Mutex::new(Some(work));
     let take = || {
         let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();

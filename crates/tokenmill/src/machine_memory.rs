@@ -1,8 +1,8 @@
 //! The memory of this machine, and whether a load on the CPU can ever fit into it.
 //!
-//! Separate because only this file knows where a machine reports its memory. Invariants: a limit of the address space counts like too
-//! little memory; a load is refused where the whole machine is too small, or where its weights do not fit into what is available now;
-//! where a size is unknown, nothing is refused.
+//! Only this file knows where a machine reports its memory. Invariants: a limit of the address space counts
+//! like too little memory; a load is refused if the whole machine is too small, or if its weights do not fit
+//! into the available memory; an unknown size refuses nothing.
 
 use std::fs;
 
@@ -49,7 +49,7 @@ pub(crate) fn bytes_of<'a>(plans: impl IntoIterator<Item = &'a MemoryPlan>) -> u
     })
 }
 
-/// Bytes of memory that are available now, swap included: free, or used for what can be dropped.
+/// Bytes of memory that are available now, swap included: free, or used for data that can be dropped.
 pub fn available_bytes() -> Option<u64> {
     let (main, swap) = available()?;
     Some(main.saturating_add(swap))
@@ -77,7 +77,7 @@ fn available_of(meminfo: &str, group: GroupMemory) -> Option<(u64, u64)> {
     Some((main, swap.min(group.swap_limit_bytes.unwrap_or(u64::MAX))))
 }
 
-/// Refuses weights that do not fit into what is available. Keys, values and activations take memory only as they are
+/// Refuses weights that do not fit into the available memory. Keys, values and activations take memory only as they are
 /// written.
 pub(crate) fn check_available(plan: &MemoryPlan, available_bytes: Option<u64>) -> Result<(), Error> {
     match available_bytes {

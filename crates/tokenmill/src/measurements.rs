@@ -1,18 +1,19 @@
-//! [`Measurements`]: where what is measured of this machine is kept, and what is not to be measured.
+//! [`Measurements`]: where the measurements of this machine are stored, and which of them are switched off.
 //!
-//! Separate because it is chosen before a load, also in a build that measures nothing. Invariant: without a folder nothing is written.
+//! It is chosen before a load, also in a build that measures nothing. Invariant: without a folder nothing is
+//! written.
 
 use std::{fmt, path::PathBuf};
 
 use tokenmill_placed::Bandwidths;
 
-/// Where measurements of this machine are kept, and what is not to be measured.
+/// Where measurements of this machine are stored, and which are not made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Measurements {
     /// The folder, which is created if it is missing; `None` stores nothing and measures at every load that
     /// needs it.
     pub folder: Option<PathBuf>,
-    /// Whether what the folder has is measured again, and replaced.
+    /// Whether stored measurements are repeated and replaced.
     pub is_made_again: bool,
     /// Bandwidths to choose by in the place of measured ones, which are then neither read nor kept.
     pub bandwidths: Option<Bandwidths>,

@@ -1,12 +1,12 @@
-//! [`MemoryLimit`]: the most memory that a process can have, and what sets that bound.
+//! [`MemoryLimit`]: the most memory that a process can have, and the cause of that limit.
 //!
-//! Separate from the measurement, since errors carry it.
+//! Errors carry it.
 
 use std::fmt;
 
 use crate::memory_text::size;
 
-/// The most memory that this process can have, and what sets that bound.
+/// The most memory that this process can have, and the cause of that limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryLimit {
     /// The memory of the machine or control group, swap included.

@@ -1,4 +1,4 @@
-//! Sizes and memory plans as people read them.
+//! Sizes and memory plans as text for people.
 
 use tokenmill_backend::MemoryPlan;
 

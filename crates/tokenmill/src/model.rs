@@ -1,7 +1,8 @@
 //! [`Model`]: a loaded model that takes text and gives text.
 //!
-//! Everything here is a few lines over [`Model::generate`], so that there is one way from a prompt to an answer for every
-//! caller. Invariant: a caller's wait never blocks another caller; the engine runs them side by side.
+//! Everything here is a few lines over [`Model::generate`], so every caller goes the same way from a prompt
+//! to an answer. Invariant: a caller's wait never blocks another caller; the engine runs their requests side
+//! by side.
 
 use std::{
     sync::Arc,
@@ -100,7 +101,7 @@ impl Model {
         }
     }
 
-    /// Tells what the model's files say of it.
+    /// Returns the facts in the model's files.
     #[must_use]
     pub(crate) fn with_facts(self, facts: ModelFacts) -> Self {
         let inner = Arc::into_inner(self.inner).expect("nothing shares a model that was just made");
@@ -112,7 +113,7 @@ impl Model {
         }
     }
 
-    /// Tells of the model that guesses tokens ahead.
+    /// Sets the facts about the draft model or MTP layer.
     #[must_use]
     pub(crate) fn with_draft(self, draft: Option<DraftFacts>) -> Self {
         let inner = Arc::into_inner(self.inner).expect("nothing shares a model that was just made");
@@ -218,8 +219,7 @@ impl Model {
         self.inner.memory.as_ref()
     }
 
-    /// Bytes of all that it takes, on the GPU and in main memory: [`Self::memory`], that of its [`Self::draft`], and its encoder of
-    /// images, whether that is loaded yet or not.
+    /// Bytes of all that it takes, on the GPU and in main memory: [`Self::memory`], that of its [`Self::draft`], and its image encoder, whether that is loaded yet or not.
     pub fn taken_bytes(&self) -> u64 {
         let draft = self.draft().map(|draft| &draft.memory);
         let vision = self.inner.vision.as_ref().map(Vision::memory);
@@ -231,7 +231,7 @@ impl Model {
         self.inner.facts.as_ref()
     }
 
-    /// Returns the model that guesses tokens ahead, if there is one; its memory is not a part of
+    /// Returns the draft model or MTP layer, if there is one; its memory is not a part of
     /// [`Self::memory`].
     pub fn draft(&self) -> Option<&DraftFacts> {
         self.inner.draft.as_ref()

@@ -1,7 +1,7 @@
 //! Adapters of a model: loaded by name, chosen by name for each request, unloaded while others run.
 //!
-//! A part of [`Model`] that stands apart because most models never have one. Invariant: a request that began with an adapter ends with
-//! it, whatever happens to the name.
+//! Most models never have any. Invariant: a request that began with an adapter ends with it, whatever happens
+//! to the name.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ impl Model {
         Ok(self.engine().remove_adapter(id)?)
     }
 
-    /// Changes what an adapter's changes are multiplied by, for requests that come from now on.
+    /// Changes the scale of an adapter, for later requests.
     ///
     /// # Errors
     /// [`Error::UnknownAdapter`], or [`Error::Engine`] where the engine has ended.

@@ -1,7 +1,7 @@
-//! [`ModelSource`]: where a model lies, and the files around its network.
+//! [`ModelSource`]: the location of a model, and the files that accompany its network.
 //!
-//! Separate from the load because a vocabulary or a template can be read without the network. Invariant: a folder is one
-//! model or an error that lists what it holds; nothing is guessed.
+//! A vocabulary or a template can be read without the network. Invariant: a folder is one model, or an error
+//! that lists its contents; nothing is guessed.
 
 use std::{
     fs, io,
@@ -50,7 +50,7 @@ pub struct ChatFiles {
 }
 
 impl ModelSource {
-    /// Finds what `path` names: `demo`, a GGUF file, a folder with one, or a Hugging Face folder.
+    /// Finds the model that `path` names: `demo`, a GGUF file, a folder with one, or a Hugging Face folder.
     ///
     /// # Errors
     /// [`Error::NoModel`] and [`Error::SeveralModels`] of a folder, or [`Error::Read`]. Whether a file exists shows when it

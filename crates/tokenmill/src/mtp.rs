@@ -1,7 +1,7 @@
-//! [`Mtp`]: the model's own layer that guesses further tokens, from its file to its executor.
+//! [`Mtp`]: a model's own MTP layer, from its file to its executor.
 //!
-//! Separate from a draft model, which computes alone. Invariant: without the layer the same model is loaded,
-//! and generates the same.
+//! A draft model, in contrast, computes alone. Invariant: without the layer the same model is loaded, and
+//! generates the same.
 
 use std::path::{Path, PathBuf};
 
@@ -35,11 +35,11 @@ pub struct MtpPlan {
     pub file: Option<PathBuf>,
 }
 
-/// The memory that a network's layer for further tokens takes on the CPU, next to the network with `options`; nothing where neither its
+/// The memory that a network's MTP layer takes on the CPU, next to the network with `options`; nothing where neither its
 /// file nor one next to it has such a layer.
 ///
 /// # Errors
-/// [`Error::Load`]: what is wrong with the layer.
+/// [`Error::Load`]: a fault of the layer.
 pub fn mtp_plan(
     source: &ModelSource,
     network: &Network,

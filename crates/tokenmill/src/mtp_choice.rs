@@ -1,7 +1,7 @@
-//! Which layer for further tokens guesses for a model: that of its own file, of one that is named, or of one next to it.
+//! Chooses the MTP layer of a model: from the model's own file, from a named file, or from one next to it.
 //!
-//! Separate from the other options of a load because three of them decide it. Invariant: what was not asked for, and cannot be used, keeps
-//! no model from being loaded.
+//! Three options of a load decide it. Invariant: a layer that was not requested, and cannot be used, does not
+//! prevent the load.
 
 use tokenmill_model::{Model as Network, ModelOptions};
 use tokenmill_sched::Speculation;
@@ -10,7 +10,7 @@ use tokenmill_text::Tokenizer;
 use crate::{Error, LoadOptions, draft::Draft, model_source::ModelSource, mtp::Mtp, mtp_file::MtpFile};
 
 impl LoadOptions {
-    /// Returns whether an MTP layer has to guess, as opposed to a layer that may guess if there is one.
+    /// Returns whether drafts of an MTP layer were requested, as opposed to a layer that is used if there is one.
     pub(crate) fn asks_for_mtp(&self, network: &Network) -> bool {
         match self.speculation {
             Speculation::Mtp { .. } => true,
@@ -19,7 +19,7 @@ impl LoadOptions {
         }
     }
 
-    /// Whether a layer may guess further tokens for `network`: it generates, and no other model guesses.
+    /// Whether `network` may use an MTP layer: it generates, and has no draft model.
     fn may_have_mtp(&self, network: &Network) -> bool {
         let is_wished = matches!(
             self.speculation,
@@ -28,7 +28,7 @@ impl LoadOptions {
         is_wished && !network.descriptor().is_encoder() && self.draft_of(network).is_none()
     }
 
-    /// The file with the layer of `network` that may guess: the one that is named, or one next to a model that has no layer itself.
+    /// The file with the MTP layer of `network`: the named one, or one next to a model without a layer of its own.
     pub(crate) fn mtp_file(
         &self,
         source: &ModelSource,
@@ -49,7 +49,7 @@ impl LoadOptions {
         }
     }
 
-    /// The layer of `network` that is to guess further tokens, where it generates, no other model guesses and one device computes all.
+    /// The MTP layer of `network`, if the network generates, has no draft model and is on one device.
     pub(crate) fn mtp_of<'n>(
         &self,
         network: &'n Network,
@@ -71,7 +71,7 @@ impl LoadOptions {
         }
     }
 
-    /// As [`Self::mtp_of`], less a layer that was not asked for and that the CPU has no memory for.
+    /// As [`Self::mtp_of`], less a layer that was not requested and that the CPU has no memory for.
     pub(crate) fn fitting_mtp_of<'n>(
         &self,
         network: &'n Network,
@@ -87,7 +87,7 @@ impl LoadOptions {
         match checked {
             Ok(_) => Ok(Some(mtp)),
             Err(error) if self.asks_for_mtp(network) => Err(error),
-            // It was not asked for.
+            // It was not requested.
             Err(_) => Ok(None),
         }
     }

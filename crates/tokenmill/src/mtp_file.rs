@@ -1,7 +1,7 @@
-//! [`MtpFile`]: a model's layer for further tokens in a file of its own, named or found next to the model.
+//! [`MtpFile`]: an MTP layer in a separate file, named or found next to the model.
 //!
-//! Separate from the layer's load, to which it is all the same where the layer lies. Invariant: a file that was found and does not fit the
-//! model is as one that is not there; one that was named is an error that says why.
+//! The load of a layer does not depend on its place. Invariant: a found file that does not fit the model is
+//! ignored; a named one is an error that says why.
 
 use std::{
     cmp::Reverse,

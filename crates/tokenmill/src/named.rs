@@ -1,7 +1,7 @@
-//! Names that stand where a model's path is expected.
+//! Names in place of a model's path.
 //!
-//! Separate from the load, which knows paths only. Invariants: what exists as a file or a folder is never taken for a name, and a model
-//! that is on this machine is opened without a server.
+//! The load knows only paths. Invariants: an existing file or folder is never taken for a name; a model on
+//! this machine is opened without a server.
 
 use std::path::{Path, PathBuf};
 
@@ -16,9 +16,9 @@ use crate::machine_memory::machine_bytes;
     expect(dead_code, reason = "nothing is downloaded in this build")
 )]
 pub(crate) struct Company {
-    /// Its encoder of images.
+    /// Its image encoder.
     pub(crate) projector: bool,
-    /// Its layers for further tokens.
+    /// Its MTP layers.
     pub(crate) nextn: bool,
 }
 

@@ -1,9 +1,8 @@
 //! [`PageFileHeader`] and the entries after it: the one format of sessions and of the files of a prefix folder.
 //!
 //! An entry is a page of keys and values, or the recurrent states after one. A session has the entries of a
-//! conversation, each with the index of its page as the key; a file of a folder has one, with the key that the engine
-//! finds it by. Separate because this is where bytes are parsed that no one vouches for. Numbers are
-//! little-endian:
+//! conversation, each with the index of its page as the key. A file of a folder has one entry, with the
+//! engine's key. The bytes are untrusted. Numbers are little-endian:
 //!
 //! | part | bytes |
 //! |---|---|
@@ -18,8 +17,8 @@
 //! | XXH64 of all before | 8 |
 //!
 //! The memory follows: the bytes of each entry, and their XXH64 with the header's sum plus the entry's index as the
-//! seed. Kinds are numbered as in [`KeptKind::ALL`]. Invariants: what is read is what was written, under the same
-//! header; nothing is allocated that is longer than the file.
+//! seed. Kinds are numbered as in [`KeptKind::ALL`]. Invariants: entries are read as they were written, under the
+//! same header; no allocation is longer than the file.
 
 use std::{
     cmp::Ordering,

@@ -1,7 +1,7 @@
 //! [`field_bytes`]: a size in one of the files of `/proc`.
 //!
-//! Separate because the machine's memory and a process's address space are told in the same form. Invariant: what has another form is
-//! not known.
+//! The machine's memory and a process's address space have the same form there. Invariant: a value in another
+//! form counts as unknown.
 //!
 //! Source: `proc_meminfo(5)`, `proc_pid_status(5)`.
 

@@ -1,7 +1,7 @@
-//! Quantizing a model of a folder while it loads.
+//! Quantizes a model of a folder while it loads.
 //!
-//! Separate from the load, which does not know what its weights were. Invariant: the types are those that a quantized file of the
-//! preset would have, chosen before any weight is read.
+//! The load does not know the original types of its weights. Invariant: the types are those of a file
+//! quantized with the preset, and are chosen before any weight is read.
 
 use std::{collections::BTreeMap, path::Path};
 

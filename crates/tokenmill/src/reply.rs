@@ -1,7 +1,7 @@
 //! Reads a model's answers, by facts that are derived once from its chat template.
 //!
-//! Separate from the words because it looks at answers, not at prompts. Invariant: a control token is part of
-//! an answer's text only if it is a mark of the model's own format; the parser takes it out again.
+//! The words look at prompts, this file at answers. Invariant: a control token is part of an answer's text
+//! only if it is a mark of the model's own format; the parser removes it again.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! [`ReplyReader`]: what a text stream needs to tell reasoning, calls and text apart.
+//! [`ReplyReader`]: separates reasoning, calls and text for a text stream.
 //!
-//! Separate from the conversation that it is made of, so that streams know no conversations. Invariant: one reader is for the
-//! answers to one prompt; each sample parses with a parser of its own.
+//! It is made from a conversation, so that streams know no conversations. Invariant: one reader serves the
+//! answers to one prompt; each sample has its own parser.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! [`Scores`]: how well documents answer a query, as they are ready.
 //!
-//! Separate from embeddings because a query and a document are one input here. Two kinds of model do it: those with a
-//! classification head, and chat models that were trained to answer "yes" or "no". Invariant: scores lie between 0 and 1
-//! and come in the order of the documents.
+//! Unlike for embeddings, a query and a document are one input. Two kinds of models do it: those with a
+//! classification head, and chat models that were trained to answer "yes" or "no". Invariant: scores lie
+//! between 0 and 1 and have the order of the documents.
 
 use std::{
     task::{Context, Poll, ready},
@@ -36,7 +36,7 @@ Query and the Instruct provided. Note that the answer can only be \"yes\" or \"n
 pub(crate) const INSTRUCTION: &str =
     "Given a web search query, retrieve relevant passages that answer the query";
 
-/// The scores of a query's documents: an iterator that waits for each. Dropping it cancels what is not finished.
+/// The scores of a query's documents: an iterator that waits for each. Dropping it cancels unfinished work.
 #[derive(Debug)]
 pub struct Scores {
     passes: ForwardPasses,

@@ -1,7 +1,7 @@
 //! [`SessionError`]: why a session could not be saved or restored.
 //!
-//! Separate from the crate's [`Error`](crate::Error), which names the file. Invariant: each says what a person does about it, or that nothing can be
-//! done but to compute the conversation again.
+//! The crate's [`Error`](crate::Error) adds the file. Invariant: each message says what to do, or that the
+//! conversation must be computed again.
 
 use std::io;
 
@@ -31,18 +31,18 @@ pub enum SessionError {
         known: u32,
     },
     /// The file ends too early.
-    #[error("it was cut: {found} of {expected} bytes are there")]
+    #[error("it was cut: it has {found} of {expected} bytes")]
     Cut {
         /// Bytes that there are.
         found: u64,
         /// Bytes that there should be.
         expected: u64,
     },
-    /// A checksum does not match, or what it covers makes no sense.
-    #[error("it is damaged: its bytes are not those that were written")]
+    /// A checksum does not match, or the data that it covers is invalid.
+    #[error("it is damaged: its bytes differ from those that were written")]
     Damaged,
     /// The memory of another network, or of other weights.
-    #[error("it is of another model")]
+    #[error("it belongs to another model")]
     OtherModel,
     /// Keys and values of other types.
     #[error(
@@ -70,7 +70,7 @@ pub enum SessionError {
         /// Tokens of the context.
         n_ctx: usize,
     },
-    /// Tokens and notes beyond what a header may have.
+    /// More tokens or notes than a header may have.
     #[error("its tokens and notes take {n_bytes} bytes, which is too much for a session")]
     TooLarge {
         /// Bytes that they take.
@@ -86,7 +86,7 @@ pub enum SessionError {
     },
     /// A model without an identity: a file could not say whose it is.
     #[error(
-        "the model was put together by the caller, so its sessions could not be told from those of others"
+        "the model was built by the caller, so its sessions cannot be distinguished from those of other models"
     )]
     Unidentified,
     /// A device whose memory cannot be read.

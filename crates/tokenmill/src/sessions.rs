@@ -1,4 +1,4 @@
-//! Conversations and prompt prefixes in files, together with the keys and values that were computed for them.
+//! Conversations and prompt prefixes in files, together with their keys and values.
 
 pub use crate::{
     folder_lock::FolderLock,

@@ -1,4 +1,4 @@
-//! Guesses tokens ahead: the ways to guess, and the models that do.
+//! Speculative decoding: its modes, and the models that make drafts.
 
 pub use tokenmill_sched::Speculation;
 

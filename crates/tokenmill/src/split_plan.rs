@@ -1,6 +1,6 @@
-//! [`SplitPlan`]: what of a model will be where, before it is loaded.
+//! [`SplitPlan`]: the place of each part of a model, before it is loaded.
 //!
-//! Separate from the load because a program shows it. Invariant: the rows of a side add up to what the load takes there.
+//! A program can show it. Invariant: the rows of a side add up to the load's memory on that side.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -52,7 +52,7 @@ pub struct SplitPlan {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum SplitReason {
-    /// It was asked for.
+    /// It was requested.
     AsAsked,
     /// The number of layers was open, not everything fits, and this split takes the least time for a token.
     Quickest {
@@ -216,7 +216,7 @@ impl fmt::Display for SplitPlan {
         }
         let room = self.room_bytes >> 20;
         match &self.reason {
-            SplitReason::AsAsked => write!(f, "split as asked for; {} has room for {room} MiB", self.gpu),
+            SplitReason::AsAsked => write!(f, "split as requested; {} has room for {room} MiB", self.gpu),
             SplitReason::Quickest {
                 bandwidths,
                 when,

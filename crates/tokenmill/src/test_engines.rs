@@ -1,6 +1,6 @@
-//! Engines of tiny models with every kind of memory, for the tests of what keeps that memory.
+//! Engines of tiny models with every kind of memory, for tests of sessions and prefix folders.
 //!
-//! Separate because sessions and the folder of prefixes are tested with the same. Invariant: the same call makes the same model, to the bit.
+//! Invariant: the same call makes the same model, to the bit.
 
 use tokenmill_backend::SamplingParams;
 use tokenmill_cpu_exec::CpuBackend;
@@ -10,7 +10,7 @@ use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{GenerateParams, Output};
 use tokenmill_testkit::{Random, TinyModel, tiny_llama};
 
-/// Stands for the number that tells a network from others.
+/// A number in place of the one that identifies a network.
 pub(crate) const IDENTITY: u128 = 77;
 
 pub(crate) fn options(n_pages: usize) -> ModelOptions {

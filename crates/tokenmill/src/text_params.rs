@@ -1,7 +1,7 @@
 //! [`TextParams`]: the parameters of a request for text.
 //!
-//! Separate from the model because it is plain data. Invariant: [`EngineParams`] holds everything that a program without clients of its own
-//! can ignore.
+//! Plain data. Invariant: [`EngineParams`] holds everything that a program without clients of its own can
+//! ignore.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use tokenmill_sched::Media;
 
 use crate::{Constraint, reply_reader::ReplyReader};
 
-/// Selects what is generated, and when it ends. The default takes the likeliest token each time, to the end of the text.
+/// The parameters of generated text, and of its end. The default takes the likeliest token each time, to the end of the text.
 ///
 /// The fields can be set, and the methods set the most used of them in a chain:
 ///

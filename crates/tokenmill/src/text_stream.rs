@@ -53,7 +53,7 @@ pub struct Delta {
     pub sampled: Option<u32>,
 }
 
-/// A token that was sent, with its log-probability where asked for.
+/// A token that was sent, with its log-probability if requested.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoredToken {
     /// The token.
@@ -85,7 +85,7 @@ pub struct TextEnd {
 ///
 /// It is an iterator that waits for each piece; [`Self::into_stream`] makes an asynchronous stream of them for any runtime. Both
 /// end after the first error. [`Self::next_event`] also tells when and how each sample ends, and [`Self::answers`] gathers all of it.
-/// Dropping the stream cancels what is not finished.
+/// Dropping the stream cancels unfinished work.
 #[derive(Debug)]
 pub struct TextStream {
     generations: Vec<Generation>,
@@ -311,7 +311,7 @@ impl Iterator for TextStream {
     }
 }
 
-/// The text of one sample so far: what is not out yet, and the tokens it belongs to.
+/// The pending text of one sample, and the tokens it belongs to.
 #[derive(Clone, Debug)]
 struct SampleText {
     decoder: StreamDecoder<Arc<Tokenizer>>,

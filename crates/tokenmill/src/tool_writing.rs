@@ -273,7 +273,7 @@ impl ToolWriting {
         id_of(hash)
     }
 
-    /// Tells a model of tools that its template knows nothing of.
+    /// Describes tools to a model whose template knows no tools.
     fn tell(&self, messages: &mut Vec<Value>, tools: &Value) {
         let mut told = "You can call these tools:\n".to_owned();
         for tool in tools.as_array().into_iter().flatten() {

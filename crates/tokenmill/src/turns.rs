@@ -1,8 +1,9 @@
 //! Rearranges the turns of a conversation for chat templates that restrict their order.
 //!
-//! Clients send several turns of one role, or system messages in the middle, because their own provider accepts them. Many templates demand
-//! that roles alternate, or accept a system message only at the start. Separate from the writing of tools, which looks at single messages.
-//! Invariant: the model gets every text, in the original order.
+//! Clients send several turns of one role, or system messages in the middle, because their own provider
+//! accepts them. Many templates demand that roles alternate, or accept a system message only at the start.
+//! The writing of tools, in contrast, looks at single messages. Invariant: the model gets every text, in the
+//! original order.
 
 use serde_json::{Value, json};
 use tokenmill_text::template::{ChatContext, RenderOptions, TemplateError};

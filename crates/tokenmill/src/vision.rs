@@ -1,7 +1,8 @@
-//! [`Vision`] holds a model's image encoder and the rows that it made recently.
+//! [`Vision`] holds a model's image encoder and the rows of recent images.
 //!
-//! Separate from the model, which computes with the rows wherever it is; the encoder works on the host. Invariants: one image is
-//! decoded and encoded at a time, so that many requests take the memory of one; an image's rows depend only on its bytes.
+//! The model computes with the rows on any device; the encoder works on the host. Invariants: one image at a
+//! time is decoded and encoded, so that many requests take the memory of one; an image's rows depend only on
+//! its bytes.
 
 use std::{
     collections::VecDeque,
@@ -37,7 +38,7 @@ const MAX_KEPT_BYTES: usize = 256 << 20;
 const N_SAMPLES: u64 = 64;
 const SAMPLE_BYTES: u64 = 4096;
 
-/// Where the encoder of images of a model is.
+/// Where the image encoder of a model is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Projector {
@@ -169,7 +170,7 @@ impl Vision {
     /// before an image whether they are wanted, and they are not.
     ///
     /// # Errors
-    /// [`Error::Image`], or what the encoder fails with.
+    /// [`Error::Image`], or the encoder's error.
     pub(crate) fn media(
         &self,
         prompt: &Prompt,
@@ -295,7 +296,7 @@ pub(crate) fn plan(
         .transpose()
 }
 
-/// Whether a model has an encoder of images; only headers are read.
+/// Whether a model has an image encoder; only headers are read.
 ///
 /// # Errors
 /// [`Error::Projector`] and its like of a file that is named.
@@ -386,7 +387,7 @@ fn open_for(path: &Path, network: &Network) -> Result<VisionFile, Error> {
     Ok(file)
 }
 
-/// The encoder of images that lies next to a model, in the same folder.
+/// The image encoder that lies next to a model, in the same folder.
 pub fn projector_beside(source: &ModelSource, network: &Network) -> Option<PathBuf> {
     find_beside(source, network).map(|(path, _)| path)
 }

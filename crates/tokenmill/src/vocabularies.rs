@@ -1,6 +1,7 @@
-//! [`difference_of`]: whether two vocabularies are one, as far as guessing needs it.
+//! [`difference_of`]: compares two vocabularies, as far as drafts need it.
 //!
-//! Separate because draft models and layers in files of their own are compared alike. Invariant: the first token that differs is named.
+//! Draft models and MTP layers in separate files are compared alike. Invariant: the first token that differs
+//! is named.
 
 use tokenmill_text::Tokenizer;
 

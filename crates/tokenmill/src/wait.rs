@@ -1,7 +1,7 @@
-//! [`wait`]: the calling thread waits for something that is polled.
+//! [`wait`]: blocks the calling thread until a polled value is ready.
 //!
-//! Separate because the engine needs no runtime, and neither does a caller that blocks. Invariant: a wake between two
-//! polls is never lost, since a thread keeps one token to unpark.
+//! The engine needs no runtime, and neither does a caller that blocks. Invariant: a wake between two polls is
+//! never lost, since a thread keeps one token to unpark.
 
 use std::{
     sync::Arc,

@@ -1,7 +1,7 @@
-//! [`ModelWords`]: what turns text and conversations into a model's tokens.
+//! [`ModelWords`]: converts text and conversations to a model's tokens.
 //!
-//! Separate from the model because words need no network. Invariant: control tokens come from the chat template only; what
-//! looks like one in a message or a text is text.
+//! No network is needed for it. Invariant: control tokens come from the chat template only; in a message or a
+//! text, their spelling is text.
 
 mod image_places;
 mod prompts;
@@ -50,9 +50,9 @@ pub struct ModelWords {
     rank_prompt: Option<ChatPrompt>,
     /// Tokens that stand for an image, if the model takes images.
     images: Option<ImagePlaces>,
-    /// The architecture, where there are no encoders of images for it.
+    /// The architecture, where there are no image encoders for it.
     blind_arch: Option<String>,
-    /// The tokens of [`DRY_BREAKERS`](crate::sampling::DRY_BREAKERS), once they are asked for.
+    /// The tokens of [`DRY_BREAKERS`](crate::sampling::DRY_BREAKERS), once they are requested.
     pub(crate) default_breakers: OnceLock<Vec<u32>>,
     /// Made ahead of time or when the first constraint is compiled.
     constraints: Arc<OnceLock<Result<ConstraintCompiler, ConstraintError>>>,
@@ -142,7 +142,7 @@ impl ModelWords {
         }
     }
 
-    /// Returns what the network computes of a text, if it was made for that: a vector or a score.
+    /// Returns the result of the network for a text, if it was made for that: a vector or a score.
     pub fn pooled_output(&self) -> Option<PooledOutput> {
         self.pooled_output
     }
@@ -190,7 +190,7 @@ impl ModelWords {
         Ok(pair)
     }
 
-    /// Says what stands for an image in prompts of a model whose encoder is of this shape, for contexts of `n_ctx` tokens.
+    /// Sets the tokens of an image in prompts of a model whose encoder is of this shape, for contexts of `n_ctx` tokens.
     ///
     /// # Errors
     /// [`Error::NoImageMark`].
@@ -253,7 +253,7 @@ impl ModelWords {
     /// Compiles a constraint for this vocabulary, or finds it among those compiled before. It takes a second of CPU time at most.
     ///
     /// # Errors
-    /// [`Error::Constraint`]: what cannot be enforced, or which limit it exceeds.
+    /// [`Error::Constraint`]: the part that cannot be enforced, or the limit that it exceeds.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledConstraint, Error> {
         self.compile_for(constraint, 0)
     }
@@ -275,7 +275,7 @@ impl ModelWords {
         compiler.is_some_and(|compiler| (compiler.as_ref()).map_or(true, |compiler| compiler.has(constraint)))
     }
 
-    /// Whether the tokens of an answer are a whole text of a constraint, which may end there: what a limit cuts need not be.
+    /// Whether the tokens of an answer are a whole text of a constraint, which may end there. An answer cut by a limit need not be.
     ///
     /// # Errors
     /// [`Error::Constraint`], as [`Self::compile`].
@@ -302,7 +302,7 @@ impl ModelWords {
         Ok(matcher.is_complete() || end_ids.iter().any(may_come))
     }
 
-    /// Makes what every constraint of this vocabulary needs, on a thread of its own: it takes seconds for large vocabularies,
+    /// Prepares the vocabulary for constraints, on a thread of its own: it takes seconds for large vocabularies,
     /// which the first constraint else waits for.
     pub fn prepare_constraints(&self) {
         let (constraints, tokenizer) = (Arc::clone(&self.constraints), Arc::clone(&self.tokenizer));

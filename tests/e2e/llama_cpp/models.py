@@ -18,7 +18,7 @@ FIM = {f"tokenizer.ggml.fim_{name}_token_id": token for name, token in (("pre", 
 
 
 def find(repository, file, has_adapters):
-    """The model and its encoder of images, if it has one; `None` where nothing stands for it."""
+    """The model and its image encoder, if it has one; `None` where nothing stands for it."""
     name = f"{repository or ''}/{file or ''}"
     if "stories260K-infill" in name:
         return copy(STORIES, FIM, {3: 3, 4: 3, 5: 3}), None

@@ -3,11 +3,7 @@
 //! Each proves a claim that few paths can break; other pushes do not pay for it. A path is one that git knows, a file, a
 //! folder or a pattern. The list need not be complete, since a day later the step runs anyway.
 
-use std::{
-    fs::{self, File},
-    path::Path,
-    process::Command,
-};
+use std::{fs, process::Command};
 
 use anyhow::{Context, ensure};
 
@@ -296,20 +292,6 @@ fn lab(args: &[&str]) -> anyhow::Result<()> {
 /// Runs a part of the end-to-end tests with the program that the tests were built with.
 fn end_to_end(part: &str) -> anyhow::Result<()> {
     script("tests/e2e/run", &[part])
-}
-
-/// Runs a part of the end-to-end scripts, whose output goes into a file.
-pub(super) fn end_to_end_into(part: &str, log: &Path) -> anyhow::Result<()> {
-    let script = crate::workspace_root().join("tests/e2e/run");
-    let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-    let status = Command::new(&script)
-        .arg(part)
-        .stderr(out.try_clone()?)
-        .stdout(out)
-        .status()
-        .with_context(|| format!("cannot run {}", script.display()))?;
-    ensure!(status.success(), "tests/e2e/run {part} failed");
-    Ok(())
 }
 
 /// Runs a script of the repository.

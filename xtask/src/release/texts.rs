@@ -15,7 +15,7 @@ use super::links::{self, Link};
 /// The README's lines for people who build the program.
 const BUILD: &str = "```console\n$ cargo install --locked --path crates/cli\n$ tokenmill chat demo\n```\n";
 /// The lines that replace them in an archive's README.
-const TRY: &str = "[INSTALL.txt](INSTALL.txt) says how this program is installed. To try it, in this folder:\n\n\
+const TRY: &str = "[INSTALL.txt](INSTALL.txt) describes the installation of this program. To try it, in this folder:\n\n\
     ```console\n$ ./tokenmill chat demo\n```\n";
 /// The paragraph on the requirements of a build.
 const NEEDS: &str = "You need [Rust]";

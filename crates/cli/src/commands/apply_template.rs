@@ -1,4 +1,4 @@
-//! `apply-template`: renders a chat template, to see what a model is shown.
+//! `apply-template`: renders a chat template, to show a model's input.
 
 use std::{fs, path::PathBuf};
 

@@ -1,6 +1,6 @@
 //! `batch`: answers a file of requests, in the form of OpenAI's batch API, as fast as the machine can.
 //!
-//! Every request goes through the server's own router, without a socket, so a line means what it means to `serve`. Here
+//! Every request goes through the server's own router, without a socket, so a line means the same as to `serve`. Here
 //! is the running of it; a line is in `batch/line.rs`, the file of results in `batch/results.rs`. Invariant: each line of
 //! the input has exactly one result in the end, however often the command was killed and started again.
 
@@ -81,11 +81,11 @@ pub(crate) struct Args {
     /// Most sequences in one batch
     #[arg(long, alias = "parallel", default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_num_seqs: u16,
-    /// Tokens that the KV cache holds, shared by all sequences [default: four contexts, or as many as there is memory for]
+    /// Tokens that the KV cache holds, shared by all sequences [default: four contexts, or as many tokens as fit into memory]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     kv_cache_tokens: Option<u32>,
-    /// Exit with code 1 if a request was refused, now or before; without it the command succeeds when each line has its answer or its
-    /// reason
+    /// Exit with code 1 if a request was refused, now or in an earlier run; without it the command succeeds when each line has an answer
+    /// or a reason
     #[arg(long)]
     fail_on_error: bool,
     #[command(flatten)]
@@ -248,7 +248,7 @@ struct Answer {
 }
 
 impl Batch {
-    /// Answers what has no result yet, `max_in_hand` requests at a time.
+    /// Answers the requests without a result, `max_in_hand` at a time.
     async fn run(&mut self, lines: InputLines, max_in_hand: usize) -> Result<(), Failure> {
         let service = TowerToHyperService::new(router(Arc::clone(&self.app)));
         let mut in_hand: JoinSet<Answer> = JoinSet::new();
@@ -316,7 +316,7 @@ impl Batch {
         let answer = answer
             .expect("something is in hand")
             .map_err(|error| Failure::work(error.to_string()))?;
-        // An engine that has ended fails whatever is in hand. That is no answer: it is asked again next time.
+        // An engine that has ended fails all requests in progress. That is not an answer: they are sent again next time.
         if let EngineState::Ended(reason) = self.app.model.engine().state() {
             return Err(reason.into());
         }

@@ -4,7 +4,7 @@
 //! random, nothing is sampled, one run warms up, and the figure is the mean of the repetitions with its standard deviation.
 //! With a depth, both begin after that many tokens, which are computed once before the clock runs.
 //! `tgNxM` generates N tokens in each of M sequences side by side, through the engine and with sampling, as a server does;
-//! with `--follow` these are the tokens of a text, with and without guesses.
+//! with `--follow` these are the tokens of a text, with and without drafts.
 
 mod follow;
 mod forward;
@@ -52,10 +52,10 @@ const DEFAULT_PROMPT: usize = 512;
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: PathBuf,
-    /// Lengths of prompts; 0 leaves the test out [default: 512]
+    /// Lengths of prompts; 0 skips the test [default: 512]
     #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', value_parser = count)]
     n_prompt: Vec<usize>,
-    /// Lengths of generations; 0 leaves the test out
+    /// Lengths of generations; 0 skips the test
     #[arg(
         short,
         long,
@@ -75,15 +75,15 @@ pub(crate) struct Args {
         conflicts_with = "batch"
     )]
     n_depth: usize,
-    /// Sequences to generate in one batch through the engine, instead of the other tests; with 1 among them the table has the gain
-    /// over one sequence
+    /// Sequences to generate in one batch through the engine, instead of the other tests; if 1 is among them, the table shows the
+    /// gain over one sequence
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = count)]
     batch: Vec<usize>,
-    /// Measure how fast the text of FILE is generated, with and without tokens guessed ahead, whatever the model would say: its first
-    /// tokens, as many as -p says, are the prompt, and those after them the answer. With --batch each sequence begins a token later
+    /// Measure how fast the text of FILE is generated with and without drafts, whatever the model would say: its first -p tokens are
+    /// the prompt, the next ones the answer. With --batch each sequence begins one token later
     #[arg(long, value_name = "FILE", conflicts_with_all = ["n_depth", "gpu_trace"])]
     follow: Option<PathBuf>,
-    /// Sources of guessed tokens, a list, one load of the model each; with --follow
+    /// Sources of drafts, a list; the model is loaded once for each; with --follow
     #[arg(
         long,
         value_enum,
@@ -93,19 +93,19 @@ pub(crate) struct Args {
         requires = "follow"
     )]
     spec: Vec<Drafter>,
-    /// Tokens guessed in a row at most; with --follow [default: 16]
+    /// Most tokens of one draft; with --follow [default: 16]
     #[arg(long, help_heading = ADVANCED, value_name = "N", value_parser = spec_max(), requires = "follow")]
     spec_max: Option<u32>,
-    /// A smaller model with the same vocabulary that guesses, named as MODEL is; with --follow [short: -md]
+    /// Draft model: a smaller model with the same vocabulary, given like MODEL; with --follow [short: -md]
     #[arg(long, alias = "model-draft", value_name = "MODEL", requires = "follow")]
     draft: Option<PathBuf>,
     /// Repetitions of each test
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = count)]
     repetitions: usize,
-    /// Measure the first run too, as a program that has just started sees it
+    /// Measure the first run too, without a warm-up before it
     #[arg(long)]
     no_warmup: bool,
-    /// Say on stderr what the time of a GPU's steps goes to: the warm-up and the depth count as well
+    /// Print on stderr how a GPU spends the time of its steps, those of the warm-up and the depth included
     #[arg(long, conflicts_with = "batch")]
     gpu_trace: bool,
     /// Form of the table
@@ -197,7 +197,7 @@ struct Subject {
 }
 
 impl Subject {
-    /// A row of the JSON form: what is measured, and then `figures`.
+    /// Returns a row of the JSON form: the subject, then `figures`.
     fn json_with(&self, mut figures: Value) -> Value {
         let mut row = json!({
             "model": self.model,
@@ -243,7 +243,7 @@ impl Subject {
     }
 }
 
-/// Selects what runs the tests.
+/// Runs the tests: one sequence on the executor, or several through the engine.
 enum Rig {
     Forward(Box<Forward>),
     SideBySide(SideBySide),
@@ -319,7 +319,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             throughput: None,
         });
     }
-    // Only now the engine knows the speed of a single sequence.
+    // Only now does the engine know the speed of a single sequence.
     if let Rig::SideBySide(rig) = &rig {
         for measured in &mut results {
             measured.throughput = Some(rig.throughput(measured.test.n_seqs())?);
@@ -399,7 +399,7 @@ impl Args {
             n_ctx: Some(n_ctx),
             n_seqs,
             kv_cache: KvCache::Contexts(n_seqs),
-            // Nothing is guessed here, so that no memory is taken for it.
+            // No drafts are made here, so no memory is taken for them.
             speculation: Speculation::Off,
             ..self.load.options()?
         })
@@ -420,7 +420,7 @@ fn trace_line(steps: &str, times: &DeviceTimes) -> String {
     )
 }
 
-/// Runs a test once; gives the seconds it took.
+/// Runs a test once and returns the seconds that it took.
 fn measure(
     forward: &mut Forward,
     test: Test,
@@ -492,7 +492,7 @@ fn markdown(subject: &Subject, results: &[Measured]) -> String {
     table
 }
 
-/// How many times as fast sequences side by side are as one; `None` where one was not measured.
+/// Returns the speed of sequences side by side over that of one; `None` if one was not measured.
 fn over_one(measured: &Measured, results: &[Measured]) -> Option<f64> {
     let is_one =
         |other: &&Measured| other.test.n_seqs() == 1 && other.test.n_tokens() == measured.test.n_tokens();

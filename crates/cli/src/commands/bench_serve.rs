@@ -1,10 +1,11 @@
-//! `bench-serve`: loads a server with completions and measures what its clients would feel.
+//! `bench-serve`: puts load on a server and measures the delays of its clients.
 //!
-//! Here are the options and the load; one request is in [`client`], figures in [`report`], the drawing in [`chart`], chats of
-//! several kinds in [`mix`].
+//! Here are the options and the load; one request is in [`client`], figures in [`report`], the drawing in
+//! [`chart`], chats of several kinds in [`mix`].
+//!
 //! Any server with OpenAI's `/v1/completions` can be measured, so that peers are compared with the same tool.
-//! Invariants: every number that is reported was measured on this side of the socket; an interrupted load reports what was
-//! measured until then, and says so.
+//! Invariants: every reported number was measured on this side of the socket; an interrupted load reports the
+//! measurements so far, and says so.
 
 mod chart;
 mod client;
@@ -34,7 +35,7 @@ use crate::{
     signals::{Kind, Signals},
 };
 
-/// Where completions are asked for.
+/// The path for completions.
 const COMPLETIONS: &str = "/v1/completions";
 
 /// Measure a server under load.
@@ -49,7 +50,7 @@ const COMPLETIONS: &str = "/v1/completions";
 pub(crate) struct Args {
     /// Address of the server, http only
     url: String,
-    /// Model to ask for [default: the first that the server lists]
+    /// Model to request [default: the first that the server lists]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
     /// Key to send
@@ -58,13 +59,13 @@ pub(crate) struct Args {
     /// Clients side by side
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     concurrency: u16,
-    /// Requests a second instead, on average
+    /// Average requests per second, in place of --concurrency
     #[arg(long, value_name = "R", conflicts_with = "concurrency", value_parser = positive)]
     rate: Option<f64>,
-    /// Requests that are measured
+    /// Requests to measure
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     requests: u32,
-    /// Requests before them that are not
+    /// Requests before the measured ones
     #[arg(long, value_name = "N", default_value_t = 2)]
     warmup: u32,
     /// Words of a prompt; each prompt begins differently, so that none comes from a cache
@@ -73,7 +74,7 @@ pub(crate) struct Args {
     /// Tokens of an answer
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
-    /// Ask for answers of full length (`ignore_eos`, which OpenAI's own API does not have)
+    /// Request answers of full length (`ignore_eos`, which OpenAI's own API does not have)
     #[arg(long)]
     ignore_eos: bool,
     /// Seed of prompts and arrivals
@@ -85,17 +86,17 @@ pub(crate) struct Args {
     /// A request is good only if its tokens come within this many milliseconds of each other on average
     #[arg(long, value_name = "MS", value_parser = positive)]
     inter_token_bound: Option<f64>,
-    /// Streams side by side that chat instead, by kind: plain, json (held to a schema), tools (required calls), reasoning (with a
+    /// Run chat streams side by side instead, by kind: plain, json (with a schema), tools (required calls), reasoning (with a
     /// budget); reports the gaps between the pieces of each kind's answers
     #[arg(long, value_name = "KIND=N,…", conflicts_with_all = ["concurrency", "rate", "ttft_bound", "inter_token_bound", "svg"])]
     mix: Option<Mix>,
-    /// Let the streams of --mix ask again for so long, not for --requests in all
+    /// Run the streams of --mix for this long, in place of --requests
     #[arg(long, value_name = "S", requires = "mix", value_parser = positive)]
     seconds: Option<f64>,
-    /// Take turns with as many plain streams, and report the ratio of tokens/s
+    /// Alternate with the same number of plain streams, and report the ratio of tokens/s
     #[arg(long, requires = "mix")]
     against_plain: bool,
-    /// Turns of --against-plain
+    /// Rounds of --against-plain
     #[arg(long, value_name = "N", default_value_t = 3, requires = "against_plain", value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
     /// Print a line each second with the longest gap of each kind
@@ -170,7 +171,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs streams of several kinds, and reports what they felt.
+/// Runs streams of several kinds, and reports their delays.
 async fn run_mix(args: &Args, mix: &Mix) -> Result<(), Failure> {
     let mut presses = Signals::catch(Kind::Interrupt)
         .map_err(|error| Failure::work(format!("cannot handle Ctrl-C: {error}")))?;
@@ -228,7 +229,7 @@ async fn run_mix(args: &Args, mix: &Mix) -> Result<(), Failure> {
             runs.push(run);
         }
         if !is_whole {
-            note!("interrupted: what was measured until then is reported");
+            note!("interrupted: reporting the measurements so far");
             break;
         }
     }
@@ -314,7 +315,7 @@ async fn prepare(args: &Args) -> Result<(Arc<Target>, Arc<Vec<String>>), Failure
     Ok((target, bodies))
 }
 
-/// Starts what sends the requests, each of which is sent to `ended` when it has come to its end. Dropping the clients ends
+/// Starts the clients; each finished request is sent to `ended`. Dropping the clients ends
 /// them.
 fn start_clients(
     args: &Args,

@@ -56,10 +56,10 @@ use crate::{
     tokenmill chat demo --session talk.tms\n  \
     tokenmill chat demo --tools weather.json --temp 0\n  \
     echo \"What is 3 + 4?\" | tokenmill chat demo\n\n\
-    While talking: /help lists what can be done, \"\"\" begins and ends a text of several lines, Ctrl-C stops an answer.\n\
+    While talking: /help lists the commands, \"\"\" begins and ends a text of several lines, Ctrl-C stops an answer.\n\
     Text typed while the model answers is not shown; it begins the next message.\n\
-    From a pipe, a command that fails is said and left out, and the exit code at the end is that of the first; an answer\n\
-    that fails ends the chat.")]
+    When messages come from a pipe, a command that fails is reported and skipped, and the first failure sets the exit code;\n\
+    an answer that fails ends the chat.")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: PathBuf,
@@ -137,10 +137,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let mut reader = LineReader::open()?;
     if reader.is_terminal() {
-        note!(
-            "{} is ready. /help lists what can be done.",
-            visible(model.name())
-        );
+        note!("{} is ready. /help lists the commands.", visible(model.name()));
     }
     let mut left_out = LeftOut::default();
     loop {
@@ -363,7 +360,7 @@ impl Chat {
         if let Some(shift) = shift {
             let n_dropped = prompt.cut(shift, model.n_ctx());
             if n_dropped > 0 {
-                note!("[the context is full: the oldest {n_dropped} tokens are not seen any more]");
+                note!("[the context is full: the oldest {n_dropped} tokens were dropped]");
             }
         }
         let ids = &prompt.tokens;
@@ -445,7 +442,7 @@ impl Chat {
             Line::Undo if !self.images.is_empty() || !self.attached.is_empty() => {
                 self.images.clear();
                 self.attached.clear();
-                note!("[what was to go with the next message does not]");
+                note!("[the images and files for the next message are removed]");
                 Ok(())
             }
             Line::Undo => {

@@ -1,7 +1,7 @@
 //! `compare`: two files of one model on a text, side by side.
 //!
-//! Separate from `perplexity`, which keeps logits in a file. Both models are loaded; of each chunk the first one's rows are in memory
-//! while the second one's come.
+//! `perplexity`, in contrast, keeps logits in a file. Both models are loaded; the first one's rows of a chunk
+//! are in memory while the second one computes the same chunk.
 
 mod chart;
 mod embeddings;
@@ -35,15 +35,15 @@ const DEFAULT_CTX: usize = 512;
 /// Rows of logits computed at a time.
 const MAX_LOGIT_ROWS: usize = 64;
 
-/// Compare two files of a model on a text: what they predict, or the vectors that they make of its lines.
+/// Compare two files of a model on a text: their predictions, or their embeddings of its lines.
 #[derive(clap::Args)]
 #[command(mut_arg("ctx_size", |arg| arg.help("Tokens of a chunk, of which the second half is scored [default: 512]")))]
 #[command(after_help = "Examples:\n  \
     tokenmill compare model-f16.gguf model-q4_k_m.gguf wiki.test.raw --chunks 16\n  \
     tokenmill compare model-q8_0.gguf model-iq3_xs.gguf book.txt --json --svg book.svg\n  \
     tokenmill compare bge-f16.gguf bge-q4_k_m.gguf sentences.txt --chunks 500\n\n\
-    The first file is the base: divergences are of the second from it, in nats. Of models that make vectors (embeddings), each line\n\
-    of the text is a text of its own; the cosine of its two vectors is 1 where they point the same way.")]
+    The first file is the base: divergences are of the second from it, in nats. Embedding models compute each line of the text by\n\
+    itself; the cosine of its two vectors is 1 where they point the same way.")]
 pub(crate) struct Args {
     /// The base: a GGUF file, a folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     base: PathBuf,
@@ -51,7 +51,7 @@ pub(crate) struct Args {
     other: PathBuf,
     /// The text
     file: PathBuf,
-    /// Chunks to compute, of models that make vectors lines; -1 takes all
+    /// Chunks to compute, or lines for embedding models; -1 takes all
     #[arg(long, value_name = "N", default_value_t = Limit::Unbounded)]
     chunks: Limit,
     /// Print JSON

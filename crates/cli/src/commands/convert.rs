@@ -37,12 +37,12 @@ use super::quantize::{self, ImportanceArgs};
     tokenmill convert Qwen/Qwen3-0.6B qwen.gguf --type f16\n  \
     tokenmill convert gemma-3-4b-it mmproj-gemma-3-4b-it.gguf --mmproj\n\n\
     The file has the tensors and keys that llama.cpp's convert_hf_to_gguf.py writes; docs/converting.md lists what differs.\n\
-    Vectors and what must be exact stay in F32. What files of an architecture have no key for is refused before anything is written.\n\
+    Vectors and weights that must be exact stay in F32. A folder with a property that GGUF files of its architecture have no key for is refused before anything is written.\n\
     With `quantize` a GGUF file gets another type.")]
 pub(crate) struct Args {
     /// A folder with config.json, safetensors files and a tokenizer, or OWNER/REPOSITORY of the Hub
     folder: PathBuf,
-    /// The GGUF file to write; it appears when it is whole
+    /// The GGUF file to write; it appears when it is complete
     output: PathBuf,
     /// Type of the weights: auto, f32, f16, bf16, q8_0, or a type that `quantize` lists; auto is the 16-bit type of the folder
     #[arg(long = "type", visible_alias = "outtype", value_name = "TYPE", default_value = "auto", value_parser = out_type(),
@@ -50,10 +50,10 @@ pub(crate) struct Args {
     out: OutType,
     #[command(flatten)]
     importance: ImportanceArgs,
-    /// Name of the pre-tokenizer, where it is not found out
+    /// Name of the pre-tokenizer, if it is not recognized
     #[arg(long, value_name = "NAME")]
     pre: Option<String>,
-    /// Write the folder's encoder of images, without which the model's file sees none; its types are auto, f32, f16, bf16 and q8_0
+    /// Write the folder's image encoder, which the model needs to see images; its types are auto, f32, f16, bf16 and q8_0
     #[arg(long, conflicts_with_all = ["imatrix", "pre"])]
     mmproj: bool,
     /// Say how large the file will be, and write nothing
@@ -68,7 +68,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.threads == Some(0) {
-        return Err(Failure::usage("`-t 0` leaves nothing to work with"));
+        return Err(Failure::usage("`-t 0` leaves no thread to work with"));
     }
     if !args.dry_run && args.output.is_dir() {
         return Err(Failure::usage(format!(
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "files of this kind have no key for it, and `run` and `serve` take the folder itself"
         };
         note!(
-            "the tokenizer in the file cuts texts with {} otherwise than that of the folder (hint: {what_to_do})",
+            "the tokenizer in the file splits texts with {} differently from that of the folder (hint: {what_to_do})",
             texts.join(", "),
         );
     }
@@ -132,7 +132,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     output::print_sentence(&format!("{} takes {}", args.out, sizes(&summary)))?;
     if conversion.leaves_encoder() {
         note!(
-            "the file sees no images (hint: `tokenmill convert FOLDER mmproj-NAME.gguf --mmproj` writes the encoder of images)"
+            "the file has no image encoder (hint: `tokenmill convert FOLDER mmproj-NAME.gguf --mmproj` writes it)"
         );
     }
     if args.mmproj && !has_name_of_encoder(&args.output) {
@@ -151,19 +151,19 @@ fn has_name_of_encoder(path: &Path) -> bool {
 /// Returns the Hugging Face folder at a path. GGUF files may lie in it, such as earlier conversions.
 ///
 /// # Errors
-/// Fails if the path is no such folder, with a hint.
+/// Fails if the path is not such a folder, with a hint.
 fn folder_of(path: &Path) -> Result<PathBuf, Failure> {
     if is_hugging_face(path) {
         return Ok(path.to_owned());
     }
-    // The built-in model is no folder either, and is answered below.
+    // The built-in model is not a folder either, and is answered below.
     if !path.exists() && path != Path::new("demo") {
         return Err(Failure::input(format!("there is no folder {}", path.display())).hint(WHAT_FOLDER_IS));
     }
     let source = match ModelSource::find(path) {
         Err(Error::SeveralModels { folder, names }) => {
             let failure = Failure::input(format!(
-                "{} holds GGUF files, and no safetensors with config.json",
+                "{} holds GGUF files, but no safetensors with config.json",
                 folder.display()
             ));
             return Err(failure.hint(match folder_below(&folder) {

@@ -1,7 +1,7 @@
-//! `devices`: what this machine can compute with.
+//! `devices`: the devices of this machine.
 //!
-//! A report of what the system and the driver say; `doctor` tries it. Invariant: it opens nothing for longer than a question
-//! takes, and a machine without a GPU or a driver is a report, not an error.
+//! It reports the answers of the system and the driver; `doctor` tests them. Invariant: nothing stays open
+//! after its query, and a machine without a GPU or a driver is a report, not an error.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -13,7 +13,7 @@ use tokenmill_quant::{CpuFeatures, Isa};
 
 use crate::{failure::Failure, output};
 
-/// Show what this machine can compute with.
+/// Show the devices of this machine.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  tokenmill devices\n  tokenmill devices --json\n\n\
     `tokenmill doctor` also tries the GPU and says whether a model fits.")]

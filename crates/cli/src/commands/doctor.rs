@@ -1,7 +1,7 @@
-//! `doctor`: whether this machine can do the work, by trying it.
+//! `doctor`: tests whether this machine can do the work.
 //!
-//! Separate from `devices`, which only asks. Each check is a row with an outcome; a check that cannot be made says why.
-//! Invariant: nothing that is found is an error of the command, unless a device was asked for and cannot be used.
+//! `devices`, in contrast, only asks. Each check is a row with an outcome; a check that cannot be made says
+//! why. Invariant: a finding is never an error of the command, unless a requested device cannot be used.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -41,15 +41,15 @@ use crate::{
     visible::visible,
 };
 
-/// Try what this machine computes with, and say what will be used and why.
+/// Check the devices of this machine, and say which one is used and why.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tokenmill doctor\n  \
     tokenmill doctor model.gguf -c 8192\n  \
     tokenmill doctor --device cuda:1 --json\n\n\
-    With a model it says what memory the model takes and whether it fits. With --device cuda it ends as a run would: \
-    with exit code 5 where the GPU cannot be used. With -ngl and other flags that ask for a GPU, the CPU computes there, \
-    with a note. Whether NCCL can join GPUs, and whether the host has memory for its part with -ngl auto, only a run finds out.")]
+    With a model it says how much memory the model takes and whether it fits. With --device cuda it exits with code 5 \
+    if the GPU cannot be used, as a run does. With -ngl and other GPU flags the CPU computes instead, with a note. Only a run \
+    shows whether NCCL can join GPUs, and whether the host has memory for its part with -ngl auto.")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: Option<PathBuf>,
@@ -125,7 +125,7 @@ impl Row {
         }
     }
 
-    /// Says what to do, where something is wrong.
+    /// Adds a remedy if there is a fault.
     fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = matches!(self.outcome, Outcome::Problem).then(|| hint.into());
         self
@@ -252,7 +252,7 @@ fn memory_row() -> Row {
         return Row {
             what: "memory".to_owned(),
             outcome: Outcome::Absent,
-            text: "this system does not say how much there is".to_owned(),
+            text: "this system does not report its memory".to_owned(),
             hint: None,
         };
     };
@@ -305,7 +305,7 @@ fn endpoint_row(settings: &HubSettings) -> Option<Row> {
     let checked = settings.check();
     let outcome = match checked {
         Ok(()) => Ok(format!(
-            "HF_ENDPOINT names {}, not asked here",
+            "HF_ENDPOINT names {}, not contacted here",
             settings.shown_endpoint()
         )),
         Err(error) => Err(error.to_string()),
@@ -331,12 +331,12 @@ fn driver_row(gpus: &Gpus) -> Row {
 }
 
 impl Examination {
-    /// Says of the encoder of images that would be loaded with the model.
+    /// Says of the image encoder that would be loaded with the model.
     fn look_for_encoder(&mut self, source: &ModelSource, model: &Model) {
         let encoder = projector_beside(source, model);
         if let Some(path) = &encoder {
             let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-            let text = format!("{name} lies beside the model, which sees with it");
+            let text = format!("{name} is next to the model and is its image encoder");
             self.rows.push(Row::new("images", Ok(text)));
         }
         let name = encoder.map(|path| path.display().to_string());
@@ -353,11 +353,10 @@ impl Examination {
     ) -> Result<(), Failure> {
         let choices = args.load.options()?;
         if choices.quantize.is_some() {
-            return Err(
-                Failure::usage("`--quantize` does nothing here: a model is weighed as it is").hint(
-                    "`tokenmill inspect FOLDER --quantize TYPE` says what it takes when it is quantized",
-                ),
-            );
+            return Err(Failure::usage(
+                "`--quantize` does nothing here: the memory is that of the model as it is",
+            )
+            .hint("`tokenmill inspect FOLDER --quantize TYPE` shows its memory after quantization"));
         }
         let options = choices.network_options(model.descriptor())?;
         if let Some(failure) = refused(model, &options, &choices.compute) {
@@ -410,9 +409,9 @@ impl Examination {
             let taken = mtp.as_ref().map(|plan| {
                 let size = size_of(plan.memory.total_bytes() as u64);
                 let lies = (plan.file.as_deref()).map_or_else(String::new, |file| {
-                    format!("{} lies beside the model; it ", file_name(file))
+                    format!("{} is next to the model; it ", file_name(file))
                 });
-                format!("{lies}guesses further tokens (--spec mtp), and takes {size} more")
+                format!("{lies}drafts tokens (--spec mtp), and takes {size} more")
             });
             // The model runs without it, as one that has none.
             self.rows.push(match taken {
@@ -448,8 +447,9 @@ impl Examination {
                 Err(error) => Err(error.to_string()),
             };
             let row = Row::new("model, GPU", outcome);
-            self.rows
-                .push(row.hint("`-ngl auto` gives the GPU what fits, and `-c N` a smaller context"));
+            self.rows.push(
+                row.hint("`-ngl auto` gives the GPU the layers that fit, and `-c N` takes a smaller context"),
+            );
             plans.insert("gpu".to_owned(), plan_json(gpu.as_ref()));
         }
         self.json.insert("model".to_owned(), Value::Object(plans));

@@ -32,9 +32,9 @@ const MAX_LOGIT_ROWS: usize = 64;
     tokenmill imatrix model-f16.gguf calibration.txt model.imatrix.gguf\n  \
     tokenmill imatrix model-f16.gguf calibration.txt model.imatrix.gguf -c 256 --chunks 200\n  \
     tokenmill quantize model-f16.gguf model-iq3_xs.gguf iq3_xs --imatrix model.imatrix.gguf\n\n\
-    The text should be of the kind that the model will read and write, some 100,000 tokens of it; more helps little.\n\
-    Models that make vectors of texts (encoders) are measured alike.\n\
-    The file is what llama-imatrix writes, and llama-quantize takes it, too.")]
+    The text should resemble the texts that the model will read and write; about 100,000 tokens are enough.\n\
+    Embedding models (encoders) are measured in the same way.\n\
+    The file has the format of llama-imatrix, and llama-quantize takes it, too.")]
 pub(crate) struct Args {
     /// A GGUF file, best in F32, BF16 or F16, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: PathBuf,
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let sums = run.sums();
     if let Some(tensor) = sums.not_finite() {
         return Err(
-            Failure::work(format!("what tensor `{tensor}` is multiplied with is not finite"))
+            Failure::work(format!("the input of tensor `{tensor}` is not finite"))
                 .hint("the file's weights may be damaged; fetch the file again"),
         );
     }

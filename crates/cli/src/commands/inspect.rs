@@ -1,6 +1,8 @@
-//! `inspect`: what a model file holds, and the memory it will take.
+//! `inspect`: the contents of a model file, and the memory that the model will take.
 //!
 //! It shows files that cannot be run, too: then the plan says why.
+
+mod values;
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +17,7 @@ use tokenmill::{
     speculation::{MtpPlan, mtp_plan},
 };
 use tokenmill_backend::MemoryPlan;
-use tokenmill_gguf::{Array, GgufFile, Value};
+use tokenmill_gguf::{GgufFile, Value};
 use tokenmill_model::{LoadError, Model, ModelOptions, WeightInfo};
 
 use crate::{
@@ -28,12 +30,9 @@ use crate::{
     visible::visible,
 };
 
-/// Elements of an array that are shown.
-const MAX_SHOWN_ELEMENTS: usize = 5;
-/// Characters of a text that are shown.
-const MAX_SHOWN_CHARS: usize = 80;
+use values::{count, shown, value_json};
 
-/// Show what a model file holds, and the memory it will take.
+/// Show the contents of a model file and the memory it needs.
 #[derive(clap::Args)]
 #[command(
     visible_alias = "show",
@@ -85,7 +84,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Returns what a model was made for; `None` where its tokenizer, which goes with the template, cannot be read.
+    /// Returns the task of a model; `None` if its tokenizer, which goes with the template, cannot be read.
     fn of(source: &ModelSource, model: &Model) -> Option<Self> {
         Some(match Task::of(model) {
             Task::Embeddings => Self::Embeddings,
@@ -115,13 +114,13 @@ impl Kind {
         match self {
             Self::Base => "base model: it has no chat template, continues texts (`run`) and cannot chat",
             Self::Chat => "chat model: it has a chat template",
-            Self::Embeddings => "embedding model: it makes vectors of texts",
-            Self::Ranks => "ranking model: it says how well documents answer a query",
+            Self::Embeddings => "embedding model: it turns texts into vectors",
+            Self::Ranks => "ranking model: it scores how well documents answer a query",
         }
     }
 }
 
-/// Whether a file is no model, but one that an option takes.
+/// Whether a file is not a model, but one that an option takes.
 fn is_for_an_option(error: &LoadError) -> bool {
     match error {
         LoadError::IsImportanceMatrix | LoadError::IsAdapter | LoadError::IsNextnAlone => true,
@@ -136,7 +135,7 @@ struct Plan {
     options: ModelOptions,
     /// Tokens of the longest context that the model was made for.
     n_ctx_train: usize,
-    /// Its own layer for further tokens, or why that cannot be used.
+    /// Its own MTP layer, or why that cannot be used.
     mtp: Option<Result<MtpPlan, String>>,
     serve: ServePlan,
 }
@@ -444,7 +443,7 @@ impl Inspection {
                     Some(Ok(layer)) => line(
                         text,
                         format_args!(
-                            "  {:<15} {:>10} more, where it guesses further tokens (--spec mtp){}",
+                            "  {:<15} {:>10} more, with its MTP layer (--spec mtp){}",
                             "MTP layer",
                             size(layer.memory.total_bytes()),
                             (layer.file.as_deref()).map_or_else(String::new, |file| {
@@ -540,86 +539,4 @@ fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
     text.write_fmt(arguments)
         .expect("writing to a string does not fail");
     text.push('\n');
-}
-
-/// A count with a decimal unit.
-fn count(n: usize) -> String {
-    match n {
-        0..1_000 => n.to_string(),
-        1_000..1_000_000 => format!("{:.1} K", n as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} M", n as f64 / 1e6),
-        _ => format!("{:.2} B", n as f64 / 1e9),
-    }
-}
-
-/// A value on one line.
-fn shown(json: &Json) -> String {
-    match json {
-        Json::String(text) => {
-            let cut: String = text.chars().take(MAX_SHOWN_CHARS).collect();
-            let rest = if cut.len() < text.len() { " …" } else { "" };
-            format!("{cut:?}{rest}")
-        }
-        Json::Array(items) => {
-            let cut: Vec<String> = items
-                .iter()
-                .take(MAX_SHOWN_ELEMENTS)
-                .map(Json::to_string)
-                .collect();
-            let rest = if items.len() > MAX_SHOWN_ELEMENTS {
-                ", …"
-            } else {
-                ""
-            };
-            format!("[{}{rest}]", cut.join(", "))
-        }
-        _ => json.to_string(),
-    }
-}
-
-fn value_json(value: &Value) -> Json {
-    match value {
-        Value::U8(value) => json!(value),
-        Value::I8(value) => json!(value),
-        Value::U16(value) => json!(value),
-        Value::I16(value) => json!(value),
-        Value::U32(value) => json!(value),
-        Value::I32(value) => json!(value),
-        Value::U64(value) => json!(value),
-        Value::I64(value) => json!(value),
-        // The shortest digits that mean this number, not those of its double.
-        Value::F32(value) => value
-            .to_string()
-            .parse()
-            .map_or(Json::Null, |value: f64| json!(value)),
-        Value::F64(value) => json!(value),
-        Value::Bool(value) => json!(value),
-        Value::String(value) => json!(value),
-        Value::Array(array) => match array {
-            Array::U8(items) => json!(items),
-            Array::I8(items) => json!(items),
-            Array::U16(items) => json!(items),
-            Array::I16(items) => json!(items),
-            Array::U32(items) => json!(items),
-            Array::I32(items) => json!(items),
-            Array::U64(items) => json!(items),
-            Array::I64(items) => json!(items),
-            Array::F32(items) => items.iter().map(|item| value_json(&Value::F32(*item))).collect(),
-            Array::F64(items) => json!(items),
-            Array::Bool(items) => json!(items),
-            Array::String(items) => items.iter().map(Json::from).collect(),
-            _ => Json::Null,
-        },
-        _ => Json::Null,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn counts_have_units() {
-        assert_eq!(count(3_500_000), "3.5 M");
-    }
 }

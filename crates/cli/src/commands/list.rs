@@ -11,15 +11,15 @@ use tokenmill::hub::{self, DiskUse, HubError, HubSettings, ollama};
 
 use crate::{failure::Failure, model_name::settings, note::note, numbers::size_of, output, visible::visible};
 
-/// List the models that were downloaded.
+/// List downloaded models.
 #[derive(clap::Args)]
 #[command(
     visible_alias = "ls",
     after_help = "Examples:\n  \
     tokenmill list\n  \
     tokenmill list --json | jq -r '.[].name'\n\n\
-    It shows what other programs have put into the cache of Hugging Face and what Ollama has in its folder, too. `tokenmill inspect NAME` describes a model,\n\
-    `tokenmill rm NAME` removes one. The type `incomplete` is what a download left that was interrupted: `tokenmill pull` of the same name continues its own, not those of other programs."
+    The list includes models that other programs put into the cache of Hugging Face, and models in Ollama's folder. `tokenmill inspect NAME` describes a model,\n\
+    `tokenmill rm NAME` removes one. The type `incomplete` marks an interrupted download: `tokenmill pull` of the same name continues its own downloads, not those of other programs."
 )]
 pub(crate) struct Args {
     /// Print JSON
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let left = match disk.ollama_interrupted_bytes {
         0 => String::new(),
         n_bytes => format!(
-            "; {} of it are layers of models of Ollama that are not whole",
+            "; {} of it are layers of incomplete Ollama models",
             size_of(n_bytes)
         ),
     };
@@ -76,10 +76,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The type of what a download left.
+/// The type of an interrupted download.
 const INCOMPLETE: &str = "incomplete";
 
-/// A model of either source, or what a download left.
+/// A model of either source, or the remains of a download.
 struct Row {
     name: String,
     label: String,

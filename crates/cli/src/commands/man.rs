@@ -4,13 +4,13 @@ use std::{fs, path::PathBuf};
 
 use crate::{failure::Failure, help::with_advanced_last, output, parser};
 
-/// Write the pages of the manual to a folder.
+/// Write the manual pages to a folder.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tokenmill man ~/.local/share/man/man1\n  \
     man tokenmill-run")]
 pub(crate) struct Args {
-    /// The folder, which is made where it is not there
+    /// The folder; it is created if it is missing
     folder: PathBuf,
 }
 

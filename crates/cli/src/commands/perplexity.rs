@@ -33,13 +33,13 @@ const MAX_LOGIT_ROWS: usize = 64;
 /// Context where nothing else is said, as in llama.cpp.
 const DEFAULT_CTX: usize = 512;
 
-/// Shortest chunk of which llama.cpp's rule scores anything that stands behind some context.
+/// Shortest chunk in which llama.cpp's rule scores a token after some context.
 const MIN_CTX: usize = 4;
 
 /// Measure how well a model predicts a text.
 #[derive(clap::Args)]
 #[command(mut_arg("ctx_size", |arg| arg.help(
-    "Tokens of a chunk, each scored by itself; 0 takes what the model was made for [default: 512]"
+    "Tokens of a chunk, each scored by itself; 0 takes the model's training context [default: 512]"
 )))]
 #[command(
     override_usage = "tokenmill perplexity [OPTIONS] <MODEL> <FILE>\n       \
@@ -49,7 +49,7 @@ const MIN_CTX: usize = 4;
     tokenmill perplexity model.gguf wiki.test.raw -c 512 --chunks 64 --json\n  \
     tokenmill perplexity model-f16.gguf wiki.test.raw --chunks 64 --save-logits base.logits\n  \
     tokenmill perplexity model-q4_k_m.gguf --kl-base base.logits\n\n\
-    The figure compares with that of llama.cpp's perplexity for the same -c and --chunks, and files of logits are of its form\n\
+    The result is comparable to that of llama.cpp's perplexity for the same -c and --chunks, and files of logits have its format\n\
     (--kl-divergence-base): 2 bytes for each token of the vocabulary and each scored position."
 )]
 pub(crate) struct Args {
@@ -58,7 +58,7 @@ pub(crate) struct Args {
     /// The text; not with --kl-base, whose file has the tokens
     #[arg(required_unless_present = "kl_base", conflicts_with = "kl_base")]
     file: Option<PathBuf>,
-    /// Write the logits to a file, to compare other files of the model with
+    /// Write the logits to a file, as a base for other files of the model
     #[arg(long, value_name = "FILE")]
     save_logits: Option<PathBuf>,
     /// Compare with the logits in a file: Kullback-Leibler divergence, and how often the likeliest token is the same
@@ -94,10 +94,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     args.adapters.add_to(&mut choices);
     let network = choices.open_network(&source)?;
     if network.descriptor().is_encoder() {
-        return Err(Failure::input(
-            "this model is an encoder and predicts no tokens, of which a perplexity is made",
-        )
-        .hint("`tokenmill compare A B TEXT` compares two files of such a model by their vectors"));
+        return Err(
+            Failure::input("this model is an encoder: it predicts no tokens and has no perplexity")
+                .hint("`tokenmill compare A B TEXT` compares two files of such a model by their vectors"),
+        );
     }
     if let Some(path) = &args.save_logits {
         let parts: Vec<&Path> = network.gguf().into_iter().flat_map(GgufFile::paths).collect();

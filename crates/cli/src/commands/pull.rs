@@ -22,32 +22,32 @@ use crate::{
     tokenmill pull Qwen/Qwen3-0.6B@main\n  \
     tokenmill pull llama3.2:1b\n  \
     tokenmill chat ggml-org/gemma-3-1b-it-GGUF\n\n\
-    Without a TYPE it is Q4_K_M, or what there is near it, if it fits into the memory; else the largest that does.\n\
-    Repositories without GGUF files give a folder of safetensors. A pull that was interrupted continues where it was.\n\
+    Without a TYPE it takes Q4_K_M, or the type nearest to it, if that fits into memory; else the largest that fits.\n\
+    A repository without GGUF files becomes a folder of safetensors. An interrupted pull continues where it stopped.\n\
     A file of the right size counts as complete; --verify hashes it.\n\n\
-    Models lie in the cache of Hugging Face's own programs, which find them there: HF_HUB_CACHE, or hub in HF_HOME\n\
+    Models are stored in the cache that Hugging Face's own programs use: HF_HUB_CACHE, or hub in HF_HOME\n\
     [default: ~/.cache/huggingface/hub]. HF_TOKEN, or the file `token` in HF_HOME, holds an access token for private\n\
     and restricted models. HF_ENDPOINT names a mirror.\n\n\
-    NAME:TAG, or ollama:NAME, is a model of Ollama's registry. It lies in Ollama's own folder, OLLAMA_MODELS\n\
-    [default: ~/.ollama/models], and what Ollama has put there needs no download. OLLAMA_REGISTRY names a mirror.")]
+    NAME:TAG, or ollama:NAME, is a model of Ollama's registry. It is stored in Ollama's own folder, OLLAMA_MODELS\n\
+    [default: ~/.ollama/models], and models that Ollama put there need no download. OLLAMA_REGISTRY names a mirror.")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct Args {
     /// OWNER/REPOSITORY[@REVISION][:TYPE], or the address of its page; for TYPE also the name of a file. Or NAME:TAG of Ollama's
     /// registry
     model: String,
-    /// Leave out the encoder of images (mmproj) that some models have
+    /// Leave out the image encoder (mmproj) that some models have
     #[arg(long)]
     no_projector: bool,
-    /// Leave out the file of layers for further tokens (mtp-*.gguf) that some models have
+    /// Leave out the file with MTP layers (mtp-*.gguf) that some models have
     #[arg(long)]
     no_mtp: bool,
     /// Show what would be downloaded, and download nothing
     #[arg(long)]
     dry_run: bool,
-    /// Hash the files that are here, and download damaged ones again
+    /// Hash the stored files, and download damaged ones again
     #[arg(long, conflicts_with_all = ["offline", "dry_run"])]
     verify: bool,
-    /// Ask no server, and show where a model is that is here; also HF_HUB_OFFLINE=1
+    /// Contact no server, and show where a stored model is; also HF_HUB_OFFLINE=1
     #[arg(long)]
     offline: bool,
     /// Print JSON
@@ -137,17 +137,17 @@ impl Args {
             _ if self.no_projector => "",
             StoredProjector::Missing(file) => {
                 return Err(Failure::work(format!(
-                    "`{name}` is here without its encoder of images, {file}: {reason}"
+                    "`{name}` is here without its image encoder, {file}: {reason}"
                 ))
-                .hint("`--no-projector` leaves it out; pull again when the server can be asked"));
+                .hint("`--no-projector` leaves it out; pull again when the server can be reached"));
             }
-            StoredProjector::Unknown => ", nor whether it has an encoder of images",
+            StoredProjector::Unknown => ", nor whether it has an image encoder",
             _ => "",
         };
         note!(
             "{}",
             visible(&format!(
-                "{name} is here; whether there is a newer one is not known{unknown}: {reason}"
+                "{name} is here; it is not known whether there is a newer one{unknown}: {reason}"
             ))
         );
         if self.dry_run && !self.json {

@@ -30,16 +30,16 @@ use crate::{
 #[command(after_help = after_help())]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct Args {
-    /// The GGUF file to read, best in F32, BF16 or F16; of a split one any part. Or OWNER/REPOSITORY:TYPE of the Hub
+    /// The GGUF file to read, best in F32, BF16 or F16, or any part of a split file. Or OWNER/REPOSITORY:TYPE of the Hub
     input: PathBuf,
-    /// The GGUF file to write; it appears when it is whole
+    /// The GGUF file to write; it appears when it is complete
     output: PathBuf,
     /// The type to make, from the list below
     #[arg(value_name = "TYPE", value_parser = preset(), hide_possible_values = true)]
     preset: Preset,
     #[command(flatten)]
     importance: ImportanceArgs,
-    /// Type of the tensors in whose names a regular expression is found; may be given several times, the first that fits counts
+    /// Type of the tensors with names that match a regular expression; may be repeated, the first match counts
     #[arg(long, value_name = "NAME=TYPE", value_parser = TypeByName::from_str)]
     tensor_type: Vec<TypeByName>,
     /// File with NAME=TYPE for many tensors, separated by spaces or lines
@@ -48,16 +48,16 @@ pub(crate) struct Args {
     /// Type of the output projection
     #[arg(long, value_name = "TYPE", value_parser = tensor_type(), hide_possible_values = true)]
     output_tensor_type: Option<TensorType>,
-    /// Type of the embeddings of tokens
+    /// Type of the token embeddings
     #[arg(long, value_name = "TYPE", value_parser = tensor_type(), hide_possible_values = true)]
     token_embedding_type: Option<TensorType>,
-    /// Give all tensors the same type, without more bits where they count
+    /// Give all tensors the same type, without more bits for important ones
     #[arg(long)]
     pure: bool,
     /// Leave the output projection as it is
     #[arg(long)]
     leave_output_tensor: bool,
-    /// Quantize tensors again that are quantized already; this loses more than quantizing the original
+    /// Allow tensors that are quantized already; this loses more than quantizing the original
     #[arg(long)]
     allow_requantize: bool,
     /// Write as many files as the input has, OUTPUT-00001-of-N.gguf and so on
@@ -79,7 +79,7 @@ pub(super) struct ImportanceArgs {
     /// Importance matrix: which weights matter most, as `imatrix` or llama-imatrix writes it
     #[arg(long, value_name = "FILE")]
     pub(super) imatrix: Option<PathBuf>,
-    /// Take an importance matrix that has nothing for all tensors of a kind, such as experts, or for a layer
+    /// Accept an importance matrix that lacks a layer, or all tensors of a kind, such as experts
     #[arg(long, requires = "imatrix")]
     allow_partial_imatrix: bool,
 }
@@ -108,8 +108,8 @@ fn after_help() -> String {
     for preset in Preset::ALL {
         let _ = writeln!(text, "  {:<10} {}", preset.name(), preset.about());
     }
-    text + "\nThe result is that of llama-quantize to the byte. Rows that a type's blocks do not divide take a type with smaller \
-        blocks.\nQuantize an original: what is quantized already has lost what is to be kept."
+    text + "\nThe result equals that of llama-quantize byte for byte. Rows that a type's blocks do not divide take a type with smaller \
+        blocks.\nQuantize the original: a file that is quantized already has lost precision."
 }
 
 /// A type for tensors, by a regular expression for their names.
@@ -156,7 +156,7 @@ impl Args {
         Ok(recipe)
     }
 
-    /// Refuses to write over what is read besides the model. (The library knows the files of the model itself.)
+    /// Refuses to overwrite input files other than the model. (The library knows the files of the model itself.)
     fn refuse_inputs(&self) -> Result<(), Failure> {
         let beside: Vec<&Path> = [&self.importance.imatrix, &self.tensor_type_file]
             .into_iter()
@@ -182,7 +182,7 @@ impl Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.threads == Some(0) {
-        return Err(Failure::usage("`-t 0` leaves nothing to work with"));
+        return Err(Failure::usage("`-t 0` leaves no thread to work with"));
     }
     if !args.dry_run {
         args.refuse_inputs()?;
@@ -207,7 +207,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         } else {
             "has a folder of safetensors"
         };
-        return Err(Failure::input(format!("{given} {what}, and not a GGUF file"))
+        return Err(Failure::input(format!("{given} {what}, not a GGUF file"))
             .hint(format!("`tokenmill convert {given} OUT.gguf --type TYPE` makes one; `run`, `chat` and `serve` quantize while they load, with --quantize TYPE")));
     }
     let file = GgufFile::open(input)?;
@@ -291,15 +291,15 @@ fn about_size(summary: &QuantizeSummary) -> Option<String> {
         size(summary.n_bytes_before)
     );
     Some(format!(
-        "the result is {larger} and no better: {sizes}, and what the input's types have lost does not come back"
+        "the result is {larger} and no better: {sizes}, since the input's types have lost precision already"
     ))
 }
 
-/// Says where tensors became something else than was asked for, and where the importance is that of another model.
+/// Warns if tensors got other types than requested, and if the importance matrix is that of another model.
 pub(super) fn tell_about(summary: &QuantizeSummary) {
     if let Some(name) = &summary.not_ternary {
         note!(
-            "ternary types keep models that were trained for them; the values of `{}` are not ternary, and the result will hardly be usable",
+            "ternary types suit only models that were trained for them; the values of `{}` are not ternary, and the result will hardly be usable",
             visible(name)
         );
     }
@@ -311,7 +311,7 @@ pub(super) fn tell_about(summary: &QuantizeSummary) {
     }
     if let [(name, choice), ..] = &summary.fallbacks[..] {
         note!(
-            "{} of {} tensors have rows that the blocks of their type do not divide, and took another: `{}` is {} instead of {}",
+            "{} of {} tensors have rows that the blocks of their type do not divide, and took another type: `{}` is {} instead of {}",
             summary.fallbacks.len(),
             summary.n_tensors,
             visible(name),
@@ -321,7 +321,7 @@ pub(super) fn tell_about(summary: &QuantizeSummary) {
     }
     if let [name, ..] = &summary.without_importance[..] {
         note!(
-            "the importance matrix has nothing for {} tensors, such as `{}`; they are quantized without it",
+            "the importance matrix has no entries for {} tensors, such as `{}`; they are quantized without it",
             summary.without_importance.len(),
             visible(name),
         );

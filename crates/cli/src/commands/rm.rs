@@ -11,14 +11,14 @@ use crate::{
     visible::visible,
 };
 
-/// Remove a model that was downloaded.
+/// Remove a downloaded model.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tokenmill rm bartowski/Llama-3.2-1B-Instruct-GGUF:Q8_0\n  \
     tokenmill rm bartowski/Llama-3.2-1B-Instruct-GGUF --yes\n  \
     tokenmill rm llama3.2:1b\n\n\
-    Without a TYPE it removes all that is there of the repository. What other revisions use stays,\n\
-    and of a model of Ollama what its other models use.")]
+    Without a TYPE it removes all stored files of the repository. Files that other revisions use\n\
+    stay, and so do layers that other models of Ollama use.")]
 pub(crate) struct Args {
     /// OWNER/REPOSITORY[@REVISION][:TYPE] or NAME:TAG, as `tokenmill list` shows it
     model: String,
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let freed = size_of(removal.freed_bytes());
     if !args.yes && !is_agreed(&format!("Remove {name}{models}, {freed}?"))? {
         return Err(
-            Failure::usage(format!("`{name}` is still there")).hint("`--yes` removes it without asking")
+            Failure::usage(format!("`{name}` was not removed")).hint("`--yes` removes it without asking")
         );
     }
     removal.apply(&Watcher::new())?;

@@ -52,8 +52,8 @@ use crate::{
     tokenmill run gemma-3-4b.gguf \"What is this?\" --image photo.jpg\n  \
     tokenmill run model.gguf --raw --file book.txt --session book.tms -n 100\n  \
     cat question.txt | tokenmill run model.gguf --stop '\\n\\n' --json\n\n\
-    An answer with a shape (--json-schema, --regex, --grammar) that -n or the context cuts is printed as far as it came, and the\n\
-    exit code is 7.")]
+    An answer with a shape (--json-schema, --regex, --grammar) that -n or the context cuts is printed up to the cut, and the exit\n\
+    code is 7.")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
@@ -89,7 +89,7 @@ pub(crate) struct Args {
     /// Parse control tokens in the prompt, such as <|im_end|>; implies --raw
     #[arg(long, help_heading = ADVANCED)]
     special: bool,
-    /// Print only what is generated, not the prompt before it; of a conversation the prompt is never printed
+    /// Print only the generated text, not the prompt before it; a conversation's prompt is never printed
     #[arg(long, alias = "no-display-prompt", conflicts_with = "json")]
     no_echo: bool,
     /// Print one JSON object when the text is complete
@@ -142,7 +142,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     if args.session.is_given() && args.parallel > 1 {
         return Err(Failure::usage(
-            "`--session` keeps one answer, and `--parallel` asks for several",
+            "`--session` keeps one answer, but `--parallel` requests several",
         ));
     }
     args.session.check_adapters(&args.adapters)?;
@@ -335,7 +335,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Fails where a limit cut an answer within the shape that was asked for, so that no program takes a part for the whole.
+/// Fails if a limit cut an answer before it satisfied its constraint, so that no program takes a part for the whole.
 fn check_whole(
     model: &Model,
     shape: &Constraint,

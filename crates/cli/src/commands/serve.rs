@@ -85,7 +85,7 @@ pub(crate) struct Args {
     /// loaded and unloaded as requests ask for them
     #[arg(value_name = "MODEL")]
     model: Vec<PathBuf>,
-    /// Address to listen on, or a name such as localhost; of several addresses, the first IPv4 one
+    /// Address to listen on, or a name such as localhost; a name with several addresses means the first IPv4 one
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     host: String,
     /// Port to listen on; 0 lets the system choose
@@ -101,7 +101,7 @@ pub(crate) struct Args {
     /// A file with one key a line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// An origin whose web pages may call, `localhost` for every port of this machine, or `*`; may be repeated
+    /// Let web pages of this origin call the server; `localhost` means every port of this machine, `*` any origin; may be repeated
     #[arg(
         long,
         visible_alias = "cors-origins",
@@ -109,8 +109,8 @@ pub(crate) struct Args {
         value_name = "ORIGIN"
     )]
     cors_origin: Vec<String>,
-    /// A name that clients reach the server by, or `*`; may be repeated. On addresses that only this machine reaches,
-    /// requests to other names are refused, but for numbers and localhost
+    /// Accept requests to this host name, or to any with `*`; may be repeated. On addresses that only this machine
+    /// reaches, the server refuses other names, except localhost and numeric addresses
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
     /// Certificate chain in PEM, to serve HTTPS
@@ -131,21 +131,20 @@ pub(crate) struct Args {
     /// Tags of the model, separated by commas, that lists of models show; they select nothing
     #[arg(long, help_heading = ADVANCED, value_delimiter = ',', value_name = "TAGS")]
     tags: Vec<String>,
-    /// Refuse requests with an unknown model name [default: a server's only model answers any name; several models, or adapters, refuse
-    /// unknown names]
+    /// Refuse requests with an unknown model name [default: only with several models or with adapters]
     #[arg(long)]
     strict_model_names: bool,
-    /// Publish over ZeroMQ what the prefix cache gets and loses, for routers that look for it. JSON with vLLM's keys
+    /// Publish additions to the prefix cache and removals from it over ZeroMQ, for routers that use them. JSON with vLLM's keys
     /// (`{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "topic": "…"}`); docs/serving.md has them all
     #[arg(long, help_heading = ADVANCED, value_name = "JSON", value_parser = kv_events)]
     kv_events_config: Option<KvEvents>,
     #[command(flatten)]
     media: MediaArgs,
-    /// Keep conversations in this folder, as clients ask for with `POST /slots/{id}?action=save`; no other process writes to it
+    /// Save conversations to this folder when clients send `POST /slots/{id}?action=save`; no other process may write to it
     #[arg(long, visible_alias = "slot-save-path", value_name = "DIR")]
     session_dir: Option<PathBuf>,
-    /// Keep what was computed of prompts in this folder, so that prompts that begin alike find it, also after a restart; no other
-    /// process uses it meanwhile
+    /// Keep the KV cache of prompts in this folder, so that prompts with the same beginning reuse it, also after a restart; no other
+    /// process may use the folder
     #[arg(long, help_heading = ADVANCED, value_name = "DIR")]
     prefix_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -156,13 +155,13 @@ pub(crate) struct Args {
     defaults: Box<DefaultArgs>,
     #[command(flatten)]
     limits: Box<Limits>,
-    /// Log more, and put the prompt into an answer of `/v1/chat/completions`, under `__verbose`
+    /// Log more, and add the prompt to answers of `/v1/chat/completions`, under `__verbose`
     #[arg(short, long)]
     verbose: bool,
-    /// How requests are logged on standard error; a terminal gets short lines for `text`, and a file those with all fields
+    /// Format of the request log on standard error; `text` writes short lines to a terminal, and lines with all fields to a file
     #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
     log_format: LogFormat,
-    /// Let clients load and unload adapters, of files below this folder only [default: they cannot]
+    /// Let clients load adapters from this folder, and unload them [default: clients cannot]
     #[arg(long, value_name = "DIR", help_heading = ADVANCED)]
     lora_dir: Option<PathBuf>,
 }
@@ -177,7 +176,7 @@ struct Limits {
     /// Space that the files in --session-dir may take together; a save beyond it gets 507
     #[arg(long, help_heading = ADVANCED, default_value = "32GiB", value_name = "SIZE", requires = "session_dir")]
     session_dir_bytes: ByteSize,
-    /// Space that the files in --prefix-dir may take together; what was used longest ago is removed for more
+    /// Space that the files in --prefix-dir may take together; the least recently used are removed to make room
     #[arg(long, help_heading = ADVANCED, default_value = "10GiB", value_name = "SIZE", requires = "prefix_dir")]
     prefix_dir_bytes: ByteSize,
     /// Longest time for an answer [default: unbounded]
@@ -186,10 +185,10 @@ struct Limits {
     /// Longest wait in the queue [default: unbounded]
     #[arg(long, help_heading = ADVANCED, value_name = "SECONDS", value_parser = seconds)]
     queue_timeout: Option<Duration>,
-    /// How long a client may take nothing of a stream before it is ended
+    /// Longest time that a client may leave a stream unread before the stream is ended
     #[arg(long, help_heading = ADVANCED, default_value = "60", value_name = "SECONDS", value_parser = seconds)]
     write_timeout: Duration,
-    /// Which waiting requests go first: in their order, or by the `priority` that clients give
+    /// Order of waiting requests: as they came, or by the `priority` that clients give
     #[arg(long, help_heading = ADVANCED, value_enum, default_value_t = SchedulingPolicy::Fcfs, value_name = "POLICY")]
     scheduling_policy: SchedulingPolicy,
     /// How long running answers may continue after the first signal
@@ -225,7 +224,7 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, Failure> {
         Failure::usage(format!(
             "`--host {host}` is not an address to listen on: {reason}"
         ))
-        .hint("127.0.0.1 is for this machine only, 0.0.0.0 for whoever reaches it")
+        .hint("127.0.0.1 is for this machine only, 0.0.0.0 for all machines that reach it")
     };
     let mut found = Vec::new();
     // Brackets are how an address of IPv6 stands in a URL.
@@ -322,7 +321,7 @@ impl Args {
         .into_iter()
         .find_map(|(name, keys)| keys.iter().any(|key| key.trim().is_empty()).then_some(name))
         {
-            let failure = Failure::usage(format!("`{name}` is empty, which would let everybody in"));
+            let failure = Failure::usage(format!("`{name}` is empty, which would admit every client"));
             return Err(failure.hint("give a key, or leave it out"));
         }
         let mut api_keys = ApiKeys::new(self.api_key.clone());
@@ -365,7 +364,7 @@ impl Args {
         })
     }
 
-    /// Creates the folder of sessions if it is missing, locks it, and removes what a killed process left there.
+    /// Creates the folder of sessions if it is missing, locks it, and removes the remains of a killed process.
     fn lock_sessions(&self) -> Result<Option<FolderLock>, Failure> {
         let Some(path) = &self.session_dir else {
             return Ok(None);
@@ -392,7 +391,7 @@ impl Args {
         })
     }
 
-    /// The folder where what was computed of prompts is kept.
+    /// The folder that keeps the KV cache of prompts.
     fn prefix_folder(&self) -> Result<Option<PrefixFolder>, Failure> {
         let Some(path) = &self.prefix_dir else {
             return Ok(None);
@@ -445,14 +444,14 @@ impl Args {
     }
 }
 
-/// Refuses what is there and is no folder.
+/// Refuses an existing path that is not a folder.
 fn check_folder(option: &str, path: &Path) -> Result<(), Failure> {
     if path.exists() && !path.is_dir() {
         let message = format!(
             "`{option} {}` is a file, and a folder is expected",
             path.display()
         );
-        return Err(Failure::usage(message).hint("a folder that is not there yet is made"));
+        return Err(Failure::usage(message).hint("a missing folder is created"));
     }
     Ok(())
 }

@@ -74,11 +74,11 @@ fn message(error: &Error) -> String {
     }
 }
 
-/// Says of an encoder of images that it is one, in place of the architectures that models have.
+/// Says of an image encoder that it is one, in place of the architectures that models have.
 fn without_architectures(mut text: String) -> String {
     if let Some(at) = text.find("architecture `clip` is not supported") {
         text.truncate(at);
-        text.push_str("this file is an encoder of images, not a model");
+        text.push_str("this file is an image encoder, not a model");
     }
     text
 }
@@ -145,7 +145,7 @@ mod tests {
         };
         assert_eq!(
             error("clip"),
-            "error: this file is an encoder of images, not a model (hint: give it with `--mmproj FILE` and the file of its model)"
+            "error: this file is an image encoder, not a model (hint: give it with `--mmproj FILE` and the file of its model)"
         );
         assert!(error("x").contains("supported are llama, qwen3"));
     }

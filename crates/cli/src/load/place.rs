@@ -1,7 +1,8 @@
-//! The options that say where a model is computed: on which device, which parts of it, and on how many GPUs.
+//! The options that determine where a model is computed: on which device, which parts of it, and on how many
+//! GPUs.
 //!
-//! Separate from the other options of a load because they can contradict each other. Invariant: a contradiction is refused with both
-//! flags as they are typed.
+//! Unlike the other options of a load, they can contradict each other. Invariant: a contradiction is refused
+//! with both flags as they are typed.
 
 use std::sync::Once;
 
@@ -111,7 +112,7 @@ impl LoadArgs {
         };
         if self.flags.bandwidths.is_some() && !chooses {
             return Err(Failure::usage(
-                "`--bandwidths` does nothing here: what the GPU has is not left open",
+                "`--bandwidths` does nothing here: the options fix the GPU's part of the model",
             )
             .hint("`-ngl auto` chooses by bandwidths"));
         }
@@ -119,7 +120,7 @@ impl LoadArgs {
         if is_made_again && !chooses && self.flags.gpu_batch != Some(BatchThreshold::Measured) {
             return Err(
                 Failure::usage("`--measure-again` does nothing here: nothing is measured")
-                    .hint("`-ngl auto` and `--gpu-batch auto` choose by what they measure"),
+                    .hint("`-ngl auto` and `--gpu-batch auto` choose by measurements"),
             );
         }
         Ok(Measurements {
@@ -183,7 +184,7 @@ impl LoadArgs {
             (None | Some(DeviceLayers::Auto), None) if self.parting_flag().is_some() => {
                 Ok(gpu_or_cpu(self.parting_flag().unwrap_or_default()))
             }
-            // Without a driver there is nothing to try, and nothing to say about it to who asked for nothing.
+            // Without a driver there is nothing to try, and no note is due, since no GPU was requested.
             (None, None) if !tokenmill::gpu::has_gpu_driver() => Ok(Device::Cpu),
             (None | Some(DeviceLayers::Auto), device) => Ok(device.unwrap_or(Device::Auto)),
             (Some(NO_LAYERS), Some(Device::Cuda { .. })) => Err(contradiction("cuda")),

@@ -1,6 +1,6 @@
 //! [`refused`]: why a load would be refused before it reads a weight, for commands that load nothing.
 //!
-//! Separate from the load itself. Invariant: the words are those of the load.
+//! Invariant: the words are those of the load.
 
 use tokenmill::load::{Compute, check_load};
 use tokenmill_model::{Model as Network, ModelOptions};

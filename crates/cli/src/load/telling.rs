@@ -1,6 +1,6 @@
 //! Loads a model with a progress bar, and reports on the load.
 //!
-//! Separate from the options. Invariant: a program with a log reports there, any other on standard error.
+//! Invariant: a program with a log reports there, any other on standard error.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -134,13 +134,13 @@ fn about_measurements(device: &LoadedDevice, compute: &Compute) -> Option<String
             steps_known,
             ..
         } => {
-            // Bandwidths that are given have no part in what steps are measured for.
+            // Given bandwidths have no part in the measurements of steps.
             let steps_again =
                 measurements.bandwidths.is_none() && matches!(steps_known, MeasuredWhen::Now { .. });
             if bandwidths_known.is_some() || steps_again {
                 return None;
             }
-            "what was asked for fits, so nothing was chosen by bandwidths"
+            "the requested split fits, so nothing was chosen by bandwidths"
         }
         LoadedDevice::Cpu { .. } => "the CPU computes all of the model",
         _ => "all of the model is on the GPU",
@@ -152,7 +152,7 @@ fn about_measurements(device: &LoadedDevice, compute: &Compute) -> Option<String
 pub(crate) fn about_cut_context(asked: Option<usize>, n_ctx: usize) -> Option<String> {
     let asked = asked.filter(|&asked| asked > n_ctx)?;
     Some(format!(
-        "the context is {n_ctx} tokens instead of {asked}: this encoder was made for no more"
+        "the context is {n_ctx} tokens instead of {asked}: this encoder was trained for no more"
     ))
 }
 
@@ -179,13 +179,13 @@ fn about_fewer_contexts(asked: KvCache, model: &Model) -> Option<String> {
 pub(crate) fn about_long_context(n_ctx: usize, n_ctx_train: usize) -> Option<String> {
     (n_ctx > n_ctx_train).then(|| {
         format!(
-            "the context of {n_ctx} tokens is longer than the {n_ctx_train} that the model was made for; beyond them its \
+            "the context of {n_ctx} tokens is longer than the {n_ctx_train} that the model was trained for; beyond them its \
              text may make no sense"
         )
     })
 }
 
-/// Says where more context was asked for than the model was made for, why a GPU was passed over, and what took long.
+/// Reports a context longer than the model's own, the devices that compute, and a slow compilation of kernels.
 fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
     if let Some(text) = about_long_context(n_ctx, n_ctx_train) {
         tell(&text);
@@ -226,7 +226,7 @@ fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
     }
 }
 
-/// Says what of a model will be where, before it is loaded.
+/// Shows the place of each part of a model before it is loaded.
 pub(super) fn say_split(plan: &SplitPlan) {
     for line in plan.to_string().lines() {
         say(line);
@@ -276,26 +276,23 @@ pub(crate) fn about_threads(compute: &Compute) -> Option<String> {
     ))
 }
 
-/// Tells a person what memory a draft model takes, and where it stops guessing.
+/// Reports the memory of a draft model, and the position at which its drafts end.
 fn say_draft(draft: &DraftFacts, n_ctx: usize) {
     let plan = plan_text(&draft.memory, draft.n_ctx);
     if draft.is_own_layer {
-        show(&format!(
-            "memory of the layer that guesses further tokens ({}): {plan}",
-            draft.name
-        ));
+        show(&format!("memory of the MTP layer ({}): {plan}", draft.name));
     } else {
         show(&format!("memory of the draft model {}: {plan}", draft.name));
     }
     if draft.n_ctx < n_ctx {
         tell(&format!(
-            "what guesses ahead was made for {} tokens and guesses nothing after them",
+            "the draft model or MTP layer was trained for {} tokens and drafts nothing after them",
             draft.n_ctx
         ));
     }
 }
 
-/// Which steps the GPU computes of what both sides have, and how that is known.
+/// Which steps run on the GPU when both sides hold the weights, and how that is known.
 fn about_gpu_steps(steps: GpuSteps, known: &MeasuredWhen) -> String {
     let what = match (steps.decode, steps.prompts) {
         (None, None) => {
@@ -328,13 +325,13 @@ fn about_gpu_steps(steps: GpuSteps, known: &MeasuredWhen) -> String {
 fn about_long_load(took: Duration) -> Option<String> {
     (took >= LONG_LOAD).then(|| {
         format!(
-            "loading the kernels took {:.1} s; what the driver compiles it usually keeps for the next start",
+            "loading the kernels took {:.1} s; the driver usually keeps compiled kernels for the next start",
             took.as_secs_f64()
         )
     })
 }
 
-/// Says what is as it should be, on standard error: in the log of a program that has one, else as a line.
+/// Reports normal events on standard error: in the log of a program that has one, else as a line.
 fn say(text: &str) {
     if tracing::dispatcher::has_been_set() {
         tracing::info!("{text}");

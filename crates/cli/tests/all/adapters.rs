@@ -1,4 +1,4 @@
-//! `--lora` of the commands: an adapter changes what is generated, and a bad one is a line.
+//! `--lora` of the commands: an adapter changes the generated text, and a bad one is a one-line error.
 
 use std::{fs, path::PathBuf};
 

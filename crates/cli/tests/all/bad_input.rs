@@ -187,7 +187,7 @@ fn an_empty_key_does_not_open_the_server() {
         assert_eq!(
             Outcome::of(&output).failed(2),
             format!(
-                "error: `{name}` is empty, which would let everybody in (hint: give a key, or leave it out)"
+                "error: `{name}` is empty, which would admit every client (hint: give a key, or leave it out)"
             )
         );
     }
@@ -335,7 +335,7 @@ fn output_that_cannot_be_written() {
     std::fs::write(&taken, "GGUF").unwrap();
     let over = tokenmill_with(&["chat", "demo"], &format!("/save {}\n", taken.display()));
     assert!(
-        over.stderr.contains("model.gguf is there already (hint: "),
+        over.stderr.contains("model.gguf already exists (hint: "),
         "{}",
         over.stderr
     );

@@ -237,7 +237,7 @@ fn run_asks_through_the_template_and_shows_calls_and_reasoning() {
     assert!(run(&["--chat", "--special"]).failed(2).contains("--special"));
     let hidden = run(&["--raw", "--hide-reasoning"]).failed(2);
     assert!(hidden.contains("leave `--raw`"), "{hidden}");
-    // The line break at the end of a file is no part of the message.
+    // The line break at the end of a file is not part of the message.
     let question = folder.path().join("question.txt");
     fs::write(&question, "What is 3 + 4?\n").unwrap();
     let of_file = tokenmill(["run", "demo", "--file", arg(&question), "--temp", "0", "--chat"]);
@@ -321,7 +321,7 @@ fn a_setting_is_undone_and_a_wrong_one_is_told_what_is_right() {
         ),
         (
             "/set seed x",
-            "`x` is not a value for seed: expected a whole number, 0 or more, or -1 for another seed every time",
+            "`x` is not a value for seed: expected a whole number, 0 or more, or -1 for a new seed every time",
         ),
         (
             "/set enable_thinking false",

@@ -502,7 +502,7 @@ fn the_manual_has_a_page_for_each_command() {
         ("tokenmill-quantize.1", "mxfp4_moe"),
         ("tokenmill-convert.1", "iq3_xxs"),
         ("tokenmill-run.1", "iq4_nl"),
-        ("tokenmill-man.1", "Write the pages of the manual to a folder"),
+        ("tokenmill-man.1", "Write the manual pages to a folder"),
     ] {
         let found = fs::read_to_string(man.join(page)).unwrap();
         assert!(

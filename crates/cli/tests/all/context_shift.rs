@@ -1,4 +1,5 @@
-//! `--context-shift`: a text continues where its context is full, as a new request for what is left would.
+//! `--context-shift`: a text whose context is full continues as a new request with the remaining tokens
+//! would.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! `convert`: a folder becomes a file that runs as the folder does; what is refused leaves nothing.
+//! `convert`: a folder becomes a file that runs as the folder does; a refused folder leaves no file.
 
 use std::{
     fs,
@@ -172,7 +172,9 @@ fn a_folder_is_converted_with_an_importance_matrix_of_its_own() {
     );
     let outcome = convert("q4_k_m", &own, &["--allow-partial-imatrix"]);
     assert!(
-        outcome.stderr.contains("the importance matrix has nothing for"),
+        outcome
+            .stderr
+            .contains("the importance matrix has no entries for"),
         "{}",
         outcome.stderr
     );
@@ -206,7 +208,7 @@ fn what_files_cannot_say_is_refused_by_its_field() {
                     says it with rope_scaling.truncate";
     let check = |changes: &[(&str, Value)], expected: &str| {
         let line = refusal(changes);
-        let expected = format!("error: a GGUF file of `qwen2` cannot say what this folder is: {expected}");
+        let expected = format!("error: a GGUF file of `qwen2` cannot describe this folder: {expected}");
         assert_eq!(line, expected);
     };
     let gelu = ("hidden_act", json!("gelu"));
@@ -262,7 +264,7 @@ fn what_is_no_folder_to_convert_is_told_from_one() {
     // Files of a model, next to the folder that they were made of.
     let line = tokenmill(["convert", arg(&data.join("parity/qwen2")), arg(&output)]).failed(3);
     assert!(
-        line.contains("qwen2 holds GGUF files, and no safetensors with config.json (hint: ")
+        line.contains("qwen2 holds GGUF files, but no safetensors with config.json (hint: ")
             && line.ends_with("hf has them)"),
         "{line}"
     );
@@ -312,7 +314,7 @@ fn texts_that_the_file_cuts_otherwise_are_named() {
     let outcome = tokenmill(["convert", arg(&folder), arg(&target.path().join("out.gguf"))]);
     assert!(
         outcome.stderr.contains(
-            "cuts texts with a space at their end, several spaces in a row otherwise than that of the folder (hint: files"
+            "splits texts with a space at their end, several spaces in a row differently from that of the folder (hint: files"
         ),
         "{}",
         outcome.stderr
@@ -323,7 +325,7 @@ fn texts_that_the_file_cuts_otherwise_are_named() {
         arg(&self::folder()),
         arg(&target.path().join("other.gguf")),
     ]);
-    assert!(!outcome.stderr.contains("cuts texts"), "{}", outcome.stderr);
+    assert!(!outcome.stderr.contains("splits texts"), "{}", outcome.stderr);
 }
 
 #[test]

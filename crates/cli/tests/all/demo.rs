@@ -197,7 +197,7 @@ fn the_readme_shows_what_happens() {
         n_shown += 1;
     }
     assert_eq!(n_shown, 2);
-    // The conversation in which the call is answered: what follows the prompt is typed, and what is in brackets is no output.
+    // The conversation in which the call is answered: what follows the prompt is typed, and text in brackets is not output.
     let command = "$ tokenmill chat demo --temp 0 --tools tools.json";
     let begin = lines.iter().position(|line| *line == command).expect("a chat");
     let talk: Vec<&str> = lines[begin + 1..]

@@ -91,7 +91,7 @@ fn a_disk_that_fills_up_is_one_line_and_leaves_the_older_file() {
             assert_eq!(names(own.path()), expected, "{args:?}");
             assert_eq!(fs::read(&output).ok().as_deref(), older.map(|older| &older[..]));
         }
-        // `/dev/full` has no room at all, and is no file to be put aside.
+        // `/dev/full` has no room at all, and is not a file to be put aside.
         let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
         args.insert(*place, "/dev/full");
         let line = tokenmill(&args).failed(4);
@@ -109,7 +109,7 @@ fn a_disk_that_is_too_small_is_told_before_the_work() {
     let Some(disk) = SmallDisk::mount(DISK_BYTES) else {
         return;
     };
-    // All weights are no numbers, which is an error as soon as the first is read.
+    // No weight is a number, which is an error as soon as the first is read.
     let broken = folder.path().join("broken.gguf");
     let mut network = TinyModel::random(tiny_llama(), TensorType::F32, 1);
     let file = GgufFile::open(model(folder.path())).unwrap();

@@ -42,7 +42,7 @@ fn doctor_names_the_mirror_and_does_not_ask_it() {
     // A port that no program listens on.
     let named = examine(&[("HF_ENDPOINT", "http://127.0.0.1:9/")], &[]);
     assert!(
-        named.contains("endpoint   ok       HF_ENDPOINT names http://127.0.0.1:9, not asked here"),
+        named.contains("endpoint   ok       HF_ENDPOINT names http://127.0.0.1:9, not contacted here"),
         "{named}"
     );
     let variables = [("HF_ENDPOINT", "http://user:secret@127.0.0.1:9")];

@@ -165,7 +165,7 @@ fn bench_follows_a_text_and_says_which_guesses_came_out() {
         .collect();
     assert_eq!(
         cells[0][6..11],
-        ["test", "guesses", "t/s", "over off", "accepted of drafted"]
+        ["test", "drafts", "t/s", "over off", "accepted of drafted"]
     );
     assert_eq!(
         (cells[2][7], cells[2][9], cells[2][10]),

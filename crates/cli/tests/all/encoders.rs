@@ -98,7 +98,7 @@ fn files_of_an_encoder_are_compared_by_their_vectors() {
         (
             vec!["perplexity", arg(&encoder), arg(&text)],
             3,
-            "is an encoder and predicts no tokens",
+            "is an encoder: it predicts no tokens",
         ),
     ] {
         let line = tokenmill(args).failed(code);

@@ -61,7 +61,7 @@ impl Peer {
         let setting = [&[0, 4][..], &window.to_be_bytes()].concat();
         let hello = [PREFACE, &frame(SETTINGS, 0, 0, &setting)].concat();
         let is_open = stream.write_all(&hello).is_ok();
-        // It is no fault if the server stops reading.
+        // It is not a fault if the server stops reading.
         let patience = Some(Duration::from_millis(200));
         stream.set_write_timeout(patience).expect("a socket can");
         Self {

@@ -1,4 +1,4 @@
-//! Adapters on a GPU, the simulated one: what they compute is what they compute on the CPU, and their memory counts before the load.
+//! Adapters on the simulated GPU: results equal the CPU's, and their memory counts before the load.
 
 use std::{fs, path::PathBuf};
 

@@ -71,7 +71,7 @@ fn layers_that_all_are_on_the_gpu_are_no_division() {
         ];
         let line = run(with_driver("mib=149", &[&args[..], guesses].concat())).failed(2);
         assert!(
-            line.contains("one GPU computes as a whole"),
+            line.contains("wholly on the CPU or on one GPU"),
             "{guesses:?}: {line}"
         );
     }
@@ -89,7 +89,7 @@ fn a_draft_model_that_does_not_fit_next_to_the_model_is_refused() {
     };
     let cuda = ["--device", "cuda"];
     run_on(2048, &cuda).ok();
-    let says_guesses = |outcome: &Outcome| outcome.stderr.contains("what guesses tokens ahead");
+    let says_guesses = |outcome: &Outcome| outcome.stderr.contains("the draft model or MTP layer needs");
     let mib = smallest(128..200, |mib| {
         let outcome = run_on(mib, &cuda);
         outcome.code == 0 || says_guesses(&outcome)
@@ -124,7 +124,8 @@ fn what_the_driver_takes_is_left_to_it_once() {
     };
     let mib = smallest(160..260, |mib| {
         let said = run_on(mib).stderr;
-        let is_planned = said.contains("what guesses tokens ahead") || said.contains("the model needs");
+        let is_planned =
+            said.contains("the draft model or MTP layer needs") || said.contains("the model needs");
         !is_planned || said.contains("draft model")
     });
     run_on(mib).ok();

@@ -60,7 +60,7 @@ fn cpu_computes_images_if_the_model_would_be_divided() {
     let found = run_on("gemma3", "auto", &parts);
     let said = found.stderr.clone();
     assert!(
-        said.contains("computing on the CPU: a model that a GPU and the CPU share takes no rows of images"),
+        said.contains("computing on the CPU: a model that a GPU and the CPU share takes no images"),
         "{said}"
     );
     assert_eq!(found.ok(), expected);

@@ -164,7 +164,7 @@ fn a_way_to_add_up_that_cannot_be_is_refused() {
         ),
         (
             &["-tp", "2", "--all-reduce", "ring"],
-            "error: `--all-reduce`: `ring` is not a way to add up; say `auto`, `nccl` or `host`",
+            "error: `--all-reduce`: `ring` is not an all-reduce method; use `auto`, `nccl` or `host`",
         ),
         (
             &["-tp", "2", "--all-reduce", "nccl", "--batch-invariant"],
@@ -174,7 +174,7 @@ fn a_way_to_add_up_that_cannot_be_is_refused() {
     ] {
         assert_eq!(with_gpus("devices=2", extra).failed(2), expected);
     }
-    // The default's name is no demand.
+    // The default's name is not a demand.
     for extra in [
         &["--all-reduce", "auto"][..],
         &["-tp", "1", "--all-reduce", "auto"],
@@ -194,17 +194,20 @@ fn what_several_gpus_do_not_do_is_told_before_they_are_looked_for() {
         ),
         (
             &["-tp", "2", "--lora", "x=none.gguf"],
-            "adapters are computed where",
+            "adapters need all of the model",
         ),
         (
             &["--device", "cuda", "-ngl", "1", "--lora", "x=none.gguf"],
-            "adapters are computed where the CPU or one GPU has all of the model",
+            "adapters need all of the model on the CPU or on one GPU",
         ),
         (
             &["--device", "cuda", "--place", "ffn=cpu", "--lora", "x=none.gguf"],
-            "adapters are computed where",
+            "adapters need all of the model",
         ),
-        (&["-tp", "2", "--draft", "demo"], "a draft model works next to"),
+        (
+            &["-tp", "2", "--draft", "demo"],
+            "a draft model needs a model that is wholly on",
+        ),
         (
             &["--device", "cuda", "-ngl", "2", "--draft", "demo"],
             "leave out `-ngl N`",
@@ -241,7 +244,7 @@ fn gpus_that_are_not_there_are_counted() {
     let line = with_gpus("devices=2", &["-tp", "4"]).failed(5);
     assert_eq!(
         line,
-        "error: 4 GPUs from GPU 0 on are to compute the model, and the driver shows 2 in all (hint: `tokenmill devices` \
+        "error: the model needs 4 GPUs from GPU 0 on, but the driver shows 2 in all (hint: `tokenmill devices` \
          lists them; from the first on there are 2 for `--tensor-parallel-size N`)"
     );
     let line = with_gpus("devices=2", &["-tp", "2", "--device", "cuda:1"]).failed(5);

@@ -1,4 +1,5 @@
-//! Models by name, without a network: what is in the cache, and what is said about the rest. `tests/e2e/models.py` downloads.
+//! Models by name, without a network: the contents of the cache, and the errors for all else.
+//! `tests/e2e/models.py` downloads.
 
 use std::{
     fs,
@@ -154,13 +155,13 @@ fn an_encoder_of_images_that_is_not_here_can_be_pulled() {
     };
     let unknown = run().failed(3);
     assert!(
-        unknown.contains("without an encoder of images (hint: `tokenmill pull org/sees-GGUF` downloads")
+        unknown.contains("without an image encoder (hint: `tokenmill pull org/sees-GGUF` downloads")
             && unknown.contains("if its repository has one"),
         "{unknown}"
     );
     let note = folder.join(format!(".tokenmill/{COMMIT}.mmproj"));
     fs::write(&note, "mmproj-F16.gguf").unwrap();
-    let hint = "(hint: `tokenmill pull org/sees-GGUF` downloads its encoder of images)";
+    let hint = "(hint: `tokenmill pull org/sees-GGUF` downloads its image encoder)";
     assert!(run().failed(3).ends_with(hint));
     let chat = ["chat", "org/sees-GGUF", "-n", "2", "-c", "256"];
     let chat = with_input(&mut in_cache(&cache, &chat), &format!("/image {}\n", arg(&image)));
@@ -318,7 +319,7 @@ fn a_pull_of_what_is_here_says_where_it_is() {
     let json = outcome(&cache, &["pull", "tiny:latest", "--json"]).ok();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["downloaded_bytes"], 0);
-    // A name of Ollama's without its tag is no name, but may be meant.
+    // A name of Ollama's without its tag is not a name, but may be meant.
     let line = outcome(&cache, &["pull", "tiny"]).failed(2);
     assert!(
         line.ends_with("(hint: `tiny:latest` is on this machine)"),
@@ -346,7 +347,7 @@ fn a_pull_without_a_server_says_what_is_missing() {
     assert!(
         unknown
             .stderr
-            .contains("whether there is a newer one is not known, nor whether it has an encoder of images: "),
+            .contains("it is not known whether there is a newer one, nor whether it has an image encoder: "),
         "{}",
         unknown.stderr
     );
@@ -358,9 +359,8 @@ fn a_pull_without_a_server_says_what_is_missing() {
     for extra in [&["--offline"][..], &[], &["--dry-run", "--json"]] {
         let line = pull(extra).failed(1);
         assert!(
-            line.starts_with(
-                "error: `org/demo-GGUF` is here without its encoder of images, mmproj-F16.gguf: "
-            ) && line.contains("--no-projector"),
+            line.starts_with("error: `org/demo-GGUF` is here without its image encoder, mmproj-F16.gguf: ")
+                && line.contains("--no-projector"),
             "{line}"
         );
     }

@@ -1,4 +1,5 @@
-//! `--image`, `/image` and `--mmproj`: a model sees what it is shown, and what cannot be seen is a line.
+//! `--image`, `/image` and `--mmproj`: a model sees the given images, and an unusable image is a one-line
+//! error.
 
 use std::{
     fs,
@@ -158,7 +159,11 @@ fn what_convert_says_of_encoders() {
     });
     fs::write(both.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
     let said = tokenmill(["convert", arg(both.path()), arg(&output), "--pre", "gpt-2"]);
-    assert!(said.stderr.contains("the file sees no images"), "{}", said.stderr);
+    assert!(
+        said.stderr.contains("the file has no image encoder"),
+        "{}",
+        said.stderr
+    );
     said.ok();
 }
 
@@ -205,7 +210,7 @@ fn a_chat_shows_images_and_keeps_them() {
     again.ok();
     let kept: Value = serde_json::from_str(&fs::read_to_string(&saved).unwrap()).unwrap();
     assert_eq!(kept["messages"][1]["content"], answer);
-    // A file that is no image is refused at once, and a waiting image can be taken back.
+    // A file that is not an image is refused at once, and a waiting image can be taken back.
     let text = folder.path().join("text.png");
     fs::write(&text, "Once").unwrap();
     let refused = chat(&format!("/image {}\nHi\n/stats\n", arg(&text)));
@@ -248,7 +253,7 @@ fn the_time_of_an_image_counts_until_the_first_token() {
 #[test]
 fn doctor_names_an_encoder_beside_the_model() {
     let text = tokenmill(["doctor", arg(&data("model.gguf")), "--device", "cpu"]).ok();
-    assert!(text.contains("mmproj-model.gguf lies beside the model"), "{text}");
+    assert!(text.contains("mmproj-model.gguf is next to the model"), "{text}");
 }
 
 #[test]
@@ -296,7 +301,7 @@ fn what_cannot_be_seen_is_one_line() {
     check(
         &picture,
         &["--mmproj", arg(&model)],
-        "is no encoder of images but a model of the architecture `gemma3`",
+        "is not an image encoder but a model of the architecture `gemma3`",
     );
     check(&picture, &["--mmproj", arg(&picture)], "not a GGUF file");
     let encoder = data("mmproj-model.gguf");

@@ -1,4 +1,4 @@
-//! Ctrl-C: work ends, with its exit code, and what was measured is kept.
+//! Ctrl-C: work ends with its exit code, and measurements so far are kept.
 
 use std::{
     fs,

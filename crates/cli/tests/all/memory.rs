@@ -116,7 +116,7 @@ fn a_limit_of_the_address_space_refuses_a_load_that_cannot_fit() {
 
 #[test]
 fn a_context_beyond_what_the_model_was_made_for_is_a_warning() {
-    const WARNING: &str = "the context of 4096 tokens is longer than the 512 that the model was made for; beyond them its text may \
+    const WARNING: &str = "the context of 4096 tokens is longer than the 512 that the model was trained for; beyond them its text may \
                            make no sense";
     let told = |args: &[&str]| tokenmill([args, &["demo", "--device", "cpu", "-t", "1"]].concat()).ok();
     for (command, row) in [

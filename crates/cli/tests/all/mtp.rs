@@ -115,14 +115,11 @@ fn a_file_with_that_layer_alone_says_what_it_is() {
         &["quantize", arg(&path), arg(&output), "q4_0"],
     ] {
         let line = tokenmill(args).failed(3);
-        assert!(
-            line.contains("layers for further tokens (MTP) alone, not the model (hint: "),
-            "{line}"
-        );
+        assert!(line.contains("MTP layers alone, not the model (hint: "), "{line}");
     }
     let text = tokenmill(["inspect", arg(&path), "--summary"]).ok();
-    assert!(text.contains("(MTP) alone"), "{text}");
-    // Next to its model it is none to choose from.
+    assert!(text.contains("MTP layers alone"), "{text}");
+    // Next to its model it is not a candidate.
     fs::copy(DEMO, folder.path().join("demo-Q8_0.gguf")).unwrap();
     let run = [
         "run",
@@ -235,7 +232,7 @@ fn the_memory_of_a_layer_beside_is_counted() {
     let doctor = tokenmill(["doctor", arg(&model), "--device", "cpu"]).ok();
     let row = doctor.lines().find(|line| line.starts_with("MTP layer")).unwrap();
     assert!(
-        row.contains("mtp-demo-Q4_K_M.gguf lies beside the model"),
+        row.contains("mtp-demo-Q4_K_M.gguf is next to the model"),
         "{doctor}"
     );
     let needed = |model: &Path, options: LoadOptions| {
@@ -301,7 +298,7 @@ fn a_file_of_another_model_is_refused_or_passed_over() {
     write_with_layer(&file, |name| {
         name == "token_embd.weight" || name.starts_with("blk.0.")
     });
-    check("no layer that guesses further tokens (MTP) (hint: ");
+    check("no MTP layer (hint: ");
     write_layer_alone(&file, &[]);
     let whole = fs::read(&file).unwrap();
     fs::write(&file, &whole[..whole.len() - 100]).unwrap();
@@ -419,7 +416,7 @@ fn what_cannot_guess_is_refused_in_a_line() {
         .failed(code);
         assert!(line.contains(expected), "{line}");
     };
-    refused("demo", &[], 2, "no layer that guesses further tokens");
+    refused("demo", &[], 2, "no MTP layer");
     refused("demo", &["--draft", "demo"], 2, "does nothing");
     refused("demo", &["-tp", "2"], 2, "--device cpu");
     let folder = tempfile::tempdir().unwrap();

@@ -231,7 +231,7 @@ fn a_context_that_cannot_be_had_is_spoken_of_as_such() {
         let is_compared = line.contains("of memory, ") && line.contains("give a smaller context with `-c N`");
         let is_tried = line.contains("bytes of memory could not be allocated for the KV store")
             && line.contains("the whole load takes ")
-            && line.contains("(hint: `-c N` and `-ctk q8_0 -ctv q8_0` take less for keys and values");
+            && line.contains("(hint: `-c N` and `-ctk q8_0 -ctv q8_0` reduce the memory of keys and values");
         assert!(is_compared || is_tried, "{line}");
     }
     if is_refused && cfg!(target_os = "linux") {

@@ -1,4 +1,5 @@
-//! Where the threads run: `--cpu-range`, `--cpu-strict` and `--numa` change no token, and what cannot be had is refused.
+//! Thread placement: `--cpu-range`, `--cpu-strict` and `--numa` change no token, and impossible placements
+//! are refused.
 
 use serde_json::Value;
 
@@ -74,7 +75,7 @@ fn more_threads_than_the_processors_that_are_left_are_warned_of() {
 fn processors_that_are_not_there_are_refused_by_number() {
     let line = tokenmill(["run", "--raw", "demo", "Once", "-n", "1", "--cpu-range", "1023"]).failed(2);
     assert!(
-        line.contains("processor 1023 is not there or not given to this process"),
+        line.contains("processor 1023 does not exist or is not available to this process"),
         "{line}"
     );
     assert!(line.contains(&given()), "{line}");

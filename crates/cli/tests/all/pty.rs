@@ -1,6 +1,6 @@
 //! [`Pty`]: the program on a terminal of its own, where a test types while it runs.
 //!
-//! Separate from the runs whose input is there at the start. Invariant: no wait is without an end.
+//! Other tests give the whole input at the start. Invariant: every wait has an end.
 
 use std::{
     io::{Read as _, Write as _},

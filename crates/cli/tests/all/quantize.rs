@@ -1,4 +1,5 @@
-//! `quantize`, and `--quantize` of the commands that load: what is written, what is refused, what is left behind.
+//! `quantize`, and `--quantize` of the commands that load: the written files, the refusals, and the absence
+//! of leftovers.
 
 use std::{fs, path::Path};
 
@@ -233,7 +234,7 @@ fn what_quantize_refuses_leaves_nothing() {
     let line = tokenmill(["quantize", arg(folder.path()), arg(&output), "q8_0"]).failed(3);
     assert!(line.contains("is a folder"), "{line}");
 
-    // A weight that is no number, in the last tensor.
+    // A weight that is not a number, in the last tensor.
     let mut broken = TinyModel::random(tiny_llama(), TensorType::F32, 1);
     let file = GgufFile::open(&input).unwrap();
     let n = file.tensor("blk.0.ffn_up.weight").unwrap().info.n_elements();

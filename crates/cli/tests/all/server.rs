@@ -1,7 +1,7 @@
-//! [`Server`]: `serve`, started for a test and asked over HTTP.
+//! [`Server`]: `serve`, started for a test and queried over HTTP.
 //!
-//! Separate because tests of several files start one. Invariant: it listens only on loopback and on a port of its own, and its log is
-//! read, so that it never waits for its reader.
+//! Tests of several files start one. Invariant: it listens only on loopback and on a port of its own, and its
+//! log is read, so that it never waits for its reader.
 
 use std::{
     ffi::OsStr,
@@ -105,6 +105,13 @@ impl Server {
     /// Returns the process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.as_ref().expect("it was not taken").id()
+    }
+
+    /// Returns whether a warning contains a text.
+    pub(crate) fn has_warned(&self, text: &str) -> bool {
+        let log = self.log.lock().expect("no panic");
+        log.iter()
+            .any(|line| line.contains("WARN") && line.contains(text))
     }
 
     /// Sends a request; the status and the body of the answer.

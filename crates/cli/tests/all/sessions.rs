@@ -86,7 +86,7 @@ fn a_file_that_is_no_session_is_left_alone() {
     }
     let nowhere = folder.path().join("no/such/file");
     let line = run(STORY, "8", Some(&nowhere), &[]).failed(4);
-    assert!(line.contains("make it first"), "{line}");
+    assert!(line.contains("create it first"), "{line}");
     let line = run(STORY, "8", Some(&session), &["--parallel", "2"]).failed(2);
     assert!(line.contains("--session"), "{line}");
     let adapter = ["--lora", "poet=poet.gguf"];

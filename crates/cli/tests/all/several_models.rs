@@ -1,4 +1,4 @@
-//! `serve` with several models: by name, of a folder, of a TOML file; and what is said of wrong ones.
+//! `serve` with several models: by name, from a folder, from a TOML file; and the errors for wrong ones.
 
 use std::{
     fs,
@@ -121,14 +121,19 @@ fn a_model_that_cannot_be_loaded_is_warned_of_by_name_and_once() {
 }
 
 #[test]
-fn a_pinned_model_without_room_is_warned_of_at_the_start() {
+fn models_without_room_are_warned_of_at_the_start() {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), "files/tiny.gguf", DEMO_GGUF);
     let toml = folder.path().join("models.toml");
     let text = "memory-budget = \"1MB\"\n[defaults]\nctx-size = 64\n\
-        [models.writer]\nmodel = \"files/tiny.gguf\"\npin = true\n";
+        [models.writer]\nmodel = \"files/tiny.gguf\"\npin = true\n\
+        [models.later]\nmodel = \"files/tiny.gguf\"\n";
     fs::write(&toml, text).unwrap();
     let server = Server::start(&["--models", arg(&toml)]);
+    assert!(
+        server.has_warned("`later` takes "),
+        "a model that is loaded on demand"
+    );
     let began = Instant::now();
     let is_warning = |line: &String| {
         line.contains("WARN") && line.contains("model=\"writer\"") && line.contains("not loaded: ")
@@ -175,11 +180,11 @@ fn models_of_the_command_line_and_of_a_folder_are_pinned() {
     let refused = |pin: &str| tokenmill([&["serve"][..], &listed, &["--pin", pin]].concat()).failed(2);
     assert_eq!(
         refused("demx"),
-        "error: `--pin demx`: no model is called so (hint: near it: `demo`)"
+        "error: `--pin demx`: no model has this name (hint: near it: `demo`)"
     );
     assert_eq!(
         refused("nothing-here"),
-        "error: `--pin nothing-here`: no model is called so (hint: the models are demo, a, b, c)"
+        "error: `--pin nothing-here`: no model has this name (hint: the models are demo, a, b, c)"
     );
 }
 
@@ -256,6 +261,7 @@ fn a_folders_models_come_and_go_within_the_budget() {
         "-c",
         "64",
     ]);
+    assert!(server.has_warned("`a` takes "), "a model of a folder");
     let (status, answer) = server.complete("a");
     assert_eq!(
         (status, &answer["error"]["code"]),
@@ -363,7 +369,7 @@ fn wrong_models_are_refused_before_anything_is_served() {
             "[models.a]\nmodel = \"demo\"\n[models.b]\nmodel = \"demo\"\nalias = \"a\"\n",
             "two models are called `a`",
         ),
-        ("", "there is no model in it"),
+        ("", "it lists no model"),
     ] {
         fs::write(&toml, text).unwrap();
         let code = if expected.starts_with("two models") { 2 } else { 3 };
@@ -417,7 +423,11 @@ fn wrong_models_are_refused_before_anything_is_served() {
         "`--draft` is for a server of one model",
     );
     refused(&["demo", "--memory-budget", "much"], 2, "expected a size");
-    refused(&["demo", "--memory-budget", "16"], 2, "has room for no model");
+    refused(
+        &["demo", "--memory-budget", "16"],
+        2,
+        "is too small for any model",
+    );
     refused(
         &["demo", "--memory-budget", "1MB"],
         3,

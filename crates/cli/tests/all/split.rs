@@ -31,7 +31,7 @@ fn a_split_by_each_flag_continues_as_the_cpu_does() {
     ] {
         let outcome = run(with_driver("", &[&GREEDY[..], flags].concat()));
         assert!(
-            outcome.stderr.contains("split as asked for; GPU 0 "),
+            outcome.stderr.contains("split as requested; GPU 0 "),
             "{flags:?}: {}",
             outcome.stderr
         );

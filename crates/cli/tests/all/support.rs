@@ -1,4 +1,4 @@
-//! Starts the program and reads what it did.
+//! Starts the program and reads its output.
 
 use std::{
     io::Write,

@@ -34,13 +34,13 @@ fn a_prompt_for_a_model_and_a_model_for_a_prompt_are_told() {
             &["run", "--raw", "demo", "-f", model],
             3,
             format!("{model} is a GGUF file, and a text is expected here"),
-            "in the place of MODEL".to_owned(),
+            "give the model as MODEL".to_owned(),
         ),
         (
             &["perplexity", "demo", model],
             3,
             format!("{model} is a GGUF file, and a text is expected here"),
-            "in the place of MODEL".to_owned(),
+            "give the model as MODEL".to_owned(),
         ),
     ] {
         let line = tokenmill(args).failed(code);

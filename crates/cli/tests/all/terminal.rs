@@ -1,4 +1,4 @@
-//! The program on a terminal: what is typed ahead, and what a terminal must not be told.
+//! The program on a terminal: text typed ahead, and characters that a terminal must not get.
 
 use crate::{
     pty::{on_terminal, skip},

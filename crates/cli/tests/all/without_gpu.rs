@@ -1,4 +1,5 @@
-//! Options for GPUs on a machine without one, or with too small a one: what only looks at a model says of them what a run says.
+//! Options for GPUs on a machine without one, or with one that is too small: commands that only look at a
+//! model report them as a run does.
 
 use serde_json::Value;
 
@@ -157,7 +158,7 @@ fn flags_of_measurements_that_a_machine_leaves_without_effect_are_told() {
     check(
         "",
         &["-ngl", "auto", "--place", "attn=cpu"],
-        "what was asked for fits, so nothing was chosen by bandwidths",
+        "the requested split fits, so nothing was chosen by bandwidths",
     );
     // The first run measures steps, whose figures have nothing to do with bandwidths.
     let cache = tempfile::tempdir().expect("a folder");
@@ -166,7 +167,7 @@ fn flags_of_measurements_that_a_machine_leaves_without_effect_are_told() {
         let mut command = with_driver("", &[&of_length("1")[..], &fits, &FAST].concat());
         command.env("XDG_CACHE_HOME", cache.path());
         let outcome = run(command);
-        let told = "`--bandwidths` changed nothing: what was asked for fits";
+        let told = "`--bandwidths` changed nothing: the requested split fits";
         assert!(outcome.stderr.contains(when), "{}", outcome.stderr);
         assert!(outcome.stderr.contains(told), "{when}: {}", outcome.stderr);
         outcome.ok();

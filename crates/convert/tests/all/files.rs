@@ -295,7 +295,7 @@ fn a_matrix_without_a_kind_of_tensors_is_refused() {
     };
     let is_decoding = |name: &str| !name.starts_with("blk.2.");
     plan(&is_decoding).unwrap();
-    // One layer's experts that no token came to are no reason.
+    // Experts of one layer without a token are not a reason.
     plan(&|name| is_decoding(name) && name != "blk.1.ffn_up_exps.weight").unwrap();
     let refusal = plan(&|name| is_decoding(name) && !name.contains("_exps")).unwrap_err();
     assert_eq!(

@@ -64,7 +64,7 @@ impl<'a> StridedRows<'a> {
     /// There is such a row.
     #[inline(always)]
     unsafe fn ptr(&self, row_idx: usize) -> *const f32 {
-        debug_assert!(row_idx < self.n_rows(), "row {row_idx}");
+        assert!(row_idx < self.n_rows(), "row {row_idx}");
         // SAFETY: the row is inside the slice.
         unsafe { self.values.as_ptr().add(row_idx * self.stride) }
     }

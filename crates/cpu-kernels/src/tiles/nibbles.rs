@@ -225,7 +225,7 @@ unsafe fn half_of_e4m3<S: Simd>(bytes: *const u8) -> S::F {
     }
 }
 
-/// Returns `2^(exponent - 128)` for the bytes of a vector's rows, as two factors, because the least is no
+/// Returns `2^(exponent - 128)` for the bytes of a vector's rows, as two factors, because the least is not a
 /// normal number.
 #[inline(always)]
 unsafe fn power_of_two<S: Simd>(exponents: *const u8) -> S::F {

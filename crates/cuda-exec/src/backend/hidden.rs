@@ -1,4 +1,4 @@
-//! [`HiddenInputs`]: the upload of hidden states for a step of a layer that drafts further tokens.
+//! [`HiddenInputs`]: the upload of hidden states for a step of an MTP layer.
 //!
 //! Invariant: the states stay at one address on the device for the life of the backend, so that a captured step finds them again.
 

@@ -40,7 +40,7 @@ impl Places {
     /// Describes the tokens of a batch.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] if the batch has windows per token, which only encoders of images have.
+    /// [`BackendError::Unsupported`] if the batch has windows per token, which only image encoders have.
     pub(super) fn of(batch: &ForwardBatch) -> Result<Self, BackendError> {
         if !batch.window_seen.is_empty() {
             return Err(BackendError::Unsupported {

@@ -20,7 +20,7 @@ pub(super) struct SegmentCache<K, G, V> {
     n_asked: u64,
 }
 
-/// Describes what is known about a step's shape.
+/// The state of a step's shape.
 #[derive(Debug, PartialEq)]
 pub(super) enum Known<'a, V> {
     Nothing,

@@ -1,7 +1,8 @@
-//! [`CheckedLayer`]: a small attention layer over a filled KV cache, and the results that its attention must have.
+//! [`CheckedLayer`]: a small attention layer over a filled KV cache, and the results that its attention must
+//! have.
 //!
-//! Separate from the checks of attention, which differ only in the step. Invariant: the expected results come from keys and values as their
-//! types store them, and no kernel computes them.
+//! The checks of attention share it and differ only in the step. Invariant: the expected results come from
+//! keys and values as their types store them, and no kernel computes them.
 
 use tokenmill_backend::{Attention, AttentionShape, KvLayerShape, KvLayout, KvType, PAGE_TOKENS, PageGroup};
 

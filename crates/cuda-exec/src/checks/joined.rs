@@ -1,6 +1,7 @@
-//! Checks products of one row together with the operation before or after: the norm of the row, or the addition to the hidden state.
+//! Checks products of one row together with the operation before or after: the norm of the row, or the
+//! addition to the hidden state.
 //!
-//! Separate from the other products, because decode steps of one sequence use only these. Types without such kernels have no check here.
+//! Only decode steps of one sequence use these products. Types without such kernels have no check here.
 
 use tokenmill_gguf::TensorType;
 

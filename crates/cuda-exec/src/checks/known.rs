@@ -1,7 +1,7 @@
-//! [`Known`]: a matrix on the GPU whose values are known, and [`Input`], the rows that it is multiplied by.
+//! [`Known`]: a matrix on the GPU with known values, and [`Input`], the rows that it is multiplied by.
 //!
-//! Separate from the checks of products, which differ in their kernels. Invariant: the expected products come from the values that the encoded
-//! rows have, and from rows rounded as kernels for quantized weights read them.
+//! The checks of products share it and differ in their kernels. Invariant: the expected products come from
+//! the values of the encoded rows, and from activations rounded as kernels for quantized weights read them.
 
 use tokenmill_gguf::TensorType;
 

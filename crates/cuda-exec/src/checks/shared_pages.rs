@@ -1,7 +1,8 @@
-//! Checks attention to pages that sequences share, and to the pages after them that each sequence has for itself.
+//! Checks attention to pages that sequences share, and to the pages after them that each sequence has for
+//! itself.
 //!
-//! Separate from the check of other attention, whose steps share nothing. Invariant: the kernels for shared pages were launched; the check
-//! fails if the step would attend in another way.
+//! Steps of other checks of attention share nothing. Invariant: the kernels for shared pages were launched;
+//! the check fails if the step would attend in another way.
 
 use tokenmill_backend::{KvLayerShape, KvType, PAGE_TOKENS};
 

@@ -1,6 +1,8 @@
-//! Checks every kernel that multiplies many rows by matrices of a type, also those that only large products get.
+//! Checks every kernel that multiplies many rows by matrices of a type, also those that only large products
+//! get.
 //!
-//! Separate from the other products, whose kernels are chosen by size. Invariant: each way that the type has is launched, whichever is fastest.
+//! The size chooses the kernels of other products. Invariant: each way that the type has is launched,
+//! whichever is fastest.
 
 use tokenmill_gguf::TensorType;
 

@@ -15,7 +15,7 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Begins to record what is queued on the compute stream.
+    /// Begins to record the work that is queued on the compute stream.
     ///
     /// # Errors
     /// The driver's.

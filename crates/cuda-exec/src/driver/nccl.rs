@@ -292,7 +292,7 @@ impl NcclRank {
         }
         let at = pointer(values.address());
         self.driver.queue_foreign(ADDING, Stream::Compute, |stream| {
-            // SAFETY: the view is device memory of so many floats, and what is queued keeps its place until it ran, as with a launch;
+            // SAFETY: the view is device memory of so many floats, and queued memory keeps its place until the work ran, as with a launch;
             // the communicator is this device's and not aborted, stream and context are the device's.
             let code = unsafe {
                 (communicator.api.all_reduce)(

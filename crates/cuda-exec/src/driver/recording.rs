@@ -147,7 +147,7 @@ struct Task {
 }
 
 impl Recorder {
-    /// Decides what happens to the next launch.
+    /// Decides the treatment of the next launch.
     pub(super) fn turn(&self) -> Turn {
         if !self.is_on.load(SeqCst) {
             return Turn::Launched;

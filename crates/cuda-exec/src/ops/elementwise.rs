@@ -8,7 +8,7 @@ use crate::{Args, LaunchShape, View, ViewMut, error::Result};
 /// Returns the kernels' code for an activation.
 pub(super) fn activation_code(activation: Activation) -> usize {
     match activation {
-        Activation::GeluQuick => panic!("encoders of images run on the host"),
+        Activation::GeluQuick => panic!("image encoders run on the host"),
         Activation::Silu => 0,
         Activation::GeluErf => 1,
         Activation::GeluTanh => 2,

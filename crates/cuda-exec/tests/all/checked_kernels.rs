@@ -1,7 +1,8 @@
-//! Tests that each kernel is either launched by a check at the first use of a GPU, or is listed here with the reason why not.
+//! Tests that each kernel is either launched by a check at the first use of a GPU, or is listed here with a
+//! reason.
 //!
-//! Separate from the tests of the checks themselves. A new kernel fails this test until it is checked or listed. Invariant: a row of the list
-//! that no unchecked kernel matches is an error too.
+//! A new kernel fails this test until it is checked or listed. Invariant: a row of the list that no unchecked
+//! kernel matches is an error too.
 
 use std::collections::BTreeSet;
 
@@ -75,7 +76,7 @@ fn every_kernel_is_checked_or_has_a_reason() {
         } else {
             vec![64, 128, 256]
         };
-        // Kernels that are no matrix operations differ by the group, and not by the width.
+        // Kernels that are not matrix operations differ by the group, and not by the width.
         let groups = [1, 2, 4, 8].into_iter().map(|group| HeadsNeed { dim: 64, group });
         Needs {
             types: Vec::new(),

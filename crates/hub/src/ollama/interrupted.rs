@@ -1,4 +1,4 @@
-//! [`remove_interrupted`]: removes the layers that a broken-off download of a model left.
+//! [`remove_interrupted`]: removes the layers of a model's interrupted download.
 //!
 //! Layers are named by their hashes alone, so a download notes its manifest, and forgets it at its end. The notes lie next to the locks:
 //! Ollama's folder contains only its own files. Invariants: a layer that a stored model or another download has stays; nothing of a model
@@ -133,7 +133,7 @@ pub(super) fn forget_pull(settings: &HubSettings, name: &OllamaName) -> Result<(
     remove(&note_of(settings, name))
 }
 
-/// Removes the layers that a broken-off download of a model left, complete or not. Returns whether there was such a download.
+/// Removes the layers of a model's interrupted download, complete or not. Returns whether there was such a download.
 ///
 /// # Errors
 /// An error if a manifest cannot be read or a layer cannot be removed, and [`HubError::Cancelled`] if the observer ends the wait for a

@@ -60,10 +60,10 @@ impl Manifest {
         for value in [&json["config"]].into_iter().chain(listed) {
             let layer = layer(value)?;
             if layer.kind == "application/vnd.ollama.image.adapter" {
-                return Err("it has an adapter, which is not applied here".to_owned());
+                return Err("it has an adapter, which is not supported".to_owned());
             }
             if layer.kind == "application/vnd.ollama.image.tensor" {
-                return Err("its weights are single tensors, and no GGUF file".to_owned());
+                return Err("its weights are single tensors, not a GGUF file".to_owned());
             }
             if !layers.iter().any(|known| known.digest == layer.digest) {
                 layers.push(layer);
@@ -75,7 +75,7 @@ impl Manifest {
                 weights: one.clone(),
                 layers,
             }),
-            (None, _) => Err("it has no weights: such a model is computed on other machines".to_owned()),
+            (None, _) => Err("it has no weights: such a model runs on Ollama's servers".to_owned()),
             (Some(_), Some(_)) => Err("it has weights in several files".to_owned()),
         }
     }

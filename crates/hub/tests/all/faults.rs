@@ -67,7 +67,7 @@ fn faults_that_stay_are_told() {
     fails(at_bytes, &Fault::Status(416, ""), "was changed on the server");
     fails(at_bytes, &Fault::Status(403, ""), "was refused with status 403");
     fails(at_bytes, &Fault::LongerBy(5), "was changed on the server");
-    fails(at_bytes, &Fault::OtherPart, "another part of the file");
+    fails(at_bytes, &Fault::OtherPart, "not the requested part of the file");
     fails(at_bytes, &Fault::OtherBytes, "arrived damaged");
     fails(
         at_bytes,

@@ -1,4 +1,4 @@
-//! Reads damaged encoders of images: what is accepted has sizes that can be loaded.
+//! Reads damaged image encoders: what is accepted has sizes that can be loaded.
 //!
 //! ```text
 //! cd crates/model && mkdir -p fuzz/corpus/vision && cp ../../tests/data/vision/*/mmproj-*.gguf fuzz/corpus/vision

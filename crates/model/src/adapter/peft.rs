@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     LoadError, RowFactors,
-    arch::{Change, HfLayout, Share},
+    hf_layout::{Change, HfLayout, Share},
     safetensors_folder::ungrouped_rows,
 };
 
@@ -243,7 +243,7 @@ fn read_weights(reader: &AdapterReader, config: &Config, file: &[u8]) -> Result<
             ));
         }
         let (tensor, layout) = gguf_name(reader, &module)
-            .ok_or_else(|| format!("module {module} is none of this model's, or cannot be adapted"))?;
+            .ok_or_else(|| format!("module {module} does not belong to this model, or cannot be adapted"))?;
         let in_words = |tensor: &Stored<'_>, reason: String| format!("tensor `{}`: {reason}", tensor.name);
         let matrix = |tensor: &Stored<'_>| {
             float_matrix(tensor.ty, tensor.shape, tensor.bytes.to_vec())
@@ -296,7 +296,7 @@ fn module_of(tensor: &str) -> Option<(&str, usize)> {
     (matrices.iter().enumerate()).find_map(|(which, end)| Some((name.strip_suffix(end)?, which)))
 }
 
-/// Applies to an adapter's change what a folder's layout applies to the weight itself.
+/// Applies the conversion of a folder's layout to an adapter's change.
 fn apply(
     change: Change,
     reader: &AdapterReader,

@@ -14,7 +14,8 @@ use tokenmill_quant::Format;
 use super::{MAX_ADAPTER_BYTES, gguf, peft};
 use crate::{
     Descriptor, LoadError, MixerDescriptor,
-    arch::{GgufRows, HfLayout, Recast, recasts_of},
+    arch::recasts_of,
+    hf_layout::{GgufRows, HfLayout, Recast},
 };
 
 /// Reads adapters for one base model.
@@ -85,7 +86,7 @@ impl AdapterReader {
         mut weights: Vec<AdapterWeight>,
     ) -> Result<Adapter, LoadError> {
         if weights.is_empty() {
-            return Err(bad(path, "it has no tensors of an adapter"));
+            return Err(bad(path, "it has no adapter tensors"));
         }
         weights.sort_by(|a, b| a.tensor.cmp(&b.tensor));
         if let Some(twice) = weights.windows(2).find(|pair| pair[0].tensor == pair[1].tensor) {

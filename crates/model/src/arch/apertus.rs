@@ -5,23 +5,26 @@
 use tokenmill_backend::{RopeStyle, Xielu};
 use tokenmill_gguf::Value;
 
-use crate::{Descriptor, LoadError, QkNorm, XieluNumbers};
+use crate::{LoadError, QkNorm, XieluNumbers};
 
 use super::{Architecture, GgufConfig, HfLayout, Recast};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "apertus",
     from_gguf: |config| {
-        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        let descriptor = (config.decoder(RopeStyle::Neox)?).with_qk_norm(QkNorm::Head);
         let numbers = match config.facts {
             Some(_) => None,
             None => Some(trained_numbers(config, descriptor.layers.len())?),
         };
-        finish(&mut descriptor, |layer_idx| match &numbers {
-            Some(numbers) => XieluNumbers::Known(numbers[layer_idx]),
-            None => XieluNumbers::InTensors,
-        });
-        Ok(descriptor)
+        Ok(descriptor.with_layers(|layer_idx, layer| {
+            let dense = layer.dense_mut();
+            dense.is_gated = false;
+            dense.xielu = Some(match &numbers {
+                Some(numbers) => XieluNumbers::Known(numbers[layer_idx]),
+                None => XieluNumbers::InTensors,
+            });
+        }))
     },
     hf_classes: &["ApertusForCausalLM"],
     hf_layout: HfLayout {
@@ -36,6 +39,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("ffn_act.beta", Recast::IntoKey("xielu.beta")),
             ("ffn_act.eps", Recast::IntoKey("xielu.eps")),
         ],
+        own_activation: Some("xielu"),
         ..HfLayout::LLAMA
     },
     rule: |keys| {
@@ -70,13 +74,4 @@ fn trained_numbers(config: &GgufConfig<'_>, n_layers: usize) -> Result<Vec<Xielu
     let (beta, eps) = (list("xielu.beta")?, list("xielu.eps")?);
     let numbers = |idx: usize| Xielu::from_trained(alpha_p[idx], alpha_n[idx], beta[idx], eps[idx]);
     Ok((0..n_layers).map(numbers).collect())
-}
-
-fn finish(descriptor: &mut Descriptor, numbers: impl Fn(usize) -> XieluNumbers) {
-    for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
-        layer.attention_mut().qk_norm = Some(QkNorm::Head);
-        let dense = layer.dense_mut();
-        dense.is_gated = false;
-        dense.xielu = Some(numbers(layer_idx));
-    }
 }

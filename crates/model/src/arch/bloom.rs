@@ -2,11 +2,11 @@
 //!
 //! Source: transformers, `models/bloom/modeling_bloom.py`; llama.cpp, `src/models/bloom.cpp`.
 
-use tokenmill_backend::{Activation, NormKind, RopeStyle};
+use tokenmill_backend::{Activation, RopeStyle};
 
-use crate::{Descriptor, EmbeddingNorm, LoadError, Presence};
+use crate::{EmbeddingNorm, Presence};
 
-use super::{Architecture, Change, GgufKeys, HfLayout};
+use super::{Architecture, HfLayout, hf_layout::GROUPED_QKV};
 
 /// The largest bias of a step of distance, as a power of two.
 const MAX_BIAS: f32 = 8.0;
@@ -14,9 +14,12 @@ const MAX_BIAS: f32 = 8.0;
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "bloom",
     from_gguf: |config| {
-        let mut descriptor = config.decoder(RopeStyle::Neox)?;
-        finish(&mut descriptor);
-        Ok(descriptor)
+        let mut descriptor = config.decoder(RopeStyle::Neox)?.without_rope();
+        descriptor.embedding_norm = Some(EmbeddingNorm::Weighted);
+        Ok((descriptor.with_layer_norms(Presence::Required))
+            .with_biases(Presence::Required)
+            .without_gate(Activation::GeluTanh)
+            .with_layers(|_, layer| layer.attention_mut().alibi = Some(MAX_BIAS)))
     },
     hf_classes: &["BloomForCausalLM"],
     hf_layout: HfLayout {
@@ -33,44 +36,19 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("word_embeddings_layernorm", "token_embd_norm"),
             ("ln_f", "output_norm"),
         ],
-        changes: &[
-            ("attn_qkv.weight", Change::UngroupQkv),
-            ("attn_qkv.bias", Change::UngroupQkv),
-        ],
+        changes: GROUPED_QKV,
         ..HfLayout::LLAMA
     },
-    rule,
+    rule: |keys| {
+        let key = "apply_residual_connection_post_layernorm";
+        if keys.config.is(key)? {
+            return Err(keys.config.wrong(key, "false"));
+        }
+        keys.facts.activation = None;
+        keys.sizes()?;
+        keys.set_count("feed_forward_length", keys.sizes.n_embd.saturating_mul(4))?;
+        keys.heads()?;
+        keys.copy_count("attention.head_count_kv", &["n_head", "num_attention_heads"])?;
+        keys.norm_eps()
+    },
 };
-
-fn finish(descriptor: &mut Descriptor) {
-    descriptor.norm.kind = NormKind::Layer;
-    descriptor.norm.bias = Presence::Required;
-    descriptor.embedding_norm = Some(EmbeddingNorm::Weighted);
-    descriptor.ropes.clear();
-    for layer in &mut descriptor.layers {
-        let attention = layer.attention_mut();
-        attention.rope = None;
-        attention.alibi = Some(MAX_BIAS);
-        attention.qkv_bias = Presence::Required;
-        attention.output_bias = Presence::Required;
-        let dense = layer.dense_mut();
-        dense.activation = Activation::GeluTanh;
-        dense.is_gated = false;
-        dense.bias = Presence::Required;
-    }
-}
-
-/// Collects the keys of a folder.
-fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    let key = "apply_residual_connection_post_layernorm";
-    if keys.config.is(key)? {
-        return Err(keys.config.wrong(key, "false"));
-    }
-    keys.facts.activation = None;
-    keys.sizes()?;
-    let n_embd = keys.descriptor.n_embd;
-    keys.set_count("feed_forward_length", n_embd.saturating_mul(4))?;
-    keys.heads()?;
-    keys.copy_count("attention.head_count_kv", &["n_head", "num_attention_heads"])?;
-    keys.norm_eps()
-}

@@ -10,95 +10,60 @@ use std::sync::OnceLock;
 
 use serde_json::{Map, Value};
 
+use super::{
+    HfConfig,
+    hf_experts::{N_EXPERTS, N_USED},
+    hf_sizes::{ACTIVATION, Fields, N_CTX, N_EMBD, N_FF, N_HEADS, N_LAYERS, NORM_EPS},
+};
+
 /// Key for a class's rope base; no file contains it.
 pub(super) const ROPE_BASE: &str = "default_rope_theta";
 /// Key of the alias table of a class.
 const ALIASES: &str = "aliases";
 
 /// Groups of equivalent fields: if a file has one of a group, the class default of the others does not apply.
-const SAME: &[&[&str]] = &[
-    &[
-        "num_local_experts",
-        "num_experts",
-        "n_routed_experts",
-        "moe_num_experts",
-    ],
-    &[
-        "num_experts_per_tok",
-        "num_experts_per_token",
-        "moe_k",
-        "moe_topk",
-        "top_k_experts",
-    ],
-    &["hidden_size", "n_embd", "n_embed"],
-    &["num_hidden_layers", "n_layer"],
-    &["num_attention_heads", "n_head"],
-    &["intermediate_size", "ffn_hidden_size", "n_inner"],
-    &[
-        "max_position_embeddings",
-        "n_positions",
-        "seq_length",
-        "model_max_length",
-    ],
+const SAME: &[Fields] = &[
+    N_EXPERTS,
+    N_USED,
+    N_EMBD,
+    N_LAYERS,
+    N_HEADS,
+    N_FF,
+    N_CTX,
+    NORM_EPS,
+    ACTIVATION,
     &["norm_topk_prob", "moe_renormalize"],
     &["n_group", "num_expert_group"],
     &["n_shared_experts", "num_shared_experts"],
-    &[
-        "hidden_activation",
-        "hidden_act",
-        "activation_function",
-        "activation",
-    ],
-    &[
-        "rms_norm_eps",
-        "layer_norm_eps",
-        "layer_norm_epsilon",
-        "norm_epsilon",
-        "norm_eps",
-    ],
 ];
 
-/// Values that networks have by their code, which configuration classes have no field for: classes, a field, and its
-/// value as JSON. Here null means missing. A width of 0 leaves the dense networks to the rule of the architecture.
-const IN_CODE: &[(&[&str], &str, &str)] = &[
-    (&["BloomForCausalLM"], "seq_length", "2048"),
-    (&["BloomForCausalLM"], "hidden_act", r#""gelu_pytorch_tanh""#),
-    (
-        &["BloomForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel"],
-        "ffn_hidden_size",
-        "0",
-    ),
-    (&["DeepseekV3ForCausalLM"], "num_nextn_predict_layers", "1"),
-    (SIGMOIDS, "scoring_func", r#""sigmoid""#),
-    (SIGMOIDS, "topk_method", r#""noaux_tc""#),
-    (
-        &[
-            "Glm4MoeLiteForCausalLM",
-            "HYV3ForCausalLM",
-            "KimiLinearForCausalLM",
-        ],
-        "first_k_dense_replace",
-        "1",
-    ),
-    (
-        &["Lfm2ForCausalLM", "Lfm2MoeForCausalLM"],
-        "hidden_act",
-        r#""silu""#,
-    ),
-    (RECURRENT, "num_attention_heads", "1"),
-    (RECURRENT, "max_position_embeddings", "1048576"),
-    (RECURRENT, "ffn_hidden_size", "0"),
-    (
-        &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
-        "ffn_hidden_size",
-        "0",
-    ),
-];
-const SIGMOIDS: &[&str] = &["DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"];
-const RECURRENT: &[&str] = &["MambaForCausalLM", "Mamba2ForCausalLM"];
+/// Values that networks have by their code, which configuration classes have no field for. Here null means missing. A width
+/// of 0 leaves the dense networks to the rule of the architecture.
+const IN_CODE: &str = r#"{
+ "BloomForCausalLM": {"seq_length": 2048, "hidden_act": "gelu_pytorch_tanh", "ffn_hidden_size": 0},
+ "DeepseekV3ForCausalLM": {"num_nextn_predict_layers": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+ "FalconForCausalLM": {"ffn_hidden_size": 0},
+ "GPT2LMHeadModel": {"ffn_hidden_size": 0},
+ "Glm4MoeLiteForCausalLM": {"first_k_dense_replace": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+ "HYV3ForCausalLM": {"first_k_dense_replace": 1},
+ "KimiLinearForCausalLM": {"first_k_dense_replace": 1},
+ "Lfm2ForCausalLM": {"hidden_act": "silu"},
+ "Lfm2MoeForCausalLM": {"hidden_act": "silu"},
+ "Mamba2ForCausalLM": {"num_attention_heads": 1, "max_position_embeddings": 1048576, "ffn_hidden_size": 0},
+ "MambaForCausalLM": {"num_attention_heads": 1, "max_position_embeddings": 1048576, "ffn_hidden_size": 0},
+ "Qwen3_5MoeForCausalLM": {"ffn_hidden_size": 0},
+ "Qwen3_5MoeForConditionalGeneration": {"ffn_hidden_size": 0}
+}"#;
+
+/// Returns a configuration with its class's defaults for missing fields.
+pub(super) fn filled(class: &str, config: &HfConfig) -> HfConfig {
+    let mut filled = config.clone();
+    fill(class, filled.values_mut());
+    filled
+}
 
 /// Adds the default fields of a class; none if nothing is known about it.
-pub(super) fn fill(class: &str, values: &mut Map<String, Value>) {
+fn fill(class: &str, values: &mut Map<String, Value>) {
     fill_declared(class, values);
     fill_in_code(class, values);
 }
@@ -106,10 +71,7 @@ pub(super) fn fill(class: &str, values: &mut Map<String, Value>) {
 /// Adds the values of a class from the table of transformers' classes.
 fn fill_declared(class: &str, values: &mut Map<String, Value>) {
     static TABLE: OnceLock<Map<String, Value>> = OnceLock::new();
-    let table = TABLE.get_or_init(|| {
-        serde_json::from_str(include_str!("class_defaults.json")).expect("a test reads the whole table")
-    });
-    let Some(Value::Object(fields)) = table.get(class) else {
+    let Some(fields) = fields_of(class, &TABLE, include_str!("class_defaults.json")) else {
         return;
     };
     let aliases = fields.get(ALIASES).and_then(Value::as_object);
@@ -145,15 +107,24 @@ fn fill_declared(class: &str, values: &mut Map<String, Value>) {
 
 /// Adds the values of a class from [`IN_CODE`].
 fn fill_in_code(class: &str, values: &mut Map<String, Value>) {
-    for (classes, field, value) in IN_CODE {
-        let same = SAME.iter().find(|same| same.contains(field)).copied();
-        let mut names = same.unwrap_or_default().iter().chain([field]);
-        let is_said = names.any(|name| values.get(*name).is_some_and(|value| !value.is_null()));
-        if classes.contains(&class) && !is_said {
-            let value = serde_json::from_str(value).expect("the table holds JSON");
-            values.insert((*field).to_owned(), value);
+    static TABLE: OnceLock<Map<String, Value>> = OnceLock::new();
+    for (field, value) in fields_of(class, &TABLE, IN_CODE).into_iter().flatten() {
+        let same = SAME.iter().find(|same| same.contains(&field.as_str())).copied();
+        let mut names = same.unwrap_or_default().iter().copied().chain([field.as_str()]);
+        if !names.any(|name| values.get(name).is_some_and(|value| !value.is_null())) {
+            values.insert(field.clone(), value.clone());
         }
     }
+}
+
+/// Returns the fields of a class in a table.
+fn fields_of(
+    class: &str,
+    table: &'static OnceLock<Map<String, Value>>,
+    json: &str,
+) -> Option<&'static Map<String, Value>> {
+    let table = table.get_or_init(|| serde_json::from_str(json).expect("a test reads the whole table"));
+    table.get(class)?.as_object()
 }
 
 #[cfg(test)]
@@ -171,6 +142,7 @@ mod tests {
             fill(class, &mut values);
             values
         };
+        assert_eq!(filled("FalconForCausalLM", json!({}))["ffn_hidden_size"], 0);
         let mixtral = filled(
             "MixtralForCausalLM",
             json!({ "num_experts": 4, "sliding_window": null }),

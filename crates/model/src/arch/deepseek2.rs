@@ -1,18 +1,24 @@
 //! DeepSeek V2, V3 and R1, and GLM 4.7 Flash: latent attention; after some dense layers, experts with a
 //! shared network, chosen by a softmax (V2) or by sigmoids with a correction bias (V3), optionally by group.
 //!
-//! Source: transformers, `models/deepseek_v3/modeling_deepseek_v3.py`; llama.cpp, `src/models/deepseek2.cpp`.
+//! dots.llm1 has the experts of V3 next to attention as in Qwen 3.
+//!
+//! Source: transformers, `models/dots1/modeling_dots1.py`, `models/deepseek_v3/modeling_deepseek_v3.py`; llama.cpp, `src/models/deepseek2.cpp`,
+//! `src/models/dots1.cpp`.
 
 use tokenmill_backend::{ExpertScore, GroupMeasure, RopeStyle};
 
 use crate::{
-    Descriptor, FfnDescriptor, LatentDescriptor, LoadError, MixerDescriptor, MoeDescriptor, Presence,
+    Descriptor, FfnDescriptor, LatentDescriptor, LoadError, MixerDescriptor, MoeDescriptor, Presence, QkNorm,
     RopeScaling, error::check, rope::yarn_magnitude,
 };
 
-use super::{Architecture, GgufConfig, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults};
+use super::{
+    Architecture, GgufConfig, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults, hf_experts::EXPERTS,
+    hf_layout::Names,
+};
 
-pub(super) const ARCHITECTURE: Architecture = Architecture {
+pub(super) const DEEPSEEK_2: Architecture = Architecture {
     name: "deepseek2",
     from_gguf,
     hf_classes: &[
@@ -21,27 +27,49 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         "Glm4MoeLiteForCausalLM",
     ],
     hf_layout: HfLayout {
-        layer: &[
-            ("self_attn.q_a_proj", "attn_q_a"),
-            ("self_attn.q_a_layernorm", "attn_q_a_norm"),
-            ("self_attn.q_b_proj", "attn_q_b"),
-            ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
-            ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
-            ("self_attn.kv_b_proj", "attn_kv_b"),
-            ("mlp.gate", "ffn_gate_inp"),
-            ("mlp.experts.*.gate_proj", "ffn_gate_exps"),
-            ("mlp.experts.*.up_proj", "ffn_up_exps"),
-            ("mlp.experts.*.down_proj", "ffn_down_exps"),
-            ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
-            ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
-            ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
-            ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
-        ],
+        shared: &[LATENT_ATTENTION, EXPERTS],
         recasts: &[("attn_kv_b.weight", Recast::LatentKeysAndValues)],
         ..HfLayout::LLAMA
     },
     rule,
 };
+
+pub(super) const DOTS_1: Architecture = Architecture {
+    name: "dots1",
+    from_gguf: |config| {
+        let descriptor = (config.decoder(RopeStyle::Neox)?).with_qk_norm(QkNorm::Head);
+        let defaults = MoeDefaults {
+            is_normalized: false,
+            ..MoeDefaults::SIGMOID
+        };
+        config.with_experts(descriptor, &moe(config, defaults)?)
+    },
+    hf_classes: &["Dots1ForCausalLM"],
+    hf_layout: HfLayout {
+        layer: EXPERTS,
+        ..HfLayout::LLAMA
+    },
+    rule: |keys| {
+        keys.find_attention_bias("attention_bias")?;
+        let first_layer = keys.config.opt_usize("max_window_layers")?.unwrap_or(62);
+        keys.find_windows(|layer_idx| layer_idx >= first_layer)?;
+        keys.find_experts_behind_dense(false, &["n_shared_experts"])?;
+        keys.usual()?;
+        keys.routed_experts()?;
+        keys.score_by_sigmoid();
+        Ok(())
+    },
+};
+
+/// Tensor names of latent attention.
+pub(super) const LATENT_ATTENTION: Names = &[
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("self_attn.kv_b_proj", "attn_kv_b"),
+];
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Norm)?;
@@ -87,21 +115,29 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         scale: score_scale(head_dim_k, score_factor),
         rope: Some(0),
     };
-    set_mixers(&mut descriptor, &latent);
+    let descriptor = descriptor.with_layers(|_, layer| layer.mixer = MixerDescriptor::Latent(latent.clone()));
     // If the file does not name the score function, a correction bias implies sigmoids: only they have one.
     let has_correction = config.tensors.keys().any(|name| name.contains(".exp_probs_b"));
-    let mut moe = config.moe(MoeDefaults {
-        score: if has_correction {
-            ExpertScore::Sigmoid
-        } else {
-            ExpertScore::Softmax
-        },
+    let score = if has_correction {
+        ExpertScore::Sigmoid
+    } else {
+        ExpertScore::Softmax
+    };
+    let defaults = MoeDefaults {
+        score,
         ..MoeDefaults::PLAIN
-    })?;
-    set_router(&mut moe);
-    moe.shared = config.shared_experts(&moe)?;
-    config.set_experts(&mut descriptor, &moe)?;
-    Ok(descriptor)
+    };
+    config.with_experts(descriptor, &moe(config, defaults)?)
+}
+
+/// Describes experts. V2 scores a group by its best expert, V3 by its two best, with the correction bias.
+pub(super) fn moe(config: &GgufConfig<'_>, defaults: MoeDefaults) -> Result<MoeDescriptor, LoadError> {
+    let mut moe = config.moe_with_shared(defaults, Presence::Optional)?;
+    let is_v3 = moe.router.score == ExpertScore::Sigmoid;
+    if let Some(groups) = moe.router.groups.as_mut().filter(|_| !is_v3) {
+        groups.measure = GroupMeasure::Best;
+    }
+    Ok(moe)
 }
 
 /// Refuses magnitudes other than `own`, which the multiplier of the logarithm determines.
@@ -126,32 +162,11 @@ fn score_scale(head_dim_k: usize, factor: f32) -> f32 {
     factor * factor / (head_dim_k as f32).sqrt()
 }
 
-fn set_mixers(descriptor: &mut Descriptor, latent: &LatentDescriptor) {
-    for layer in &mut descriptor.layers {
-        layer.mixer = MixerDescriptor::Latent(latent.clone());
-    }
-}
-
-/// Sets how groups are scored: V2 uses a group's best expert, V3 its two best, with the correction bias.
-pub(super) fn set_router(moe: &mut MoeDescriptor) {
-    let is_v3 = moe.router.score == ExpertScore::Sigmoid;
-    moe.router.choice_bias = Presence::Optional;
-    if let Some(groups) = &mut moe.router.groups {
-        groups.measure = if is_v3 {
-            GroupMeasure::TwoBest
-        } else {
-            GroupMeasure::Best
-        };
-    }
-}
-
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
-    let (plain_dim, rotated_dim) = (
-        config.count("qk_nope_head_dim")?,
-        config.count("qk_rope_head_dim")?,
-    );
+    let rotated_dim = config.count("qk_rope_head_dim")?;
+    let head_dim = config.count("qk_nope_head_dim")?.saturating_add(rotated_dim);
     for key in ["attention_bias", "mlp_bias"] {
         if config.is(key)? {
             return Err(config.wrong(key, "false"));
@@ -160,7 +175,6 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     if config.opt_usize("moe_layer_freq")?.unwrap_or(1) != 1 {
         return Err(config.wrong("moe_layer_freq", "1"));
     }
-    let head_dim = plain_dim.saturating_add(rotated_dim);
     find_rope(keys, head_dim, rotated_dim)?;
     find_experts(keys)?;
     // A key of its own states the multiplier of the logarithm.
@@ -196,24 +210,22 @@ fn find_rope(keys: &mut GgufKeys<'_>, head_dim: usize, rotated_dim: usize) -> Re
         _ => 1.0,
     };
     keys.facts.rope = Some(rope);
-    keys.facts.score_scales = Some(vec![score_scale(head_dim, factor); keys.descriptor.layers.len()]);
+    keys.facts.score_scales = Some(vec![score_scale(head_dim, factor); keys.sizes.n_layers]);
     Ok(())
 }
 
 /// Reads the experts of a folder.
 fn find_experts(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
-    keys.find_router(false)?;
-    keys.find_shared_experts(&["n_shared_experts"])?;
-    keys.facts.expert_layers = Some(config.expert_layers_by_kind(keys.descriptor.layers.len())?);
+    keys.find_experts_behind_dense(false, &["n_shared_experts"])?;
     match config.get("topk_method").and_then(|method| method.as_str()) {
-        Some("greedy") if config.class()? == "DeepseekV2ForCausalLM" => keys.facts.amend(|descriptor| {
-            for layer in &mut descriptor.layers {
+        Some("greedy") if config.class()? == "DeepseekV2ForCausalLM" => {
+            keys.facts.amend_layers(|_, layer| {
                 if let FfnDescriptor::Moe(moe) = &mut layer.ffn {
                     moe.router.groups = None;
                 }
-            }
-        }),
+            })
+        }
         // The other classes ignore `greedy`.
         Some("greedy" | "group_limited_greedy" | "noaux_tc") => {}
         _ => {

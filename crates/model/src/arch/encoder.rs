@@ -4,7 +4,7 @@
 //! the mean, as in sentence-transformers.
 
 use serde_json::Value;
-use tokenmill_backend::{Activation, NormKind, Pooling};
+use tokenmill_backend::{Activation, Pooling};
 use tokenmill_gguf::StringArray;
 
 use crate::{
@@ -29,39 +29,41 @@ const UNSET: usize = u32::MAX as usize;
 /// The folder's sentence-transformers modules after the pooling, by number.
 const DENSE: [&str; 5] = ["dense_0", "dense_1", "dense_2", "dense_3", "dense_4"];
 
-/// Makes attention bidirectional and removes the output head.
-///
-/// Files give the total width of a window; half of it is on either side.
-pub(super) fn make_encoder(descriptor: &mut Descriptor) {
-    descriptor.head = OutputHead::None;
-    for layer in &mut descriptor.layers {
-        let attention = layer.attention_mut();
-        attention.is_causal = false;
-        attention.window = attention.window.map(|width| width / 2 + 1);
+impl Descriptor {
+    /// Makes attention bidirectional and removes the output head.
+    ///
+    /// Files give the total width of a window; half of it is on either side.
+    pub(super) fn into_encoder(mut self) -> Self {
+        self.head = OutputHead::None;
+        self.with_layers(|_, layer| {
+            let attention = layer.attention_mut();
+            attention.is_causal = false;
+            attention.window = attention.window.map(|width| width / 2 + 1);
+        })
     }
-}
 
-/// Removes rope from a network with other positions.
-pub(super) fn remove_rope(descriptor: &mut Descriptor) {
-    descriptor.ropes.clear();
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().rope = None;
-    }
-}
-
-/// Applies BERT's structure, which its descendants keep: layer norms after embeddings and sums, and token types.
-pub(super) fn make_post_norm(descriptor: &mut Descriptor) {
-    descriptor.norm.kind = NormKind::Layer;
-    descriptor.norm.bias = Presence::Required;
-    descriptor.embedding_norm = Some(EmbeddingNorm::Weighted);
-    descriptor.token_types = Presence::Optional;
-    descriptor.has_output_norm = false;
-    for layer in &mut descriptor.layers {
-        layer.norms = NormPlacement::AfterSum;
+    /// Applies BERT's structure, which its descendants keep: layer norms after embeddings and sums, and token types.
+    pub(super) fn with_normed_sums(mut self) -> Self {
+        self.embedding_norm = Some(EmbeddingNorm::Weighted);
+        self.token_types = Presence::Optional;
+        self.has_output_norm = false;
+        (self.with_layer_norms(Presence::Required)).with_norms(NormPlacement::AfterSum)
     }
 }
 
 impl GgufConfig<'_> {
+    /// Adds the pooling of an encoder: by default the mean.
+    pub(super) fn pooled(
+        &self,
+        mut encoder: Descriptor,
+        head_step: HeadStep,
+        first: Pooling,
+    ) -> Result<Descriptor, LoadError> {
+        let mean = || PoolingDescriptor::embedding(Pooling::Mean);
+        encoder.pooling = Some(self.pooling(head_step, first)?.unwrap_or_else(mean));
+        Ok(encoder)
+    }
+
     /// Reads how a file's rows are pooled; `None` if it does not say and has no classification head. `first`
     /// is the pooling before a classification head if the file does not name it.
     pub(super) fn pooling(
@@ -72,45 +74,32 @@ impl GgufConfig<'_> {
         if let Some(facts) = self.facts {
             return Ok(facts.pooling.clone());
         }
-        // Files saved by llama.cpp have -1 for an unset type.
-        let code = self.opt_usize("pooling_type")?.filter(|&code| code != UNSET);
-        let kind = match code {
-            None | Some(4) if self.has_tensor("cls.output.weight") || self.has_tensor("cls.weight") => {
-                let kind = match self
-                    .opt_usize("classifier.pooling_type")?
-                    .filter(|&code| code != UNSET)
-                {
-                    None => first,
-                    Some(1) => Pooling::Mean,
-                    Some(2) => Pooling::First,
-                    Some(3) => Pooling::Last,
-                    Some(code) => {
-                        return Err(self.unsupported(format!(
-                            "pooling of type {code} before its classification head (supported are 1, 2 and 3)"
-                        )));
-                    }
-                };
-                return Ok(Some(self.rank_head(head_step, kind)));
-            }
-            None => return Ok(None),
-            Some(1) => Pooling::Mean,
-            Some(2) => Pooling::First,
-            Some(3) => Pooling::Last,
-            Some(code) => {
-                return Err(self.unsupported(format!(
-                    "pooling of type {code} (supported are 1, 2, 3, and 4 with a classification head)"
-                )));
-            }
+        let kind_of = |code: usize, rest: &str| match code {
+            1 => Ok(Pooling::Mean),
+            2 => Ok(Pooling::First),
+            3 => Ok(Pooling::Last),
+            _ => Err(self.unsupported(format!("pooling of type {code} {rest}"))),
         };
+        // Files saved by llama.cpp have -1 for an unset type.
+        let code_of = |name: &str| Ok::<_, LoadError>(self.opt_usize(name)?.filter(|&code| code != UNSET));
+        let code = code_of("pooling_type")?;
+        let has_head = self.has_tensor("cls.output.weight") || self.has_tensor("cls.weight");
+        if has_head && matches!(code, None | Some(4)) {
+            let kind = match code_of("classifier.pooling_type")? {
+                None => first,
+                Some(code) => kind_of(code, "before its classification head (supported are 1, 2 and 3)")?,
+            };
+            return Ok(Some(self.rank_head(head_step, kind)));
+        }
+        let Some(code) = code else {
+            return Ok(None);
+        };
+        let kind = kind_of(code, "(supported are 1, 2, 3, and 4 with a classification head)")?;
         let mut pooling = PoolingDescriptor::embedding(kind);
         for name in DENSE {
             if let Some(dims) = self.tensors.get(format!("{name}.weight").as_str()) {
                 self.check_dense(name, dims)?;
-                pooling.head.push(HeadLayer::Linear {
-                    name,
-                    n_out: n_rows(dims),
-                    bias: Presence::Optional,
-                });
+                pooling.head.push(linear(name, n_rows(dims)));
             }
         }
         Ok(Some(pooling))
@@ -142,25 +131,30 @@ impl GgufConfig<'_> {
     fn rank_head(&self, head_step: HeadStep, kind: Pooling) -> PoolingDescriptor {
         let mut head = Vec::new();
         if self.has_tensor("cls.weight") {
-            head.push(HeadLayer::Linear {
-                name: "cls",
-                n_out: self.n_rows_of("cls.weight"),
-                bias: Presence::Optional,
-            });
+            head.push(linear("cls", self.n_rows_of("cls.weight")));
             push_step(&mut head, head_step, self.has_tensor("cls.norm.weight"));
         }
         if self.has_tensor("cls.output.weight") {
-            head.push(HeadLayer::Linear {
-                name: "cls.output",
-                n_out: self.n_rows_of("cls.output.weight"),
-                bias: Presence::Optional,
-            });
+            head.push(linear("cls.output", self.n_rows_of("cls.output.weight")));
         }
-        PoolingDescriptor {
-            kind,
-            head,
-            output: PooledOutput::Rank,
-        }
+        ranking(kind, head)
+    }
+}
+
+fn ranking(kind: Pooling, head: Vec<HeadLayer>) -> PoolingDescriptor {
+    PoolingDescriptor {
+        kind,
+        head,
+        output: PooledOutput::Rank,
+    }
+}
+
+/// Returns a matrix of a head, with a bias if there is a tensor of it.
+fn linear(name: &'static str, n_out: usize) -> HeadLayer {
+    HeadLayer::Linear {
+        name,
+        n_out,
+        bias: Presence::Optional,
     }
 }
 
@@ -206,9 +200,7 @@ impl HfConfig {
             };
             pooling.head.push(HeadLayer::Linear {
                 name,
-                n_out: config
-                    .opt_usize("out_features")?
-                    .ok_or_else(|| config.wrong("out_features", "a count"))?,
+                n_out: config.count("out_features")?,
                 bias: config.presence("bias")?,
             });
             let activation = config.get("activation_function").and_then(Value::as_str);
@@ -221,11 +213,9 @@ impl HfConfig {
         Ok(Some(pooling))
     }
 
-    /// Returns the classification head of a folder if its class has one: `cls` if `has_dense`, then
-    /// `cls.output` with a row for each label.
+    /// Returns the classification head of a folder: `cls`, then `cls.output` with a row for each label.
     pub(super) fn rank_pooling(
         &self,
-        has_dense: bool,
         head_step: HeadStep,
         kind: Pooling,
         n_embd: usize,
@@ -235,25 +225,10 @@ impl HfConfig {
             Some(_) => return Err(self.wrong("id2label", "an object")),
             None => self.opt_usize("num_labels")?.unwrap_or(2),
         };
-        let mut head = Vec::new();
-        if has_dense {
-            head.push(HeadLayer::Linear {
-                name: "cls",
-                n_out: n_embd,
-                bias: Presence::Optional,
-            });
-            push_step(&mut head, head_step, true);
-        }
-        head.push(HeadLayer::Linear {
-            name: "cls.output",
-            n_out: n_labels,
-            bias: Presence::Optional,
-        });
-        Ok(PoolingDescriptor {
-            kind,
-            head,
-            output: PooledOutput::Rank,
-        })
+        let mut head = vec![linear("cls", n_embd)];
+        push_step(&mut head, head_step, true);
+        head.push(linear("cls.output", n_labels));
+        Ok(ranking(kind, head))
     }
 
     /// Returns whether the class of the network classifies sequences.
@@ -267,8 +242,7 @@ impl HfConfig {
 pub(super) fn find_pooling(keys: &mut GgufKeys<'_>, heads: &[&str]) -> Result<(), LoadError> {
     let config = keys.config;
     keys.facts.pooling = if config.is_classifier()? {
-        let n_embd = keys.descriptor.n_embd;
-        Some(config.rank_pooling(true, HeadStep::Tanh, Pooling::First, n_embd)?)
+        Some(config.rank_pooling(HeadStep::Tanh, Pooling::First, keys.sizes.n_embd)?)
     } else {
         for head in heads {
             for end in ["weight", "bias"] {
@@ -297,7 +271,7 @@ pub(super) fn write_keys(keys: &mut GgufKeys<'_>, has_rope: bool) -> Result<(), 
 
 /// Sets the labels of a classifier.
 pub(super) fn labels(keys: &mut GgufKeys<'_>) {
-    let is_classifier = (keys.config.class()).is_ok_and(|class| class.ends_with("ForSequenceClassification"));
+    let is_classifier = keys.config.is_classifier().unwrap_or(false);
     let Some(Value::Object(labels)) = keys.config.get("id2label").filter(|_| is_classifier) else {
         return;
     };

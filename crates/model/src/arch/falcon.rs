@@ -2,26 +2,25 @@
 //!
 //! Source: transformers, `models/falcon/modeling_falcon.py`; llama.cpp, `src/models/falcon.cpp`.
 
-use tokenmill_backend::{Activation, NormKind, RopeStyle};
+use tokenmill_backend::{Activation, RopeStyle};
 
-use crate::{Descriptor, LoadError, Presence, Residual};
+use crate::{Presence, Residual};
 
-use super::{Architecture, Change, GgufKeys, HfLayout, Recast};
+use super::{Architecture, HfLayout, Recast, hf_layout::GROUPED_QKV};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "falcon",
     from_gguf: |config| {
-        let mut descriptor = config.decoder(RopeStyle::Neox)?;
         let residual = if config.has_tensor("blk.0.attn_norm_2.weight") {
             Residual::ParallelTwoNorms
         } else {
             Residual::Parallel
         };
-        finish(&mut descriptor, residual, Presence::Optional);
-        for layer in &mut descriptor.layers {
-            layer.dense_mut().activation = Activation::GeluErf;
-        }
-        Ok(descriptor)
+        Ok((config.decoder(RopeStyle::Neox)?)
+            .with_layer_norms(Presence::Required)
+            .with_residual(residual)
+            .with_biases(Presence::Optional)
+            .without_gate(Activation::GeluErf))
     },
     hf_classes: &["FalconForCausalLM"],
     hf_layout: HfLayout {
@@ -36,10 +35,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("mlp.dense_4h_to_h", "ffn_down"),
         ],
         network: &[("word_embeddings", "token_embd"), ("ln_f", "output_norm")],
-        changes: &[
-            ("attn_qkv.weight", Change::UngroupQkv),
-            ("attn_qkv.bias", Change::UngroupQkv),
-        ],
+        changes: GROUPED_QKV,
         recasts: &[
             ("attn_norm.weight", Recast::RenameOfTwoNorms("attn_norm_2.weight")),
             ("attn_norm.bias", Recast::RenameOfTwoNorms("attn_norm_2.bias")),
@@ -48,51 +44,33 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    rule,
+    rule: |keys| {
+        let config = keys.config;
+        if config.is("alibi")? {
+            return Err(config.wrong("alibi", "false"));
+        }
+        let is_new = config.is("new_decoder_architecture")?;
+        let n_norms = config.opt_usize("num_ln_in_parallel_attn")?;
+        let is_parallel = config.opt_bool("parallel_attn")?.unwrap_or(true);
+        let residual = match (is_new, n_norms) {
+            (true, None | Some(2)) => Residual::ParallelTwoNorms,
+            (false, _) if !is_parallel => Residual::Sequential,
+            _ => Residual::Parallel,
+        };
+        (keys.facts).amend_layers(move |_, layer| layer.residual = residual);
+        keys.find_biases(["bias", "bias"])?;
+        let is_multi_query = config.opt_bool("multi_query")?.unwrap_or(true);
+        keys.sizes()?;
+        keys.set("tensor_data_layout", "jploski");
+        keys.dense_widths_or_usual()?;
+        keys.set_count("attention.head_count", keys.sizes.n_heads)?;
+        let n_kv_heads = match (is_new, is_multi_query) {
+            (true, _) => keys.sizes.n_kv_heads,
+            (false, true) => 1,
+            (false, false) => keys.sizes.n_heads,
+        };
+        keys.set_count("attention.head_count_kv", n_kv_heads)?;
+        keys.unusual_rope_base();
+        keys.norm_eps()
+    },
 };
-
-fn finish(descriptor: &mut Descriptor, residual: Residual, bias: Presence) {
-    descriptor.norm.kind = NormKind::Layer;
-    descriptor.norm.bias = Presence::Required;
-    for layer in &mut descriptor.layers {
-        layer.residual = residual;
-        layer.attention_mut().qkv_bias = bias;
-        layer.attention_mut().output_bias = bias;
-        let dense = layer.dense_mut();
-        dense.is_gated = false;
-        dense.bias = bias;
-    }
-}
-
-/// Collects the keys of a folder.
-fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    let config = keys.config;
-    if config.is("alibi")? {
-        return Err(config.wrong("alibi", "false"));
-    }
-    let is_new = config.is("new_decoder_architecture")?;
-    let n_norms = config.opt_usize("num_ln_in_parallel_attn")?;
-    let is_parallel = config.opt_bool("parallel_attn")?.unwrap_or(true);
-    keys.facts.residual = Some(match (is_new, n_norms) {
-        (true, None | Some(2)) => Residual::ParallelTwoNorms,
-        (false, _) if !is_parallel => Residual::Sequential,
-        _ => Residual::Parallel,
-    });
-    keys.find_biases(["bias", "bias"])?;
-    let is_multi_query = config.opt_bool("multi_query")?.unwrap_or(true);
-    keys.sizes()?;
-    keys.set("tensor_data_layout", "jploski");
-    keys.dense_widths_or_usual()?;
-    let Some(attention) = keys.attention() else {
-        return Ok(());
-    };
-    keys.set_count("attention.head_count", attention.n_heads)?;
-    let n_kv_heads = match (is_new, is_multi_query) {
-        (true, _) => attention.n_kv_heads,
-        (false, true) => 1,
-        (false, false) => attention.n_heads,
-    };
-    keys.set_count("attention.head_count_kv", n_kv_heads)?;
-    keys.unusual_rope_base();
-    keys.norm_eps()
-}

@@ -9,7 +9,7 @@ use crate::{Descriptor, LoadError, MixerDescriptor, RowFactors, SsmDescriptor};
 
 use super::{
     Architecture, GgufConfig, GgufKeys, HfLayout, Recast,
-    hf_recurrent::{MAMBA_2, Mamba2Keys, SSM_CHANGES},
+    hf_recurrent::{MAMBA_2, SSM_CHANGES},
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -23,7 +23,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("feed_forward.up_proj", "ffn_up"),
             ("feed_forward.down_proj", "ffn_down"),
         ],
-        shared: MAMBA_2,
+        shared: &[MAMBA_2],
         network: &[("final_layernorm", "output_norm")],
         changes: SSM_CHANGES,
         recasts: &[
@@ -69,19 +69,19 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     }
     keys.usual()?;
     keys.vocab_size()?;
-    let ssm = config.mamba2(&Mamba2Keys::BAMBA, has_norm)?;
+    let ssm = config.mamba2(has_norm)?;
     keys.state_space(ssm)?;
     let factor = |key: &str| Ok::<_, LoadError>(config.opt_f32(key)?.unwrap_or(1.0));
-    keys.facts.logit_scale = Some(factor("lm_head_multiplier")?);
     let into_attention = factor("attention_in_multiplier")?;
     // Queries and keys meet only in the scores, so one factor covers both.
     let score_factor = into_attention * into_attention * factor("key_multiplier")?;
-    let scales = (keys.descriptor.attentions()).map(|attention| attention.scale * score_factor);
-    keys.facts.score_scales = Some(scales.collect());
-    let embedding_scale = factor("embedding_multiplier")?;
+    let scale = 1.0 / (keys.sizes.head_dim as f32).sqrt() * score_factor;
+    keys.facts.score_scales = Some(vec![scale; keys.sizes.n_layers]);
+    let (embedding_scale, logit_scale) = (factor("embedding_multiplier")?, factor("lm_head_multiplier")?);
     let factors = row_factors(keys, ssm)?;
     keys.facts.amend(move |descriptor| {
         descriptor.embedding_scale = embedding_scale;
+        descriptor.logit_scale = logit_scale;
         descriptor.row_factors.clone_from(&factors);
     });
     Ok(())
@@ -106,8 +106,8 @@ fn row_factors(keys: &GgufKeys<'_>, ssm: SsmDescriptor) -> Result<Vec<RowFactors
         tensor,
         rows: vec![(n_rows, factor)],
     };
-    let n_embd = keys.descriptor.n_embd;
-    let n_ff = keys.dense_widths().first().copied().unwrap_or(0);
+    let n_embd = keys.sizes.n_embd;
+    let n_ff = keys.sizes.n_ff.first().copied().unwrap_or(0);
     let of_attention = factor("attention_in_multiplier")? * factor("attention_out_multiplier")?;
     Ok(vec![
         whole("attn_output.weight", n_embd, of_attention),

@@ -6,14 +6,17 @@
 use tokenmill_backend::{Activation, ExpertScore, RopeStyle};
 
 use crate::{
-    Descriptor, FfnDescriptor, Ignorable, MixerDescriptor, OutputHead, PoolingDescriptor, Presence, Residual,
-    RopeDescriptor,
+    Descriptor, FfnDescriptor, Ignorable, LayerDescriptor, LoadError, MixerDescriptor, OutputHead,
+    PoolingDescriptor, Presence, RopeDescriptor,
 };
+
+use super::{HfConfig, gguf_config::nextn_layers, hf_sizes::HfSizes};
 
 /// A change of a network that was described from keys.
 type Amendment = Box<dyn Fn(&mut Descriptor)>;
 
 /// Properties that no key states. `None` leaves a property to the architecture.
+#[derive(Default)]
 pub(super) struct FolderFacts {
     /// The activation of all feed-forward networks.
     pub(super) activation: Option<Activation>,
@@ -35,10 +38,6 @@ pub(super) struct FolderFacts {
     pub(super) score_scales: Option<Vec<f32>>,
     /// Whether queries and keys are normed.
     pub(super) has_qk_norm: bool,
-    /// The order of a layer's halves.
-    pub(super) residual: Option<Residual>,
-    /// The factor of the logits.
-    pub(super) logit_scale: Option<f32>,
     /// Whether there are layers with experts.
     pub(super) has_experts: bool,
     /// Whether each layer has experts, if the folder lists it.
@@ -49,8 +48,6 @@ pub(super) struct FolderFacts {
     pub(super) n_shared_ff: Option<usize>,
     /// Biases of the experts' shared network.
     pub(super) shared_bias: Presence,
-    /// Whether the output head has a bias.
-    pub(super) head_bias: Option<Presence>,
     /// The rope of layers with a window, if they have their own.
     pub(super) local_rope: Option<RopeDescriptor>,
     /// How a sequence is pooled.
@@ -75,36 +72,21 @@ pub(super) struct RouterFacts {
 }
 
 impl FolderFacts {
-    /// Returns the facts of a network.
-    pub(super) fn of(descriptor: &Descriptor) -> Self {
-        let mut dense = descriptor.layers.iter().filter_map(|layer| layer.ffn.dense());
-        Self {
-            activation: dense.next().map(|dense| dense.activation),
-            qkv_bias: None,
-            output_bias: None,
-            ffn_bias: None,
-            head: descriptor.head,
-            rope: descriptor.ropes.first().cloned(),
-            windows: (descriptor.attentions())
-                .map(|attention| attention.window)
-                .collect(),
-            has_rope: None,
-            score_scales: None,
-            has_qk_norm: false,
-            residual: None,
-            logit_scale: None,
-            has_experts: false,
-            expert_layers: None,
-            router: None,
-            n_shared_ff: None,
-            shared_bias: Presence::Absent,
-            head_bias: None,
-            local_rope: None,
-            pooling: descriptor.pooling.clone(),
-            n_ctx_train: descriptor.n_ctx_train,
-            ignorable: descriptor.ignorable.clone(),
-            amendments: Vec::new(),
-        }
+    /// Returns the facts of a decoder whose layers are alike.
+    pub(super) fn of(config: &HfConfig, sizes: &HfSizes) -> Result<Self, LoadError> {
+        let n_nextn = config.opt_usize("num_nextn_predict_layers")?.unwrap_or(0);
+        Ok(Self {
+            head: match config.opt_bool("tie_word_embeddings")? {
+                Some(false) => OutputHead::Own,
+                // If a folder has both tensors nevertheless, its own head is used.
+                Some(true) | None => OutputHead::OwnIfPresent,
+            },
+            rope: Some(sizes.rope.clone()),
+            windows: vec![None; sizes.n_layers],
+            n_ctx_train: sizes.n_ctx_train,
+            ignorable: nextn_layers(sizes.n_layers, n_nextn),
+            ..Self::default()
+        })
     }
 
     /// Sets whether rope pairs are adjacent in the folder too.
@@ -119,6 +101,15 @@ impl FolderFacts {
         self.amendments.push(Box::new(amendment));
     }
 
+    /// Does the same as [`Self::amend`], for each layer, with its index.
+    pub(super) fn amend_layers(&mut self, amendment: impl Fn(usize, &mut LayerDescriptor) + 'static) {
+        self.amend(move |descriptor| {
+            for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
+                amendment(layer_idx, layer);
+            }
+        });
+    }
+
     /// Completes a network that was described from keys.
     pub(super) fn complete(&self, descriptor: &mut Descriptor) {
         // The folder's tensors have names of their own.
@@ -128,12 +119,7 @@ impl FolderFacts {
             .retain(|ignorable| matches!(ignorable, Ignorable::Tensor(_)));
         descriptor.ignorable.splice(0..0, self.ignorable.iter().cloned());
         descriptor.n_ctx_train = self.n_ctx_train;
-        descriptor.head_bias = self.head_bias.unwrap_or(descriptor.head_bias);
-        descriptor.logit_scale = self.logit_scale.unwrap_or(descriptor.logit_scale);
         for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
-            if let Some(residual) = self.residual {
-                layer.residual = residual;
-            }
             match (&mut layer.ffn, self.activation) {
                 (FfnDescriptor::Dense(dense), activation) => {
                     dense.activation = activation.unwrap_or(dense.activation);

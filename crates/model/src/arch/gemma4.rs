@@ -14,23 +14,61 @@ use crate::{
     LoadError, NormPlacement, Presence, QkNorm, RopeDescriptor, RopeScaling,
 };
 
-use super::{Architecture, GgufConfig, GgufKeys, HfLayout, gemma, gguf_experts::MoeDefaults};
+use super::{
+    Architecture, GgufConfig, GgufKeys, HfLayout,
+    gemma::{self, LOCAL_BASE},
+    gguf_experts::MoeDefaults,
+    hf_layout::Names,
+};
 
 /// Period of the layers with full attention.
 const PERIOD: usize = 6;
-/// Default rope base of layers with a window.
-const LOCAL_BASE: f32 = 10_000.0;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gemma4",
-    from_gguf,
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        config.set_windows(&mut descriptor, PERIOD)?;
+        descriptor.logit_softcap = config.opt_positive("final_logit_softcapping")?;
+        let global = &descriptor.ropes[0];
+        let local_dim = (config.opt_usize("attention.key_length_swa")?).unwrap_or(global.head_dim);
+        let local = RopeDescriptor {
+            head_dim: local_dim,
+            n_dims: config.opt_usize("rope.dimension_count_swa")?.unwrap_or(local_dim),
+            base: config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
+            scaling: RopeScaling::None,
+            has_freq_factors: false,
+            ..global.clone()
+        };
+        let descriptor = gemma::finish(descriptor).with_local_rope(config, local);
+        let local_dim = descriptor.ropes[1].head_dim;
+        let mut descriptor = with_unscaled_scores(descriptor).with_layers(|layer_idx, layer| {
+            layer.has_output_scale = true;
+            let has = |part: &str| config.has_tensor(&format!("blk.{layer_idx}.{part}.weight"));
+            let attention = layer.attention_mut();
+            attention.takes_keys_as_values = has("attn_k") && !has("attn_v");
+            if attention.window.is_some() {
+                (attention.head_dim_k, attention.head_dim_v) = (local_dim, local_dim);
+            }
+        });
+        finish_embeddings_and_kv(config, &mut descriptor, 0)?;
+        if config.n_experts()? == 0 {
+            return Ok(descriptor);
+        }
+        let mut moe = config.moe(MoeDefaults::NORMALIZED)?;
+        moe.activation = Activation::GeluTanh;
+        moe.router.expert_scales = Presence::Required;
+        Ok(descriptor.with_layers(|_, layer| {
+            layer.ffn = FfnDescriptor::Beside(BesideDescriptor {
+                dense: *layer.dense_mut(),
+                moe: moe.clone(),
+            });
+        }))
+    },
     hf_classes: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],
     hf_layout: HfLayout {
         layer: &[
             ("layer_scalar", "layer_output_scale.weight"),
-            ("post_attention_layernorm", "post_attention_norm"),
-            ("pre_feedforward_layernorm", "ffn_norm"),
-            ("post_feedforward_layernorm", "post_ffw_norm"),
             ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
             ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
             ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
@@ -39,84 +77,41 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("router.per_expert_scale", "ffn_down_exps.scale"),
             ("experts.gate_up_proj", "ffn_gate_up_exps.weight"),
             ("experts.down_proj", "ffn_down_exps.weight"),
-            ("per_layer_input_gate", "inp_gate"),
-            ("per_layer_projection", "proj"),
-            ("post_per_layer_input_norm", "post_norm"),
         ],
-        network: &[
-            ("embed_tokens_per_layer", "per_layer_token_embd"),
-            ("per_layer_model_projection", "per_layer_model_proj"),
-            ("per_layer_projection_norm", "per_layer_proj_norm"),
-        ],
-        ignored: &[
-            "model.vision_tower.",
-            "model.audio_tower.",
-            "model.embed_vision.",
-            "model.embed_audio.",
-        ],
+        shared: &[gemma::NORMS, LAYER],
+        network: NETWORK,
+        ignored: TOWERS,
         ..HfLayout::LLAMA
     },
     rule,
 };
 
-fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
-    let mut descriptor = config.decoder(RopeStyle::Neox)?;
-    config.set_windows(&mut descriptor, PERIOD)?;
-    gemma::finish(&mut descriptor);
-    push_local_rope(config, &mut descriptor)?;
-    let local_dim = descriptor.ropes[1].head_dim;
-    for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
-        layer.norms = NormPlacement::PreAndPost;
-        layer.has_output_scale = true;
-        let attention = layer.attention_mut();
-        attention.scale = 1.0;
-        attention.qk_norm = Some(QkNorm::Head);
-        attention.has_v_norm = true;
-        attention.takes_keys_as_values = config.has_tensor(&format!("blk.{layer_idx}.attn_k.weight"))
-            && !config.has_tensor(&format!("blk.{layer_idx}.attn_v.weight"));
-        if attention.window.is_some() {
-            (attention.head_dim_k, attention.head_dim_v) = (local_dim, local_dim);
-        }
-    }
-    descriptor.logit_softcap = config.opt_positive("final_logit_softcapping")?;
-    finish_embeddings_and_kv(config, &mut descriptor, 0)?;
-    if config.n_experts()? > 0 {
-        let mut moe = config.moe(MoeDefaults::NORMALIZED)?;
-        moe.activation = Activation::GeluTanh;
-        moe.router.expert_scales = Presence::Required;
-        for layer in &mut descriptor.layers {
-            layer.ffn = FfnDescriptor::Beside(BesideDescriptor {
-                dense: *layer.dense_mut(),
-                moe: moe.clone(),
-            });
-        }
-    }
-    Ok(descriptor)
-}
+/// Tensor names that Gemma 3n has too.
+pub(super) const LAYER: Names = &[
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
+];
+pub(super) const NETWORK: Names = &[
+    ("embed_tokens_per_layer", "per_layer_token_embd"),
+    ("per_layer_model_projection", "per_layer_model_proj"),
+    ("per_layer_projection_norm", "per_layer_proj_norm"),
+];
+/// Prefixes of tensors of the encoders of images and sound.
+pub(super) const TOWERS: &[&str] = &[
+    "model.vision_tower.",
+    "model.audio_tower.",
+    "model.embed_vision.",
+    "model.embed_audio.",
+];
 
-/// Adds the rope of the layers with a window, whose heads have a width of their own.
-fn push_local_rope(config: &GgufConfig<'_>, descriptor: &mut Descriptor) -> Result<(), LoadError> {
-    let given = config.facts.and_then(|facts| facts.local_rope.clone());
-    let local = if let Some(local) = given {
-        local
-    } else {
-        let head_dim = descriptor.ropes[0].head_dim;
-        let local_dim = config.opt_usize("attention.key_length_swa")?.unwrap_or(head_dim);
-        RopeDescriptor {
-            head_dim: local_dim,
-            n_dims: config.opt_usize("rope.dimension_count_swa")?.unwrap_or(local_dim),
-            base: config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
-            scaling: RopeScaling::None,
-            has_freq_factors: false,
-            ..descriptor.ropes[0].clone()
-        }
-    };
-    descriptor.ropes.push(local);
-    for layer in &mut descriptor.layers {
+/// Norms queries, keys and values, whose scores are not scaled, and both halves of each layer.
+pub(super) fn with_unscaled_scores(descriptor: Descriptor) -> Descriptor {
+    let descriptor = descriptor.with_norms(NormPlacement::PreAndPost);
+    descriptor.with_qk_norm(QkNorm::Head).with_layers(|_, layer| {
         let attention = layer.attention_mut();
-        attention.rope = Some(usize::from(attention.window.is_some()));
-    }
-    Ok(())
+        (attention.scale, attention.has_v_norm) = (1.0, true);
+    })
 }
 
 /// Adds per-layer embeddings, of `width` if no key states another, and the sharing of keys and values.
@@ -170,8 +165,8 @@ fn share_kv(descriptor: &mut Descriptor, n_sharing: usize) -> Result<(), LoadErr
 /// Collects the keys of a folder.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
-    let n_layers = keys.descriptor.layers.len();
-    config.require_hidden_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
+    let n_layers = keys.sizes.n_layers;
+    config.require_hidden_gelu()?;
     keys.facts.activation = None;
     keys.find_attention_bias("attention_bias")?;
     keys.find_windows(|layer_idx| !(layer_idx + 1).is_multiple_of(PERIOD) && layer_idx + 1 < n_layers)?;
@@ -180,22 +175,20 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         keys.find_router(true)?;
     }
     let n_sharing = config.opt_usize("num_kv_shared_layers")?.unwrap_or(0);
-    let mut widths: Vec<usize> = keys.dense_widths();
+    let mut widths = keys.sizes.n_ff.clone();
     if config.is("use_double_wide_mlp")? {
         for width in widths.iter_mut().rev().take(n_sharing) {
             *width = width.saturating_mul(2);
         }
     }
     let heads = find_heads(keys)?;
-    let local = keys.attention().map_or(0, |attention| attention.head_dim_k);
-    let is_global = |&layer_idx: &usize| keys.facts.windows[layer_idx].is_none();
-    let (mut globals, mut locals) = (
-        (0..n_layers).filter(is_global),
-        (0..n_layers).filter(|i| !is_global(i)),
-    );
-    let global = globals.next().map(|layer_idx| heads[layer_idx].0);
-    let local_or_global = locals.next().map(|_| local).or(global);
-    let width = global.unwrap_or(local);
+    let windows = &keys.facts.windows;
+    let global = windows
+        .iter()
+        .position(Option::is_none)
+        .map(|layer_idx| heads[layer_idx].0);
+    let local = windows.iter().any(Option::is_some).then_some(keys.sizes.head_dim);
+    let width = global.unwrap_or(keys.sizes.head_dim);
     keys.facts.rope = Some(config.rope("full_attention", width)?);
     keys.usual()?;
     keys.set_counts("feed_forward_length", &widths)?;
@@ -209,7 +202,7 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.window_pattern();
     keys.set_head_width(width)?;
     keys.set_count("rope.dimension_count", width)?;
-    if let Some(width) = local_or_global {
+    if let Some(width) = local.or(global) {
         keys.set_count("attention.key_length_swa", width)?;
         keys.set_count("attention.value_length_swa", width)?;
         keys.set_count("rope.dimension_count_swa", width)?;
@@ -226,8 +219,8 @@ fn find_heads(keys: &mut GgufKeys<'_>) -> Result<Vec<(usize, usize)>, LoadError>
     // The newer layout lists the values that differ by layer.
     let all_own = config.object("per_layer_config")?;
     let mut heads = Vec::new();
-    for (layer_idx, attention) in keys.descriptor.attentions().enumerate() {
-        let (mut head_dim, mut n_kv_heads) = (attention.head_dim_k, attention.n_kv_heads);
+    for layer_idx in 0..keys.sizes.n_layers {
+        let (mut head_dim, mut n_kv_heads) = (keys.sizes.head_dim, keys.sizes.n_kv_heads);
         if keys.facts.windows[layer_idx].is_none() {
             let own = all_own.object(&layer_idx.to_string())?;
             head_dim = own.opt_usize("head_dim")?.or(global_dim).unwrap_or(head_dim);
@@ -237,14 +230,13 @@ fn find_heads(keys: &mut GgufKeys<'_>) -> Result<Vec<(usize, usize)>, LoadError>
         heads.push((head_dim, n_kv_heads));
     }
     let widths = heads.clone();
-    keys.facts.amend(move |descriptor| {
-        for (layer, &(head_dim, _)) in descriptor.layers.iter_mut().zip(&widths) {
-            let attention = layer.attention_mut();
-            (attention.head_dim_k, attention.head_dim_v) = (head_dim, head_dim);
-            // Layers that read the keys of others store none.
-            let is_global = attention.window.is_none() && attention.shares_kv_of.is_none();
-            attention.takes_keys_as_values = takes_keys && is_global;
-        }
+    keys.facts.amend_layers(move |layer_idx, layer| {
+        let attention = layer.attention_mut();
+        let (head_dim, _) = widths[layer_idx];
+        (attention.head_dim_k, attention.head_dim_v) = (head_dim, head_dim);
+        // Layers that read the keys of others store none.
+        let is_global = attention.window.is_none() && attention.shares_kv_of.is_none();
+        attention.takes_keys_as_values = takes_keys && is_global;
     });
     Ok(heads)
 }

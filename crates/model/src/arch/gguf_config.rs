@@ -7,13 +7,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use tokenmill_backend::{Activation, NormKind, RopeAxes, RopeStyle};
+use tokenmill_backend::{NormKind, RopeStyle};
 use tokenmill_gguf::{Array, GgufError, Metadata, Value};
 
 use crate::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, Ignorable, LayerDescriptor,
-    LoadError, MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
-    RopeDescriptor, RopeScaling, YarnRounding, error::check, rope::yarn_magnitude,
+    AttentionDescriptor, Descriptor, Ignorable, LayerDescriptor, LoadError, Presence, RopeDescriptor,
+    RopeScaling, YarnRounding, error::check, gguf_header::layer_of, rope::yarn_magnitude,
 };
 
 use super::folder_facts::FolderFacts;
@@ -60,6 +59,26 @@ impl Asked {
     /// Says whether a key was read.
     pub(super) fn contains(&self, name: &str) -> bool {
         self.0.borrow().contains(name)
+    }
+}
+
+impl<'a> GgufConfig<'a> {
+    /// Returns access to the metadata of a file.
+    pub(super) fn of(
+        arch: &'static str,
+        n_vocab: usize,
+        metadata: &'a Metadata,
+        tensors: BTreeMap<&'a str, &'a [usize]>,
+    ) -> Self {
+        Self {
+            metadata,
+            tensors,
+            arch,
+            n_vocab,
+            with_nextn: false,
+            facts: None,
+            asked: Asked::default(),
+        }
     }
 }
 
@@ -224,27 +243,18 @@ impl GgufConfig<'_> {
     /// Checks that the file has tensors for every layer that it counts, MTP layers excepted, and for no
     /// other.
     pub(super) fn check_layers(&self, n_layers: usize) -> Result<(), LoadError> {
-        let layer_idx = |name: &str| {
-            let rest = name.strip_prefix("blk.")?;
-            rest.split_once('.')?.0.parse::<usize>().ok()
-        };
-        let n_found = (self.tensors.keys())
-            .filter_map(|name| layer_idx(name))
-            .max()
-            .map_or(0, |last| last.saturating_add(1));
+        let last = self.tensors.keys().filter_map(|name| layer_of(name)).max();
+        let n_found = last.map_or(0, |last| last.saturating_add(1));
         let n_nextn = self.opt_usize("nextn_predict_layers")?.unwrap_or(0);
         if n_found <= n_layers && n_found + n_nextn >= n_layers {
             // An MTP layer without any tensor is in another file.
             let is_nextn = |layer_idx: usize| {
                 let start = format!("blk.{layer_idx}.");
-                let mut parts = self
-                    .tensors
-                    .keys()
-                    .filter_map(|name| name.strip_prefix(start.as_str()));
-                let first = parts.next();
-                first.is_none_or(|part| {
-                    part.starts_with("nextn.") || parts.any(|part| part.starts_with("nextn."))
-                })
+                let names = self.tensors.keys();
+                let mut parts = names
+                    .filter_map(|name| name.strip_prefix(start.as_str()))
+                    .peekable();
+                parts.peek().is_none() || parts.any(|part| part.starts_with("nextn."))
             };
             if (n_layers - n_nextn..n_layers).all(is_nextn) {
                 return Ok(());
@@ -279,18 +289,24 @@ impl GgufConfig<'_> {
         Ok(())
     }
 
-    /// Gives all layers the architecture's default window if the file has none.
-    pub(super) fn set_default_window(
+    /// Describes a decoder with windows: in all layers but every `period`th, if the file does not list them, and of
+    /// `width` if the file does not state it. Their rope is their own if the file has other values for it.
+    pub(super) fn decoder_with_windows(
         &self,
-        descriptor: &mut Descriptor,
-        window: usize,
-    ) -> Result<(), LoadError> {
-        if self.facts.is_none() && self.opt_usize("attention.sliding_window")?.is_none() {
-            for layer in &mut descriptor.layers {
-                layer.attention_mut().window = Some(window);
-            }
+        rope_style: RopeStyle,
+        period: usize,
+        width: Option<usize>,
+    ) -> Result<Descriptor, LoadError> {
+        let mut descriptor = self.decoder(rope_style)?;
+        if let Some(width) = width
+            && self.facts.is_none()
+            && self.opt_usize("attention.sliding_window")?.is_none()
+        {
+            descriptor = descriptor.with_layers(|_, layer| layer.attention_mut().window = Some(width));
         }
-        Ok(())
+        self.set_windows(&mut descriptor, period)?;
+        self.set_window_rope(&mut descriptor)?;
+        Ok(descriptor)
     }
 
     /// Gives the layers with a window a rope of their own if the file has other values for them.
@@ -371,13 +387,14 @@ impl GgufConfig<'_> {
         let rope = match self.facts.and_then(|facts| facts.rope.clone()) {
             Some(rope) => rope,
             None => RopeDescriptor {
-                style: rope_style,
-                head_dim: head_dim_k,
                 n_dims: self.opt_count("rope.dimension_count")?.unwrap_or(head_dim_k),
-                base: self.opt_f32("rope.freq_base")?.unwrap_or(10_000.0),
                 scaling: self.rope_scaling(n_ctx_train)?,
                 has_freq_factors: true,
-                axes: RopeAxes::One,
+                ..RopeDescriptor::plain(
+                    rope_style,
+                    head_dim_k,
+                    self.opt_f32("rope.freq_base")?.unwrap_or(10_000.0),
+                )
             },
         };
         // As in other readers, a bias that the file contains is used.
@@ -386,85 +403,25 @@ impl GgufConfig<'_> {
             None => Presence::Optional,
         };
         let scale = self.opt_positive("attention.scale")?;
-        let eps = self.norm_epsilon(NormKind::Rms)?;
         let n_decoding = n_blocks - n_nextn_layers;
         let n_layers = if self.with_nextn { n_blocks } else { n_decoding };
-        let layers = (0..n_layers)
-            .map(|layer_idx| LayerDescriptor {
-                mixer: MixerDescriptor::Attention(AttentionDescriptor {
-                    n_heads: n_heads[layer_idx],
-                    n_kv_heads: n_kv_heads[layer_idx],
-                    head_dim_k,
-                    head_dim_v,
-                    scale: scale.unwrap_or_else(|| 1.0 / (head_dim_k as f32).sqrt()),
-                    rope: Some(0),
-                    is_causal: true,
-                    window: match self.facts {
-                        Some(facts) => facts.windows[layer_idx],
-                        None => window.filter(|_| has_window(layer_idx)),
-                    },
-                    is_chunked: false,
-                    softcap: None,
-                    has_sinks: false,
-                    alibi: None,
-                    temperature: None,
-                    qk_norm: None,
-                    is_normed_after_rope: false,
-                    takes_keys_as_values: false,
-                    has_v_norm: false,
-                    shares_kv_of: None,
-                    output_gate: None,
-                    qkv_bias: bias,
-                    output_bias: bias,
-                }),
-                ffn: FfnDescriptor::Dense(DenseDescriptor {
-                    n_ff: n_ff[layer_idx],
-                    activation: Activation::Silu,
-                    xielu: None,
-                    cutoff: None,
-                    joined: GateUpOrder::GateFirst,
-                    is_gated: true,
-                    bias,
-                }),
-                norms: NormPlacement::Pre,
-                residual: Residual::Sequential,
-                has_output_scale: false,
-            })
-            .collect();
-        Ok(Descriptor {
-            arch: self.arch.to_owned(),
-            n_vocab: self.n_vocab,
-            n_embd,
-            n_ctx_train,
-            embedding_scale: 1.0,
-            reads_hidden: false,
-            token_types: Presence::Absent,
-            n_learned_positions: None,
-            embedding_norm: None,
-            norm: NormDescriptor {
-                kind: NormKind::Rms,
-                eps,
-                bias: Presence::Absent,
-            },
-            post_norm_eps: None,
-            layer_embeddings: None,
-            alt_up: None,
-            ropes: vec![rope],
-            layers,
-            tensor_names: &[],
-            residual_scale: 1.0,
-            has_output_norm: true,
-            pooling: None,
-            head: self.facts.map_or(OutputHead::OwnIfPresent, |facts| facts.head),
-            head_bias: Presence::Absent,
-            logit_scale: 1.0,
-            logit_softcap: None,
-            row_factors: Vec::new(),
-            n_deep_inputs: 0,
-            tower: None,
-            control: Vec::new(),
-            ignorable: nextn_layers(n_decoding, n_nextn_layers),
-        })
+        let layers = (0..n_layers).map(|layer_idx| {
+            let dims = [head_dim_k, head_dim_v];
+            let mut attention = AttentionDescriptor::plain(n_heads[layer_idx], n_kv_heads[layer_idx], dims);
+            attention.scale = scale.unwrap_or(attention.scale);
+            attention.window = match self.facts {
+                Some(facts) => facts.windows[layer_idx],
+                None => window.filter(|_| has_window(layer_idx)),
+            };
+            LayerDescriptor::plain(attention, n_ff[layer_idx])
+        });
+        let sizes = [self.n_vocab, n_embd, n_ctx_train];
+        let mut descriptor = Descriptor::plain(sizes, rope, layers.collect()).with_biases(bias);
+        self.arch.clone_into(&mut descriptor.arch);
+        descriptor.norm.eps = self.norm_epsilon(NormKind::Rms)?;
+        descriptor.head = self.facts.map_or(descriptor.head, |facts| facts.head);
+        descriptor.ignorable = nextn_layers(n_decoding, n_nextn_layers);
+        Ok(descriptor)
     }
 
     /// Reads the epsilon of the norms under the key for their kind, or else the key for the other kind.

@@ -5,24 +5,10 @@
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 
 use crate::{
-    DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LoadError, MoeDescriptor, Presence,
-    RouterDescriptor, SharedDescriptor,
+    DenseDescriptor, Descriptor, LoadError, MoeDescriptor, Presence, RouterDescriptor, SharedDescriptor,
 };
 
-use super::GgufConfig;
-
-/// Replaces the feed-forward networks of some layers with experts.
-pub(super) fn set_experts(
-    descriptor: &mut Descriptor,
-    moe: &MoeDescriptor,
-    has_experts: impl Fn(usize) -> bool,
-) {
-    for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
-        if has_experts(layer_idx) {
-            layer.ffn = FfnDescriptor::Moe(moe.clone());
-        }
-    }
-}
+use super::{GgufConfig, folder_facts::RouterFacts};
 
 /// An architecture's defaults for experts.
 #[derive(Clone, Copy)]
@@ -91,32 +77,23 @@ impl GgufConfig<'_> {
             Some(1 | 3) => ExpertScore::Softmax,
             Some(2) => ExpertScore::Sigmoid,
             Some(other) => {
-                return Err(LoadError::UnsupportedFeature {
-                    arch: self.arch.to_owned(),
-                    feature: format!(
-                        "expert gating function {other} (key `{}`; supported are 1, softmax; 2, sigmoid; and 3, softmax over the \
-                         chosen)",
-                        self.key("expert_gating_func")
-                    ),
-                });
+                return Err(self.unsupported(format!(
+                    "expert gating function {other} (key `{}`; supported are 1, softmax; 2, sigmoid; and 3, softmax over the chosen)",
+                    self.key("expert_gating_func")
+                )));
             }
         };
-        let scale = self
-            .opt_f32("expert_weights_scale")?
-            .filter(|&scale| scale != 0.0);
-        let (score, is_normalized, scale) = match self.facts.and_then(|facts| facts.router) {
-            Some(router) => (
-                router.score.unwrap_or(score),
-                router.is_normalized,
-                Some(router.scale),
-            ),
-            None => (score, is_normalized, scale),
+        let router = RouterFacts {
+            score: Some(score),
+            is_normalized,
+            scale: self.opt_positive("expert_weights_scale")?.unwrap_or(1.0),
         };
+        let router = self.facts.and_then(|facts| facts.router).unwrap_or(router);
         Ok(MoeDescriptor {
             router: RouterDescriptor {
                 n_experts: self.usize("expert_count")?,
                 n_used,
-                score,
+                score: router.score.unwrap_or(score),
                 bias: Presence::Absent,
                 choice_bias: Presence::Absent,
                 groups: (n_groups > 1 && n_used_groups < n_groups).then_some(ExpertGroups {
@@ -124,8 +101,8 @@ impl GgufConfig<'_> {
                     n_used: n_used_groups,
                     measure: GroupMeasure::TwoBest,
                 }),
-                is_normalized,
-                scale: scale.unwrap_or(1.0),
+                is_normalized: router.is_normalized,
+                scale: router.scale,
                 expert_scales: Presence::Absent,
             },
             n_ff,
@@ -138,23 +115,33 @@ impl GgufConfig<'_> {
         })
     }
 
+    /// Describes experts next to a shared network; their choice may have a bias.
+    pub(super) fn moe_with_shared(
+        &self,
+        defaults: MoeDefaults,
+        choice_bias: Presence,
+    ) -> Result<MoeDescriptor, LoadError> {
+        let mut moe = self.moe(defaults)?;
+        moe.router.choice_bias = choice_bias;
+        moe.shared = self.shared_experts(&moe)?;
+        Ok(moe)
+    }
+
     /// Replaces feed-forward networks with experts: after the leading dense layers, in the last layer of each
     /// group.
-    pub(super) fn set_experts(
+    pub(super) fn with_experts(
         &self,
-        descriptor: &mut Descriptor,
+        descriptor: Descriptor,
         moe: &MoeDescriptor,
-    ) -> Result<(), LoadError> {
+    ) -> Result<Descriptor, LoadError> {
         if let Some(listed) = self.facts.and_then(|facts| facts.expert_layers.as_ref()) {
-            set_experts(descriptor, moe, |layer_idx| listed[layer_idx]);
-            return Ok(());
+            return Ok(descriptor.with_experts(moe, |layer_idx| listed[layer_idx]));
         }
         let n_dense = self.opt_usize("leading_dense_block_count")?.unwrap_or(0);
         let step = self.opt_count("interleave_moe_layer_step")?.unwrap_or(1);
-        set_experts(descriptor, moe, |layer_idx| {
+        Ok(descriptor.with_experts(moe, |layer_idx| {
             layer_idx >= n_dense && (layer_idx + 1).is_multiple_of(step) && !self.is_dense(layer_idx)
-        });
-        Ok(())
+        }))
     }
 
     /// Returns whether a layer has the tensors of a dense network and no router. In some networks no key
@@ -173,13 +160,9 @@ impl GgufConfig<'_> {
             .unwrap_or_else(|| n_shared.saturating_mul(moe.n_ff));
         Ok((n_ff > 0).then_some(SharedDescriptor {
             dense: DenseDescriptor {
-                n_ff,
-                activation: moe.activation,
-                xielu: None,
-                cutoff: None,
-                joined: GateUpOrder::GateFirst,
                 is_gated: moe.is_gated,
                 bias: self.facts.map_or(Presence::Optional, |facts| facts.shared_bias),
+                ..DenseDescriptor::gated(n_ff, moe.activation)
             },
             has_gate: false,
         }))

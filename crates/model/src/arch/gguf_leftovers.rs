@@ -134,18 +134,14 @@ fn windows(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadE
         .collect();
     let parts = || with_window.iter().copied();
     let rope = |attention: &AttentionDescriptor| Some(&descriptor.ropes[attention.rope?]);
-    agree(config, "rope.freq_base_swa", parts(), |attention| {
-        Some(f64::from(rope(attention)?.base))
-    })?;
-    agree(config, "rope.dimension_count_swa", parts(), |attention| {
-        Some(rope(attention)?.n_dims as f64)
-    })?;
-    agree(config, "attention.key_length_swa", parts(), |attention| {
-        Some(attention.head_dim_k as f64)
-    })?;
-    agree(config, "attention.value_length_swa", parts(), |attention| {
-        Some(attention.head_dim_v as f64)
-    })
+    let base = |attention: &AttentionDescriptor| Some(f64::from(rope(attention)?.base));
+    agree(config, "rope.freq_base_swa", parts(), base)?;
+    let n_dims = |attention: &AttentionDescriptor| Some(rope(attention)?.n_dims as f64);
+    agree(config, "rope.dimension_count_swa", parts(), n_dims)?;
+    let width = |attention: &AttentionDescriptor| Some(attention.head_dim_k as f64);
+    agree(config, "attention.key_length_swa", parts(), width)?;
+    let width = |attention: &AttentionDescriptor| Some(attention.head_dim_v as f64);
+    agree(config, "attention.value_length_swa", parts(), width)
 }
 
 /// Checks the scale of attention scores.

@@ -44,28 +44,32 @@ impl GgufConfig<'_> {
     /// Describes a Mamba 2 model.
     pub(super) fn mamba2(&self, has_norm: bool) -> Result<SsmDescriptor, LoadError> {
         let n_heads = self.usize("ssm.time_step_rank")?;
-        Ok(SsmDescriptor {
-            kind: SsmKind::Mamba2 { has_norm },
-            n_heads,
-            head_dim: self.width_of_each("state space width", n_heads)?,
-            n_groups: self.usize("ssm.group_count")?,
-            n_state: self.usize("ssm.state_size")?,
-            n_taps: self.usize("ssm.conv_kernel")?,
-            conv_bias: Presence::Optional,
-            bias: Presence::Optional,
-        })
+        let head_dim = self.width_of_each("state space width", n_heads)?;
+        let n_groups = self.usize("ssm.group_count")?;
+        self.ssm(SsmKind::Mamba2 { has_norm }, n_heads, head_dim, n_groups)
     }
 
     /// Describes a Mamba model.
     pub(super) fn mamba(&self) -> Result<SsmDescriptor, LoadError> {
+        let kind = SsmKind::Mamba {
+            dt_rank: self.usize("ssm.time_step_rank")?,
+            has_norms: self.opt_bool("ssm.dt_b_c_rms")?.unwrap_or(false),
+        };
+        self.ssm(kind, self.usize("ssm.inner_size")?, 1, 1)
+    }
+
+    fn ssm(
+        &self,
+        kind: SsmKind,
+        n_heads: usize,
+        head_dim: usize,
+        n_groups: usize,
+    ) -> Result<SsmDescriptor, LoadError> {
         Ok(SsmDescriptor {
-            kind: SsmKind::Mamba {
-                dt_rank: self.usize("ssm.time_step_rank")?,
-                has_norms: self.opt_bool("ssm.dt_b_c_rms")?.unwrap_or(false),
-            },
-            n_heads: self.usize("ssm.inner_size")?,
-            head_dim: 1,
-            n_groups: 1,
+            kind,
+            n_heads,
+            head_dim,
+            n_groups,
             n_state: self.usize("ssm.state_size")?,
             n_taps: self.usize("ssm.conv_kernel")?,
             conv_bias: Presence::Optional,

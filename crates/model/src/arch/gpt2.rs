@@ -2,21 +2,20 @@
 //!
 //! Source: transformers, `models/gpt2/modeling_gpt2.py`; llama.cpp, `src/models/gpt2.cpp`.
 
-use tokenmill_backend::{Activation, NormKind, RopeStyle};
+use tokenmill_backend::{Activation, RopeStyle};
 
-use crate::{Descriptor, LoadError, Presence};
+use crate::Presence;
 
-use super::{Architecture, Change, GgufKeys, HfLayout, UNUSED};
+use super::{Architecture, Change, HfLayout, UNUSED};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt2",
     from_gguf: |config| {
-        let mut descriptor = config.decoder(RopeStyle::Neox)?;
-        for layer in &mut descriptor.layers {
-            layer.dense_mut().activation = Activation::GeluTanh;
-        }
-        finish(&mut descriptor);
-        Ok(descriptor)
+        let mut descriptor = config.decoder(RopeStyle::Neox)?.without_rope();
+        descriptor.n_learned_positions = Some(descriptor.n_ctx_train);
+        Ok((descriptor.with_layer_norms(Presence::Required))
+            .with_biases(Presence::Required)
+            .without_gate(Activation::GeluTanh))
     },
     hf_classes: &["GPT2LMHeadModel"],
     hf_layout: HfLayout {
@@ -45,45 +44,26 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    rule,
-};
-
-fn finish(descriptor: &mut Descriptor) {
-    descriptor.norm.kind = NormKind::Layer;
-    descriptor.norm.bias = Presence::Required;
-    descriptor.n_learned_positions = Some(descriptor.n_ctx_train);
-    descriptor.ropes.clear();
-    for layer in &mut descriptor.layers {
-        let attention = layer.attention_mut();
-        attention.rope = None;
-        attention.qkv_bias = Presence::Required;
-        attention.output_bias = Presence::Required;
-        layer.dense_mut().is_gated = false;
-        layer.dense_mut().bias = Presence::Required;
-    }
-}
-
-/// Collects the keys of a folder.
-fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    keys.sizes()?;
-    keys.dense_widths_or_usual()?;
-    keys.copy_count("attention.head_count", &["n_head", "num_attention_heads"])?;
-    let is_scaled = keys.config.opt_bool("scale_attn_weights")?.unwrap_or(true);
-    let is_scaled_by_layer = keys.config.is("scale_attn_by_inverse_layer_idx")?;
-    let n_heads = keys.attention().map_or(1, |attention| attention.n_heads.max(1));
-    let head_dim = keys.descriptor.n_embd / n_heads;
-    let scale = if is_scaled {
-        1.0 / (head_dim as f32).sqrt()
-    } else {
-        1.0
-    };
-    let scales = (1..=keys.descriptor.layers.len()).map(|layer| {
-        if is_scaled_by_layer {
-            scale / layer as f32
+    rule: |keys| {
+        keys.sizes()?;
+        keys.dense_widths_or_usual()?;
+        keys.copy_count("attention.head_count", &["n_head", "num_attention_heads"])?;
+        let is_scaled = keys.config.opt_bool("scale_attn_weights")?.unwrap_or(true);
+        let is_scaled_by_layer = keys.config.is("scale_attn_by_inverse_layer_idx")?;
+        let head_dim = keys.sizes.n_embd / keys.sizes.n_heads.max(1);
+        let scale = if is_scaled {
+            1.0 / (head_dim as f32).sqrt()
         } else {
-            scale
-        }
-    });
-    keys.facts.score_scales = Some(scales.collect());
-    keys.norm_eps()
-}
+            1.0
+        };
+        let scales = (1..=keys.sizes.n_layers).map(|layer| {
+            if is_scaled_by_layer {
+                scale / layer as f32
+            } else {
+                scale
+            }
+        });
+        keys.facts.score_scales = Some(scales.collect());
+        keys.norm_eps()
+    },
+};

@@ -3,22 +3,23 @@
 //!
 //! Source: transformers, `models/gpt_neox/modeling_gpt_neox.py`; llama.cpp, `src/models/gptneox.cpp`.
 
-use tokenmill_backend::{Activation, NormKind, RopeStyle};
+use tokenmill_backend::{Activation, RopeStyle};
 
-use crate::{Descriptor, LoadError, Presence, Residual};
+use crate::{Presence, Residual};
 
-use super::{Architecture, Change, GgufKeys, HfLayout, UNUSED};
+use super::{Architecture, HfLayout, UNUSED, hf_layout::GROUPED_QKV};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gptneox",
     from_gguf: |config| {
-        let mut descriptor = config.decoder(RopeStyle::Neox)?;
-        for layer in &mut descriptor.layers {
-            layer.dense_mut().activation = Activation::GeluErf;
-        }
         let is_parallel = config.opt_bool("use_parallel_residual")?.unwrap_or(true);
-        finish(&mut descriptor, is_parallel, Presence::Optional);
-        Ok(descriptor)
+        let residual = [Residual::Sequential, Residual::ParallelTwoNorms][usize::from(is_parallel)];
+        Ok((config.decoder(RopeStyle::Neox)?)
+            .with_layer_norms(Presence::Required)
+            .with_residual(residual)
+            .with_biases(Presence::Required)
+            .with_attention_biases(Presence::Optional)
+            .without_gate(Activation::GeluErf))
     },
     hf_classes: &["GPTNeoXForCausalLM"],
     hf_layout: HfLayout {
@@ -37,42 +38,20 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("final_layer_norm", "output_norm"),
             ("embed_out", "output"),
         ],
-        changes: &[
-            ("attn_qkv.weight", Change::UngroupQkv),
-            ("attn_qkv.bias", Change::UngroupQkv),
-        ],
+        changes: GROUPED_QKV,
         ..HfLayout::LLAMA
     },
-    rule,
+    rule: |keys| {
+        let has_bias = keys.config.opt_bool("attention_bias")?.unwrap_or(true);
+        let bias = Presence::of(has_bias);
+        (keys.facts.qkv_bias, keys.facts.output_bias) = (Some(bias), Some(bias));
+        keys.sizes()?;
+        keys.rope_width()?;
+        keys.heads()?;
+        keys.remove("attention.head_count_kv");
+        let is_parallel = keys.config.opt_bool("use_parallel_residual")?;
+        keys.set("use_parallel_residual", is_parallel.unwrap_or(true));
+        keys.unusual_rope_base();
+        keys.norm_eps()
+    },
 };
-
-fn finish(descriptor: &mut Descriptor, is_parallel: bool, attention_bias: Presence) {
-    descriptor.norm.kind = NormKind::Layer;
-    descriptor.norm.bias = Presence::Required;
-    for layer in &mut descriptor.layers {
-        if is_parallel {
-            layer.residual = Residual::ParallelTwoNorms;
-        }
-        layer.attention_mut().qkv_bias = attention_bias;
-        layer.attention_mut().output_bias = attention_bias;
-        layer.dense_mut().is_gated = false;
-        layer.dense_mut().bias = Presence::Required;
-    }
-}
-
-/// Collects the keys of a folder.
-fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    let bias = match keys.config.opt_bool("attention_bias")? {
-        Some(false) => Presence::Absent,
-        _ => Presence::Required,
-    };
-    (keys.facts.qkv_bias, keys.facts.output_bias) = (Some(bias), Some(bias));
-    keys.sizes()?;
-    keys.rope_width()?;
-    keys.heads()?;
-    keys.remove("attention.head_count_kv");
-    let is_parallel = keys.config.opt_bool("use_parallel_residual")?;
-    keys.set("use_parallel_residual", is_parallel.unwrap_or(true));
-    keys.unusual_rope_base();
-    keys.norm_eps()
-}

@@ -3,7 +3,7 @@
 //! Invariant: an unknown kind of scaling is an error, never plain rope.
 
 use serde_json::Value;
-use tokenmill_backend::{RopeAxes, RopeStyle};
+use tokenmill_backend::RopeStyle;
 
 use crate::{LoadError, LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding, rope::yarn_magnitude};
 
@@ -18,25 +18,15 @@ impl HfConfig {
         } else if layer_type == "sliding_attention"
             && let Some(base) = self.opt_f32("rope_local_base_freq")?
         {
-            return Ok(Self::plain_rope(head_dim, base));
+            return Ok(RopeDescriptor::plain(RopeStyle::Neox, head_dim, base));
         }
-        let either = |name: &str| match parameters.opt_f32(name)? {
+        let first = |names: &[&str]| match parameters.first_f32(names)? {
             Some(number) => Ok(Some(number)),
-            None => self.opt_f32(name),
+            None => self.first_f32(names),
         };
-        let part = match either("partial_rotary_factor")? {
-            Some(part) => Some(part),
-            None => self.opt_f32("rotary_pct")?,
-        };
-        let base = match either("rope_theta")? {
-            Some(base) => Some(base),
-            None => self.opt_f32("rotary_emb_base")?,
-        };
-        let base = match base {
-            Some(base) => Some(base),
-            None => self.opt_f32(class_defaults::ROPE_BASE)?,
-        };
-        let mut rope = Self::plain_rope(head_dim, base.unwrap_or(10_000.0));
+        let part = first(&["partial_rotary_factor", "rotary_pct"])?;
+        let base = first(&["rope_theta", "rotary_emb_base", class_defaults::ROPE_BASE])?;
+        let mut rope = RopeDescriptor::plain(RopeStyle::Neox, head_dim, base.unwrap_or(10_000.0));
         rope.n_dims = (head_dim as f32 * part.unwrap_or(1.0)) as usize;
         parameters.scale_rope(&mut rope, self)?;
         Ok(rope)
@@ -54,32 +44,13 @@ impl HfConfig {
         self.object(if is_new { "rope_parameters" } else { "rope_scaling" })
     }
 
-    /// Returns a rope without scaling.
-    fn plain_rope(head_dim: usize, base: f32) -> RopeDescriptor {
-        RopeDescriptor {
-            style: RopeStyle::Neox,
-            head_dim,
-            n_dims: head_dim,
-            base,
-            scaling: RopeScaling::None,
-            has_freq_factors: false,
-            axes: RopeAxes::One,
-        }
-    }
-
     /// Applies the scaling that `self` describes.
     fn scale_rope(&self, rope: &mut RopeDescriptor, config: &Self) -> Result<(), LoadError> {
-        let key = if self.get("rope_type").is_some() {
-            "rope_type"
-        } else {
-            "type"
-        };
-        let kind = self.get(key).and_then(Value::as_str);
+        let kind_key = ["type", "rope_type"][usize::from(self.get("rope_type").is_some())];
+        let kind = self.get(kind_key).and_then(Value::as_str);
         let n_ctx_train = config.opt_usize("max_position_embeddings")?;
-        let original_context = match self.opt_usize("original_max_position_embeddings")? {
-            Some(context) => Some(context),
-            None => config.opt_usize("original_max_position_embeddings")?,
-        };
+        let key = "original_max_position_embeddings";
+        let original_context = self.opt_usize(key)?.or(config.opt_usize(key)?);
         let original_context = original_context.or(n_ctx_train).unwrap_or(0);
         let extension = n_ctx_train.unwrap_or(0) as f32 / original_context as f32;
         rope.scaling = match kind {
@@ -159,7 +130,7 @@ impl HfConfig {
             },
             Some(_) => {
                 let expected = "one of default, linear, llama3, yarn, longrope, mrope, proportional, dynamic";
-                return Err(self.wrong(key, expected));
+                return Err(self.wrong(kind_key, expected));
             }
         };
         Ok(())

@@ -5,16 +5,54 @@
 
 use tokenmill_backend::RopeStyle;
 
-use crate::{Descriptor, KimiDeltaDescriptor, LatentDescriptor, LoadError, MixerDescriptor};
+use crate::{KimiDeltaDescriptor, LatentDescriptor, MixerDescriptor};
 
 use super::{
-    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast, deepseek2, gguf_experts::MoeDefaults,
+    Architecture, Change, HfLayout, Recast,
+    deepseek2::{self, LATENT_ATTENTION},
+    gguf_experts::MoeDefaults,
     hf_experts::MIXTRAL_EXPERTS,
+    hf_layers::KINDS,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "kimi-linear",
-    from_gguf,
+    from_gguf: |config| {
+        let descriptor = config.decoder(RopeStyle::Norm)?;
+        let rotated_dim = config.usize("rope.dimension_count")?;
+        let n_heads = config.most_heads()?;
+        let head_dim_k = config.usize("attention.key_length_mla")?;
+        let latent = LatentDescriptor {
+            n_heads,
+            q_rank: (config.opt_usize("attention.q_lora_rank")?).filter(|&rank| rank > 0),
+            kv_rank: config.usize("attention.kv_lora_rank")?,
+            plain_dim: head_dim_k.saturating_sub(rotated_dim),
+            rotated_dim,
+            head_dim_v: config.usize("attention.value_length_mla")?,
+            scale: 1.0 / (head_dim_k as f32).sqrt(),
+            rope: None,
+        };
+        // No key states the delta nets' number of heads. It mostly equals that of attention.
+        let rates = (0..descriptor.layers.len()).map(|layer_idx| format!("blk.{layer_idx}.ssm_beta.weight"));
+        let n_net_heads = rates
+            .map(|name| config.n_rows_of(&name))
+            .find(|&n_rows| n_rows > 0);
+        let net = KimiDeltaDescriptor {
+            n_heads: n_net_heads.unwrap_or(n_heads),
+            head_dim: config.usize("kda.head_dim")?,
+            n_taps: config.usize("ssm.conv_kernel")?,
+        };
+        // No layer has rotary positions.
+        let descriptor = descriptor.without_rope().with_layers(|_, layer| {
+            // Layers without KV heads are recurrent.
+            layer.mixer = if layer.attention_mut().n_kv_heads == 0 {
+                MixerDescriptor::KimiDelta(net)
+            } else {
+                MixerDescriptor::Latent(latent.clone())
+            };
+        });
+        config.with_experts(descriptor, &deepseek2::moe(config, MoeDefaults::NORMALIZED)?)
+    },
     hf_classes: &["KimiLinearForCausalLM"],
     hf_layout: HfLayout {
         layer: &[
@@ -29,12 +67,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("self_attn.A_log", "ssm_a"),
             ("self_attn.dt_bias", "ssm_dt.bias"),
             ("self_attn.o_norm", "ssm_norm"),
-            ("self_attn.q_a_proj", "attn_q_a"),
-            ("self_attn.q_a_layernorm", "attn_q_a_norm"),
-            ("self_attn.q_b_proj", "attn_q_b"),
-            ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
-            ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
-            ("self_attn.kv_b_proj", "attn_kv_b"),
             (
                 "block_sparse_moe.gate.e_score_correction_bias",
                 "exp_probs_b.bias",
@@ -47,7 +79,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("block_sparse_moe.shared_experts.up_proj", "ffn_up_shexp"),
             ("block_sparse_moe.shared_experts.down_proj", "ffn_down_shexp"),
         ],
-        shared: MIXTRAL_EXPERTS,
+        shared: &[MIXTRAL_EXPERTS, LATENT_ATTENTION],
         changes: &[("ssm_a", Change::NegExp)],
         recasts: &[
             ("attn_kv_b.weight", Recast::LatentKeysAndValues),
@@ -57,119 +89,55 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    rule,
-};
-
-fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
-    let mut descriptor = config.decoder(RopeStyle::Norm)?;
-    let rotated_dim = config.usize("rope.dimension_count")?;
-    let n_heads = config.most_heads()?;
-    let head_dim_k = config.usize("attention.key_length_mla")?;
-    let latent = LatentDescriptor {
-        n_heads,
-        q_rank: (config.opt_usize("attention.q_lora_rank")?).filter(|&rank| rank > 0),
-        kv_rank: config.usize("attention.kv_lora_rank")?,
-        plain_dim: head_dim_k.saturating_sub(rotated_dim),
-        rotated_dim,
-        head_dim_v: config.usize("attention.value_length_mla")?,
-        scale: 1.0 / (head_dim_k as f32).sqrt(),
-        rope: None,
-    };
-    // No key states the delta nets' number of heads. It mostly equals that of attention.
-    let rates = (0..descriptor.layers.len()).map(|layer_idx| format!("blk.{layer_idx}.ssm_beta.weight"));
-    let n_net_heads = rates
-        .map(|name| config.n_rows_of(&name))
-        .find(|&n_rows| n_rows > 0);
-    let net = KimiDeltaDescriptor {
-        n_heads: n_net_heads.unwrap_or(n_heads),
-        head_dim: config.usize("kda.head_dim")?,
-        n_taps: config.usize("ssm.conv_kernel")?,
-    };
-    // Layers without KV heads are recurrent.
-    let is_recurrent: Vec<bool> = (descriptor.attentions())
-        .map(|attention| attention.n_kv_heads == 0)
-        .collect();
-    set_mixers(&mut descriptor, &is_recurrent, net, &latent);
-    let mut moe = config.moe(MoeDefaults::NORMALIZED)?;
-    deepseek2::set_router(&mut moe);
-    moe.shared = config.shared_experts(&moe)?;
-    config.set_experts(&mut descriptor, &moe)?;
-    Ok(descriptor)
-}
-
-fn set_mixers(
-    descriptor: &mut Descriptor,
-    is_recurrent: &[bool],
-    net: KimiDeltaDescriptor,
-    latent: &LatentDescriptor,
-) {
-    // No layer has rotary positions.
-    descriptor.ropes.clear();
-    for (layer, &is_recurrent) in descriptor.layers.iter_mut().zip(is_recurrent) {
-        layer.mixer = if is_recurrent {
-            MixerDescriptor::KimiDelta(net)
-        } else {
-            MixerDescriptor::Latent(latent.clone())
+    rule: |keys| {
+        let config = keys.config;
+        if config.opt_bool("mla_use_nope")? == Some(false) {
+            return Err(config.wrong("mla_use_nope", "true"));
+        }
+        if config.opt_usize("moe_layer_freq")?.unwrap_or(1) != 1 {
+            return Err(config.wrong("moe_layer_freq", "1"));
+        }
+        let n_layers = keys.sizes.n_layers;
+        keys.find_experts_behind_dense(true, &["n_shared_experts", "num_shared_experts"])?;
+        keys.sizes()?;
+        keys.heads()?;
+        keys.norm_eps()?;
+        keys.experts()?;
+        if let n_groups @ 2.. = config.opt_usize("num_expert_group")?.unwrap_or(1) {
+            keys.set_count("expert_group_count", n_groups)?;
+        }
+        keys.vocab_size()?;
+        // The older layout describes the delta nets in a nested object, and counts layers from 1.
+        let older = config.object("linear_attn_config")?;
+        let of_net = |older_key: &str, key: &str| match older.opt_usize(older_key)? {
+            Some(number) => Ok(number),
+            None => config.count(key),
         };
-    }
-}
-
-/// Collects the keys of a folder.
-fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    let config = keys.config;
-    if config.opt_bool("mla_use_nope")? == Some(false) {
-        return Err(config.wrong("mla_use_nope", "true"));
-    }
-    if config.opt_usize("moe_layer_freq")?.unwrap_or(1) != 1 {
-        return Err(config.wrong("moe_layer_freq", "1"));
-    }
-    let n_layers = keys.descriptor.layers.len();
-    keys.find_router(true)?;
-    keys.find_shared_experts(&["n_shared_experts", "num_shared_experts"])?;
-    keys.facts.expert_layers = Some(config.expert_layers_by_kind(n_layers)?);
-    keys.sizes()?;
-    keys.heads()?;
-    keys.norm_eps()?;
-    keys.experts()?;
-    if let Some(n_groups) = config
-        .opt_usize("num_expert_group")?
-        .filter(|&n_groups| n_groups > 1)
-    {
-        keys.set_count("expert_group_count", n_groups)?;
-    }
-    keys.vocab_size()?;
-    // The older layout describes the delta nets in a nested object, and counts layers from 1.
-    let older = config.object("linear_attn_config")?;
-    let of_net = |older_key: &str, key: &str| match older.opt_usize(older_key)? {
-        Some(number) => Ok(number),
-        None => config.count(key),
-    };
-    let kinds = ["full_attention", "linear_attention"];
-    let is_recurrent: Vec<bool> = match older.counts("kda_layers")? {
-        Some(layers) => (1..=n_layers).map(|layer| layers.contains(&layer)).collect(),
-        None => (config.layers_of_two_kinds(kinds, n_layers)?)
-            .ok_or_else(|| config.wrong("layer_types", "a kind for each layer"))?,
-    };
-    let kv_heads: Vec<usize> = is_recurrent.iter().map(|&is| usize::from(!is)).collect();
-    keys.set_count_list("attention.head_count_kv", &kv_heads)?;
-    keys.set_count(
-        "ssm.conv_kernel",
-        of_net("short_conv_kernel_size", "linear_conv_kernel_dim")?,
-    )?;
-    keys.set_count("kda.head_dim", of_net("head_dim", "linear_head_dim")?)?;
-    let n_net_heads = of_net("num_heads", "linear_num_heads")?;
-    keys.facts.amend(move |descriptor| {
-        for layer in &mut descriptor.layers {
+        let kinds = ["full_attention", "linear_attention"];
+        let is_recurrent: Vec<bool> = match older.counts("kda_layers")? {
+            Some(layers) => (1..=n_layers).map(|layer| layers.contains(&layer)).collect(),
+            None => (config.layers_of_two_kinds(KINDS, kinds, n_layers)?)
+                .ok_or_else(|| config.wrong("layer_types", "a kind for each layer"))?,
+        };
+        let kv_heads: Vec<usize> = is_recurrent.iter().map(|&is| usize::from(!is)).collect();
+        keys.set_count_list("attention.head_count_kv", &kv_heads)?;
+        keys.set_count(
+            "ssm.conv_kernel",
+            of_net("short_conv_kernel_size", "linear_conv_kernel_dim")?,
+        )?;
+        keys.set_count("kda.head_dim", of_net("head_dim", "linear_head_dim")?)?;
+        let n_net_heads = of_net("num_heads", "linear_num_heads")?;
+        keys.facts.amend_layers(move |_, layer| {
             if let MixerDescriptor::KimiDelta(net) = &mut layer.mixer {
                 net.n_heads = n_net_heads;
             }
+        });
+        keys.latent_widths()?;
+        keys.copy_count("attention.value_length", &["head_dim"])?;
+        keys.routed_experts()?;
+        if config.expert_score()?.is_none() {
+            keys.score_by_sigmoid();
         }
-    });
-    keys.latent_widths()?;
-    keys.copy_count("attention.value_length", &["head_dim"])?;
-    keys.routed_experts()?;
-    if keys.score().is_none() {
-        keys.score_by_sigmoid();
-    }
-    keys.copy_count("expert_shared_count", &["num_shared_experts"])
-}
+        keys.copy_count("expert_shared_count", &["num_shared_experts"])
+    },
+};

@@ -7,7 +7,9 @@ use tokenmill_backend::{ExpertScore, RopeStyle};
 
 use crate::{FfnDescriptor, LoadError, MixerDescriptor, Presence, QkNorm};
 
-use super::{Architecture, GgufKeys, HfConfig, HfLayout, Recast, gguf_experts::MoeDefaults};
+use super::{
+    Architecture, GgufKeys, HfConfig, HfLayout, Recast, gguf_experts::MoeDefaults, hf_layers::KINDS,
+};
 
 pub(super) const LFM2: Architecture = Architecture {
     name: "lfm2",
@@ -31,33 +33,26 @@ pub(super) const LFM2: Architecture = Architecture {
 pub(super) const LFM2_MOE: Architecture = Architecture {
     name: "lfm2moe",
     from_gguf: |config| {
-        let mut descriptor = (LFM2.from_gguf)(config)?;
         let mut moe = config.moe(MoeDefaults {
             reads_false: false,
             ..MoeDefaults::SIGMOID
         })?;
         moe.router.choice_bias = Presence::Optional;
-        config.set_experts(&mut descriptor, &moe)?;
-        Ok(descriptor)
+        config.with_experts((LFM2.from_gguf)(config)?, &moe)
     },
     hf_classes: &["Lfm2MoeForCausalLM"],
     hf_layout: LAYOUT,
     rule: |keys| {
-        keys.find_router(true)?;
-        if let Some(router) = &mut keys.facts.router {
-            router.score = Some(ExpertScore::Sigmoid);
-        }
+        keys.find_router(true)?.score = Some(ExpertScore::Sigmoid);
         if keys.config.opt_bool("use_expert_bias")? == Some(false) {
-            keys.facts.amend(|descriptor| {
-                for layer in &mut descriptor.layers {
-                    if let FfnDescriptor::Moe(moe) = &mut layer.ffn {
-                        moe.router.choice_bias = Presence::Absent;
-                    }
+            keys.facts.amend_layers(|_, layer| {
+                if let FfnDescriptor::Moe(moe) = &mut layer.ffn {
+                    moe.router.choice_bias = Presence::Absent;
                 }
             });
         }
         let n_dense = keys.config.opt_usize("num_dense_layers")?.unwrap_or(0);
-        let layers = 0..keys.descriptor.layers.len();
+        let layers = 0..keys.sizes.n_layers;
         keys.facts.expert_layers = Some(layers.map(|layer_idx| layer_idx >= n_dense).collect());
         rule(keys)?;
         keys.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])?;
@@ -111,31 +106,26 @@ fn dense_width(config: &HfConfig, intermediate_size: usize) -> Result<usize, Loa
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
     let bias = config.presence("conv_bias")?;
-    keys.facts.amend(move |descriptor| {
-        for layer in &mut descriptor.layers {
-            if let MixerDescriptor::ShortConv(conv) = &mut layer.mixer {
-                conv.bias = bias;
-            }
+    keys.facts.amend_layers(move |_, layer| {
+        if let MixerDescriptor::ShortConv(conv) = &mut layer.mixer {
+            conv.bias = bias;
         }
     });
     keys.usual()?;
-    if let Some(width) = keys.dense_widths().first() {
-        keys.set_count("feed_forward_length", dense_width(config, *width)?)?;
+    if let Some(&width) = keys.sizes.n_ff.first() {
+        keys.set_count("feed_forward_length", dense_width(config, width)?)?;
     }
     keys.vocab_size()?;
-    let n_layers = keys.descriptor.layers.len();
-    let has_attention =
-        if let Some(listed) = config.layers_of_two_kinds(["conv", "full_attention"], n_layers)? {
-            listed
-        } else {
-            // A missing list means all layers.
-            let indices = config.counts("full_attn_idxs")?;
-            let has_attention = |layer_idx| {
-                let indices = indices.as_ref();
-                indices.is_none_or(|indices| indices.contains(&layer_idx))
-            };
-            (0..n_layers).map(has_attention).collect()
-        };
+    let n_layers = keys.sizes.n_layers;
+    let listed = config.layers_of_two_kinds(KINDS, ["conv", "full_attention"], n_layers)?;
+    // A missing list means all layers.
+    let indices = config.counts("full_attn_idxs")?;
+    let by_index = |layer_idx| {
+        indices
+            .as_ref()
+            .is_none_or(|indices| indices.contains(&layer_idx))
+    };
+    let has_attention = listed.unwrap_or_else(|| (0..n_layers).map(by_index).collect());
     keys.kv_heads_of_layers(|layer_idx| has_attention[layer_idx])?;
     if has_attention.contains(&false) {
         config.count("conv_L_cache")?;

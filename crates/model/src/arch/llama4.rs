@@ -9,11 +9,10 @@
 
 use tokenmill_backend::{ExpertScore, RopeStyle, Temperature};
 
-use crate::{AttentionDescriptor, Descriptor, LoadError, MoeDescriptor, QkNorm};
+use crate::{LoadError, QkNorm};
 
 use super::{
-    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults,
-    granitemoe::with_shared,
+    Architecture, Change, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults, hf_layers::KINDS, llama,
 };
 
 /// Default period of full-attention layers, which have no positions.
@@ -27,7 +26,56 @@ const N_EXPERTS_WITHOUT_NORM: usize = 128;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "llama4",
-    from_gguf,
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Norm)?;
+        let n_experts = config.n_experts()?;
+        let window = config.opt_usize("attention.sliding_window")?;
+        // A window of 0 means neither chunks nor layers without positions.
+        let has_chunks = window != Some(0);
+        if has_chunks && config.facts.is_none() {
+            for layer in &mut descriptor.layers {
+                layer.attention_mut().window = Some(window.unwrap_or(CHUNK));
+            }
+            config.set_windows(&mut descriptor, PERIOD)?;
+        }
+        let has_norm = match config.facts {
+            Some(facts) => facts.has_qk_norm,
+            None => n_experts != N_EXPERTS_WITHOUT_NORM,
+        };
+        let temperature = config
+            .opt_positive("attention.temperature_scale")?
+            .unwrap_or(TEMPERATURE);
+        let with_rope = config.facts.and_then(|facts| facts.has_rope.as_ref());
+        let mut descriptor = descriptor.with_layers(|layer_idx, layer| {
+            let attention = layer.attention_mut();
+            let has_rope = match with_rope {
+                Some(listed) => listed[layer_idx],
+                None => !has_chunks || attention.window.is_some(),
+            };
+            attention.is_chunked = attention.window.is_some();
+            attention.is_normed_after_rope = true;
+            attention.rope = has_rope.then_some(0);
+            attention.qk_norm = (has_rope && has_norm).then_some(QkNorm::PlainHead);
+            attention.temperature = (!has_rope).then_some(Temperature {
+                scale: temperature,
+                interval: CHUNK,
+                offset: 1,
+            });
+        });
+        config.set_window_rope(&mut descriptor)?;
+        // Small models have none.
+        if n_experts == 0 {
+            return Ok(descriptor);
+        }
+        let mut moe = config.moe(MoeDefaults {
+            is_normalized: false,
+            ..MoeDefaults::SIGMOID
+        })?;
+        moe.weighs_input = true;
+        // The shared network has the width of one expert.
+        let n_ff = moe.n_ff;
+        config.with_experts(descriptor, &moe.with_shared(n_ff, false))
+    },
     hf_classes: &["Llama4ForCausalLM", "Llama4ForConditionalGeneration"],
     hf_layout: HfLayout {
         layer: &[
@@ -49,120 +97,45 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         recasts: &[("ffn_gate_up_exps.weight", Recast::GATE_AND_UP)],
         ..HfLayout::LLAMA
     },
-    rule,
+    rule: |keys| {
+        let config = keys.config;
+        keys.facts.rotate_neighbours();
+        keys.find_attention_bias("attention_bias")?;
+        find_positions(keys)?;
+        find_temperature(keys)?;
+        keys.facts.has_qk_norm = config.opt_bool("use_qk_norm")?.unwrap_or(true);
+        // A step of 0 means a model without experts.
+        let step = config.opt_usize("interleave_moe_layer_step")?.unwrap_or(1);
+        let listed = config.counts("moe_layers")?;
+        let has_experts: Vec<bool> = (0..keys.sizes.n_layers)
+            .map(|layer_idx| match &listed {
+                Some(listed) => listed.contains(&layer_idx),
+                None => step > 0 && (layer_idx + 1).is_multiple_of(step),
+            })
+            .collect();
+        if has_experts.contains(&true) {
+            keys.find_router(false)?.score = Some(ExpertScore::Sigmoid);
+        }
+        keys.facts.expert_layers = Some(has_experts);
+        keys.usual()?;
+        keys.set_own_head_width()?;
+        keys.vocab_size()?;
+        keys.rope_width()?;
+        let n_dense_ff = config.count("intermediate_size_mlp")?;
+        keys.set_count("feed_forward_length", n_dense_ff)?;
+        keys.copy_count("interleave_moe_layer_step", &["interleave_moe_layer_step"])?;
+        keys.copy_count("expert_feed_forward_length", &["intermediate_size"])
+    },
 };
-
-fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
-    let mut descriptor = config.decoder(RopeStyle::Norm)?;
-    let n_experts = config.n_experts()?;
-    let window = config.opt_usize("attention.sliding_window")?;
-    // A window of 0 means neither chunks nor layers without positions.
-    let has_chunks = window != Some(0);
-    if has_chunks && config.facts.is_none() {
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().window = Some(window.unwrap_or(CHUNK));
-        }
-        config.set_windows(&mut descriptor, PERIOD)?;
-    }
-    let has_norm = match config.facts {
-        Some(facts) => facts.has_qk_norm,
-        None => n_experts != N_EXPERTS_WITHOUT_NORM,
-    };
-    let temperature = config
-        .opt_positive("attention.temperature_scale")?
-        .unwrap_or(TEMPERATURE);
-    let with_rope = config.facts.and_then(|facts| facts.has_rope.as_ref());
-    for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
-        let attention = layer.attention_mut();
-        let has_rope = match with_rope {
-            Some(listed) => listed[layer_idx],
-            None => !has_chunks || attention.window.is_some(),
-        };
-        set_attention(attention, has_rope, has_norm, temperature);
-    }
-    config.set_window_rope(&mut descriptor)?;
-    // Small models have none.
-    if n_experts > 0 {
-        let mut moe = config.moe(MoeDefaults {
-            is_normalized: false,
-            ..MoeDefaults::SIGMOID
-        })?;
-        set_moe(&mut moe);
-        config.set_experts(&mut descriptor, &moe)?;
-    }
-    Ok(descriptor)
-}
-
-/// Sets the norms after rope for layers with rope; layers without get a temperature.
-fn set_attention(attention: &mut AttentionDescriptor, has_rope: bool, has_norm: bool, temperature: f32) {
-    attention.is_chunked = attention.window.is_some();
-    attention.is_normed_after_rope = true;
-    attention.rope = has_rope.then_some(0);
-    attention.qk_norm = (has_rope && has_norm).then_some(QkNorm::PlainHead);
-    attention.temperature = (!has_rope).then_some(Temperature {
-        scale: temperature,
-        interval: CHUNK,
-        offset: 1,
-    });
-}
-
-/// Sets the shared network, which has the width of one expert.
-fn set_moe(moe: &mut MoeDescriptor) {
-    moe.weighs_input = true;
-    *moe = with_shared(moe.clone(), Some(moe.n_ff));
-}
-
-/// Collects the keys of a folder.
-fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    let config = keys.config;
-    keys.facts.rotate_neighbours();
-    keys.find_attention_bias("attention_bias")?;
-    find_positions(keys)?;
-    find_temperature(keys)?;
-    keys.facts.has_qk_norm = config.opt_bool("use_qk_norm")?.unwrap_or(true);
-    // A step of 0 means a model without experts.
-    let step = config.opt_usize("interleave_moe_layer_step")?.unwrap_or(1);
-    let listed = config.counts("moe_layers")?;
-    let has_experts: Vec<bool> = (0..keys.descriptor.layers.len())
-        .map(|layer_idx| match &listed {
-            Some(listed) => listed.contains(&layer_idx),
-            None => step > 0 && (layer_idx + 1).is_multiple_of(step),
-        })
-        .collect();
-    if has_experts.contains(&true) {
-        keys.find_router(false)?;
-        if let Some(router) = &mut keys.facts.router {
-            router.score = Some(ExpertScore::Sigmoid);
-        }
-    }
-    keys.facts.expert_layers = Some(has_experts);
-    keys.usual()?;
-    keys.set_own_head_width()?;
-    keys.vocab_size()?;
-    keys.rope_width()?;
-    let n_dense_ff = config.first_usize(&["intermediate_size_mlp"])?;
-    keys.set_count("feed_forward_length", n_dense_ff)?;
-    keys.copy_count("interleave_moe_layer_step", &["interleave_moe_layer_step"])?;
-    keys.copy_count("expert_feed_forward_length", &["intermediate_size"])
-}
 
 /// Reads which layers of a folder have rope, and which are chunked.
 fn find_positions(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
-    let n_layers = keys.descriptor.layers.len();
-    let period = config.opt_usize("no_rope_layer_interval")?.unwrap_or(PERIOD);
-    // Despite the name, 1 means that the layer has rope. An empty list counts as absent.
-    let has_rope = match config.opt_f32s("no_rope_layers")?.filter(|list| !list.is_empty()) {
-        Some(list) if list.len() < n_layers => {
-            return Err(config.wrong("no_rope_layers", "a number for each layer"));
-        }
-        Some(list) => list.iter().map(|&number| number != 0.0).collect(),
-        None => (1..=n_layers)
-            .map(|layer| !layer.is_multiple_of(period.max(1)))
-            .collect::<Vec<_>>(),
-    };
+    let n_layers = keys.sizes.n_layers;
+    let has_rope = llama::has_rope(config, PERIOD, n_layers)?;
     let kinds = ["full_attention", "chunked_attention"];
-    let is_chunked = (config.layers_of_two_kinds(kinds, n_layers)?).unwrap_or_else(|| has_rope.clone());
+    let is_chunked =
+        (config.layers_of_two_kinds(KINDS, kinds, n_layers)?).unwrap_or_else(|| has_rope.clone());
     let chunk = config.opt_usize("attention_chunk_size")?.unwrap_or(CHUNK);
     let windows = is_chunked.into_iter().take(n_layers);
     keys.facts.windows = windows.map(|is_chunked| is_chunked.then_some(chunk)).collect();
@@ -176,15 +149,13 @@ fn find_temperature(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let is_tuned = config.opt_bool("attn_temperature_tuning")?.unwrap_or(true);
     let scale = config.opt_f32("attn_scale")?.unwrap_or(TEMPERATURE);
     let interval = config.opt_usize("floor_scale")?.unwrap_or(CHUNK);
-    keys.facts.amend(move |descriptor| {
-        for layer in &mut descriptor.layers {
-            let temperature = &mut layer.attention_mut().temperature;
-            *temperature = temperature.filter(|_| is_tuned).map(|temperature| Temperature {
-                scale,
-                interval,
-                ..temperature
-            });
-        }
+    keys.facts.amend_layers(move |_, layer| {
+        let temperature = &mut layer.attention_mut().temperature;
+        *temperature = temperature.filter(|_| is_tuned).map(|temperature| Temperature {
+            scale,
+            interval,
+            ..temperature
+        });
     });
     Ok(())
 }

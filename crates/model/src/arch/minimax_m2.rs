@@ -2,22 +2,20 @@
 
 use tokenmill_backend::RopeStyle;
 
-use crate::{Descriptor, MoeDescriptor, Presence, QkNorm};
+use crate::{Presence, QkNorm};
 
-use super::{
-    Architecture, HfLayout,
-    gguf_experts::{MoeDefaults, set_experts},
-    hf_experts::MIXTRAL_EXPERTS,
-};
+use super::{Architecture, HfLayout, gguf_experts::MoeDefaults, hf_experts::MIXTRAL_EXPERTS};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "minimax-m2",
     from_gguf: |config| {
-        let moe = config.moe(MoeDefaults {
+        let mut moe = config.moe(MoeDefaults {
             reads_false: false,
             ..MoeDefaults::SIGMOID
         })?;
-        Ok(complete(config.decoder(RopeStyle::Neox)?, moe))
+        moe.router.choice_bias = Presence::Required;
+        let descriptor = (config.decoder(RopeStyle::Neox)?).with_qk_norm(QkNorm::Row);
+        Ok(descriptor.with_experts(&moe, |_| true))
     },
     hf_classes: &["MiniMaxM2ForCausalLM"],
     hf_layout: HfLayout {
@@ -31,12 +29,3 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         keys.rope_width()
     },
 };
-
-fn complete(mut descriptor: Descriptor, mut moe: MoeDescriptor) -> Descriptor {
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().qk_norm = Some(QkNorm::Row);
-    }
-    moe.router.choice_bias = Presence::Required;
-    set_experts(&mut descriptor, &moe, |_| true);
-    descriptor
-}

@@ -1,89 +1,62 @@
 //! The table of architectures: from a file's metadata to a [`Descriptor`].
 //!
-//! Each architecture has one file, and one row here; `gguf_config` and `hf_config` know the key names of the
-//! two formats. The rule of a row turns a folder's configuration into keys, and the function for files describes
-//! them; `folder_facts` holds what no key states. Invariant: an architecture's file says only what is different
+//! Each family has one file, and each architecture one row here; the files `gguf_*` and `hf_*` know the key names of
+//! the two formats. The rule of a row turns a folder's configuration into keys, and the function for files describes
+//! them; `folder_facts` holds what no key states. Invariant: an architecture's row says only what is different
 //! about it, and nothing outside this folder knows an architecture's name.
 
 mod apertus;
-mod arcee;
 mod bert;
 mod bloom;
-mod chatglm;
 mod class_defaults;
 mod command_r;
 mod contradictions;
 mod deepseek2;
-mod dots1;
 mod encoder;
-mod ernie4_5;
-mod ernie4_5_moe;
-mod eurobert;
+mod ernie;
 mod exaone;
-mod exaone4;
-mod exaone_moe;
 mod falcon;
 mod falcon_h1;
 mod folder_facts;
 mod gemma;
-mod gemma2;
-mod gemma3;
 mod gemma3n;
 mod gemma4;
-mod gemma_embedding;
 mod gguf_config;
 mod gguf_experts;
 mod gguf_form;
-mod gguf_header;
+mod gguf_groups;
+mod gguf_keys;
 mod gguf_leftovers;
 mod gguf_recurrent;
-mod glm4;
-mod glm4moe;
+mod glm;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
-mod granitehybrid;
-mod granitemoe;
-mod hf_config;
 mod hf_experts;
-mod hf_layout;
-mod hf_quantization;
+mod hf_layers;
 mod hf_recurrent;
 mod hf_rope;
-mod hunyuan_dense;
-mod hunyuan_moe;
-mod hy_v3;
+mod hf_sizes;
+mod hunyuan;
 mod image_inputs;
-mod jina_bert;
 mod kimi_linear;
 mod lfm2;
 mod llama;
 mod llama4;
 mod mamba;
-mod mamba2;
-mod minicpm;
 mod minimax_m2;
-mod mistral3;
 mod modern_bert;
 mod muse_glimmer;
 mod nemotron;
 mod nemotron_h;
-mod nomic_bert;
-mod normal;
-mod olmo2;
-mod olmoe;
-mod phi2;
-mod phi3;
-mod qwen2;
-mod qwen2moe;
-mod qwen3;
+mod olmo;
+mod phi;
+mod qwen;
 mod qwen35;
-mod qwen3moe;
-mod seed_oss;
-mod smollm3;
 mod stablelm;
 mod starcoder2;
+mod structure;
 mod text_part;
 mod value_keys;
 
@@ -92,16 +65,16 @@ use std::collections::BTreeMap;
 use tokenmill_backend::Pooling;
 use tokenmill_gguf::{GgufFile, Metadata};
 
-use crate::{Descriptor, LoadError};
+use crate::{
+    Descriptor, LoadError,
+    gguf_header::GgufHeader,
+    hf_config::HfConfig,
+    hf_layout::{self, Change, HfLayout, Recast, Recasts, UNUSED},
+};
 
-use gguf_config::{Asked, GgufConfig, n_rows};
-pub(crate) use gguf_form::{GgufForm, Recast, Recasts};
-use gguf_form::{GgufKeys, Rule};
-pub(crate) use gguf_header::GgufHeader;
-pub use gguf_header::check_is_model;
-pub(crate) use hf_config::HfConfig;
-pub(crate) use hf_layout::{Change, GgufRows, HfLayout, Share, UNUSED};
-pub(crate) use hf_quantization::Fp8Scales;
+use gguf_config::{GgufConfig, n_rows};
+pub(crate) use gguf_form::GgufForm;
+use gguf_keys::{GgufKeys, Rule};
 use value_keys::{Form, with_key};
 
 /// One architecture.
@@ -129,74 +102,74 @@ impl Architecture {
 /// All architectures.
 const ARCHITECTURES: &[Architecture] = &[
     apertus::ARCHITECTURE,
-    arcee::ARCHITECTURE,
+    llama::ARCEE,
     bert::BERT,
     bert::ROBERTA,
     bloom::ARCHITECTURE,
     falcon::ARCHITECTURE,
     falcon_h1::ARCHITECTURE,
     gpt2::ARCHITECTURE,
-    hunyuan_dense::ARCHITECTURE,
-    hunyuan_moe::ARCHITECTURE,
-    hy_v3::ARCHITECTURE,
-    chatglm::ARCHITECTURE,
+    hunyuan::DENSE,
+    hunyuan::MOE,
+    hunyuan::HY_V3,
+    glm::CHATGLM,
     command_r::COHERE2,
     command_r::COMMAND_R,
-    deepseek2::ARCHITECTURE,
-    dots1::ARCHITECTURE,
-    ernie4_5::ARCHITECTURE,
-    ernie4_5_moe::ARCHITECTURE,
-    eurobert::ARCHITECTURE,
-    exaone::ARCHITECTURE,
-    exaone4::ARCHITECTURE,
-    exaone_moe::ARCHITECTURE,
-    gemma2::ARCHITECTURE,
-    gemma3::ARCHITECTURE,
+    deepseek2::DEEPSEEK_2,
+    deepseek2::DOTS_1,
+    ernie::DENSE,
+    ernie::MOE,
+    bert::EUROBERT,
+    exaone::EXAONE,
+    exaone::EXAONE_4,
+    exaone::EXAONE_MOE,
+    gemma::GEMMA_2,
+    gemma::GEMMA_3,
     gemma3n::ARCHITECTURE,
     gemma4::ARCHITECTURE,
-    gemma_embedding::ARCHITECTURE,
-    gemma::ARCHITECTURE,
-    glm4::ARCHITECTURE,
-    glm4moe::ARCHITECTURE,
+    gemma::EMBEDDING,
+    gemma::GEMMA,
+    glm::GLM_4,
+    glm::GLM_4_MOE,
     gpt_neox::ARCHITECTURE,
     gpt_oss::ARCHITECTURE,
-    granite::ARCHITECTURE,
-    granitehybrid::ARCHITECTURE,
-    granitemoe::ARCHITECTURE,
-    jina_bert::JINA_BERT_V2,
-    jina_bert::JINA_BERT_V3,
+    granite::GRANITE,
+    granite::GRANITE_HYBRID,
+    granite::GRANITE_MOE,
+    bert::JINA_BERT_V2,
+    bert::JINA_BERT_V3,
     kimi_linear::ARCHITECTURE,
     lfm2::LFM2,
     lfm2::LFM2_MOE,
-    llama::ARCHITECTURE,
+    llama::LLAMA,
     llama4::ARCHITECTURE,
-    mamba::ARCHITECTURE,
-    mamba2::ARCHITECTURE,
-    minicpm::ARCHITECTURE,
+    mamba::MAMBA,
+    mamba::MAMBA_2,
+    granite::MINICPM,
     minimax_m2::ARCHITECTURE,
-    mistral3::ARCHITECTURE,
+    llama::MISTRAL_3,
     modern_bert::ARCHITECTURE,
     muse_glimmer::ARCHITECTURE,
     nemotron::ARCHITECTURE,
-    nomic_bert::ARCHITECTURE,
+    bert::NOMIC_BERT,
     nemotron_h::NEMOTRON_H,
     nemotron_h::NEMOTRON_H_MOE,
-    olmo2::ARCHITECTURE,
-    olmoe::ARCHITECTURE,
-    phi2::ARCHITECTURE,
-    phi3::ARCHITECTURE,
-    qwen2::QWEN2,
-    qwen2::QWEN2_VL,
-    qwen2moe::ARCHITECTURE,
-    qwen3::QWEN3,
-    qwen3::QWEN3_VL,
-    qwen3moe::QWEN3_MOE,
-    qwen3moe::QWEN3_VL_MOE,
+    olmo::OLMO_2,
+    olmo::OLMOE,
+    phi::PHI_2,
+    phi::PHI_3,
+    qwen::QWEN2,
+    qwen::QWEN2_VL,
+    qwen::QWEN2_MOE,
+    qwen::QWEN3,
+    qwen::QWEN3_VL,
+    qwen::QWEN3_MOE,
+    qwen::QWEN3_VL_MOE,
     qwen35::QWEN_35,
     qwen35::QWEN_35_MOE,
     qwen35::QWEN_3_NEXT,
-    seed_oss::ARCHITECTURE,
-    smollm3::ARCHITECTURE,
+    llama::SEED_OSS,
+    llama::SMOLLM_3,
     stablelm::ARCHITECTURE,
     starcoder2::ARCHITECTURE,
 ];
@@ -238,15 +211,7 @@ fn open_gguf(header: GgufHeader<'_>) -> Result<(&'static Architecture, GgufConfi
         .ok_or_else(|| LoadError::MissingTensor {
             name: "token_embd.weight".to_owned(),
         })?;
-    let config = GgufConfig {
-        n_vocab: n_rows(embedding),
-        metadata: header.metadata,
-        tensors: header.tensors,
-        arch: row.name,
-        with_nextn: false,
-        facts: None,
-        asked: Asked::default(),
-    };
+    let config = GgufConfig::of(row.name, n_rows(embedding), header.metadata, header.tensors);
     Ok((row, config))
 }
 
@@ -347,8 +312,8 @@ pub(crate) struct HfNetwork {
 /// Describes the network of a Hugging Face folder.
 pub(crate) fn describe_hf(config: &HfConfig) -> Result<HfNetwork, LoadError> {
     // The third version's own code reuses the class name of another network.
-    let found = if jina_bert::is_version_3(config) {
-        jina_bert::JINA_BERT_V3.hf_classes[0]
+    let found = if bert::is_version_3(config) {
+        bert::JINA_BERT_V3.hf_classes[0]
     } else {
         config.class()?
     };
@@ -380,8 +345,8 @@ fn describe_class(class: &str, config: &HfConfig) -> Result<HfNetwork, LoadError
                 .copied()
                 .collect(),
         })?;
-    let config = config.with_class_defaults(class);
-    let named = |error| with_key(error, config.form());
+    let config = class_defaults::filled(class, config);
+    let named = |error| with_key(error, Form::Folder(&config));
     let mut descriptor = describe_keys_of(row, &config).map_err(named)?;
     if descriptor.pooling.is_none() {
         let pooling = config.sentence_pooling()?;
@@ -399,22 +364,16 @@ fn describe_class(class: &str, config: &HfConfig) -> Result<HfNetwork, LoadError
 
 /// Describes the network of a folder from its keys.
 fn describe_keys_of(row: &Architecture, config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let plain = config.decoder()?;
-    let mut keys = GgufKeys::new(row.name, config, &plain);
+    let mut keys = GgufKeys::new(row, config)?;
     (row.rule)(&mut keys)?;
     if let Some(name) = row.hf_layout.arch_with_experts.filter(|_| keys.facts.has_experts) {
         return describe_keys_of(Architecture::named(name), config);
     }
-    let mut metadata = Metadata::new();
+    let (n_vocab, mut metadata) = (keys.sizes.n_vocab, Metadata::new());
     let facts = keys.write(&mut metadata)?;
     let keys = GgufConfig {
-        n_vocab: plain.n_vocab,
-        metadata: &metadata,
-        tensors: BTreeMap::new(),
-        arch: row.name,
-        with_nextn: false,
         facts: Some(&facts),
-        asked: Asked::default(),
+        ..GgufConfig::of(row.name, n_vocab, &metadata, BTreeMap::new())
     };
     let mut descriptor = describe(row, &keys)?;
     facts.complete(&mut descriptor);

@@ -3,16 +3,14 @@
 //!
 //! Source: transformers, `models/modernbert/modeling_modernbert.py`; llama.cpp, `src/models/modern-bert.cpp`.
 
-use tokenmill_backend::{Activation, NormKind, Pooling, RopeStyle};
+use serde_json::Value;
+use tokenmill_backend::{Activation, Pooling, RopeStyle};
 
-use crate::{
-    Descriptor, EmbeddingNorm, LoadError, NormPlacement, PoolingDescriptor, Presence, RopeDescriptor,
-    RopeScaling,
-};
+use crate::{EmbeddingNorm, NormPlacement, Presence, RopeDescriptor, RopeScaling};
 
 use super::{
-    Architecture, GgufKeys, HfLayout,
-    encoder::{self, HeadStep, make_encoder},
+    Architecture, HfLayout,
+    encoder::{self, HeadStep},
 };
 
 /// Period of the layers with full attention, beginning with the first.
@@ -36,9 +34,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
                 )));
             }
         };
-        for layer in &mut descriptor.layers {
-            layer.dense_mut().activation = activation;
-        }
         let n_layers = descriptor.layers.len();
         let is_sliding = match config.opt_usize("attention.sliding_window_pattern") {
             Ok(period) => every_but(period.unwrap_or(PERIOD), n_layers),
@@ -49,11 +44,26 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             Some(local) => local.base,
             None => config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
         };
-        finish(&mut descriptor, &is_sliding, base);
+        descriptor.embedding_norm = Some(EmbeddingNorm::Weighted);
+        descriptor.ropes.push(RopeDescriptor {
+            base,
+            scaling: RopeScaling::None,
+            ..descriptor.ropes[0].clone()
+        });
+        let encoder = (descriptor.into_encoder())
+            .with_layer_norms(Presence::Optional)
+            .with_activation(activation)
+            .with_biases(Presence::Optional)
+            .with_layers(|layer_idx, layer| {
+                if layer_idx == 0 {
+                    layer.norms = NormPlacement::PreFfn;
+                }
+                let attention = layer.attention_mut();
+                attention.rope = Some(usize::from(is_sliding[layer_idx]));
+                attention.window = attention.window.filter(|_| is_sliding[layer_idx]);
+            });
         // llama.cpp uses the mean for files older than the key.
-        let pooling = config.pooling(HeadStep::GeluAndNorm, Pooling::Mean)?;
-        descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
-        Ok(descriptor)
+        config.pooled(encoder, HeadStep::GeluAndNorm, Pooling::Mean)
     },
     hf_classes: &["ModernBertModel", "ModernBertForSequenceClassification"],
     hf_layout: HfLayout {
@@ -75,7 +85,47 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    rule,
+    rule: |keys| {
+        let config = keys.config;
+        let n_layers = keys.sizes.n_layers;
+        let window = config.opt_usize("local_attention")?.unwrap_or(128);
+        let period = config.opt_usize("global_attn_every_n_layers")?.unwrap_or(PERIOD);
+        let is_sliding = every_but(period, n_layers).into_iter();
+        keys.facts.windows = is_sliding
+            .map(|is_sliding| is_sliding.then_some(window))
+            .collect();
+        let mut local = config.rope("sliding_attention", keys.sizes.head_dim)?;
+        local.base = config.opt_f32("local_rope_theta")?.unwrap_or(local.base);
+        keys.facts.local_rope = Some(local);
+        if let (Some(base), Some(rope)) = (config.opt_f32("global_rope_theta")?, &mut keys.facts.rope) {
+            rope.base = base;
+        }
+        let is_mean = config
+            .get("classifier_pooling")
+            .is_some_and(|kind| kind == "mean");
+        keys.facts.pooling = if config.is_classifier()? {
+            let kind = if is_mean { Pooling::Mean } else { Pooling::First };
+            Some(config.rank_pooling(HeadStep::GeluAndNorm, kind, keys.sizes.n_embd)?)
+        } else {
+            config.sentence_pooling()?
+        };
+        keys.usual()?;
+        keys.set("attention.causal", false);
+        keys.pooling()?;
+        keys.set("classifier.pooling_type", if is_mean { 1_u32 } else { 2 });
+        encoder::labels(keys);
+        keys.copy_count("attention.sliding_window", &["local_attention"])?;
+        keys.copy_count(
+            "attention.sliding_window_pattern",
+            &["global_attn_every_n_layers"],
+        )?;
+        keys.set("rope.scaling.type", "none");
+        keys.vocab_size()?;
+        if let Some(name) = config.get("hidden_activation").and_then(Value::as_str) {
+            keys.set("hidden_activation", name);
+        }
+        Ok(())
+    },
 };
 
 /// Returns for each layer whether its index is no multiple of `period`.
@@ -83,87 +133,4 @@ fn every_but(period: usize, n_layers: usize) -> Vec<bool> {
     (0..n_layers)
         .map(|layer_idx| !layer_idx.is_multiple_of(period.max(1)))
         .collect()
-}
-
-fn finish(descriptor: &mut Descriptor, is_sliding: &[bool], local_base: f32) {
-    make_encoder(descriptor);
-    descriptor.norm.kind = NormKind::Layer;
-    descriptor.norm.bias = Presence::Optional;
-    descriptor.embedding_norm = Some(EmbeddingNorm::Weighted);
-    descriptor.ropes.push(RopeDescriptor {
-        base: local_base,
-        scaling: RopeScaling::None,
-        ..descriptor.ropes[0].clone()
-    });
-    if let Some(first) = descriptor.layers.first_mut() {
-        first.norms = NormPlacement::PreFfn;
-    }
-    for (layer, &is_sliding) in descriptor.layers.iter_mut().zip(is_sliding) {
-        layer.dense_mut().bias = Presence::Optional;
-        let attention = layer.attention_mut();
-        attention.qkv_bias = Presence::Optional;
-        attention.output_bias = Presence::Optional;
-        attention.rope = Some(usize::from(is_sliding));
-        if !is_sliding {
-            attention.window = None;
-        }
-    }
-}
-
-/// Collects the keys of a folder.
-fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    let config = keys.config;
-    let n_layers = keys.descriptor.layers.len();
-    let window = config.opt_usize("local_attention")?.unwrap_or(128);
-    let period = config.opt_usize("global_attn_every_n_layers")?.unwrap_or(PERIOD);
-    let is_sliding = every_but(period, n_layers).into_iter();
-    keys.facts.windows = is_sliding
-        .map(|is_sliding| is_sliding.then_some(window))
-        .collect();
-    let head_dim = keys.attention().map_or(0, |attention| attention.head_dim_k);
-    let mut local = config.rope("sliding_attention", head_dim)?;
-    if let Some(base) = config.opt_f32("local_rope_theta")? {
-        local.base = base;
-    }
-    keys.facts.local_rope = Some(local);
-    if let (Some(base), Some(rope)) = (config.opt_f32("global_rope_theta")?, &mut keys.facts.rope) {
-        rope.base = base;
-    }
-    keys.facts.pooling = if config.is_classifier()? {
-        let is_mean = config
-            .get("classifier_pooling")
-            .is_some_and(|kind| kind == "mean");
-        let kind = if is_mean { Pooling::Mean } else { Pooling::First };
-        Some(config.rank_pooling(true, HeadStep::GeluAndNorm, kind, keys.descriptor.n_embd)?)
-    } else {
-        config.sentence_pooling()?
-    };
-    keys.usual()?;
-    keys.set("attention.causal", false);
-    keys.pooling()?;
-    let classifier: u32 = match keys
-        .config
-        .get("classifier_pooling")
-        .and_then(|name| name.as_str())
-    {
-        Some("mean") => 1,
-        _ => 2,
-    };
-    keys.set("classifier.pooling_type", classifier);
-    encoder::labels(keys);
-    keys.copy_count("attention.sliding_window", &["local_attention"])?;
-    keys.copy_count(
-        "attention.sliding_window_pattern",
-        &["global_attn_every_n_layers"],
-    )?;
-    keys.set("rope.scaling.type", "none");
-    keys.vocab_size()?;
-    if let Some(name) = keys
-        .config
-        .get("hidden_activation")
-        .and_then(|name| name.as_str())
-    {
-        keys.set("hidden_activation", name);
-    }
-    Ok(())
 }

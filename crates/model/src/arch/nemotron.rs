@@ -3,18 +3,19 @@
 //!
 //! Source: transformers, `models/nemotron/modeling_nemotron.py`; llama.cpp, `src/models/nemotron.cpp`.
 
-use tokenmill_backend::{Activation, NormKind, RopeStyle};
+use tokenmill_backend::{Activation, RopeStyle};
 
-use crate::{Descriptor, Presence, RopeScaling};
+use crate::{Presence, RopeScaling};
 
 use super::{Architecture, Change, HfLayout};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "nemotron",
     from_gguf: |config| {
-        let mut descriptor = config.decoder(RopeStyle::Neox)?;
-        finish(&mut descriptor, [Presence::Optional; 2]);
-        Ok(descriptor)
+        Ok((config.decoder(RopeStyle::Neox)?)
+            .with_layer_norms(Presence::Required)
+            .with_biases(Presence::Optional)
+            .without_gate(Activation::ReluSquared))
     },
     hf_classes: &["NemotronForCausalLM"],
     hf_layout: HfLayout {
@@ -28,22 +29,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         keys.vocab_size()?;
         keys.copy_number("attention.layer_norm_epsilon", &["norm_eps"])?;
         keys.rope_width()?;
-        if !matches!(keys.descriptor.ropes[0].scaling, RopeScaling::Linear { .. }) {
+        if !matches!(keys.sizes.rope.scaling, RopeScaling::Linear { .. }) {
             keys.set("rope.scaling.type", "none");
         }
         Ok(())
     },
 };
-
-fn finish(descriptor: &mut Descriptor, [attention_bias, ffn_bias]: [Presence; 2]) {
-    descriptor.norm.kind = NormKind::Layer;
-    descriptor.norm.bias = Presence::Required;
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().qkv_bias = attention_bias;
-        layer.attention_mut().output_bias = attention_bias;
-        let dense = layer.dense_mut();
-        dense.bias = ffn_bias;
-        dense.activation = Activation::ReluSquared;
-        dense.is_gated = false;
-    }
-}

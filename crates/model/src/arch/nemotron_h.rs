@@ -5,15 +5,13 @@
 
 use tokenmill_backend::{Activation, ExpertScore, RopeStyle};
 
-use crate::{
-    Descriptor, FfnDescriptor, LatentExperts, LoadError, MixerDescriptor, MoeDescriptor, OutputHead, Presence,
-};
+use crate::{Descriptor, FfnDescriptor, LatentExperts, LoadError, MixerDescriptor, OutputHead, Presence};
 
 use super::{
     Architecture, GgufConfig, GgufKeys, HfConfig, HfLayout, Recast,
-    gguf_experts::{MoeDefaults, set_experts},
-    gguf_form::UNBOUNDED,
-    hf_recurrent::{BACKBONE, Mamba2Keys, SSM, SSM_CHANGES},
+    gguf_experts::MoeDefaults,
+    gguf_keys::UNBOUNDED,
+    hf_recurrent::{BACKBONE, SSM, SSM_CHANGES},
 };
 
 pub(super) const NEMOTRON_H: Architecture = Architecture {
@@ -38,7 +36,7 @@ pub(super) const NEMOTRON_H: Architecture = Architecture {
             ("mixer.shared_experts.up_proj", "ffn_up_shexp"),
             ("mixer.shared_experts.down_proj", "ffn_down_shexp"),
         ],
-        shared: SSM,
+        shared: &[SSM],
         network: BACKBONE,
         ignored: &["mtp."],
         changes: SSM_CHANGES,
@@ -52,23 +50,23 @@ pub(super) const NEMOTRON_H: Architecture = Architecture {
 pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
     name: "nemotron_h_moe",
     from_gguf: |config| {
-        let mut descriptor = from_gguf(config)?;
+        let descriptor = from_gguf(config)?;
         if config.n_experts()? == 0 {
             return Ok(descriptor);
         }
-        let mut moe = with_form(config.moe(MoeDefaults::SIGMOID)?);
+        let mut moe = config.moe(MoeDefaults::SIGMOID)?;
+        moe.router.choice_bias = Presence::Optional;
+        (moe.activation, moe.is_gated) = (Activation::ReluSquared, false);
         moe.shared = config.shared_experts(&moe)?;
-        let latent = (config.opt_usize("moe_latent_size")?).filter(|&width| width > 0);
-        moe.latent = latent.map(|width| LatentExperts {
+        moe.latent = (config.opt_count("moe_latent_size")?).map(|width| LatentExperts {
             width,
             bias: config.facts.map_or(Presence::Optional, |facts| facts.shared_bias),
         });
         let listed = config.facts.and_then(|facts| facts.expert_layers.as_ref());
-        set_experts(&mut descriptor, &moe, |layer_idx| match listed {
+        Ok(descriptor.with_experts(&moe, |layer_idx| match listed {
             Some(listed) => listed[layer_idx],
             None => config.has_tensor(&format!("blk.{layer_idx}.ffn_gate_inp.weight")),
-        });
-        Ok(descriptor)
+        }))
     },
     // Its folders have the class of the models without experts.
     hf_classes: &[],
@@ -78,7 +76,13 @@ pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
     },
     rule: |keys| {
         rule(keys)?;
-        find_experts(keys)?;
+        let config = keys.config;
+        keys.find_router(true)?.score = Some(ExpertScore::Sigmoid);
+        keys.facts.shared_bias = config.presence("mlp_bias")?;
+        keys.facts.n_shared_ff = Some(match config.opt_usize("n_shared_experts")? {
+            None | Some(0) => 0,
+            Some(_) => config.count("moe_shared_expert_intermediate_size")?,
+        });
         keys.routed_experts()?;
         keys.copy_count(
             "expert_shared_feed_forward_length",
@@ -87,16 +91,6 @@ pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
         keys.remove("leading_dense_block_count");
         keys.copy_count("moe_latent_size", &["moe_latent_size"])
     },
-};
-
-const KEYS: Mamba2Keys = Mamba2Keys {
-    n_heads: "mamba_num_heads",
-    head_dim: "mamba_head_dim",
-    n_groups: "n_groups",
-    n_state: "ssm_state_size",
-    n_taps: "conv_kernel",
-    conv_bias: "use_conv_bias",
-    bias: "use_bias",
 };
 
 /// The kind of a layer.
@@ -108,33 +102,31 @@ enum Kind {
     Experts,
 }
 
+impl Kind {
+    /// Returns the kind with this name in a list, or with this letter in a pattern.
+    fn of(name: &str) -> Option<Self> {
+        Some(match name {
+            "mamba" | "linear_attention" | "M" => Self::Mamba,
+            "attention" | "full_attention" | "*" => Self::Attention,
+            "mlp" | "-" => Self::Dense,
+            "moe" | "E" => Self::Experts,
+            _ => return None,
+        })
+    }
+}
+
 /// Reads the kinds of the layers, from a list of names or a string of letters.
 fn layer_kinds(config: &HfConfig) -> Result<Vec<Kind>, LoadError> {
     let key = "layers_block_type";
     if let Some(kinds) = config.layer_kinds(&[key])? {
-        let kind = |kind: &str| match kind {
-            "mamba" | "linear_attention" => Ok(Kind::Mamba),
-            "attention" | "full_attention" => Ok(Kind::Attention),
-            "mlp" => Ok(Kind::Dense),
-            "moe" => Ok(Kind::Experts),
-            _ => Err(config.wrong(
-                key,
-                "mamba, linear_attention, attention, full_attention, mlp or moe",
-            )),
-        };
-        return kinds.into_iter().map(kind).collect();
+        let names = "mamba, linear_attention, attention, full_attention, mlp or moe";
+        let kinds: Option<_> = kinds.into_iter().map(Kind::of).collect();
+        return kinds.ok_or_else(|| config.wrong(key, names));
     }
     let key = "hybrid_override_pattern";
     let pattern = config.get(key).and_then(|pattern| pattern.as_str());
-    let pattern = pattern.ok_or_else(|| config.wrong(key, "a string of M, *, - and E"))?;
-    let kind = |sign| match sign {
-        'M' => Ok(Kind::Mamba),
-        '*' => Ok(Kind::Attention),
-        '-' => Ok(Kind::Dense),
-        'E' => Ok(Kind::Experts),
-        _ => Err(config.wrong(key, "a string of M, *, - and E")),
-    };
-    pattern.chars().map(kind).collect()
+    let kinds = pattern.and_then(|pattern| pattern.chars().map(|c| Kind::of(&c.to_string())).collect());
+    kinds.ok_or_else(|| config.wrong(key, "a string of M, *, - and E"))
 }
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
@@ -157,18 +149,11 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-fn with_form(mut moe: MoeDescriptor) -> MoeDescriptor {
-    moe.router.choice_bias = Presence::Optional;
-    moe.activation = Activation::ReluSquared;
-    moe.is_gated = false;
-    moe
-}
-
 /// Collects the keys that dense models and those with experts have.
 fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let config = keys.config;
     let kinds = layer_kinds(config)?;
-    let n_layers = keys.descriptor.layers.len();
+    let n_layers = keys.sizes.n_layers;
     config.check_kinds("hybrid_override_pattern", kinds.len(), n_layers)?;
     // transformers' class creates no attention biases and does not tie the head, whatever the configuration
     // says.
@@ -177,47 +162,25 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.facts.output_bias = Some(Presence::Optional);
     keys.facts.ffn_bias = Some(config.presence("mlp_bias")?);
     keys.facts.has_experts = kinds.contains(&Kind::Experts);
-    let n_expert_ff = if keys.facts.has_experts {
-        config.moe(true)?.n_ff
-    } else {
-        0
-    };
     keys.usual()?;
     keys.remove("rope.freq_base");
-    let widths: Vec<usize> = (kinds.iter().zip(keys.dense_widths()))
+    let widths: Vec<usize> = (kinds.iter().zip(&keys.sizes.n_ff))
         .map(|(kind, n_ff)| match kind {
-            Kind::Experts => n_expert_ff,
-            Kind::Dense => n_ff,
-            Kind::Mamba | Kind::Attention => 0,
+            Kind::Experts => config.expert_width(),
+            Kind::Dense => Ok(*n_ff),
+            Kind::Mamba | Kind::Attention => Ok(0),
         })
-        .collect();
+        .collect::<Result<_, _>>()?;
     keys.set_count_list("feed_forward_length", &widths)?;
     keys.kv_heads_of_layers(|layer_idx| kinds[layer_idx] == Kind::Attention)?;
     keys.set_own_head_width()?;
     keys.vocab_size()?;
-    let width = keys.descriptor.n_embd / keys.first_count(&["num_attention_heads"])?.unwrap_or(1).max(1);
+    let width = keys.sizes.n_embd / keys.sizes.n_heads.max(1);
     keys.set_count("rope.dimension_count", width)?;
-    keys.state_space(config.mamba2(&KEYS, true)?)?;
+    keys.state_space(config.mamba2(true)?)?;
     keys.set("rope.scaling.finetuned", false);
     keys.set("context_length", UNBOUNDED);
     let has_experts = kinds.into_iter().map(|kind| kind == Kind::Experts);
     keys.facts.expert_layers = Some(has_experts.collect());
-    Ok(())
-}
-
-/// Reads the experts of a folder.
-fn find_experts(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    let config = keys.config;
-    keys.find_router(true)?;
-    if let Some(router) = &mut keys.facts.router {
-        router.score = Some(ExpertScore::Sigmoid);
-    }
-    keys.facts.shared_bias = config.presence("mlp_bias")?;
-    let n_shared = config.opt_usize("n_shared_experts")?.unwrap_or(0);
-    keys.facts.n_shared_ff = Some(if n_shared > 0 {
-        config.first_usize(&["moe_shared_expert_intermediate_size"])?
-    } else {
-        0
-    });
     Ok(())
 }

@@ -11,11 +11,8 @@ use tokenmill_backend::{Activation, KeyHeads, RopeStyle};
 use crate::{DeltaGates, Descriptor, LoadError, MixerDescriptor, OutputGate, QkNorm};
 
 use super::{
-    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast,
-    gguf_experts::MoeDefaults,
-    gguf_form::{Drafts, MAX_DRAFT_LAYERS},
-    hf_experts::EXPERTS,
-    qwen2moe::with_gated_network,
+    Architecture, Change, GgufConfig, GgufKeys, HfLayout, Recast, gguf_experts::MoeDefaults,
+    gguf_groups::MAX_DRAFT_LAYERS, hf_experts::EXPERTS, hf_layers::KINDS, hf_layout::Drafts,
 };
 
 pub(super) const QWEN_35: Architecture = Architecture {
@@ -32,11 +29,7 @@ pub(super) const QWEN_35: Architecture = Architecture {
 
 pub(super) const QWEN_35_MOE: Architecture = Architecture {
     name: "qwen35moe",
-    from_gguf: |config| {
-        let mut descriptor = (QWEN_35.from_gguf)(config)?;
-        set_experts(config, &mut descriptor)?;
-        Ok(descriptor)
-    },
+    from_gguf: |config| with_experts(config, (QWEN_35.from_gguf)(config)?),
     hf_classes: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
     hf_layout: LAYOUT,
     rule: rule_with_experts,
@@ -44,11 +37,7 @@ pub(super) const QWEN_35_MOE: Architecture = Architecture {
 
 pub(super) const QWEN_3_NEXT: Architecture = Architecture {
     name: "qwen3next",
-    from_gguf: |config| {
-        let mut descriptor = hybrid(config, KeyHeads::Grouped, DeltaGates::ByKeyHead)?;
-        set_experts(config, &mut descriptor)?;
-        Ok(descriptor)
-    },
+    from_gguf: |config| with_experts(config, hybrid(config, KeyHeads::Grouped, DeltaGates::ByKeyHead)?),
     hf_classes: &["Qwen3NextForCausalLM"],
     hf_layout: HfLayout {
         drafts: Drafts::Left,
@@ -76,7 +65,7 @@ const LAYOUT: HfLayout = HfLayout {
         ("linear_attn.norm", "ssm_norm"),
         ("linear_attn.out_proj", "ssm_out"),
     ],
-    shared: EXPERTS,
+    shared: &[EXPERTS],
     // MTP layers are not read.
     ignored: &["visual.", "model.visual.", "mtp."],
     changes: &[
@@ -123,19 +112,18 @@ fn hybrid(config: &GgufConfig<'_>, key_heads: KeyHeads, gates: DeltaGates) -> Re
     Ok(descriptor)
 }
 
-fn set_experts(config: &GgufConfig<'_>, descriptor: &mut Descriptor) -> Result<(), LoadError> {
+fn with_experts(config: &GgufConfig<'_>, descriptor: Descriptor) -> Result<Descriptor, LoadError> {
     let n_shared_ff = config.usize("expert_shared_feed_forward_length")?;
-    config.set_experts(
-        descriptor,
-        &with_gated_network(config.moe(MoeDefaults::NORMALIZED)?, n_shared_ff),
-    )
+    let moe = config
+        .moe(MoeDefaults::NORMALIZED)?
+        .with_shared(n_shared_ff, true);
+    config.with_experts(descriptor, &moe)
 }
 
 /// Collects the keys of a folder with experts.
 fn rule_with_experts(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    keys.find_router(true)?;
-    (keys.config).first_usize(&["shared_expert_intermediate_size"])?;
-    keys.facts.expert_layers = Some(keys.config.expert_layers_by_step(keys.descriptor.layers.len())?);
+    keys.find_experts_by_step(true)?;
+    keys.config.count("shared_expert_intermediate_size")?;
     rule(keys)
 }
 
@@ -145,21 +133,22 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
     keys.find_attention_bias("attention_bias")?;
     if config.opt_bool("attn_output_gate")? == Some(false) {
-        keys.facts.amend(|descriptor| {
-            for layer in &mut descriptor.layers {
-                if let MixerDescriptor::Attention(attention) = &mut layer.mixer {
-                    attention.output_gate = None;
-                }
+        keys.facts.amend_layers(|_, layer| {
+            if let MixerDescriptor::Attention(attention) = &mut layer.mixer {
+                attention.output_gate = None;
             }
         });
     }
     keys.usual()?;
     keys.expert_widths()?;
-    let n_layers = keys.descriptor.layers.len();
-    let interval = keys.first_count(&["full_attention_interval"])?.unwrap_or(4);
+    let n_layers = keys.sizes.n_layers;
+    let interval = keys
+        .config
+        .opt_first_usize(&["full_attention_interval"])?
+        .unwrap_or(4);
     let by_interval = || (1..=n_layers).map(move |layer| !layer.is_multiple_of(interval.max(1)));
     let kinds = ["full_attention", "linear_attention"];
-    let listed = config.layers_of_two_kinds(kinds, n_layers)?;
+    let listed = config.layers_of_two_kinds(KINDS, kinds, n_layers)?;
     let mut recurrent = listed.unwrap_or_else(|| by_interval().collect());
     if recurrent.contains(&true) {
         let n_v_heads = config.count("linear_num_value_heads")?;
@@ -175,7 +164,10 @@ fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     if interval > 0 && by_interval().eq(recurrent.iter().copied()) {
         keys.set_count("full_attention_interval", interval)?;
     }
-    let n_drafting = keys.first_count(&["mtp_num_hidden_layers"])?.unwrap_or(0);
+    let n_drafting = keys
+        .config
+        .opt_first_usize(&["mtp_num_hidden_layers"])?
+        .unwrap_or(0);
     recurrent.extend(std::iter::repeat_n(false, n_drafting.min(MAX_DRAFT_LAYERS)));
     keys.set("attention.recurrent_layers", recurrent);
     keys.rope_width()

@@ -2,20 +2,22 @@
 //!
 //! Source: transformers, `models/stablelm/modeling_stablelm.py`; llama.cpp, `src/models/stablelm.cpp`.
 
-use tokenmill_backend::{NormKind, RopeStyle};
+use tokenmill_backend::RopeStyle;
 
-use crate::{Descriptor, LoadError, Presence, QkNorm, Residual};
+use crate::{Presence, QkNorm, Residual};
 
-use super::{Architecture, GgufKeys, HfLayout};
+use super::{Architecture, HfLayout};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "stablelm",
     from_gguf: |config| {
-        let mut descriptor = config.decoder(RopeStyle::Neox)?;
         let is_parallel = config.opt_bool("use_parallel_residual")?.unwrap_or(false);
         let has_norms = config.has_qk_norm("blk.0.attn_q_norm.weight");
-        finish(&mut descriptor, is_parallel, Presence::Optional, has_norms);
-        Ok(descriptor)
+        let residual = [Residual::Sequential, Residual::Parallel][usize::from(is_parallel)];
+        Ok((config.decoder(RopeStyle::Neox)?)
+            .with_layer_norms(Presence::Required)
+            .with_residual(residual)
+            .with_qk_norm(has_norms.then_some(QkNorm::EachHead)))
     },
     hf_classes: &["StableLmForCausalLM"],
     hf_layout: HfLayout {
@@ -25,30 +27,15 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ],
         ..HfLayout::LLAMA
     },
-    rule,
+    rule: |keys| {
+        keys.facts.qkv_bias = Some(keys.config.presence("use_qkv_bias")?);
+        keys.facts.has_qk_norm = keys.config.is("qk_layernorm")?;
+        keys.sizes()?;
+        keys.rope_width()?;
+        keys.heads()?;
+        let is_parallel = keys.config.is("use_parallel_residual")?;
+        keys.set("use_parallel_residual", is_parallel);
+        keys.unusual_rope_base();
+        keys.norm_eps()
+    },
 };
-
-fn finish(descriptor: &mut Descriptor, is_parallel: bool, qkv_bias: Presence, has_norms: bool) {
-    descriptor.norm.kind = NormKind::Layer;
-    descriptor.norm.bias = Presence::Required;
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().qkv_bias = qkv_bias;
-        layer.attention_mut().qk_norm = has_norms.then_some(QkNorm::EachHead);
-        if is_parallel {
-            layer.residual = Residual::Parallel;
-        }
-    }
-}
-
-/// Collects the keys of a folder.
-fn rule(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
-    keys.facts.qkv_bias = Some(keys.config.presence("use_qkv_bias")?);
-    keys.facts.has_qk_norm = keys.config.is("qk_layernorm")?;
-    keys.sizes()?;
-    keys.rope_width()?;
-    keys.heads()?;
-    let is_parallel = keys.config.is("use_parallel_residual")?;
-    keys.set("use_parallel_residual", is_parallel);
-    keys.unusual_rope_base();
-    keys.norm_eps()
-}

@@ -2,21 +2,19 @@
 //!
 //! Source: transformers, `models/starcoder2/modeling_starcoder2.py`; llama.cpp, `src/models/starcoder2.cpp`.
 
-use tokenmill_backend::{Activation, NormKind, RopeStyle};
+use tokenmill_backend::{Activation, RopeStyle};
 
-use crate::{Descriptor, Presence};
+use crate::Presence;
 
 use super::{Architecture, HfLayout};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "starcoder2",
     from_gguf: |config| {
-        let mut descriptor = config.decoder(RopeStyle::Neox)?;
-        for layer in &mut descriptor.layers {
-            layer.dense_mut().activation = Activation::GeluTanh;
-        }
-        finish(&mut descriptor, Presence::Optional);
-        Ok(descriptor)
+        Ok((config.decoder(RopeStyle::Neox)?)
+            .with_layer_norms(Presence::Required)
+            .with_biases(Presence::Optional)
+            .without_gate(Activation::GeluTanh))
     },
     hf_classes: &["Starcoder2ForCausalLM"],
     hf_layout: HfLayout {
@@ -30,14 +28,3 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         keys.pooling()
     },
 };
-
-fn finish(descriptor: &mut Descriptor, bias: Presence) {
-    descriptor.norm.kind = NormKind::Layer;
-    descriptor.norm.bias = Presence::Required;
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().qkv_bias = bias;
-        layer.attention_mut().output_bias = bias;
-        layer.dense_mut().is_gated = false;
-        layer.dense_mut().bias = bias;
-    }
-}

@@ -37,27 +37,6 @@ const NETWORKS: &[(&str, &str)] = &[
     ("smollm3", "SmolLM3ForCausalLM"),
 ];
 
-const PREFIXES: &[&str] = &[
-    "model.language_model.",
-    "language_model.model.",
-    "language_model.",
-    "model.text_model.",
-    "model.",
-];
-
-const IMAGES: &[&str] = &[
-    "image_newline",
-    "model.image_newline",
-    "model.vision_model.",
-    "model.connector.",
-    VISION[0],
-    VISION[1],
-    VISION[2],
-    VISION[3],
-    VISION[6],
-    VISION[7],
-];
-
 /// Returns whether a class has such a text part.
 pub(super) fn has_text_part(class: &str) -> bool {
     CLASSES.contains(&class)
@@ -70,12 +49,10 @@ pub(super) fn network_of(config: &HfConfig) -> Option<&'static str> {
     Some(class)
 }
 
-/// Returns the layout of the text part's tensors, which have a prefix and stand among those of the image
-/// encoder.
+/// Returns the layout of the text part's tensors, which stand among those of the image encoder.
 pub(super) fn layout(of_network: &HfLayout) -> HfLayout {
     HfLayout {
-        prefixes: PREFIXES,
-        ignored: IMAGES,
+        ignored: VISION,
         ..*of_network
     }
 }

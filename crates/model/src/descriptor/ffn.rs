@@ -159,6 +159,13 @@ pub struct SharedDescriptor {
 const MAX_EXPERTS: usize = 1 << 16;
 
 impl MoeDescriptor {
+    /// Returns the experts next to a gated network of width `n_ff` that every token goes through.
+    pub(crate) fn with_shared(mut self, n_ff: usize, has_gate: bool) -> Self {
+        let dense = DenseDescriptor::gated(n_ff, self.activation);
+        self.shared = Some(SharedDescriptor { dense, has_gate });
+        self
+    }
+
     /// Returns the sizes that a backend prepares for.
     pub fn shape(&self) -> ExpertsShape {
         ExpertsShape {

@@ -65,7 +65,7 @@ impl LatentDescriptor {
         }
     }
 
-    /// Returns what the KV store holds for the layer.
+    /// Returns the layer's contents of the KV store.
     pub fn kv_shape(&self) -> KvLayerShape {
         KvLayerShape {
             n_kv_heads: 1,

@@ -216,7 +216,7 @@ impl AttentionDescriptor {
     /// Returns the slope of each head under ALiBi.
     pub fn alibi_slopes(&self) -> Option<Vec<f32>> {
         let max_bias = self.alibi?;
-        // If the number of heads is no power of two, heads beyond the next lower power get slopes between the
+        // If the number of heads is not a power of two, heads beyond the next lower power get slopes between the
         // others.
         let n_whole = 1 << self.n_heads.ilog2();
         let slope = |step: usize, n: usize| (-max_bias * step as f32 / n as f32).exp2();
@@ -237,7 +237,7 @@ impl AttentionDescriptor {
         }
     }
 
-    /// Returns what the KV store holds for the layer.
+    /// Returns the layer's contents of the KV store.
     pub fn kv_shape(&self) -> KvLayerShape {
         KvLayerShape {
             n_kv_heads: self.n_kv_heads,
@@ -363,27 +363,8 @@ mod tests {
     #[test]
     fn alibi_slopes_are_those_of_the_paper() {
         let mut attention = AttentionDescriptor {
-            n_heads: 8,
-            n_kv_heads: 1,
-            head_dim_k: 8,
-            head_dim_v: 8,
-            scale: 1.0,
-            is_causal: true,
-            rope: None,
-            window: None,
-            is_chunked: false,
-            softcap: None,
-            has_sinks: false,
             alibi: Some(8.0),
-            temperature: None,
-            qk_norm: None,
-            is_normed_after_rope: false,
-            takes_keys_as_values: false,
-            has_v_norm: false,
-            shares_kv_of: None,
-            output_gate: None,
-            qkv_bias: Presence::Absent,
-            output_bias: Presence::Absent,
+            ..AttentionDescriptor::plain(8, 1, [8, 8])
         };
         let eight: Vec<f32> = (1..=8).map(|step| 0.5_f32.powi(step)).collect();
         assert_eq!(attention.alibi_slopes().unwrap(), eight);

@@ -8,6 +8,7 @@ mod difference;
 mod ffn;
 mod latent;
 mod mixer;
+mod plain;
 mod pooling;
 mod recurrent;
 
@@ -258,13 +259,14 @@ pub enum Residual {
 }
 
 /// The source of the output head's weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputHead {
     /// Its own tensor.
     Own,
     /// The token embedding.
     Tied,
     /// Its own tensor if there is one, else the token embedding.
+    #[default]
     OwnIfPresent,
     /// Some rows of its own tensor; every rank of a group has different rows.
     Part(HeadPart),
@@ -282,14 +284,22 @@ pub struct HeadPart {
 }
 
 /// Whether an optional tensor exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Presence {
     /// It does not exist.
+    #[default]
     Absent,
     /// It is used if the file has it.
     Optional,
     /// A file without it is broken.
     Required,
+}
+
+impl Presence {
+    /// Returns whether a tensor exists, if that is known.
+    pub(crate) fn of(is_there: bool) -> Self {
+        if is_there { Self::Required } else { Self::Absent }
+    }
 }
 
 impl Descriptor {

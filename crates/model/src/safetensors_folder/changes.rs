@@ -8,7 +8,7 @@ use tokenmill_gguf::{ReadAt, TensorType};
 use super::Entry;
 use crate::{
     Descriptor, RowFactors, WeightInfo,
-    arch::Change,
+    hf_layout::Change,
     tensor_view::{Filled, Mapped, Reordered, Transposed},
 };
 

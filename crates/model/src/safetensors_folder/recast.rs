@@ -12,7 +12,8 @@ use super::{Entry, SafetensorsFolder, changes::map};
 use crate::{
     AttentionDescriptor, DeltaNetDescriptor, Descriptor, LoadError, MixerDescriptor, PooledOutput, QkNorm,
     Residual, RopeScaling, WeightInfo,
-    arch::{GgufForm, Recast},
+    arch::GgufForm,
+    hf_layout::Recast,
     tensor_view::{Reordered, Transposed},
 };
 

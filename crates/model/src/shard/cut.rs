@@ -174,7 +174,7 @@ mod tests {
         };
         assert_eq!(
             cut(16..48, 0),
-            "a rank's 32 columns of tensor `t` are no whole blocks of Q8_0, which has 32 in each"
+            "a rank's 32 columns of tensor `t` are not whole blocks of Q8_0, which have 32 each"
         );
         assert!(cut(0..96, 0).contains("has shape"));
         assert!(cut(0..1, 1).contains("has shape"));

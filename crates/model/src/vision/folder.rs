@@ -18,7 +18,7 @@ use tokenmill_gguf::{Metadata, ReadAt, RegularFile, TensorBytes, TensorType};
 
 use crate::{
     LoadError, WeightInfo, WeightSource, WeightTensor,
-    arch::HfConfig,
+    hf_config::HfConfig,
     safetensors_folder::{FileHeader, mapped, stored_tensor, weight_files},
     tensor_view::Reordered,
 };

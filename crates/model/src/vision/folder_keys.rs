@@ -10,7 +10,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use tokenmill_gguf::{Metadata, RegularFile};
 
-use crate::{LoadError, arch::HfConfig};
+use crate::{LoadError, hf_config::HfConfig};
 
 use super::VisionFamily;
 
@@ -62,7 +62,7 @@ pub(super) fn read(
     let family = family_of(config).ok_or_else(|| {
         let names = CLASSES.map(|(name, _)| name).join(", ");
         encoder.bad(format!(
-            "the encoder of images of {} is not supported; supported are those of {names}",
+            "the image encoder of {} is not supported; supported are those of {names}",
             config.class().unwrap_or("an unnamed class")
         ))
     })?;
@@ -345,7 +345,7 @@ impl Processor {
         numbers.filter(|numbers| numbers.len() == 3).ok_or_else(|| LoadError::BadConfig {
             path: folder.to_owned(),
             reason: format!(
-                "neither preprocessor_config.json nor processor_config.json has `{key}` with three numbers, which the encoder of images needs"
+                "neither preprocessor_config.json nor processor_config.json has `{key}` with three numbers, which the image encoder needs"
             ),
         })
     }

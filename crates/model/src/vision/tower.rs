@@ -9,9 +9,8 @@ use tokenmill_backend::{
 };
 
 use crate::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LayerDescriptor, LoadError,
-    MixerDescriptor, ModelExecutor, ModelOptions, NormDescriptor, NormPlacement, OutputHead, Presence,
-    Residual, RopeDescriptor, RopeScaling, TowerDescriptor, WeightSource as _,
+    AttentionDescriptor, Descriptor, LayerDescriptor, LoadError, ModelExecutor, ModelOptions, NormDescriptor,
+    OutputHead, Presence, RopeDescriptor, RopeScaling, TowerDescriptor, WeightSource as _,
     loader::Loader,
     model::{build, plan},
 };
@@ -249,44 +248,20 @@ fn describe(shape: &VisionShape) -> Descriptor {
         },
     };
     let learned = (shape.family == VisionFamily::Gemma3).then(|| shape.max_patches());
-    Descriptor {
-        arch: format!("clip ({})", shape.family.name()),
-        n_vocab: 1,
-        n_embd: shape.n_vision,
-        n_ctx_train: shape.max_patches(),
-        embedding_scale: 1.0,
-        reads_hidden: false,
-        token_types: Presence::Absent,
-        n_learned_positions: learned,
-        embedding_norm: None,
-        norm,
-        post_norm_eps: None,
-        layer_embeddings: None,
-        alt_up: None,
-        ropes: if shape.family.has_plane() {
-            vec![plane_rope(head_dim)]
-        } else {
-            Vec::new()
-        },
-        layers: (0..shape.n_layers)
-            .map(|layer_idx| layer_of(shape, layer_idx))
-            .collect(),
-        tensor_names: &[],
-        residual_scale: 1.0,
-        has_output_norm: true,
-        pooling: None,
-        head: OutputHead::None,
-        head_bias: Presence::Absent,
-        logit_scale: 1.0,
-        logit_softcap: None,
-        row_factors: Vec::new(),
-        n_deep_inputs: 0,
-        tower: Some(TowerDescriptor {
-            taps: (shape.qwen.as_ref()).map_or_else(Vec::new, |qwen| qwen.taps.clone()),
-        }),
-        control: Vec::new(),
-        ignorable: Vec::new(),
+    let layers = (0..shape.n_layers).map(|layer_idx| layer_of(shape, layer_idx));
+    let sizes = [1, shape.n_vision, shape.max_patches()];
+    let mut descriptor = Descriptor::plain(sizes, plane_rope(head_dim), layers.collect());
+    descriptor.arch = format!("clip ({})", shape.family.name());
+    descriptor.n_learned_positions = learned;
+    descriptor.norm = norm;
+    if !shape.family.has_plane() {
+        descriptor.ropes.clear();
     }
+    descriptor.head = OutputHead::None;
+    descriptor.tower = Some(TowerDescriptor {
+        taps: (shape.qwen.as_ref()).map_or_else(Vec::new, |qwen| qwen.taps.clone()),
+    });
+    descriptor
 }
 
 /// Describes a layer of the tower.
@@ -295,60 +270,32 @@ fn layer_of(shape: &VisionShape, layer_idx: usize) -> LayerDescriptor {
     let head_dim = shape.n_vision / shape.n_heads;
     let window_period = shape.qwen.as_ref().and_then(|qwen| qwen.window_period);
     let sees_window = window_period.is_some_and(|period| !(layer_idx + 1).is_multiple_of(period));
-    LayerDescriptor {
-        mixer: MixerDescriptor::Attention(AttentionDescriptor {
-            n_heads: shape.n_heads,
-            n_kv_heads: shape.n_heads,
-            head_dim_k: head_dim,
-            head_dim_v: head_dim,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            rope: shape.family.has_plane().then_some(0),
-            // The step itself marks its rows as visible to each other.
-            is_causal: true,
-            window: shape.window_patches().filter(|_| sees_window),
-            is_chunked: false,
-            softcap: None,
-            has_sinks: false,
-            alibi: None,
-            temperature: None,
-            qk_norm: None,
-            is_normed_after_rope: false,
-            takes_keys_as_values: false,
-            has_v_norm: false,
-            shares_kv_of: None,
-            output_gate: None,
-            qkv_bias: Presence::Required,
-            output_bias: Presence::Required,
-        }),
-        ffn: FfnDescriptor::Dense(DenseDescriptor {
-            n_ff: shape.n_ff,
-            activation: match shape.family {
-                VisionFamily::Gemma3 | VisionFamily::Qwen3Vl => Activation::GeluTanh,
-                VisionFamily::Qwen2Vl => Activation::GeluQuick,
-                VisionFamily::Qwen25Vl => Activation::Silu,
-            },
-            xielu: None,
-            cutoff: None,
-            is_gated: is_qwen25,
-            joined: GateUpOrder::GateFirst,
-            bias: Presence::Required,
-        }),
-        norms: NormPlacement::Pre,
-        residual: Residual::Sequential,
-        has_output_scale: false,
-    }
+    // The step itself marks its rows as visible to each other.
+    let attention = AttentionDescriptor {
+        rope: shape.family.has_plane().then_some(0),
+        window: shape.window_patches().filter(|_| sees_window),
+        qkv_bias: Presence::Required,
+        output_bias: Presence::Required,
+        ..AttentionDescriptor::plain(shape.n_heads, shape.n_heads, [head_dim; 2])
+    };
+    let mut layer = LayerDescriptor::plain(attention, shape.n_ff);
+    let dense = layer.dense_mut();
+    dense.activation = match shape.family {
+        VisionFamily::Gemma3 | VisionFamily::Qwen3Vl => Activation::GeluTanh,
+        VisionFamily::Qwen2Vl => Activation::GeluQuick,
+        VisionFamily::Qwen25Vl => Activation::Silu,
+    };
+    dense.is_gated = is_qwen25;
+    dense.bias = Presence::Required;
+    layer
 }
 
 /// Returns a rope that rotates the first half of the pairs by row and the second by column.
 fn plane_rope(head_dim: usize) -> RopeDescriptor {
     RopeDescriptor {
-        style: RopeStyle::Neox,
-        head_dim,
-        n_dims: head_dim,
-        base: 10_000.0,
         scaling: RopeScaling::Plane,
-        has_freq_factors: false,
         axes: RopeAxes::Sections([0, head_dim / 4, head_dim / 4]),
+        ..RopeDescriptor::plain(RopeStyle::Neox, head_dim, 10_000.0)
     }
 }
 

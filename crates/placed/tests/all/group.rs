@@ -269,7 +269,7 @@ fn what_ranks_do_not_divide_is_refused_with_what_would_do() {
     // Each of four ranks has a head of 16 columns.
     assert_eq!(
         refusal(4),
-        "a rank's 16 columns of tensor `blk.0.attn_output.weight` are no whole blocks of Q8_0, which has 32 in each"
+        "a rank's 16 columns of tensor `blk.0.attn_output.weight` are not whole blocks of Q8_0, which have 32 each"
     );
 }
 

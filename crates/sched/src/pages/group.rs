@@ -1,4 +1,4 @@
-//! [`Group`]: the pages of layers that keep keys and values for equally long.
+//! [`Group`]: the pages of layers that need the keys and values of the same positions.
 //!
 //! The pool itself knows no window. Invariant: all groups of a model are filled alike: a token has a place in
 //! each, and a prompt continues from the cache only if every group still has what the next token sees.

@@ -1,7 +1,7 @@
 //! Pages: which KV pages and recurrent states exist, who holds each, and which can be found again.
 //!
 //! [`pool`] has the pages of one group, [`states`] the slots of recurrent states, [`key`] their names in the
-//! prefix cache, and [`store`] the interface to pages outside of the engine. Invariant: the room knows no
+//! prefix cache, and [`store`] the interface to pages outside of the engine. Invariant: this module knows no
 //! sequence.
 
 pub(crate) mod events;

@@ -189,7 +189,7 @@ fn guesses_change_no_bit_of_what_an_adapter_says() {
             .collect();
         let running: Vec<_> = (0..20_u32)
             .map(|i| {
-                // Pairs with one prompt and two adapters: the guesses of one are no guesses of the other.
+                // Pairs with one prompt and two adapters: the guesses of one are not guesses of the other.
                 let prompt = (0..24).map(|at| [3, 8, 21, 8][at % 4] + i / 2 % 2).collect();
                 let params = params(adapters.get(i as usize % 5).copied(), u64::from(i / 5));
                 engine.submit(prompt, params).unwrap()

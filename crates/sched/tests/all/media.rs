@@ -1,4 +1,4 @@
-//! Prompts with inputs that are no tokens: no step parts those that see each other, everything ends, and the cache tells contents apart.
+//! Prompts with inputs that are not tokens: no step parts those that see each other, everything ends, and the cache tells contents apart.
 
 use std::sync::Arc;
 

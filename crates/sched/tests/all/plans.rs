@@ -1,4 +1,4 @@
-//! Golden traces: what the scheduler decides, step by step, in cases small enough to check by hand.
+//! Golden traces: the decisions of the scheduler, step by step, in cases small enough to check by hand.
 
 use std::{collections::VecDeque, fmt::Write, sync::Arc};
 

@@ -1,6 +1,6 @@
-//! [`Remainders`]: a constraint that counts its tokens, and by their number allows ids or excludes them.
+//! [`Remainders`]: a constraint that counts its tokens, and allows or excludes ids by their number.
 //!
-//! Separate because tests of several files are held to one. Invariant: each token comes once, in order, whatever was taken back before.
+//! Tests of several files use it. Invariant: each token comes once, in order, whatever was taken back before.
 
 use tokenmill_sched::{ConstraintFailure, TokenConstraint};
 

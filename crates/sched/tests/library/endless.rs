@@ -1,6 +1,6 @@
 //! [`Endless`]: a constraint whose masks a function makes, and that no token ends.
 //!
-//! Separate because tests inside and outside of the crate hold samples to one; each takes the crate's items from what is above.
+//! Tests inside and outside of the crate use it; each takes the crate's items from the module above.
 
 use super::{ConstraintFailure, ConstraintSource, TokenConstraint};
 

@@ -1,6 +1,7 @@
 //! Streams read to their end, and measured as they pass.
 //!
-//! Separate from what is said of an end ([`outcome`](crate::telemetry::outcome)), which needs no server. Invariant: each event is counted once.
+//! The description of an end ([`outcome`](crate::telemetry::outcome)) needs no server. Invariant: each event
+//! is counted once.
 
 use std::time::Instant;
 

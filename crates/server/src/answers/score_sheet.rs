@@ -1,7 +1,7 @@
 //! [`ScoreSheet`] writes the log-probabilities of a whole answer while it is sent.
 //!
-//! Separate from the format of one score because an answer with alternatives for every token is hundreds of times as long as its text, and
-//! as JSON values another seventeen times. Invariant: only a few hundred tokens exist as text at any moment.
+//! An answer with alternatives for every token is hundreds of times as long as its text, and as JSON values
+//! another seventeen times. Invariant: only a few hundred tokens exist as text at any moment.
 
 use std::{
     collections::VecDeque,

@@ -1,7 +1,8 @@
-//! Streams: one loop that turns a generation into events for every endpoint, sent as server-sent events or as lines of JSON.
+//! Streams: one loop that turns a generation into events for every endpoint, sent as server-sent events or as
+//! lines of JSON.
 //!
-//! An endpoint says what each event looks like ([`EventFormat`]); the loop owns waiting, metering, keep-alive and the
-//! end. Dropping the response, as a disconnect does, drops the generation and so cancels it.
+//! An endpoint defines the form of each event ([`EventFormat`]); the loop owns waiting, metering, keep-alive
+//! and the end. Dropping the response, as a disconnect does, drops the generation and so cancels it.
 
 use std::{
     collections::VecDeque,
@@ -91,7 +92,7 @@ pub(crate) fn stream_response(
 }
 
 /// Streams a generation in a format, one line of JSON for each event. Such a stream has no comments, and Ollama's clients take an
-/// empty line for broken JSON: a space before the next line is what all of them read over.
+/// empty line for broken JSON, but all of them skip a space before the next line.
 pub(crate) fn line_response(
     app: &App,
     call: &Call,
@@ -154,16 +155,16 @@ fn events(
     })
 }
 
-/// Whether a stream's client takes what it is sent.
+/// Whether a stream's client reads.
 #[derive(Debug, Default)]
 struct Pace(Mutex<PaceState>);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum PaceState {
-    /// The next event was asked for.
+    /// The next event was requested.
     #[default]
     Reading,
-    /// An event was handed out at this time, and no other was asked for.
+    /// An event was handed out at this time, and no other was requested.
     Behind(Instant),
     /// It was behind for too long.
     Ended,
@@ -183,7 +184,7 @@ impl Pace {
     }
 }
 
-/// Cancels what a stream generates once its client has taken nothing for `limit`. The connection's own limit is not
+/// Cancels a stream's generation once its client has read nothing for `limit`. The connection's own limit is not
 /// enough: over HTTP/2 a client can read the connection and not the stream.
 async fn end_stalled(pace: Weak<Pace>, limit: Duration, cancellers: Vec<Canceller>, id: RequestId) {
     let mut look_at = Instant::now() + limit;
@@ -197,7 +198,7 @@ async fn end_stalled(pace: Weak<Pace>, limit: Duration, cancellers: Vec<Cancelle
                 tracing::info!(
                     request_id = id.as_str(),
                     limit_s = limit.as_secs_f64(),
-                    "a stream was ended, because its client took nothing"
+                    "a stream was ended because its client read nothing"
                 );
                 return;
             }

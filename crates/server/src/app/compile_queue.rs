@@ -1,8 +1,8 @@
 //! [`CompileQueue`]: requests whose constraints wait for a processor that compiles them.
 //!
-//! Separate from [`off_thread`], whose places are for work that ends soon: a hostile constraint occupies a processor for most of a second.
-//! Invariants: few constraints compile at a time; a request that waits has no thread; one client never has all places, and a client without
-//! a place goes before others.
+//! The places of [`off_thread`] are for work that ends soon; a hostile constraint occupies a processor for
+//! most of a second. Invariants: few constraints compile at a time; a request that waits has no thread; one
+//! client never has all places, and a client without a place goes before others.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -123,7 +123,7 @@ impl CompileQueue {
         };
         self.call();
         if waiting >= limits.max_waiting {
-            // One that need not wait is none of those that may not.
+            // One that need not wait is accepted even if none may wait.
             return place.try_recv().map_err(|_| ApiError::QueueFull {
                 waiting,
                 retry_after_s: RETRY_AFTER_S,

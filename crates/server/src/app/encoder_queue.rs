@@ -1,7 +1,8 @@
 //! [`EncoderQueue`]: requests with images, which wait for the encoder before the engine knows of them.
 //!
-//! Separate from the engine's queue because the encoder works on one request at a time, apart from the engine's steps. Invariants: one
-//! request's images are encoded at a time, on one thread, whatever becomes of the requests; those that wait are counted and have an end.
+//! The encoder works on one request at a time, apart from the engine's steps. Invariants: one request's
+//! images are encoded at a time, on one thread, even if requests are cancelled; waiting requests are counted,
+//! and their wait has an end.
 
 use std::{
     sync::{
@@ -25,7 +26,7 @@ pub(crate) struct EncoderQueue {
     n_waiting: AtomicUsize,
 }
 
-/// Whether anyone still waits for what is being made.
+/// Whether a request still waits for the result.
 #[derive(Debug)]
 pub(crate) struct Wanted(Weak<()>);
 
@@ -164,7 +165,7 @@ mod tests {
     #[tokio::test]
     async fn more_than_may_wait_are_refused() {
         let queue = Arc::new(EncoderQueue::default());
-        // None may wait, and one that need not wait is none of those.
+        // No request may wait; one that need not wait is accepted.
         assert!(queue.run(limits(0, None, None), |_| ()).await.is_ok());
         let (first, end, _told) = start(&queue);
         until(|| queue.turn.available_permits() == 0).await;

@@ -1,7 +1,7 @@
-//! [`App`]: a model with what every endpoint shares, and [`Call`], one request.
+//! [`App`]: a model with everything that its endpoints share; and [`Call`], one request.
 //!
-//! Invariant: what endpoints need of a model and of a request is here; how a request comes to its model is in
-//! [`frame`](crate::endpoints::frame).
+//! Invariant: everything that endpoints need of a model and of a request is here;
+//! [`frame`](crate::endpoints::frame) finds the model of a request.
 
 pub(crate) mod compile_queue;
 pub(crate) mod encoder_queue;
@@ -96,7 +96,7 @@ pub(crate) enum Stay {
     Managed,
 }
 
-/// A model, and what every endpoint shares.
+/// A model, and the state that every endpoint shares.
 #[derive(Debug)]
 pub struct App {
     /// The model that is served.
@@ -221,7 +221,7 @@ fn asking_field<'a>(kind: ConstraintKind, asked: Option<&'a Asked>, budget_field
 }
 
 impl Call {
-    /// Finds what the request names as its model, and remembers its adapter. Returns the name that the response carries.
+    /// Finds the model that the request names, and stores its adapter. Returns the name that the response carries.
     ///
     /// # Errors
     /// Returns the errors of [`ServedModel::choose`].
@@ -272,7 +272,7 @@ impl Call {
     }
 
     /// Starts the answer to a conversation. The requested shape or calls begin after the model's
-    /// reasoning ends. While its images wait, the request keeps its `share` of what bodies may take: it holds them twice.
+    /// reasoning ends. While its images wait, the request keeps its `share` of the memory for bodies: it holds them twice.
     ///
     /// # Errors
     /// Returns the errors of [`Self::generate`].

@@ -1,7 +1,8 @@
 //! Bounds the length of the names and ids in a conversation.
 //!
-//! Separate because every API has these fields under other names. Invariant: the limits are beyond what programs generate. OpenAI's API
-//! limits names of authors and tools to 64 characters; ids with a provider's signature have a few thousand.
+//! Every API has these fields under other names. Invariant: the limits are beyond what programs generate.
+//! OpenAI's API limits names of authors and tools to 64 characters; ids with a provider's signature have a
+//! few thousand.
 
 use serde_json::Value;
 

@@ -1,8 +1,8 @@
 //! [`off_thread`]: runs work that waits for files or for the engine apart from the threads of connections.
 //!
-//! Separate from the runtime's own pool, which panics or waits without end where the system starts no thread. Invariants: a thread that
-//! cannot be started is an error of the request that needs it; work that keeps a processor busy waits for its turn in a queue of its own,
-//! without a thread.
+//! The runtime's own pool panics or waits without end if the system starts no thread. Invariants: a thread
+//! that cannot be started is an error of the request that needs it; work that keeps a processor busy waits
+//! for its turn in a queue of its own, without a thread.
 
 use std::{future::Future, thread, time::Duration};
 

@@ -1,7 +1,7 @@
-//! [`ServedModel`]: the one model a server answers for, and its names.
+//! [`ServedModel`]: a model that a server answers for, and its names.
 //!
-//! Separate from the model because names, refusals in the client's words and fresh seeds are matters of the wire.
-//! Invariant: whatever reaches the engine was checked here, and a refusal names the field at fault.
+//! Names, messages in the client's terms and fresh seeds concern the API, not the model. Invariant: every
+//! request was checked here before it reaches the engine, and a refusal names the field at fault.
 
 use std::{
     sync::{
@@ -140,7 +140,7 @@ impl ServedModel {
         self.model.engine()
     }
 
-    /// Finds what a request names as its model: the model, one of its adapters by name, or one as `model:adapter`. Each may have the tag
+    /// Finds the model that a request names: the model, one of its adapters by name, or one as `model:adapter`. Each may have the tag
     /// `:latest`, `.gguf` and its source (`ollama:`, `hf:`), and a model of the Hub is found without its type or with it too. A request without a
     /// name, or with an empty one, selects the model; so does any other if the model [answers any name](Self::answering_any_name).
     ///
@@ -246,7 +246,7 @@ impl ServedModel {
     /// Renders a conversation with the model's chat template, for display. The text of the BOS token is left out if prompts get it anyway.
     ///
     /// # Errors
-    /// No template, or what the template refused.
+    /// No template, or a refusal of the template.
     pub(crate) fn render_chat(
         &self,
         messages: &[TemplateMessage],
@@ -275,7 +275,7 @@ impl ServedModel {
     /// looks like one in a message is text.
     ///
     /// # Errors
-    /// No template, or what the template refused.
+    /// No template, or a refusal of the template.
     pub(crate) fn encode_chat(
         &self,
         messages: &[TemplateMessage],
@@ -380,7 +380,8 @@ impl From<Error> for ApiError {
             Error::UnknownTool { .. } => Self::invalid("tool_choice", error.to_string()),
             Error::CallForm(_) | Error::ShapeOrCalls { .. } => Self::invalid("tools", error.to_string()),
             Error::NotContinuable => Self::Template {
-                reason: "it does not end in the last message's text, which so cannot be continued".to_owned(),
+                reason: "it does not end in the last message's text, which therefore cannot be continued"
+                    .to_owned(),
             },
             other => Self::Internal {
                 reason: other.to_string(),

@@ -1,8 +1,9 @@
-//! [`Slots`]: what llama.cpp's API calls slots, and the files that their conversations are saved to.
+//! [`Slots`]: the slots of llama.cpp's API, and the files that their conversations are saved to.
 //!
-//! Sequences have no fixed place in the engine. A slot here is a note of the newest conversation that ran under its number, so that
-//! it can be saved, restored and erased by that number. Separate from the endpoints because every request that generates takes a
-//! slot. Invariants: no client sees or saves a conversation of another key; a file's name never leaves the folder.
+//! Sequences have no fixed place in the engine. A slot here is a note of the newest conversation that ran
+//! under its number, so that it can be saved, restored and erased by that number. Every request that
+//! generates takes a slot. Invariants: no client sees or saves a conversation of another key; a file's name
+//! never leaves the folder.
 
 use std::{
     fs, io,
@@ -21,7 +22,7 @@ use crate::{
     config::{SessionFolder, keys::Tenant},
 };
 
-/// Longest name of a file, bytes: what file systems take, less what an unfinished file's name adds.
+/// Longest name of a file in bytes: the limit of file systems, less the ending of an unfinished file's name.
 const MAX_NAME_BYTES: usize = 200;
 
 /// A prompt continues a conversation that has at least this part of the prompt in common with it, as in llama.cpp. Here it must
@@ -44,7 +45,7 @@ struct Slot {
     n_prompt: usize,
     tenant: Tenant,
     cache_salt: u64,
-    /// Whether it ran with an adapter: what one computes is not kept.
+    /// Whether it ran with an adapter, whose results are not kept.
     has_adapter: bool,
     /// Whether it has images, which its tokens do not tell apart.
     has_images: bool,
@@ -90,7 +91,7 @@ impl Slots {
         Arc::clone(&self.saving)
     }
 
-    /// The slot for a prompt: the one that is asked for, else the one whose conversation it continues, else the one that was used
+    /// The slot for a prompt: the one that is requested, else the one whose conversation it continues, else the one that was used
     /// longest ago; those in which nothing runs come first.
     pub(crate) fn choose(&self, asked: Option<usize>, prompt: &[u32], asker: Asker) -> usize {
         let slots = lock(&self.slots);
@@ -197,7 +198,7 @@ impl Slots {
     /// Saves a tenant's slot to a file of the folder.
     ///
     /// # Errors
-    /// An empty slot, a name that cannot be used, a folder that is full, or what saving says.
+    /// An empty slot, an unusable name, a full folder, or the error of saving.
     pub(crate) fn save(
         &self,
         id: usize,
@@ -245,7 +246,7 @@ impl Slots {
     /// Restores a file of the folder to a slot.
     ///
     /// # Errors
-    /// A name that cannot be used, no such file of this tenant, or what restoring says.
+    /// An unusable name, no such file of this tenant, or the error of restoring.
     pub(crate) fn restore(
         &self,
         id: usize,
@@ -308,7 +309,7 @@ fn no_such_file() -> ApiError {
     ApiError::invalid("filename", "there is no such file")
 }
 
-/// Refuses to replace what is there, unless it is a session of the same key.
+/// Refuses to replace a file, unless it is a session of the same key.
 fn check_replaced(path: &Path, tenant: Tenant) -> Result<(), ApiError> {
     let is_own = match SessionFile::open(path) {
         Ok(file) => check_owner(&file, tenant).is_ok(),
@@ -323,14 +324,14 @@ fn check_replaced(path: &Path, tenant: Tenant) -> Result<(), ApiError> {
     }
     Err(ApiError::invalid(
         "filename",
-        "there is a file of this name that is not a session to replace",
+        "a file of this name exists and is not a session",
     ))
 }
 
 fn has_adapters() -> ApiError {
     ApiError::NotImplemented {
         path: "/slots/{id}".to_owned(),
-        reason: "the conversation in this slot ran with a LoRA adapter, and what adapters compute is not kept",
+        reason: "the conversation in this slot ran with a LoRA adapter, and the KV cache of an adapter is not kept",
     }
 }
 
@@ -498,7 +499,7 @@ mod tests {
         assert_eq!(run(&[1, 2, 5], "k", Some(17)), 2, "there is no such slot");
         assert_eq!(slots.conversation(first, Tenant::of_key("k")).tokens, [7, 8, 99]);
         assert_eq!(slots.conversation(first, Tenant::of_key("l")).tokens, [0; 0]);
-        // Another's conversation is not continued, and what runs is left alone.
+        // A conversation of another key is not continued, and a running one is left alone.
         let running = slots.begin(second, &[7, 8, 9, 99], asker("k"));
         assert_ne!(run(&[7, 8, 9, 99], "k", None), second);
         assert_eq!(slots.are_running().iter().filter(|running| **running).count(), 1);

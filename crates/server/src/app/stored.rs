@@ -1,8 +1,9 @@
 //! [`StoredResponses`]: conversations that a later request may continue.
 //!
-//! Separate from the endpoint because this is the server's only memory of past conversations. Invariants: it has a bound in bytes and in
-//! number, the oldest leave first, and no request finds another tenant's conversation. Conversations are kept as JSON text, whose length
-//! counts: a tree of values takes up to a hundred times as much. A conversation counts from its request on, before it has an answer.
+//! This is the server's only memory of past conversations. Invariants: it has a bound in bytes and in number,
+//! the oldest leave first, and no request finds another tenant's conversation. Conversations are kept as JSON
+//! text, whose length counts: a tree of values takes up to a hundred times as much. A conversation counts
+//! from its request on, before it has an answer.
 
 use std::{
     collections::VecDeque,
@@ -218,7 +219,7 @@ mod tests {
         );
         assert!(!stored.forget("a", other) && stored.forget("a", tenant) && !stored.forget("a", tenant));
         assert!(stored.answer("a", tenant).is_none() && stored.get("a", tenant).is_none());
-        // An answer counts for what may be kept.
+        // An answer counts against the limit of stored answers.
         let large = Value::from("a".repeat(MAX_BYTES));
         put(&stored, "large", tenant, said(1), &large);
         assert!(stored.answer("large", tenant).is_none());

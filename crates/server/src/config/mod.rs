@@ -13,7 +13,7 @@ use crate::{
     kv_events::KvEventsConfig,
 };
 
-/// How a server listens, whom it answers and what it bears.
+/// How a server listens, whom it answers, and its limits.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -38,7 +38,7 @@ pub struct ServerConfig {
     pub header_timeout: Duration,
     /// Longest wait for a request's body.
     pub body_timeout: Duration,
-    /// Longest time that a client may take nothing of what is written to it.
+    /// Longest time for which a client may read nothing.
     pub write_timeout: Duration,
     /// Interval of keep-alive events in an idle stream.
     pub keep_alive: Duration,
@@ -56,7 +56,7 @@ pub struct ServerConfig {
     pub model_tags: Vec<String>,
     /// Whether the web page is served.
     pub has_page: bool,
-    /// Whether `GET /slots` reports what each slot is doing.
+    /// Whether `GET /slots` reports the activity of each slot.
     pub tells_slots: bool,
     /// Defaults for fields that a request does not set.
     pub defaults: RequestDefaults,

@@ -1,6 +1,6 @@
 //! [`RequestDefaults`] holds default values for fields that a request does not set.
 //!
-//! Separate from the code that fills requests. Invariant: it holds only values, under llama.cpp's names.
+//! Invariant: it holds only values, under llama.cpp's names.
 
 use serde_json::{Map, Value};
 

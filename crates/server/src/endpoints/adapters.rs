@@ -1,8 +1,8 @@
-//! Adapters that come and go while the server runs: vLLM's `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, and
-//! llama.cpp's `/lora-adapters`.
+//! Adapters that come and go while the server runs: vLLM's `POST /v1/load_lora_adapter` and
+//! `/v1/unload_lora_adapter`, and llama.cpp's `/lora-adapters`.
 //!
-//! Separate from generation because these change what the server serves. Invariant: without a folder for adapters clients change
-//! nothing, and with one no path leads out of it.
+//! Unlike requests for texts, these change the set of served models. Invariant: without a folder for adapters
+//! clients change nothing, and with one no path leads out of it.
 
 use std::{
     path::{Path, PathBuf},
@@ -32,7 +32,7 @@ request! {
     pub(super) struct LoadRequest {
         required {
             /// Name of the adapter.
-            lora_name: String = "what requests name as their model",
+            lora_name: String = "the model name for requests",
             /// Its file or folder.
             lora_path: PathBuf = "a GGUF file or a PEFT folder below the server's `--lora-dir`",
         }
@@ -86,7 +86,7 @@ pub(crate) async fn load(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         name: lora_name.clone(),
         strength: 1.0,
     };
-    // Where the folder lies is no business of the client's.
+    // Clients must not learn the folder's path.
     let root = format!("{}/", folder.canonicalize().unwrap_or_default().display());
     change(&app, move |app| app.model.model().load_adapter(&source).map(drop))
         .await
@@ -126,7 +126,7 @@ pub(crate) async fn list(one: OneModel) -> Response {
     Json(adapters.collect::<Value>()).into_response()
 }
 
-/// Changes what adapters are multiplied by, as llama.cpp does: those that the list leaves out get 0.
+/// Changes the scales of adapters, as llama.cpp does: adapters that the list leaves out get 0.
 pub(crate) async fn scale(app: Arc<App>, call: Call) -> Result<Response, ApiError> {
     let scales: Vec<Scale> =
         serde_json::from_slice(&call.body.bytes).map_err(|error| ApiError::MalformedJson {
@@ -145,7 +145,7 @@ pub(crate) async fn scale(app: Arc<App>, call: Call) -> Result<Response, ApiErro
         if !scale.is_finite() {
             return Err(ApiError::invalid(
                 format!("[{index}].scale"),
-                "is not a number to multiply with",
+                "is not a valid scale",
             ));
         }
         *strength = scale;
@@ -164,7 +164,7 @@ pub(crate) async fn scale(app: Arc<App>, call: Call) -> Result<Response, ApiErro
 fn folder<'a>(app: &'a App, param: &str) -> Result<&'a Path, ApiError> {
     (app.config.adapter_folder.as_deref()).ok_or_else(|| ApiError::UnsupportedField {
         param: param.to_owned(),
-        reason: "clients of this server cannot change its adapters; its `--lora-dir` names a folder of those that they can load",
+        reason: "clients of this server cannot change its adapters; its `--lora-dir` names a folder of adapters that they can load",
     })
 }
 
@@ -185,7 +185,7 @@ fn path_below(folder: &Path, asked: &Path) -> Result<PathBuf, ApiError> {
     }
 }
 
-/// Runs what waits for the engine apart from the threads of connections.
+/// Runs work that waits for the engine apart from the threads of connections.
 async fn change(
     app: &Arc<App>,
     change: impl FnOnce(&App) -> Result<(), Error> + Send + 'static,

@@ -248,7 +248,7 @@ struct Head {
     created_s: u64,
 }
 
-/// The stream: one chunk for each delta, one for each end, the usage where asked for.
+/// The stream: one chunk for each delta, one for each end, the usage if requested.
 struct ChatEvents {
     app: Arc<App>,
     /// The name that the response carries.

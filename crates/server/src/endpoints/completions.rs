@@ -64,7 +64,7 @@ pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Respons
     if request.best_of.is_some_and(|best_of| best_of != n) {
         return Err(ApiError::UnsupportedField {
             param: "best_of".to_owned(),
-            reason: "only equal to `n`; ask for more choices and choose",
+            reason: "must equal `n`; request more choices and choose",
         });
     }
     let n_logprobs = check_logprobs(request.logprobs)?;
@@ -238,7 +238,7 @@ struct Echo {
     tokens: Vec<ScoredToken>,
 }
 
-/// The texts of the prompts, their tokens scored where log-probabilities are asked for.
+/// The texts of the prompts, their tokens scored if log-probabilities are requested.
 async fn echo_prompts(
     app: &App,
     prompts: &[Vec<u32>],
@@ -361,7 +361,7 @@ impl CompletionWriter {
     }
 }
 
-/// The stream: the echo, one chunk for each delta, one for each end, the usage where asked for.
+/// The stream: the echo, one chunk for each delta, one for each end, the usage if requested.
 struct CompletionEvents {
     writer: CompletionWriter,
     includes_usage: bool,

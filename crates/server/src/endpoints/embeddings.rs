@@ -81,7 +81,7 @@ pub(crate) struct EmbedParams {
 /// Embeds the inputs of a request.
 ///
 /// # Errors
-/// No input or too many, more numbers than there are, and what the model refuses.
+/// No input or too many, more dimensions than the model has, and refusals of the model.
 pub(crate) async fn embed(
     app: &App,
     call: &Call,
@@ -136,13 +136,13 @@ fn truncate(app: &App, input: &mut Vec<u32>) {
     }
 }
 
-/// Says what token ids of another vocabulary are, which some clients send without being asked to.
+/// Describes token ids of another vocabulary, which some clients send by default.
 fn refusal(error: Error) -> ApiError {
     match error {
         Error::Engine(EngineError::UnknownToken { id, n_vocab, .. }) => ApiError::invalid(
             "input",
             format!(
-                "{id} is not a token of this model, whose vocabulary has {n_vocab}; send texts, for token ids of another \
+                "{id} is not a token of this model, whose vocabulary has {n_vocab}; send texts, since token ids of another \
                  model mean nothing here (in LangChain's `OpenAIEmbeddings`: `check_embedding_ctx_length=False`)"
             ),
         ),

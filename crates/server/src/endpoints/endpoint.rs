@@ -1,6 +1,6 @@
-//! [`Endpoint`]: one row of the table of endpoints, and the questions that the rest of the server asks of the table.
+//! [`Endpoint`]: one row of the table of endpoints, and the queries of the rest of the server on the table.
 //!
-//! Separate from [`ENDPOINTS`], which lists the rows and nothing else. Invariant: routes, keys, the levels of log lines, `/openapi.json` and
+//! [`ENDPOINTS`] only lists the rows. Invariant: routes, keys, the levels of log lines, `/openapi.json` and
 //! `docs/api-fields.md` come from the rows alone.
 
 use std::{future::Future, sync::Arc};
@@ -57,7 +57,7 @@ impl Verb {
 /// Makes the route of a row for a server of these models.
 type Route = fn(&'static Endpoint, &Models) -> MethodRouter<Models>;
 
-/// An endpoint: where it is, who may ask, what it reads, and the function that answers.
+/// An endpoint: its paths, its clients, its fields, and the function that answers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Endpoint {
     pub(crate) verb: Verb,
@@ -175,7 +175,7 @@ impl Endpoint {
         self.verb.filter().expect("a row with a body has one method")
     }
 
-    /// Routes to a handler that takes what it needs from the request itself.
+    /// Routes to a handler that reads the request itself.
     pub(super) fn plain<H, T>(&self, handler: H) -> MethodRouter<Models>
     where
         H: Handler<T, Models>,
@@ -201,7 +201,7 @@ pub(crate) fn is_probe(path: &str) -> bool {
     probe_while_loading(path).is_some()
 }
 
-/// Returns what makes the answer to a probe while the only model loads; `None` for other paths.
+/// Returns the function that answers a probe while the only model loads; `None` for other paths.
 pub(crate) fn probe_while_loading(path: &str) -> Option<fn() -> Response> {
     (ENDPOINTS.iter())
         .filter(|row| row.is_at(path))

@@ -1,7 +1,8 @@
 //! The frame around each endpoint: body limits, the model, errors, request ids.
 //!
-//! Separate from [`App`] because it finds the model that an endpoint is given. Invariants: the model of a request stays loaded until its
-//! answer is complete; every result and error of an endpoint passes through here, so that all refusals have the same form.
+//! It finds the model of an endpoint, which [`App`] does not. Invariants: the model of a request stays loaded
+//! until its answer is complete; every result and error of an endpoint passes through here, so that all
+//! refusals have the same form.
 
 use std::{
     future::Future,
@@ -26,7 +27,7 @@ use crate::{
     telemetry::{request_id::RequestId, request_log::Tally},
 };
 
-/// Frames a handler of JSON bodies: reads the body within its limits, waits for the model that it is for, and turns errors into
+/// Frames a handler of JSON bodies: reads the body within its limits, waits for its model, and turns errors into
 /// responses in `dialect`. A request without a model name is for the model of its `role`.
 pub(crate) fn endpoint<F, Fut>(
     method: MethodFilter,
@@ -60,7 +61,7 @@ where
     })
 }
 
-/// Frames a handler of JSON bodies that no model has to be loaded for.
+/// Frames a handler of JSON bodies that needs no loaded model.
 pub(crate) fn framed_as<F, Fut>(method: MethodFilter, dialect: Dialect, handler: F) -> MethodRouter<Models>
 where
     F: Fn(Models, Call) -> Fut + Clone + Send + Sync + 'static,
@@ -107,7 +108,7 @@ where
     )
 }
 
-/// Finds what a request says of its model. A large body has its turn for it, as for its endpoint.
+/// Finds the model that a request names. A large body waits for its turn, as it does for its endpoint.
 async fn choose(models: &Models, role: Role, call: &Call) -> Result<Choice, ApiError> {
     let bytes = &call.body.bytes;
     if bytes.len() < LARGE_BODY_BYTES {
@@ -125,8 +126,8 @@ fn has_other_threads() -> bool {
     Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread
 }
 
-/// Waits for a handler. Its first part, which reads the JSON and the tokens, takes long for a large body:
-/// it has its turn, and does not hold up the connections that share its thread.
+/// Waits for a handler. Its first part, which reads the JSON and the tokens, takes long for a large body.
+/// So it waits for its turn, and does not delay the connections that share its thread.
 async fn answer(
     app: &App,
     n_bytes: usize,

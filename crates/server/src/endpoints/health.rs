@@ -1,7 +1,7 @@
-//! `GET /livez`, `GET /readyz` and `GET /health`: what a supervisor, a load balancer and clients ask.
+//! `GET /livez`, `GET /readyz` and `GET /health`, for supervisors, load balancers and clients.
 //!
-//! None waits for an engine, so all answer also when one hangs, and while the only model loads. A server of several models is as alive as the
-//! engines of those that are loaded, and ready with none loaded.
+//! None waits for an engine, so all answer also when one hangs, and while the only model loads. A server of
+//! several models is as alive as the engines of its loaded models, and ready with none loaded.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ fn ready_answer(n_queued: usize, reason: Option<&str>) -> Response {
     (status(reason.is_none()), Json(body)).into_response()
 }
 
-/// The same in the words of llama.cpp, whose clients wait for `ok`.
+/// The same in llama.cpp's format, whose clients wait for `ok`.
 pub(crate) async fn health(State(models): State<Models>) -> Response {
     let (_, reason) = readiness(&models);
     (status(reason.is_none()), Json(health_body(reason))).into_response()

@@ -120,7 +120,7 @@ fn with_images(app: &App, prompt: &OneRawPrompt) -> Result<Prompt, ApiError> {
     })
 }
 
-/// Writes what stands between two texts.
+/// Writes the text between two texts.
 pub(crate) async fn infill(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let (body, request) = read(&app, &mut call, tables::llama_infill())?;
     let tokenizer = app.model.tokenizer();

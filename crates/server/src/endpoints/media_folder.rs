@@ -1,7 +1,8 @@
-//! [`read_images`]: images of requests that are files of the server's folder of media.
+//! [`read_images`]: images of requests that are files of the server's media folder.
 //!
-//! Separate from the other forms of an image because files are opened here. Invariants: without a folder nothing is opened, and with one
-//! nothing outside of it; no answer tells whether something outside is there; what the files take counts as if it had come in the body.
+//! Only here are files opened for images. Invariants: without a folder nothing is opened, and with one
+//! nothing outside of it; no answer tells whether something outside exists; the size of the files counts as
+//! if they had come in the body.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -106,7 +107,7 @@ async fn read(
     intake.grow_by(config, share, n_bytes).await?;
     off_thread(move || {
         let read = found.into_iter().map(|found| {
-            // One that has grown since is refused; so is one that is none any more, or leads out of the folder by now.
+            // A file that has grown since is refused; so is one that is gone or now leads out of the folder.
             let file = RegularFile::open_below(&folder, &found.below);
             let bytes = file.and_then(|file| file.read_whole(found.n_bytes));
             let bytes = bytes.map_err(|_| ApiError::invalid(found.param, NOT_THERE))?;

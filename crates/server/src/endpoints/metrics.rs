@@ -1,4 +1,4 @@
-//! `GET /metrics`: Prometheus text, or OpenMetrics for those who ask for it.
+//! `GET /metrics`: Prometheus text, or OpenMetrics for clients that ask for it.
 
 use axum::{
     extract::State,

@@ -41,7 +41,7 @@ use crate::{
     models::Role,
 };
 
-/// Every endpoint of the server: method, form of errors, path, function, then its summary and what else it needs.
+/// Every endpoint of the server: method, form of errors, path, function, then its summary and its other properties.
 pub(crate) static ENDPOINTS: &[Endpoint] = &[
     row(Post, OpenAi, "/v1/chat/completions", |row, _| {
         row.with_model(chat::chat)
@@ -114,7 +114,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
     .says("Count a conversation's tokens")
     .reads(tables::MESSAGES_TO_COUNT),
     row(Get, OpenAi, "/v1/models", |row, _| row.plain(models::list))
-        .says("List the names of the models, and what each of several is doing"),
+        .says("List the names of the models, and the state of each of several"),
     row(Get, OpenAi, "/v1/models/{*name}", |row, _| row.plain(models::one)).says("Describe one of them"),
     row(Post, OpenAi, "/v1/models/load", |row, models| {
         match models.only() {
@@ -122,7 +122,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
             None => row.without_model(manage::load),
         }
     })
-    .says("Have one of several models loaded, llama.cpp's API")
+    .says("Load one of several models, llama.cpp's API")
     .reads(manage::ManageRequest::TABLE.noted(", where there are several models")),
     row(Post, OpenAi, "/v1/models/unload", |row, models| {
         match models.only() {
@@ -130,7 +130,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
             None => row.without_model(manage::unload),
         }
     })
-    .says("Have one of several models unloaded, llama.cpp's API")
+    .says("Unload one of several models, llama.cpp's API")
     .reads(manage::ManageRequest::TABLE.noted(", where there are several models")),
     row(Post, OpenAi, "/v1/load_lora_adapter", |row, _| {
         row.with_model(adapters::load)
@@ -156,7 +156,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
     row(Post, OpenAi, "/infill", |row, _| {
         row.with_model(llama_cpp::infill)
     })
-    .says("Write what stands between two texts, llama.cpp's API")
+    .says("Write the text between two others, llama.cpp's API")
     .reads(tables::LLAMA_INFILL),
     row(Post, OpenAi, "/embedding", |row, _| {
         row.with_model(embeddings::llama_cpp)
@@ -186,7 +186,7 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
     .says("Render a conversation")
     .reads(tables::APPLY_TEMPLATE),
     row(Get, OpenAi, "/metrics", |row, _| row.plain(metrics::metrics))
-        .says("Figures in Prometheus text, or OpenMetrics where asked for")
+        .says("Metrics in Prometheus text, or in OpenMetrics if requested")
         .quiet(),
     row(Get, OpenAi, "/v1/loads", |row, _| row.plain(gateway::loads))
         .also_at(&["/loads"])
@@ -194,10 +194,10 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
     row(Get, OpenAi, "/version", |row, _| row.plain(gateway::version)).says("The program's version"),
     row(Get, OpenAi, "/get_model_info", |row, _| row.plain(gateway::model))
         .also_at(&["/model_info"])
-        .says("What is served"),
+        .says("Facts about the served model"),
     row(Get, OpenAi, "/server_info", |row, _| row.plain(gateway::server))
         .also_at(&["/get_server_info"])
-        .says("What is served, and how"),
+        .says("Facts about the server and its model"),
     row(Get, OpenAi, "/tokenizer_info", |row, _| {
         row.plain(gateway::tokenizer)
     })
@@ -257,11 +257,11 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
         .says("Whether the engine shows signs of life")
         .probe(health::live_while_loading),
     row(Get, OpenAi, "/readyz", |row, _| row.plain(health::ready))
-        .says("Whether a request sent now would be taken")
+        .says("Whether a request sent now would be accepted")
         .probe(health::ready_while_loading),
     row(Get, OpenAi, "/health", |row, _| row.plain(health::health))
         .also_at(&["/v1/health"])
-        .says("The same in the words of llama.cpp")
+        .says("The same in llama.cpp's format")
         .probe(health::health_while_loading),
     row(Get, OpenAi, "/openapi.json", |row, _| row.plain(openapi::openapi))
         .says("This description")

@@ -101,7 +101,7 @@ fn names(app: &App) -> Vec<(String, Option<&str>)> {
         .collect()
 }
 
-/// The names of one of several models, in the form of a server of one, and with what it is doing.
+/// The names of one of several models, in the form of a server of one, and with its state.
 fn entries_of(models: &Models, listed: &Listed) -> Vec<Value> {
     let created_s = models.created_s();
     let status = status_of(listed);

@@ -21,6 +21,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("style.css", CSS, include_str!("../../web/style.css")),
     ("messages.css", CSS, include_str!("../../web/messages.css")),
     ("main.js", JAVASCRIPT, include_str!("../../web/main.js")),
+    ("asking.js", JAVASCRIPT, include_str!("../../web/asking.js")),
     ("chat.js", JAVASCRIPT, include_str!("../../web/chat.js")),
     ("clipboard.js", JAVASCRIPT, include_str!("../../web/clipboard.js")),
     ("composer.js", JAVASCRIPT, include_str!("../../web/composer.js")),

@@ -167,7 +167,7 @@ pub(crate) async fn stored(
     if query.as_deref().is_some_and(asks_for_events) {
         let error = ApiError::UnsupportedField {
             param: "stream".to_owned(),
-            reason: "a stored answer is given as a whole",
+            reason: "a stored answer is returned as a whole",
         };
         return error_response(&error, Dialect::OpenAi, &request_id);
     }
@@ -322,7 +322,7 @@ impl ResponseWriter {
         part
     }
 
-    /// An item with what it holds, or as it begins.
+    /// An item with its contents, or as it begins.
     fn item(&self, item: &OutputItem, status: &str, tokens: &[ScoredToken]) -> Value {
         let is_whole = status != "in_progress";
         match item.kind {

@@ -51,7 +51,7 @@ request! {
             /// Model name.
             model: String = "",
             /// Instruction for the first texts.
-            instruction: String = "the aim of the comparison, for rerankers whose prompt has a place for it",
+            instruction: String = "the aim of the comparison, for rerankers with a place for it in their prompt",
         }
         others {
             label("user"),

@@ -1,7 +1,7 @@
 //! llama.cpp's slots: `GET /slots`, and `POST /slots/{id}?action=save|restore|erase`.
 //!
-//! Separate from the rest of llama.cpp's API because conversations are kept in files here. Invariant: files are read and written apart
-//! from the threads of connections.
+//! Unlike the rest of llama.cpp's API, these store conversations in files. Invariant: files are read and
+//! written apart from the threads of connections.
 
 use std::{sync::Arc, time::Instant};
 

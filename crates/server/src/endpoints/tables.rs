@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// The fields of an endpoint, and those that all endpoints which generate share; what it reads itself goes before those.
+/// The fields of an endpoint, and those that all generating endpoints share; its own fields have priority.
 fn with_sampling(own: &[Field]) -> Vec<Field> {
     let shared = sampling_fields().chain(CONSTRAINT_FIELDS).chain(FOREIGN);
     let shared = shared.filter(|field| own.iter().all(|own| own.name != field.name));
@@ -142,9 +142,9 @@ pub(crate) const OLLAMA_EMBEDDINGS: RequestTable =
 /// All tables as a page of Markdown: `docs/api-fields.md`.
 pub fn document() -> String {
     let mut page = String::from(
-        "# Request fields and errors\n\nMade from the tables in `crates/server/src`; a test keeps this page equal to them. A field \
-         that stands in no table is answered with 400 and its name. A refused field passes where its value asks for \
-         what happens anyway (`null`, `[]`, `false`, `\"auto\"`, `\"none\"`, `{\"type\": \"text\"}`). A field \
+        "# Request fields and errors\n\nA test keeps this page equal to the tables in `crates/server/src`. A field \
+         that is in no table is answered with 400 and its name. A refused field passes if its value asks for \
+         the default behaviour (`null`, `[]`, `false`, `\"auto\"`, `\"none\"`, `{\"type\": \"text\"}`). A field \
          that is `null` counts as not given.\n\nLog-probabilities are those of the model as it is loaded: with the default KV \
          cache in f16, keys and values are rounded to half precision, which moves a log-probability by up to 0.07; \
          `--cache-type-k f32 --cache-type-v f32` avoids it.\n",

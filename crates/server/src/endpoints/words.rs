@@ -101,7 +101,7 @@ struct TokenizeRequest {
 
 /// Text or a conversation to token ids.
 pub(crate) async fn tokenize(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
-    // The answer may be larger than the request, and is part of what the request costs.
+    // The answer may be larger than the request, and is part of the request's cost.
     let mut share = mem::take(&mut call.body.share);
     let body = call.parse(TOKENIZE)?;
     let (request, frame): (TokenizeRequest, Frame) = (body.read()?, body.read()?);
@@ -140,7 +140,7 @@ struct Held {
     n_asked: usize,
 }
 
-/// A body of `parts`, which holds `share` until it is written, or until no part was asked for in `limit`. The connection's
+/// A body of `parts`, which holds `share` until it is written, or until no part was requested in `limit`. The connection's
 /// own limit is not enough: over HTTP/2 a client can read the connection and not the stream.
 fn in_parts(parts: Box<dyn Iterator<Item = String> + Send>, share: Share, limit: Duration) -> Body {
     let held = Arc::new(Mutex::new(Held {
@@ -153,14 +153,14 @@ fn in_parts(parts: Box<dyn Iterator<Item = String> + Send>, share: Share, limit:
         held.n_asked += 1;
         match &mut held.answer {
             Some((parts, _)) => parts.next().map(Ok),
-            // A failure, so that what is missing does not pass as the end.
+            // A failure, so that a missing part does not pass as the end.
             None => Some(Err(io::Error::from(io::ErrorKind::TimedOut))),
         }
     });
     Body::from_stream(futures_util::stream::iter(parts))
 }
 
-/// Drops an answer of which no part was asked for in `limit`.
+/// Drops an answer of which no part was requested in `limit`.
 async fn drop_stalled(held: Weak<Mutex<Held>>, limit: Duration) {
     let mut n_asked_before = 0;
     loop {

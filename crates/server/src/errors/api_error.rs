@@ -84,7 +84,7 @@ pub enum ApiError {
         near_it(near)
     )]
     UnknownModel {
-        /// The name asked for.
+        /// The requested name.
         model: String,
         /// Names that are near, separated by commas.
         near: String,
@@ -97,7 +97,7 @@ pub enum ApiError {
         names => format!("loaded are {names}"),
     })]
     UnknownAdapter {
-        /// The name asked for.
+        /// The requested name.
         adapter: String,
         /// The names of those that are loaded, separated by commas.
         available: String,
@@ -108,13 +108,13 @@ pub enum ApiError {
         /// Whether clients may download models.
         can_pull: bool,
     },
-    /// The named model is none of those that this server can load.
+    /// The named model is not among those that this server can load.
     #[error("the model `{model}` is not served here{}; {}", near_it(near), match &available[..] {
         "" => "no model is".to_owned(),
         names => format!("available: {names}"),
     })]
     NoSuchModel {
-        /// The name asked for.
+        /// The requested name.
         model: String,
         /// Names that are near, separated by commas.
         near: String,
@@ -164,8 +164,8 @@ pub enum ApiError {
         /// Message of the template.
         reason: String,
     },
-    /// The answer could not be held to the shape that was asked for.
-    #[error("the shape that was asked for cannot be followed: {reason}")]
+    /// The answer could not be constrained as requested.
+    #[error("the requested shape cannot be followed: {reason}")]
     ShapeFailed {
         /// Which limit was exceeded.
         reason: String,
@@ -174,7 +174,7 @@ pub enum ApiError {
     #[error("a valid API key is required: send `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     Unauthorized,
     /// A web page of another origin asks.
-    #[error("pages of `{origin}` may not call this server; its `--cors-origin` names those that may")]
+    #[error("pages of `{origin}` may not call this server; its `--cors-origin` names the origins that may")]
     ForeignOrigin {
         /// Where the page is from.
         origin: String,
@@ -182,37 +182,37 @@ pub enum ApiError {
     /// The request is for a name that is not this server's.
     #[error("this server does not answer for `{host}`{}", allowing(host))]
     ForeignHost {
-        /// The name asked for.
+        /// The requested name.
         host: String,
     },
     /// No such path.
     #[error("no such endpoint: {method} {path}")]
     NotFound {
-        /// Method asked for.
+        /// The requested method.
         method: String,
-        /// Path asked for.
+        /// The requested path.
         path: String,
     },
     /// The answer is not stored.
     #[error("the answer {}is not stored, or not any more", id.as_ref().map_or_else(String::new, |id| format!("`{id}` ")))]
     NotStored {
-        /// The id asked for; `None` where it is no text.
+        /// The requested id; `None` if it is not a text.
         id: Option<String>,
     },
     /// The path exists, the method does not.
     #[error("{path} does not answer {method}{}", if answered.is_empty() { String::new() } else { format!(", but {answered}") })]
     MethodNotAllowed {
-        /// Method asked for.
+        /// The requested method.
         method: String,
-        /// Path asked for.
+        /// The requested path.
         path: String,
         /// Methods that the path answers.
         answered: String,
     },
-    /// The path is part of an API that is spoken here, but not what it does.
+    /// The path belongs to an API of this server, but its action is not implemented.
     #[error("{path} is not implemented: {reason}")]
     NotImplemented {
-        /// Path asked for.
+        /// The requested path.
         path: String,
         /// Remedy.
         reason: &'static str,
@@ -223,7 +223,7 @@ pub enum ApiError {
         /// The limit.
         limit_bytes: usize,
     },
-    /// The body is small enough, but not what it becomes.
+    /// The body is small enough, but its parsed form is not.
     #[error("the request body holds too many values: parsed they may take over {limit_bytes} bytes")]
     TooManyValues {
         /// Most memory that the parsed form may take.
@@ -251,8 +251,8 @@ pub enum ApiError {
         /// When to try again, seconds.
         retry_after_s: u64,
     },
-    /// The client took nothing of its stream for too long.
-    #[error("the stream was ended, because nothing of it was taken for the server's `--write-timeout`")]
+    /// The client read nothing of its stream for too long.
+    #[error("the stream was ended because the client read nothing of it for the server's `--write-timeout`")]
     Stalled,
     /// The request waited or ran longer than its deadline.
     #[error("the request was not finished within its time limit")]

@@ -1,6 +1,6 @@
-//! [`Dialect`]: the API whose words a client understands.
+//! [`Dialect`]: the API whose error form a client understands.
 //!
-//! Separate from the errors because endpoints choose it before anything fails.
+//! Endpoints choose it before anything fails.
 
 /// Which API's error body a client expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
-//! Turns what the engine refuses, or fails at, into an [`ApiError`].
+//! Turns the refusals and failures of the engine into an [`ApiError`].
 //!
-//! Separate from the errors themselves, which know no engine.
+//! The errors themselves know no engine.
 
 use tokenmill_backend::RowError;
 use tokenmill_sched::EngineError;

@@ -1,6 +1,6 @@
 //! [`DOCUMENTED`]: every status and code with its occasion, for the documentation.
 //!
-//! Separate from the errors because it is read by people only. Invariant: no error has a status and a code that do not stand here.
+//! Only people read it. Invariant: every status and code of an error has a row.
 
 /// Every status and code with its occasion, for the documentation.
 pub(crate) const DOCUMENTED: &[(u16, &str, &str)] = &[
@@ -43,12 +43,12 @@ pub(crate) const DOCUMENTED: &[(u16, &str, &str)] = &[
     (
         403,
         "forbidden_origin",
-        "a web page of another origin asks, and `--cors-origin` does not name it",
+        "a web page of an origin that `--cors-origin` does not name sent the request",
     ),
     (
         403,
         "forbidden_host",
-        "the request is for a name that is neither an address, `localhost` nor given with `--allow-host`",
+        "the host name of the request is neither an address, `localhost` nor given with `--allow-host`",
     ),
     (404, "model_not_found", "a model that is not served here"),
     (
@@ -62,12 +62,12 @@ pub(crate) const DOCUMENTED: &[(u16, &str, &str)] = &[
     (
         408,
         "stream_stalled",
-        "nothing of a stream was taken for `--write-timeout`; it stands in the stream",
+        "the client read nothing of a stream for `--write-timeout`; the error is in the stream",
     ),
     (
         409,
         "busy",
-        "a download runs that must end first, or running requests take the room; `Retry-After` says when to come back",
+        "a running download must end first, or running requests take the room; `Retry-After` says when to try again",
     ),
     (413, "body_too_large", "the body is over `--max-body-bytes`"),
     (
@@ -78,14 +78,18 @@ pub(crate) const DOCUMENTED: &[(u16, &str, &str)] = &[
     (
         429,
         "queue_full",
-        "too many requests or prompt tokens wait, or too many large bodies arrive at once; `Retry-After` says when to come back",
+        "too many requests or prompt tokens wait, or too many large bodies arrive at once; `Retry-After` says when to try again",
     ),
     (
         500,
         "folder_failed",
         "a model was not downloaded or removed: the network, the other server or the disk failed",
     ),
-    (500, "internal_error", "a failure that the client has no part in"),
+    (
+        500,
+        "internal_error",
+        "an internal failure, not caused by the client",
+    ),
     (
         501,
         "not_implemented",
@@ -99,12 +103,12 @@ pub(crate) const DOCUMENTED: &[(u16, &str, &str)] = &[
     (
         503,
         "model_failed",
-        "the model that was asked for could not be loaded; the message says why, and a later request tries again",
+        "the requested model could not be loaded; the message says why, and a later request tries again",
     ),
     (
         503,
         "model_too_large",
-        "the model that was asked for does not fit into `--memory-budget`; the message has both numbers",
+        "the requested model does not fit into `--memory-budget`; the message has both numbers",
     ),
     (
         504,

@@ -1,8 +1,10 @@
-//! [`AnswerBody`] is the body of every response; [`StreamExecutor`] resets HTTP/2 streams that the client does not read.
+//! [`AnswerBody`] is the body of every response; [`StreamExecutor`] resets HTTP/2 streams that the client
+//! does not read.
 //!
-//! Separate from [`WriteTimeout`](crate::sockets::write_timeout), which watches a connection: over HTTP/2 a client can read the connection and not
-//! the stream. Invariants: a stream whose client reads nothing for the time limit is reset and freed; the library gets the end of an answer
-//! only when all of it can be sent, because it cannot reset the stream after that.
+//! [`WriteTimeout`](crate::sockets::write_timeout) watches only the connection, and over HTTP/2 a client can
+//! read the connection and not the stream. Invariants: a stream whose client reads nothing for the time limit
+//! is reset and freed; the library gets the end of an answer only when all of it can be sent, because it
+//! cannot reset the stream after that.
 
 use std::{
     pin::Pin,

@@ -1,8 +1,8 @@
 //! [`Connections`] limits how many connections a server holds and closes idle ones to make room.
 //!
-//! Separate from the accept loop, because a limit concerns all connections. Invariants: the server never holds more connections than places
-//! plus [`RESERVED`] for probes; a connection is idle exactly while it has no request; at most half of the places are idle; the connection
-//! that has been idle longest leaves first.
+//! A limit concerns all connections. Invariants: the server never holds more connections than places plus
+//! [`RESERVED`] for probes; a connection is idle exactly while it has no request; at most half of the places
+//! are idle; the connection that has been idle longest leaves first.
 
 use std::{
     collections::BTreeMap,

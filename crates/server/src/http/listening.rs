@@ -1,8 +1,8 @@
 //! [`Listening`]: a server's address before there is a model to serve.
 //!
-//! Separate from [`Server`] because a load takes minutes, and an address that is taken should be told before it. Invariants: while a model
-//! loads, every request is answered, `/livez` with 200 and all others with 503; its connections are bounded as those of the server, and end
-//! when the server begins.
+//! A load takes minutes, and an address that is in use should be reported before it. Invariants: while a
+//! model loads, every request is answered, `/livez` with 200 and all others with 503; its connections are
+//! bounded as those of the server, and end when the server begins.
 
 use std::{sync::Arc, time::Duration};
 
@@ -54,7 +54,7 @@ impl Listening {
         })
     }
 
-    /// Where it listens, with the port that the system chose where port 0 was asked for.
+    /// Where it listens, with the port that the system chose if port 0 was requested.
     pub fn address(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         match &self.socket {

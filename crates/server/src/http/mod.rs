@@ -1,6 +1,7 @@
-//! The front of the server: [`serve`] takes connections, [`router`] leads each request through its checks to its endpoint.
+//! The front of the server: [`serve`] takes connections, [`router`] leads each request through its checks to
+//! its endpoint.
 //!
-//! No other room imports this one.
+//! Invariant: no other module of the server imports this one.
 
 mod answer_body;
 mod auth;

@@ -1,9 +1,9 @@
 //! The check of `Origin` and `Host`: which web pages may reach this server through a visitor's browser.
 //!
-//! A browser sends simple requests to any address for any page, and a page can give its own name the address of this
-//! machine (DNS rebinding). Separate from the keys because a server without keys needs it most. Invariant: a request
-//! with the `Origin` of another page reaches an endpoint only if the operator named that origin. Browsers send none with
-//! links, images and scripts, which only `GET`, and whose answers the page cannot read.
+//! A browser sends simple requests to any address for any page, and a page can give its own name the address
+//! of this machine (DNS rebinding). A server without keys needs the check most. Invariant: a request with the
+//! `Origin` of another page reaches an endpoint only if the operator named that origin. Browsers send no
+//! `Origin` with links, images and scripts; these only `GET`, and the page cannot read the answers.
 
 use std::net::IpAddr;
 

@@ -143,7 +143,7 @@ impl Server {
         Ok(listening.serve(models))
     }
 
-    /// Where it listens, with the port that the system chose where port 0 was asked for.
+    /// Where it listens, with the port that the system chose if port 0 was requested.
     pub fn address(&self) -> String {
         self.listening.address()
     }
@@ -267,7 +267,7 @@ impl Publisher {
         let engine = app.engine();
         let limits = engine.limits().clone();
         let Some(events) = engine.take_page_events() else {
-            tracing::warn!("the engine tells no events of the KV cache, so none are published");
+            tracing::warn!("the engine reports no events of the KV cache, so none are published");
             return Self(None);
         };
         Self(Some(tokio::spawn(

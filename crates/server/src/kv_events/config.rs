@@ -1,7 +1,8 @@
-//! [`KvEventsConfig`]: where the events of the KV cache are published, in the words of vLLM's `--kv-events-config`.
+//! [`KvEventsConfig`]: where the events of the KV cache are published, in the form of vLLM's
+//! `--kv-events-config`.
 //!
-//! Separate from the publisher because it is read before there is a model. Invariant: a key that is not known and a value that
-//! cannot be obeyed are refused by name.
+//! It is read before there is a model. Invariant: an unknown key and a value that cannot be obeyed are
+//! refused by name.
 
 use std::fmt;
 #[cfg(unix)]
@@ -17,11 +18,11 @@ const MAX_MESSAGES: usize = 1 << 20;
 pub struct KvEventsConfig {
     /// Where subscribers are: the socket that publishes.
     pub endpoint: Endpoint,
-    /// Where batches can be asked for again.
+    /// Where batches can be requested again.
     pub replay_endpoint: Option<Endpoint>,
     /// Batches that are kept for that.
     pub buffer_steps: usize,
-    /// Messages that wait for a slow subscriber; it misses what is more.
+    /// Messages that wait for a slow subscriber; it misses the rest.
     pub hwm: usize,
     /// Batches that wait for the publisher.
     pub max_queue_size: usize,
@@ -58,7 +59,7 @@ pub enum Endpoint {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvEventsError {
-    /// It is no JSON object of the known keys.
+    /// It is not a JSON object with the known keys.
     #[error("{0}")]
     Json(#[from] serde_json::Error),
     /// A value cannot be obeyed.

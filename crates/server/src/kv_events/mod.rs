@@ -1,10 +1,10 @@
 //! Tells routers which prefixes the KV cache holds, over ZeroMQ as vLLM does.
 //!
-//! A router that knows them sends a request to the replica that has its prefix. Separate from HTTP, with
-//! which it shares nothing. Each batch of the engine is a message of three frames: the topic, a number that
-//! counts up in 8 bytes, and the payload (`payload.rs`). A subscriber that missed some asks the second socket
-//! for all from a number on. Invariants: a slow reader holds up neither the engine nor other readers; all
-//! readers share one copy of the kept batches, bounded in messages and in bytes.
+//! A router with this knowledge sends a request to the replica that has its prefix. Each batch of the engine
+//! is a message of three frames: the topic, a number of 8 bytes that counts up, and the payload
+//! (`payload.rs`). A subscriber that missed messages asks the second socket for all from a number on.
+//! Invariants: a slow reader delays neither the engine nor other readers; all readers share one copy of the
+//! kept batches, bounded in messages and in bytes.
 
 mod config;
 mod payload;
@@ -55,7 +55,7 @@ const PATIENCE: Patience = Patience {
     heartbeat: Duration::from_secs(30),
 };
 
-/// Bytes of batches that are kept, for slow subscribers and to be asked for again.
+/// Bytes of batches that are kept, for slow subscribers and to be requested again.
 const MAX_KEPT_BYTES: usize = 256 << 20;
 
 /// Sequence number of the message that ends a replay of old batches.
@@ -100,7 +100,7 @@ impl KvEvents {
     /// Opens the sockets.
     ///
     /// # Errors
-    /// The endpoint that cannot be listened on, and what the system said.
+    /// The endpoint that cannot be listened on, and the system's error.
     pub(crate) async fn open(config: KvEventsConfig) -> Result<Self, (String, io::Error)> {
         let open = async |endpoint: &Endpoint| {
             let opened = Socket::open(endpoint).await;
@@ -213,7 +213,7 @@ impl Published {
     }
 }
 
-/// Sends a subscriber what it asks for.
+/// Sends a subscriber the batches that it asks for.
 async fn send_messages(
     stream: PeerStream,
     version: Version,
@@ -264,7 +264,7 @@ async fn send_messages(
     }
 }
 
-/// Reads what a subscriber wants and what it does not want any more.
+/// Reads the topics that a subscriber adds and removes.
 async fn read_topics(
     reader: &mut (impl AsyncRead + Unpin),
     version: Version,

@@ -1,7 +1,7 @@
 //! [`Payloads`]: batches of page events as vLLM writes them, in `MessagePack`.
 //!
-//! Separate from the sockets because it is a format. Invariant: the names, their order and their types are vLLM's, so that what
-//! reads vLLM's events reads these. A batch is `[time, [events], rank]`; an event is a map, or an array of the same values.
+//! Invariant: the names, their order and their types are vLLM's, so that readers of vLLM's events can read
+//! these. A batch is `[time, [events], rank]`; an event is a map, or an array of the same values.
 //!
 //! Source: `vllm/distributed/kv_events.py`, with the maps of its pull request 42892.
 

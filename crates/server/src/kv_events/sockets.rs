@@ -1,6 +1,7 @@
-//! [`Socket`]: the connections of a ZeroMQ socket, whether it waits for them or makes one.
+//! [`Socket`]: the connections of a ZeroMQ socket, which waits for them or makes one.
 //!
-//! Separate from what is said on them. Invariant: connections are bounded, and each has shaken hands in time before it counts.
+//! The messages are not its concern. Invariant: connections are bounded, and each has shaken hands in time
+//! before it counts.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 

@@ -1,10 +1,12 @@
-//! ZMTP 3.1, the protocol of ZeroMQ, as far as a publisher needs it: greeting, handshake without security, frames.
+//! ZMTP 3.1, the protocol of ZeroMQ, as far as a publisher needs it: greeting, handshake without security,
+//! frames.
 //!
-//! Written here because the library for it reserves as many bytes as a peer's frame says it has, which one message can make
-//! the end of the process. Invariants: a frame of a peer is refused by its length before memory is taken for it; what is written
-//! has gone out whole or the connection ends.
+//! It is own code because the library for it reserves as many bytes as a peer's frame announces, so one
+//! message can end the process. Invariants: a frame of a peer is refused by its length before memory is taken
+//! for it; a message has gone out whole or the connection ends.
 //!
-//! Source: <https://rfc.zeromq.org/spec/23/> and, for heartbeats and subscriptions as commands, <https://rfc.zeromq.org/spec/37/>.
+//! Source: <https://rfc.zeromq.org/spec/23/> and, for heartbeats and subscriptions as commands,
+//! <https://rfc.zeromq.org/spec/37/>.
 
 use std::{io, time::Duration};
 
@@ -54,7 +56,7 @@ pub(super) async fn shake_hands(
         return Err(broken("it does not speak ZMTP 3"));
     }
     if theirs[12..32] != greeting[12..32] {
-        return Err(broken("it asks for security, and there is none"));
+        return Err(broken("it requires security, which is not supported"));
     }
     let version = match theirs[10..12] {
         [3, 0] => Version::V30,

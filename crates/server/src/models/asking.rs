@@ -1,7 +1,7 @@
-//! Types that a [`Registry`] shares with its callers: [`Asked`] answers a request for a model, [`Step`] directs
-//! the thread that loads.
+//! Types that a [`Registry`] shares with its callers: [`Asked`] answers a request for a model, [`Step`]
+//! directs the thread that loads.
 //!
-//! Separate because both sides speak it. Invariant: it holds answers, and decides nothing.
+//! Invariant: they hold answers, and decide nothing.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub(crate) struct Rules {
 pub(crate) enum Purpose {
     /// To use it, and to have it stay for a time afterwards, where it says so.
     Use(Option<KeepAlive>),
-    /// To look at it, which is no use.
+    /// To look at it, which does not count as use.
     Look,
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Asked<A, L> {
     Refused(ApiError),
 }
 
-/// An answer to who waits, to be sent without the lock: what it carries may release the model again.
+/// An answer to a waiting request, to be sent without the lock: its lease may release the model again.
 #[derive(Debug)]
 pub(crate) struct Answer<A, L> {
     pub(crate) idx: usize,
@@ -55,7 +55,7 @@ pub(crate) struct Answer<A, L> {
 /// The next action of the thread that loads.
 #[derive(Debug)]
 pub(crate) enum Step<A, L> {
-    /// Find out what a model takes, and tell [`Registry::measured`].
+    /// Find out the memory of a model, and report it to [`Registry::measured`].
     Measure(usize),
     /// Load a model, and tell [`Registry::loaded`].
     Load(usize),

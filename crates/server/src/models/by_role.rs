@@ -1,7 +1,7 @@
-//! Which model answers the requests that name none: the first that is for them, as it was started or as its files say.
+//! The model for requests that name none: the first of the right kind, as it was started or as its files say.
 //!
-//! Separate because it needs what the files say, which is read behind the start. Invariant: which model it is does not depend on when a
-//! request comes; one that comes before enough was read waits for it.
+//! The files are read after the start. Invariant: the choice does not depend on the time of a request; a
+//! request that comes before enough was read waits for it.
 
 use std::{
     sync::{PoisonError, atomic::Ordering},
@@ -147,13 +147,13 @@ impl Many {
         readings.push(Reading::default());
     }
 
-    /// Forgets what was read of a model, whose files are others now.
+    /// Forgets the facts of a model whose files have changed.
     pub(super) fn forget_reading(&self, idx: usize) {
         let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
         readings[idx] = Reading::default();
     }
 
-    /// Notes what was found out about a model: from its files, or once it was loaded. The default says that nothing was.
+    /// Stores the facts of a model: from its files, or once it was loaded. The default has none.
     pub(super) fn note_reading(&self, idx: usize, found: Found) {
         let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
         let reading = &mut readings[idx];

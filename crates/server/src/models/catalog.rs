@@ -1,7 +1,7 @@
-//! [`Catalog`]: which models there are, and which of them a name means.
+//! [`Catalog`]: the models of a server, and the model that a name means.
 //!
-//! Separate from what each is doing, because names are text. Invariants: a model keeps its place for ever, whatever comes and goes; a name
-//! means one model or none.
+//! The registry has their states; names are only text. Invariants: a model keeps its place for ever, whatever
+//! comes and goes; a name means one model or none.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -70,7 +70,7 @@ impl Catalog {
         self.is_gone[idx]
     }
 
-    /// The same with what is in the folder now: new models come last, and those that are not in it are gone. `None` where nothing has
+    /// The same with the present contents of the folder: new models come last, and missing ones are gone. `None` where nothing has
     /// changed.
     pub(super) fn with_folder(&self, found: Vec<ModelSpec>) -> Option<Looked> {
         let mut new = self.clone();

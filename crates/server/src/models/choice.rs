@@ -1,7 +1,7 @@
-//! [`Choice`]: which model a request is for, found before its endpoint reads it.
+//! [`Choice`]: the model that a request is for, found before its endpoint reads it.
 //!
-//! Separate from the endpoints because the model must be there before they begin. Invariant: a body is looked through once for a
-//! few names; nothing of its other values is kept, and nothing of a list or an object in the place of a name.
+//! The model must be loaded before the endpoint begins. Invariant: a body is searched once for a few names;
+//! nothing of its other values is kept, and nothing of a list or an object in the place of a name.
 
 use std::{borrow::Cow, fmt};
 
@@ -35,7 +35,7 @@ impl Choice {
     /// Reads a request with a body, which is for a model of this role if it names none.
     ///
     /// # Errors
-    /// More values than may be parsed, a body that is no JSON, and values of another type than a name or a time.
+    /// More values than may be parsed, a body that is not JSON, and values of another type than a name or a time.
     pub(crate) fn of(role: Role, uri: &Uri, body: &[u8]) -> Result<Self, ApiError> {
         let mut choice = Self {
             model: name_of_query(uri),
@@ -91,7 +91,7 @@ pub(crate) fn name_of_query(uri: &Uri) -> Option<String> {
     Some(decoded(value)).filter(|name| !name.is_empty())
 }
 
-/// A value of a query without its escapes; what is no escape stays as it is.
+/// A value of a query without its escapes; other text stays as it is.
 fn decoded(value: &str) -> String {
     String::from_utf8_lossy(&unescaped(&value.replace('+', " "))).into_owned()
 }
@@ -139,7 +139,7 @@ fn look(body: &[u8]) -> Result<Found, serde_json::Error> {
     Ok(found)
 }
 
-/// A value that is no list and no object; `None` of one that is, which is looked through and not kept.
+/// A value that is neither a list nor an object; `None` of one that is, which is looked through and not kept.
 struct Scalar(Option<Value>);
 
 impl<'de> serde::Deserialize<'de> for Scalar {
@@ -288,7 +288,7 @@ mod tests {
         }
         assert!(choice("/api/chat", r#"{"keep_alive":"soon"}"#).is_err());
         assert!(choice("/api/chat", r#"{"keep_alive":[5]}"#).is_err());
-        // The field is none of other APIs, whose tables refuse it.
+        // `keep_alive` is not a field of other APIs; their tables refuse it later.
         assert!(choice("/v1/completions", r#"{"keep_alive":"soon"}"#).is_ok());
     }
 

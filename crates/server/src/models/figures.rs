@@ -1,7 +1,8 @@
-//! [`Figures`]: what operators read of models that come and go: which are loaded, what they take, how often and how long they load.
+//! [`Figures`]: metrics of models that come and go: which are loaded, their memory, the number and duration
+//! of loads.
 //!
-//! Separate from the figures of a model, which are there while it is. Invariant: what each model is doing is read at each scrape, never kept
-//! twice.
+//! The metrics of a model exist only while it is loaded, these always. Invariant: the state of each model is
+//! read at each scrape, never stored twice.
 
 use std::{
     sync::{Mutex, PoisonError, atomic::Ordering},
@@ -80,7 +81,7 @@ impl Figures {
         };
         registry.register(
             "tokenmill_model_state",
-            "1 for what each model is doing: loaded, loading, unloaded or failed",
+            "1 for the state of each model: loaded, loading, unloaded or failed",
             figures.state.clone(),
         );
         registry.register(

@@ -1,7 +1,7 @@
 //! [`ModelFolder`]: a folder whose models come and go while it is served.
 //!
-//! Separate because files are looked at here. Invariants: a folder is looked through at most once a second, by one thread, apart from those of
-//! connections, also where the requests that asked for it are gone; a request for a model that is known and can be loaded waits for none of it.
+//! Invariants: a folder is read at most once a second, by one thread apart from those of connections, even if
+//! the requests that caused it are gone; a request for a known model that can be loaded waits for none of it.
 
 use std::{
     fmt,
@@ -18,10 +18,10 @@ use tokio::{
 use super::{FileStamp, Inner, Kind, Many, ModelSpec, Models, catalog::Looked, status::Doing};
 use crate::app::off_thread::off_thread;
 
-/// How long what was found is taken for what is there.
+/// How long the contents that were read count as current.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Longest that a request waits for what is found: a file system may hang.
+/// Longest wait of a request for the contents: a file system may hang.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Downloads for clients at a time.
@@ -35,10 +35,10 @@ pub trait ModelFolder: fmt::Debug + Send + Sync {
     /// The models, each under the name that it had before and with the stamps that its files have now.
     ///
     /// # Errors
-    /// Why the folder cannot be read, for the operator; what is served then stays as it is.
+    /// Why the folder cannot be read, for the operator; the served models then stay.
     fn models(&self) -> Result<Vec<ModelSpec>, String>;
 
-    /// Returns what changes the folder for clients; `None` if the operator does not allow it.
+    /// Returns the interface through which clients change the folder; `None` if the operator does not allow it.
     fn manager(self: Arc<Self>) -> Option<Arc<dyn FolderManager>> {
         None
     }
@@ -90,7 +90,7 @@ pub trait FolderManager: fmt::Debug + Send + Sync {
     /// Returns whether the model that is served under this name was downloaded by [`Self::pull`].
     fn has_pulled(&self, name: &str) -> bool;
 
-    /// Removes the files that broken-off downloads of a name have left. Returns whether there were any.
+    /// Removes the files of interrupted downloads of a name. Returns whether there were any.
     ///
     /// # Errors
     /// Fails if they cannot be removed, also because a download of that name runs.
@@ -226,7 +226,7 @@ impl Models {
     }
 }
 
-/// Looks through a folder, and serves what is in it. Apart from the request that asks for it, which may go away before that is done.
+/// Reads a folder, and serves its models. Apart from the request that asks for it, which may go away before that is done.
 async fn look_through(
     models: Arc<dyn ModelFolder>,
     mut last: OwnedMutexGuard<Option<Look>>,
@@ -247,13 +247,13 @@ async fn look_through(
             many.take_in(found);
             many.dismiss_replaced();
         }
-        Ok(Err(reason)) => tracing::warn!("the folder of models cannot be looked through: {reason}"),
-        Err(error) => tracing::error!(%error, "looking through the folder of models failed"),
+        Ok(Err(reason)) => tracing::warn!("the folder of models cannot be searched: {reason}"),
+        Err(error) => tracing::error!(%error, "searching the folder of models failed"),
     }
 }
 
 impl Many {
-    /// Serves what is in the folder now.
+    /// Serves the present models of the folder.
     pub(super) fn take_in(&self, found: Vec<ModelSpec>) {
         let mut catalog = self.catalog.write().unwrap_or_else(PoisonError::into_inner);
         let Some(Looked {

@@ -1,7 +1,7 @@
 //! [`KeepAlive`]: how long a model stays loaded without being used, as people and Ollama's clients write it.
 //!
-//! Separate because the command line, the file of models and requests write it alike. Invariant: any text and any number is a time,
-//! "for ever", or refused; none overflows.
+//! The command line, the TOML file of models and requests write it alike. Invariant: any text and any number
+//! is a time, "for ever", or refused; none overflows.
 
 use std::{fmt, str::FromStr, time::Duration};
 

@@ -1,7 +1,8 @@
-//! [`Lease`]: a request's hold on a model, which is not unloaded meanwhile.
+//! [`Lease`]: a request's hold on a model, which is not unloaded during that time.
 //!
-//! Separate because the lease outlives the handler: an answer that is generated while it is sent keeps it to its end. Invariants: a lease
-//! is returned once, when it is dropped, whatever happens to the request; a complete answer holds no lease, however slowly it is read.
+//! The lease outlives the handler: an answer that is generated while it is sent keeps it to its end.
+//! Invariants: a lease is returned once, when it is dropped, whatever happens to the request; a complete
+//! answer holds no lease, however slowly it is read.
 
 use std::{
     pin::Pin,

@@ -1,11 +1,13 @@
-//! [`Models`]: all models of a server: those that are loaded, and those that can be.
+//! [`Models`]: all models of a server, loaded or not.
 //!
-//! The parts: [`ModelSpec`] says what can be loaded, `registry` what each model is doing and what comes next, `room` which go so that
-//! another fits, `thread` does it, `choice` finds what a request is for, `waiting` waits for it, `lease` is a request's hold on a model.
+//! The parts: [`ModelSpec`] describes a model that can be loaded; `registry` has the state of each model and
+//! the next action; `room` chooses the models to unload so that another fits; `thread` loads and unloads;
+//! `choice` finds the model of a request; `waiting` waits until it is loaded; `lease` keeps it loaded for the
+//! request.
 //!
-//! The key decision: an endpoint is given one model that is loaded and stays so until its answer is sent, so that no endpoint knows of
-//! the others. A server of one model has no registry and no thread; its requests find that model whatever they ask for, and its endpoints
-//! refuse wrong names themselves.
+//! The key decision: an endpoint gets one loaded model, which stays loaded until its answer is sent, so no
+//! endpoint knows of the others. A server of one model has no registry and no thread; its requests get that
+//! model under any name, and its endpoints refuse wrong names themselves.
 
 mod asking;
 mod by_role;
@@ -180,7 +182,7 @@ impl ModelNames for Models {
 }
 
 impl Models {
-    /// Puts together a server of models that are loaded when they are asked for.
+    /// Puts together a server of models that are loaded when they are requested.
     ///
     /// # Errors
     /// [`ModelsError`].

@@ -1,7 +1,7 @@
 //! [`OneModel`]: the model that a `GET` is about.
 //!
-//! Separate from the requests with bodies because most who ask do not say which model they mean. Invariant: to be asked is no use:
-//! a model is loaded for it only where the request names it.
+//! Most such requests do not name a model. Invariant: a query does not count as use: it loads a model only if
+//! it names it.
 
 use std::sync::Arc;
 

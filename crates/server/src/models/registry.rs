@@ -1,8 +1,8 @@
-//! [`Registry`]: what each model is doing, who waits for it, and what is to be done next.
+//! [`Registry`]: the state of each model, its waiting requests, and the next action.
 //!
-//! Separate from the thread that loads because it decides and does nothing: it has no thread, opens no file and is told the
-//! time. Invariants: what is loaded and loading together never takes more than the budget; nothing is unloaded while requests
-//! run on it; whoever waits is answered once, in the order in which the models were first asked for.
+//! It decides and does nothing: it has no thread, opens no file and gets the time from its caller.
+//! Invariants: loaded and loading models together never exceed the budget; nothing is unloaded while requests
+//! run on it; each waiting request is answered once, in the order in which the models were first requested.
 
 use std::{
     collections::VecDeque,
@@ -75,7 +75,7 @@ struct Entry<A, L> {
     keep_alive: Option<KeepAlive>,
     /// Takes no new requests, for another model needs its room.
     is_leaving: bool,
-    /// Takes no new requests, for it was told to go.
+    /// Takes no new requests, since it is to be unloaded.
     is_dismissed: bool,
     /// Its memory did not become free when it was unloaded.
     is_stuck: bool,
@@ -247,7 +247,7 @@ impl<A: Clone, L> Registry<A, L> {
         self.wish(idx, Reason::Order, now);
     }
 
-    /// Asks for a model to be loaded if there is room next to what was asked for before.
+    /// Requests a load if there is room next to the models requested before.
     pub(crate) fn preload(&mut self, idx: usize, now: Instant) {
         self.wish(idx, Reason::Start, now);
     }
@@ -316,7 +316,7 @@ impl<A: Clone, L> Registry<A, L> {
         }
     }
 
-    /// Says what is to be done next. Whatever it says is to be done before it is asked again.
+    /// Returns the next action, which must be done before the next call.
     pub(crate) fn next(&mut self, now: Instant) -> Step<A, L> {
         self.forget_gone();
         let mut wait = None;
@@ -397,7 +397,7 @@ impl<A: Clone, L> Registry<A, L> {
         Step::Wait(rests.chain(wait).min())
     }
 
-    /// Tells what was found of a model that no request has asked for yet.
+    /// Reports the facts of a model that no request has asked for yet.
     pub(crate) fn seen(&mut self, idx: usize, measured: Result<u64, String>, now: Instant) {
         let failure = measured.err().map(|reason| (self.failure(idx, reason), now));
         let entry = &mut self.entries[idx];
@@ -414,7 +414,7 @@ impl<A: Clone, L> Registry<A, L> {
         }
     }
 
-    /// Tells what a model takes.
+    /// Reports the memory of a model.
     pub(crate) fn measured(
         &mut self,
         idx: usize,
@@ -435,7 +435,7 @@ impl<A: Clone, L> Registry<A, L> {
         }
     }
 
-    /// Tells how a load went: the model and what it takes, or why there is none.
+    /// Reports the end of a load: the model and its memory, or the error.
     pub(crate) fn loaded(
         &mut self,
         idx: usize,
@@ -555,7 +555,7 @@ impl<A: Clone, L> Registry<A, L> {
         app
     }
 
-    /// Forgets who does not wait any more, and what only they wished.
+    /// Removes requests that no longer wait, and the loads that only they wanted.
     fn forget_gone(&mut self) {
         for entry in &mut self.entries {
             entry.waiting.retain(|waiting| !waiting.to.is_closed());

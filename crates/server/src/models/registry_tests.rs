@@ -1,4 +1,5 @@
-//! The registry against a plain account of what may happen: any order of requests, ends, cancellations, loads that fail, times.
+//! Tests the registry against a plain model of the rules: requests, ends, cancellations, failing loads and
+//! times in any order.
 
 use proptest::prelude::*;
 
@@ -19,7 +20,7 @@ fn rules(n_models: usize, pinned: &[usize], keep_alive: KeepAlive) -> Vec<Rules>
         .collect()
 }
 
-/// A registry with someone who does at once what it says, and knows what each model takes.
+/// A registry with a thread that acts at once, and knows the memory of each model.
 struct World {
     models: Models,
     sizes: Vec<u64>,
@@ -102,7 +103,7 @@ impl World {
         }
     }
 
-    /// Does what is to be done until there is nothing.
+    /// Does the registry's actions until there are none.
     fn settle(&mut self) {
         for _ in 0..10_000 {
             assert!(self.taken() <= self.budget, "within the budget");

@@ -1,7 +1,7 @@
-//! [`room_for`]: which loaded models go so that another fits into the budget.
+//! [`room_for`]: the loaded models to unload so that another fits into the budget.
 //!
-//! Separate from the registry because it is arithmetic on a list: no clock, no state, nothing is waited for. Invariants: a pinned
-//! model never goes, none goes that need not, and of those that may go the ones used longest ago come first.
+//! It is arithmetic on a list: no clock, no state, no wait. Invariants: a pinned model never goes, and no
+//! model goes without need; of the others, the least recently used go first.
 
 /// A model that takes memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,14 +27,14 @@ pub(crate) enum Room {
     Unload(Vec<usize>),
     /// There is once these are unloaded, and requests run on some of them.
     AfterRequests(Vec<usize>),
-    /// There never is: all that is not pinned takes less than what is missing.
+    /// There never is: all models that are not pinned take less than the missing memory.
     Never {
         /// The memory that the pinned models take.
         pinned_bytes: u64,
     },
 }
 
-/// How `needed_bytes` can have room in a budget next to what is loaded.
+/// How `needed_bytes` can fit into a budget next to the loaded models.
 pub(crate) fn room_for(needed_bytes: u64, budget_bytes: u64, residents: &[Resident]) -> Room {
     let sum = |residents: &mut dyn Iterator<Item = &Resident>| {
         residents.fold(0u64, |sum, resident| sum.saturating_add(resident.n_bytes))

@@ -1,6 +1,6 @@
-//! [`ModelSpec`]: a model that a server can load, and [`ModelLoader`], how.
+//! [`ModelSpec`]: a model that a server can load, and [`ModelLoader`], which loads it.
 //!
-//! Separate from the registry because the program decides what there is and how it is loaded. Invariant: nothing here is loaded.
+//! The program decides which models exist and how they are loaded. Invariant: nothing here is loaded.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::SystemTime};
 
@@ -70,7 +70,7 @@ pub struct FileStamp {
 pub struct ModelSpec {
     /// The names that requests call it by; responses carry the first.
     pub names: Vec<String>,
-    /// The name given when the server was started, where it is none of its names; requests may use it too.
+    /// The name given when the server was started, if it is not one of its names; requests may use it too.
     pub given: Option<String>,
     /// The adapters that are loaded with it, which requests may name too.
     pub adapters: Vec<String>,
@@ -95,7 +95,7 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
-    /// A model for chats under one name, loaded when it is asked for.
+    /// A model for chats under one name, loaded when it is requested.
     pub fn new(name: impl Into<String>, loader: impl ModelLoader + 'static) -> Self {
         Self {
             names: vec![name.into()],

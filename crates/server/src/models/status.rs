@@ -1,7 +1,6 @@
-//! [`Status`]: a model as others see it.
+//! [`Status`]: a model's state, for lists and metrics.
 //!
-//! Separate from the registry because lists and figures read it without knowing how it comes about. Invariant: it is a copy; what happens
-//! afterwards does not change it.
+//! Its readers do not know the registry. Invariant: it is a copy, which later events do not change.
 
 use std::time::Duration;
 

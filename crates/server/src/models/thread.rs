@@ -1,7 +1,7 @@
 //! The thread that loads and unloads the models of a server.
 //!
-//! Separate from the registry, which says what is to be done: here it is done. Invariants: there is one such thread, so one model is
-//! loaded at a time; what fails or panics here fails for the one model; connections and engines never wait for it but by their
+//! It does what the registry decides. Invariants: there is one such thread, so one model is loaded at a time;
+//! a failure or a panic here affects one model only; connections and engines never wait for it but by their
 //! own choice.
 
 use std::{
@@ -25,7 +25,7 @@ use crate::{ApiError, App, ServedModel};
 /// How often the thread looks after the engines when nothing happens.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Longest wait for what still uses a model that is unloaded, besides requests: a file that is being written, for instance.
+/// Longest wait for other users of an unloaded model than requests: a file that is being written, for instance.
 const LAST_USES: Duration = Duration::from_secs(30);
 
 /// Starts the thread. It ends soon after the last handle to the models is gone.
@@ -121,7 +121,7 @@ fn send(models: &Models, answers: Vec<Answer<Arc<App>, Lease>>) {
     }
 }
 
-/// Reads what a model's files say of it before anybody asks, for the lists.
+/// Reads the facts in a model's files before a request needs them, for the lists.
 fn see(many: &Many, idx: usize) {
     let measured = measure(many, idx);
     many.lock().seen(idx, measured, Instant::now());
@@ -172,7 +172,7 @@ fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>
                 "loaded"
             );
         }
-        // The loader warns of it, with what is for the operator alone.
+        // The loader warns of it, with the details for the operator alone.
         Err(reason) => tracing::info!(model = spec.name(), reason, "not loaded"),
     }
     many.lock().loaded(idx, loaded, Instant::now())
@@ -205,7 +205,7 @@ fn unload(many: &Many, idx: usize, app: Arc<App>) -> Vec<Answer<Arc<App>, Lease>
     }
     tracing::warn!(
         model = name,
-        "it is to be unloaded, but something still uses its memory"
+        "it cannot be unloaded yet: something still uses its memory"
     );
     many.stuck().push((idx, rest));
     let error = ApiError::ModelFailed {
@@ -244,7 +244,7 @@ fn look_after_engines(many: &Many) {
     }
 }
 
-/// Runs what may fail; a panic is a failure of it.
+/// Runs work that may fail; a panic counts as a failure.
 fn caught<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
         let message = (payload.downcast_ref::<String>().map(String::as_str))

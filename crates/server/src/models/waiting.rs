@@ -1,7 +1,7 @@
 //! [`Models::acquire`]: a request waits for its model.
 //!
-//! Separate from what is known of the models, which waits for nothing. Invariant: however often a request has to wait before its model
-//! takes it, all of that together lasts no longer than one wait may.
+//! Nothing else in this folder waits. Invariant: however often a request has to wait before its model takes
+//! it, all of that together lasts no longer than one wait may.
 
 use std::{
     sync::Arc,
@@ -41,7 +41,7 @@ impl Models {
         }
     }
 
-    /// As [`Self::acquire`], by what is known of the folder. All waits together end at `until`.
+    /// As [`Self::acquire`], with the known contents of the folder. All waits together end at `until`.
     async fn acquire_known(
         &self,
         choice: &Choice,
@@ -73,7 +73,7 @@ impl Models {
             }
             Asked::Waits(answer) => answer,
         };
-        // Rung now for the request, and when it is given up: what only it wished is then forgotten.
+        // Rung now for the request, and when it is given up: the load that only it wanted is then dropped.
         let _bell = Bell(many);
         many.bell.notify_all();
         let answered = match until {

@@ -66,7 +66,7 @@ pub(crate) fn asked(body: &Body) -> Result<Option<Asked>, ApiError> {
         if let Some(before) = &found {
             return Err(ApiError::invalid(
                 field,
-                format!("contradicts `{}`; ask for one shape", before.field),
+                format!("contradicts `{}`; request one shape", before.field),
             ));
         }
         found = Some(Asked { field, constraint });
@@ -192,7 +192,7 @@ fn format(path: &str, value: &Value, nesting: Nesting) -> Result<Found, ApiError
     }
 }
 
-/// Reads a schema with its name and what else describes it. Every schema is enforced, so `strict` changes nothing.
+/// Reads a schema with its name and its description. Every schema is enforced, so `strict` changes nothing.
 fn described_schema(path: &str, fields: &Map<String, Value>, others: &[&str]) -> Result<Found, ApiError> {
     let known = [&["name", "description", "schema", "strict"], others].concat();
     only_known(path, fields, &known)?;
@@ -326,15 +326,15 @@ const UNREAD_OUTPUT_FIELDS: [(&str, &str); 5] = [
     ("disable_fallback", "there is one implementation of shapes"),
     (
         "disable_any_whitespace",
-        "JSON may have space between its parts; say it with `grammar`",
+        "JSON may have space between its parts; use `grammar`",
     ),
     (
         "disable_additional_properties",
-        "say it with `additionalProperties` in the schema",
+        "use `additionalProperties` in the schema",
     ),
     (
         "whitespace_pattern",
-        "space between the parts of JSON is that of JSON; say it with `grammar`",
+        "space between the parts of JSON is that of JSON; use `grammar`",
     ),
     ("structural_tag", "use `tools`"),
 ];
@@ -368,7 +368,7 @@ fn structured_outputs(path: &str, value: &Value) -> Result<Found, ApiError> {
         if next.is_some() && found.is_some() {
             return Err(ApiError::invalid(
                 at,
-                "contradicts another field beside it; ask for one shape",
+                "contradicts another field beside it; request one shape",
             ));
         }
         found = found.or(next);

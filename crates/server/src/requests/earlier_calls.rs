@@ -1,7 +1,7 @@
 //! Converts the tool calls of earlier answers that requests send back.
 //!
-//! Separate from the offered tools because a model wrote these calls, on this or another server. Invariant: nothing that a model wrote
-//! makes a conversation fail; a client's malformed call is refused with its path.
+//! A model wrote these calls, on this or another server. Invariant: a model's output never makes a
+//! conversation fail; a client's malformed call is refused with its path.
 
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
-//! How much a model is to think and to write, in the variables of chat templates.
+//! How much a model should reason and write, as variables of chat templates.
 //!
-//! Separate from the endpoints because each has another field for it. Invariant: a word that no template was made for is refused by its
-//! field; what the request itself tells the template stays.
+//! Each endpoint has another field for it. Invariant: a word that no template knows is refused by its field;
+//! variables that the request itself sets stay.
 
 use serde_json::{Map, Value};
 
@@ -10,7 +10,7 @@ use crate::{ApiError, errors::api_error::shortened};
 /// Words that a request may use for its reasoning effort.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// Puts what a request says of reasoning in `field` into the variables that templates have for it.
+/// Puts a request's wish about reasoning in `field` into the variables that templates have for it.
 ///
 /// # Errors
 /// An unknown word.

@@ -1,8 +1,8 @@
 //! The table of request fields of each endpoint, and the check of a body against it.
 //!
-//! A parameter that is accepted and ignored is a bug that stays unseen, unless its table says so. So every field of an official API stands in a
-//! table with what becomes of it, whatever is in no table is refused by name, and the documentation is printed from
-//! the same tables.
+//! A parameter that is accepted and ignored hides a bug, unless its table says so. So every field of an
+//! official API is in a table together with its treatment, any other field is refused by name, and the
+//! documentation is printed from the same tables.
 
 use std::fmt::Write as _;
 
@@ -23,16 +23,16 @@ pub enum Support {
     Label,
     /// Accepted, whatever its value, and without any effect; says why.
     Ignored(&'static str),
-    /// Refused unless its value asks for what happens anyway; says what is missing, or what to use instead.
+    /// Refused unless its value asks for the behaviour of this server; the text names the missing feature or the replacement.
     Refused(&'static str),
-    /// Accepted with these values, written as JSON, which ask for what happens anyway; refused with any other.
+    /// Accepted with these values, written as JSON, which ask for the behaviour of this server; refused with any other.
     Only {
         /// The values.
         values: &'static [&'static str],
         /// Why another cannot be obeyed.
         why: &'static str,
     },
-    /// Refused with these values, written as JSON; any other asks for what happens anyway.
+    /// Refused with these values, written as JSON; any other asks for the behaviour of this server.
     AllBut {
         /// The values.
         values: &'static [&'static str],
@@ -65,7 +65,7 @@ pub struct Field {
     pub name: &'static str,
     /// Treatment of the field.
     pub support: Support,
-    /// Where it comes from, or what is particular about it.
+    /// Its origin, or its special rules.
     pub note: &'static str,
 }
 
@@ -128,7 +128,7 @@ pub const fn all_but(name: &'static str, values: &'static [&'static str], why: &
 pub struct Body(Value);
 
 impl Body {
-    /// Parses a request body of which `fields` says what may be in it.
+    /// Parses a request body whose allowed contents are in `fields`.
     ///
     /// # Errors
     /// Malformed JSON, more values than may be parsed, or a field that is unknown or not supported, by name.
@@ -147,7 +147,7 @@ impl Body {
         Ok(Self(Value::Object(object)))
     }
 
-    /// The object in a field, of which `fields` says what may be in it; an empty one where the request is silent. It has the
+    /// Returns the object in a field, whose allowed contents are in `fields`; an empty one if the request has none. It has the
     /// values of `defaults` where it has none of its own.
     ///
     /// # Errors
@@ -236,8 +236,8 @@ fn check(object: &Map<String, Value>, fields: &[Field]) -> Result<(), ApiError> 
     Ok(())
 }
 
-/// Whether a value of a field that is not implemented asks for what happens anyway, as client libraries send it by
-/// default or hand back what they were answered.
+/// Whether a value of a field that is not implemented asks for the behaviour of this server, as client libraries send it by
+/// default or send back the fields of an answer.
 pub(crate) fn asks_for_nothing(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -258,7 +258,7 @@ pub(crate) fn asks_for_nothing(value: &Value) -> bool {
     }
 }
 
-/// Checks what a part of a request holds besides the fields that are read: `labels` describe and change nothing.
+/// Checks the other fields of a part of a request than those that are read: `labels` describe and change nothing.
 ///
 /// # Errors
 /// The first field that asks for something, with its path after `path`.

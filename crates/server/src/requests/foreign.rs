@@ -1,18 +1,18 @@
-//! Fields of other servers' APIs that clients and gateways send by default, with the values that ask for what this server
-//! does anyway.
+//! Fields of other servers' APIs that clients and gateways send by default, with the values that match this
+//! server's behaviour.
 //!
-//! Gateways write a request again and add the defaults of the server that they were made for. Such a default is accepted,
-//! any other value is refused: so nothing that was asked for is left out in silence.
+//! Gateways rewrite requests and add the defaults of the server that they were made for. Such a default is
+//! accepted and any other value is refused, so no wish is ignored silently.
 
 use crate::requests::fields::{Field, all_but, ignored, label, only};
 
-const REASONING: &str = "reasoning is given apart from the answer, as it comes";
+const REASONING: &str = "reasoning is always separate from the answer";
 const ONE_CHOICE: &str = "tokens are drawn one after the other";
 pub(crate) const OWN_TEMPLATE: &str =
-    "conversations are written by the model's own template; `chat_template_kwargs` gives it variables";
-pub(crate) const IMAGES: &str = "images are read as the model's encoder asks";
+    "the model's own template renders conversations; `chat_template_kwargs` gives it variables";
+pub(crate) const IMAGES: &str = "the model's encoder determines how images are read";
 const ONE_ENGINE: &str = "a request is prefilled and decoded by this engine";
-const NO_CODE: &str = "requests bring no code; use `logit_bias` or a grammar";
+const NO_CODE: &str = "requests cannot contain code; use `logit_bias` or a grammar";
 const NOT_IMPLEMENTED: &str = "this sampler is not implemented";
 
 /// The fields, for the tables of the endpoints that generate.
@@ -110,7 +110,7 @@ pub(crate) const FOREIGN: &[Field] = &[
     only(
         "n_keep",
         &["0", "-1"],
-        "the server's `--keep` says what stays where a context is shifted",
+        "the server's `--keep` sets the tokens that stay when a context is shifted",
     ),
     only(
         "n_discard",
@@ -165,7 +165,7 @@ pub(crate) const FOREIGN: &[Field] = &[
     only(
         "think",
         &["false"],
-        "say it through `chat_template_kwargs`, in the words of the model's template",
+        "use `chat_template_kwargs` with the variables of the model's template",
     ),
     all_but(
         "keep_alive",

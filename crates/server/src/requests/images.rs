@@ -1,7 +1,7 @@
 //! Images of requests: from each API's form to a part of a message.
 //!
-//! Separate because four APIs have them. Invariant: nothing is opened here and no other machine is called for a client: an image's bytes
-//! come with its request, or its file is read [later](ImageFile); other URLs are refused.
+//! Four APIs have them. Invariant: nothing is opened here and no other machine is contacted for a client: an
+//! image's bytes come with its request, or its file is read [later](ImageFile); other URLs are refused.
 
 use serde_json::{Map, Value, json};
 use tokenmill::images::image_of_url;

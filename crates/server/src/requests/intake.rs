@@ -1,10 +1,11 @@
-//! [`Intake`]: what request bodies may cost before the queue bounds them: memory while they arrive, memory and processor
-//! time while they are parsed and encoded.
+//! [`Intake`]: bounds the cost of request bodies before the queue does: memory while they arrive, memory and
+//! processor time while they are parsed and encoded.
 //!
-//! A body's parsed form can be many times its size, so the form is weighed before it is built ([`check_weight`]).
-//! Invariants: large bodies are held and worked on within budgets of the whole server, however many connections send
-//! them; a connection's small bodies need no budget up to the size of a large one, and beyond that share one of the whole server. A large
-//! body takes its share as it arrives, so a client that announces much and sends little holds little.
+//! A body's parsed form can be many times its size, so its size is computed before it is built
+//! ([`check_weight`]). Invariants: large bodies are held and processed within budgets of the whole server,
+//! however many connections send them; a connection's small bodies need no budget up to the size of a large
+//! one, and beyond that share one of the whole server. A large body takes its share as it arrives, so a
+//! client that announces much and sends little holds little.
 
 use std::{
     sync::{
@@ -264,7 +265,7 @@ fn busy() -> ApiError {
     }
 }
 
-/// Reads what is left of a body: closing on unread bytes resets the connection, and the refusal might never arrive.
+/// Reads the rest of a body: closing on unread bytes resets the connection, and the refusal might never arrive.
 async fn discard(mut body: Body, deadline: Instant) {
     let rest = async { while let Some(Ok(_)) = body.frame().await {} };
     let _ = timeout_at(deadline, rest).await;

@@ -1,6 +1,6 @@
 //! The path of a request as its client wrote it, and the percent escapes of URLs.
 //!
-//! Separate from [`path_forms`](crate::endpoints::path_forms), which brings paths to the form that the router knows.
+//! [`path_forms`](crate::endpoints::path_forms) brings paths to the form that the router knows.
 
 use axum::{Extension, http::Uri};
 

@@ -1,7 +1,8 @@
-//! [`RawPrompt`] parses the prompts of llama.cpp's API: a text, token ids, a mix of both, an object with images, or a list of these.
+//! [`RawPrompt`] parses the prompts of llama.cpp's API: a text, token ids, a mix of both, an object with
+//! images, or a list of these.
 //!
-//! Separate because completion and embedding take the same forms. Invariant: a list that contains a token id is one prompt, and any other
-//! list is a list of prompts.
+//! Completion and embedding take the same forms. Invariant: a list that contains a token id is one prompt,
+//! and any other list is a list of prompts.
 
 use serde::Deserialize;
 
@@ -129,7 +130,7 @@ impl RawPrompt {
     /// Returns the prompts in order.
     ///
     /// # Errors
-    /// Fails on nested lists and on objects that are no prompt, and names `param`.
+    /// Fails on nested lists and on objects that are not a prompt, and names `param`.
     pub(crate) fn prompts(&self, param: &str) -> Result<Vec<OneRawPrompt>, ApiError> {
         let items = match self {
             Self::Text(text) => {

@@ -1,6 +1,6 @@
-//! [`RequestTable`]: the fields of one request type with the list of those that are required.
+//! [`RequestTable`]: the fields of one request type, and the list of required fields.
 //!
-//! Separate from [`fields`](super::fields), which treats one field at a time.
+//! [`fields`](super::fields) handles one field at a time.
 
 use super::fields::Field;
 

@@ -108,8 +108,8 @@ const REQUEST: &[Field] = &[
     ),
     yes(
         "id_slot",
-        "extension, as in llama.cpp; the slot that the conversation is noted in, to be saved from there; -1, and a number that \
-         there is not, let the server choose",
+        "extension, as in llama.cpp; the slot that records the conversation for saving; with -1 or an unknown number the server \
+         chooses",
     ),
 ];
 

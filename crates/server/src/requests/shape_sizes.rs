@@ -1,8 +1,8 @@
-//! How large the shapes and tools of a request are, before anything of it is parsed.
+//! Measures the constraints and tools of a request before anything of it is parsed.
 //!
-//! Separate from the fields because it reads bytes: a schema of megabytes takes longer to parse than to refuse, and a body that is
-//! cut at the limit of bodies cannot be parsed at all. Invariant: one pass over a body, nothing is copied, and what is not JSON is
-//! left to the parser.
+//! It reads bytes: a schema of megabytes takes longer to parse than to refuse, and a body that is cut at the
+//! limit of bodies cannot be parsed at all. Invariant: one pass over a body, nothing is copied, and text that
+//! is not JSON is left to the parser.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use tokenmill::constraint::ConstraintLimits;
 
 use crate::ApiError;
 
-/// Where a request has its shape, each with the members on the way to what is compiled.
+/// Where a request has its constraint, each with the members on the way to the compiled part.
 const SHAPES: [&[&str]; 18] = [
     &["format"],
     &["response_format", "json_schema", "schema"],
@@ -40,7 +40,7 @@ const SCHEMAS_OF_TOOLS: [&[&str]; 4] = [
     &["input_schema"],
 ];
 
-/// Refuses a request with a shape or a tool's schema that is larger than what is compiled. `json` may end anywhere.
+/// Refuses a request with a constraint or a tool's schema that is too large to compile. `json` may end anywhere.
 ///
 /// # Errors
 /// The first that is too large, by path.
@@ -237,7 +237,7 @@ mod tests {
             &json!({"structured_outputs": {"regex": null, "choice": [text]}}),
             Some("structured_outputs.choice"),
         );
-        // A long name is no shape.
+        // A long name is not a shape.
         check(&json!({"response_format": {"json_schema": {"name": text}}}), None);
         check(&json!({"metadata": {"guided_json": large}}), None);
         let tools = json!([{"function": {"name": "a", "parameters": small}}, {"type": "function",

@@ -1,7 +1,7 @@
 //! Writes [`RequestDefaults`] into requests that do not set the fields.
 //!
-//! Separate from the endpoints because all of them use it. Invariant: a field that the request sets, under any of its names, wins; a
-//! default is read and checked as if the request had set it.
+//! All endpoints use it. Invariant: a field that the request sets, under any of its names, wins; a default is
+//! read and checked as if the request had set it.
 
 use serde_json::Value;
 

@@ -1,7 +1,7 @@
 //! Checks the tools that a request offers.
 //!
-//! Separate from the endpoints because three of them offer tools in different words for the same thing. Invariant: what
-//! reaches the chat template is a list in OpenAI's form in which every tool has a name of its own.
+//! Three endpoints offer tools, each in another form. Invariant: the chat template gets a list in OpenAI's
+//! form in which every tool has a name of its own.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -24,7 +24,7 @@ const MAX_NAME_BYTES: usize = 128;
 const MAX_NAMED_KINDS: usize = 16;
 
 /// Explains why a tool cannot be called.
-const LEFT_OUT: &str = "would run on the servers of those who defined it, and was left out";
+const LEFT_OUT: &str = "would run on its vendor's servers, and was left out";
 
 /// Holds the tools of a request.
 #[derive(Clone, Debug, Default)]

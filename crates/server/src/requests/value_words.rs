@@ -1,7 +1,7 @@
-//! [`in_words`]: says in the words of JSON why a value cannot be read.
+//! [`in_words`]: describes in JSON's terms why a value cannot be read.
 //!
-//! Separate from the reading of fields because the parser's messages name types of this program's language, such as `u32` and `a map`.
-//! Invariant: a message that is not known stays as it is.
+//! The parser's messages name Rust types, such as `u32` and `a map`. Invariant: an unknown message stays as
+//! it is.
 
 /// Writes a message of the parser in the words of JSON.
 pub(crate) fn in_words(message: &str) -> String {

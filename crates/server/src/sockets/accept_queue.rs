@@ -1,8 +1,8 @@
-//! [`listen_tcp`] and [`QUEUE_LEN`]: how many connections wait for a listener that is busy.
+//! [`listen_tcp`] and [`QUEUE_LEN`]: how many connections wait for a busy listener.
 //!
-//! Separate because TCP and UNIX sockets have the same queue. Invariant: a burst of as many clients as a server has places
-//! connects without a retry. The kernel drops a `SYN` beyond the queue, and the client sends it again a second later; on a UNIX socket it
-//! refuses the client. Most libraries ask for 128.
+//! TCP and UNIX sockets have the same queue. Invariant: a burst of as many clients as a server has places
+//! connects without a retry. The kernel drops a `SYN` beyond the queue, and the client sends it again a
+//! second later; on a UNIX socket it refuses the client. Most libraries set 128.
 
 use std::{io, net::SocketAddr};
 

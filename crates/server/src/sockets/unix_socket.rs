@@ -1,6 +1,6 @@
-//! [`listen_unix`]: listens on a UNIX socket in the place of a server that is gone.
+//! [`listen_unix`]: listens on a UNIX socket, and replaces the socket file of a server that is gone.
 //!
-//! Separate because the API and the events of the KV cache do so alike. Invariant: a socket that answers stays.
+//! The API and the events of the KV cache both use it. Invariant: a socket that answers stays.
 
 use std::{
     fs, io,

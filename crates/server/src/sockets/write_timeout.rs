@@ -1,7 +1,7 @@
-//! [`WriteTimeout`]: a connection whose other side must take what is written to it.
+//! [`WriteTimeout`]: a connection whose other side must read what is written to it.
 //!
-//! Separate from the server's loop because it is a stream around a stream. Invariant: a write that makes no progress for
-//! the whole time limit fails, and with it the connection and the requests on it.
+//! It is a stream around a stream. Invariant: a write that makes no progress for the whole time limit fails,
+//! and with it the connection and the requests on it.
 
 use std::{
     io,
@@ -102,7 +102,7 @@ mod tests {
     async fn only_a_write_without_progress_fails() {
         let (ours, mut theirs) = duplex(4);
         let mut ours = WriteTimeout::new(ours, Duration::from_millis(200));
-        // Silence is no fault, and a slow reader takes something now and then.
+        // Silence is not a fault, and a slow reader takes something now and then.
         tokio::time::sleep(Duration::from_millis(300)).await;
         let reader = tokio::spawn(async move {
             let mut byte = [0; 2];

@@ -1,7 +1,7 @@
 //! [`LlamaFigures`] exports metrics under the names of llama.cpp's server, for dashboards made for it.
 //!
-//! Separate because these metrics count differently: cached prompt tokens apart, and seconds as sums. Invariant: with one model they have
-//! no labels, as in llama.cpp; with several, labels distinguish the models.
+//! These metrics count differently: cached prompt tokens apart, and seconds as sums. Invariant: with one
+//! model they have no labels, as in llama.cpp; with several, labels distinguish the models.
 
 use std::sync::{
     Arc,

@@ -1,7 +1,7 @@
-//! [`MaskFigures`]: what `/metrics` says of the masks of constrained samples.
+//! [`MaskFigures`]: the metrics of the masks of constrained samples.
 //!
-//! Separate from the other figures because the engine counts these in a histogram of its own, which is read whole at each scrape.
-//! Invariant: nothing is counted here.
+//! The engine counts these in a histogram of its own, which is read whole at each scrape. Invariant: nothing
+//! is counted here.
 
 use std::{
     fmt,
@@ -55,12 +55,12 @@ impl MaskFigures {
         );
         registry.register(
             "tokenmill_mask_missed_rows",
-            "Rows that steps went without since a mask was not there",
+            "Rows left out of steps because their mask was not ready",
             self.missed.clone(),
         );
         registry.register(
             "tokenmill_mask_longest_missed_steps",
-            "The most steps one after the other that went without a row since its mask was not there",
+            "The most consecutive steps that left out a row because its mask was not ready",
             self.longest_missed.clone(),
         );
     }

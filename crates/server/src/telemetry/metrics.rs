@@ -1,7 +1,8 @@
-//! [`Metrics`]: what operators and cluster routers read at `/metrics`.
+//! [`Metrics`]: the metrics at `/metrics`, for operators and cluster routers.
 //!
-//! Each figure has a name of ours and, where vLLM has the same figure, that name as an alias, so that dashboards and
-//! routers made for vLLM work unchanged. Gauges are read from the engine at each scrape, never kept twice.
+//! Each metric has a name of ours and, if vLLM has the same metric, that name as an alias, so that dashboards
+//! and routers made for vLLM work unchanged. Gauges are read from the engine at each scrape, never stored
+//! twice.
 
 use std::{
     borrow::Cow,
@@ -129,10 +130,10 @@ struct EngineFigures {
     accepted_tokens: Counter,
     /// By the place in the draft.
     accepted_at: Family<PositionLabels, Counter>,
-    /// By what guessed.
+    /// By the source of the draft.
     draft_tokens_by: Family<DrafterLabels, Counter>,
     accepted_by: Family<DrafterLabels, Counter>,
-    /// When it was read, with what it was.
+    /// The time of the last reading, with the adapters as labels.
     adapters: Family<AdapterLabels, FloatGauge>,
 }
 
@@ -192,7 +193,7 @@ impl Metrics {
             ("generated_tokens", "generation_tokens", "Tokens generated", counter(&engine.generated_tokens)),
             ("prefix_cache_hit_tokens", "prefix_cache_hits", "Prompt tokens found in the prefix cache", counter(&engine.cached_tokens)),
             ("prefix_cache_queried_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", counter(&engine.prompt_tokens)),
-            ("preemptions", "num_preemptions", "Sequences that gave their pages back to others", counter(&engine.preemptions)),
+            ("preemptions", "num_preemptions", "Sequences that were preempted", counter(&engine.preemptions)),
             ("drafts", "spec_decode_num_drafts", "Drafts that were verified", counter(&engine.drafts)),
             ("draft_tokens", "spec_decode_num_draft_tokens", "Tokens of drafts", counter(&engine.draft_tokens)),
             ("accepted_draft_tokens", "spec_decode_num_accepted_tokens", "Draft tokens that were accepted", counter(&engine.accepted_tokens)),
@@ -228,8 +229,8 @@ impl Metrics {
             ("tokens_per_step", "Tokens generated for each sequence sampled in a step, on average since the start; above 1 where drafts are accepted", Figure::FloatGauge(engine.tokens_per_step.clone())),
             ("engine_failed_steps", "Steps that failed", counter(&engine.failed_steps)),
             ("requests_failed", "Samples that failed after they were accepted", counter(&self.failed)),
-            ("drafter_tokens", "Tokens of drafts, by what guessed them: ngram, grammar, draft or mtp", Figure::ByDrafter(engine.draft_tokens_by.clone())),
-            ("drafter_accepted_tokens", "Draft tokens that were accepted, by what guessed them: ngram, grammar, draft or mtp", Figure::ByDrafter(engine.accepted_by.clone())),
+            ("drafter_tokens", "Draft tokens, by their source: ngram, grammar, draft or mtp", Figure::ByDrafter(engine.draft_tokens_by.clone())),
+            ("drafter_accepted_tokens", "Draft tokens that were accepted, by their source: ngram, grammar, draft or mtp", Figure::ByDrafter(engine.accepted_by.clone())),
         ];
         for (name, help, metric) in own {
             metric.register(registry, &format!("tokenmill_{name}"), help);

@@ -39,7 +39,7 @@ use crate::telemetry::request_log::TARGET;
 /// Longest wait for a collector to take a batch of spans.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The way of spans to a collector. Dropping it loses what was not sent; [`Traces::end`] sends it.
+/// The way of spans to a collector. Dropping it loses unsent spans; [`Traces::end`] sends them.
 #[derive(Clone, Debug)]
 pub struct Traces {
     provider: SdkTracerProvider,
@@ -50,7 +50,7 @@ impl Traces {
     /// Begins to export to where the environment says. `runtime` carries the exporter's connections.
     ///
     /// # Errors
-    /// An endpoint that is no address, or another variable that the SDK cannot read.
+    /// An endpoint that is not an address, or another variable that the SDK cannot read.
     pub fn begin(runtime: Handle) -> Result<Self, ExporterBuildError> {
         let exporter = SpanExporter::builder()
             .with_http()
@@ -91,7 +91,7 @@ impl Traces {
         }
     }
 
-    /// Sends what was not sent yet and ends. Blocks for at most a few seconds; the runtime must still run.
+    /// Sends unsent spans and ends. Blocks for at most a few seconds; the runtime must still run.
     pub fn end(&self) {
         if let Err(error) = self.provider.shutdown() {
             tracing::warn!(%error, "some spans were not sent");

@@ -1,6 +1,7 @@
 //! Describes finished samples: token counts, finish reasons, timings.
 //!
-//! Separate from reading streams because metrics and logs say it too. Invariant: the samples of a prompt count its tokens once.
+//! Metrics and logs share it with the readers of streams. Invariant: the samples of a prompt count its tokens
+//! once.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! [`PrefixDirFigures`]: what the folder of `--prefix-dir` has been used for, as operators read it.
+//! [`PrefixDirFigures`]: metrics of the folder of `--prefix-dir`, for operators.
 //!
-//! Separate from the other figures because they are the folder's, not the engine's. Invariant: they are zero without a folder.
+//! They are the folder's, not the engine's. Invariant: they are zero without a folder.
 
 use std::sync::{Arc, atomic::Ordering};
 

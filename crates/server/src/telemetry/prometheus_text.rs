@@ -1,7 +1,7 @@
-//! From OpenMetrics text to Prometheus' text format 0.0.4, which every scraper reads.
+//! Converts OpenMetrics text to Prometheus' text format 0.0.4, which every scraper reads.
 //!
-//! Separate from the figures, which exist once. The formats differ in a few lines: the older one declares a counter under
-//! the name of its samples, with `_total`, and knows neither units nor an end mark.
+//! The metrics are written once, as OpenMetrics. The formats differ in a few lines: the older one declares a
+//! counter under the name of its samples, with `_total`, and knows neither units nor an end mark.
 
 /// llama.cpp's counters without the suffix that OpenMetrics requires.
 const OWN_COUNTERS: [&str; 1] = ["llamacpp:n_tokens_max"];
@@ -32,7 +32,7 @@ pub(crate) fn prometheus_text(open_metrics: &str) -> String {
     text
 }
 
-/// Makes one OpenMetrics text of several: a figure that stands in more than one is declared once, with the samples of all.
+/// Joins several OpenMetrics texts: a metric in more than one of them is declared once, with the samples of all.
 pub(crate) fn joined(texts: &[String]) -> String {
     let mut families: Vec<(&str, Vec<&str>, Vec<&str>)> = Vec::new();
     for text in texts {

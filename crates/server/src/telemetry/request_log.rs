@@ -1,8 +1,8 @@
 //! One log event for each request, when its last byte is out or its client is gone.
 //!
-//! Separate because what a request cost is known only at its end, long after the endpoint returned: the endpoint fills
-//! a [`Tally`], and the event is written when the response body ends. Invariant: every request is logged exactly once,
-//! also when its client leaves before it is answered; nothing of its text or key ever is.
+//! The cost of a request is known only at its end, long after the endpoint returned: the endpoint fills a
+//! [`Tally`], and the event is written when the response body ends. Invariant: every request is logged
+//! exactly once, also when its client leaves before it is answered; its text and its key never are.
 
 use std::{
     pin::Pin,
@@ -71,7 +71,7 @@ impl Tally {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ErrorCode(pub(crate) &'static str);
 
-/// Logs every request. `is_quiet` says of a path that its line is worth the level of debugging only.
+/// Logs every request. `is_quiet` returns whether a path is logged only at the level of debugging.
 pub(crate) async fn log_request(is_quiet: fn(&str) -> bool, mut request: Request, next: Next) -> Response {
     let tally = Tally::default();
     let mut line = Line {

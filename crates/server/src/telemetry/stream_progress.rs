@@ -1,6 +1,6 @@
-//! [`StreamProgress`] writes how far a streamed answer is: the progress of its prompt, and the timings of each chunk.
+//! [`StreamProgress`] writes the progress of a streamed answer: of its prompt, and the timings of each chunk.
 //!
-//! Separate from the endpoints because llama.cpp's and OpenAI's chunks have both in the same form. Invariant: all chunks have the times of the
+//! llama.cpp's and OpenAI's chunks have both in the same form. Invariant: all chunks have the times of the
 //! engine's clock, whenever they are sent.
 
 use std::time::Duration;

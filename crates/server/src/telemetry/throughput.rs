@@ -1,7 +1,7 @@
-//! [`Throughput`]: tokens per second, between two questions for it.
+//! [`Throughput`]: tokens per second, between two queries.
 //!
-//! Separate from the figures of the engine because these only count. Invariant: the time between is at least [`MIN_SPAN`], so that one
-//! step more or less makes little difference, however often it is asked.
+//! The counters of the engine only count. Invariant: the time between two queries is at least [`MIN_SPAN`],
+//! so that one step more or less makes little difference, however often clients ask.
 
 use std::{
     sync::{Mutex, PoisonError},

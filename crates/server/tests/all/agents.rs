@@ -193,7 +193,7 @@ async fn responses_say_what_was_asked_and_are_found_until_they_are_deleted() {
         (missing.status, &missing.json()["error"]["code"]),
         (404, &json!("not_found"))
     );
-    // Each part of a path that is no text is refused in the words of its API.
+    // Each part of a path that is not a text is refused in the words of its API.
     for path in ["/v1/responses/%FF", "/v1/models/%FF", "/slots/%FF", "/web/%FF"] {
         for method in ["GET", "DELETE", "POST"] {
             let reply = Exchange::send(&server.address, method, path, &[], b"{}")

@@ -1,4 +1,4 @@
-//! Connections that are no honest requests: floods, silence, fragments, nonsense.
+//! Connections that are not honest requests: floods, silence, fragments, nonsense.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Contexts that are shifted, over HTTP: what clients are told of it.
+//! Contexts that are shifted, over HTTP: the reports that clients get.
 
 use serde_json::{Value, json};
 use tokenmill_sched::{ContextShift, EngineConfig};

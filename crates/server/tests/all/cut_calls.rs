@@ -1,4 +1,5 @@
-//! Answers that the limit of tokens cuts, wherever it does: what is half a call is never the answer's text once the call's name is known.
+//! Answers that the token limit cuts at any place: a partial call is never the answer's text once the call's
+//! name is known.
 
 use serde_json::{Value, json};
 

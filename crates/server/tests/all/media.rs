@@ -13,7 +13,7 @@ use crate::{
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// The refusal of every path that is no file of the folder, whether it exists or not.
+/// The refusal of every path that is not a file of the folder, whether it exists or not.
 const NOT_THERE: &str = "is not a file below the server's `--media-path`";
 
 /// A model that sees, and a folder with the image of its first reference.

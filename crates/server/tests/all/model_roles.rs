@@ -1,4 +1,4 @@
-//! Which of several models answers a request without a name: by what it was started for, or by what its files are made for.
+//! The model for a request without a name, by the options of its start or by the purpose in its files.
 
 use std::{
     path::PathBuf,

@@ -1,4 +1,4 @@
-//! Several models in one server: who is loaded for whom, who goes, who waits, and what everybody is told.
+//! Several models in one server: loads, unloads, waiting requests, and the answers to all of them.
 
 use std::{
     sync::{

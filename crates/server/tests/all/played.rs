@@ -1,7 +1,7 @@
 //! An executor without a network, whose answers a function gives.
 //!
-//! Separate because what babbles and what follows a script differ in nothing else. Invariant: every batch is checked as a real backend
-//! checks it.
+//! Executors that babble and that follow a script share it. Invariant: every batch is checked as a real
+//! backend checks it.
 
 use std::collections::VecDeque;
 

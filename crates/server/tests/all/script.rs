@@ -1,6 +1,7 @@
-//! An executor that says what a test tells it to, for tests of what becomes of an answer.
+//! An executor that generates the tokens of a test's script, for tests of the handling of answers.
 //!
-//! A request is known by its seed. Its first sampled token is the script's first, and so on; then the text ends.
+//! A request is known by its seed. Its first sampled token is the script's first, and so on; then the text
+//! ends.
 
 use std::{collections::HashMap, thread, time::Duration};
 

@@ -97,7 +97,7 @@ async fn a_client_that_takes_no_sign_of_life_is_ended() {
         let body = response.into_body().collect().await.expect("a body").to_bytes();
         let body = String::from_utf8_lossy(&body);
         assert!(
-            body.contains("stream_stalled") || body.contains("nothing of it was taken"),
+            body.contains("stream_stalled") || body.contains("the client read nothing of it"),
             "{body}"
         );
     }

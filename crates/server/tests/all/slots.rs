@@ -255,7 +255,7 @@ async fn a_session_belongs_to_its_key() {
     // Nothing tells a file of another key from none, but that a name is taken.
     for (action, text) in [
         ("restore", "there is no such file"),
-        ("save", "not a session to replace"),
+        ("save", "exists and is not a session"),
     ] {
         let path = format!("/slots/1?action={action}");
         post("beta", "/completion", prompt.clone()).await;

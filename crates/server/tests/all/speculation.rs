@@ -1,4 +1,4 @@
-//! Tokens guessed ahead, seen from outside: the same answers, and figures that say what was guessed.
+//! Speculative decoding seen from outside: the same answers, and metrics that count the drafts.
 
 use serde_json::{Value, json};
 use tokenmill_sched::{EngineConfig, Speculation};

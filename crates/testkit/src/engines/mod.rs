@@ -137,7 +137,7 @@ pub fn tiny<B: Compiled>(model: &TinyModel, backend: B, options: &ModelOptions) 
     build(&model.descriptor, model, backend, options).expect("a tiny model loads")
 }
 
-/// Loads a layer that drafts further tokens, next to its network.
+/// Loads an MTP layer, next to its network.
 ///
 /// # Errors
 /// As [`Nextn::load_on`].

@@ -10,7 +10,7 @@ use tokenmill_model::{ImageGrid, LoadError, VisionError, VisionFile, VisionShape
 use super::Compiled;
 use crate::NaiveBackend;
 
-/// A loaded encoder of images.
+/// A loaded image encoder.
 pub trait Tower {
     /// Returns the shapes of its input and output.
     fn shape(&self) -> &VisionShape;
@@ -32,7 +32,7 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> Tower for VisionTower<B> {
     }
 }
 
-/// A backend that encoders of images are compiled for in this crate.
+/// A backend that image encoders are compiled for in this crate.
 pub trait CompiledTower: Compiled {
     /// Loads an encoder.
     ///
@@ -54,7 +54,7 @@ macro_rules! compile {
 
 compile! { NaiveBackend, CpuBackend }
 
-/// Loads an encoder of images.
+/// Loads an image encoder.
 ///
 /// # Errors
 /// As [`VisionFile::load_on`].

@@ -276,7 +276,7 @@ fn a_backend_of_no_threads_is_refused() {
     let refused = CpuBackend::new(Some(0), CpuFeatures::detect());
     assert_eq!(
         refused.err().map(|error| error.to_string()).as_deref(),
-        Some("starting threads failed: 0 threads were asked for; choose 1 to 1024")
+        Some("starting threads failed: 0 threads were requested; choose 1 to 1024")
     );
 }
 

@@ -110,7 +110,7 @@ fn what_is_no_number_is_not_the_same() {
 
 #[test]
 fn the_layer_reads_the_embedding_and_the_state_before() {
-    let mut comparisons = Comparisons::of("layers that guess further tokens");
+    let mut comparisons = Comparisons::of("MTP layers");
     for path in ["parity2/qwen3_5_mtp", "parity2/glm4_moe_mtp"] {
         let Some(folder) = comparisons.find(path) else {
             continue;
@@ -184,7 +184,7 @@ fn guesses_of(nextn: &Nextn<'_>, model: &Model) -> Vec<f32> {
 /// The layer of a folder equals that of the file converted from it: the same tensors, and the same drafts.
 #[test]
 fn the_layer_of_a_folder_is_that_of_its_file() {
-    let mut comparisons = Comparisons::of("layers that guess further tokens, in folders");
+    let mut comparisons = Comparisons::of("MTP layers, in folders");
     for path in ["parity2/qwen3_5_mtp", "parity2/glm4_moe_mtp"] {
         let Some(folder) = comparisons.find(path) else {
             continue;
@@ -242,7 +242,7 @@ fn write_alone(path: &Path, file: &GgufFile, n_layers: usize) {
 /// Wherever the layer is stored, and whatever is next to it, it drafts the same: to the bit next to the model's file.
 #[test]
 fn a_layer_in_a_file_of_its_own_guesses_as_one_in_the_models() {
-    let mut comparisons = Comparisons::of("layers that guess further tokens, in files of their own");
+    let mut comparisons = Comparisons::of("MTP layers, in files of their own");
     let target = tempfile::tempdir().unwrap();
     for path in ["parity2/qwen3_5_mtp", "parity2/glm4_moe_mtp"] {
         let Some(folder) = comparisons.find(path) else {
@@ -270,7 +270,7 @@ fn a_layer_in_a_file_of_its_own_guesses_as_one_in_the_models() {
 /// layer and random numbers.
 #[test]
 fn a_layer_with_latent_attention_and_experts_guesses() {
-    let mut comparisons = Comparisons::of("layers that guess further tokens, latent attention");
+    let mut comparisons = Comparisons::of("MTP layers, latent attention");
     let Some(folder) = comparisons.find("parity/deepseek_v3") else {
         return;
     };
@@ -336,7 +336,7 @@ fn a_layer_with_latent_attention_and_experts_guesses() {
 
 #[test]
 fn a_file_may_count_a_layer_that_it_leaves_out() {
-    let mut comparisons = Comparisons::of("models without layers that guess further tokens");
+    let mut comparisons = Comparisons::of("models without MTP layers");
     for path in ["parity/qwen3_5", "parity/glm4_moe"] {
         let Some(folder) = comparisons.find(path) else {
             continue;

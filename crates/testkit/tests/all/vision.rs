@@ -287,7 +287,7 @@ fn batches_with_rows_that_are_not_there_are_refused() {
 
 #[test]
 fn damaged_encoders_are_refused_or_load() {
-    let mut comparisons = Comparisons::of("damaged encoders of images");
+    let mut comparisons = Comparisons::of("damaged image encoders");
     let Some(folder) = comparisons.find("vision/gemma3") else {
         return;
     };

@@ -57,7 +57,7 @@ enum State {
     AfterArguments,
 }
 
-/// Reports what a step of the channels consumed.
+/// The result of a step of the channels.
 pub(super) enum Flow {
     /// This many bytes are this part.
     Part(Part, usize),

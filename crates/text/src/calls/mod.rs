@@ -9,16 +9,16 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `format` | how a template's source tells which format it is |
+//! | `format` | finds the format in a template's source |
 //! | `families` | the table of formats |
-//! | `thinking` | the table of tags that stand around reasoning |
+//! | `thinking` | the table of tags around reasoning |
 //! | `parser` | text, reasoning and marks; hands over to the bodies |
 //! | `marks` | marks of a format |
 //! | `thought` | calls in reasoning, and control tokens in text |
 //! | `json_body`, `named_body`, `tagged_body`, `literal_body` | the four shapes that calls have |
 //! | `channels` | formats in which the whole answer is a row of addressed messages |
 //! | `json_scanner`, `literal` | JSON and Python-like values that arrive in pieces |
-//! | `grammar` | the same formats as grammars, for calls that are held to their schemas |
+//! | `grammar` | the same formats as grammars, for calls that must obey their schemas |
 //! | `tool_set` | the tools that were offered |
 //! | `see_through`, `value_kinds` | kinds and names that schemas of arguments allow |
 
@@ -101,7 +101,7 @@ pub struct Piece {
     pub source_bytes: usize,
 }
 
-/// Reports what a body consumed.
+/// The result of a step of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// This many bytes were read.

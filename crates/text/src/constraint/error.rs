@@ -159,7 +159,7 @@ pub(super) fn first_line(message: &str) -> String {
     let message = message.trim();
     let mut line = message.lines().next().unwrap_or_default().to_owned();
     if line.starts_with("panic:") {
-        return "it is larger or more entangled than the compiler's tables".to_owned();
+        return "it is too large or too complex for the compiler's tables".to_owned();
     }
     if line.ends_with("regex parse error:")
         && let Some(cause) = message

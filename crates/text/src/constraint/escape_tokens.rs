@@ -155,7 +155,7 @@ struct Reading {
     plain: Vec<u8>,
     /// The text up to the `u` of its first `\u`.
     up_to_letter: Option<Vec<u8>>,
-    /// Whether the text ends in a backslash that escapes what follows.
+    /// Whether the text ends in a backslash that escapes the next character.
     ends_escaping: bool,
 }
 

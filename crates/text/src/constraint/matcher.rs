@@ -59,7 +59,7 @@ struct Called {
     first_lead: Lead,
 }
 
-/// Says what happens to a text that leaves the grammar.
+/// The treatment of a text that leaves the grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaving {
     /// It fails.

@@ -27,7 +27,7 @@ use super::{
     value::{LazyKind, Value},
 };
 
-/// A filter: the interpreter, what is filtered, the arguments.
+/// A filter: the interpreter, the filtered value, the arguments.
 pub(super) type FilterFn = for<'t> fn(&mut Interpreter<'t>, &Value, &Arguments) -> Result<Value, Fault>;
 
 /// Returns the filter of that name.

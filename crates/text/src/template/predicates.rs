@@ -79,7 +79,7 @@ pub(super) fn find(name: &str) -> Option<PredicateFn> {
     })
 }
 
-/// Returns whether Python finds a length and items: true also of strings, mappings and what is undefined.
+/// Returns whether Python finds a length and items: true also of strings, mappings and undefined values.
 fn is_sequence(value: &Value) -> bool {
     match value {
         Value::Undefined(_) | Value::Str(_) | Value::List(_) | Value::Tuple(_) | Value::Dict(_) => true,

@@ -32,7 +32,7 @@ impl Trust {
         }
     }
 
-    /// Trusts what `other` trusts, in a text that begins at `offset`.
+    /// Trusts the bytes that `other` trusts, in a text that begins at `offset`.
     pub(super) fn append(&mut self, other: &Self, offset: usize) {
         for range in &other.ranges {
             self.push(range.start + offset..range.end + offset);
@@ -81,7 +81,7 @@ mod tests {
 
     use crate::template::{ChatTemplate, RenderOptions};
 
-    /// Renders with `‹…›` around what is trusted.
+    /// Renders with `‹…›` around trusted bytes.
     fn marked(template: &str) -> String {
         let context = json!({
             "bos_token": "<s>",

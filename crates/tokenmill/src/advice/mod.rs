@@ -42,12 +42,12 @@ pub enum ErrorKind {
 }
 
 const MODEL_FORMS: &str = "{model} is a .gguf file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY of the Hub, NAME:TAG of Ollama, or `demo`";
-const OTHER_FILE: &str = "take the file that was made of the same model";
+const OTHER_FILE: &str = "take the file that was made from the same model";
 /// A hint for a load that must not be divided.
 macro_rules! undivided {
     ($instead:literal) => {
         Hint::new(concat!(
-            "leave out {layers} (`all`, or as many layers as the model has, is no division), {gpus} and what else divides it, give {cpu} in their \
+            "leave out {layers} (except `all` or the model's number of layers), {gpus} and other options that divide the model, give {cpu} in their \
              place, or leave out ",
             $instead
         ))
@@ -91,7 +91,7 @@ impl Error {
         }
     }
 
-    /// Returns what to do about the error, where there is a general answer.
+    /// Returns a hint for the error, if there is a general one.
     ///
     /// ```
     /// use tokenmill::{Model, TextParams};
@@ -147,9 +147,9 @@ impl Error {
                 [n_found.to_string()],
             ),
             Self::AdaptersNotWhole => {
-                Hint::new("leave out {layers}, {gpus} and what else divides it, or give {cpu}")
+                Hint::new("leave out {layers}, {gpus} and other options that divide the model, or give {cpu}")
             }
-            Self::GroupNotWhole => Hint::new("leave out {gpus}, or what is the CPU's"),
+            Self::GroupNotWhole => Hint::new("leave out {gpus}, or the options that place parts on the CPU"),
             Self::NothingOnGpu => Hint::new("{layers-none} computes on the CPU alone"),
             Self::HostPartTooLarge { .. } => Hint::new(
                 "give the GPU more of it with a larger {layers}, or a smaller context with {context}",
@@ -183,7 +183,9 @@ impl Error {
                 "a smaller context is {context}, {cpu} uses the machine's memory, and without {draft} and {spec-mtp} only the model is loaded",
             ),
             Self::MtpVocabulary { .. } => Hint::new(OTHER_FILE),
-            Self::NoMtp => Hint::new("{spec-auto} guesses with what there is, {draft} with a second model"),
+            Self::NoMtp => {
+                Hint::new("{spec-auto} uses the available drafts, {draft} those of a second model")
+            }
             Self::MtpNotWhole => undivided!("{spec-mtp} and {mtp}"),
             Self::NothingToShift => Hint::new("leave out {context-shift}"),
             Self::KeepTooLong { .. } => Hint::new("keep less, or give more context with {context}"),
@@ -226,7 +228,7 @@ fn engine_hint(error: &EngineError) -> Option<Hint> {
     let hint = match error {
         EngineError::Row(_) => "the file's weights may be damaged; fetch the file again",
         EngineError::Step(StepError::WeightsChanged { .. }) => {
-            "start the program again; a file in use stays what it is where another one is renamed to its name, and nothing is written into it"
+            "start the program again; to replace a file in use, rename another one to its name, and never write into it"
         }
         EngineError::PredictsNoTokens => {
             "`tokenmill serve` has /v1/embeddings and /v1/rerank for such a model"
@@ -292,13 +294,13 @@ mod tests {
         let hint = error.hint().expect("a hint");
         assert_eq!(
             hint.to_string(),
-            "`LoadOptions::context` and `LoadOptions::kv_type` take less for keys and values, `LoadOptions::max_step_tokens` less for a step, \
-             and a file of a smaller type less for the weights"
+            "`LoadOptions::context` and `LoadOptions::kv_type` reduce the memory of keys and values, `LoadOptions::max_step_tokens` that of a step, \
+             and a file of a smaller type that of the weights"
         );
         assert_eq!(
             hint.for_program(),
-            "`-c N` and `-ctk q8_0 -ctv q8_0` take less for keys and values, `-ub N` less for a step, and a file of a smaller type less for \
-             the weights"
+            "`-c N` and `-ctk q8_0 -ctv q8_0` reduce the memory of keys and values, `-ub N` that of a step, and a file of a smaller type that of the \
+             weights"
         );
         let with_mtp = out_of_memory(1 << 20).to_string();
         assert!(

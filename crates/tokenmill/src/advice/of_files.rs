@@ -15,7 +15,7 @@ pub(super) const TOKENIZER: &str =
 /// The hint for a full disk.
 pub const MAKE_ROOM: &str = "make room, or write to another disk";
 
-/// Returns whether a file that was read for its tokenizer is no GGUF file.
+/// Returns whether a file that was read for its tokenizer is not a GGUF file.
 pub(super) fn is_tokenizer_json(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json")
 }
@@ -42,7 +42,7 @@ pub(super) fn is_full(error: &io::Error) -> bool {
 pub(super) fn hint_of_gguf(error: &GgufError) -> Option<Hint> {
     match error {
         GgufError::Io { reason, .. } if reason.kind() == Io::NotFound => Some(Hint::new(MODEL_FORMS)),
-        // The message about a known format says itself what to do.
+        // The message about a known format has its own hint.
         GgufError::NotGguf { looks_like, .. } if !looks_like.contains(';') => Some(Hint::new(MODEL_FORMS)),
         GgufError::InFile { reason, .. } => hint_of_gguf(reason),
         _ => None,

@@ -56,7 +56,7 @@ pub(super) fn kind(error: &HubError) -> ErrorKind {
     }
 }
 
-/// Returns what to do about an error of the source that `name` names.
+/// Returns a hint for an error of the source that `name` names.
 ///
 /// The general [`Error::hint`](crate::Error::hint) names the variables of the Hub.
 pub fn hint_for(name: &SourceName, error: &HubError) -> Option<Hint> {

@@ -56,7 +56,7 @@ pub(super) fn hint(error: &LoadError) -> Option<Hint> {
             ..
         }) => "{threads} say how many compute, {places} where",
         LoadError::Backend(_) if lacks_memory(error) => {
-            "{context} and {kv-types} take less for keys and values, {step} less for a step, and a file of a smaller type less for the weights"
+            "{context} and {kv-types} reduce the memory of keys and values, {step} that of a step, and a file of a smaller type that of the weights"
         }
         LoadError::Backend(BackendError::Failed { operation, .. }) if operation.starts_with("allocating") => {
             "a smaller context, {context}, takes less memory"

@@ -1,9 +1,9 @@
-//! [`FirstUseOf`] checks a GPU before a model first uses it, and remembers the result.
+//! [`FirstUseOf`] checks a GPU before a model first uses it, and stores the result.
 //!
-//! Separate from loading, which uses the features that passed. First the kernels that the model needs run on small shapes; then the model's
-//! own steps run against the CPU and in each way of launching. A failed check turns off one feature after the other, and finally the GPU.
-//! Invariants: a GPU that passed is not checked again for the same kernels, driver and program; a user of a GPU that did not pass learns
-//! the kernel's name.
+//! The load uses the features that passed. First the kernels that the model needs run on small shapes; then
+//! the model's own steps run against the CPU and in each way of launching. A failed check turns off one
+//! feature after the other, and finally the GPU. Invariants: a GPU that passed is not checked again for the
+//! same kernels, driver and program; the user of a GPU that failed learns the kernel's name.
 
 use std::{collections::BTreeSet, fs, time::Duration};
 
@@ -34,7 +34,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Context length of the model that computes the reference steps on the CPU, in tokens.
 const REFERENCE_CONTEXT: usize = 64;
 
-/// Records what is known of a GPU.
+/// The stored results for a GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Record {
     steps: Vec<StepDown>,
@@ -94,7 +94,7 @@ impl<'a> FirstUseOf<'a> {
         !compute.gpu.is_unchecked && compute.measurements.folder.is_some()
     }
 
-    /// Reads what is known of a backend's GPU; `None` if it is not to be checked.
+    /// Reads the stored results for a backend's GPU; `None` if it is not to be checked.
     ///
     /// # Errors
     /// Fails on an invalid model, and on a GPU that did not pass before.
@@ -176,7 +176,7 @@ impl<'a> FirstUseOf<'a> {
         compute
     }
 
-    /// Lists what the model needs and no check has passed yet.
+    /// Lists the model's needs that no check has passed yet.
     fn missing(&self) -> Option<Needs> {
         let is_new = |name: String| !self.record.kernels.contains(&name);
         let new_types = |types: &[TensorType], name: fn(TensorType) -> String| {
@@ -372,7 +372,7 @@ fn attention_name([keys, values]: [KvType; 2], HeadsNeed { dim, group }: HeadsNe
     format!("attention {keys}/{values} {dim} in groups of {group}")
 }
 
-/// Names what a model needs, as records list what passed.
+/// Names a model's needs as the stored results name passed ones.
 fn kernels_of(needs: &Needs) -> Vec<String> {
     let factors = needs.types.iter().map(|&ty| factor_name(ty));
     let tables = needs.table_types.iter().map(|&ty| table_name(ty));

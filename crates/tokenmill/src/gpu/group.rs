@@ -1,8 +1,8 @@
 //! The load on several GPUs, each with a part of every layer.
 //!
-//! Separate from the load on one GPU. Invariants: all GPUs are opened, and all parts planned, before anything
-//! is uploaded; the GPUs sum their results in the way that [`choose`] returns, and have one compute
-//! capability, since each computes separately the values that have to be the same on all.
+//! Invariants: all GPUs are opened, and all parts planned, before anything is uploaded; the GPUs sum their
+//! results in the way that [`choose`] returns, and have one compute capability, since each computes
+//! separately the values that have to be the same on all.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::{
     loaded::{Loaded, LoadedDevice},
 };
 
-/// Refuses what [`load_group`] would refuse before it reads a weight, but for GPUs that NCCL cannot join, and for the memory that it takes.
+/// Makes the refusals of [`load_group`] that come before it reads a weight, except for GPUs that NCCL cannot join, and for its memory.
 pub(crate) fn check_group(
     model: &Model,
     first: usize,
@@ -164,7 +164,7 @@ struct UnlikeGpus {
     other_has: (u32, u32),
 }
 
-/// Fails where GPUs, numbered from `first` on, differ in what their kernels are compiled for.
+/// Fails where GPUs, numbered from `first` on, differ in compute capability.
 fn check_alike(first: usize, infos: &[&DeviceInfo]) -> Result<(), Error> {
     let Some(idx) = infos
         .iter()

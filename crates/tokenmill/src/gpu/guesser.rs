@@ -9,7 +9,7 @@ use tokenmill_model::{LoadError, LoadProgress, ModelExecutor, ModelOptions};
 use crate::{Error, draft_facts::LoadedGuesser, guesser::Guesser};
 
 impl Guesser<'_> {
-    /// Refuses what has to guess, where it turns out that the GPU has a part of the model only.
+    /// Refuses a requested draft model or MTP layer if the GPU turns out to have only a part of the model.
     ///
     /// # Errors
     /// [`Error::DraftNotWhole`] and [`Error::MtpNotWhole`].

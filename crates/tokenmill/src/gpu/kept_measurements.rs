@@ -1,7 +1,8 @@
 //! Stores measurements of this machine in files for the next load.
 //!
-//! Separate because bandwidths and thresholds are kept alike. Invariants: a file counts only where it says that it is of the same thing;
-//! one that is older, damaged or cannot be read is measured again, and one that cannot be written stops no load.
+//! Bandwidths and thresholds are stored alike. Invariants: a file counts only if it says that it is of the
+//! same subject; a stale, damaged or unreadable file leads to a new measurement, and a file that cannot be
+//! written stops no load.
 
 use std::{
     fs, io,
@@ -19,7 +20,7 @@ use crate::{
 /// Changes where values that were written before mean something else now.
 const FORMAT: u64 = 1;
 
-/// Bytes that a file has at most; a larger one is none of these.
+/// Maximum size of a file in bytes; a larger file is not a measurement.
 const MAX_FILE_BYTES: u64 = 64 << 10;
 
 impl Measurements {
@@ -40,7 +41,7 @@ pub(crate) struct OfLoad<'a> {
 }
 
 impl OfLoad<'_> {
-    /// Reads what was stored about `subject`; `None` if it is to be measured again or there is no folder.
+    /// Reads the stored measurement of `subject`; `None` if it is to be measured again or there is no folder.
     pub(crate) fn find(&self, kind: &str, subject: &str) -> Option<Value> {
         let folder = self.measurements.folder.as_ref()?;
         let is_taken = self.is_quiet || !self.measurements.is_made_again;
@@ -49,7 +50,7 @@ impl OfLoad<'_> {
             .flatten()
     }
 
-    /// Stores what is known about `subject` for the next load.
+    /// Stores the measurement of `subject` for the next load.
     ///
     /// # Errors
     /// Returns the system's error if the file cannot be written.

@@ -1,6 +1,7 @@
-//! [`bandwidths`]: how fast this machine's memories are, measured or remembered, and the text that tells machines apart.
+//! [`bandwidths`]: the memory bandwidths of this machine, measured or stored, and the text that identifies a
+//! machine.
 //!
-//! Separate because it knows no model. Invariant: whatever changes a bandwidth that is measured is in the text that it is kept under.
+//! It knows no model. Invariant: everything that changes a measured bandwidth is part of that text.
 
 use std::{fs, thread};
 
@@ -91,7 +92,7 @@ fn processor() -> String {
     name_of(&cpuinfo).unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// The name of the first processor that `/proc/cpuinfo` tells of; on ARM the number of its kind.
+/// The name of the first processor in `/proc/cpuinfo`; on ARM the number of its kind.
 fn name_of(cpuinfo: &str) -> Option<String> {
     let field = |name: &str| {
         (cpuinfo.lines())

@@ -1,8 +1,8 @@
 //! The load of a part of a network on a GPU and of the rest on the CPU.
 //!
-//! Separate from the load of all of it on one GPU. Invariants: a placement that was asked for is obeyed or refused; where the number of
-//! layers is left open, what fits as a whole is taken as a whole, and else the quickest placement by [`bandwidths`]. The plan is shown before
-//! anything is loaded.
+//! Invariants: a requested placement is obeyed or refused. If the number of layers is left open, a network
+//! that fits is placed on the GPU as a whole, any other by [`bandwidths`] in the fastest way. The plan is
+//! shown before anything is loaded.
 
 use tokenmill_backend::{MemoryPlan, NetworkShape, Side};
 use tokenmill_cpu_exec::CpuBackend;
@@ -31,7 +31,7 @@ use crate::{
     split_plan::{SplitPlan, SplitReason},
 };
 
-/// A backend made of the CPU and a GPU, and what it is asked to compute.
+/// A backend made of the CPU and a GPU, and the requested placement.
 struct Split<'a> {
     model: &'a Model,
     network: NetworkShape,
@@ -41,7 +41,7 @@ struct Split<'a> {
 }
 
 impl<'a> Split<'a> {
-    /// Opens the GPU, with what was asked for as the placement.
+    /// Opens the GPU, with the requested placement.
     fn open(
         model: &'a Model,
         ordinal: usize,
@@ -191,7 +191,7 @@ impl<'a> Split<'a> {
         Ok((high <= last).then_some(high))
     }
 
-    /// Why a request does not fit, and what would if the rest of it stays.
+    /// Why a request does not fit, and the number of layers that would fit with its other parts unchanged.
     fn too_large(&mut self, request: &PlacementRequest, needed_bytes: u64) -> Result<Error, Error> {
         let network = self.network.clone();
         let n_layers = network.layers.len();
@@ -232,7 +232,7 @@ fn check_placement(request: &PlacementRequest, network: &NetworkShape) -> Result
     Ok(())
 }
 
-/// Refuses what [`load_split`] would refuse before it reads a weight; where the number of layers is left open, not what the host has
+/// Makes the refusals of [`load_split`] that come before it reads a weight; where the number of layers is left open, not what the host has
 /// no memory for.
 pub(crate) fn check_split(
     model: &Model,
@@ -251,8 +251,8 @@ pub(crate) fn check_split(
     check_host_part(&plan, machine_bytes(), available_bytes())
 }
 
-/// Loads a part of the network on a GPU and the rest on the CPU; all of it on the GPU, with what guesses tokens next to it, where what was
-/// asked for comes to that.
+/// Loads a part of the network on a GPU and the rest on the CPU. If the request amounts to all of it on the GPU, loads that, with its draft
+/// model or MTP layer.
 pub(crate) fn load_split(
     model: &Model,
     ordinal: usize,
@@ -339,7 +339,7 @@ fn measured_steps(
     executor: &mut ModelExecutor<Placed<CpuBackend, CudaBackend>>,
 ) -> Result<(GpuSteps, MeasuredWhen), Error> {
     let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
-    // A file that cannot be read again is no reason to refuse a model that was loaded from it.
+    // A file that cannot be read again is not a reason to refuse a model that was loaded from it.
     let identity = identity_of(model, n_ctx).ok();
     let subject = identity.map(|identity| {
         format!(

@@ -1,7 +1,7 @@
-//! The choice of how GPUs that compute a model together add up.
+//! The choice of how GPUs that compute a model together sum their results.
 //!
-//! Separate from the load, which is the same either way. Invariant: the choice is made once, before anything is planned, since NCCL takes
-//! memory of the GPUs; where it falls on the host although NCCL was not excluded, the reason is kept.
+//! The load is the same either way. Invariant: the choice is made once, before anything is planned, since
+//! NCCL takes memory of the GPUs; if it falls on the host although NCCL was not excluded, the reason is kept.
 
 use tokenmill_backend::{BackendError, HostGroup};
 use tokenmill_cuda_exec::{CudaExecError, Device, NcclApi, NcclRank};
@@ -35,7 +35,7 @@ pub(super) fn choose(
     }
 }
 
-/// Refuses what [`choose`] refuses before it joins the GPUs, and says whether they may come to add up by NCCL.
+/// Makes the refusals of [`choose`] that come before it joins the GPUs, and returns whether the GPUs may sum by NCCL.
 pub(super) fn check(
     compute: &Compute,
     nccl: impl FnOnce() -> Result<NcclApi, CudaExecError>,

@@ -1,7 +1,6 @@
 //! [`token_reads`]: the bytes that a token of a model reads, part by part.
 //!
-//! Separate because it asks both backends how they hold weights. Invariant: only the experts that a token is
-//! routed to count.
+//! Both backends state how they store weights. Invariant: only the experts that a token is routed to count.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +27,7 @@ pub(super) fn token_reads<H: SplitOperations, D: SplitOperations>(
         weights_of(Side::Host, Side::Host)?,
         weights_of(Side::Device, Side::Device)?,
     ];
-    // With all layers on the host, what the device has is the head; an embedding that is the head too is of the input.
+    // With all layers on the host, the device has only the head; an embedding that is also the head counts as input.
     let head = weights_of(Side::Host, Side::Device)?;
     let n_bytes = |of: &BTreeMap<NetworkPart, usize>, part| of.get(&part).map_or(0, |&n| n as u64);
     let of_sides = |part| [0, 1].map(|side| n_bytes(&weights[side], part));
@@ -57,7 +56,7 @@ pub(super) fn token_reads<H: SplitOperations, D: SplitOperations>(
     })
 }
 
-/// Bytes of keys and values of each layer of the store behind half a context, or what a window leaves of it.
+/// Bytes of keys and values of each layer of the store after half a context, or within the window of it.
 fn kv_bytes(
     layers: &[KvLayerShape],
     windows: &[Option<usize>],

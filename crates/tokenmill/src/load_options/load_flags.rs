@@ -1,7 +1,8 @@
-//! [`LoadFlags`]: the options that say how a model is loaded, and where it is computed.
+//! [`LoadFlags`]: the options that determine how and where a model is loaded.
 //!
-//! Separate from [`LoadOptions`](crate::LoadOptions), whose fields are the choices that follow from them. Invariant: an option that sets
-//! a field says so in its row; the fields of the others depend on several options, and their reader refuses contradictions.
+//! The fields of [`LoadOptions`](crate::LoadOptions) are the choices that follow from them. Invariant: an
+//! option that sets a field names it in its row; the fields of the others depend on several options, and
+//! their reader refuses contradictions.
 
 use tokenmill_backend::KvType;
 use tokenmill_convert::Preset;
@@ -25,7 +26,7 @@ const KV_TYPE: Look = Look {
 };
 
 option_group! {
-    /// Holds what is given of the options of a load.
+    /// Holds the given options of a load.
     LoadFlags "Loading" {
         /// Context size in tokens; 0 takes the model's training context [default: 4096, or the model's if that is less]
         ctx_size "ctx-size": usize {
@@ -43,28 +44,28 @@ option_group! {
             letters: Some("-Cr"),
             elsewhere: &[("llama.cpp", &["-C", "--cpu-mask"], "`--cpu-range 0-3,8` names the processors to use")]
         } = LIST, parsed => |options, cpus| options.compute.places.cpus = Some(cpus);
-        /// Give each thread a processor of its own, as far as there are enough: 0 or 1
+        /// Give each thread its own processor, if there are enough: 0 or 1
         cpu_strict "cpu-strict": usize { value: Some("0|1"), default: Some("0") } = number(0, 1).advanced(), count
             => |options, n| options.compute.places.is_strict = n == 1;
-        /// How threads are placed on memory nodes: distribute, evenly on all, each with the weights that it reads; isolate, all on the node on
-        /// which the program starts; numactl, as the program was placed [default: numactl]
+        /// Placement of threads on memory nodes: distribute (evenly on all, each with the weights that it reads), isolate (all on the node on
+        /// which the program starts) or numactl (as the program was placed) [default: numactl]
         numa "numa": Numa = value("HOW").advanced(), parsed => |options, numa| options.compute.places.numa = numa;
         /// Load all weights into memory. By default a token embedding of 64 MiB or more stays in the file on the CPU
         no_mmap "no-mmap": bool = RARE, parsed => |options, is_on| options.compute.is_all_in_memory = is_on;
         /// Tokens of a prompt in one batch
         batch_size "batch-size": usize { letter: Some('b'), default: Some("2048") } = N, positive;
-        /// Tokens computed in one step, at most a batch [default: 512, and 2048 where a GPU with room for it has all of the model]
+        /// Tokens computed in one step, at most a batch [default: 512, or 2048 if all of the model is on a GPU with enough memory]
         ubatch_size "ubatch-size": usize {
             letters: Some("-ub"), hints: &[("step", "`-ub N`", "`LoadOptions::max_step_tokens`")]
         } = N, positive;
-        /// Type of the stored keys
+        /// Type of the keys in the KV cache
         cache_type_k "cache-type-k": KvType { letters: Some("-ctk") } = KV_TYPE, parsed => |options, ty| options.kv_type = ty;
-        /// Type of the stored values
+        /// Type of the values in the KV cache
         cache_type_v "cache-type-v": KvType { letters: Some("-ctv") } = KV_TYPE, parsed => |options, ty| options.kv_value_type = Some(ty);
-        /// Instruction sets to use, a list of avx2, avxvnni and avx512vnni, on ARM of neon, dotprod and i8mm, or scalar
-        /// [default: all that there are; also TOKENMILL_CPU_FEATURES]
+        /// Instruction sets to use: a list of avx2, avxvnni and avx512vnni (on ARM: neon, dotprod and i8mm), or scalar
+        /// [default: all available; also TOKENMILL_CPU_FEATURES]
         cpu_features "cpu-features": CpuFeatures = LIST, parsed => |options, features| options.compute.cpu_features = features;
-        /// Where to compute: auto, cpu, cuda or cuda:N; auto takes the first GPU that can [default: auto]
+        /// Where to compute: auto, cpu, cuda or cuda:N; auto takes the first usable GPU [default: auto]
         device "device": Device {
             elsewhere: &[("llama.cpp", &["-mg", "--main-gpu"], "`--device cuda:N` chooses the GPU")],
             hints: &[("cpu", "`--device cpu`", "`Device::Cpu`"), ("device", "`--device`", "`Compute::device`")]
@@ -72,8 +73,8 @@ option_group! {
         /// Quantize the weights of a Hugging Face folder while they load, to q8_0, q4_k_m or another type that needs no
         /// importance matrix
         quantize "quantize": Preset { values: Values::Presets } = value("TYPE"), parsed => |options, preset| options.quantize = Some(preset);
-        /// Layers on the GPU, the last ones: a number, or all; auto puts everything there if it fits, and else the parts with which a token takes
-        /// least time by measured bandwidths. The CPU computes the rest [default: auto, and all with --device cuda]
+        /// Layers on the GPU, counted from the last: a number, or all; auto puts everything there if it fits, else the parts that make a token
+        /// fastest by measured bandwidths. The CPU computes the rest [default: auto, and all with --device cuda]
         gpu_layers "gpu-layers": DeviceLayers {
             letters: Some("-ngl"),
             alias: Some("n-gpu-layers"),
@@ -87,17 +88,17 @@ option_group! {
         cpu_moe "cpu-moe": bool { letters: Some("-cmoe") } = SWITCH, parsed;
         /// Keep the experts of the first N layers on the CPU
         n_cpu_moe "n-cpu-moe": usize { letters: Some("-ncmoe"), conflicts: &["cpu_moe"] } = N, count;
-        /// Place parts of the GPU's layers, a list of attn, ffn and experts, each =gpu or =cpu, such as ffn=gpu,attn=cpu
+        /// Place parts of the GPU's layers: a list of attn, ffn and experts, each with =gpu or =cpu, such as ffn=gpu,attn=cpu
         place "place": PartsRequest = LIST, parsed;
-        /// Let the CPU compute the GPU's feed-forward networks in steps of fewer than N tokens; auto measures that number and remembers
-        /// it. These weights are in the memory of both then
+        /// Let the CPU compute the GPU's feed-forward networks in steps of fewer than N tokens; auto measures N and remembers it. Both
+        /// then hold these weights in memory
         gpu_batch "gpu-batch": BatchThreshold = N, gpu_batch;
-        /// Bandwidths by which -ngl auto chooses, in place of measured ones, all four: GB/s of gpu, cpu and the link between them, and microseconds of
-        /// a crossing, such as gpu=900,cpu=40,link=25,crossing=15
+        /// Bandwidths for -ngl auto in place of measured ones, all four: gpu, cpu and the link between them in GB/s, and a crossing in microseconds,
+        /// such as gpu=900,cpu=40,link=25,crossing=15
         bandwidths "bandwidths": Bandwidths = LIST, parsed;
-        /// Measure again what -ngl auto and --gpu-batch auto remember of this machine, in $XDG_CACHE_HOME/tokenmill or ~/.cache/tokenmill
+        /// Repeat the measurements that -ngl auto and --gpu-batch auto keep for this machine in $XDG_CACHE_HOME/tokenmill or ~/.cache/tokenmill
         measure_again "measure-again": bool { conflicts: &["bandwidths"] } = RARE, parsed;
-        /// GPUs that compute the model together, each a part of every layer: the first, or the one of --device, and those after it
+        /// Number of GPUs that share the model, each with a part of every layer: the first GPU, or the one of --device, and the next ones
         /// [default: 1]
         tensor_parallel_size "tensor-parallel-size": usize {
             letters: Some("-tp"),
@@ -110,12 +111,12 @@ option_group! {
             ],
             hints: &[("gpus", "`--tensor-parallel-size N`", "`Compute::n_gpus`")]
         } = value("N"), positive;
-        /// How these GPUs add up: nccl, host (in its memory), or auto, which takes NCCL where it is installed [default: auto]
+        /// How the GPUs of --tensor-parallel-size add up their results: nccl, host (in main memory), or auto, which takes NCCL if it is installed [default: auto]
         all_reduce "all-reduce": AllReduce {
             elsewhere: &[("vLLM", &["--disable-custom-all-reduce"],
                 "GPUs add up by NCCL or in the host's memory, never by kernels of this program; `--all-reduce nccl|host` chooses")]
         } = value("WAY").advanced(), parsed;
-        /// Give each sequence the same bits whatever other sequences are computed with it; slower on a GPU, always so on the CPU
+        /// Give each sequence the same bits in any batch; slower on a GPU, always true on the CPU
         batch_invariant "batch-invariant": bool { conflicts: &["gpu_batch"] } = RARE, parsed
             => |options, is_on| options.compute.gpu.is_batch_invariant = is_on;
     }

@@ -1,6 +1,6 @@
-//! The load of a model: its files are opened, its weights put on a device, and its engine started.
+//! The load of a model: opens its files, puts its weights on a device, and starts its engine.
 //!
-//! Separate from the options, which are choices. Invariant: whatever fails before the engine starts leaves nothing running.
+//! Invariant: whatever fails before the engine starts leaves nothing running.
 
 use std::{
     path::{Path, PathBuf},
@@ -36,7 +36,7 @@ impl LoadOptions {
     /// if it is not on this machine. An existing file or folder is never taken for a name.
     ///
     /// # Errors
-    /// [`Error`]: what is wrong with the files, the options or the device; [`Error::NeedsHub`] for a name without the feature `hub`.
+    /// [`Error`]: a fault of the files, the options or the device; [`Error::NeedsHub`] for a name without the feature `hub`.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Model, Error> {
         let options = self.with_draft_here()?;
         let source = ModelSource::find(self.path_of(path.as_ref())?)?;
@@ -198,7 +198,7 @@ impl LoadOptions {
         }
     }
 
-    /// Opens what sees images, and tells the words what stands for one.
+    /// Opens the image encoder, and gives the words the tokens of an image.
     fn vision(
         &self,
         source: &ModelSource,
@@ -229,7 +229,7 @@ impl LoadOptions {
         Ok(words)
     }
 
-    /// Opens the model that is to guess for `network`, where it generates and tokens are to be guessed by one.
+    /// Opens the draft model for `network`, if the network generates and the options ask for one.
     fn open_draft(&self, network: &Network, words: &ModelWords) -> Result<Option<Draft>, Error> {
         match self.draft_of(network) {
             Some(path) => Draft::open(path, words.tokenizer()).map(Some),
@@ -298,7 +298,7 @@ struct Start {
     store: Option<Arc<ModelStore>>,
 }
 
-/// The number that tells a network from others.
+/// The number that identifies a network.
 fn identity(source: &ModelSource, network: &Network, options: &ModelOptions) -> Result<u128, Error> {
     let n_ctx = options.n_ctx.unwrap_or(network.descriptor().n_ctx_train);
     identity_of(network, n_ctx).map_err(|error| Error::Read {

@@ -1,8 +1,9 @@
-//! [`EngineOption`]: an option of the engine, and the macros of its tables. A row has the option's help, its name, its [`Look`], the
-//! reader of its value, and the field of [`LoadOptions`](super::LoadOptions) that it sets.
+//! [`EngineOption`]: an option of the engine, and the macros of its tables. A row has the option's help, its
+//! name, its [`Look`], the reader of its value, and the field of [`LoadOptions`](super::LoadOptions) that it
+//! sets.
 //!
-//! Separate from the rows, which are in `load_options.rs` and `load_flags.rs`. Invariant: command line, files of models, hints and answers
-//! to flags of other programs take what they say of an option from its row.
+//! The rows are in `load_options.rs` and `load_flags.rs`. Invariant: the command line, TOML files of models,
+//! hints and answers to flags of other programs take everything about an option from its row.
 
 use std::{fmt::Display, str::FromStr};
 
@@ -54,7 +55,7 @@ pub fn engine_options() -> impl Iterator<Item = (&'static str, &'static Look)> {
 pub struct Look {
     /// Stands for its value in a help text; `None` for a switch.
     pub value: Option<&'static str>,
-    /// Narrows what values there are.
+    /// Narrows the allowed values.
     pub values: Values,
     /// Stands for it after one dash.
     pub letter: Option<char>,
@@ -68,7 +69,7 @@ pub struct Look {
     pub is_advanced: bool,
     /// Lists options that cannot be given with it, by `id`.
     pub conflicts: &'static [&'static str],
-    /// Names it in other programs: the program, its flags, and what to do here instead.
+    /// Its names in other programs: the program, its flags, and the replacement here.
     pub elsewhere: &'static [(&'static str, &'static [&'static str], &'static str)],
     /// Names it in hints: the place in their texts, the flag, and the name in Rust.
     pub hints: &'static [(&'static str, &'static str, &'static str)],
@@ -149,7 +150,7 @@ pub fn positive(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "expected a whole number, 1 or more".to_owned())
 }
 
-/// Makes a group of options of its rows: `/// help`, then `id "name": type { its look } = like, reader => what it sets;`.
+/// Makes a group of options of its rows: `/// help`, then `id "name": type { its look } = like, reader => its field;`.
 macro_rules! option_group {
     (
         $(#[doc = $about:literal])*

@@ -1,6 +1,6 @@
-//! [`Index`]: which files a [`PrefixFolder`](super::PrefixFolder) has, and which was used longest ago.
+//! [`Index`]: the files of a [`PrefixFolder`](super::PrefixFolder), and the one used longest ago.
 //!
-//! Separate because it is counting alone: no file is touched here. Invariant: `n_bytes` is the sum over all files that are listed.
+//! It only counts; no file is touched here. Invariant: `n_bytes` is the sum over all listed files.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -26,7 +26,7 @@ struct Entry {
     stamp: u64,
     /// The time of use that the disk has.
     used: SystemTime,
-    /// It could not be read, and is not asked for before then.
+    /// It could not be read, and is not requested before then.
     unreadable_until: Option<Instant>,
 }
 

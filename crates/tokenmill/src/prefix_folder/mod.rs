@@ -1,9 +1,9 @@
-//! [`PrefixFolder`]: what was computed of prompts, in files, to be found again after a restart.
+//! [`PrefixFolder`]: the KV cache of prompts in files, which prompts find again after a restart.
 //!
-//! The prefix cache of an engine is in memory and ends with it. With a folder, what no sequence uses is written in the background, and
-//! read when a prompt begins with it. Separate from sessions, which are conversations that someone names: here pages are found by
-//! their tokens. Invariants: a file that is cut, damaged or another's changes nothing, and the prompt is computed; one process uses a
-//! folder at a time.
+//! The prefix cache of an engine is in memory and ends with it. With a folder, pages that no sequence uses
+//! are written in the background, and read when a prompt begins with them. Sessions, in contrast, are
+//! conversations that someone names; here pages are found by their tokens. Invariants: a truncated, damaged
+//! or foreign file changes nothing, and the prompt is computed; one process uses a folder at a time.
 
 mod index;
 mod model_store;

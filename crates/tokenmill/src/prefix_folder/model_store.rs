@@ -1,8 +1,10 @@
-//! [`ModelStore`]: the pages of one model in a [`PrefixFolder`](super::PrefixFolder), as its engine uses them.
+//! [`ModelStore`]: the pages of one model in a [`PrefixFolder`](super::PrefixFolder), as its engine uses
+//! them.
 //!
-//! Separate from the folder, which has those of all models. Two threads touch the disk, one that writes and one that reads, so that what a
-//! prompt waits for does not stand behind what can wait. Invariants: a file has its name once all of it is written; the bytes of all
-//! files, the one being written included, stay below the folder's limit; a write that fails costs the page alone.
+//! The folder itself has those of all models. Two threads touch the disk, one that writes and one that reads,
+//! so that a waiting prompt is not delayed by writes. Invariants: a file has its name once all of it is
+//! written; the bytes of all files, the one being written included, stay below the folder's limit; a failed
+//! write costs its page alone.
 
 use std::{
     fmt,
@@ -81,11 +83,11 @@ struct Shared {
     format: MemoryFormat,
     queued_bytes: AtomicU64,
     paused_until: Mutex<Option<Instant>>,
-    /// No one waits for what is read any more.
+    /// No prompt waits for the pages that are read any more.
     stops_reading: AtomicBool,
     /// No one waits until all is written any more.
     stops_writing: AtomicBool,
-    /// The counters since the load; what the folder has is counted in its index.
+    /// The counters since the load; the index counts the folder's contents.
     figures: Mutex<PrefixFolderFigures>,
 }
 
@@ -178,7 +180,7 @@ impl ModelStore {
         }
     }
 
-    /// Writes what is left. Threads that have not ended within so much time are left alone: they end once the disk answers.
+    /// Does the remaining writes. Threads that have not ended within this time are left alone: they end once the disk answers.
     pub(super) fn end_within(&mut self, patience: Duration) {
         (self.orders, self.fetches) = (None, None);
         self.shared.stops_reading.store(true, Ordering::Relaxed);

@@ -63,7 +63,7 @@ impl Running {
         self.store.as_ref().unwrap().figures()
     }
 
-    /// Ends it as a server does: what is left to write is written.
+    /// Ends it as a server does: remaining writes are done.
     fn end(self) {
         self.engine.drain();
         assert!(self.engine.wait_for_end(Duration::from_mins(1)));

@@ -1,7 +1,8 @@
 //! [`identity_of`]: a number for a model, the same at every load.
 //!
-//! Separate because it is made while the files are open. Invariant: whatever changes the memory of a sequence changes it: the network's
-//! description, the types its weights are computed in, and the weights, of which samples of every tensor are read.
+//! It is computed while the files are open. Invariant: everything that changes the memory of a sequence
+//! changes the number: the network's description, the types that its weights are computed in, and the
+//! weights, of which samples of every tensor are read.
 
 use std::io;
 
@@ -19,7 +20,7 @@ pub(crate) fn identity_of(network: &Network, n_ctx: usize) -> io::Result<u128> {
     let descriptor = network.descriptor();
     let mut bytes = format!("{descriptor:?}").into_bytes();
     for rope in &descriptor.ropes {
-        // Positions are scaled by what the context may grow to.
+        // Positions are scaled by the longest context.
         match rope.scaling {
             RopeScaling::LongRope { original_context, .. } => bytes.push(u8::from(n_ctx > original_context)),
             RopeScaling::Dynamic { original_context, .. } => {

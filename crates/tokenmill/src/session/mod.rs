@@ -1,9 +1,10 @@
-//! [`Session`]: a conversation in a file, with the memory that was computed for it.
+//! [`Session`]: a conversation in a file, with its KV cache.
 //!
-//! [`Model::save_session`] writes what the prefix cache holds of a conversation: keys and values, windows, latent rows, recurrent
-//! states. [`Model::restore_session`] brings it back into the cache of an engine, this one or a later one, where prompts that begin
-//! with the same tokens find it. Separate from the engine, which knows no file. Invariants: a file that is not whole, or not of
-//! this model, changes nothing; the file that was there before stays until the new one is on the disk.
+//! [`Model::save_session`] writes the conversation's part of the prefix cache: keys and values, windows,
+//! latent rows, recurrent states. [`Model::restore_session`] loads it into the cache of an engine, this one
+//! or a later one, where prompts that begin with the same tokens find it. The engine itself knows no file.
+//! Invariants: an incomplete file, or one of another model, changes nothing; the earlier file stays until the
+//! new one is on the disk.
 
 mod identity;
 #[cfg(test)]
@@ -76,10 +77,10 @@ pub struct SessionFile {
 }
 
 impl SessionFile {
-    /// Opens a file and reads what it says of itself.
+    /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// [`Error::Session`]: it cannot be read, or is no session of this version, or is cut or damaged.
+    /// [`Error::Session`]: it cannot be read, is not a session of this version, or is truncated or damaged.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         Self::open_at(path).map_err(at(path))
@@ -159,7 +160,7 @@ impl SessionFile {
     }
 }
 
-/// Returns the parts of a prefix that the entries of a session are; `None` if it is no session. The key of an entry is
+/// Returns the parts of a prefix that the entries of a session are; `None` if it is not a session. The key of an entry is
 /// the index of its page.
 fn parts_of(header: &PageFileHeader) -> Option<Vec<PrefixPart>> {
     let n_pages = header.tokens.len() / PAGE_TOKENS;
@@ -199,7 +200,7 @@ impl Owner<'_> {
         Ok((identity, format))
     }
 
-    /// Holds what the cache has of a session, and says what the file will be.
+    /// Holds the cached part of a session, and describes the file.
     fn begin(&self, session: &Session) -> Result<Draft, SessionError> {
         let (identity, format) = self.names()?;
         let reader = self.engine.read_prefix(&session.tokens, session.cache_salt)?;
@@ -248,11 +249,11 @@ impl Draft {
 }
 
 impl Model {
-    /// Writes a conversation to a file, with what the prefix cache holds of it. A file of this name is replaced once the new one is
+    /// Writes a conversation to a file, with its part of the prefix cache. A file of this name is replaced once the new one is
     /// on the disk.
     ///
     /// # Errors
-    /// [`Error::Session`]: the file cannot be written, and what was there before still is; or the device's memory cannot be read.
+    /// [`Error::Session`]: the file cannot be written, and the earlier file stays; or the device's memory cannot be read.
     pub fn save_session(&self, path: impl AsRef<Path>, session: &Session) -> Result<SessionSize, Error> {
         self.save_session_within(path, session, u64::MAX)
     }
@@ -295,7 +296,7 @@ impl Model {
         Ok(session)
     }
 
-    /// As [`Self::restore_session`], of a file that was opened at `path`; also says what was read.
+    /// As [`Self::restore_session`], of a file that was opened at `path`; also returns its size.
     ///
     /// # Errors
     /// As [`Self::restore_session`].
@@ -322,7 +323,7 @@ impl Model {
     }
 }
 
-/// Removes what processes that were killed while they saved sessions left in a folder.
+/// Removes partial files of a folder, left by processes that were killed while they saved sessions.
 ///
 /// # Errors
 /// [`Error::Read`] where the folder cannot be read, or the files not removed.

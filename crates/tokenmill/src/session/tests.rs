@@ -40,7 +40,7 @@ fn restore(engine: &Engine, path: &Path) -> Result<SessionSize, SessionError> {
     SessionFile::open_at(path)?.restore(&owner(engine), 0)
 }
 
-/// Waits until nothing is held any more: the engine releases what a handle held in the background.
+/// Waits until nothing is held any more: the engine releases the pages of a handle in the background.
 #[track_caller]
 fn assert_nothing_held(engine: &Engine) {
     for _ in 0..500 {

@@ -1,6 +1,6 @@
-//! [`ImagePlaces`]: the room that images take in a prompt.
+//! [`ImagePlaces`]: the places of images in a prompt.
 //!
-//! Separate from the words because only models with an encoder have it. Invariant: as many tokens are placed as the encoder makes rows.
+//! Only models with an encoder have them. Invariant: an image gets as many tokens as the encoder makes rows.
 
 use tokenmill_image::{ImageError, ImageLimits, size_of};
 use tokenmill_model::{ImageGrid, ImageSize};

@@ -1,7 +1,7 @@
-//! Prompts of conversations: what the chat template writes, as tokens, with room for the images.
+//! Prompts of conversations: the output of the chat template as tokens, with places for the images.
 //!
-//! Separate from the words themselves, which texts need too. Invariant: the template sees the date of the day and the model's settings,
-//! and what a conversation sets wins.
+//! Texts need the words but not this file. Invariant: the template sees the date of the day and the model's
+//! settings, and a conversation's own settings override them.
 
 use std::{
     sync::Arc,

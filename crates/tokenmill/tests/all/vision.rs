@@ -246,7 +246,7 @@ fn what_cannot_be_seen_is_refused_in_one_line() {
     let many = asked(vec![image_part(b"no image"); 4096]);
     let line = model.words().encode_chat(&many).unwrap_err().to_string();
     assert!(line.contains("the context holds 256"), "{line}");
-    // A message's own text is no mark.
+    // A message's own text is not a mark.
     let said = Conversation::from_json(vec![json!({"role": "user", "content": "<start_of_image>"})]);
     assert!(model.words().prompt(&said).unwrap().images.is_empty());
 
@@ -257,7 +257,7 @@ fn what_cannot_be_seen_is_refused_in_one_line() {
     let blind = blind.load(data("gemma3/model.gguf")).unwrap();
     assert!(!blind.sees() && model.sees());
     let line = refused(&blind, vec![image("0.png")]);
-    assert_eq!(line, "this model was loaded without an encoder of images");
+    assert_eq!(line, "this model was loaded without an image encoder");
     // The same conversation without images is answered.
     assert_eq!(ids(&blind, asked([text("Hi")]), 2).len(), 2);
 }
@@ -275,7 +275,7 @@ fn an_encoder_of_another_model_is_refused_with_both_widths() {
         .load(data("gemma3/model.gguf"));
     let line = error.unwrap_err().to_string();
     assert!(
-        line.ends_with("is no encoder of images but a model of the architecture `gemma3`"),
+        line.ends_with("is not an image encoder but a model of the architecture `gemma3`"),
         "{line}"
     );
     let error = options()

@@ -1,7 +1,7 @@
 //! [`BatchRequest`]: one line of a batch, in the form of OpenAI's batch API.
 //!
-//! Separate from the running of it. Invariant: a line that is not a request is a [`BadLine`] that says what is wrong with
-//! it, and every field of a line is obeyed or refused.
+//! Invariant: a line that is not a request is a [`BadLine`] that names the fault, and every field of a line
+//! is obeyed or refused.
 
 use std::collections::HashSet;
 
@@ -25,7 +25,7 @@ pub(super) struct BatchRequest {
     pub(super) body: String,
 }
 
-/// A line that is no request.
+/// A line that is not a request.
 #[derive(Debug, PartialEq)]
 pub(super) struct BadLine {
     /// Its id, if that much could be read.
@@ -38,7 +38,7 @@ impl BatchRequest {
     /// Reads a line, and adds its id to `ids`, the ids of the lines before it.
     ///
     /// # Errors
-    /// Returns what is wrong with the line.
+    /// Returns the fault of the line.
     pub(super) fn parse(line: &[u8], ids: &mut HashSet<String>) -> Result<Self, BadLine> {
         let mut custom_id = None;
         Self::read(line, &mut custom_id, ids).map_err(|(code, message)| BadLine {
@@ -63,27 +63,27 @@ impl BatchRequest {
                 };
                 ("invalid_json_line", message)
             })?;
-        let missing = |name: &str, what: &str| ("invalid_request", format!("`{name}` is not {what}"));
+        let missing = |name: &str, what: &str| ("invalid_request", format!("`{name}` {what}"));
         let Some(Value::String(id)) = fields.remove("custom_id") else {
-            return Err(missing("custom_id", "there as a string"));
+            return Err(missing("custom_id", "is missing or not a string"));
         };
         *custom_id = Some(id.clone());
         if !ids.insert(id.clone()) {
             return Err((
                 "duplicate_custom_id",
-                format!("a line before has the id `{id}` too"),
+                format!("an earlier line has the id `{id}` too"),
             ));
         }
         if fields.remove("method").as_ref().and_then(Value::as_str) != Some("POST") {
-            return Err(missing("method", "\"POST\""));
+            return Err(missing("method", "is not \"POST\""));
         }
         let url = fields.remove("url");
         let url = url.as_ref().and_then(Value::as_str).unwrap_or_default();
         let Some(url) = URLS.into_iter().find(|known| *known == url) else {
-            return Err(("invalid_url", format!("`url` is none of {}", URLS.join(", "))));
+            return Err(("invalid_url", format!("`url` is not one of {}", URLS.join(", "))));
         };
         let Some(Value::Object(body)) = fields.remove("body") else {
-            return Err(missing("body", "there as an object"));
+            return Err(missing("body", "is missing or not an object"));
         };
         if body.get("stream") == Some(&Value::Bool(true)) {
             return Err((

@@ -1,8 +1,8 @@
 //! [`Results`]: the file of a batch's results, which also records the answered requests.
 //!
-//! Separate because resuming rests on it alone. Invariant: a result is in the file as a whole line or not at
-//! all. A partial line, left by a killed process, is cut off when the file is opened again, and its request
-//! is answered again.
+//! Resuming depends on this file alone. Invariant: a result is in the file as a whole line or not at all. A
+//! partial line, left by a killed process, is cut off when the file is opened again, and its request is
+//! answered again.
 
 use std::{
     collections::HashMap,
@@ -54,7 +54,7 @@ pub(super) enum Ending {
 }
 
 impl Results {
-    /// Opens the file and reads what is done.
+    /// Opens the file and reads the finished requests.
     ///
     /// # Errors
     /// A file that cannot be opened, that another process writes to, or that holds something else.
@@ -63,7 +63,7 @@ impl Results {
         // The record of finished requests is read from the file, and a device may never end.
         if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
             let failure = Failure::input(format!("{} is not a file", path.display()));
-            return Err(failure.hint("OUTPUT also says what is done already, so it must be a file"));
+            return Err(failure.hint("OUTPUT also records the finished requests, so it must be a file"));
         }
         let file = OpenOptions::new()
             .read(true)
@@ -71,7 +71,7 @@ impl Results {
             .create(true)
             .open(path)
             .map_err(unwritable)?;
-        // A file system without locks is no reason to refuse.
+        // A file system without locks is not a reason to refuse.
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
             return Err(Failure::work(format!(
                 "another process is writing to {}",

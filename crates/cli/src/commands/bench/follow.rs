@@ -1,8 +1,8 @@
-//! `bench --follow`: a text that is given, generated with and without guesses.
+//! `bench --follow`: generates a given text, with and without drafts.
 //!
-//! Separate from the other tests because a text is needed to guess anything: of tokens that are random, or that random weights say, no
-//! guess comes out. All weights are read and every token is sampled as ever; then the text's own takes its place. Invariant: each
-//! round begins with prompts that are computed, and with no trace of the answers of the rounds before.
+//! Look-ups predict nothing in random tokens or in the output of random weights, so this test needs a text.
+//! All weights are read and every token is sampled as usual; then the text's own token takes its place.
+//! Invariant: each round begins with computed prompts, and with no trace of the answers of earlier rounds.
 
 use std::{fmt::Write, path::Path, sync::Arc, thread, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
     visible::visible,
 };
 
-/// A test with one kind of guesses, and how many of these were right.
+/// A test with one kind of drafts, and the number of accepted draft tokens.
 struct Followed {
     spec: Drafter,
     measured: Measured,
@@ -194,7 +194,7 @@ fn follow(engine: &Engine, ids: &[u32], n_prompt: usize, test: Test, salt: u64) 
     })
 }
 
-/// How many times as fast a test is as without guesses, where that was measured.
+/// The speed of a test over that without drafts, if both were measured.
 fn over_off(followed: &Followed, results: &[Followed]) -> Option<f64> {
     // Where it was named more than once, all of it.
     let off: Vec<f64> = results
@@ -212,7 +212,7 @@ fn name(test: Test, n_prompt: usize) -> String {
 
 fn markdown(subject: &Subject, n_prompt: usize, results: &[Followed]) -> String {
     let mut table = String::from(
-        "| model | size | params | backend | threads | test | guesses | t/s | over off | accepted of drafted |\n\
+        "| model | size | params | backend | threads | test | drafts | t/s | over off | accepted of drafted |\n\
          | --- | ---: | ---: | --- | ---: | ---: | --- | ---: | ---: | ---: |\n",
     );
     for followed in results {

@@ -1,7 +1,7 @@
-//! [`Forward`]: known tokens through an executor, without an engine: what `ppN` and `tgN` measure.
+//! [`Forward`]: runs known tokens through an executor, without an engine, for `ppN` and `tgN`.
 //!
-//! Separate because it is the only place of the program that drives an executor itself. Invariant: no token is sampled;
-//! one sequence is stored at a time.
+//! Only this file of the program drives an executor itself. Invariant: no token is sampled; one sequence is
+//! stored at a time.
 
 use tokenmill_backend::{
     Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SeqState, StateSave, StepError, StepOutput, StepTrace,

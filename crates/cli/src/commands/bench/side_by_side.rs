@@ -1,7 +1,7 @@
-//! [`SideBySide`]: several sequences generated side by side through the engine, which is calibrated by it.
+//! [`SideBySide`]: generates several sequences at once through the engine, which calibrates itself by them.
 //!
-//! Separate from the tests of one sequence because those are llama-bench's and know no engine. Invariant: every sequence
-//! has all its tokens, so the number of decode rows is the same in every step that counts.
+//! The tests of one sequence, in contrast, are llama-bench's and know no engine. Invariant: every sequence
+//! has all its tokens, so each counted step has the same number of decode rows.
 
 use tokenmill_sched::{Engine, GenerateParams, Throughput};
 
@@ -22,7 +22,7 @@ impl SideBySide {
     }
 
     /// Generates `n_gen` tokens, at least two, in each of `n_seqs` sequences; gives the tokens per second of all together,
-    /// the sum of what each stream has between its first token and its last.
+    /// the sum over the streams, each from its first token to its last.
     ///
     /// # Errors
     /// A step that fails.

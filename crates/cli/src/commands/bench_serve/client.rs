@@ -1,7 +1,7 @@
 //! One request, with the time of every piece of its answer.
 //!
-//! Separate because it must disturb the measurement as little as possible: a connection for each request, opened before
-//! the clock starts, and nothing parsed but the lines of the stream.
+//! It must disturb the measurement as little as possible: each request has a connection, opened before the
+//! clock starts, and only the lines of the stream are parsed.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ pub(super) struct Measured {
     pub(super) first: Option<Duration>,
     /// When each piece of text came, since it was sent.
     pub(super) pieces: Vec<Duration>,
-    /// When each token was told, since it was sent, with its text or before; empty where the server tells none (`return_token_ids`).
+    /// When each token was reported, since the request was sent, with its text or before; empty if the server reports none (`return_token_ids`).
     pub(super) tokens: Vec<Duration>,
     /// When its answer was complete, since it was sent.
     pub(super) total: Duration,
@@ -95,7 +95,7 @@ impl Target {
             model: model.unwrap_or_default(),
         };
         if target.model.is_empty() {
-            let failed = |reason| Failure::work(format!("cannot ask {url} for its models: {reason}"));
+            let failed = |reason| Failure::work(format!("cannot list the models of {url}: {reason}"));
             let listing = async {
                 let mut sender = target.connect().await?;
                 let request = target.request("GET", "/v1/models", String::new())?;

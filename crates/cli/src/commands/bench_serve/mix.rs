@@ -1,9 +1,9 @@
 //! `--mix`: streams of several kinds side by side, the latency of each kind, and the cost of the mix against
 //! plain streams.
 //!
-//! Separate from the load of completions because each client keeps to a kind, and chats. Invariant: answers
-//! of all kinds have the same number of tokens, so that loads compare; schemas of constrained answers ask for
-//! more than fits.
+//! Unlike in the load of completions, each client sends chats of one kind. Invariant: answers of all kinds
+//! have the same number of tokens, so that loads compare; schemas of constrained answers ask for more than
+//! fits.
 
 use std::{
     fmt::Write as _,
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{note::note, signals::Signals};
 
-/// Where chats are asked for.
+/// The path for chats.
 const CHAT: &str = "/v1/chat/completions";
 
 /// The kind of a stream's requests.
@@ -66,7 +66,7 @@ impl FromStr for Mix {
             let n = n.parse().ok().filter(|&n| n > 0);
             let n = n.ok_or_else(|| format!("`{part}` has no number of streams from 1 to 65535"))?;
             if streams.iter().any(|&(other, _)| other == kind) {
-                return Err(format!("`{name}` stands there twice"));
+                return Err(format!("`{name}` is given twice"));
             }
             streams.push((kind, n));
         }
@@ -383,7 +383,7 @@ struct Figures {
     /// text was held back because a character or a mark was incomplete. `None` if the server reports no
     /// tokens.
     tokens_in_longest: Option<usize>,
-    /// The longest time between two tokens; `None` where the server does not tell of tokens.
+    /// The longest time between two tokens; `None` if the server does not report tokens.
     between_tokens_ms: Option<f64>,
 }
 
@@ -410,13 +410,13 @@ fn by_time(a: &(Duration, usize), b: &(Duration, usize)) -> std::cmp::Ordering {
     a.0.cmp(&b.0)
 }
 
-/// Whether all answers that have text tell of their tokens, and there is one.
+/// Whether all answers with text report their tokens, and there is one.
 fn tell_tokens(answers: &[&Measured]) -> bool {
     let mut with_text = answers.iter().filter(|one| !one.pieces.is_empty()).peekable();
     with_text.peek().is_some() && with_text.all(|one| !one.tokens.is_empty())
 }
 
-/// The longest time between two tokens of an answer, in milliseconds, where all of the server's answers tell of theirs.
+/// The longest time between two tokens of an answer, in milliseconds, if all of the server's answers report their tokens.
 fn between_tokens(answers: &[&Measured]) -> Option<f64> {
     if !tell_tokens(answers) {
         return None;
@@ -450,7 +450,7 @@ impl Comparison {
         self.rounds.is_empty()
     }
 
-    /// The median over the rounds of what the mix reaches of the plain streams.
+    /// The median over the rounds of the mix's speed relative to plain streams.
     pub(super) fn ratio(&self) -> f64 {
         let ratios = self.rounds.iter().map(|(plain, mix)| mix / plain).collect();
         Distribution::new(ratios).percentile(50.0)

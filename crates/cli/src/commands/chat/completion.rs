@@ -1,4 +1,4 @@
-//! [`Completion`]: what Tab offers in a chat: commands, settings, files.
+//! [`Completion`]: the choices of the Tab key in a chat: commands, settings, files.
 
 use rustyline::{
     Context, Helper,

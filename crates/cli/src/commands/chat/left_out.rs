@@ -1,6 +1,7 @@
-//! [`LeftOut`]: commands of a pipe that failed, and the exit code that they make.
+//! [`LeftOut`]: commands of a pipe that failed, and the resulting exit code.
 //!
-//! Separate from the turns, of which a failure ends the chat. Invariant: the chat continues, and ends as the first of them did.
+//! A failed turn, in contrast, ends the chat. Invariant: the chat continues, and its exit code is that of the
+//! first failure.
 
 use crate::failure::Failure;
 

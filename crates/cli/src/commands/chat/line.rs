@@ -1,7 +1,7 @@
-//! [`Line`]: what a line typed in a chat means.
+//! [`Line`]: the meaning of a line typed in a chat.
 //!
-//! Separate so that it can be tested without a model. Invariant: only a line that begins with `/` is a command, and one
-//! that is not known is an error, never sent to the model.
+//! It needs no model, so tests need none. Invariant: only a line that begins with `/` is a command; an
+//! unknown command is an error and is never sent to the model.
 
 use std::path::PathBuf;
 
@@ -74,7 +74,7 @@ pub(super) fn command_without_slash(line: &str) -> Option<&'static str> {
 /// Reads a line.
 ///
 /// # Errors
-/// A command that is not known, or lacks what it needs.
+/// An unknown command, or one without its argument.
 pub(super) fn parse(line: &str) -> Result<Line<'_>, Failure> {
     let trimmed = line.trim();
     if trimmed.is_empty() {
@@ -120,7 +120,7 @@ pub(super) fn parse(line: &str) -> Result<Line<'_>, Failure> {
             }
         }
         _ => {
-            // The slash that all have is no likeness.
+            // The slash that all commands have does not count as likeness.
             let names = COMMANDS
                 .into_iter()
                 .map(|command| command.trim_start_matches('/'));

@@ -104,7 +104,7 @@ impl LineReader {
                 Ok(line) => {
                     let is_new = editor.add_history_entry(line.as_str()).unwrap_or(false);
                     if let (true, Some(path)) = (is_new, history) {
-                        // A history that cannot be kept is no reason to stop talking.
+                        // A history that cannot be stored is not a reason to end the chat.
                         let _unsaved = editor.save_history(path);
                     }
                     Ok(Read::Text(line))

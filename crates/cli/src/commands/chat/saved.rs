@@ -52,7 +52,7 @@ impl Conversation {
     fn parse(text: &str) -> Result<Self, String> {
         let mut file: Value = serde_json::from_str(without_mark(text)).map_err(|error| error.to_string())?;
         let Some(Value::Array(mut messages)) = file.get_mut("messages").map(Value::take) else {
-            return Err("`messages` is not there as an array".to_owned());
+            return Err("`messages` is missing or not an array".to_owned());
         };
         for (at, message) in messages.iter().enumerate() {
             let role = message["role"].as_str().unwrap_or_default();
@@ -99,8 +99,8 @@ impl OwnFiles {
         let is_file = fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
         let is_own = fs::canonicalize(path).is_ok_and(|path| self.0.contains(&path));
         if is_file && !is_own {
-            return Err(Failure::usage(format!("{} is there already", path.display()))
-                .hint("/save replaces only what this chat saved or loaded; give another name"));
+            return Err(Failure::usage(format!("{} already exists", path.display()))
+                .hint("/save replaces only files that this chat saved or loaded; give another name"));
         }
         output::write_file(path, text)?;
         self.add(path);

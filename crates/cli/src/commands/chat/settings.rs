@@ -1,6 +1,6 @@
 //! `/set` and `/show`: the settings of a chat.
 //!
-//! Separate from the turns, which only use them. Invariant: a value that is refused changes nothing.
+//! The turns only use them. Invariant: a refused value changes nothing.
 
 use serde_json::Value;
 use tokenmill::Model;
@@ -99,7 +99,7 @@ impl Chat {
                 None => output::print_sentence("no tools are offered; `--tools FILE` at the start offers some"),
             },
             "template" => output::print_line(&visible_lines(model.words().template().map_or("", ChatTemplate::source))),
-            _ => Err(Failure::usage(format!("there is nothing called `{what}` to show"))
+            _ => Err(Failure::usage(format!("nothing called `{what}` can be shown"))
                 .hint("/show, /show messages, /show tools or /show template")),
         }
     }

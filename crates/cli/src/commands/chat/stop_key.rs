@@ -1,8 +1,8 @@
 //! [`StopKey`]: Ctrl-Z at the prompt of a chat.
 //!
-//! Separate because only UNIX has jobs. The line editor alone would send SIGTSTP and change the terminal again before the program has
-//! stopped: [`crate::echo`] handles that signal on a thread of its own. Invariant: while the program is stopped, the terminal has the
-//! settings that it had before the chat.
+//! Only UNIX has jobs. The line editor alone would send SIGTSTP and change the terminal again before the
+//! program has stopped: [`crate::echo`] handles that signal on a separate thread. Invariant: while the
+//! program is stopped, the terminal has the settings that it had before the chat.
 
 use std::{
     io::{self, Write as _},

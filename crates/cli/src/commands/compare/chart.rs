@@ -1,6 +1,6 @@
 //! The divergence along the text as a drawing: where a smaller file is far from its original.
 //!
-//! Separate because a mean over a text hides that some of its parts suffer more than others.
+//! A mean over a text hides that some of its parts suffer more than others.
 
 use tokenmill_chart::{Axis, BLUE, Chart, Curve, GRAY, Panel};
 

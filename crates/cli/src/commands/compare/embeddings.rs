@@ -1,6 +1,6 @@
-//! Two files of a model that makes vectors: how far apart the vectors of the same texts are.
+//! Compares two files of an embedding model: the distance between their vectors of the same texts.
 //!
-//! Separate from the divergence of predictions, which such models make none of. Invariant: each text has the same tokens for both.
+//! Such models make no predictions that could diverge. Invariant: each text has the same tokens for both.
 
 use std::time::Instant;
 

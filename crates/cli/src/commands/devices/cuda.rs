@@ -1,6 +1,4 @@
-//! The GPUs that the CUDA driver shows, in words.
-//!
-//! Separate because a build without CUDA leaves it out.
+//! The GPUs that the CUDA driver shows, in words. A build without CUDA leaves this out.
 
 use serde_json::{Value, json as to_json};
 use tokenmill_cuda_exec::{Availability, CudaExecError, DeviceReport};
@@ -8,7 +6,7 @@ use tokenmill_cuda_exec::{Availability, CudaExecError, DeviceReport};
 use super::{Gpu, Gpus};
 use crate::numbers::size;
 
-/// Describes what the driver said.
+/// Describes the driver's answer.
 pub(super) fn describe(found: &Availability) -> Gpus {
     let problem = match (&found.problem, found.cuda_version) {
         (Some(CudaExecError::NoDriver), _) | (None, None) => {

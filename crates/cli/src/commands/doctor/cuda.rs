@@ -1,6 +1,6 @@
-//! Tries a GPU: all kernels, a matrix product, and memory for a model.
+//! Tests a GPU: all kernels, a matrix product, and memory for a model.
 //!
-//! Separate because a build without CUDA leaves it out; `without_cuda.rs` stands in for it.
+//! In a build without CUDA, `without_cuda.rs` replaces it.
 
 use std::time::Instant;
 
@@ -119,7 +119,7 @@ impl Gpu {
         found.json.insert("gpu_check".to_owned(), json!(record));
     }
 
-    /// The memory that a model may take, and what it takes of it.
+    /// The memory that a model may take, and the part that it takes.
     pub(super) fn plan(self, model: &Model, options: &ModelOptions) -> (u64, Result<MemoryPlan, Error>) {
         let backend = match CudaBackend::new(self.0) {
             Ok(backend) => backend,

@@ -1,6 +1,6 @@
 //! The logits of a model on a text in a file, as llama.cpp's `--kl-divergence-base` writes and reads them.
 //!
-//! Separate from the figures made of them. Invariant: one row is in memory at a time, and a file's counts are compared with its
+//! Invariant: one row is in memory at a time, and a file's counts are compared with its
 //! length before any is used.
 //!
 //! The file: `_logits_`, then the context, the vocabulary and the count of chunks, the tokens of all chunks, and for each scored
@@ -159,7 +159,7 @@ impl Reader {
             .saturating_add(n_rows.saturating_mul(row_bytes));
         if n_ctx < 4 || n_vocab == 0 || n_chunks == 0 || n_bytes < expected {
             return Err(no_base(&format!(
-                "{n_bytes} bytes are not the {expected} that its counts ask for"
+                "it has {n_bytes} bytes, but its counts require {expected}"
             )));
         }
         let mut bytes = vec![0; 4 * n_tokens as usize];

@@ -1,6 +1,6 @@
 //! [`Divergence`]: how far the probabilities of a model are from those of another, position by position.
 //!
-//! Separate from the perplexity, which knows one model. Source: llama.cpp, `tools/perplexity`, for the figures.
+//! The perplexity needs only one model. Source: llama.cpp, `tools/perplexity`, for the figures.
 
 use serde_json::json;
 
@@ -127,7 +127,7 @@ pub(crate) struct Figures {
     pub(crate) max: f64,
     /// The share of positions at which both hold the same token for the likeliest.
     pub(crate) same_top: f64,
-    /// The mean of what the right token's probability gained, and the root of its mean square.
+    /// The mean change of the right token's probability, and the root of its mean square.
     pub(crate) mean_gain: f64,
     pub(crate) rms_gain: f64,
 }

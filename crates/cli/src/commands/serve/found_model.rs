@@ -1,7 +1,7 @@
 //! [`FoundModel`]: a model to serve with others, and [`NamedLoader`], which loads it.
 //!
-//! Separate from the list of models. Invariant: clients learn why a model cannot be loaded, but not the
-//! folders of this machine, which are in the log.
+//! Invariant: clients learn why a model cannot be loaded, but not the folders of this machine, which are in
+//! the log.
 
 use std::{
     path::{MAIN_SEPARATOR, PathBuf},

@@ -1,7 +1,8 @@
-//! [`ModelFlags`]: the options that may differ from model to model, and [`GivenFlags`], which of them were given.
+//! [`ModelFlags`]: the options that may differ from model to model, and [`GivenFlags`], which of them were
+//! given.
 //!
-//! Separate from the server's own options because a file of models sets them by the same names. Invariant: a setting of a file is read
-//! by the parser of the command line, so that both take and refuse the same.
+//! A TOML file of models sets them by the same names. Invariant: the parser of the command line reads a
+//! setting of a file, so that both accept and refuse the same.
 
 use std::{ffi::OsString, path::Path};
 

@@ -1,8 +1,8 @@
-//! Several models: the list of them, from the command line, a folder and a file, and the way each is loaded.
+//! The list of several models, from the command line, a folder and a file, and the way each is loaded.
 //!
-//! Separate from the server of one model, which is loaded before it listens. Invariants: a model named on the
-//! command line exists, or the program does not start; a model in a folder or a file may be missing, and then
-//! its requests get the reason. Nothing is downloaded while requests wait.
+//! A single model, in contrast, is loaded before the server listens. Invariants: a model named on the command
+//! line exists, or the program does not start; a model in a folder or a file may be missing, and then its
+//! requests get the reason. Nothing is downloaded while requests wait.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use std::{
 };
 
 use tokenmill::{
-    KvCache,
+    KvCache, LoadOptions,
     advice::first_few,
     load::{ModelSource, Task},
     machine::available_main_bytes,
@@ -38,31 +38,31 @@ use crate::{
     numbers::{ByteSize, size_of},
 };
 
-/// Which models there are besides the ones that are named, and what all share.
+/// The models besides the named ones, and the settings that all share.
 #[derive(clap::Args, Debug, Clone)]
 #[command(next_help_heading = "Several models")]
 pub(super) struct SeveralArgs {
-    /// Serve the models of a TOML file, each with settings of its own; docs/serving.md has an example
+    /// Serve the models that a TOML file lists, each with its own settings; docs/serving.md has an example
     #[arg(long, value_name = "FILE")]
     models: Option<PathBuf>,
-    /// Serve the models in a folder: the GGUF files in it, and those of the folders in it. Later additions
-    /// are found when a client asks for a list or an unknown name
+    /// Serve the GGUF files in a folder and in its direct subfolders. The server looks for new files when a
+    /// client lists models or names an unknown one
     #[arg(long, value_name = "DIR")]
     models_dir: Option<PathBuf>,
-    /// Let clients of Ollama's API download models into --models-dir (`/api/pull`) and remove models of it (`/api/delete`)
+    /// Let clients of Ollama's API download models into --models-dir (`/api/pull`) and remove them (`/api/delete`)
     #[arg(long, requires = "models_dir")]
     manage_models: bool,
-    /// Serve a model that makes embeddings next to the others; requests for embeddings that name no model are for it
+    /// Serve an embedding model next to the others; it answers embedding requests that name no model
     #[arg(long, value_name = "MODEL")]
     embedding_model: Option<PathBuf>,
-    /// Load a model at the start and keep it loaded, by the name that it is served under or was given as. May be repeated
+    /// Load this model at the start and keep it loaded; NAME is its served name or the name it was given by. May be repeated
     #[arg(long, value_name = "NAME")]
     pin: Vec<String>,
-    /// Memory that all models together may take, such as 16GiB. The one that was used longest ago is unloaded for another
-    /// [default: what is available at the start]
+    /// Memory for all models together, such as 16GiB. The least recently used model is unloaded to make room for another
+    /// [default: the memory available at the start]
     #[arg(long, value_name = "SIZE")]
     memory_budget: Option<ByteSize>,
-    /// Unload a model that no request has used for so long: 90s, 10m, 1h30m [default: only for another]
+    /// Unload a model after this time without a request: 90s, 10m, 1h30m [default: only to make room for another]
     #[arg(
         long,
         visible_alias = "sleep-idle-seconds",
@@ -134,11 +134,17 @@ pub(super) fn several(
         .or(file.as_ref().and_then(|file| file.memory_budget));
     if let Some(ByteSize(n_bytes)) = given_budget {
         if n_bytes < SMALLEST_BUDGET {
-            let message = format!("a memory budget of {n_bytes} bytes has room for no model");
-            return Err(Failure::usage(message).hint("say it with its unit, such as 16GiB"));
+            let message = format!("a memory budget of {n_bytes} bytes is too small for any model");
+            return Err(Failure::usage(message).hint("give it with a unit, such as 16GiB"));
         }
-        for model in found.iter_mut().filter(|model| model.is_preloaded) {
-            keep_within(model, n_bytes)?;
+        for model in &mut found {
+            keep_or_warn(
+                &model.name,
+                &model.path,
+                &mut model.options,
+                n_bytes,
+                model.is_preloaded,
+            )?;
         }
     }
     let mut specs: Vec<ModelSpec> = found.into_iter().map(|model| spec(args, model)).collect();
@@ -153,7 +159,7 @@ pub(super) fn several(
             let wrong = |reason: String| {
                 Failure::input(format!("{}: [models.{}]: {reason}", path.display(), model.name))
             };
-            specs.push(of_file(args, kept, model, folder).map_err(wrong)?);
+            specs.push(of_file(args, kept, model, folder, given_budget).map_err(wrong)?);
         }
         limits.keep_alive = file.idle_unload.unwrap_or(limits.keep_alive);
     }
@@ -186,7 +192,7 @@ pub(super) fn several(
     let budget = limits.budget_bytes;
     if budget.is_none() {
         tracing::warn!(
-            "how much memory is available is not known here: without `--memory-budget` no model is unloaded for another"
+            "the available memory is not known on this system: without `--memory-budget` no model is unloaded for another"
         );
     }
     let n_models = specs.len();
@@ -194,7 +200,7 @@ pub(super) fn several(
         let failure = Failure::usage(error.to_string());
         match error {
             ModelsError::SameName { .. } => {
-                failure.hint("in a file for `--models` each has a name of its own")
+                failure.hint("in a file for `--models` each model has its own name")
             }
             _ => failure,
         }
@@ -216,9 +222,9 @@ fn warn_of_managers(config: &ServerConfig) {
     };
     if !is_local {
         let who = if config.api_keys.is_open() {
-            "anybody who reaches this address"
+            "every client that reaches this address"
         } else {
-            "whoever has a key"
+            "every client with a key"
         };
         tracing::warn!("{who} may download models and remove those of --models-dir");
     }
@@ -240,7 +246,7 @@ fn pin(specs: &mut [ModelSpec], name: &str) -> Result<(), Failure> {
         [] => format!("the models are {}", first_few(&names)),
         near => format!("near it: `{}`", near.join("`, `")),
     };
-    Err(Failure::usage(format!("`--pin {name}`: no model is called so")).hint(hint))
+    Err(Failure::usage(format!("`--pin {name}`: no model has this name")).hint(hint))
 }
 
 /// Warns where a model that is to make embeddings was made for text.
@@ -249,7 +255,7 @@ fn warn_of_text(args: &Args, model: &Path) -> Result<(), Failure> {
     let network = ModelSource::find(path)?.open_network()?;
     if Task::of(&network) == Task::Text {
         tracing::warn!(
-            "`--embedding-model {}` continues texts: its embeddings are what it computes of a text, which it was not trained for",
+            "`--embedding-model {}` generates text: it was not trained for embeddings",
             model.display()
         );
     }
@@ -279,29 +285,29 @@ fn refuse_what_is_for_one(args: &Args, n_models: usize) -> Result<(), Failure> {
     }
 }
 
-/// Options that name a file of one model: whether each is given, and what to do instead.
+/// Options that name a file of one model: whether each is given, and the replacement.
 fn flags_of_one(args: &Args) -> impl Iterator<Item = (bool, &'static str, &'static str)> + use<> {
     let flags = &args.model_flags.flags;
     let of_one = [
         (
             flags.adapters.names().next().is_some(),
             "--lora",
-            "`lora` in a file for `--models` says whose adapter it is",
+            "`lora` in a file for `--models` assigns an adapter to a model",
         ),
         (
             flags.vision.names_file(),
             "--mmproj",
-            "`mmproj` in a file for `--models` says whose encoder it is",
+            "`mmproj` in a file for `--models` assigns an encoder to a model",
         ),
         (
             flags.speculation.names_draft(),
             "--draft",
-            "`draft` in a file for `--models` says whose draft model it is",
+            "`draft` in a file for `--models` assigns a draft model to a model",
         ),
         (
             flags.speculation.names_mtp(),
             "--mtp",
-            "`mtp` in a file for `--models` says whose layer it is",
+            "`mtp` in a file for `--models` assigns an MTP layer to a model",
         ),
     ];
     of_one.into_iter()
@@ -327,43 +333,60 @@ fn named(args: &Args, kept: Option<&PrefixFolder>, model: &Path) -> Result<Found
     })
 }
 
+/// Gives a model as many contexts as the memory budget has room for. If there is room for none, a model that is loaded at the start is refused,
+/// and one that is loaded on demand is named in a warning.
+fn keep_or_warn(
+    name: &str,
+    path: &Path,
+    options: &mut LoadOptions,
+    budget_bytes: u64,
+    is_preloaded: bool,
+) -> Result<(), Failure> {
+    match keep_within(name, path, options, budget_bytes) {
+        Err(failure) if !is_preloaded => {
+            tracing::warn!("{}", failure.line());
+            Ok(())
+        }
+        result => result,
+    }
+}
+
 /// Gives a model as many contexts as the memory budget has room for.
 ///
 /// # Errors
 /// A model that takes more than the budget with one context. Faults of its file are left to the load, which reports them.
-fn keep_within(model: &mut FoundModel, budget_bytes: u64) -> Result<(), Failure> {
-    let opened = ModelSource::find(&model.path).and_then(|source| {
-        let network = model.options.open_network(&source)?;
+fn keep_within(name: &str, path: &Path, options: &mut LoadOptions, budget_bytes: u64) -> Result<(), Failure> {
+    let opened = ModelSource::find(path).and_then(|source| {
+        let network = options.open_network(&source)?;
         Ok((source, network))
     });
     let Ok((source, network)) = opened else {
         return Ok(());
     };
-    let most = match model.options.kv_cache {
+    let most = match options.kv_cache {
         KvCache::Fitting(most) => most,
         KvCache::Contexts(_) | KvCache::Tokens(_) => 1,
     };
     let mut needed_bytes = 0;
     for n_contexts in (1..=most).rev() {
-        let mut options = model.options.clone();
-        if let KvCache::Fitting(_) = options.kv_cache {
-            options.kv_cache = KvCache::Contexts(n_contexts);
+        let mut tried = options.clone();
+        if let KvCache::Fitting(_) = tried.kv_cache {
+            tried.kv_cache = KvCache::Contexts(n_contexts);
         }
-        let Ok(n_bytes) = options.needed_bytes(&source, &network) else {
+        let Ok(n_bytes) = tried.needed_bytes(&source, &network) else {
             return Ok(());
         };
         if n_bytes <= budget_bytes {
             if n_contexts < most {
-                model.options.kv_cache = KvCache::Fitting(n_contexts);
+                options.kv_cache = KvCache::Fitting(n_contexts);
             }
             return Ok(());
         }
         needed_bytes = n_bytes;
     }
-    let n_ctx = model.options.network_options(network.descriptor())?.n_ctx;
+    let n_ctx = options.network_options(network.descriptor())?.n_ctx;
     Err(Failure::input(format!(
-        "`{}` takes {} with a context of {} tokens, and the memory budget is {}",
-        model.name,
+        "`{name}` takes {} with a context of {} tokens, and the memory budget is {}",
         size_of(needed_bytes),
         n_ctx.unwrap_or(network.descriptor().n_ctx_train),
         size_of(budget_bytes)
@@ -396,11 +419,16 @@ fn of_file(
     kept: Option<&PrefixFolder>,
     model: &FileModel,
     folder: &Path,
+    budget: Option<ByteSize>,
 ) -> Result<ModelSpec, String> {
     let flags = args.model_flags.with_file(&model.settings, folder)?;
     let path = FetchArgs::below(folder, Path::new(&model.model));
     let mut options = flags.unresolved_options().map_err(|failure| failure.line())?;
     options.prefix_folder = kept.cloned();
+    // A pinned model is loaded at the start, and its load says the same.
+    if let (Some(ByteSize(n_bytes)), false) = (budget, model.is_pinned) {
+        keep_or_warn(&model.name, &path, &mut options, n_bytes, false).map_err(|failure| failure.line())?;
+    }
     let loader = NamedLoader::new(model.name.clone(), path, flags.load.fetch.clone(), options);
     let mut spec = ModelSpec::new(model.name.clone(), loader);
     spec.names.extend(model.alias.iter().cloned());
@@ -437,30 +465,27 @@ mod tests {
 
     #[test]
     fn a_model_gets_the_contexts_that_the_budget_has_room_for() {
-        let with = |kv_cache| FoundModel {
-            name: "demo".to_owned(),
-            given: "demo".into(),
-            path: "demo".into(),
-            options: tokenmill::LoadOptions {
-                kv_cache,
-                ..Model::options().context(512).threads(1)
-            },
-            role: Role::Chat,
-            is_preloaded: true,
-            is_of_folder: false,
+        let demo = Path::new("demo");
+        let with = |kv_cache| LoadOptions {
+            kv_cache,
+            ..Model::options().context(512).threads(1)
         };
         let needed = |n_contexts| {
-            let model = with(KvCache::Contexts(n_contexts));
-            let source = ModelSource::find(&model.path).expect("it is built in");
-            let network = model.options.open_network(&source).expect("it is whole");
-            model.options.needed_bytes(&source, &network).expect("a plan")
+            let options = with(KvCache::Contexts(n_contexts));
+            let source = ModelSource::find(demo).expect("it is built in");
+            let network = options.open_network(&source).expect("it is whole");
+            options.needed_bytes(&source, &network).expect("a plan")
         };
         for (budget_bytes, expected) in [(needed(4), 4), (needed(4) - 1, 3), (needed(1), 1)] {
-            let mut model = with(KvCache::Fitting(4));
-            keep_within(&mut model, budget_bytes).expect("there is room");
-            assert_eq!(model.options.kv_cache, KvCache::Fitting(expected));
+            let mut options = with(KvCache::Fitting(4));
+            keep_within("demo", demo, &mut options, budget_bytes).expect("there is room");
+            assert_eq!(options.kv_cache, KvCache::Fitting(expected));
         }
-        let refused = keep_within(&mut with(KvCache::Fitting(4)), needed(1) - 1).expect_err("no room");
+        let too_little = needed(1) - 1;
+        let mut options = with(KvCache::Fitting(4));
+        let refused = keep_within("demo", demo, &mut options, too_little).expect_err("no room");
+        let on_demand = keep_or_warn("demo", demo, &mut options, too_little, false);
+        on_demand.expect("it may have room later");
         let line = refused.line();
         assert!(
             line.contains("with a context of 512 tokens, and the memory budget is "),

@@ -1,7 +1,6 @@
-//! [`ModelsFile`]: a TOML file that says which models there are, and how each is loaded.
+//! [`ModelsFile`]: a TOML file that lists models and the options of each.
 //!
-//! Separate from the options, which a file only sets. Invariant: a key is obeyed or refused by name; no file is opened here but this
-//! one.
+//! Invariant: a key is obeyed or refused by name; no file is opened here but this one.
 
 use std::{ffi::OsString, fmt::Display};
 
@@ -14,7 +13,7 @@ use crate::numbers::ByteSize;
 /// Longest file.
 pub(super) const MAX_BYTES: u64 = 1 << 20;
 
-/// Keys of a model that are no options of the command line.
+/// Keys of a model that are not options of the command line.
 const OWN_KEYS: [&str; 5] = ["model", "alias", "pin", "embedding", "idle-unload"];
 
 /// The contents of a file.
@@ -75,7 +74,10 @@ impl ModelsFile {
                 "models" => models = Some(table_of("[models]", value)?),
                 _ => {
                     let known = ["models", "defaults", "memory-budget", "idle-unload"];
-                    return Err(format!("unknown key `{key}`; there are {}", known.join(", ")));
+                    return Err(format!(
+                        "unknown key `{key}`; known keys are {}",
+                        known.join(", ")
+                    ));
                 }
             }
         }
@@ -83,7 +85,7 @@ impl ModelsFile {
             file.models.push(FileModel::read(name, value, &defaults)?);
         }
         if file.models.is_empty() {
-            return Err("there is no model in it; each is a table `[models.NAME]`".to_owned());
+            return Err("it lists no model; each model is a table `[models.NAME]`".to_owned());
         }
         Ok(file)
     }
@@ -93,7 +95,7 @@ impl FileModel {
     fn read(name: String, value: Value, defaults: &[Setting]) -> Result<Self, String> {
         let place = format!("[models.{name}]");
         if name.is_empty() {
-            return Err(format!("{place}: a model has a name"));
+            return Err(format!("{place}: a model needs a name"));
         }
         let mut model = None;
         let mut read = Self {
@@ -262,7 +264,7 @@ mod tests {
                 "line 3: ",
             ),
             ("[models.a\n", "line 1: "),
-            ("", "there is no model in it"),
+            ("", "it lists no model"),
         ] {
             let error = ModelsFile::parse(text).expect_err(text);
             assert!(

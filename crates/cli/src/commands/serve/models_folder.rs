@@ -1,10 +1,9 @@
-//! [`ModelsFolder`]: the models of a folder, at the start and whenever the server looks through it again.
+//! [`ModelsFolder`]: the models of a folder, at the start and whenever the server reads it again.
 //!
-//! Models that clients have downloaded lie in hidden folders of it, as `pull` stores them elsewhere.
-//!
-//! Separate from the named models, which exist and keep their names. Invariants: a path keeps its first name as long as it is there;
-//! a file that is no model by its name or its header is not listed, but an unreadable file is, so that its
-//! requests get the reason.
+//! Models that clients have downloaded are in hidden folders of it, as `pull` stores them elsewhere. Named
+//! models, in contrast, exist and keep their names. Invariants: a path keeps its first name as long as it
+//! exists; a file whose name or header shows that it is not a model is not listed, but an unreadable file is,
+//! so that its requests get the reason.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -99,7 +98,7 @@ impl ModelsFolder {
         Ok(found.chain(pulled).collect())
     }
 
-    /// The same, with what all models of the server are called.
+    /// The same, with the names of all models of the server.
     pub(super) fn knowing(self, specs: &[ModelSpec]) -> Self {
         let mut known = self.known.into_inner().unwrap_or_else(PoisonError::into_inner);
         for spec in specs {
@@ -142,7 +141,7 @@ impl Known {
             || (self.names.iter()).any(|(path, own)| own == name || path == Path::new(name))
     }
 
-    /// Forgets what is not there any more, so that its names are free.
+    /// Forgets models that are gone, so that their names are free.
     fn forget_others(&mut self, paths: &[PathBuf], pulled: &[(SourceName, PathBuf)]) {
         let sources: HashSet<String> = pulled.iter().map(|(source, _)| source.shown()).collect();
         let paths: HashSet<&PathBuf> = (paths.iter())
@@ -168,7 +167,7 @@ impl Known {
                 let names: Vec<String> = both.collect();
                 tracing::warn!(
                     path = %path.display(),
-                    "not served: other models are called {}; another name of the file tells it apart",
+                    "not served: other models are called {}; rename the file to distinguish it",
                     names.join(" and ")
                 );
             }
@@ -256,7 +255,7 @@ impl FolderManager for ModelsFolder {
         };
         if !lies_in(&path, &self.folder) {
             return Err(FolderError::Refused {
-                reason: format!("`{name}` is outside the folder of models, which has a link to its place"),
+                reason: format!("`{name}` is outside the folder of models, which only links to it"),
             });
         }
         remove_model(&path).map_err(|error| {

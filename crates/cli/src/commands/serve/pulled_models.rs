@@ -1,7 +1,8 @@
-//! [`PulledModels`]: the models that clients have downloaded into a folder of models.
+//! [`PulledModels`]: the models that clients have downloaded into a models folder.
 //!
-//! Separate from the folder because names of the Hub and of Ollama's registry mean them. They lie in hidden folders of it, in the forms of
-//! those programs, so that a removal never touches the caches of this machine's users. Invariant: clients are told nothing of paths.
+//! Their names are those of the Hub and of Ollama's registry. They are in hidden folders of the folder, in
+//! the forms of those programs, so that a removal never touches the caches of this machine's users.
+//! Invariant: clients learn no paths.
 
 use std::{
     collections::BTreeMap,
@@ -107,7 +108,7 @@ impl PulledModels {
         marked.parse::<SourceName>().map_err(|error| self.error(&error))
     }
 
-    /// Removes the files that broken-off downloads of a name left. Returns whether there were any; a text that is no name has none.
+    /// Removes the remains of interrupted downloads of a name. Returns whether there were any; a text that is not a name has none.
     ///
     /// # Errors
     /// Fails if they cannot be removed, also because a download runs.
@@ -183,7 +184,7 @@ impl PullObserver for Impatient {
     }
 }
 
-/// Tells a watcher what the download tells.
+/// Passes the events of a download to a watcher.
 struct Observer<'a>(&'a dyn PullWatch);
 
 impl PullObserver for Observer<'_> {

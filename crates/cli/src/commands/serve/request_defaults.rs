@@ -1,7 +1,7 @@
 //! [`DefaultArgs`] holds the defaults of request fields, with llama.cpp's option names.
 //!
-//! Separate from the sampling options of `run`, which always have a value: here only the given options replace an API's own defaults.
-//! Invariant: values are checked before a model is loaded.
+//! The sampling options of `run` always have a value; here only the given options replace an API's own
+//! defaults. Invariant: values are checked before a model is loaded.
 
 use clap::{Arg, Args};
 use serde_json::{Map, Value};
@@ -19,7 +19,7 @@ use crate::{
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Defaults of requests", mut_arg("temp", with_api_note))]
 pub(super) struct DefaultArgs {
-    /// Most tokens of an answer if the request does not say it; -1 leaves it to the API [default: -1]
+    /// Most tokens of an answer if the request sets no limit; -1 leaves it to the API [default: -1]
     #[arg(short, long, alias = "predict", value_name = "N")]
     n_predict: Option<Limit>,
     #[command(flatten)]
@@ -27,7 +27,7 @@ pub(super) struct DefaultArgs {
     /// A text that ends repetitions for DRY, in place of line ends, `:`, `"` and `*`; `none` for no text. May be repeated
     #[arg(long, help_heading = ADVANCED, value_name = "TEXT")]
     dry_sequence_breaker: Vec<String>,
-    /// Limit of reasoning tokens, after which the reasoning is ended; -1 for no limit
+    /// Most reasoning tokens, after which the reasoning is ended; -1 for no limit
     #[arg(long, value_name = "N")]
     reasoning_budget: Option<Limit>,
 }
@@ -108,7 +108,7 @@ impl DefaultArgs {
 /// Notes defaults of samplers that only requests turn on.
 pub(super) fn note_idle(defaults: &RequestDefaults) {
     for (flag, switch) in idle_defaults(defaults) {
-        note!("`--{flag}` counts for requests that turn its sampler on; `--{switch}` turns it on for all");
+        note!("`--{flag}` applies to requests that turn its sampler on; `--{switch}` turns it on for all");
     }
 }
 

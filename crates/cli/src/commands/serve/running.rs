@@ -1,6 +1,6 @@
-//! A server that runs: it tells where it listens, and ends by a signal or with its engine.
+//! A running server: reports its address, and ends by a signal or with its engine.
 //!
-//! Separate from the options. Invariant: the first SIGTERM or Ctrl-C lets running answers finish within the drain time; the second ends
+//! Invariant: the first SIGTERM or Ctrl-C lets running answers finish within the drain time; the second ends
 //! the program at once.
 
 use std::{
@@ -43,7 +43,7 @@ pub(super) async fn listen(config: &ServerConfig) -> Result<Listening, Failure> 
                 }
                 (io::ErrorKind::AddrNotAvailable, Listen::Tcp(_)) => failure.hint(
                     "this machine does not have the address: `--host 127.0.0.1` is for this machine only, and \
-                     `--host 0.0.0.0` for whoever reaches it",
+                     `--host 0.0.0.0` for all machines that reach it",
                 ),
                 _ => failure,
             }
@@ -76,7 +76,7 @@ pub(super) async fn serve(listening: Listening, models: Models, is_watched: bool
     }
     let is_reachable = matches!(config.listen, Listen::Tcp(address) if !address.ip().is_loopback());
     if is_reachable && config.api_keys.is_open() {
-        tracing::warn!("anybody who reaches this address may use the model; set --api-key-file");
+        tracing::warn!("every client that reaches this address may use the model; set --api-key-file");
     }
     let stopping = models.clone();
     let n_unfinished = Arc::new(AtomicUsize::new(0));
@@ -109,7 +109,7 @@ pub(super) async fn serve(listening: Listening, models: Models, is_watched: bool
     Ok(())
 }
 
-/// Says what the first signal does while so many requests run or wait.
+/// Describes the effect of the first signal while so many requests run or wait.
 fn ending(n_requests: usize, limit: Duration) -> String {
     match n_requests {
         0 => "ending; no request is running".to_owned(),
@@ -182,7 +182,7 @@ fn listed(n_models: usize) -> String {
     )
 }
 
-/// A URL that a program on this machine can open, for one of a server on all addresses: those of `0.0.0.0` and `[::]` are none.
+/// Returns a URL that a program on this machine can open, for a server on all addresses: `0.0.0.0` and `[::]` cannot be connected to.
 fn on_this_machine(address: &str) -> String {
     let own = address.replace("//0.0.0.0:", "//127.0.0.1:");
     own.replace("//[::]:", "//[::1]:")

@@ -1,7 +1,7 @@
 //! [`Seats`]: how many requests a model serves at once, and the load of one model with them.
 //!
-//! Separate from the server because `batch` answers requests without a network. Invariant: what is said on the command line about seats
-//! reaches the load here only.
+//! `batch` uses it too, and answers requests without a network. Invariant: options about seats reach the load
+//! only through this file.
 
 use std::path::Path;
 
@@ -26,9 +26,9 @@ pub(crate) struct Seats<'a> {
     pub(crate) limits: LimitFlags,
     /// The most batches of prefix-cache changes that wait to be published, if they are published.
     pub(crate) max_page_event_batches: Option<usize>,
-    /// Where what was computed of prompts is kept, if it is.
+    /// The folder that keeps the KV cache of prompts, if there is one.
     pub(crate) prefix_folder: Option<PrefixFolder>,
-    /// Whether tokens are guessed ahead.
+    /// The mode of speculative decoding.
     pub(crate) speculation: &'a SpeculationArgs,
     /// The treatment of texts that fill their context, if it can be chosen.
     pub(crate) context_shift: Option<&'a ContextShiftArgs>,

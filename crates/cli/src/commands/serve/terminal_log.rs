@@ -1,7 +1,7 @@
 //! [`TerminalLines`]: the log of `serve` on a terminal: the time of day, then a sentence or a request.
 //!
-//! Separate from the structured log, which files and collectors get. Invariant: a request is one sentence without its text or its keys,
-//! and lines break between words.
+//! Files and collectors get the structured log. Invariant: a request is one sentence without its text or its
+//! keys, and lines break between words.
 
 use std::fmt::{self, Write as _};
 

@@ -42,7 +42,7 @@ pub(in crate::exec) struct Place {
 }
 
 impl Tile {
-    /// Reads a descriptor; an error says what is wrong with it.
+    /// Reads a descriptor; an error names its fault.
     pub(in crate::exec) fn new(place: Place, first_row: usize, n_rows: usize) -> Result<Self, &'static str> {
         let Place {
             descriptor,

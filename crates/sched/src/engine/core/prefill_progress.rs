@@ -1,7 +1,7 @@
 //! [`PrefillWatch`]: the progress of a prompt, for a caller who asked for it.
 //!
-//! Separate from the stopwatch because it counts tokens. Invariant: the reported number of tokens only grows, even if the sequence is
-//! preempted and its prompt computed again.
+//! The stopwatch counts time, this counts tokens. Invariant: the reported number of tokens only grows, even
+//! if the sequence is preempted and its prompt computed again.
 
 use std::time::Duration;
 

@@ -67,7 +67,7 @@ impl Core {
         now_us
     }
 
-    /// Plans a step within what measured times allow. Sequences that begin with it are announced, and pages
+    /// Plans a step within the limits of the measured times. Sequences that begin with it are announced, and pages
     /// evicted for it are given to the store.
     fn plan(&mut self, now_us: u64) -> StepPlan {
         let mut plan = self.flight.take_plan();

@@ -64,7 +64,7 @@ pub(crate) fn n_costs_of(sequence: &Sequence) -> u64 {
 }
 
 /// Chooses the draft of a sequence. Returns how many of its tokens pay, at most `max`, and their expected
-/// gain; `None` if that is none.
+/// gain; `None` if there is no gain.
 fn choose(sequence: &mut Sequence, max: usize, looks_up: bool, budget: &DraftBudget) -> Option<(usize, u64)> {
     let n_costs = n_costs_of(sequence);
     let Sequence { tokens, drafter, .. } = sequence;

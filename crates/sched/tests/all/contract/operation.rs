@@ -1,4 +1,4 @@
-//! Queues, draining, heartbeat, deadlines: what who runs an engine relies on.
+//! Queues, draining, heartbeat, deadlines: the guarantees that an operator of an engine relies on.
 
 use super::*;
 

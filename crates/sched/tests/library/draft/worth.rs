@@ -311,7 +311,7 @@ fn gains_count_beside_prompts_too() {
         n_steps += 1;
     }
     assert!(core.draft_ledger().allows(), "{n_steps} steps that gained");
-    // The same prompt next to a draft that was wrong is no gain.
+    // The same prompt next to a draft that was wrong is not a gain.
     before.accepted_tokens += 4;
     for _ in 0..100 {
         core.note_drafting(&plan, 50_000, &before);

@@ -1,6 +1,6 @@
 //! [`Totals`]: the counts of a simulation.
 //!
-//! Separate because it decides nothing: it shows whether the cases covered their subjects.
+//! It decides nothing: it shows whether the cases covered their subjects.
 
 use super::{Caller, Core};
 

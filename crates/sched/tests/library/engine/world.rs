@@ -1,6 +1,7 @@
-//! [`World`]: what a case of the simulation runs in: an executor, an engine, a drafting model, and how they fail.
+//! [`World`]: the surroundings of a simulation's case: an executor, an engine, a draft model, and their
+//! failures.
 //!
-//! Separate from the simulation, which has the callers. Invariant: a world is decided by its numbers alone.
+//! The simulation itself has the callers. Invariant: a world is decided by its numbers alone.
 
 use tokenmill_backend::{ExecutorLimits, WindowGroup};
 use tokenmill_testkit::fake_executor::{Faults, limits};

@@ -1,7 +1,7 @@
-//! Masks where the system starts no thread.
+//! Masks on a system that starts no thread.
 //!
-//! Separate from the module that it tests, whose own tests are also compiled with the types of another scheduler. Invariant: an order comes
-//! back although no thread is there.
+//! The tests inside the module are also compiled with the types of another scheduler, these are not.
+//! Invariant: an order comes back although no thread is there.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! The messages of `/v1/messages`: content blocks, and their way into what chat templates read.
+//! The messages of `/v1/messages`: content blocks, and their conversion for chat templates.
 //!
-//! Separate from the request because most of it is about blocks. Invariant: a block is read, or refused by its path; of one that only
-//! Anthropic's servers can read the table of fields says that it is left out.
+//! Invariant: a block is read, or refused by its path; if only Anthropic's servers can read it, the table of
+//! fields says that it is left out.
 
 use std::mem;
 
@@ -166,7 +166,7 @@ fn plain(role: &str, content: String) -> TemplateMessage {
     }
 }
 
-/// Results become messages of their own, before what the user says.
+/// Results become messages of their own, before the user's text.
 fn user_blocks(path: &str, blocks: Vec<Block>, converted: &mut Vec<TemplateMessage>) -> Result<(), ApiError> {
     let mut said = None;
     for (index, block) in blocks.into_iter().enumerate() {
@@ -303,7 +303,7 @@ fn readable(content: Value) -> String {
     }
 }
 
-/// A document of text, with its title and what is said of it before.
+/// A document of text, with its title and its context.
 fn document_text(path: &str, block: &Block) -> Result<String, ApiError> {
     let source = block.source.as_ref().unwrap_or(&Value::Null);
     let text = match source["type"].as_str() {

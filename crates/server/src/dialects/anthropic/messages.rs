@@ -46,7 +46,7 @@ pub const FIELDS: &[Field] = &[
     ),
     yes(
         "thinking",
-        "`enabled`, `adaptive` or `disabled`, for models whose template can switch it; after `budget_tokens` the model's own end of its thoughts is written",
+        "`enabled`, `adaptive` or `disabled`, for models whose template can switch it; after `budget_tokens` the model's own end of reasoning is written",
     ),
     yes(
         "output_config",
@@ -62,7 +62,7 @@ pub const FIELDS: &[Field] = &[
     refused("mcp_servers", "tools are called by the client"),
     refused(
         "diagnostics",
-        "why no more came from the cache stands in the server's log",
+        "the server's log says why no more came from the cache",
     ),
     refused("speed", "there is one speed"),
     refused("inference_geo", "the model runs where this server runs"),
@@ -167,7 +167,7 @@ impl MessagesRequest {
     /// Tokens that thoughts may take.
     ///
     /// # Errors
-    /// A budget for thoughts that are not asked for.
+    /// A budget for thoughts that are not requested.
     pub(crate) fn thinking_budget(&self) -> Result<Option<u32>, ApiError> {
         match &self.thinking {
             Some(thinking) if thinking.budget_tokens.is_some() && thinking.kind == "disabled" => {
@@ -245,7 +245,7 @@ impl MessagesRequest {
         Ok(variables)
     }
 
-    /// How the prompt ends: a last message of the assistant is what the answer begins with.
+    /// How the prompt ends: if the last message is the assistant's, the answer begins with it.
     ///
     /// # Errors
     /// Such a message with space at its end, which models continue badly; the official API refuses it too.

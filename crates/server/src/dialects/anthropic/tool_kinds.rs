@@ -1,9 +1,10 @@
-//! [`run_by`]: who runs a tool of a kind that Anthropic defines.
+//! [`run_by`]: the side that runs a tool of a kind that Anthropic defines.
 //!
-//! Separate from the requests because it is a table of names. Invariant: a tool is left out only where it is known that its own servers
-//! would have run it. Kinds that the client runs and kinds that are not known are refused, so that no call is missed in silence.
+//! Invariant: a tool is left out only if Anthropic's own servers are known to run it. Kinds that the client
+//! runs and unknown kinds are refused, so that no call is missed silently.
 //!
-//! Source: the kinds of the Messages API, each as its name with the date of its version behind it, such as `web_search_20250305`.
+//! Source: the kinds of the Messages API, each as its name followed by the date of its version, such as
+//! `web_search_20250305`.
 
 use crate::{ApiError, errors::api_error::shortened};
 
@@ -22,19 +23,19 @@ const OF_SERVERS: &[&str] = &[
 const OF_CLIENTS: &[(&str, &str)] = &[
     (
         "bash",
-        "a `bash` tool needs a description of its own here: a name and an `input_schema`",
+        "a `bash` tool needs its own description here: a name and an `input_schema`",
     ),
     (
         "text_editor",
-        "a `text_editor` tool needs a description of its own here: a name and an `input_schema`",
+        "a `text_editor` tool needs its own description here: a name and an `input_schema`",
     ),
     (
         "computer",
-        "a `computer` tool needs a description of its own here: a name and an `input_schema`",
+        "a `computer` tool needs its own description here: a name and an `input_schema`",
     ),
     (
         "memory",
-        "a `memory` tool needs a description of its own here: a name and an `input_schema`",
+        "a `memory` tool needs its own description here: a name and an `input_schema`",
     ),
 ];
 

@@ -1,6 +1,6 @@
 //! Writes an answer's settings as llama.cpp's `/completion` and `/props` report them.
 //!
-//! Separate from the endpoints because it is a table. A sampler that is off has its neutral values.
+//! A sampler that is off has its neutral values.
 
 use serde_json::{Value, json};
 use tokenmill::TextParams;

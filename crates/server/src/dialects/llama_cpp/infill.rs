@@ -1,7 +1,7 @@
-//! Prompts that ask for the text between a beginning and an end, for models trained for it.
+//! Prompts for the text between a beginning and an end, for models trained for it.
 //!
-//! Separate from the endpoints because three APIs ask for it. Invariant: the marks are tokens of the vocabulary; what looks
-//! like one in the texts is text.
+//! Three APIs have such requests. Invariant: the marks are tokens of the vocabulary; their spelling in the
+//! texts is text.
 
 use tokenmill_text::{EncodeOptions, Tokenizer};
 

@@ -1,7 +1,7 @@
-//! [`LineBounds`]: ends an answer at a line, as editors ask `/infill` to: at one that is indented too little, or at the first
-//! new one after a time.
+//! [`LineBounds`]: ends an answer at a line, as editors ask `/infill` to: at one that is indented too little,
+//! or at the first new one after a time.
 //!
-//! Separate because streamed and whole answers end alike. Invariant: what is shown is a beginning of what was generated.
+//! Streamed and whole answers end alike. Invariant: the shown text is a beginning of the generated text.
 
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ impl LineBounds {
         self.has_ended
     }
 
-    /// Takes text that came now; gives what of it is shown.
+    /// Takes new text, and returns the part of it that is shown.
     pub(crate) fn take<'t>(&mut self, text: &'t str, now: Instant) -> &'t str {
         if !text.is_empty() {
             self.began.get_or_insert(now);

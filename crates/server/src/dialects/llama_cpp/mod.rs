@@ -33,7 +33,7 @@ pub(crate) const TOKENIZE: &[Field] = &[
     yes("prompt", ""),
     yes(
         "messages",
-        "instead of a text: a conversation, which the chat template writes",
+        "in place of a text: a conversation, which the chat template renders",
     ),
     yes(
         "add_generation_prompt",
@@ -95,7 +95,7 @@ pub(crate) const SLOT_FILE: &[Field] = &[
     yes("filename", "a name within the folder of `--session-dir`"),
     yes(
         "cache_salt",
-        "with `restore`: the salt of the requests that are to find it",
+        "with `restore`: the salt of the requests that reuse it",
     ),
     yes("model", ""),
 ];
@@ -134,7 +134,7 @@ pub const FIELDS: &[Field] = &[
     only("lora", &["[]"], "an adapter is named as the `model`"),
     yes(
         "response_fields",
-        "only these fields of the answer, `a/b` for `b` within `a`; those that are not there are left out",
+        "only these fields of the answer, `a/b` for `b` within `a`; missing ones are left out",
     ),
     yes("n_indent", "ends the answer at a line that is indented by less"),
     yes(
@@ -147,8 +147,7 @@ pub const FIELDS: &[Field] = &[
     ),
     yes(
         "id_slot",
-        "the slot that the conversation is noted in, to be saved from there; -1, and a number that there is not, let the server \
-         choose. Prefixes are found in the cache wherever they ran",
+        "the slot that records the conversation for saving; with -1 or an unknown number the server chooses. Prefixes are found in the cache wherever they ran",
     ),
     refused(
         "sse_ping_interval",
@@ -253,7 +252,7 @@ impl CompletionRequest {
         self.id_slot.and_then(|id| usize::try_from(id).ok())
     }
 
-    /// Returns what the request's stream tells of its progress.
+    /// Returns the progress that the request's stream reports.
     pub(crate) fn progress(&self) -> ProgressFields {
         ProgressFields {
             return_progress: self.return_progress,
@@ -290,7 +289,7 @@ impl CompletionRequest {
         Value::Object(self.response_fields.iter().filter_map(at).collect())
     }
 
-    /// How many alternatives to report; `None` where no scores are asked for.
+    /// How many alternatives to report; `None` if no scores are requested.
     ///
     /// # Errors
     /// Too many.

@@ -32,8 +32,8 @@ pub const FIELDS: &[Field] = &[
     yes("stream", "default true: one line of JSON for each piece"),
     yes(
         "think",
-        "true, false, `low`, `medium`, `high` or `max`: told to templates that can switch it; reasoning is always given \
-         apart, as `thinking`",
+        "true, false, `low`, `medium`, `high` or `max`: passed to templates that can switch it; reasoning is always \
+         separate, as `thinking`",
     ),
     yes("logprobs", ""),
     yes("top_logprobs", "at most 20; needs `logprobs`"),
@@ -105,7 +105,7 @@ impl ChatRequest {
     /// Returns how many alternatives to report per token.
     ///
     /// # Errors
-    /// Too many, or asked for without `logprobs`.
+    /// Too many, or requested without `logprobs`.
     pub(crate) fn n_logprobs(&self) -> Result<Option<u32>, ApiError> {
         n_logprobs(self.logprobs, self.top_logprobs)
     }

@@ -15,7 +15,7 @@ pub const FIELDS: &[Field] = &[
     ),
     yes(
         "dimensions",
-        "the first so many numbers, brought to length 1 again: for models trained for it",
+        "the number of leading values to keep, scaled to length 1 again; for models trained for it",
     ),
     yes("options", "as on `/api/chat`; nothing is sampled"),
     KEEP_ALIVE,

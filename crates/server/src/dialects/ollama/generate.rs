@@ -44,7 +44,7 @@ pub const FIELDS: &[Field] = &[
         "the model's own chat template is used; `raw` continues a text as it is",
     ),
     refused("context", "send the conversation to `/api/chat`"),
-    yes("images", "in base64; the model sees them before the prompt"),
+    yes("images", "in base64; they come before the prompt"),
     refused("width", NO_IMAGES),
     refused("height", NO_IMAGES),
     refused("steps", NO_IMAGES),
@@ -88,7 +88,7 @@ impl GenerateRequest {
     /// How many alternatives to report per token.
     ///
     /// # Errors
-    /// Too many, or asked for without `logprobs`.
+    /// Too many, or requested without `logprobs`.
     pub(crate) fn n_logprobs(&self) -> Result<Option<u32>, ApiError> {
         n_logprobs(self.logprobs, self.top_logprobs)
     }

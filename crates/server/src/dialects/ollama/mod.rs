@@ -22,7 +22,7 @@ use crate::{
 /// The field that says how long the model stays loaded after a request.
 pub(crate) const KEEP_ALIVE: Field = yes(
     "keep_alive",
-    "seconds, or a time such as `5m`; a negative one means for ever. Where the server has one model, which stays loaded, `0` is refused",
+    "seconds, or a time such as `5m`; a negative one keeps the model loaded. Where the server has one model, which stays loaded, `0` is refused",
 );
 
 /// `think`: whether the model thinks before it answers, or how much.

@@ -1,7 +1,7 @@
 //! `options` of Ollama's requests: sampling, lengths, and how Ollama would load the model.
 //!
-//! Separate from the endpoints because all of them have it. Invariant: an option that changes the answer is obeyed or
-//! refused by name; those accepted without effect only say how another server would compute the same.
+//! All of Ollama's endpoints have it. Invariant: an option that changes the answer is obeyed or refused by
+//! name; options accepted without effect only say how another server would compute the same.
 
 use std::sync::LazyLock;
 
@@ -43,7 +43,7 @@ const OWN_OPTIONS: &[Field] = &[
     yes("mirostat_tau", "default 5"),
     yes("mirostat_eta", "default 0.1"),
     only("tfs_z", &["1", "1.0"], NOT_IMPLEMENTED),
-    only("penalize_newline", &["true"], "the penalties know no exceptions"),
+    only("penalize_newline", &["true"], "the penalties apply to all tokens"),
     only("vocab_only", &["false"], "the model is loaded"),
     only(
         "embedding_only",
@@ -141,7 +141,7 @@ impl Options {
                 .and_then(|stop| stop.to_strings())
                 .map_err(within)?,
         };
-        // This is how Ollama writes that no seed is asked for.
+        // This is how Ollama writes that no seed is requested.
         if options.get("seed").is_some_and(|seed| *seed == -1) {
             options.take("seed");
         }

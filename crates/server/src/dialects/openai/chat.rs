@@ -105,7 +105,7 @@ pub const FIELDS: &[Field] = &[
     refused("prediction", "predicted output is not implemented"),
     yes(
         "reasoning_effort",
-        "`none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`; a wish, told to templates that read `reasoning_effort`, `enable_thinking` or `thinking`; `none` \
+        "`none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`; a hint for templates that read `reasoning_effort`, `enable_thinking` or `thinking`; `none` \
          switches thinking off",
     ),
     yes(
@@ -114,7 +114,7 @@ pub const FIELDS: &[Field] = &[
     ),
     yes(
         "thinking_budget",
-        "extension, as in Qwen's API; tokens that reasoning may take, then the model's own end of it is written; -1 for any number",
+        "extension, as in Qwen's API; most tokens of reasoning, after which the model's own end of it is written; -1 for no limit",
     ),
     yes(
         "thinking_token_budget",
@@ -127,7 +127,7 @@ pub const FIELDS: &[Field] = &[
     yes("reasoning_budget", "extension; the same as `thinking_budget`"),
     yes(
         "verbosity",
-        "`low`, `medium` or `high`; a wish, told to templates that read `verbosity`",
+        "`low`, `medium` or `high`; a hint for templates that read `verbosity`",
     ),
     only(
         "echo",
@@ -153,7 +153,7 @@ pub const MAX_TOP_LOGPROBS: u32 = 20;
 /// Returns how many alternatives to report per token; `None` without `logprobs`.
 ///
 /// # Errors
-/// Too many, or asked for without `logprobs`.
+/// Too many, or requested without `logprobs`.
 pub(crate) fn n_logprobs(logprobs: Option<bool>, top_logprobs: Option<u32>) -> Result<Option<u32>, ApiError> {
     match (logprobs.unwrap_or(false), top_logprobs) {
         (_, Some(n)) if n > MAX_TOP_LOGPROBS => Err(ApiError::invalid(
@@ -320,7 +320,7 @@ impl ChatRequest {
         }
     }
 
-    /// Returns what the request's stream tells of its progress.
+    /// Returns the progress that the request's stream reports.
     pub(crate) fn progress(&self) -> ProgressFields {
         ProgressFields {
             return_progress: self.return_progress,
@@ -331,7 +331,7 @@ impl ChatRequest {
     /// Returns how many alternatives to report per token; `None` without `logprobs`.
     ///
     /// # Errors
-    /// Too many, or asked for without `logprobs`.
+    /// Too many, or requested without `logprobs`.
     pub fn n_logprobs(&self) -> Result<Option<u32>, ApiError> {
         n_logprobs(self.logprobs, self.top_logprobs)
     }

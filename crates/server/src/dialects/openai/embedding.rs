@@ -18,7 +18,7 @@ pub const FIELDS: &[Field] = &[
     label("user"),
     yes(
         "dimensions",
-        "the first so many numbers, brought to length 1 again: for models trained for it",
+        "the number of leading values to keep, scaled to length 1 again; for models trained for it",
     ),
 ];
 

@@ -1,6 +1,6 @@
-//! The items of a `/v1/responses` request, and their way into what chat templates read.
+//! The items of a `/v1/responses` request, and their conversion for chat templates.
 //!
-//! Separate from the request because agents send many kinds. Invariant: an item is read, or left out and named, or refused by its path.
+//! Agents send many kinds. Invariant: an item is read, or left out and named, or refused by its path.
 
 use std::collections::BTreeSet;
 
@@ -74,7 +74,7 @@ pub struct Other {
     id: Option<String>,
 }
 
-/// Kinds of items that only OpenAI's servers can read, or that tell of what ran there.
+/// Kinds of items that only OpenAI's servers can read, or that report work done there.
 const LEFT_OUT: [&str; 6] = [
     "web_search_call",
     "file_search_call",

@@ -1,7 +1,7 @@
 //! [`Message`] is one message of a conversation in OpenAI's API; this file converts it for chat templates.
 //!
-//! Separate from the request because two endpoints have messages. Invariants: a client's message is read, or refused with its path; a
-//! model's message, from this or another server, is read as far as possible, and unknown fields in it are ignored.
+//! Two endpoints have messages. Invariants: a client's message is read, or refused with its path; a model's
+//! message, from this or another server, is read as far as possible, and unknown fields in it are ignored.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};

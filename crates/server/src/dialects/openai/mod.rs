@@ -1,7 +1,7 @@
 //! OpenAI's API: request and response types of each endpoint.
 //!
-//! Types and their checks only; what is generated for them is the business of the handlers. Each endpoint has a
-//! `FIELDS` table from which the documentation is printed.
+//! Types and their checks only; the handlers generate the answers. Each endpoint has a `FIELDS` table from
+//! which the documentation is printed.
 
 pub mod chat;
 pub mod completion;

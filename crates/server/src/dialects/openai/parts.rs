@@ -1,6 +1,6 @@
 //! [`ContentPart`]: the parts of a message's content in OpenAI's APIs: texts and images.
 //!
-//! Separate from the message, which may be just a text. Invariant: other parts than texts and images are refused by path.
+//! A message may also be just a text. Invariant: other parts than texts and images are refused by path.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -26,7 +26,7 @@ pub struct ContentPart {
     others: Map<String, Value>,
 }
 
-/// Fields of a text part that only describe it: prefixes are always cached, and what an answer carried may come back.
+/// Fields of a text part that only describe it: prefixes are always cached, and fields of an answer may come back.
 const PART_LABELS: &[&str] = &[
     "cache_control",
     "prompt_cache_breakpoint",

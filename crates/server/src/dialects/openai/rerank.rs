@@ -10,7 +10,7 @@ use crate::{
 /// The endpoint's fields.
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
-    yes("query", "what the documents are to answer"),
+    yes("query", "the query that the documents are ranked by"),
     yes("documents", "texts, or objects with a `text`"),
     yes(
         "texts",
@@ -26,7 +26,7 @@ pub const FIELDS: &[Field] = &[
     ),
     yes(
         "instruction",
-        "what the query wants, for rerankers whose prompt has a place for it",
+        "the purpose of the query, for rerankers with a place for it in their prompt",
     ),
     label("user"),
     refused(

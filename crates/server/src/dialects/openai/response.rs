@@ -31,7 +31,7 @@ pub const FIELDS: &[Field] = &[
     yes("top_logprobs", "at most 20"),
     yes(
         "include",
-        "`message.output_text.logprobs`; `reasoning.encrypted_content`, which nothing here has; anything else is refused",
+        "`message.output_text.logprobs`; `reasoning.encrypted_content`, which is always absent here; anything else is refused",
     ),
     label("user"),
     label("metadata"),
@@ -48,8 +48,8 @@ pub const FIELDS: &[Field] = &[
     label("max_tool_calls"),
     yes(
         "text",
-        "`format`: `text`, `json_object`, or `json_schema` with a schema; every schema is enforced, with `strict` or without; `verbosity`: `low`, `medium` or `high`, a wish, told to \
-         templates that read `verbosity`",
+        "`format`: `text`, `json_object`, or `json_schema` with a schema; every schema is enforced, with `strict` or without; `verbosity`: `low`, `medium` or `high`, a hint for templates \
+         that read `verbosity`",
     ),
     yes(
         "tools",

@@ -1,6 +1,6 @@
 //! The variables that a request may give to the chat template.
 //!
-//! Separate from the conversation because several endpoints take them. Invariant: no request sets what the server itself tells the template.
+//! Several endpoints take them. Invariant: no request sets a variable that the server itself sets.
 
 use serde_json::{Map, Value};
 

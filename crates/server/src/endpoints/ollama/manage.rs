@@ -1,7 +1,8 @@
-//! Answers Ollama's clients that change which models there are: `/api/pull`, `/api/delete`, and the paths that refuse.
+//! Answers Ollama's clients that change the set of models: `/api/pull`, `/api/delete`, and the paths that
+//! refuse.
 //!
-//! Separate from what describes models. Invariants: only the folder of models changes, and only where the operator allows it; few
-//! downloads run at a time; a download ends when its client goes away, and what has arrived stays for the next one.
+//! Invariants: only the models folder changes, and only if the operator allows it; few downloads run at a
+//! time; a download ends when its client disconnects, and the next one continues it.
 
 use std::{
     convert::Infallible,
@@ -49,7 +50,7 @@ request! {
         optional {
             /// Model name.
             model: String = "a served model is available; others are downloaded with `--manage-models`, else refused (501), as is a name \
-                             whose download a file of the folder would hide (400)",
+                             that a file of the folder already has (400)",
             /// Older name of `model`.
             name: String = "the older name of `model`",
             /// Whether the answer is streamed.
@@ -76,7 +77,7 @@ request! {
         required {}
         optional {
             /// Model name.
-            model: String = "the name of a model of `--models-dir` as it is listed, or of a download that broke off; without \
+            model: String = "the name of a model of `--models-dir` as it is listed, or of an interrupted download; without \
                              `--manage-models` it is refused (501)",
             /// Older name of `model`.
             name: String = "the older name of `model`",
@@ -124,7 +125,7 @@ pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, Api
     }
     let Some(place) = models.place_to_pull() else {
         return Err(ApiError::Busy {
-            reason: "as many downloads run as may at a time; try again after one of them",
+            reason: "no more downloads may run at a time; try again after one of them",
         });
     };
     let (lines, received) = mpsc::channel(MAX_LINES);
@@ -166,7 +167,7 @@ async fn check_not_hidden(models: &Models, name: &str) -> Result<(), ApiError> {
     let spec = models.listed_one(models.find(Some(name), Role::Chat).await?).spec;
     if spec.is_of_folder && !manager.has_pulled(spec.name()) {
         let reason = format!(
-            "a file in the folder of models is served as `{}`, so a download of `{name}` would not be; rename the file",
+            "a file in the folder of models is served as `{}`, so a download of `{name}` would not be served; rename the file",
             spec.name()
         );
         return Err(ApiError::invalid("model", reason));
@@ -224,7 +225,7 @@ async fn download(
     }
 }
 
-/// Sends what is told of a download.
+/// Sends the events of a download.
 struct PullLines {
     name: String,
     to_client: mpsc::Sender<Value>,
@@ -256,7 +257,7 @@ impl PullWatch for PullLines {
     }
 }
 
-/// Answers `DELETE /api/delete`: removes the files of a model of the folder, or those that a broken-off download has left.
+/// Answers `DELETE /api/delete`: removes the files of a model of the folder, or those of an interrupted download.
 pub(crate) async fn delete(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let path = shortened(call.uri.path()).into_owned();
     let request: DeleteRequest = call.read(DeleteRequest::TABLE.fields())?;
@@ -273,7 +274,7 @@ pub(crate) async fn delete(models: Models, mut call: Call) -> Result<Response, A
     let (idx, served) = match find_to_remove(&models, name).await {
         Ok(found) => found,
         Err(refusal) => {
-            // A download that broke off has files, but there is no model of its name.
+            // An interrupted download has files, but there is no model of its name.
             let asked = name.to_owned();
             if !change(move || manager.remove_partial(&asked)).await? {
                 return Err(refusal);

@@ -1,8 +1,8 @@
-//! Ollama's API: `/api/chat` and `/api/generate` here, what describes the model in [`models`],
-//! what changes which there are in [`manage`], vectors in [`embed`].
+//! Ollama's API: `/api/chat` and `/api/generate` here, descriptions of models in [`models`], changes to the
+//! set of models in [`manage`], vectors in [`embed`].
 //!
-//! Answers are made as on every other endpoint; only the words differ. Invariant: counts and durations are what the engine
-//! measured.
+//! Answers are made as on every other endpoint, in Ollama's form. Invariant: the engine measured the counts
+//! and durations.
 
 pub(crate) mod embed;
 mod keep_alive;
@@ -299,7 +299,7 @@ impl Lines {
         }
     }
 
-    /// Says how an answer ended, and what it took.
+    /// Writes the end of an answer, its tokens and its times.
     fn finish(&self, line: &mut Value, end: &TextEnd) {
         let (usage, timings) = (end.finished.usage, &end.finished.timings);
         let decode = if usage.completion_tokens > 0 {

@@ -236,7 +236,7 @@ fn parameter_size(n_params: u64) -> String {
     }
 }
 
-/// Tells loaded models apart. It is made of what is known of them, not of the bytes of their files.
+/// Distinguishes loaded models. It is made from their known facts, not from the bytes of their files.
 fn digest(card: Card<'_>) -> String {
     let known = format!("{:?} {}", card.facts, card.own_name);
     // FNV-1a, 64 bits.

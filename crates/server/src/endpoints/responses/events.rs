@@ -1,7 +1,7 @@
 //! [`ResponseEvents`]: a response as a stream of events.
 //!
-//! Separate from the response as a whole, whose items it writes part by part. Invariant: each item begins, grows and ends before the next
-//! one begins.
+//! It writes the items of a response part by part. Invariant: each item begins, grows and ends before the
+//! next one begins.
 
 use serde_json::{Value, json};
 use tokenmill::{

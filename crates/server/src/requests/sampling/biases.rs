@@ -1,7 +1,7 @@
 //! [`Biases`] of tokens, as a map or as llama.cpp's list of pairs.
 //!
-//! Separate from the other fields because a client may name a token by its id or by a text. Invariant: in a map the digits of a name are an
-//! id, and in a list a text is a text.
+//! A client may name a token by its id or by a text. Invariant: in a map the digits of a name are an id, and
+//! in a list a text is a text.
 
 use std::{collections::BTreeMap, fmt};
 

@@ -168,7 +168,7 @@ pub(super) fn arguments_of(offer: &Offer<'_>, rules: &mut Rules<'_>) -> Result<V
     if offer.hold == Hold::Exact
         && let Some(missing) = required.iter().find(|key| !properties.contains_key(**key))
     {
-        return Err(format!("it requires `{missing}` and does not say what that is"));
+        return Err(format!("it requires `{missing}` but does not define it"));
     }
     Ok(arguments)
 }

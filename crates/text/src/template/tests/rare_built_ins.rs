@@ -96,7 +96,7 @@ fn mappings_print_in_order_of_their_keys_whatever_kinds_these_have() {
     ] {
         assert_eq!(render(source).as_deref(), Ok(expected), "{source}");
     }
-    // The standard library's sort panics at an order that is none, from about twenty items on.
+    // The standard library's sort panics at an inconsistent order, from about twenty items on.
     let mixed = (0..400).map(|n| {
         let number = (n * 7919) % 401;
         match n % 4 {

@@ -1,7 +1,7 @@
 //! [`Source`]: the vocabulary of a GGUF file before a tokenizer is made of it.
 //!
-//! Separate from the readers of the models, which all begin with it. Invariant: the arrays are of one length, and an id that is returned
-//! is within it.
+//! The readers of all tokenizer models begin with it. Invariant: the arrays have one length, and every
+//! returned id is below it.
 
 use std::collections::HashMap;
 

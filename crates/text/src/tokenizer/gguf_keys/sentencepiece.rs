@@ -38,7 +38,7 @@ enum Field<'a> {
 }
 
 const BAD: TokenizerError = TokenizerError::SentencePiece {
-    reason: "its bytes are no SentencePiece model",
+    reason: "its bytes are not a SentencePiece model",
 };
 
 /// Reads a model.

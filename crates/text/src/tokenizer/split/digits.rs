@@ -10,7 +10,7 @@ use crate::tokenizer::chars::{Classes, DECIMAL, NUMBER, WORD};
 pub(crate) enum DigitGroups {
     /// Every run of `\p{N}`.
     Always,
-    /// Runs of `\d` that end a word; digits of the others stay with what is around them.
+    /// Runs of `\d` that end a word; other digits stay with the text around them.
     BeforeWordEnd,
 }
 

@@ -40,7 +40,7 @@ impl PageStore for Gated {
     }
 }
 
-/// An engine whose folder gives nothing until [`give`] is called, and what was asked of it.
+/// An engine whose folder gives nothing until [`give`] is called, and the requests to the folder.
 fn gated(folder: &Path, model: &TinyModel) -> (Running, Arc<Held>) {
     let held = Arc::<Held>::default();
     let running = Running::with_store(model, &options(80), Some(&open(folder)), |store| {
@@ -50,7 +50,7 @@ fn gated(folder: &Path, model: &TinyModel) -> (Running, Arc<Held>) {
     (running, held)
 }
 
-/// Gives what was asked first of a folder of [`gated`].
+/// Answers the first request to a folder of [`gated`].
 fn give(running: &Running, held: &Held) {
     let (wanted, sink) = held.lock().unwrap().remove(0);
     running.store.as_ref().unwrap().fetch(wanted, sink);
@@ -103,7 +103,7 @@ impl PageStore for OneByOne {
     }
 }
 
-/// It has ten seconds for what is left, and nothing wakes it.
+/// It has ten seconds for the rest, and nothing wakes it.
 #[test]
 fn an_engine_that_ends_does_not_sleep_while_its_folder_has_room() {
     let folder = tempfile::tempdir().unwrap();

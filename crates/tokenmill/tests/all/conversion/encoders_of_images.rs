@@ -1,4 +1,4 @@
-//! Encoders of images: folders become the files that llama.cpp's converter makes of them.
+//! Image encoders: folders become the files that llama.cpp's converter makes of them.
 
 use serde_json::Value as Json;
 use tokenmill_gguf::Array;
@@ -75,7 +75,7 @@ fn check_file(family: &str, out: &str, file: &GgufFile, expected: &Json) {
 
 #[test]
 fn encoders_of_images_are_those_of_the_reference() {
-    let mut comparisons = Comparisons::of("encoders of images of folders");
+    let mut comparisons = Comparisons::of("image encoders of folders");
     for family in FAMILIES {
         let listing = fs::read(data(family).join("mmproj.json")).unwrap();
         let listing: serde_json::Map<String, Json> = serde_json::from_slice(&listing).unwrap();
@@ -347,6 +347,6 @@ fn encoders_that_cannot_be_written_are_refused_by_name() {
     let preset = convert_encoder(&data("gemma3").join("hf"), "q4_k_m".parse().unwrap());
     check(
         preset.err().unwrap().to_string(),
-        "an encoder of images cannot be written as Q4_K_M",
+        "an image encoder cannot be written as Q4_K_M",
     );
 }
