@@ -343,6 +343,7 @@ fn line(name: &str, figures: [String; FIGURES.len()]) -> String {
 mod tests {
     use std::{collections::BTreeSet, fs};
 
+    use tokenmill_gguf::TensorType;
     use tokenmill_ptx_sim::DeviceProfile;
 
     use super::*;
@@ -396,6 +397,36 @@ mod tests {
     fn names_are_one_rows() {
         let names: BTreeSet<&str> = ROWS.iter().map(|row| row.name).collect();
         assert_eq!(names.len(), ROWS.len());
+    }
+
+    #[test]
+    fn products_have_memory_for_their_rows_in_f16_whatever_their_number() {
+        let profile = DeviceProfile::find("h100").unwrap();
+        let simulator = crate::kernel_estimate::simulator(profile, true).unwrap();
+        let device = simulator.device();
+        let mut shop = Workshop::new(&device, 1, 1, Data::Zeros).unwrap();
+        let mut kernels = |n_rows| {
+            let what = What::Product {
+                ty: TensorType::Q4_K,
+                shape: [128, N_EMBD],
+                n_rows,
+            };
+            let mut work = shop.make(what).unwrap();
+            let capture = tokenmill_cuda_exec::Capture::begin(&device).unwrap();
+            let (done, launches) = device.launches_of(|| (work.launch)(0));
+            done.unwrap();
+            drop(capture);
+            (launches.iter())
+                .map(|launch| launch.module.clone())
+                .collect::<Vec<_>>()
+        };
+        for n_rows in [2048, 64, 4096] {
+            assert_eq!(
+                kernels(n_rows),
+                ["wide_rows", "matmul_wide_q4_k"],
+                "{n_rows} rows"
+            );
+        }
     }
 
     /// Checks the rows at their real shapes, for both kinds of GPU; they are launched into a capture that is never replayed.

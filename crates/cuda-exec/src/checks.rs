@@ -4,6 +4,7 @@
 //! expected values are computed here without a kernel, from the kernels' inputs; a failed check names its kernel and the feature that can
 //! be turned off to replace it.
 
+mod adapters;
 mod attention;
 mod checked_layer;
 mod expected;
@@ -12,7 +13,9 @@ mod joined;
 mod known;
 mod ladder;
 mod products;
+mod recurrence;
 mod rows;
+mod sampling;
 mod shared_pages;
 mod steps;
 mod tokens;
@@ -101,6 +104,8 @@ pub struct Needs {
     pub kv_types: [KvType; 2],
     /// Attention heads of the layers; layers with latent keys and values have none.
     pub heads: Vec<HeadsNeed>,
+    /// Whether there are recurrent layers.
+    pub is_recurrent: bool,
     /// Whether a row's results may not depend on how many rows there are, for which other kernels are used.
     pub is_batch_invariant: bool,
 }
@@ -216,6 +221,10 @@ pub fn check_kernels(device: &Device, needs: &Needs) -> Result<usize, Finding> {
             ops.load_store(needs.kv_types)?;
             ops.load_runs(needs.kv_types)?;
         }
+        if needs.is_recurrent {
+            ops.load_recurrence()?;
+        }
+        ops.load_adapters()?;
         if needs.heads.iter().any(|heads| shares(heads.dim)) {
             ops.load_shared()?;
         }
@@ -226,6 +235,8 @@ pub fn check_kernels(device: &Device, needs: &Needs) -> Result<usize, Finding> {
     let ops = load().map_err(|error| Finding::new("loading kernels".to_owned(), &[], None, error.into()))?;
     let mut n_checks = rows::check_all(device, &ops)?;
     n_checks += tokens::check_all(device, &ops, &needs.table_types)?;
+    n_checks += sampling::check_all(device, &ops)?;
+    n_checks += adapters::check_all(device, &ops)?;
     n_checks += products::check_all(device, &ops, &needs.types)?;
     n_checks += products::check_pairs(device, &ops, &needs.types)?;
     if !needs.is_batch_invariant {
@@ -239,6 +250,9 @@ pub fn check_kernels(device: &Device, needs: &Needs) -> Result<usize, Finding> {
     let dims: BTreeSet<usize> = needs.heads.iter().map(|heads| heads.dim).collect();
     for dim in dims.into_iter().filter(|&dim| shares(dim)) {
         n_checks += shared_pages::check_all(device, &ops, dim)?;
+    }
+    if needs.is_recurrent {
+        n_checks += recurrence::check_all(device, &ops)?;
     }
     Ok(n_checks)
 }

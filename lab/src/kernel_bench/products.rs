@@ -43,7 +43,7 @@ impl Workshop {
             all.push(self.weights(ty, [self.n_out(n_out), n_in], seed, FACTOR)?);
         }
         let all = Rc::new(all);
-        let rows = Rc::new(self.rows(n_rows, n_in)?);
+        let rows = Rc::new(self.product_rows(n_rows, n_in)?);
         let outputs = all.iter().map(|weights| self.room(n_rows * weights.shape[0]));
         let outputs = shared(outputs.collect::<anyhow::Result<Vec<_>>>()?);
         let (ops, device) = (&self.ops, &self.device);
@@ -89,7 +89,7 @@ impl Workshop {
             self.weights(ty, [n_out, N_EMBD], 2, FACTOR)?,
         ];
         let pair = Rc::new(pair);
-        let rows = Rc::new(self.rows(n_rows, N_EMBD)?);
+        let rows = Rc::new(self.product_rows(n_rows, N_EMBD)?);
         let output = shared(self.room(n_rows * n_out)?);
         let mut quantized = QuantizedRows::new(&self.device, n_rows, n_out)?;
         let (ops, device) = (&self.ops, &self.device);

@@ -131,7 +131,6 @@ impl Workshop {
     pub(crate) fn new(device: &Device, slice: usize, max_copies: usize, data: Data) -> anyhow::Result<Self> {
         let mut ops = Ops::load(device)?;
         ops.allow_splits()?;
-        ops.allow_halves(512, N_FF)?;
         Ok(Self {
             device: device.clone(),
             ops,
@@ -229,6 +228,13 @@ impl Workshop {
             copies,
             bytes,
         })
+    }
+
+    /// Uploads the rows of products, and makes exactly the memory that they take in f16. With less, products by many rows would be in int8.
+    /// With more, the timing model would count too many bytes: it knows the size of a buffer, and not how much of it a launch reads.
+    pub(super) fn product_rows(&mut self, n_rows: usize, width: usize) -> anyhow::Result<Rows> {
+        self.ops.allow_halves(n_rows, width)?;
+        self.rows(n_rows, width)
     }
 
     pub(super) fn rows(&self, n_rows: usize, width: usize) -> anyhow::Result<Rows> {

@@ -132,13 +132,15 @@ pub(super) const STEPS: &[Step] = &[
         needs: &[],
         run: || lab(&["kernel-estimate", "--check"]),
     },
-    // Its stated errors depend on the same files.
+    // Its stated errors depend on the same files, and on those that make launches.
     Step {
         name: "published measurements of kernels",
         paths: &[
-            "crates/cuda-exec/kernels.ptx.z",
+            "crates/cuda-exec/",
             "crates/ptx-sim/src/",
+            "crates/sim-driver/src/",
             "kernels/",
+            "lab/src/kernel_bench*",
             "lab/src/kernel_estimate*",
         ],
         needs: &[],

@@ -26,7 +26,7 @@ mod products;
 mod recurrence;
 mod results;
 mod run;
-mod sampling;
+pub(crate) mod sampling;
 mod segments;
 mod shared_pages;
 mod split;

@@ -117,7 +117,7 @@ fn data_words(batch: &ForwardBatch, row: usize, sample: &SampleRow, n_vocab: usi
 /// Writes the sampling records of a step to the part `records` of its words, and the values that they point to from word `n_words` on.
 /// Returns the end of the values, and whether one of the records [draws many](crate::SampleRecord::draws_many). The step's tokens are
 /// its first words, with `sampled_flag` on those that only the device knows.
-pub(super) fn write_records(
+pub(crate) fn write_records(
     batch: &ForwardBatch,
     n_vocab: usize,
     records: Range<usize>,

@@ -20,7 +20,7 @@ const N_ROWS: usize = 70;
 /// Factor of the rows.
 const SCALE: f32 = 1.5;
 /// Marks a token by its row in the sampled tokens of the step before.
-const SAMPLED: u32 = 1 << 31;
+pub(super) const SAMPLED: u32 = 1 << 31;
 /// Logits of a row: several parts of the kernel, the last of which is not full.
 const N_VOCAB: usize = 5000;
 /// Places of the likeliest tokens, one a row.

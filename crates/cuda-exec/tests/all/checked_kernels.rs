@@ -16,27 +16,13 @@ const STEPS: &str = "kernels of some architectures, whose steps are compared wit
 /// Reason for kernels that the steps of most architectures launch.
 const ALL_STEPS: &str = "the steps of every model are compared with the CPU's";
 
-/// Reason for kernels that no check launches yet.
-const LONGER: &str = "whole chunks of 16 tokens; the prompt that is compared with the CPU's has 8";
-
 /// Kernels that no check of kernels launches, as `module/` or `module/kernel`, and the reason.
 const UNCHECKED: &[(&str, &str)] = &[
-    ("delta_net/delta_net_chunks", LONGER),
-    ("delta_net/delta_net_channels_chunks", LONGER),
-    ("ssm_scan/ssm_chunks", LONGER),
-    ("delta_net/", STEPS),
     ("elementwise/", ALL_STEPS),
     ("latent_attention/", STEPS),
     ("layers/", STEPS),
     ("route/weigh_choices", STEPS),
-    ("short_conv/", STEPS),
-    ("ssm_scan/", STEPS),
     ("streams/", STEPS),
-    ("lora/", "adapters are read after the load"),
-    (
-        "sample/",
-        "draws at a temperature; the logits that they read are checked",
-    ),
 ];
 
 /// Types of weights that have all kernels of all types among them.
@@ -100,6 +86,7 @@ fn every_kernel_is_checked_or_has_a_reason() {
             heads: (dims.into_iter().map(|dim| HeadsNeed { dim, group: 2 }))
                 .chain(groups.filter(|_| kv_types[0] != KvType::F16))
                 .collect(),
+            is_recurrent: false,
             is_batch_invariant: false,
         }
     };
@@ -108,6 +95,7 @@ fn every_kernel_is_checked_or_has_a_reason() {
         table_types: TYPES.to_vec(),
         expert_types: TYPES.to_vec(),
         heads: Vec::new(),
+        is_recurrent: true,
         ..of_store([KvType::F16; 2])
     };
     let mut runs: Vec<(Needs, WideProducts)> = [

@@ -40,7 +40,25 @@ fn attention() -> Needs {
         expert_types: Vec::new(),
         kv_types: [KvType::F16; 2],
         heads: vec![HeadsNeed { dim: 64, group: 1 }],
+        is_recurrent: false,
         is_batch_invariant: false,
+    }
+}
+
+/// Lists the kernels of recurrent layers alone.
+fn recurrence() -> Needs {
+    Needs {
+        heads: Vec::new(),
+        is_recurrent: true,
+        ..attention()
+    }
+}
+
+/// Lists only the kernels that every model has.
+fn of_all() -> Needs {
+    Needs {
+        heads: Vec::new(),
+        ..attention()
     }
 }
 
@@ -113,6 +131,7 @@ fn a_gpu_without_a_defect_passes_on_every_card_and_with_every_type() {
                 expert_types: vec![ty],
                 kv_types,
                 heads: vec![HeadsNeed { dim: 96, group: 2 }],
+                is_recurrent: false,
                 is_batch_invariant: false,
             };
             if kv_types[0] == KvType::F16 || ty == TensorType::Q8_0 {
@@ -236,6 +255,53 @@ fn a_wrong_rotation_of_images_leaves_the_gpu_unused() {
         &[StepDown::InOrder],
         true,
     );
+}
+
+#[test]
+fn a_wrong_draw_of_tokens_leaves_the_gpu_unused() {
+    for (kernel, check_name) in [
+        ("sample_parts", "sampling from few tokens"),
+        ("sample_candidates", "sampling from many tokens"),
+    ] {
+        let found = first_use(&of_all(), wrong(kernel, When::Always), LIMIT);
+        let first = &found.findings[0];
+        assert_eq!(
+            (&first.check[..], &first.kernel[..]),
+            (check_name, "sample/sample_rows")
+        );
+        assert!(found.is_unfit, "{first}");
+    }
+}
+
+#[test]
+fn wrong_changes_of_adapters_leave_the_gpu_unused() {
+    check(
+        &of_all(),
+        wrong("lora_down", When::Always),
+        "lora/lora_up",
+        &[StepDown::InOrder],
+        true,
+    );
+}
+
+#[test]
+fn a_wrong_recurrent_layer_leaves_the_gpu_unused() {
+    for kernel in [
+        "short_conv/short_conv_t16",
+        "ssm_scan/ssm_chunks",
+        "ssm_scan/ssm_scan_own_r16",
+        "delta_net/delta_net_chunks",
+        "delta_net/delta_net_channels",
+    ] {
+        let name = kernel.split('/').next_back().unwrap();
+        check(
+            &recurrence(),
+            wrong(name, When::Always),
+            kernel,
+            &[StepDown::InOrder],
+            true,
+        );
+    }
 }
 
 #[test]

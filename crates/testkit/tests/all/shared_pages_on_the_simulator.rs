@@ -165,6 +165,7 @@ fn requests_behind_one_prompt_share_its_pages_and_give_the_cpus_tokens() {
         expert_types: Vec::new(),
         kv_types: [KvType::F16; 2],
         heads: vec![HeadsNeed { dim: 64, group: 2 }],
+        is_recurrent: false,
         is_batch_invariant: false,
     };
     let mut found = FirstUse::default();

@@ -28,7 +28,7 @@ use crate::{
 /// Kind of the files with the results.
 const KIND: &str = "gpu-check";
 /// Version of the list of checks. A GPU that passed another list is checked again.
-const CHECKS: u32 = 2;
+const CHECKS: u32 = 3;
 /// Longest wait of a check for the GPU. Kernels of checks take milliseconds.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Context length of the model that computes the reference steps on the CPU, in tokens.
@@ -124,6 +124,7 @@ impl<'a> FirstUseOf<'a> {
             expert_types: backend.planned_types(|usage| usage.is_of_experts),
             kv_types: [options.kv_type, options.kv_value_type.unwrap_or(options.kv_type)],
             heads: heads.into_iter().collect(),
+            is_recurrent: shape.layers.iter().any(|layer| layer.state.is_some()),
             is_batch_invariant: compute.gpu.is_batch_invariant,
         };
         let info = backend.device().info().clone();
@@ -188,6 +189,7 @@ impl<'a> FirstUseOf<'a> {
             expert_types,
             kv_types,
             heads,
+            is_recurrent,
             is_batch_invariant,
         } = &self.needs;
         let missing = Needs {
@@ -198,6 +200,7 @@ impl<'a> FirstUseOf<'a> {
             heads: (heads.iter().copied())
                 .filter(|heads| is_new(attention_name(*kv_types, *heads)))
                 .collect(),
+            is_recurrent: *is_recurrent && is_new(RECURRENCE.to_owned()),
             is_batch_invariant: *is_batch_invariant,
         };
         if kernels_of(&missing).is_empty() {
@@ -350,6 +353,9 @@ impl<'a> FirstUseOf<'a> {
     }
 }
 
+/// Names recurrent layers in records.
+const RECURRENCE: &str = "recurrent layers";
+
 fn factor_name(ty: TensorType) -> String {
     ty.name().to_owned()
 }
@@ -372,7 +378,11 @@ fn kernels_of(needs: &Needs) -> Vec<String> {
     let tables = needs.table_types.iter().map(|&ty| table_name(ty));
     let experts = needs.expert_types.iter().map(|&ty| experts_name(ty));
     let attention = (needs.heads.iter()).map(|&heads| attention_name(needs.kv_types, heads));
-    factors.chain(tables).chain(experts).chain(attention).collect()
+    let recurrence = needs.is_recurrent.then(|| RECURRENCE.to_owned());
+    (factors.chain(tables).chain(experts))
+        .chain(attention)
+        .chain(recurrence)
+        .collect()
 }
 
 /// Describes a finding in one line.
