@@ -392,4 +392,17 @@ mod tests {
             }
         }
     }
+    #[test]
+    fn a_missing_shared_expert_is_named_as_in_folders_of_its_family() {
+        for (arch, expected) in [
+            ("qwen2moe", "layers.1.mlp.shared_expert.gate_proj.weight"),
+            ("qwen35moe", "layers.1.mlp.shared_expert.gate_proj.weight"),
+            ("deepseek2", "layers.1.mlp.shared_experts.gate_proj.weight"),
+            ("glm4moe", "layers.1.mlp.shared_experts.gate_proj.weight"),
+        ] {
+            let row = ARCHITECTURES.iter().find(|row| row.name == arch).expect(arch);
+            let found = row.hf_layout.hf_name("blk.1.ffn_gate_shexp.weight");
+            assert_eq!(found.as_deref(), Some(expected), "{arch}");
+        }
+    }
 }
