@@ -8,6 +8,7 @@ mod difference;
 mod ffn;
 mod latent;
 mod mixer;
+mod output_head;
 mod plain;
 mod pooling;
 mod recurrent;
@@ -19,6 +20,7 @@ pub use ffn::{
 };
 pub use latent::LatentDescriptor;
 pub use mixer::{AttentionDescriptor, MixerDescriptor, OutputGate, QkNorm};
+pub use output_head::{HeadPart, OutputHead};
 pub use pooling::{HeadLayer, PooledOutput, PoolingDescriptor};
 pub use recurrent::{
     DeltaGates, DeltaNetDescriptor, KimiDeltaDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind,
@@ -256,31 +258,6 @@ pub enum Residual {
     Parallel,
     /// Both see the layer's input, each through its own norm.
     ParallelTwoNorms,
-}
-
-/// The source of the output head's weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OutputHead {
-    /// Its own tensor.
-    Own,
-    /// The token embedding.
-    Tied,
-    /// Its own tensor if there is one, else the token embedding.
-    #[default]
-    OwnIfPresent,
-    /// Some rows of its own tensor; every rank of a group has different rows.
-    Part(HeadPart),
-    /// None: the network predicts no tokens.
-    None,
-}
-
-/// The part of the output head that a rank of a group holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadPart {
-    /// Number of rows per rank, one for each token whose logits it computes.
-    pub n_each: usize,
-    /// Number of ranks.
-    pub n_ranks: usize,
 }
 
 /// Whether an optional tensor exists.
