@@ -1,6 +1,14 @@
 //! The CUDA backend on the simulated device against reference data: a subset that is quick enough for every change.
 //! `cargo lab parity --device sim` runs all of it.
 
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
 use tokenmill_backend::KvType;
 use tokenmill_model::Model;
 use tokenmill_testkit::{Comparisons, Reference, engines, parity::compare};
@@ -63,23 +71,37 @@ fn folders_of_variants_meet_the_limits_on_the_simulated_gpu() {
 
 #[test]
 fn the_simulated_gpu_meets_the_limits_of_its_arithmetic() {
-    let mut comparisons = Comparisons::of("logits, simulated GPU");
-    for (fixture, ty, kv_type) in CASES {
-        let Some(path) = comparisons.find(&format!("{fixture}/model-{ty}.gguf")) else {
-            continue;
-        };
-        let reference = Reference::open(path.parent().expect("a file lies in a folder")).unwrap();
-        let Some(model) = comparisons.open(Model::open(&path)) else {
-            continue;
-        };
-        let comparison = compare(&reference, ty, &model, &engines::SIM, kv_type).unwrap();
-        assert!(
-            comparison.failures.is_empty(),
-            "{fixture} {ty} with {kv_type:?} KV: {comparison:?}"
-        );
-        if let Some((n_equal, n_safe)) = comparison.greedy {
-            assert!(n_equal == n_safe && n_safe > 0, "{fixture} {ty}");
+    let comparisons = Mutex::new(Comparisons::of("logits, simulated GPU"));
+    let next = AtomicUsize::new(0);
+    // The launches of these small networks are too short for the simulator's own threads.
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(&case) = CASES.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    check(case, &comparisons);
+                }
+            });
         }
-        comparisons.compared(1);
+    });
+}
+
+/// Compares a model with the reference data, if it is there.
+fn check((fixture, ty, kv_type): (&str, &str, KvType), comparisons: &Mutex<Comparisons>) {
+    let found = || {
+        let mut comparisons = comparisons.lock().expect("no case has failed");
+        let path = comparisons.find(&format!("{fixture}/model-{ty}.gguf"))?;
+        let model = comparisons.open(Model::open(&path))?;
+        Some((path, model))
+    };
+    let Some((path, model)) = found() else { return };
+    let reference = Reference::open(path.parent().expect("a file lies in a folder")).unwrap();
+    let comparison = compare(&reference, ty, &model, &engines::SIM, kv_type).unwrap();
+    assert!(
+        comparison.failures.is_empty(),
+        "{fixture} {ty} with {kv_type:?} KV: {comparison:?}"
+    );
+    if let Some((n_equal, n_safe)) = comparison.greedy {
+        assert!(n_equal == n_safe && n_safe > 0, "{fixture} {ty}");
     }
+    comparisons.lock().expect("no case has failed").compared(1);
 }
