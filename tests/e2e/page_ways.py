@@ -168,15 +168,19 @@ def background(page):
     find(page, "#history summary").click()
     opened(page, page.current_url)
     assert state_of(page, "Delete me?") is None and find(page, "#n-conversations").text == str(int(count) + 1)
+    # A first message that is refused comes back with its system message.
     find(page, "#clear").click()
+    setting(page, **{"system-here": "You are an owl."})
     script(page, [], "refused")
     page.execute_script(LATE)
     ask(page, "Lost?", Keys.ENTER)
     find(page, "#clear").click()
+    setting(page, **{"system-here": "You are a fox."})
     until(page, "it is said", lambda: find(page, "#told").text == "“Lost?” got no whole answer: open it to see why.")
     assert state_of(page, "Lost?") == "failed" and text(page) == ""
     entries(page)[0][0].click()
     assert find(page, "#error").text == "busy. Your message is kept." and text(page) == "Lost?"
+    assert find(page, "#system-here").get_attribute("value") == "You are an owl."
     find(page, "#prompt").clear()
 
 

@@ -131,9 +131,9 @@ function openConversation(id) {
   clearWords();
   // What is in a message that is edited belongs to its conversation.
   cancelEdit();
-  showSystemOf(id, turnHere()?.system);
   const missed = unseen.get(id);
   unseen.delete(id);
+  showSystemOf(id, (turnHere() ?? missed?.turn)?.system);
   redraw();
   scrollToEnd();
   if (missed) showEnd(missed.turn, missed.failure);
