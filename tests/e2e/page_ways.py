@@ -184,6 +184,32 @@ def background(page):
     find(page, "#prompt").clear()
 
 
+# A file is read once `release()` was called.
+UNREAD = """
+const read = Blob.prototype.arrayBuffer;
+const released = new Promise((resolve) => (window.release = resolve));
+Blob.prototype.arrayBuffer = async function () {
+  await released;
+  return read.call(this);
+};
+"""
+
+
+def own_conversation(page, folder):
+    """A message goes to no other conversation that is opened while its files are read."""
+    opened(page, page.current_url)
+    find(page, "#clear").click()
+    page.execute_script(UNREAD)
+    find(page, "#files").send_keys(str(folder / "notes.md"))
+    ask(page, "To whom?", Keys.ENTER)
+    find(page, "#clear").click()
+    page.execute_script("window.release()")
+    until(page, "it is attached", lambda: attached(page) == "notes.md")
+    assert not asked(page) and is_idle(page) and text(page) == "To whom?"
+    find(page, "#attached button").click()
+    find(page, "#prompt").clear()
+
+
 def places(page):
     """The engine, a new title and a deletion leave the reader where they were."""
     opened(page, page.current_url)
@@ -390,6 +416,7 @@ try:
         deletion(page)
         read_aloud(page)
         background(page)
+        own_conversation(page, pathlib.Path(folder))
         places(page)
         to_end(page)
         following(page)

@@ -159,8 +159,10 @@ async function showVersion(at, to) {
   if (turnHere()) return;
   // A message that follows another version is not there to be edited.
   if (at <= (editedPlace() ?? -1)) cancelEdit();
-  const before = read(open)[at].versions.at;
-  if (!(await switchVersion(open, at, to))) tellFull();
+  const id = open;
+  const before = read(id)[at].versions.at;
+  if (!(await switchVersion(id, at, to))) tellFull();
+  if (id !== open) return;
   redraw();
   // The button that was pressed was drawn again.
   const [back, on] = $("messages").querySelectorAll(".actions")[at].querySelectorAll(".versions button");
@@ -334,9 +336,11 @@ function showIdle() {
   $("messages").setAttribute("aria-busy", String(!isIdle));
 }
 
+/** Sends the message to the conversation shown; it stays in the box where another one is opened while its files are read. */
 async function send() {
+  const id = open;
   const written = await message();
-  if (!written) return;
+  if (!written || id !== open) return;
   const { content, images, files } = written;
   const nKept = editedPlace() ?? undefined;
   if (start([{ role: "user", content, ...(images.length && { images }), ...(files.length && { files }) }], { nKept })) takeOut(written);
