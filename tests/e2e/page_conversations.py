@@ -26,6 +26,18 @@ HTMLAnchorElement.prototype.click = function () {
   window.lastFile.text().then((text) => (window.saved[name] = text));
 };
 """
+# A conversation is deleted while a turn of it is being stored; the answer is its title.
+DELETED_MEANWHILE = """
+const [done] = arguments;
+import("/web/conversations.js").then(async ({ addTurn, remove, titleOf }) => {
+  const turn = { messages: [{ role: "user", content: "Gone?" }, { role: "assistant", content: "Yes." }] };
+  await addTurn("gone", turn);
+  const isStored = addTurn("gone", turn);
+  await remove("gone");
+  await isStored;
+  done(titleOf("gone"));
+});
+"""
 # A browser that keeps nothing.
 NO_DATABASE = "IDBFactory.prototype.open = () => { throw new Error('not here'); };"
 
@@ -136,8 +148,10 @@ def listed(page, url):
     box.send_keys("Renamed", Keys.ENTER)
     until(page, "it is renamed", lambda: titles(page)[0] == "Renamed")
     assert page.title == "Renamed – tokenmill", page.title
+    assert page.execute_async_script(DELETED_MEANWHILE) == "", "it stays deleted"
     page.refresh()
     until(page, "the title is kept", lambda: page.title == "Renamed – tokenmill")
+    assert "Gone?" not in titles(page)
     entries(page)[0][1].click()
     page.switch_to.active_element.send_keys("x", Keys.ESCAPE)
     until(page, "Escape takes it back", lambda: titles(page)[0] == "Renamed")
@@ -372,6 +386,7 @@ def nothing_kept(page, url):
     assert asked(page) == ["What is 3 + 4?", "What is 1 + 4?"]
     assert titles(page) == ["What is 3 + 4?", "Kept elsewhere"], titles(page)
     assert page.execute_script("return localStorage.getItem('tokenmill.chat.old-2')") == old
+    assert page.execute_async_script(DELETED_MEANWHILE) == "", "it stays deleted"
     page.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", {"identifier": tag["identifier"]})
 
 

@@ -210,6 +210,37 @@ def own_conversation(page, folder):
     find(page, "#prompt").clear()
 
 
+def deleted_elsewhere(page, url):
+    """The focus stays on its button when the word of a running answer appears; a deletion in another tab ends the answer."""
+    opened(page, url)
+    find(page, "#clear").click()
+    answered(page, "Gone?")
+    count = int(find(page, "#n-conversations").text)
+    page.execute_script(STEPS)
+    ask(page, "More?", Keys.ENTER)
+    until(page, "it is asked", lambda: page.execute_script("return Boolean(window.say)"))
+    for name in ["rename", "delete"]:
+        find(page, "#history summary").click()
+        find(page, f"#conversations li .{name}").send_keys(Keys.CONTROL, Keys.SHIFT, "o")
+        until(page, "the word appears", lambda: state_of(page, "Gone?") == "answering")
+        assert page.switch_to.active_element.get_attribute("class") == name
+        find(page, "#conversations li .title").click()
+    page.execute_script("window.say('Some words.')")
+    until(page, "they are shown", lambda: "Some words." in answers(page)[-1].text)
+    first = page.current_window_handle
+    page.switch_to.new_window("tab")
+    opened(page, url)
+    erase(entries(page)[0][-1])
+    until(page, "it is deleted", lambda: find(page, "#n-conversations").text == str(count - 1))
+    page.close()
+    page.switch_to.window(first)
+    until(page, "the answer is ended", lambda: not asked(page) and is_idle(page))
+    page.execute_script("window.end()")
+    page.refresh()
+    until(page, "the list is there", lambda: find(page, "#n-conversations").text == str(count - 1))
+    assert state_of(page, "Gone?") is None and "Gone?" not in find(page, "#conversations").get_attribute("textContent")
+
+
 def places(page):
     """The engine, a new title and a deletion leave the reader where they were."""
     opened(page, page.current_url)
@@ -417,6 +448,7 @@ try:
         read_aloud(page)
         background(page)
         own_conversation(page, pathlib.Path(folder))
+        deleted_elsewhere(page, server.url)
         places(page)
         to_end(page)
         following(page)

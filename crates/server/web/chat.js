@@ -376,7 +376,11 @@ export async function startChat(show) {
     newConversation();
   });
   $("clear").addEventListener("click", newConversation);
-  onChangeElsewhere((id) => (id === open ? redraw() : showList(open)));
+  onChangeElsewhere((id, isDeleted) => {
+    if (isDeleted) drop(id);
+    if (id === open) redraw();
+    else showList(open);
+  });
   addEventListener("pagehide", keepRunning);
   // A page that the browser had put aside is what it was before that turn.
   addEventListener("pageshow", ({ persisted }) => persisted && location.reload());

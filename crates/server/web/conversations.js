@@ -159,7 +159,7 @@ export function allMessages() {
   return [...all.keys()].flatMap(messagesOf);
 }
 
-/** Calls `changed(id)` when another tab changes a conversation. */
+/** Calls `changed(id, isDeleted)` when another tab changes a conversation. */
 export function onChangeElsewhere(changed) {
   CHANNEL.addEventListener("message", async ({ data: id }) => {
     const entry = await STORE.ask((store) => store.get(id));
@@ -167,7 +167,7 @@ export function onChangeElsewhere(changed) {
       all.set(id, adopt(entry));
       deleted.delete(id);
     } else all.delete(id);
-    changed(id);
+    changed(id, !entry);
   });
 }
 
@@ -184,10 +184,13 @@ async function change(id, act) {
         keep(changed);
       };
     });
+    // It may have been deleted meanwhile.
+    if (deleted.has(id)) return true;
     all.set(id, entry);
     CHANNEL.postMessage(id);
     return true;
   } catch {
+    if (deleted.has(id)) return true;
     all.set(id, act(all.get(id) ?? empty));
     return false;
   }
