@@ -26,6 +26,21 @@ window.fetch = async (path, options) => {
   return Response.json({ ...shown, capabilities: [...shown.capabilities, "thinking"] });
 };
 """
+# The list of models says nothing of the context, and then is answered no more.
+NO_LIST = """
+const listed = window.fetch;
+let isAnswered = false;
+window.fetch = async (path, options) => {
+  if (path !== "/v1/models") return listed(path, options);
+  if (isAnswered) return new Promise(() => {});
+  isAnswered = true;
+  const { data } = await (await listed(path, options)).json();
+  return Response.json({ data: data.map((each) => ({ ...each, max_model_len: null })) });
+};
+import("/web/models.js").then(({ look }) => look()).then(arguments[0]);
+"""
+# The time that the page waits for that list does not end.
+ENDLESS = "const after = window.setTimeout; window.setTimeout = (act, ms, ...rest) => (ms === 2000 ? 0 : after(act, ms, ...rest));"
 
 
 def bodies(page):
@@ -252,6 +267,25 @@ def template_variables(page, url):
     assert "chat_template_kwargs" not in bodies(page)[-1]
 
 
+def without_list(page, url):
+    """A list of models that does not come holds an answer back for two seconds, or until Stop."""
+    opened(page, url)
+    find(page, "#clear").click()
+    page.execute_async_script(NO_LIST)
+    script(page, [{"content": "One."}], "length")
+    ask(page, "First?", Keys.ENTER)
+    until(page, "it ends", lambda: answers(page) and is_idle(page), 20)
+    assert "reached its limit of tokens" in note_of(page), note_of(page)
+    page.execute_script(ENDLESS)
+    script(page, [{"content": "Two."}], "length")
+    ask(page, "Second?", Keys.ENTER)
+    until(page, "it has come", lambda: len(answers(page)) == 2 and body_of(page) == "Two.")
+    assert not is_idle(page)
+    find(page, "#stop").click()
+    is_answered(page, 2)
+    assert "Stopped" not in note_of(page), note_of(page)
+
+
 def left(page, url):
     """What came before the page was left is there afterwards, and can be continued."""
     opened(page, url)
@@ -335,6 +369,7 @@ try:
         system_messages(page, server.url)
         thinking(page, server.url)
         template_variables(page, server.url)
+        without_list(page, server.url)
         left(page, server.url)
         severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
         assert not severe, severe
