@@ -183,7 +183,7 @@ def full_context():
             page.get(server.url)
             until(page, "the model is named", lambda: find(page, "#model").text == "demo")
             ask(page, "word " * 300, Keys.ENTER)
-            words = r"Your message needs \d+ tokens; this model holds 128\. Shorten the message, or start a new conversation\."
+            words = r"With its conversation your message needs \d+ tokens; this model holds 128\. Shorten the message, or start a new conversation\."
             until(page, "the refusal is shown", lambda: re.fullmatch(words, find(page, "#error").text))
             assert find(page, "#prompt").get_attribute("value").startswith("word word")
             assert not page.find_elements(By.CSS_SELECTOR, ".message")

@@ -62,7 +62,7 @@ export function showFailure(text, ofCauses = []) {
 /** Says by how much a message is too long; the server's own words where it gives no figures. */
 function tooLong({ message, n_prompt_tokens: nTokens, n_ctx: nContext }) {
   if (!nTokens || !nContext) return sentence(message);
-  return `Your message needs ${nTokens.toLocaleString("en")} tokens; this model holds ${nContext.toLocaleString("en")}.`;
+  return `With its conversation your message needs ${nTokens.toLocaleString("en")} tokens; this model holds ${nContext.toLocaleString("en")}.`;
 }
 
 /** Takes a failure back whose cause is gone. */
