@@ -28,7 +28,7 @@ let open = "";
 const turns = new Map();
 /** Turns that ended while another conversation was open, as `{ turn, failure }`, by their conversations. */
 const unseen = new Map();
-/** What is drawn of the stored messages, as `drawnOf` gives it. */
+/** The stored messages as they are drawn, in the form of `drawnOf`. */
 let drawn = [];
 /** Results of tools that could not be sent, for the form. */
 let unsent = [];
@@ -40,7 +40,7 @@ function turnHere() {
   return turns.get(open);
 }
 
-/** What can be done with a message. */
+/** The buttons and forms below a message. */
 function waysOf(shown, at, isLast) {
   const { role, content, versions } = shown;
   const buttons = [];
@@ -129,7 +129,7 @@ function openConversation(id) {
   sessionStorage.setItem(OPEN, id);
   $("rate").textContent = "";
   clearWords();
-  // What is in a message that is edited belongs to its conversation.
+  // A message that is edited belongs to its conversation.
   cancelEdit();
   const missed = unseen.get(id);
   unseen.delete(id);
@@ -185,7 +185,7 @@ async function inForm(system, messages) {
 }
 
 /**
- * What makes the body of a request.
+ * A function that makes the body of a request.
  * @throws when the settings or the images are such that there can be none
  */
 function requestMaker(added, nKept, isContinued) {
@@ -351,7 +351,7 @@ export async function startChat(show) {
   showView = show;
   // The browser would put the old place back before the messages are drawn.
   history.scrollRestoration = "manual";
-  // Who is quick types before the conversations are read.
+  // A quick reader types before the conversations are read.
   const wasEdited = formerlyEdited();
   const ready = startConversations();
   const sendWhenRead = async () => {

@@ -4,7 +4,7 @@ import { model } from "./model.js";
 import { NoConnection } from "./sse.js";
 
 const $ = (id) => document.getElementById(id);
-/** What the model's own template says of a model that has none. */
+/** The server's words on a model that has no template. */
 const NO_TEMPLATE = /this model has none/;
 /** The server's words on images for a model that sees none. */
 const BLIND = /see no images/;

@@ -32,7 +32,7 @@ export class Turn {
     this.nArrived = 0;
     this.firstAt = 0;
     this.begunAt = performance.now();
-    /** What is asked, then what answers. */
+    /** The model that is asked, then the one that answers. */
     this.asked = model.name;
     this.model = model.name;
     this.comesAndGoes = model.comesAndGoes;
