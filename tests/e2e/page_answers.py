@@ -151,7 +151,7 @@ def versions(page, url):
     turn_to(page, "Version before")
     assert body_of(page) == "Answer two." and shown_version(page) == "‹2/3›"
     assert page.switch_to.active_element.get_attribute("aria-label") == "Version before", "it can be pressed again"
-    # What follows belongs to this version.
+    # The next turn belongs to this version.
     script(page, [{"content": "And more."}], "stop")
     ask(page, "And?", Keys.ENTER)
     is_answered(page, 2)
@@ -287,7 +287,7 @@ def without_list(page, url):
 
 
 def left(page, url):
-    """What came before the page was left is there afterwards, and can be continued."""
+    """The text that came before the page was left is there afterwards, and can be continued."""
     opened(page, url)
     find(page, "#clear").click()
     page.execute_script(SLOWLY)
@@ -308,7 +308,7 @@ def broken_off():
             page.execute_script(SLOWLY)
             ask(page, "Tell me a story.", Keys.ENTER)
             until(page, "text streams in", lambda: answers(page) and len(body_of(page)) > 20)
-            # What has arrived is read slowly; the connection is cut at once.
+            # The text that has arrived is read slowly; the connection is cut at once.
             page.execute_script("window.cut()")
             server.process.kill()
             until(page, "it ends", lambda: is_idle(page))

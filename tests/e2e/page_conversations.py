@@ -17,7 +17,7 @@ from chromium import accessible, answers, ask, asked, browser, color, entries, e
 from server import BINARY, ROOT, Server
 
 HOSTILE = "<img src=x onerror=\"document.title='bad'\">"
-# What is saved goes to `window.saved`, by name.
+# A file that is saved goes to `window.saved`, by name.
 CATCH = """
 window.saved = {};
 URL.createObjectURL = (file) => { window.lastFile = file; return "#"; };
@@ -65,7 +65,7 @@ def close(page):
 
 
 def saved(page, button, name):
-    """What a button of the list saves under this name."""
+    """The file that a button of the list saves under this name."""
     find(page, "#history summary").click()
     find(page, f"#{button}").click()
     found = lambda: [text for key, text in page.execute_script("return window.saved").items() if key.startswith(name)]
@@ -84,7 +84,7 @@ def take_in(page, *files):
 
 
 def migrated(page, url):
-    """What earlier versions kept in localStorage is taken over, with their one system message."""
+    """The conversations that earlier versions kept in localStorage are taken over, with their one system message."""
     opened(page, url)
     turn = [{"role": "user", "content": "An old question"}, {"role": "assistant", "content": "An old answer.", "n_tokens": 9}]
     page.execute_script(
@@ -269,7 +269,7 @@ def again_and_changed(page, folder, backup, one, count):
 
 
 def refused(page, url, folder):
-    """What is not a conversation is refused in words; what is hostile is text."""
+    """A file that is no conversation is refused in words; hostile content is text."""
     opened(page, url)
     count = find(page, "#n-conversations").text
     for name, text, words in [

@@ -127,7 +127,7 @@ def read_aloud(page):
 
 
 def state_of(page, title):
-    """What the list says of a conversation."""
+    """The word of the list on a conversation."""
     script = "return [...document.querySelectorAll('#conversations li')].find((row) => row.firstChild.textContent === arguments[0])?.querySelector('.state')?.textContent"
     return page.execute_script(script, title)
 
@@ -361,7 +361,7 @@ def menus(page):
 
 
 def focus_is_seen(page):
-    """What gets the focus is not hidden by the box, however high that is."""
+    """A link that gets the focus is not hidden by the box, however high that is."""
     opened(page, page.current_url)
     find(page, "#clear").click()
     answered(page, "Links?", "line\n\n" * 30 + "[there](https://example.org)\n\n" + "line\n\n" * 30)
