@@ -227,7 +227,7 @@ def deleted_elsewhere(page, url):
         find(page, "#conversations li .title").click()
     page.execute_script("window.say('Some words.')")
     until(page, "they are shown", lambda: "Some words." in answers(page)[-1].text)
-    first = page.current_window_handle
+    first, gone = page.current_window_handle, page.execute_script("return sessionStorage.getItem('tokenmill.open')")
     page.switch_to.new_window("tab")
     opened(page, url)
     erase(entries(page)[0][-1])
@@ -236,6 +236,7 @@ def deleted_elsewhere(page, url):
     page.switch_to.window(first)
     until(page, "the answer is ended", lambda: not asked(page) and is_idle(page))
     page.execute_script("window.end()")
+    page.execute_async_script("import('/web/conversations.js').then(({ rename }) => rename(...arguments)).then(arguments[2])", gone, "Back")
     page.refresh()
     until(page, "the list is there", lambda: find(page, "#n-conversations").text == str(count - 1))
     assert state_of(page, "Gone?") is None and "Gone?" not in find(page, "#conversations").get_attribute("textContent")

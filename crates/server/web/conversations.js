@@ -12,7 +12,7 @@ const CHANNEL = new BroadcastChannel("tokenmill.conversations");
 
 /** Each conversation by its id: `{ title, system, updated, messages }`; the title is `""` until one is given. */
 const all = new Map();
-/** The conversations deleted here: they stay so, also when an answer arrives. */
+/** The conversations that were deleted stay so, also when an answer or a title arrives. */
 const deleted = new Set();
 
 /** Reads what is stored, and takes over what earlier versions of the page kept elsewhere. Call once, before anything else. */
@@ -166,7 +166,10 @@ export function onChangeElsewhere(changed) {
     if (entry) {
       all.set(id, adopt(entry));
       deleted.delete(id);
-    } else all.delete(id);
+    } else {
+      all.delete(id);
+      deleted.add(id);
+    }
     changed(id, !entry);
   });
 }
