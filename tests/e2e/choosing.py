@@ -73,7 +73,7 @@ def manage(url, action, model):
 def choosing(page, url):
     page.get(url)
     until(page, "models can be chosen", lambda: find(page, "#chooser").is_displayed())
-    # What the first that can be loaded is doing is known; nothing was loaded for the page.
+    # The state of the first that can be loaded is known; nothing was loaded for the page.
     states(page, "anna (not loaded)", "broken (failed)", f"{LONG} (not loaded)")
     assert chooser(page).first_selected_option.text == "anna (not loaded)"
     assert "the next message loads it" in state(page), state(page)
@@ -122,7 +122,7 @@ def choosing(page, url):
 
 
 def others(page, url):
-    """What happens elsewhere is shown without a reload."""
+    """A change made elsewhere is shown without a reload."""
     manage(url, "unload", LONG)
     until(page, "it is unloaded", lambda: f"{LONG} (not loaded)" in listed(page))
     assert "the next message loads it" in state(page), state(page)

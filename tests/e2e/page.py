@@ -183,7 +183,7 @@ def full_context():
             page.get(server.url)
             until(page, "the model is named", lambda: find(page, "#model").text == "demo")
             ask(page, "word " * 300, Keys.ENTER)
-            words = r"Your message needs \d+ tokens; this model holds 128\. Shorten the message, or start a new conversation\."
+            words = r"With its conversation your message needs \d+ tokens; this model holds 128\. Shorten the message, or start a new conversation\."
             until(page, "the refusal is shown", lambda: re.fullmatch(words, find(page, "#error").text))
             assert find(page, "#prompt").get_attribute("value").startswith("word word")
             assert not page.find_elements(By.CSS_SELECTOR, ".message")
@@ -287,7 +287,7 @@ def tools(page):
     is_answered(page, 1)
     call = find(page, ".call").text
     assert "add_numbers" in call and '"x": 3' in call, call
-    # What cannot be sent stays in the form.
+    # Results that cannot be sent stay in the form.
     script(page, [], "refused")
     find(page, ".results textarea").send_keys("7")
     press(page, "Send results")
@@ -348,7 +348,7 @@ def cut_answers(page):
 
 
 def exporting(page):
-    """What is exported is what `tokenmill chat` loads."""
+    """`tokenmill chat` loads an exported conversation."""
     page.execute_script("URL.createObjectURL = (file) => { file.text().then((text) => (window.exported = text)); return '#'; }")
     find(page, "#history summary").click()
     find(page, "#export").click()

@@ -26,6 +26,21 @@ window.fetch = async (path, options) => {
   return Response.json({ ...shown, capabilities: [...shown.capabilities, "thinking"] });
 };
 """
+# The list of models says nothing of the context, and then is answered no more.
+NO_LIST = """
+const listed = window.fetch;
+let isAnswered = false;
+window.fetch = async (path, options) => {
+  if (path !== "/v1/models") return listed(path, options);
+  if (isAnswered) return new Promise(() => {});
+  isAnswered = true;
+  const { data } = await (await listed(path, options)).json();
+  return Response.json({ data: data.map((each) => ({ ...each, max_model_len: null })) });
+};
+import("/web/models.js").then(({ look }) => look()).then(arguments[0]);
+"""
+# The time that the page waits for that list does not end.
+ENDLESS = "const after = window.setTimeout; window.setTimeout = (act, ms, ...rest) => (ms === 2000 ? 0 : after(act, ms, ...rest));"
 
 
 def bodies(page):
@@ -136,7 +151,7 @@ def versions(page, url):
     turn_to(page, "Version before")
     assert body_of(page) == "Answer two." and shown_version(page) == "‹2/3›"
     assert page.switch_to.active_element.get_attribute("aria-label") == "Version before", "it can be pressed again"
-    # What follows belongs to this version.
+    # The next turn belongs to this version.
     script(page, [{"content": "And more."}], "stop")
     ask(page, "And?", Keys.ENTER)
     is_answered(page, 2)
@@ -252,8 +267,27 @@ def template_variables(page, url):
     assert "chat_template_kwargs" not in bodies(page)[-1]
 
 
+def without_list(page, url):
+    """A list of models that does not come holds an answer back for two seconds, or until Stop."""
+    opened(page, url)
+    find(page, "#clear").click()
+    page.execute_async_script(NO_LIST)
+    script(page, [{"content": "One."}], "length")
+    ask(page, "First?", Keys.ENTER)
+    until(page, "it ends", lambda: answers(page) and is_idle(page), 20)
+    assert "reached its limit of tokens" in note_of(page), note_of(page)
+    page.execute_script(ENDLESS)
+    script(page, [{"content": "Two."}], "length")
+    ask(page, "Second?", Keys.ENTER)
+    until(page, "it has come", lambda: len(answers(page)) == 2 and body_of(page) == "Two.")
+    assert not is_idle(page)
+    find(page, "#stop").click()
+    is_answered(page, 2)
+    assert "Stopped" not in note_of(page), note_of(page)
+
+
 def left(page, url):
-    """What came before the page was left is there afterwards, and can be continued."""
+    """The text that came before the page was left is there afterwards, and can be continued."""
     opened(page, url)
     find(page, "#clear").click()
     page.execute_script(SLOWLY)
@@ -274,7 +308,7 @@ def broken_off():
             page.execute_script(SLOWLY)
             ask(page, "Tell me a story.", Keys.ENTER)
             until(page, "text streams in", lambda: answers(page) and len(body_of(page)) > 20)
-            # What has arrived is read slowly; the connection is cut at once.
+            # The text that has arrived is read slowly; the connection is cut at once.
             page.execute_script("window.cut()")
             server.process.kill()
             until(page, "it ends", lambda: is_idle(page))
@@ -335,6 +369,7 @@ try:
         system_messages(page, server.url)
         thinking(page, server.url)
         template_variables(page, server.url)
+        without_list(page, server.url)
         left(page, server.url)
         severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
         assert not severe, severe

@@ -8,7 +8,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath, pathToFileURL } from "node:url";
 
-// What the page's files look for when they are loaded.
+// The page's files look for this when they are loaded.
 globalThis.document = { querySelector: () => ({ content: "8388608" }) };
 
 // Node takes a file for a module by its package; the page's files have none, so a copy gets one.

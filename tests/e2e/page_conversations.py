@@ -17,7 +17,7 @@ from chromium import accessible, answers, ask, asked, browser, color, entries, e
 from server import BINARY, ROOT, Server
 
 HOSTILE = "<img src=x onerror=\"document.title='bad'\">"
-# What is saved goes to `window.saved`, by name.
+# A file that is saved goes to `window.saved`, by name.
 CATCH = """
 window.saved = {};
 URL.createObjectURL = (file) => { window.lastFile = file; return "#"; };
@@ -25,6 +25,18 @@ HTMLAnchorElement.prototype.click = function () {
   const name = this.download;
   window.lastFile.text().then((text) => (window.saved[name] = text));
 };
+"""
+# A conversation is deleted while a turn of it is being stored; the answer is its title.
+DELETED_MEANWHILE = """
+const [done] = arguments;
+import("/web/conversations.js").then(async ({ addTurn, remove, titleOf }) => {
+  const turn = { messages: [{ role: "user", content: "Gone?" }, { role: "assistant", content: "Yes." }] };
+  await addTurn("gone", turn);
+  const isStored = addTurn("gone", turn);
+  await remove("gone");
+  await isStored;
+  done(titleOf("gone"));
+});
 """
 # A browser that keeps nothing.
 NO_DATABASE = "IDBFactory.prototype.open = () => { throw new Error('not here'); };"
@@ -53,7 +65,7 @@ def close(page):
 
 
 def saved(page, button, name):
-    """What a button of the list saves under this name."""
+    """The file that a button of the list saves under this name."""
     find(page, "#history summary").click()
     find(page, f"#{button}").click()
     found = lambda: [text for key, text in page.execute_script("return window.saved").items() if key.startswith(name)]
@@ -72,7 +84,7 @@ def take_in(page, *files):
 
 
 def migrated(page, url):
-    """What earlier versions kept in localStorage is taken over, with their one system message."""
+    """The conversations that earlier versions kept in localStorage are taken over, with their one system message."""
     opened(page, url)
     turn = [{"role": "user", "content": "An old question"}, {"role": "assistant", "content": "An old answer.", "n_tokens": 9}]
     page.execute_script(
@@ -136,8 +148,10 @@ def listed(page, url):
     box.send_keys("Renamed", Keys.ENTER)
     until(page, "it is renamed", lambda: titles(page)[0] == "Renamed")
     assert page.title == "Renamed – tokenmill", page.title
+    assert page.execute_async_script(DELETED_MEANWHILE) == "", "it stays deleted"
     page.refresh()
     until(page, "the title is kept", lambda: page.title == "Renamed – tokenmill")
+    assert "Gone?" not in titles(page)
     entries(page)[0][1].click()
     page.switch_to.active_element.send_keys("x", Keys.ESCAPE)
     until(page, "Escape takes it back", lambda: titles(page)[0] == "Renamed")
@@ -255,7 +269,7 @@ def again_and_changed(page, folder, backup, one, count):
 
 
 def refused(page, url, folder):
-    """What is not a conversation is refused in words; what is hostile is text."""
+    """A file that is no conversation is refused in words; hostile content is text."""
     opened(page, url)
     count = find(page, "#n-conversations").text
     for name, text, words in [
@@ -372,6 +386,7 @@ def nothing_kept(page, url):
     assert asked(page) == ["What is 3 + 4?", "What is 1 + 4?"]
     assert titles(page) == ["What is 3 + 4?", "Kept elsewhere"], titles(page)
     assert page.execute_script("return localStorage.getItem('tokenmill.chat.old-2')") == old
+    assert page.execute_async_script(DELETED_MEANWHILE) == "", "it stays deleted"
     page.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", {"identifier": tag["identifier"]})
 
 

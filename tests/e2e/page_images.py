@@ -91,7 +91,7 @@ def give(page, how, *files, text=""):
     return page.execute_script(GIVE, how, coded, text)
 
 
-# What the images below a node are called, as far as they are shown; in one go, for lists are drawn anew.
+# The names of the images below a node, as far as they are shown; in one go, for lists are drawn anew.
 NAMES = "const names = (node) => [...node.querySelectorAll('img')].filter((image) => image.naturalWidth).map(({ alt }) => alt);"
 
 
@@ -134,7 +134,7 @@ def bodies(page):
 
 
 def of_api(address, messages):
-    """What the API answers, which the page must show."""
+    """The answer of the API, which the page must show."""
     fields = {"messages": messages, "temperature": 0, "max_tokens": N_TOKENS}
     request = urllib.request.Request(f"{address}/v1/chat/completions", json.dumps(fields).encode())
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
@@ -183,7 +183,7 @@ def first_message(page, address):
 
 
 def conversation(page, address, first):
-    """What follows has the image too; a message of an image alone is one; editing and answering again keep images."""
+    """The next request has the image too; a message of an image alone is one; editing and answering again keep images."""
     ask(page, "And?", Keys.ENTER)
     is_answered(page, 2)
     assert bodies(page)[1]["messages"][0] == first
@@ -224,7 +224,7 @@ def conversation(page, address, first):
 
 
 def refusals(page):
-    """What is not an image, or an empty one, is refused in words, and nothing that was written is lost."""
+    """A file that is not an image, or an empty one, is refused in words, and nothing that was written is lost."""
     ask(page, "Look:")
     give(page, "drop", ("0.png", "image/png", PHOTO.read_bytes()))
     has(page, "0.png")
@@ -242,7 +242,7 @@ def refusals(page):
         assert attached(page) == ["0.png"] and find(page, "#prompt").get_attribute("value") == "Look:"
     accessible(page)
     page.save_screenshot(shots / "images-refused-light.png")
-    # Of several files those are taken that are images.
+    # The images among several files are taken.
     give(page, "drop", ("a.png", "image/png", notes), ("b.png", "image/png", OTHER.read_bytes()))
     has(page, "0.png", "b.png")
     assert "a.png cannot be sent" in error(page)
@@ -252,7 +252,7 @@ def refusals(page):
 
 
 def exporting(page, model):
-    """What is exported is a conversation of `tokenmill chat` with its images."""
+    """An exported file is a conversation of `tokenmill chat` with its images."""
     page.execute_script("URL.createObjectURL = (file) => { file.text().then((text) => (window.exported = text)); return '#'; }")
     find(page, "#history summary").click()
     find(page, "#export").click()

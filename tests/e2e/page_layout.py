@@ -335,7 +335,7 @@ def large_letters(page):
 
 
 def details(page):
-    """What is small: lines up, has a name, and is as wide and as bright as its place asks for."""
+    """A small part lines up, has a name, and is as wide and as bright as its place asks for."""
     size(page, 1280, 800)
     find(page, "#clear").click()
     assert find(page, "#model").get_attribute("aria-label") == "Model: demo"
@@ -367,7 +367,7 @@ def details(page):
 
 
 def touch(page):
-    """What is touched has 40 pixels each way, and a finger on Rename does not meet Delete."""
+    """A button under a finger has 40 pixels each way, and a finger on Rename does not meet Delete."""
     size(page, 390, 844, is_phone=True)
     find(page, "#files").send_keys(str(ROOT / "Cargo.toml"))
     until(page, "it is attached", lambda: find(page, "#attached").is_displayed())

@@ -127,7 +127,7 @@ def read_aloud(page):
 
 
 def state_of(page, title):
-    """What the list says of a conversation."""
+    """The word of the list on a conversation."""
     script = "return [...document.querySelectorAll('#conversations li')].find((row) => row.firstChild.textContent === arguments[0])?.querySelector('.state')?.textContent"
     return page.execute_script(script, title)
 
@@ -168,16 +168,78 @@ def background(page):
     find(page, "#history summary").click()
     opened(page, page.current_url)
     assert state_of(page, "Delete me?") is None and find(page, "#n-conversations").text == str(int(count) + 1)
+    # A first message that is refused comes back with its system message.
     find(page, "#clear").click()
+    setting(page, **{"system-here": "You are an owl."})
     script(page, [], "refused")
     page.execute_script(LATE)
     ask(page, "Lost?", Keys.ENTER)
     find(page, "#clear").click()
+    setting(page, **{"system-here": "You are a fox."})
     until(page, "it is said", lambda: find(page, "#told").text == "“Lost?” got no whole answer: open it to see why.")
     assert state_of(page, "Lost?") == "failed" and text(page) == ""
     entries(page)[0][0].click()
     assert find(page, "#error").text == "busy. Your message is kept." and text(page) == "Lost?"
+    assert find(page, "#system-here").get_attribute("value") == "You are an owl."
     find(page, "#prompt").clear()
+
+
+# A file is read once `release()` was called.
+UNREAD = """
+const read = Blob.prototype.arrayBuffer;
+const released = new Promise((resolve) => (window.release = resolve));
+Blob.prototype.arrayBuffer = async function () {
+  await released;
+  return read.call(this);
+};
+"""
+
+
+def own_conversation(page, folder):
+    """A message goes to no other conversation that is opened while its files are read."""
+    opened(page, page.current_url)
+    find(page, "#clear").click()
+    page.execute_script(UNREAD)
+    find(page, "#files").send_keys(str(folder / "notes.md"))
+    ask(page, "To whom?", Keys.ENTER)
+    find(page, "#clear").click()
+    page.execute_script("window.release()")
+    until(page, "it is attached", lambda: attached(page) == "notes.md")
+    assert not asked(page) and is_idle(page) and text(page) == "To whom?"
+    find(page, "#attached button").click()
+    find(page, "#prompt").clear()
+
+
+def deleted_elsewhere(page, url):
+    """The focus stays on its button when the word of a running answer appears; a deletion in another tab ends the answer."""
+    opened(page, url)
+    find(page, "#clear").click()
+    answered(page, "Gone?")
+    count = int(find(page, "#n-conversations").text)
+    page.execute_script(STEPS)
+    ask(page, "More?", Keys.ENTER)
+    until(page, "it is asked", lambda: page.execute_script("return Boolean(window.say)"))
+    for name in ["rename", "delete"]:
+        find(page, "#history summary").click()
+        find(page, f"#conversations li .{name}").send_keys(Keys.CONTROL, Keys.SHIFT, "o")
+        until(page, "the word appears", lambda: state_of(page, "Gone?") == "answering")
+        assert page.switch_to.active_element.get_attribute("class") == name
+        find(page, "#conversations li .title").click()
+    page.execute_script("window.say('Some words.')")
+    until(page, "they are shown", lambda: "Some words." in answers(page)[-1].text)
+    first, gone = page.current_window_handle, page.execute_script("return sessionStorage.getItem('tokenmill.open')")
+    page.switch_to.new_window("tab")
+    opened(page, url)
+    erase(entries(page)[0][-1])
+    until(page, "it is deleted", lambda: find(page, "#n-conversations").text == str(count - 1))
+    page.close()
+    page.switch_to.window(first)
+    until(page, "the answer is ended", lambda: not asked(page) and is_idle(page))
+    page.execute_script("window.end()")
+    page.execute_async_script("import('/web/conversations.js').then(({ rename }) => rename(...arguments)).then(arguments[2])", gone, "Back")
+    page.refresh()
+    until(page, "the list is there", lambda: find(page, "#n-conversations").text == str(count - 1))
+    assert state_of(page, "Gone?") is None and "Gone?" not in find(page, "#conversations").get_attribute("textContent")
 
 
 def places(page):
@@ -300,7 +362,7 @@ def menus(page):
 
 
 def focus_is_seen(page):
-    """What gets the focus is not hidden by the box, however high that is."""
+    """A link that gets the focus is not hidden by the box, however high that is."""
     opened(page, page.current_url)
     find(page, "#clear").click()
     answered(page, "Links?", "line\n\n" * 30 + "[there](https://example.org)\n\n" + "line\n\n" * 30)
@@ -386,6 +448,8 @@ try:
         deletion(page)
         read_aloud(page)
         background(page)
+        own_conversation(page, pathlib.Path(folder))
+        deleted_elsewhere(page, server.url)
         places(page)
         to_end(page)
         following(page)

@@ -28,7 +28,7 @@ let open = "";
 const turns = new Map();
 /** Turns that ended while another conversation was open, as `{ turn, failure }`, by their conversations. */
 const unseen = new Map();
-/** What is drawn of the stored messages, as `drawnOf` gives it. */
+/** The stored messages as they are drawn, in the form of `drawnOf`. */
 let drawn = [];
 /** Results of tools that could not be sent, for the form. */
 let unsent = [];
@@ -40,7 +40,7 @@ function turnHere() {
   return turns.get(open);
 }
 
-/** What can be done with a message. */
+/** The buttons and forms below a message. */
 function waysOf(shown, at, isLast) {
   const { role, content, versions } = shown;
   const buttons = [];
@@ -129,11 +129,11 @@ function openConversation(id) {
   sessionStorage.setItem(OPEN, id);
   $("rate").textContent = "";
   clearWords();
-  // What is in a message that is edited belongs to its conversation.
+  // A message that is edited belongs to its conversation.
   cancelEdit();
-  showSystemOf(id, turnHere()?.system);
   const missed = unseen.get(id);
   unseen.delete(id);
+  showSystemOf(id, (turnHere() ?? missed?.turn)?.system);
   redraw();
   scrollToEnd();
   if (missed) showEnd(missed.turn, missed.failure);
@@ -159,8 +159,10 @@ async function showVersion(at, to) {
   if (turnHere()) return;
   // A message that follows another version is not there to be edited.
   if (at <= (editedPlace() ?? -1)) cancelEdit();
-  const before = read(open)[at].versions.at;
-  if (!(await switchVersion(open, at, to))) tellFull();
+  const id = open;
+  const before = read(id)[at].versions.at;
+  if (!(await switchVersion(id, at, to))) tellFull();
+  if (id !== open) return;
   redraw();
   // The button that was pressed was drawn again.
   const [back, on] = $("messages").querySelectorAll(".actions")[at].querySelectorAll(".versions button");
@@ -183,7 +185,7 @@ async function inForm(system, messages) {
 }
 
 /**
- * What makes the body of a request.
+ * A function that makes the body of a request.
  * @throws when the settings or the images are such that there can be none
  */
 function requestMaker(added, nKept, isContinued) {
@@ -334,9 +336,11 @@ function showIdle() {
   $("messages").setAttribute("aria-busy", String(!isIdle));
 }
 
+/** Sends the message to the conversation shown; it stays in the box where another one is opened while its files are read. */
 async function send() {
+  const id = open;
   const written = await message();
-  if (!written) return;
+  if (!written || id !== open) return;
   const { content, images, files } = written;
   const nKept = editedPlace() ?? undefined;
   if (start([{ role: "user", content, ...(images.length && { images }), ...(files.length && { files }) }], { nKept })) takeOut(written);
@@ -347,7 +351,7 @@ export async function startChat(show) {
   showView = show;
   // The browser would put the old place back before the messages are drawn.
   history.scrollRestoration = "manual";
-  // Who is quick types before the conversations are read.
+  // A quick reader types before the conversations are read.
   const wasEdited = formerlyEdited();
   const ready = startConversations();
   const sendWhenRead = async () => {
@@ -372,7 +376,11 @@ export async function startChat(show) {
     newConversation();
   });
   $("clear").addEventListener("click", newConversation);
-  onChangeElsewhere((id) => (id === open ? redraw() : showList(open)));
+  onChangeElsewhere((id, isDeleted) => {
+    if (isDeleted) drop(id);
+    if (id === open) redraw();
+    else showList(open);
+  });
   addEventListener("pagehide", keepRunning);
   // A page that the browser had put aside is what it was before that turn.
   addEventListener("pageshow", ({ persisted }) => persisted && location.reload());

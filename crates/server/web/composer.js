@@ -15,7 +15,7 @@ const TOUCH = matchMedia("(pointer: coarse)");
 
 /** The place of the message that is edited, or `null`. */
 let edited = null;
-/** What was in the box before the edit, as `{ content, images, files }`; `null` where nothing is edited, or after a reload. */
+/** The content of the box before the edit, as `{ content, images, files }`; `null` where nothing is edited, or after a reload. */
 let aside = null;
 let editedChanged = () => {};
 
@@ -107,7 +107,7 @@ function fillBox({ content, images = [], files = [] }) {
   setAttached({ images, files });
 }
 
-/** What an edit put aside, once. */
+/** The message that an edit put aside, once. */
 function takeAside() {
   const { content = "", images = [], files = [] } = aside ?? formerlyAside();
   aside = null;
@@ -115,7 +115,7 @@ function takeAside() {
   return { content, images, files };
 }
 
-/** What was put aside before a reload. */
+/** The message that was put aside before a reload. */
 function formerlyAside() {
   try {
     return JSON.parse(sessionStorage.getItem(ASIDE)) ?? {};

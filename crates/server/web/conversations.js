@@ -1,7 +1,7 @@
 // The conversations of this browser, in IndexedDB. A copy of all is in memory, so that reading waits for nothing.
 //
 // A conversation grows by whole turns, and each turn is added to what is stored at that moment, in one transaction: two tabs never
-// overwrite each other's turns. A message that got no answer is not stored. What finds no room lives as long as the page does.
+// overwrite each other's turns. A message that got no answer is not stored. A turn that finds no room lives as long as the page does.
 
 import { Store } from "./database.js";
 import { adopt, forgetFormer, former, pendingTurns } from "./former_storage.js";
@@ -12,7 +12,7 @@ const CHANNEL = new BroadcastChannel("tokenmill.conversations");
 
 /** Each conversation by its id: `{ title, system, updated, messages }`; the title is `""` until one is given. */
 const all = new Map();
-/** What was deleted here stays deleted, also when an answer to it arrives. */
+/** The conversations that were deleted stay so, also when an answer or a title arrives. */
 const deleted = new Set();
 
 /** Reads what is stored, and takes over what earlier versions of the page kept elsewhere. Call once, before anything else. */
@@ -51,12 +51,12 @@ export function systemOf(id) {
   return all.get(id)?.system;
 }
 
-/** What a conversation is called; an empty string if it is not stored. */
+/** The title of a conversation, or its first words; an empty string if it is not stored. */
 export function titleOf(id) {
   return all.has(id) ? titleOfEntry(all.get(id)) : "";
 }
 
-/** What a conversation is called: by its title, or else by its first words. */
+/** The title of a conversation, or else its first words. */
 export function titleOfEntry({ title, messages: [first] }) {
   if (title) return title;
   return first?.content.trim().split("\n")[0].slice(0, 60) || first?.images?.[0]?.name || first?.files?.[0]?.name || "Without words";
@@ -159,15 +159,18 @@ export function allMessages() {
   return [...all.keys()].flatMap(messagesOf);
 }
 
-/** Calls `changed(id)` when another tab changes a conversation. */
+/** Calls `changed(id, isDeleted)` when another tab changes a conversation. */
 export function onChangeElsewhere(changed) {
   CHANNEL.addEventListener("message", async ({ data: id }) => {
     const entry = await STORE.ask((store) => store.get(id));
     if (entry) {
       all.set(id, adopt(entry));
       deleted.delete(id);
-    } else all.delete(id);
-    changed(id);
+    } else {
+      all.delete(id);
+      deleted.add(id);
+    }
+    changed(id, !entry);
   });
 }
 
@@ -178,16 +181,19 @@ async function change(id, act) {
   try {
     const entry = await STORE.change((store, keep) => {
       store.get(id).onsuccess = ({ target: { result } }) => {
-        // What found no room before is in memory only.
+        // A conversation that found no room before is in memory only.
         const changed = act(result ? adopt(result) : (all.get(id) ?? empty));
         store.put(changed, id);
         keep(changed);
       };
     });
+    // It may have been deleted meanwhile.
+    if (deleted.has(id)) return true;
     all.set(id, entry);
     CHANNEL.postMessage(id);
     return true;
   } catch {
+    if (deleted.has(id)) return true;
     all.set(id, act(all.get(id) ?? empty));
     return false;
   }

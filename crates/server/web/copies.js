@@ -99,7 +99,7 @@ function words({ role, content, reasoning = "", calls = [], files = [], id = "",
   return [role, content, reasoning, calls.map(callWords), files.map(({ name, text }) => [name, text]), id, ended];
 }
 
-/** What a request would say of a message. */
+/** The words of a message in a request. */
 function requestWords(message) {
   const { role, content, reasoning = "", calls = [], id = "" } = message;
   return JSON.stringify(role === "tool" ? [role, content, id] : [role, withFiles(message), reasoning, calls.map(callWords)]);

@@ -20,7 +20,7 @@ export class Store {
     });
   }
 
-  /** What the request of `act(store)` answers. */
+  /** The result of the request that `act(store)` makes. */
   async ask(act) {
     const store = (await this.open()).transaction(this.name).objectStore(this.name);
     return new Promise((resolve, reject) => {

@@ -29,7 +29,7 @@ const PLOTS = [
   { caption: "Requests running, and waiting (dashed)", drawn: [SERIES[2], SERIES[3]] },
   { caption: "Context memory in use", drawn: [SERIES[4]], top: 1 },
 ];
-// Of each metric, `{ at, value }` in the order of time; `at` in seconds.
+// The points of each metric, `{ at, value }` in the order of time; `at` in seconds.
 const points = new Map(SERIES.map((series) => [series.metric, []]));
 let last = null;
 let timer = 0;

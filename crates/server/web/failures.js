@@ -4,7 +4,7 @@ import { model } from "./model.js";
 import { NoConnection } from "./sse.js";
 
 const $ = (id) => document.getElementById(id);
-/** What the model's own template says of a model that has none. */
+/** The server's words on a model that has no template. */
 const NO_TEMPLATE = /this model has none/;
 /** The server's words on images for a model that sees none. */
 const BLIND = /see no images/;
@@ -62,7 +62,7 @@ export function showFailure(text, ofCauses = []) {
 /** Says by how much a message is too long; the server's own words where it gives no figures. */
 function tooLong({ message, n_prompt_tokens: nTokens, n_ctx: nContext }) {
   if (!nTokens || !nContext) return sentence(message);
-  return `Your message needs ${nTokens.toLocaleString("en")} tokens; this model holds ${nContext.toLocaleString("en")}.`;
+  return `With its conversation your message needs ${nTokens.toLocaleString("en")} tokens; this model holds ${nContext.toLocaleString("en")}.`;
 }
 
 /** Takes a failure back whose cause is gone. */

@@ -1,5 +1,5 @@
-// What localStorage holds of conversations: those that earlier versions of the page kept there, and turns that were on their way when
-// the page was left, for nothing else is written in time then.
+// Conversations in localStorage: earlier versions of the page kept theirs there. Turns that are on their way when the page is left are
+// kept there too, for nothing else is written in time then.
 
 const PREFIX = "tokenmill.chat.";
 /** Where one conversation was kept before there were several. */

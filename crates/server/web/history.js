@@ -58,12 +58,13 @@ function begun(states, words) {
 function keepingPlace(draw) {
   const box = $("conversations");
   const top = box.scrollTop;
-  const focused = document.activeElement;
-  const item = focused?.closest("#conversations li");
-  const at = item ? [...item.children].indexOf(focused) : -1;
+  const focused = document.activeElement?.closest("#conversations li > button");
   draw();
   box.scrollTop = top;
-  if (at >= 0) [...box.children].find(({ dataset }) => dataset.id === item.dataset.id)?.children[at]?.focus({ preventScroll: true });
+  if (!focused) return;
+  // By its class: the word of a state comes and goes between the buttons.
+  const item = [...box.children].find(({ dataset }) => dataset.id === focused.parentElement.dataset.id);
+  item?.querySelector(`.${focused.className}`)?.focus({ preventScroll: true });
 }
 
 function row({ id, title, isNew = false }, isOpen, words) {
@@ -79,9 +80,15 @@ function row({ id, title, isNew = false }, isOpen, words) {
   item.dataset.id = id;
   item.append(select);
   if (words) item.append(element("span", "state", words));
-  if (!isNew) item.append(button("Rename", `Rename: ${title}`, () => edit(item, id)));
+  if (!isNew) item.append(renamer(item, id, title));
   item.append(eraser(id, title));
   return item;
+}
+
+function renamer(item, id, title) {
+  const node = button("Rename", `Rename: ${title}`, () => edit(item, id));
+  node.className = "rename";
+  return node;
 }
 
 function eraser(id, title) {

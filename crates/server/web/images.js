@@ -2,7 +2,7 @@
 
 import { imageUrl } from "./image_store.js";
 
-/** What the server reads, told by how such a file begins: its name and its type may be wrong. */
+/** The kinds that the server reads, told by how such a file begins: its name and its type may be wrong. */
 const KINDS = {
   "image/png": /^\x89PNG\r\n\x1a\n/,
   "image/jpeg": /^\xff\xd8\xff/,
@@ -20,7 +20,7 @@ export function inMib(nBytes) {
   return `${(nBytes / MIB).toFixed(nBytes < MIB / 10 ? 3 : 1)} MiB`;
 }
 
-/** Whether a file says that it is an image, or begins as one. What says that it is a text, as SVG is, is one. */
+/** Whether a file says that it is an image, or begins as one. A file that says that it is a text, as SVG is, is a text. */
 export async function isImage(file) {
   if (file.type.startsWith("text/") || file.type === "image/svg+xml") return false;
   return file.type.startsWith("image/") || Boolean(await kindOf(file).catch(() => undefined));
@@ -67,7 +67,7 @@ export function unfit(name) {
   return `${name} cannot be sent. Text files and PNG, JPEG, WebP, BMP or GIF images can.`;
 }
 
-/** What a file is called; what was pasted may have no name. */
+/** The name of a file; a pasted one may have none. */
 export function nameOf(file) {
   return file.name || "The file";
 }
@@ -99,7 +99,7 @@ export function imageNode({ key, name }) {
   return frame;
 }
 
-/** The images of messages as parts of a request, by their keys. Those that are no longer kept are not among them. */
+/** The images of messages as parts of a request, by their keys. Images that are no longer kept are not among them. */
 export async function imageParts(messages) {
   const keys = keysOf(messages);
   const found = await Promise.all(keys.map(imageUrl));

@@ -8,7 +8,7 @@ import { math } from "./math.js";
 const SAFE_LINK = /^(https?:|mailto:)/i;
 const WORD = /[\p{L}\p{N}_]/u;
 const ESCAPABLE = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~";
-/** What may be more than text. An address in plain text begins with `h`. */
+/** Characters that may be more than text. An address in plain text begins with `h`. */
 const SPECIAL = /[\\\n`[!*_~$<&hH]/g;
 const BARE_LINK = /https?:\/\/[^\s<>"`|]+/iy;
 const IN_ANGLES = /<(https?:\/\/[^\s<>]+|mailto:[^\s<>]+)>/iy;
@@ -82,7 +82,7 @@ class Inline {
     }
   }
 
-  /** What is rarer: an image, an address, mathematics, an entity, a break of HTML. Whether one stands here. */
+  /** Whether a rarer element stands here: an image, an address, mathematics, an entity, a break of HTML. */
   rest(char) {
     if (char === "!") return this.text[this.at + 1] === "[" && this.link(this.at + 1);
     if (char === "$") return this.dollars();

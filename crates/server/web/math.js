@@ -97,7 +97,7 @@ class Writer {
     return mo(token, /[()[\]|]/.test(token) ? { stretchy: "false" } : {});
   }
 
-  /** What stands in braces, the first of which was taken. */
+  /** The content of braces, the first of which was taken. */
   group() {
     return this.nested(() => {
       const nodes = this.until(() => false);
@@ -106,7 +106,7 @@ class Writer {
     });
   }
 
-  /** What `make` makes one level deeper; the next token as text where that is too deep. */
+  /** The result of `make` one level deeper; the next token as text where that is too deep. */
   nested(make) {
     if (this.depth >= MAX_DEPTH) {
       const token = this.tokens[this.at] ?? "";
@@ -128,7 +128,7 @@ class Writer {
     this.skipSpace();
     const token = this.tokens[this.at];
     if (token === undefined || token === "}" || token === "&" || token === "\\\\" || token === "\\end" || token === "\\right") return element("mrow");
-    // Of a number an argument without braces is the first digit.
+    // An argument without braces is the first digit of a number.
     if (/^\d./.test(token)) {
       this.tokens[this.at] = token.slice(1);
       return element("mn", [token[0]]);
@@ -217,7 +217,7 @@ class Writer {
     return Object.assign(made, { hasLimits: name === "overbrace" });
   }
 
-  /** What stands between `\left` and `\right`. */
+  /** The content between `\left` and `\right`. */
   fenced() {
     return this.nested(() => {
       const left = this.fence();

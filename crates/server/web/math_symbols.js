@@ -47,7 +47,7 @@ export const UNDER = { underline: "_", underbrace: "⏟" };
 /** Widths of spaces, in em. */
 export const SPACES = { ",": 0.17, ":": 0.22, ">": 0.22, ";": 0.28, "!": 0, " ": 0.33, "~": 0.33, quad: 1, qquad: 2, thinspace: 0.17, enspace: 0.5, medspace: 0.22, thickspace: 0.28 };
 
-/** What changes only the look of what follows, and is left out. */
+/** Commands that change only the look of the next symbols, and are left out. */
 export const IGNORED = new Set(`displaystyle textstyle scriptstyle scriptscriptstyle limits nolimits big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr
   bigm Bigm nonumber notag allowbreak nobreak middle hfill centering protect rm it bf cal hline strut`.split(/\s+/));
 

@@ -22,7 +22,7 @@ export const model = {
 
 const ABILITIES = { tools: "calling tools", thinking: "thinking", vision: "images", insert: "filling in the middle", embedding: "embeddings" };
 
-/** What a model can be doing, in words for a list. */
+/** The states of a model, in words for a list. */
 export const STATES = { loaded: "loaded", loading: "loading", unloaded: "not loaded", failed: "failed" };
 
 /** Whether models can think, by their names: the server knows it of those that are loaded. */

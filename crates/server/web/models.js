@@ -1,7 +1,7 @@
 // The models that the server has: which one is asked, and what each is doing.
 //
-// A server that never unloads says nothing of what its model is doing; where there is one model, there is nothing to choose. What is
-// chosen is kept in this browser. Looking at the list loads nothing and counts as no use, so it is read again and again while the page is
+// A server that never unloads says nothing of what its model is doing; where there is one model, there is nothing to choose. The
+// choice is kept in this browser. Looking at the list loads nothing and counts as no use, so it is read again and again while the page is
 // seen.
 
 import { causeGone, needsKey, noChat } from "./failures.js";
@@ -9,14 +9,14 @@ import { model, showCard, STATES } from "./model.js";
 import { headers } from "./settings.js";
 
 const CHOSEN = "tokenmill.model";
-/** What is said in the list of models that cannot chat. */
+/** The words of the list for models that cannot chat. */
 const KINDS = { base: "base model", embedding: "embeddings" };
 const PERIOD_MS = 5000;
 /** While a model is loaded. */
 const SHORT_PERIOD_MS = 1000;
 const $ = (id) => document.getElementById(id);
 
-/** What the server has, as `{ name, parent, nContext, takesImages, kind, state, reason, comesAndGoes }`. */
+/** The models of the server, as `{ name, parent, nContext, takesImages, kind, state, reason, comesAndGoes }`. */
 let served = [];
 let timer = 0;
 let changed = () => {};
@@ -82,7 +82,7 @@ export function seeing() {
 async function take(entry) {
   if (!entry) return;
   const { name, nContext, takesImages, kind, state, reason, comesAndGoes } = entry;
-  // Of a model that has been loaded the server knows more.
+  // The server knows more of a model that has been loaded.
   const isNewlyLoaded = state === "loaded" && model.state !== "loaded";
   const isKnown = name === model.name && nContext === model.nContext && takesImages === model.takesImages && kind === model.kind;
   const isNew = !isKnown || isNewlyLoaded;

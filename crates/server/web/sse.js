@@ -2,7 +2,7 @@
 
 /** The connection was lost, or there was none; the browser's own words for it say nothing that helps. */
 export class NoConnection extends Error {
-  /** What a failed request throws: an abort as it is, all else as this. */
+  /** The error that a failed request throws: an abort as it is, all else as this. */
   static of(error) {
     return error.name === "AbortError" ? error : new NoConnection(error.message);
   }

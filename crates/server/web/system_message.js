@@ -1,6 +1,6 @@
 // The system message: each conversation has its own. A new one begins with that of the settings.
 //
-// What is entered is kept for this tab at once, and with the conversation when the box is left.
+// A text that is entered is kept for this tab at once, and with the conversation when the box is left.
 
 import { setSystem, systemOf } from "./conversations.js";
 
@@ -42,7 +42,7 @@ async function store() {
   if ((await setSystem(id, text)) && draftOf(id)?.trim() === text) sessionStorage.removeItem(DRAFT);
 }
 
-/** What was entered for a conversation and is not stored with it; `null` where nothing was. */
+/** The text that was entered for a conversation and is not stored with it; `null` where there is none. */
 function draftOf(id) {
   try {
     const kept = JSON.parse(sessionStorage.getItem(DRAFT));

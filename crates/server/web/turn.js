@@ -9,6 +9,8 @@ import { errorOf, events, NoConnection } from "./sse.js";
 
 /** Why an answer ended before its end, by the note that says so. */
 const ENDINGS = { length: "length", "Stopped.": "stopped", "Interrupted.": "stopped", "The answer broke off.": "broken" };
+/** So long an answer that has come waits for the list of models. */
+const LOOK_MS = 2000;
 
 export class Turn {
   /**
@@ -30,7 +32,7 @@ export class Turn {
     this.nArrived = 0;
     this.firstAt = 0;
     this.begunAt = performance.now();
-    /** What is asked, then what answers. */
+    /** The model that is asked, then the one that answers. */
     this.asked = model.name;
     this.model = model.name;
     this.comesAndGoes = model.comesAndGoes;
@@ -69,7 +71,7 @@ export class Turn {
       for await (const data of events(response)) this.take(JSON.parse(data));
       if (!this.usage) this.notes.push("The answer broke off.");
       // The model may have been loaded for this; then the size of its context is known now.
-      if (this.notes.includes("length") && !this.nContext()) await look();
+      if (this.notes.includes("length") && !this.nContext()) await this.lookBriefly();
     } catch (error) {
       if (error.name === "AbortError") this.notes.push("Stopped.");
       else {
@@ -82,6 +84,15 @@ export class Turn {
       // It may have been loaded for this, or have failed to be.
       if (this.comesAndGoes) look();
     }
+  }
+
+  /** Looks at the models, for two seconds at most: other answers may hold all connections of the browser. Stop ends it too. */
+  lookBriefly() {
+    const over = new Promise((resolve) => {
+      setTimeout(resolve, LOOK_MS);
+      this.controller.signal.addEventListener("abort", resolve);
+    });
+    return Promise.race([look(), over]);
   }
 
   take(event) {
