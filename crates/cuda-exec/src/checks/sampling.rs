@@ -88,7 +88,9 @@ fn many_tokens() -> Vec<SamplingParams> {
 fn sample(device: &Device, ops: &Ops, all: &[SamplingParams]) -> Result<(), Wrong> {
     let n_rows = all.len();
     let mut logits = Numbers(700 + n_rows as u64).take(n_rows * N_VOCAB);
-    logits.iter_mut().for_each(|logit| *logit *= LARGEST);
+    for logit in &mut logits {
+        *logit *= LARGEST;
+    }
     // Every third token is forbidden.
     let mask: Vec<u32> = (0..N_VOCAB.div_ceil(32) as u32)
         .map(|word| {
