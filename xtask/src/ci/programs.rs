@@ -31,6 +31,9 @@ const LONGEST: [&str; 4] = [
     "crates/placed/tests/all/main.rs",
 ];
 
+/// The program that reports what the others compared, which runs after them.
+const REPORT: &str = "tests/comparisons/report.rs";
+
 /// A part of the tests.
 struct Job {
     name: String,
@@ -49,12 +52,18 @@ pub(super) fn run_all(mut programs: Vec<TestBinary>, scripts: &Path) -> anyhow::
         at.unwrap_or(LONGEST.len())
     };
     programs.sort_by_key(place);
-    let mut jobs: Vec<Job> = programs.iter().map(of_program).collect();
+    let (reports, programs): (Vec<_>, Vec<_>) = programs
+        .iter()
+        .partition(|program| program.source == Path::new(REPORT));
+    let mut jobs: Vec<Job> = programs.into_iter().map(of_program).collect();
     // Both are long as well. The scripts mostly wait.
     jobs.insert(jobs.len().min(2), of_scripts(scripts));
     jobs.insert(jobs.len().min(LONGEST.len() + 1), of_documentation());
     let logs = crate::target_dir().join("tmp/ci");
-    let failed = run(jobs, N_WORKERS, &logs, |text| println!("{text}"))?;
+    let mut failed = run(jobs, N_WORKERS, &logs, |text| println!("{text}"))?;
+    ensure!(!reports.is_empty(), "cargo built no {REPORT}");
+    let reports = reports.into_iter().map(of_program).collect();
+    failed.extend(run(reports, 1, &logs.join("report"), |text| println!("{text}"))?);
     ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
 }
@@ -162,8 +171,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_programs_are_there() {
-        for source in LONGEST {
+    fn programs_with_a_place_are_there() {
+        for source in LONGEST.into_iter().chain([REPORT]) {
             assert!(crate::workspace_root().join(source).is_file(), "{source}");
         }
     }
