@@ -21,7 +21,7 @@ use tokenmill::{
 };
 use tokenmill_backend::DeviceTimes;
 use tokenmill_model::{Model, ModelOptions, WindowPages};
-use tokenmill_sched::{Engine, EngineConfig, Throughput};
+use tokenmill_sched::{Engine, EngineConfig, EngineError, Throughput};
 
 use self::{forward::Forward, side_by_side::SideBySide};
 use crate::{
@@ -267,6 +267,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let source = ModelSource::find(args.load.fetch.resolve(&args.model)?)?;
     let mut choices = args.options(&tests)?;
     let model = choices.open_network(&source)?;
+    if model.descriptor().is_encoder() {
+        return Err(EngineError::PredictsNoTokens.into());
+    }
     choices.compute.is_traced = args.gpu_trace;
     let options = ModelOptions {
         // The tests number pages by hand.

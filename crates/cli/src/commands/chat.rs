@@ -17,7 +17,7 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 use serde_json::{Map, Value, json};
 use tokenmill::{Answer, Constraint, Model, TextParams, sessions::Session, text::EngineParams};
 use tokenmill_backend::SamplingParams;
-use tokenmill_sched::FinishReason;
+use tokenmill_sched::{EngineError, FinishReason};
 
 use self::{
     left_out::LeftOut,
@@ -104,6 +104,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.vision,
         &args.asking.template,
     )?;
+    if model.engine().limits().is_encoder {
+        return Err(EngineError::PredictsNoTokens.into());
+    }
     check_template(model.words())?;
     args.sampling.note_idle();
     let params = args.sampling.params(model.words(), model.n_ctx())?;

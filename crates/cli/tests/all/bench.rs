@@ -5,6 +5,21 @@ use serde_json::Value;
 use crate::support::tokenmill;
 
 #[test]
+fn a_model_that_predicts_no_tokens_is_refused_in_the_words_of_run() {
+    let encoder = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/data/encoders/xlmr_rerank/model-Q4_K_M.gguf"
+    );
+    for command in ["bench", "chat", "run"] {
+        let line = tokenmill([command, encoder]).failed(3);
+        assert!(
+            line.contains("this model embeds or ranks texts"),
+            "{command}: {line}"
+        );
+    }
+}
+
+#[test]
 fn bench_prints_its_table_in_three_forms() {
     let line = "bench demo -p 16 -n 4,8 -d 32 -r 2 -ctk q8_0 -ctv q8_0 -o";
     let run = |form: &str| tokenmill(line.split(' ').chain([form])).ok();
