@@ -125,6 +125,8 @@ const EXAMPLES = [
   ["See https://x.example/a_b_c?d=(e). And (https://y.example/)!", '<p>See <a href="https://x.example/a_b_c?d=(e)">https://x.example/a_b_c?d=(e)</a>. And (<a href="https://y.example/">https://y.example/</a>)!</p>'],
   ["<https://x.example/> **https://y.example** xhttps://z https://", '<p><a href="https://x.example/">https://x.example/</a> <strong><a href="https://y.example">https://y.example</a></strong> xhttps://z https://</p>'],
   ["![a photo](https://x.example/a.png) ![b](data:x) !", '<p><a href="https://x.example/a.png">Image: a photo</a> ![b](data:x) !</p>'],
+  ["[Rust](https://x.example/Rust_(language)) is", '<p><a href="https://x.example/Rust_(language)">Rust</a> is</p>'],
+  ['[a](https://x.example "a title (1)") b', '<p><a href="https://x.example">a</a> b</p>'],
   ["[https://x.example](https://x.example 'title')", '<p><a href="https://x.example">https://x.example</a></p>'],
   ["&amp; &lt;b&gt; &#65;&#x42; &unknown; &#0; &constructor; AT&T", "<p>&amp; &lt;b> AB &amp;unknown; &amp;#0; &amp;constructor; AT&amp;T</p>"],
   ["a\\\nb\\", "<p>a<br>b\\</p>"],

@@ -242,11 +242,24 @@ class Inline {
     this.at = end + length;
   }
 
+  /** Returns the place of the bracket that closes the one at `open`; -1 if there is none near it. Addresses may have pairs of brackets. */
+  targetEnd(open) {
+    let nOpen = 0;
+    for (let at = open; at < Math.min(this.text.length, open + MAX_TARGET); at += 1) {
+      const char = this.text[at];
+      if (char === "\\") at += 1;
+      if (char === "(") nOpen += 1;
+      if (char === ")" && (nOpen -= 1) === 0) return at;
+      if (char === "\n" && this.text[at + 1] === "\n") return -1;
+    }
+    return -1;
+  }
+
   /** A link whose bracket stands at `open`; before that of an image stands a `!`. Images are not loaded: they are links. */
   link(open) {
     const isImage = open > this.at;
     const close = this.next("]", open);
-    const end = close >= 0 && this.text[close + 1] === "(" ? this.next(")", close) : -1;
+    const end = close >= 0 && this.text[close + 1] === "(" ? this.targetEnd(close + 1) : -1;
     const inner = end >= 0 && end - close < MAX_TARGET ? this.text.slice(close + 2, end) : "";
     // A title may follow the address.
     const target = inner.replace(/\s+(?:"[^"]*"|'[^']*')\s*$/, "").trim();
