@@ -19,9 +19,9 @@ const THINKING = {
 const JSONS = { tools, template_variables: templateVariables };
 const $ = (id) => document.getElementById(id);
 
-/** The headers of a request, with the key when one is set. */
+/** The headers of a request, with the key when one is set: its bytes in UTF-8, since a header takes no other characters than Latin-1. */
 export function headers() {
-  const key = $("key").value.trim();
+  const key = String.fromCharCode(...new TextEncoder().encode($("key").value.trim()));
   return { "content-type": "application/json", ...(key && { authorization: `Bearer ${key}` }) };
 }
 
