@@ -1,6 +1,6 @@
 //! [`run_all`]: all test programs, the documentation's tests and the end-to-end scripts, two at a time.
 //!
-//! `cargo test` runs one program after the other, and most of them end with one long test, or wait for servers: two cores are half idle.
+//! `cargo test` runs one program after the other, and a core is idle while one long test ends a program, or while a program waits for a server.
 //! Each program runs as under cargo, in the folder of its package. Its output goes to a file, and is printed when the program ends. A failed
 //! program stops no other.
 
@@ -8,10 +8,7 @@ use std::{
     fs::{self, File},
     path::Path,
     process::{Command, ExitStatus},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Mutex, PoisonError},
     thread,
     time::Instant,
 };
@@ -109,19 +106,12 @@ fn run(
     say: impl Fn(String) + Sync,
 ) -> anyhow::Result<Vec<String>> {
     fs::create_dir_all(logs).with_context(|| format!("cannot make {}", logs.display()))?;
-    let n_jobs = jobs.len();
-    let jobs: Vec<_> = jobs.into_iter().map(|job| Mutex::new(Some(job))).collect();
-    let next = AtomicUsize::new(0);
+    let queue = Mutex::new(jobs.into_iter().enumerate());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     // Also keeps the texts of two jobs apart.
     let failed = Mutex::new(Vec::new());
     let work = || {
-        loop {
-            let job_idx = next.fetch_add(1, Ordering::Relaxed);
-            let Some(job) = jobs.get(job_idx) else { break };
-            let job = job.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let Some(Job { name, command }) = job else {
-                continue;
-            };
+        while let Some((job_idx, Job { name, command })) = next() {
             let log = logs.join(format!("{job_idx}.log"));
             {
                 let _apart = failed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,7 +137,7 @@ fn run(
         }
     };
     thread::scope(|scope| {
-        for _ in 0..n_workers.min(n_jobs) {
+        for _ in 0..n_workers {
             scope.spawn(work);
         }
     });
