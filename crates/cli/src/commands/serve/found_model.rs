@@ -108,9 +108,14 @@ impl NamedLoader {
 
     /// Warns the operator of a model that is here and takes more than the budget.
     pub(super) fn warn_of_budget(&self) {
-        if let Ok((_, Some(failure))) = self.kept_file() {
+        if let Some(failure) = self.over_budget() {
             self.warn(without_prefix(&failure.line()).to_owned());
         }
+    }
+
+    /// Returns why the budget has no room for the model, if it is here and that is so.
+    pub(super) fn over_budget(&self) -> Option<Failure> {
+        self.kept_file().ok()?.1
     }
 
     fn file(&self) -> Result<FileLoader, Failure> {

@@ -25,7 +25,6 @@ use tokenmill_server::{
 
 use super::{
     Args,
-    budget::keep_within,
     found_model::{FoundModel, NamedLoader},
     models_file::{FileModel, MAX_BYTES, ModelsFile},
     models_folder::ModelsFolder,
@@ -137,14 +136,13 @@ pub(super) fn several(
         found.extend(folder.found()?);
     }
     tell_apart(&mut found);
-    if let Some(n_bytes) = given_budget {
-        for model in found.iter_mut().filter(|model| model.is_preloaded) {
-            keep_within(&model.name, &model.path, &mut model.options, n_bytes)?;
+    for model in &found {
+        let loader = model.loader(&args.model_flags.flags.load.fetch, given_budget);
+        if !model.is_preloaded {
+            loader.warn_of_budget();
+        } else if let Some(failure) = loader.over_budget() {
+            return Err(failure);
         }
-    }
-    let fetch = &args.model_flags.flags.load.fetch;
-    for model in found.iter().filter(|model| !model.is_preloaded) {
-        model.loader(fetch, given_budget).warn_of_budget();
     }
     let mut specs: Vec<ModelSpec> = found
         .into_iter()
