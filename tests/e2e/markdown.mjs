@@ -9,6 +9,14 @@ import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 
 /** As much of the DOM as the renderer uses. */
+class Text {
+  constructor(text) {
+    this.text = String(text);
+  }
+  remove() {
+    this.parent.childNodes.splice(this.parent.childNodes.indexOf(this), 1);
+  }
+}
 class Node {
   constructor(name) {
     this.name = name;
@@ -19,11 +27,10 @@ class Node {
     return this.children.at(-1);
   }
   append(child) {
-    child = typeof child === "string" ? { text: child } : child;
-    this.childNodes.push(child);
-    if (!(child instanceof Node)) return;
+    child = typeof child === "string" ? new Text(child) : child;
     child.parent = this;
-    this.children.push(child);
+    this.childNodes.push(child);
+    if (child instanceof Node) this.children.push(child);
   }
   remove() {
     for (const list of [this.parent.childNodes, this.parent.children]) list.splice(list.indexOf(this), 1);
@@ -43,7 +50,7 @@ globalThis.document = {
     assert.equal(space, "http://www.w3.org/1998/Math/MathML");
     return new Node(name);
   },
-  createTextNode: (text) => ({ text: String(text) }),
+  createTextNode: (text) => new Text(text),
 };
 
 // Node takes a file for a module by its package; the page's files have none, so a copy gets one.
@@ -142,6 +149,18 @@ const EXAMPLES = [
   ["$$\nx\n$$", "<p>{<mi>x</mi>}</p>"],
   ["a $$x$$ b $$ c", "<p>a {<mi>x</mi>} b $$ c</p>"],
   ["$$ not closed\n\nb", "<p>$$ not closed</p><p>b</p>"],
+  ["a\n\n    b\n\n      *c*\n\n\nd", "<p>a</p><pre><code>b\n\n  *c*</code></pre><p>d</p>"],
+  ["\t# a\n    > b", "<pre><code># a\n> b</code></pre>"],
+  ["a\n    b", "<p>a<br>b</p>"],
+  ["1. a\n\n       b\n2. c", "<ol><li><p>a</p><pre><code>b</code></pre></li><li>c</li></ol>"],
+  ["    - a\n    - b", "<ul><li>a</li><li>b</li></ul>"],
+  ["- a\n  * b\n  - c\n    1. d\n    1) e\n- f", "<ul><li>a<ul><li>b</li></ul><ul><li>c<ol><li>d</li></ol><ol><li>e</li></ol></li></ul></li><li>f</li></ul>"],
+  ["H<sub>2</sub>O, e<sup>*x*<sub>1</sub></sup>", "<p>H<sub>2</sub>O, e<sup><em>x</em><sub>1</sub></sup></p>"],
+  ["<sub>a *b</sub> c* <sub></sub> <sup>d</sub>", "<p><sub>a *b</sub> c* &lt;sub>&lt;/sub> &lt;sup>d&lt;/sub></p>"],
+  ["[a](<https://x.example/b (c>) [d](<mailto:e@f> \"g\") [h](<javascript:1>)", '<p><a href="https://x.example/b (c">a</a> <a href="mailto:e@f">d</a> [h](&lt;javascript:1>)</p>'],
+  ["<a.b+c@d-e.example> <a@b>", '<p><a href="mailto:a.b+c@d-e.example">a.b+c@d-e.example</a> &lt;a@b></p>'],
+  ["[[1]](https://x.example) [a[0] \\[](https://y.example) [b] [c](https://z.example", '<p><a href="https://x.example">[1]</a> <a href="https://y.example">a[0] [</a> [b] [c](<a href="https://z.example">https://z.example</a></p>'],
+  ["[a [b](https://y.example)](https://x.example)", '<p>[a <a href="https://y.example">b</a>](<a href="https://x.example">https://x.example</a>)</p>'],
   ["1. a\n   $$x$$\n2. b", "<ol><li>a<p>{<mi>x</mi>}</p></li><li>b</li></ol>"],
 ];
 /** Formulas on lines of their own, and their nodes. */
@@ -187,6 +206,15 @@ const HOSTILE = {
   "open links": (n) => "[a](".repeat(n / 4),
   "open links with an end": (n) => `${"[a](https:".repeat(n / 10)})`,
   "empty links": (n) => "[](https:x)".repeat(n / 11),
+  "brackets in pairs": (n) => "[".repeat(n / 2) + "]".repeat(n / 2),
+  "links in labels": (n) => `${"[".repeat(n / 8)}a${"](https:x)".repeat(n / 12)}`,
+  "addresses in angles": (n) => "[a](<https:".repeat(n / 11),
+  "addresses of mail": (n) => `<a@${"a.".repeat(n / 4)}${"a".repeat(n / 2)}`,
+  "titles without an end": (n) => `[a](<https:x> "`.repeat(n / 15),
+  "letters lower and higher": (n) => "<sub>a<sup>".repeat(n / 11),
+  "lower letters that end": (n) => "</sub>".repeat(n / 6),
+  "indented lines": (n) => "    a\n\n".repeat(n / 7),
+  "indented blank lines": (n) => `    a${"\n    ".repeat(n / 5)}`,
   backticks: (n) => Array.from({ length: n / 20 }, (_, i) => "`".repeat((i % 19) + 1)).join("a"),
   "rising backticks": (n) => Array.from({ length: Math.sqrt(n) }, (_, i) => "`".repeat(i + 1)).join("a"),
   stars: (n) => "*a ".repeat(n / 3),
@@ -268,10 +296,10 @@ function random(seed) {
 
 const PIECES = [
   "\n", "\n", "\n\n", " ", "  ", "    ", "\t", "- ", "* ", "+ ", "1. ", "2) ", "> ", ">", "# ", "### ", "```", "```js\n", "~~~", "`", "``",
-  "*", "**", "***", "_", "__", "~~", "[", "]", "(", ")", "](https://e.example/", "](javascript:", "|", "|-|-|", "\n|-|\n", "---", "\\", "<b>",
+  "*", "**", "***", "_", "__", "~~", "[", "]", "(", ")", "](https://e.example/", "](<https://e.example/", "](javascript:", "<sub>", "</sub>", "<sup>", "</sup>", "|", "|-|-|", "\n|-|\n", "---", "\\", "<b>",
   "&", "&amp;", "$", "$$", "\\(", "\\)", "\\[", "\\]", "\\frac", "\\begin{matrix}", "{", "}", "^", "!", "https://e.example/", "<br>", "- [ ] ", "\r\n", "é", "\u{1f600}", "\u202e", "\0",
 ];
-const ALLOWED = new Set("math mrow mi mn mo mtext mspace msub msup msubsup munder mover munderover mfrac msqrt mroot mtable mtr mtd mstyle div p h2 h3 h4 h5 h6 hr br blockquote pre code button ul ol li table thead tbody tr th td strong em s a span".split(" "));
+const ALLOWED = new Set("math mrow mi mn mo mtext mspace msub msup msubsup munder mover munderover mfrac msqrt mroot mtable mtr mtd mstyle div p h2 h3 h4 h5 h6 hr br blockquote pre code button ul ol li table thead tbody tr th td strong em s sub sup a span".split(" "));
 
 /** All text that a reader meets, links' targets included. */
 function textOf(node) {
