@@ -87,6 +87,10 @@ function html(node) {
   return `<${node.name}${href}${start}${side ? ` ${side}` : ""}>${inner}</${node.name}>`;
 }
 
+function textIn(node) {
+  return node instanceof Node ? node.childNodes.map(textIn).join("") : node.text;
+}
+
 function* all(node, depth = 0) {
   if (!(node instanceof Node)) return;
   yield [node, depth];
@@ -189,6 +193,22 @@ const FORMULAS = [
 for (const [source, wanted] of FORMULAS) EXAMPLES.push([`\\[${source}\\]`, `<p>{${wanted}}</p>`]);
 const nodesOf = (source, name) => [...all(show(source))].map(([node]) => node).filter((node) => node.name === name);
 assert.equal(nodesOf("```py\na\n```", "span")[0].childNodes[0].text, "py");
+// Of code that grows the nodes of its beginning stay, and so does the block; another language makes another block.
+for (const [language, line] of [["py", "if a: # b\n"], ["", "some words\n"]]) {
+  const grown = new Node("div");
+  render(grown, `\`\`\`${language}\n${line.repeat(40)}`);
+  const [frame, code] = [grown.children[0], [...all(grown)].map(([node]) => node).find(({ name }) => name === "code")];
+  const nodes = [...code.childNodes];
+  assert(nodes.length >= 40, `${nodes.length}`);
+  render(grown, `\`\`\`${language}\n${line.repeat(41)}x`);
+  assert.equal(grown.children[0], frame);
+  assert.deepEqual(nodes.filter((node, i) => code.childNodes[i] !== node), []);
+  assert.equal(code.childNodes.map(textIn).join(""), `${line.repeat(41)}x`);
+  render(grown, `\`\`\`${language}\nx`);
+  assert.equal(html(grown), "<pre><code>x</code></pre>");
+  render(grown, "```js\nx");
+  assert.notEqual(grown.children[0], frame);
+}
 assert.equal(nodesOf("$$x^2$$", "math")[0].attributes.alttext, "x^2");
 for (const [source, wanted] of EXAMPLES) assert.equal(html(show(source)), `${wanted}`, source);
 

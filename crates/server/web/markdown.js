@@ -26,13 +26,17 @@ const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(?:\s+|$)/;
 /** A line that begins with so much white space, and neither continues a paragraph nor is an item of a list, is code. */
 const CODE_INDENT = 4;
 
-/** Shows `source` in `target`, keeping the nodes of blocks that did not change since the last call. */
+/** Shows `source` in `target`, keeping the nodes of blocks that did not change since the last call, and the nodes at the beginning of code that grows. */
 export function render(target, source) {
   const blocks = parse(source.split("\n"), 0);
   blocks.forEach((block, i) => {
     const key = block.lines.join("\n");
     const old = target.children[i];
     if (old?.source === key && old.kind === block.kind) return;
+    if (old?.kind === "code" && block.kind === "code" && updateCode(old, block.lines)) {
+      old.source = key;
+      return;
+    }
     const node = build(block, 0);
     // Each block runs as its own words do, code and formulas from the left.
     node.dir = ["code", "indented", "formula"].includes(block.kind) ? "ltr" : "auto";
@@ -339,17 +343,17 @@ function fenced(lines) {
   return { text: lines.slice(1, isClosed ? -1 : undefined).map((line) => dedent(line, indent)).join("\n"), language };
 }
 
-/** A part of code: text, or text with a colour. */
+/** A part of code as a node: text, or text with a colour. */
 function piece(part) {
-  if (typeof part === "string") return part;
+  if (typeof part === "string") return document.createTextNode(part);
   const node = element("span", [part.text]);
   node.className = `code-${part.kind}`;
   return node;
 }
 
 function codeBlock({ text, language }) {
-  const code = element("code", parts(text, language).map(piece));
-  const copy = copyButton(text, "", () => {
+  const code = element("code");
+  const copy = copyButton(() => code.textContent, "", () => {
     // Selected text can be copied by hand.
     getSelection().selectAllChildren(code);
     return "Selected";
@@ -361,5 +365,33 @@ function codeBlock({ text, language }) {
   // Only the text scrolls, so that the button stays and covers none of it.
   const frame = element("div", [head, element("pre", [code])]);
   frame.className = "code";
+  Object.assign(frame, { code, language, shown: [] });
+  showCode(frame, text);
   return frame;
+}
+
+/** Shows the code of lines with a fence in the block that had it before. Whether that can be: a block stays of its language. */
+function updateCode(frame, lines) {
+  const { text, language } = fenced(lines);
+  if (language !== frame.language) return false;
+  showCode(frame, text);
+  return true;
+}
+
+/** Shows a text in a block of code. The nodes of its beginning stay as far as that is the same, so a long text can grow by a few words. */
+function showCode(frame, text) {
+  // Text without colours is a node a line.
+  const wanted = parts(text, frame.language).flatMap((part) => (typeof part === "string" ? part.split(/(?<=\n)/) : part));
+  const { code, shown } = frame;
+  const nSame = wanted.findIndex((part, i) => !isSame(part, shown[i]?.part));
+  for (const { node } of nSame < 0 ? shown.splice(wanted.length) : shown.splice(nSame)) node.remove();
+  for (const part of wanted.slice(shown.length)) {
+    const node = piece(part);
+    code.append(node);
+    shown.push({ part, node });
+  }
+}
+
+function isSame(part, old) {
+  return part === old || (part.text === old?.text && part.kind === old?.kind && part.text !== undefined);
 }
