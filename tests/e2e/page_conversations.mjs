@@ -145,11 +145,11 @@ mine.messages = [
 ];
 const urls = { red: "data:1", redAgain: "data:1", blue: "data:2" };
 const asked = (entry) => sortOut([entry], new Map([["mine", mine]]), { titleOf: () => "Title", urlOf: async (key) => urls[key] });
-for (const answer of ["a", "b"]) assert.deepEqual(await asked(request(["text\n\nwords", answer], "redAgain")), { added: [], known: ["mine"] });
+for (const answer of ["a", "b"]) assert.deepEqual(await asked(request(["File: a.txt\ntext\n\nwords", answer], "redAgain")), { added: [], known: ["mine"] });
 for (const [texts, key, title] of [
-  [["text\n\nwords", "b"], "blue", "Title (imported copy)"],
-  [["text\n\nwords", "b", "c", "d"], "redAgain", "Title (imported copy)"],
-  [["text\n\nwords", "c"], "redAgain", ""],
+  [["File: a.txt\ntext\n\nwords", "b"], "blue", "Title (imported copy)"],
+  [["File: a.txt\ntext\n\nwords", "b", "c", "d"], "redAgain", "Title (imported copy)"],
+  [["File: a.txt\ntext\n\nwords", "c"], "redAgain", ""],
 ]) {
   const { added, known } = await asked(request(texts, key));
   assert.deepEqual([added.length, added[0].title, known], [1, title, []]);

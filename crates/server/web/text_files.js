@@ -1,6 +1,6 @@
 // Text files of messages: which files are some, how one is shown, and its part of a message.
 //
-// A text goes before the message's own words and an empty line after it, as `/file` of `tokenmill chat` puts it.
+// A text goes before the message's own words, with its name above it and an empty line after it.
 
 import { inMib, MAX_BODY_BYTES, nameOf, unfit } from "./images.js";
 
@@ -44,7 +44,7 @@ function isWestern(bytes) {
 
 /** The words of a message with its text files. */
 export function withFiles({ content, files = [] }) {
-  return [...files.map(({ text }) => `${text.replace(/\n$/, "")}\n`), content].filter(Boolean).join("\n");
+  return [...files.map(({ name, text }) => `File: ${name}\n${text.replace(/\n$/, "")}\n`), content].filter(Boolean).join("\n");
 }
 
 /** A text file as it is shown: folded. */
