@@ -102,6 +102,18 @@ for (const id of [undefined, null, 7, "../x", "A", "a".repeat(41), ["abc"]]) {
   assert.equal(taken, "", String(id));
 }
 
+// All words to the system are taken in.
+const toSystem = [
+  { role: "developer", content: "First." },
+  ...turnOf(1),
+  { role: "system", content: [{ type: "text", text: "Then." }] },
+  { role: "system", content: "" },
+  ...turnOf(2),
+];
+const [taken] = conversationsOf(JSON.stringify({ messages: toSystem }), "system.json");
+assert.equal(taken.system, "First.\n\nThen.");
+assert.deepEqual(texts(taken.messages), texts([...turnOf(1), ...turnOf(2)]));
+
 // Versions of versions deeper than anybody makes them end somewhere.
 let deep = [{ role: "assistant", content: "a" }];
 for (let level = 0; level < 500; level += 1) deep = [{ role: "assistant", content: "b", versions: { at: 0, tails: [null, deep] } }];
