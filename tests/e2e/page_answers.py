@@ -322,8 +322,16 @@ def broken_off():
             until(page, "the failure is shown in words", lambda: find(page, "#error").text == words)
             assert find(page, "#prompt").get_attribute("value") == "Are you there?" and len(answers(page)) == 1
             page.save_screenshot(shots / "no-server-light.png")
+            figures = lambda: page.execute_script(TEXTS, "#figures dd")
+            find(page, "#show-engine").click()
+            until(page, "no figure is shown", lambda: figures() == ["–"] * 5 and "does not answer" in find(page, "#engine-error").text)
+            accessible(page)
+            page.save_screenshot(shots / "no-figures-light.png")
             with Server("--port", server.url.rsplit(":", 1)[1]):
-                until(page, "the failure ends when the server is there again", lambda: find(page, "#error").text == "")
+                until(page, "the failure ends when the server is there again", lambda: find(page, "#error").get_attribute("textContent") == "")
+                until(page, "the figures come again", lambda: "–" not in figures() and find(page, "#engine-error").text == "")
+                lines = "return [...document.querySelectorAll('#plots .line')].map((line) => line.getAttribute('d').split('M').length - 1)"
+                until(page, "the lines have a gap", lambda: min(page.execute_script(lines)) >= 2)
         finally:
             page.quit()
 
