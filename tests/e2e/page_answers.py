@@ -121,6 +121,11 @@ def continued(page, url):
     press(page, "Continue")
     until(page, "the refusal is shown", lambda: "busy" in find(page, "#error").text and is_idle(page))
     assert body_of(page) == before and "Continue" in buttons(page)
+    assert find(page, "#error").text == "busy.", "no message was sent that could be kept"
+    script(page, [], "refused")
+    press(page, "Regenerate")
+    until(page, "the refusal is shown", lambda: find(page, "#error").text == "busy." and is_idle(page))
+    assert body_of(page) == before
     setting(page, max_tokens="")
 
 

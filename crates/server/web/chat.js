@@ -237,7 +237,7 @@ function start(added, { nKept, continued = null } = {}) {
   try {
     makeBody = requestMaker(added, nKept, continued !== null);
   } catch (error) {
-    tellFailure(error, true);
+    tellFailure(error);
     return false;
   }
   const id = open;
@@ -282,10 +282,12 @@ async function ended(turn, failure) {
 /** Shows how a turn of the open conversation ended. A message that got no answer goes back to the box. */
 function showEnd(turn, failure) {
   follow(() => {
-    if (!turn.hasAnswer()) giveBackTurn(turn);
+    const isCut = turn.hasAnswer();
+    if (!isCut) giveBackTurn(turn);
     redraw();
+    const isKept = !isCut && turn.added.some(({ role }) => role === "user");
     // The page did not know it of a model whose files were not read yet.
-    if (failure) tellFailure(isBlind(failure) ? blindness(turn.added, turn.asked) : failure, turn.hasAnswer());
+    if (failure) tellFailure(isBlind(failure) ? blindness(turn.added, turn.asked) : failure, { isCut, isKept });
   });
   if (failure?.status === 401) askForKey();
   else focusBox();

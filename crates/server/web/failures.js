@@ -76,9 +76,9 @@ export function noteServer(isThere) {
   wasDown = !isThere;
 }
 
-/** Shows why there is no answer; `isCut`: some of it came. */
-export function tellFailure(error, isCut) {
-  showFailure(inWords(error, isCut), causesOf(error));
+/** Shows why there is no answer; `isCut`: some of it came, `isKept`: the message is in the box again. */
+export function tellFailure(error, { isCut = false, isKept = false } = {}) {
+  showFailure(inWords(error, isCut, isKept), causesOf(error));
 }
 
 function causesOf(error) {
@@ -87,8 +87,8 @@ function causesOf(error) {
   return error.causes ?? CAUSES[error.code] ?? [];
 }
 
-function inWords(error, isCut) {
-  const kept = isCut ? "" : " Your message is kept.";
+function inWords(error, isCut, isKept) {
+  const kept = isKept ? " Your message is kept." : "";
   if (error instanceof NoConnection) {
     const what = isCut ? "The connection to the server was lost" : "The server does not answer";
     return `${what}; is \`tokenmill serve\` running?${kept}`;
