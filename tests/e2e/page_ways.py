@@ -168,6 +168,17 @@ def background(page):
     find(page, "#history summary").click()
     opened(page, page.current_url)
     assert state_of(page, "Delete me?") is None and find(page, "#n-conversations").text == str(int(count) + 1)
+    # So do the words about one that is deleted while another is open.
+    find(page, "#clear").click()
+    page.execute_script(SLOWLY)
+    ask(page, "Delete me too?", Keys.ENTER)
+    until(page, "it runs", lambda: not is_idle(page))
+    find(page, "#clear").click()
+    assert find(page, "#told").text == "The answer in “Delete me too?” goes on."
+    erase(entries(page)[0][-1])
+    assert find(page, "#told").get_attribute("textContent") == "" and state_of(page, "Delete me too?") is None
+    find(page, "#history summary").click()
+    opened(page, page.current_url)
     # A first message that is refused comes back with its system message.
     find(page, "#clear").click()
     setting(page, **{"system-here": "You are an owl."})

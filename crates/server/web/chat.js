@@ -30,6 +30,8 @@ const turns = new Map();
 const unseen = new Map();
 /** The stored messages as they are drawn, in the form of `drawnOf`. */
 let drawn = [];
+/** The conversation of which something is said below the box; empty where that is none. */
+let toldOf = "";
 /** Results of tools that could not be sent, for the form. */
 let unsent = [];
 /** Shows this view: a conversation can be opened from another one. */
@@ -100,7 +102,13 @@ function escape() {
 
 function clearWords() {
   showFailure("");
-  $("told").textContent = "";
+  tell("", "");
+}
+
+/** Says something of a conversation below the box. */
+function tell(id, words) {
+  toldOf = id;
+  $("told").textContent = words;
 }
 
 /** Shows the gauge for the last answer of the open conversation, or for the one that runs. */
@@ -137,7 +145,7 @@ function openConversation(id) {
   redraw();
   scrollToEnd();
   if (missed) showEnd(missed.turn, missed.failure);
-  else if (left && left.id !== id) $("told").textContent = `The answer in “${states().get(left.id).title}” goes on.`;
+  else if (left && left.id !== id) tell(left.id, `The answer in “${states().get(left.id).title}” goes on.`);
 }
 
 /** Ends what belongs to a conversation that was deleted. */
@@ -146,6 +154,7 @@ function drop(id) {
   const turn = turns.get(id);
   turns.delete(id);
   turn?.drop();
+  if (id === toldOf) tell("", "");
   if (id === open) openConversation(fresh());
 }
 
@@ -273,7 +282,7 @@ async function ended(turn, failure) {
   else {
     unseen.set(turn.id, { turn, failure });
     const { title } = states().get(turn.id);
-    $("told").textContent = isWhole(turn, failure) ? `“${title}” has a new answer.` : `“${title}” got no whole answer: open it to see why.`;
+    tell(turn.id, isWhole(turn, failure) ? `“${title}” has a new answer.` : `“${title}” got no whole answer: open it to see why.`);
     showList(open);
   }
   if (turn.hasAnswer() && !isStored) tellFull();
