@@ -1,6 +1,7 @@
 // Failures in words that say what to do; each is shown until its cause is gone.
 
 import { model } from "./model.js";
+import { markRefused } from "./settings.js";
 import { NoConnection } from "./sse.js";
 
 const $ = (id) => document.getElementById(id);
@@ -78,7 +79,8 @@ export function noteServer(isThere) {
 
 /** Shows why there is no answer; `isCut`: some of it came, `isKept`: the message is in the box again. */
 export function tellFailure(error, { isCut = false, isKept = false } = {}) {
-  showFailure(inWords(error, isCut, isKept), causesOf(error));
+  const isOfSetting = error.param ? markRefused(error.param, sentence(error.message)) : false;
+  showFailure(inWords(error, isCut, isKept, isOfSetting), isOfSetting ? ["settings"] : causesOf(error));
 }
 
 function causesOf(error) {
@@ -87,7 +89,7 @@ function causesOf(error) {
   return error.causes ?? CAUSES[error.code] ?? [];
 }
 
-function inWords(error, isCut, isKept) {
+function inWords(error, isCut, isKept, isOfSetting) {
   const kept = isKept ? " Your message is kept." : "";
   if (error instanceof NoConnection) {
     const what = isCut ? "The connection to the server was lost" : "The server does not answer";
@@ -97,5 +99,5 @@ function inWords(error, isCut, isKept) {
   if (error.status === 401) return `${needsKey()}${kept}`;
   if (error.code === "chat_template_error" && NO_TEMPLATE.test(error.message)) return noChat({ ...model, kind: "base" });
   if (error.code === "context_length_exceeded") return `${tooLong(error)} Shorten the message, or start a new conversation.`;
-  return `${sentence(error.message)}${error.status ? kept : ""}`;
+  return `${sentence(error.message)}${isOfSetting ? " See “Settings”." : ""}${error.status ? kept : ""}`;
 }
