@@ -11,7 +11,7 @@ const NO_TEMPLATE = /this model has none/;
 const BLIND = /see no images/;
 /** The causes of a failure, by the code of the server's error. */
 const CAUSES = {
-  context_length_exceeded: ["model", "message"],
+  context_length_exceeded: ["model", "message", "conversation"],
   chat_template_error: ["model"],
   model_failed: ["model", "load"],
   model_too_large: ["model", "load"],
@@ -51,7 +51,8 @@ function sentence(message) {
 
 /**
  * Shows a failure below the box, or none; what is said there is not said of the model's state above it too. The end of any of its causes ends
- * it: `model`, where another is chosen; `load`, where it is loaded; `key`, `connection`, `message`, `files` or `settings`.
+ * it: `model`, where another is chosen; `load`, where it is loaded; `conversation`, where a new one has room; `key`, `connection`, `message`,
+ * `files` or `settings`.
  */
 export function showFailure(text, ofCauses = []) {
   const state = $("model-state");
@@ -64,6 +65,11 @@ export function showFailure(text, ofCauses = []) {
 function tooLong({ message, n_prompt_tokens: nTokens, n_ctx: nContext }) {
   if (!nTokens || !nContext) return sentence(message);
   return `With its conversation your message needs ${nTokens.toLocaleString("en")} tokens; this model holds ${nContext.toLocaleString("en")}.`;
+}
+
+/** Whether the failure that is shown has this cause. */
+export function hasCause(cause) {
+  return causes.includes(cause);
 }
 
 /** Takes a failure back whose cause is gone. */
