@@ -9,6 +9,14 @@ import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 
 /** As much of the DOM as the renderer uses. */
+class Text {
+  constructor(text) {
+    this.text = String(text);
+  }
+  remove() {
+    this.parent.childNodes.splice(this.parent.childNodes.indexOf(this), 1);
+  }
+}
 class Node {
   constructor(name) {
     this.name = name;
@@ -19,11 +27,10 @@ class Node {
     return this.children.at(-1);
   }
   append(child) {
-    child = typeof child === "string" ? { text: child } : child;
-    this.childNodes.push(child);
-    if (!(child instanceof Node)) return;
+    child = typeof child === "string" ? new Text(child) : child;
     child.parent = this;
-    this.children.push(child);
+    this.childNodes.push(child);
+    if (child instanceof Node) this.children.push(child);
   }
   remove() {
     for (const list of [this.parent.childNodes, this.parent.children]) list.splice(list.indexOf(this), 1);
@@ -43,7 +50,7 @@ globalThis.document = {
     assert.equal(space, "http://www.w3.org/1998/Math/MathML");
     return new Node(name);
   },
-  createTextNode: (text) => ({ text: String(text) }),
+  createTextNode: (text) => new Text(text),
 };
 
 // Node takes a file for a module by its package; the page's files have none, so a copy gets one.
@@ -78,6 +85,10 @@ function html(node) {
   const start = node.start > 1 ? ` start="${node.start}"` : "";
   const side = ["center", "right"].find((name) => name === (node.className ?? node.attributes?.class));
   return `<${node.name}${href}${start}${side ? ` ${side}` : ""}>${inner}</${node.name}>`;
+}
+
+function textIn(node) {
+  return node instanceof Node ? node.childNodes.map(textIn).join("") : node.text;
 }
 
 function* all(node, depth = 0) {
@@ -142,6 +153,18 @@ const EXAMPLES = [
   ["$$\nx\n$$", "<p>{<mi>x</mi>}</p>"],
   ["a $$x$$ b $$ c", "<p>a {<mi>x</mi>} b $$ c</p>"],
   ["$$ not closed\n\nb", "<p>$$ not closed</p><p>b</p>"],
+  ["a\n\n    b\n\n      *c*\n\n\nd", "<p>a</p><pre><code>b\n\n  *c*</code></pre><p>d</p>"],
+  ["\t# a\n    > b", "<pre><code># a\n> b</code></pre>"],
+  ["a\n    b", "<p>a<br>b</p>"],
+  ["1. a\n\n       b\n2. c", "<ol><li><p>a</p><pre><code>b</code></pre></li><li>c</li></ol>"],
+  ["    - a\n    - b", "<ul><li>a</li><li>b</li></ul>"],
+  ["- a\n  * b\n  - c\n    1. d\n    1) e\n- f", "<ul><li>a<ul><li>b</li></ul><ul><li>c<ol><li>d</li></ol><ol><li>e</li></ol></li></ul></li><li>f</li></ul>"],
+  ["H<sub>2</sub>O, e<sup>*x*<sub>1</sub></sup>", "<p>H<sub>2</sub>O, e<sup><em>x</em><sub>1</sub></sup></p>"],
+  ["<sub>a *b</sub> c* <sub></sub> <sup>d</sub>", "<p><sub>a *b</sub> c* &lt;sub>&lt;/sub> &lt;sup>d&lt;/sub></p>"],
+  ["[a](<https://x.example/b (c>) [d](<mailto:e@f> \"g\") [h](<javascript:1>)", '<p><a href="https://x.example/b (c">a</a> <a href="mailto:e@f">d</a> [h](&lt;javascript:1>)</p>'],
+  ["<a.b+c@d-e.example> <a@b>", '<p><a href="mailto:a.b+c@d-e.example">a.b+c@d-e.example</a> &lt;a@b></p>'],
+  ["[[1]](https://x.example) [a[0] \\[](https://y.example) [b] [c](https://z.example", '<p><a href="https://x.example">[1]</a> <a href="https://y.example">a[0] [</a> [b] [c](<a href="https://z.example">https://z.example</a></p>'],
+  ["[a [b](https://y.example)](https://x.example)", '<p>[a <a href="https://y.example">b</a>](<a href="https://x.example">https://x.example</a>)</p>'],
   ["1. a\n   $$x$$\n2. b", "<ol><li>a<p>{<mi>x</mi>}</p></li><li>b</li></ol>"],
 ];
 /** Formulas on lines of their own, and their nodes. */
@@ -170,6 +193,22 @@ const FORMULAS = [
 for (const [source, wanted] of FORMULAS) EXAMPLES.push([`\\[${source}\\]`, `<p>{${wanted}}</p>`]);
 const nodesOf = (source, name) => [...all(show(source))].map(([node]) => node).filter((node) => node.name === name);
 assert.equal(nodesOf("```py\na\n```", "span")[0].childNodes[0].text, "py");
+// Of code that grows the nodes of its beginning stay, and so does the block; another language makes another block.
+for (const [language, line] of [["py", "if a: # b\n"], ["", "some words\n"]]) {
+  const grown = new Node("div");
+  render(grown, `\`\`\`${language}\n${line.repeat(40)}`);
+  const [frame, code] = [grown.children[0], [...all(grown)].map(([node]) => node).find(({ name }) => name === "code")];
+  const nodes = [...code.childNodes];
+  assert(nodes.length >= 40, `${nodes.length}`);
+  render(grown, `\`\`\`${language}\n${line.repeat(41)}x`);
+  assert.equal(grown.children[0], frame);
+  assert.deepEqual(nodes.filter((node, i) => code.childNodes[i] !== node), []);
+  assert.equal(code.childNodes.map(textIn).join(""), `${line.repeat(41)}x`);
+  render(grown, `\`\`\`${language}\nx`);
+  assert.equal(html(grown), "<pre><code>x</code></pre>");
+  render(grown, "```js\nx");
+  assert.notEqual(grown.children[0], frame);
+}
 assert.equal(nodesOf("$$x^2$$", "math")[0].attributes.alttext, "x^2");
 for (const [source, wanted] of EXAMPLES) assert.equal(html(show(source)), `${wanted}`, source);
 
@@ -187,6 +226,15 @@ const HOSTILE = {
   "open links": (n) => "[a](".repeat(n / 4),
   "open links with an end": (n) => `${"[a](https:".repeat(n / 10)})`,
   "empty links": (n) => "[](https:x)".repeat(n / 11),
+  "brackets in pairs": (n) => "[".repeat(n / 2) + "]".repeat(n / 2),
+  "links in labels": (n) => `${"[".repeat(n / 8)}a${"](https:x)".repeat(n / 12)}`,
+  "addresses in angles": (n) => "[a](<https:".repeat(n / 11),
+  "addresses of mail": (n) => `<a@${"a.".repeat(n / 4)}${"a".repeat(n / 2)}`,
+  "titles without an end": (n) => `[a](<https:x> "`.repeat(n / 15),
+  "letters lower and higher": (n) => "<sub>a<sup>".repeat(n / 11),
+  "lower letters that end": (n) => "</sub>".repeat(n / 6),
+  "indented lines": (n) => "    a\n\n".repeat(n / 7),
+  "indented blank lines": (n) => `    a${"\n    ".repeat(n / 5)}`,
   backticks: (n) => Array.from({ length: n / 20 }, (_, i) => "`".repeat((i % 19) + 1)).join("a"),
   "rising backticks": (n) => Array.from({ length: Math.sqrt(n) }, (_, i) => "`".repeat(i + 1)).join("a"),
   stars: (n) => "*a ".repeat(n / 3),
@@ -268,10 +316,10 @@ function random(seed) {
 
 const PIECES = [
   "\n", "\n", "\n\n", " ", "  ", "    ", "\t", "- ", "* ", "+ ", "1. ", "2) ", "> ", ">", "# ", "### ", "```", "```js\n", "~~~", "`", "``",
-  "*", "**", "***", "_", "__", "~~", "[", "]", "(", ")", "](https://e.example/", "](javascript:", "|", "|-|-|", "\n|-|\n", "---", "\\", "<b>",
+  "*", "**", "***", "_", "__", "~~", "[", "]", "(", ")", "](https://e.example/", "](<https://e.example/", "](javascript:", "<sub>", "</sub>", "<sup>", "</sup>", "|", "|-|-|", "\n|-|\n", "---", "\\", "<b>",
   "&", "&amp;", "$", "$$", "\\(", "\\)", "\\[", "\\]", "\\frac", "\\begin{matrix}", "{", "}", "^", "!", "https://e.example/", "<br>", "- [ ] ", "\r\n", "é", "\u{1f600}", "\u202e", "\0",
 ];
-const ALLOWED = new Set("math mrow mi mn mo mtext mspace msub msup msubsup munder mover munderover mfrac msqrt mroot mtable mtr mtd mstyle div p h2 h3 h4 h5 h6 hr br blockquote pre code button ul ol li table thead tbody tr th td strong em s a span".split(" "));
+const ALLOWED = new Set("math mrow mi mn mo mtext mspace msub msup msubsup munder mover munderover mfrac msqrt mroot mtable mtr mtd mstyle div p h2 h3 h4 h5 h6 hr br blockquote pre code button ul ol li table thead tbody tr th td strong em s sub sup a span".split(" "));
 
 /** All text that a reader meets, links' targets included. */
 function textOf(node) {

@@ -340,6 +340,7 @@ def cut_answers(page):
     is_answered(page, 3)
     note = answers(page)[2].text
     assert "limit of tokens" in note and "at once" not in note, note
+    assert find(page, ".reasoning summary").text == "Reasoning", "it is over"
     script(page, [], "stop")
     ask(page, "Nothing?", Keys.ENTER)
     is_answered(page, 4)

@@ -121,6 +121,11 @@ def continued(page, url):
     press(page, "Continue")
     until(page, "the refusal is shown", lambda: "busy" in find(page, "#error").text and is_idle(page))
     assert body_of(page) == before and "Continue" in buttons(page)
+    assert find(page, "#error").text == "busy.", "no message was sent that could be kept"
+    script(page, [], "refused")
+    press(page, "Regenerate")
+    until(page, "the refusal is shown", lambda: find(page, "#error").text == "busy." and is_idle(page))
+    assert body_of(page) == before
     setting(page, max_tokens="")
 
 
@@ -267,6 +272,37 @@ def template_variables(page, url):
     assert "chat_template_kwargs" not in bodies(page)[-1]
 
 
+def refused_settings(page, url):
+    """A setting that the server refuses is marked with its words, until it is changed; then the failure ends."""
+    opened(page, url)
+    find(page, "#clear").click()
+    tool = '[{"type": "function", "function": {"name": "a b"}}]'
+    for name, value, fault, words, right in [
+        ("seed", "1e30", "Expected a whole number, found `1e+30`.", "`seed`: expected a whole number, found `1e+30`. See “Settings”.", 7),
+        ("tools", tool, "`tools[0].function.name`: a name is at most", "`tools[0].function.name`: a name is at most", " "),
+        ("template_variables", '{"messages": 1}', "`chat_template_kwargs.messages`: this variable", "`chat_template_kwargs.messages`: this variable", " "),
+    ]:
+        setting(page, **{name: value})
+        assert not page.find_elements(By.CSS_SELECTOR, ".fault"), "the page knows nothing against it"
+        ask(page, "" if find(page, "#prompt").get_attribute("value") else "Hm?", Keys.ENTER)
+        until(page, "it is refused", lambda: find(page, "#error").text.startswith(words) and is_idle(page))
+        assert find(page, "#error").text.endswith("See “Settings”. Your message is kept."), find(page, "#error").text
+        find(page, "#settings summary").click()
+        marked = page.find_elements(By.CSS_SELECTOR, "#settings [aria-invalid=true]")
+        assert [field.get_attribute("id") for field in marked] == [name] and find(page, "#settings .fault").text.startswith(fault)
+        accessible(page)
+        page.save_screenshot(shots / f"refused-{name}-light.png")
+        find(page, "#settings summary").click()
+        setting(page, **{name: right})
+        assert find(page, "#error").text == "" and not page.find_elements(By.CSS_SELECTOR, ".fault, [aria-invalid]")
+    ask(page, "", Keys.ENTER)
+    is_answered(page, 1)
+    reset(page)
+    # The browser notes each refusal.
+    severe = [entry["message"] for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+    assert all("400 (Bad Request)" in message for message in severe), severe
+
+
 def without_list(page, url):
     """A list of models that does not come holds an answer back for two seconds, or until Stop."""
     opened(page, url)
@@ -322,8 +358,16 @@ def broken_off():
             until(page, "the failure is shown in words", lambda: find(page, "#error").text == words)
             assert find(page, "#prompt").get_attribute("value") == "Are you there?" and len(answers(page)) == 1
             page.save_screenshot(shots / "no-server-light.png")
+            figures = lambda: page.execute_script(TEXTS, "#figures dd")
+            find(page, "#show-engine").click()
+            until(page, "no figure is shown", lambda: figures() == ["–"] * 5 and "does not answer" in find(page, "#engine-error").text)
+            accessible(page)
+            page.save_screenshot(shots / "no-figures-light.png")
             with Server("--port", server.url.rsplit(":", 1)[1]):
-                until(page, "the failure ends when the server is there again", lambda: find(page, "#error").text == "")
+                until(page, "the failure ends when the server is there again", lambda: find(page, "#error").get_attribute("textContent") == "")
+                until(page, "the figures come again", lambda: "–" not in figures() and find(page, "#engine-error").text == "")
+                lines = "return [...document.querySelectorAll('#plots .line')].map((line) => line.getAttribute('d').split('M').length - 1)"
+                until(page, "the lines have a gap", lambda: min(page.execute_script(lines)) >= 2)
         finally:
             page.quit()
 
@@ -369,6 +413,7 @@ try:
         system_messages(page, server.url)
         thinking(page, server.url)
         template_variables(page, server.url)
+        refused_settings(page, server.url)
         without_list(page, server.url)
         left(page, server.url)
         severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]

@@ -102,6 +102,18 @@ for (const id of [undefined, null, 7, "../x", "A", "a".repeat(41), ["abc"]]) {
   assert.equal(taken, "", String(id));
 }
 
+// All words to the system are taken in.
+const toSystem = [
+  { role: "developer", content: "First." },
+  ...turnOf(1),
+  { role: "system", content: [{ type: "text", text: "Then." }] },
+  { role: "system", content: "" },
+  ...turnOf(2),
+];
+const [taken] = conversationsOf(JSON.stringify({ messages: toSystem }), "system.json");
+assert.equal(taken.system, "First.\n\nThen.");
+assert.deepEqual(texts(taken.messages), texts([...turnOf(1), ...turnOf(2)]));
+
 // Versions of versions deeper than anybody makes them end somewhere.
 let deep = [{ role: "assistant", content: "a" }];
 for (let level = 0; level < 500; level += 1) deep = [{ role: "assistant", content: "b", versions: { at: 0, tails: [null, deep] } }];
@@ -124,6 +136,11 @@ for (const [bytes, text] of [
   ["plain\n", "plain\n"],
   ["K\xc3\xa4se", "Käse"],
   ["K\xe4se\r\n", "Käse\r\n"],
+  ["\xff\xfeK\0\xe4\0\x3d\xd8\x00\xde", "Kä😀"],
+  ["\xfe\xff\0K\0\xe4", "Kä"],
+  ["\xff\xfeK\0\0\xd8", null],
+  ["\xff\xfe\0\0K\0\0\0", null],
+  ["\xff\xfeK", null],
   ["K\xe4se\x00", null],
   ["K\xe4se\x02", null],
   ["K\xe4se\x81", null],
@@ -145,11 +162,11 @@ mine.messages = [
 ];
 const urls = { red: "data:1", redAgain: "data:1", blue: "data:2" };
 const asked = (entry) => sortOut([entry], new Map([["mine", mine]]), { titleOf: () => "Title", urlOf: async (key) => urls[key] });
-for (const answer of ["a", "b"]) assert.deepEqual(await asked(request(["text\n\nwords", answer], "redAgain")), { added: [], known: ["mine"] });
+for (const answer of ["a", "b"]) assert.deepEqual(await asked(request(["File: a.txt\ntext\n\nwords", answer], "redAgain")), { added: [], known: ["mine"] });
 for (const [texts, key, title] of [
-  [["text\n\nwords", "b"], "blue", "Title (imported copy)"],
-  [["text\n\nwords", "b", "c", "d"], "redAgain", "Title (imported copy)"],
-  [["text\n\nwords", "c"], "redAgain", ""],
+  [["File: a.txt\ntext\n\nwords", "b"], "blue", "Title (imported copy)"],
+  [["File: a.txt\ntext\n\nwords", "b", "c", "d"], "redAgain", "Title (imported copy)"],
+  [["File: a.txt\ntext\n\nwords", "c"], "redAgain", ""],
 ]) {
   const { added, known } = await asked(request(texts, key));
   assert.deepEqual([added.length, added[0].title, known], [1, title, []]);

@@ -313,7 +313,7 @@ def refused(page, url, folder):
 
 
 def text_files(page, url, folder):
-    """A text file goes before the words of its message, is folded, and is kept."""
+    """A text file goes with its name before the words of its message, is folded, and is kept."""
     opened(page, url)
     find(page, "#clear").click()
     notes = folder / "notes.md"
@@ -334,7 +334,7 @@ def text_files(page, url, folder):
     accessible(page)
     assert "line <b>two</b>" in find(page, ".message.user").text
     sent = json.loads(saved(page, "export", "Sum-up.json"))["messages"][-2]
-    assert sent == {"role": "user", "content": "line one\nline <b>two</b>\n\nSum up."}, sent
+    assert sent == {"role": "user", "content": "File: notes.md\nline one\nline <b>two</b>\n\nSum up."}, sent
     press(page, "Edit")
     until(page, "it is in the box again", lambda: "notes.md" in find(page, "#attached").text)
     find(page, "#attached button").click()

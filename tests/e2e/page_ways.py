@@ -34,12 +34,18 @@ def text(page):
     return find(page, "#prompt").get_attribute("value")
 
 
+def empty(page):
+    """Takes the text out of the box as a reader does: the driver's own way says nothing to the page."""
+    find(page, "#prompt").send_keys(Keys.CONTROL, "a")
+    find(page, "#prompt").send_keys(Keys.BACKSPACE)
+
+
 def attached(page):
     return find(page, "#attached").text.split("×")[0].strip()
 
 
 def drafts(page, folder):
-    """An edit puts the draft aside, files too; Cancel, Escape, a reload, its end and another conversation give it back."""
+    """An edit puts the draft aside, files too; Cancel, Escape, a reload and its end give it back. Each conversation has its own."""
     find(page, "#clear").click()
     answered(page, "First?")
     notes = folder / "notes.md"
@@ -73,11 +79,67 @@ def drafts(page, folder):
     assert (text(page), attached(page)) == ("A draft", "notes.md"), "the draft comes back after the edit"
     page.refresh()
     until(page, "it is kept", lambda: (text(page), attached(page)) == ("A draft", "notes.md"))
+    # An edit stays with its conversation, and so does a draft; one of a conversation that has not begun is in the list.
     press(page, "Edit")
+    ask(page, "!")
     find(page, "#clear").click()
-    assert (text(page), attached(page)) == ("A draft", "notes.md") and not find(page, "#editing").is_displayed()
+    assert (text(page), attached(page)) == ("", "") and not find(page, "#editing").is_displayed()
+    ask(page, "Later?")
+    entries(page)[0][0].click()
+    assert text(page) == "First? Again!" and find(page, "#editing").is_displayed()
+    assert "edited" in find(page, ".message.user").get_attribute("class") and state_of(page, "Later?") == "draft"
+    page.refresh()
+    until(page, "the edit is kept", lambda: text(page) == "First? Again!" and find(page, "#editing").is_displayed())
+    find(page, "#history summary").click()
+    accessible(page)
+    page.save_screenshot(shots / "draft-light.png")
+    find(page, "#conversations .title").click()
+    assert text(page) == "Later?" and not asked(page) and state_of(page, "Later?") is None
+    entries(page)[0][0].click()
+    press(page, "Cancel")
+    assert (text(page), attached(page)) == ("A draft", "notes.md")
+    # The draft of a deleted conversation goes with it.
+    erase(entries(page)[0][-1])
+    find(page, "#history summary").click()
+    assert state_of(page, "Later?") is None and text(page) == "A draft"
     find(page, "#attached button").click()
-    find(page, "#prompt").clear()
+    empty(page)
+
+
+def edits(page):
+    """An edit continues beside another answer; where its message is replaced, or another one is edited, the changed text stays in the box."""
+    find(page, "#clear").click()
+    answered(page, "One?")
+    answered(page, "Two?")
+    edit = lambda at: page.find_elements(By.XPATH, "//button[text()='Edit']")[at].click()
+    edit(0)
+    ask(page, " More")
+    script(page, [{"content": "Again."}], "stop")
+    press(page, "Regenerate")
+    until(page, "it is answered", lambda: is_idle(page) and "Again." in answers(page)[-1].text)
+    assert text(page) == "One? More" and find(page, "#editing").is_displayed() and asked(page) == ["One?", "Two?"]
+    # An edit of the same message goes on; that of another one puts the text aside.
+    edit(0)
+    assert text(page) == "One? More"
+    edit(1)
+    assert text(page) == "Two?"
+    press(page, "Cancel")
+    assert text(page) == "One? More" and not find(page, "#editing").is_displayed()
+    empty(page)
+    ask(page, "A draft")
+    version = lambda: page.execute_script("return document.querySelector('.versions').textContent")
+    for n_others, words in [(1, ""), (2, "!")]:
+        edit(1)
+        ask(page, words)
+        script(page, [{"content": "First again."}], "stop")
+        page.find_elements(By.XPATH, "//button[text()='Regenerate']")[0].click()
+        until(page, "it is answered", lambda: is_idle(page) and "First again." in answers(page)[-1].text)
+        assert text(page) == ("Two?!\nA draft" if words else "A draft") and not find(page, "#editing").is_displayed()
+        for at in range(n_others, 0, -1):
+            find(page, ".versions button").click()
+            until(page, "the version before is shown", lambda: version() == f"‹{at}/{n_others + 1}›")
+        assert asked(page) == ["One?", "Two?"]
+    empty(page)
 
 
 def deletion(page):
@@ -168,6 +230,17 @@ def background(page):
     find(page, "#history summary").click()
     opened(page, page.current_url)
     assert state_of(page, "Delete me?") is None and find(page, "#n-conversations").text == str(int(count) + 1)
+    # So do the words about one that is deleted while another is open.
+    find(page, "#clear").click()
+    page.execute_script(SLOWLY)
+    ask(page, "Delete me too?", Keys.ENTER)
+    until(page, "it runs", lambda: not is_idle(page))
+    find(page, "#clear").click()
+    assert find(page, "#told").text == "The answer in “Delete me too?” goes on."
+    erase(entries(page)[0][-1])
+    assert find(page, "#told").get_attribute("textContent") == "" and state_of(page, "Delete me too?") is None
+    find(page, "#history summary").click()
+    opened(page, page.current_url)
     # A first message that is refused comes back with its system message.
     find(page, "#clear").click()
     setting(page, **{"system-here": "You are an owl."})
@@ -181,7 +254,24 @@ def background(page):
     entries(page)[0][0].click()
     assert find(page, "#error").text == "busy. Your message is kept." and text(page) == "Lost?"
     assert find(page, "#system-here").get_attribute("value") == "You are an owl."
-    find(page, "#prompt").clear()
+    empty(page)
+    # After a reload it is a draft of its conversation.
+    find(page, "#clear").click()
+    script(page, [], "refused")
+    page.execute_script(LATE)
+    ask(page, "Lost too?", Keys.ENTER)
+    find(page, "#clear").click()
+    ask(page, "Else")
+    until(page, "it is said", lambda: find(page, "#told").text.startswith("“Lost too?” got no whole answer"))
+    opened(page, page.current_url)
+    assert text(page) == "Else" and state_of(page, "Lost too?") == "draft"
+    find(page, "#history summary").click()
+    find(page, "#conversations").find_element(By.XPATH, ".//button[text()='Lost too?']").click()
+    assert text(page) == "Lost too?" and state_of(page, "Else") == "draft"
+    empty(page)
+    erase(entries(page)[0][-1])
+    find(page, "#history summary").click()
+    assert state_of(page, "Else") is None
 
 
 # A file is read once `release()` was called.
@@ -196,18 +286,23 @@ Blob.prototype.arrayBuffer = async function () {
 
 
 def own_conversation(page, folder):
-    """A message goes to no other conversation that is opened while its files are read."""
+    """A message and its files go to no other conversation that is opened while they are read."""
     opened(page, page.current_url)
     find(page, "#clear").click()
     page.execute_script(UNREAD)
     find(page, "#files").send_keys(str(folder / "notes.md"))
     ask(page, "To whom?", Keys.ENTER)
     find(page, "#clear").click()
+    ask(page, "Somebody else")
     page.execute_script("window.release()")
+    empty(page)
+    assert state_of(page, "To whom?") == "draft" and (text(page), attached(page)) == ("", "")
+    find(page, "#history summary").click()
+    find(page, "#conversations").find_element(By.XPATH, ".//button[text()='To whom?']").click()
     until(page, "it is attached", lambda: attached(page) == "notes.md")
     assert not asked(page) and is_idle(page) and text(page) == "To whom?"
     find(page, "#attached button").click()
-    find(page, "#prompt").clear()
+    empty(page)
 
 
 def deleted_elsewhere(page, url):
@@ -375,19 +470,19 @@ def focus_is_seen(page):
     until(page, "it is under the box", lambda: edge(link, "top") > top, 3)
     page.execute_script(f"{link}.focus()")
     until(page, "it is above the box", lambda: 0 < edge(link, "bottom") <= top, 3)
-    find(page, "#prompt").clear()
+    empty(page)
 
 
 def directions(page):
     """Words that run from the right do so, each block by itself; code and the other blocks do not."""
     opened(page, page.current_url)
     find(page, "#clear").click()
-    find(page, "#prompt").clear()
+    empty(page)
     hebrew = "שלום עולם"
     ask(page, hebrew)
     runs = lambda selector: page.execute_script("return [...document.querySelectorAll(arguments[0])].map((node) => getComputedStyle(node).direction)", selector)
     assert runs("#prompt") == ["rtl"]
-    find(page, "#prompt").clear()
+    empty(page)
     answered(page, hebrew, f"{hebrew}\n\nHello.\n\n> {hebrew}\n\n- {hebrew}\n\n|{hebrew}|\n|-|\n|{hebrew}|\n\n```\n{hebrew}\n```\n\n$$x$$")
     assert runs(".message.user") == ["rtl"]
     assert runs(".message.assistant .body > *") == ["rtl", "ltr", "rtl", "rtl", "rtl", "ltr", "ltr"]
@@ -445,6 +540,7 @@ try:
     with Server("-c", "2048") as server, tempfile.TemporaryDirectory() as folder:
         opened(page, server.url)
         drafts(page, pathlib.Path(folder))
+        edits(page)
         deletion(page)
         read_aloud(page)
         background(page)

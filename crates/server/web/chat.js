@@ -3,10 +3,11 @@
 // Each conversation has at most one turn that runs. It goes on while another conversation is open, and is stored with its own.
 
 import { messageCopy } from "./clipboard.js";
-import { beginEdit, cancelEdit, editedPlace, focusBox, formerlyEdited, giveBack, keepBox, message, setEdited, showSend, startComposer, takeOut } from "./composer.js";
-import { attachedFiles, keepAttached, startFiles } from "./composer_files.js";
+import { beginEdit, cancelEdit, editedPlace, focusBox, giveBack, leaveEdit, message, openBox, showSend, startComposer, takeBox, takeOut } from "./composer.js";
+import { startFiles } from "./composer_files.js";
 import { addTurn, allMessages, fresh, onChangeElsewhere, read, startConversations, switchVersion, titleOf, titleOfEntry } from "./conversations.js";
-import { isBlind, noChat, showFailure, tellFailure } from "./failures.js";
+import { drafts, draftsWithImages, dropDrafts, settleDraft } from "./drafts.js";
+import { hasCause, isBlind, noChat, showFailure, tellFailure } from "./failures.js";
 import { startExports } from "./files_menu.js";
 import { keepPending } from "./former_storage.js";
 import { showList, startList } from "./history.js";
@@ -30,6 +31,8 @@ const turns = new Map();
 const unseen = new Map();
 /** The stored messages as they are drawn, in the form of `drawnOf`. */
 let drawn = [];
+/** The conversation of which something is said below the box; empty where that is none. */
+let toldOf = "";
 /** Results of tools that could not be sent, for the form. */
 let unsent = [];
 /** Shows this view: a conversation can be opened from another one. */
@@ -100,7 +103,13 @@ function escape() {
 
 function clearWords() {
   showFailure("");
-  $("told").textContent = "";
+  tell("", "");
+}
+
+/** Says something of a conversation below the box. */
+function tell(id, words) {
+  toldOf = id;
+  $("told").textContent = words;
 }
 
 /** Shows the gauge for the last answer of the open conversation, or for the one that runs. */
@@ -108,12 +117,13 @@ export function showLastContext() {
   showContext(turnHere()?.nTokens() || (read(open).at(-1)?.n_tokens ?? 0));
 }
 
-/** The words of the list for conversations with an answer that runs, or that ended unseen. */
+/** The words of the list for conversations with an answer that runs, or that ended unseen, and for those that have a draft only. */
 function states() {
   const titled = ({ id, added }, words) => [id, { title: titleOf(id) || titleOfEntry({ messages: added }), words }];
+  const written = [...drafts()].filter(([id]) => id !== open && !titleOf(id)).map(([id, draft]) => titled({ id, added: [draft] }, "draft"));
   const seen = [...turns.values()].map((turn) => titled(turn, turn.id === open ? "" : "answering"));
   const others = [...unseen.values()].map(({ turn, failure }) => titled(turn, isWhole(turn, failure) ? "new answer" : "failed"));
-  return new Map([...others, ...seen]);
+  return new Map([...written, ...others, ...seen]);
 }
 
 function isWhole(turn, failure) {
@@ -129,15 +139,16 @@ function openConversation(id) {
   sessionStorage.setItem(OPEN, id);
   $("rate").textContent = "";
   clearWords();
-  // A message that is edited belongs to its conversation.
-  cancelEdit();
+  openBox(id);
+  // Another tab may have changed the conversation.
+  if (editedPlace() !== null && read(id)[editedPlace()]?.role !== "user") leaveEdit({});
   const missed = unseen.get(id);
   unseen.delete(id);
   showSystemOf(id, (turnHere() ?? missed?.turn)?.system);
   redraw();
   scrollToEnd();
   if (missed) showEnd(missed.turn, missed.failure);
-  else if (left && left.id !== id) $("told").textContent = `The answer in “${states().get(left.id).title}” goes on.`;
+  else if (left && left.id !== id) tell(left.id, `The answer in “${states().get(left.id).title}” goes on.`);
 }
 
 /** Ends what belongs to a conversation that was deleted. */
@@ -146,19 +157,29 @@ function drop(id) {
   const turn = turns.get(id);
   turns.delete(id);
   turn?.drop();
+  if (id === toldOf) tell("", "");
   if (id === open) openConversation(fresh());
+  dropDrafts(id);
 }
 
+/** Opens a new conversation; a message for which this one has no room goes with it. */
 function newConversation() {
+  const carried = hasCause("conversation") ? takeBox() : null;
   openConversation(fresh());
+  if (carried) giveBack(carried);
   focusBox();
+}
+
+/** Ends the edit of a message at a place or after it, which will not be shown. */
+function endEditFrom(at) {
+  const edited = editedPlace();
+  if (edited !== null && edited >= at) leaveEdit(read(open)[edited] ?? {});
 }
 
 /** Shows another version of a message, and what followed that one. */
 async function showVersion(at, to) {
   if (turnHere()) return;
-  // A message that follows another version is not there to be edited.
-  if (at <= (editedPlace() ?? -1)) cancelEdit();
+  endEditFrom(at);
   const id = open;
   const before = read(id)[at].versions.at;
   if (!(await switchVersion(id, at, to))) tellFull();
@@ -173,7 +194,10 @@ async function showVersion(at, to) {
 /** Puts a message back into the box; with its answer it becomes another version when it is sent. */
 function edit(at) {
   if (turnHere()) return;
-  beginEdit(at, read(open)[at]);
+  if (editedPlace() !== at) {
+    endEditFrom(0);
+    beginEdit(at, read(open)[at]);
+  }
   $("prompt").focus();
 }
 
@@ -212,7 +236,7 @@ function requestMaker(added, nKept, isContinued) {
       const words =
         `With ${hasImages ? "the images of " : ""}the whole conversation this request would have ${inMib(nBytes)}; this server takes ` +
         `${inMib(MAX_BODY_BYTES)} (--max-body-bytes). Send fewer or smaller files, or start a new conversation.`;
-      throw Object.assign(new Error(words), { causes: ["message", "files"] });
+      throw Object.assign(new Error(words), { causes: ["message", "files", "conversation"] });
     }
     return body;
   };
@@ -223,7 +247,7 @@ function blindness(added, name) {
   const isOfMessage = keysOf(added).length > 0;
   const way = isOfMessage ? "Remove those of the message" : "The conversation has some: start a new one";
   const words = `${name} takes no images. ${way}${model.hasOthers ? ", or choose another model" : ""}.`;
-  return Object.assign(new Error(words), { causes: isOfMessage ? ["model", "files"] : ["model"] });
+  return Object.assign(new Error(words), { causes: ["model", isOfMessage ? "files" : "conversation"] });
 }
 
 /**
@@ -237,7 +261,7 @@ function start(added, { nKept, continued = null } = {}) {
   try {
     makeBody = requestMaker(added, nKept, continued !== null);
   } catch (error) {
-    tellFailure(error, true);
+    tellFailure(error);
     return false;
   }
   const id = open;
@@ -248,8 +272,8 @@ function start(added, { nKept, continued = null } = {}) {
     ended,
   });
   turns.set(id, turn);
-  // Another answer is asked for in the place of the edit.
-  if (!added.some(({ role }) => role === "user")) cancelEdit();
+  // An edit that is sent ends where its message is taken out of the box.
+  if (!added.some(({ role }) => role === "user") && nShown !== undefined) endEditFrom(nShown);
   $("rate").textContent = "";
   redraw();
   turn.run(makeBody);
@@ -273,7 +297,7 @@ async function ended(turn, failure) {
   else {
     unseen.set(turn.id, { turn, failure });
     const { title } = states().get(turn.id);
-    $("told").textContent = isWhole(turn, failure) ? `“${title}” has a new answer.` : `“${title}” got no whole answer: open it to see why.`;
+    tell(turn.id, isWhole(turn, failure) ? `“${title}” has a new answer.` : `“${title}” got no whole answer: open it to see why.`);
     showList(open);
   }
   if (turn.hasAnswer() && !isStored) tellFull();
@@ -282,22 +306,23 @@ async function ended(turn, failure) {
 /** Shows how a turn of the open conversation ended. A message that got no answer goes back to the box. */
 function showEnd(turn, failure) {
   follow(() => {
-    if (!turn.hasAnswer()) giveBackTurn(turn);
+    const isCut = turn.hasAnswer();
+    if (!isCut) giveBackTurn(turn);
     redraw();
+    const isKept = !isCut && turn.added.some(({ role }) => role === "user");
     // The page did not know it of a model whose files were not read yet.
-    if (failure) tellFailure(isBlind(failure) ? blindness(turn.added, turn.asked) : failure, turn.hasAnswer());
+    if (failure) tellFailure(isBlind(failure) ? blindness(turn.added, turn.asked) : failure, { isCut, isKept });
   });
   if (failure?.status === 401) askForKey();
   else focusBox();
 }
 
-/** Gives back what could not be sent: a message to the box, results of tools to their form. */
-function giveBackTurn({ id, added, nKept }) {
+/** Gives back what could not be sent in the open conversation: a message to the box, results of tools to their form. */
+function giveBackTurn({ added, nKept }) {
   unsent = added.filter(({ role }) => role === "tool");
   const asked = added.find(({ role }) => role === "user");
   if (!asked) return;
-  // The place is one of the turn's conversation; another may be open when the page goes.
-  if (nKept !== undefined && id === open) beginEdit(nKept, asked);
+  if (nKept !== undefined) beginEdit(nKept, asked);
   else giveBack(asked);
 }
 
@@ -310,8 +335,7 @@ function storedForm(turn) {
 /** Stores a turn. Whether there was room. */
 async function store(turn) {
   const isStored = await addTurn(turn.id, storedForm(turn));
-  keepBox();
-  keepAttached();
+  settleDraft(turn.id);
   // They were stored when they were added; this tells whether there was room, and dates them again.
   keepImages(keysOf(turn.added)).then((areKept) => {
     if (!areKept && isStored) {
@@ -351,23 +375,22 @@ export async function startChat(show) {
   showView = show;
   // The browser would put the old place back before the messages are drawn.
   history.scrollRestoration = "manual";
-  // A quick reader types before the conversations are read.
-  const wasEdited = formerlyEdited();
   const ready = startConversations();
   const sendWhenRead = async () => {
     await ready;
     await send();
   };
   startComposer({ send: sendWhenRead, edits: markEdited });
+  // A quick reader types before the conversations are read.
+  openBox(sessionStorage.getItem(OPEN) ?? "");
   await ready;
   startList({ select: openConversation, removed: drop, states });
   startFiles(showSend);
-  attachedFiles().then(({ images }) => forgetUnused(new Set(keysOf([...allMessages(), { images }]))));
+  forgetUnused(new Set(keysOf([...allMessages(), ...draftsWithImages()])));
   startSystemMessage();
   startScrolling();
   startExports({ shown: () => ({ id: open, system: systemMessage(), messages: read(open) }), inForm, select: openConversation, tellFull });
   openConversation(sessionStorage.getItem(OPEN) ?? newest());
-  if (wasEdited !== null && read(open)[wasEdited]?.role === "user") setEdited(wasEdited);
   $("stop").addEventListener("click", () => turnHere()?.stop());
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !event.isComposing) escape();
@@ -398,9 +421,12 @@ function keepRunning() {
     turn.drop();
     if (turn.hasAnswer()) keepPending(turn.id, storedForm(turn));
   }
-  keepBox();
-  keepAttached();
-  for (const turn of [...failed, ...running]) if (!turn.hasAnswer()) giveBackTurn(turn);
+  for (const turn of [...failed, ...running]) {
+    settleDraft(turn.id);
+    if (turn.hasAnswer()) continue;
+    openBox(turn.id);
+    giveBackTurn(turn);
+  }
 }
 
 function newest() {

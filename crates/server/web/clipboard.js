@@ -5,11 +5,11 @@ const TELLING_MS = 2000;
 
 /** A button that copies the words of a message. */
 export function messageCopy(content) {
-  return copyButton(content, "Copy this message", () => "Cannot copy here");
+  return copyButton(() => content, "Copy this message", () => "Cannot copy here");
 }
 
 /**
- * A button that copies a text, called `label` for screen readers where "Copy" says too little. A page that came over plain HTTP from another
+ * A button that copies the text of `text()`, called `label` for screen readers where "Copy" says too little. A page that came over plain HTTP from another
  * machine has no clipboard: then `failed()` says what became of it.
  */
 export function copyButton(text, label, failed) {
@@ -25,7 +25,7 @@ export function copyButton(text, label, failed) {
   node.addEventListener("click", async () => {
     clearTimeout(timer);
     try {
-      await navigator.clipboard.writeText(text);
+      await navigator.clipboard.writeText(text());
       show("Copied");
     } catch {
       show(failed());

@@ -1,34 +1,29 @@
 // The box of the message that is being written: its text, its height, what Enter does, and which message is edited.
 //
-// An edit puts what was in the box aside, and gives it back at its end. Text, place and what is put aside are kept over a reload. Files of the
-// message are in composer_files.js.
+// Each conversation has a message of its own. An edit puts what was in the box aside, and gives it back at its end. Files of the message are in
+// composer_files.js.
 
-import { attachedFiles, attachedNow, giveBackFiles, setAttached } from "./composer_files.js";
+import { attachedFiles, attachedNow, giveBackFiles, openFiles, setAttached } from "./composer_files.js";
+import { draftOf, keepDraft } from "./drafts.js";
 import { causeGone } from "./failures.js";
 
-const DRAFT = "tokenmill.draft";
-const EDITED = "tokenmill.edited";
-const ASIDE = "tokenmill.aside";
 const $ = (id) => document.getElementById(id);
 /** A finger has no Shift+Enter, and a keyboard on the screen takes half of it. */
 const TOUCH = matchMedia("(pointer: coarse)");
 
-/** The place of the message that is edited, or `null`. */
-let edited = null;
-/** The content of the box before the edit, as `{ content, images, files }`; `null` where nothing is edited, or after a reload. */
-let aside = null;
+/** The conversation whose message is in the box; empty until the page knows one. */
+let open = "";
 let editedChanged = () => {};
 
 /** Connects the box; `send()` is called when the message is to be sent, `edits()` when another one is edited or none. Call once. */
 export function startComposer({ send, edits }) {
   editedChanged = edits;
-  setText(sessionStorage.getItem(DRAFT) ?? "");
   $("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     send();
   });
   $("prompt").addEventListener("input", () => {
-    keepDraft($("prompt").value);
+    keepText($("prompt").value);
     fit();
     showSend();
   });
@@ -49,6 +44,19 @@ export function startComposer({ send, edits }) {
   TOUCH.addEventListener("change", tellKeys);
   tellKeys();
   addEventListener("resize", fit);
+}
+
+/** Shows the message that is being written in a conversation. */
+export function openBox(id) {
+  if (id === open) return;
+  // A quick reader types before the page knows the conversation.
+  const early = draftOf("", "text");
+  keepDraft("", "text", null);
+  open = id;
+  openFiles(id);
+  setText(draftOf(id, "text") ?? "");
+  showEdited();
+  if (early) giveBack({ content: early });
 }
 
 /** Makes the box as high as its text; the style sheet says how high at most. */
@@ -76,7 +84,7 @@ export function takeOut({ content, images, files }) {
   const later = takeAside();
   setEdited(null);
   setText(later.content);
-  keepDraft(joined(content, later.content));
+  keepText(later.content, joined(content, later.content));
   const [laterImages, laterFiles] = [later.images, later.files];
   setAttached({ images: laterImages, files: laterFiles }, { images: [...images, ...laterImages], files: [...files, ...laterFiles] });
 }
@@ -89,16 +97,34 @@ export function giveBack({ content, images = [], files = [] }) {
 
 /** Puts the message at a place into the box, to be edited; what was in the box is put aside. */
 export function beginEdit(at, message) {
-  if (edited === null) keep(ASIDE, JSON.stringify((aside = { content: $("prompt").value, ...attachedNow() })));
+  if (editedPlace() === null) keepDraft(open, "aside", inBox());
   setEdited(at);
   fillBox(message);
 }
 
 /** Ends an edit without sending it: the box has what it had before. */
 export function cancelEdit() {
-  if (edited === null) return;
+  if (editedPlace() === null) return;
   setEdited(null);
   fillBox(takeAside());
+}
+
+/** Ends an edit of a message that is no longer shown. A text that was changed stays in the box, before its former text. */
+export function leaveEdit({ content, images = [], files = [] }) {
+  const written = takeBox();
+  if (JSON.stringify(written) !== JSON.stringify({ content, images, files })) giveBack(written);
+}
+
+/** Takes the message out of the box, as `{ content, images, files }`; an edit ends. */
+export function takeBox() {
+  const written = inBox();
+  setEdited(null);
+  fillBox(takeAside());
+  return written;
+}
+
+function inBox() {
+  return { content: $("prompt").value, ...attachedNow() };
 }
 
 /** Puts a message in the place of what is in the box. */
@@ -109,19 +135,9 @@ function fillBox({ content, images = [], files = [] }) {
 
 /** The message that an edit put aside, once. */
 function takeAside() {
-  const { content = "", images = [], files = [] } = aside ?? formerlyAside();
-  aside = null;
-  sessionStorage.removeItem(ASIDE);
+  const { content = "", images = [], files = [] } = draftOf(open, "aside") ?? {};
+  keepDraft(open, "aside", null);
   return { content, images, files };
-}
-
-/** The message that was put aside before a reload. */
-function formerlyAside() {
-  try {
-    return JSON.parse(sessionStorage.getItem(ASIDE)) ?? {};
-  } catch {
-    return {};
-  }
 }
 
 /** A message and the draft of a later one, as one text. */
@@ -131,7 +147,7 @@ function joined(content, later) {
 
 function setDraft(text) {
   setText(text);
-  keepDraft(text);
+  keepText(text);
 }
 
 function setText(text) {
@@ -148,39 +164,22 @@ export function showSend() {
   if (isEmpty) causeGone("message");
 }
 
-/** A reload finds what is in the box, no more. */
-export function keepBox() {
-  keepDraft($("prompt").value);
-}
-
-function keepDraft(text) {
-  keep(DRAFT, text);
+function keepText(text, kept = text) {
+  keepDraft(open, "text", text || null, kept || null);
 }
 
 /** The place of the message that is edited, or `null`. */
 export function editedPlace() {
-  return edited;
-}
-
-/** The place of the message that was edited before a reload, or `null`. */
-export function formerlyEdited() {
-  const place = sessionStorage.getItem(EDITED);
-  return place === null ? null : Number(place);
+  return draftOf(open, "edited");
 }
 
 /** Says which message is edited; a reload finds it as it finds the draft. */
-export function setEdited(at) {
-  edited = at;
-  $("editing").hidden = at === null;
-  if (at === null) sessionStorage.removeItem(EDITED);
-  else keep(EDITED, at);
-  editedChanged();
+function setEdited(at) {
+  keepDraft(open, "edited", at);
+  showEdited();
 }
 
-function keep(name, value) {
-  try {
-    sessionStorage.setItem(name, value);
-  } catch {
-    // The storage is full; the value holds until a reload.
-  }
+function showEdited() {
+  $("editing").hidden = editedPlace() === null;
+  editedChanged();
 }

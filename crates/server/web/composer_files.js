@@ -1,9 +1,10 @@
 // The files of the message that is being written, images and texts: chosen, dropped or pasted; shown above its text, where each can be
 // removed.
 //
-// They are kept over a reload as the text is. Whether the model takes images is the server's word; where it does not, one is refused in
+// Each conversation has files of its own, as it has a text. Whether the model takes images is the server's word; where it does not, one is refused in
 // words. Where the server does not know yet, as of a model that was never loaded, one is taken, and the answer to the message tells.
 
+import { draftOf, keepDraft } from "./drafts.js";
 import { causeGone, showFailure } from "./failures.js";
 import { addImage, imageUrl } from "./image_store.js";
 import { imageNode, isImage, nameOf, readImage } from "./images.js";
@@ -12,16 +13,15 @@ import { model } from "./model.js";
 import { seeing } from "./models.js";
 import { readText } from "./text_files.js";
 
-const DRAFT = "tokenmill.draft-files";
 const $ = (id) => document.getElementById(id);
 
-/** Images as `{ key, name, length }`, where the length is that of the URL, and texts as `{ name, text }`. */
-let attached = { images: [], files: [] };
+/** The conversation whose files are shown. */
+let open = "";
 /** Files are read one after the other. */
 let reading = Promise.resolve();
 let changed = () => {};
 
-/** Connects the button, the page and the clipboard, and takes up the files of a reload; `filesChanged()` follows each change. Call once. */
+/** Connects the button, the page and the clipboard; `filesChanged()` follows each change. Call once. */
 export function startFiles(filesChanged) {
   changed = filesChanged;
   $("attach").addEventListener("click", () => $("files").click());
@@ -51,37 +51,48 @@ export function startFiles(filesChanged) {
     event.preventDefault();
     add(files);
   });
-  takeUpDraft();
+}
+
+/** Shows the files of the message that is being written in a conversation. */
+export function openFiles(id) {
+  open = id;
+  show();
+  reading = reading.then(() => leaveOutLost(id));
 }
 
 /** The files of the message, once all were read. */
 export async function attachedFiles() {
   await reading;
-  return attached;
+  return attachedNow();
 }
 
-/** The files of the message that were read so far. */
+/**
+ * The files of the message that were read so far: images as `{ key, name, length }`, where the length is that of the URL, and texts as
+ * `{ name, text }`.
+ */
 export function attachedNow() {
-  return attached;
+  return filesOf(open);
 }
 
 /** Puts these files in the place of those of the message; a reload finds `kept`. */
 export function setAttached(files, kept = files) {
-  attached = files;
-  keepDraft(kept);
-  show();
+  setFilesOf(open, files, kept);
+}
+
+function filesOf(id) {
+  return draftOf(id, "files") ?? { images: [], files: [] };
+}
+
+function setFilesOf(id, files, kept = files) {
+  const some = (of) => (of.images.length || of.files.length ? of : null);
+  keepDraft(id, "files", some(files), some(kept));
+  if (id === open) show();
 }
 
 /** Puts files before those of the message. */
 export function giveBackFiles({ images, files }) {
-  if (images.length || files.length) {
-    setAttached({ images: [...images, ...attached.images], files: [...files, ...attached.files] });
-  }
-}
-
-/** A reload finds what is attached, no more. */
-export function keepAttached() {
-  keepDraft(attached);
+  const attached = attachedNow();
+  setAttached({ images: [...images, ...attached.images], files: [...files, ...attached.files] });
 }
 
 /** Says on the button what the model takes. */
@@ -92,13 +103,18 @@ export function showAttach() {
 }
 
 function add(files) {
+  // Another conversation may be open once they are read.
+  const id = open;
   showFailure("");
   const refused = [];
   const causes = new Set(["files", "model"]);
   const each = async (file) => {
     try {
-      if (await isImage(file)) await addOneImage(file);
-      else setAttached({ ...attached, files: [...attached.files, { name: nameOf(file), text: await readText(file) }] });
+      if (await isImage(file)) await addOneImage(id, file);
+      else {
+        const read = { name: nameOf(file), text: await readText(file) };
+        setFilesOf(id, { ...filesOf(id), files: [...filesOf(id).files, read] });
+      }
     } catch (error) {
       if (!refused.includes(error.message)) refused.push(error.message);
       // Another model takes no more of the other files.
@@ -110,19 +126,19 @@ function add(files) {
   $("prompt").focus();
 }
 
-async function addOneImage(file) {
+async function addOneImage(id, file) {
   if (model.takesImages === false) {
     const others = seeing();
     const next = others.length ? ` Choose a model that does: ${others.join(", ")}.` : "";
     throw Object.assign(new Error(`${model.name} takes no images.${next}`), { isOfModel: true });
   }
-  const nBefore = attached.images.reduce((sum, { length }) => sum + length, 0);
+  const nBefore = filesOf(id).images.reduce((sum, { length }) => sum + length, 0);
   const url = await readImage(file, nBefore);
-  setAttached({ ...attached, images: [...attached.images, { key: addImage(url), name: nameOf(file), length: url.length }] });
+  setFilesOf(id, { ...filesOf(id), images: [...filesOf(id).images, { key: addImage(url), name: nameOf(file), length: url.length }] });
 }
 
 function show() {
-  const { images, files } = attached;
+  const { images, files } = attachedNow();
   $("attached").replaceChildren(...images.map((image) => item(image, imageNode(image))), ...files.map((file) => item(file, element("span", "file", file.name))));
   $("attached").hidden = images.length + files.length === 0;
   const counted = [[images.length, "image"], [files.length, "text file"]].filter(([count]) => count);
@@ -138,6 +154,7 @@ function item(file, shown) {
     const buttons = [...$("attached").querySelectorAll("button")];
     const at = buttons.indexOf(remove);
     const others = (list) => list.filter((other) => other !== file);
+    const attached = attachedNow();
     setAttached({ images: others(attached.images), files: others(attached.files) });
     causeGone("files");
     const left = [...$("attached").querySelectorAll("button")];
@@ -147,28 +164,12 @@ function item(file, shown) {
   return node;
 }
 
-async function takeUpDraft() {
-  let kept = {};
-  try {
-    kept = JSON.parse(sessionStorage.getItem(DRAFT)) ?? {};
-  } catch {
-    // Nothing of a message is lost with it but files.
-  }
-  const { images = [], files = [] } = kept;
-  if (!images.length && !files.length) return;
-  const found = async () => {
-    const urls = await Promise.all(images.map(({ key }) => imageUrl(key)));
-    giveBackFiles({ images: images.filter((_, i) => urls[i]), files });
-  };
-  reading = reading.then(found);
-}
-
-function keepDraft(files) {
-  try {
-    sessionStorage.setItem(DRAFT, JSON.stringify(files));
-  } catch {
-    // The storage is full; the files hold until a reload.
-  }
+/** Takes the images that the browser no longer keeps out of a draft. */
+async function leaveOutLost(id) {
+  const { images } = filesOf(id);
+  const urls = await Promise.all(images.map(({ key }) => imageUrl(key)));
+  const lost = images.filter((_, i) => !urls[i]);
+  if (lost.length) setFilesOf(id, { ...filesOf(id), images: filesOf(id).images.filter((image) => !lost.includes(image)) });
 }
 
 function hasFiles(transfer) {

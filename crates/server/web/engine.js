@@ -29,7 +29,7 @@ const PLOTS = [
   { caption: "Requests running, and waiting (dashed)", drawn: [SERIES[2], SERIES[3]] },
   { caption: "Context memory in use", drawn: [SERIES[4]], top: 1 },
 ];
-// The points of each metric, `{ at, value }` in the order of time; `at` in seconds.
+// The points of each metric, `{ at, value }` in the order of time; `at` in seconds. One without a value ends a line: the server did not answer.
 const points = new Map(SERIES.map((series) => [series.metric, []]));
 let last = null;
 let timer = 0;
@@ -59,23 +59,34 @@ function niceTop(value) {
   return [1, 2, 5, 10].map((n) => n * power).find((top) => top >= value) ?? 1;
 }
 
+/** The points of each line, where one without a value ends it. */
+function runs(values) {
+  const lines = [[]];
+  for (const point of values) {
+    if (point.value === null) lines.push([]);
+    else lines.at(-1).push(point);
+  }
+  return lines.filter((line) => line.length);
+}
+
 function plot({ caption, drawn, top: fixedTop }, now) {
   const width = 320;
   const height = 90;
-  const lines = drawn.map(({ metric }) => points.get(metric));
-  const top = fixedTop ?? niceTop(Math.max(0, ...lines.flat().map(({ value }) => value)));
+  const shown = drawn.map(({ metric }) => points.get(metric));
+  const top = fixedTop ?? niceTop(Math.max(0, ...shown.flat().map(({ value }) => value)));
   const x = (at) => (1 - (now - at) / SHOWN_S) * width;
   const y = (v) => height - (v / top) * height;
   const label = `${caption}, last two minutes`;
   const drawing = node("svg", { viewBox: `0 -4 ${width} ${height + 8}`, role: "img", "aria-label": label },
     node("line", { class: "axis", x1: 0, x2: width, y1: height, y2: height }),
     node("line", { class: "axis", x1: 0, x2: width, y1: 0, y2: 0 }));
-  lines.forEach((values, nth) => {
+  shown.forEach((values, nth) => {
     if (values.length < 2) return;
-    const path = values.map(({ at, value }, i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`).join("");
-    const [left, right] = [values[0], values.at(-1)].map(({ at }) => x(at).toFixed(1));
-    if (nth === 0) drawing.append(node("path", { class: "area", d: `${path}L${right} ${height}L${left} ${height}Z` }));
-    drawing.append(node("path", { class: nth ? "line second" : "line", d: path }));
+    const lines = runs(values);
+    const path = (run) => run.map(({ at, value }, i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`).join("");
+    const area = (run) => `${path(run)}L${x(run.at(-1).at).toFixed(1)} ${height}L${x(run[0].at).toFixed(1)} ${height}Z`;
+    if (nth === 0) drawing.append(node("path", { class: "area", d: lines.map(area).join("") }));
+    drawing.append(node("path", { class: nth ? "line second" : "line", d: lines.map(path).join("") }));
   });
   drawing.append(node("text", { x: 2, y: 12 }, drawn[0].format(top)));
   const figure = document.createElement("figure");
@@ -103,6 +114,7 @@ async function poll() {
     failure = "The server does not answer.";
     wait = RETRY_MS;
   }
+  if (failure) keepGap();
   if (isShown) draw();
   clearTimeout(timer);
   timer = wait ? setTimeout(poll, wait) : 0;
@@ -120,6 +132,12 @@ function keep(values) {
   last = { now, values };
 }
 
+/** Takes note that there are no figures now; rates begin anew. */
+function keepGap() {
+  last = null;
+  for (const kept of points.values()) if (kept.length && kept.at(-1).value !== null) kept.push({ at: performance.now() / 1000, value: null });
+}
+
 function draw() {
   const now = performance.now() / 1000;
   $("figures").replaceChildren(...SERIES.map((series) => {
@@ -127,7 +145,8 @@ function draw() {
     const term = document.createElement("dt");
     const figure = document.createElement("dd");
     term.textContent = series.label;
-    figure.textContent = series.format(points.get(series.metric).at(-1)?.value ?? 0);
+    const value = points.get(series.metric).at(-1)?.value ?? null;
+    figure.textContent = value === null ? "–" : series.format(value);
     box.append(term, figure);
     return box;
   }));

@@ -1,6 +1,7 @@
 // Failures in words that say what to do; each is shown until its cause is gone.
 
 import { model } from "./model.js";
+import { markRefused } from "./settings.js";
 import { NoConnection } from "./sse.js";
 
 const $ = (id) => document.getElementById(id);
@@ -10,7 +11,7 @@ const NO_TEMPLATE = /this model has none/;
 const BLIND = /see no images/;
 /** The causes of a failure, by the code of the server's error. */
 const CAUSES = {
-  context_length_exceeded: ["model", "message"],
+  context_length_exceeded: ["model", "message", "conversation"],
   chat_template_error: ["model"],
   model_failed: ["model", "load"],
   model_too_large: ["model", "load"],
@@ -50,7 +51,8 @@ function sentence(message) {
 
 /**
  * Shows a failure below the box, or none; what is said there is not said of the model's state above it too. The end of any of its causes ends
- * it: `model`, where another is chosen; `load`, where it is loaded; `key`, `connection`, `message`, `files` or `settings`.
+ * it: `model`, where another is chosen; `load`, where it is loaded; `conversation`, where a new one has room; `key`, `connection`, `message`,
+ * `files` or `settings`.
  */
 export function showFailure(text, ofCauses = []) {
   const state = $("model-state");
@@ -65,6 +67,11 @@ function tooLong({ message, n_prompt_tokens: nTokens, n_ctx: nContext }) {
   return `With its conversation your message needs ${nTokens.toLocaleString("en")} tokens; this model holds ${nContext.toLocaleString("en")}.`;
 }
 
+/** Whether the failure that is shown has this cause. */
+export function hasCause(cause) {
+  return causes.includes(cause);
+}
+
 /** Takes a failure back whose cause is gone. */
 export function causeGone(cause) {
   if (causes.includes(cause)) showFailure("");
@@ -76,9 +83,10 @@ export function noteServer(isThere) {
   wasDown = !isThere;
 }
 
-/** Shows why there is no answer; `isCut`: some of it came. */
-export function tellFailure(error, isCut) {
-  showFailure(inWords(error, isCut), causesOf(error));
+/** Shows why there is no answer; `isCut`: some of it came, `isKept`: the message is in the box again. */
+export function tellFailure(error, { isCut = false, isKept = false } = {}) {
+  const isOfSetting = error.param ? markRefused(error.param, sentence(error.message)) : false;
+  showFailure(inWords(error, isCut, isKept, isOfSetting), isOfSetting ? ["settings"] : causesOf(error));
 }
 
 function causesOf(error) {
@@ -87,8 +95,8 @@ function causesOf(error) {
   return error.causes ?? CAUSES[error.code] ?? [];
 }
 
-function inWords(error, isCut) {
-  const kept = isCut ? "" : " Your message is kept.";
+function inWords(error, isCut, isKept, isOfSetting) {
+  const kept = isKept ? " Your message is kept." : "";
   if (error instanceof NoConnection) {
     const what = isCut ? "The connection to the server was lost" : "The server does not answer";
     return `${what}; is \`tokenmill serve\` running?${kept}`;
@@ -97,5 +105,5 @@ function inWords(error, isCut) {
   if (error.status === 401) return `${needsKey()}${kept}`;
   if (error.code === "chat_template_error" && NO_TEMPLATE.test(error.message)) return noChat({ ...model, kind: "base" });
   if (error.code === "context_length_exceeded") return `${tooLong(error)} Shorten the message, or start a new conversation.`;
-  return `${sentence(error.message)}${error.status ? kept : ""}`;
+  return `${sentence(error.message)}${isOfSetting ? " See “Settings”." : ""}${error.status ? kept : ""}`;
 }

@@ -23,17 +23,23 @@ const ENVIRONMENT = /^\s*\\begin\{((?:equation|align|alignat|gather|multline|eqn
 const MAX_FORMULA_LINES = 60;
 const TASK = /^\[([ xX])\]\s+(?=\S)/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(?:\s+|$)/;
+/** A line that begins with so much white space, and neither continues a paragraph nor is an item of a list, is code. */
+const CODE_INDENT = 4;
 
-/** Shows `source` in `target`, keeping the nodes of blocks that did not change since the last call. */
+/** Shows `source` in `target`, keeping the nodes of blocks that did not change since the last call, and the nodes at the beginning of code that grows. */
 export function render(target, source) {
   const blocks = parse(source.split("\n"), 0);
   blocks.forEach((block, i) => {
     const key = block.lines.join("\n");
     const old = target.children[i];
     if (old?.source === key && old.kind === block.kind) return;
+    if (old?.kind === "code" && block.kind === "code" && updateCode(old, block.lines)) {
+      old.source = key;
+      return;
+    }
     const node = build(block, 0);
     // Each block runs as its own words do, code and formulas from the left.
-    node.dir = block.kind === "code" || block.kind === "formula" ? "ltr" : "auto";
+    node.dir = ["code", "indented", "formula"].includes(block.kind) ? "ltr" : "auto";
     node.source = key;
     node.kind = block.kind;
     if (old) old.replaceWith(node);
@@ -66,6 +72,7 @@ function kindAt(lines, at, depth) {
   if (isRule(line)) return "rule";
   if (depth < MAX_DEPTH && QUOTE.test(line)) return "quote";
   if (depth < MAX_DEPTH && ITEM.test(line)) return "list";
+  if (width(line) >= CODE_INDENT) return "indented";
   if (line.includes("|") && isDelimiterRow(lines[at + 1], cells(line).length)) return "table";
   return "paragraph";
 }
@@ -79,6 +86,7 @@ const ENDS = {
   quote: (lines, at) => firstFrom(lines, at, (line) => !QUOTE.test(line)),
   table: (lines, at) => firstFrom(lines, at + 2, (line) => isBlank(line) || !line.includes("|")),
   list: endOfList,
+  indented: endOfIndented,
   paragraph: endOfParagraph,
 };
 
@@ -113,7 +121,7 @@ function endOfFormula(lines, at) {
 function endOfParagraph(lines, at, depth) {
   const first = at;
   for (at += 1; at < lines.length && !isBlank(lines[at]); at += 1) {
-    if (kindAt(lines, at, depth) === "paragraph") continue;
+    if (["paragraph", "indented"].includes(kindAt(lines, at, depth))) continue;
     // A line of a paragraph may begin with a number and a dot; only a list that begins with 1 interrupts it.
     const item = ITEM.exec(lines[at]);
     if (item && !isRule(lines[at]) && /^\d/.test(item[2]) && parseInt(item[2], 10) !== 1) continue;
@@ -122,25 +130,37 @@ function endOfParagraph(lines, at, depth) {
   return Math.max(at, first + 1);
 }
 
+/** Where indented code ends: blank lines are a part of it where more follows. */
+function endOfIndented(lines, at) {
+  let end = firstFrom(lines, at, (line) => !isBlank(line) && width(line) < CODE_INDENT);
+  while (isBlank(lines[end - 1])) end -= 1;
+  return end;
+}
+
 function endOfList(lines, at) {
   const base = width(ITEM.exec(lines[at])[1]);
-  const isOrdered = /^\s*\d/.test(lines[at]);
+  const sign = signOf(ITEM.exec(lines[at]));
   let end = at + 1;
   for (let i = at + 1; i < lines.length; i += 1) {
     if (isBlank(lines[i])) continue;
     const follows = i === end;
-    if (!belongs(lines[i], base, isOrdered, follows)) break;
+    if (!belongs(lines[i], base, sign, follows)) break;
     end = i + 1;
   }
   return end;
 }
 
-/** Whether a line is part of a list whose markers stand at `base`; `follows`: no blank line stands before it. */
-function belongs(line, base, isOrdered, follows) {
+/** The sign by which the markers of a list are known: another one begins another list. */
+function signOf(item) {
+  return item[2].at(-1);
+}
+
+/** Whether a line is part of a list whose markers stand at `base` and end in `sign`; `follows`: no blank line stands before it. */
+function belongs(line, base, sign, follows) {
   if (width(line) > base + 1) return true;
   if (isRule(line)) return false;
   const item = ITEM.exec(line);
-  if (item) return /^\d/.test(item[2]) === isOrdered;
+  if (item) return signOf(item) === sign;
   return follows && !FENCE.test(line) && !HEADING.test(line) && !QUOTE.test(line);
 }
 
@@ -240,14 +260,8 @@ const BUILDERS = {
     const inner = lines.map((line) => line.replace(/^\s*> ?/, ""));
     return element("blockquote", parse(inner, depth + 1).map((block) => build(block, depth + 1)));
   },
-  code: (lines) => {
-    const fence = FENCE.exec(lines[0])[1];
-    const isClosed = lines.length > 1 && closes(lines.at(-1), fence);
-    const indent = width(lines[0]);
-    const language = lines[0].trim().slice(fence.length).trim().split(/[\s{]/)[0];
-    const text = lines.slice(1, isClosed ? -1 : undefined).map((line) => dedent(line, indent)).join("\n");
-    return codeBlock(text, language);
-  },
+  code: (lines) => codeBlock(fenced(lines)),
+  indented: (lines) => codeBlock({ text: lines.map((line) => dedent(line, CODE_INDENT)).join("\n"), language: "" }),
   formula: (lines) => formula(lines.join("\n").trim()),
   table: (lines) => {
     const sides = cells(lines[1]).map((mark) => (mark.endsWith(":") ? (mark.startsWith(":") ? "center" : "right") : ""));
@@ -320,17 +334,26 @@ function paragraphText(lines) {
   return lines.map((line) => line.trim()).join("\n");
 }
 
-/** A part of code: text, or text with a colour. */
+/** The text and the language of lines with a fence before them. */
+function fenced(lines) {
+  const fence = FENCE.exec(lines[0])[1];
+  const isClosed = lines.length > 1 && closes(lines.at(-1), fence);
+  const indent = width(lines[0]);
+  const language = lines[0].trim().slice(fence.length).trim().split(/[\s{]/)[0];
+  return { text: lines.slice(1, isClosed ? -1 : undefined).map((line) => dedent(line, indent)).join("\n"), language };
+}
+
+/** A part of code as a node: text, or text with a colour. */
 function piece(part) {
-  if (typeof part === "string") return part;
+  if (typeof part === "string") return document.createTextNode(part);
   const node = element("span", [part.text]);
   node.className = `code-${part.kind}`;
   return node;
 }
 
-function codeBlock(text, language) {
-  const code = element("code", parts(text, language).map(piece));
-  const copy = copyButton(text, "", () => {
+function codeBlock({ text, language }) {
+  const code = element("code");
+  const copy = copyButton(() => code.textContent, "", () => {
     // Selected text can be copied by hand.
     getSelection().selectAllChildren(code);
     return "Selected";
@@ -342,5 +365,33 @@ function codeBlock(text, language) {
   // Only the text scrolls, so that the button stays and covers none of it.
   const frame = element("div", [head, element("pre", [code])]);
   frame.className = "code";
+  Object.assign(frame, { code, language, shown: [] });
+  showCode(frame, text);
   return frame;
+}
+
+/** Shows the code of lines with a fence in the block that had it before. Whether that can be: a block stays of its language. */
+function updateCode(frame, lines) {
+  const { text, language } = fenced(lines);
+  if (language !== frame.language) return false;
+  showCode(frame, text);
+  return true;
+}
+
+/** Shows a text in a block of code. The nodes of its beginning stay as far as that is the same, so a long text can grow by a few words. */
+function showCode(frame, text) {
+  // Text without colours is a node a line.
+  const wanted = parts(text, frame.language).flatMap((part) => (typeof part === "string" ? part.split(/(?<=\n)/) : part));
+  const { code, shown } = frame;
+  const nSame = wanted.findIndex((part, i) => !isSame(part, shown[i]?.part));
+  for (const { node } of nSame < 0 ? shown.splice(wanted.length) : shown.splice(nSame)) node.remove();
+  for (const part of wanted.slice(shown.length)) {
+    const node = piece(part);
+    code.append(node);
+    shown.push({ part, node });
+  }
+}
+
+function isSame(part, old) {
+  return part === old || (part.text === old?.text && part.kind === old?.kind && part.text !== undefined);
 }

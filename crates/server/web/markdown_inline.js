@@ -11,8 +11,10 @@ const ESCAPABLE = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~";
 /** Characters that may be more than text. An address in plain text begins with `h`. */
 const SPECIAL = /[\\\n`[!*_~$<&hH]/g;
 const BARE_LINK = /https?:\/\/[^\s<>"`|]+/iy;
-const IN_ANGLES = /<(https?:\/\/[^\s<>]+|mailto:[^\s<>]+)>/iy;
+const IN_ANGLES = /<(https?:\/\/[^\s<>]+|mailto:[^\s<>]+|[\w.+-]+@[\w.-]+\.\w+)>/iy;
 const BREAK = /<br\s{0,4}\/?>/iy;
+/** The tags that have a meaning, since plain text has no other way to set letters lower or higher. */
+const SCRIPT = /<(\/?)(sub|sup)>/y;
 const ENTITY = /&(?:#(\d{1,7})|#[xX]([\da-fA-F]{1,6})|([a-zA-Z]{2,8}));/y;
 const ENTITIES = {
   amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", reg: "®", trade: "™", hellip: "…", mdash: "—", ndash: "–",
@@ -25,7 +27,9 @@ const MAX_MATH = 8000;
 /** Marks that may be open at once; further ones are text. */
 const MAX_OPEN = 24;
 const MAX_TARGET = 4096;
-const NAMES = { "**": "strong", __: "strong", "*": "em", _: "em", "~~": "s" };
+/** An address in angle brackets may have spaces. */
+const ANGLED_TARGET = /\(\s{0,9}<([^<>\n]{1,4096})>(?:\s{1,9}(?:"[^"]{0,4096}"|'[^']{0,4096}'))?\s{0,9}\)/y;
+const NAMES = { "**": "strong", __: "strong", "*": "em", _: "em", "~~": "s", "<sub>": "sub", "<sup>": "sup" };
 
 /** Nodes of a block's text; a line break becomes `br`. In the words of a link an address is no other link. */
 export function inline(text, hasLinks = true) {
@@ -56,6 +60,7 @@ class Inline {
     this.plain = "";
     this.found = new Map();
     this.runs = null;
+    this.brackets = null;
   }
 
   nodes() {
@@ -93,8 +98,13 @@ class Inline {
       this.push(document.createElement("br"));
       return true;
     }
+    const tag = this.taken(SCRIPT);
+    if (tag) {
+      this.script(tag);
+      return true;
+    }
     const target = this.hasLinks && this.taken(IN_ANGLES)?.[1];
-    if (target) this.push(linkTo(target, [document.createTextNode(target)]));
+    if (target) this.push(linkTo(target.includes(":") ? target : `mailto:${target}`, [document.createTextNode(target)]));
     return Boolean(target);
   }
 
@@ -242,6 +252,16 @@ class Inline {
     this.at = end + length;
   }
 
+  /** Where the square brackets close that stand in pairs, by where they open. */
+  pairs() {
+    const [pairs, opened] = [new Map(), []];
+    for (const { 0: sign, index } of this.text.matchAll(/\\[^]|[[\]]/g)) {
+      if (sign === "[") opened.push(index);
+      else if (sign === "]" && opened.length) pairs.set(opened.pop(), index);
+    }
+    return pairs;
+  }
+
   /** Returns the place of the bracket that closes the one at `open`; -1 if there is none near it. Addresses may have pairs of brackets. */
   targetEnd(open) {
     let nOpen = 0;
@@ -255,24 +275,43 @@ class Inline {
     return -1;
   }
 
+  /** The address after a label that ends before `open`, as `{ target, end }`; `null` where none stands there. A title may follow it. */
+  target(open) {
+    if (this.text[open] !== "(") return null;
+    ANGLED_TARGET.lastIndex = open;
+    const angled = ANGLED_TARGET.exec(this.text);
+    if (angled) return { target: angled[1], end: ANGLED_TARGET.lastIndex };
+    const end = this.targetEnd(open);
+    if (end < 0) return null;
+    const target = this.text.slice(open + 1, end).replace(/\s+(?:"[^"]*"|'[^']*')\s*$/, "").trim();
+    return /\s/.test(target) ? null : { target, end: end + 1 };
+  }
+
   /** A link whose bracket stands at `open`; before that of an image stands a `!`. Images are not loaded: they are links. */
   link(open) {
     const isImage = open > this.at;
-    const close = this.next("]", open);
-    const end = close >= 0 && this.text[close + 1] === "(" ? this.targetEnd(close + 1) : -1;
-    const inner = end >= 0 && end - close < MAX_TARGET ? this.text.slice(close + 2, end) : "";
-    // A title may follow the address.
-    const target = inner.replace(/\s+(?:"[^"]*"|'[^']*')\s*$/, "").trim();
-    const label = close >= 0 && close - open < MAX_TARGET ? this.text.slice(open + 1, close) : "[";
-    if (!SAFE_LINK.test(target) || /\s/.test(target) || label.includes("[")) {
+    this.brackets ??= this.pairs();
+    const close = this.brackets.get(open) ?? -1;
+    const found = close >= 0 && close - open < MAX_TARGET ? this.target(close + 1) : null;
+    const label = found ? this.text.slice(open + 1, close) : "";
+    // Of links in links the inner one is one.
+    if (!found || !SAFE_LINK.test(found.target) || label.includes("](")) {
       this.plain += this.text.slice(this.at, open + 1);
       this.at = open + 1;
       return true;
     }
-    const words = label ? inline(label, false) : [document.createTextNode(target)];
-    this.push(linkTo(target, isImage ? [document.createTextNode("Image: "), ...words] : words));
-    this.at = end + 1;
+    const words = label ? inline(label, false) : [document.createTextNode(found.target)];
+    this.push(linkTo(found.target, isImage ? [document.createTextNode("Image: "), ...words] : words));
+    this.at = found.end;
     return true;
+  }
+
+  /** A tag of letters that stand lower or higher, which begins or ends. */
+  script([tag, slash, name]) {
+    const mark = `<${name}>`;
+    if (!slash && this.frames.length <= MAX_OPEN) this.open(mark);
+    else if (slash && this.frames.some((frame) => frame.mark === mark)) this.close(mark, tag);
+    else this.plain += tag;
   }
 
   marks(char) {
@@ -305,13 +344,14 @@ class Inline {
     this.frames.push({ mark, nodes: [] });
   }
 
-  close(mark) {
+  /** Ends the innermost part with this mark, by `end`. */
+  close(mark, end = mark) {
     this.flush();
     while (this.frames.at(-1).mark !== mark) this.unwrap();
     const { nodes } = this.frames.pop();
     // Marks around nothing are text.
     if (nodes.length) this.push(element(NAMES[mark], nodes));
-    else this.plain += mark + mark;
+    else this.plain += mark + end;
   }
 
   /** Takes back the innermost mark, which found no partner. */

@@ -59,9 +59,9 @@ export function messageNode(message) {
   return node;
 }
 
-/** Brings the node of an answer up to date; what did not change stays. */
-export function update(node, { content, reasoning = "", calls = [] }) {
-  showReasoning(node.querySelector(".thoughts"), reasoning, content !== "" || calls.length > 0);
+/** Brings the node of an answer up to date, which `isRunning` or is over; what did not change stays. */
+export function update(node, { content, reasoning = "", calls = [] }, isRunning = false) {
+  showReasoning(node.querySelector(".thoughts"), reasoning, isRunning && content === "" && calls.length === 0);
   renderSafely(node.querySelector(".body"), content);
   const shown = calls.map((call) => {
     const block = element("div", "call", "");
@@ -72,7 +72,7 @@ export function update(node, { content, reasoning = "", calls = [] }) {
 }
 
 /** Reasoning is folded; its fold stays as the reader left it. */
-function showReasoning(place, text, isOver) {
+function showReasoning(place, text, isRunning) {
   if (!text) return;
   if (!place.firstChild) {
     const fold = element("details", "reasoning", "");
@@ -81,7 +81,7 @@ function showReasoning(place, text, isOver) {
     fold.append(element("summary", "quiet", ""), plain);
     place.append(fold);
   }
-  place.querySelector("summary").textContent = isOver ? "Reasoning" : "Reasoning …";
+  place.querySelector("summary").textContent = isRunning ? "Reasoning …" : "Reasoning";
   place.querySelector(".plain").textContent = text;
 }
 

@@ -17,6 +17,10 @@ const THINKING = {
 };
 /** The readers of settings that are JSON. */
 const JSONS = { tools, template_variables: templateVariables };
+/** The settings that are called otherwise in a request. */
+const SETTINGS = { chat_template_kwargs: "template_variables" };
+/** The server's words on settings that it refused, until they are changed. */
+const refused = new Map();
 const $ = (id) => document.getElementById(id);
 
 /** The headers of a request, with the key when one is set: its bytes in UTF-8, since a header takes no other characters than Latin-1. */
@@ -92,8 +96,20 @@ function numberFault(name) {
   return step === "1" && !Number.isInteger(Number(value)) ? "must be a whole number" : "";
 }
 
-/** Why a setting cannot be sent, as a sentence; an empty string where it can. */
+/** Marks the setting from which a field of a refused request came, with the server's words. Whether it came from one. */
+export function markRefused(field, words) {
+  const [root] = field.split(/[.[]/);
+  const name = SETTINGS[root] ?? root;
+  if (!NUMBERS.includes(name) && !JSONS[name]) return false;
+  const reason = words.replace(`\`${root}\`: `, "");
+  refused.set(name, reason[0].toUpperCase() + reason.slice(1));
+  mark(name);
+  return true;
+}
+
+/** Why a setting cannot be sent, or was refused, as a sentence; an empty string where it can be sent. */
 function faultOf(name) {
+  if (refused.has(name)) return refused.get(name);
   const fault = NUMBERS.includes(name) ? numberFault(name) : "";
   if (fault) return `${fault[0].toUpperCase()}${fault.slice(1)}.`;
   try {
@@ -143,6 +159,7 @@ export function startSettings({ keyChanged, areRight }) {
     mark(name);
     $(name).addEventListener("input", () => {
       keep();
+      refused.delete(name);
       // A field is marked when it is left, and no longer once its setting is right.
       if (!faultOf(name)) mark(name);
       if (!KEPT.some(faultOf)) areRight();

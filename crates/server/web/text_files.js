@@ -1,6 +1,6 @@
 // Text files of messages: which files are some, how one is shown, and its part of a message.
 //
-// A text goes before the message's own words and an empty line after it, as `/file` of `tokenmill chat` puts it.
+// A text goes before the message's own words, with its name above it and an empty line after it.
 
 import { inMib, MAX_BODY_BYTES, nameOf, unfit } from "./images.js";
 
@@ -8,6 +8,8 @@ import { inMib, MAX_BODY_BYTES, nameOf, unfit } from "./images.js";
 const CONTROLS = new Set([0x09, 0x0a, 0x0c, 0x0d, 0x1b]);
 /** Bytes to which windows-1252 gives no character. */
 const UNASSIGNED = new Set([0x7f, 0x81, 0x8d, 0x8f, 0x90, 0x9d]);
+/** The marks with which files in UTF-16 begin, as Windows writes them. */
+const MARKS = { "255,254": "utf-16le", "254,255": "utf-16be" };
 /** A text of western Europe has fewer letters with accents; of other scripts windows-1252 would make a muddle. */
 const MAX_NOT_ASCII = 0.3;
 
@@ -24,11 +26,15 @@ export async function readText(file) {
   return text.replaceAll("\r\n", "\n");
 }
 
-/** The text that the bytes of a file are: UTF-8, or else windows-1252 where that can be; `null` where they are none. */
+/**
+ * The text that the bytes of a file are: UTF-16 where they begin with its mark, else UTF-8, or else windows-1252 where that can be; `null`
+ * where they are none.
+ */
 export function textOf(bytes) {
   let text = "\0";
+  const start = new Uint8Array(bytes.slice(0, 2)).join();
   try {
-    text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+    text = new TextDecoder(MARKS[start] ?? "utf-8", { fatal: true }).decode(bytes);
   } catch {
     if (isWestern(new Uint8Array(bytes))) text = new TextDecoder("windows-1252").decode(bytes);
   }
@@ -44,7 +50,7 @@ function isWestern(bytes) {
 
 /** The words of a message with its text files. */
 export function withFiles({ content, files = [] }) {
-  return [...files.map(({ text }) => `${text.replace(/\n$/, "")}\n`), content].filter(Boolean).join("\n");
+  return [...files.map(({ name, text }) => `File: ${name}\n${text.replace(/\n$/, "")}\n`), content].filter(Boolean).join("\n");
 }
 
 /** A text file as it is shown: folded. */

@@ -11,6 +11,7 @@ const FORMAT = "tokenmill conversations";
 const ID = /^[a-z0-9-]{1,40}$/;
 const IMAGE = /^data:image\/(png|jpeg|webp|bmp|gif);base64,[A-Za-z0-9+/=]+$/;
 const ROLES = ["user", "assistant", "tool"];
+const SYSTEM_ROLES = ["system", "developer"];
 const ENDINGS = ["length", "stopped", "broken"];
 /** Versions of versions in a backup; deeper ones are left out. */
 const MAX_DEPTH = 50;
@@ -120,10 +121,11 @@ function versionsOf(versions, keyOf, depth) {
   return kept.length > 1 && kept.includes(null) ? { at: kept.indexOf(null), tails: kept } : null;
 }
 
-/** A conversation in the form of a request. */
+/** A conversation in the form of a request. All words to the system become its system message, for a conversation has one. */
 function ofRequest(given) {
   const messages = listOf(given);
-  const system = messages[0]?.role === "system" ? textOf(messages[0].content) : "";
+  const toSystem = messages.filter(({ role }) => SYSTEM_ROLES.includes(role));
+  const system = toSystem.map(({ content }) => textOf(content)).filter(Boolean).join("\n\n");
   const calls = new Map(messages.flatMap(({ tool_calls: made }) => listOf(made)).map((call) => [call.id, text(call.function?.name)]));
   const taken = messages.filter(({ role }) => ROLES.includes(role)).map((m) => {
     const message = { role: m.role, content: textOf(m.content) };

@@ -194,7 +194,7 @@ export class Turn {
   draw() {
     this.frame = 0;
     this.watch.follow(() => {
-      update(this.answer, { content: this.text, reasoning: this.reasoning, calls: this.calls });
+      update(this.answer, { content: this.text, reasoning: this.reasoning, calls: this.calls }, !this.isOver);
       this.setNote("");
     });
   }
