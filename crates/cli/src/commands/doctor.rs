@@ -19,7 +19,7 @@ use tokenmill::{
     Device as DeviceChoice, Error,
     hub::HubSettings,
     load::{ModelSource, projector_beside},
-    machine::{available_bytes, check_memory, machine_bytes, memory_limit},
+    machine::{available_bytes, check_memory, fits_with_less_context, machine_bytes, memory_limit},
     speculation::mtp_plan,
 };
 use tokenmill_backend::MemoryPlan;
@@ -392,8 +392,7 @@ impl Examination {
         if let Ok(text) = serve.text() {
             let outcome = if serve.is_too_large() { Err(text) } else { Ok(text) };
             let row = Row::new("serve, CPU", outcome);
-            self.rows
-                .push(row.hint("a smaller context, `-c N`, takes less, and so do `-ctk q8_0 -ctv q8_0`"));
+            self.rows.push(row.hint(serve.what_helps()));
         }
         if let Some(text) = about_threads(&choices.compute) {
             self.rows.push(Row::warning("threads", text));
@@ -447,9 +446,12 @@ impl Examination {
                 Err(error) => Err(error.to_string()),
             };
             let row = Row::new("model, GPU", outcome);
-            self.rows.push(
-                row.hint("`-ngl auto` gives the GPU the layers that fit, and `-c N` takes a smaller context"),
-            );
+            let is_context_enough = (gpu.as_ref()).is_ok_and(|plan| fits_with_less_context(plan, room_bytes));
+            self.rows.push(row.hint(if is_context_enough {
+                "`-ngl auto` gives the GPU the layers that fit, and `-c N` takes a smaller context"
+            } else {
+                "`-ngl auto` gives the GPU the layers that fit"
+            }));
             plans.insert("gpu".to_owned(), plan_json(gpu.as_ref()));
         }
         self.json.insert("model".to_owned(), Value::Object(plans));

@@ -448,11 +448,23 @@ fn wrong_models_are_refused_before_anything_is_served() {
         2,
         "is too small for any model",
     );
-    refused(
-        &["demo", "--memory-budget", "1MB"],
-        3,
-        "tokens, and the memory budget is 976.6 KiB",
-    );
+    for (args, expected) in [
+        (
+            &["demo", "--memory-budget", "1MB"][..],
+            "tokens, and the memory budget is 976.6 KiB (hint: no context is small enough: give a larger `--memory-budget`, or take a \
+             smaller model)",
+        ),
+        (
+            &["demo", "-c", "100000", "--memory-budget", "20MB"],
+            "(hint: give a smaller context with `-c N`, or a larger `--memory-budget`)",
+        ),
+        (
+            &["demo", "--kv-cache-tokens", "100000", "--memory-budget", "20MB"],
+            "(hint: give fewer tokens with `--kv-cache-tokens N`, or a larger `--memory-budget`)",
+        ),
+    ] {
+        refused(args, 3, expected);
+    }
     refused(&["demo", "--idle-unload", "soon"], 2, "expected a time");
     refused(
         &["demo", "--media-path", "no-such-folder"],

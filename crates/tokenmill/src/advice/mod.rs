@@ -13,7 +13,10 @@ use tokenmill_backend::{BackendError, StepError};
 use tokenmill_model::LoadError;
 use tokenmill_sched::EngineError;
 
-use crate::{Error, machine::MemoryLimit};
+use crate::{
+    Error,
+    machine::{MemoryLimit, fits_with_less_context},
+};
 pub use hint::Hint;
 pub use of_files::MAKE_ROOM;
 #[cfg(feature = "hub")]
@@ -151,20 +154,28 @@ impl Error {
             }
             Self::GroupNotWhole => Hint::new("leave out {gpus}, or the options that place parts on the CPU"),
             Self::NothingOnGpu => Hint::new("{layers-none} computes on the CPU alone"),
-            Self::HostPartTooLarge { .. } => Hint::new(
-                "give the GPU more of it with a larger {layers}, or a smaller context with {context}",
-            ),
+            Self::HostPartTooLarge {
+                needed_bytes,
+                kv_bytes,
+                memory_bytes,
+            } => Hint::new(if needed_bytes.saturating_sub(*kv_bytes) > *memory_bytes {
+                "give the GPU more of it with a larger {layers}"
+            } else {
+                "give the GPU more of it with a larger {layers}, or a smaller context with {context}"
+            }),
             Self::NoExperts => Hint::new("leave out {experts}"),
-            Self::NotEnoughMemory {
-                limit: MemoryLimit::AddressSpace { .. },
-                ..
-            } => Hint::new("raise `ulimit -v`, or take a smaller context with {context}"),
             Self::NotEnoughMemory { plan, limit } => {
-                if plan.total_bytes().saturating_sub(plan.kv_bytes) as u64 > limit.n_bytes() {
-                    Hint::new("no context is small enough; take a model of fewer or smaller weights")
-                } else {
-                    Hint::new("give a smaller context with {context}")
-                }
+                let is_context_enough = fits_with_less_context(plan, limit.n_bytes());
+                Hint::new(match (limit, is_context_enough) {
+                    (MemoryLimit::AddressSpace { .. }, true) => {
+                        "raise `ulimit -v`, or take a smaller context with {context}"
+                    }
+                    (MemoryLimit::AddressSpace { .. }, false) => {
+                        "raise `ulimit -v`, or take a model of fewer or smaller weights"
+                    }
+                    (_, true) => "give a smaller context with {context}",
+                    (_, false) => "no context is small enough; take a model of fewer or smaller weights",
+                })
             }
             Self::WeightsTooLarge { .. } => {
                 Hint::new("end other programs, or take a model of fewer or smaller weights")
@@ -175,8 +186,19 @@ impl Error {
             ),
             Self::Draft { source, .. } => return source.hint(),
             Self::DraftVocabulary { .. } => Hint::new("a draft model is a smaller one of the same family"),
-            Self::DraftTooLarge { .. } => {
-                Hint::new("take a smaller one, or a smaller context with {context}")
+            Self::DraftTooLarge {
+                needed_bytes,
+                model_bytes,
+                kv_bytes,
+                limit,
+                ..
+            } => {
+                let least_bytes = (needed_bytes + model_bytes).saturating_sub(*kv_bytes);
+                Hint::new(if least_bytes as u64 > limit.n_bytes() {
+                    "take a smaller one"
+                } else {
+                    "take a smaller one, or a smaller context with {context}"
+                })
             }
             Self::DraftNotWhole => undivided!("{draft}"),
             Self::NoRoomToGuess { .. } => Hint::new(
@@ -337,6 +359,11 @@ mod tests {
         check(
             MemoryLimit::AddressSpace { n_bytes: 1 << 20 },
             "the limit of `ulimit -v` leaves 1.0 MiB",
+            "raise `ulimit -v`, or take a model of fewer or smaller weights",
+        );
+        check(
+            MemoryLimit::AddressSpace { n_bytes: 2 << 20 },
+            "the limit of `ulimit -v` leaves 2.0 MiB",
             "raise `ulimit -v`, or take a smaller context with `-c N`",
         );
         check(
