@@ -182,8 +182,7 @@ fn several_unknown(command: &clap::Command, flags: &[String]) -> Failure {
             let near = near_names(flag.trim_start_matches('-'), longs.iter().copied());
             near.first().map(|near| format!("a similar one is `--{near}`"))
         };
-        let foreign =
-            foreign_flags::refusal(flag).and_then(|failure| failure.what_to_do().map(str::to_owned));
+        let foreign = foreign_flags::refusal(flag).and_then(|failure| failure.hint);
         Some(format!("`{flag}`: {}", foreign.or_else(near)?))
     };
     let hints: Vec<String> = flags.iter().filter_map(hint).collect();

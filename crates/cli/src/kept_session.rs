@@ -98,7 +98,7 @@ impl SessionArgs {
             }) if error.kind() == io::ErrorKind::NotFound => {
                 let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
                 return match folder {
-                    Some(folder) if !folder.is_dir() => Err(Failure::unwritable(path.display(), &error)
+                    Some(folder) if !folder.is_dir() => Err(Failure::unwritable(path, error)
                         .hint("the folder of `--session` does not exist; create it first")),
                     _ => Ok(Some(fresh)),
                 };
@@ -184,8 +184,8 @@ impl KeptSession {
                 Error::Session {
                     source: SessionError::Io(error),
                     path,
-                } => Failure::unwritable(path.display(), &error),
-                other => Failure::output(other.to_string()),
+                } => Failure::unwritable(path, error),
+                other => other.into(),
             })
     }
 }

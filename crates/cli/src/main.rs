@@ -165,6 +165,6 @@ fn main() -> ExitCode {
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.naming_gpu_flags(&typed).report(),
+        Err(failure) => failure.report(),
     }
 }

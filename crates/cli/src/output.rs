@@ -25,7 +25,7 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
     }
     if path.exists() {
         let opened = fs::OpenOptions::new().append(true).open(path);
-        opened.map_err(|error| Failure::unwritable(path.display(), &error))?;
+        opened.map_err(|error| Failure::unwritable(path, error))?;
     }
     OutputFile::create(path)?;
     Ok(())
@@ -35,7 +35,7 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
 pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
     let mut file = OutputFile::create(path)?;
     file.write_all(text.as_bytes())
-        .map_err(|error| Failure::unwritable(path.display(), &error))?;
+        .map_err(|error| Failure::unwritable(path, error))?;
     Ok(file.finish()?)
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
-        .map_err(|error| Failure::unwritable("standard output", &error))
+        .map_err(|error| Failure::unwritable("standard output", error))
 }
 
 /// Writes rows and paragraphs for people. On a terminal, lines that are too long break between words.

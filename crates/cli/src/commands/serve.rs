@@ -18,6 +18,7 @@ use std::{
 
 use clap::ValueEnum;
 use tokenmill::{
+    Error,
     sessions::{FolderLock, PrefixFolder, remove_unfinished_sessions},
     text::without_mark,
 };
@@ -376,9 +377,10 @@ impl Args {
         // The files hold whole conversations.
         #[cfg(unix)]
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder
-            .create(path)
-            .map_err(|error| Failure::no_folder(path, &error))?;
+        builder.create(path).map_err(|source| {
+            let path = path.clone();
+            Error::MakeFolder { path, source }
+        })?;
         let lock = FolderLock::take(path, SESSIONS_LOCK, |warning| tracing::warn!("{warning}"))?;
         remove_unfinished_sessions(path)?;
         Ok(Some(lock))
@@ -458,9 +460,9 @@ fn check_folder(option: &str, path: &Path) -> Result<(), Failure> {
 }
 
 /// Names the option whose file or folder cannot be read.
-fn of_option(option: &str, failure: Failure) -> Failure {
-    let message = format!("`{option}`: {}", failure.message());
-    failure.retold(message)
+fn of_option(option: &str, mut failure: Failure) -> Failure {
+    failure.message = format!("`{option}`: {}", failure.message);
+    failure
 }
 
 fn read(path: &Path) -> Result<String, Failure> {

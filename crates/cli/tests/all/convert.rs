@@ -289,6 +289,19 @@ fn what_is_no_folder_to_convert_is_told_from_one() {
             "{line}"
         );
     }
+    let encoder = data.join("vision/gemma3/mmproj-model.gguf");
+    for args in [
+        &["run", arg(&encoder), "x"][..],
+        &["bench", arg(&encoder), "-p", "4", "-n", "0"],
+    ] {
+        let line = tokenmill(args).failed(3);
+        assert!(
+            line.ends_with(
+                "this file is an image encoder, not a model (hint: give it with `--mmproj FILE` and the file of its model)"
+            ),
+            "{line}"
+        );
+    }
     let line = tokenmill([
         "quantize",
         arg(&adapter.join("adapter-F32.gguf")),

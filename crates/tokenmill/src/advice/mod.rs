@@ -9,13 +9,17 @@ mod of_files;
 mod of_hub;
 mod of_load;
 
+use std::path::Path;
+
 use tokenmill_backend::{BackendError, StepError};
+use tokenmill_convert::ConvertError;
 use tokenmill_model::LoadError;
 use tokenmill_sched::EngineError;
 
 use crate::{
     Error,
     machine::{MemoryLimit, fits_with_less_context},
+    session_error::SessionError,
 };
 pub use hint::Hint;
 pub use of_files::MAKE_ROOM;
@@ -81,7 +85,15 @@ impl Error {
             | Self::TooFewGpus { .. }
             | Self::Calibration { .. }
             | Self::NoRoomToGuess { .. } => ErrorKind::Device,
-            Self::MakeFolder { .. } => ErrorKind::Output,
+            Self::MakeFolder { .. }
+            | Self::Session {
+                source:
+                    SessionError::Unidentified
+                    | SessionError::NotReadable
+                    | SessionError::TooLarge { .. }
+                    | SessionError::NoSpace { .. },
+                ..
+            } => ErrorKind::Output,
             Self::Write { source, .. } => of_files::kind_of_write(source),
             Self::Convert(error) => of_files::kind(error),
             #[cfg(feature = "hub")]
@@ -91,6 +103,16 @@ impl Error {
             Self::Draft { source, .. } => source.kind(),
             Self::Engine(error) => engine_kind(error),
             _ => ErrorKind::Input,
+        }
+    }
+
+    /// Returns the path of the model's file, if that does not exist.
+    pub fn missing_file(&self) -> Option<&Path> {
+        match self {
+            Self::Gguf(error)
+            | Self::Load(LoadError::Gguf(error))
+            | Self::Convert(ConvertError::Gguf(error)) => of_files::missing_file(error),
+            _ => None,
         }
     }
 
