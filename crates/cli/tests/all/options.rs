@@ -220,7 +220,7 @@ fn a_context_that_cannot_be_had_is_spoken_of_as_such() {
     );
     insta::assert_snapshot!(
         refused("serve demo --port 0 -c 4000000000 --kv-cache-tokens 4294967295", 2),
-        @"error: the size of all contexts together, in pages of 16 tokens, is 268435456, expected at most 268435455 (hint: give a smaller context with `-c N`, or fewer sequences, or fewer tokens with `--kv-cache-tokens N`)"
+        @"error: the size of all contexts together, in pages of 16 tokens, is 268435456, expected at most 268435455 (hint: give fewer tokens with `--kv-cache-tokens N`, or fewer sequences)"
     );
     // Terabytes of keys and values; a machine that has them grants the context.
     let outcome = tokenmill(["run", "--raw", "demo", "x", "-n", "1", "-c", "4000000000"]);

@@ -59,15 +59,15 @@ impl Seats<'_> {
         self.speculation.add_unresolved(options)
     }
 
-    /// Names the option that sets the size of the KV cache where it was given and a smaller context is advised.
+    /// Names the option that sets the size of the KV cache where it was given and a smaller context is advised, which would change nothing.
     fn naming_tokens(&self, mut failure: Failure) -> Failure {
-        if let (Some(_), Some(hint)) = (self.limits.kv_cache_tokens, &mut failure.hint)
-            && hint.starts_with("give a smaller context")
-        {
-            hint.push_str(", or fewer tokens with `--kv-cache-tokens N`");
+        if let (Some(_), Some(hint)) = (self.limits.kv_cache_tokens, &mut failure.hint) {
+            *hint = hint.replace(
+                "a smaller context with `-c N`",
+                "fewer tokens with `--kv-cache-tokens N`",
+            );
         }
         failure
-    }
     }
 }
 
