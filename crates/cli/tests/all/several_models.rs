@@ -147,6 +147,21 @@ fn models_without_room_are_warned_of_at_the_start() {
 }
 
 #[test]
+fn a_budget_beyond_the_machines_memory_is_warned_of() {
+    for (budget, is_too_much) in [("900TiB", true), ("1GiB", false)] {
+        // A GPU's memory would count too.
+        let hidden = [("CUDA_VISIBLE_DEVICES", std::ffi::OsStr::new(""))];
+        let args = ["demo", "--memory-budget", budget, "-c", "64"];
+        let server = Server::start_with_variables(&hidden, &args);
+        assert_eq!(
+            server.has_warned("the memory budget is 921600.00 GiB, and this machine has "),
+            is_too_much
+        );
+        server.end();
+    }
+}
+
+#[test]
 fn models_of_the_command_line_and_of_a_folder_are_pinned() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["a.gguf", "b.gguf", "c.gguf"] {
