@@ -303,6 +303,11 @@ fn a_folders_models_come_and_go_within_the_budget() {
         (503, &json!("model_too_large")),
         "{answer}"
     );
+    let text = answer["error"]["message"].as_str().expect("a text");
+    assert!(
+        text.ends_with("; its option `--memory-budget` sets the budget, and `-c` the context of each model"),
+        "{text}"
+    );
     server.end();
 }
 
