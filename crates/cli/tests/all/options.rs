@@ -72,7 +72,6 @@ fn what_the_parser_refuses_is_one_line() {
         "run demo x --temp",
         "run demo x --temp 1 --temp 2",
         "run demo x --json=3",
-        "run demo x --json --json",
         "run demo x --json-schema a --regex b",
         "perplexity demo text.txt --kl-base logits.bin",
         "serve demo --port 70000",
@@ -171,6 +170,14 @@ fn flags_of_llama_cpp_are_answered_by_name() {
     );
 }
 
+
+#[test]
+fn a_switch_that_is_given_twice_is_on() {
+    let args = ["run", "--raw", "demo", "Hi", "-n", "1"];
+    let twice = ["--json", "--json", "--no-mmap", "--no-mmap"];
+    let text = tokenmill([&args[..], &twice].concat()).ok();
+    assert!(text.starts_with('{'), "{text}");
+}
 #[test]
 fn commands_of_other_programs_are_answered_by_name() {
     let lines: Vec<String> = [
