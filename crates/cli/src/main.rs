@@ -19,6 +19,7 @@ mod engine_args;
 mod failure;
 mod foreign_commands;
 mod foreign_flags;
+mod foreign_tools;
 mod hanging;
 mod harmless_flags;
 mod help;

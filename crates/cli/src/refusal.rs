@@ -33,7 +33,9 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
                 return Some(word_too_many(flag, command_of(parser, args)?));
             }
             let typed = typed_name(flag, args);
-            Some(foreign_flags::refusal(typed).unwrap_or_else(|| unknown_option(typed, flag, parser, args)))
+            let command = command_of(parser, args).map_or("", clap::Command::get_name);
+            let foreign = foreign_flags::refusal(command, typed);
+            Some(foreign.unwrap_or_else(|| unknown_option(typed, flag, parser, args)))
         }
         ErrorKind::InvalidSubcommand => {
             let typed = text_of(ContextKind::InvalidSubcommand)?;
@@ -288,6 +290,7 @@ fn word_too_many(word: &str, command: &clap::Command) -> Failure {
             "`chat` reads messages from the terminal or from standard input; `tokenmill run MODEL PROMPT` answers one"
                 .to_owned()
         }
+        ("quantize", _) if word.parse::<usize>().is_ok() => format!("`-t {word}` sets the number of threads"),
         (_, "PROMPT" | "TEXT") => {
             format!("several words stand in quotes: `tokenmill {name} MODEL \"Once upon a time\"`")
         }

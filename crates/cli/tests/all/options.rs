@@ -170,6 +170,42 @@ fn flags_of_llama_cpp_are_answered_by_name() {
     );
 }
 
+#[test]
+fn flags_of_other_programs_tools_are_answered_by_name() {
+    let lines: Vec<String> = [
+        "perplexity demo text.txt -f text.txt",
+        "perplexity demo text.txt --hellaswag",
+        "perplexity demo text.txt --kl-divergence",
+        "perplexity demo text.txt --ppl-stride 4 --temp 1",
+        "imatrix demo text.txt out.gguf -o out.gguf",
+        "imatrix demo text.txt out.gguf -ofreq 10",
+        "imatrix demo text.txt out.gguf --process-output",
+        "imatrix demo text.txt out.gguf --in-file a.gguf --parse-special",
+        "quantize in.gguf out.gguf q8_0 --include-weights attn_v",
+        "quantize in.gguf out.gguf q8_0 --prune-layers 3",
+        "quantize in.gguf out.gguf q8_0 --override-kv a=int:1",
+        "quantize in.gguf out.gguf q8_0 8",
+        "convert folder --outfile out.gguf",
+        "convert folder out.gguf --vocab-only",
+        "convert folder out.gguf --bigendian --split-max-size 2G",
+        "bench-serve http://127.0.0.1:1 --num-prompts 9",
+        "bench-serve http://127.0.0.1:1 --dataset-name random --request-rate 4",
+        "bench-serve http://127.0.0.1:1 --temperature 0",
+    ]
+    .iter()
+    .map(|line| format!("{line}\n  {}", refused(line, 2)))
+    .collect();
+    insta::assert_snapshot!(lines.join("\n"));
+    // Flags that change nothing are left out.
+    let line = refused(
+        "convert no-folder out.gguf --no-lazy --verbose --use-temp-file",
+        3,
+    );
+    assert!(
+        line.starts_with("ignored: `--no-lazy` (nothing to set), "),
+        "{line}"
+    );
+}
 
 #[test]
 fn a_switch_that_is_given_twice_is_on() {
