@@ -56,6 +56,28 @@ pub(crate) fn refuse_input<P: AsRef<Path>>(output: &Path, inputs: &[P]) -> Resul
     Ok(())
 }
 
+/// Whether a file may be replaced whose making takes long.
+#[derive(clap::Args, Debug, Clone)]
+pub(crate) struct OverwriteArgs {
+    /// Replace OUTPUT if it exists
+    #[arg(long, alias = "force")]
+    overwrite: bool,
+}
+
+impl OverwriteArgs {
+    /// Refuses to replace a file without being told so. Devices and pipes are written to.
+    ///
+    /// # Errors
+    /// A file that exists.
+    pub(crate) fn check(&self, output: &Path) -> Result<(), Failure> {
+        if self.overwrite || OutputFile::is_in_place(output) || !output.exists() {
+            return Ok(());
+        }
+        Err(Failure::usage(format!("{} already exists", output.display()))
+            .hint("`--overwrite` replaces it; or give another name"))
+    }
+}
+
 /// Refuses to write over a file that a load reads next to the model itself.
 pub(crate) fn refuse_options(output: &Path, options: &LoadOptions) -> Result<(), Failure> {
     refuse_input(output, &files_of(options))

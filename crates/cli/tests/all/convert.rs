@@ -118,6 +118,7 @@ fn a_folder_is_converted_with_an_importance_matrix_of_its_own() {
             ty,
             "--imatrix",
             arg(matrix),
+            "--overwrite",
         ];
         tokenmill([&args[..], extra].concat())
     };
@@ -315,9 +316,13 @@ fn what_is_no_folder_to_convert_is_told_from_one() {
     let own = target.path().join("own");
     copy_files(&folder(), &own);
     let inside = own.join("out.gguf");
-    for _ in 0..2 {
-        tokenmill(["convert", arg(&own), arg(&inside)]).ok();
-    }
+    tokenmill(["convert", arg(&own), arg(&inside)]).ok();
+    tokenmill(["convert", arg(&own), arg(&inside), "--overwrite"]).ok();
+    let line = tokenmill(["convert", arg(&own), arg(&inside)]).failed(2);
+    assert!(
+        line.ends_with("out.gguf already exists (hint: `--overwrite` replaces it; or give another name)"),
+        "{line}"
+    );
 }
 
 #[test]
