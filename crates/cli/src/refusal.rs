@@ -77,11 +77,14 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
             })
         }
         ErrorKind::ValueValidation => {
+            let reason = error.source()?.to_string();
             let (option, value) = (
                 text_of(ContextKind::InvalidArg)?,
                 text_of(ContextKind::InvalidValue)?,
             );
-            Some(wrong_value(option, value, &error.source()?.to_string(), args))
+            let command = command_of(parser, args).map_or("", clap::Command::get_name);
+            let swapped = swapped::type_before_output(command, value, args);
+            Some(swapped.unwrap_or_else(|| wrong_value(option, value, &reason, args)))
         }
         ErrorKind::TooManyValues => {
             let (name, _) = name_and_value(text_of(ContextKind::InvalidArg)?);

@@ -22,6 +22,7 @@ use crate::{
     numbers::{count, size},
     output::{self, OverwriteArgs},
     progress,
+    swapped::refuse_type_as_output,
     type_names::{preset, read_tensor_type, tensor_type},
     visible::visible,
 };
@@ -192,6 +193,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 args.output.display()
             )));
         }
+        refuse_type_as_output(&args.output)?;
         // The names of several parts are known once the input is open.
         if !args.keep_split {
             args.overwrite.check(&args.output)?;

@@ -191,6 +191,25 @@ fn an_output_that_is_there_is_replaced_only_on_demand() {
         assert!(GgufFile::open(there).is_ok());
     }
 }
+
+#[test]
+fn a_type_in_the_outputs_place_is_told_from_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = model(folder.path());
+    let line = tokenmill(["quantize", arg(&input), "q4_k_m", "out.gguf"]).failed(2);
+    assert_eq!(
+        line,
+        "error: `q4_k_m` is a type, and OUTPUT is expected in its place (hint: the type comes last: `tokenmill quantize INPUT out.gguf \
+         q4_k_m`)"
+    );
+    let line = tokenmill(["quantize", arg(&input), "Q4_K_M", "q8_0"]).failed(2);
+    assert!(
+        line.starts_with("error: `Q4_K_M` is a type, and OUTPUT is expected in its place"),
+        "{line}"
+    );
+    assert_eq!(names(folder.path()), ["model.gguf"]);
+}
+
 #[test]
 fn what_quantize_refuses_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
