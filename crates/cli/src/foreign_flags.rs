@@ -207,7 +207,7 @@ const LLAMA_CPP: &[Row] = &[
     (&["--ssl-key-file"], "`tokenmill serve MODEL --tls-key FILE`"),
     (
         &["-to", "--timeout"],
-        "`tokenmill serve MODEL --request-timeout SECONDS`",
+        "`tokenmill serve MODEL --request-timeout TIME`",
     ),
     (&["-v", "--verbose"], "RUST_LOG says what `tokenmill serve` logs"),
 ];

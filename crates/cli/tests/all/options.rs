@@ -214,6 +214,41 @@ fn a_switch_that_is_given_twice_is_on() {
     let text = tokenmill([&args[..], &twice].concat()).ok();
     assert!(text.starts_with('{'), "{text}");
 }
+
+#[test]
+fn times_are_seconds_or_have_a_unit() {
+    for option in [
+        "--request-timeout",
+        "--queue-timeout",
+        "--write-timeout",
+        "--drain-timeout",
+    ] {
+        for time in ["0", "5min", "soon"] {
+            let line = refused(&format!("serve demo {option} {time}"), 2);
+            let expected = format!(
+                "error: `{time}` is not a value for `{option}`: expected a time of more than 0 seconds, such as 30, 90s, 5m or 1h30m"
+            );
+            assert_eq!(line, expected);
+        }
+    }
+    let line = refused("bench-serve http://127.0.0.1:1 --mix plain=1 --seconds soon", 2);
+    assert!(line.contains("such as 30, 90s, 5m or 1h30m"), "{line}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn times_with_units_are_obeyed() {
+    let wait = |time: &str| {
+        let server = crate::server::Server::start(&["demo", "-c", "512", "--request-timeout", time]);
+        let body = r#"{"prompt":"Once upon a time","max_tokens":400,"ignore_eos":true}"#;
+        let (status, _) = server.ask("POST", "/v1/completions", body);
+        server.end();
+        status
+    };
+    assert_eq!(wait("1ms"), 504);
+    assert_eq!(wait("5m"), 200);
+}
+
 #[test]
 fn commands_of_other_programs_are_answered_by_name() {
     let lines: Vec<String> = [
