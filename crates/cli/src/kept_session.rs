@@ -9,12 +9,13 @@ use std::{
     time::Instant,
 };
 
+use serde_json::Value;
 use tokenmill::{
     Error, Model,
     sessions::{Session, SessionError, SessionFile},
 };
 
-use crate::{adapters::AdapterArgs, failure::Failure, load::LoadArgs, note::note};
+use crate::{adapters::AdapterArgs, failure::Failure, load::LoadArgs, note::note, visible::visible};
 
 /// Where a conversation is kept.
 #[derive(clap::Args, Debug, Clone)]
@@ -126,7 +127,21 @@ impl SessionArgs {
                 Ok(Some(kept))
             }
             Err(error) if unusable == Unusable::GoesOn => {
-                note!("[{error}; the conversation is computed again]");
+                match (&error, kept.model_name()) {
+                    (
+                        Error::Session {
+                            source: SessionError::OtherModel,
+                            ..
+                        },
+                        Some(name),
+                    ) => note!(
+                        "[the last answer in {} is of the model {}; the conversation continues with {} and is computed again]",
+                        path.display(),
+                        visible(&name),
+                        visible(model.name())
+                    ),
+                    _ => note!("[{error}; the conversation is computed again]"),
+                }
                 Ok(Some(kept))
             }
             Err(error) => {
@@ -160,6 +175,12 @@ impl KeptSession {
             "session {path} holds a text of `run`, not a conversation"
         ))
         .hint("`tokenmill run --session` goes on with it; for a conversation name another file"))
+    }
+
+    /// Returns the model of the last answer of a conversation; older files do not name it.
+    fn model_name(&self) -> Option<String> {
+        let notes: Value = serde_json::from_slice(&self.notes).ok()?;
+        Some(notes["model"].as_str()?.to_owned())
     }
 
     /// Where it is.
