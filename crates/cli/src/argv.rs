@@ -162,7 +162,7 @@ fn without_harmless(
         [] => {}
         // The parser can suggest a similar flag, but reads several letters after one dash as flags of their own.
         [flag] => {
-            if let Some(refusal) = foreign_flags::refusal_of_row(flag) {
+            if let Some(refusal) = foreign_flags::refusal_of_row(command.get_name(), flag) {
                 return Err(refusal);
             }
         }
@@ -182,8 +182,7 @@ fn several_unknown(command: &clap::Command, flags: &[String]) -> Failure {
             let near = near_names(flag.trim_start_matches('-'), longs.iter().copied());
             near.first().map(|near| format!("a similar one is `--{near}`"))
         };
-        let foreign =
-            foreign_flags::refusal(flag).and_then(|failure| failure.what_to_do().map(str::to_owned));
+        let foreign = foreign_flags::refusal(name, flag).and_then(|failure| failure.hint);
         Some(format!("`{flag}`: {}", foreign.or_else(near)?))
     };
     let hints: Vec<String> = flags.iter().filter_map(hint).collect();
@@ -221,7 +220,7 @@ pub(crate) fn n_values_of(command: &clap::Command, name: &str) -> Option<usize> 
         return arguments().find(is_it).map(n_values);
     }
     // A flag of another program is not a group of short flags.
-    if foreign_flags::refusal_of_row(name).is_some()
+    if foreign_flags::refusal_of_row(command.get_name(), name).is_some()
         || harmless_flags::find(command.get_name(), name).is_some()
     {
         return None;

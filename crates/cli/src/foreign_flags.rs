@@ -1,17 +1,17 @@
 //! Flags of llama.cpp, Ollama and vLLM that this program lacks or names differently, each with its
 //! replacement.
 //!
-//! Most rows hold for all commands. Invariant: the table is consulted only if a command does not know the
+//! The rows hold for all commands; those of one command are in [`foreign_tools`](crate::foreign_tools). Invariant: the table is consulted only if a command does not know the
 //! flag itself; a flag in it is refused, never ignored.
 //!
 //! Source: `common/arg.cpp` of llama.cpp, `ollama run --help` and `vllm serve --help`, for the names.
 
 use tokenmill::load::engine_options;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, foreign_tools::TOOLS};
 
 /// Names of a flag, and the replacement.
-type Row = (&'static [&'static str], &'static str);
+pub(crate) type Row = (&'static [&'static str], &'static str);
 
 const NAMED_AS_MODEL: &str =
     "a name of the Hugging Face Hub is given as the model: `tokenmill chat OWNER/REPOSITORY:TYPE`";
@@ -207,7 +207,7 @@ const LLAMA_CPP: &[Row] = &[
     (&["--ssl-key-file"], "`tokenmill serve MODEL --tls-key FILE`"),
     (
         &["-to", "--timeout"],
-        "`tokenmill serve MODEL --request-timeout SECONDS`",
+        "`tokenmill serve MODEL --request-timeout TIME`",
     ),
     (&["-v", "--verbose"], "RUST_LOG says what `tokenmill serve` logs"),
 ];
@@ -299,18 +299,22 @@ fn flags() -> impl Iterator<Item = (&'static str, Row)> {
         .chain(of_engine.map(|&(program, flags, instead)| (program, (flags, instead))))
 }
 
-/// Returns the answer to an unknown flag; `None` if no other program is known to have it.
-pub(crate) fn refusal(flag: &str) -> Option<Failure> {
-    let (program, (_, instead)) = flags().find(|(_, (names, _))| names.contains(&flag))?;
+/// Returns the answer to a flag that a command does not know; `None` if no other program is known to have it.
+pub(crate) fn refusal(command: &str, flag: &str) -> Option<Failure> {
+    let of_tool = (TOOLS.iter()).filter(|(of, ..)| *of == command);
+    let of_tool = of_tool.flat_map(|&(_, program, rows)| rows.iter().map(move |&row| (program, row)));
+    let (program, (_, instead)) = of_tool
+        .chain(flags())
+        .find(|(_, (names, _))| names.contains(&flag))?;
     let message = format!("`{flag}` is an option of {program} that does not exist here");
     Some(Failure::usage(message).hint(instead))
 }
 
 /// Does the same as [`refusal`] for names of several letters after one dash. The parser would read those as a row of short flags, or
 /// as a short flag and its value, so they are looked for before it.
-pub(crate) fn refusal_of_row(flag: &str) -> Option<Failure> {
+pub(crate) fn refusal_of_row(command: &str, flag: &str) -> Option<Failure> {
     let is_row = flag.len() > 2 && flag.starts_with('-') && !flag.starts_with("--");
-    is_row.then(|| refusal(flag)).flatten()
+    is_row.then(|| refusal(command, flag)).flatten()
 }
 
 #[cfg(test)]
@@ -321,18 +325,22 @@ mod tests {
 
     #[test]
     fn every_flag_stands_once_and_looks_like_one() {
+        let of_tools = (TOOLS.iter()).flat_map(|(of, _, rows)| rows.iter().map(move |&row| (*of, row)));
         let mut seen = HashSet::new();
-        for name in flags().flat_map(|(_, (names, _))| names) {
-            assert!(seen.insert(name), "{name} stands twice");
-            assert!(name.starts_with('-') && !name.contains('='), "{name}");
+        for (of, (names, _)) in flags().map(|(_, row)| ("all", row)).chain(of_tools) {
+            for name in names {
+                assert!(seen.insert((of, name)), "{name} stands twice");
+                assert!(name.starts_with('-') && !name.contains('='), "{name}");
+            }
         }
     }
 
     #[test]
     fn short_and_long_names_are_left_to_the_parser() {
-        assert!(refusal_of_row("-sm").is_some());
+        assert!(refusal_of_row("run", "-sm").is_some());
+        assert!(refusal_of_row("imatrix", "-ofreq").is_some() && refusal_of_row("run", "-ofreq").is_none());
         for name in ["-p", "-t", "-xyz", "-"] {
-            assert!(refusal_of_row(name).is_none(), "{name}");
+            assert!(refusal_of_row("run", name).is_none(), "{name}");
         }
     }
 }

@@ -235,6 +235,22 @@ const OF_COMMANDS: &[(&[&str], Row)] = &[
             "speeds are always shown on standard error",
         ),
     ),
+    (
+        &["convert"],
+        (
+            &["--verbose", "--no-lazy", "--use-temp-file"],
+            Value::None,
+            NOTHING_TO_SET,
+        ),
+    ),
+    (
+        &["imatrix"],
+        (&["--no-ppl"], Value::None, "no perplexity is computed"),
+    ),
+    (
+        &["bench-serve"],
+        (&["--disable-tqdm"], Value::None, NOTHING_TO_SET),
+    ),
 ];
 
 /// Returns the value of a command's flag and the reason to ignore it; `None` for any other flag.
@@ -262,7 +278,7 @@ mod tests {
         }
         for (names, value, _) in ROWS {
             // One value is ignored and others are refused.
-            let is_refused = |name: &&&str| crate::foreign_flags::refusal(name).is_some();
+            let is_refused = |name: &&&str| crate::foreign_flags::refusal("", name).is_some();
             let refused: Vec<_> = names.iter().filter(is_refused).collect();
             assert!(
                 refused.is_empty() || matches!(value, Value::OneOf(_)),

@@ -9,12 +9,13 @@ use std::{
     time::Instant,
 };
 
+use serde_json::Value;
 use tokenmill::{
     Error, Model,
     sessions::{Session, SessionError, SessionFile},
 };
 
-use crate::{adapters::AdapterArgs, failure::Failure, load::LoadArgs, note::note};
+use crate::{adapters::AdapterArgs, failure::Failure, load::LoadArgs, note::note, visible::visible};
 
 /// Where a conversation is kept.
 #[derive(clap::Args, Debug, Clone)]
@@ -98,7 +99,7 @@ impl SessionArgs {
             }) if error.kind() == io::ErrorKind::NotFound => {
                 let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
                 return match folder {
-                    Some(folder) if !folder.is_dir() => Err(Failure::unwritable(path.display(), &error)
+                    Some(folder) if !folder.is_dir() => Err(Failure::unwritable(path, error)
                         .hint("the folder of `--session` does not exist; create it first")),
                     _ => Ok(Some(fresh)),
                 };
@@ -126,7 +127,21 @@ impl SessionArgs {
                 Ok(Some(kept))
             }
             Err(error) if unusable == Unusable::GoesOn => {
-                note!("[{error}; the conversation is computed again]");
+                match (&error, kept.model_name()) {
+                    (
+                        Error::Session {
+                            source: SessionError::OtherModel,
+                            ..
+                        },
+                        Some(name),
+                    ) => note!(
+                        "[the last answer in {} is of the model {}; the conversation continues with {} and is computed again]",
+                        path.display(),
+                        visible(&name),
+                        visible(model.name())
+                    ),
+                    _ => note!("[{error}; the conversation is computed again]"),
+                }
                 Ok(Some(kept))
             }
             Err(error) => {
@@ -162,6 +177,12 @@ impl KeptSession {
         .hint("`tokenmill run --session` goes on with it; for a conversation name another file"))
     }
 
+    /// Returns the model of the last answer of a conversation; older files do not name it.
+    fn model_name(&self) -> Option<String> {
+        let notes: Value = serde_json::from_slice(&self.notes).ok()?;
+        Some(notes["model"].as_str()?.to_owned())
+    }
+
     /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         &self.path
@@ -184,8 +205,8 @@ impl KeptSession {
                 Error::Session {
                     source: SessionError::Io(error),
                     path,
-                } => Failure::unwritable(path.display(), &error),
-                other => Failure::output(other.to_string()),
+                } => Failure::unwritable(path, error),
+                other => other.into(),
             })
     }
 }

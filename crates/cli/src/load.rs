@@ -1,10 +1,9 @@
-//! [`LoadArgs`]: the options that determine how a model is loaded. `place` chooses the devices, `refused` has
-//! the refusals before a load, `telling` loads and reports.
+//! [`LoadArgs`]: the options that determine how a model is loaded. `place` chooses the devices,
+//! `telling` loads and reports.
 //!
 //! Every command that computes takes them. Invariant: an option is obeyed or refused by name.
 
 mod place;
-mod refused;
 mod telling;
 
 use std::{env, fs, path::Path};
@@ -21,7 +20,6 @@ use tokenmill_quant::CpuFeatures;
 
 use crate::{engine_args::EngineArgs, failure::Failure, model_name::FetchArgs};
 
-pub(crate) use refused::refused;
 pub(crate) use telling::{
     about_cut_context, about_long_context, about_threads, load, load_network, load_opened,
 };

@@ -19,6 +19,7 @@ mod engine_args;
 mod failure;
 mod foreign_commands;
 mod foreign_flags;
+mod foreign_tools;
 mod hanging;
 mod harmless_flags;
 mod help;
@@ -51,7 +52,7 @@ mod wrap;
 
 use std::{env, ffi::OsString, process::ExitCode};
 
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 
 use failure::Failure;
 use note::note;
@@ -133,15 +134,17 @@ commands! {
     Man => man;
 }
 
-/// The parser. Whatever takes a value takes negative numbers too, so that its own range stands in the refusal.
+/// The parser. Whatever takes a value takes negative numbers too, so that its own range stands in the refusal. A switch that is given
+/// twice is on.
 fn parser() -> clap::Command {
     Cli::command().mut_subcommands(|command| {
-        command.mut_args(|arg| {
-            if arg.get_action().takes_values() && !arg.is_positional() {
-                arg.allow_negative_numbers(true)
-            } else {
-                arg
+        command.mut_args(|arg| match arg.get_action() {
+            ArgAction::SetTrue | ArgAction::SetFalse => {
+                let own = arg.get_id().clone();
+                arg.overrides_with(own)
             }
+            action if action.takes_values() && !arg.is_positional() => arg.allow_negative_numbers(true),
+            _ => arg,
         })
     })
 }
@@ -165,6 +168,6 @@ fn main() -> ExitCode {
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.naming_gpu_flags(&typed).report(),
+        Err(failure) => failure.report(),
     }
 }

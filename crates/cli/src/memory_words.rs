@@ -4,7 +4,7 @@
 
 use tokenmill::{
     load::MemoryPlan,
-    machine::{MemoryLimit, available_bytes},
+    machine::{MemoryLimit, available_bytes, fits_with_less_context},
 };
 
 use crate::numbers::size;
@@ -22,8 +22,13 @@ pub(crate) fn beyond_text(limit: MemoryLimit) -> &'static str {
 pub(crate) fn warning(plan: &MemoryPlan) -> Option<String> {
     let available_bytes = available_bytes()?;
     (plan.total_bytes() as u64 > available_bytes).then(|| {
+        let what_helps = if fits_with_less_context(plan, available_bytes) {
+            "a smaller context, `-c N`, takes less"
+        } else {
+            "no context is small enough: end other programs, or take a model of fewer or smaller weights"
+        };
         format!(
-            "with a full context the model takes {}, and {} are available now; a smaller context, `-c N`, takes less",
+            "with a full context the model takes {}, and {} are available now; {what_helps}",
             size(plan.total_bytes()),
             size(available_bytes as usize)
         )

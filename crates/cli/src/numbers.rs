@@ -1,12 +1,21 @@
-//! [`Limit`], [`Seed`] and [`count`]: numbers on the command line, with errors that state the accepted
-//! values.
+//! [`Limit`], [`Seed`], [`count`] and [`duration`]: numbers and times on the command line, with errors that state the
+//! accepted values.
 //!
 //! The standard library says of a wrong number only that a digit is invalid. Invariant: -1 has llama.cpp's
 //! meaning where these types say so, and no other negative number has a meaning.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 pub(crate) use tokenmill::load::{count, size};
+use tokenmill_server::KeepAlive;
+
+/// Reads a time that is more than nothing: a number of seconds, or numbers with units.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(KeepAlive::For(time)) if !time.is_zero() => Ok(time),
+        _ => Err("expected a time of more than 0 seconds, such as 30, 90s, 5m or 1h30m".to_owned()),
+    }
+}
 
 /// Rounds a number to `n_digits` digits after the point, for output. Zero has no sign.
 pub(crate) fn rounded(value: f64, n_digits: i32) -> f64 {
@@ -162,6 +171,22 @@ mod tests {
         check("2T", Some(2 << 40));
         for wrong in ["", "0", "GiB", "-1", "1e3", "5 apples", "1.2.3M", "99999999999T"] {
             check(wrong, None);
+        }
+    }
+
+    #[test]
+    fn a_time_limit_is_more_than_nothing() {
+        for (text, seconds) in [
+            ("1.5", 1.5),
+            ("30", 30.0),
+            ("30s", 30.0),
+            ("5m", 300.0),
+            ("1h30m", 5400.0),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_secs_f64(seconds)), "{text}");
+        }
+        for wrong in ["0", "0s", "-1", "-5m", "soon", "inf", "NaN", "5 m", ""] {
+            assert!(duration(wrong).is_err(), "{wrong}");
         }
     }
 

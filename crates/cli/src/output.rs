@@ -25,7 +25,7 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
     }
     if path.exists() {
         let opened = fs::OpenOptions::new().append(true).open(path);
-        opened.map_err(|error| Failure::unwritable(path.display(), &error))?;
+        opened.map_err(|error| Failure::unwritable(path, error))?;
     }
     OutputFile::create(path)?;
     Ok(())
@@ -35,7 +35,7 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
 pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
     let mut file = OutputFile::create(path)?;
     file.write_all(text.as_bytes())
-        .map_err(|error| Failure::unwritable(path.display(), &error))?;
+        .map_err(|error| Failure::unwritable(path, error))?;
     Ok(file.finish()?)
 }
 
@@ -54,6 +54,28 @@ pub(crate) fn refuse_input<P: AsRef<Path>>(output: &Path, inputs: &[P]) -> Resul
         return Err(ConvertError::SameFile { path }.into());
     }
     Ok(())
+}
+
+/// Whether a file may be replaced whose making takes long.
+#[derive(clap::Args, Debug, Clone)]
+pub(crate) struct OverwriteArgs {
+    /// Replace OUTPUT if it exists
+    #[arg(long, alias = "force")]
+    overwrite: bool,
+}
+
+impl OverwriteArgs {
+    /// Refuses to replace a file without being told so. Devices and pipes are written to.
+    ///
+    /// # Errors
+    /// A file that exists.
+    pub(crate) fn check(&self, output: &Path) -> Result<(), Failure> {
+        if self.overwrite || OutputFile::is_in_place(output) || !output.exists() {
+            return Ok(());
+        }
+        Err(Failure::usage(format!("{} already exists", output.display()))
+            .hint("`--overwrite` replaces it; or give another name"))
+    }
 }
 
 /// Refuses to write over a file that a load reads next to the model itself.
@@ -92,7 +114,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
-        .map_err(|error| Failure::unwritable("standard output", &error))
+        .map_err(|error| Failure::unwritable("standard output", error))
 }
 
 /// Writes rows and paragraphs for people. On a terminal, lines that are too long break between words.

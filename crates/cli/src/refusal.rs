@@ -33,7 +33,9 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
                 return Some(word_too_many(flag, command_of(parser, args)?));
             }
             let typed = typed_name(flag, args);
-            Some(foreign_flags::refusal(typed).unwrap_or_else(|| unknown_option(typed, flag, parser, args)))
+            let command = command_of(parser, args).map_or("", clap::Command::get_name);
+            let foreign = foreign_flags::refusal(command, typed);
+            Some(foreign.unwrap_or_else(|| unknown_option(typed, flag, parser, args)))
         }
         ErrorKind::InvalidSubcommand => {
             let typed = text_of(ContextKind::InvalidSubcommand)?;
@@ -75,11 +77,14 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
             })
         }
         ErrorKind::ValueValidation => {
+            let reason = error.source()?.to_string();
             let (option, value) = (
                 text_of(ContextKind::InvalidArg)?,
                 text_of(ContextKind::InvalidValue)?,
             );
-            Some(wrong_value(option, value, &error.source()?.to_string(), args))
+            let command = command_of(parser, args).map_or("", clap::Command::get_name);
+            let swapped = swapped::type_before_output(command, value, args);
+            Some(swapped.unwrap_or_else(|| wrong_value(option, value, &reason, args)))
         }
         ErrorKind::TooManyValues => {
             let (name, _) = name_and_value(text_of(ContextKind::InvalidArg)?);
@@ -288,6 +293,7 @@ fn word_too_many(word: &str, command: &clap::Command) -> Failure {
             "`chat` reads messages from the terminal or from standard input; `tokenmill run MODEL PROMPT` answers one"
                 .to_owned()
         }
+        ("quantize", _) if word.parse::<usize>().is_ok() => format!("`-t {word}` sets the number of threads"),
         (_, "PROMPT" | "TEXT") => {
             format!("several words stand in quotes: `tokenmill {name} MODEL \"Once upon a time\"`")
         }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokenmill::{
     KvCache,
     load::MemoryPlan,
-    machine::{MemoryLimit, check_memory, memory_limit},
+    machine::{MemoryLimit, check_memory, fits_with_less_context, memory_limit},
 };
 use tokenmill_model::Model as Network;
 
@@ -56,6 +56,17 @@ impl ServePlan {
     /// Whether `serve` would refuse to load it, as this machine cannot have the memory.
     pub(crate) fn is_too_large(&self) -> bool {
         self.exceeded.is_some()
+    }
+
+    /// Returns what to do about a plan that is too large.
+    pub(crate) fn what_helps(&self) -> &'static str {
+        let limit_bytes = self.exceeded.map_or(0, MemoryLimit::n_bytes);
+        match &self.memory {
+            Ok(plan) if fits_with_less_context(plan, limit_bytes) => {
+                "a smaller context, `-c N`, takes less, and so do `-ctk q8_0 -ctv q8_0`"
+            }
+            _ => "no context is small enough; take a model of fewer or smaller weights",
+        }
     }
 
     /// Describes the plan in words, or the reason why `serve` would fail.

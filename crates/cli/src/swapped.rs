@@ -1,12 +1,13 @@
-//! Hints for a model given in place of a text, and for a text given in place of a model.
+//! Hints for a model given in place of a text, for a text given in place of a model, and for a type given in place of a file.
 //!
-//! Both are files, and their contents show the mistake. Invariant: only the beginning of a file is read.
+//! Files show the mistake by their contents. Invariant: only the beginning of a file is read.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     path::{Path, PathBuf},
 };
 
+use tokenmill::convert::Preset;
 use tokenmill_gguf::{ReadAt as _, RegularFile, looks_like};
 
 use crate::failure::Failure;
@@ -79,6 +80,41 @@ pub(crate) fn file_without_model(command: &str, args: &[OsString]) -> Option<Fai
             "give the model before or after the prompt's file: `tokenmill run MODEL -f {name}`"
         ))
     })
+}
+
+/// Whether a word is the name of a type that `quantize` makes.
+fn is_type(word: &OsStr) -> bool {
+    word.to_str().is_some_and(|word| word.parse::<Preset>().is_ok())
+}
+
+/// Returns the answer to `quantize` with `output` in the type's place and a type in the output's.
+pub(crate) fn type_before_output(command: &str, output: &str, args: &[OsString]) -> Option<Failure> {
+    let at = args.iter().position(|arg| arg == output)?;
+    let mut before = args[..at].iter().rev();
+    let ty = before.find(|arg| !arg.to_string_lossy().starts_with('-'))?;
+    let is_file = output.contains(['.', '/', '\\']);
+    (command == "quantize" && is_file && is_type(ty)).then(|| {
+        let ty = ty.to_string_lossy();
+        Failure::usage(format!("`{ty}` is a type, and OUTPUT is expected in its place")).hint(format!(
+            "the type comes last: `tokenmill quantize INPUT {output} {ty}`"
+        ))
+    })
+}
+
+/// Refuses the name of a type as the name of `quantize`'s output.
+///
+/// # Errors
+/// Such a name.
+pub(crate) fn refuse_type_as_output(output: &Path) -> Result<(), Failure> {
+    if is_type(output.as_os_str()) {
+        let ty = output.display();
+        return Err(
+            Failure::usage(format!("`{ty}` is a type, and OUTPUT is expected in its place")).hint(format!(
+                "`tokenmill quantize INPUT OUTPUT {ty}` makes it; `./{ty}` is a file of this name"
+            )),
+        );
+    }
+    Ok(())
 }
 
 /// The value of `-f`, in all forms that it may be written in.

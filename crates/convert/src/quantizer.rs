@@ -157,14 +157,8 @@ impl<'a> Quantizer<'a> {
         path: impl AsRef<Path>,
         on_progress: &mut dyn FnMut(QuantizeProgress<'_>) -> ControlFlow<()>,
     ) -> Result<QuantizeSummary, ConvertError> {
-        let path = path.as_ref();
-        let n_parts = if self.keeps_split { self.file.n_parts() } else { 1 };
-        let paths: Vec<PathBuf> = if n_parts == 1 {
-            vec![path.to_owned()]
-        } else {
-            (0..n_parts).map(|part| part_path(path, part, n_parts)).collect()
-        };
-        self.check_outputs(&paths)?;
+        let paths = self.outputs(path)?;
+        let n_parts = paths.len();
         let mut summary = self.plan()?;
         let mut planned = self.planned()?;
         if n_parts == 1 {
@@ -206,15 +200,25 @@ impl<'a> Quantizer<'a> {
         Ok(summary)
     }
 
-    /// Refuses an output that is a file of the input, under any name.
-    fn check_outputs(&self, outputs: &[PathBuf]) -> Result<(), ConvertError> {
+    /// Returns the files that [`write`](Self::write) writes: one, or one for each part.
+    ///
+    /// # Errors
+    /// [`ConvertError::SameFile`] for a file of the input, under any name.
+    pub fn outputs(&self, path: impl AsRef<Path>) -> Result<Vec<PathBuf>, ConvertError> {
+        let path = path.as_ref();
+        let n_parts = if self.keeps_split { self.file.n_parts() } else { 1 };
+        let outputs: Vec<PathBuf> = if n_parts == 1 {
+            vec![path.to_owned()]
+        } else {
+            (0..n_parts).map(|part| part_path(path, part, n_parts)).collect()
+        };
         let inputs: Vec<PathBuf> = (self.file.paths())
             .filter_map(|path| fs::canonicalize(path).ok())
             .collect();
         let is_input = |path: &&PathBuf| fs::canonicalize(path).is_ok_and(|path| inputs.contains(&path));
         match outputs.iter().find(is_input) {
             Some(path) => Err(ConvertError::SameFile { path: path.clone() }),
-            None => Ok(()),
+            None => Ok(outputs),
         }
     }
 

@@ -200,6 +200,7 @@ impl Draft {
                     path: self.path.clone(),
                     needed_bytes,
                     model_bytes,
+                    kv_bytes: memory.kv_bytes.saturating_add(of_model.kv_bytes),
                     limit,
                 })
             }

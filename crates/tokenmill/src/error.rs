@@ -241,6 +241,8 @@ pub enum Error {
     HostPartTooLarge {
         /// Needed memory.
         needed_bytes: u64,
+        /// The keys and values in it.
+        kv_bytes: u64,
         /// Memory of the machine, or, for weights, the memory that is available now.
         memory_bytes: u64,
     },
@@ -312,6 +314,8 @@ pub enum Error {
         needed_bytes: usize,
         /// Memory of the model.
         model_bytes: usize,
+        /// The keys and values of both.
+        kv_bytes: usize,
         /// The memory that there is, and the cause of that limit.
         limit: MemoryLimit,
     },

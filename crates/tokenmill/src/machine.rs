@@ -6,7 +6,8 @@ pub use crate::{
     compute::n_processors,
     low_priority::at_low_priority,
     machine_memory::{
-        available_bytes, available_main_bytes, check_memory, lacks_memory, machine_bytes, memory_limit,
+        available_bytes, available_main_bytes, check_memory, fits_with_less_context, lacks_memory,
+        machine_bytes, memory_limit,
     },
     memory_limit::MemoryLimit,
 };

@@ -101,14 +101,16 @@ pub(crate) fn check_host_part(
         return Ok(());
     };
     let all_bytes = on_host.total_bytes().saturating_add(plan.host_tier_bytes);
-    for (needed_bytes, memory_bytes) in [
-        (all_bytes as u64, machine_bytes),
-        (on_host.weights_bytes as u64, available_bytes),
+    let kv_bytes = on_host.kv_bytes.saturating_add(plan.host_tier_bytes);
+    for (needed_bytes, kv_bytes, memory_bytes) in [
+        (all_bytes as u64, kv_bytes as u64, machine_bytes),
+        (on_host.weights_bytes as u64, 0, available_bytes),
     ] {
         match memory_bytes {
             Some(memory_bytes) if needed_bytes > memory_bytes => {
                 return Err(Error::HostPartTooLarge {
                     needed_bytes,
+                    kv_bytes,
                     memory_bytes,
                 });
             }
@@ -130,6 +132,11 @@ pub fn check_memory(plan: &MemoryPlan, limit: Option<MemoryLimit>) -> Result<(),
         }),
         _ => Ok(()),
     }
+}
+
+/// Says whether a plan fits into this much memory if its context is small enough.
+pub fn fits_with_less_context(plan: &MemoryPlan, n_bytes: u64) -> bool {
+    plan.total_bytes().saturating_sub(plan.kv_bytes) as u64 <= n_bytes
 }
 
 /// Says whether a load failed because the system had no memory left for it.
@@ -255,19 +262,29 @@ mod tests {
         assert_eq!(plan.device_bytes(), 3 << 20);
         assert!(check_host_part(&plan, None, None).is_ok());
         assert!(check_host_part(&plan, Some(7 << 20), Some(2 << 20)).is_ok());
-        let check = |machine, available, expected: &str| {
+        let check = |machine, available, expected: &str, is_context_named: bool| {
             let error = check_host_part(&plan, machine, available).expect_err("a byte is missing");
             assert_eq!(error.to_string(), expected);
+            let hint = error.hint().expect("a hint").for_program();
+            assert_eq!(hint.contains("smaller context"), is_context_named, "{hint}");
         };
         check(
             Some((7 << 20) - 1),
             None,
             "the CPU's part of the model needs 7 MiB of memory, and there are 6 MiB",
+            true,
+        );
+        check(
+            Some(1 << 20),
+            None,
+            "the CPU's part of the model needs 7 MiB of memory, and there are 1 MiB",
+            false,
         );
         check(
             Some(7 << 20),
             Some(1 << 20),
             "the CPU's part of the model needs 2 MiB of memory, and there are 1 MiB",
+            false,
         );
     }
 }

@@ -45,6 +45,7 @@ use crate::{
     note::note,
     progress,
     speculation::SpeculationArgs,
+    swapped::refuse_model_as_text,
     template::TemplateArgs,
     visible::visible,
     vision::{MAX_IMAGE_BYTES, VisionArgs},
@@ -103,10 +104,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let n_lines = open(&args.input)?.try_fold(0, |n, line| {
-        let (_, text) = line?;
-        Ok::<_, Failure>(n + usize::from(!is_blank(&text)))
-    })?;
+    let n_lines = count_lines(&args.input)?;
     let is_same = |path: &Path| path.canonicalize().ok();
     if is_same(&args.input).is_some_and(|input| Some(input) == is_same(&args.output)) {
         return Err(Failure::usage("INPUT and OUTPUT are the same file"));
@@ -220,6 +218,44 @@ impl Iterator for InputLines {
             Err(error) => Some(Err(Failure::unreadable(&self.path, &error))),
         }
     }
+}
+
+/// Counts the lines that are not blank.
+///
+/// # Errors
+/// A file in which no line has the id of a request: it is something else than a batch, and results would be written for each of its lines.
+fn count_lines(path: &Path) -> Result<usize, Failure> {
+    refuse_model_as_text(path)?;
+    let (mut n_lines, mut is_batch, mut first_fault) = (0, false, None);
+    for line in open(path)? {
+        let (line_number, line) = line?;
+        if is_blank(&line) {
+            continue;
+        }
+        n_lines += 1;
+        if is_batch {
+            continue;
+        }
+        match BatchRequest::parse(&line, &mut HashSet::new()) {
+            Err(BadLine {
+                custom_id: None,
+                message,
+                ..
+            }) => {
+                first_fault.get_or_insert(format!(": line {line_number}: {message}"));
+            }
+            _ => is_batch = true,
+        }
+    }
+    if is_batch {
+        return Ok(n_lines);
+    }
+    let fault = first_fault.unwrap_or_default();
+    Err(
+        Failure::input(format!("{} holds no request of a batch{fault}", path.display())).hint(
+            "a line is {\"custom_id\": \"1\", \"method\": \"POST\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": \"Hi\"}}",
+        ),
+    )
 }
 
 fn is_blank(line: &[u8]) -> bool {

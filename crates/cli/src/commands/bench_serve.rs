@@ -31,6 +31,7 @@ use self::{
 use crate::{
     failure::Failure,
     note::note,
+    numbers::duration,
     output,
     signals::{Kind, Signals},
 };
@@ -91,8 +92,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "KIND=N,…", conflicts_with_all = ["concurrency", "rate", "ttft_bound", "inter_token_bound", "svg"])]
     mix: Option<Mix>,
     /// Run the streams of --mix for this long, in place of --requests
-    #[arg(long, value_name = "S", requires = "mix", value_parser = positive)]
-    seconds: Option<f64>,
+    #[arg(long, value_name = "TIME", requires = "mix", value_parser = duration)]
+    seconds: Option<Duration>,
     /// Alternate with the same number of plain streams, and report the ratio of tokens/s
     #[arg(long, requires = "mix")]
     against_plain: bool,
@@ -183,7 +184,7 @@ async fn run_mix(args: &Args, mix: &Mix) -> Result<(), Failure> {
     let plan = Plan {
         mix: mix.clone(),
         until: match args.seconds {
-            Some(seconds) => Bound::Time(Duration::from_secs_f64(seconds)),
+            Some(time) => Bound::Time(time),
             None => Bound::Requests(args.requests.div_ceil(n_streams)),
         },
         max_tokens: args.max_tokens,

@@ -134,6 +134,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         constraint,
         computed: Vec::new(),
         kept,
+        in_file: Vec::new(),
         own_files: OwnFiles::default(),
     };
     chat.resume()?;
@@ -240,8 +241,9 @@ struct Chat {
     constraint: Option<Constraint>,
     /// Tokens of the last prompt and its answer.
     computed: Vec<u32>,
-    /// The file that it is kept in.
+    /// The file that it is kept in, and the conversation as it stands there.
     kept: Option<KeptSession>,
+    in_file: Vec<Value>,
     /// Files that it was saved to or loaded from.
     own_files: OwnFiles,
 }
@@ -258,6 +260,7 @@ impl Chat {
             return Ok(());
         };
         let Conversation { system, messages } = Conversation::of_session(&kept.notes, kept.path())?;
+        self.in_file = with_system(system.as_deref(), &messages);
         self.system = self.system.take().or(system);
         self.messages = messages;
         note!("[exchanges so far: {}]", self.n_exchanges());
@@ -266,16 +269,19 @@ impl Chat {
 
     /// Saves a conversation that has changed in the session's file. One that waits for results of tools is saved when they are there.
     fn keep(&mut self, model: &Model) -> Result<(), Failure> {
-        let notes = json!({"messages": self.transcript()}).to_string().into_bytes();
+        let messages = self.transcript();
         let is_whole = self.check_whole().is_ok();
         let has_begun = !self.messages.is_empty();
         let Some(kept) = &mut self.kept else {
             return Ok(());
         };
-        if !is_whole || kept.notes == notes || (kept.notes.is_empty() && !has_begun) {
+        if !is_whole || self.in_file == messages || (kept.notes.is_empty() && !has_begun) {
             return Ok(());
         }
-        kept.notes = notes;
+        kept.notes = json!({"model": model.name(), "messages": messages})
+            .to_string()
+            .into_bytes();
+        self.in_file = messages;
         kept.save(model, self.computed.clone())
     }
 

@@ -22,6 +22,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut script = Vec::new();
     generate(args.shell, &mut Cli::command(), "tokenmill", &mut script);
     let script = String::from_utf8(script)
-        .map_err(|error| Failure::unwritable("standard output", &io::Error::other(error)))?;
+        .map_err(|error| Failure::unwritable("standard output", io::Error::other(error)))?;
     output::print(&script)
 }

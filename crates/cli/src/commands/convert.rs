@@ -21,7 +21,8 @@ use crate::{
     model_name::FetchArgs,
     note::note,
     numbers::{count, size},
-    output, progress,
+    output::{self, OverwriteArgs},
+    progress,
     type_names::out_type,
     visible::visible,
 };
@@ -56,6 +57,8 @@ pub(crate) struct Args {
     /// Write the folder's image encoder, which the model needs to see images; its types are auto, f32, f16, bf16 and q8_0
     #[arg(long, conflicts_with_all = ["imatrix", "pre"])]
     mmproj: bool,
+    #[command(flatten)]
+    overwrite: OverwriteArgs,
     /// Say how large the file will be, and write nothing
     #[arg(long)]
     dry_run: bool,
@@ -78,8 +81,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let path = args.fetch.resolve(&args.folder)?;
     let folder = &folder_of(&path)?;
-    if let Some(matrix) = args.importance.imatrix.as_deref().filter(|_| !args.dry_run) {
-        output::refuse_input(&args.output, &[matrix])?;
+    if !args.dry_run {
+        let inputs: Vec<&PathBuf> = args.importance.imatrix.iter().chain([folder]).collect();
+        output::refuse_input(&args.output, &inputs)?;
+        args.overwrite.check(&args.output)?;
     }
     let matrix = args.importance.open()?;
     let mut conversion = if args.mmproj {

@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use tokenmill::{
     Device as DeviceChoice, Error,
     hub::HubSettings,
-    load::{ModelSource, projector_beside},
-    machine::{available_bytes, check_memory, machine_bytes, memory_limit},
+    load::{ModelSource, check_load, projector_beside},
+    machine::{available_bytes, check_memory, fits_with_less_context, machine_bytes, memory_limit},
     speculation::mtp_plan,
 };
 use tokenmill_backend::MemoryPlan;
@@ -33,7 +33,7 @@ use crate::{
         inspect::{file_name, mtp_json},
     },
     failure::Failure,
-    load::{LoadArgs, about_long_context, about_threads, refused},
+    load::{LoadArgs, about_long_context, about_threads},
     memory_words::{beyond_text, plan_text},
     numbers::size_of,
     output,
@@ -221,8 +221,7 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
         }
         Err(error) => {
             if matches!(choice, DeviceChoice::Cuda { .. }) {
-                let n_gpus = args.load.group_size().unwrap_or(1);
-                found.refused = Some(Failure::of_group(error, n_gpus));
+                found.refused = Some(error.into());
             }
             None
         }
@@ -235,7 +234,7 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
     }
     let preferred = gpus.preferred();
     let verdict = match (&found.refused, &found.unloadable) {
-        (Some(failure), _) => Err(failure.message().to_owned()),
+        (Some(failure), _) => Err(failure.message.clone()),
         (None, Some(_)) => Err("the model cannot be loaded with these options".to_owned()),
         (None, None) if args.model.is_some() => Ok("the model can be loaded with these options".to_owned()),
         (None, None) => Ok(format!("`--device auto` computes on {preferred}")),
@@ -359,8 +358,8 @@ impl Examination {
             .hint("`tokenmill inspect FOLDER --quantize TYPE` shows its memory after quantization"));
         }
         let options = choices.network_options(model.descriptor())?;
-        if let Some(failure) = refused(model, &options, &choices.compute) {
-            self.refused = Some(failure);
+        if let Err(error) = check_load(model, &options, &choices.compute) {
+            self.refused = Some(error.into());
         }
         let cpu = (choices.compute.cpu_backend())
             .and_then(|backend| model.plan(&backend, &options))
@@ -383,7 +382,7 @@ impl Examination {
                 Err(error) => Err(error.to_string()),
             },
         );
-        let hint = too_large.as_ref().and_then(Failure::what_to_do);
+        let hint = too_large.as_ref().and_then(|failure| failure.hint.clone());
         self.rows.push(match hint {
             Some(hint) => row.hint(hint),
             None => row,
@@ -392,8 +391,7 @@ impl Examination {
         if let Ok(text) = serve.text() {
             let outcome = if serve.is_too_large() { Err(text) } else { Ok(text) };
             let row = Row::new("serve, CPU", outcome);
-            self.rows
-                .push(row.hint("a smaller context, `-c N`, takes less, and so do `-ctk q8_0 -ctv q8_0`"));
+            self.rows.push(row.hint(serve.what_helps()));
         }
         if let Some(text) = about_threads(&choices.compute) {
             self.rows.push(Row::warning("threads", text));
@@ -426,7 +424,7 @@ impl Examination {
         plans.insert("serve".to_owned(), serve.json());
         let mut cpu_plan = plan_json(cpu.as_ref());
         if let Some(failure) = &too_large {
-            cpu_plan["problem"] = json!(failure.message());
+            cpu_plan["problem"] = json!(failure.message);
         }
         plans.insert("cpu".to_owned(), cpu_plan);
         self.unloadable = too_large.or_else(|| cpu.err().map(Failure::from));
@@ -447,9 +445,12 @@ impl Examination {
                 Err(error) => Err(error.to_string()),
             };
             let row = Row::new("model, GPU", outcome);
-            self.rows.push(
-                row.hint("`-ngl auto` gives the GPU the layers that fit, and `-c N` takes a smaller context"),
-            );
+            let is_context_enough = (gpu.as_ref()).is_ok_and(|plan| fits_with_less_context(plan, room_bytes));
+            self.rows.push(row.hint(if is_context_enough {
+                "`-ngl auto` gives the GPU the layers that fit, and `-c N` takes a smaller context"
+            } else {
+                "`-ngl auto` gives the GPU the layers that fit"
+            }));
             plans.insert("gpu".to_owned(), plan_json(gpu.as_ref()));
         }
         self.json.insert("model".to_owned(), Value::Object(plans));

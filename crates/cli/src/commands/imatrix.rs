@@ -16,7 +16,8 @@ use crate::{
     load::{LoadArgs, about_cut_context},
     note::note,
     numbers::{Limit, counted},
-    output, progress,
+    output::{self, OverwriteArgs},
+    progress,
 };
 
 /// Context where nothing else is said, as in llama.cpp.
@@ -46,6 +47,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = Limit::Unbounded)]
     chunks: Limit,
     #[command(flatten)]
+    overwrite: OverwriteArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
@@ -64,6 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let parts: Vec<&Path> = network.gguf().into_iter().flat_map(GgufFile::paths).collect();
     output::refuse_input(&args.output, &parts)?;
     output::refuse_options(&args.output, &choices)?;
+    args.overwrite.check(&args.output)?;
     output::check_writable(&args.output)?;
     let is_encoder = network.descriptor().is_encoder();
     let tokenizer = source.tokenizer(network.gguf())?;

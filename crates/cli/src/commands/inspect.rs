@@ -13,7 +13,7 @@ use std::{
 use serde_json::{Value as Json, json};
 use tokenmill::{
     Error,
-    load::{ModelSource, Task},
+    load::{ModelSource, Task, check_load},
     speculation::{MtpPlan, mtp_plan},
 };
 use tokenmill_backend::MemoryPlan;
@@ -22,7 +22,7 @@ use tokenmill_model::{LoadError, Model, ModelOptions, WeightInfo};
 
 use crate::{
     failure::Failure,
-    load::{LoadArgs, about_long_context, refused},
+    load::{LoadArgs, about_long_context},
     model_name::ollama_name,
     numbers::size,
     output,
@@ -183,8 +183,8 @@ impl Inspection {
             }
             Err(error) if is_for_an_option(&error) => {
                 let failure = Failure::from(error);
-                let what_to_do = failure.what_to_do().unwrap_or_default();
-                Err(format!("{}; {what_to_do}", failure.message()))
+                let hint = failure.hint.unwrap_or_default();
+                Err(format!("{}; {hint}", failure.message))
             }
             Err(error) => Err(error.to_string()),
         };
@@ -315,7 +315,7 @@ impl Inspection {
             "types": types,
             "memory": memory,
             "runs": self.runs(),
-            "refused": self.refused.as_ref().map(Failure::message),
+            "refused": self.refused.as_ref().map(|failure| &failure.message),
             "mtp": self.plan.as_ref().ok().and_then(|plan| plan.mtp.as_ref()).map(mtp_json),
         })
     }
@@ -470,7 +470,7 @@ impl Inspection {
             line(text, format_args!("\nIt can be run with these options"));
         }
         if let Some(failure) = &self.refused {
-            let reason = failure.message();
+            let reason = &failure.message;
             line(
                 text,
                 format_args!("\nWith these options it cannot be run: {}", visible(reason)),
@@ -508,7 +508,9 @@ fn plan(source: &ModelSource, model: &Model, load: &LoadArgs) -> Result<Result<P
 fn refused_of(model: &Model, load: &LoadArgs) -> Result<Option<Failure>, Failure> {
     let choices = load.options()?;
     let options = choices.network_options(model.descriptor())?;
-    Ok(refused(model, &options, &choices.compute))
+    Ok(check_load(model, &options, &choices.compute)
+        .err()
+        .map(Failure::from))
 }
 
 /// A file's name, for people.

@@ -16,7 +16,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let folder = &args.folder;
-    let unwritable = |error| Failure::unwritable(folder.display(), &error);
+    let unwritable = |error| Failure::unwritable(folder, error);
     fs::create_dir_all(folder).map_err(unwritable)?;
     // A page has room for the types that `--help` lists in one place only, or not at all.
     let with_values =

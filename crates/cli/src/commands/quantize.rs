@@ -20,7 +20,9 @@ use crate::{
     model_name::FetchArgs,
     note::note,
     numbers::{count, size},
-    output, progress,
+    output::{self, OverwriteArgs},
+    progress,
+    swapped::refuse_type_as_output,
     type_names::{preset, read_tensor_type, tensor_type},
     visible::visible,
 };
@@ -63,6 +65,8 @@ pub(crate) struct Args {
     /// Write as many files as the input has, OUTPUT-00001-of-N.gguf and so on
     #[arg(long)]
     keep_split: bool,
+    #[command(flatten)]
+    overwrite: OverwriteArgs,
     /// Say how large the result will be, and write nothing
     #[arg(long)]
     dry_run: bool,
@@ -156,14 +160,11 @@ impl Args {
         Ok(recipe)
     }
 
-    /// Refuses to overwrite input files other than the model. (The library knows the files of the model itself.)
+    /// Refuses to overwrite input files. (The library knows the other parts of the model.)
     fn refuse_inputs(&self) -> Result<(), Failure> {
-        let beside: Vec<&Path> = [&self.importance.imatrix, &self.tensor_type_file]
-            .into_iter()
-            .flatten()
-            .map(PathBuf::as_path)
-            .collect();
-        output::refuse_input(&self.output, &beside)
+        let beside = [&self.importance.imatrix, &self.tensor_type_file];
+        let beside = beside.into_iter().flatten().chain([&self.input]);
+        output::refuse_input(&self.output, &beside.collect::<Vec<_>>())
     }
 
     /// Refuses tensor names that the model does not have: a typo would make another file than intended. Names
@@ -191,6 +192,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 "{} is a folder; name a file in it",
                 args.output.display()
             )));
+        }
+        refuse_type_as_output(&args.output)?;
+        // The names of several parts are known once the input is open.
+        if !args.keep_split {
+            args.overwrite.check(&args.output)?;
         }
     }
     if args.input == Path::new("demo") && !args.input.exists() {
@@ -232,6 +238,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         tell_about(&summary);
         tell_about_size(&summary);
         return output::print_sentence(&format!("{} would be {}", args.preset, sizes(&summary)));
+    }
+    for path in quantizer.outputs(&args.output)? {
+        args.overwrite.check(&path)?;
     }
     // Warnings that may make a person stop are printed before the work.
     let plan = quantizer.plan()?;

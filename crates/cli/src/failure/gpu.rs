@@ -1,71 +1,41 @@
-//! GPUs that cannot be used.
+//! Hints about GPUs that cannot be used.
 //!
-//! Advice here depends on the command line and on the variable that hides GPUs.
+//! They depend on the command line and on the variable that hides GPUs, which the library does not read.
 
 use std::ffi::OsString;
 
 use tokenmill::Error;
-use tokenmill_backend::BackendError;
+use tokenmill_backend::BackendError::{Unavailable, Unsupported, UnsupportedType};
+#[cfg(feature = "cuda")]
+use tokenmill_cuda_exec::CudaExecError::{NoDevice, NoSuchDevice};
 
-use super::Failure;
-
-impl Failure {
-    /// Creates the failure of a load on `n_gpus` GPUs together, for which no device is chosen automatically.
-    pub(crate) fn of_group(error: Error, n_gpus: usize) -> Self {
-        let failure = Self::from(error);
-        if n_gpus > 1 && failure.lacks_gpu {
-            return failure.hint("leave `--tensor-parallel-size` out to compute on the CPU");
+/// Returns the hint about a GPU that cannot be used, if `typed`, the command line, or `visible`, the variable that hides GPUs, has a better
+/// one than the library.
+pub(super) fn hint(error: &Error, typed: &[OsString], visible: Option<&str>) -> Option<String> {
+    let hidden = visible.map(|visible| match visible {
+        "" => "CUDA_VISIBLE_DEVICES is empty, which hides every GPU".to_owned(),
+        _ => format!("CUDA_VISIBLE_DEVICES is `{visible}`, which hides every other GPU"),
+    });
+    match (error, hidden) {
+        // The driver works but does not show the GPU.
+        #[cfg(feature = "cuda")]
+        (Error::Gpu(Unavailable { source }), Some(hidden))
+            if matches!(source.downcast_ref(), Some(NoDevice { .. } | NoSuchDevice { .. })) =>
+        {
+            Some(hidden)
         }
-        failure
-    }
-
-    /// Names the flags that asked for a GPU, where none can be used.
-    pub(crate) fn naming_gpu_flags(self, typed: &[OsString]) -> Self {
-        let flags = gpu_flags(typed);
-        let (asks, them) = match &flags[..] {
-            [_] if self.lacks_gpu => ("asks", "it"),
-            [_, ..] if self.lacks_gpu => ("ask", "them"),
-            _ => return self,
-        };
-        let flags = flags.join("` and `");
-        self.hint(format!(
-            "`{flags}` {asks} for a GPU; without {them} the CPU computes where no GPU can be used"
-        ))
-    }
-
-    /// Marks the failure of a GPU that cannot be used. `visible` is the variable that hides GPUs, and a better reason where it may hide this
-    /// one.
-    pub(super) fn of_gpu(mut self, error: &Error, visible: Option<&str>) -> Self {
-        let hidden = visible.map(|visible| match visible {
-            "" => "CUDA_VISIBLE_DEVICES is empty, which hides every GPU".to_owned(),
-            _ => format!("CUDA_VISIBLE_DEVICES is `{visible}`, which hides every other GPU"),
-        });
-        match (error, hidden) {
-            (Error::Gpu(BackendError::Unavailable { source }), Some(hidden)) if may_be_hidden(&**source) => {
-                self.hint(hidden)
-            }
-            (Error::TooFewGpus { .. }, Some(hidden)) => {
-                let more = self.hint.take().unwrap_or_default();
-                self.hint(format!("{hidden}; {more}"))
-            }
-            (
-                Error::Gpu(
-                    BackendError::Unavailable { .. }
-                    | BackendError::Unsupported { .. }
-                    | BackendError::UnsupportedType { .. },
-                ),
-                _,
-            ) => {
-                self.lacks_gpu = true;
-                self
-            }
-            _ => self,
+        (Error::TooFewGpus { .. }, Some(hidden)) => {
+            Some(format!("{hidden}; {}", error.hint()?.for_program()))
         }
+        (Error::Gpu(Unavailable { .. } | Unsupported { .. } | UnsupportedType { .. }), _) => {
+            without_flags(typed)
+        }
+        _ => None,
     }
 }
 
-/// The flags of a command line that ask for a GPU, with their values.
-fn gpu_flags(typed: &[OsString]) -> Vec<String> {
+/// Says what leaving out the flags that ask for a GPU does.
+fn without_flags(typed: &[OsString]) -> Option<String> {
     let words: Vec<&str> = (typed.iter())
         .map_while(|word| Some(word.to_str().unwrap_or_default()).filter(|&word| word != "--"))
         .collect();
@@ -74,72 +44,62 @@ fn gpu_flags(typed: &[OsString]) -> Vec<String> {
             Some((name, value)) => (name, Some(value)),
             None => (words[idx], words.get(idx + 1).copied()),
         };
-        match name {
-            "-cmoe" | "--cpu-moe" => Some(name.to_owned()),
-            "-dev" | "--device" | "-ngl" | "--gpu-layers" | "--n-gpu-layers" if value == Some("auto") => None,
-            "-dev" | "--device" | "-ngl" | "--gpu-layers" | "--n-gpu-layers" | "-ncmoe" | "--n-cpu-moe"
-            | "--place" | "--gpu-batch" => Some(format!("{name} {}", value?)),
-            _ => None,
-        }
+        let asks = match name {
+            "-cmoe" | "--cpu-moe" => return Some(name.to_owned()),
+            "-dev" | "--device" | "-ngl" | "--gpu-layers" | "--n-gpu-layers" => value? != "auto",
+            "-tp" | "--tensor-parallel-size" => value? != "1",
+            _ => ["-ncmoe", "--n-cpu-moe", "--place", "--gpu-batch"].contains(&name),
+        };
+        value.filter(|_| asks).map(|value| format!("{name} {value}"))
     };
-    (0..words.len()).filter_map(flag).collect()
+    let (group, flags): (Vec<String>, Vec<String>) = (0..words.len())
+        .filter_map(flag)
+        .partition(|flag| flag.starts_with("-tp ") || flag.starts_with("--tensor"));
+    let (asks, them) = match (&flags[..], &group[..]) {
+        ([], []) => return None,
+        ([], _) => return Some("leave `--tensor-parallel-size` out to compute on the CPU".to_owned()),
+        ([_], _) => ("asks", "it"),
+        _ => ("ask", "them"),
+    };
+    let flags = flags.join("` and `");
+    Some(format!(
+        "`{flags}` {asks} for a GPU; without {them} the CPU computes where no GPU can be used"
+    ))
 }
 
-/// Whether the driver works but does not show the GPU.
-#[cfg(feature = "cuda")]
-fn may_be_hidden(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
-    use tokenmill_cuda_exec::CudaExecError;
-    matches!(
-        error.downcast_ref(),
-        Some(CudaExecError::NoDevice { .. } | CudaExecError::NoSuchDevice { .. })
-    )
-}
-
-#[cfg(not(feature = "cuda"))]
-fn may_be_hidden(_: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
-    false
-}
-
-#[cfg(test)]
+#[cfg(all(test, feature = "cuda"))]
 mod tests {
+    use tokenmill_cuda_exec::CudaExecError::{self, NoDriver};
+
     use super::*;
 
     #[test]
-    fn flags_that_ask_for_a_gpu_are_named_as_typed() {
-        let check = |line: &str, expected: &[&str]| {
+    fn flags_that_ask_for_a_gpu_are_named_unless_it_is_hidden() {
+        let check = |source: CudaExecError, visible: Option<&str>, line: &str, expected: &str| {
             let typed: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-            assert_eq!(gpu_flags(&typed), expected, "{line}");
-        };
-        check("tokenmill run x y --device cuda", &["--device cuda"]);
-        check("tokenmill run x y -ngl=99 --device auto", &["-ngl 99"]);
-        check(
-            "tokenmill run x y -cmoe --device cuda:1 -ngl auto",
-            &["-cmoe", "--device cuda:1"],
-        );
-        check("tokenmill run x y --gpu-batch auto", &["--gpu-batch auto"]);
-        check("tokenmill run x -n 2 -- --device cuda", &[]);
-    }
-
-    #[cfg(feature = "cuda")]
-    #[test]
-    fn a_hidden_gpu_is_told_from_a_missing_one() {
-        use tokenmill_cuda_exec::CudaExecError;
-
-        let failure = |source: CudaExecError, visible: Option<&str>| {
             let source = Box::new(source);
-            let error = Error::Gpu(BackendError::Unavailable { source });
-            Failure::work("x").hint("y").of_gpu(&error, visible)
+            let hint = hint(&Error::Gpu(Unavailable { source }), &typed, visible).unwrap_or_default();
+            assert!(hint.starts_with(expected), "{hint}");
+            assert_eq!(hint.is_empty(), expected.is_empty(), "{hint}");
         };
-        let no_device = || CudaExecError::NoDevice {
-            reason: "none".to_owned(),
+        for (line, expected) in [
+            ("--device cuda", "`--device cuda` asks for a GPU; without it "),
+            ("-ngl=99 --device auto", "`-ngl 99` asks"),
+            (
+                "-cmoe -dev cuda:1 -ngl auto -tp 2",
+                "`-cmoe` and `-dev cuda:1` ask",
+            ),
+            ("--gpu-batch auto", "`--gpu-batch auto` asks"),
+            ("--tensor-parallel-size=2", "leave `--tensor-parallel-size`"),
+            ("-tp 1 -- --device cuda", ""),
+        ] {
+            check(NoDriver, Some(""), line, expected);
+        }
+        let unseen = || NoDevice {
+            reason: String::new(),
         };
-        let check = |failure: &Failure, hint: &str, lacks_gpu: bool| {
-            assert!(failure.line().contains(hint), "{}", failure.line());
-            assert_eq!(failure.lacks_gpu, lacks_gpu, "{}", failure.line());
-        };
-        check(&failure(no_device(), Some("")), "is empty", false);
-        check(&failure(no_device(), Some("3")), "`3`", false);
-        check(&failure(no_device(), None), "(hint: y)", true);
-        check(&failure(CudaExecError::NoDriver, Some("")), "(hint: y)", true);
+        check(unseen(), Some(""), "-ngl 9", "CUDA_VISIBLE_DEVICES is empty");
+        check(unseen(), Some("3"), "-ngl 9", "CUDA_VISIBLE_DEVICES is `3`");
+        check(unseen(), None, "-ngl 9", "`-ngl 9` asks");
     }
 }

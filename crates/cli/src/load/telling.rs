@@ -48,9 +48,7 @@ pub(crate) fn load_opened(
     network: &Network,
     options: &LoadOptions,
 ) -> Result<Model, Failure> {
-    let model = with_progress(options.compute.n_gpus, |on_progress| {
-        options.load_opened(source, network, on_progress)
-    })?;
+    let model = with_progress(|on_progress| options.load_opened(source, network, on_progress))?;
     tell_about_threads(model.device(), &options.compute);
     if let Some(draft) = model.draft() {
         say_draft(draft, model.n_ctx());
@@ -76,9 +74,7 @@ pub(crate) fn load_network(
     options: &ModelOptions,
     compute: &Compute,
 ) -> Result<Loaded, Failure> {
-    let loaded = with_progress(compute.n_gpus, |on_progress| {
-        tokenmill::load::load(network, options, compute, on_progress)
-    })?;
+    let loaded = with_progress(|on_progress| tokenmill::load::load(network, options, compute, on_progress))?;
     let n_ctx = loaded.executor.limits().n_ctx;
     tell_about_threads(&loaded.device, compute);
     tell_about_load(&loaded.device, n_ctx, network.descriptor().n_ctx_train);
@@ -88,7 +84,6 @@ pub(crate) fn load_network(
 }
 
 fn with_progress<T>(
-    n_gpus: usize,
     load: impl FnOnce(&mut dyn FnMut(LoadProgress)) -> Result<T, tokenmill::Error>,
 ) -> Result<T, Failure> {
     // The bar ticks, and would write over the plan of a split, which is shown before the first byte.
@@ -100,7 +95,7 @@ fn with_progress<T>(
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    loaded.map_err(|error| Failure::of_group(error, n_gpus))
+    Ok(loaded?)
 }
 
 /// Says where `--batch-invariant` is nothing new.

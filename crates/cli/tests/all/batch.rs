@@ -12,7 +12,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::support::{arg, command, tokenmill};
+use crate::support::{DEMO_GGUF, arg, command, tokenmill};
 
 /// A greedy completion as a line.
 fn completion(custom_id: &str, prompt: &str, max_tokens: usize) -> String {
@@ -54,6 +54,40 @@ fn batch_writes_files_only_and_reads_lines_with_an_end() {
         line.contains("line 1 of ") && line.contains(" is longer than "),
         "{line}"
     );
+}
+
+#[test]
+fn a_file_without_a_request_is_no_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in"), folder.path().join("out.jsonl"));
+    for (text, fault) in [
+        (
+            "name,age\nAnn,7\n",
+            ": line 1: expected ident at column 2 (hint: ",
+        ),
+        (
+            "\n{\"prompt\": \"Hi\"}\n",
+            ": line 2: `custom_id` is missing or not a string (hint: ",
+        ),
+        ("[]", ": line 1: the line is not a JSON object (hint: "),
+        (" \n\n", " (hint: "),
+        ("", " (hint: "),
+    ] {
+        fs::write(&input, text).unwrap();
+        let line = tokenmill(["batch", "demo", arg(&input), arg(&output)]).failed(3);
+        let begin = format!(
+            "error: {} holds no request of a batch{fault}a line is {{\"custom_id\": ",
+            input.display()
+        );
+        assert!(line.starts_with(&begin), "{line}");
+    }
+    fs::write(&input, DEMO_GGUF).unwrap();
+    let line = tokenmill(["batch", "demo", arg(&input), arg(&output)]).failed(3);
+    assert!(
+        line.contains("is a GGUF file, and a text is expected here"),
+        "{line}"
+    );
+    assert!(!output.exists(), "no file is begun");
 }
 
 #[test]

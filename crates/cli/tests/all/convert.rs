@@ -118,6 +118,7 @@ fn a_folder_is_converted_with_an_importance_matrix_of_its_own() {
             ty,
             "--imatrix",
             arg(matrix),
+            "--overwrite",
         ];
         tokenmill([&args[..], extra].concat())
     };
@@ -289,6 +290,19 @@ fn what_is_no_folder_to_convert_is_told_from_one() {
             "{line}"
         );
     }
+    let encoder = data.join("vision/gemma3/mmproj-model.gguf");
+    for args in [
+        &["run", arg(&encoder), "x"][..],
+        &["bench", arg(&encoder), "-p", "4", "-n", "0"],
+    ] {
+        let line = tokenmill(args).failed(3);
+        assert!(
+            line.ends_with(
+                "this file is an image encoder, not a model (hint: give it with `--mmproj FILE` and the file of its model)"
+            ),
+            "{line}"
+        );
+    }
     let line = tokenmill([
         "quantize",
         arg(&adapter.join("adapter-F32.gguf")),
@@ -302,9 +316,13 @@ fn what_is_no_folder_to_convert_is_told_from_one() {
     let own = target.path().join("own");
     copy_files(&folder(), &own);
     let inside = own.join("out.gguf");
-    for _ in 0..2 {
-        tokenmill(["convert", arg(&own), arg(&inside)]).ok();
-    }
+    tokenmill(["convert", arg(&own), arg(&inside)]).ok();
+    tokenmill(["convert", arg(&own), arg(&inside), "--overwrite"]).ok();
+    let line = tokenmill(["convert", arg(&own), arg(&inside)]).failed(2);
+    assert!(
+        line.ends_with("out.gguf already exists (hint: `--overwrite` replaces it; or give another name)"),
+        "{line}"
+    );
 }
 
 #[test]

@@ -55,9 +55,12 @@ fn writers(folder: &Path) -> Vec<(Vec<String>, usize)> {
     let chunks = ["-c", "64", "--chunks", "2"];
     let line = |args: &[&str], place: usize| (args.iter().map(|&arg| arg.to_owned()).collect(), place);
     vec![
-        line(&["quantize", arg(&model), "q8_0"], 2),
-        line(&["convert", arg(&hf)], 2),
-        line(&[&["imatrix", "demo", arg(&text)], &chunks[..]].concat(), 3),
+        line(&["quantize", arg(&model), "q8_0", "--overwrite"], 2),
+        line(&["convert", arg(&hf), "--overwrite"], 2),
+        line(
+            &[&["imatrix", "demo", arg(&text), "--overwrite"], &chunks[..]].concat(),
+            3,
+        ),
         line(
             &[&["perplexity", "demo", arg(&text), "--save-logits"], &chunks[..]].concat(),
             4,
@@ -123,9 +126,9 @@ fn a_disk_that_is_too_small_is_told_before_the_work() {
     let older = [7; 100];
     fs::write(&output, older).unwrap();
     for args in [
-        &["quantize", arg(&broken), arg(&output), "q8_0"][..],
+        &["quantize", arg(&broken), arg(&output), "q8_0", "--overwrite"][..],
         &["quantize", arg(&parts[0]), arg(&output), "q8_0", "--keep-split"],
-        &["convert", arg(&hf), arg(&output), "--type", "f32"],
+        &["convert", arg(&hf), arg(&output), "--type", "f32", "--overwrite"],
         &[
             "perplexity",
             "demo",
@@ -135,7 +138,15 @@ fn a_disk_that_is_too_small_is_told_before_the_work() {
             "-c",
             "64",
         ],
-        &["imatrix", "demo", arg(&text), arg(&output), "-c", "64"],
+        &[
+            "imatrix",
+            "demo",
+            arg(&text),
+            arg(&output),
+            "-c",
+            "64",
+            "--overwrite",
+        ],
     ] {
         let outcome = tokenmill(args);
         assert_eq!(
@@ -186,14 +197,14 @@ fn programs_that_write_one_name_at_once_leave_one_whole_file() {
     let types = ["q8_0", "f16", "q8_0", "bf16"];
     let expected = types.map(|ty| {
         let path = folder.path().join(format!("{ty}.gguf"));
-        tokenmill(["quantize", arg(&input), arg(&path), ty]).ok();
+        tokenmill(["quantize", arg(&input), arg(&path), ty, "--overwrite"]).ok();
         fs::read(path).unwrap()
     });
     let own = tempfile::tempdir().unwrap();
     let output = own.path().join("out.gguf");
     for _ in 0..5 {
         let running = types.map(|ty| {
-            let mut program = command(["quantize", arg(&input), arg(&output), ty]);
+            let mut program = command(["quantize", arg(&input), arg(&output), ty, "--overwrite"]);
             program.stdout(Stdio::piped()).stderr(Stdio::piped());
             program.spawn().expect("the program starts")
         });

@@ -122,7 +122,16 @@ fn the_importance_of_an_encoders_weights_is_measured() {
             continue;
         };
         let [matrix, with, without] = ["imatrix", "with", "without"].map(|end| folder.path().join(end));
-        let said = tokenmill(["imatrix", arg(&model), arg(&text), arg(&matrix), "-c", "64"]).ok();
+        let said = tokenmill([
+            "imatrix",
+            arg(&model),
+            arg(&text),
+            arg(&matrix),
+            "-c",
+            "64",
+            "--overwrite",
+        ])
+        .ok();
         assert!(said.contains("of 64 tokens"), "{said}");
         comparisons.compared(1);
         // An already quantized model is not quantized again.
@@ -130,7 +139,14 @@ fn the_importance_of_an_encoders_weights_is_measured() {
             continue;
         }
         let quantize = |out: &Path, more: &[&str]| {
-            tokenmill([&["quantize", arg(&model), arg(out), "q4_k_m"], more].concat()).ok();
+            tokenmill(
+                [
+                    &["quantize", arg(&model), arg(out), "q4_k_m", "--overwrite"],
+                    more,
+                ]
+                .concat(),
+            )
+            .ok();
             fs::read(out).unwrap()
         };
         let weighed = quantize(&with, &["--imatrix", arg(&matrix)]);

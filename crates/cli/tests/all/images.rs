@@ -140,7 +140,7 @@ fn what_convert_says_of_encoders() {
     said.ok();
     // A folder without an encoder.
     let plain = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/parity/qwen2/hf");
-    let line = tokenmill(["convert", arg(&plain), arg(&output), "--mmproj"]).failed(3);
+    let line = tokenmill(["convert", arg(&plain), arg(&output), "--mmproj", "--overwrite"]).failed(3);
     assert!(line.contains("the folder has no image encoder"), "{line}");
     // The network of a folder that has one.
     let both = tempfile::tempdir().unwrap();
@@ -158,7 +158,14 @@ fn what_convert_says_of_encoders() {
         "model": {"type": "BPE", "vocab": letters, "merges": []},
     });
     fs::write(both.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    let said = tokenmill(["convert", arg(both.path()), arg(&output), "--pre", "gpt-2"]);
+    let said = tokenmill([
+        "convert",
+        arg(both.path()),
+        arg(&output),
+        "--pre",
+        "gpt-2",
+        "--overwrite",
+    ]);
     assert!(
         said.stderr.contains("the file has no image encoder"),
         "{}",

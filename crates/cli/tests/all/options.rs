@@ -72,7 +72,6 @@ fn what_the_parser_refuses_is_one_line() {
         "run demo x --temp",
         "run demo x --temp 1 --temp 2",
         "run demo x --json=3",
-        "run demo x --json --json",
         "run demo x --json-schema a --regex b",
         "perplexity demo text.txt --kl-base logits.bin",
         "serve demo --port 70000",
@@ -172,6 +171,85 @@ fn flags_of_llama_cpp_are_answered_by_name() {
 }
 
 #[test]
+fn flags_of_other_programs_tools_are_answered_by_name() {
+    let lines: Vec<String> = [
+        "perplexity demo text.txt -f text.txt",
+        "perplexity demo text.txt --hellaswag",
+        "perplexity demo text.txt --kl-divergence",
+        "perplexity demo text.txt --ppl-stride 4 --temp 1",
+        "imatrix demo text.txt out.gguf -o out.gguf",
+        "imatrix demo text.txt out.gguf -ofreq 10",
+        "imatrix demo text.txt out.gguf --process-output",
+        "imatrix demo text.txt out.gguf --in-file a.gguf --parse-special",
+        "quantize in.gguf out.gguf q8_0 --include-weights attn_v",
+        "quantize in.gguf out.gguf q8_0 --prune-layers 3",
+        "quantize in.gguf out.gguf q8_0 --override-kv a=int:1",
+        "quantize in.gguf out.gguf q8_0 8",
+        "convert folder --outfile out.gguf",
+        "convert folder out.gguf --vocab-only",
+        "convert folder out.gguf --bigendian --split-max-size 2G",
+        "bench-serve http://127.0.0.1:1 --num-prompts 9",
+        "bench-serve http://127.0.0.1:1 --dataset-name random --request-rate 4",
+        "bench-serve http://127.0.0.1:1 --temperature 0",
+    ]
+    .iter()
+    .map(|line| format!("{line}\n  {}", refused(line, 2)))
+    .collect();
+    insta::assert_snapshot!(lines.join("\n"));
+    // Flags that change nothing are left out.
+    let line = refused(
+        "convert no-folder out.gguf --no-lazy --verbose --use-temp-file",
+        3,
+    );
+    assert!(
+        line.starts_with("ignored: `--no-lazy` (nothing to set), "),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_switch_that_is_given_twice_is_on() {
+    let args = ["run", "--raw", "demo", "Hi", "-n", "1"];
+    let twice = ["--json", "--json", "--no-mmap", "--no-mmap"];
+    let text = tokenmill([&args[..], &twice].concat()).ok();
+    assert!(text.starts_with('{'), "{text}");
+}
+
+#[test]
+fn times_are_seconds_or_have_a_unit() {
+    for option in [
+        "--request-timeout",
+        "--queue-timeout",
+        "--write-timeout",
+        "--drain-timeout",
+    ] {
+        for time in ["0", "5min", "soon"] {
+            let line = refused(&format!("serve demo {option} {time}"), 2);
+            let expected = format!(
+                "error: `{time}` is not a value for `{option}`: expected a time of more than 0 seconds, such as 30, 90s, 5m or 1h30m"
+            );
+            assert_eq!(line, expected);
+        }
+    }
+    let line = refused("bench-serve http://127.0.0.1:1 --mix plain=1 --seconds soon", 2);
+    assert!(line.contains("such as 30, 90s, 5m or 1h30m"), "{line}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn times_with_units_are_obeyed() {
+    let wait = |time: &str| {
+        let server = crate::server::Server::start(&["demo", "-c", "512", "--request-timeout", time]);
+        let body = r#"{"prompt":"Once upon a time","max_tokens":400,"ignore_eos":true}"#;
+        let (status, _) = server.ask("POST", "/v1/completions", body);
+        server.end();
+        status
+    };
+    assert_eq!(wait("1ms"), 504);
+    assert_eq!(wait("5m"), 200);
+}
+
+#[test]
 fn commands_of_other_programs_are_answered_by_name() {
     let lines: Vec<String> = [
         "pull llama3",
@@ -220,7 +298,7 @@ fn a_context_that_cannot_be_had_is_spoken_of_as_such() {
     );
     insta::assert_snapshot!(
         refused("serve demo --port 0 -c 4000000000 --kv-cache-tokens 4294967295", 2),
-        @"error: the size of all contexts together, in pages of 16 tokens, is 268435456, expected at most 268435455 (hint: give a smaller context with `-c N`, or fewer sequences, or fewer tokens with `--kv-cache-tokens N`)"
+        @"error: the size of all contexts together, in pages of 16 tokens, is 268435456, expected at most 268435455 (hint: give fewer tokens with `--kv-cache-tokens N`, or fewer sequences)"
     );
     // Terabytes of keys and values; a machine that has them grants the context.
     let outcome = tokenmill(["run", "--raw", "demo", "x", "-n", "1", "-c", "4000000000"]);

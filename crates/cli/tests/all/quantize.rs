@@ -79,7 +79,14 @@ fn ternary_types_of_a_model_that_was_not_trained_for_them_are_warned_of() {
         ["demo.gguf", "small.gguf", "floats.gguf", "again.gguf"].map(|name| folder.path().join(name));
     fs::write(&demo, DEMO_GGUF).unwrap();
     let said = |from: &Path, to: &Path, ty: &str| {
-        let outcome = tokenmill(["quantize", arg(from), arg(to), ty, "--allow-requantize"]);
+        let outcome = tokenmill([
+            "quantize",
+            arg(from),
+            arg(to),
+            ty,
+            "--allow-requantize",
+            "--overwrite",
+        ]);
         let said = outcome.stderr.clone();
         outcome.ok();
         said.contains("are not ternary, and the result will hardly be usable")
@@ -154,6 +161,53 @@ fn a_split_file_stays_split_where_that_is_asked_for() {
             "out.gguf"
         ]
     );
+}
+
+#[test]
+fn an_output_that_is_there_is_replaced_only_on_demand() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = model(folder.path());
+    let parts = split_in_two(&GgufFile::open(&whole).unwrap(), folder.path(), "m");
+    let older = |name: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, "older").unwrap();
+        path
+    };
+    let (output, part) = (older("out.gguf"), older("split-00002-of-00002.gguf"));
+    let split = folder.path().join("split.gguf");
+    for (args, there) in [
+        (&[arg(&whole), arg(&output), "q8_0"][..], &output),
+        (&[arg(&parts[0]), arg(&split), "q8_0", "--keep-split"], &part),
+    ] {
+        let args = [&["quantize"][..], args].concat();
+        let expected = format!(
+            "error: {} already exists (hint: `--overwrite` replaces it; or give another name)",
+            there.display()
+        );
+        assert_eq!(tokenmill(&args).failed(2), expected);
+        assert_eq!(fs::read(there).unwrap(), b"older");
+        tokenmill([&args[..], &["--dry-run"]].concat()).ok();
+        tokenmill([&args[..], &["--overwrite"]].concat()).ok();
+        assert!(GgufFile::open(there).is_ok());
+    }
+}
+
+#[test]
+fn a_type_in_the_outputs_place_is_told_from_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = model(folder.path());
+    let line = tokenmill(["quantize", arg(&input), "q4_k_m", "out.gguf"]).failed(2);
+    assert_eq!(
+        line,
+        "error: `q4_k_m` is a type, and OUTPUT is expected in its place (hint: the type comes last: `tokenmill quantize INPUT out.gguf \
+         q4_k_m`)"
+    );
+    let line = tokenmill(["quantize", arg(&input), "Q4_K_M", "q8_0"]).failed(2);
+    assert!(
+        line.starts_with("error: `Q4_K_M` is a type, and OUTPUT is expected in its place"),
+        "{line}"
+    );
+    assert_eq!(names(folder.path()), ["model.gguf"]);
 }
 
 #[test]
@@ -266,7 +320,7 @@ fn what_quantize_refuses_leaves_nothing() {
         "--allow-requantize",
     ])
     .ok();
-    let line = tokenmill(["quantize", arg(&again), arg(&output), "q8_0"]).failed(3);
+    let line = tokenmill(["quantize", arg(&again), arg(&output), "q8_0", "--overwrite"]).failed(3);
     assert!(
         line.contains("as Q4_0, and as Q8_0 it would be larger and no better"),
         "{line}"

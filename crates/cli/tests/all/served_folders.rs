@@ -123,6 +123,38 @@ fn a_folder_is_looked_through_again() {
 }
 
 #[test]
+fn files_that_cannot_be_read_are_not_offered_to_ollamas_clients() {
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), "a.gguf", DEMO_GGUF);
+    put(folder.path(), "cut.gguf", &DEMO_GGUF[..1000]);
+    put(folder.path(), "notes.gguf", b"only a text");
+    let server = Server::start(&["--models-dir", arg(folder.path()), "-c", "64"]);
+    let offered = || -> Vec<String> {
+        let (_, tags) = server.ask("GET", "/api/tags", "");
+        let models = tags["models"].as_array().expect("a list").iter();
+        models
+            .map(|model| model["name"].as_str().expect("a name").to_owned())
+            .collect()
+    };
+    let wait_for = |expected: &[&str]| {
+        let began = Instant::now();
+        while offered() != expected {
+            assert!(began.elapsed() < Duration::from_mins(1), "{:?}", offered());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    wait_for(&["a:latest"]);
+    // Lists with a field for the state have them, and requests get the reason.
+    let (_, list) = server.ask("GET", "/v1/models", "");
+    assert_eq!(list["data"][1]["id"], "cut", "{list}");
+    assert_eq!(list["data"][1]["status"]["failed"], true, "{list}");
+    assert_eq!(server.complete("cut").0, 503);
+    put(folder.path(), "cut.gguf", DEMO_GGUF);
+    wait_for(&["a:latest", "cut:latest"]);
+    server.end();
+}
+
+#[test]
 fn a_model_of_the_hub_is_called_with_its_type_or_without() {
     let cache = tempfile::tempdir().unwrap();
     let commit = "0123456789".repeat(4);

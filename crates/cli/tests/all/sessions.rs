@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 
-use crate::support::{Outcome, arg, tokenmill, tokenmill_with};
+use crate::support::{DEMO_GGUF, Outcome, arg, tokenmill, tokenmill_with};
 
 const STORY: &str =
     "Once upon a time there was a little girl who lived in a small house near the forest with her mother";
@@ -146,6 +146,54 @@ fn a_chat_goes_on_where_it_ended() {
     let run = run(STORY, "4", Some(&session), &[]);
     assert_eq!(run.code, 0, "{}", run.stderr);
     assert_eq!(messages(&session).0, both[..2], "a run keeps the notes");
+}
+
+#[test]
+fn a_chat_with_another_model_names_both() {
+    let folder = tempfile::tempdir().unwrap();
+    let [demo, other, session] = ["demo.gguf", "other.gguf", "talk"].map(|name| folder.path().join(name));
+    fs::write(&demo, DEMO_GGUF).unwrap();
+    tokenmill(["quantize", arg(&demo), arg(&other), "q4_0", "--allow-requantize"]).ok();
+    let chat = |model: &Path, input: &str| {
+        let args = [
+            "chat",
+            arg(model),
+            "--temp",
+            "0",
+            "-n",
+            "40",
+            "--session",
+            arg(&session),
+        ];
+        let outcome = tokenmill_with(&args, input);
+        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+        outcome
+    };
+    let continues = |of: &str, with: &str| {
+        let path = session.display();
+        format!(
+            "[the last answer in {path} is of the model {of}; the conversation continues with {with} and is computed again]"
+        )
+    };
+    chat(&demo, "What is 3 + 4?\n");
+    let kept = fs::read(&session).unwrap();
+    let looked = chat(&other, "/show messages\n");
+    assert!(
+        looked.stderr.contains(&continues("demo.gguf", "other.gguf")),
+        "{}",
+        looked.stderr
+    );
+    assert!(looked.stdout.contains("3 + 4 = 7."), "{}", looked.stdout);
+    assert_eq!(fs::read(&session).unwrap(), kept, "nothing was said");
+    chat(&other, "Hi\n");
+    let back = chat(&demo, "/show messages\n").stderr;
+    assert!(back.contains(&continues("other.gguf", "demo.gguf")), "{back}");
+    // The model of the last answer needs no word.
+    let again = chat(&other, "/show messages\n").stderr;
+    assert!(
+        again.contains("tokens restored from") && !again.contains("the last answer"),
+        "{again}"
+    );
 }
 
 #[test]

@@ -147,6 +147,21 @@ fn models_without_room_are_warned_of_at_the_start() {
 }
 
 #[test]
+fn a_budget_beyond_the_machines_memory_is_warned_of() {
+    for (budget, is_too_much) in [("900TiB", true), ("1GiB", false)] {
+        // A GPU's memory would count too.
+        let hidden = [("CUDA_VISIBLE_DEVICES", std::ffi::OsStr::new(""))];
+        let args = ["demo", "--memory-budget", budget, "-c", "64"];
+        let server = Server::start_with_variables(&hidden, &args);
+        assert_eq!(
+            server.has_warned("the memory budget is 921600.00 GiB, and this machine has "),
+            is_too_much
+        );
+        server.end();
+    }
+}
+
+#[test]
 fn models_of_the_command_line_and_of_a_folder_are_pinned() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["a.gguf", "b.gguf", "c.gguf"] {
@@ -287,6 +302,11 @@ fn a_folders_models_come_and_go_within_the_budget() {
         (status, &answer["error"]["code"]),
         (503, &json!("model_too_large")),
         "{answer}"
+    );
+    let text = answer["error"]["message"].as_str().expect("a text");
+    assert!(
+        text.ends_with("; its option `--memory-budget` sets the budget, and `-c` the context of each model"),
+        "{text}"
     );
     server.end();
 }
@@ -448,11 +468,23 @@ fn wrong_models_are_refused_before_anything_is_served() {
         2,
         "is too small for any model",
     );
-    refused(
-        &["demo", "--memory-budget", "1MB"],
-        3,
-        "tokens, and the memory budget is 976.6 KiB",
-    );
+    for (args, expected) in [
+        (
+            &["demo", "--memory-budget", "1MB"][..],
+            "tokens, and the memory budget is 976.6 KiB (hint: no context is small enough: give a larger `--memory-budget`, or take a \
+             smaller model)",
+        ),
+        (
+            &["demo", "-c", "100000", "--memory-budget", "20MB"],
+            "(hint: give a smaller context with `-c N`, or a larger `--memory-budget`)",
+        ),
+        (
+            &["demo", "--kv-cache-tokens", "100000", "--memory-budget", "20MB"],
+            "(hint: give fewer tokens with `--kv-cache-tokens N`, or a larger `--memory-budget`)",
+        ),
+    ] {
+        refused(args, 3, expected);
+    }
     refused(&["demo", "--idle-unload", "soon"], 2, "expected a time");
     refused(
         &["demo", "--media-path", "no-such-folder"],

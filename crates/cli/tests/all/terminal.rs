@@ -65,7 +65,7 @@ fn long_work_shows_how_fast_it_is_and_what_is_left() {
         "iq4_nl",
         "--allow-requantize",
     ];
-    for args in [&quantize[..], &["convert", hf, arg(&output)]] {
+    for args in [&quantize[..], &["convert", hf, arg(&output), "--overwrite"]] {
         let Some(shown) = on_terminal(args, "") else {
             return skip();
         };

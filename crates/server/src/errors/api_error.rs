@@ -131,8 +131,8 @@ pub enum ApiError {
     },
     /// The model takes more memory than there can be for it.
     #[error(
-        "the model `{model}` needs {}, and the server's memory budget is {}{}; its `--memory-budget`, or a smaller \
-         `ctx-size` of the model, changes that",
+        "the model `{model}` needs {}, and the server's memory budget is {}{}; its option `--memory-budget` sets the \
+         budget, and `-c` the context of each model",
         bytes(*needed_bytes),
         bytes(*budget_bytes),
         if *pinned_bytes > 0 { format!(", of which models that stay take {}", bytes(*pinned_bytes)) } else { String::new() }

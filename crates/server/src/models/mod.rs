@@ -160,6 +160,13 @@ pub(crate) struct Listed {
     pub(crate) has_chat_template: Option<bool>,
 }
 
+impl Listed {
+    /// Whether nothing could be read of the model's files, so that it cannot be loaded.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        self.status.failure.is_some() && self.facts.is_none()
+    }
+}
+
 impl From<Arc<App>> for Models {
     /// A server of one model.
     fn from(app: Arc<App>) -> Self {

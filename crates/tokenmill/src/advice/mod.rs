@@ -9,11 +9,18 @@ mod of_files;
 mod of_hub;
 mod of_load;
 
+use std::path::Path;
+
 use tokenmill_backend::{BackendError, StepError};
+use tokenmill_convert::ConvertError;
 use tokenmill_model::LoadError;
 use tokenmill_sched::EngineError;
 
-use crate::{Error, machine::MemoryLimit};
+use crate::{
+    Error,
+    machine::{MemoryLimit, fits_with_less_context},
+    session_error::SessionError,
+};
 pub use hint::Hint;
 pub use of_files::MAKE_ROOM;
 #[cfg(feature = "hub")]
@@ -78,7 +85,15 @@ impl Error {
             | Self::TooFewGpus { .. }
             | Self::Calibration { .. }
             | Self::NoRoomToGuess { .. } => ErrorKind::Device,
-            Self::MakeFolder { .. } => ErrorKind::Output,
+            Self::MakeFolder { .. }
+            | Self::Session {
+                source:
+                    SessionError::Unidentified
+                    | SessionError::NotReadable
+                    | SessionError::TooLarge { .. }
+                    | SessionError::NoSpace { .. },
+                ..
+            } => ErrorKind::Output,
             Self::Write { source, .. } => of_files::kind_of_write(source),
             Self::Convert(error) => of_files::kind(error),
             #[cfg(feature = "hub")]
@@ -88,6 +103,16 @@ impl Error {
             Self::Draft { source, .. } => source.kind(),
             Self::Engine(error) => engine_kind(error),
             _ => ErrorKind::Input,
+        }
+    }
+
+    /// Returns the path of the model's file, if that does not exist.
+    pub fn missing_file(&self) -> Option<&Path> {
+        match self {
+            Self::Gguf(error)
+            | Self::Load(LoadError::Gguf(error))
+            | Self::Convert(ConvertError::Gguf(error)) => of_files::missing_file(error),
+            _ => None,
         }
     }
 
@@ -151,20 +176,28 @@ impl Error {
             }
             Self::GroupNotWhole => Hint::new("leave out {gpus}, or the options that place parts on the CPU"),
             Self::NothingOnGpu => Hint::new("{layers-none} computes on the CPU alone"),
-            Self::HostPartTooLarge { .. } => Hint::new(
-                "give the GPU more of it with a larger {layers}, or a smaller context with {context}",
-            ),
+            Self::HostPartTooLarge {
+                needed_bytes,
+                kv_bytes,
+                memory_bytes,
+            } => Hint::new(if needed_bytes.saturating_sub(*kv_bytes) > *memory_bytes {
+                "give the GPU more of it with a larger {layers}"
+            } else {
+                "give the GPU more of it with a larger {layers}, or a smaller context with {context}"
+            }),
             Self::NoExperts => Hint::new("leave out {experts}"),
-            Self::NotEnoughMemory {
-                limit: MemoryLimit::AddressSpace { .. },
-                ..
-            } => Hint::new("raise `ulimit -v`, or take a smaller context with {context}"),
             Self::NotEnoughMemory { plan, limit } => {
-                if plan.total_bytes().saturating_sub(plan.kv_bytes) as u64 > limit.n_bytes() {
-                    Hint::new("no context is small enough; take a model of fewer or smaller weights")
-                } else {
-                    Hint::new("give a smaller context with {context}")
-                }
+                let is_context_enough = fits_with_less_context(plan, limit.n_bytes());
+                Hint::new(match (limit, is_context_enough) {
+                    (MemoryLimit::AddressSpace { .. }, true) => {
+                        "raise `ulimit -v`, or take a smaller context with {context}"
+                    }
+                    (MemoryLimit::AddressSpace { .. }, false) => {
+                        "raise `ulimit -v`, or take a model of fewer or smaller weights"
+                    }
+                    (_, true) => "give a smaller context with {context}",
+                    (_, false) => "no context is small enough; take a model of fewer or smaller weights",
+                })
             }
             Self::WeightsTooLarge { .. } => {
                 Hint::new("end other programs, or take a model of fewer or smaller weights")
@@ -175,8 +208,19 @@ impl Error {
             ),
             Self::Draft { source, .. } => return source.hint(),
             Self::DraftVocabulary { .. } => Hint::new("a draft model is a smaller one of the same family"),
-            Self::DraftTooLarge { .. } => {
-                Hint::new("take a smaller one, or a smaller context with {context}")
+            Self::DraftTooLarge {
+                needed_bytes,
+                model_bytes,
+                kv_bytes,
+                limit,
+                ..
+            } => {
+                let least_bytes = (needed_bytes + model_bytes).saturating_sub(*kv_bytes);
+                Hint::new(if least_bytes as u64 > limit.n_bytes() {
+                    "take a smaller one"
+                } else {
+                    "take a smaller one, or a smaller context with {context}"
+                })
             }
             Self::DraftNotWhole => undivided!("{draft}"),
             Self::NoRoomToGuess { .. } => Hint::new(
@@ -337,6 +381,11 @@ mod tests {
         check(
             MemoryLimit::AddressSpace { n_bytes: 1 << 20 },
             "the limit of `ulimit -v` leaves 1.0 MiB",
+            "raise `ulimit -v`, or take a model of fewer or smaller weights",
+        );
+        check(
+            MemoryLimit::AddressSpace { n_bytes: 2 << 20 },
+            "the limit of `ulimit -v` leaves 2.0 MiB",
             "raise `ulimit -v`, or take a smaller context with `-c N`",
         );
         check(

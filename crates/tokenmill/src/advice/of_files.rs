@@ -39,9 +39,18 @@ pub(super) fn is_full(error: &io::Error) -> bool {
     )
 }
 
+/// Returns the path of a file that does not exist.
+pub(super) fn missing_file(error: &GgufError) -> Option<&Path> {
+    match error {
+        GgufError::InFile { reason, .. } => missing_file(reason),
+        GgufError::Io { path, reason } if reason.kind() == Io::NotFound => Some(path),
+        _ => None,
+    }
+}
+
 pub(super) fn hint_of_gguf(error: &GgufError) -> Option<Hint> {
     match error {
-        GgufError::Io { reason, .. } if reason.kind() == Io::NotFound => Some(Hint::new(MODEL_FORMS)),
+        _ if missing_file(error).is_some() => Some(Hint::new(MODEL_FORMS)),
         // The message about a known format has its own hint.
         GgufError::NotGguf { looks_like, .. } if !looks_like.contains(';') => Some(Hint::new(MODEL_FORMS)),
         GgufError::InFile { reason, .. } => hint_of_gguf(reason),

@@ -68,6 +68,9 @@ pub(super) fn hint(error: &LoadError) -> Option<Hint> {
 
 pub(super) fn hint_of_gpu(error: &BackendError) -> Option<Hint> {
     let hint = match error {
+        BackendError::DoesNotFit {
+            fitting_kv_tokens: 0, ..
+        } => "{layers-auto} puts what fits on it, and {cpu} uses the machine's memory",
         BackendError::DoesNotFit { .. } => {
             "{layers-auto} puts what fits on it, a smaller context is {context}, and {cpu} uses the machine's memory"
         }

@@ -59,7 +59,7 @@ impl Results {
     /// # Errors
     /// A file that cannot be opened, that another process writes to, or that holds something else.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
-        let unwritable = |error: io::Error| Failure::unwritable(path.display(), &error);
+        let unwritable = |error: io::Error| Failure::unwritable(path, error);
         // The record of finished requests is read from the file, and a device may never end.
         if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
             let failure = Failure::input(format!("{} is not a file", path.display()));
@@ -160,7 +160,7 @@ impl Results {
         });
         // One write for the line with its end, so that little is ever cut off.
         let written = self.file.write_all(format!("{result}\n").as_bytes());
-        written.map_err(|error| Failure::unwritable(self.path.display(), &error))
+        written.map_err(|error| Failure::unwritable(&self.path, error))
     }
 
     /// Waits until the system has stored everything.
@@ -169,7 +169,7 @@ impl Results {
     /// The system could not.
     pub(super) fn sync(&self) -> Result<(), Failure> {
         let synced = self.file.sync_all();
-        synced.map_err(|error| Failure::unwritable(self.path.display(), &error))
+        synced.map_err(|error| Failure::unwritable(&self.path, error))
     }
 }
 

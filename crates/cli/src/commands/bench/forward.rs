@@ -4,9 +4,9 @@
 //! stored at a time.
 
 use tokenmill_backend::{
-    Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SeqState, StateSave, StepError, StepOutput, StepTrace,
-    TokenSource,
+    Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SeqState, StateSave, StepOutput, StepTrace, TokenSource,
 };
+use tokenmill_sched::EngineError;
 
 /// One sequence in an executor of its own.
 pub(super) struct Forward {
@@ -78,7 +78,7 @@ impl Forward {
     ///
     /// # Errors
     /// A step that fails.
-    pub(super) fn run(&mut self, tokens: &[u32]) -> Result<(), StepError> {
+    pub(super) fn run(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
         let first = self.n_stored;
         self.n_stored += tokens.len();
         self.batch.clear();
@@ -93,6 +93,6 @@ impl Forward {
         }
         self.batch.want_last(RowOutput::Logits);
         let ticket = self.executor.submit(&self.batch)?;
-        self.executor.wait(ticket, &mut self.output)
+        Ok(self.executor.wait(ticket, &mut self.output)?)
     }
 }

@@ -20,12 +20,15 @@ impl LeftOut {
 
     /// How the chat ends: as the first of them did.
     pub(super) fn end(self) -> Result<(), Failure> {
-        let Some(first) = self.first else {
+        let Some(mut failure) = self.first else {
             return Ok(());
         };
-        Err(first.retold(match self.n {
+        failure.message = match self.n {
             1 => "one command was left out".to_owned(),
             n => format!("{n} commands were left out"),
-        }))
+        };
+        // It was printed when the command failed.
+        failure.hint = None;
+        Err(failure)
     }
 }

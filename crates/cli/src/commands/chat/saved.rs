@@ -161,7 +161,7 @@ mod tests {
             assert_eq!(fs::read_to_string(&mine).unwrap(), text);
         }
         let refused = own.write(&model, "text").unwrap_err();
-        assert!(refused.message().ends_with("already exists"), "{refused:?}");
+        assert!(refused.message.ends_with("already exists"), "{refused:?}");
         assert_eq!(fs::read_to_string(&model).unwrap(), "GGUF");
         own.add(&model);
         own.write(&model, "text").unwrap();

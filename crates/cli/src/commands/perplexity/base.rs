@@ -61,7 +61,7 @@ pub(super) struct Writer {
 
 impl Writer {
     pub(super) fn create(path: &Path, header: Header) -> Result<Self, Failure> {
-        let unwritable = |error| Failure::unwritable(path.display(), &error);
+        let unwritable = |error| Failure::unwritable(path, error);
         let file = OutputFile::create(path)?;
         let n_chunks = header.tokens.len() / header.n_ctx;
         file.check_room(header.file_bytes(n_chunks as u64))?;
@@ -105,13 +105,13 @@ impl Writer {
         self.row.resize(self.header.row_bytes(), 0);
         self.out
             .write_all(&self.row)
-            .map_err(|error| Failure::unwritable(self.path.display(), &error))
+            .map_err(|error| Failure::unwritable(&self.path, error))
     }
 
     /// Gives the file its name; a writer that is dropped leaves none.
     pub(super) fn finish(self) -> Result<(), Failure> {
-        let out = (self.out.into_inner())
-            .map_err(|error| Failure::unwritable(self.path.display(), error.error()))?;
+        let out =
+            (self.out.into_inner()).map_err(|error| Failure::unwritable(&self.path, error.into_error()))?;
         Ok(out.finish()?)
     }
 }

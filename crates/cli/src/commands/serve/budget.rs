@@ -6,6 +6,9 @@ use tokenmill::{KvCache, LoadOptions, load::ModelSource};
 
 use crate::{failure::Failure, numbers::size_of};
 
+/// The context of a model that shall take as little memory as it can: one page of the KV cache.
+const LEAST_CONTEXT: usize = 16;
+
 /// Gives a model as many contexts as the memory budget has room for.
 ///
 /// # Errors
@@ -44,6 +47,12 @@ pub(super) fn keep_within(
         }
         needed_bytes = n_bytes;
     }
+    let least = LoadOptions {
+        n_ctx: Some(LEAST_CONTEXT),
+        kv_cache: KvCache::Contexts(1),
+        ..options.clone()
+    };
+    let fits_with_less = (least.needed_bytes(&source, &network)).is_ok_and(|n_bytes| n_bytes <= budget_bytes);
     let n_ctx = options.network_options(network.descriptor())?.n_ctx;
     Err(Failure::input(format!(
         "`{name}` takes {} with a context of {} tokens, and the memory budget is {}",
@@ -51,7 +60,13 @@ pub(super) fn keep_within(
         n_ctx.unwrap_or(network.descriptor().n_ctx_train),
         size_of(budget_bytes)
     ))
-    .hint("give a smaller context with `-c N`, or a larger `--memory-budget`"))
+    .hint(match (fits_with_less, options.kv_cache) {
+        (false, _) => "no context is small enough: give a larger `--memory-budget`, or take a smaller model",
+        (true, KvCache::Tokens(_)) => {
+            "give fewer tokens with `--kv-cache-tokens N`, or a larger `--memory-budget`"
+        }
+        (true, _) => "give a smaller context with `-c N`, or a larger `--memory-budget`",
+    }))
 }
 
 #[cfg(test)]
@@ -78,13 +93,27 @@ mod tests {
             keep_within("demo", demo, &mut options, budget_bytes).expect("there is room");
             assert_eq!(options.kv_cache, KvCache::Fitting(expected));
         }
-        let too_little = needed(1) - 1;
-        let mut options = with(KvCache::Fitting(4));
-        let refused = keep_within("demo", demo, &mut options, too_little).expect_err("no room");
-        let line = refused.line();
-        assert!(
-            line.contains("with a context of 512 tokens, and the memory budget is "),
-            "{line}"
-        );
+        for (kv_cache, budget_bytes, hint) in [
+            (
+                KvCache::Fitting(4),
+                needed(1) - 1,
+                "(hint: give a smaller context with `-c N`",
+            ),
+            (
+                KvCache::Tokens(512),
+                needed(1) - 1,
+                "(hint: give fewer tokens with `--kv-cache-tokens N`",
+            ),
+            (KvCache::Fitting(4), 1 << 20, "(hint: no context is small enough"),
+        ] {
+            let mut options = with(kv_cache);
+            let refused = keep_within("demo", demo, &mut options, budget_bytes).expect_err("no room");
+            let line = refused.line();
+            assert!(
+                line.contains("with a context of 512 tokens, and the memory budget is ")
+                    && line.contains(hint),
+                "{line}"
+            );
+        }
     }
 }

@@ -12,8 +12,9 @@ use std::{
 
 use tokenmill::{
     advice::first_few,
+    gpu::has_gpu,
     load::{ModelSource, Task},
-    machine::available_main_bytes,
+    machine::{available_main_bytes, memory_limit},
     sessions::PrefixFolder,
     text::without_mark,
 };
@@ -117,6 +118,16 @@ pub(super) fn several(
     if let Some(n_bytes) = given_budget.filter(|&n_bytes| n_bytes < SMALLEST_BUDGET) {
         let message = format!("a memory budget of {n_bytes} bytes is too small for any model");
         return Err(Failure::usage(message).hint("give it with a unit, such as 16GiB"));
+    }
+    // The budget of a machine with a GPU counts the GPU's memory too.
+    if let (Some(n_bytes), Some(limit)) = (given_budget, memory_limit())
+        && n_bytes > limit.n_bytes()
+        && !has_gpu()
+    {
+        tracing::warn!(
+            "the memory budget is {}, and {limit}: loads may fail, since models are not unloaded in time",
+            size_of(n_bytes)
+        );
     }
     let mut found = Vec::new();
     for model in &args.model {

@@ -93,11 +93,12 @@ pub(super) async fn serve(listening: Listening, models: Models, is_watched: bool
     let drained = tokio::select! {
         drained = server.run() => drained,
         reason = engine_end(&models) => {
-            let message = format!("the engine has ended: {reason}");
-            return Err(match reason {
-                EngineError::Step(_) => Failure::from(reason.clone()).reworded(message),
-                _ => Failure::work(message),
-            });
+            let mut failure = match reason {
+                EngineError::Step(_) => Failure::from(reason.clone()),
+                _ => Failure::work(""),
+            };
+            failure.message = format!("the engine has ended: {reason}");
+            return Err(failure);
         }
     };
     match drained {

@@ -59,13 +59,15 @@ impl Seats<'_> {
         self.speculation.add_unresolved(options)
     }
 
-    /// Names the option that sets the size of the KV cache where it was given and a smaller context is advised.
-    fn naming_tokens(&self, failure: Failure) -> Failure {
-        let is_meant =
-            |hint: &&str| self.limits.kv_cache_tokens.is_some() && hint.starts_with("give a smaller context");
-        let hint = failure.what_to_do().filter(is_meant);
-        let hint = hint.map(|hint| format!("{hint}, or fewer tokens with `--kv-cache-tokens N`"));
-        hint.into_iter().fold(failure, Failure::hint)
+    /// Names the option that sets the size of the KV cache where it was given and a smaller context is advised, which would change nothing.
+    fn naming_tokens(&self, mut failure: Failure) -> Failure {
+        if let (Some(_), Some(hint)) = (self.limits.kv_cache_tokens, &mut failure.hint) {
+            *hint = hint.replace(
+                "a smaller context with `-c N`",
+                "fewer tokens with `--kv-cache-tokens N`",
+            );
+        }
+        failure
     }
 }
 

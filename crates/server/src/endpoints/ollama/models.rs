@@ -65,7 +65,8 @@ impl<'a> Card<'a> {
     }
 }
 
-/// The names of the models, as `/api/tags`: each with a tag, as Ollama lists them.
+/// The names of the models, as `/api/tags`: each with a tag, as Ollama lists them. Ollama's clients offer all of them, and there is no field
+/// for a fault, so models whose files cannot be read are left out; `/v1/models` has them with the reason.
 pub(crate) async fn tags(State(models): State<Models>) -> Response {
     models.look_through_folder().await;
     let entries: Vec<Value> = match models.only() {
@@ -76,6 +77,7 @@ pub(crate) async fn tags(State(models): State<Models>) -> Response {
             .map(|name| entry(Card::of(app), name))
             .collect(),
         None => (models.listed().iter())
+            .filter(|listed| !listed.is_unreadable())
             .flat_map(|listed| {
                 let card = Card::of_listed(listed, models.created_s());
                 listed.spec.names.iter().map(move |name| entry(card, name))
