@@ -10,7 +10,7 @@ use crate::{
 impl BlockRunner<'_> {
     /// Executes an instruction that does not change the flow, with the instruction set of the function that this is inlined into.
     #[inline(always)]
-    pub(super) fn execute_any(&mut self, warp: &mut Warp, op: &Op, mask: u32, pc: u32) -> Result<(), Stop> {
+    pub(super) fn execute(&mut self, warp: &mut Warp, op: &Op, mask: u32, pc: u32) -> Result<(), Stop> {
         match *op {
             Op::Unary32 { f, flush, d, a } => {
                 let value = flushed(f.eval(&flushed(*warp.r32(a), flush)), flush);
