@@ -334,25 +334,33 @@ impl<'a> BlockRunner<'a> {
                     Some(&split) => self.report_divergence(warp, split),
                 };
             };
-            let mut split = warp.splits.swap_remove(index);
-            loop {
-                let flow = self.step(warp, &mut split)?;
-                match flow {
-                    Flow::Next => {}
-                    Flow::Gone => break,
-                    Flow::Wait => {
-                        split.is_waiting = true;
-                        warp.splits.push(split);
-                        break;
-                    }
-                    Flow::Barrier => {
-                        warp.splits.push(split);
-                        return Ok(());
-                    }
+            let split = warp.splits.swap_remove(index);
+            if self.run_split(warp, split)? == SplitEnd::Barrier {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Runs a split until it ends, waits, or is no longer the first of its warp, with the instruction set of the function that this is
+    /// inlined into.
+    #[inline(always)]
+    fn run_split_any(&mut self, warp: &mut Warp, mut split: Split) -> Result<SplitEnd, Stop> {
+        loop {
+            match self.step(warp, &mut split)? {
+                Flow::Next => {}
+                Flow::Gone => return Ok(SplitEnd::Other),
+                Flow::Wait => {
+                    split.is_waiting = true;
+                    warp.splits.push(split);
+                    return Ok(SplitEnd::Other);
                 }
-                if !warp.splits.is_empty() && regroup(&mut warp.splits, split) {
-                    break;
+                Flow::Barrier => {
+                    warp.splits.push(split);
+                    return Ok(SplitEnd::Barrier);
                 }
+            }
+            if !warp.splits.is_empty() && regroup(&mut warp.splits, split) {
+                return Ok(SplitEnd::Other);
             }
         }
     }
@@ -374,7 +382,7 @@ impl<'a> BlockRunner<'a> {
     }
 
     /// Executes one instruction of a split.
-    #[inline]
+    #[inline(always)]
     fn step(&mut self, warp: &mut Warp, split: &mut Split) -> Result<Flow, Stop> {
         let context = self.context;
         let pc = split.pc;
@@ -474,14 +482,14 @@ impl<'a> BlockRunner<'a> {
                 });
                 return Ok(Flow::Barrier);
             }
-            op @ (Op::Load { .. } | Op::Atomic { .. }) => {
+            op => {
                 self.execute(warp, op, mask, pc)?;
-                if warp.polls.take_stuck() {
+                let may_poll = matches!(op, Op::Load { .. } | Op::Atomic { .. });
+                if may_poll && warp.polls.take_stuck() {
                     warp.awaits_write = true;
                     return Ok(Flow::Wait);
                 }
             }
-            op => self.execute(warp, op, mask, pc)?,
         }
         Ok(Flow::Next)
     }
@@ -521,6 +529,15 @@ enum Flow {
     Wait,
     /// Waits at a barrier of the thread block.
     Barrier,
+}
+
+/// Says why a split stopped running.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SplitEnd {
+    /// Its warp waits at a barrier of the thread block.
+    Barrier,
+    /// Another split of the warp may run.
+    Other,
 }
 
 /// Returns the lanes that must execute an instruction together; `None` if each lane executes it separately.

@@ -35,23 +35,23 @@ macro_rules! lane_functions {
             /// Applies the function to all lanes.
             #[inline(always)]
             pub(crate) fn eval(self, $($arg: &[$ty; LANES]),+) -> [$out; LANES] {
-                let mut out = [$out::default(); LANES];
                 match self {
-                    $(Self::$variant => lane_loop!($args, out, $body),)+
+                    $(Self::$variant => lane_loop!($args, $out, $body),)+
                 }
-                out
             }
         }
     };
 }
 
 macro_rules! lane_loop {
-    (($($arg:ident: $ty:ty),+), $out:ident, $body:expr) => {
+    (($($arg:ident: $ty:ty),+), $out:ident, $body:expr) => {{
+        let mut out = [$out::default(); LANES];
         for lane in 0..LANES {
             let ($($arg,)+) = ($($arg[lane],)+);
-            $out[lane] = $body;
+            out[lane] = $body;
         }
-    };
+        out
+    }};
 }
 
 lane_functions! {

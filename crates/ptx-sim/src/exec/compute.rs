@@ -10,20 +10,26 @@ use crate::{
 impl BlockRunner<'_> {
     /// Executes an instruction that does not change the flow, with the instruction set of the function that this is inlined into.
     #[inline(always)]
-    pub(super) fn execute_any(&mut self, warp: &mut Warp, op: &Op, mask: u32, pc: u32) -> Result<(), Stop> {
+    pub(super) fn execute(&mut self, warp: &mut Warp, op: &Op, mask: u32, pc: u32) -> Result<(), Stop> {
         match *op {
             Op::Unary32 { f, flush, d, a } => {
-                let value = flushed(f.eval(&flushed(*warp.r32(a), flush)), flush);
+                let mut value = f.eval(flushed(warp.r32(a), flush, &mut None));
+                flush_result(&mut value, flush);
                 warp.set32(d, &value, mask);
             }
             Op::Binary32 { f, flush, d, a, b } => {
-                let (a, b) = (flushed(*warp.r32(a), flush), flushed(*warp.r32(b), flush));
-                let value = flushed(f.eval(&a, &b), flush);
+                let (mut for_a, mut for_b) = (None, None);
+                let a = flushed(warp.r32(a), flush, &mut for_a);
+                let mut value = f.eval(a, flushed(warp.r32(b), flush, &mut for_b));
+                flush_result(&mut value, flush);
                 warp.set32(d, &value, mask);
             }
             Op::Ternary32 { f, flush, d, a, b, c } => {
-                let (a, b) = (flushed(*warp.r32(a), flush), flushed(*warp.r32(b), flush));
-                let value = flushed(f.eval(&a, &b, &flushed(*warp.r32(c), flush)), flush);
+                let (mut for_a, mut for_b, mut for_c) = (None, None, None);
+                let a = flushed(warp.r32(a), flush, &mut for_a);
+                let b = flushed(warp.r32(b), flush, &mut for_b);
+                let mut value = f.eval(a, b, flushed(warp.r32(c), flush, &mut for_c));
+                flush_result(&mut value, flush);
                 warp.set32(d, &value, mask);
             }
             Op::Quaternary32 { f, d, a, b, c, e } => {
@@ -118,7 +124,9 @@ impl BlockRunner<'_> {
                 b,
                 with,
             } => {
-                let answers = to_mask(&f.eval(&flushed(*warp.r32(a), flush), &flushed(*warp.r32(b), flush)));
+                let (mut for_a, mut for_b) = (None, None);
+                let a = flushed(warp.r32(a), flush, &mut for_a);
+                let answers = to_mask(&f.eval(a, flushed(warp.r32(b), flush, &mut for_b)));
                 set_compared(warp, answers, p, q, with, mask);
             }
             Op::Compare64 { f, p, q, a, b, with } => {
@@ -203,10 +211,25 @@ impl BlockRunner<'_> {
     }
 }
 
-/// Subnormal numbers become zeros where the instruction flushes them.
+/// Returns a register, or a copy of it in `room` whose subnormal numbers are zeros if the instruction flushes them.
 #[inline(always)]
-fn flushed(value: Lanes32, flushes: bool) -> Lanes32 {
-    if flushes { value.map(flush) } else { value }
+fn flushed<'a>(value: &'a Lanes32, flushes: bool, room: &'a mut Option<Lanes32>) -> &'a Lanes32 {
+    if !flushes {
+        return value;
+    }
+    let room = room.insert(*value);
+    flush_result(room, true);
+    room
+}
+
+/// Makes zeros of subnormal numbers if the instruction flushes them.
+#[inline(always)]
+fn flush_result(value: &mut Lanes32, flushes: bool) {
+    if flushes {
+        for lane in value {
+            *lane = flush(*lane);
+        }
+    }
 }
 
 fn combine(f: Combine, a: u32, b: u32) -> u32 {

@@ -43,7 +43,7 @@ impl GlobalState {
 
 /// Arrangement of a warp's addresses.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Pattern {
+pub(super) enum Pattern {
     /// All 32 lanes, one after the other.
     Contiguous,
     /// All active lanes at one address.
@@ -51,7 +51,7 @@ enum Pattern {
     Scattered,
 }
 
-fn pattern(access: &WarpAccess<'_>) -> Pattern {
+pub(super) fn pattern(access: &WarpAccess<'_>) -> Pattern {
     let bytes = u64::from(access.bytes());
     let addresses = access.addresses;
     if access.mask == FULL {

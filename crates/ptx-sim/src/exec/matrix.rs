@@ -19,6 +19,8 @@ use crate::{
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
 
+/// Multiplies with the instruction set of the function that this is inlined into.
+#[inline(always)]
 pub(super) fn multiply(
     warp: &mut Warp,
     kind: MatrixKind,
@@ -67,33 +69,52 @@ fn first_k(index: usize, t: usize, per_register: usize, k_half: usize) -> usize 
     index * k_half + t * per_register
 }
 
+#[inline(always)]
 fn float<const K: usize>(
     a: &[Lanes32; 4],
     b: &[Lanes32; 2],
     c: &[Lanes32; 4],
-    value: fn(u16) -> f32,
+    value: impl Fn(u16) -> f32 + Copy,
 ) -> [Lanes32; 4] {
     let mut left = [[0f32; K]; ROWS];
     let mut right = [[0f32; COLUMNS]; K];
-    for lane in 0..LANES {
-        let (g, t) = (lane / 4, lane % 4);
-        for index in 0..K / 4 {
+    // Each register is converted as a whole, which is vectorized, before its lanes are put in their places.
+    for index in 0..K / 4 {
+        let [low, high] = pairs(&a[index], value);
+        for lane in 0..LANES {
+            let (g, t) = (lane / 4, lane % 4);
             let k = first_k(index / 2, t, 2, 8);
             let row = g + 8 * (index % 2);
-            left[row][k] = value(a[index][lane] as u16);
-            left[row][k + 1] = value((a[index][lane] >> 16) as u16);
+            left[row][k] = low[lane];
+            left[row][k + 1] = high[lane];
         }
-        for index in 0..K / 8 {
+    }
+    for index in 0..K / 8 {
+        let [low, high] = pairs(&b[index], value);
+        for lane in 0..LANES {
+            let (g, t) = (lane / 4, lane % 4);
             let k = first_k(index, t, 2, 8);
-            right[k][g] = value(b[index][lane] as u16);
-            right[k + 1][g] = value((b[index][lane] >> 16) as u16);
+            right[k][g] = low[lane];
+            right[k + 1][g] = high[lane];
         }
     }
     sums(&left, &right, c)
 }
 
+/// Returns the values of the lower and of the upper half of each lane.
+#[inline(always)]
+fn pairs(register: &Lanes32, value: impl Fn(u16) -> f32) -> [[f32; LANES]; 2] {
+    let (mut low, mut high) = ([0f32; LANES], [0f32; LANES]);
+    for lane in 0..LANES {
+        low[lane] = value(register[lane] as u16);
+        high[lane] = value((register[lane] >> 16) as u16);
+    }
+    [low, high]
+}
+
 /// Multiplies tf32 fragments. Registers hold one number each, `t + 4 i` of k in register `i` of B and in registers `2 i` and
 /// `2 i + 1` of A. A tf32 number is an f32 whose low 13 bits are ignored.
+#[inline(always)]
 fn tf32(a: &[Lanes32; 4], b: &[Lanes32; 2], c: &[Lanes32; 4]) -> [Lanes32; 4] {
     let value = |bits: u32| f32::from_bits(bits & !0x1fff);
     let mut left = [[0f32; 8]; ROWS];
@@ -111,6 +132,7 @@ fn tf32(a: &[Lanes32; 4], b: &[Lanes32; 2], c: &[Lanes32; 4]) -> [Lanes32; 4] {
 }
 
 /// Adds the products of rows and columns to `c` in order of k.
+#[inline(always)]
 fn sums<const K: usize>(
     left: &[[f32; K]; ROWS],
     right: &[[f32; COLUMNS]; K],
@@ -135,6 +157,7 @@ fn sums<const K: usize>(
     out
 }
 
+#[inline(always)]
 fn integer<const K: usize>(a: &[Lanes32; 4], b: &[Lanes32; 2], c: &[Lanes32; 4]) -> [Lanes32; 4] {
     let mut left = [[0i32; K]; ROWS];
     let mut right = [[0i32; COLUMNS]; K];

@@ -1,6 +1,6 @@
 //! Loads and stores: the addresses of a warp, their space, and registers to and from words.
 
-use super::{BlockRunner, Stop, Warp, lanes_of};
+use super::{BlockRunner, FULL, Stop, Warp, lanes_of};
 use crate::{
     FindingKind,
     lanes::{LANES, Lanes32, Lanes64},
@@ -32,12 +32,21 @@ pub(super) type LaneWords = [Lanes32; 4];
 
 impl Warp {
     pub(super) fn addresses(&self, at: Address) -> Lanes64 {
+        let mut addresses = [0; LANES];
+        // `map` on an array of this size is a call, which is not vectorized.
         match at.base {
-            AnyReg::R32(base) => self
-                .r32(base)
-                .map(|base| u64::from(base.wrapping_add(at.offset as u32))),
-            AnyReg::R64(base) => self.r64(base).map(|base| base.wrapping_add(at.offset as u64)),
+            AnyReg::R32(base) => {
+                for (address, base) in addresses.iter_mut().zip(self.r32(base)) {
+                    *address = u64::from(base.wrapping_add(at.offset as u32));
+                }
+            }
+            AnyReg::R64(base) => {
+                for (address, base) in addresses.iter_mut().zip(self.r64(base)) {
+                    *address = base.wrapping_add(at.offset as u64);
+                }
+            }
         }
+        addresses
     }
 }
 
@@ -108,7 +117,9 @@ impl BlockRunner<'_> {
         }
         for (index, (&d, &is_narrow)) in d.iter().zip(narrow).enumerate() {
             match d {
-                AnyReg::R32(d) if ty.bytes() == 4 => warp.set32(d, &words[index], mask),
+                AnyReg::R32(d) if ty.bytes() == 4 || !matches!(ty, Ty::S8 | Ty::S16) => {
+                    warp.set32(d, &words[index], mask);
+                }
                 AnyReg::R64(d) if ty.bytes() == 8 => {
                     let (low, high) = (&words[2 * index], &words[2 * index + 1]);
                     let mut value = [0; LANES];
@@ -192,6 +203,11 @@ impl BlockRunner<'_> {
     ) -> Result<(), Stop> {
         let bytes = access.bytes();
         let low_bits = u64::from(bytes - 1);
+        if access.mask == FULL
+            && access.addresses.iter().fold(0, |all, address| all | address) & low_bits == 0
+        {
+            return Ok(());
+        }
         let Some(lane) = lanes_of(access.mask).find(|&lane| access.addresses[lane] & low_bits != 0) else {
             return Ok(());
         };

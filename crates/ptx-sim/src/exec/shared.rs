@@ -16,7 +16,12 @@ pub(super) use self::{
     tiles::{Place, TILE_K, Tile},
 };
 
-use super::{BlockRunner, Stop, Warp, lanes_of, memory::LaneWords, memory::WarpAccess};
+use super::{
+    BlockRunner, FULL, Stop, Warp,
+    global::{Pattern, pattern},
+    lanes_of,
+    memory::{LaneWords, WarpAccess},
+};
 use crate::{
     FindingKind,
     lanes::{LANES, Lanes64},
@@ -191,9 +196,13 @@ impl BlockRunner<'_> {
         self.check_shared_bounds(warp, access)?;
         self.count_wavefronts(access);
         let bytes = access.bytes();
+        let mut noted = None;
         for lane in lanes_of(access.mask) {
             let address = access.addresses[lane] as usize;
-            self.note_read(warp.index, lane, address, bytes, access);
+            // Lanes often read the same bytes, and a second read of a warp changes nothing.
+            if noted.replace(address) != Some(address) {
+                self.note_read(warp.index, lane, address, bytes, access);
+            }
             if access.element_bytes >= 4 {
                 for (index, word) in words[..(bytes / 4) as usize].iter_mut().enumerate() {
                     word[lane] = self.shared.words[address / 4 + index];
@@ -277,6 +286,20 @@ impl BlockRunner<'_> {
             _ => 32,
         };
         self.counters.shared.requests += 1;
+        let is_free_of_conflicts = match pattern(access) {
+            Pattern::Contiguous => matches!(bytes, 4 | 8 | 16),
+            Pattern::Uniform => access.mask == FULL,
+            Pattern::Scattered => false,
+        };
+        if is_free_of_conflicts {
+            let n_passes = (LANES / lanes_per_pass) as u64;
+            self.counters.shared.wavefronts += n_passes;
+            self.counters.shared.ideal_wavefronts += n_passes;
+            if let Some(trace) = &mut self.trace {
+                (0..n_passes).for_each(|_| trace.add_passes(1));
+            }
+            return;
+        }
         for first in (0..LANES).step_by(lanes_per_pass) {
             let pass = (u32::MAX >> (LANES - lanes_per_pass)) << first;
             let active = access.mask & pass;
@@ -326,63 +349,85 @@ impl BlockRunner<'_> {
         }
     }
 
+    #[inline]
     fn note_read(&mut self, warp: u32, lane: usize, address: usize, bytes: u32, access: &WarpAccess<'_>) {
         let checks = self.context.checks;
+        let row = self.shared.row(warp);
         let clock = self.shared.clock(warp);
-        let is_strong = access.order.is_strong();
         for (word, touched) in cells_of(address, bytes) {
-            let cell = self.shared.cells[word];
-            if cell.copy_pc != NO_COPY {
-                self.find_unfinished(warp, lane, address, access.pc, cell.copy_pc);
-            } else if checks.uninitialized && cell.written & touched != touched {
-                let kind = FindingKind::UninitializedRead {
-                    space: Space::Shared,
-                    address: address as u64,
-                    bytes,
-                };
-                self.find(warp, lane as u32, access.pc, kind);
-            }
-            if !checks.shared_races {
-                continue;
-            }
-            let other = u32::from(cell.write_warp);
-            let is_race = cell.write_clock > 0
-                && other != warp
-                && cell.write_bytes & touched != 0
-                && !(is_strong && cell.write_is_atomic)
-                && !self.shared.knows(warp, other, cell.write_clock);
-            if is_race {
-                self.find_race(
-                    warp,
-                    lane,
-                    address,
-                    access.pc,
-                    Conflict::WriteRead,
-                    other,
-                    cell.write_pc,
-                );
-            }
+            let known = &self.shared.clocks[row.clone()];
             let cell = &mut self.shared.cells[word];
-            if cell.read_clock == clock && cell.read_bytes == touched {
-                cell.read_warps |= 1 << warp;
-            } else {
+            let writer = usize::from(cell.write_warp);
+            let is_quiet = cell.copy_pc == NO_COPY
+                && cell.written & touched == touched
+                && (cell.write_clock <= known[writer] || writer == warp as usize);
+            if checks.shared_races {
+                let warp_bit = 1 << warp;
+                let is_same = cell.read_clock == clock && cell.read_bytes == touched;
+                cell.read_warps = if is_same {
+                    cell.read_warps | warp_bit
+                } else {
+                    warp_bit
+                };
                 cell.read_clock = clock;
                 cell.read_bytes = touched;
-                cell.read_warps = 1 << warp;
+                cell.read_pc = access.pc;
             }
-            cell.read_pc = access.pc;
+            if !is_quiet {
+                self.check_read(warp, lane, address, (bytes, touched), access, word);
+            }
         }
     }
 
+    /// Reports what is wrong with a read of a cell.
+    #[cold]
+    fn check_read(
+        &mut self,
+        warp: u32,
+        lane: usize,
+        address: usize,
+        (bytes, touched): (u32, u8),
+        access: &WarpAccess<'_>,
+        word: usize,
+    ) {
+        let checks = self.context.checks;
+        let cell = self.shared.cells[word];
+        if cell.copy_pc != NO_COPY {
+            self.find_unfinished(warp, lane, address, access.pc, cell.copy_pc);
+        } else if checks.uninitialized && cell.written & touched != touched {
+            let kind = FindingKind::UninitializedRead {
+                space: Space::Shared,
+                address: address as u64,
+                bytes,
+            };
+            self.find(warp, lane as u32, access.pc, kind);
+        }
+        let other = u32::from(cell.write_warp);
+        let is_race = checks.shared_races
+            && cell.write_clock > 0
+            && other != warp
+            && cell.write_bytes & touched != 0
+            && !(access.order.is_strong() && cell.write_is_atomic)
+            && !self.shared.knows(warp, other, cell.write_clock);
+        if is_race {
+            let conflict = Conflict::WriteRead;
+            self.find_race(warp, lane, address, access.pc, conflict, other, cell.write_pc);
+        }
+    }
+
+    #[inline]
     fn note_write(&mut self, warp: u32, lane: usize, address: usize, bytes: u32, access: &WarpAccess<'_>) {
+        let row = self.shared.row(warp);
         let clock = self.shared.clock(warp);
         let is_strong = access.order.is_strong();
         for (word, touched) in cells_of(address, bytes) {
-            let cell = self.shared.cells[word];
-            if cell.copy_pc != NO_COPY {
-                self.find_unfinished(warp, lane, address, access.pc, cell.copy_pc);
-            }
-            if self.context.checks.shared_races {
+            let known = &self.shared.clocks[row.clone()];
+            let cell = &self.shared.cells[word];
+            let writer = usize::from(cell.write_warp);
+            let is_quiet = cell.copy_pc == NO_COPY
+                && (cell.write_clock <= known[writer] || writer == warp as usize)
+                && (cell.read_bytes & touched == 0 || cell.read_warps & !(1 << warp) == 0);
+            if !is_quiet {
                 self.check_write(warp, lane, address, (touched, is_strong), access.pc, word);
             }
             let cell = &mut self.shared.cells[word];
@@ -396,6 +441,7 @@ impl BlockRunner<'_> {
         }
     }
 
+    /// Reports a race of a write of a cell, or an unfinished copy to it.
     fn check_write(
         &mut self,
         warp: u32,
@@ -406,6 +452,12 @@ impl BlockRunner<'_> {
         word: usize,
     ) {
         let cell = self.shared.cells[word];
+        if cell.copy_pc != NO_COPY {
+            self.find_unfinished(warp, lane, address, pc, cell.copy_pc);
+        }
+        if !self.context.checks.shared_races {
+            return;
+        }
         let writer = u32::from(cell.write_warp);
         let races_with_write = cell.write_clock > 0
             && writer != warp

@@ -1,10 +1,9 @@
 //! [`Simd`]: computing the lanes of a warp with AVX2 and FMA where the host has them.
 //!
-//! The code is that of `compute`, compiled once more: the vectorizer makes the loops over lanes, and `fma` is one instruction in place
-//! of a call. No float operation is reordered or fused, so the bits are the same.
+//! The code is the loop over instructions and that of `compute`, compiled once more: the vectorizer makes the loops over lanes, and `fma`
+//! is one instruction in place of a call. No float operation is reordered or fused, so the bits are the same.
 
-use super::{BlockRunner, Stop, Warp};
-use crate::op::Op;
+use super::{BlockRunner, SplitEnd, Stop, warp::Split, warp::Warp};
 
 /// Whether the host has AVX2 and FMA; only [`Simd::detect`] makes one.
 #[derive(Clone, Copy, Debug)]
@@ -23,24 +22,23 @@ impl Simd {
 }
 
 impl BlockRunner<'_> {
-    /// Executes an instruction that does not change the flow.
-    #[inline]
-    pub(super) fn execute(&mut self, warp: &mut Warp, op: &Op, mask: u32, pc: u32) -> Result<(), Stop> {
+    /// Runs a split until it ends, waits, or is no longer the first of its warp.
+    pub(super) fn run_split(&mut self, warp: &mut Warp, split: Split) -> Result<SplitEnd, Stop> {
         #[cfg(target_arch = "x86_64")]
         if self.simd.is_wide {
             // SAFETY: `Simd::detect` found both instruction sets.
-            return unsafe { self.execute_wide(warp, op, mask, pc) };
+            return unsafe { self.run_wide(warp, split) };
         }
-        self.execute_narrow(warp, op, mask, pc)
+        self.run_narrow(warp, split)
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma")]
-    fn execute_wide(&mut self, warp: &mut Warp, op: &Op, mask: u32, pc: u32) -> Result<(), Stop> {
-        self.execute_any(warp, op, mask, pc)
+    fn run_wide(&mut self, warp: &mut Warp, split: Split) -> Result<SplitEnd, Stop> {
+        self.run_split_any(warp, split)
     }
 
-    fn execute_narrow(&mut self, warp: &mut Warp, op: &Op, mask: u32, pc: u32) -> Result<(), Stop> {
-        self.execute_any(warp, op, mask, pc)
+    fn run_narrow(&mut self, warp: &mut Warp, split: Split) -> Result<SplitEnd, Stop> {
+        self.run_split_any(warp, split)
     }
 }

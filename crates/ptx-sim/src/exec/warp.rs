@@ -43,9 +43,8 @@ pub(super) fn merge_lanes<T: Copy>(target: &mut [T; LANES], value: &[T; LANES], 
         *target = *value;
     } else {
         for lane in 0..LANES {
-            if mask >> lane & 1 == 1 {
-                target[lane] = value[lane];
-            }
+            let is_active = mask >> lane & 1 == 1;
+            target[lane] = if is_active { value[lane] } else { target[lane] };
         }
     }
 }
@@ -88,7 +87,13 @@ impl Warp {
     /// Returns a register of either width, zero-extended.
     pub(super) fn any(&self, register: AnyReg) -> Lanes64 {
         match register {
-            AnyReg::R32(index) => self.r32(index).map(u64::from),
+            AnyReg::R32(index) => {
+                let mut value = [0; LANES];
+                for (value, &bits) in value.iter_mut().zip(self.r32(index)) {
+                    *value = u64::from(bits);
+                }
+                value
+            }
             AnyReg::R64(index) => *self.r64(index),
         }
     }
@@ -96,7 +101,13 @@ impl Warp {
     /// Writes a register of either width; a narrow one keeps the lower half.
     pub(super) fn set_any(&mut self, register: AnyReg, value: &Lanes64, mask: u32) {
         match register {
-            AnyReg::R32(d) => self.set32(d, &value.map(|value| value as u32), mask),
+            AnyReg::R32(d) => {
+                let mut narrow = [0; LANES];
+                for (narrow, &value) in narrow.iter_mut().zip(value) {
+                    *narrow = value as u32;
+                }
+                self.set32(d, &narrow, mask);
+            }
             AnyReg::R64(d) => self.set64(d, value, mask),
         }
     }

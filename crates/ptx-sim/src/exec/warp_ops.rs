@@ -1,6 +1,6 @@
 //! Exchanges within a warp: shuffle, vote, match, reduce.
 
-use super::{BlockRunner, Warp, lanes_of};
+use super::{BlockRunner, FULL, Warp, lanes_of};
 use crate::{
     FindingKind,
     lanes::{LANES, Lanes32, to_mask},
@@ -36,16 +36,22 @@ impl BlockRunner<'_> {
                 (source, source <= highest)
             }),
         };
-        let members = *warp.r32(members);
-        for lane in lanes_of(mask) {
-            let source = sources[lane];
-            if (members[lane] & mask) >> source & 1 == 0 {
-                let kind = FindingKind::InactiveLaneRead { source_lane: source };
-                self.find(warp.index, lane as u32, pc, kind);
+        let members = warp.r32(members);
+        // Whole warps exchange mostly, and then every lane that is read is active.
+        if members.iter().fold(mask, |all, members| all & members) != FULL {
+            for lane in lanes_of(mask) {
+                let source = sources[lane];
+                if (members[lane] & mask) >> source & 1 == 0 {
+                    let kind = FindingKind::InactiveLaneRead { source_lane: source };
+                    self.find(warp.index, lane as u32, pc, kind);
+                }
             }
         }
         let a = warp.r32(a);
-        let value = sources.map(|source| a[source as usize % LANES]);
+        let mut value = [0; LANES];
+        for lane in 0..LANES {
+            value[lane] = a[sources[lane] as usize % LANES];
+        }
         warp.set32(d, &value, mask);
         if let Some(p) = p {
             warp.set_pred(p, to_mask(&is_inside), mask);
