@@ -20,7 +20,7 @@ pub(crate) const INTERRUPTED: u8 = 130;
 pub(crate) struct Failure {
     code: u8,
     pub(crate) message: String,
-    /// What to do about it.
+    /// Advice, a sentence.
     pub(crate) hint: Option<String>,
 }
 

@@ -8,10 +8,10 @@
 
 use tokenmill::load::engine_options;
 
-use crate::{failure::Failure, foreign_tools::TOOLS};
-
-/// Names of a flag, and the replacement.
-pub(crate) type Row = (&'static [&'static str], &'static str);
+use crate::{
+    failure::Failure,
+    foreign_tools::{Row, TOOLS},
+};
 
 const NAMED_AS_MODEL: &str =
     "a name of the Hugging Face Hub is given as the model: `tokenmill chat OWNER/REPOSITORY:TYPE`";

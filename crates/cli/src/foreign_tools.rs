@@ -7,7 +7,8 @@
 //! Source: `common/arg.cpp`, `tools/quantize/quantize.cpp` and `convert_hf_to_gguf.py` of llama.cpp, and `vllm bench serve --help`, for
 //! the names.
 
-use crate::foreign_flags::Row;
+/// Names of a flag, and the replacement.
+pub(crate) type Row = (&'static [&'static str], &'static str);
 
 /// A program whose work a command does: the command, the program, and the flags that the command lacks.
 type Tool = (&'static str, &'static str, &'static [Row]);
