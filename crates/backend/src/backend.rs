@@ -1,4 +1,4 @@
-//! [`Backend`]: the fine seam, the operations that the one forward pass is made of.
+//! [`Backend`]: the fine seam, a method for each operation of a [`program`](crate::program).
 //!
 //! A device is an implementation of this trait and nothing else. Invariant: an operation sees buffers,
 //! weights and counts ([`StepShape`]), never the values of a step (ids, positions, slots, page tables).
@@ -30,7 +30,7 @@ use crate::{
     StepShape, StepTrace, StreamOperations, Temperature,
 };
 
-/// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.
+/// A device, as a program sees it. Static dispatch; one value owns the device memory of one model.
 ///
 /// Required methods are the operations; provided ones compose them and are overridden to fuse. All activations are f32
 /// at this seam; a backend may keep a second form of a buffer (quantized, half) with it. Every operation's error is
@@ -135,7 +135,7 @@ pub trait Backend:
     /// A device error.
     fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError>;
 
-    /// Runs `body`, the forward pass of one step. Overridden to capture and replay, or to enter a thread pool
+    /// Runs `body`, the program of one step. Overridden to capture and replay, or to enter a thread pool
     /// once. `body` may run again if its first run was only a failed capture.
     ///
     /// # Errors

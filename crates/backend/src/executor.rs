@@ -9,7 +9,7 @@ use crate::{
     MemoryPlace, PageGroup, StepTrace,
 };
 
-/// Runs the forward pass and the sampling of one batch per step. Object-safe; called by one thread, which
+/// Computes the network and samples for one batch per step. Object-safe; called by one thread, which
 /// owns it.
 ///
 /// A step is `submit`, then `wait`. An engine may submit step `n + 1` before it waits for step `n`

@@ -69,7 +69,7 @@ pub trait ExpertOperations: Memory {
 /// weight of a selected expert is `scale * expert_scales[e] * s[e]`, divided by the sum of the selected
 /// scores if `is_normalized`. A softmax over the selected logits alone equals the normalized softmax over
 /// all.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Router<V> {
     /// Number of experts.
     pub n_experts: usize,

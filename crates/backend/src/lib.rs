@@ -1,17 +1,17 @@
 //! The seam between a network and a device: the definition of an inference step, and a device's part in it.
 //!
 //! A leaf crate: the network above and the devices below both import it, and neither imports the other. It
-//! has two traits:
+//! has the [`program`], a network as operations on named values, and two traits:
 //!
 //! - [`Executor`] is coarse, object-safe and called once per step. It is all that an engine sees of a model and its
 //!   device: a [`ForwardBatch`] goes in, ragged, with tokens of any number of sequences, and a [`StepOutput`] comes out.
-//! - [`Backend`] is fine, dispatched statically and called once per operation. It is all that the forward pass sees of a
+//! - [`Backend`] is fine, dispatched statically and called once per operation. It is all that a program sees of a
 //!   device.
 //!
 //! Types that both sides share are defined here: activation functions, norms, ropes, the KV layout, page
 //! copies, sampling parameters. So is the [`Sampler`], because every backend samples some rows on the host.
 //!
-//! **The key decision:** the forward pass sees counts only ([`StepShape`]), never a token or a position, so a device can
+//! **The key decision:** a [`program`] sees counts only ([`StepShape`]), never a token or a position, so a device can
 //! capture a step once and replay it. Values reach a device in [`Backend::begin_step`] alone.
 //!
 //! ```
@@ -25,7 +25,7 @@
 //! batch.push_sequence([9].map(TokenSource::Id), 16, &[0, 7]);
 //! batch.want_last(RowOutput::Logits);
 //!
-//! // The shape that the forward pass sees.
+//! // The shape that selects a program's variant.
 //! let shape = StepShape::of(&batch);
 //! assert_eq!((shape.n_tokens, shape.n_seqs, shape.n_logits, shape.max_pages), (4, 2, 2, 2));
 //! assert_eq!((shape.phase, shape.sampling), (Phase::Mixed, SamplingMode::Raw));
@@ -59,6 +59,7 @@ mod operands;
 mod page_group;
 mod part;
 mod pooling;
+pub mod program;
 mod recurrence;
 mod row_mask;
 mod sampler;

@@ -7,7 +7,10 @@ use std::collections::BTreeMap;
 
 use tokenmill_gguf::TensorType;
 
-use crate::{Allocation, Backend, BackendError, MatrixData, Memory, NetworkPart, Side};
+use crate::{
+    Allocation, Backend, BackendError, MatrixData, NetworkPart, Side,
+    program::{Slot, WeightStore},
+};
 
 /// Reports the memory of a load. Object-safe; every [`Backend`] implements it.
 pub trait Weigh {
@@ -73,6 +76,34 @@ impl<'a> Measure<'a> {
         self.n_bytes
     }
 
+    /// Adds the memory that programs work in.
+    pub fn add_slots(&mut self, slots: &[Slot]) {
+        for slot in slots {
+            match *slot {
+                Slot::Floats {
+                    max_rows,
+                    width,
+                    part,
+                } => {
+                    self.part = part;
+                    self.add(Allocation::Buffer { max_rows, width });
+                }
+                Slot::Routes {
+                    max_rows,
+                    n_experts,
+                    n_used,
+                } => {
+                    self.part = NetworkPart::Common;
+                    self.add(Allocation::Routes {
+                        max_rows,
+                        n_experts,
+                        n_used,
+                    });
+                }
+            }
+        }
+    }
+
     fn add(&mut self, allocation: Allocation<'_>) {
         let n_bytes = self.backend.bytes_at(self.side, self.part, &allocation);
         self.n_bytes = self.n_bytes.saturating_add(n_bytes);
@@ -81,17 +112,12 @@ impl<'a> Measure<'a> {
     }
 }
 
-impl Memory for Measure<'_> {
-    type Matrix = ();
-    type Vector = ();
-    type Buffer = ();
-    type Routes = ();
-
+impl WeightStore for Measure<'_> {
     fn enter(&mut self, part: NetworkPart) {
         self.part = part;
     }
 
-    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<(), BackendError> {
+    fn store_matrix(&mut self, data: &MatrixData<'_>) -> Result<(), BackendError> {
         let MatrixData {
             ty,
             n_out,
@@ -117,22 +143,11 @@ impl Memory for Measure<'_> {
         Ok(())
     }
 
-    fn upload_vector(&mut self, values: &[f32]) -> Result<(), BackendError> {
+    /// Shared weights are counted with the network that loaded them.
+    fn share_matrix(&mut self) {}
+
+    fn store_vector(&mut self, values: &[f32]) -> Result<(), BackendError> {
         self.add(Allocation::Vector { len: values.len() });
-        Ok(())
-    }
-
-    fn alloc(&mut self, max_rows: usize, width: usize) -> Result<(), BackendError> {
-        self.add(Allocation::Buffer { max_rows, width });
-        Ok(())
-    }
-
-    fn alloc_routes(&mut self, max_rows: usize, n_experts: usize, n_used: usize) -> Result<(), BackendError> {
-        self.add(Allocation::Routes {
-            max_rows,
-            n_experts,
-            n_used,
-        });
         Ok(())
     }
 }

@@ -1,13 +1,14 @@
 //! [`Memory`]: the allocations of a load on a device.
 //!
 //! A load runs twice: first against [`Measure`](crate::Measure), for the memory plan, then against the
-//! device. Invariant: both take the same path, so the plan counts exactly what the load allocates.
+//! device. Invariant: both see the same weights and slots in the same order, so the plan counts exactly the
+//! load's allocations.
 
 use tokenmill_gguf::{TensorBytes, TensorType};
 
 use crate::{BackendError, ExecutorLimits, KvLayout, NetworkPart, NetworkShape, StateLayout};
 
-/// The memory of a network's weights and buffers: a device, or a measurement.
+/// The memory of a network's weights and buffers on a device.
 pub trait Memory: Sized {
     /// A weight matrix in the form that operations read.
     type Matrix;

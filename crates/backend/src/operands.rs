@@ -16,6 +16,7 @@ pub enum RowSet {
 }
 
 /// A matrix with its optional bias, or the concatenated matrices of experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Linear<M, V> {
     /// `[n_out, n_in]`, for experts `[n_experts * n_out, n_in]`.
     pub matrix: M,
@@ -47,7 +48,7 @@ pub enum NormKind {
 }
 
 /// A norm with its weights: `weight * normalized + bias`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm<V> {
     /// RMS or layer norm.
     pub kind: NormKind,
@@ -103,7 +104,7 @@ impl RopeAxes {
 }
 
 /// A rotary embedding. Every scaling (linear, llama3, YaRN) is folded into the frequencies and the magnitude at load.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope<V> {
     /// The values that form a pair.
     pub style: RopeStyle,
@@ -149,7 +150,7 @@ impl Temperature {
 /// Non-causal attention also sees positions after `p`: up to `p + window - 1`, or the last of the sequence.
 ///
 /// The KV store knows the number of KV heads, which divides `n_heads`, and the widths of heads.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention<V> {
     /// Index of the layer in the KV store.
     pub layer_idx: usize,

@@ -51,7 +51,7 @@ pub trait RecurrentOperations: Memory {
 /// With `x[t]` a sequence's rows, taken from the state before the step, and zero before position 0:
 /// `y[t][c] = bias[c] + sum_j weight[c][j] * x[t - (n_taps - 1) + j][c]`, then SiLU if `has_silu`. The state is the
 /// last `n_taps - 1` rows of `x`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShortConv<V> {
     /// Index of the layer in the store of states.
     pub state_idx: usize,
@@ -113,7 +113,7 @@ pub enum DeltaDecays {
 ///
 /// `S: [head_dim_k, head_dim_v]` is the state, one for each value head.
 /// Source: "Gated Delta Networks: Improving Mamba2 with Delta Rule", Yang et al. 2024.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeltaNet<V> {
     /// Index of the layer in the store of states.
     pub state_idx: usize,
@@ -196,7 +196,7 @@ pub struct DeltaNetRows<'a, T: ?Sized> {
 ///
 /// `S: [head_dim, n_state]` is the state, one for each head.
 /// Sources: "Mamba", Gu and Dao 2023, section 3.2; "Transformers are SSMs", Dao and Gu 2024, section 7.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SsmScan<V> {
     /// Index of the layer in the store of states.
     pub state_idx: usize,

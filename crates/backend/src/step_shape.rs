@@ -1,4 +1,4 @@
-//! [`StepShape`]: the counts of a step, all that the forward pass may branch on.
+//! [`StepShape`]: the counts of a step, all that a program may depend on.
 //!
 //! It is the key of captured steps. Invariant: it holds no value of a step, only counts and kinds.
 

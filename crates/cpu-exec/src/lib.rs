@@ -1,4 +1,4 @@
-//! The host executor: the operations of a forward pass on a CPU.
+//! The host executor: the operations of programs on a CPU.
 //!
 //! It takes typed bytes, buffers and numbers, and knows neither a model nor a file. A [`Host`] is a thread
 //! pool and the instruction sets to use; operations are functions that borrow it:

@@ -15,7 +15,7 @@ use crate::{
     arch::{self, GgufForm, HfNetwork},
     gguf_header::GgufHeader,
     hf_config::HfConfig,
-    model::plan,
+    plan::plan,
     safetensors_folder::SafetensorsFolder,
 };
 

@@ -7,12 +7,12 @@
 //!   of a model and its device. A [`ForwardBatch`](tokenmill_backend::ForwardBatch) goes in, ragged, with tokens of any number
 //!   of sequences; a [`StepOutput`](tokenmill_backend::StepOutput) comes out.
 //! - [`Backend`](tokenmill_backend::Backend) is fine, dispatched statically and called once per operation: it is all that the
-//!   forward pass sees of a device.
+//!   program sees of a device.
 //!
-//! **The key decision:** there is one forward pass for all architectures. It follows a [`Descriptor`], which an
-//! architecture's file makes from metadata; nothing else knows an architecture's name. And it sees counts only
-//! ([`StepShape`](tokenmill_backend::StepShape)), never a token or a position, so that a device can capture a step once and
-//! replay it.
+//! **The key decision:** a network is a [`Program`](tokenmill_backend::program::Program), operations on named values. It is
+//! written from a [`Descriptor`], which an architecture's file makes from metadata; nothing else knows an architecture's
+//! name. And it depends on counts only ([`StepShape`](tokenmill_backend::StepShape)), never on a token or a position, so
+//! that a device can capture a step once and replay it.
 //!
 //! Numbers do not depend on company: on the CPU a row has the same bits whatever else is in its step, however its prompt
 //! was chunked, on any number of threads; the [`Sampler`](tokenmill_backend::Sampler) draws by (seed, position) alone.
@@ -43,17 +43,16 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod activations;
 mod adapter;
 mod alt_up;
 mod arch;
 mod control_vector;
+mod decoder;
 mod descriptor;
 mod encoded;
 mod error;
 mod ffn;
 mod folder_as_gguf;
-mod forward;
 mod fp8;
 mod gguf_header;
 mod hf_config;
@@ -68,6 +67,7 @@ mod nextn;
 mod nextn_file;
 mod nextn_layer;
 mod normal;
+mod plan;
 mod pooler;
 mod rope;
 mod safetensors_folder;
@@ -91,10 +91,11 @@ pub use error::{FieldNotInGguf, LoadError, NotInGguf};
 pub use folder_as_gguf::FolderAsGguf;
 pub use gguf_header::check_is_model;
 pub use loader::LoadProgress;
-pub use model::{Model, ModelOptions, WindowPages, build};
+pub use model::{Model, build};
 pub use model_executor::ModelExecutor;
 pub use nextn_file::NextnFile;
 pub use nextn_layer::Nextn;
+pub use plan::{ModelOptions, WindowPages};
 pub use rope::{LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding};
 pub use shard::{Rank, Shard};
 pub use vision::{

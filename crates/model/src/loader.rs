@@ -9,7 +9,10 @@ mod rows_of;
 use std::{borrow::Cow, collections::HashSet};
 
 use half::{bf16, f16};
-use tokenmill_backend::{Linear, MatrixData, MatrixUsage, Memory, Norm};
+use tokenmill_backend::{
+    Linear, MatrixData, MatrixUsage, NetworkPart, Norm,
+    program::{LinearId, MatrixId, MatrixInfo, NormId, VectorId, VectorInfo, WeightStore, Weights},
+};
 use tokenmill_gguf::{TensorBytes, TensorType};
 
 use crate::{
@@ -30,12 +33,14 @@ pub struct LoadProgress {
 }
 
 /// Loads tensors by name.
-pub(crate) struct Loader<'a, M> {
+pub(crate) struct Loader<'a> {
     pub(crate) descriptor: &'a Descriptor,
     pub(crate) source: &'a dyn WeightSource,
     /// Maximum number of positions of a sequence.
     pub(crate) n_ctx: usize,
-    pub(crate) memory: &'a mut M,
+    store: &'a mut dyn WeightStore,
+    /// The weights declared so far.
+    pub(crate) weights: Weights,
     /// The weights loaded so far that adapters can change.
     pub(crate) adaptable: Vec<AdaptableWeight>,
     used: HashSet<String>,
@@ -61,12 +66,12 @@ impl LayerPlace {
     }
 }
 
-impl<'a, M: Memory> Loader<'a, M> {
+impl<'a> Loader<'a> {
     pub(crate) fn new(
         descriptor: &'a Descriptor,
         source: &'a dyn WeightSource,
         n_ctx: usize,
-        memory: &'a mut M,
+        store: &'a mut dyn WeightStore,
         on_progress: &'a mut dyn FnMut(LoadProgress),
     ) -> Self {
         let n_bytes_total = source.infos().iter().map(|info| info.n_bytes).sum();
@@ -74,7 +79,8 @@ impl<'a, M: Memory> Loader<'a, M> {
             descriptor,
             source,
             n_ctx,
-            memory,
+            store,
+            weights: Weights::default(),
             adaptable: Vec::new(),
             used: HashSet::new(),
             progress: LoadProgress {
@@ -85,11 +91,36 @@ impl<'a, M: Memory> Loader<'a, M> {
         }
     }
 
-    pub(crate) fn norm_if(
-        &mut self,
-        is_present: bool,
-        name: &str,
-    ) -> Result<Option<Norm<M::Vector>>, LoadError> {
+    /// Sets the part of the network to which the next weights belong.
+    pub(crate) fn enter(&mut self, part: NetworkPart) {
+        self.store.enter(part);
+    }
+
+    /// Stores and declares a matrix.
+    pub(crate) fn add_matrix(&mut self, data: &MatrixData<'_>) -> Result<MatrixId, LoadError> {
+        self.store.store_matrix(data)?;
+        Ok(self.declare(data.name, [data.n_out, data.n_in]))
+    }
+
+    /// Declares a matrix that another network has loaded.
+    pub(crate) fn share_matrix(&mut self, name: &str, dims: [usize; 2]) -> MatrixId {
+        self.store.share_matrix();
+        self.declare(name, dims)
+    }
+
+    fn declare(&mut self, name: &str, [n_out, n_in]: [usize; 2]) -> MatrixId {
+        let name = name.to_owned();
+        self.weights.add_matrix(MatrixInfo { name, n_out, n_in })
+    }
+
+    /// Stores and declares a vector; `name` describes computed values.
+    pub(crate) fn add_vector(&mut self, name: &str, values: &[f32]) -> Result<VectorId, LoadError> {
+        self.store.store_vector(values)?;
+        let (name, len) = (name.to_owned(), values.len());
+        Ok(self.weights.add_vector(VectorInfo { name, len }))
+    }
+
+    pub(crate) fn norm_if(&mut self, is_present: bool, name: &str) -> Result<Option<NormId>, LoadError> {
         if !is_present {
             return Ok(None);
         }
@@ -102,7 +133,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         name: &str,
         width: usize,
         norm: NormDescriptor,
-    ) -> Result<Norm<M::Vector>, LoadError> {
+    ) -> Result<NormId, LoadError> {
         Ok(Norm {
             kind: norm.kind,
             width,
@@ -118,7 +149,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         n_out: usize,
         n_in: usize,
         bias: Presence,
-    ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
+    ) -> Result<LinearId, LoadError> {
         self.linear_part(name, RowsOf::all(n_out), n_in, bias)
     }
 
@@ -129,7 +160,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         part: RowsOf,
         n_in: usize,
         bias: Presence,
-    ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
+    ) -> Result<LinearId, LoadError> {
         self.linear_parts(name, &[part], n_in, bias)
     }
 
@@ -140,14 +171,12 @@ impl<'a, M: Memory> Loader<'a, M> {
         parts: &[RowsOf],
         n_in: usize,
         bias: Presence,
-    ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
+    ) -> Result<LinearId, LoadError> {
         let bias = match self.values(&format!("{name}.bias"), parts[0].n_total, bias)? {
             Some(values) => {
                 let runs = runs_of(parts).map(|(start, n_rows)| &values[start..start + n_rows]);
-                Some(
-                    self.memory
-                        .upload_vector(&runs.flatten().copied().collect::<Vec<_>>())?,
-                )
+                let values: Vec<f32> = runs.flatten().copied().collect();
+                Some(self.add_vector(&format!("{name}.bias"), &values)?)
             }
             None => None,
         };
@@ -198,9 +227,9 @@ impl<'a, M: Memory> Loader<'a, M> {
     }
 
     /// Loads a required tensor as one vector. `dims` are its dimensions without those of 1.
-    pub(crate) fn required_vector(&mut self, name: &str, dims: &[usize]) -> Result<M::Vector, LoadError> {
+    pub(crate) fn required_vector(&mut self, name: &str, dims: &[usize]) -> Result<VectorId, LoadError> {
         let values = self.all_values(name, dims)?;
-        Ok(self.memory.upload_vector(&values)?)
+        self.add_vector(name, &values)
     }
 
     /// Loads a tensor `[n_rows, n_cols]` as the concatenation of its columns.
@@ -208,11 +237,11 @@ impl<'a, M: Memory> Loader<'a, M> {
         &mut self,
         name: &str,
         [n_rows, n_cols]: [usize; 2],
-    ) -> Result<M::Vector, LoadError> {
+    ) -> Result<VectorId, LoadError> {
         let values = self.all_values(name, &[n_cols, n_rows])?;
         let columns = (0..n_cols).flat_map(|col| values.iter().skip(col).step_by(n_cols).copied());
         let columns: Vec<f32> = columns.collect();
-        Ok(self.memory.upload_vector(&columns)?)
+        self.add_vector(name, &columns)
     }
 
     /// Returns the numbers of a required tensor. `dims` are its dimensions without those of 1.
@@ -238,7 +267,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         part: RowsOf,
         n_in: usize,
         bias: Presence,
-    ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
+    ) -> Result<LinearId, LoadError> {
         let weight = format!("{name}.weight");
         let source = self.source;
         let tensor = source
@@ -268,7 +297,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         } else {
             TensorBytes::in_file(&view, 0, n_experts * view.part_bytes)
         };
-        let matrix = self.memory.upload_matrix(&MatrixData {
+        let matrix = self.add_matrix(&MatrixData {
             name: &weight,
             ty: tensor.ty,
             n_out: n_experts * part.n_rows,
@@ -285,7 +314,7 @@ impl<'a, M: Memory> Loader<'a, M> {
                     .flat_map(|values| &values[part.first..][..part.n_rows])
                     .copied()
                     .collect();
-                Some(self.memory.upload_vector(&values)?)
+                Some(self.add_vector(&format!("{name}.bias"), &values)?)
             }
         };
         Ok(Linear {
@@ -303,7 +332,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         n_out: usize,
         n_in: usize,
         usage: MatrixUsage,
-    ) -> Result<M::Matrix, LoadError> {
+    ) -> Result<MatrixId, LoadError> {
         self.matrix_parts(name, &[RowsOf::all(n_out)], n_in, usage)
     }
 
@@ -314,7 +343,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         parts: &[RowsOf],
         n_in: usize,
         usage: MatrixUsage,
-    ) -> Result<M::Matrix, LoadError> {
+    ) -> Result<MatrixId, LoadError> {
         let tensor = self.tensor(name)?;
         let n_total = parts[0].n_total;
         check_shape(name, &tensor.dims, &[n_in, n_total])?;
@@ -344,7 +373,7 @@ impl<'a, M: Memory> Loader<'a, M> {
             gathered = rows;
             gathered.as_slice().into()
         };
-        let matrix = self.memory.upload_matrix(&MatrixData {
+        let matrix = self.add_matrix(&MatrixData {
             name,
             ty: tensor.ty,
             n_out,
@@ -367,9 +396,9 @@ impl<'a, M: Memory> Loader<'a, M> {
         name: &str,
         len: usize,
         presence: Presence,
-    ) -> Result<Option<M::Vector>, LoadError> {
+    ) -> Result<Option<VectorId>, LoadError> {
         match self.values(name, len, presence)? {
-            Some(values) => Ok(Some(self.memory.upload_vector(&values)?)),
+            Some(values) => self.add_vector(name, &values).map(Some),
             None => Ok(None),
         }
     }
@@ -380,7 +409,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         name: &str,
         width: usize,
         presence: Presence,
-    ) -> Result<Option<M::Vector>, LoadError> {
+    ) -> Result<Option<VectorId>, LoadError> {
         let tensor = if presence == Presence::Absent {
             None
         } else {
@@ -388,7 +417,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         };
         let n_rows = tensor.map_or(1, |tensor| tensor.dims.get(1).copied().unwrap_or(1));
         match self.numbers(name, &[width, n_rows], presence)? {
-            Some(values) => Ok(Some(self.memory.upload_vector(&values[..width])?)),
+            Some(values) => self.add_vector(name, &values[..width]).map(Some),
             None => Ok(None),
         }
     }
@@ -444,10 +473,10 @@ impl<'a, M: Memory> Loader<'a, M> {
     }
 
     /// Loads the rows of an unquantized matrix as one vector.
-    pub(crate) fn table(&mut self, name: &str, n_rows: usize, width: usize) -> Result<M::Vector, LoadError> {
+    pub(crate) fn table(&mut self, name: &str, n_rows: usize, width: usize) -> Result<VectorId, LoadError> {
         let values = self.numbers(name, &[width, n_rows], Presence::Required)?;
         let values = values.expect("what is required is there or an error");
-        Ok(self.memory.upload_vector(&values)?)
+        self.add_vector(name, &values)
     }
 
     fn mark_used(&mut self, name: &str, n_bytes: usize) {
@@ -472,7 +501,7 @@ impl<'a, M: Memory> Loader<'a, M> {
 }
 
 /// Returns a norm without weights.
-pub(crate) fn plain_norm<V>(norm: NormDescriptor, width: usize) -> Norm<V> {
+pub(crate) fn plain_norm(norm: NormDescriptor, width: usize) -> NormId {
     Norm {
         kind: norm.kind,
         width,

@@ -11,10 +11,11 @@ use std::{
 use tokenmill_backend::{
     Adapter, AdapterError, AdapterId, AdapterMatrices, Backend, BackendError, BatchError, Executor,
     ExecutorLimits, ForwardBatch, GroupLimits, LowRank, MemoryFormat, MemoryPlace, PageCopy, PageGroup,
-    RowOutput, StepError, StepOutput, StepTrace, Ticket, TokenSource,
+    RowOutput, StepError, StepOutput, StepShape, StepTrace, Ticket, TokenSource,
+    program::{Prepared, Tables},
 };
 
-use crate::{activations::Activations, forward::forward, network::Network};
+use crate::network::Network;
 
 /// Maximum number of steps in flight.
 const MAX_IN_FLIGHT: usize = 2;
@@ -22,8 +23,11 @@ const MAX_IN_FLIGHT: usize = 2;
 /// Runs a network on a backend.
 pub struct ModelExecutor<B: Backend> {
     pub(crate) backend: B,
-    pub(crate) network: Network<B>,
-    buffers: Activations<B::Buffer, B::Routes>,
+    pub(crate) network: Network,
+    prepared: Prepared,
+    pub(crate) tables: Tables<B>,
+    /// The shape of the step that ran last.
+    last_shape: Option<StepShape>,
     /// The adapters that batches may name.
     pub(crate) adapters: BTreeMap<AdapterId, Arc<AdapterMatrices<B::Matrix>>>,
     /// Uploaded weights of adapters that are not complete yet, in the order of the network's weights.
@@ -36,17 +40,20 @@ pub struct ModelExecutor<B: Backend> {
 }
 
 impl<B: Backend> ModelExecutor<B> {
-    /// Creates an executor from a network and its buffers, on a backend that has allocated everything.
+    /// Creates an executor from a network and its programs, on a backend that has allocated everything.
     pub(crate) fn new(
         backend: B,
-        network: Network<B>,
-        buffers: Activations<B::Buffer, B::Routes>,
+        network: Network,
+        prepared: Prepared,
+        tables: Tables<B>,
         limits: ExecutorLimits,
     ) -> Self {
         Self {
             backend,
             network,
-            buffers,
+            prepared,
+            tables,
+            last_shape: None,
             adapters: BTreeMap::new(),
             coming: BTreeMap::new(),
             limits,
@@ -69,7 +76,10 @@ impl<B: Backend> ModelExecutor<B> {
     /// Returns the backend, and the tapped streams of the previous step: `[T, n_embd]` for each layer that a
     /// tower's descriptor names.
     pub(crate) fn backend_and_taps(&mut self) -> (&mut B, impl Iterator<Item = &B::Buffer>) {
-        let taps = self.buffers.taps.iter().map(|tap| &tap.hidden);
+        let shape = self.last_shape.as_ref();
+        let taps = shape
+            .into_iter()
+            .flat_map(|shape| self.prepared.taps(&self.tables, shape));
         (&mut self.backend, taps)
     }
 
@@ -110,12 +120,14 @@ impl<B: Backend> ModelExecutor<B> {
     fn run(&mut self, batch: &ForwardBatch) -> Result<(), BackendError> {
         let Self {
             backend,
-            network,
-            buffers,
+            prepared,
+            tables,
+            last_shape,
             ..
         } = self;
         let shape = backend.begin_step(batch)?;
-        backend.run_step(shape, |backend, shape| forward(backend, network, buffers, &shape))
+        *last_shape = Some(shape);
+        backend.run_step(shape, |backend, shape| prepared.run(backend, tables, &shape))
     }
 }
 

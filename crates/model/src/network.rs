@@ -1,14 +1,18 @@
-//! [`Network`]: a descriptor's weights on a device, and how they get there.
+//! [`Network`]: a descriptor's weights by index, and how they get to a device.
 //!
-//! The descriptor is data, and the forward pass only reads. Invariants: every tensor has the shape that the
-//! descriptor implies; every tensor of the source was used, since an ignored one would mean wrong output;
-//! vectors are finite.
+//! Invariants: every tensor has the shape that the descriptor implies; every tensor of the source was used,
+//! since an ignored one would mean wrong output; vectors are finite.
 
-use tokenmill_backend::{Linear, MatrixUsage, Memory, NetworkPart, Norm, Rope};
+use std::sync::Arc;
+
+use tokenmill_backend::{
+    Linear, MatrixUsage, NetworkPart, Rope,
+    program::{LinearId, NormId, RopeId, VectorId, WeightStore, Weights},
+};
 
 use crate::{
-    Descriptor, EmbeddingNorm, LayerDescriptor, LoadError, LongRopeFactors, NormDescriptor, NormPlacement,
-    OutputHead, Presence, Residual, RopeDescriptor, RopeScaling, WeightSource,
+    Descriptor, EmbeddingNorm, HeadPart, LayerDescriptor, LoadError, LongRopeFactors, NormDescriptor,
+    NormPlacement, OutputHead, Presence, Residual, RopeDescriptor, RopeScaling, WeightSource,
     alt_up::{AltUp, LayerAltUp},
     ffn::Ffn,
     layer_embeddings::{LayerEmbedding, LayerEmbeddings},
@@ -18,28 +22,32 @@ use crate::{
     pooler::Pooler,
 };
 
-/// A network's weights on a device.
-pub(crate) struct Network<M: Memory> {
-    pub(crate) token_embd: Linear<M::Matrix, M::Vector>,
+/// A network's weights.
+pub(crate) struct Network {
+    /// Names and sizes of the weights, which the others name by index.
+    pub(crate) weights: Arc<Weights>,
+    pub(crate) token_embd: LinearId,
     pub(crate) embedding_scale: f32,
     /// The embedding of the only token type in use.
-    pub(crate) token_type: Option<M::Vector>,
+    pub(crate) token_type: Option<VectorId>,
     /// The embeddings of positions, `[n_learned_positions, n_embd]`.
-    pub(crate) positions: Option<M::Vector>,
-    pub(crate) embedding_norm: Option<Norm<M::Vector>>,
-    pub(crate) layer_embeddings: Option<LayerEmbeddings<M>>,
-    pub(crate) alt_up: Option<AltUp<M>>,
+    pub(crate) positions: Option<VectorId>,
+    pub(crate) embedding_norm: Option<NormId>,
+    pub(crate) layer_embeddings: Option<LayerEmbeddings>,
+    pub(crate) alt_up: Option<AltUp>,
     /// The weights that compute the input of an MTP layer.
-    pub(crate) nextn: Option<NextnEntry<M>>,
-    pub(crate) ropes: Vec<Rope<M::Vector>>,
-    pub(crate) layers: Vec<Layer<M>>,
+    pub(crate) nextn: Option<NextnEntry>,
+    pub(crate) ropes: Vec<RopeId>,
+    pub(crate) layers: Vec<Layer>,
     pub(crate) residual_scale: f32,
-    pub(crate) output_norm: Option<Norm<M::Vector>>,
-    pub(crate) pooler: Option<Pooler<M>>,
+    pub(crate) output_norm: Option<NormId>,
+    pub(crate) pooler: Option<Pooler>,
     /// Whether the network predicts tokens.
     pub(crate) has_head: bool,
+    /// This rank's part of the head, if it is divided.
+    pub(crate) head_part: Option<HeadPart>,
     /// `None` if the head is tied to the token embedding.
-    pub(crate) output: Option<Linear<M::Matrix, M::Vector>>,
+    pub(crate) output: Option<LinearId>,
     pub(crate) logit_scale: f32,
     pub(crate) logit_softcap: Option<f32>,
     /// The weights that adapters change, in the order of their places.
@@ -47,41 +55,41 @@ pub(crate) struct Network<M: Memory> {
 }
 
 /// One layer's weights.
-pub(crate) struct Layer<M: Memory> {
+pub(crate) struct Layer {
     /// The norm before the mixer.
-    pub(crate) mixer_norm: Option<Norm<M::Vector>>,
+    pub(crate) mixer_norm: Option<NormId>,
     /// `None` for a layer without a mixer.
-    pub(crate) mixer: Option<Mixer<M>>,
+    pub(crate) mixer: Option<Mixer>,
     /// The norm of the mixer's output.
-    pub(crate) mixer_post_norm: Option<Norm<M::Vector>>,
+    pub(crate) mixer_post_norm: Option<NormId>,
     /// The norm of the stream after the mixer is added.
-    pub(crate) mixer_sum_norm: Option<Norm<M::Vector>>,
+    pub(crate) mixer_sum_norm: Option<NormId>,
     /// The second norm of the stream after the mixer is added, applied to the sum of the layer's input and
     /// the first norm's result.
-    pub(crate) mixer_second_norm: Option<Norm<M::Vector>>,
+    pub(crate) mixer_second_norm: Option<NormId>,
     pub(crate) residual: Residual,
     /// The norm before the feed-forward network.
-    pub(crate) ffn_norm: Option<Norm<M::Vector>>,
+    pub(crate) ffn_norm: Option<NormId>,
     /// `None` for a layer without a feed-forward network.
-    pub(crate) ffn: Option<Ffn<M>>,
+    pub(crate) ffn: Option<Ffn>,
     /// The norm of the feed-forward network's output.
-    pub(crate) ffn_post_norm: Option<Norm<M::Vector>>,
+    pub(crate) ffn_post_norm: Option<NormId>,
     /// The norm of the stream after the feed-forward network is added.
-    pub(crate) ffn_sum_norm: Option<Norm<M::Vector>>,
+    pub(crate) ffn_sum_norm: Option<NormId>,
     /// The weights for the layer's own embeddings.
-    pub(crate) embedding: Option<LayerEmbedding<M>>,
+    pub(crate) embedding: Option<LayerEmbedding>,
     /// The layer's weights for parallel streams.
-    pub(crate) alt_up: Option<LayerAltUp<M>>,
+    pub(crate) alt_up: Option<LayerAltUp>,
     /// Factor of the stream at the end of the layer.
     pub(crate) output_scale: Option<f32>,
     /// The control vector added to the stream at the end of the layer.
-    pub(crate) control: Option<M::Vector>,
+    pub(crate) control: Option<VectorId>,
     /// The index of the part of non-token inputs that is added to the stream at the end of the layer.
     pub(crate) input_part: Option<usize>,
 }
 
-impl<M: Memory> Network<M> {
-    /// Uploads all weights except the `shared` ones, for sequences of up to `n_ctx` positions.
+impl Network {
+    /// Stores all weights except the `shared` ones, for sequences of up to `n_ctx` positions.
     ///
     /// # Errors
     /// The first [`LoadError`].
@@ -89,14 +97,15 @@ impl<M: Memory> Network<M> {
         descriptor: &Descriptor,
         source: &dyn WeightSource,
         n_ctx: usize,
-        memory: &mut M,
-        shared: Option<SharedWeights<M>>,
+        store: &mut dyn WeightStore,
+        shared: Option<SharedWeights>,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, LoadError> {
-        let mut loader = Loader::new(descriptor, source, n_ctx, memory, on_progress);
+        let mut loader = Loader::new(descriptor, source, n_ctx, store, on_progress);
         let loaded = Self::load_with(&mut loader, shared).and_then(|mut network| {
             loader.check_all_used()?;
             network.adaptable = loader.adaptable;
+            network.weights = Arc::new(loader.weights);
             Ok(network)
         });
         // Errors about a folder use the folder's own tensor names.
@@ -113,7 +122,7 @@ impl<M: Memory> Network<M> {
         (1 + n_deep) * self.token_embd.n_in
     }
 
-    fn load_with(loader: &mut Loader<'_, M>, shared: Option<SharedWeights<M>>) -> Result<Self, LoadError> {
+    fn load_with(loader: &mut Loader<'_>, shared: Option<SharedWeights>) -> Result<Self, LoadError> {
         let descriptor = loader.descriptor;
         let (n_vocab, n_embd) = (descriptor.n_vocab, descriptor.n_embd);
         let is_tied = match descriptor.head {
@@ -126,21 +135,17 @@ impl<M: Memory> Network<M> {
         } else {
             MatrixUsage::Embedding
         };
-        let (shared_embd, shared_output) = match shared {
-            Some(SharedWeights { token_embd, output }) => (Some(token_embd), output),
-            None => (None, None),
-        };
         // The bias of a tied head is used with the head alone; looking up an embedding adds none.
-        loader.memory.enter(NetworkPart::Output);
+        loader.enter(NetworkPart::Output);
         let tied_bias = if is_tied {
             loader.vector("output.bias", n_vocab, descriptor.head_bias)?
         } else {
             None
         };
-        loader.memory.enter(NetworkPart::Input);
+        loader.enter(NetworkPart::Input);
         let token_embd = Linear {
-            matrix: match shared_embd {
-                Some(matrix) => matrix,
+            matrix: match shared {
+                Some(_) => loader.share_matrix("token_embd.weight", [n_vocab, n_embd]),
                 None => loader.matrix("token_embd.weight", n_vocab, n_embd, usage)?,
             },
             bias: tied_bias,
@@ -148,7 +153,7 @@ impl<M: Memory> Network<M> {
             n_in: n_embd,
             adapter_place: None,
         };
-        loader.memory.enter(NetworkPart::Common);
+        loader.enter(NetworkPart::Common);
         let ropes = (descriptor.ropes.iter())
             .map(|rope| load_rope(rope, loader))
             .collect::<Result<_, _>>()?;
@@ -164,13 +169,13 @@ impl<M: Memory> Network<M> {
                 Layer::load(place, layer, loader)
             })
             .collect::<Result<_, _>>()?;
-        loader.memory.enter(NetworkPart::Output);
+        loader.enter(NetworkPart::Output);
         let has_head = descriptor.head != OutputHead::None;
         let output = if is_tied || !has_head {
             None
-        } else if let Some(matrix) = shared_output {
+        } else if shared.is_some_and(|shared| shared.has_output) {
             Some(Linear {
-                matrix,
+                matrix: loader.share_matrix("output.weight", [n_vocab, n_embd]),
                 bias: loader.vector("output.bias", n_vocab, descriptor.head_bias)?,
                 n_out: n_vocab,
                 n_in: n_embd,
@@ -188,12 +193,13 @@ impl<M: Memory> Network<M> {
             Some(pooling) => Some(Pooler::load(pooling, loader)?),
             None => None,
         };
-        loader.memory.enter(NetworkPart::Input);
+        loader.enter(NetworkPart::Input);
         let positions = match descriptor.n_learned_positions {
             Some(n_positions) => Some(loader.table("position_embd.weight", n_positions, n_embd)?),
             None => None,
         };
         Ok(Self {
+            weights: Arc::default(),
             token_embd,
             embedding_scale: descriptor.embedding_scale,
             token_type: loader.first_row("token_types.weight", n_embd, descriptor.token_types)?,
@@ -224,6 +230,10 @@ impl<M: Memory> Network<M> {
             output_norm,
             pooler,
             has_head,
+            head_part: match descriptor.head {
+                OutputHead::Part(part) => Some(part),
+                _ => None,
+            },
             output,
             logit_scale: descriptor.logit_scale,
             logit_softcap: descriptor.logit_softcap,
@@ -232,20 +242,16 @@ impl<M: Memory> Network<M> {
     }
 }
 
-impl<M: Memory> Layer<M> {
+impl Layer {
     /// Returns the norm at the start of the layer.
-    pub(crate) fn first_norm(&self) -> Option<&Norm<M::Vector>> {
+    pub(crate) fn first_norm(&self) -> Option<NormId> {
         match self.mixer {
-            Some(_) => self.mixer_norm.as_ref(),
-            None => self.ffn_norm.as_ref(),
+            Some(_) => self.mixer_norm,
+            None => self.ffn_norm,
         }
     }
 
-    fn load(
-        place: LayerPlace,
-        layer: &LayerDescriptor,
-        loader: &mut Loader<'_, M>,
-    ) -> Result<Self, LoadError> {
+    fn load(place: LayerPlace, layer: &LayerDescriptor, loader: &mut Loader<'_>) -> Result<Self, LoadError> {
         let norms = layer.norms;
         let (has_mixer, has_ffn) = (!layer.mixer.is_none(), !layer.ffn.is_none());
         let has_ffn_norm = has_ffn && norms.has_pre_ffn() && layer.residual != Residual::Parallel;
@@ -262,7 +268,7 @@ impl<M: Memory> Layer<M> {
         };
         let is_after_sum = norms.has_sum();
         let is_twice = norms == NormPlacement::AfterSumTwice;
-        let post_norm = |has_half: bool, part: &str, loader: &mut Loader<'_, M>| {
+        let post_norm = |has_half: bool, part: &str, loader: &mut Loader<'_>| {
             let norm = NormDescriptor {
                 eps: loader
                     .descriptor
@@ -276,7 +282,7 @@ impl<M: Memory> Layer<M> {
                 Ok(None)
             }
         };
-        loader.memory.enter(NetworkPart::Mixer(place.layer_idx));
+        loader.enter(NetworkPart::Mixer(place.layer_idx));
         Ok(Self {
             mixer_norm: loader.norm_if(has_mixer && norms.has_pre_mixer(), &place.name(mixer_norm))?,
             mixer: Mixer::load(place, &layer.mixer, loader)?,
@@ -285,7 +291,7 @@ impl<M: Memory> Layer<M> {
             mixer_second_norm: loader.norm_if(has_mixer && is_twice, &place.name("attn_norm_2"))?,
             residual: layer.residual,
             ffn_norm: {
-                loader.memory.enter(NetworkPart::Ffn(place.layer_idx));
+                loader.enter(NetworkPart::Ffn(place.layer_idx));
                 loader.norm_if(has_ffn_norm, &place.name(ffn_norm))?
             },
             ffn: Ffn::load(place, &layer.ffn, loader)?,
@@ -306,7 +312,9 @@ impl<M: Memory> Layer<M> {
                 None
             },
             control: match loader.descriptor.control.get(place.layer_idx) {
-                Some(direction) if !direction.is_empty() => Some(loader.memory.upload_vector(direction)?),
+                Some(direction) if !direction.is_empty() => {
+                    Some(loader.add_vector(&place.name("control"), direction)?)
+                }
                 _ => None,
             },
             input_part: (place.layer_idx < loader.descriptor.n_deep_inputs).then_some(place.layer_idx + 1),
@@ -314,10 +322,7 @@ impl<M: Memory> Layer<M> {
     }
 }
 
-fn load_rope<M: Memory>(
-    rope: &RopeDescriptor,
-    loader: &mut Loader<'_, M>,
-) -> Result<Rope<M::Vector>, LoadError> {
+fn load_rope(rope: &RopeDescriptor, loader: &mut Loader<'_>) -> Result<RopeId, LoadError> {
     let n_pairs = rope.n_dims / 2;
     let factors = match &rope.scaling {
         RopeScaling::LongRope {
@@ -343,18 +348,18 @@ fn load_rope<M: Memory>(
         style: rope.style,
         head_dim: rope.head_dim,
         n_dims: rope.n_dims,
-        inv_freqs: loader.memory.upload_vector(&inv_freqs)?,
+        inv_freqs: loader.add_vector("rope.frequencies", &inv_freqs)?,
         magnitude,
         axes: rope.axes,
     })
 }
 
 /// Loads the divisors of rope's frequencies.
-fn divisors<M: Memory>(
+fn divisors(
     name: &str,
     n_pairs: usize,
     presence: Presence,
-    loader: &mut Loader<'_, M>,
+    loader: &mut Loader<'_>,
 ) -> Result<Option<Vec<f32>>, LoadError> {
     let factors = loader.values(name, n_pairs, presence)?;
     let values = factors.as_deref().unwrap_or_default();

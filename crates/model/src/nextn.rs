@@ -15,29 +15,30 @@
 //! Source: "DeepSeek-V3 Technical Report", 2024, section 2.2; llama.cpp, `src/models/qwen35.cpp`, for the names and the norms.
 
 use tokenmill_backend::{
-    Backend, BackendError, ExecutorLimits, JoinedRows, Linear, Memory, NetworkPart, Norm,
+    NetworkPart,
+    program::{LinearId, NormId, Op, Program, Value},
 };
 
-use crate::{Descriptor, LoadError, Presence, loader::Loader};
+use crate::{LoadError, Presence, loader::Loader};
 
-/// Weights of a network that another one uses too.
-pub(crate) struct SharedWeights<M: Memory> {
-    pub(crate) token_embd: M::Matrix,
-    /// `None` if the head is tied to the embedding.
-    pub(crate) output: Option<M::Matrix>,
+/// The matrices that a network uses of another one.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedWeights {
+    /// Whether the head is one of its own, not tied to the embedding.
+    pub(crate) has_output: bool,
 }
 
 /// The weights that compute the layer's input.
-pub(crate) struct NextnEntry<M: Memory> {
-    embedding_norm: Norm<M::Vector>,
-    hidden_norm: Norm<M::Vector>,
-    projection: Linear<M::Matrix, M::Vector>,
+pub(crate) struct NextnEntry {
+    embedding_norm: NormId,
+    hidden_norm: NormId,
+    projection: LinearId,
 }
 
-impl<M: Memory> NextnEntry<M> {
-    pub(crate) fn load(loader: &mut Loader<'_, M>) -> Result<Self, LoadError> {
+impl NextnEntry {
+    pub(crate) fn load(loader: &mut Loader<'_>) -> Result<Self, LoadError> {
         let (n_embd, norm) = (loader.descriptor.n_embd, loader.descriptor.rms_norm());
-        loader.memory.enter(NetworkPart::Input);
+        loader.enter(NetworkPart::Input);
         Ok(Self {
             embedding_norm: loader.norm("nextn.enorm", n_embd, norm)?,
             hidden_norm: loader.norm("nextn.hnorm", n_embd, norm)?,
@@ -45,51 +46,13 @@ impl<M: Memory> NextnEntry<M> {
         })
     }
 
-    /// Computes the layer's stream from the embeddings, `hidden: [n_tokens, n_embd]`, and the step's hidden
-    /// states.
-    pub(crate) fn run<B: Backend<Matrix = M::Matrix, Vector = M::Vector>>(
-        &self,
-        backend: &mut B,
-        n_tokens: usize,
-        hidden: &mut B::Buffer,
-        buffers: &mut NextnBuffers<B::Buffer>,
-    ) -> Result<(), BackendError> {
-        let n_embd = self.projection.n_out;
-        let NextnBuffers {
-            embedding,
-            previous,
-            joined,
-        } = buffers;
-        backend.norm(&self.embedding_norm, hidden, n_tokens, embedding)?;
-        backend.take_hidden_inputs(n_tokens, n_embd, previous)?;
-        backend.norm_in_place(&self.hidden_norm, n_tokens, n_embd, previous)?;
-        let rows = |rows| JoinedRows { rows, width: n_embd };
-        backend.join(n_tokens, rows(&*embedding), rows(&*previous), joined)?;
-        backend.linear(&self.projection, joined, n_tokens, hidden)
-    }
-}
-
-/// Buffers of [`NextnEntry`].
-pub(crate) struct NextnBuffers<T> {
-    embedding: T,
-    previous: T,
-    joined: T,
-}
-
-impl<T> NextnBuffers<T> {
-    pub(crate) fn alloc<M: Memory<Buffer = T>>(
-        descriptor: &Descriptor,
-        limits: &ExecutorLimits,
-        memory: &mut M,
-    ) -> Result<Option<Self>, BackendError> {
-        if !descriptor.reads_hidden {
-            return Ok(None);
-        }
-        let mut of_tokens = |width| memory.alloc(limits.max_batch_tokens, width);
-        Ok(Some(Self {
-            embedding: of_tokens(descriptor.n_embd)?,
-            previous: of_tokens(descriptor.n_embd)?,
-            joined: of_tokens(2 * descriptor.n_embd)?,
-        }))
+    /// Writes the layer's stream, from the embeddings and the step's hidden states.
+    pub(crate) fn write(&self, program: &mut Program, embedding: Value) -> Value {
+        let width = self.hidden_norm.width;
+        let embedding = program.norm(self.embedding_norm, embedding);
+        let previous = program.push(|y| Op::HiddenInputs { width, y });
+        let previous = program.norm(self.hidden_norm, previous);
+        let joined = program.join(1, embedding, previous);
+        program.linear(self.projection, joined)
     }
 }

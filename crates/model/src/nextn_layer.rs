@@ -3,18 +3,15 @@
 //! Invariant: it is loaded under the names of a network with one layer, so the code that loads and runs
 //! layers knows only about its different input.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::VecDeque};
 
 use tokenmill_backend::{Backend, MemoryPlan, Weigh};
 use tokenmill_gguf::GgufFile;
 
 use crate::{
     Descriptor, FolderAsGguf, LoadError, LoadProgress, Model, ModelExecutor, ModelOptions, WeightInfo,
-    WeightSource, WeightTensor, arch,
-    gguf_header::GgufHeader,
-    hf_config::HfConfig,
-    model::{build_sharing, plan_sharing},
-    nextn::SharedWeights,
+    WeightSource, WeightTensor, arch, gguf_header::GgufHeader, hf_config::HfConfig, model::build_sharing,
+    nextn::SharedWeights, plan::plan_sharing,
 };
 
 /// The first MTP layer of a model; it drafts from the model's own hidden states.
@@ -56,7 +53,7 @@ impl<'a> Nextn<'a> {
             &self.source,
             backend,
             options,
-            self.source.shares(),
+            self.source.shared(),
         )
     }
 
@@ -74,7 +71,10 @@ impl<'a> Nextn<'a> {
     where
         B::Matrix: Clone,
     {
-        let shared = self.source.shares().then(|| SharedWeights::of(network));
+        let shared = self
+            .source
+            .shared()
+            .map(|shared| (shared, matrices_of(network, shared)));
         build_sharing(
             &self.descriptor,
             &self.source,
@@ -178,17 +178,19 @@ impl NextnWeights<'_> {
     }
 }
 
-impl<B: Backend> SharedWeights<B>
+/// Returns the matrices of a network that its layer uses.
+fn matrices_of<B: Backend>(executor: &ModelExecutor<B>, shared: SharedWeights) -> VecDeque<B::Matrix>
 where
     B::Matrix: Clone,
 {
-    fn of(executor: &ModelExecutor<B>) -> Self {
-        let network = &executor.network;
-        Self {
-            token_embd: network.token_embd.matrix.clone(),
-            output: network.output.as_ref().map(|output| output.matrix.clone()),
-        }
-    }
+    let network = &executor.network;
+    let output = network
+        .output
+        .filter(|_| shared.has_output)
+        .map(|output| output.matrix);
+    let ids = [Some(network.token_embd.matrix), output].into_iter().flatten();
+    let matrix = |id| executor.tables.matrix(id).expect("no step runs").clone();
+    ids.map(matrix).collect()
 }
 
 /// The tensors of the layer, under the names of a network with one layer.
@@ -217,6 +219,12 @@ impl NextnSource<'_> {
     /// Returns whether embedding and head are the network's.
     fn shares(&self) -> bool {
         !self.has_own(OWN[0].1) && !self.has_own(OWN[1].1)
+    }
+
+    /// Returns the network's matrices that the layer uses.
+    fn shared(&self) -> Option<SharedWeights> {
+        let has_output = self.contains("output.weight");
+        self.shares().then_some(SharedWeights { has_output })
     }
 
     /// Returns the file's name of a tensor.

@@ -1,35 +1,30 @@
 //! [`Pooler`]: reduces each sequence to one row, and computes the network's output from it.
 //!
-//! Layers work on one row per token. Invariant: after [`Pooler::run`] there is one row for each output row of
+//! Layers work on one row per token. Invariant: the result of [`Pooler::write`] has one row for each output row of
 //! the step, in the same order.
 
 use tokenmill_backend::{
-    Activation, Backend, BackendError, ExecutorLimits, Linear, Memory, Norm, Pooling, StepShape,
+    Activation, Pooling, RowSet,
+    program::{LinearId, NormId, Op, Program, Value},
 };
 
-use crate::{Descriptor, HeadLayer, LoadError, PoolingDescriptor, loader::Loader};
+use crate::{HeadLayer, LoadError, PoolingDescriptor, loader::Loader};
 
 /// The weights of a pooling head.
-pub(crate) struct Pooler<M: Memory> {
+pub(crate) struct Pooler {
     kind: Pooling,
-    head: Vec<Step<M>>,
+    head: Vec<Step>,
 }
 
-enum Step<M: Memory> {
-    Linear(Linear<M::Matrix, M::Vector>),
-    Norm(Norm<M::Vector>),
+enum Step {
+    Linear(LinearId),
+    Norm(NormId),
     Activation(Activation),
     Tanh,
 }
 
-/// Two rows per sequence; each step reads one and writes the other.
-pub(crate) struct PoolBuffers<T> {
-    a: T,
-    b: T,
-}
-
-impl<M: Memory> Pooler<M> {
-    pub(crate) fn load(pooling: &PoolingDescriptor, loader: &mut Loader<'_, M>) -> Result<Self, LoadError> {
+impl Pooler {
+    pub(crate) fn load(pooling: &PoolingDescriptor, loader: &mut Loader<'_>) -> Result<Self, LoadError> {
         let norm = loader.descriptor.norm;
         let mut width = loader.descriptor.n_embd;
         let mut head = Vec::with_capacity(pooling.head.len());
@@ -51,79 +46,26 @@ impl<M: Memory> Pooler<M> {
     }
 }
 
-impl<T> PoolBuffers<T> {
-    /// Allocates for the largest step, if the network pools.
-    pub(crate) fn alloc<M: Memory<Buffer = T>>(
-        descriptor: &Descriptor,
-        limits: &ExecutorLimits,
-        memory: &mut M,
-    ) -> Result<Option<Self>, BackendError> {
-        let Some(pooling) = &descriptor.pooling else {
-            return Ok(None);
-        };
-        let width = pooling.widest_row(descriptor.n_embd);
-        Ok(Some(Self {
-            a: memory.alloc(limits.max_batch_tokens, width)?,
-            b: memory.alloc(limits.max_batch_tokens, width)?,
-        }))
-    }
-}
-
-impl<B: Backend> Pooler<B> {
+impl Pooler {
     /// Returns whether all of a sequence's rows are needed instead of only the output rows.
     pub(crate) fn reads_all_rows(&self) -> bool {
         self.kind == Pooling::Mean
     }
 
-    /// Returns the width of a pooled row if a token's row has `n_embd` values.
-    pub(crate) fn output_width(&self, n_embd: usize) -> usize {
-        let widths = self.head.iter().filter_map(|step| match step {
-            Step::Linear(linear) => Some(linear.n_out),
-            _ => None,
-        });
-        widths.last().unwrap_or(n_embd)
-    }
-
-    /// Computes the pooled rows from `rows`, `[T, n_embd]` if all are needed, else `[O, n_embd]`. Returns the
-    /// buffer with the result.
-    pub(crate) fn run<'a>(
-        &self,
-        backend: &mut B,
-        shape: &StepShape,
-        n_embd: usize,
-        rows: &'a B::Buffer,
-        buffers: &'a mut PoolBuffers<B::Buffer>,
-    ) -> Result<&'a B::Buffer, BackendError> {
-        let n_rows = shape.n_outputs;
-        // The references are swapped, not the buffers, so a captured step finds its data in place.
-        let (mut a, mut b) = (&mut buffers.a, &mut buffers.b);
-        let mut width = n_embd;
-        // Whether `a` holds the current input; before that, it is outside the buffers.
-        let mut is_copied = false;
-        if self.kind == Pooling::Mean {
-            backend.mean_of_sequences(shape, width, rows, a)?;
-            is_copied = true;
-        }
+    /// Writes the pooled rows, one for each output row of the step, from those of all tokens.
+    pub(crate) fn write(&self, program: &mut Program, x: Value) -> Value {
+        let mut rows = match self.kind {
+            Pooling::Mean => program.push(|y| Op::MeanOfSequences { x, y }),
+            _ => program.gather(RowSet::Outputs, x),
+        };
         for step in &self.head {
-            match step {
-                Step::Linear(linear) => {
-                    let input = if is_copied { &*a } else { rows };
-                    backend.linear(linear, input, n_rows, b)?;
-                    width = linear.n_out;
-                    std::mem::swap(&mut a, &mut b);
-                    is_copied = true;
-                }
-                Step::Norm(norm) => {
-                    let input = if is_copied { &*a } else { rows };
-                    backend.norm(norm, input, n_rows, b)?;
-                    std::mem::swap(&mut a, &mut b);
-                    is_copied = true;
-                }
-                Step::Activation(activation) => backend.activation(*activation, n_rows, width, a, None)?,
-                // A softcap of 1 is the hyperbolic tangent.
-                Step::Tanh => backend.scale_logits(1.0, Some(1.0), n_rows, width, a)?,
-            }
+            rows = match step {
+                Step::Linear(linear) => program.linear(*linear, rows),
+                Step::Norm(norm) => program.norm(*norm, rows),
+                Step::Activation(activation) => program.activation(*activation, rows),
+                Step::Tanh => program.tanh(rows),
+            };
         }
-        Ok(if is_copied { a } else { rows })
+        rows
     }
 }

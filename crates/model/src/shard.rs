@@ -4,7 +4,7 @@
 //! feed-forward networks, and a source with parts of the whole network's tensors. Heads are divided evenly,
 //! feed-forward networks as evenly as whole blocks of their types allow. Matrices that produce heads or inner
 //! rows give a rank some of their rows. Matrices that read them give it the same columns; each rank's product
-//! is then one term of a sum, which the forward pass adds up over the ranks. Every rank has everything else
+//! is then one term of a sum, which the program adds up over the ranks. Every rank has everything else
 //! whole: embedding, norms, routers, and the head unless it is to be divided.
 //!
 //! Invariants: each divided weight is in the part of one rank, except KV heads that several ranks share and,
@@ -21,8 +21,7 @@ use tokenmill_gguf::TensorBytes;
 
 use crate::{
     Descriptor, FfnDescriptor, HeadPart, LoadError, LoadProgress, MixerDescriptor, Model, ModelExecutor,
-    ModelOptions, OutputHead, QkNorm, WeightInfo, WeightSource, WeightTensor,
-    model::{build, plan},
+    ModelOptions, OutputHead, QkNorm, WeightInfo, WeightSource, WeightTensor, model::build, plan::plan,
 };
 
 use cut::{Cut, Zeros};
@@ -90,6 +89,7 @@ impl<'a> Shard<'a> {
         if rank.n_ranks == 1 {
             return Ok(shard);
         }
+        shard.descriptor.n_ranks = rank.n_ranks;
         for layer_idx in 0..descriptor.layers.len() {
             let divided = shard.divide_layer(layer_idx, rank);
             // Errors about a folder use the folder's own tensor names.

@@ -1,4 +1,4 @@
-//! The operations of the forward pass, each on its side, in the order of [`Backend`].
+//! The operations of programs, each on its side, in the order of [`Backend`].
 //!
 //! Invariant: an operation copies its inputs to its side before it runs, and records its outputs.
 

@@ -1,6 +1,6 @@
 //! Computes a model on a backend that this library does not know: `cargo run --example own_backend [MODEL]`.
 //!
-//! A backend implements `tokenmill_backend::Backend`, the operations that a forward pass is made of. This one is the test
+//! A backend implements `tokenmill_backend::Backend`, the operations of programs. This one is the test
 //! kit's, plain loops over f32 numbers: `crates/testkit/src/naive_backend.rs` is a model for your own.
 
 use std::{env, error::Error};

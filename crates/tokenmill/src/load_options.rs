@@ -14,7 +14,7 @@ use std::{
 };
 
 use serde_json::{Map, Value};
-use tokenmill_backend::{KvType, MemoryPlan, PAGE_TOKENS};
+use tokenmill_backend::{KvType, MemoryPlan, PAGE_TOKENS, program::Fusion};
 use tokenmill_convert::Preset;
 use tokenmill_model::{ControlVector, Descriptor, Model as Network, ModelOptions, WindowPages};
 use tokenmill_sched::{ContextShift, EngineConfig, Speculation};
@@ -354,6 +354,7 @@ impl LoadOptions {
             kv_type: self.kv_type,
             kv_value_type: self.kv_value_type,
             adapter_bytes: self.adapters.iter().map(AdapterSource::file_bytes).sum(),
+            fusion: Fusion::All,
         })
     }
 

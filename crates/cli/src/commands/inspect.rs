@@ -39,7 +39,8 @@ use values::{count, shown, value_json};
     after_help = "Examples:\n  \
     tokenmill inspect demo\n  \
     tokenmill inspect model.gguf --summary -c 8192\n  \
-    tokenmill inspect model.gguf --json | jq .metadata"
+    tokenmill inspect model.gguf --json | jq .metadata\n  \
+    tokenmill inspect model.gguf --program | less"
 )]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
@@ -50,6 +51,9 @@ pub(crate) struct Args {
     /// Print JSON, with arrays and texts in full
     #[arg(long)]
     json: bool,
+    /// Print the network's operations, one a line, with names and sizes
+    #[arg(long, conflicts_with_all = ["json", "summary"])]
+    program: bool,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -142,6 +146,12 @@ struct Plan {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let source = ModelSource::find(args.load.fetch.resolve(&args.model)?)?;
+    if args.program {
+        let choices = args.load.options()?;
+        let model = choices.open_network(&source)?;
+        let options = choices.network_options(model.descriptor())?;
+        return output::print(&model.program(&options)?.to_string());
+    }
     let mut inspection = match source.open_gguf()? {
         Some(file) => Inspection::of_gguf(&source, file, &args.load)?,
         None => Inspection::of_folder(&source, &args.load)?,

@@ -19,6 +19,18 @@ fn inspect_lists_metadata_tensors_types_and_memory() {
 }
 
 #[test]
+fn inspect_prints_the_networks_operations() {
+    let text = tokenmill(["inspect", "demo", "--program"]).ok();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "-- Input");
+    assert!(lines[1].starts_with("x0 = embed(token_embd"), "{}", lines[1]);
+    let last = lines.last().unwrap();
+    assert!(last.starts_with("sample(x"), "{last}");
+    let attends = |line: &&&str| line.contains("= attention(") && line.contains("kv.0");
+    assert_eq!(lines.iter().filter(attends).count(), 1, "{text}");
+}
+
+#[test]
 fn inspect_gives_json_in_full() {
     let text = tokenmill(["inspect", "demo", "--json", "-c", "128"]).ok();
     let json: Value = serde_json::from_str(&text).unwrap();

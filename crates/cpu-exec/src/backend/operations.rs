@@ -1,4 +1,4 @@
-//! The operations of the forward pass on the host, in the order of [`Backend`].
+//! The operations of programs on the host, in the order of [`Backend`].
 //!
 //! Loading and the operations that few networks need are in other files. Invariant: buffers are allocated at
 //! load, operations take slices of them.

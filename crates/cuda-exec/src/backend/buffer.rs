@@ -1,7 +1,7 @@
 //! [`CudaBuffer`]: activations on the device, with their quantized twin inside.
 //!
 //! Invariant: a twin is returned only if its rows are the rows of the current values. An operation that writes values either writes the
-//! twin too or marks it stale. (A replayed step calls none of these functions; a forward pass writes a buffer before it reads it, so the
+//! twin too or marks it stale. (A replayed step calls none of these functions; a program writes a buffer before it reads it, so the
 //! values left by a step have no effect.) Operations that produce rows quantize them while they write them, if they can; the next product
 //! takes the twin, or has the rows quantized.
 //!

@@ -298,7 +298,7 @@ impl StepInputs {
         self.output_rows.dedup();
     }
 
-    /// Pads contexts and, with `pads`, a step that decodes or verifies to its bucket. Equal counts stay equal, since the forward pass branches on
+    /// Pads contexts and, with `pads`, a step that decodes or verifies to its bucket. Equal counts stay equal, since a program's variant depends on
     /// that.
     fn padded(&self, shape: &StepShape, pads: bool) -> StepShape {
         let longest = (self.page_starts.windows(2))

@@ -1,7 +1,7 @@
 //! [`Descriptor`]: everything that makes one network differ from another, as data.
 //!
-//! It stands between files and the forward pass: an architecture's file turns metadata into a descriptor, the loader turns
-//! a descriptor and weights into a network, and the forward pass follows it without knowing an architecture's name.
+//! It stands between files and programs: an architecture's file turns metadata into a descriptor, the loader turns
+//! a descriptor and weights into a network, which writes its program without knowing an architecture's name.
 //! Invariant: a descriptor that passed [`Descriptor::validate`] describes a network that can be built and run.
 
 mod difference;
@@ -81,6 +81,8 @@ pub struct Descriptor {
     pub pooling: Option<PoolingDescriptor>,
     /// The source of the output head's weights.
     pub head: OutputHead,
+    /// Number of ranks that compute parts of the network, whose halves of a layer are summed; 1 for a whole network.
+    pub n_ranks: usize,
     /// Whether the output head has a bias.
     pub head_bias: Presence,
     /// Factor of the logits.

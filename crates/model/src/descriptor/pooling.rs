@@ -76,24 +76,8 @@ impl PoolingDescriptor {
         self.widths().last().unwrap_or(n_embd)
     }
 
-    /// Returns the width of the widest intermediate row.
-    pub(crate) fn widest_row(&self, n_embd: usize) -> usize {
-        self.widths().fold(n_embd, usize::max)
-    }
-
     /// Checks that all sizes are usable.
     pub(super) fn validate(&self) -> Result<(), LoadError> {
-        // The pooled row may be a row of the stream, which must not change.
-        let begins_in_place = matches!(
-            self.head.first(),
-            Some(HeadLayer::Activation(_) | HeadLayer::Tanh)
-        );
-        check(
-            "first layer of the pooling head",
-            "a function",
-            !begins_in_place,
-            "a matrix or a norm",
-        )?;
         self.widths().try_for_each(|width| {
             check(
                 "width of the pooling head",

@@ -9,41 +9,37 @@
 //!
 //! Source: transformers, `models/gemma4/modeling_gemma4.py`.
 
-use tokenmill_backend::{Backend, BackendError, ExecutorLimits, Memory, Norm, NormKind};
+use tokenmill_backend::{
+    Norm, NormKind,
+    program::{NormId, Program, Value},
+};
 
 use crate::{
-    BesideDescriptor, Descriptor, FfnDescriptor, LoadError,
+    BesideDescriptor, LoadError,
     loader::{LayerPlace, Loader},
 };
 
-use super::{DenseFfn, FfnBuffers, MoeFfn};
+use super::{DenseFfn, MoeFfn};
 
 /// The weights of both.
-pub(crate) struct BesideFfn<M: Memory> {
-    dense: DenseFfn<M>,
+pub(crate) struct BesideFfn {
+    dense: DenseFfn,
     /// Norm of the dense network's output.
-    dense_norm: Norm<M::Vector>,
-    moe: MoeFfn<M>,
+    dense_norm: NormId,
+    moe: MoeFfn,
     /// Norm of the router's input.
-    router_norm: Norm<M::Vector>,
+    router_norm: NormId,
     /// Norm of the experts' input.
-    experts_norm: Norm<M::Vector>,
+    experts_norm: NormId,
     /// Norm of the experts' output.
-    moe_norm: Norm<M::Vector>,
+    moe_norm: NormId,
 }
 
-/// Input and output of the experts, `[T, n_embd]`.
-pub(super) struct BesideBuffers<T> {
-    router_input: T,
-    input: T,
-    output: T,
-}
-
-impl<M: Memory> BesideFfn<M> {
+impl BesideFfn {
     pub(super) fn load(
         place: LayerPlace,
         beside: &BesideDescriptor,
-        loader: &mut Loader<'_, M>,
+        loader: &mut Loader<'_>,
     ) -> Result<Self, LoadError> {
         let n_embd = loader.descriptor.n_embd;
         let rms = loader.descriptor.rms_norm();
@@ -59,7 +55,7 @@ impl<M: Memory> BesideFfn<M> {
             router_norm: Norm {
                 kind: NormKind::Rms,
                 width: n_embd,
-                weight: Some(loader.memory.upload_vector(&router_scale)?),
+                weight: Some(loader.add_vector(&place.name("ffn_gate_inp.scale"), &router_scale)?),
                 bias: None,
                 eps: rms.eps,
             },
@@ -69,46 +65,15 @@ impl<M: Memory> BesideFfn<M> {
     }
 }
 
-impl<B: Backend> BesideFfn<B> {
-    pub(super) fn run(
-        &self,
-        backend: &mut B,
-        [stream, input]: [&B::Buffer; 2],
-        n_rows: usize,
-        buffers: &mut FfnBuffers<B::Buffer, B::Routes>,
-        output: &mut B::Buffer,
-    ) -> Result<(), BackendError> {
-        let FfnBuffers { dense, moe, beside } = buffers;
-        let dense = dense.as_mut().expect("allocated for a dense network");
-        let moe = moe.as_mut().expect("allocated for experts");
-        let own = beside.as_mut().expect("allocated for both at once");
-        let n_embd = self.moe_norm.width;
-        self.dense.run(backend, input, n_rows, dense, output)?;
-        backend.norm_in_place(&self.dense_norm, n_rows, n_embd, output)?;
-        backend.norm(&self.router_norm, stream, n_rows, &mut own.router_input)?;
-        backend.norm(&self.experts_norm, stream, n_rows, &mut own.input)?;
-        let inputs = [&own.router_input, &own.input];
-        (self.moe).run(backend, inputs, n_rows, moe, None, &mut own.output)?;
-        backend.norm_in_place(&self.moe_norm, n_rows, n_embd, &mut own.output)?;
-        backend.add(1.0, n_rows, n_embd, output, &own.output)
-    }
-}
-
-impl<T> BesideBuffers<T> {
-    pub(super) fn alloc<M: Memory<Buffer = T>>(
-        descriptor: &Descriptor,
-        limits: &ExecutorLimits,
-        memory: &mut M,
-    ) -> Result<Option<Self>, BackendError> {
-        let mut layers = descriptor.layers.iter();
-        if !layers.any(|layer| matches!(layer.ffn, FfnDescriptor::Beside(_))) {
-            return Ok(None);
-        }
-        let mut rows = || memory.alloc(limits.max_batch_tokens, descriptor.n_embd);
-        Ok(Some(Self {
-            router_input: rows()?,
-            input: rows()?,
-            output: rows()?,
-        }))
+impl BesideFfn {
+    /// Writes both networks, over the stream's rows and the output of the layer's norm.
+    pub(super) fn write(&self, program: &mut Program, stream: Value, x: Value) -> Value {
+        let dense = self.dense.write(program, x);
+        let dense = program.norm(self.dense_norm, dense);
+        let router_x = program.norm(self.router_norm, stream);
+        let experts_x = program.norm(self.experts_norm, stream);
+        let experts = self.moe.write(program, router_x, experts_x);
+        let experts = program.norm(self.moe_norm, experts);
+        program.add(1.0, dense, experts)
     }
 }

@@ -4,40 +4,35 @@
 //! the part of `W_gate x` above a threshold: the mean plus a multiple of the standard deviation.
 
 use tokenmill_backend::{
-    Activation, Backend, BackendError, ExecutorLimits, Linear, LinearJob, Memory, Xielu,
+    Activation, Xielu,
+    program::{LinearId, Op, Program, Value},
 };
 
 use crate::{
-    DenseDescriptor, Descriptor, GateUpOrder, LoadError, XieluNumbers,
+    DenseDescriptor, GateUpOrder, LoadError, XieluNumbers,
     loader::{LayerPlace, Loader, RowsOf},
 };
 
 /// The weights of a dense network.
-pub(crate) struct DenseFfn<M: Memory> {
+pub(crate) struct DenseFfn {
     activation: Activation,
     /// xIELU with its parameters, if that is the activation.
     xielu: Option<Xielu>,
     /// Threshold of a sparse gate.
     cutoff: Option<f32>,
     /// `None` for a network without a gate.
-    gate: Option<Linear<M::Matrix, M::Vector>>,
-    up: Linear<M::Matrix, M::Vector>,
-    down: Linear<M::Matrix, M::Vector>,
+    gate: Option<LinearId>,
+    up: LinearId,
+    down: LinearId,
 }
 
-/// Inner rows of a dense network, `[T, n_ff]`.
-pub(super) struct DenseBuffers<T> {
-    gate: T,
-    up: T,
-}
-
-impl<M: Memory> DenseFfn<M> {
+impl DenseFfn {
     /// Loads the tensors `ffn_gate`, `ffn_up` and `ffn_down`, with `suffix` appended to their names.
     pub(super) fn load(
         place: LayerPlace,
         suffix: &str,
         dense: &DenseDescriptor,
-        loader: &mut Loader<'_, M>,
+        loader: &mut Loader<'_>,
     ) -> Result<Self, LoadError> {
         let n_embd = loader.descriptor.n_embd;
         let DenseDescriptor { n_ff, bias, .. } = *dense;
@@ -76,7 +71,7 @@ impl<M: Memory> DenseFfn<M> {
     }
 }
 
-fn load_xielu<M: Memory>(place: LayerPlace, loader: &mut Loader<'_, M>) -> Result<Xielu, LoadError> {
+fn load_xielu(place: LayerPlace, loader: &mut Loader<'_>) -> Result<Xielu, LoadError> {
     let mut number = |part: &str| {
         let values = loader.all_values(&place.name(&format!("ffn_act.{part}")), &[1])?;
         Ok::<_, LoadError>(values[0])
@@ -90,75 +85,23 @@ fn load_xielu<M: Memory>(place: LayerPlace, loader: &mut Loader<'_, M>) -> Resul
     ))
 }
 
-impl<B: Backend> DenseFfn<B> {
-    pub(super) fn run(
-        &self,
-        backend: &mut B,
-        input: &B::Buffer,
-        n_rows: usize,
-        buffers: &mut DenseBuffers<B::Buffer>,
-        output: &mut B::Buffer,
-    ) -> Result<(), BackendError> {
-        let inner = self.run_inner(backend, input, n_rows, buffers)?;
-        backend.linear(&self.down, inner, n_rows, output)
-    }
-
-    /// Returns the last product.
-    pub(super) fn down(&self) -> &Linear<B::Matrix, B::Vector> {
-        &self.down
-    }
-
-    /// Computes the input of the last product, beginning with products of `input`.
-    pub(super) fn run_inner<'a>(
-        &self,
-        backend: &mut B,
-        input: &B::Buffer,
-        n_rows: usize,
-        buffers: &'a mut DenseBuffers<B::Buffer>,
-    ) -> Result<&'a B::Buffer, BackendError> {
-        let DenseBuffers { gate, up } = buffers;
-        if let Some(gate_linear) = &self.gate {
-            let gate_job = LinearJob {
-                linear: gate_linear,
-                output: &mut *gate,
-            };
-            let up_job = LinearJob {
-                linear: &self.up,
-                output: &mut *up,
-            };
+impl DenseFfn {
+    /// Writes the network over the rows `x`.
+    pub(super) fn write(&self, program: &mut Program, x: Value) -> Value {
+        let activation = self.activation;
+        let inner = if let Some(gate) = self.gate {
+            let (mut gate, up) = (program.linear(gate, x), program.linear(self.up, x));
             if let Some(cutoff) = self.cutoff {
-                let n_ff = gate_linear.n_out;
-                let mut jobs = [gate_job, up_job];
-                backend.linear_group(input, n_rows, &mut jobs)?;
-                backend.cut_below(cutoff, n_rows, n_ff, gate)?;
-                backend.activation(self.activation, n_rows, n_ff, gate, Some(up))?;
-            } else {
-                backend.linear_gated(self.activation, input, n_rows, gate_job, up_job)?;
+                gate = program.push(|y| Op::CutBelow { cutoff, x: gate, y });
             }
-            return Ok(gate);
-        }
-        backend.linear(&self.up, input, n_rows, up)?;
-        match self.xielu {
-            Some(xielu) => backend.xielu(xielu, n_rows, self.up.n_out, up)?,
-            None => backend.activation(self.activation, n_rows, self.up.n_out, up, None)?,
-        }
-        Ok(up)
-    }
-}
-
-impl<T> DenseBuffers<T> {
-    pub(super) fn alloc<M: Memory<Buffer = T>>(
-        descriptor: &Descriptor,
-        limits: &ExecutorLimits,
-        memory: &mut M,
-    ) -> Result<Option<Self>, BackendError> {
-        let dense = (descriptor.layers.iter()).filter_map(|layer| layer.ffn.dense());
-        let Some(n_ff) = dense.map(|dense| dense.n_ff).max() else {
-            return Ok(None);
+            program.gated(activation, gate, up)
+        } else {
+            let up = program.linear(self.up, x);
+            match self.xielu {
+                Some(xielu) => program.push(|y| Op::Xielu { xielu, x: up, y }),
+                None => program.activation(activation, up),
+            }
         };
-        Ok(Some(Self {
-            gate: memory.alloc(limits.max_batch_tokens, n_ff)?,
-            up: memory.alloc(limits.max_batch_tokens, n_ff)?,
-        }))
+        program.linear(self.down, inner)
     }
 }

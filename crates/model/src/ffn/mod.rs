@@ -1,41 +1,35 @@
 //! [`Ffn`]: the half of a layer that works on each position by itself, one file per kind.
 //!
-//! The forward pass gives it rows and gets rows back.
+//! Each kind appends its operations to a program.
 
 mod beside;
 mod dense;
 mod moe;
 
-use tokenmill_backend::{Backend, BackendError, ExecutorLimits, Linear, Memory};
+use tokenmill_backend::program::{Program, Value};
 
 use crate::{
-    Descriptor, FfnDescriptor, LoadError,
+    FfnDescriptor, LoadError,
     loader::{LayerPlace, Loader},
 };
 
-use beside::{BesideBuffers, BesideFfn};
-use dense::{DenseBuffers, DenseFfn};
-use moe::{MoeBuffers, MoeFfn};
+use beside::BesideFfn;
+use dense::DenseFfn;
+use moe::MoeFfn;
 
 /// The weights of a feed-forward network.
-pub(crate) enum Ffn<M: Memory> {
-    Dense(DenseFfn<M>),
-    Moe(MoeFfn<M>),
-    Beside(BesideFfn<M>),
+#[expect(clippy::large_enum_variant, reason = "there is one for each layer")]
+pub(crate) enum Ffn {
+    Dense(DenseFfn),
+    Moe(MoeFfn),
+    Beside(BesideFfn),
 }
 
-/// The buffers of each kind of feed-forward network, if a layer has that kind.
-pub(crate) struct FfnBuffers<T, R> {
-    dense: Option<DenseBuffers<T>>,
-    moe: Option<MoeBuffers<T, R>>,
-    beside: Option<BesideBuffers<T>>,
-}
-
-impl<M: Memory> Ffn<M> {
+impl Ffn {
     pub(crate) fn load(
         place: LayerPlace,
         ffn: &FfnDescriptor,
-        loader: &mut Loader<'_, M>,
+        loader: &mut Loader<'_>,
     ) -> Result<Option<Self>, LoadError> {
         match ffn {
             FfnDescriptor::None => Ok(None),
@@ -50,71 +44,13 @@ impl<M: Memory> Ffn<M> {
     }
 }
 
-impl<B: Backend> Ffn<B> {
-    /// Computes `n_rows` rows of the width of the stream, from the stream's rows and from the output of the
-    /// layer's norm.
-    pub(crate) fn run(
-        &self,
-        backend: &mut B,
-        [stream, input]: [&B::Buffer; 2],
-        n_rows: usize,
-        buffers: &mut FfnBuffers<B::Buffer, B::Routes>,
-        output: &mut B::Buffer,
-    ) -> Result<(), BackendError> {
+impl Ffn {
+    /// Writes the network, from the stream's rows and from the output of the layer's norm; returns rows of the stream's width.
+    pub(crate) fn write(&self, program: &mut Program, stream: Value, x: Value) -> Value {
         match self {
-            Self::Dense(dense) => {
-                let buffers = buffers.dense.as_mut().expect("allocated for a dense network");
-                dense.run(backend, input, n_rows, buffers, output)
-            }
-            Self::Moe(moe) => {
-                let FfnBuffers { dense, moe: own, .. } = buffers;
-                let own = own.as_mut().expect("allocated for experts");
-                moe.run(backend, [input; 2], n_rows, own, dense.as_mut(), output)
-            }
-            Self::Beside(both) => both.run(backend, [stream, input], n_rows, buffers, output),
+            Self::Dense(dense) => dense.write(program, x),
+            Self::Moe(moe) => moe.write(program, x, x),
+            Self::Beside(both) => both.write(program, stream, x),
         }
-    }
-
-    /// Returns whether the network begins with products of the normed rows and ends with one product.
-    pub(crate) fn is_products(&self) -> bool {
-        matches!(self, Self::Dense(_))
-    }
-
-    /// Computes everything but the last product of a dense network, beginning with products of `input`.
-    /// Returns that product and its input; `None` for other networks, for which nothing is computed.
-    pub(crate) fn run_inner<'a>(
-        &'a self,
-        backend: &mut B,
-        input: &B::Buffer,
-        n_rows: usize,
-        buffers: &'a mut FfnBuffers<B::Buffer, B::Routes>,
-    ) -> Result<Option<LastProduct<'a, B>>, BackendError> {
-        let Self::Dense(dense) = self else {
-            return Ok(None);
-        };
-        let buffers = buffers.dense.as_mut().expect("allocated for a dense network");
-        let inner = dense.run_inner(backend, input, n_rows, buffers)?;
-        Ok(Some((dense.down(), inner)))
-    }
-}
-
-/// The last product of a network, and its input.
-type LastProduct<'a, B> = (
-    &'a Linear<<B as Memory>::Matrix, <B as Memory>::Vector>,
-    &'a <B as Memory>::Buffer,
-);
-
-impl<T, R> FfnBuffers<T, R> {
-    /// Allocates the buffers for the largest step, for each kind of network that exists.
-    pub(crate) fn alloc<M: Memory<Buffer = T, Routes = R>>(
-        descriptor: &Descriptor,
-        limits: &ExecutorLimits,
-        memory: &mut M,
-    ) -> Result<Self, BackendError> {
-        Ok(Self {
-            dense: DenseBuffers::alloc(descriptor, limits, memory)?,
-            moe: MoeBuffers::alloc(descriptor, limits, memory)?,
-            beside: BesideBuffers::alloc(descriptor, limits, memory)?,
-        })
     }
 }

@@ -1,7 +1,7 @@
 //! Loads per-head matrices from a tensor that joins rows of several kinds for each head. Only latent
 //! attention has such tensors.
 
-use tokenmill_backend::{Linear, MatrixData, MatrixUsage, Memory};
+use tokenmill_backend::{Linear, MatrixData, MatrixUsage, program::LinearId};
 use tokenmill_gguf::{ReadAt, TensorBytes, TensorType};
 use tokenmill_quant::Format;
 
@@ -12,15 +12,10 @@ use crate::{
 
 use super::{Loader, RowsOf, check_shape};
 
-impl<M: Memory> Loader<'_, M> {
+impl Loader<'_> {
     /// Loads some rows of each head, from a tensor with rows of every head: as [`Self::experts`], one run per
     /// head.
-    pub(crate) fn heads(
-        &mut self,
-        name: &str,
-        part: RowsOf,
-        n_in: usize,
-    ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
+    pub(crate) fn heads(&mut self, name: &str, part: RowsOf, n_in: usize) -> Result<LinearId, LoadError> {
         let usage = MatrixUsage::Experts(part.n_runs);
         Ok(Linear {
             matrix: self.matrix_parts(&format!("{name}.weight"), &[part], n_in, usage)?,
@@ -37,7 +32,7 @@ impl<M: Memory> Loader<'_, M> {
         name: &str,
         part: RowsOf,
         n_cols: usize,
-    ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
+    ) -> Result<LinearId, LoadError> {
         let weight = format!("{name}.weight");
         let tensor = self.tensor(&weight)?;
         check_shape(&weight, &tensor.dims, &[n_cols, part.n_total])?;
@@ -68,7 +63,7 @@ impl<M: Memory> Loader<'_, M> {
             element_bytes,
         };
         let n_bytes = part.n_out() * n_cols * element_bytes;
-        let matrix = self.memory.upload_matrix(&MatrixData {
+        let matrix = self.add_matrix(&MatrixData {
             name: &weight,
             ty,
             n_out: part.n_runs * n_cols,

@@ -7,50 +7,39 @@
 //! ```
 
 use tokenmill_backend::{
-    Activation, Attention, Backend, BackendError, ExecutorLimits, Linear, LinearJob, Memory, Norm, Rope,
-    RopeStoreKv, StepShape, Temperature,
+    Activation, Attention, Norm, Temperature,
+    program::{AttentionId, LinearId, NormId, Op, Program, RopeId, Value},
 };
 
 use crate::{
-    AttentionDescriptor, Descriptor, LoadError, OutputGate, Presence, QkNorm,
+    AttentionDescriptor, LoadError, OutputGate, Presence, QkNorm,
     loader::{LayerPlace, Loader, RowsOf, plain_norm},
 };
 
-use super::MixerRows;
-
 /// The weights of attention.
-pub(crate) struct AttentionMixer<M: Memory> {
-    q: Linear<M::Matrix, M::Vector>,
+pub(crate) struct AttentionMixer {
+    q: LinearId,
     /// `None` if the layer reads another layer's keys and values.
-    k: Option<Linear<M::Matrix, M::Vector>>,
+    k: Option<LinearId>,
     /// `None` if values are the output of `k`, or if there is no `k`.
-    v: Option<Linear<M::Matrix, M::Vector>>,
-    v_norm: Option<Norm<M::Vector>>,
+    v: Option<LinearId>,
+    v_norm: Option<NormId>,
     /// `None` if the output is not gated.
-    gate: Option<Linear<M::Matrix, M::Vector>>,
-    q_norm: Option<Norm<M::Vector>>,
-    k_norm: Option<Norm<M::Vector>>,
+    gate: Option<LinearId>,
+    q_norm: Option<NormId>,
+    k_norm: Option<NormId>,
     rope: Option<usize>,
     is_normed_after_rope: bool,
     temperature: Option<Temperature>,
-    attention: Attention<M::Vector>,
-    pub(super) output: Linear<M::Matrix, M::Vector>,
+    attention: AttentionId,
+    pub(super) output: LinearId,
 }
 
-/// Queries, keys and values of all heads.
-pub(super) struct Heads<T> {
-    q: T,
-    k: T,
-    v: T,
-    /// Attention's output before its gate.
-    attended: Option<T>,
-}
-
-impl<M: Memory> AttentionMixer<M> {
+impl AttentionMixer {
     pub(super) fn load(
         place: LayerPlace,
         attention: &AttentionDescriptor,
-        loader: &mut Loader<'_, M>,
+        loader: &mut Loader<'_>,
     ) -> Result<Self, LoadError> {
         let n_embd = loader.descriptor.n_embd;
         let name = |part| place.name(part);
@@ -61,7 +50,7 @@ impl<M: Memory> AttentionMixer<M> {
             None
         };
         let slopes = match attention.alibi_slopes() {
-            Some(slopes) => Some(loader.memory.upload_vector(&slopes)?),
+            Some(slopes) => Some(loader.add_vector(&name("alibi"), &slopes)?),
             None => None,
         };
         // Some files join the three matrices in one tensor.
@@ -138,12 +127,12 @@ impl<M: Memory> AttentionMixer<M> {
     }
 }
 
-fn load_head_norm<M: Memory>(
+fn load_head_norm(
     name: &str,
     attention: &AttentionDescriptor,
     row_width: usize,
-    loader: &mut Loader<'_, M>,
-) -> Result<Option<Norm<M::Vector>>, LoadError> {
+    loader: &mut Loader<'_>,
+) -> Result<Option<NormId>, LoadError> {
     let norm = loader.descriptor.rms_norm();
     let width = match attention.qk_norm {
         None => return Ok(None),
@@ -163,166 +152,65 @@ fn load_head_norm<M: Memory>(
     loader.norm(name, width, norm).map(Some)
 }
 
-impl<B: Backend> AttentionMixer<B> {
-    pub(super) fn mix(
-        &self,
-        backend: &mut B,
-        ropes: &[Rope<B::Vector>],
-        shape: &StepShape,
-        rows: &mut MixerRows<'_, B::Buffer>,
-        heads: &mut Heads<B::Buffer>,
-        wants_output: bool,
-    ) -> Result<(), BackendError> {
-        let (n_tokens, q_width) = (shape.n_tokens, self.q.n_out);
-        let attends = wants_output && self.temperature.is_none();
-        let attended = match (&self.gate, &mut heads.attended) {
-            (Some(_), Some(attended)) => attended,
-            _ => &mut *rows.mixed,
-        };
-        let has_attended = self.project_and_store(
-            backend,
-            ropes,
-            rows.input,
-            [&mut heads.q, &mut heads.k, &mut heads.v],
-            shape,
-            attends.then_some(&mut *attended),
-        )?;
+impl AttentionMixer {
+    /// Writes attention over the rows `x`; returns the rows that the output projection reads.
+    pub(super) fn write(&self, program: &mut Program, ropes: &[RopeId], x: Value) -> Value {
+        let rope = self.rope.map(|rope_idx| ropes[rope_idx]);
+        let mut q = self.write_store(program, rope, x);
         if let Some(temperature) = self.temperature {
-            backend.scale_by_position(temperature, n_tokens, q_width, &mut heads.q)?;
+            q = program.push(|y| Op::ScaleByPosition { temperature, x: q, y });
         }
-        if !wants_output {
-            return Ok(());
-        }
-        if !has_attended {
-            backend.attention(&self.attention, shape, &heads.q, attended)?;
-        }
-        let (Some(gate), Some(attended)) = (&self.gate, &heads.attended) else {
-            return Ok(());
+        let attention = self.attention;
+        let attended = program.push(|y| Op::Attention { attention, q, y });
+        let Some(gate) = self.gate else {
+            return attended;
         };
-        backend.linear(gate, rows.input, n_tokens, rows.mixed)?;
-        backend.activation(
-            Activation::Sigmoid,
-            n_tokens,
-            gate.n_out,
-            rows.mixed,
-            Some(attended),
-        )
+        let gate = program.linear(gate, x);
+        program.gated(Activation::Sigmoid, gate, attended)
     }
 
-    /// Computes queries, and computes and stores keys and values if the layer has its own. Also attends, if
-    /// `attended` is given and nothing stands between. Returns whether it attended.
-    fn project_and_store(
-        &self,
-        backend: &mut B,
-        ropes: &[Rope<B::Vector>],
-        input: &B::Buffer,
-        [q_rows, k_rows, v_rows]: [&mut B::Buffer; 3],
-        shape: &StepShape,
-        attended: Option<&mut B::Buffer>,
-    ) -> Result<bool, BackendError> {
-        let n_tokens = shape.n_tokens;
-        let rope = self.rope.map(|rope_idx| &ropes[rope_idx]);
-        let (layer_idx, q_width) = (self.attention.layer_idx, self.q.n_out);
-        let Some(k) = &self.k else {
-            backend.linear(&self.q, input, n_tokens, q_rows)?;
-            self.turn(backend, rope, self.q_norm.as_ref(), [n_tokens, q_width], q_rows)?;
-            return Ok(false);
+    /// Writes the queries, and the keys and values with their store if the layer has its own. Returns the queries.
+    fn write_store(&self, program: &mut Program, rope: Option<RopeId>, x: Value) -> Value {
+        let q = program.linear(self.q, x);
+        let Some(k_linear) = self.k else {
+            return self.turned(program, rope, self.q_norm, q);
         };
-        let k_width = k.n_out;
-        // If values are keys with their own norm, they are computed before the keys are normed and rotated.
-        let norms_keys = self.v.is_none() && self.v_norm.is_some();
-        let v = self.v.as_ref().unwrap_or(k);
-        let mut projections = [(&self.q, &mut *q_rows), (k, &mut *k_rows), (v, &mut *v_rows)]
-            .map(|(linear, output)| LinearJob { linear, output });
-        let n_projections = if norms_keys { 2 } else { 3 };
-        backend.linear_group(input, n_tokens, &mut projections[..n_projections])?;
-        if let Some(norm) = &self.v_norm {
-            if norms_keys {
-                let n_heads = k_width / norm.width;
-                backend.norm(norm, k_rows, n_tokens * n_heads, v_rows)?;
-            } else {
-                backend.norm_in_place(norm, n_tokens, v.n_out, v_rows)?;
+        let k = program.linear(k_linear, x);
+        let v = match (self.v, self.v_norm) {
+            // Values are keys with their own norm, before the keys are normed and rotated.
+            (None, Some(norm)) => program.norm(norm, k),
+            (v_linear, norm) => {
+                let v = program.linear(v_linear.unwrap_or(k_linear), x);
+                program.norm_if(norm, v)
             }
-        }
-        let norms = [&self.q_norm, &self.k_norm].map(Option::as_ref);
+        };
+        let (q, k) = if self.is_normed_after_rope {
+            let q = self.turned(program, rope, self.q_norm, q);
+            (q, self.turned(program, rope, self.k_norm, k))
+        } else {
+            // One operation may do all of it, in this order.
+            let (q, k) = (program.norm_if(self.q_norm, q), program.norm_if(self.k_norm, k));
+            (program.rope_if(rope, q), program.rope_if(rope, k))
+        };
+        let layer_idx = self.attention.layer_idx;
+        program.push_last(Op::StoreKv { layer_idx, k, v });
+        q
+    }
+
+    /// Writes the norm and the rotation of heads, in the network's order.
+    fn turned(
+        &self,
+        program: &mut Program,
+        rope: Option<RopeId>,
+        norm: Option<NormId>,
+        heads: Value,
+    ) -> Value {
         if self.is_normed_after_rope {
-            for ((width, rows), norm) in [(q_width, q_rows), (k_width, &mut *k_rows)]
-                .into_iter()
-                .zip(norms)
-            {
-                self.turn(backend, rope, norm, [n_tokens, width], rows)?;
-            }
-            backend.store_kv(layer_idx, n_tokens, k_rows, v_rows)?;
-            return Ok(false);
+            let heads = program.rope_if(rope, heads);
+            program.norm_if(norm, heads)
+        } else {
+            let heads = program.norm_if(norm, heads);
+            program.rope_if(rope, heads)
         }
-        let [q_norm, k_norm] = norms;
-        let job = RopeStoreKv {
-            layer_idx,
-            q_norm,
-            k_norm,
-            rope,
-            q_width,
-            k_width,
-            q: q_rows,
-            k: k_rows,
-            v: v_rows,
-        };
-        let Some(attended) = attended else {
-            backend.rope_store_kv(job, n_tokens)?;
-            return Ok(false);
-        };
-        backend.rope_attention(job, &self.attention, shape, attended)?;
-        Ok(true)
-    }
-
-    /// Norms and rotates the heads of queries or keys, `[n_tokens, width]`, in the network's order.
-    fn turn(
-        &self,
-        backend: &mut B,
-        rope: Option<&Rope<B::Vector>>,
-        norm: Option<&Norm<B::Vector>>,
-        [n_tokens, width]: [usize; 2],
-        rows: &mut B::Buffer,
-    ) -> Result<(), BackendError> {
-        if let Some(norm) = norm.filter(|_| !self.is_normed_after_rope) {
-            backend.norm_in_place(norm, n_tokens, width, rows)?;
-        }
-        if let Some(rope) = rope {
-            backend.rope(rope, n_tokens, width, rows)?;
-        }
-        if let Some(norm) = norm.filter(|_| self.is_normed_after_rope) {
-            backend.norm_in_place(norm, n_tokens, width, rows)?;
-        }
-        Ok(())
-    }
-}
-
-impl<T> Heads<T> {
-    pub(super) fn alloc<M: Memory<Buffer = T>>(
-        descriptor: &Descriptor,
-        limits: &ExecutorLimits,
-        memory: &mut M,
-    ) -> Result<Option<Self>, BackendError> {
-        let widest = |width: fn(&AttentionDescriptor) -> usize| {
-            (descriptor.layers.iter())
-                .filter_map(|layer| layer.mixer.attention().map(width))
-                .max()
-        };
-        let Some(q) = widest(AttentionDescriptor::q_width) else {
-            return Ok(None);
-        };
-        let k = widest(AttentionDescriptor::k_width).unwrap_or(0);
-        let v = widest(AttentionDescriptor::v_width).unwrap_or(0);
-        let gated = (descriptor.attentions())
-            .filter(|attention| attention.output_gate.is_some())
-            .map(|attention| attention.n_heads * attention.head_dim_v)
-            .max();
-        let mut of_tokens = |width| memory.alloc(limits.max_batch_tokens, width);
-        Ok(Some(Self {
-            attended: gated.map(&mut of_tokens).transpose()?,
-            q: of_tokens(q)?,
-            k: of_tokens(k)?,
-            v: of_tokens(v)?,
-        }))
     }
 }

@@ -6,43 +6,34 @@
 //! ```
 
 use tokenmill_backend::{
-    Activation, Backend, BackendError, DeltaDecays, DeltaNet, DeltaNetRows, ExecutorLimits, Linear,
-    LinearJob, Memory, Norm, ShortConv, StepShape,
+    Activation, DeltaDecays, DeltaNet, ShortConv,
+    program::{LinearId, NormId, Op, Program, Value, VectorId},
 };
 
 use crate::{
-    DeltaGates, DeltaNetDescriptor, Descriptor, LoadError, MixerDescriptor, Presence,
+    DeltaGates, DeltaNetDescriptor, LoadError, Presence,
     loader::{LayerPlace, Loader, RowsOf},
 };
 
-use super::{MixerRows, load_conv};
+use super::load_conv;
 
 /// The weights of a delta net.
-pub(crate) struct DeltaNetMixer<M: Memory> {
-    qkv: Linear<M::Matrix, M::Vector>,
-    z: Linear<M::Matrix, M::Vector>,
-    alpha: Linear<M::Matrix, M::Vector>,
-    beta: Linear<M::Matrix, M::Vector>,
-    conv: ShortConv<M::Vector>,
-    net: DeltaNet<M::Vector>,
-    norm: Norm<M::Vector>,
-    pub(super) output: Linear<M::Matrix, M::Vector>,
+pub(crate) struct DeltaNetMixer {
+    qkv: LinearId,
+    z: LinearId,
+    alpha: LinearId,
+    beta: LinearId,
+    conv: ShortConv<VectorId>,
+    net: DeltaNet<VectorId>,
+    norm: NormId,
+    pub(super) output: LinearId,
 }
 
-/// Intermediate results of a delta net.
-pub(super) struct DeltaNetBuffers<T> {
-    qkv: T,
-    convolved: T,
-    alpha: T,
-    beta: T,
-    y: T,
-}
-
-impl<M: Memory> DeltaNetMixer<M> {
+impl DeltaNetMixer {
     pub(super) fn load(
         place: LayerPlace,
         net: &DeltaNetDescriptor,
-        loader: &mut Loader<'_, M>,
+        loader: &mut Loader<'_>,
     ) -> Result<Self, LoadError> {
         let n_embd = loader.descriptor.n_embd;
         let name = |part| place.name(part);
@@ -124,71 +115,21 @@ impl<M: Memory> DeltaNetMixer<M> {
     }
 }
 
-impl<B: Backend> DeltaNetMixer<B> {
-    pub(super) fn mix(
-        &self,
-        backend: &mut B,
-        shape: &StepShape,
-        rows: &mut MixerRows<'_, B::Buffer>,
-        buffers: &mut DeltaNetBuffers<B::Buffer>,
-        wants_output: bool,
-    ) -> Result<(), BackendError> {
-        let n_tokens = shape.n_tokens;
-        let DeltaNetBuffers {
+impl DeltaNetMixer {
+    /// Writes the delta net over the rows `x`; returns the rows that the output projection reads.
+    pub(super) fn write(&self, program: &mut Program, x: Value) -> Value {
+        let [qkv, z, alpha, beta] =
+            [self.qkv, self.z, self.alpha, self.beta].map(|linear| program.linear(linear, x));
+        let (conv, net) = (self.conv, self.net);
+        let qkv = program.push(|y| Op::ShortConv { conv, x: qkv, y });
+        let y = program.push(|y| Op::DeltaNet {
+            net,
             qkv,
-            convolved,
             alpha,
             beta,
             y,
-        } = buffers;
-        let mut projections = [
-            (&self.qkv, &mut *qkv),
-            (&self.z, &mut *rows.mixed),
-            (&self.alpha, &mut *alpha),
-            (&self.beta, &mut *beta),
-        ]
-        .map(|(linear, output)| LinearJob { linear, output });
-        backend.linear_group(rows.input, n_tokens, &mut projections)?;
-        backend.short_conv(&self.conv, shape, qkv, convolved)?;
-        let net_rows = DeltaNetRows {
-            qkv: convolved,
-            alpha,
-            beta,
-        };
-        backend.delta_net(&self.net, shape, net_rows, y)?;
-        if wants_output {
-            backend.norm_in_place(&self.norm, n_tokens, self.output.n_in, y)?;
-            backend.activation(Activation::Silu, n_tokens, self.output.n_in, rows.mixed, Some(y))?;
-        }
-        Ok(())
-    }
-}
-
-impl<T> DeltaNetBuffers<T> {
-    pub(super) fn alloc<M: Memory<Buffer = T>>(
-        descriptor: &Descriptor,
-        limits: &ExecutorLimits,
-        memory: &mut M,
-    ) -> Result<Option<Self>, BackendError> {
-        let nets = || {
-            (descriptor.layers.iter()).filter_map(|layer| match &layer.mixer {
-                MixerDescriptor::DeltaNet(net) => Some(net),
-                _ => None,
-            })
-        };
-        let widest = |width: fn(&DeltaNetDescriptor) -> usize| nets().map(width).max();
-        let Some(qkv) = widest(DeltaNetDescriptor::qkv_width) else {
-            return Ok(None);
-        };
-        let n_heads = widest(|net| net.n_v_heads).unwrap_or(0);
-        let y = widest(DeltaNetDescriptor::v_width).unwrap_or(0);
-        let mut of_tokens = |width| memory.alloc(limits.max_batch_tokens, width);
-        Ok(Some(Self {
-            qkv: of_tokens(qkv)?,
-            convolved: of_tokens(qkv)?,
-            alpha: of_tokens(n_heads)?,
-            beta: of_tokens(n_heads)?,
-            y: of_tokens(y)?,
-        }))
+        });
+        let y = program.norm(self.norm, y);
+        program.gated(Activation::Silu, z, y)
     }
 }

@@ -9,65 +9,41 @@
 //! Source: "Kimi Linear: An Expressive, Efficient Attention Architecture", 2025, section 3.
 
 use tokenmill_backend::{
-    Activation, Backend, BackendError, DeltaDecays, DeltaNet, DeltaNetRows, ExecutorLimits, JoinedRows,
-    KeyHeads, Linear, LinearJob, Memory, Norm, ShortConv, StepShape,
+    Activation, DeltaDecays, DeltaNet, KeyHeads, ShortConv,
+    program::{LinearId, NormId, Op, Program, Value, VectorId},
 };
 
 use crate::{
-    Descriptor, KimiDeltaDescriptor, LoadError, MixerDescriptor, Presence,
+    KimiDeltaDescriptor, LoadError, Presence,
     loader::{LayerPlace, Loader},
 };
 
-use super::MixerRows;
-
 /// The weights of a KDA layer.
-pub(crate) struct KimiDeltaMixer<M: Memory> {
-    q: Linear<M::Matrix, M::Vector>,
-    k: Linear<M::Matrix, M::Vector>,
-    v: Linear<M::Matrix, M::Vector>,
-    beta: Linear<M::Matrix, M::Vector>,
+pub(crate) struct KimiDeltaMixer {
+    q: LinearId,
+    k: LinearId,
+    v: LinearId,
+    beta: LinearId,
     /// Projections of the decays and of the output gate.
-    decay: LowRank<M>,
-    gate: LowRank<M>,
-    conv: ShortConv<M::Vector>,
-    net: DeltaNet<M::Vector>,
-    norm: Norm<M::Vector>,
-    pub(super) output: Linear<M::Matrix, M::Vector>,
+    decay: LowRank,
+    gate: LowRank,
+    conv: ShortConv<VectorId>,
+    net: DeltaNet<VectorId>,
+    norm: NormId,
+    pub(super) output: LinearId,
 }
 
 /// A product of two narrow matrices.
-struct LowRank<M: Memory> {
-    down: Linear<M::Matrix, M::Vector>,
-    up: Linear<M::Matrix, M::Vector>,
+struct LowRank {
+    down: LinearId,
+    up: LinearId,
 }
 
-/// Intermediate results of a KDA layer.
-pub(super) struct KimiDeltaBuffers<T> {
-    /// `[T, width]` each.
-    q: T,
-    k: T,
-    v: T,
-    /// `[T, 2 * width]`.
-    qk: T,
-    /// `[T, 3 * width]`.
-    qkv: T,
-    convolved: T,
-    /// `[T, head_dim]`.
-    decay_low: T,
-    gate_low: T,
-    /// `[T, width]`.
-    alpha: T,
-    /// `[T, n_heads]`.
-    beta: T,
-    /// `[T, width]`.
-    y: T,
-}
-
-impl<M: Memory> KimiDeltaMixer<M> {
+impl KimiDeltaMixer {
     pub(super) fn load(
         place: LayerPlace,
         net: &KimiDeltaDescriptor,
-        loader: &mut Loader<'_, M>,
+        loader: &mut Loader<'_>,
     ) -> Result<Self, LoadError> {
         let (n_embd, width) = (loader.descriptor.n_embd, net.width());
         let KimiDeltaDescriptor {
@@ -102,7 +78,7 @@ impl<M: Memory> KimiDeltaMixer<M> {
                 state_idx: place.state_idx,
                 n_channels: 3 * width,
                 n_taps,
-                weight: loader.memory.upload_vector(&taps)?,
+                weight: loader.add_vector(&name("ssm_conv1d"), &taps)?,
                 bias: None,
                 has_silu: true,
             },
@@ -122,92 +98,25 @@ impl<M: Memory> KimiDeltaMixer<M> {
     }
 }
 
-impl<B: Backend> KimiDeltaMixer<B> {
-    pub(super) fn mix(
-        &self,
-        backend: &mut B,
-        shape: &StepShape,
-        rows: &mut MixerRows<'_, B::Buffer>,
-        buffers: &mut KimiDeltaBuffers<B::Buffer>,
-        wants_output: bool,
-    ) -> Result<(), BackendError> {
-        let n_tokens = shape.n_tokens;
-        let width = self.q.n_out;
-        let KimiDeltaBuffers {
-            q,
-            k,
-            v,
-            qk,
+impl KimiDeltaMixer {
+    /// Writes the delta net over the rows `x`; returns the rows that the output projection reads.
+    pub(super) fn write(&self, program: &mut Program, x: Value) -> Value {
+        let products = [self.q, self.k, self.v, self.decay.down, self.gate.down, self.beta];
+        let [q, k, v, decay, gate, beta] = products.map(|linear| program.linear(linear, x));
+        let alpha = program.linear(self.decay.up, decay);
+        let qk = program.join(1, q, k);
+        let qkv = program.join(1, qk, v);
+        let (conv, net) = (self.conv, self.net);
+        let qkv = program.push(|y| Op::ShortConv { conv, x: qkv, y });
+        let y = program.push(|y| Op::DeltaNet {
+            net,
             qkv,
-            convolved,
-            decay_low,
-            gate_low,
             alpha,
             beta,
             y,
-        } = buffers;
-        let mut projections = [
-            (&self.q, &mut *q),
-            (&self.k, &mut *k),
-            (&self.v, &mut *v),
-            (&self.decay.down, &mut *decay_low),
-            (&self.gate.down, &mut *gate_low),
-            (&self.beta, &mut *beta),
-        ]
-        .map(|(linear, output)| LinearJob { linear, output });
-        backend.linear_group(rows.input, n_tokens, &mut projections)?;
-        backend.linear(&self.decay.up, decay_low, n_tokens, alpha)?;
-        let part = |rows, width| JoinedRows { rows, width };
-        backend.join(n_tokens, part(&*q, width), part(&*k, width), qk)?;
-        backend.join(n_tokens, part(&*qk, 2 * width), part(&*v, width), qkv)?;
-        backend.short_conv(&self.conv, shape, qkv, convolved)?;
-        let net_rows = DeltaNetRows {
-            qkv: convolved,
-            alpha,
-            beta,
-        };
-        backend.delta_net(&self.net, shape, net_rows, y)?;
-        if wants_output {
-            backend.linear(&self.gate.up, gate_low, n_tokens, rows.mixed)?;
-            backend.norm_in_place(&self.norm, n_tokens, width, y)?;
-            backend.activation(Activation::Sigmoid, n_tokens, width, rows.mixed, Some(y))?;
-        }
-        Ok(())
-    }
-}
-
-impl<T> KimiDeltaBuffers<T> {
-    pub(super) fn alloc<M: Memory<Buffer = T>>(
-        descriptor: &Descriptor,
-        limits: &ExecutorLimits,
-        memory: &mut M,
-    ) -> Result<Option<Self>, BackendError> {
-        let widest = |width: fn(&KimiDeltaDescriptor) -> usize| {
-            (descriptor.layers.iter())
-                .filter_map(|layer| match &layer.mixer {
-                    MixerDescriptor::KimiDelta(net) => Some(width(net)),
-                    _ => None,
-                })
-                .max()
-        };
-        let Some(width) = widest(KimiDeltaDescriptor::width) else {
-            return Ok(None);
-        };
-        let head_dim = widest(|net| net.head_dim).unwrap_or(0);
-        let n_heads = widest(|net| net.n_heads).unwrap_or(0);
-        let mut of_tokens = |width| memory.alloc(limits.max_batch_tokens, width);
-        Ok(Some(Self {
-            q: of_tokens(width)?,
-            k: of_tokens(width)?,
-            v: of_tokens(width)?,
-            qk: of_tokens(2 * width)?,
-            qkv: of_tokens(3 * width)?,
-            convolved: of_tokens(3 * width)?,
-            decay_low: of_tokens(head_dim)?,
-            gate_low: of_tokens(head_dim)?,
-            alpha: of_tokens(width)?,
-            beta: of_tokens(n_heads)?,
-            y: of_tokens(width)?,
-        }))
+        });
+        let gate = program.linear(self.gate.up, gate);
+        let y = program.norm(self.norm, y);
+        program.gated(Activation::Sigmoid, gate, y)
     }
 }

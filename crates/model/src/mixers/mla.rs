@@ -8,65 +8,43 @@
 //! ```
 
 use tokenmill_backend::{
-    Attention, Backend, BackendError, ExecutorLimits, JoinedRows, Linear, LinearJob, Memory, Norm, Rope,
-    StepShape,
+    Attention,
+    program::{AttentionId, LinearId, NormId, Op, Program, RopeId, Value},
 };
 
 use crate::{
-    Descriptor, LatentDescriptor, LoadError, Presence,
+    LatentDescriptor, LoadError, Presence,
     loader::{LayerPlace, Loader, RowsOf},
 };
 
-use super::MixerRows;
-
 /// The weights of latent attention.
-pub(crate) struct LatentMixer<M: Memory> {
+pub(crate) struct LatentMixer {
     /// The row for queries, if they are computed from one.
-    q_low: Option<LowRow<M>>,
-    q_plain: Linear<M::Matrix, M::Vector>,
-    q_rotated: Linear<M::Matrix, M::Vector>,
-    kv_low: Linear<M::Matrix, M::Vector>,
-    kv_norm: Norm<M::Vector>,
-    k_rotated: Linear<M::Matrix, M::Vector>,
+    q_low: Option<LowRow>,
+    q_plain: LinearId,
+    q_rotated: LinearId,
+    kv_low: LinearId,
+    kv_norm: NormId,
+    k_rotated: LinearId,
     /// One matrix per head.
-    k_b: Linear<M::Matrix, M::Vector>,
-    v_b: Linear<M::Matrix, M::Vector>,
+    k_b: LinearId,
+    v_b: LinearId,
     rope: Option<usize>,
-    attention: Attention<M::Vector>,
-    pub(super) output: Linear<M::Matrix, M::Vector>,
+    attention: AttentionId,
+    pub(super) output: LinearId,
 }
 
 /// The weights that compute the row for queries.
-struct LowRow<M: Memory> {
-    linear: Linear<M::Matrix, M::Vector>,
-    norm: Norm<M::Vector>,
+struct LowRow {
+    linear: LinearId,
+    norm: NormId,
 }
 
-/// Intermediate results of latent attention.
-pub(super) struct LatentBuffers<T> {
-    /// `[T, q_rank]`, if there is such a row.
-    q_low: Option<T>,
-    /// `[T, n_heads, plain_dim]`.
-    q_plain: T,
-    /// `[T, n_heads, rotated_dim]`.
-    q_rotated: T,
-    /// `[T, kv_rank]`.
-    kv_low: T,
-    /// `[T, rotated_dim]`.
-    k_rotated: T,
-    /// `[T, kv_rank + rotated_dim]`.
-    row: T,
-    /// `[T, n_heads, kv_rank]`: queries in the latent space, then attention's output.
-    latent: T,
-    /// `[T, n_heads, kv_rank + rotated_dim]`.
-    q: T,
-}
-
-impl<M: Memory> LatentMixer<M> {
+impl LatentMixer {
     pub(super) fn load(
         place: LayerPlace,
         latent: &LatentDescriptor,
-        loader: &mut Loader<'_, M>,
+        loader: &mut Loader<'_>,
     ) -> Result<Self, LoadError> {
         let n_embd = loader.descriptor.n_embd;
         let name = |part| place.name(part);
@@ -153,102 +131,30 @@ impl<M: Memory> LatentMixer<M> {
     }
 }
 
-impl<B: Backend> LatentMixer<B> {
-    pub(super) fn mix(
-        &self,
-        backend: &mut B,
-        ropes: &[Rope<B::Vector>],
-        shape: &StepShape,
-        rows: &mut MixerRows<'_, B::Buffer>,
-        buffers: &mut LatentBuffers<B::Buffer>,
-        wants_output: bool,
-    ) -> Result<(), BackendError> {
-        let n_tokens = shape.n_tokens;
-        let (n_heads, kv_rank, rotated_dim) =
-            (self.attention.n_heads, self.kv_low.n_out, self.k_rotated.n_out);
-        let LatentBuffers {
-            q_low,
-            q_plain,
-            q_rotated,
-            kv_low,
-            k_rotated,
-            row,
-            latent,
-            q,
-        } = buffers;
-        let mut jobs = [(&self.kv_low, &mut *kv_low), (&self.k_rotated, &mut *k_rotated)]
-            .map(|(linear, output)| LinearJob { linear, output });
-        backend.linear_group(rows.input, n_tokens, &mut jobs)?;
-        backend.norm_in_place(&self.kv_norm, n_tokens, kv_rank, kv_low)?;
-        let rope = self.rope.map(|rope_idx| &ropes[rope_idx]);
-        if let Some(rope) = rope {
-            backend.rope(rope, n_tokens, rotated_dim, k_rotated)?;
-        }
-        let part = |rows, width| JoinedRows { rows, width };
-        backend.join(
-            n_tokens,
-            part(&*kv_low, kv_rank),
-            part(&*k_rotated, rotated_dim),
-            row,
-        )?;
-        backend.store_latent(self.attention.layer_idx, n_tokens, row)?;
-        if !wants_output {
-            return Ok(());
-        }
+impl LatentMixer {
+    /// Writes attention over the rows `x`; returns the rows that the output projection reads.
+    pub(super) fn write(&self, program: &mut Program, ropes: &[RopeId], x: Value) -> Value {
+        let rope = self.rope.map(|rope_idx| ropes[rope_idx]);
+        let (attention, n_heads) = (self.attention, self.attention.n_heads);
+        let [kv_low, k_rotated] = [self.kv_low, self.k_rotated].map(|linear| program.linear(linear, x));
+        let kv_low = program.norm(self.kv_norm, kv_low);
+        let k_rotated = program.rope_if(rope, k_rotated);
+        let row = program.join(1, kv_low, k_rotated);
+        let layer_idx = attention.layer_idx;
+        program.push_last(Op::StoreLatent { layer_idx, row });
         let q_input = match &self.q_low {
-            None => rows.input,
+            None => x,
             Some(LowRow { linear, norm }) => {
-                let q_low = q_low.as_mut().expect("allocated for latent queries");
-                backend.linear(linear, rows.input, n_tokens, q_low)?;
-                backend.norm_in_place(norm, n_tokens, norm.width, q_low)?;
-                &*q_low
+                let low = program.linear(*linear, x);
+                program.norm(*norm, low)
             }
         };
-        let mut jobs = [(&self.q_plain, &mut *q_plain), (&self.q_rotated, &mut *q_rotated)]
-            .map(|(linear, output)| LinearJob { linear, output });
-        backend.linear_group(q_input, n_tokens, &mut jobs)?;
-        if let Some(rope) = rope {
-            backend.rope(rope, n_tokens, n_heads * rotated_dim, q_rotated)?;
-        }
-        backend.heads_linear(&self.k_b, n_heads, n_tokens, q_plain, latent)?;
-        backend.join(
-            n_tokens * n_heads,
-            part(&*latent, kv_rank),
-            part(&*q_rotated, rotated_dim),
-            q,
-        )?;
-        backend.attention(&self.attention, shape, q, latent)?;
-        backend.heads_linear(&self.v_b, n_heads, n_tokens, latent, rows.mixed)
-    }
-}
-
-impl<T> LatentBuffers<T> {
-    pub(super) fn alloc<M: Memory<Buffer = T>>(
-        descriptor: &Descriptor,
-        limits: &ExecutorLimits,
-        memory: &mut M,
-    ) -> Result<Option<Self>, BackendError> {
-        let layers = || descriptor.layers.iter().filter_map(|layer| layer.mixer.latent());
-        let Some(q_rank) = layers().map(|latent| latent.q_rank).max() else {
-            return Ok(None);
-        };
-        let mut of_tokens = |width: fn(&LatentDescriptor) -> usize| {
-            let widest = layers().map(width).max().unwrap_or(0);
-            memory.alloc(limits.max_batch_tokens, widest)
-        };
-        Ok(Some(Self {
-            q_low: if q_rank.is_some() {
-                Some(of_tokens(|latent| latent.q_rank.unwrap_or(0))?)
-            } else {
-                None
-            },
-            q_plain: of_tokens(|latent| latent.n_heads * latent.plain_dim)?,
-            q_rotated: of_tokens(|latent| latent.n_heads * latent.rotated_dim)?,
-            kv_low: of_tokens(|latent| latent.kv_rank)?,
-            k_rotated: of_tokens(|latent| latent.rotated_dim)?,
-            row: of_tokens(LatentDescriptor::row_width)?,
-            latent: of_tokens(|latent| latent.n_heads * latent.kv_rank)?,
-            q: of_tokens(|latent| latent.n_heads * latent.row_width())?,
-        }))
+        let [q_plain, q_rotated] =
+            [self.q_plain, self.q_rotated].map(|linear| program.linear(linear, q_input));
+        let q_rotated = program.rope_if(rope, q_rotated);
+        let latent = program.heads_linear(self.k_b, n_heads, q_plain);
+        let q = program.join(n_heads, latent, q_rotated);
+        let attended = program.push(|y| Op::Attention { attention, q, y });
+        program.heads_linear(self.v_b, n_heads, attended)
     }
 }

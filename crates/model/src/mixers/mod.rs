@@ -1,8 +1,6 @@
 //! [`Mixer`]: the half of a layer that moves information between positions, one file per kind.
 //!
-//! The forward pass calls a mixer twice: to mix the tokens' rows (and store what later tokens need), and to
-//! project the result to the width of the stream. Between the two calls, the forward pass drops rows of the
-//! last layer that no output needs.
+//! A mixer writes the operations that mix the tokens' rows, then those that project the result to the width of the stream.
 
 mod attention;
 mod delta_net;
@@ -11,66 +9,41 @@ mod mla;
 mod short_conv;
 mod ssm;
 
-use tokenmill_backend::{Backend, BackendError, ExecutorLimits, Linear, Memory, Rope, ShortConv, StepShape};
+use tokenmill_backend::{
+    ShortConv,
+    program::{LinearId, Program, RopeId, Value, VectorId},
+};
 
 use crate::{
-    Descriptor, LoadError, MixerDescriptor, Presence,
+    LoadError, MixerDescriptor, Presence,
     loader::{LayerPlace, Loader},
 };
 
-use attention::{AttentionMixer, Heads};
-use delta_net::{DeltaNetBuffers, DeltaNetMixer};
-use kimi_delta::{KimiDeltaBuffers, KimiDeltaMixer};
-use mla::{LatentBuffers, LatentMixer};
-use short_conv::{ShortConvBuffers, ShortConvMixer};
-use ssm::{SsmBuffers, SsmMixer};
+use attention::AttentionMixer;
+use delta_net::DeltaNetMixer;
+use kimi_delta::KimiDeltaMixer;
+use mla::LatentMixer;
+use short_conv::ShortConvMixer;
+use ssm::SsmMixer;
 
 /// The weights of a mixer.
 #[expect(clippy::large_enum_variant, reason = "there is one for each layer")]
-pub(crate) enum Mixer<M: Memory> {
-    Attention(AttentionMixer<M>),
-    Latent(LatentMixer<M>),
-    DeltaNet(DeltaNetMixer<M>),
-    KimiDelta(KimiDeltaMixer<M>),
-    Ssm(SsmMixer<M>),
-    ShortConv(ShortConvMixer<M>),
+pub(crate) enum Mixer {
+    Attention(AttentionMixer),
+    Latent(LatentMixer),
+    DeltaNet(DeltaNetMixer),
+    KimiDelta(KimiDeltaMixer),
+    Ssm(SsmMixer),
+    ShortConv(ShortConvMixer),
     /// Attention and a state space model in parallel.
-    Both(AttentionMixer<M>, SsmMixer<M>),
+    Both(AttentionMixer, SsmMixer),
 }
 
-/// The buffers of each kind of mixer, if a layer has that kind.
-pub(crate) struct MixerBuffers<T> {
-    heads: Option<Heads<T>>,
-    latent: Option<LatentBuffers<T>>,
-    delta_net: Option<DeltaNetBuffers<T>>,
-    kimi_delta: Option<KimiDeltaBuffers<T>>,
-    ssm: Option<SsmBuffers<T>>,
-    short_conv: Option<ShortConvBuffers<T>>,
-}
-
-/// Input and output rows of a mixer.
-pub(crate) struct MixerRows<'a, T> {
-    /// The layer's input, `[T, n_embd]`.
-    pub(crate) input: &'a T,
-    /// The mixer's output, which its projection reads: `[T, output_width]`.
-    pub(crate) mixed: &'a mut T,
-    /// The output of the second of two parallel mixers.
-    pub(crate) mixed_beside: Option<&'a mut T>,
-}
-
-/// The rows that a mixer's projection reads.
-pub(crate) struct MixedRows<'a, T> {
-    pub(crate) mixed: &'a T,
-    pub(crate) mixed_beside: Option<&'a T>,
-    /// Rows as wide as the stream, for the second of two projections until it is added.
-    pub(crate) scratch: &'a mut T,
-}
-
-impl<M: Memory> Mixer<M> {
+impl Mixer {
     pub(crate) fn load(
         place: LayerPlace,
         mixer: &MixerDescriptor,
-        loader: &mut Loader<'_, M>,
+        loader: &mut Loader<'_>,
     ) -> Result<Option<Self>, LoadError> {
         let mixer = match mixer {
             MixerDescriptor::None => return Ok(None),
@@ -92,33 +65,34 @@ impl<M: Memory> Mixer<M> {
         mixer.map(Some)
     }
 
-    /// Returns the widths of the rows that [`Mixer::project`] reads.
-    pub(crate) fn output_widths(&self) -> (usize, Option<usize>) {
-        (self.output().n_in, self.output_beside().map(|output| output.n_in))
-    }
-
-    /// Returns the output projection of the second of two mixers.
-    fn output_beside(&self) -> Option<&Linear<M::Matrix, M::Vector>> {
+    /// Writes the mixing of the rows `x`; returns the rows of each mixer that its projection reads.
+    pub(crate) fn write(&self, program: &mut Program, ropes: &[RopeId], x: Value) -> Mixed {
+        let mixed = |mixed| Mixed { mixed, beside: None };
         match self {
-            Self::Both(_, ssm) => Some(&ssm.output),
-            _ => None,
+            Self::Attention(attention) => mixed(attention.write(program, ropes, x)),
+            Self::Latent(latent) => mixed(latent.write(program, ropes, x)),
+            Self::DeltaNet(net) => mixed(net.write(program, x)),
+            Self::KimiDelta(net) => mixed(net.write(program, x)),
+            Self::Ssm(ssm) => mixed(ssm.write(program, x)),
+            Self::ShortConv(conv) => mixed(conv.write(program, x)),
+            Self::Both(attention, ssm) => Mixed {
+                mixed: attention.write(program, ropes, x),
+                beside: Some((ssm.output, ssm.write(program, x))),
+            },
         }
     }
 
-    /// Returns the product that the mixer ends with, if it is a single one.
-    pub(crate) fn last_product(&self) -> Option<&Linear<M::Matrix, M::Vector>> {
-        match self {
-            Self::Both(..) => None,
-            _ => Some(self.output()),
-        }
+    /// Writes the projection of mixed rows to the width of the stream.
+    pub(crate) fn write_projection(&self, program: &mut Program, Mixed { mixed, beside }: Mixed) -> Value {
+        let projected = program.linear(*self.output(), mixed);
+        let Some((linear, mixed)) = beside else {
+            return projected;
+        };
+        let beside = program.linear(linear, mixed);
+        program.add(1.0, projected, beside)
     }
 
-    /// Returns whether the mixer begins with products of its input.
-    pub(crate) fn begins_with_products(&self) -> bool {
-        matches!(self, Self::Attention(_))
-    }
-
-    fn output(&self) -> &Linear<M::Matrix, M::Vector> {
+    fn output(&self) -> &LinearId {
         match self {
             Self::Attention(attention) | Self::Both(attention, _) => &attention.output,
             Self::Latent(latent) => &latent.output,
@@ -130,15 +104,22 @@ impl<M: Memory> Mixer<M> {
     }
 }
 
+/// The rows that a mixer's projection reads.
+pub(crate) struct Mixed {
+    mixed: Value,
+    /// The rows of the second of two parallel mixers, with its projection.
+    beside: Option<(LinearId, Value)>,
+}
+
 /// Loads a convolution `name` over `n_channels` channels with `n_taps` taps.
-fn load_conv<M: Memory>(
+fn load_conv(
     place: LayerPlace,
     name: &str,
     [n_channels, n_taps]: [usize; 2],
     bias: Presence,
     has_silu: bool,
-    loader: &mut Loader<'_, M>,
-) -> Result<ShortConv<M::Vector>, LoadError> {
+    loader: &mut Loader<'_>,
+) -> Result<ShortConv<VectorId>, LoadError> {
     let weight = place.name(&format!("{name}.weight"));
     Ok(ShortConv {
         state_idx: place.state_idx,
@@ -148,93 +129,4 @@ fn load_conv<M: Memory>(
         bias: loader.vector(&place.name(&format!("{name}.bias")), n_channels, bias)?,
         has_silu,
     })
-}
-
-impl<B: Backend> Mixer<B> {
-    /// Mixes all tokens of a step. Without `wants_output`, only what later tokens need is computed and
-    /// stored.
-    pub(crate) fn mix(
-        &self,
-        backend: &mut B,
-        ropes: &[Rope<B::Vector>],
-        shape: &StepShape,
-        rows: &mut MixerRows<'_, B::Buffer>,
-        buffers: &mut MixerBuffers<B::Buffer>,
-        wants_output: bool,
-    ) -> Result<(), BackendError> {
-        match self {
-            Self::Attention(attention) => {
-                let heads = buffers.heads.as_mut().expect("allocated for attention");
-                attention.mix(backend, ropes, shape, rows, heads, wants_output)
-            }
-            Self::Latent(latent) => {
-                let buffers = buffers.latent.as_mut().expect("allocated for latent attention");
-                latent.mix(backend, ropes, shape, rows, buffers, wants_output)
-            }
-            Self::DeltaNet(net) => {
-                let buffers = buffers.delta_net.as_mut().expect("allocated for delta nets");
-                net.mix(backend, shape, rows, buffers, wants_output)
-            }
-            Self::KimiDelta(net) => {
-                let buffers = buffers
-                    .kimi_delta
-                    .as_mut()
-                    .expect("allocated for Kimi delta nets");
-                net.mix(backend, shape, rows, buffers, wants_output)
-            }
-            Self::Ssm(ssm) => {
-                let buffers = buffers.ssm.as_mut().expect("allocated for state space models");
-                ssm.mix(backend, shape, rows, buffers, wants_output)
-            }
-            Self::ShortConv(conv) => {
-                let buffers = buffers.short_conv.as_mut().expect("allocated for convolutions");
-                conv.mix(backend, shape, rows, buffers, wants_output)
-            }
-            Self::Both(attention, ssm) => {
-                let heads = buffers.heads.as_mut().expect("allocated for attention");
-                attention.mix(backend, ropes, shape, rows, heads, wants_output)?;
-                let mut rows = MixerRows {
-                    input: rows.input,
-                    mixed: rows.mixed_beside.as_mut().expect("allocated for two mixers"),
-                    mixed_beside: None,
-                };
-                let buffers = buffers.ssm.as_mut().expect("allocated for state space models");
-                ssm.mix(backend, shape, &mut rows, buffers, wants_output)
-            }
-        }
-    }
-
-    /// Projects `n_rows` mixed rows to the width of the stream.
-    pub(crate) fn project(
-        &self,
-        backend: &mut B,
-        rows: &mut MixedRows<'_, B::Buffer>,
-        n_rows: usize,
-        output: &mut B::Buffer,
-    ) -> Result<(), BackendError> {
-        backend.linear(self.output(), rows.mixed, n_rows, output)?;
-        let (Some(beside), Some(mixed)) = (self.output_beside(), rows.mixed_beside) else {
-            return Ok(());
-        };
-        backend.linear(beside, mixed, n_rows, rows.scratch)?;
-        backend.add(1.0, n_rows, beside.n_out, output, rows.scratch)
-    }
-}
-
-impl<T> MixerBuffers<T> {
-    /// Allocates the buffers for the largest step, for each kind of mixer in the network.
-    pub(crate) fn alloc<M: Memory<Buffer = T>>(
-        descriptor: &Descriptor,
-        limits: &ExecutorLimits,
-        memory: &mut M,
-    ) -> Result<Self, BackendError> {
-        Ok(Self {
-            heads: Heads::alloc(descriptor, limits, memory)?,
-            latent: LatentBuffers::alloc(descriptor, limits, memory)?,
-            delta_net: DeltaNetBuffers::alloc(descriptor, limits, memory)?,
-            kimi_delta: KimiDeltaBuffers::alloc(descriptor, limits, memory)?,
-            ssm: SsmBuffers::alloc(descriptor, limits, memory)?,
-            short_conv: ShortConvBuffers::alloc(descriptor, limits, memory)?,
-        })
-    }
 }

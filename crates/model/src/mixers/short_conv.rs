@@ -5,36 +5,31 @@
 //! ```
 
 use tokenmill_backend::{
-    Activation, Backend, BackendError, ExecutorLimits, Linear, LinearJob, Memory, ShortConv, StepShape,
+    Activation, ShortConv,
+    program::{LinearId, Op, Program, Value, VectorId},
 };
 
 use crate::{
-    Descriptor, LoadError, MixerDescriptor, ShortConvDescriptor,
+    LoadError, ShortConvDescriptor,
     loader::{LayerPlace, Loader, RowsOf},
 };
 
-use super::{MixerRows, load_conv};
+use super::load_conv;
 
 /// The weights of a gated convolution.
-pub(crate) struct ShortConvMixer<M: Memory> {
-    b: Linear<M::Matrix, M::Vector>,
-    c: Linear<M::Matrix, M::Vector>,
-    x: Linear<M::Matrix, M::Vector>,
-    conv: ShortConv<M::Vector>,
-    pub(super) output: Linear<M::Matrix, M::Vector>,
+pub(crate) struct ShortConvMixer {
+    b: LinearId,
+    c: LinearId,
+    x: LinearId,
+    conv: ShortConv<VectorId>,
+    pub(super) output: LinearId,
 }
 
-/// Intermediate results of a gated convolution.
-pub(super) struct ShortConvBuffers<T> {
-    b: T,
-    x: T,
-}
-
-impl<M: Memory> ShortConvMixer<M> {
+impl ShortConvMixer {
     pub(super) fn load(
         place: LayerPlace,
         conv: &ShortConvDescriptor,
-        loader: &mut Loader<'_, M>,
+        loader: &mut Loader<'_>,
     ) -> Result<Self, LoadError> {
         let (n_embd, width) = (loader.descriptor.n_embd, conv.n_channels);
         let name = place.name("shortconv.in_proj");
@@ -59,49 +54,13 @@ impl<M: Memory> ShortConvMixer<M> {
     }
 }
 
-impl<B: Backend> ShortConvMixer<B> {
-    pub(super) fn mix(
-        &self,
-        backend: &mut B,
-        shape: &StepShape,
-        rows: &mut MixerRows<'_, B::Buffer>,
-        buffers: &mut ShortConvBuffers<B::Buffer>,
-        wants_output: bool,
-    ) -> Result<(), BackendError> {
-        let (n_tokens, width) = (shape.n_tokens, self.conv.n_channels);
-        let ShortConvBuffers { b, x } = buffers;
-        let mut projections = [
-            (&self.b, &mut *b),
-            (&self.c, &mut *rows.mixed),
-            (&self.x, &mut *x),
-        ]
-        .map(|(linear, output)| LinearJob { linear, output });
-        backend.linear_group(rows.input, n_tokens, &mut projections)?;
-        backend.activation(Activation::Identity, n_tokens, width, b, Some(x))?;
-        backend.short_conv(&self.conv, shape, b, x)?;
-        if wants_output {
-            backend.activation(Activation::Identity, n_tokens, width, rows.mixed, Some(x))?;
-        }
-        Ok(())
-    }
-}
-
-impl<T> ShortConvBuffers<T> {
-    pub(super) fn alloc<M: Memory<Buffer = T>>(
-        descriptor: &Descriptor,
-        limits: &ExecutorLimits,
-        memory: &mut M,
-    ) -> Result<Option<Self>, BackendError> {
-        let widths = (descriptor.layers.iter()).filter_map(|layer| match &layer.mixer {
-            MixerDescriptor::ShortConv(conv) => Some(conv.n_channels),
-            _ => None,
-        });
-        let Some(width) = widths.max() else {
-            return Ok(None);
-        };
-        Ok(Some(Self {
-            b: memory.alloc(limits.max_batch_tokens, width)?,
-            x: memory.alloc(limits.max_batch_tokens, width)?,
-        }))
+impl ShortConvMixer {
+    /// Writes the convolution of the rows `x`; returns the rows that the output projection reads.
+    pub(super) fn write(&self, program: &mut Program, x: Value) -> Value {
+        let [b, c, x] = [self.b, self.c, self.x].map(|linear| program.linear(linear, x));
+        let conv = self.conv;
+        let gated = program.gated(Activation::Identity, b, x);
+        let convolved = program.push(|y| Op::ShortConv { conv, x: gated, y });
+        program.gated(Activation::Identity, c, convolved)
     }
 }

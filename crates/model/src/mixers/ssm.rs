@@ -11,60 +11,50 @@
 //! ```
 
 use tokenmill_backend::{
-    Activation, Backend, BackendError, Columns, ExecutorLimits, Linear, LinearJob, Memory, Norm, NormKind,
-    ShortConv, SsmRows, SsmScan, StepShape,
+    Activation, Norm, NormKind, ShortConv, SsmScan,
+    program::{LinearId, NormId, Op, Program, Value, ValueColumns, VectorId},
 };
 
 use crate::{
-    Descriptor, LoadError, Presence, SsmDescriptor, SsmKind,
+    LoadError, Presence, SsmDescriptor, SsmKind,
     loader::{LayerPlace, Loader, RowsOf},
 };
 
-use super::{MixerRows, load_conv};
+use super::load_conv;
 
 /// The weights of a state space model.
-pub(crate) struct SsmMixer<M: Memory> {
-    z: Linear<M::Matrix, M::Vector>,
+pub(crate) struct SsmMixer {
+    z: LinearId,
     /// Projection into the convolution.
-    x: Linear<M::Matrix, M::Vector>,
-    source: Source<M>,
-    conv: ShortConv<M::Vector>,
-    scan: SsmScan<M::Vector>,
-    pub(super) output: Linear<M::Matrix, M::Vector>,
+    x: LinearId,
+    source: Source,
+    conv: ShortConv<VectorId>,
+    scan: SsmScan<VectorId>,
+    pub(super) output: LinearId,
 }
 
 /// The weights for step sizes, B and C.
-enum Source<M: Memory> {
+enum Source {
     Mamba {
-        rank: Linear<M::Matrix, M::Vector>,
-        b: Linear<M::Matrix, M::Vector>,
-        c: Linear<M::Matrix, M::Vector>,
-        dt: Linear<M::Matrix, M::Vector>,
+        rank: LinearId,
+        b: LinearId,
+        c: LinearId,
+        dt: LinearId,
         /// Norms of the step sizes' rank, and of B and C.
-        norms: Option<[Norm<M::Vector>; 2]>,
+        norms: Option<[NormId; 2]>,
     },
     Mamba2 {
-        dt: Linear<M::Matrix, M::Vector>,
+        dt: LinearId,
         /// Norm of each group of the gated output.
-        norm: Option<Norm<M::Vector>>,
+        norm: Option<NormId>,
     },
 }
 
-/// Intermediate results of a state space model.
-pub(super) struct SsmBuffers<T> {
-    x: T,
-    convolved: T,
-    dt: T,
-    y: T,
-    /// For Mamba: the rank of the step sizes, B and C.
-    narrow: Option<[T; 3]>,
-}
-
-impl<M: Memory> SsmMixer<M> {
+impl SsmMixer {
     pub(super) fn load(
         place: LayerPlace,
         ssm: &SsmDescriptor,
-        loader: &mut Loader<'_, M>,
+        loader: &mut Loader<'_>,
     ) -> Result<Self, LoadError> {
         let n_embd = loader.descriptor.n_embd;
         let name = |part| place.name(part);
@@ -153,123 +143,49 @@ impl<M: Memory> SsmMixer<M> {
     }
 }
 
-impl<B: Backend> SsmMixer<B> {
-    pub(super) fn mix(
-        &self,
-        backend: &mut B,
-        shape: &StepShape,
-        rows: &mut MixerRows<'_, B::Buffer>,
-        buffers: &mut SsmBuffers<B::Buffer>,
-        wants_output: bool,
-    ) -> Result<(), BackendError> {
-        let n_tokens = shape.n_tokens;
-        let width = self.output.n_in;
-        let SsmBuffers {
-            x,
-            convolved,
-            dt,
-            y,
-            narrow,
-        } = buffers;
-        let z_job = LinearJob {
-            linear: &self.z,
-            output: &mut *rows.mixed,
-        };
-        let x_job = LinearJob {
-            linear: &self.x,
-            output: &mut *x,
-        };
+impl SsmMixer {
+    /// Writes the state space model over the rows `x`; returns the rows that the output projection reads.
+    pub(super) fn write(&self, program: &mut Program, x: Value) -> Value {
         match &self.source {
             Source::Mamba {
                 rank,
                 b,
                 c,
-                dt: dt_linear,
+                dt,
                 norms,
             } => {
-                let [rank_rows, b_rows, c_rows] = narrow.as_mut().expect("allocated for Mamba");
-                backend.linear_group(rows.input, n_tokens, &mut [z_job, x_job])?;
-                backend.short_conv(&self.conv, shape, x, convolved)?;
-                let mut jobs = [(rank, &mut *rank_rows), (b, &mut *b_rows), (c, &mut *c_rows)]
-                    .map(|(linear, output)| LinearJob { linear, output });
-                backend.linear_group(convolved, n_tokens, &mut jobs)?;
-                if let Some([rank_norm, state_norm]) = norms {
-                    backend.norm_in_place(rank_norm, n_tokens, rank_norm.width, rank_rows)?;
-                    backend.norm_in_place(state_norm, n_tokens, state_norm.width, b_rows)?;
-                    backend.norm_in_place(state_norm, n_tokens, state_norm.width, c_rows)?;
-                }
-                backend.linear(dt_linear, rank_rows, n_tokens, dt)?;
-                let scan_rows = SsmRows {
-                    x: Columns::all(&*convolved, width),
-                    b: Columns::all(&*b_rows, self.scan.n_state),
-                    c: Columns::all(&*c_rows, self.scan.n_state),
-                    dt,
-                };
-                backend.ssm_scan(&self.scan, shape, scan_rows, y)?;
-                if wants_output {
-                    backend.activation(Activation::Silu, n_tokens, width, rows.mixed, Some(y))?;
-                }
-            }
-            Source::Mamba2 { dt: dt_linear, norm } => {
-                let dt_job = LinearJob {
-                    linear: dt_linear,
-                    output: &mut *dt,
-                };
-                backend.linear_group(rows.input, n_tokens, &mut [z_job, x_job, dt_job])?;
-                backend.short_conv(&self.conv, shape, x, convolved)?;
-                let columns = |first| Columns {
-                    rows: &*convolved,
-                    row_width: self.conv.n_channels,
-                    first,
-                };
-                let scan_rows = SsmRows {
-                    x: columns(0),
-                    b: columns(width),
-                    c: columns(width + self.scan.n_groups * self.scan.n_state),
-                    dt,
-                };
-                backend.ssm_scan(&self.scan, shape, scan_rows, y)?;
-                if wants_output {
-                    backend.activation(Activation::Silu, n_tokens, width, rows.mixed, Some(y))?;
-                    if let Some(norm) = norm {
-                        backend.norm_in_place(norm, n_tokens, width, rows.mixed)?;
+                let [z, x] = [self.z, self.x].map(|linear| program.linear(linear, x));
+                let x = self.write_conv(program, x);
+                let mut narrow = [rank, b, c].map(|linear| program.linear(*linear, x));
+                if let Some([rank_norm, state_norm]) = *norms {
+                    for (rows, norm) in narrow.iter_mut().zip([rank_norm, state_norm, state_norm]) {
+                        *rows = program.norm(norm, *rows);
                     }
                 }
+                let [rank, b, c] = narrow;
+                let dt = program.linear(*dt, rank);
+                let y = self.write_scan(program, [x, b, c].map(|x| ValueColumns { x, first: 0 }), dt);
+                program.gated(Activation::Silu, z, y)
+            }
+            Source::Mamba2 { dt, norm } => {
+                let [z, x, dt] = [self.z, self.x, *dt].map(|linear| program.linear(linear, x));
+                let x = self.write_conv(program, x);
+                let (width, n) = (self.output.n_in, self.scan.n_groups * self.scan.n_state);
+                let columns = [0, width, width + n].map(|first| ValueColumns { x, first });
+                let y = self.write_scan(program, columns, dt);
+                let gated = program.gated(Activation::Silu, z, y);
+                program.norm_if(*norm, gated)
             }
         }
-        Ok(())
     }
-}
 
-impl<T> SsmBuffers<T> {
-    pub(super) fn alloc<M: Memory<Buffer = T>>(
-        descriptor: &Descriptor,
-        limits: &ExecutorLimits,
-        memory: &mut M,
-    ) -> Result<Option<Self>, BackendError> {
-        let models = || (descriptor.layers.iter()).filter_map(|layer| layer.mixer.ssm());
-        let widest = |width: fn(&SsmDescriptor) -> usize| models().map(width).max();
-        let Some(conv) = widest(SsmDescriptor::conv_width) else {
-            return Ok(None);
-        };
-        let n_heads = widest(|ssm| ssm.n_heads).unwrap_or(0);
-        let y = widest(SsmDescriptor::inner_width).unwrap_or(0);
-        let ranks = models().filter_map(|ssm| match ssm.kind {
-            SsmKind::Mamba { dt_rank, .. } => Some(dt_rank),
-            SsmKind::Mamba2 { .. } => None,
-        });
-        let n_state = widest(|ssm| ssm.n_state).unwrap_or(0);
-        let rank = ranks.max();
-        let mut of_tokens = |width| memory.alloc(limits.max_batch_tokens, width);
-        Ok(Some(Self {
-            x: of_tokens(conv)?,
-            convolved: of_tokens(conv)?,
-            dt: of_tokens(n_heads)?,
-            y: of_tokens(y)?,
-            narrow: match rank {
-                Some(rank) => Some([of_tokens(rank)?, of_tokens(n_state)?, of_tokens(n_state)?]),
-                None => None,
-            },
-        }))
+    fn write_conv(&self, program: &mut Program, x: Value) -> Value {
+        let conv = self.conv;
+        program.push(|y| Op::ShortConv { conv, x, y })
+    }
+
+    fn write_scan(&self, program: &mut Program, [x, b, c]: [ValueColumns; 3], dt: Value) -> Value {
+        let scan = self.scan;
+        program.push(|y| Op::SsmScan { scan, x, b, c, dt, y })
     }
 }

@@ -8,7 +8,10 @@
 //!
 //! Source: transformers, `Gemma3MultiModalProjector`; llama.cpp, `tools/mtmd/models/siglip.cpp`.
 
-use tokenmill_backend::{Backend, BackendError, Linear, MatrixData, MatrixUsage, Memory, Norm, NormKind};
+use tokenmill_backend::{
+    Backend, BackendError, Linear, MatrixData, MatrixUsage, Memory, NormKind,
+    program::{LinearId, NormId, Tables},
+};
 use tokenmill_gguf::{Metadata, TensorType};
 use tokenmill_quant::dequantize_row;
 
@@ -77,15 +80,15 @@ pub(super) fn finish(
 }
 
 /// The projector after the tower.
-pub(super) struct Projector<M: Memory> {
-    norm: Norm<M::Vector>,
-    projection: Linear<M::Matrix, M::Vector>,
+pub(super) struct Projector {
+    norm: NormId,
+    projection: LinearId,
     /// Side, in patches, of a square that becomes one row.
     n_merged: usize,
 }
 
-impl<M: Memory> Projector<M> {
-    pub(super) fn load(shape: &VisionShape, loader: &mut Loader<'_, M>) -> Result<Self, LoadError> {
+impl Projector {
+    pub(super) fn load(shape: &VisionShape, loader: &mut Loader<'_>) -> Result<Self, LoadError> {
         let (n_in, n_out) = (shape.n_vision, shape.n_embd);
         let norm = NormDescriptor {
             kind: NormKind::Rms,
@@ -97,7 +100,7 @@ impl<M: Memory> Projector<M> {
         let values = projection_values(loader, n_in, n_out)?;
         let columns = (0..n_out).flat_map(|col| values.iter().skip(col).step_by(n_out));
         let bytes: Vec<u8> = columns.flat_map(|value| value.to_le_bytes()).collect();
-        let matrix = loader.memory.upload_matrix(&MatrixData {
+        let matrix = loader.add_matrix(&MatrixData {
             name: PROJECTION,
             ty: TensorType::F32,
             n_out,
@@ -120,11 +123,7 @@ impl<M: Memory> Projector<M> {
 }
 
 /// Returns the numbers of the projection, `[n_in, n_out]`, decoded from any type.
-fn projection_values<M: Memory>(
-    loader: &mut Loader<'_, M>,
-    n_in: usize,
-    n_out: usize,
-) -> Result<Vec<f32>, LoadError> {
+fn projection_values(loader: &mut Loader<'_>, n_in: usize, n_out: usize) -> Result<Vec<f32>, LoadError> {
     let name = || PROJECTION.to_owned();
     let source = loader.source;
     let tensor = source
@@ -153,11 +152,12 @@ fn projection_values<M: Memory>(
     Ok(values)
 }
 
-impl<B: Backend + Memory<Buffer = Vec<f32>>> Projector<B> {
+impl Projector {
     /// Computes an image's rows from the tower's output, `rows: [n_side * n_side, n_vision]`.
-    pub(super) fn run(
+    pub(super) fn run<B: Backend + Memory<Buffer = Vec<f32>>>(
         &self,
         backend: &mut B,
+        tables: &mut Tables<B>,
         grid: &ImageGrid,
         rows: &[f32],
     ) -> Result<Vec<f32>, BackendError> {
@@ -165,9 +165,9 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> Projector<B> {
         let n_rows = grid.n_rows();
         let pooled = mean_of_squares(rows, width, grid.n_across * self.n_merged, self.n_merged);
         let mut normed = vec![0.0; n_rows * width];
-        backend.norm(&self.norm, &pooled, n_rows, &mut normed)?;
+        tables.norm(backend, self.norm, &pooled, n_rows, &mut normed)?;
         let mut output = vec![0.0; n_rows * self.projection.n_out];
-        backend.linear(&self.projection, &normed, n_rows, &mut output)?;
+        tables.linear(backend, self.projection, &normed, n_rows, &mut output)?;
         Ok(output)
     }
 }

@@ -1,7 +1,7 @@
 //! [`VisionFile`]: the image encoder of a model, from a file of its own (`mmproj-*.gguf`).
 //!
 //! The models' files know nothing of images. The tower is a network like others: a [`Descriptor`] with rows
-//! of image patches as inputs, which all attend to each other, so it uses the one forward pass. A
+//! of image patches as inputs, which all attend to each other, so its layers are a program like others. A
 //! [`Projector`], one file per family, holds the parts before and after it. Invariant: a file's values are
 //! checked against its tensors and against [`MAX_PATCHES`] before anything is allocated for them.
 //!

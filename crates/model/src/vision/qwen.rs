@@ -14,7 +14,10 @@
 //! Source: transformers, `models/qwen2_vl`, `qwen2_5_vl` and `qwen3_vl`; llama.cpp, `tools/mtmd/models/qwen2vl.cpp`, `qwen3vl.cpp`
 //! and `conversion/qwenvl.py`.
 
-use tokenmill_backend::{Activation, Backend, BackendError, Linear, Memory, Norm, NormKind};
+use tokenmill_backend::{
+    Activation, Backend, BackendError, Memory, NormKind,
+    program::{LinearId, NormId, Tables},
+};
 use tokenmill_gguf::Metadata;
 
 use crate::{LoadError, NormDescriptor, Presence, WeightSource, error::check, loader::Loader};
@@ -235,18 +238,18 @@ impl PatchOrder {
 }
 
 /// Two matrices with an activation between them, applied to merged patches.
-struct Merger<M: Memory> {
+struct Merger {
     /// Norm of the merged patches together.
-    norm: Option<Norm<M::Vector>>,
-    first: Linear<M::Matrix, M::Vector>,
-    second: Linear<M::Matrix, M::Vector>,
+    norm: Option<NormId>,
+    first: LinearId,
+    second: LinearId,
 }
 
-impl<M: Memory> Merger<M> {
+impl Merger {
     fn load(
         shape: &VisionShape,
         [norm, first, second]: [Option<&str>; 3],
-        loader: &mut Loader<'_, M>,
+        loader: &mut Loader<'_>,
     ) -> Result<Self, LoadError> {
         let width = shape.n_vision * shape.n_merged * shape.n_merged;
         let layer_norm = NormDescriptor {
@@ -274,16 +277,16 @@ impl<M: Memory> Merger<M> {
 }
 
 /// The projector after the tower, and the learned positions before it.
-pub(super) struct Projector<M: Memory> {
-    main: Merger<M>,
+pub(super) struct Projector {
+    main: Merger,
     /// The mergers after the tapped layers.
-    deep: Vec<Merger<M>>,
+    deep: Vec<Merger>,
     /// `[n_positions, n_positions, n_vision]`, with the number per side.
     positions: Option<(usize, Vec<f32>)>,
 }
 
-impl<M: Memory> Projector<M> {
-    pub(super) fn load(shape: &VisionShape, loader: &mut Loader<'_, M>) -> Result<Self, LoadError> {
+impl Projector {
+    pub(super) fn load(shape: &VisionShape, loader: &mut Loader<'_>) -> Result<Self, LoadError> {
         let qwen = shape.qwen.as_ref().expect("a family of Qwen");
         let deep = |&layer_idx: &usize| {
             let name = |part| format!("v.deepstack.{layer_idx}.{part}");
@@ -347,12 +350,13 @@ fn between(place: u32, n_places: usize, n_side: usize) -> [(usize, f32); 2] {
     [(before, 1.0 - part), ((before + 1).min(n_side - 1), part)]
 }
 
-impl<B: Backend + Memory<Buffer = Vec<f32>>> Projector<B> {
+impl Projector {
     /// Computes an image's rows from the tower's output, `rows: [n_patches, n_vision]`, and from the streams
     /// after its tapped layers.
-    pub(super) fn run<'t>(
+    pub(super) fn run<'t, B: Backend + Memory<Buffer = Vec<f32>>>(
         &self,
         backend: &mut B,
+        tables: &mut Tables<B>,
         order: &PatchOrder,
         rows: &[f32],
         taps: impl Iterator<Item = &'t Vec<f32>>,
@@ -365,28 +369,35 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> Projector<B> {
                 output[(row * n_parts + part) * n_embd..][..n_embd].copy_from_slice(made);
             }
         };
-        put(0, &self.main.run(backend, n_rows, rows)?);
+        put(0, &self.main.run(backend, tables, n_rows, rows)?);
         for ((merger, stream), part) in self.deep.iter().zip(taps).zip(1..) {
             let stream = &stream[..rows.len()];
-            put(part, &merger.run(backend, n_rows, stream)?);
+            put(part, &merger.run(backend, tables, n_rows, stream)?);
         }
         Ok(output)
     }
 }
 
-impl<B: Backend + Memory<Buffer = Vec<f32>>> Merger<B> {
+impl Merger {
     /// `rows: [n_rows, merged patches * n_vision]`.
-    fn run(&self, backend: &mut B, n_rows: usize, rows: &[f32]) -> Result<Vec<f32>, BackendError> {
+    fn run<B: Backend + Memory<Buffer = Vec<f32>>>(
+        &self,
+        backend: &mut B,
+        tables: &mut Tables<B>,
+        n_rows: usize,
+        rows: &[f32],
+    ) -> Result<Vec<f32>, BackendError> {
         let width = self.first.n_in;
         let mut input = rows.to_vec();
-        if let Some(norm) = &self.norm {
-            backend.norm_in_place(norm, n_rows, width, &mut input)?;
+        if let Some(norm) = self.norm {
+            let unnormed = std::mem::replace(&mut input, vec![0.0; rows.len()]);
+            tables.norm(backend, norm, &unnormed, n_rows, &mut input)?;
         }
         let mut inner = vec![0.0; n_rows * width];
-        backend.linear(&self.first, &input, n_rows, &mut inner)?;
+        tables.linear(backend, self.first, &input, n_rows, &mut inner)?;
         backend.activation(Activation::GeluErf, n_rows, width, &mut inner, None)?;
         let mut output = vec![0.0; n_rows * self.second.n_out];
-        backend.linear(&self.second, &inner, n_rows, &mut output)?;
+        tables.linear(backend, self.second, &inner, n_rows, &mut output)?;
         Ok(output)
     }
 }

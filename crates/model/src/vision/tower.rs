@@ -3,16 +3,18 @@
 //! A file can be described without loading it. Invariant: an image's rows depend on its pixels alone, bit for
 //! bit, like everything that the backend computes.
 
+use std::collections::VecDeque;
+
 use tokenmill_backend::{
     Activation, Backend, BackendError, Executor, ForwardBatch, KvType, Linear, MatrixUsage, Measure, Memory,
     MemoryPlan, NormKind, PAGE_TOKENS, RopeAxes, RopeStyle, Side, StepError, StepOutput, TokenSource, Weigh,
+    program::{LinearId, Tables, Uploads, WeightStore},
 };
 
 use crate::{
     AttentionDescriptor, Descriptor, LayerDescriptor, LoadError, ModelExecutor, ModelOptions, NormDescriptor,
-    OutputHead, Presence, RopeDescriptor, RopeScaling, TowerDescriptor, WeightSource as _,
-    loader::Loader,
-    model::{build, plan},
+    OutputHead, Presence, RopeDescriptor, RopeScaling, TowerDescriptor, WeightSource as _, loader::Loader,
+    model::build, plan::plan,
 };
 
 use super::{
@@ -24,23 +26,25 @@ use super::{
 /// A loaded image encoder.
 pub struct VisionTower<B: Backend> {
     shape: VisionShape,
-    around: Around<B>,
+    around: Around,
+    /// The weights before and after the layers.
+    tables: Tables<B>,
     executor: ModelExecutor<B>,
     output: StepOutput,
 }
 
 /// The weights before and after the layers.
-struct Around<M: Memory> {
+struct Around {
     /// Matrices that compute an input from each patch, `[patch values, n_vision]`: one per frame. A still
     /// image counts as two equal frames.
-    frames: Vec<Linear<M::Matrix, M::Vector>>,
-    projector: Projector<M>,
+    frames: Vec<LinearId>,
+    projector: Projector,
 }
 
 /// The projector after a tower.
-enum Projector<M: Memory> {
-    Gemma3(gemma3::Projector<M>),
-    Qwen(qwen::Projector<M>),
+enum Projector {
+    Gemma3(gemma3::Projector),
+    Qwen(qwen::Projector),
 }
 
 /// The reason why an image could not be encoded.
@@ -63,16 +67,16 @@ pub enum VisionError {
     Backend(#[from] BackendError),
 }
 
-impl<M: Memory> Around<M> {
+impl Around {
     fn load(
         descriptor: &Descriptor,
         source: &TowerTensors<'_>,
         shape: &VisionShape,
-        memory: &mut M,
+        store: &mut dyn WeightStore,
     ) -> Result<Self, LoadError> {
         let mut on_progress = |_| {};
         let n_ctx = shape.max_patches();
-        let mut loader = Loader::new(descriptor, source, n_ctx, memory, &mut on_progress);
+        let mut loader = Loader::new(descriptor, source, n_ctx, store, &mut on_progress);
         let n_values = shape.patch_values();
         let mut frames = vec![loader.linear("v.patch_embd", shape.n_vision, n_values, Presence::Optional)?];
         if source.contains(SECOND_FRAME) {
@@ -102,10 +106,17 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
     ) -> Result<Self, LoadError> {
         let descriptor = describe(shape);
         let mut executor = build(&descriptor, source, backend, &options_of(shape), &mut |_| {})?;
-        let around = Around::load(&descriptor, source, shape, executor.backend_mut())?;
+        let mut tables = Tables::default();
+        let mut uploads = Uploads {
+            backend: executor.backend_mut(),
+            tables: &mut tables,
+            shared: VecDeque::new(),
+        };
+        let around = Around::load(&descriptor, source, shape, &mut uploads)?;
         Ok(Self {
             shape: shape.clone(),
             around,
+            tables,
             executor,
             output: StepOutput::default(),
         })
@@ -159,10 +170,13 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
         self.executor.wait(ticket, &mut self.output)?;
         let hidden = &self.output.hidden;
         Ok(match &self.around.projector {
-            Projector::Gemma3(projector) => projector.run(self.executor.backend_mut(), grid, hidden)?,
+            Projector::Gemma3(projector) => {
+                let backend = self.executor.backend_mut();
+                projector.run(backend, &mut self.tables, grid, hidden)?
+            }
             Projector::Qwen(projector) => {
                 let (backend, taps) = self.executor.backend_and_taps();
-                projector.run(backend, &order, hidden, taps)?
+                projector.run(backend, &mut self.tables, &order, hidden, taps)?
             }
         })
     }
@@ -179,13 +193,14 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
         let patches = patches_of(pixels, grid.width, shape.patch_size, &order.patches);
         let mut inputs = vec![0.0; n_patches * shape.n_vision];
         let backend = self.executor.backend_mut();
+        let tables = &mut self.tables;
         let (first, others) = (self.around.frames)
             .split_first()
             .expect("an encoder has a matrix of patches");
-        backend.linear(first, &patches, n_patches, &mut inputs)?;
+        tables.linear(backend, *first, &patches, n_patches, &mut inputs)?;
         for frame in others {
             let mut of_frame = vec![0.0; inputs.len()];
-            backend.linear(frame, &patches, n_patches, &mut of_frame)?;
+            tables.linear(backend, *frame, &patches, n_patches, &mut of_frame)?;
             backend.add(1.0, n_patches, shape.n_vision, &mut inputs, &of_frame)?;
         }
         if let Projector::Qwen(projector) = &self.around.projector {

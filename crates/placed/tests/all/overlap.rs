@@ -117,7 +117,9 @@ fn the_host_computes_the_second_part_while_the_device_has_the_first() {
         assert_eq!(shared, 0, "{lens:?}");
         let (in_parts, shared) = times(time(3, 0), time(1, 0), Overlap::Auto, lens);
         assert!(shared > 0, "{lens:?}");
-        assert_eq!(in_parts, whole - shared, "{lens:?}");
+        // A part without a result computes no queries in the last layer.
+        let n_without = if lens.len() == 1 { lens[0] as u64 / 2 } else { 0 };
+        assert_eq!(in_parts, whole - shared - n_without, "{lens:?}");
         // The device has a quarter of the work minus rows of the last layer that are not read, and about half of that is
         // hidden.
         assert!(shared * 20 > whole, "{lens:?}: {shared} of {whole}");

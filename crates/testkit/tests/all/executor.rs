@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use tokenmill_backend::{
-    Allocation, Backend, BatchError, Executor, ForwardBatch, PageCopy, PageGroup, RowOutput, SampleRow,
-    SamplingParams, StepError, StepOutput, Ticket, TokenSource,
+    Allocation, Backend, BatchError, Executor, ForwardBatch, NetworkPart, PageCopy, PageGroup, RowOutput,
+    SampleRow, SamplingParams, StepError, StepOutput, Ticket, TokenSource,
+    program::{Fusion, Prepared, Slot},
 };
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
@@ -186,9 +187,26 @@ fn the_plan_counts_weights_pages_and_buffers() {
     // Two layers of 2 heads of 16 for k and v, in half precision, 16 tokens a page, 7 pages for 100 positions.
     assert_eq!((plan.n_pages, plan.kv_page_bytes), (7, 2 * 2 * 2 * 16 * 2 * 16));
     assert_eq!(plan.kv_bytes, 7 * plan.kv_page_bytes);
-    // For 8 tokens: 7 rows as wide as the network (hidden, normed, their output rows, delta; q and its like), and so on.
-    let per_token = 5 * 64 + 64 + 2 * 32 + 2 * 64 + 2 * 96;
-    assert_eq!(plan.activations_bytes, 4 * (8 * per_token + 2 * (64 + 96)));
+    // For 8 tokens: the stream, its norm, queries or a product; keys and values; gate and up. For 2 rows of logits: their input.
+    let program = model.program(&options).unwrap();
+    let executor = engines::tiny(&tiny, engines::cpu(1), &options);
+    let prepared = Prepared::new(&program, executor.limits(), [96, 64], Fusion::All);
+    let rows = |max_rows, width, part| Slot::Floats {
+        max_rows,
+        width,
+        part,
+    };
+    let common = |width| rows(8, width, NetworkPart::Common);
+    let of_output = |width| rows(2, width, NetworkPart::Output);
+    let expected = [64, 64, 64, 32, 32, 64, 96, 96]
+        .map(common)
+        .into_iter()
+        .chain([96, 64].map(of_output));
+    assert_eq!(prepared.slots(), expected.collect::<Vec<_>>());
+    assert_eq!(
+        plan.activations_bytes,
+        4 * (8 * (4 * 64 + 2 * 32 + 2 * 96) + 2 * (96 + 64))
+    );
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod executor;
 mod expert_choices;
 mod folder_parts;
 mod fp8_folder;
+mod fused_programs;
 mod gguf_keys;
 mod hf_folder;
 mod load_errors;

@@ -1,0 +1,136 @@
+//! [`Prepared`]: a network's programs for all variants of a step, with their memory.
+
+use crate::{Backend, BackendError, ExecutorLimits, StepShape};
+
+use super::{
+    Op, Program, Slot, Slots, Stamped, StepVariant, Tables, Value, ValueInfo, run::Run, slots::Beside,
+};
+
+/// The programs of a network, ready to run.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    variants: Vec<VariantProgram>,
+    slots: Vec<Slot>,
+    /// Two slots that stand for logits and output rows in a step that has none.
+    pub(super) spare: [usize; 2],
+    pub(super) n_vocab: usize,
+    pub(super) n_embd: usize,
+}
+
+/// The operations that a pass fuses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fusion {
+    /// All that it can.
+    #[default]
+    All,
+    /// None, so that a test can compare both.
+    None,
+}
+
+/// A variant's program, with the slots of its values.
+#[derive(Clone, Debug)]
+pub(super) struct VariantProgram {
+    pub(super) ops: Vec<Stamped>,
+    pub(super) values: Vec<ValueInfo>,
+    slot_of: Vec<Option<u32>>,
+    /// By operation: those that may run in either order behind a route.
+    pub(super) beside: Vec<Option<Beside>>,
+}
+
+impl VariantProgram {
+    pub(super) fn slot(&self, value: Value) -> usize {
+        self.slot_of[value.index()].expect("a verified program has memory for its values") as usize
+    }
+}
+
+impl Prepared {
+    /// Makes the programs of all variants, for a network of `n_vocab` tokens whose rows have `n_embd` values.
+    ///
+    /// # Panics
+    /// If `program` does not verify, or a pass breaks it.
+    pub fn new(
+        program: &Program,
+        limits: &ExecutorLimits,
+        [n_vocab, n_embd]: [usize; 2],
+        fusion: Fusion,
+    ) -> Self {
+        check(program, "as written");
+        let mut slots = Slots::default();
+        let variants = StepVariant::ALL.map(|variant| {
+            let narrowed = program.narrowed(variant);
+            check(&narrowed, "narrowed");
+            let mut fused = match fusion {
+                Fusion::All => narrowed.fused(),
+                Fusion::None => narrowed,
+            };
+            check(&fused, "fused");
+            let slot_of = slots.assign(&mut fused, limits);
+            check(&fused, "with memory");
+            let beside = (0..fused.ops.len()).map(|op_idx| fused.beside(op_idx)).collect();
+            VariantProgram {
+                ops: fused.ops,
+                values: fused.values,
+                slot_of,
+                beside,
+            }
+        });
+        let slots = slots.slots().to_vec();
+        let mut of_floats = slots
+            .iter()
+            .enumerate()
+            .filter(|(_, slot)| matches!(slot, Slot::Floats { .. }));
+        let mut spare = || of_floats.next().map_or(0, |(idx, _)| idx);
+        Self {
+            spare: [spare(), spare()],
+            variants: Vec::from(variants),
+            slots,
+            n_vocab,
+            n_embd,
+        }
+    }
+
+    /// Returns the memory that the programs work in.
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Runs the step of a shape, except that the device has begun it.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn run<B: Backend>(
+        &self,
+        backend: &mut B,
+        tables: &mut Tables<B>,
+        shape: &StepShape,
+    ) -> Result<(), BackendError> {
+        let program = &self.variants[StepVariant::of(shape).index()];
+        Run {
+            backend,
+            tables,
+            program,
+            shape,
+            prepared: self,
+        }
+        .step()
+    }
+
+    /// Returns the rows that the program of a step's shape keeps until it has been read, by layer.
+    pub fn taps<'a, B: Backend>(
+        &'a self,
+        tables: &'a Tables<B>,
+        shape: &StepShape,
+    ) -> impl Iterator<Item = &'a B::Buffer> {
+        let program = &self.variants[StepVariant::of(shape).index()];
+        (program.ops.iter()).filter_map(move |stamped| match stamped.op {
+            Op::Tap { y, .. } => tables.buffers[program.slot(y)].as_ref(),
+            _ => None,
+        })
+    }
+}
+
+fn check(program: &Program, state: &str) {
+    if let Err(error) = program.verify() {
+        panic!("the program, {state}: {error}\n{program}");
+    }
+}
