@@ -69,7 +69,7 @@ fn layers_that_all_are_on_the_gpu_are_no_division() {
         let args = [
             "run", "--raw", model, "Once", "-n", "2", "-c", "64", "-ngl", "auto", "--device", "cuda",
         ];
-        let line = run(with_driver("mib=149", &[&args[..], guesses].concat())).failed(2);
+        let line = run(with_driver("mib=147", &[&args[..], guesses].concat())).failed(2);
         assert!(
             line.contains("wholly on the CPU or on one GPU"),
             "{guesses:?}: {line}"
