@@ -104,7 +104,7 @@ impl Network {
         }
     }
 
-    /// Writes everything behind the last layer.
+    /// Writes the operations after the last layer.
     fn write_output(&self, program: &mut Program, stream: Stream) {
         program.enter(NetworkPart::Output);
         let mut rows = stream.normed;
@@ -209,7 +209,7 @@ impl LayerWriter<'_> {
             || layer.alt_up.is_some()
     }
 
-    /// Returns the norm behind both halves.
+    /// Returns the norm after both halves.
     fn norm_behind(&self) -> Option<NormId> {
         if self.has_end() { None } else { self.next_norm }
     }

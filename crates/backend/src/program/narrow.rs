@@ -160,8 +160,8 @@ impl Program {
         }
     }
 
-    /// Returns the index of the first operation for which output rows are enough: behind the last one that needs all rows, and
-    /// behind those that read routes or choices from before it, which a device cannot pick by row.
+    /// Returns the index of the first operation that needs output rows only. It follows the last operation that needs all rows.
+    /// It also follows the readers of earlier routes and choices, since a device cannot gather these.
     fn first_of_outputs(&self) -> usize {
         let last = (self.ops.iter()).rposition(|Stamped { op, .. }| op.needs_all_rows());
         let mut first = last.map_or(0, |op_idx| op_idx + 1);
@@ -186,7 +186,7 @@ impl Program {
         }
     }
 
-    /// Picks the output rows directly behind the operations that need all rows.
+    /// Gathers the output rows right after the last operation that needs all rows.
     fn pick_early(&mut self) {
         let first_after = self.first_of_outputs();
         let before = self.ops[..first_after].last();
@@ -233,7 +233,7 @@ impl Program {
             gathers.push(Stamped { op, part });
         }
         self.rename_reads(first_after, &picked);
-        // The rows behind these are output rows already.
+        // The later values have output rows already.
         let mut renamed = Vec::new();
         let mut op_idx = 0;
         self.ops.retain(|Stamped { op, .. }| {

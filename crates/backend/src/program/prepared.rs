@@ -33,7 +33,7 @@ pub(super) struct VariantProgram {
     pub(super) ops: Vec<Stamped>,
     pub(super) values: Vec<ValueInfo>,
     slot_of: Vec<Option<u32>>,
-    /// By operation: those that may run in either order behind a route.
+    /// By operation: the experts and the shared network after a route, which may run in either order.
     pub(super) beside: Vec<Option<Beside>>,
 }
 

@@ -136,7 +136,7 @@ pub(super) struct Beside {
 }
 
 impl Program {
-    /// Returns the operations that may run in either order behind the route at an index.
+    /// Returns the experts and the shared network after the route at an index, which may run in either order.
     pub(super) fn beside(&self, route_idx: usize) -> Option<Beside> {
         let Op::Route { y: routes, .. } = self.ops[route_idx].op else {
             return None;
@@ -231,7 +231,7 @@ impl Program {
     /// Copies each value that an operation takes over or spoils although it is read later, or kept.
     fn insert_moves(&mut self) {
         let mut last_reads = self.last_reads();
-        // Shared networks, with the values of the experts that may run behind them.
+        // Each shared network, with the values of experts that may run after it.
         let mut besides: Vec<(Range<usize>, Vec<Value>)> = Vec::new();
         for (op_idx, Stamped { op, .. }) in self.ops.iter().enumerate() {
             if let Op::Tap { y, .. } = op {

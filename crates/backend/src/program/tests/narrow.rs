@@ -41,8 +41,8 @@ fn is_picked(info: ValueInfo) -> bool {
     matches!(info, ValueInfo::Floats { rows, .. } if rows.times == 1)
 }
 
-/// Returns the index behind which only output rows are wanted: behind the last operation that needs all rows, and behind
-/// those that read routes and choices from before it.
+/// Returns the end of the operations that need all rows: the last of these, and the readers of its routes and choices, which have
+/// no output rows.
 fn last_of_all_rows(program: &Program) -> usize {
     let ops = &program.ops;
     let mut end = ops
@@ -118,7 +118,7 @@ pub(super) fn check(program: &Program, name: &str) {
     }
 }
 
-/// Asserts that behind the operations that need all rows, the output rows are picked, and nothing else has rows of tokens.
+/// Asserts that output rows are gathered right after the operations that need all rows, and that no later value has rows of tokens.
 fn check_rows(narrowed: &Program, name: &str) {
     let end = last_of_all_rows(narrowed);
     for (op_idx, Stamped { op, .. }) in narrowed.ops.iter().enumerate().skip(end) {

@@ -255,7 +255,7 @@ pub(super) fn streams(n_layers: usize) -> Program {
     net.head(x)
 }
 
-/// An encoder with learned positions, norms behind sums, and the mean of each sequence as its result.
+/// An encoder with learned positions, norms after sums, and the mean of each sequence as its result.
 pub(super) fn encoder(n_layers: usize) -> Program {
     let mut net = Net::with_kv(1);
     let layer_norm = |net: &mut Net, name: &str, x| {

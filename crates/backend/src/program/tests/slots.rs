@@ -139,7 +139,7 @@ impl Assigned {
                 assert_ne!(self.slot(*value), self.slot(*scratch), "{name}: {line}");
             }
         }
-        // The norm may be left to the product behind it, which then reads the sum.
+        // The next product may compute the norm, and then reads the sum.
         if let (Op::LinearAddNorm { sum, .. }, Some(next)) = (op, self.program.ops.get(op_idx + 1)) {
             for result in next.op.results() {
                 assert_ne!(
