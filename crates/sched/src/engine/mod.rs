@@ -163,7 +163,12 @@ impl Engine {
                     executor.steps_in_flight(),
                 )));
                 let (model_salt, page_store) = (config.model_salt, config.page_store.clone());
-                let mut core = Core::new(Box::new(executor), config, Arc::clone(&board));
+                let mut core = Core::new(
+                    Box::new(executor),
+                    config,
+                    Arc::clone(&board),
+                    Arc::clone(&mailbox),
+                );
                 if let Some(draft) = draft {
                     core.set_draft_model(DraftModel::new(draft, model_salt));
                 }
@@ -517,7 +522,7 @@ fn serve(mut core: Core, mailbox: &Mailbox, board: &Board, epoch: Instant) {
             return;
         }
         let has_advanced = core.step(&clock);
-        core.publish(mailbox);
+        core.publish();
         if let Some(error) = core.lost() {
             return mailbox.close(EngineError::Step(error.clone()));
         }

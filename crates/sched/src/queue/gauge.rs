@@ -1,9 +1,12 @@
-//! [`QueueGauge`]: the engine thread's count of waiting sequences.
+//! [`QueueGauge`]: the engine thread's side of the count of waiting sequences.
 //!
 //! A sequence counts from its submission until it begins or ends, but not while its request is paused: then
 //! it waits for its own consumer and blocks no other. Such sequences still hold their prompts, so the number
-//! that may leave the count this way is limited to the count's own limit. Invariant: each sequence is added
-//! once, and removed once for each time that it is added.
+//! that may leave the count this way is limited to the count's own limit. Invariants: each sequence is
+//! removed once for each time that it is added; the mailbox has all changes before a caller has an event, so that a
+//! caller who waits for the end of its request finds the room that it leaves.
+
+use crate::{queue::mailbox::Mailbox, sync::Arc};
 
 /// The state of a sequence in the count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,9 +22,11 @@ pub(crate) enum Place {
 /// Numbers of sequences and prompt tokens.
 pub(crate) type Count = (usize, usize);
 
-/// Changes of the count not reported to the callers' side yet.
+/// Changes the count that the mailbox keeps.
 #[derive(Debug)]
 pub(crate) struct QueueGauge {
+    mailbox: Arc<Mailbox>,
+    /// The changes that the mailbox does not have yet.
     left: Count,
     returned: Count,
     n_parked: usize,
@@ -29,8 +34,10 @@ pub(crate) struct QueueGauge {
 }
 
 impl QueueGauge {
-    pub(crate) fn new(max_parked: usize) -> Self {
+    /// With at most `max_parked` sequences that wait for their consumers outside the count.
+    pub(crate) fn new(mailbox: Arc<Mailbox>, max_parked: usize) -> Self {
         Self {
+            mailbox,
             left: (0, 0),
             returned: (0, 0),
             n_parked: 0,
@@ -69,9 +76,14 @@ impl QueueGauge {
         self.n_parked
     }
 
-    /// Returns the additions and removals since the last call.
-    pub(crate) fn take_changes(&mut self) -> (Count, Count) {
-        (std::mem::take(&mut self.returned), std::mem::take(&mut self.left))
+    /// Passes the changes to the mailbox. Returns whether there were any.
+    pub(crate) fn flush(&mut self) -> bool {
+        let changes = (std::mem::take(&mut self.returned), std::mem::take(&mut self.left));
+        let has_changed = changes != ((0, 0), (0, 0));
+        if has_changed {
+            self.mailbox.change_queue(changes.0, changes.1);
+        }
+        has_changed
     }
 }
 
@@ -83,23 +95,32 @@ fn add(count: &mut Count, n_tokens: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::queue::mailbox::QueueLimits;
 
     #[test]
     fn parked_sequences_do_not_count_up_to_a_bound() {
-        let mut gauge = QueueGauge::new(2);
+        let mailbox = Mailbox::new(QueueLimits {
+            max_queued: usize::MAX,
+            max_queued_tokens: usize::MAX,
+        });
+        mailbox.change_queue((3, 15), (0, 0));
+        let mut gauge = QueueGauge::new(Arc::clone(&mailbox), 2);
         let mut places = [Place::Queued; 3];
         for place in &mut places {
             gauge.set_parked(place, 5, true);
         }
         assert_eq!(places, [Place::Parked, Place::Parked, Place::Queued]);
-        assert_eq!((gauge.n_parked(), gauge.take_changes()), (2, ((0, 0), (2, 10))));
+        assert!(gauge.flush() && !gauge.flush());
+        assert_eq!((gauge.n_parked(), mailbox.n_queued()), (2, (1, 5)));
         gauge.set_parked(&mut places[0], 5, false);
         gauge.set_parked(&mut places[0], 5, false);
-        assert_eq!(gauge.take_changes(), ((1, 5), (0, 0)));
+        assert!(gauge.flush());
+        assert_eq!((gauge.n_parked(), mailbox.n_queued()), (1, (2, 10)));
         for place in &mut places {
             gauge.leave(place, 5);
             gauge.leave(place, 5);
         }
-        assert_eq!((gauge.n_parked(), gauge.take_changes()), (0, ((0, 0), (2, 10))));
+        assert!(gauge.flush());
+        assert_eq!((gauge.n_parked(), mailbox.n_queued()), (0, (0, 0)));
     }
 }

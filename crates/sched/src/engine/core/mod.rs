@@ -41,7 +41,7 @@ use crate::{
         outcome::{Outcome, RowResult},
         scheduler::{Scheduler, SchedulerConfig},
     },
-    queue::gauge::QueueGauge,
+    queue::{gauge::QueueGauge, mailbox::Mailbox},
     sync::Arc,
 };
 
@@ -76,7 +76,12 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(executor: Box<dyn Executor>, config: EngineConfig, board: Arc<Board>) -> Self {
+    pub(crate) fn new(
+        executor: Box<dyn Executor>,
+        config: EngineConfig,
+        board: Arc<Board>,
+        mailbox: Arc<Mailbox>,
+    ) -> Self {
         let scheduler = Scheduler::new(SchedulerConfig {
             limits: executor.limits().clone(),
             max_running: config.max_running,
@@ -97,7 +102,7 @@ impl Core {
             lost: None,
             board,
             tally: Tally::default(),
-            queue: QueueGauge::new(config.max_queued),
+            queue: QueueGauge::new(mailbox, config.max_queued),
             page_events: None,
             batch: ForwardBatch::default(),
             output: StepOutput::default(),

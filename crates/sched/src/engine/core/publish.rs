@@ -1,7 +1,7 @@
 //! Publishes events to callers about their requests, and the state of the engine to its readers.
 //!
 //! Part of [`Core`]; only this file sends events. Invariant: a sequence's events are sent in the order in which
-//! they happened, and its end is the last of them.
+//! they happened, and its end is the last of them; a caller with an event sees counts that are not older.
 
 use tokenmill_backend::RowError;
 
@@ -15,10 +15,7 @@ use crate::{
         outcome::{End, Outcome, SeqSummary},
         step_plan::{PlannedOutput, StepPlan},
     },
-    queue::{
-        event::{Event, FinishReason, Finished, RequestId, Rows, Token, Usage},
-        mailbox::Mailbox,
-    },
+    queue::event::{Event, FinishReason, Finished, RequestId, Rows, Token, Usage},
 };
 
 impl Core {
@@ -29,11 +26,8 @@ impl Core {
     }
 
     /// Publishes the state after a step.
-    pub(crate) fn publish(&mut self, mailbox: &Mailbox) {
-        let (returned, left) = self.queue.take_changes();
-        if (returned, left) != ((0, 0), (0, 0)) {
-            mailbox.change_queue(returned, left);
-        }
+    pub(crate) fn publish(&mut self) {
+        self.queue.flush();
         self.let_adapters_go();
         self.publish_adapters();
         self.publish_stats();
@@ -251,6 +245,10 @@ impl Core {
 
     /// Sends an event, and pauses its request if the consumer is behind.
     fn send(&mut self, request: RequestId, event: Event) {
+        if self.queue.flush() {
+            // Sequences that have begun are counted as running from here on.
+            self.publish_stats();
+        }
         if self.lanes.send(request, event) {
             self.set_paused(request, true);
         }

@@ -11,7 +11,6 @@ use tokenmill_testkit::fake_executor::{FakeExecutor, limits};
 use crate::{
     draft::drafter::Speculation,
     draft_model::DraftModel,
-    engine::{board::Board, core::Core},
     library::draft::worth::Timed,
     masks::constraint::{ConstraintFailure, ConstraintSource, TokenConstraint},
     params::EngineConfig,
@@ -113,9 +112,8 @@ impl Overlap {
             speculation,
             ..EngineConfig::default()
         };
-        let core = Core::new(Box::new(executor), config, Arc::new(Board::default()));
         Self {
-            timed: Timed::of(core, clock),
+            timed: Timed::of(Box::new(executor), config, clock),
             most_in_flight,
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! The tests drive [`Core`] with executors that advance a clock, so that times are exact.
 
-use tokenmill_backend::ExecutorLimits;
+use tokenmill_backend::{Executor, ExecutorLimits};
 use tokenmill_testkit::fake_executor::{FakeExecutor, Faults, HiddenReader, limits, prompt};
 
 use crate::{
@@ -106,30 +106,32 @@ impl Timed {
             ..EngineConfig::default()
         };
         let of_model = executor(of_model, Faults::default(), [1000, 40], false);
-        let mut core = Core::new(Box::new(of_model), config, Arc::new(Board::default()));
+        let mut timed = Self {
+            wake_us: Arc::clone(&wake_us),
+            n_hidden: Arc::clone(&n_hidden),
+            ..Self::of(Box::new(of_model), config, Arc::clone(&clock))
+        };
         if let Some((limits, pass_us)) = draft {
             let mut executor = executor(limits, draft_faults, [pass_us, 8], true);
             executor.hidden = hidden;
-            core.set_draft_model(DraftModel::new(Box::new(executor), 0));
+            timed.core.set_draft_model(DraftModel::new(Box::new(executor), 0));
         }
-        Self {
-            wake_us,
-            n_hidden,
-            ..Self::of(core, clock)
-        }
+        timed
     }
 
-    /// An engine whose executors advance this clock.
-    pub(crate) fn of(core: Core, clock: Arc<AtomicU64>) -> Self {
+    /// An engine whose executor advances this clock.
+    pub(crate) fn of(executor: Box<dyn Executor>, config: EngineConfig, clock: Arc<AtomicU64>) -> Self {
+        let mailbox = Mailbox::new(QueueLimits {
+            max_queued: usize::MAX,
+            max_queued_tokens: usize::MAX,
+        });
+        let board = Arc::new(Board::default());
         Self {
-            core,
+            core: Core::new(executor, config, board, Arc::clone(&mailbox)),
             clock,
             wake_us: Arc::new(AtomicU64::new(0)),
             n_hidden: Arc::new(AtomicU64::new(0)),
-            mailbox: Mailbox::new(QueueLimits {
-                max_queued: usize::MAX,
-                max_queued_tokens: usize::MAX,
-            }),
+            mailbox,
         }
     }
 

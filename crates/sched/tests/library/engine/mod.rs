@@ -1,5 +1,6 @@
 //! Tests of the whole engine without its thread.
 
 pub(crate) mod prompts_and_streams;
+mod queue_counts;
 mod simulation;
 mod world;

@@ -31,7 +31,7 @@ fn decode_us(n_sequences: u64) -> u64 {
 /// An engine and its clock.
 pub(crate) struct Engine {
     pub(crate) core: Core,
-    mailbox: Arc<Mailbox>,
+    pub(crate) mailbox: Arc<Mailbox>,
     clock: Arc<AtomicU64>,
     n_submitted: Cell<u64>,
 }
@@ -75,12 +75,14 @@ impl Engine {
             max_stall_percent,
             ..EngineConfig::default()
         };
+        let mailbox = Mailbox::new(QueueLimits {
+            max_queued: usize::MAX,
+            max_queued_tokens: usize::MAX,
+        });
+        let board = Arc::new(Board::default());
         Self {
-            core: Core::new(Box::new(executor), config, Arc::new(Board::default())),
-            mailbox: Mailbox::new(QueueLimits {
-                max_queued: usize::MAX,
-                max_queued_tokens: usize::MAX,
-            }),
+            core: Core::new(Box::new(executor), config, board, Arc::clone(&mailbox)),
+            mailbox,
             clock,
             n_submitted: Cell::new(0),
         }

@@ -391,6 +391,7 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
         Box::new(executor),
         world.config.clone(),
         Arc::new(Board::default()),
+        Arc::clone(&mailbox),
     );
     if let Some((limits, faults)) = &world.draft {
         let mut draft = FakeExecutor::with_faults(limits.clone(), faults.clone());
@@ -446,7 +447,7 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
             "a request is forgotten: {:?}",
             core.scheduler()
         );
-        core.publish(&mailbox);
+        core.publish();
         core.scheduler().assert_consistent();
         if let Some(model) = core.draft_model() {
             model.assert_consistent();
