@@ -43,12 +43,18 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     free.push(("loaded", device.free_bytes()?));
     let asked = device.options();
     let ways = [!asked.runs_eagerly, asked.launches == Launches::Early];
-    let set = |executor: &mut ModelExecutor<CudaBackend>, way: Way| {
-        executor.backend_mut().set_graphs(way.uses_graphs);
-        executor.backend().device().set_launches(way.launches);
+    let set = |executor: &mut ModelExecutor, way: Way| {
+        executor.backend_mut::<CudaBackend>().set_graphs(way.uses_graphs);
+        executor
+            .backend::<CudaBackend>()
+            .device()
+            .set_launches(way.launches);
     };
     let compared = compare_ways(&mut executor, ways, set, |executor| {
-        executor.backend().capture_failure().map(str::to_owned)
+        executor
+            .backend::<CudaBackend>()
+            .capture_failure()
+            .map(str::to_owned)
     });
     if compared.is_ok() {
         free.push(("captured", device.free_bytes()?));

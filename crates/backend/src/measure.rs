@@ -23,6 +23,9 @@ pub trait Weigh {
     /// Returns whether the backend combines two backends that divide the network between them.
     fn is_split(&self) -> bool;
 
+    /// Returns whether the device works independently of the host's threads, in memory of its own.
+    fn works_apart(&self) -> bool;
+
     /// Returns the memory of an allocation for a part on one side.
     fn bytes_at(&self, side: Side, part: NetworkPart, allocation: &Allocation<'_>) -> usize;
 }
@@ -38,6 +41,10 @@ impl<B: Backend> Weigh for B {
 
     fn is_split(&self) -> bool {
         Backend::is_split(self)
+    }
+
+    fn works_apart(&self) -> bool {
+        Backend::works_apart(self)
     }
 
     fn bytes_at(&self, side: Side, part: NetworkPart, allocation: &Allocation<'_>) -> usize {

@@ -9,15 +9,15 @@ use tokenmill_gguf::{TensorBytes, TensorType};
 use crate::{BackendError, ExecutorLimits, KvLayout, NetworkPart, NetworkShape, StateLayout};
 
 /// The memory of a network's weights and buffers on a device.
-pub trait Memory: Sized {
+pub trait Memory: Sized + Send + 'static {
     /// A weight matrix in the form that operations read.
-    type Matrix;
+    type Matrix: Send + Sync + 'static;
     /// A weight vector, f32: norms, biases, rope frequencies, attention sinks.
-    type Vector;
+    type Vector: Send + 'static;
     /// An activation buffer `[max_rows, width]` f32.
-    type Buffer;
+    type Buffer: Send + 'static;
     /// The experts and weights of each row of a step, with the data that the operations on experts need.
-    type Routes;
+    type Routes: Send + 'static;
 
     /// Sets the part of the network to which the next allocations, or the next operations, belong.
     fn enter(&mut self, part: NetworkPart) {
@@ -29,6 +29,13 @@ pub trait Memory: Sized {
     /// # Errors
     /// [`BackendError::UnsupportedType`] if the type cannot be computed, or a device error.
     fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<Self::Matrix, BackendError>;
+
+    /// Returns a second handle of a matrix, which another network on the same device reads; `None` if the device has
+    /// none.
+    fn share_matrix(matrix: &Self::Matrix) -> Option<Self::Matrix> {
+        let _ = matrix;
+        None
+    }
 
     /// Uploads a weight vector.
     ///

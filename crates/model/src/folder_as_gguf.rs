@@ -7,7 +7,7 @@ mod agreement;
 
 use std::path::Path;
 
-use tokenmill_backend::Backend;
+use tokenmill_backend::Weigh;
 use tokenmill_gguf::{Metadata, Value};
 
 use crate::{
@@ -116,7 +116,7 @@ impl FolderAsGguf {
     /// # Errors
     /// [`LoadError::NotInGguf`] with the fields that readers of the file would misread;
     /// [`LoadError::FileWouldNotLoad`].
-    pub fn check<B: Backend>(&self, backend: &B) -> Result<(), LoadError> {
+    pub fn check(&self, backend: &dyn Weigh) -> Result<(), LoadError> {
         let of_file = self.descriptor_of_file().map_err(would_not_load)?;
         let found = self.form.disagreement(&self.descriptor, &of_file, &self.weights);
         if let Some(error) = self.form.cannot_say(found, &self.config) {

@@ -4,14 +4,14 @@
 //! [`Model::load_on`] allocates exactly what [`Model::plan`] reports.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 
 use tokenmill_backend::{
-    Backend, BackendError, MatrixData, Measure, MemoryPlan, NetworkPart, Side, Weigh,
-    program::{Program, Tables, Uploads, WeightStore},
+    BackendError, MatrixData, Measure, MemoryPlan, NetworkPart, Side, Weigh,
+    program::{Program, ProgramDevice, WeightStore},
 };
 use tokenmill_gguf::{GgufFile, TensorType};
 
@@ -204,17 +204,17 @@ impl Model {
         Ok(network.write(&self.descriptor))
     }
 
-    /// Loads the network on a backend.
+    /// Loads the network on a device: a backend, or one that is boxed.
     ///
     /// # Errors
     /// [`LoadError`]: a tensor that is missing, has a wrong shape or an unsupported type, or a backend's error.
-    pub fn load_on<B: Backend>(
+    pub fn load_on(
         &self,
-        backend: B,
+        device: impl Into<Box<dyn ProgramDevice>>,
         options: &ModelOptions,
         on_progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<ModelExecutor<B>, LoadError> {
-        build(&self.descriptor, self.weights(), backend, options, on_progress)
+    ) -> Result<ModelExecutor, LoadError> {
+        build(&self.descriptor, self.weights(), device, options, on_progress)
     }
 }
 
@@ -222,54 +222,45 @@ impl Model {
 ///
 /// # Errors
 /// [`LoadError`]: a tensor that is missing, has a wrong shape or an unsupported type, or a backend's error.
-pub fn build<B: Backend>(
+pub fn build(
     descriptor: &Descriptor,
     source: &dyn WeightSource,
-    backend: B,
+    device: impl Into<Box<dyn ProgramDevice>>,
     options: &ModelOptions,
     on_progress: &mut dyn FnMut(LoadProgress),
-) -> Result<ModelExecutor<B>, LoadError> {
-    build_sharing(descriptor, source, backend, options, None, on_progress)
+) -> Result<ModelExecutor, LoadError> {
+    build_sharing(descriptor, source, device.into(), options, None, on_progress)
 }
 
 /// Does the same as [`build`], sharing weights that another network has loaded.
-pub(crate) fn build_sharing<B: Backend>(
+pub(crate) fn build_sharing(
     descriptor: &Descriptor,
     source: &dyn WeightSource,
-    mut backend: B,
+    mut device: Box<dyn ProgramDevice>,
     options: &ModelOptions,
-    shared: Option<(SharedWeights, VecDeque<B::Matrix>)>,
+    shared: Option<(SharedWeights, &ModelExecutor)>,
     on_progress: &mut dyn FnMut(LoadProgress),
-) -> Result<ModelExecutor<B>, LoadError> {
-    let (shared, matrices) = match shared {
-        Some((shared, matrices)) => (Some(shared), matrices),
-        None => (None, VecDeque::new()),
-    };
-    let plan = plan_sharing(descriptor, source, &backend, options, shared)?;
+) -> Result<ModelExecutor, LoadError> {
+    let (shared, owner) = shared.unzip();
+    let plan = plan_sharing(descriptor, source, device.measure(), options, shared)?;
     let limits = limits(descriptor, options)?;
     let kv = kv_layout(descriptor, &limits, options);
-    backend.prepare(&descriptor.shape(), &limits, &kv, &plan)?;
-    let mut tables = Tables::default();
-    let mut uploads = Uploads {
-        backend: &mut backend,
-        tables: &mut tables,
-        shared: matrices,
-    };
+    device.prepare(&descriptor.shape(), &limits, &kv, &plan)?;
+    if let (Some(shared), Some(owner)) = (shared, owner) {
+        device.share(&*owner.device, &shared.matrices_of(&owner.network))?;
+    }
     let network = Network::load(
         descriptor,
         source,
         limits.n_ctx,
-        &mut uploads,
+        device.weights(),
         shared,
         on_progress,
     )?;
-    backend.alloc_kv(&kv)?;
-    if limits.n_states > 0 {
-        backend.alloc_states(&state_layout(descriptor, &limits))?;
-    }
     let prepared = prepare(descriptor, &network, &limits, options.fusion);
-    tables.alloc(prepared.slots(), &mut backend)?;
-    Ok(ModelExecutor::new(backend, network, prepared, tables, limits))
+    let states = (limits.n_states > 0).then(|| state_layout(descriptor, &limits));
+    device.alloc(prepared, &kv, states.as_ref())?;
+    Ok(ModelExecutor::new(device, network, limits))
 }
 
 /// Keeps no weights: for a program alone.

@@ -1,37 +1,27 @@
-//! [`ModelExecutor`]: a network on a backend, as an [`Executor`].
+//! [`ModelExecutor`]: a network on a device, as an [`Executor`].
 //!
-//! The order of a step (check, upload, run, read) stands here once for all backends. Invariant: a batch is
-//! validated before it reaches the backend, so a backend checks nothing.
+//! The order of a step (check, upload, run, read) stands here once for all devices. Invariant: a batch is
+//! validated before it reaches the device, so a device checks nothing.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::Arc,
-};
+use std::collections::VecDeque;
 
 use tokenmill_backend::{
-    Adapter, AdapterError, AdapterId, AdapterMatrices, Backend, BackendError, BatchError, Executor,
-    ExecutorLimits, ForwardBatch, GroupLimits, LowRank, MemoryFormat, MemoryPlace, PageCopy, PageGroup,
-    RowOutput, StepError, StepOutput, StepShape, StepTrace, Ticket, TokenSource,
-    program::{Prepared, Tables},
+    Adapter, AdapterError, AdapterId, Backend, BatchError, Executor, ExecutorLimits, ForwardBatch,
+    GroupLimits, MemoryFormat, MemoryPlace, PageCopy, PageGroup, RowOutput, StepError, StepOutput, StepTrace,
+    Ticket, TokenSource, program::ProgramDevice,
 };
 
 use crate::network::Network;
 
+const OTHER_BACKEND: &str = "the network was loaded on a backend of this type";
+
 /// Maximum number of steps in flight.
 const MAX_IN_FLIGHT: usize = 2;
 
-/// Runs a network on a backend.
-pub struct ModelExecutor<B: Backend> {
-    pub(crate) backend: B,
+/// Runs a network on a device.
+pub struct ModelExecutor {
+    pub(crate) device: Box<dyn ProgramDevice>,
     pub(crate) network: Network,
-    prepared: Prepared,
-    pub(crate) tables: Tables<B>,
-    /// The shape of the step that ran last.
-    last_shape: Option<StepShape>,
-    /// The adapters that batches may name.
-    pub(crate) adapters: BTreeMap<AdapterId, Arc<AdapterMatrices<B::Matrix>>>,
-    /// Uploaded weights of adapters that are not complete yet, in the order of the network's weights.
-    pub(crate) coming: BTreeMap<AdapterId, Vec<Option<LowRank<B::Matrix>>>>,
     limits: ExecutorLimits,
     in_flight: VecDeque<u64>,
     n_submitted: u64,
@@ -39,23 +29,12 @@ pub struct ModelExecutor<B: Backend> {
     is_sampled: Vec<bool>,
 }
 
-impl<B: Backend> ModelExecutor<B> {
-    /// Creates an executor from a network and its programs, on a backend that has allocated everything.
-    pub(crate) fn new(
-        backend: B,
-        network: Network,
-        prepared: Prepared,
-        tables: Tables<B>,
-        limits: ExecutorLimits,
-    ) -> Self {
+impl ModelExecutor {
+    /// Creates an executor from a network on a device that has allocated everything.
+    pub(crate) fn new(device: Box<dyn ProgramDevice>, network: Network, limits: ExecutorLimits) -> Self {
         Self {
-            backend,
+            device,
             network,
-            prepared,
-            tables,
-            last_shape: None,
-            adapters: BTreeMap::new(),
-            coming: BTreeMap::new(),
             limits,
             in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),
             n_submitted: 0,
@@ -64,23 +43,19 @@ impl<B: Backend> ModelExecutor<B> {
     }
 
     /// Returns the backend, for example for its counters.
-    pub fn backend(&self) -> &B {
-        &self.backend
+    ///
+    /// # Panics
+    /// If the network was loaded on a backend of another type.
+    pub fn backend<D: Backend>(&self) -> &D {
+        self.device.backend().downcast_ref().expect(OTHER_BACKEND)
     }
 
     /// Returns the backend mutably, for settings between steps.
-    pub fn backend_mut(&mut self) -> &mut B {
-        &mut self.backend
-    }
-
-    /// Returns the backend, and the tapped streams of the previous step: `[T, n_embd]` for each layer that a
-    /// tower's descriptor names.
-    pub(crate) fn backend_and_taps(&mut self) -> (&mut B, impl Iterator<Item = &B::Buffer>) {
-        let shape = self.last_shape.as_ref();
-        let taps = shape
-            .into_iter()
-            .flat_map(|shape| self.prepared.taps(&self.tables, shape));
-        (&mut self.backend, taps)
+    ///
+    /// # Panics
+    /// If the network was loaded on a backend of another type.
+    pub fn backend_mut<D: Backend>(&mut self) -> &mut D {
+        self.device.backend_mut().downcast_mut().expect(OTHER_BACKEND)
     }
 
     fn check_sampled_rows(&self, batch: &ForwardBatch) -> Result<(), BatchError> {
@@ -94,10 +69,10 @@ impl<B: Backend> ModelExecutor<B> {
         Ok(())
     }
 
-    fn check_adapters(&self, batch: &ForwardBatch) -> Result<(), BatchError> {
+    fn check_adapters(&mut self, batch: &ForwardBatch) -> Result<(), BatchError> {
         for (seq_idx, adapter) in batch.adapters.iter().enumerate() {
             if let Some(adapter) = *adapter
-                && !self.adapters.contains_key(&adapter)
+                && !self.device.adapters().has(adapter)
             {
                 return Err(BatchError::UnknownAdapter { seq_idx, adapter });
             }
@@ -113,31 +88,18 @@ impl<B: Backend> ModelExecutor<B> {
             }
             MemoryPlace::State { slot } => (slot as usize) < self.limits.n_states,
         };
-        let format = self.backend.memory_format().filter(|_| is_there);
+        let format = self.memory_format().filter(|_| is_there);
         format.map(|format| format.bytes_of(place))
-    }
-
-    fn run(&mut self, batch: &ForwardBatch) -> Result<(), BackendError> {
-        let Self {
-            backend,
-            prepared,
-            tables,
-            last_shape,
-            ..
-        } = self;
-        let shape = backend.begin_step(batch)?;
-        *last_shape = Some(shape);
-        backend.run_step(shape, |backend, shape| prepared.run(backend, tables, &shape))
     }
 }
 
-impl<B: Backend> Executor for ModelExecutor<B> {
+impl Executor for ModelExecutor {
     fn limits(&self) -> &ExecutorLimits {
         &self.limits
     }
 
     fn steps_in_flight(&self) -> usize {
-        if self.backend.works_apart() {
+        if self.device.abilities().works_apart {
             MAX_IN_FLIGHT
         } else {
             1
@@ -145,7 +107,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     }
 
     fn takes_late_masks(&self) -> bool {
-        self.backend.takes_late_masks()
+        self.device.abilities().takes_late_masks
     }
 
     fn input_row_width(&self) -> Option<usize> {
@@ -153,7 +115,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         let is_plain = self.network.layer_embeddings.is_none()
             && self.network.alt_up.is_none()
             && self.limits.n_states == 0;
-        (self.backend.takes_rows() && is_plain).then_some(self.network.input_row_width())
+        (self.device.abilities().takes_rows && is_plain).then_some(self.network.input_row_width())
     }
 
     fn reads_hidden(&self) -> bool {
@@ -171,7 +133,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         batch.validate_input_rows(row_width, self.input_row_width().is_some())?;
         batch.validate_hidden_inputs(self.network.token_embd.n_in, self.reads_hidden())?;
         self.is_sampled.clear();
-        self.run(batch)?;
+        self.device.run_step(batch)?;
         self.is_sampled
             .extend((batch.outputs.iter()).map(|output| matches!(output, RowOutput::Sample(_))));
         let ticket = self.n_submitted;
@@ -185,7 +147,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
             return Err(StepError::UnexpectedTicket { found: ticket.0 });
         }
         self.in_flight.pop_front();
-        Ok(self.backend.read(output)?)
+        Ok(self.device.read(output)?)
     }
 
     fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
@@ -215,7 +177,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
                 });
             }
         }
-        Ok(self.backend.copy_pages(group, copies)?)
+        Ok(self.device.copy_pages(group, copies)?)
     }
 
     fn prepare_adapter(
@@ -232,24 +194,22 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     }
 
     fn copy_adapter(&mut self, from: AdapterId, id: AdapterId, strength: f32) -> Result<(), AdapterError> {
-        self.install_copy(from, id, strength)
+        self.device.adapters().copy(from, id, strength)
     }
 
     fn remove_adapter(&mut self, id: AdapterId) {
-        self.backend.remove_adapter(id);
-        self.adapters.remove(&id);
-        self.coming.remove(&id);
+        self.device.adapters().remove(id);
     }
 
     fn memory_format(&self) -> Option<MemoryFormat> {
-        self.backend.memory_format()
+        self.device.memory().memory_format()
     }
 
     fn read_memory(&mut self, places: &[MemoryPlace], take: &mut dyn FnMut(&[u8])) -> Result<(), StepError> {
         for &place in places {
             self.bytes_of(place).ok_or(StepError::PlaceOutOfRange { place })?;
         }
-        Ok(self.backend.read_memory(places, take)?)
+        Ok(self.device.memory_mut().read_memory(places, take)?)
     }
 
     fn write_memory(&mut self, contents: &[(MemoryPlace, &[u8])]) -> Result<(), StepError> {
@@ -258,10 +218,10 @@ impl<B: Backend> Executor for ModelExecutor<B> {
                 return Err(StepError::PlaceOutOfRange { place });
             }
         }
-        Ok(self.backend.write_memory(contents)?)
+        Ok(self.device.memory_mut().write_memory(contents)?)
     }
 
     fn trace(&self) -> Option<StepTrace> {
-        self.backend.trace()
+        self.device.trace()
     }
 }

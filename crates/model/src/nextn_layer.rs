@@ -3,9 +3,9 @@
 //! Invariant: it is loaded under the names of a network with one layer, so the code that loads and runs
 //! layers knows only about its different input.
 
-use std::{borrow::Cow, collections::VecDeque};
+use std::borrow::Cow;
 
-use tokenmill_backend::{Backend, MemoryPlan, Weigh};
+use tokenmill_backend::{MemoryPlan, Weigh, program::ProgramDevice};
 use tokenmill_gguf::GgufFile;
 
 use crate::{
@@ -57,28 +57,23 @@ impl<'a> Nextn<'a> {
         )
     }
 
-    /// Loads it on its own backend, next to the loaded network whose embedding and head it uses.
+    /// Loads it on its own device, of the type of the network's, next to the loaded network whose embedding and head it
+    /// uses.
     ///
     /// # Errors
     /// [`LoadError`]: a tensor that is missing, has a wrong shape or an unsupported type, or a backend's error.
-    pub fn load_on<B: Backend>(
+    pub fn load_on(
         &self,
-        backend: B,
+        device: impl Into<Box<dyn ProgramDevice>>,
         options: &ModelOptions,
-        network: &ModelExecutor<B>,
+        network: &ModelExecutor,
         on_progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<ModelExecutor<B>, LoadError>
-    where
-        B::Matrix: Clone,
-    {
-        let shared = self
-            .source
-            .shared()
-            .map(|shared| (shared, matrices_of(network, shared)));
+    ) -> Result<ModelExecutor, LoadError> {
+        let shared = self.source.shared().map(|shared| (shared, network));
         build_sharing(
             &self.descriptor,
             &self.source,
-            backend,
+            device.into(),
             options,
             shared,
             on_progress,
@@ -176,21 +171,6 @@ impl NextnWeights<'_> {
             _ => *file,
         }
     }
-}
-
-/// Returns the matrices of a network that its layer uses.
-fn matrices_of<B: Backend>(executor: &ModelExecutor<B>, shared: SharedWeights) -> VecDeque<B::Matrix>
-where
-    B::Matrix: Clone,
-{
-    let network = &executor.network;
-    let output = network
-        .output
-        .filter(|_| shared.has_output)
-        .map(|output| output.matrix);
-    let ids = [Some(network.token_embd.matrix), output].into_iter().flatten();
-    let matrix = |id| executor.tables.matrix(id).expect("no step runs").clone();
-    ids.map(matrix).collect()
 }
 
 /// The tensors of the layer, under the names of a network with one layer.

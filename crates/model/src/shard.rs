@@ -16,7 +16,7 @@ mod share;
 
 use std::collections::BTreeMap;
 
-use tokenmill_backend::{Backend, MemoryPlan, Weigh};
+use tokenmill_backend::{MemoryPlan, Weigh, program::ProgramDevice};
 use tokenmill_gguf::TensorBytes;
 
 use crate::{
@@ -138,17 +138,17 @@ impl<'a> Shard<'a> {
         plan(&self.descriptor, self, backend, options)
     }
 
-    /// Loads the part on a backend.
+    /// Loads the part on a device.
     ///
     /// # Errors
     /// As [`Model::load_on`](crate::Model::load_on).
-    pub fn load_on<B: Backend>(
+    pub fn load_on(
         &self,
-        backend: B,
+        device: impl Into<Box<dyn ProgramDevice>>,
         options: &ModelOptions,
         on_progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<ModelExecutor<B>, LoadError> {
-        build(&self.descriptor, self, backend, options, on_progress)
+    ) -> Result<ModelExecutor, LoadError> {
+        build(&self.descriptor, self, device, options, on_progress)
     }
 
     fn divide_layer(&mut self, layer_idx: usize, rank: Rank) -> Result<(), LoadError> {

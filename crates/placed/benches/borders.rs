@@ -11,12 +11,12 @@ use std::{
 };
 
 use tokenmill_backend::{
-    Backend, Executor, ForwardBatch, KvType, PAGE_TOKENS, RowMask, RowOutput, SampleRow, Side, StepOutput,
-    TokenSource,
+    Executor, ForwardBatch, KvType, PAGE_TOKENS, RowMask, RowOutput, SampleRow, Side, StepOutput,
+    TokenSource, program::ProgramDevice,
 };
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{ModelOptions, build};
+use tokenmill_model::{ModelExecutor, ModelOptions, build};
 use tokenmill_placed::{Placed, Placement};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{ClockedBackend, ProductTime, SharedClock, TinyModel, tiny_llama};
@@ -76,7 +76,7 @@ fn cpu() -> CpuBackend {
     CpuBackend::new(None, CpuFeatures::detect()).expect("threads")
 }
 
-fn executor<B: Backend>(model: &TinyModel, backend: B) -> impl Executor + use<B> {
+fn executor(model: &TinyModel, device: impl Into<Box<dyn ProgramDevice>>) -> ModelExecutor {
     let options = ModelOptions {
         n_ctx: Some(512),
         max_batch_tokens: 256,
@@ -86,7 +86,7 @@ fn executor<B: Backend>(model: &TinyModel, backend: B) -> impl Executor + use<B>
         kv_type: KvType::F16,
         ..ModelOptions::default()
     };
-    build(&model.descriptor, model, backend, &options, &mut |_| {}).expect("a tiny model loads")
+    build(&model.descriptor, model, device, &options, &mut |_| {}).expect("a tiny model loads")
 }
 
 /// Returns a step that samples from each row, so that both networks compute all rows of all layers.

@@ -43,6 +43,7 @@ mod operations;
 mod overlap;
 mod placed;
 mod placement;
+mod program_device;
 mod recurrence;
 mod request;
 mod retreat;

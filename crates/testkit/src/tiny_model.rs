@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use tokenmill_backend::{Backend, RopeStyle};
+use tokenmill_backend::{RopeStyle, program::ProgramDevice};
 use tokenmill_gguf::{GgufError, GgufWriter, TensorType};
 use tokenmill_model::{
     AttentionDescriptor, Descriptor, LayerDescriptor, LoadError, ModelExecutor, ModelOptions, OutputHead,
@@ -127,14 +127,17 @@ impl TinyModel {
         self.tensors.insert(name.to_owned(), tensor);
     }
 
-    /// Loads it on a backend. The network is compiled for the backend where this is called; `engines` has executors that are already
-    /// compiled.
+    /// Loads it on a device.
     ///
     /// # Panics
     /// If it does not load.
     #[track_caller]
-    pub fn load_on<B: Backend>(&self, backend: B, options: &ModelOptions) -> ModelExecutor<B> {
-        build(&self.descriptor, self, backend, options, &mut |_| {}).expect("a tiny model loads")
+    pub fn load_on(
+        &self,
+        device: impl Into<Box<dyn ProgramDevice>>,
+        options: &ModelOptions,
+    ) -> ModelExecutor {
+        build(&self.descriptor, self, device, options, &mut |_| {}).expect("a tiny model loads")
     }
 
     /// Returns the model as a GGUF file of architecture `llama`. It can express only the sizes of [`tiny_llama`].

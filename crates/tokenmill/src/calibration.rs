@@ -8,11 +8,10 @@
 use std::time::{Duration, Instant};
 
 use tokenmill_backend::{
-    Executor as _, ExecutorLimits, ForwardBatch, PAGE_TOKENS, SeqState, SplitOperations, StepError,
-    StepOutput, TokenSource,
+    Executor as _, ExecutorLimits, ForwardBatch, PAGE_TOKENS, SeqState, StepError, StepOutput, TokenSource,
 };
 use tokenmill_model::ModelExecutor;
-use tokenmill_placed::{Placed, StepThresholds};
+use tokenmill_placed::StepThresholds;
 
 use crate::gpu_steps::GpuSteps;
 
@@ -84,22 +83,27 @@ impl Kind {
     }
 }
 
+/// Sets from where on the device of a split network computes.
+pub(crate) type SetThresholds = fn(&mut ModelExecutor, StepThresholds);
+
 /// Measures from where on the device of a split network is faster.
 ///
 /// # Errors
 /// A step that failed.
-pub(crate) fn calibrate<H: SplitOperations, D: SplitOperations>(
-    executor: &mut ModelExecutor<Placed<H, D>>,
+pub(crate) fn calibrate(
+    executor: &mut ModelExecutor,
+    set_thresholds: SetThresholds,
 ) -> Result<GpuSteps, StepError> {
     Ok(GpuSteps {
-        decode: threshold(executor, Kind::Decode)?,
-        prompts: threshold(executor, Kind::Prompt)?,
+        decode: threshold(executor, set_thresholds, Kind::Decode)?,
+        prompts: threshold(executor, set_thresholds, Kind::Prompt)?,
     })
 }
 
 /// The threshold of a kind of steps; `None` where the device was not faster at the most tokens that such a step can have.
-fn threshold<H: SplitOperations, D: SplitOperations>(
-    executor: &mut ModelExecutor<Placed<H, D>>,
+fn threshold(
+    executor: &mut ModelExecutor,
+    set_thresholds: SetThresholds,
     kind: Kind,
 ) -> Result<Option<usize>, StepError> {
     let longest = kind.longest(executor.limits());
@@ -113,7 +117,7 @@ fn threshold<H: SplitOperations, D: SplitOperations>(
     while (1..=most).contains(&n_tokens) {
         let [on_host, on_device] = [usize::MAX, 1].map(|threshold| {
             let thresholds = StepThresholds::of_all(threshold);
-            executor.backend_mut().set_thresholds(thresholds);
+            set_thresholds(executor, thresholds);
             fastest(executor, kind, n_tokens)
         });
         measured.push((n_tokens, on_device? <= on_host?));
@@ -134,11 +138,7 @@ fn first_worth(measured: &[(usize, bool)], longest: usize) -> Option<usize> {
 }
 
 /// Returns the shortest time of a step of `n_tokens` tokens.
-fn fastest<H: SplitOperations, D: SplitOperations>(
-    executor: &mut ModelExecutor<Placed<H, D>>,
-    kind: Kind,
-    n_tokens: usize,
-) -> Result<Duration, StepError> {
+fn fastest(executor: &mut ModelExecutor, kind: Kind, n_tokens: usize) -> Result<Duration, StepError> {
     let batch = kind.batch(n_tokens, executor.limits());
     let mut output = StepOutput::default();
     let mut shortest = Duration::MAX;

@@ -166,7 +166,7 @@ fn load_on_cpu(
     let own = own.transpose().map_err(Error::Load)?;
     let loaded = load_with(backend, compute, on_progress, |backend, on_progress| {
         let executor = model.load_on(backend, options, on_progress)?;
-        let mtp = own.map(|(mtp, backend)| mtp.load(backend, options, &executor, on_progress));
+        let mtp = own.map(|(mtp, backend)| mtp.load(backend.into(), options, &executor, on_progress));
         Ok((executor, mtp.transpose()?))
     });
     let (executor, guesser) = match loaded {

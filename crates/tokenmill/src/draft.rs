@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use tokenmill_backend::{Backend, Executor, MemoryPlan, NetworkShape};
+use tokenmill_backend::{Executor, MemoryPlan, NetworkShape, Weigh};
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 use tokenmill_text::Tokenizer;
 
@@ -100,31 +100,24 @@ impl Draft {
     ///
     /// # Errors
     /// [`Error::Draft`] if something is wrong with the weights.
-    pub(crate) fn plan_on<B: Backend>(
-        &self,
-        backend: &B,
-        options: &ModelOptions,
-    ) -> Result<MemoryPlan, Error> {
+    pub(crate) fn plan_on(&self, backend: &dyn Weigh, options: &ModelOptions) -> Result<MemoryPlan, Error> {
         let plan = self.network.plan(backend, &self.options_next_to(options));
         plan.map_err(|error| self.error(error.into()))
     }
 
-    /// Loads it on a GPU's backend, next to a model with `options`.
+    /// Loads it on a GPU, next to a model with `options`.
     ///
     /// # Errors
     /// [`Error::Draft`] with the reason why it does not load.
     #[cfg(feature = "cuda")]
-    pub(crate) fn load_on<B: Backend>(
+    pub(crate) fn load_on(
         &self,
-        backend: B,
+        device: Box<dyn tokenmill_backend::program::ProgramDevice>,
         options: &ModelOptions,
         on_progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<LoadedGuesser, Error>
-    where
-        tokenmill_model::ModelExecutor<B>: Executor + Send + 'static,
-    {
-        let memory = self.plan_on(&backend, options)?;
-        let executor = (self.network).load_on(backend, &self.options_next_to(options), on_progress);
+    ) -> Result<LoadedGuesser, Error> {
+        let memory = self.plan_on(device.measure(), options)?;
+        let executor = (self.network).load_on(device, &self.options_next_to(options), on_progress);
         let executor = executor.map_err(|error| self.error(error.into()))?;
         Ok(self.loaded(Box::new(executor), memory))
     }

@@ -250,7 +250,7 @@ mod with_cuda {
     }
 
     /// Checks a loaded model with its options; returns whether the model stays loaded.
-    type Check<'a> = dyn FnMut(&mut ModelExecutor<CudaBackend>, &ModelOptions) -> Result<bool, Error> + 'a;
+    type Check<'a> = dyn FnMut(&mut ModelExecutor, &ModelOptions) -> Result<bool, Error> + 'a;
 
     /// Does the same as [`load_whole`], but returns `None` if `check` rejects the model.
     fn load_checked(
@@ -275,8 +275,13 @@ mod with_cuda {
         if !check(&mut executor, options)? {
             return Ok(None);
         }
-        let guesser = guesser.load_on(|| backend_of(device, compute), options, &executor, on_progress)?;
-        let (_, kernels_took) = executor.backend().device().module_loads();
+        let guesser = guesser.load_on(
+            || Ok(backend_of(device, compute)?.into()),
+            options,
+            &executor,
+            on_progress,
+        )?;
+        let (_, kernels_took) = executor.backend::<CudaBackend>().device().module_loads();
         Ok(Some(Loaded {
             executor: Box::new(executor),
             device: LoadedDevice::Cuda {

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use tokenmill_backend::{Backend, Executor, MemoryPlan};
+use tokenmill_backend::{Executor, MemoryPlan, Weigh, program::ProgramDevice};
 use tokenmill_model::{LoadError, LoadProgress, Model as Network, ModelExecutor, ModelOptions, Nextn};
 use tokenmill_sched::{Speculation, hidden_states_bytes};
 
@@ -102,9 +102,9 @@ impl<'a> Mtp<'a> {
     ///
     /// # Errors
     /// [`LoadError`] if something is wrong with the weights.
-    pub(crate) fn plan_apart<B: Backend>(
+    pub(crate) fn plan_apart(
         &self,
-        backend: &B,
+        backend: &dyn Weigh,
         options: &ModelOptions,
     ) -> Result<MemoryPlan, LoadError> {
         self.plan_on(
@@ -115,7 +115,7 @@ impl<'a> Mtp<'a> {
 
     /// Returns the memory that the layer takes with options of its own: its weights, and the network's hidden
     /// states that the machine's memory keeps for it.
-    fn plan_on<B: Backend>(&self, backend: &B, own: &ModelOptions) -> Result<MemoryPlan, LoadError> {
+    fn plan_on(&self, backend: &dyn Weigh, own: &ModelOptions) -> Result<MemoryPlan, LoadError> {
         let mut plan = self.layer.plan(backend, own)?;
         let descriptor = self.layer.descriptor();
         let n_ctx = own.n_ctx.unwrap_or(descriptor.n_ctx_train);
@@ -156,20 +156,16 @@ impl<'a> Mtp<'a> {
     ///
     /// # Errors
     /// As [`Nextn::load_on`].
-    pub(crate) fn load<B: Backend>(
+    pub(crate) fn load(
         &self,
-        backend: B,
+        device: Box<dyn ProgramDevice>,
         options: &ModelOptions,
-        network: &ModelExecutor<B>,
+        network: &ModelExecutor,
         on_progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<LoadedGuesser, LoadError>
-    where
-        B::Matrix: Clone,
-        ModelExecutor<B>: Executor + Send + 'static,
-    {
+    ) -> Result<LoadedGuesser, LoadError> {
         let options = options_next_to(self.layer.descriptor().n_ctx_train, options);
-        let memory = self.plan_on(&backend, &options)?;
-        let executor = self.layer.load_on(backend, &options, network, on_progress)?;
+        let memory = self.plan_on(device.measure(), &options)?;
+        let executor = self.layer.load_on(device, &options, network, on_progress)?;
         let facts = DraftFacts {
             name: match self.path.and_then(Path::file_name) {
                 Some(file) => file.to_string_lossy().into_owned(),

@@ -32,7 +32,7 @@ pub(crate) fn model(change: fn(&mut Descriptor)) -> TinyModel {
 }
 
 /// An executor of a model on two threads.
-pub(crate) fn executor(model: &TinyModel, options: &ModelOptions) -> ModelExecutor<CpuBackend> {
+pub(crate) fn executor(model: &TinyModel, options: &ModelOptions) -> ModelExecutor {
     let backend = CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap();
     build(&model.descriptor, model, backend, options, &mut |_| {}).unwrap()
 }

@@ -60,7 +60,7 @@ pub(crate) struct Vision {
     memory: MemoryPlan,
     compute: Compute,
     /// The encoder, once it is loaded.
-    tower: Mutex<Option<VisionTower<CpuBackend>>>,
+    tower: Mutex<Option<VisionTower>>,
     kept: Mutex<VecDeque<(u128, Arc<[f32]>)>>,
 }
 
@@ -149,7 +149,7 @@ impl Vision {
         &self.memory
     }
 
-    fn load(&self, file: &VisionFile, is_quiet: bool) -> Result<VisionTower<CpuBackend>, Error> {
+    fn load(&self, file: &VisionFile, is_quiet: bool) -> Result<VisionTower, Error> {
         let backend = CpuBackend::placed(
             self.compute.n_threads,
             self.compute.cpu_features,

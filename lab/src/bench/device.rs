@@ -150,12 +150,7 @@ fn options(model: &Model, args: &Args) -> ModelOptions {
     sequences.options(args.n_prompt.clamp(sequences.n_seqs, 2048))
 }
 
-fn load(
-    model: &Model,
-    args: &Args,
-    device: &Device,
-    uses_graphs: bool,
-) -> anyhow::Result<ModelExecutor<CudaBackend>> {
+fn load(model: &Model, args: &Args, device: &Device, uses_graphs: bool) -> anyhow::Result<ModelExecutor> {
     let backend = CudaBackend::new(device.clone())?
         .with_graphs(uses_graphs)
         .with_trace()?;
@@ -242,7 +237,7 @@ fn measure(
             "tokens_per_s": is_measured.then(|| args.n_prompt as f64 / prefill_seconds),
         },
         "decode": rows,
-        "graphs": executor.backend().n_graphs(),
+        "graphs": executor.backend::<CudaBackend>().n_graphs(),
         "device_time": { "prefill": times(trace.prefill), "decode": times(trace.decode) },
         "max_batch_tokens": executor.limits().max_batch_tokens,
     }))

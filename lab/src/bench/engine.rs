@@ -37,7 +37,7 @@ const IDLE: Duration = Duration::from_secs(10);
 /// Time for which it is left alone before that.
 const SETTLE: Duration = Duration::from_secs(3);
 
-fn load(model: &Model, options: &ModelOptions) -> Result<ModelExecutor<CpuBackend>, LoadError> {
+fn load(model: &Model, options: &ModelOptions) -> Result<ModelExecutor, LoadError> {
     let backend = CpuBackend::new(None, CpuFeatures::detect())?;
     model.load_on(backend, options, &mut |_| {})
 }

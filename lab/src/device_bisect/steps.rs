@@ -27,7 +27,7 @@ const SEQUENCES: Sequences = Sequences {
 ///
 /// # Errors
 /// A model that does not fit, or a device that fails.
-pub(super) fn load(model: &Model, device: Device) -> anyhow::Result<ModelExecutor<CudaBackend>> {
+pub(super) fn load(model: &Model, device: Device) -> anyhow::Result<ModelExecutor> {
     let options = SEQUENCES.options(SEQUENCES.n_ctx);
     Ok(model.load_on(CudaBackend::new(device)?, &options, &mut |_| {})?)
 }
@@ -37,7 +37,7 @@ pub(super) fn load(model: &Model, device: Device) -> anyhow::Result<ModelExecuto
 /// # Errors
 /// The step's.
 pub(super) fn step(
-    executor: &mut ModelExecutor<CudaBackend>,
+    executor: &mut ModelExecutor,
     tokens: &[u32],
     n_stored: usize,
 ) -> Result<Vec<f32>, RunError> {
@@ -47,16 +47,16 @@ pub(super) fn step(
 }
 
 /// Returns the tokens of a prompt, spread over the vocabulary.
-pub(super) fn prompt(executor: &ModelExecutor<CudaBackend>) -> Vec<u32> {
+pub(super) fn prompt(executor: &ModelExecutor) -> Vec<u32> {
     let n_vocab = executor.limits().n_vocab;
     (1..=N_PROMPT).map(|idx| (idx * 7919 % n_vocab) as u32).collect()
 }
 
 /// Returns the first launch of a prompt and a decode step that failed or whose results differ from those of its repetition.
-pub(super) fn search(executor: &mut ModelExecutor<CudaBackend>, repeater: &mut Repeater) -> Option<Culprit> {
+pub(super) fn search(executor: &mut ModelExecutor, repeater: &mut Repeater) -> Option<Culprit> {
     const STAGE: &str = "steps of the model";
-    let device = executor.backend().device().clone();
-    executor.backend_mut().set_graphs(false);
+    let device = executor.backend::<CudaBackend>().device().clone();
+    executor.backend_mut::<CudaBackend>().set_graphs(false);
     device.set_launches(Launches::InOrder);
     let prompt = prompt(executor);
     let mut both = || -> Result<(), RunError> {

@@ -15,7 +15,7 @@ use super::{
 
 /// A decode step after a prompt.
 struct Scene<'a> {
-    executor: &'a mut ModelExecutor<CudaBackend>,
+    executor: &'a mut ModelExecutor,
     device: Device,
     token: u32,
     /// The buffers that a step changes, with their contents before it.
@@ -32,9 +32,11 @@ const IN_ORDER: Way = Way {
 };
 
 impl<'a> Scene<'a> {
-    fn new(executor: &'a mut ModelExecutor<CudaBackend>, n_repeats: usize) -> anyhow::Result<Self> {
-        let device = executor.backend().device().clone();
-        executor.backend_mut().set_graphs(IN_ORDER.uses_graphs);
+    fn new(executor: &'a mut ModelExecutor, n_repeats: usize) -> anyhow::Result<Self> {
+        let device = executor.backend::<CudaBackend>().device().clone();
+        executor
+            .backend_mut::<CudaBackend>()
+            .set_graphs(IN_ORDER.uses_graphs);
         device.set_launches(IN_ORDER.launches);
         let prompt = prompt(executor);
         step(executor, &prompt, 0)?;
@@ -53,7 +55,9 @@ impl<'a> Scene<'a> {
 
     /// Runs the first `n` launches of the step in a way; returns the memory that the step changes.
     fn play(&mut self, way: Way, n: usize) -> anyhow::Result<Snapshot> {
-        self.executor.backend_mut().set_graphs(way.uses_graphs);
+        self.executor
+            .backend_mut::<CudaBackend>()
+            .set_graphs(way.uses_graphs);
         self.device.set_launches(way.launches);
         self.device.restore(&self.before)?;
         let (device, token) = (self.device.clone(), self.token);
@@ -76,7 +80,9 @@ impl<'a> Scene<'a> {
 
     /// Returns the launch of this number in order, with its buffers.
     fn record(&mut self, index: usize) -> anyhow::Result<RecordedLaunch> {
-        self.executor.backend_mut().set_graphs(IN_ORDER.uses_graphs);
+        self.executor
+            .backend_mut::<CudaBackend>()
+            .set_graphs(IN_ORDER.uses_graphs);
         self.device.set_launches(IN_ORDER.launches);
         self.device.restore(&self.before)?;
         let (device, token) = (self.device.clone(), self.token);
@@ -89,10 +95,7 @@ impl<'a> Scene<'a> {
 ///
 /// # Errors
 /// A device that fails with launches in order, or steps whose results vary.
-pub(super) fn search(
-    executor: &mut ModelExecutor<CudaBackend>,
-    n_repeats: usize,
-) -> anyhow::Result<Option<Culprit>> {
+pub(super) fn search(executor: &mut ModelExecutor, n_repeats: usize) -> anyhow::Result<Option<Culprit>> {
     let mut scene = Scene::new(executor, n_repeats)?;
     let n_launches = scene.n_launches;
     ensure!(

@@ -5,6 +5,9 @@
 //! ([`Program::fused`]), and assign memory ([`Slots`]). Invariants, checked by [`Program::verify`]: each value is written once,
 //! before it is read; operands have the shapes that their operation takes; an operation that ends a step is the last one.
 
+mod bridge;
+mod changes;
+mod device;
 mod expand;
 mod fuse;
 mod infer;
@@ -30,6 +33,8 @@ use std::sync::Arc;
 
 use crate::{KvLayerShape, NetworkPart};
 
+pub use bridge::Bridge;
+pub use device::{Abilities, AdapterStore, ChangeData, HostRows, ProgramDevice};
 pub use narrow::{StepVariant, Wanted};
 pub use op::{
     AttentionId, CarriedValue, ExpertInputKind, LinearId, NormId, Op, ProductTo, RopeId, StoredHeads,
@@ -39,7 +44,6 @@ pub use operands::OperandRole;
 pub use over::OverVectors;
 pub use prepared::{Fusion, Prepared};
 pub use slots::{Slot, Slots};
-pub use tables::{Tables, Uploads};
 pub use value::{RowCount, RowKind, Value, ValueInfo};
 pub use verify::ProgramError;
 pub use weights::{MatrixId, MatrixInfo, VectorId, VectorInfo, WeightStore, Weights};

@@ -3,7 +3,7 @@
 use crate::{Backend, BackendError, ExecutorLimits, StepShape};
 
 use super::{
-    Op, Program, Slot, Slots, Stamped, StepVariant, Tables, Value, ValueInfo, run::Run, slots::Beside,
+    Op, Program, Slot, Slots, Stamped, StepVariant, Value, ValueInfo, run::Run, slots::Beside, tables::Tables,
 };
 
 /// The programs of a network, ready to run.
@@ -95,10 +95,7 @@ impl Prepared {
     }
 
     /// Runs the step of a shape, except that the device has begun it.
-    ///
-    /// # Errors
-    /// A device error.
-    pub fn run<B: Backend>(
+    pub(super) fn run<B: Backend>(
         &self,
         backend: &mut B,
         tables: &mut Tables<B>,
@@ -116,7 +113,7 @@ impl Prepared {
     }
 
     /// Returns the rows that the program of a step's shape keeps until it has been read, by layer.
-    pub fn taps<'a, B: Backend>(
+    pub(super) fn taps<'a, B: Backend>(
         &'a self,
         tables: &'a Tables<B>,
         shape: &StepShape,

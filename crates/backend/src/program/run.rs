@@ -8,8 +8,8 @@ use crate::{
 };
 
 use super::{
-    LinearId, Op, OverVectors, Prepared, ProductTo, StoredHeads, Tables, Value, ValueColumns, ValueInfo,
-    VectorId, prepared::VariantProgram, slots::Beside,
+    LinearId, Op, OverVectors, Prepared, ProductTo, StoredHeads, Value, ValueColumns, ValueInfo, VectorId,
+    prepared::VariantProgram, slots::Beside, tables::Tables,
 };
 
 /// Largest number of products in a group.

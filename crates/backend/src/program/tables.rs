@@ -1,17 +1,15 @@
 //! [`Tables`]: a device's weights by index, and the memory of a program's values.
 
-use std::collections::VecDeque;
+use crate::{Backend, BackendError, Linear, NetworkPart};
 
-use crate::{Backend, BackendError, Linear, MatrixData, NetworkPart};
-
-use super::{LinearId, MatrixId, NormId, OverVectors, Slot, VectorId, WeightStore, run::LinearOf};
+use super::{LinearId, MatrixId, OverVectors, Slot, VectorId, run::LinearOf};
 
 /// Largest number of vectors among the arguments of an operation.
 const MAX_VECTORS: usize = 3;
 
 /// A device's side of programs: weights by index, and the memory of values. Each is absent only while an operation
 /// has it.
-pub struct Tables<B: Backend> {
+pub(super) struct Tables<B: Backend> {
     pub(super) matrices: Vec<Option<B::Matrix>>,
     pub(super) vectors: Vec<Option<B::Vector>>,
     pub(super) buffers: Vec<Option<B::Buffer>>,
@@ -38,44 +36,8 @@ impl<B: Backend> Default for Tables<B> {
 
 impl<B: Backend> Tables<B> {
     /// Returns a matrix; `None` for an index of another network.
-    pub fn matrix(&self, id: MatrixId) -> Option<&B::Matrix> {
+    pub(super) fn matrix(&self, id: MatrixId) -> Option<&B::Matrix> {
         self.matrices.get(id.0 as usize)?.as_ref()
-    }
-
-    /// Multiplies outside of a step, as [`Op::Linear`](super::Op::Linear) does.
-    ///
-    /// # Errors
-    /// A device error.
-    pub fn linear(
-        &mut self,
-        backend: &mut B,
-        linear: LinearId,
-        x: &B::Buffer,
-        n_rows: usize,
-        y: &mut B::Buffer,
-    ) -> Result<(), BackendError> {
-        let bound = self.take_linear(linear);
-        let done = backend.linear(&bound, x, n_rows, y);
-        self.return_linear(linear, bound);
-        done
-    }
-
-    /// Norms outside of a step, as [`Op::Norm`](super::Op::Norm) does.
-    ///
-    /// # Errors
-    /// A device error.
-    pub fn norm(
-        &mut self,
-        backend: &mut B,
-        norm: NormId,
-        x: &B::Buffer,
-        n_rows: usize,
-        y: &mut B::Buffer,
-    ) -> Result<(), BackendError> {
-        let (bound, ids) = self.take_vectors(norm);
-        let done = backend.norm(&bound, x, n_rows, y);
-        self.return_vectors::<NormId>(bound, ids);
-        done
     }
 
     /// Takes the vectors of an operation's arguments until [`Self::return_vectors`].
@@ -128,10 +90,7 @@ impl<B: Backend> Tables<B> {
     }
 
     /// Allocates the memory of programs.
-    ///
-    /// # Errors
-    /// A device error.
-    pub fn alloc(&mut self, slots: &[Slot], backend: &mut B) -> Result<(), BackendError> {
+    pub(super) fn alloc(&mut self, slots: &[Slot], backend: &mut B) -> Result<(), BackendError> {
         for slot in slots {
             let (mut buffer, mut routes) = (None, None);
             match *slot {
@@ -155,39 +114,6 @@ impl<B: Backend> Tables<B> {
             self.buffers.push(buffer);
             self.routes.push(routes);
         }
-        Ok(())
-    }
-}
-
-/// Uploads the weights of a network to a device.
-pub struct Uploads<'a, B: Backend> {
-    /// The device.
-    pub backend: &'a mut B,
-    /// Where its form of the weights is kept.
-    pub tables: &'a mut Tables<B>,
-    /// The matrices that another network has loaded, in the order of [`WeightStore::share_matrix`].
-    pub shared: VecDeque<B::Matrix>,
-}
-
-impl<B: Backend> WeightStore for Uploads<'_, B> {
-    fn enter(&mut self, part: NetworkPart) {
-        self.backend.enter(part);
-    }
-
-    fn store_matrix(&mut self, data: &MatrixData<'_>) -> Result<(), BackendError> {
-        let matrix = self.backend.upload_matrix(data)?;
-        self.tables.matrices.push(Some(matrix));
-        Ok(())
-    }
-
-    fn share_matrix(&mut self) {
-        let matrix = self.shared.pop_front().expect("as many as the network shares");
-        self.tables.matrices.push(Some(matrix));
-    }
-
-    fn store_vector(&mut self, values: &[f32]) -> Result<(), BackendError> {
-        let vector = self.backend.upload_vector(values)?;
-        self.tables.vectors.push(Some(vector));
         Ok(())
     }
 }

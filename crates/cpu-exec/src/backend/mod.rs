@@ -12,6 +12,7 @@ mod layers;
 mod load;
 mod memory;
 mod operations;
+mod program_device;
 mod recurrence;
 mod sampling;
 mod split;

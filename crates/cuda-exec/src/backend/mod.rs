@@ -23,6 +23,7 @@ mod operations;
 mod places;
 mod planned;
 mod products;
+mod program_device;
 mod recurrence;
 mod results;
 mod run;

@@ -28,6 +28,10 @@ impl Memory for CudaBackend {
         self.load_matrix(data)
     }
 
+    fn share_matrix(matrix: &crate::Matrix) -> Option<crate::Matrix> {
+        Some(matrix.clone())
+    }
+
     fn upload_vector(&mut self, values: &[f32]) -> Result<crate::Buffer<f32>, BackendError> {
         Ok(self.device.upload("weights", values)?)
     }

@@ -1,18 +1,16 @@
-//! Uploads adapters to a device: compares the shape of each change with the weight that it changes, then
+//! Puts adapters on a device: compares the shape of each change with the weight that it changes, then
 //! uploads it.
-//!
-//! Invariant: an adapter is added completely or not at all.
 
-use std::{borrow::Cow, sync::Arc};
+use std::borrow::Cow;
 
 use tokenmill_backend::{
-    Adapter, AdapterError, AdapterId, AdapterMatrices, AdapterWeight, Backend, LowRank, MatrixData,
-    MatrixUsage,
+    Adapter, AdapterError, AdapterId, AdapterWeight, MatrixData, MatrixUsage,
+    program::{AdapterStore, ChangeData},
 };
 
 use crate::{ModelExecutor, loader::AdaptableWeight};
 
-impl<B: Backend> ModelExecutor<B> {
+impl ModelExecutor {
     /// Uploads the parts of an adapter that [`Self::install_weight`] has not uploaded, and adds the whole
     /// adapter.
     pub(crate) fn install_adapter(
@@ -23,21 +21,11 @@ impl<B: Backend> ModelExecutor<B> {
     ) -> Result<(), AdapterError> {
         for weight_idx in 0..adapter.weights.len() {
             if let Err(error) = self.install_weight(id, adapter, weight_idx) {
-                self.coming.remove(&id);
+                self.device.adapters().remove(id);
                 return Err(error);
             }
         }
-        if !self.backend.takes_adapters() {
-            return Err(AdapterError::Unsupported { device: B::NAME });
-        }
-        let by_weight = self.coming.remove(&id).unwrap_or_default();
-        let matrices = Arc::new(AdapterMatrices::new(by_weight));
-        if !matrices.takes_strength(strength) {
-            return Err(AdapterError::Strength);
-        }
-        self.backend.add_adapter(id, Arc::clone(&matrices), strength)?;
-        self.adapters.insert(id, matrices);
-        Ok(())
+        self.adapters()?.add(id, strength)
     }
 
     /// Uploads the change of one of an adapter's weights, unless it is already on the device.
@@ -47,9 +35,8 @@ impl<B: Backend> ModelExecutor<B> {
         adapter: &Adapter,
         weight_idx: usize,
     ) -> Result<(), AdapterError> {
-        if !self.backend.takes_adapters() {
-            return Err(AdapterError::Unsupported { device: B::NAME });
-        }
+        let n_places = self.network.adaptable.len();
+        let adapters = self.adapters()?;
         let weight = &adapter.weights[weight_idx];
         if adapter.weights[..weight_idx]
             .iter()
@@ -59,21 +46,14 @@ impl<B: Backend> ModelExecutor<B> {
                 tensor: weight.tensor.clone(),
             });
         }
-        if !self.coming.contains_key(&id) {
-            self.backend.check_adapter_room(adapter.n_bytes())?;
-        }
-        let n_adaptable = self.network.adaptable.len();
-        let by_weight = self.coming.entry(id).or_default();
-        by_weight.resize_with(n_adaptable, || None);
-        let places = (self.network.adaptable.iter().zip(by_weight))
-            .filter(|(adaptable, _)| adaptable.name == weight.tensor);
+        adapters.begin(id, adapter.n_bytes(), n_places)?;
         let mut is_known = false;
-        for (adaptable, place) in places {
-            check_shape(weight, adaptable)?;
-            if place.is_none() {
-                *place = Some(upload(&mut self.backend, weight, adaptable)?);
+        for (place, adaptable) in self.network.adaptable.iter().enumerate() {
+            if adaptable.name == weight.tensor {
+                check_shape(weight, adaptable)?;
+                upload(self.device.adapters(), (id, place), weight, adaptable)?;
+                is_known = true;
             }
-            is_known = true;
         }
         if is_known {
             return Ok(());
@@ -83,24 +63,14 @@ impl<B: Backend> ModelExecutor<B> {
         })
     }
 
-    /// Adds an adapter that shares another's matrices and has its own strength.
-    pub(crate) fn install_copy(
-        &mut self,
-        from: AdapterId,
-        id: AdapterId,
-        strength: f32,
-    ) -> Result<(), AdapterError> {
-        let matrices = self
-            .adapters
-            .get(&from)
-            .ok_or(AdapterError::NotLoaded { id: from })?;
-        let matrices = Arc::clone(matrices);
-        if !matrices.takes_strength(strength) {
-            return Err(AdapterError::Strength);
+    /// Returns the device's store of adapters, if it computes with them.
+    fn adapters(&mut self) -> Result<&mut dyn AdapterStore, AdapterError> {
+        let device = self.device.measure().device();
+        let adapters = self.device.adapters();
+        if !adapters.takes_adapters() {
+            return Err(AdapterError::Unsupported { device });
         }
-        self.backend.add_adapter(id, Arc::clone(&matrices), strength)?;
-        self.adapters.insert(id, matrices);
-        Ok(())
+        Ok(adapters)
     }
 }
 
@@ -118,11 +88,12 @@ fn check_shape(weight: &AdapterWeight, adaptable: &AdaptableWeight) -> Result<()
 
 /// Uploads the change of a weight. If a matrix of the network holds only some of the weight's rows, only
 /// those are uploaded.
-fn upload<B: Backend>(
-    backend: &mut B,
+fn upload(
+    adapters: &mut dyn AdapterStore,
+    (id, place): (AdapterId, usize),
     weight: &AdapterWeight,
     adaptable: &AdaptableWeight,
-) -> Result<LowRank<B::Matrix>, AdapterError> {
+) -> Result<(), AdapterError> {
     let row_bytes = weight.b.bytes.len() / weight.n_out;
     let b = match adaptable.rows() {
         None => Cow::Borrowed(&weight.b.bytes[..]),
@@ -131,20 +102,19 @@ fn upload<B: Backend>(
             Cow::Owned(runs.collect::<Vec<_>>().concat())
         }
     };
-    let mut matrix = |ty, n_out, n_in, bytes: &[u8]| {
-        backend.upload_matrix(&MatrixData {
-            name: &weight.tensor,
-            ty,
-            n_out,
-            n_in,
-            bytes: bytes.into(),
-            usage: MatrixUsage::Adapter,
-        })
+    let matrix = |ty, n_out, n_in, bytes| MatrixData {
+        name: &weight.tensor,
+        ty,
+        n_out,
+        n_in,
+        bytes,
+        usage: MatrixUsage::Adapter,
     };
-    Ok(LowRank {
-        a: matrix(weight.a.ty, weight.rank, weight.n_in, &weight.a.bytes)?,
-        b: matrix(weight.b.ty, b.len() / row_bytes, weight.rank, &b)?,
+    let change = ChangeData {
+        a: matrix(weight.a.ty, weight.rank, weight.n_in, weight.a.bytes[..].into()),
+        b: matrix(weight.b.ty, b.len() / row_bytes, weight.rank, b[..].into()),
         rank: weight.rank,
         scale: weight.scale,
-    })
+    };
+    adapters.upload(id, place, &change)
 }

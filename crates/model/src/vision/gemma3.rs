@@ -9,8 +9,8 @@
 //! Source: transformers, `Gemma3MultiModalProjector`; llama.cpp, `tools/mtmd/models/siglip.cpp`.
 
 use tokenmill_backend::{
-    Backend, BackendError, Linear, MatrixData, MatrixUsage, Memory, NormKind,
-    program::{LinearId, NormId, Tables},
+    BackendError, Linear, MatrixData, MatrixUsage, NormKind,
+    program::{HostRows, LinearId, NormId},
 };
 use tokenmill_gguf::{Metadata, TensorType};
 use tokenmill_quant::dequantize_row;
@@ -154,10 +154,9 @@ fn projection_values(loader: &mut Loader<'_>, n_in: usize, n_out: usize) -> Resu
 
 impl Projector {
     /// Computes an image's rows from the tower's output, `rows: [n_side * n_side, n_vision]`.
-    pub(super) fn run<B: Backend + Memory<Buffer = Vec<f32>>>(
+    pub(super) fn run(
         &self,
-        backend: &mut B,
-        tables: &mut Tables<B>,
+        device: &mut dyn HostRows,
         grid: &ImageGrid,
         rows: &[f32],
     ) -> Result<Vec<f32>, BackendError> {
@@ -165,9 +164,9 @@ impl Projector {
         let n_rows = grid.n_rows();
         let pooled = mean_of_squares(rows, width, grid.n_across * self.n_merged, self.n_merged);
         let mut normed = vec![0.0; n_rows * width];
-        tables.norm(backend, self.norm, &pooled, n_rows, &mut normed)?;
+        device.norm(self.norm, &pooled, n_rows, &mut normed)?;
         let mut output = vec![0.0; n_rows * self.projection.n_out];
-        tables.linear(backend, self.projection, &normed, n_rows, &mut output)?;
+        device.linear(self.projection, &normed, n_rows, &mut output)?;
         Ok(output)
     }
 }

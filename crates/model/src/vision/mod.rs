@@ -18,7 +18,7 @@ mod tower;
 
 use std::path::Path;
 
-use tokenmill_backend::{Backend, Memory, MemoryPlan, Weigh};
+use tokenmill_backend::{MemoryPlan, Weigh, program::ProgramDevice};
 use tokenmill_gguf::{GgufFile, Metadata};
 
 use crate::{LoadError, WeightSource, error::check};
@@ -188,15 +188,16 @@ impl VisionFile {
         Ok(plan)
     }
 
-    /// Loads it on a backend that uses host memory.
+    /// Loads it on a device that computes in host memory.
     ///
     /// # Errors
     /// [`LoadError`]: a tensor that is missing or has a wrong shape, or a backend's error.
-    pub fn load_on<B>(&self, backend: B) -> Result<VisionTower<B>, LoadError>
-    where
-        B: Backend + Memory<Buffer = Vec<f32>>,
-    {
-        VisionTower::load(&TowerTensors::of(&self.file, &self.shape), &self.shape, backend)
+    pub fn load_on(&self, device: impl Into<Box<dyn ProgramDevice>>) -> Result<VisionTower, LoadError> {
+        VisionTower::load(
+            &TowerTensors::of(&self.file, &self.shape),
+            &self.shape,
+            device.into(),
+        )
     }
 }
 

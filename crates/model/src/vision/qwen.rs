@@ -15,8 +15,8 @@
 //! and `conversion/qwenvl.py`.
 
 use tokenmill_backend::{
-    Activation, Backend, BackendError, Memory, NormKind,
-    program::{LinearId, NormId, Tables},
+    Activation, BackendError, NormKind,
+    program::{HostRows, LinearId, NormId},
 };
 use tokenmill_gguf::Metadata;
 
@@ -352,14 +352,12 @@ fn between(place: u32, n_places: usize, n_side: usize) -> [(usize, f32); 2] {
 
 impl Projector {
     /// Computes an image's rows from the tower's output, `rows: [n_patches, n_vision]`, and from the streams
-    /// after its tapped layers.
-    pub(super) fn run<'t, B: Backend + Memory<Buffer = Vec<f32>>>(
+    /// that the device kept after the tapped layers.
+    pub(super) fn run(
         &self,
-        backend: &mut B,
-        tables: &mut Tables<B>,
+        device: &mut dyn HostRows,
         order: &PatchOrder,
         rows: &[f32],
-        taps: impl Iterator<Item = &'t Vec<f32>>,
     ) -> Result<Vec<f32>, BackendError> {
         let n_rows = order.rows.len();
         let (n_embd, n_parts) = (self.main.second.n_out, 1 + self.deep.len());
@@ -369,10 +367,10 @@ impl Projector {
                 output[(row * n_parts + part) * n_embd..][..n_embd].copy_from_slice(made);
             }
         };
-        put(0, &self.main.run(backend, tables, n_rows, rows)?);
-        for ((merger, stream), part) in self.deep.iter().zip(taps).zip(1..) {
+        put(0, &self.main.run(device, n_rows, rows)?);
+        for ((merger, stream), part) in self.deep.iter().zip(device.taps()).zip(1..) {
             let stream = &stream[..rows.len()];
-            put(part, &merger.run(backend, tables, n_rows, stream)?);
+            put(part, &merger.run(device, n_rows, stream)?);
         }
         Ok(output)
     }
@@ -380,24 +378,18 @@ impl Projector {
 
 impl Merger {
     /// `rows: [n_rows, merged patches * n_vision]`.
-    fn run<B: Backend + Memory<Buffer = Vec<f32>>>(
-        &self,
-        backend: &mut B,
-        tables: &mut Tables<B>,
-        n_rows: usize,
-        rows: &[f32],
-    ) -> Result<Vec<f32>, BackendError> {
+    fn run(&self, device: &mut dyn HostRows, n_rows: usize, rows: &[f32]) -> Result<Vec<f32>, BackendError> {
         let width = self.first.n_in;
         let mut input = rows.to_vec();
         if let Some(norm) = self.norm {
             let unnormed = std::mem::replace(&mut input, vec![0.0; rows.len()]);
-            tables.norm(backend, norm, &unnormed, n_rows, &mut input)?;
+            device.norm(norm, &unnormed, n_rows, &mut input)?;
         }
         let mut inner = vec![0.0; n_rows * width];
-        tables.linear(backend, self.first, &input, n_rows, &mut inner)?;
-        backend.activation(Activation::GeluErf, n_rows, width, &mut inner, None)?;
+        device.linear(self.first, &input, n_rows, &mut inner)?;
+        device.activation(Activation::GeluErf, n_rows, width, &mut inner)?;
         let mut output = vec![0.0; n_rows * self.second.n_out];
-        tables.linear(backend, self.second, &inner, n_rows, &mut output)?;
+        device.linear(self.second, &inner, n_rows, &mut output)?;
         Ok(output)
     }
 }

@@ -1,14 +1,12 @@
 //! [`VisionTower`]: a loaded image encoder: pixels in, rows for a model out.
 //!
 //! A file can be described without loading it. Invariant: an image's rows depend on its pixels alone, bit for
-//! bit, like everything that the backend computes.
-
-use std::collections::VecDeque;
+//! bit, like everything that the device computes.
 
 use tokenmill_backend::{
-    Activation, Backend, BackendError, Executor, ForwardBatch, KvType, Linear, MatrixUsage, Measure, Memory,
-    MemoryPlan, NormKind, PAGE_TOKENS, RopeAxes, RopeStyle, Side, StepError, StepOutput, TokenSource, Weigh,
-    program::{LinearId, Tables, Uploads, WeightStore},
+    Activation, BackendError, Executor, ForwardBatch, KvType, Linear, MatrixUsage, Measure, MemoryPlan,
+    NormKind, PAGE_TOKENS, RopeAxes, RopeStyle, Side, StepError, StepOutput, TokenSource, Weigh,
+    program::{HostRows, LinearId, ProgramDevice, WeightStore, Weights},
 };
 
 use crate::{
@@ -24,12 +22,10 @@ use super::{
 };
 
 /// A loaded image encoder.
-pub struct VisionTower<B: Backend> {
+pub struct VisionTower {
     shape: VisionShape,
     around: Around,
-    /// The weights before and after the layers.
-    tables: Tables<B>,
-    executor: ModelExecutor<B>,
+    executor: ModelExecutor,
     output: StepOutput,
 }
 
@@ -68,15 +64,18 @@ pub enum VisionError {
 }
 
 impl Around {
+    /// Stores the weights after those of the layers.
     fn load(
         descriptor: &Descriptor,
         source: &TowerTensors<'_>,
         shape: &VisionShape,
         store: &mut dyn WeightStore,
+        of_layers: &Weights,
     ) -> Result<Self, LoadError> {
         let mut on_progress = |_| {};
         let n_ctx = shape.max_patches();
         let mut loader = Loader::new(descriptor, source, n_ctx, store, &mut on_progress);
+        loader.weights = of_layers.clone();
         let n_values = shape.patch_values();
         let mut frames = vec![loader.linear("v.patch_embd", shape.n_vision, n_values, Presence::Optional)?];
         if source.contains(SECOND_FRAME) {
@@ -98,25 +97,20 @@ impl Around {
     }
 }
 
-impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
+impl VisionTower {
     pub(super) fn load(
         source: &TowerTensors<'_>,
         shape: &VisionShape,
-        backend: B,
+        mut device: Box<dyn ProgramDevice>,
     ) -> Result<Self, LoadError> {
+        host_rows(&mut *device)?;
         let descriptor = describe(shape);
-        let mut executor = build(&descriptor, source, backend, &options_of(shape), &mut |_| {})?;
-        let mut tables = Tables::default();
-        let mut uploads = Uploads {
-            backend: executor.backend_mut(),
-            tables: &mut tables,
-            shared: VecDeque::new(),
-        };
-        let around = Around::load(&descriptor, source, shape, &mut uploads)?;
+        let mut executor = build(&descriptor, source, device, &options_of(shape), &mut |_| {})?;
+        let ModelExecutor { device, network, .. } = &mut executor;
+        let around = Around::load(&descriptor, source, shape, device.weights(), &network.weights)?;
         Ok(Self {
             shape: shape.clone(),
             around,
-            tables,
             executor,
             output: StepOutput::default(),
         })
@@ -169,15 +163,10 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
         self.output.clear();
         self.executor.wait(ticket, &mut self.output)?;
         let hidden = &self.output.hidden;
+        let device = host_rows(&mut *self.executor.device)?;
         Ok(match &self.around.projector {
-            Projector::Gemma3(projector) => {
-                let backend = self.executor.backend_mut();
-                projector.run(backend, &mut self.tables, grid, hidden)?
-            }
-            Projector::Qwen(projector) => {
-                let (backend, taps) = self.executor.backend_and_taps();
-                projector.run(backend, &mut self.tables, &order, hidden, taps)?
-            }
+            Projector::Gemma3(projector) => projector.run(device, grid, hidden)?,
+            Projector::Qwen(projector) => projector.run(device, &order, hidden)?,
         })
     }
 
@@ -192,22 +181,30 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
         let n_patches = order.patches.len();
         let patches = patches_of(pixels, grid.width, shape.patch_size, &order.patches);
         let mut inputs = vec![0.0; n_patches * shape.n_vision];
-        let backend = self.executor.backend_mut();
-        let tables = &mut self.tables;
+        let device = host_rows(&mut *self.executor.device)?;
         let (first, others) = (self.around.frames)
             .split_first()
             .expect("an encoder has a matrix of patches");
-        tables.linear(backend, *first, &patches, n_patches, &mut inputs)?;
+        device.linear(*first, &patches, n_patches, &mut inputs)?;
         for frame in others {
             let mut of_frame = vec![0.0; inputs.len()];
-            tables.linear(backend, *frame, &patches, n_patches, &mut of_frame)?;
-            backend.add(1.0, n_patches, shape.n_vision, &mut inputs, &of_frame)?;
+            device.linear(*frame, &patches, n_patches, &mut of_frame)?;
+            device.add(n_patches, shape.n_vision, &mut inputs, &of_frame)?;
         }
         if let Projector::Qwen(projector) = &self.around.projector {
             projector.add_positions(grid, shape.n_merged, order, &mut inputs);
         }
         Ok(inputs)
     }
+}
+
+/// Returns the device's operations on rows of the host.
+fn host_rows(device: &mut dyn ProgramDevice) -> Result<&mut dyn HostRows, BackendError> {
+    let name = device.measure().device();
+    device.host_rows().ok_or_else(|| BackendError::Unsupported {
+        feature: "an image encoder".to_owned(),
+        device: name,
+    })
 }
 
 /// The matrix of the second of two frames.
@@ -230,7 +227,7 @@ pub(super) fn check(
 ) -> Result<(), LoadError> {
     plan_of(source, shape, backend)?;
     let mut memory = Measure::new(backend, Side::Device);
-    let around = Around::load(&describe(shape), source, shape, &mut memory);
+    let around = Around::load(&describe(shape), source, shape, &mut memory, &Weights::default());
     around.map(drop).map_err(|error| error.with_own_name(source))
 }
 

@@ -11,7 +11,7 @@ use tokenmill_sched::{Engine, EngineConfig, GenerateParams};
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
 use tokenmill_testkit::{
     MEMORY_KINDS, TinyModel,
-    engines::{self, Compiled},
+    engines::{self, Loadable},
     tiny_llama,
 };
 
@@ -51,7 +51,7 @@ fn whole(model: &TinyModel) -> Engine {
 fn split<D>(model: &TinyModel, device: D, placement: Placement, n_pages: usize) -> Engine
 where
     D: SplitOperations + 'static,
-    Placed<CpuBackend, D>: Compiled,
+    Placed<CpuBackend, D>: Loadable,
 {
     let backend = Placed::new(cpu(), device, placement);
     let executor = engines::tiny(model, backend, &options(n_pages));

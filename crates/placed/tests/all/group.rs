@@ -19,7 +19,7 @@ use tokenmill_sched::{Engine, EngineConfig, GenerateParams};
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
 use tokenmill_testkit::{
     MEMORY_KINDS, NaiveBackend, TinyModel, VARIANTS,
-    engines::{self, Compiled},
+    engines::{self, Loadable},
     generate::{all_logits, greedy},
     tiny_experts, tiny_llama,
 };
@@ -40,7 +40,7 @@ fn options() -> ModelOptions {
 }
 
 /// Returns a group of ranks, each on a backend that is made with its end of the group.
-fn group<B: Compiled>(
+fn group<B: Loadable>(
     model: &TinyModel,
     n_ranks: usize,
     mut backend: impl FnMut(usize, Box<dyn Collective>) -> B,

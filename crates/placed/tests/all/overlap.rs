@@ -14,7 +14,7 @@ use tokenmill_sched::{Engine, EngineConfig, GenerateParams};
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
 use tokenmill_testkit::{
     Clock, ClockedBackend, EXPERT_VARIANTS, MEMORY_KINDS, ProductTime, SharedClock, TinyModel,
-    engines::{self, Compiled, Loaded},
+    engines::{self, Loadable, Loaded},
     generate::{all_logits, greedy},
     tiny_experts, tiny_llama,
 };
@@ -54,7 +54,7 @@ fn split<H: SplitOperations, D: SplitOperations>(
     overlap: Overlap,
 ) -> Loaded<Placed<H, D>>
 where
-    Placed<H, D>: Compiled,
+    Placed<H, D>: Loadable,
 {
     let placement = Placement::last_layers(&model.descriptor.shape(), 2);
     let mut backend = Placed::new(host, device, placement);
@@ -185,7 +185,7 @@ fn engine<H, D>(model: &TinyModel, sides: (H, D), overlap: Overlap) -> Engine
 where
     H: SplitOperations + 'static,
     D: SplitOperations + 'static,
-    Placed<H, D>: Compiled,
+    Placed<H, D>: Loadable,
 {
     Engine::start(split(model, sides, overlap), EngineConfig::default())
 }
@@ -356,7 +356,7 @@ fn with_host_experts<H: SplitOperations, D: SplitOperations>(
     sides: (H, D),
 ) -> Loaded<Placed<H, D>>
 where
-    Placed<H, D>: Compiled,
+    Placed<H, D>: Loadable,
 {
     let place = LayerPlacement {
         experts: Side::Host,
@@ -372,7 +372,7 @@ fn with_layers<H: SplitOperations, D: SplitOperations>(
     place: LayerPlacement,
 ) -> Loaded<Placed<H, D>>
 where
-    Placed<H, D>: Compiled,
+    Placed<H, D>: Loadable,
 {
     let placement = Placement::new(&model.descriptor.shape(), vec![place; N_LAYERS]);
     let backend = Placed::new(host, device, placement);

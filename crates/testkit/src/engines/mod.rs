@@ -1,8 +1,6 @@
 //! Networks on backends, as boxed executors: the naive backend, the CPU, the simulated GPU, and backends split between two sides.
 //!
-//! The network is generic over its backend: a program that loads one compiles all of it again for the backend that it names, which
-//! takes most of a minute. Here it is compiled once for each backend that is [`Compiled`], and tests of any crate use the executors.
-//! Invariant: the loading functions here are neither generic nor inlined, and a test names no type of the network.
+//! Invariant: an executor remembers the type of its backend, so a test can read the counters that only that type has.
 //!
 //! ```
 //! use tokenmill_gguf::TensorType;
@@ -18,22 +16,17 @@
 //! ```
 
 mod parity;
-mod tower;
 
-use tokenmill_backend::{Backend, Executor};
+use tokenmill_backend::{Backend, Executor, program::ProgramDevice};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
-use tokenmill_model::{
-    Descriptor, LoadError, LoadProgress, Model, ModelExecutor, ModelOptions, Nextn, WeightSource,
-};
-use tokenmill_placed::Placed;
+use tokenmill_model::{Descriptor, LoadError, Model, ModelExecutor, ModelOptions, Nextn, WeightSource};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sim_driver::{SimOptions, Simulator};
 
-use crate::{ClockedBackend, NaiveBackend, TinyModel};
+use crate::{NaiveBackend, TinyModel};
 
 pub use parity::{CPU, NAIVE, SIM};
-pub use tower::{CompiledTower, Tower, tower};
 
 /// A network on a backend.
 pub type Loaded<B> = Box<dyn OnBackend<B> + Send>;
@@ -47,10 +40,10 @@ pub trait OnBackend<B: Backend>: Executor {
     fn backend_mut(&mut self) -> &mut B;
 
     /// Returns the network, for a layer that computes with its embedding and head.
-    fn network(&self) -> &ModelExecutor<B>;
+    fn network(&self) -> &ModelExecutor;
 }
 
-impl<B: Backend> OnBackend<B> for ModelExecutor<B> {
+impl<B: Backend> OnBackend<B> for ModelExecutor {
     fn backend(&self) -> &B {
         self.backend()
     }
@@ -59,72 +52,35 @@ impl<B: Backend> OnBackend<B> for ModelExecutor<B> {
         self.backend_mut()
     }
 
-    fn network(&self) -> &ModelExecutor<B> {
+    fn network(&self) -> &ModelExecutor {
         self
     }
 }
 
-/// A backend that the network is compiled for in this crate.
-pub trait Compiled: Backend + Sized + 'static {
-    /// Loads a network.
-    ///
-    /// # Errors
-    /// As [`tokenmill_model::build`].
-    fn load_network(
-        self,
-        descriptor: &Descriptor,
-        source: &dyn WeightSource,
-        options: &ModelOptions,
-        on_progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<Loaded<Self>, LoadError>;
-}
+/// A backend on which networks can be loaded.
+pub trait Loadable: Backend + Into<Box<dyn ProgramDevice>> {}
 
-macro_rules! compile {
-    ($($backend:ty),* $(,)?) => {
-        $(impl Compiled for $backend {
-            // The code of the network stays in this crate.
-            #[inline(never)]
-            fn load_network(
-                self,
-                descriptor: &Descriptor,
-                source: &dyn WeightSource,
-                options: &ModelOptions,
-                on_progress: &mut dyn FnMut(LoadProgress),
-            ) -> Result<Loaded<Self>, LoadError> {
-                let executor = tokenmill_model::build(descriptor, source, self, options, on_progress)?;
-                Ok(Box::new(executor))
-            }
-        })*
-    };
-}
-
-compile! {
-    NaiveBackend,
-    CpuBackend,
-    CudaBackend,
-    Placed<CpuBackend, CpuBackend>,
-    Placed<CpuBackend, CudaBackend>,
-    Placed<ClockedBackend, ClockedBackend>,
-}
+impl<B: Backend + Into<Box<dyn ProgramDevice>>> Loadable for B {}
 
 /// Loads a network of any descriptor and weights.
 ///
 /// # Errors
 /// As [`tokenmill_model::build`].
-pub fn build<B: Compiled>(
+pub fn build<B: Loadable>(
     descriptor: &Descriptor,
     source: &dyn WeightSource,
     backend: B,
     options: &ModelOptions,
 ) -> Result<Loaded<B>, LoadError> {
-    backend.load_network(descriptor, source, options, &mut |_| {})
+    let executor = tokenmill_model::build(descriptor, source, backend, options, &mut |_| {})?;
+    Ok(Box::new(executor))
 }
 
 /// Loads an opened model.
 ///
 /// # Errors
 /// As [`Model::load_on`].
-pub fn load<B: Compiled>(model: &Model, backend: B, options: &ModelOptions) -> Result<Loaded<B>, LoadError> {
+pub fn load<B: Loadable>(model: &Model, backend: B, options: &ModelOptions) -> Result<Loaded<B>, LoadError> {
     build(model.descriptor(), model.weights(), backend, options)
 }
 
@@ -133,7 +89,7 @@ pub fn load<B: Compiled>(model: &Model, backend: B, options: &ModelOptions) -> R
 /// # Panics
 /// If it does not load.
 #[track_caller]
-pub fn tiny<B: Compiled>(model: &TinyModel, backend: B, options: &ModelOptions) -> Loaded<B> {
+pub fn tiny<B: Loadable>(model: &TinyModel, backend: B, options: &ModelOptions) -> Loaded<B> {
     build(&model.descriptor, model, backend, options).expect("a tiny model loads")
 }
 

@@ -10,6 +10,7 @@ mod experts;
 mod kv;
 mod latent;
 mod layers;
+mod program_device;
 mod rounding;
 mod router;
 mod states;
@@ -122,6 +123,10 @@ impl Memory for NaiveBackend {
             n_out: data.n_out,
             n_in: data.n_in,
         })
+    }
+
+    fn share_matrix(matrix: &NaiveMatrix) -> Option<NaiveMatrix> {
+        Some(matrix.clone())
     }
 
     fn upload_vector(&mut self, values: &[f32]) -> Result<Vec<f32>, BackendError> {

@@ -6,14 +6,14 @@ use tokenmill_gguf::TensorType;
 use tokenmill_model::{Descriptor, ModelOptions, Presence};
 use tokenmill_testkit::{
     EXPERT_VARIANTS, MEMORY_KINDS, NaiveBackend, TinyModel, VARIANTS, engines,
-    engines::Compiled,
+    engines::Loadable,
     generate::{ids, run},
     tiny_experts, tiny_llama,
 };
 
 /// Runs the same steps with a network and returns all results: a prompt with logits at every position, one in parts that
 /// have no result, and tokens of three sequences at once, of which some have logits, hidden rows or neither.
-fn results<B: Compiled>(model: &TinyModel, backend: B, fusion: Fusion) -> Vec<StepOutput> {
+fn results<B: Loadable>(model: &TinyModel, backend: B, fusion: Fusion) -> Vec<StepOutput> {
     let options = ModelOptions {
         n_pages: Some(16),
         max_batch_seqs: 4,
@@ -67,7 +67,7 @@ fn results<B: Compiled>(model: &TinyModel, backend: B, fusion: Fusion) -> Vec<St
     outputs
 }
 
-fn check<B: Compiled>(name: &str, descriptor: &Descriptor, ty: TensorType, backend: impl Fn() -> B) {
+fn check<B: Loadable>(name: &str, descriptor: &Descriptor, ty: TensorType, backend: impl Fn() -> B) {
     let mut model = TinyModel::random(descriptor.clone(), ty, 5);
     if descriptor.token_types != Presence::Absent {
         model.dequantize("token_types.weight");

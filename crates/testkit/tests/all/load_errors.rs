@@ -4,11 +4,7 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::{GgufFile, TensorType};
 use tokenmill_model::{Descriptor, LoadError, Model, ModelOptions, architectures};
 use tokenmill_quant::CpuFeatures;
-use tokenmill_testkit::{
-    Random, TinyModel,
-    engines::{self, Compiled},
-    tiny_experts, tiny_llama,
-};
+use tokenmill_testkit::{Random, TinyModel, engines, tiny_experts, tiny_llama};
 
 fn tiny() -> TinyModel {
     TinyModel::random(tiny_llama(), TensorType::F32, 1)
@@ -303,7 +299,7 @@ fn load_cut(n_progress: usize, n_bytes: u64) -> String {
         }
     };
     let options = ModelOptions::default();
-    let result = backend.load_network(model.descriptor(), model.weights(), &options, &mut on_progress);
+    let result = model.load_on(backend, &options, &mut on_progress);
     let message = result.map(drop).unwrap_err().to_string();
     message.replace(&format!("{}/", folder.path().display()), "")
 }

@@ -4,7 +4,7 @@ use tokenmill_gguf::TensorType;
 use tokenmill_model::{Ignorable, LatentDescriptor, MixerDescriptor, ModelOptions};
 use tokenmill_testkit::{
     NaiveBackend, TinyModel, VARIANTS,
-    engines::{self, Compiled},
+    engines::{self, Loadable},
     generate::all_logits,
     tiny_llama,
 };
@@ -17,7 +17,7 @@ fn naive_logits(model: &TinyModel) -> Vec<f32> {
     logits_on(model, NaiveBackend::new())
 }
 
-fn logits_on<B: Compiled>(model: &TinyModel, backend: B) -> Vec<f32> {
+fn logits_on<B: Loadable>(model: &TinyModel, backend: B) -> Vec<f32> {
     let mut executor = engines::tiny(model, backend, &ModelOptions::default());
     all_logits(&mut executor, &[5, 6, 7, 8]).unwrap()
 }

@@ -11,7 +11,7 @@ use tokenmill_image::Filter;
 use tokenmill_model::{Model, VisionFile};
 use tokenmill_testkit::{
     Comparisons, NaiveBackend,
-    engines::{self, Compiled, CompiledTower},
+    engines::{self, Loadable},
 };
 
 use crate::vision_scene::{
@@ -78,8 +78,8 @@ impl Prompt<'_> {
 /// Compares a backend with the reference, on rows that a tower computes on another backend.
 fn check_gemma3<B, T>(row: &'static str, backend: fn() -> B, of_tower: fn() -> T)
 where
-    B: Compiled,
-    T: CompiledTower,
+    B: Loadable,
+    T: Loadable,
 {
     let mut comparisons = Comparisons::of(row);
     let Some(folder) = comparisons.find("vision/gemma3") else {
@@ -88,13 +88,13 @@ where
     let model = Model::open(folder.join("model.gguf")).unwrap();
     let vision = VisionFile::open(folder.join("mmproj-model.gguf")).unwrap();
     assert_eq!(vision.shape().n_embd, model.descriptor().n_embd);
-    let mut tower = engines::tower(&vision, of_tower()).unwrap();
+    let mut tower = vision.load_on(of_tower()).unwrap();
     let grid = tower.shape().size.grid(1, 1).unwrap();
     let n_rows = grid.n_rows();
     for case in &Reference::open(&folder).cases {
         let mut rows = Vec::new();
         for (image_idx, image) in case.images.iter().enumerate() {
-            let (pixels, _) = pixels_of(&*tower, &folder.join(image), Filter::Bilinear);
+            let (pixels, _) = pixels_of(&tower, &folder.join(image), Filter::Bilinear);
             if image_idx == 0 {
                 case.check_pixels(&pixels, image);
             }

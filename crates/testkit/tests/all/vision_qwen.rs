@@ -10,7 +10,7 @@ use tokenmill_image::Filter;
 use tokenmill_model::{ImageGrid, Model, VisionFile};
 use tokenmill_testkit::{
     Comparisons, NaiveBackend,
-    engines::{self, Compiled, CompiledTower},
+    engines::{self, Loadable},
 };
 
 use crate::vision_scene::{
@@ -74,8 +74,8 @@ fn pad_of(case: &Case) -> u32 {
 /// Compares a backend with the reference, on rows that a tower computes on another backend.
 fn check<B, T>(row: &'static str, folder: &str, backend: fn() -> B, of_tower: fn() -> T)
 where
-    B: Compiled,
-    T: CompiledTower,
+    B: Loadable,
+    T: Loadable,
 {
     let mut comparisons = Comparisons::of(row);
     let Some(folder) = comparisons.find(&format!("vision/{folder}")) else {
@@ -85,11 +85,11 @@ where
     let vision = VisionFile::open(folder.join("mmproj-model.gguf")).unwrap();
     let n_parts = 1 + model.descriptor().n_deep_inputs;
     assert_eq!(vision.shape().row_width(), n_parts * model.descriptor().n_embd);
-    let mut tower = engines::tower(&vision, of_tower()).unwrap();
+    let mut tower = vision.load_on(of_tower()).unwrap();
     for case in &Reference::open(&folder).cases {
         let mut rows = Vec::new();
         for (image_idx, image) in case.images.iter().enumerate() {
-            let (pixels, grid) = pixels_of(&*tower, &folder.join(image), Filter::Bicubic);
+            let (pixels, grid) = pixels_of(&tower, &folder.join(image), Filter::Bicubic);
             assert_eq!(case.grids[image_idx], [2 * grid.n_down, 2 * grid.n_across]);
             if image_idx == 0 {
                 let n = case.pixels.len() / (3 * PATCH * PATCH);

@@ -9,11 +9,8 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::GgufFile;
 use tokenmill_image::{Filter, ImageLimits, Rgb};
-use tokenmill_model::{ImageGrid, MAX_PATCHES, ModelOptions, VisionFile};
-use tokenmill_testkit::{
-    NaiveBackend, Random,
-    engines::{self, Tower},
-};
+use tokenmill_model::{ImageGrid, MAX_PATCHES, ModelOptions, VisionFile, VisionTower};
+use tokenmill_testkit::{NaiveBackend, Random, engines};
 
 /// Tolerance against transformers, which computes in single precision, in another order.
 const TOLERANCE: f32 = 2e-4;
@@ -97,7 +94,7 @@ pub(crate) fn assert_same_bits(expected: &[f32], found: &[f32]) {
 }
 
 /// Returns the pixels of an image as a tower takes them, and its grid.
-pub(crate) fn pixels_of(tower: &dyn Tower, file: &Path, filter: Filter) -> (Vec<f32>, ImageGrid) {
+pub(crate) fn pixels_of(tower: &VisionTower, file: &Path, filter: Filter) -> (Vec<f32>, ImageGrid) {
     let shape = tower.shape();
     let image = Rgb::decode(&fs::read(file).unwrap(), &ImageLimits::default()).unwrap();
     let grid = shape.size.grid(image.width(), image.height()).unwrap();
@@ -134,7 +131,7 @@ pub(crate) fn is_loaded(bytes: &[u8]) -> bool {
         let shape = vision.shape().clone();
         let (n_patches, n_rows) = (shape.max_patches(), shape.size.max_rows());
         assert!((1..=MAX_PATCHES).contains(&n_patches) && n_rows <= n_patches);
-        engines::tower(&vision, NaiveBackend::new()).ok()
+        vision.load_on(NaiveBackend::new()).ok()
     };
     load().is_some()
 }

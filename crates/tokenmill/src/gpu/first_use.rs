@@ -243,7 +243,7 @@ impl<'a> FirstUseOf<'a> {
     /// Fails if the GPU must not be used.
     pub(super) fn check_model(
         &mut self,
-        executor: &mut ModelExecutor<CudaBackend>,
+        executor: &mut ModelExecutor,
         model: &Model,
         options: &ModelOptions,
     ) -> Result<bool, Error> {
@@ -251,24 +251,30 @@ impl<'a> FirstUseOf<'a> {
             return Ok(false);
         }
         self.say_first();
-        let device = executor.backend().device().clone();
+        let device = executor.backend::<CudaBackend>().device().clone();
         let now = self.options.clone().without(&self.record.steps);
         let begins_early = now.launches == Launches::Early;
         device.limit_waits(Some(LIMIT));
         // `compare_ways` finds faults that only one way of launching has.
-        executor.backend_mut().set_graphs(false);
+        executor.backend_mut::<CudaBackend>().set_graphs(false);
         device.set_launches(Launches::InOrder);
         let against_cpu = match reference(model, options, self.compute) {
             Some(mut cpu) => compare_steps(executor, &mut cpu),
             None => Ok(()),
         };
         let checked = against_cpu.and_then(|()| {
-            let set = |executor: &mut ModelExecutor<CudaBackend>, way: Way| {
-                executor.backend_mut().set_graphs(way.uses_graphs);
-                executor.backend().device().set_launches(way.launches);
+            let set = |executor: &mut ModelExecutor, way: Way| {
+                executor.backend_mut::<CudaBackend>().set_graphs(way.uses_graphs);
+                executor
+                    .backend::<CudaBackend>()
+                    .device()
+                    .set_launches(way.launches);
             };
             compare_ways(executor, [!now.runs_eagerly, begins_early], set, |executor| {
-                executor.backend().capture_failure().map(str::to_owned)
+                executor
+                    .backend::<CudaBackend>()
+                    .capture_failure()
+                    .map(str::to_owned)
             })
         });
         device.limit_waits(None);

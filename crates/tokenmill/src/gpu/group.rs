@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use tokenmill_backend::{BackendError, HostGroup, MemoryPlan};
-use tokenmill_cuda_exec::{CudaExecError, Device, DeviceInfo, NcclApi};
+use tokenmill_cuda_exec::{CudaBackend, CudaExecError, Device, DeviceInfo, NcclApi};
 use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions, Rank, Shard, WeightSource as _};
 use tokenmill_placed::{GroupExecutor, GroupRank};
 
@@ -122,7 +122,7 @@ pub(crate) fn load_group(
             })
             .map_err(device_error)?;
         before += n_bytes_of(shard);
-        kernels_took += executor.backend().device().module_loads().1;
+        kernels_took += executor.backend::<CudaBackend>().device().module_loads().1;
         ranks.push(GroupRank {
             executor: Box::new(executor),
             place: format!("GPU {}", first + idx),

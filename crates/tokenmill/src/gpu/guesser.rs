@@ -3,7 +3,7 @@
 //! These methods have a file of their own because a build without CUDA has none of them. Invariant: an
 //! optional guesser that does not fit never prevents a model from loading.
 
-use tokenmill_backend::{Backend, Executor, MemoryPlan};
+use tokenmill_backend::{MemoryPlan, Weigh, program::ProgramDevice};
 use tokenmill_model::{LoadError, LoadProgress, ModelExecutor, ModelOptions};
 
 use crate::{Error, draft_facts::LoadedGuesser, guesser::Guesser};
@@ -27,9 +27,9 @@ impl Guesser<'_> {
     ///
     /// # Errors
     /// Returns an error if something is wrong with the weights.
-    pub(crate) fn plan_on<B: Backend>(
+    pub(crate) fn plan_on(
         self,
-        backend: &B,
+        backend: &dyn Weigh,
         options: &ModelOptions,
     ) -> Result<Option<MemoryPlan>, Error> {
         match self {
@@ -45,9 +45,9 @@ impl Guesser<'_> {
     /// # Errors
     /// [`Error::NoRoomToGuess`] if the caller asked for the guesser and it does not fit; also if something is
     /// wrong with its weights.
-    pub(crate) fn fitting<B: Backend>(
+    pub(crate) fn fitting(
         self,
-        backend: &B,
+        backend: &dyn Weigh,
         options: &ModelOptions,
         of_model: &MemoryPlan,
         room_bytes: u64,
@@ -71,26 +71,22 @@ impl Guesser<'_> {
         }
     }
 
-    /// Loads the guesser next to its network, on a backend of its own.
+    /// Loads the guesser next to its network, on a device of its own.
     ///
     /// # Errors
     /// Returns an error if the guesser cannot be loaded.
-    pub(crate) fn load_on<B: Backend>(
+    pub(crate) fn load_on(
         self,
-        backend: impl FnOnce() -> Result<B, Error>,
+        device: impl FnOnce() -> Result<Box<dyn ProgramDevice>, Error>,
         options: &ModelOptions,
-        network: &ModelExecutor<B>,
+        network: &ModelExecutor,
         on_progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<Option<LoadedGuesser>, Error>
-    where
-        B::Matrix: Clone,
-        ModelExecutor<B>: Executor + Send + 'static,
-    {
+    ) -> Result<Option<LoadedGuesser>, Error> {
         match self {
             Self::Nothing => Ok(None),
             Self::Layer { mtp, is_asked_for } => {
-                let loaded = backend().and_then(|backend| {
-                    let loaded = mtp.load(backend, options, network, on_progress);
+                let loaded = device().and_then(|device| {
+                    let loaded = mtp.load(device, options, network, on_progress);
                     loaded.map_err(|error| of_device(Error::Load(error)))
                 });
                 match loaded {
@@ -100,7 +96,7 @@ impl Guesser<'_> {
                 }
             }
             Self::Draft(draft) => {
-                let loaded = draft.load_on(backend()?, options, on_progress);
+                let loaded = draft.load_on(device()?, options, on_progress);
                 loaded.map(Some).map_err(of_device)
             }
         }

@@ -9,7 +9,8 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_model::{LoadProgress, Model, ModelExecutor, ModelOptions};
 use tokenmill_placed::{
-    BatchThreshold, DeviceLayers, Placed, Placement, PlacementRequest, Retreat, Traffic, n_accepted, ranked,
+    BatchThreshold, DeviceLayers, Placed, Placement, PlacementRequest, Retreat, StepThresholds, Traffic,
+    n_accepted, ranked,
 };
 
 use super::{
@@ -36,7 +37,7 @@ struct Split<'a> {
     model: &'a Model,
     network: NetworkShape,
     options: &'a ModelOptions,
-    backend: Placed<CpuBackend, CudaBackend>,
+    backend: Sides,
     room_bytes: u64,
 }
 
@@ -308,11 +309,11 @@ pub(crate) fn load_split(
         BatchThreshold::Tokens(n) => (GpuSteps::of_all(n.max(1)), MeasuredWhen::Given),
         BatchThreshold::Measured => {
             let found = measured_steps(model, options, compute, &place, &mut executor)?;
-            executor.backend_mut().set_thresholds(found.0.thresholds());
+            set_thresholds(&mut executor, found.0.thresholds());
             found
         }
     };
-    let (_, kernels_took) = executor.backend().device().device().module_loads();
+    let (_, kernels_took) = executor.backend::<Sides>().device().device().module_loads();
     Ok(Loaded {
         executor: Box::new(executor),
         device: LoadedDevice::Split {
@@ -330,13 +331,20 @@ pub(crate) fn load_split(
     })
 }
 
+/// The CPU and a GPU as one backend.
+type Sides = Placed<CpuBackend, CudaBackend>;
+
+fn set_thresholds(executor: &mut ModelExecutor, thresholds: StepThresholds) {
+    executor.backend_mut::<Sides>().set_thresholds(thresholds);
+}
+
 /// From where on the GPU computes what both sides have: measured now, or before, of this model with this placement on this machine.
 fn measured_steps(
     model: &Model,
     options: &ModelOptions,
     compute: &Compute,
     place: &str,
-    executor: &mut ModelExecutor<Placed<CpuBackend, CudaBackend>>,
+    executor: &mut ModelExecutor,
 ) -> Result<(GpuSteps, MeasuredWhen), Error> {
     let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
     // A file that cannot be read again is not a reason to refuse a model that was loaded from it.
@@ -354,10 +362,11 @@ fn measured_steps(
             compute.gpu.warpgroup_products,
             compute.gpu.launches_in_order,
             compute.gpu.reads_apart,
-            machine(compute, executor.backend().device()),
+            machine(compute, executor.backend::<Sides>().device()),
         )
     });
-    let mut measure = || calibration::calibrate(executor).map_err(|source| Error::Calibration { source });
+    let mut measure =
+        || calibration::calibrate(executor, set_thresholds).map_err(|source| Error::Calibration { source });
     match subject {
         Some(subject) => compute.measurements.of_load(compute.is_quiet).find_or_make(
             "gpu-batch",

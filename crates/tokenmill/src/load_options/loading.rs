@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use tokenmill_backend::Backend;
+use tokenmill_backend::program::ProgramDevice;
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 use tokenmill_sched::{ContextShift, Engine, EngineConfig, SharedPageStore, Speculation};
 
@@ -133,18 +133,17 @@ impl LoadOptions {
         self.equip(model.with_identity(identity).with_vision(vision), network)
     }
 
-    /// Loads the model at `path` on a backend of the caller's own.
+    /// Loads the model at `path` on a device of the caller's own: a backend that converts into one, or any
+    /// [`ProgramDevice`].
     ///
     /// # Errors
     /// Returns the errors of [`Self::load`].
-    pub fn load_on<B: Backend + Send + 'static>(
+    pub fn load_on(
         &self,
         path: impl AsRef<Path>,
-        backend: B,
-    ) -> Result<Model, Error>
-    where
-        tokenmill_model::ModelExecutor<B>: Send,
-    {
+        device: impl Into<Box<dyn ProgramDevice>>,
+    ) -> Result<Model, Error> {
+        let device = device.into();
         let source = ModelSource::find(self.path_of(path.as_ref())?)?;
         let network = self.open_network(&source)?;
         let mut words = self.words(&source, &network)?;
@@ -154,9 +153,9 @@ impl LoadOptions {
         }
         let options = self.network_options(network.descriptor())?;
         self.check_context_shift(&network, &options)?;
-        let plan = network.plan(&backend, &options)?;
+        let plan = network.plan(device.measure(), &options)?;
         let loaded = Loaded {
-            executor: Box::new(network.load_on(backend, &options, &mut |_| {})?),
+            executor: Box::new(network.load_on(device, &options, &mut |_| {})?),
             device: LoadedDevice::Own,
             plan,
             guesser: None,

@@ -1,0 +1,294 @@
+//! [`Bridge`]: a [`Backend`] as a [`ProgramDevice`].
+//!
+//! It keeps what a program names by index: weights, the memory of values, adapters. Invariant: each is absent only while an
+//! operation has it.
+
+use std::{any::Any, collections::VecDeque};
+
+use crate::{
+    Activation, AdapterError, AdapterId, Backend, BackendError, ExecutorLimits, ForwardBatch, KvLayout,
+    MatrixData, Memory, MemoryPlan, NetworkPart, NetworkShape, PageCopy, PageGroup, SequenceMemory,
+    StateLayout, StepOutput, StepShape, StepTrace, Weigh,
+};
+
+use super::{
+    Abilities, AdapterStore, ChangeData, HostRows, LinearId, MatrixId, NormId, Prepared, ProgramDevice,
+    WeightStore, changes::Changes, tables::Tables,
+};
+
+/// A backend with the weights, the adapters and the memory of one network's programs.
+pub struct Bridge<B: Backend> {
+    backend: B,
+    tables: Tables<B>,
+    changes: Changes<B::Matrix>,
+    /// The matrices of another network that this one shares.
+    shared: VecDeque<B::Matrix>,
+    /// `None` until memory is allocated.
+    prepared: Option<Prepared>,
+    /// The shape of the step that ran last.
+    last_shape: Option<StepShape>,
+}
+
+impl<B: Backend> Bridge<B> {
+    /// Makes a device of a backend.
+    ///
+    /// A crate with a backend calls it in an `impl From<Backend> for Box<dyn ProgramDevice>`, so that the code that runs
+    /// programs on it is compiled in that crate alone.
+    pub fn boxed(backend: B) -> Box<dyn ProgramDevice> {
+        Box::new(Self {
+            backend,
+            tables: Tables::default(),
+            changes: Changes::default(),
+            shared: VecDeque::new(),
+            prepared: None,
+            last_shape: None,
+        })
+    }
+}
+
+impl<B: Backend> ProgramDevice for Bridge<B> {
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            works_apart: self.backend.works_apart(),
+            takes_late_masks: self.backend.takes_late_masks(),
+            takes_rows: self.backend.takes_rows(),
+        }
+    }
+
+    fn measure(&self) -> &dyn Weigh {
+        &self.backend
+    }
+
+    fn trace(&self) -> Option<StepTrace> {
+        self.backend.trace()
+    }
+
+    fn prepare(
+        &mut self,
+        network: &NetworkShape,
+        limits: &ExecutorLimits,
+        kv: &KvLayout,
+        plan: &MemoryPlan,
+    ) -> Result<(), BackendError> {
+        self.backend.prepare(network, limits, kv, plan)
+    }
+
+    fn share(&mut self, other: &dyn ProgramDevice, matrices: &[MatrixId]) -> Result<(), BackendError> {
+        let share = |other: &Self| {
+            let share_one = |&id: &MatrixId| B::share_matrix(other.tables.matrix(id)?);
+            matrices.iter().map(share_one).collect()
+        };
+        let shared: Option<VecDeque<B::Matrix>> = other.as_any().downcast_ref().and_then(share);
+        self.shared = shared.ok_or_else(|| unsupported::<B>("matrices of another network"))?;
+        Ok(())
+    }
+
+    fn weights(&mut self) -> &mut dyn WeightStore {
+        self
+    }
+
+    fn alloc(
+        &mut self,
+        prepared: Prepared,
+        kv: &KvLayout,
+        states: Option<&StateLayout>,
+    ) -> Result<(), BackendError> {
+        self.backend.alloc_kv(kv)?;
+        if let Some(states) = states {
+            self.backend.alloc_states(states)?;
+        }
+        self.tables.alloc(prepared.slots(), &mut self.backend)?;
+        self.prepared = Some(prepared);
+        Ok(())
+    }
+
+    fn run_step(&mut self, batch: &ForwardBatch) -> Result<(), BackendError> {
+        let Self {
+            backend,
+            tables,
+            prepared,
+            last_shape,
+            ..
+        } = self;
+        let prepared = prepared
+            .as_ref()
+            .expect("memory is allocated before the first step");
+        let shape = backend.begin_step(batch)?;
+        *last_shape = Some(shape);
+        backend.run_step(shape, |backend, shape| prepared.run(backend, tables, &shape))
+    }
+
+    fn read(&mut self, output: &mut StepOutput) -> Result<(), BackendError> {
+        self.backend.read(output)
+    }
+
+    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), BackendError> {
+        self.backend.copy_pages(group, copies)
+    }
+
+    fn memory(&self) -> &dyn SequenceMemory {
+        &self.backend
+    }
+
+    fn memory_mut(&mut self) -> &mut dyn SequenceMemory {
+        &mut self.backend
+    }
+
+    fn adapters(&mut self) -> &mut dyn AdapterStore {
+        self
+    }
+
+    fn host_rows(&mut self) -> Option<&mut dyn HostRows> {
+        let is_on_host = (&Vec::<f32>::new() as &dyn Any).is::<B::Buffer>();
+        is_on_host.then_some(self as &mut dyn HostRows)
+    }
+
+    fn backend(&self) -> &dyn Any {
+        &self.backend
+    }
+
+    fn backend_mut(&mut self) -> &mut dyn Any {
+        &mut self.backend
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl<B: Backend> WeightStore for Bridge<B> {
+    fn enter(&mut self, part: NetworkPart) {
+        self.backend.enter(part);
+    }
+
+    fn store_matrix(&mut self, data: &MatrixData<'_>) -> Result<(), BackendError> {
+        let matrix = self.backend.upload_matrix(data)?;
+        self.tables.matrices.push(Some(matrix));
+        Ok(())
+    }
+
+    fn share_matrix(&mut self) {
+        let matrix = self.shared.pop_front().expect("as many as the network shares");
+        self.tables.matrices.push(Some(matrix));
+    }
+
+    fn store_vector(&mut self, values: &[f32]) -> Result<(), BackendError> {
+        let vector = self.backend.upload_vector(values)?;
+        self.tables.vectors.push(Some(vector));
+        Ok(())
+    }
+}
+
+impl<B: Backend> AdapterStore for Bridge<B> {
+    fn takes_adapters(&self) -> bool {
+        self.backend.takes_adapters()
+    }
+
+    fn begin(&mut self, id: AdapterId, n_bytes: usize, n_places: usize) -> Result<(), AdapterError> {
+        if !self.changes.has_begun(id) {
+            self.backend.check_adapter_room(n_bytes)?;
+            self.changes.begin(id, n_places);
+        }
+        Ok(())
+    }
+
+    fn upload(&mut self, id: AdapterId, place: usize, change: &ChangeData<'_>) -> Result<(), AdapterError> {
+        self.changes.upload(&mut self.backend, id, place, change)
+    }
+
+    fn add(&mut self, id: AdapterId, strength: f32) -> Result<(), AdapterError> {
+        self.changes.add(&mut self.backend, id, strength)
+    }
+
+    fn copy(&mut self, from: AdapterId, id: AdapterId, strength: f32) -> Result<(), AdapterError> {
+        self.changes.copy(&mut self.backend, from, id, strength)
+    }
+
+    fn remove(&mut self, id: AdapterId) {
+        self.backend.remove_adapter(id);
+        self.changes.remove(id);
+    }
+
+    fn has(&self, id: AdapterId) -> bool {
+        self.changes.has(id)
+    }
+}
+
+impl<B: Backend> HostRows for Bridge<B> {
+    fn linear(
+        &mut self,
+        linear: LinearId,
+        x: &Vec<f32>,
+        n_rows: usize,
+        y: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let (x, y) = (buffer::<B>(x)?, buffer_mut::<B>(y)?);
+        let bound = self.tables.take_linear(linear);
+        let done = self.backend.linear(&bound, x, n_rows, y);
+        self.tables.return_linear(linear, bound);
+        done
+    }
+
+    fn norm(
+        &mut self,
+        norm: NormId,
+        x: &Vec<f32>,
+        n_rows: usize,
+        y: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let (x, y) = (buffer::<B>(x)?, buffer_mut::<B>(y)?);
+        let (bound, ids) = self.tables.take_vectors(norm);
+        let done = self.backend.norm(&bound, x, n_rows, y);
+        self.tables.return_vectors::<NormId>(bound, ids);
+        done
+    }
+
+    fn activation(
+        &mut self,
+        activation: Activation,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        self.backend
+            .activation(activation, n_rows, width, buffer_mut::<B>(rows)?, None)
+    }
+
+    fn add(
+        &mut self,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+        delta: &Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let (rows, delta) = (buffer_mut::<B>(rows)?, buffer::<B>(delta)?);
+        self.backend.add(1.0, n_rows, width, rows, delta)
+    }
+
+    fn taps(&self) -> Vec<Vec<f32>> {
+        let (Some(prepared), Some(shape)) = (&self.prepared, &self.last_shape) else {
+            return Vec::new();
+        };
+        let taps = prepared.taps(&self.tables, shape);
+        taps.filter_map(|tap| (tap as &dyn Any).downcast_ref().cloned())
+            .collect()
+    }
+}
+
+/// Returns rows of the host as the backend's buffer.
+fn buffer<B: Backend>(rows: &dyn Any) -> Result<&<B as Memory>::Buffer, BackendError> {
+    rows.downcast_ref().ok_or_else(|| unsupported::<B>(HOST_ROWS))
+}
+
+fn buffer_mut<B: Backend>(rows: &mut dyn Any) -> Result<&mut <B as Memory>::Buffer, BackendError> {
+    rows.downcast_mut().ok_or_else(|| unsupported::<B>(HOST_ROWS))
+}
+
+const HOST_ROWS: &str = "rows in the host's memory";
+
+fn unsupported<B: Backend>(feature: &str) -> BackendError {
+    BackendError::Unsupported {
+        feature: feature.to_owned(),
+        device: B::NAME,
+    }
+}
