@@ -1,12 +1,14 @@
 //! The seam between a network and a device: the definition of an inference step, and a device's part in it.
 //!
 //! A leaf crate: the network above and the devices below both import it, and neither imports the other. It
-//! has the [`program`], a network as operations on named values, and two traits:
+//! has the [`program`], a network as operations on named values, and three traits:
 //!
 //! - [`Executor`] is coarse, object-safe and called once per step. It is all that an engine sees of a model and its
 //!   device: a [`ForwardBatch`] goes in, ragged, with tokens of any number of sequences, and a [`StepOutput`] comes out.
-//! - [`Backend`] is fine, dispatched statically and called once per operation. It is all that a program sees of a
-//!   device.
+//! - [`ProgramDevice`](program::ProgramDevice) is a device that runs the programs of one network: also object-safe, and called
+//!   once per step.
+//! - [`Backend`] is fine, dispatched statically and called once per operation. A [`Bridge`](program::Bridge) makes a device
+//!   of it.
 //!
 //! Types that both sides share are defined here: activation functions, norms, ropes, the KV layout, page
 //! copies, sampling parameters. So is the [`Sampler`], because every backend samples some rows on the host.
@@ -71,6 +73,7 @@ mod state_layout;
 mod step_shape;
 mod step_trace;
 mod streams;
+mod weigh;
 
 pub use adapter::{Adapter, AdapterError, AdapterId, AdapterWeight, FloatMatrix};
 pub use adapter_operations::{AdapterMatrices, AdapterOperations, LowRank};
@@ -91,7 +94,7 @@ pub use kv_stores::KvStores;
 pub use latent::{JoinedRows, LatentOperations};
 pub use layer_operations::{LayerOperations, Xielu};
 pub use limits::{ExecutorLimits, GroupLimits, WindowGroup};
-pub use measure::{Measure, Weigh};
+pub use measure::Measure;
 pub use memory::{Allocation, MatrixData, MatrixUsage, Memory};
 pub use memory_plan::MemoryPlan;
 pub use network_shape::{AttentionShape, ExpertsShape, HeadsShape, KvStoreOfLayer, LayerShape, NetworkShape};
@@ -115,6 +118,7 @@ pub use state_layout::{StateLayerShape, StateLayout};
 pub use step_shape::{Phase, SamplingMode, StepShape};
 pub use step_trace::{DeviceTimes, StepTrace};
 pub use streams::{MAX_STREAMS, MIN_MEAN_SQUARE, StreamOperations, StreamsShape};
+pub use weigh::Weigh;
 
 /// The examples of the README.
 #[cfg(doctest)]

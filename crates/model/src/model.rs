@@ -247,7 +247,7 @@ pub(crate) fn build_sharing(
     let kv = kv_layout(descriptor, &limits, options);
     device.prepare(&descriptor.shape(), &limits, &kv, &plan)?;
     if let (Some(shared), Some(owner)) = (shared, owner) {
-        device.share(&*owner.device, &shared.matrices_of(&owner.network))?;
+        device.share(&*owner.device, &owner.network.shared_matrices(shared))?;
     }
     let network = Network::load(
         descriptor,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokenmill_backend::{
     Linear, MatrixUsage, NetworkPart, Rope,
-    program::{LinearId, NormId, RopeId, VectorId, WeightStore, Weights},
+    program::{LinearId, MatrixId, NormId, RopeId, VectorId, WeightStore, Weights},
 };
 
 use crate::{
@@ -120,6 +120,13 @@ impl Network {
             .filter(|layer| layer.input_part.is_some())
             .count();
         (1 + n_deep) * self.token_embd.n_in
+    }
+
+    /// Returns the matrices that another network shares, in the order in which it loads them.
+    pub(crate) fn shared_matrices(&self, shared: SharedWeights) -> Vec<MatrixId> {
+        let output = self.output.filter(|_| shared.has_output);
+        let linears = [Some(self.token_embd), output].into_iter().flatten();
+        linears.map(|linear| linear.matrix).collect()
     }
 
     fn load_with(loader: &mut Loader<'_>, shared: Option<SharedWeights>) -> Result<Self, LoadError> {

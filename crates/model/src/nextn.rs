@@ -16,25 +16,16 @@
 
 use tokenmill_backend::{
     NetworkPart,
-    program::{LinearId, MatrixId, NormId, Op, Program, Value},
+    program::{LinearId, NormId, Op, Program, Value},
 };
 
-use crate::{LoadError, Presence, loader::Loader, network::Network};
+use crate::{LoadError, Presence, loader::Loader};
 
 /// The matrices that a network uses of another one.
 #[derive(Clone, Copy)]
 pub(crate) struct SharedWeights {
     /// Whether the head is one of its own, not tied to the embedding.
     pub(crate) has_output: bool,
-}
-
-impl SharedWeights {
-    /// Returns the matrices of `network`, in the order in which they are used.
-    pub(crate) fn matrices_of(self, network: &Network) -> Vec<MatrixId> {
-        let output = network.output.filter(|_| self.has_output);
-        let linears = [Some(network.token_embd), output].into_iter().flatten();
-        linears.map(|linear| linear.matrix).collect()
-    }
 }
 
 /// The weights that compute the layer's input.

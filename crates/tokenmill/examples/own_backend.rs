@@ -1,7 +1,8 @@
 //! Computes a model on a backend that this library does not know: `cargo run --example own_backend [MODEL]`.
 //!
-//! A backend implements `tokenmill_backend::Backend`, the operations of programs. This one is the test
-//! kit's, plain loops over f32 numbers: `crates/testkit/src/naive_backend.rs` is a model for your own.
+//! A backend implements `tokenmill_backend::Backend`, the operations of programs, and becomes a device by
+//! `tokenmill_backend::program::Bridge`. This one is the test kit's, plain loops over f32 numbers:
+//! `crates/testkit/src/naive_backend` is a model for your own.
 
 use std::{env, error::Error};
 
