@@ -64,6 +64,7 @@ pub const FIELDS: &[Field] = &[
         "`effort`, as `reasoning_effort` of `/v1/chat/completions`; `max_tokens`, as `thinking_budget` there; reasoning is given whole, so `summary` changes nothing",
     ),
     refused("background", "answers are made while the client waits"),
+    refused("background_options", "answers are made while the client waits"),
     refused("conversation", NO_STATE),
     yes("previous_response_id", "an answer that is still stored"),
     yes(
