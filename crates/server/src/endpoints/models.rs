@@ -171,8 +171,9 @@ pub(crate) async fn list(State(models): State<Models>) -> Response {
     let second: Vec<Value> = (data.iter())
         .map(|entry| {
             let (name, n_ctx) = (&entry["id"], &entry["max_model_len"]);
+            let day = entry["created_at"].as_str().and_then(|time| time.get(..10));
             json!({ "slug": name, "display_name": name, "name": name, "model": name, "context_window": n_ctx,
-                "tags": entry["tags"], "capabilities": entry["capabilities"] })
+                "description": name, "release_date": day, "tags": entry["tags"], "capabilities": entry["capabilities"] })
         })
         .collect();
     Json(json!({ "object": "list", "data": data, "models": second })).into_response()
