@@ -30,8 +30,8 @@ pub trait Memory: Sized + Send + 'static {
     /// [`BackendError::UnsupportedType`] if the type cannot be computed, or a device error.
     fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<Self::Matrix, BackendError>;
 
-    /// Returns a second handle of a matrix, which another network on the same device reads; `None` if the device has
-    /// none.
+    /// Returns a second handle of a matrix, for another network on the same hardware; `None` if the backend cannot share
+    /// matrices.
     fn share_matrix(matrix: &Self::Matrix) -> Option<Self::Matrix> {
         let _ = matrix;
         None

@@ -242,7 +242,7 @@ pub(crate) fn build_sharing(
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<ModelExecutor, LoadError> {
     let (shared, owner) = shared.unzip();
-    let plan = plan_sharing(descriptor, source, device.measure(), options, shared)?;
+    let plan = plan_sharing(descriptor, source, device.weigh(), options, shared)?;
     let limits = limits(descriptor, options)?;
     let kv = kv_layout(descriptor, &limits, options);
     device.prepare(&descriptor.shape(), &limits, &kv, &plan)?;

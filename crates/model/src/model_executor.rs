@@ -13,8 +13,6 @@ use tokenmill_backend::{
 
 use crate::network::Network;
 
-const OTHER_BACKEND: &str = "the network was loaded on a backend of this type";
-
 /// Maximum number of steps in flight.
 const MAX_IN_FLIGHT: usize = 2;
 
@@ -46,16 +44,16 @@ impl ModelExecutor {
     ///
     /// # Panics
     /// If the network was loaded on a backend of another type.
-    pub fn backend<D: Backend>(&self) -> &D {
-        self.device.backend().downcast_ref().expect(OTHER_BACKEND)
+    pub fn backend<B: Backend>(&self) -> &B {
+        self.device.backend().downcast_ref().expect(OF_TYPE)
     }
 
     /// Returns the backend mutably, for settings between steps.
     ///
     /// # Panics
     /// If the network was loaded on a backend of another type.
-    pub fn backend_mut<D: Backend>(&mut self) -> &mut D {
-        self.device.backend_mut().downcast_mut().expect(OTHER_BACKEND)
+    pub fn backend_mut<B: Backend>(&mut self) -> &mut B {
+        self.device.backend_mut().downcast_mut().expect(OF_TYPE)
     }
 
     fn check_sampled_rows(&self, batch: &ForwardBatch) -> Result<(), BatchError> {
@@ -69,10 +67,10 @@ impl ModelExecutor {
         Ok(())
     }
 
-    fn check_adapters(&mut self, batch: &ForwardBatch) -> Result<(), BatchError> {
+    fn check_adapters(&self, batch: &ForwardBatch) -> Result<(), BatchError> {
         for (seq_idx, adapter) in batch.adapters.iter().enumerate() {
             if let Some(adapter) = *adapter
-                && !self.device.adapters().has(adapter)
+                && !self.device.has_adapter(adapter)
             {
                 return Err(BatchError::UnknownAdapter { seq_idx, adapter });
             }
@@ -99,7 +97,7 @@ impl Executor for ModelExecutor {
     }
 
     fn steps_in_flight(&self) -> usize {
-        if self.device.abilities().works_apart {
+        if self.device.weigh().works_apart() {
             MAX_IN_FLIGHT
         } else {
             1
@@ -107,7 +105,7 @@ impl Executor for ModelExecutor {
     }
 
     fn takes_late_masks(&self) -> bool {
-        self.device.abilities().takes_late_masks
+        self.device.takes_late_masks()
     }
 
     fn input_row_width(&self) -> Option<usize> {
@@ -115,7 +113,7 @@ impl Executor for ModelExecutor {
         let is_plain = self.network.layer_embeddings.is_none()
             && self.network.alt_up.is_none()
             && self.limits.n_states == 0;
-        (self.device.abilities().takes_rows && is_plain).then_some(self.network.input_row_width())
+        (self.device.takes_rows() && is_plain).then_some(self.network.input_row_width())
     }
 
     fn reads_hidden(&self) -> bool {
@@ -202,14 +200,14 @@ impl Executor for ModelExecutor {
     }
 
     fn memory_format(&self) -> Option<MemoryFormat> {
-        self.device.memory().memory_format()
+        self.device.sequences().memory_format()
     }
 
     fn read_memory(&mut self, places: &[MemoryPlace], take: &mut dyn FnMut(&[u8])) -> Result<(), StepError> {
         for &place in places {
             self.bytes_of(place).ok_or(StepError::PlaceOutOfRange { place })?;
         }
-        Ok(self.device.memory_mut().read_memory(places, take)?)
+        Ok(self.device.sequences_mut().read_memory(places, take)?)
     }
 
     fn write_memory(&mut self, contents: &[(MemoryPlace, &[u8])]) -> Result<(), StepError> {
@@ -218,10 +216,13 @@ impl Executor for ModelExecutor {
                 return Err(StepError::PlaceOutOfRange { place });
             }
         }
-        Ok(self.device.memory_mut().write_memory(contents)?)
+        Ok(self.device.sequences_mut().write_memory(contents)?)
     }
 
     fn trace(&self) -> Option<StepTrace> {
         self.device.trace()
     }
 }
+
+/// The reason why an executor has a backend of the type that its caller names.
+const OF_TYPE: &str = "the caller names the type of the backend on which it loaded the network";

@@ -1,6 +1,6 @@
 //! Code that tests share: a naive reference backend, tiny models made in memory, the conformance suite that
-//! every backend must pass, the parity check against reference data, executors of real networks that are
-//! compiled once, a deterministic executor for the engine's tests, the random numbers of all tests, the one
+//! every backend must pass, the parity check against reference data, executors of real networks, a
+//! deterministic executor for the engine's tests, the random numbers of all tests, the one
 //! place that finds reference data, and the count of comparisons with it.
 //!
 //! For development only; nothing in the product depends on it. The feature `engines` is for crates whose tests run networks: without

@@ -116,7 +116,7 @@ impl Draft {
         options: &ModelOptions,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<LoadedGuesser, Error> {
-        let memory = self.plan_on(device.measure(), options)?;
+        let memory = self.plan_on(device.weigh(), options)?;
         let executor = (self.network).load_on(device, &self.options_next_to(options), on_progress);
         let executor = executor.map_err(|error| self.error(error.into()))?;
         Ok(self.loaded(Box::new(executor), memory))

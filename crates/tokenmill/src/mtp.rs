@@ -164,7 +164,7 @@ impl<'a> Mtp<'a> {
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<LoadedGuesser, LoadError> {
         let options = options_next_to(self.layer.descriptor().n_ctx_train, options);
-        let memory = self.plan_on(device.measure(), &options)?;
+        let memory = self.plan_on(device.weigh(), &options)?;
         let executor = self.layer.load_on(device, &options, network, on_progress)?;
         let facts = DraftFacts {
             name: match self.path.and_then(Path::file_name) {

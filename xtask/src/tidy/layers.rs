@@ -83,7 +83,6 @@ const LAYERS: [Layer; 24] = [
             "tokenmill-cuda-exec",
             "tokenmill-gguf",
             "tokenmill-model",
-            "tokenmill-placed",
             "tokenmill-quant",
             "tokenmill-sim-driver",
         ],

@@ -1,9 +1,11 @@
 //! [`Bridge`]: a [`Backend`] as a [`ProgramDevice`].
 //!
-//! It keeps what a program names by index: weights, the memory of values, adapters. Invariant: each is absent only while an
-//! operation has it.
+//! Invariant: the memory of programs is allocated before the first step.
 
-use std::{any::Any, collections::VecDeque};
+use std::{
+    any::{Any, TypeId},
+    collections::VecDeque,
+};
 
 use crate::{
     Activation, AdapterError, AdapterId, Backend, BackendError, ExecutorLimits, ForwardBatch, KvLayout,
@@ -12,8 +14,8 @@ use crate::{
 };
 
 use super::{
-    Abilities, AdapterStore, ChangeData, HostRows, LinearId, MatrixId, NormId, Prepared, ProgramDevice,
-    WeightStore, changes::Changes, tables::Tables,
+    AdapterStore, ChangeData, HostRows, LinearId, MatrixId, NormId, Prepared, ProgramDevice, WeightStore,
+    changes::Changes, tables::Tables,
 };
 
 /// A backend with the weights, the adapters and the memory of one network's programs.
@@ -32,8 +34,9 @@ pub struct Bridge<B: Backend> {
 impl<B: Backend> Bridge<B> {
     /// Makes a device of a backend.
     ///
-    /// A crate with a backend calls it in an `impl From<Backend> for Box<dyn ProgramDevice>`, so that the code that runs
-    /// programs on it is compiled in that crate alone.
+    /// A crate with a backend calls it in an `impl From<YourBackend> for Box<dyn ProgramDevice>`, so that the code that runs
+    /// programs on it is compiled in that crate alone. (For a backend that is itself generic, it is compiled where its types
+    /// are chosen.)
     pub fn boxed(backend: B) -> Box<dyn ProgramDevice> {
         Box::new(Self {
             backend,
@@ -47,16 +50,16 @@ impl<B: Backend> Bridge<B> {
 }
 
 impl<B: Backend> ProgramDevice for Bridge<B> {
-    fn abilities(&self) -> Abilities {
-        Abilities {
-            works_apart: self.backend.works_apart(),
-            takes_late_masks: self.backend.takes_late_masks(),
-            takes_rows: self.backend.takes_rows(),
-        }
+    fn weigh(&self) -> &dyn Weigh {
+        &self.backend
     }
 
-    fn measure(&self) -> &dyn Weigh {
-        &self.backend
+    fn takes_late_masks(&self) -> bool {
+        self.backend.takes_late_masks()
+    }
+
+    fn takes_rows(&self) -> bool {
+        self.backend.takes_rows()
     }
 
     fn trace(&self) -> Option<StepTrace> {
@@ -75,11 +78,15 @@ impl<B: Backend> ProgramDevice for Bridge<B> {
 
     fn share(&mut self, other: &dyn ProgramDevice, matrices: &[MatrixId]) -> Result<(), BackendError> {
         let share = |other: &Self| {
-            let share_one = |&id: &MatrixId| B::share_matrix(other.tables.matrix(id)?);
-            matrices.iter().map(share_one).collect()
+            let matrix = |&id: &MatrixId| other.tables.matrix(id).expect("a matrix of the network");
+            let matrices = matrices.iter().map(matrix);
+            matrices.map(B::share_matrix).collect()
         };
-        let shared: Option<VecDeque<B::Matrix>> = other.as_any().downcast_ref().and_then(share);
-        self.shared = shared.ok_or_else(|| unsupported::<B>("matrices of another network"))?;
+        let shared: Option<VecDeque<B::Matrix>> = (other as &dyn Any).downcast_ref().and_then(share);
+        self.shared = shared.ok_or_else(|| BackendError::Unsupported {
+            feature: "matrices of another network".to_owned(),
+            device: B::NAME,
+        })?;
         Ok(())
     }
 
@@ -126,12 +133,16 @@ impl<B: Backend> ProgramDevice for Bridge<B> {
         self.backend.copy_pages(group, copies)
     }
 
-    fn memory(&self) -> &dyn SequenceMemory {
+    fn sequences(&self) -> &dyn SequenceMemory {
         &self.backend
     }
 
-    fn memory_mut(&mut self) -> &mut dyn SequenceMemory {
+    fn sequences_mut(&mut self) -> &mut dyn SequenceMemory {
         &mut self.backend
+    }
+
+    fn has_adapter(&self, id: AdapterId) -> bool {
+        self.changes.has(id)
     }
 
     fn adapters(&mut self) -> &mut dyn AdapterStore {
@@ -139,7 +150,7 @@ impl<B: Backend> ProgramDevice for Bridge<B> {
     }
 
     fn host_rows(&mut self) -> Option<&mut dyn HostRows> {
-        let is_on_host = (&Vec::<f32>::new() as &dyn Any).is::<B::Buffer>();
+        let is_on_host = TypeId::of::<B::Buffer>() == TypeId::of::<Vec<f32>>();
         is_on_host.then_some(self as &mut dyn HostRows)
     }
 
@@ -149,10 +160,6 @@ impl<B: Backend> ProgramDevice for Bridge<B> {
 
     fn backend_mut(&mut self) -> &mut dyn Any {
         &mut self.backend
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 
@@ -204,13 +211,13 @@ impl<B: Backend> AdapterStore for Bridge<B> {
         self.changes.copy(&mut self.backend, from, id, strength)
     }
 
+    fn discard(&mut self, id: AdapterId) {
+        self.changes.discard(id);
+    }
+
     fn remove(&mut self, id: AdapterId) {
         self.backend.remove_adapter(id);
         self.changes.remove(id);
-    }
-
-    fn has(&self, id: AdapterId) -> bool {
-        self.changes.has(id)
     }
 }
 
@@ -222,7 +229,7 @@ impl<B: Backend> HostRows for Bridge<B> {
         n_rows: usize,
         y: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
-        let (x, y) = (buffer::<B>(x)?, buffer_mut::<B>(y)?);
+        let (x, y) = (buffer::<B>(x), buffer_mut::<B>(y));
         let bound = self.tables.take_linear(linear);
         let done = self.backend.linear(&bound, x, n_rows, y);
         self.tables.return_linear(linear, bound);
@@ -236,7 +243,7 @@ impl<B: Backend> HostRows for Bridge<B> {
         n_rows: usize,
         y: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
-        let (x, y) = (buffer::<B>(x)?, buffer_mut::<B>(y)?);
+        let (x, y) = (buffer::<B>(x), buffer_mut::<B>(y));
         let (bound, ids) = self.tables.take_vectors(norm);
         let done = self.backend.norm(&bound, x, n_rows, y);
         self.tables.return_vectors::<NormId>(bound, ids);
@@ -251,7 +258,7 @@ impl<B: Backend> HostRows for Bridge<B> {
         rows: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
         self.backend
-            .activation(activation, n_rows, width, buffer_mut::<B>(rows)?, None)
+            .activation(activation, n_rows, width, buffer_mut::<B>(rows), None)
     }
 
     fn add(
@@ -261,34 +268,25 @@ impl<B: Backend> HostRows for Bridge<B> {
         rows: &mut Vec<f32>,
         delta: &Vec<f32>,
     ) -> Result<(), BackendError> {
-        let (rows, delta) = (buffer_mut::<B>(rows)?, buffer::<B>(delta)?);
+        let (rows, delta) = (buffer_mut::<B>(rows), buffer::<B>(delta));
         self.backend.add(1.0, n_rows, width, rows, delta)
     }
 
-    fn taps(&self) -> Vec<Vec<f32>> {
-        let (Some(prepared), Some(shape)) = (&self.prepared, &self.last_shape) else {
-            return Vec::new();
-        };
-        let taps = prepared.taps(&self.tables, shape);
-        taps.filter_map(|tap| (tap as &dyn Any).downcast_ref().cloned())
-            .collect()
+    fn tap(&self, tap_idx: usize, n_rows: usize) -> Option<Vec<f32>> {
+        let (prepared, shape) = (self.prepared.as_ref()?, self.last_shape.as_ref()?);
+        let (tap, width) = prepared.tap(&self.tables, shape, tap_idx)?;
+        let rows: &Vec<f32> = (tap as &dyn Any).downcast_ref().expect(ON_HOST);
+        Some(rows[..n_rows * width].to_vec())
     }
 }
 
 /// Returns rows of the host as the backend's buffer.
-fn buffer<B: Backend>(rows: &dyn Any) -> Result<&<B as Memory>::Buffer, BackendError> {
-    rows.downcast_ref().ok_or_else(|| unsupported::<B>(HOST_ROWS))
+fn buffer<B: Backend>(rows: &dyn Any) -> &<B as Memory>::Buffer {
+    rows.downcast_ref().expect(ON_HOST)
 }
 
-fn buffer_mut<B: Backend>(rows: &mut dyn Any) -> Result<&mut <B as Memory>::Buffer, BackendError> {
-    rows.downcast_mut().ok_or_else(|| unsupported::<B>(HOST_ROWS))
+fn buffer_mut<B: Backend>(rows: &mut dyn Any) -> &mut <B as Memory>::Buffer {
+    rows.downcast_mut().expect(ON_HOST)
 }
 
-const HOST_ROWS: &str = "rows in the host's memory";
-
-fn unsupported<B: Backend>(feature: &str) -> BackendError {
-    BackendError::Unsupported {
-        feature: feature.to_owned(),
-        device: B::NAME,
-    }
-}
+const ON_HOST: &str = "`host_rows` has compared the types";

@@ -38,9 +38,13 @@ impl<M> Changes<M> {
         self.whole.contains_key(&id)
     }
 
+    pub(super) fn discard(&mut self, id: AdapterId) {
+        self.begun.remove(&id);
+    }
+
     pub(super) fn remove(&mut self, id: AdapterId) {
         self.whole.remove(&id);
-        self.begun.remove(&id);
+        self.discard(id);
     }
 
     pub(super) fn upload<B: Backend<Matrix = M>>(

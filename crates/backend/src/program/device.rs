@@ -2,6 +2,12 @@
 //!
 //! It is object-safe, so the code that loads and runs a network is compiled once, whatever the devices are. A step is one
 //! call. Invariant: a device keeps its own form of every weight at the index under which the program names it.
+//!
+//! ```text
+//! at any time   weigh, trace, takes_late_masks, takes_rows, sequences (their format)
+//! a load        prepare, share (if weights are shared), weights, alloc
+//! then          run_step, read, copy_pages, adapters, sequences; host_rows, with further weights for them
+//! ```
 
 use std::any::Any;
 
@@ -14,24 +20,28 @@ use super::{LinearId, MatrixId, NormId, Prepared, WeightStore};
 
 /// A device with the memory of one network. Every error is a device error.
 ///
-/// A [`Backend`](crate::Backend) becomes one by [`Bridge`](super::Bridge).
+/// It is made of a [`Backend`](crate::Backend) by [`Bridge`](super::Bridge).
 #[expect(
     clippy::missing_errors_doc,
     reason = "the calls fail alike, which the trait's documentation says"
 )]
-pub trait ProgramDevice: Send {
-    /// Returns the abilities that decide how steps are submitted.
-    fn abilities(&self) -> Abilities;
+pub trait ProgramDevice: Any + Send {
+    /// Returns the facts about the device that a memory plan needs.
+    fn weigh(&self) -> &dyn Weigh;
 
-    /// Returns the device's measure of allocations.
-    fn measure(&self) -> &dyn Weigh;
+    /// Returns whether [`RowMask::Late`](crate::RowMask::Late) is awaited when rows are sampled, not when a step begins.
+    fn takes_late_masks(&self) -> bool;
+
+    /// Returns whether steps may have non-token inputs, and tokens that see later ones ([`ForwardBatch::input_rows`],
+    /// [`ForwardBatch::last_seen`]).
+    fn takes_rows(&self) -> bool;
 
     /// Returns how the steps read so far spent their time; `None` if the device does not measure it, or was
     /// not asked to.
     fn trace(&self) -> Option<StepTrace>;
 
-    /// Prepares the device, before anything else is called: with the widths of the network, the largest step,
-    /// the KV store, and the memory planned for all of them.
+    /// Prepares a load: with the widths of the network, the largest step, the KV store, and the memory planned for all
+    /// of them.
     fn prepare(
         &mut self,
         network: &NetworkShape,
@@ -40,11 +50,14 @@ pub trait ProgramDevice: Send {
         plan: &MemoryPlan,
     ) -> Result<(), BackendError>;
 
-    /// Sets the matrices that [`WeightStore::share_matrix`] takes, in this order, from a network on another device of
-    /// the same type.
+    /// Sets the matrices that [`WeightStore::share_matrix`] takes, in this order, from a network that another value of the
+    /// same type has on the same hardware.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] if the device cannot share matrices or the other has another type.
+    /// [`BackendError::Unsupported`] if the backend cannot share matrices or `other` has another type.
+    ///
+    /// # Panics
+    /// If the other network has no matrix with one of these indices.
     fn share(&mut self, other: &dyn ProgramDevice, matrices: &[MatrixId]) -> Result<(), BackendError>;
 
     /// Returns the store of weights, which numbers them in order.
@@ -74,10 +87,13 @@ pub trait ProgramDevice: Send {
     fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), BackendError>;
 
     /// Returns the memory of sequences, for its format.
-    fn memory(&self) -> &dyn SequenceMemory;
+    fn sequences(&self) -> &dyn SequenceMemory;
 
     /// Returns the memory of sequences, to read and write it.
-    fn memory_mut(&mut self) -> &mut dyn SequenceMemory;
+    fn sequences_mut(&mut self) -> &mut dyn SequenceMemory;
+
+    /// Returns whether steps may name an adapter.
+    fn has_adapter(&self, id: AdapterId) -> bool;
 
     /// Returns the store of adapters.
     fn adapters(&mut self) -> &mut dyn AdapterStore;
@@ -90,22 +106,6 @@ pub trait ProgramDevice: Send {
 
     /// Returns the backend mutably, for settings between steps.
     fn backend_mut(&mut self) -> &mut dyn Any;
-
-    /// Returns the device itself, for [`Self::share`].
-    fn as_any(&self) -> &dyn Any;
-}
-
-/// Abilities of a device that decide how steps are submitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Abilities {
-    /// Whether the device works independently of the host's threads, so that submitting a second step while one runs
-    /// pays.
-    pub works_apart: bool,
-    /// Whether [`RowMask::Late`](crate::RowMask::Late) is awaited when rows are sampled, not when a step begins.
-    pub takes_late_masks: bool,
-    /// Whether steps may have non-token inputs, and tokens that see later ones ([`ForwardBatch::input_rows`],
-    /// [`ForwardBatch::last_seen`]).
-    pub takes_rows: bool,
 }
 
 /// The adapters on a device. An adapter's changes are uploaded one by one; then it is added as a whole.
@@ -138,11 +138,11 @@ pub trait AdapterStore {
     /// [`AdapterError::NotLoaded`], and those of [`Self::add`].
     fn copy(&mut self, from: AdapterId, id: AdapterId, strength: f32) -> Result<(), AdapterError>;
 
+    /// Forgets the uploaded changes of an adapter that is not whole.
+    fn discard(&mut self, id: AdapterId);
+
     /// Removes an adapter, whole or begun, that no later step uses.
     fn remove(&mut self, id: AdapterId);
-
-    /// Returns whether steps may name an adapter.
-    fn has(&self, id: AdapterId) -> bool;
 }
 
 /// An adapter's change of one weight, as read from a file.
@@ -201,7 +201,7 @@ pub trait HostRows {
         delta: &Vec<f32>,
     ) -> Result<(), BackendError>;
 
-    /// Returns copies of the rows that the program kept of the step that ran last ([`Op::Tap`](super::Op::Tap)), in the
-    /// order of layers.
-    fn taps(&self) -> Vec<Vec<f32>>;
+    /// Returns a copy of the first rows, `[n_rows, width]`, of a value that the program kept of the step that ran last:
+    /// by index among its [`Op::Tap`](super::Op::Tap)s, in the order of layers. `None` if there are not so many.
+    fn tap(&self, tap_idx: usize, n_rows: usize) -> Option<Vec<f32>>;
 }

@@ -34,7 +34,7 @@ use std::sync::Arc;
 use crate::{KvLayerShape, NetworkPart};
 
 pub use bridge::Bridge;
-pub use device::{Abilities, AdapterStore, ChangeData, HostRows, ProgramDevice};
+pub use device::{AdapterStore, ChangeData, HostRows, ProgramDevice};
 pub use narrow::{StepVariant, Wanted};
 pub use op::{
     AttentionId, CarriedValue, ExpertInputKind, LinearId, NormId, Op, ProductTo, RopeId, StoredHeads,

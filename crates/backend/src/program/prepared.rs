@@ -112,17 +112,21 @@ impl Prepared {
         .step()
     }
 
-    /// Returns the rows that the program of a step's shape keeps until it has been read, by layer.
-    pub(super) fn taps<'a, B: Backend>(
-        &'a self,
+    /// Returns a value that the program of a step's shape keeps until the next step, with its width.
+    pub(super) fn tap<'a, B: Backend>(
+        &self,
         tables: &'a Tables<B>,
         shape: &StepShape,
-    ) -> impl Iterator<Item = &'a B::Buffer> {
+        tap_idx: usize,
+    ) -> Option<(&'a B::Buffer, usize)> {
         let program = &self.variants[StepVariant::of(shape).index()];
-        (program.ops.iter()).filter_map(move |stamped| match stamped.op {
-            Op::Tap { y, .. } => tables.buffers[program.slot(y)].as_ref(),
+        let mut taps = (program.ops.iter()).filter_map(|stamped| match stamped.op {
+            Op::Tap { y, .. } => Some(y),
             _ => None,
-        })
+        });
+        let value = taps.nth(tap_idx)?;
+        let buffer = tables.buffers[program.slot(value)].as_ref()?;
+        Some((buffer, program.values[value.index()].width()))
     }
 }
 

@@ -1,5 +1,5 @@
 //! Puts adapters on a device: compares the shape of each change with the weight that it changes, then
-//! uploads it.
+//! uploads it. Invariant: an adapter that is refused changes nothing.
 
 use std::borrow::Cow;
 
@@ -21,7 +21,7 @@ impl ModelExecutor {
     ) -> Result<(), AdapterError> {
         for weight_idx in 0..adapter.weights.len() {
             if let Err(error) = self.install_weight(id, adapter, weight_idx) {
-                self.device.adapters().remove(id);
+                self.device.adapters().discard(id);
                 return Err(error);
             }
         }
@@ -65,7 +65,7 @@ impl ModelExecutor {
 
     /// Returns the device's store of adapters, if it computes with them.
     fn adapters(&mut self) -> Result<&mut dyn AdapterStore, AdapterError> {
-        let device = self.device.measure().device();
+        let device = self.device.weigh().device();
         let adapters = self.device.adapters();
         if !adapters.takes_adapters() {
             return Err(AdapterError::Unsupported { device });

@@ -367,10 +367,11 @@ impl Projector {
                 output[(row * n_parts + part) * n_embd..][..n_embd].copy_from_slice(made);
             }
         };
-        put(0, &self.main.run(device, n_rows, rows)?);
-        for ((merger, stream), part) in self.deep.iter().zip(device.taps()).zip(1..) {
-            let stream = &stream[..rows.len()];
-            put(part, &merger.run(device, n_rows, stream)?);
+        put(0, &self.main.run(device, n_rows, rows.to_vec())?);
+        for (tap_idx, merger) in self.deep.iter().enumerate() {
+            let stream = device.tap(tap_idx, order.patches.len());
+            let stream = stream.expect("the program keeps a value for each merger");
+            put(1 + tap_idx, &merger.run(device, n_rows, stream)?);
         }
         Ok(output)
     }
@@ -378,11 +379,17 @@ impl Projector {
 
 impl Merger {
     /// `rows: [n_rows, merged patches * n_vision]`.
-    fn run(&self, device: &mut dyn HostRows, n_rows: usize, rows: &[f32]) -> Result<Vec<f32>, BackendError> {
+    fn run(
+        &self,
+        device: &mut dyn HostRows,
+        n_rows: usize,
+        rows: Vec<f32>,
+    ) -> Result<Vec<f32>, BackendError> {
         let width = self.first.n_in;
-        let mut input = rows.to_vec();
+        let mut input = rows;
         if let Some(norm) = self.norm {
-            let unnormed = std::mem::replace(&mut input, vec![0.0; rows.len()]);
+            let n_values = input.len();
+            let unnormed = std::mem::replace(&mut input, vec![0.0; n_values]);
             device.norm(norm, &unnormed, n_rows, &mut input)?;
         }
         let mut inner = vec![0.0; n_rows * width];

@@ -103,6 +103,7 @@ impl VisionTower {
         shape: &VisionShape,
         mut device: Box<dyn ProgramDevice>,
     ) -> Result<Self, LoadError> {
+        // Refused before anything is loaded.
         host_rows(&mut *device)?;
         let descriptor = describe(shape);
         let mut executor = build(&descriptor, source, device, &options_of(shape), &mut |_| {})?;
@@ -200,9 +201,9 @@ impl VisionTower {
 
 /// Returns the device's operations on rows of the host.
 fn host_rows(device: &mut dyn ProgramDevice) -> Result<&mut dyn HostRows, BackendError> {
-    let name = device.measure().device();
+    let name = device.weigh().device();
     device.host_rows().ok_or_else(|| BackendError::Unsupported {
-        feature: "an image encoder".to_owned(),
+        feature: "an image encoder, which needs a backend with rows in the host's memory".to_owned(),
         device: name,
     })
 }

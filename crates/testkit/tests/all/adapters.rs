@@ -205,6 +205,11 @@ fn adapters_of_other_shapes_or_weights_are_refused_whole() {
         "as a matrix of",
     );
     executor.add_adapter(id(1), &good, 1.0).unwrap();
+    let mut wrong = good.clone();
+    wrong.weights.last_mut().unwrap().tensor = "token_embd.weight".to_owned();
+    assert!(executor.add_adapter(id(1), &wrong, 1.0).is_err());
+    // The adapter that already has this id stays.
+    executor.copy_adapter(id(1), id(2), 0.5).unwrap();
 }
 
 #[test]

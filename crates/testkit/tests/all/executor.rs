@@ -11,7 +11,7 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{Model, ModelOptions, WindowPages};
 use tokenmill_testkit::{
-    TinyModel,
+    NaiveBackend, TinyModel,
     engines::{self, Loaded},
     generate::{greedy, greedy_without, ids, run},
     tiny_llama,
@@ -55,6 +55,12 @@ fn a_greedy_continuation_goes_on_without_what_is_banned() {
         found.len() == 8 && !found.contains(&banned),
         "{found:?} without {banned}"
     );
+}
+
+#[test]
+#[should_panic(expected = "the caller names the type of the backend")]
+fn a_backend_of_another_type_is_not_handed_out() {
+    executor().network().backend::<NaiveBackend>();
 }
 
 #[test]

@@ -323,6 +323,16 @@ fn a_layer_with_latent_attention_and_experts_guesses() {
         let layer = &nextn.descriptor().layers[0];
         assert!(matches!(layer.mixer, MixerDescriptor::Latent(_)) && layer.ffn.moe().is_some());
         check_layer("latent attention", &model);
+        if !has_own_matrices {
+            let options = options(8);
+            let network = engines::load(&model, NaiveBackend::new(), &options).unwrap();
+            let refused = nextn.load_on(engines::cpu(1), &options, network.network(), &mut |_| {});
+            let refused = refused
+                .err()
+                .expect("the network is on another backend")
+                .to_string();
+            assert!(refused.contains("matrices of another network"), "{refused}");
+        }
         let alone = target.path().join("mtp-with-layer.gguf");
         write_alone(&alone, model.gguf().unwrap(), n_layers);
         let file = NextnFile::open(&alone).unwrap();

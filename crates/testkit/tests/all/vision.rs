@@ -293,6 +293,13 @@ fn damaged_encoders_are_refused_or_load() {
     };
     let whole = fs::read(folder.join("mmproj-model.gguf")).unwrap();
     assert!(is_loaded(&whole));
+    let vision = VisionFile::open(folder.join("mmproj-model.gguf")).unwrap();
+    let refused = vision
+        .load_on(gpu())
+        .err()
+        .expect("a GPU has no rows of the host");
+    let refused = refused.to_string();
+    assert!(refused.contains("rows in the host's memory"), "{refused}");
     // A width that only the header claims is refused before anything is allocated for it.
     let patched = |key: &str, value: u32| {
         let mut bytes = whole.clone();

@@ -133,8 +133,8 @@ impl LoadOptions {
         self.equip(model.with_identity(identity).with_vision(vision), network)
     }
 
-    /// Loads the model at `path` on a device of the caller's own: a backend that converts into one, or any
-    /// [`ProgramDevice`].
+    /// Loads the model at `path` on a device of the caller's own, made of a backend by
+    /// [`Bridge`](tokenmill_backend::program::Bridge).
     ///
     /// # Errors
     /// Returns the errors of [`Self::load`].
@@ -153,7 +153,7 @@ impl LoadOptions {
         }
         let options = self.network_options(network.descriptor())?;
         self.check_context_shift(&network, &options)?;
-        let plan = network.plan(device.measure(), &options)?;
+        let plan = network.plan(device.weigh(), &options)?;
         let loaded = Loaded {
             executor: Box::new(network.load_on(device, &options, &mut |_| {})?),
             device: LoadedDevice::Own,
